@@ -81,7 +81,7 @@ fuzz_target!(|input: Input| {
     let Ok(store) = Store::open(dir.path()) else { return };
     let Some(snapshot) = accepted(store.load_with("a", &access)) else { return };
     let _ = snapshot.inspect();
-    let _ = snapshot.picture(7);
+    let _ = snapshot.page_summary(7);
     let pages = snapshot.pages();
     if snapshot.verify().is_err() || pages > MAX_PAGES {
         return;

@@ -33,7 +33,7 @@ pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 pub use guest::{Guest, Kind, Origin, open};
 pub use lease::Lease;
 pub(crate) use options::GuestOptions;
-pub use save::{SaveOptions, Saved};
+pub use save::{SaveOptions, SavedSnapshot};
 pub use save_point::SavePoint;
 pub use session::{Checkpoint, Session};
 pub use session_files::{FileContent, SessionFiles};

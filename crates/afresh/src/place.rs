@@ -175,7 +175,7 @@ impl Reference {
 
     /// The name, if one was given.
     #[must_use]
-    pub fn given_name(&self) -> Option<&str> {
+    pub fn explicit_name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 

@@ -8,12 +8,12 @@
 //! ```
 //!
 //! Promises: every byte below [`Arena::pages`] reads as zero after growth and after a reset,
-//! regardless of its earlier content; no byte above it is accessible. With [`Commit::Now`], memory
+//! regardless of its earlier content; no byte above it is accessible. With [`CommitPolicy::Now`], memory
 //! that [`Arena::grow`] returned can be touched without any signal for want of memory.
 //!
 //! A forked child has inaccessible memory in place of an arena, and every operation there fails.
 //!
-//! May break it: with [`Commit::OnTouch`], a system call that is given memory not yet touched
+//! May break it: with [`CommitPolicy::OnTouch`], a system call that is given memory not yet touched
 //! fails with `EFAULT` (call [`Arena::touch`] first), and so does the process if another library
 //! takes SIGSEGV without passing it on.
 
@@ -28,7 +28,7 @@ use crate::map::{Growth, View};
 /// When an arena takes its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Commit {
+pub enum CommitPolicy {
     /// At growth and reset: no fault signals, and running out is an error there and then.
     #[default]
     Now,
@@ -43,10 +43,10 @@ pub struct ArenaOptions {
     /// Maximum pages it may grow to; address space only.
     pub max: usize,
     /// When memory is taken.
-    pub commit: Commit,
+    pub commit: CommitPolicy,
     /// Whether the arena learns from its last cycles: huge pages that prove sparse get the kernel's
     /// 4 KiB pages instead of 2 MiB frames (overcommitted, as all anonymous memory is), and with
-    /// [`Commit::OnTouch`] pages touched in the last cycle are mapped beforehand.
+    /// [`CommitPolicy::OnTouch`] pages touched in the last cycle are mapped beforehand.
     pub adapt: bool,
     /// Largest window mapped by one fault, in huge pages.
     pub window: usize,
@@ -56,21 +56,21 @@ impl ArenaOptions {
     /// An arena of at most `max` pages whose memory is there when growth returns.
     #[must_use]
     pub fn committed(max: usize) -> Self {
-        Self { max, commit: Commit::Now, adapt: false, window: 1 }
+        Self { max, commit: CommitPolicy::Now, adapt: false, window: 1 }
     }
 
     /// An arena of at most `max` pages that takes memory as it is touched, in windows of up to
     /// 128 MiB, and learns which parts are sparse.
     #[must_use]
     pub fn on_touch(max: usize) -> Self {
-        Self { max, commit: Commit::OnTouch, adapt: true, window: 64 }
+        Self { max, commit: CommitPolicy::OnTouch, adapt: true, window: 64 }
     }
 }
 
 /// The memory of an arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Holding {
+pub struct ArenaUsage {
     /// 2 MiB frames of the pool.
     pub frames: usize,
     /// Huge pages on the kernel's own pages.
@@ -85,7 +85,7 @@ pub struct Arena {
     // Dropped first: no handler may run in an arena that is going away.
     registration: Option<fault::Registration>,
     view: Arc<View>,
-    commit: Commit,
+    commit: CommitPolicy,
 }
 
 impl Arena {
@@ -96,8 +96,8 @@ impl Arena {
     pub fn new(pool: Arc<Pool>, options: ArenaOptions) -> Result<Self, ArenaError> {
         let view = Arc::new(View::new(pool, options)?);
         let registration = match options.commit {
-            Commit::Now => None,
-            Commit::OnTouch => {
+            CommitPolicy::Now => None,
+            CommitPolicy::OnTouch => {
                 let len = view.max_pages() * PAGE_SIZE;
                 Some(fault::register(view.base(), len, view.clone())?)
             }
@@ -130,10 +130,10 @@ impl Arena {
         self.view.faults()
     }
 
-    /// The present holding.
+    /// The present memory.
     #[must_use]
-    pub fn holding(&self) -> Holding {
-        self.view.holding()
+    pub fn usage(&self) -> ArenaUsage {
+        self.view.usage()
     }
 
     /// Whether this is a child of the process that made the arena.
@@ -160,8 +160,8 @@ impl Arena {
         }
         self.view.set_pages(new)?;
         let result = match self.commit {
-            Commit::Now => self.view.fill(PageRange::new(old, pages), Growth::Allowed),
-            Commit::OnTouch => self
+            CommitPolicy::Now => self.view.fill(PageRange::new(old, pages), Growth::Allowed),
+            CommitPolicy::OnTouch => self
                 .view
                 .stock(pages)
                 .and_then(|()| self.view.anticipate(PageRange::new(old, pages))),
@@ -184,7 +184,7 @@ impl Arena {
     /// Makes every byte zero again; the size stays.
     ///
     /// # Errors
-    /// When memory for [`Commit::Now`] ran out, or the kernel refused; the arena is empty then. One
+    /// When memory for [`CommitPolicy::Now`] ran out, or the kernel refused; the arena is empty then. One
     /// that the kernel did not clear is refused from then on ([`ArenaError::Unclean`]).
     pub fn reset(&mut self) -> Result<(), ArenaError> {
         let size = self.pages();
@@ -192,8 +192,8 @@ impl Arena {
         self.view.set_pages(size)?;
         let all = PageRange::new(0, size);
         let filled = match self.commit {
-            Commit::Now => self.view.fill(all, Growth::Allowed),
-            Commit::OnTouch => self.view.anticipate(all),
+            CommitPolicy::Now => self.view.fill(all, Growth::Allowed),
+            CommitPolicy::OnTouch => self.view.anticipate(all),
         };
         if let Err(error) = filled {
             self.view.set_pages(0)?;

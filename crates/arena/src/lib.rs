@@ -33,7 +33,7 @@ mod region;
 mod window;
 
 pub use alloc::ZeroedAlloc;
-pub use arena::{Arena, ArenaOptions, Commit, Holding};
+pub use arena::{Arena, ArenaOptions, ArenaUsage, CommitPolicy};
 pub use error::ArenaError;
 pub use frozen::ThawError;
 pub use region::Region;

@@ -20,7 +20,7 @@ use afresh_sys::{
 use crate::density;
 use crate::hugepage::{Backing, HugePage, Mapping, left_over};
 use crate::window::Window;
-use crate::{ArenaError, ArenaOptions, Holding};
+use crate::{ArenaError, ArenaOptions, ArenaUsage};
 
 /// Maximum consecutive faults of a thread in mapped memory before the fault is passed on. It faults once when another
 /// thread was faster.
@@ -152,8 +152,8 @@ impl View {
         self.locked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn holding(&self) -> Holding {
-        let mut holding = Holding::default();
+    pub(crate) fn usage(&self) -> ArenaUsage {
+        let mut holding = ArenaUsage::default();
         for hugepage in &self.lock().hugepages {
             match hugepage.backing {
                 Backing::Nothing => {}

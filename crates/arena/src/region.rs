@@ -22,7 +22,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// A region of `pages` pages; with [`crate::Commit::OnTouch`] it takes memory as it is used.
+    /// A region of `pages` pages; with [`crate::CommitPolicy::OnTouch`] it takes memory as it is used.
     ///
     /// # Errors
     /// As [`Arena::new`] and [`Arena::grow`].

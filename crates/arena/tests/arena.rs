@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use afresh_arena::{Arena, ArenaError, ArenaOptions, Commit, Region, ZeroedAlloc};
+use afresh_arena::{Arena, ArenaError, ArenaOptions, CommitPolicy, Region, ZeroedAlloc};
 use afresh_frames::{Order, PageKind, Pool, PoolOptions, TakeError};
 use afresh_sys::planted::{Bug, must_be_caught};
 use afresh_sys::{Call, PAGE_SIZE, PageRange, inject};
@@ -148,7 +148,7 @@ proptest! {
         }
         drop(arena);
         let usage = pool.usage();
-        prop_assert!(usage.adds_up() && usage.lent == 0, "{usage:?}");
+        prop_assert!(usage.is_consistent() && usage.lent == 0, "{usage:?}");
     }
 }
 
@@ -198,7 +198,7 @@ fn touching_more_than_the_pool_has_falls_back_to_the_kernel() {
     arena.grow(4096).unwrap();
     assert_zero(&arena);
     poison(&arena);
-    assert!(arena.holding().kernel_huge_pages >= 6, "{:?}", arena.holding());
+    assert!(arena.usage().kernel_huge_pages >= 6, "{:?}", arena.usage());
     arena.reset().unwrap();
     assert_zero(&arena);
 }
@@ -248,18 +248,18 @@ fn a_region_that_proves_sparse_stops_getting_frames_and_one_that_fills_up_gets_t
             }
         };
         sparse(&arena);
-        let holding = arena.holding();
+        let holding = arena.usage();
         assert_eq!((holding.frames, holding.sparse_huge_pages), (0, 8), "{holding:?}");
         assert_eq!(pool.usage().lent, 0);
         // On a busy host a chunk may find no frame in one round; it gets one in a later.
         for round in 0..160 {
             poison(&arena);
-            if round >= 40 && arena.holding().frames == 8 {
+            if round >= 40 && arena.usage().frames == 8 {
                 break;
             }
             arena.reset().unwrap();
         }
-        assert_eq!(arena.holding().frames, 8, "{:?}", arena.holding());
+        assert_eq!(arena.usage().frames, 8, "{:?}", arena.usage());
         arena.reset().unwrap();
         assert_zero(&arena);
     }
@@ -317,7 +317,7 @@ fn a_refusal_of_the_kernel_at_any_step_leaks_no_secret_and_loses_no_page_silentl
                 }
                 drop(arena);
                 let usage = pool.usage();
-                assert!(usage.adds_up(), "{usage:?}");
+                assert!(usage.is_consistent(), "{usage:?}");
                 assert_eq!(usage.lent, pool.work().quarantined, "{call:?} after {after}");
                 let mut other = Arena::new(pool.clone(), options).unwrap();
                 other.grow(1000).unwrap();
@@ -418,7 +418,7 @@ fn a_global_allocator_serves_large_blocks_from_the_pool_and_small_ones_from_the_
         alloc.dealloc(again, large);
     }
     assert!(alloc.install(pool).is_err());
-    assert_eq!(Commit::default(), Commit::Now);
+    assert_eq!(CommitPolicy::default(), CommitPolicy::Now);
 }
 
 #[test]
@@ -449,7 +449,7 @@ fn an_arena_on_reserved_huge_pages_takes_whole_huge_sizes_only() {
         arena.clear().unwrap();
     }
     drop(arena);
-    assert!(pool.usage().adds_up() && pool.usage().lent == 0);
+    assert!(pool.usage().is_consistent() && pool.usage().lent == 0);
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
 /// The reset method of micro-VMs and its reason, or the reason that micro-VMs do not run here.
 #[cfg(feature = "vm")]
 fn micro_vm() -> Result<(String, String), String> {
-    let abilities = afresh::vm::Abilities::host().map_err(|error| error.to_string())?;
+    let abilities = afresh::vm::HostSupport::host().map_err(|error| error.to_string())?;
     let (method, reason) = abilities.choice();
     Ok((method.to_string(), reason.to_owned()))
 }

@@ -116,10 +116,10 @@ fn ask_program(
     let taken = || std::mem::take(&mut *output.lock().unwrap_or_else(PoisonError::into_inner));
     let input = request.program_input();
     let mut lease = guest.lease()?;
-    let mut result = lease.call_heard("", &input, sink());
+    let mut result = lease.call_streaming("", &input, sink());
     let mut answer = taken();
     if result.is_ok() && answer.is_empty() && !input.is_empty() && !guest.listens() {
-        result = lease.call_heard("", &[], sink());
+        result = lease.call_streaming("", &[], sink());
         answer = taken();
     }
     Ok((answer, result))

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use afresh::memory::PAGE_SIZE;
-use afresh::{Guest, Reference, SaveOptions, Saved};
+use afresh::{Guest, Reference, SaveOptions, SavedSnapshot};
 use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
@@ -65,7 +65,7 @@ pub(crate) struct ForkArguments {
 fn report(
     verb: &str,
     to: &Reference,
-    saved: &Saved,
+    saved: &SavedSnapshot,
     started: Instant,
     format: Format,
 ) -> anyhow::Result<()> {
@@ -102,7 +102,7 @@ fn report(
 
 /// Reports a saved state to standard error.
 #[cfg(feature = "linux")]
-pub(crate) fn note(to: &Reference, saved: &Saved, started: Instant) {
+pub(crate) fn note(to: &Reference, saved: &SavedSnapshot, started: Instant) {
     let stored: u64 = saved.snapshot.inspect().layers.iter().map(|layer| layer.bytes).sum();
     let seconds = started.elapsed().as_secs_f64();
     eprintln!("afresh: saved {to}: {} in {seconds:.2} s", BinaryBytes(stored));

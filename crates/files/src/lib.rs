@@ -78,5 +78,5 @@ pub use layer::{Layer, LayerLimits};
 pub use node::{Kind, Node, Stat, Time, Times};
 pub use open::{Access, OpenFile, Whence};
 pub use path::{ResolvedName, Walk};
-pub use tree::{Budget, FileVersion, Listed, New, Rename, Tree};
+pub use tree::{Budget, DirEntry, FileVersion, New, Rename, Tree};
 pub use wire::{SavedTree, TreeError};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Refused;
 use crate::node::{Kind, Node, Time};
-use crate::tree::{Listed, Tree};
+use crate::tree::{DirEntry, Tree};
 
 /// Access rights of an open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ pub struct OpenFile {
 pub(crate) struct Listing {
     /// The position of the first.
     first: u64,
-    entries: Arc<[Listed]>,
+    entries: Arc<[DirEntry]>,
 }
 
 /// Maximum entries of one call, which each open directory keeps.
@@ -103,7 +103,7 @@ impl From<SavedOpen> for OpenFile {
         let SavedOpen { node, offset, access, listing } = saved;
         let listing = listing.map(|(first, entries)| {
             let entries = entries.into_iter().take(BATCH);
-            let entry = |(name, node, kind): SavedEntry| Listed { name: name.into(), node, kind };
+            let entry = |(name, node, kind): SavedEntry| DirEntry { name: name.into(), node, kind };
             // Positions are counted on from it.
             Listing { first: first.min(u64::MAX / 2), entries: entries.map(entry).collect() }
         });
@@ -216,12 +216,12 @@ impl OpenFile {
         &mut self,
         tree: &Tree,
         from: u64,
-    ) -> Result<impl Iterator<Item = (u64, Listed)> + use<>, Refused> {
+    ) -> Result<impl Iterator<Item = (u64, DirEntry)> + use<>, Refused> {
         let parent = tree.parent(self.node)?;
         let mut batch = Vec::new();
         for (position, name, node) in [(0, &b"."[..], self.node), (1, &b".."[..], parent)] {
             if position >= from {
-                batch.push(Listed { name: name.into(), node, kind: Kind::Directory });
+                batch.push(DirEntry { name: name.into(), node, kind: Kind::Directory });
             }
         }
         let room = BATCH - batch.len();
@@ -233,7 +233,7 @@ impl OpenFile {
                 batch.extend(tree.list_from(self.node, skip, room)?);
             }
         }
-        let entries: Arc<[Listed]> = batch.into();
+        let entries: Arc<[DirEntry]> = batch.into();
         self.listing = Some(Listing { first: from, entries: entries.clone() });
         let from = from.min(u64::MAX / 2);
         let positions =

@@ -5,7 +5,7 @@
 use crate::error::Refused;
 use crate::node::{Kind, Node, Stat, Time};
 use crate::path::Walk;
-use crate::tree::{Listed, New, Tree};
+use crate::tree::{DirEntry, New, Tree};
 
 /// Bytes of holes that any file may have to be read whole.
 const MIN_HOLES: u64 = 1 << 20;
@@ -36,7 +36,7 @@ impl Tree {
     ///
     /// # Errors
     /// As [`Tree::find`] and [`Tree::list`].
-    pub fn list_path(&self, path: impl AsRef<[u8]>) -> Result<Vec<Listed>, Refused> {
+    pub fn list_path(&self, path: impl AsRef<[u8]>) -> Result<Vec<DirEntry>, Refused> {
         self.list(self.find(path)?)
     }
 

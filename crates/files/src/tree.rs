@@ -347,7 +347,7 @@ impl Tree {
     ///
     /// # Errors
     /// [`Refused::NotDirectory`].
-    pub fn list(&self, directory: Node) -> Result<Vec<Listed>, Refused> {
+    pub fn list(&self, directory: Node) -> Result<Vec<DirEntry>, Refused> {
         self.directory(directory, |inside| inside.entries.iter().map(listed).collect())
     }
 
@@ -357,7 +357,7 @@ impl Tree {
         directory: Node,
         name: &[u8],
         most: usize,
-    ) -> Result<Vec<Listed>, Refused> {
+    ) -> Result<Vec<DirEntry>, Refused> {
         self.directory(directory, |inside| {
             let after = inside.entries.from(name).skip_while(|(other, _)| *other.0 == *name);
             after.take(most).map(listed).collect()
@@ -370,7 +370,7 @@ impl Tree {
         directory: Node,
         skip: usize,
         most: usize,
-    ) -> Result<Vec<Listed>, Refused> {
+    ) -> Result<Vec<DirEntry>, Refused> {
         self.directory(directory, |inside| {
             inside.entries.iter().skip(skip).take(most).map(listed).collect()
         })
@@ -533,8 +533,8 @@ impl Tree {
     }
 }
 
-fn listed((name, entry): (&Name, &Entry)) -> Listed {
-    Listed { name: name.0.clone(), node: entry.node, kind: entry.kind }
+fn listed((name, entry): (&Name, &Entry)) -> DirEntry {
+    DirEntry { name: name.0.clone(), node: entry.node, kind: entry.kind }
 }
 
 /// The cost of a file, without its names.
@@ -555,7 +555,7 @@ pub(crate) fn name_cost(name: &[u8]) -> u64 {
 /// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Listed {
+pub struct DirEntry {
     /// The name.
     pub name: Arc<[u8]>,
     /// What it means.

@@ -72,7 +72,7 @@ impl Pool {
     /// Maps one frame at the start of `range`: the largest the alignment and the length of the rest
     /// make sensible. The last frame may be larger than the rest; the surplus is not mapped.
     fn map_some(&self, memory: &Reservation, range: PageRange) -> Result<DirtyFrame, TakeError> {
-        let least = self.least_mappable();
+        let least = self.min_mappable_order();
         let (smallest, largest) = if range.len >= Order::HUGE.pages() {
             (Order::HUGE, Order::fitting(range.len))
         } else {

@@ -56,5 +56,5 @@ pub use pool::Pool;
 pub use process::ProcessStage;
 pub use stage::Stage;
 pub use store::PageKind;
-pub use throttle::ThrottledStock;
+pub use throttle::ThrottledSource;
 pub use usage::{Usage, Work};

@@ -168,8 +168,8 @@ impl Pool {
 
     /// The smallest frame that can be mapped by itself: a page, or 2 MiB on reserved huge pages.
     #[must_use]
-    pub fn least_mappable(&self) -> Order {
-        self.shared.store.least_mappable()
+    pub fn min_mappable_order(&self) -> Order {
+        self.shared.store.min_mappable_order()
     }
 
     /// Maps pages of a frame, from its page `skip` on, over `range` of a reservation. The holder must unmap them, or
@@ -177,7 +177,7 @@ impl Pool {
     ///
     /// # Errors
     /// When the kernel refuses; `EINVAL` for pages outside the frame, and for a range that is no
-    /// multiple of [`Pool::least_mappable`]. Nothing of the frame is accessible in the range then.
+    /// multiple of [`Pool::min_mappable_order`]. Nothing of the frame is accessible in the range then.
     ///
     /// # Panics
     /// If the frame is of another pool.
@@ -189,7 +189,7 @@ impl Pool {
         range: PageRange,
     ) -> Result<(), SysError> {
         assert_eq!(frame.pool, self.id, "a frame of another pool");
-        let least = self.least_mappable().pages();
+        let least = self.min_mappable_order().pages();
         let inside = skip.checked_add(range.len).is_some_and(|end| end <= frame.pages());
         if !inside || !range.len.is_multiple_of(least) || !skip.is_multiple_of(least) {
             return Err(SysError::invalid(Call::Map));

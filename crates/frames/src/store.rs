@@ -93,7 +93,7 @@ impl Store {
     }
 
     /// The smallest block that can be mapped elsewhere on its own.
-    pub(crate) fn least_mappable(&self) -> Order {
+    pub(crate) fn min_mappable_order(&self) -> Order {
         if self.kind == PageKind::Reserved { Order::HUGE } else { Order::PAGE }
     }
 

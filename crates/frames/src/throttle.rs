@@ -11,14 +11,14 @@ const MAX_REFUSALS: u32 = 1024;
 /// Stands between a stock and users of one kind, such as the slots of one guest. When more of the supplied memory was
 /// wasted than used, requests go unserved for a while: one, and twice as many each time it happens again.
 #[derive(Debug)]
-pub struct ThrottledStock {
+pub struct ThrottledSource {
     stock: Arc<dyn ZeroPageSource>,
     /// Requests yet to go unserved, and how many the next waste will cost.
     pause: AtomicU32,
     next: AtomicU32,
 }
 
-impl ThrottledStock {
+impl ThrottledSource {
     /// Serves from `stock`.
     #[must_use]
     pub fn new(stock: Arc<dyn ZeroPageSource>) -> Self {
@@ -27,7 +27,7 @@ impl ThrottledStock {
 }
 
 // SAFETY: moves nothing, or what the stock behind it moves.
-unsafe impl ZeroPageSource for ThrottledStock {
+unsafe impl ZeroPageSource for ThrottledSource {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         let less = |left: u32| left.checked_sub(1);
         if self.pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn a_consumer_that_wastes_pages_is_supplied_less_often_until_it_uses_them() {
         let count = Arc::new(Count::default());
-        let throttled = ThrottledStock::new(count.clone());
+        let throttled = ThrottledSource::new(count.clone());
         let memory = Reservation::new(1).unwrap();
         let served = |requests: u32| {
             let before = count.0.load(Ordering::Relaxed);

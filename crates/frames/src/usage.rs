@@ -25,7 +25,7 @@ pub struct Usage {
 impl Usage {
     /// Whether the parts add up.
     #[must_use]
-    pub fn adds_up(&self) -> bool {
+    pub fn is_consistent(&self) -> bool {
         self.clean + self.dirty + self.zeroing + self.absent + self.lent + self.moving == self.total
     }
 }

@@ -136,13 +136,13 @@ fn through_streams<L: HostCallbacks>(
 ) -> Evaluated<L> {
     let name = function.name().to_owned();
     let ears = SharedFrames::new(listener);
-    let mut called = lease.call_heard(function, &request.after_length(), ears.hear());
+    let mut called = lease.call_streaming(function, &request.after_length(), ears.hear());
     // A program that calls a host function waits for the next bytes of its input.
     while called.is_ok()
         && let Some(reply) = ears.reply()
     {
         called = match reply {
-            Ok(reply) => lease.call_heard(name.as_str(), &after_length(&reply), ears.hear()),
+            Ok(reply) => lease.call_streaming(name.as_str(), &after_length(&reply), ears.hear()),
             Err(error) => Err(CallError::Stopped { function: name.clone(), source: error.into() }),
         };
     }

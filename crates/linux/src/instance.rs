@@ -240,7 +240,7 @@ impl Instance {
         }
     }
 
-    /// Shows the files to another thread during calls whose output is heard ([`Instance::call_heard`],
+    /// Shows the files to another thread during calls whose output is heard ([`Instance::call_streaming`],
     /// [`Instance::proceed`]), from now on.
     pub fn show_files(&mut self, view: FileView) {
         self.view = Some(view);

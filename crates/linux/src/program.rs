@@ -270,7 +270,7 @@ impl Program {
         self
     }
 
-    /// How long a [heard](crate::Instance::call_heard) call continues after it is answered, for background work;
+    /// How long a [heard](crate::Instance::call_streaming) call continues after it is answered, for background work;
     /// without a slice, it continues until all threads wait.
     #[must_use]
     pub fn slice(mut self, length: Duration) -> Self {
@@ -278,7 +278,7 @@ impl Program {
         self
     }
 
-    /// Maximum time between two looks whether a [heard](crate::Instance::call_heard) call may continue; 100 ms if not
+    /// Maximum time between two looks whether a [heard](crate::Instance::call_streaming) call may continue; 100 ms if not
     /// set. Shorter ones interrupt a program that computes more often.
     #[must_use]
     pub fn poll_interval(mut self, interval: Duration) -> Self {

@@ -11,7 +11,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use afresh_files::Node;
-use afresh_memory::{Differing, Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot, Strategy};
+use afresh_memory::{
+    Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot, Strategy, UnreportedPages,
+};
 use afresh_sys::planted::{self, Bug};
 
 use crate::file_cache::MappedRange as Contents;
@@ -167,8 +169,8 @@ impl CapturedPages {
         self.lent.sort_unstable_by_key(|(first, _)| *first);
     }
 
-    fn differing(&self) -> Differing<'_> {
-        Differing { placed: &self.placed, lent: &self.lent, gone: &self.gone }
+    fn differing(&self) -> UnreportedPages<'_> {
+        UnreportedPages { placed: &self.placed, lent: &self.lent, gone: &self.gone }
     }
 }
 

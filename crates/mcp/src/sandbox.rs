@@ -324,7 +324,7 @@ impl Sandbox {
         let tree = files.tree();
         let listed = files.list(path)?;
         let omitted = listed.len().saturating_sub(MAX_LISTED);
-        let entry = |entry: &afresh::files::Listed| DirectoryEntry {
+        let entry = |entry: &afresh::files::DirEntry| DirectoryEntry {
             name: text(&entry.name),
             kind: kind(entry.kind),
             size: tree.stat(entry.node).map_or(0, |stat| stat.size),

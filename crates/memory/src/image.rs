@@ -324,7 +324,7 @@ impl Image {
     /// # Errors
     /// As [`Image::files`].
     #[cfg(not(miri))]
-    pub fn files_ahead(&self) -> Result<Vec<ImageFile>, ImageError> {
+    pub fn unfilled_files(&self) -> Result<Vec<ImageFile>, ImageError> {
         if self.fills_first() {
             return self.files();
         }
@@ -334,7 +334,7 @@ impl Image {
     /// The number of mappings of the image. A long chain of derived images fragments; past a few hundred,
     /// [`Image::compact`] pays.
     #[must_use]
-    pub fn fragments(&self) -> usize {
+    pub fn mapping_count(&self) -> usize {
         self.runs().len()
     }
 

@@ -44,7 +44,7 @@ pub use error::{ImageError, ResetError, SlotError, TrackError};
 #[cfg(not(miri))]
 pub use image::ImageFile;
 pub use image::{BorrowedFile, FileOwner, Filler, Image, ImageBuilder, Inserter, PageOrigin};
-pub use remote::{Differing, Remote, RemoteError, RemoteSlot};
+pub use remote::{Remote, RemoteError, RemoteSlot, UnreportedPages};
 pub use slot::{Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
 pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};
 pub use tracker::{DirtyPages, Tracker, TrackerKind};

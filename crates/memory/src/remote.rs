@@ -63,7 +63,7 @@ pub trait Remote {
 /// Pages that may differ from a slot's image without a report, because the owner has changed the mappings of the
 /// memory. Each is in order, and no page is in two.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Differing<'a> {
+pub struct UnreportedPages<'a> {
     /// Pages at which something is mapped, which are compared and copied.
     pub placed: &'a [PageRange],
     /// Mapped images that were not written, each from a page on: they are mapped, not copied.
@@ -293,7 +293,7 @@ impl RemoteSlot {
         &mut self,
         remote: &mut R,
         pages: usize,
-        differing: &Differing<'_>,
+        differing: &UnreportedPages<'_>,
     ) -> Result<Image, RemoteError<R::Error>> {
         Ok(self.capture(remote, pages, differing)?.0)
     }
@@ -302,7 +302,7 @@ impl RemoteSlot {
         &mut self,
         remote: &mut R,
         pages: usize,
-        Differing { placed, lent, gone }: &Differing<'_>,
+        UnreportedPages { placed, lent, gone }: &UnreportedPages<'_>,
     ) -> Result<(Image, Vec<PageRange>), RemoteError<R::Error>> {
         let (changed, mut stored) = self.guarded::<_, R>(|slot| {
             slot.take(remote)?;
@@ -347,7 +347,7 @@ impl RemoteSlot {
         &mut self,
         remote: &mut R,
         pages: usize,
-        differing: &Differing<'_>,
+        differing: &UnreportedPages<'_>,
     ) -> Result<Image, RemoteError<R::Error>> {
         let (image, changed) = self.capture(remote, pages, differing)?;
         self.guarded::<_, R>(|slot| {

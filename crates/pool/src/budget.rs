@@ -22,9 +22,9 @@ use crate::pressure::{LOOK_INTERVAL, PressureGauge};
 /// Stands for the absence of a limit to the pressure: no percentage.
 const NO_PRESSURE: u8 = u8::MAX;
 
-/// The bounds of all pools together.
+/// The limits of all pools of the process together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct ProcessLimits {
     /// Most items alive.
     pub items: usize,
     /// Maximum bytes of private memory that idle items keep.
@@ -38,7 +38,7 @@ pub struct Bounds {
     pub pressure: Option<u8>,
 }
 
-impl Default for Bounds {
+impl Default for ProcessLimits {
     /// As many items and bytes as there may be, three quarters of the mappings that the kernel allows the
     /// process, half a minute, and 20 percent.
     fn default() -> Self {
@@ -151,7 +151,7 @@ impl Budget {
             generation: fork::generation(),
             keeper: AtomicU32::new(0),
         };
-        this.store(Bounds::default());
+        this.store(ProcessLimits::default());
         this
     }
 
@@ -162,7 +162,7 @@ impl Budget {
         PROCESS.get_or_make(Budget::new)
     }
 
-    fn store(&self, bounds: Bounds) {
+    fn store(&self, bounds: ProcessLimits) {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
         self.max_items.store(bounds.items, Ordering::Relaxed);
         self.max_bytes.store(bounds.resident_bytes, Ordering::Relaxed);
@@ -173,7 +173,7 @@ impl Budget {
     }
 
     /// Changes the bounds, and keeps them at once.
-    pub fn set(&'static self, bounds: Bounds) {
+    pub fn set(&'static self, bounds: ProcessLimits) {
         self.store(bounds);
         self.keep();
         self.wake_keeper();
@@ -181,9 +181,9 @@ impl Budget {
 
     /// The bounds.
     #[must_use]
-    pub fn bounds(&self) -> Bounds {
+    pub fn bounds(&self) -> ProcessLimits {
         let idle = self.idle.load(Ordering::Relaxed);
-        Bounds {
+        ProcessLimits {
             items: self.max_items.load(Ordering::Relaxed),
             resident_bytes: self.max_bytes.load(Ordering::Relaxed),
             mappings: self.max_mappings.load(Ordering::Relaxed),

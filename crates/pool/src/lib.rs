@@ -2,7 +2,7 @@
 //!
 //! An item belongs to a *key* (its image, its module); a request for a key prefers an idle item
 //! that already holds it. No limits are needed up front. Optional [`Limits`] bound the number of
-//! items and the memory that idle ones may keep, and [`Exhausted`] selects the response at the
+//! items and the memory that idle ones may keep, and [`LimitPolicy`] selects the response at the
 //! bound.
 //!
 //! Promises: an item is leased only after its [`Recycle::recycle`] succeeded; an item whose
@@ -37,10 +37,10 @@ mod shard;
 mod stats;
 mod sync;
 
-pub use budget::{Bounds, Budget, MappingCharge, Usage};
-pub use limits::{Exhausted, Limits};
+pub use budget::{Budget, MappingCharge, ProcessLimits, Usage};
+pub use limits::{LimitPolicy, Limits};
 pub use pool::{Lease, Pool, PoolError};
-pub use stats::{PoolStats, Recycled, Resets};
+pub use stats::{PoolStats, ResetCost, ResetStats};
 
 use afresh_memory::{PAGE_SIZE, ResetError, Slot};
 
@@ -56,7 +56,7 @@ pub trait Recycle: Send + 'static {
     ///
     /// # Errors
     /// Any error: the item is dropped.
-    fn recycle(&mut self) -> Result<Recycled, Self::Error>;
+    fn recycle(&mut self) -> Result<ResetCost, Self::Error>;
 
     /// The kind of an error, in a word or two: the pool counts failures by it.
     fn reason(_: &Self::Error) -> &'static str {
@@ -86,8 +86,8 @@ impl Recycle for Slot {
         self.image().id()
     }
 
-    fn recycle(&mut self) -> Result<Recycled, ResetError> {
-        self.reset().map(Recycled::from)
+    fn recycle(&mut self) -> Result<ResetCost, ResetError> {
+        self.reset().map(ResetCost::from)
     }
 
     fn reason(error: &ResetError) -> &'static str {

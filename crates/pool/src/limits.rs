@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The response to a request when the pool is at its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Exhausted {
+pub enum LimitPolicy {
     /// Wait for an item to come back, at most this long.
     Wait(Duration),
     /// An error at once.
@@ -23,11 +23,11 @@ pub struct Limits {
     /// are trimmed.
     pub resident_bytes: usize,
     /// The response at `items`.
-    pub exhausted: Exhausted,
+    pub exhausted: LimitPolicy,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { items: usize::MAX, resident_bytes: usize::MAX, exhausted: Exhausted::Error }
+        Self { items: usize::MAX, resident_bytes: usize::MAX, exhausted: LimitPolicy::Error }
     }
 }

@@ -16,7 +16,7 @@ use crate::gate::Gate;
 use crate::returning::{Failures, Returning};
 use crate::shard::{Idle, Shard};
 use crate::sync::locked;
-use crate::{Exhausted, Limits, PoolStats, Recycle, Resets};
+use crate::{LimitPolicy, Limits, PoolStats, Recycle, ResetStats};
 
 /// Maximum shards of a pool. More than any sensible number of busy threads.
 const MAX_SHARDS: usize = 64;
@@ -62,7 +62,7 @@ pub(crate) struct Shared<T: Recycle> {
     trimmed: AtomicU64,
     evicted: AtomicU64,
     /// The counts of dropped items.
-    retired: Mutex<Resets>,
+    retired: Mutex<ResetStats>,
     gate: Gate,
 }
 
@@ -173,7 +173,7 @@ impl<T: Recycle> Shared<T> {
             on_demand: AtomicU64::new(0),
             trimmed: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
-            retired: Mutex::new(Resets::default()),
+            retired: Mutex::new(ResetStats::default()),
             gate: Gate::new(),
         }
     }
@@ -235,15 +235,15 @@ impl<T: Recycle> Shared<T> {
                 return self.create(Some(item), false, make);
             }
             match self.limits.exhausted {
-                Exhausted::Error => {
+                LimitPolicy::Error => {
                     return Err(PoolError::Exhausted { limit: self.limits.items });
                 }
-                Exhausted::OnDemand => {
+                LimitPolicy::OnDemand => {
                     self.alive.fetch_add(1, Ordering::AcqRel);
                     self.on_demand.fetch_add(1, Ordering::Relaxed);
                     return self.create(None, true, make);
                 }
-                Exhausted::Wait(most) => {
+                LimitPolicy::Wait(most) => {
                     // A wait that ends after the clock does has no end.
                     let deadline =
                         *deadline.get_or_insert_with(|| Instant::now().checked_add(most));
@@ -288,7 +288,7 @@ impl<T: Recycle> Shared<T> {
             mappings,
             since: 0,
             stamp: 0,
-            resets: Resets::default(),
+            resets: ResetStats::default(),
             generation,
         };
         let lease = self.lease(Box::new(idle), spare);

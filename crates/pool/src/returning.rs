@@ -9,7 +9,7 @@ use afresh_sys::planted::{Bug, is};
 use crate::pool::Shared;
 use crate::shard::Idle;
 use crate::sync::locked;
-use crate::{Recycle, Recycled};
+use crate::{Recycle, ResetCost};
 
 /// Items that could not be made pristine.
 #[derive(Default)]
@@ -48,7 +48,7 @@ impl<'a, T: Recycle> Returning<'a, T> {
         }
         let reset = match idle.item.recycle() {
             Ok(reset) => reset,
-            Err(_) if is(Bug::Unclean) => Recycled::default(),
+            Err(_) if is(Bug::Unclean) => ResetCost::default(),
             Err(error) => {
                 self.why = (T::reason(&error), Some(error.to_string()));
                 return false;

@@ -12,7 +12,7 @@
 use afresh_sys::planted::{Bug, is};
 
 use crate::sync::{AtomicPtr, Mutex, MutexGuard, Ordering, locked};
-use crate::{Recycle, Resets};
+use crate::{Recycle, ResetStats};
 
 /// An idle item and the pool's records of it. Boxed once, when the item is made.
 pub(crate) struct Idle<T> {
@@ -26,7 +26,7 @@ pub(crate) struct Idle<T> {
     /// The budget's clock when it came back.
     pub(crate) stamp: u64,
     /// The costs of its resets.
-    pub(crate) resets: Resets,
+    pub(crate) resets: ResetStats,
     /// The process that it was made in.
     pub(crate) generation: u32,
 }

@@ -6,7 +6,7 @@ use afresh_memory::ResetReport;
 
 /// The cost of a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Recycled {
+pub struct ResetCost {
     /// Pages of memory that were copied back, cleared, or thrown away.
     pub pages: usize,
     /// Whether its user had made its memory grow.
@@ -17,7 +17,7 @@ pub struct Recycled {
     pub replaced: bool,
 }
 
-impl From<ResetReport> for Recycled {
+impl From<ResetReport> for ResetCost {
     #[inline]
     fn from(report: ResetReport) -> Self {
         Self {
@@ -31,11 +31,11 @@ impl From<ResetReport> for Recycled {
 
 /// The costs of the resets in a pool, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Resets {
-    /// The number of resets for each bound in [`Resets::BOUNDS`]: those that copied at most that
+pub struct ResetStats {
+    /// The number of resets for each bound in [`ResetStats::BOUNDS`]: those that copied at most that
     /// many pages back, and more than the previous bound; the last one counts resets above every
     /// bound.
-    pub by_pages: [u64; Resets::BOUNDS.len() + 1],
+    pub by_pages: [u64; ResetStats::BOUNDS.len() + 1],
     /// Pages, over all.
     pub pages: u64,
     /// Resets after a growth of memory.
@@ -46,7 +46,7 @@ pub struct Resets {
     pub replaced: u64,
 }
 
-impl Resets {
+impl ResetStats {
     /// Bounds of the counts, in pages copied back.
     pub const BOUNDS: [u64; 9] = [0, 1, 4, 16, 64, 256, 1024, 4096, 16_384];
 
@@ -58,7 +58,7 @@ impl Resets {
 
     /// Counts one more.
     #[inline]
-    pub(crate) fn add(&mut self, reset: &Recycled) {
+    pub(crate) fn add(&mut self, reset: &ResetCost) {
         // Bounds are powers of four, so that the place is found without a search.
         let place = match reset.pages {
             0 => 0,
@@ -112,7 +112,7 @@ pub struct PoolStats {
     /// Hand-outs that came back and were made pristine.
     pub returned: u64,
     /// The costs of making them pristine.
-    pub resets: Resets,
+    pub resets: ResetStats,
     /// Items dropped because recycling failed.
     pub quarantined: u64,
     /// The same, by reason: see [`Recycle::reason`](crate::Recycle::reason).
@@ -138,11 +138,11 @@ mod tests {
     #[test]
     fn a_reset_is_counted_under_the_least_bound_that_holds_it() {
         for pages in (0..70_000).chain([usize::MAX]) {
-            let mut resets = Resets::default();
-            resets.add(&Recycled { pages, ..Recycled::default() });
-            let expected = Resets::BOUNDS.iter().position(|bound| pages as u64 <= *bound);
+            let mut resets = ResetStats::default();
+            resets.add(&ResetCost { pages, ..ResetCost::default() });
+            let expected = ResetStats::BOUNDS.iter().position(|bound| pages as u64 <= *bound);
             let found = resets.by_pages.iter().position(|count| *count == 1);
-            assert_eq!(found, Some(expected.unwrap_or(Resets::BOUNDS.len())), "{pages}");
+            assert_eq!(found, Some(expected.unwrap_or(ResetStats::BOUNDS.len())), "{pages}");
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh_pool::{Bounds, Budget, Lease, Limits, Pool, Recycle, Recycled};
+use afresh_pool::{Budget, Lease, Limits, Pool, ProcessLimits, Recycle, ResetCost};
 
 struct Item {
     name: usize,
@@ -18,9 +18,9 @@ impl Recycle for Item {
     fn key(&self) -> usize {
         0
     }
-    fn recycle(&mut self) -> Result<Recycled, Self::Error> {
+    fn recycle(&mut self) -> Result<ResetCost, Self::Error> {
         self.bytes = self.keeps;
-        Ok(Recycled::default())
+        Ok(ResetCost::default())
     }
     fn resident_bytes(&self) -> usize {
         self.bytes
@@ -40,16 +40,16 @@ fn get(pool: &Pool<Item>, name: usize) -> Lease<'_, Item> {
     pool.get(0, |_| Ok::<_, Never>(Item { name, bytes: 0, keeps: 0 })).unwrap()
 }
 
-/// Bounds under which no thread evicts or trims idle items.
-fn bounds() -> Bounds {
-    Bounds { idle: None, pressure: None, ..Bounds::default() }
+/// Limits under which no thread evicts or trims idle items.
+fn limits() -> ProcessLimits {
+    ProcessLimits { idle: None, pressure: None, ..ProcessLimits::default() }
 }
 
 /// The budget is the process's, so one test at a time uses it.
 fn alone() -> MutexGuard<'static, ()> {
     static TESTS: Mutex<()> = Mutex::new(());
     let guard = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
-    Budget::process().set(bounds());
+    Budget::process().set(limits());
     empty();
     guard
 }
@@ -94,7 +94,7 @@ fn memory_kept_by_pools_is_counted_and_released_with_them() {
 fn of_many_idle_items_those_idle_longest_go_and_those_in_use_stay() {
     let _alone = alone();
     let budget = Budget::process();
-    budget.set(Bounds { mappings: 5 * 64, ..bounds() });
+    budget.set(ProcessLimits { mappings: 5 * 64, ..limits() });
     let pools = pools(200);
     let held: Vec<_> = pools[..20].iter().map(|pool| get(pool, 0)).collect();
     for (name, pool) in pools.iter().enumerate().skip(20) {
@@ -115,14 +115,14 @@ fn of_many_idle_items_those_idle_longest_go_and_those_in_use_stay() {
 fn memory_that_items_come_back_with_counts_too() {
     let _alone = alone();
     let budget = Budget::process();
-    budget.set(Bounds { resident_bytes: 1000, ..bounds() });
+    budget.set(ProcessLimits { resident_bytes: 1000, ..limits() });
     let pools = pools(30);
     for pool in &pools {
         get(pool, 0).keeps = 100;
         assert!(budget.usage().resident_bytes <= 1000, "{:?}", budget.usage());
     }
     assert!(budget.usage().items >= 5, "{:?}", budget.usage());
-    budget.set(Bounds { items: 3, ..bounds() });
+    budget.set(ProcessLimits { items: 3, ..limits() });
     assert!(budget.usage().items <= 3, "{:?}", budget.usage());
 }
 
@@ -130,7 +130,7 @@ fn memory_that_items_come_back_with_counts_too() {
 fn after_a_burst_all_but_one_of_a_pool_go() {
     let _alone = alone();
     let idle = Some(Duration::from_millis(30));
-    Budget::process().set(Bounds { idle, ..bounds() });
+    Budget::process().set(ProcessLimits { idle, ..limits() });
     let pools = pools(2);
     let burst: Vec<_> = (0..50).map(|name| get(&pools[0], name)).collect();
     let kept = get(&pools[1], 0);
@@ -163,7 +163,7 @@ fn under_memory_pressure_idle_items_give_memory_back_and_stay() {
     held.bytes = 500;
     assert!(budget.usage().resident_bytes >= 11_000);
     // Any pressure is at least that.
-    budget.set(Bounds { pressure: Some(0), ..bounds() });
+    budget.set(ProcessLimits { pressure: Some(0), ..limits() });
     let since = Instant::now();
     // An item that is in use keeps its place in the accounts.
     while budget.usage().resident_bytes > 1000 {
@@ -176,7 +176,7 @@ fn under_memory_pressure_idle_items_give_memory_back_and_stay() {
     for pool in &pools {
         assert_eq!((pool.stats().alive, pool.stats().created), (4, 4));
     }
-    budget.set(bounds());
+    budget.set(limits());
     drop(held);
     drop(pools);
     empty();
@@ -186,7 +186,7 @@ fn under_memory_pressure_idle_items_give_memory_back_and_stay() {
 fn many_threads_over_many_pools_keep_the_books_right() {
     let _alone = alone();
     let budget = Budget::process();
-    budget.set(Bounds { items: 40, resident_bytes: 3000, ..bounds() });
+    budget.set(ProcessLimits { items: 40, resident_bytes: 3000, ..limits() });
     let pools = pools(60);
     std::thread::scope(|scope| {
         for t in 0..8 {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use afresh_pool::{Exhausted, Limits, Pool, PoolError, Recycle, Recycled};
+use afresh_pool::{LimitPolicy, Limits, Pool, PoolError, Recycle, ResetCost};
 use afresh_sys::planted::{self, Bug};
 
 /// Counts its resets and breaks on demand.
@@ -20,10 +20,10 @@ impl Recycle for Item {
     fn key(&self) -> usize {
         self.key
     }
-    fn recycle(&mut self) -> Result<Recycled, Self::Error> {
+    fn recycle(&mut self) -> Result<ResetCost, Self::Error> {
         assert!(!self.panics, "a bug in recycling");
         self.clean = true;
-        let took = Recycled { pages: self.bytes, grown: self.bytes > 4, ..Recycled::default() };
+        let took = ResetCost { pages: self.bytes, grown: self.bytes > 4, ..ResetCost::default() };
         if self.broken { Err("broken") } else { Ok(took) }
     }
     fn reason(error: &Self::Error) -> &'static str {
@@ -106,7 +106,7 @@ fn an_item_whose_recycling_panics_leaves_its_place() {
 
 #[test]
 fn a_wait_may_have_no_end() {
-    let exhausted = Exhausted::Wait(Duration::MAX);
+    let exhausted = LimitPolicy::Wait(Duration::MAX);
     let pool = Pool::new(Limits { items: 1, exhausted, ..Limits::default() });
     let held = pool.get(1, item(1)).unwrap();
     std::thread::scope(|scope| {
@@ -120,24 +120,24 @@ fn a_wait_may_have_no_end() {
 #[test]
 fn at_the_limit_the_caller_chooses_error_wait_or_one_on_demand() {
     let limits = |exhausted| Limits { items: 1, exhausted, ..Limits::default() };
-    let pool = Pool::new(limits(Exhausted::Error));
+    let pool = Pool::new(limits(LimitPolicy::Error));
     let held = pool.get(1, item(1)).unwrap();
     assert!(matches!(pool.get(1, item(1)), Err(PoolError::Exhausted { limit: 1 })));
     drop(held);
 
-    let pool = Pool::new(limits(Exhausted::OnDemand));
+    let pool = Pool::new(limits(LimitPolicy::OnDemand));
     let held = pool.get(1, item(1)).unwrap();
     drop(pool.get(1, item(1)).unwrap());
     drop(held);
     let stats = pool.stats();
     assert_eq!((stats.on_demand, stats.alive, stats.idle), (1, 1, 1));
 
-    let pool = Pool::new(limits(Exhausted::Wait(Duration::from_millis(20))));
+    let pool = Pool::new(limits(LimitPolicy::Wait(Duration::from_millis(20))));
     let held = pool.get(1, item(1)).unwrap();
     assert!(matches!(pool.get(1, item(1)), Err(PoolError::TimedOut(_))));
     drop(held);
 
-    let pool = Pool::new(limits(Exhausted::Wait(Duration::from_secs(20))));
+    let pool = Pool::new(limits(LimitPolicy::Wait(Duration::from_secs(20))));
     let held = pool.get(1, item(1)).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| pool.get(1, item(1)).map(|lease| lease.key).unwrap());
@@ -192,7 +192,7 @@ fn a_failing_maker_gives_its_place_back() {
 fn under_many_threads_no_item_has_two_users_and_the_books_balance() {
     let limits = Limits {
         items: 5,
-        exhausted: Exhausted::Wait(Duration::from_secs(60)),
+        exhausted: LimitPolicy::Wait(Duration::from_secs(60)),
         ..Limits::default()
     };
     let pool = Pool::new(limits);

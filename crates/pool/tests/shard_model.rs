@@ -32,7 +32,7 @@ use shard::{Idle, Shard};
 
 /// Counts of resets, which the model does not use.
 #[derive(Default)]
-pub struct Resets;
+pub struct ResetStats;
 
 /// The methods of the trait that shards use.
 pub trait Recycle {
@@ -90,7 +90,7 @@ fn item(key: usize) -> Box<Idle<Item>> {
         mappings: 0,
         since: 0,
         stamp: 0,
-        resets: Resets,
+        resets: ResetStats,
         generation: 0,
     })
 }

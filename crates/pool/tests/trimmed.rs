@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use afresh_pool::{Exhausted, Limits, Pool, Recycle, Recycled};
+use afresh_pool::{LimitPolicy, Limits, Pool, Recycle, ResetCost};
 
 /// An item that reports the start of its trimming, and ends it at a message.
 struct Item {
@@ -17,8 +17,8 @@ impl Recycle for Item {
     fn key(&self) -> usize {
         1
     }
-    fn recycle(&mut self) -> Result<Recycled, Infallible> {
-        Ok(Recycled::default())
+    fn recycle(&mut self) -> Result<ResetCost, Infallible> {
+        Ok(ResetCost::default())
     }
     fn resident_bytes(&self) -> usize {
         4096
@@ -33,7 +33,7 @@ impl Recycle for Item {
 #[test]
 fn a_thread_that_waits_gets_the_item_that_was_trimmed() {
     const TRIM_TIMEOUT: Duration = Duration::from_secs(20);
-    let exhausted = Exhausted::Wait(TRIM_TIMEOUT);
+    let exhausted = LimitPolicy::Wait(TRIM_TIMEOUT);
     let pool = Pool::new(Limits { items: 1, exhausted, ..Limits::default() });
     let ((began, begun), (end, ended)) = (channel(), channel());
     drop(pool.get(1, |_| Ok::<_, Infallible>(Item { begun: began, end: ended })).unwrap());

@@ -89,7 +89,7 @@ pub(crate) struct Session {
 type StateSummary = (Checkpoint, Option<Checkpoint>, Option<String>, usize, usize, usize);
 
 /// The description of a difference: pages, bytes, runs of pages, whether other state differs.
-type Differing = (usize, usize, Vec<(usize, usize, usize)>, bool);
+type MemoryDifference = (usize, usize, Vec<(usize, usize, usize)>, bool);
 
 impl Session {
     pub(crate) fn new(
@@ -384,7 +384,12 @@ impl Session {
     }
 
     /// The differences of two states.
-    fn diff(&self, py: Python<'_>, one: StateRef<'_>, two: StateRef<'_>) -> PyResult<Differing> {
+    fn diff(
+        &self,
+        py: Python<'_>,
+        one: StateRef<'_>,
+        two: StateRef<'_>,
+    ) -> PyResult<MemoryDifference> {
         let (one, two) = (one.plain(), two.plain());
         self.with(py, |session| {
             let found = session.diff(&one, &two).map_err(refused)?;

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use afresh::pool::{PoolStats, Resets};
+use afresh::pool::{PoolStats, ResetStats};
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -21,7 +21,7 @@ type Count = Counter<u64, AtomicU64>;
 
 /// Resets by the pages that they copied back. The pools count them; this shows their sums.
 #[derive(Clone, Debug, Default)]
-struct PageCounts(Arc<Mutex<Resets>>);
+struct PageCounts(Arc<Mutex<ResetStats>>);
 
 impl TypedMetric for PageCounts {
     const TYPE: MetricType = MetricType::Histogram;
@@ -30,7 +30,7 @@ impl TypedMetric for PageCounts {
 impl EncodeMetric for PageCounts {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         let sums = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let bounds = Resets::BOUNDS.into_iter().map(|bound| bound as f64).chain([f64::MAX]);
+        let bounds = ResetStats::BOUNDS.into_iter().map(|bound| bound as f64).chain([f64::MAX]);
         let buckets: Vec<(f64, u64)> = bounds.zip(sums.by_pages).collect();
         encoder.encode_histogram::<Labels>(sums.pages as f64, sums.count(), &buckets, None)
     }

@@ -12,6 +12,26 @@
 //! state it stands on; a [`Difference`] lists where two states differ. A guest takes part by
 //! implementing [`Guest`]. The layers below a guest's files go with its states as a [`LayerImage`]. Its output has an
 //! [`OutputSource`].
+//!
+//! ```
+//! use afresh_memory::{ImageBuilder, Slot, SlotConfig};
+//! use afresh_snapshot::{Branch, Tree};
+//!
+//! let slot = Slot::new(&ImageBuilder::new(4).build()?, SlotConfig::default())?;
+//! let mut branch = Branch::from_guest(&Tree::new(), slot)?;
+//! branch.guest_mut()?.write(0, b"one")?;
+//! let one = branch.checkpoint()?;
+//! branch.guest_mut()?.write(0, b"two")?;
+//!
+//! branch.rollback(one)?;
+//! let mut fork = branch.fork(one)?;
+//! for guest in [branch.guest_mut()?, fork.guest_mut()?] {
+//!     let mut bytes = [0; 3];
+//!     guest.read(0, &mut bytes)?;
+//!     assert_eq!(&bytes, b"one");
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod branch;
 mod difference;

@@ -40,9 +40,7 @@ pub enum TreeError {
         names: String,
     },
     /// Several states on other branches have the name, and none on this one.
-    #[error(
-        "{name:?} names {ids} on other branches, and none on this one: give an id instead"
-    )]
+    #[error("{name:?} names {ids} on other branches, and none on this one: give an id instead")]
     Ambiguous {
         /// The name asked for.
         name: String,
@@ -141,7 +139,7 @@ impl<S> Tree<S> {
     /// Whether `image` is over the budget.
     fn is_image_spread(&self, image: &Image) -> bool {
         // There are at most as many pieces as runs, which are faster to count.
-        image.stored().nth(self.budget).is_some() && image.fragments() > self.budget
+        image.stored().nth(self.budget).is_some() && image.mapping_count() > self.budget
     }
 
     /// Whether a memory of `frozen` is over the budget.

@@ -23,7 +23,7 @@ pub(crate) const MAX_FOREIGN: u64 = 16 << 20;
 
 /// Counts of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Collected {
+pub struct CollectionReport {
     /// Blobs and temporary files removed.
     pub files: usize,
     /// Bytes they held.
@@ -47,13 +47,13 @@ impl Store {
     ///
     /// # Errors
     /// A damaged manifest or an I/O error; nothing that is reached is ever removed.
-    pub fn gc(&self) -> Result<Collected, SaveError> {
+    pub fn gc(&self) -> Result<CollectionReport, SaveError> {
         let _locks = self.lock_all_blobs()?;
         // Names cannot change meanwhile, and the temporary files of `index.json` are dead ones.
         let _index = self.lock_index()?;
         let mut live = self.live()?;
         let writers = self.staged(&mut live)?;
-        let mut collected = Collected::default();
+        let mut collected = CollectionReport::default();
         for dir in [self.blob_dir(), self.root().to_owned()] {
             let io = |e| SaveError::io(&dir, e);
             for entry in fs::read_dir(&dir).map_err(io)? {
@@ -81,7 +81,11 @@ impl Store {
     }
 
     /// Removes the turns of sessions that no manifest names any more.
-    fn collect_journals(&self, live: &Live, collected: &mut Collected) -> Result<(), SaveError> {
+    fn collect_journals(
+        &self,
+        live: &Live,
+        collected: &mut CollectionReport,
+    ) -> Result<(), SaveError> {
         let dir = self.root().join(JOURNALS);
         let io = |e| SaveError::io(&dir, e);
         let entries = match fs::read_dir(&dir) {

@@ -54,7 +54,7 @@ pub struct LayerInspection {
     pub used: usize,
 }
 
-/// The kind of a page, for a picture.
+/// The kind of a page, for a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PageKind {
     /// Zero, stored nowhere.
@@ -133,19 +133,20 @@ impl Snapshot {
         walk(&mut |page, count| each(page, *count > 1));
     }
 
-    /// A picture of the pages: at most `cells` cells, in order, each with the first kind among its
+    /// A summary of the pages: at most `cells` cells, in order, each with the first kind among its
     /// pages in this order: hot, shared, stored, zero.
     #[must_use]
-    pub fn picture(&self, cells: usize) -> Vec<(PageRange, PageKind)> {
+    pub fn page_summary(&self, cells: usize) -> Vec<(PageRange, PageKind)> {
         let per_cell = self.pages().div_ceil(cells.max(1)).max(1);
-        let mut picture = vec![PageKind::Zero; self.pages().div_ceil(per_cell)];
+        let mut page_summary = vec![PageKind::Zero; self.pages().div_ceil(per_cell)];
         self.each_stored(|page, shared| {
             let kind = if shared { PageKind::Shared } else { PageKind::Stored };
-            let cell = &mut picture[page / per_cell];
+            let cell = &mut page_summary[page / per_cell];
             *cell = kind.max(*cell);
         });
         for range in self.working_set() {
-            picture[range.start / per_cell..range.end().div_ceil(per_cell)].fill(PageKind::Hot);
+            page_summary[range.start / per_cell..range.end().div_ceil(per_cell)]
+                .fill(PageKind::Hot);
         }
         let cell = |n: usize| {
             let first = n * per_cell;
@@ -155,11 +156,11 @@ impl Snapshot {
             if let Origin::Turn { .. } = run.origin {
                 let (first, last) =
                     (run.pages.start / per_cell, run.pages.end().div_ceil(per_cell));
-                picture[first..last]
+                page_summary[first..last]
                     .iter_mut()
                     .for_each(|cell| *cell = (*cell).max(PageKind::Stored));
             }
         }
-        picture.iter().enumerate().map(|(n, kind)| (cell(n), *kind)).collect()
+        page_summary.iter().enumerate().map(|(n, kind)| (cell(n), *kind)).collect()
     }
 }

@@ -14,6 +14,27 @@
 //!
 //! May break it: a process that changes a blob in place after its pages were checked. Blobs are
 //! therefore written once, made read-only and never touched again.
+//!
+//! ```
+//! use afresh_store::{GuestBuild, MemoryPages, SaveOptions, Store};
+//!
+//! let directory = tempfile::tempdir()?;
+//! let store = Store::create(directory.path().join("store"))?;
+//! let build = GuestBuild {
+//!     kind: "example".to_owned(),
+//!     module: "layout 1".to_owned(),
+//!     engine: "example 1.0".to_owned(),
+//!     cpu: Vec::new(),
+//! };
+//! let id = store.save("warm", &MemoryPages(b"warm".to_vec()), &SaveOptions::new(build))?;
+//!
+//! let snapshot = store.load("warm")?;
+//! assert_eq!((snapshot.id(), snapshot.pages()), (id, 1));
+//! let mut page = vec![0; 4096];
+//! snapshot.read(0, &mut page)?;                  // checked against its digest
+//! assert!(page.starts_with(b"warm\0"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod access;
 pub mod archive;
@@ -68,7 +89,7 @@ mod turns;
 
 pub use access::Access;
 pub use blob::BlobRead;
-pub use collect::Collected;
+pub use collect::CollectionReport;
 pub use compact::CompactOptions;
 pub use diff::{Difference, diff};
 pub use digest::Sha256;
@@ -78,7 +99,7 @@ pub use index::{Encoding, Role};
 pub use inspect::{Inspection, LayerInspection, PageKind};
 pub use layer::Layer;
 pub use limits::{BadLimit, Limits};
-pub use list::{Extent, Listed};
+pub use list::{Extent, ListEntry};
 pub use manifest::MAX_STATE;
 pub use map::{MapRun, Origin, PageMap};
 pub use pages::{MemoryPages, Pages};

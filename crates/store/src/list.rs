@@ -6,7 +6,7 @@ use crate::{OpenError, SaveError, Sha256, Store, Tag};
 
 /// A name in a list, and what was found behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed<E> {
+pub struct ListEntry<E> {
     /// The name and the snapshot it means.
     pub tag: Tag,
     /// Its manifest, or why that cannot be read.
@@ -37,10 +37,10 @@ impl Store {
     ///
     /// # Errors
     /// A damaged `index.json`.
-    pub fn list(&self) -> Result<Vec<Listed<OpenError>>, OpenError> {
+    pub fn list(&self) -> Result<Vec<ListEntry<OpenError>>, OpenError> {
         let entry = |tag: Tag| {
             let extent = read_manifest(self, tag.id).map(|manifest| Extent::of(&manifest));
-            Listed { tag, extent }
+            ListEntry { tag, extent }
         };
         Ok(self.tags()?.into_iter().map(entry).collect())
     }

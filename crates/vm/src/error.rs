@@ -226,12 +226,12 @@ pub enum CallError {
 pub type FreezeError = afresh_pager::FreezeError<std::convert::Infallible>;
 
 /// Making a sandbox out of a frozen guest failed.
-pub type ThawError = afresh_pager::ThawError<Misfit>;
+pub type ThawError = afresh_pager::ThawError<Incompatible>;
 
 /// A frozen guest does not fit this host, or its builder.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Misfit {
+pub enum Incompatible {
     /// The processor lacks features that the guest was warmed up with.
     #[error(
         "the guest was frozen with CPU template {template}, and this host's processor lacks {}; build it with \
@@ -252,8 +252,8 @@ pub enum Misfit {
     Build(#[from] BuildError),
 }
 
-impl From<Misfit> for ThawError {
-    fn from(error: Misfit) -> Self {
+impl From<Incompatible> for ThawError {
+    fn from(error: Incompatible) -> Self {
         Self::Guest(error)
     }
 }
@@ -278,6 +278,6 @@ impl From<LayoutError> for ThawError {
 
 impl From<KvmError> for ThawError {
     fn from(error: KvmError) -> Self {
-        Self::Guest(Misfit::Build(error.into()))
+        Self::Guest(Incompatible::Build(error.into()))
     }
 }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::PAGE;
 use crate::cpu::{CpuTemplate, UnknownFeature};
-use crate::error::{FreezeError, Misfit, ThawError};
+use crate::error::{FreezeError, Incompatible, ThawError};
 use crate::layout::{RegionKind, Sizes};
 use crate::snapshot::Snapshot;
 
@@ -62,7 +62,7 @@ impl Header {
     }
 
     fn lacking(&self, missing: Vec<String>) -> ThawError {
-        Misfit::Cpu { template: self.cpu_template.clone(), missing }.into()
+        Incompatible::Cpu { template: self.cpu_template.clone(), missing }.into()
     }
 
     pub(crate) fn sizes(&self) -> Sizes {

@@ -53,7 +53,9 @@ pub use builder::SandboxBuilder;
 pub use cpu::{CpuTemplate, UnknownFeature};
 pub use crash::{Crash, CrashReason};
 pub use elf::{ElfError, Program};
-pub use error::{BuildError, CallError, FreezeError, GuestError, KvmError, Misfit, ThawError};
+pub use error::{
+    BuildError, CallError, FreezeError, GuestError, Incompatible, KvmError, ThawError,
+};
 pub use frozen::Frozen;
 pub use host::{FromWire, HostError, HostFunction, HostReturn, IntoWire};
 pub use layout::{LayoutError, RegionKind, Span};
@@ -61,7 +63,7 @@ pub use memory::AccessError;
 pub use sandbox::Sandbox;
 pub use shared::SharedMemory;
 pub use snapshot::{GuestState, Snapshot, SnapshotError};
-pub use strategy::{Abilities, ResetMethod, Tracking};
+pub use strategy::{HostSupport, ResetMethod, Tracking};
 pub use verify::{Difference, VerifyError};
 pub use watch::StopHandle;
 

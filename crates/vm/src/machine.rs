@@ -31,7 +31,7 @@ use crate::abi::PORT;
 use crate::error::KvmError;
 use crate::layout::Span;
 use crate::processor::{Processor, host_template};
-use crate::strategy::{Abilities, DirtyTracking};
+use crate::strategy::{DirtyTracking, HostSupport};
 use crate::system::ExtendedState;
 use crate::tracker::{Shared, Source, Watched};
 
@@ -78,11 +78,11 @@ pub(crate) fn supported_cpuid() -> Result<&'static CpuId, KvmError> {
 }
 
 /// The abilities of this host.
-pub(crate) fn abilities() -> Result<Abilities, KvmError> {
+pub(crate) fn abilities() -> Result<HostSupport, KvmError> {
     let host = host()?;
     let manual = host.kvm.check_extension_raw(c_ulong::from(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2));
     let features = Features::host();
-    Ok(Abilities {
+    Ok(HostSupport {
         ring: host.ring_limit,
         log: manual > 0,
         scan: features.has(Feature::UffdAsync) && features.has(Feature::PagemapScan),
@@ -90,7 +90,7 @@ pub(crate) fn abilities() -> Result<Abilities, KvmError> {
     })
 }
 
-impl Abilities {
+impl HostSupport {
     /// This host's.
     ///
     /// # Errors

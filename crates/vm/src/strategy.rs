@@ -77,7 +77,7 @@ impl ResetMethod {
 
     /// The concrete form of this method on a host with `abilities`, without automatic parts, and the reason. Explicit
     /// choices stay.
-    pub(crate) fn resolve(self, abilities: &Abilities) -> (Self, &'static str) {
+    pub(crate) fn resolve(self, abilities: &HostSupport) -> (Self, &'static str) {
         let strategy = match self.strategy {
             Strategy::Auto | Strategy::WriteSet(_) => Strategy::WriteSet(None),
             forced => forced,
@@ -104,7 +104,7 @@ impl ResetMethod {
     }
 
     /// The engine's strategy.
-    pub(crate) fn engine(self, abilities: &Abilities) -> Strategy {
+    pub(crate) fn engine(self, abilities: &HostSupport) -> Strategy {
         let (resolved, _) = self.resolve(abilities);
         match (resolved.strategy, resolved.tracking) {
             (Strategy::WriteSet(_), Tracking::Scan) => {
@@ -121,7 +121,7 @@ impl ResetMethod {
     pub(crate) fn dirty_tracking(
         self,
         pages: usize,
-        abilities: &Abilities,
+        abilities: &HostSupport,
     ) -> Result<DirtyTracking, KvmError> {
         // KVM keeps some entries in reserve and pushes up to 512 at once.
         let wanted = (pages + 1024).next_power_of_two().max(2048);
@@ -154,7 +154,7 @@ impl fmt::Display for ResetMethod {
 /// The abilities of this host for micro-VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Abilities {
+pub struct HostSupport {
     /// Entries of the largest dirty ring; 0 without one.
     pub ring: u32,
     /// Whether the dirty log can be read without re-protecting.
@@ -165,7 +165,7 @@ pub struct Abilities {
     pub xsave: bool,
 }
 
-impl Abilities {
+impl HostSupport {
     /// The concrete form of the automatic method here, and the reason.
     #[must_use]
     pub fn choice(&self) -> (ResetMethod, &'static str) {
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn each_missing_ability_selects_the_next_tracking() {
-        let mut abilities = Abilities { ring: 65536, log: true, scan: true, xsave: true };
+        let mut abilities = HostSupport { ring: 65536, log: true, scan: true, xsave: true };
         assert_eq!(abilities.choice().0.tracking, Tracking::Ring);
         abilities.ring = 0;
         assert_eq!(abilities.choice().0.tracking, Tracking::Log);
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_forced_method_that_is_impossible_is_an_error() {
-        let abilities = Abilities { ring: 0, log: false, scan: true, xsave: true };
+        let abilities = HostSupport { ring: 0, log: false, scan: true, xsave: true };
         let needs = |method: ResetMethod| method.dirty_tracking(100, &abilities);
         assert!(needs(method(Strategy::Auto, Tracking::Ring)).is_err());
         assert!(needs(method(Strategy::Reprotect, Tracking::Log)).is_err());
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_ring_holds_every_page_of_a_small_guest_and_never_exceeds_the_limit() {
-        let abilities = Abilities { ring: 65536, log: true, scan: true, xsave: true };
+        let abilities = HostSupport { ring: 65536, log: true, scan: true, xsave: true };
         for (pages, entries) in [(100, 2048), (4096, 8192), (1 << 20, 65536)] {
             let tracking = ResetMethod::default().dirty_tracking(pages, &abilities).unwrap();
             assert_eq!(tracking, DirtyTracking::Ring(entries));

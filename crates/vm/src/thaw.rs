@@ -10,7 +10,7 @@ use afresh_memory::{Image, ImageBuilder};
 use crate::PAGE;
 use crate::builder::SandboxBuilder;
 use crate::elf::Program;
-use crate::error::{BuildError, KvmError, Misfit, ThawError};
+use crate::error::{BuildError, Incompatible, KvmError, ThawError};
 use crate::frozen::Frozen;
 use crate::layout::{Layout, RegionKind, Span};
 use crate::probe::thaw_processor;
@@ -27,7 +27,7 @@ impl SandboxBuilder {
     /// added as when it was built, for the shared memory is not in the snapshot.
     ///
     /// # Errors
-    /// [`ThawError`]; [`Misfit::Regions`] names the first region that differs.
+    /// [`ThawError`]; [`Incompatible::Regions`] names the first region that differs.
     pub fn thaw(self, frozen: &Frozen) -> Result<Sandbox, ThawError> {
         let file = frozen.read_program()?;
         let program = Program::parse(file.bytes())?;
@@ -40,8 +40,8 @@ impl SandboxBuilder {
         }
         let contents = contents(self.regions, &layout, &frozen.guest)?;
         let processor = thaw_processor(frozen.header.cpu()?).map_err(|error| match error {
-            KvmError::Processor { template, missing } => Misfit::Cpu { template, missing },
-            other => Misfit::Build(other.into()),
+            KvmError::Processor { template, missing } => Incompatible::Cpu { template, missing },
+            other => Incompatible::Build(other.into()),
         })?;
         let system = System::build(&layout, &program, processor.extended);
         let mut tables = ImageBuilder::new((system.span.len / PAGE) as usize);
@@ -95,7 +95,7 @@ fn contents(
 
 /// Whether `span` holds `bytes`, which are as long.
 fn regions(why: String) -> ThawError {
-    Misfit::Regions(why).into()
+    Incompatible::Regions(why).into()
 }
 
 fn equals(guest: &Image, span: Span, bytes: &[u8]) -> Result<bool, ThawError> {

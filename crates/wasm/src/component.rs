@@ -52,7 +52,7 @@ pub(crate) struct Inner {
     /// The state of its core modules, by their place in the binary; none where it cannot be kept.
     state: Option<Vec<Option<WarmState>>>,
     /// Why each instance starts as the component does, where instantiation does something.
-    why_cold: Option<String>,
+    rerun_reason: Option<String>,
 }
 
 /// A component before any of its code has run.
@@ -213,7 +213,7 @@ impl WarmComponent {
             true => nested::warm(guest, &linker, &stores, &cold, warm_up).await.map(Some),
             false => Ok(None),
         };
-        let (memories, state, why_cold) = match warmed {
+        let (memories, state, rerun_reason) = match warmed {
             Ok(Some(warm)) => (warm.memories, Some(warm.modules), None),
             // Nothing but the images' data is in the way of a new instance.
             Ok(None) => (cold, Some(Vec::new()), None),
@@ -235,7 +235,7 @@ impl WarmComponent {
         let pre = linker
             .instantiate_pre(&compile_direct(engine, &component)?)
             .map_err(LoadError::Link)?;
-        Self::finish(guest, pre, memories, stores, program, state, why_cold).await
+        Self::finish(guest, pre, memories, stores, program, state, rerun_reason).await
     }
 
     /// A warm component in the state of `frozen`, without running its warm-up. With a cache of compiled
@@ -288,7 +288,7 @@ impl WarmComponent {
         stores: Stores,
         program: Program,
         state: Option<Vec<Option<WarmState>>>,
-        why_cold: Option<String>,
+        rerun_reason: Option<String>,
     ) -> Result<Self, WarmError> {
         let options = &guest.options;
         if let Roots::Named(roots) = &options.roots {
@@ -313,7 +313,7 @@ impl WarmComponent {
             read: stores.clock.latest(),
             stores,
             state,
-            why_cold,
+            rerun_reason,
             _code: Budget::process().hold(CODE_MAPPINGS),
         };
         let this = Self { inner: Arc::new(inner) };
@@ -331,7 +331,7 @@ impl WarmComponent {
         let Some(nested) = &inner.state else {
             return Err(FreezeError::State(format!(
                 "each instance starts as the component does, for {}",
-                inner.why_cold.as_deref().unwrap_or("its state cannot be kept")
+                inner.rerun_reason.as_deref().unwrap_or("its state cannot be kept")
             )));
         };
         let sizes = inner.memories.iter().map(|m| m.bytes as u64).collect();
@@ -373,7 +373,7 @@ impl WarmComponent {
     }
 
     /// As [`WarmComponent::lease_owned`], but asynchronous: it waits for the start functions of the component where
-    /// each instance runs them anew ([`WarmComponent::why_cold`]).
+    /// each instance runs them anew ([`WarmComponent::rerun_reason`]).
     ///
     /// # Errors
     /// As [`WarmComponent::lease_with`].
@@ -399,8 +399,8 @@ impl WarmComponent {
 
     /// Why each instance runs the component's start functions again, if it does: their results could not be kept.
     #[must_use]
-    pub fn why_cold(&self) -> Option<&str> {
-        self.inner.why_cold.as_deref()
+    pub fn rerun_reason(&self) -> Option<&str> {
+        self.inner.rerun_reason.as_deref()
     }
 
     /// The export that a WASI command begins at, if this is one: the `run` of `wasi:cli/run`, as
@@ -441,7 +441,7 @@ impl Inner {
         store.data_mut().set_options(options);
         store.data_mut().set_generation(next_generation());
         // Start functions that run in every instance count as guest code.
-        store.data_mut().set_guests(self.why_cold.is_some());
+        store.data_mut().set_guests(self.rerun_reason.is_some());
         let instantiate = self.stores.way.instantiate_component(&self.pre, &mut store);
         let instance = with_memories(&memories.memories, MemoryOwner::Component, instantiate)
             .await

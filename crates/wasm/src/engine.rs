@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use afresh_frames::{ProcessStage, ThrottledStock};
+use afresh_frames::{ProcessStage, ThrottledSource};
 use afresh_memory::ZeroPageSource;
 use afresh_rewrite::linear_stack;
 use afresh_sys::{Inherited, PerProcess, fork, host};
@@ -37,13 +37,13 @@ impl ZeroMemory {
             ZeroMemory::Process => Arc::new(ProcessStage),
             ZeroMemory::Stock(stock) => stock.clone(),
         };
-        Some(Arc::new(ThrottledStock::new(stock)))
+        Some(Arc::new(ThrottledSource::new(stock)))
     }
 }
 
 /// Advances the epoch, which timeouts are counted in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Epochs {
+pub enum EpochSource {
     /// A thread of the engine, every 5 ms, once a guest has a timeout.
     #[default]
     Engine,
@@ -74,7 +74,7 @@ pub struct EngineConfig {
     /// Source of pages for growing memories.
     pub zero_memory: ZeroMemory,
     /// Advances the epoch.
-    pub epochs: Epochs,
+    pub epochs: EpochSource,
     /// Maximum bytes of native stack of a guest. Above the default, 512 KiB, each call runs on a separate stack,
     /// because threads may have no more. That takes a fraction of a microsecond.
     pub stack: usize,
@@ -94,7 +94,7 @@ impl Default for EngineConfig {
             precompiled: None,
             portable: false,
             zero_memory: ZeroMemory::default(),
-            epochs: Epochs::default(),
+            epochs: EpochSource::default(),
             stack: STACK,
             #[cfg(feature = "p3")]
             p3: false,
@@ -392,8 +392,8 @@ impl Engine {
     /// The clock of timeouts.
     pub(crate) fn tick(&self) -> Duration {
         match self.inner.config.epochs {
-            Epochs::Engine => TICK,
-            Epochs::Embedder(tick) => tick.max(Duration::from_nanos(1)),
+            EpochSource::Engine => TICK,
+            EpochSource::Embedder(tick) => tick.max(Duration::from_nanos(1)),
         }
     }
 
@@ -535,7 +535,7 @@ impl Engine {
     /// # Errors
     /// [`LoadError::Engine`] when the thread cannot be started: timeouts would never come.
     pub(crate) fn keep_ticking(&self) -> Result<(), LoadError> {
-        if self.inner.config.epochs != Epochs::Engine {
+        if self.inner.config.epochs != EpochSource::Engine {
             return Ok(());
         }
         let generation = fork::generation();

@@ -129,7 +129,9 @@ pub enum WarmError {
     #[error("the guest could not be instantiated: {0:#}")]
     Instantiate(wasmtime::Error),
     /// The warm-up left WASI descriptors in another state than each call finds.
-    #[error("the warm-up {0}, and no call can start from that state; undo it at the end of the warm-up")]
+    #[error(
+        "the warm-up {0}, and no call can start from that state; undo it at the end of the warm-up"
+    )]
     Descriptors(String),
     /// The warm state cannot be kept.
     #[error("the warm state cannot be kept: {0}")]

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use afresh_memory::ResetError;
-use afresh_pool::{Recycle, Recycled};
+use afresh_pool::{Recycle, ResetCost};
 use afresh_rewrite::WarmState;
 use wasmtime::{Extern, Instance, Store};
 
@@ -101,8 +101,8 @@ impl Recycle for FreshMemories {
     }
 
     #[inline]
-    fn recycle(&mut self) -> Result<Recycled, ResetError> {
-        let mut took = Recycled::default();
+    fn recycle(&mut self) -> Result<ResetCost, ResetError> {
+        let mut took = ResetCost::default();
         for memory in &self.memories {
             memory.reset(&mut took)?;
         }

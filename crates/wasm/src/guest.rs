@@ -419,7 +419,7 @@ impl Guest {
     }
 
     /// Like [`Guest::warm`], for a component without a warm-up: the state after its start functions is kept where
-    /// possible, and [`WarmComponent::why_cold`] gives the reason where it is not.
+    /// possible, and [`WarmComponent::rerun_reason`] gives the reason where it is not.
     ///
     /// # Errors
     /// [`WarmError`] for a core module, or when the component does not compile or link.

@@ -164,7 +164,7 @@ impl Warm {
     /// As [`Warm::lease_owned`], but asynchronous: it waits for the guest's own initialisation. Only where each
     /// instance runs `_initialize`, `afresh_reseed` or a start function anew is there anything to wait for.
     ///
-    /// A pool that is exhausted and set to wait ([`crate::Exhausted::Wait`]) blocks the thread all the same:
+    /// A pool that is exhausted and set to wait ([`crate::LimitPolicy::Wait`]) blocks the thread all the same:
     /// give guests in tasks another bound, or a semaphore.
     ///
     /// # Errors

@@ -85,13 +85,13 @@ mod watch;
 
 pub use afresh_files;
 pub use afresh_pager::SnapshotOptions;
-pub use afresh_pool::{Bounds, Budget, Exhausted, Limits, PoolStats, Usage};
+pub use afresh_pool::{Budget, LimitPolicy, Limits, PoolStats, ProcessLimits, Usage};
 pub use afresh_rewrite::{Analysis, LinkError, Refusal, Roots, link};
 pub use bytes::{BytesEntry, hand_over, hand_over_async};
 pub use compare::Comparison;
 pub use component::WarmComponent;
 pub use component_lease::{ComponentLease, OwnedComponentLease};
-pub use engine::{Engine, EngineConfig, Epochs, ZeroMemory, memory_reservation};
+pub use engine::{Engine, EngineConfig, EpochSource, ZeroMemory, memory_reservation};
 pub use error::{CallError, FreezeError, LoadError, ThawError, WarmError};
 pub use extism::{
     Extism, LogLevel, extism_bytes, extism_bytes_async, extism_handle, extism_handle_async,

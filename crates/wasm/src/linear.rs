@@ -23,7 +23,7 @@ use afresh_memory::{
     Features, HostAccess, Image, ImageError, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError,
     Strategy, ZeroPageSource, page_align_up,
 };
-use afresh_pool::Recycled;
+use afresh_pool::ResetCost;
 use afresh_rewrite::Memory;
 use serde::{Deserialize, Serialize};
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
@@ -223,7 +223,7 @@ impl GuestMemory {
 
     /// Mappings that it takes, roughly: guards, content and zeros between them, and the tracker's own.
     pub(crate) fn mappings(&self) -> usize {
-        4 + 2 * self.slot().image().fragments()
+        4 + 2 * self.slot().image().mapping_count()
     }
 
     /// Gives private memory back.
@@ -234,7 +234,7 @@ impl GuestMemory {
 
     /// Resets the memory to its image, and enters the cost; `true` when it had grown, and wasmtime must look again.
     #[inline]
-    pub(crate) fn reset(&self, took: &mut Recycled) -> Result<bool, ResetError> {
+    pub(crate) fn reset(&self, took: &mut ResetCost) -> Result<bool, ResetError> {
         {
             let mut slot = self.slot();
             let report = slot.reset()?;

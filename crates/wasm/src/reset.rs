@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use afresh_pool::{Budget, MappingCharge, Recycle, Recycled};
+use afresh_pool::{Budget, MappingCharge, Recycle, ResetCost};
 use afresh_rewrite::{Visible, WarmState, names};
 use afresh_sys::planted::{Bug, is};
 use wasmtime::{
@@ -302,14 +302,14 @@ impl ResetInstance {
             of: of.clone(),
         };
         // Instantiation may have written data that is not part of the warm image.
-        this.restore_in_place(&mut Recycled::default())
+        this.restore_in_place(&mut ResetCost::default())
             .map_err(|e| WarmError::State(e.to_string()))?;
         Ok(this)
     }
 
     /// Brings everything back; `false` when that takes a new instance.
     #[inline]
-    fn restore_in_place(&mut self, took: &mut Recycled) -> Result<bool, RestoreError> {
+    fn restore_in_place(&mut self, took: &mut ResetCost) -> Result<bool, RestoreError> {
         let blueprint = &self.of.blueprint;
         if !is(Bug::HostState) {
             self.store.data_mut().clear();
@@ -421,13 +421,13 @@ impl Recycle for ResetInstance {
     }
 
     #[inline]
-    fn recycle(&mut self) -> Result<Recycled, RestoreError> {
-        let mut took = Recycled::default();
+    fn recycle(&mut self) -> Result<ResetCost, RestoreError> {
+        let mut took = ResetCost::default();
         if !self.unfinished && self.restore_in_place(&mut took)? {
             return Ok(took);
         }
         // Where it went half-way, only the rest is counted.
-        took = Recycled { replaced: true, grown: took.grown, ..Recycled::default() };
+        took = ResetCost { replaced: true, grown: took.grown, ..ResetCost::default() };
         let of = self.of.clone();
         of.blueprint.replaced.fetch_add(1, Ordering::Relaxed);
         // The memories stay, with the pages that calls write: a guest that needs this after every call pays the price

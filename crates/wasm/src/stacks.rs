@@ -241,7 +241,7 @@ unsafe impl StackCreator for Stacks {
 
 #[cfg(test)]
 mod tests {
-    use afresh_pool::Bounds;
+    use afresh_pool::ProcessLimits;
 
     use super::*;
 
@@ -291,7 +291,7 @@ mod tests {
         const SIZE: usize = 3 << 20;
         // A limit, if one that nothing reaches.
         let bounds = Budget::process().bounds();
-        Budget::process().set(Bounds { resident_bytes: usize::MAX - 1, ..bounds });
+        Budget::process().set(ProcessLimits { resident_bytes: usize::MAX - 1, ..bounds });
         let idle = || {
             IDLE.with(|idle| {
                 let idle = idle.borrow();

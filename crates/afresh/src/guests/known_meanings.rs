@@ -1,6 +1,6 @@
 //! The meanings that a session gave to names in remotes: it replaces these, and no other writer's.
 
-use afresh_store::remote::Replaced;
+use afresh_store::remote::ReplacedName;
 use afresh_store::{Journal, Sha256};
 
 use crate::{Place, Reference, ReferenceError};
@@ -37,11 +37,11 @@ impl KnownMeanings {
     }
 
     /// The meaning that the session gave to a name.
-    pub(crate) fn replaced(&self, to: &Reference) -> Option<Replaced<'_>> {
+    pub(crate) fn replaced(&self, to: &Reference) -> Option<ReplacedName<'_>> {
         let (_, meaning) = self.0.iter().find(|(name, _)| name == to)?;
         Some(match meaning {
-            KnownMeaning::Snapshot(id) => Replaced::Manifest(*id),
-            KnownMeaning::Session(journal) => Replaced::Journal(journal),
+            KnownMeaning::Snapshot(id) => ReplacedName::Manifest(*id),
+            KnownMeaning::Session(journal) => ReplacedName::Journal(journal),
         })
     }
 }

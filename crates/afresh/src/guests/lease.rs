@@ -52,7 +52,7 @@ impl<'a> Lease<'a> {
     ///
     /// # Errors
     /// As [`Lease::call`]. The pieces so far may be half of an answer then.
-    pub fn call_heard<'f>(
+    pub fn call_streaming<'f>(
         &mut self,
         function: impl Into<Entry<'f>>,
         input: &[u8],
@@ -60,7 +60,7 @@ impl<'a> Lease<'a> {
     ) -> Result<(), CallError> {
         let callee = function.into();
         dispatch!(Instance, &mut self.instance, live => {
-            live.answer_heard(self.guest, callee, input, hear)
+            live.answer_streaming(self.guest, callee, input, hear)
         })
     }
 

@@ -3,7 +3,7 @@
 use afresh_memory::{Features, PageRange};
 use afresh_pager::{Recorder, SnapshotOptions};
 #[cfg(feature = "remote")]
-use afresh_store::remote::{Remote, RemoteError, Replaced};
+use afresh_store::remote::{Remote, RemoteError, ReplacedName};
 use afresh_store::{
     Access, Encoding, FoldOptions, Journal, Sha256, Snapshot, Store, Turn, archive,
 };
@@ -95,7 +95,7 @@ impl SaveOptions {
 /// A snapshot that was saved.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Saved {
+pub struct SavedSnapshot {
     /// Its id in the place it was saved to.
     pub id: Sha256,
     /// The snapshot.
@@ -177,7 +177,7 @@ impl dyn FrozenGuest + '_ {
         to: &Reference,
         options: &SaveOptions,
         opened: &Options,
-        replaced: Replaced<'_>,
+        replaced: ReplacedName<'_>,
     ) -> Result<Journal, SaveError> {
         self.send(to, options, opened, |remote, store, snapshot, name, encoding| {
             remote.push_turns(store, snapshot, name, encoding, replaced, &mut |_| {})
@@ -191,7 +191,7 @@ impl dyn FrozenGuest + '_ {
         to: &Reference,
         options: &SaveOptions,
         opened: &Options,
-        replaced: Replaced<'_>,
+        replaced: ReplacedName<'_>,
     ) -> Result<Sha256, SaveError> {
         self.send(to, options, opened, |remote, store, snapshot, name, encoding| {
             remote.push_over(store, snapshot, name, encoding, replaced, &mut |_| {})
@@ -227,7 +227,7 @@ impl dyn FrozenGuest + '_ {
         parent: Option<Parent>,
         options: &SaveOptions,
         opened: &Options,
-    ) -> Result<Saved, SaveError> {
+    ) -> Result<SavedSnapshot, SaveError> {
         let name = target(to)?;
         let (with, unrecorded) = self.with(parent, options, opened)?;
         let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
@@ -255,7 +255,7 @@ impl dyn FrozenGuest + '_ {
                 (snapshot.id(), snapshot)
             }
         };
-        Ok(Saved { id, snapshot, unrecorded })
+        Ok(SavedSnapshot { id, snapshot, unrecorded })
     }
 }
 
@@ -284,7 +284,7 @@ fn push(
 
 /// The name to save under. A file has one snapshot, which needs no other.
 fn target(to: &Reference) -> Result<&str, ReferenceError> {
-    if let (Place::File(path), Some(name)) = (to.place(), to.given_name()) {
+    if let (Place::File(path), Some(name)) = (to.place(), to.explicit_name()) {
         return Err(ReferenceError::Single { path: path.clone(), name: name.to_owned() });
     }
     to.target(LATEST)
@@ -304,7 +304,7 @@ impl Guest {
     ///
     /// # Errors
     /// [`SaveError`]; the name is unchanged then.
-    pub fn save(&self, to: &Reference, options: &SaveOptions) -> Result<Saved, SaveError> {
+    pub fn save(&self, to: &Reference, options: &SaveOptions) -> Result<SavedSnapshot, SaveError> {
         let frozen = dispatch!(Backend, &self.inner().backend, warm => {
             if !options.record.is_empty() {
                 warm.check_recording()?;
@@ -321,7 +321,11 @@ impl Lease<'_> {
     ///
     /// # Errors
     /// As [`Guest::save`].
-    pub fn save(&mut self, to: &Reference, options: &SaveOptions) -> Result<Saved, SaveError> {
+    pub fn save(
+        &mut self,
+        to: &Reference,
+        options: &SaveOptions,
+    ) -> Result<SavedSnapshot, SaveError> {
         self.save_point()?.save(to, options)
     }
 

@@ -5,7 +5,7 @@
 
 use super::backend::FrozenGuest;
 use super::save::Parent;
-use super::{Guest, Lease, SaveError, SaveOptions, Saved, Session};
+use super::{Guest, Lease, SaveError, SaveOptions, SavedSnapshot, Session};
 use crate::{Cause, Place, Reference};
 
 /// The state of a guest at one moment. It does not borrow the guest: another thread can save it.
@@ -34,7 +34,7 @@ impl SavePoint {
     ///
     /// # Errors
     /// As [`Guest::save`].
-    pub fn save(&self, to: &Reference, options: &SaveOptions) -> Result<Saved, SaveError> {
+    pub fn save(&self, to: &Reference, options: &SaveOptions) -> Result<SavedSnapshot, SaveError> {
         let parent = self.guest.origin().filter(|origin| {
             matches!(origin.reference.place(), Place::Directory(_))
                 && origin.reference.place() == to.place()

@@ -19,7 +19,8 @@ use super::known_meanings::KnownMeanings;
 use super::session_files::SessionFiles;
 use super::session_turns::Saving;
 use super::{
-    Answer, Call, CallError, Guest, Lease, LeaseError, SaveError, SaveOptions, Saved, SessionError,
+    Answer, Call, CallError, Guest, Lease, LeaseError, SaveError, SaveOptions, SavedSnapshot,
+    SessionError,
 };
 use crate::{Cause, Reference, describe_error};
 
@@ -343,7 +344,11 @@ impl Session {
     ///
     /// # Errors
     /// As [`Lease::save`], and [`SaveError::Freeze`] for a session that failed.
-    pub fn save(&mut self, to: &Reference, options: &SaveOptions) -> Result<Saved, SaveError> {
+    pub fn save(
+        &mut self,
+        to: &Reference,
+        options: &SaveOptions,
+    ) -> Result<SavedSnapshot, SaveError> {
         let freeze = |cause: Cause| SaveError::Freeze(cause);
         self.check().map_err(|error| freeze(error.into()))?;
         let mut lease = self.lend().map_err(|error| freeze(error.into()))?;

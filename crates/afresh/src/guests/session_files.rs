@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::sync::LazyLock;
 
 use afresh_budget::{Budget as MemoryBudget, Charge};
-use afresh_files::{Listed, Refused, Stat, Time, Tree};
+use afresh_files::{DirEntry, Refused, Stat, Time, Tree};
 
 use super::SessionError;
 use super::backend::FileOwner;
@@ -109,7 +109,7 @@ impl<'a> SessionFiles<'a> {
     ///
     /// # Errors
     /// [`SessionError::Files`].
-    pub fn list(&self, path: &str) -> Result<Vec<Listed>, SessionError> {
+    pub fn list(&self, path: &str) -> Result<Vec<DirEntry>, SessionError> {
         self.tree().list_path(path).map_err(refused(path))
     }
 

@@ -11,7 +11,7 @@ use afresh_memory::Image;
 use afresh_pager::turn_since;
 use afresh_snapshot::SnapshotId;
 #[cfg(feature = "remote")]
-use afresh_store::remote::Replaced;
+use afresh_store::remote::ReplacedName;
 use afresh_store::{Access, Journal, Sha256, Snapshot, Store};
 
 use super::backend::FrozenGuest;
@@ -146,7 +146,7 @@ fn go_on_there(
     to: &Reference,
     options: &SaveOptions,
     same: impl Fn(Sha256) -> bool,
-    replaced: Replaced<'_>,
+    replaced: ReplacedName<'_>,
 ) -> Result<Option<JournalPlace>, Cause> {
     if options.seals() {
         return Ok(None);
@@ -276,12 +276,12 @@ impl Session {
 
     /// The meaning of a name in a remote that a save of the session replaces.
     #[cfg(feature = "remote")]
-    fn replaced(&self, to: &Reference) -> Replaced<'_> {
+    fn replaced(&self, to: &Reference) -> ReplacedName<'_> {
         let origin = self.guest.origin();
         let origin = origin
             .filter(|it| it.reference.place() == to.place() && it.reference.name() == to.name());
         let known = self.known.replaced(to);
-        known.or(origin.map(|it| Replaced::Snapshot(&it.snapshot))).unwrap_or(Replaced::Any)
+        known.or(origin.map(|it| ReplacedName::Snapshot(&it.snapshot))).unwrap_or(ReplacedName::Any)
     }
 
     /// Saves it whole, with turns to follow; in a remote, in place of `long`.
@@ -295,7 +295,7 @@ impl Session {
         let opened = &self.guest.inner().options;
         #[cfg(feature = "remote")]
         if matches!(to.place(), Place::Remote(_)) {
-            let replaced = long.map(|long| Replaced::Journal(&long.journal));
+            let replaced = long.map(|long| ReplacedName::Journal(&long.journal));
             let replaced = replaced.unwrap_or_else(|| self.replaced(to));
             return Ok((None, frozen.write_turns(to, options, opened, replaced)?));
         }

@@ -225,7 +225,7 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
             || sender.send((from.stream, piece.to_vec(), std::time::Instant::now())).is_ok()
     };
     let script = b"echo one; echo error >&2; sleep 1; echo host >/dev/host; echo two\n";
-    session.with(|lease| lease.call_heard("", script, heard)).unwrap();
+    session.with(|lease| lease.call_streaming("", script, heard)).unwrap();
     let pieces: Vec<_> = receiver.iter().collect();
     let came: Vec<_> = pieces.iter().map(|(from, piece, _)| (*from, &piece[..])).collect();
     let wanted: [(OutputStream, &[u8]); 4] = [
@@ -242,7 +242,7 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     session.checkpoint("kept").unwrap();
     // A listener that wants no more ends the call, and the session goes back.
     let unheard =
-        session.with(|lease| lease.call_heard("", b"n=2; echo a; echo b\n", |_, _| false));
+        session.with(|lease| lease.call_streaming("", b"n=2; echo a; echo b\n", |_, _| false));
     assert!(unheard.is_err() && session.failed().is_some());
     session.rollback("kept").unwrap();
     assert_eq!(session.call("", b"echo [$n]\n").unwrap(), b"[]\n");
@@ -256,7 +256,7 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
         }
     };
     let script = b"(setsid sh -c 'echo begun; sleep 0.2; echo done' &); echo own\n";
-    session.with(|lease| lease.call_heard("", script, heard())).unwrap();
+    session.with(|lease| lease.call_streaming("", script, heard())).unwrap();
     let due = session.with(|lease| Ok(lease.due())).unwrap();
     assert!(due.is_some_and(|due| due <= std::time::Duration::from_millis(200)), "{due:?}");
     std::thread::sleep(std::time::Duration::from_millis(250));
@@ -282,7 +282,9 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     let module = Guest::from_bytes("hi", &wasm.unwrap(), &Options::new()).unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();
     let mut lease = module.lease().unwrap();
-    lease.call_heard("handle", b"", move |_, piece| sender.send(piece.to_vec()).is_ok()).unwrap();
+    lease
+        .call_streaming("handle", b"", move |_, piece| sender.send(piece.to_vec()).is_ok())
+        .unwrap();
     assert_eq!(receiver.iter().collect::<Vec<_>>(), [b"hi"]);
 }
 

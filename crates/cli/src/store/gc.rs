@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::Settings;
 use crate::output::{Format, say};
 use afresh::Place;
-use afresh::store::Collected;
+use afresh::store::CollectionReport;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -45,14 +45,14 @@ struct RemoteArguments {
 #[cfg(feature = "remote")]
 impl RemoteArguments {
     fn grace(&self) -> Duration {
-        self.grace.map_or(afresh::store::remote::GRACE, |hours| {
+        self.grace.map_or(afresh::store::remote::GRACE_PERIOD, |hours| {
             Duration::from_secs(hours.saturating_mul(3600))
         })
     }
 
     /// Collects the store of a fleet if --nats is given.
     #[cfg(feature = "fleet")]
-    fn fleets(&self, place: &Place) -> anyhow::Result<Option<Collected>> {
+    fn fleets(&self, place: &Place) -> anyhow::Result<Option<CollectionReport>> {
         let Some(nats) = &self.nats else { return Ok(None) };
         let mut config = afresh_serve::fleet::FleetConfig::new(nats);
         self.client.apply(&mut config);
@@ -66,7 +66,7 @@ impl RemoteArguments {
 }
 
 #[cfg(feature = "remote")]
-fn collect(arguments: &Arguments) -> anyhow::Result<Collected> {
+fn collect(arguments: &Arguments) -> anyhow::Result<CollectionReport> {
     #[cfg(feature = "fleet")]
     if let Some(collected) = arguments.remote.fleets(&arguments.place)? {
         return Ok(collected);
@@ -81,7 +81,7 @@ fn collect(arguments: &Arguments) -> anyhow::Result<Collected> {
 }
 
 #[cfg(not(feature = "remote"))]
-fn collect(arguments: &Arguments) -> anyhow::Result<Collected> {
+fn collect(arguments: &Arguments) -> anyhow::Result<CollectionReport> {
     Ok(arguments.place.store()?.gc()?)
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
-use afresh::store::Listed;
+use afresh::store::ListEntry;
 use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
@@ -29,12 +29,12 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
 }
 
 /// Prints every entry; returns whether all could be read.
-fn print<E: Display>(place: &Place, list: &[Listed<E>], format: Format) -> anyhow::Result<bool> {
+fn print<E: Display>(place: &Place, list: &[ListEntry<E>], format: Format) -> anyhow::Result<bool> {
     if list.is_empty() {
         eprintln!("afresh: no snapshots in {place}");
     }
     let width = list.iter().map(|entry| entry.tag.name.len()).max().unwrap_or(0);
-    for Listed { tag, extent } in list {
+    for ListEntry { tag, extent } in list {
         let (name, id) = (&tag.name, tag.id.to_string());
         match (extent, format) {
             (Ok(extent), Format::Json) => say!(

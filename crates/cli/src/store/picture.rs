@@ -48,7 +48,7 @@ pub(super) fn screen() -> (Palette, usize) {
 
 /// Draws the pages of `snapshot`, in order, and a legend.
 pub(super) fn draw(snapshot: &Snapshot, palette: Palette, columns: usize) -> String {
-    let cells = snapshot.picture(columns * LINES);
+    let cells = snapshot.page_summary(columns * LINES);
     lay_out(&cells, palette, columns)
 }
 

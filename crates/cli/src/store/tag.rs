@@ -38,7 +38,7 @@ pub(crate) fn tag(arguments: &TagArguments, settings: &Settings) -> anyhow::Resu
 
 pub(crate) fn untag(arguments: &UntagArguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let place = arguments.snapshot.place();
-    let name = arguments.snapshot.given_name();
+    let name = arguments.snapshot.explicit_name();
     let name = name.with_context(|| format!("no name is given; write {place}@NAME"))?;
     let id = place.store()?.untag(name)?;
     match settings.output {

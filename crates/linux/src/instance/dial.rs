@@ -43,11 +43,14 @@ impl Instance {
     ///
     /// # Errors
     /// As [`Instance::change_files`].
-    pub fn hang_up_strangers(&mut self, known: &[InboundConnection]) -> Result<(), CallError> {
+    pub fn close_other_connections(
+        &mut self,
+        known: &[InboundConnection],
+    ) -> Result<(), CallError> {
         let strangers = self.state().strangers(known);
         if strangers.is_empty() {
             return Ok(());
         }
-        self.change(|state| state.hang_up_strangers(&strangers))
+        self.change(|state| state.close_other_connections(&strangers))
     }
 }

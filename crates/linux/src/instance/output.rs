@@ -63,7 +63,7 @@ impl Instance {
     ///
     /// # Errors
     /// As [`Instance::call`]. The pieces so far may be half of an answer then.
-    pub fn call_heard(
+    pub fn call_streaming(
         &mut self,
         request: &[u8],
         hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
@@ -73,7 +73,7 @@ impl Instance {
     }
 
     /// Lets the program run without a call, for a slice of time or until all of it waits: its background work. `hear`
-    /// as for [`Instance::call_heard`].
+    /// as for [`Instance::call_streaming`].
     ///
     /// # Errors
     /// As [`Instance::call`].

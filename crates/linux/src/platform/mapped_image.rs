@@ -77,7 +77,7 @@ impl MappedImage {
 
     /// Content may still be to come where this host can put it in place under a guest that runs.
     pub(crate) fn ahead(image: &Image) -> Result<Self, PlatformError> {
-        let files = image.files_ahead().map_err(|error| unread(&error))?;
+        let files = image.unfilled_files().map_err(|error| unread(&error))?;
         // Checked afterwards: a complete image stays so.
         Ok(Self { files, coming: (!image.is_complete()).then(|| image.clone()) })
     }

@@ -105,7 +105,7 @@ fn a_caller_ends_a_call_that_writes_nothing() {
         let mut instance = warm.instance();
         let mut asked = 0;
         // The caller lets the call run on twice.
-        let ended = instance.call_heard(format!("{wait}\n").as_bytes(), move |_, piece| {
+        let ended = instance.call_streaming(format!("{wait}\n").as_bytes(), move |_, piece| {
             asked += u32::from(piece.is_empty());
             asked < 3
         });

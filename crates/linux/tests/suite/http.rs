@@ -220,13 +220,13 @@ fn the_host_connects_to_listeners_during_calls() {
     // A caller that continues from it elsewhere hangs up foreign connections, and the server is
     // free for the next.
     let guest = fork.guest_mut().unwrap();
-    guest.hang_up_strangers(&[]).unwrap();
+    guest.close_other_connections(&[]).unwrap();
     let next = guest.dial(8000).unwrap().unwrap();
     guest.exchange(next, b"next", 0).unwrap();
     guest.proceed(quiet).unwrap();
     assert_eq!(guest.exchange(next, b"", 100).unwrap().given, b"NEXT");
     assert!(guest.exchange(dialed, b"lost", 100).unwrap().ended);
-    guest.hang_up_strangers(&[next]).unwrap();
+    guest.close_other_connections(&[next]).unwrap();
     assert_eq!(guest.call(b"two\n").unwrap(), b"line two\n");
     line.rollback(open).unwrap();
     assert_eq!(line.guest_mut().unwrap().exchange(dialed, b"", 100).unwrap().given, b"MORE");

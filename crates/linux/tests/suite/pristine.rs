@@ -154,7 +154,7 @@ fn a_panic_while_a_call_is_served_ends_that_guest_alone() {
     let (Some(mut warm), Some(mut other)) = (canary(), canary()) else { return };
     let clean = look(&mut warm);
     let id = warm.process_id().unwrap();
-    let error = warm.call_heard(b"dirty\n", |_, _| panic!("in the receiver")).unwrap_err();
+    let error = warm.call_streaming(b"dirty\n", |_, _| panic!("in the receiver")).unwrap_err();
     assert!(error.to_string().contains("in the receiver"), "{error}");
     assert_eq!(look(&mut other), clean);
     assert_eq!(look(&mut warm), clean);

@@ -96,5 +96,5 @@ fn pages_between_two_parts_are_in_no_image() {
     let empty = Image::zero(6);
     let image = empty.with_parts(6, &[(0, lend(&owner, 0, 2)), (4, lend(&owner, 4, 2))]).unwrap();
     assert_eq!(firsts(&image), [3, 4, 0, 0, 7, 8]);
-    assert_eq!(image.fragments(), 2, "no mapping goes over what is between them");
+    assert_eq!(image.mapping_count(), 2, "no mapping goes over what is between them");
 }

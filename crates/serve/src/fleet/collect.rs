@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use afresh::Sha256;
-use afresh::store::Collected;
+use afresh::store::CollectionReport;
 use afresh::store::remote::{GcRoot, RemoteError};
 
 use super::config::FleetConfig;
@@ -59,7 +59,10 @@ async fn names(links: &NatsConnection) -> Result<Vec<Sha256>, afresh::Cause> {
 ///
 /// # Errors
 /// [`CollectError`].
-pub async fn collect(config: &FleetConfig, grace: Duration) -> Result<Collected, CollectError> {
+pub async fn collect(
+    config: &FleetConfig,
+    grace: Duration,
+) -> Result<CollectionReport, CollectError> {
     let links =
         NatsConnection::open(config, "afresh", Role::Reader).await.map_err(CollectError::Away)?;
     let place = config.store.clone().ok_or(CollectError::NoStore)?;

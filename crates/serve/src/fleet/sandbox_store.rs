@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use afresh::{Encoding, Reference, Saved};
+use afresh::{Encoding, Reference, SavedSnapshot};
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use hyper::StatusCode;
@@ -110,7 +110,7 @@ impl SandboxStore for Fleet {
     fn save_state(
         &self,
         dir: &Path,
-        saved: &Saved,
+        saved: &SavedSnapshot,
         bytes: u64,
     ) -> Result<SavedState, ErrorResponse> {
         let place: Reference =

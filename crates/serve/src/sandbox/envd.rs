@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use afresh::files::{Kind, Listed, Refused, Rename, Stat, Time, Tree, Walk};
+use afresh::files::{DirEntry, Kind, Refused, Rename, Stat, Time, Tree, Walk};
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -178,7 +178,7 @@ fn children(tree: &Tree, path: &str, depth: u32) -> Result<Vec<(String, Kind, u3
     if listed.len() > MAX_ENTRIES {
         return Err(Refused::TooLarge);
     }
-    let below = |one: &Listed| format!("{path}/{}", String::from_utf8_lossy(&one.name));
+    let below = |one: &DirEntry| format!("{path}/{}", String::from_utf8_lossy(&one.name));
     Ok(listed.iter().rev().map(|one| (below(one), one.kind, depth)).collect())
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use afresh::{Guest, Reference, SaveOptions, Saved};
+use afresh::{Guest, Reference, SaveOptions, SavedSnapshot};
 
 use super::quota::SnapshotReservation;
 use super::record::{BuiltTemplate, SnapshotRecord, milliseconds};
@@ -23,7 +23,7 @@ use crate::failure::internal;
 const MAX_OPEN_SNAPSHOTS: usize = 32;
 
 /// Bytes that a saved state stores beyond the state that it was made from.
-pub(super) fn own_bytes(saved: &Saved) -> u64 {
+pub(super) fn own_bytes(saved: &SavedSnapshot) -> u64 {
     saved.snapshot.layers().last().map_or(0, afresh::store::Layer::size)
 }
 

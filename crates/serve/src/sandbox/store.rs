@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use afresh::{Reference, Saved};
+use afresh::{Reference, SavedSnapshot};
 use async_trait::async_trait;
 
 #[cfg(all(test, feature = "fleet"))]
@@ -118,7 +118,7 @@ pub(crate) trait SandboxStore: Send + Sync {
     fn save_state(
         &self,
         dir: &Path,
-        saved: &Saved,
+        saved: &SavedSnapshot,
         bytes: u64,
     ) -> Result<SavedState, ErrorResponse> {
         let _ = (dir, saved, bytes);

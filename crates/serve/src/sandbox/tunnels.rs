@@ -121,7 +121,7 @@ impl Tunnels {
             return Err(error);
         }
         let known: Vec<_> = all.iter().map(|line| line.dialed).collect();
-        lease.hang_up_strangers(&known)
+        lease.close_other_connections(&known)
     }
 
     /// Whether bytes have passed since the last question, so that the sandbox may continue.

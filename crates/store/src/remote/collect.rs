@@ -22,17 +22,17 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::backend::CONNECTIONS;
 use super::{Remote, RemoteError};
-use crate::collect::{Collected, Live, MAX_FOREIGN, reach};
+use crate::collect::{CollectionReport, Live, MAX_FOREIGN, reach};
 use crate::manifest::parse;
 use crate::{OpenError, Sha256};
 
 /// How long an object that is there counts as sent.
 pub(super) const TRUSTED: Duration = Duration::from_secs(24 * 3600);
 /// The least age at which an object without a name is removed.
-pub const GRACE: Duration = Duration::from_secs(48 * 3600);
+pub const GRACE_PERIOD: Duration = Duration::from_secs(48 * 3600);
 /// A writer that takes longer from its first look at an object to its name looks again.
 const NAMED_WITHIN: Duration = Duration::from_secs(12 * 3600);
-/// How long names hold that a collection has read. With [`NAMED_WITHIN`] and [`TRUSTED`] it stays below [`GRACE`].
+/// How long names hold that a collection has read. With [`NAMED_WITHIN`] and [`TRUSTED`] it stays below [`GRACE_PERIOD`].
 const NAMES_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Objects that are removed under one mark.
 const BATCH: usize = 256;
@@ -113,9 +113,9 @@ impl Remote {
         &self,
         mut keeper: Option<GcRoot<'_>>,
         grace: Duration,
-    ) -> Result<Collected, RemoteError> {
-        if grace < GRACE {
-            return Err(RemoteError::Grace { grace, least: GRACE });
+    ) -> Result<CollectionReport, RemoteError> {
+        if grace < GRACE_PERIOD {
+            return Err(RemoteError::Grace { grace, least: GRACE_PERIOD });
         }
         let stored = self.block_on(self.backend.stored())?;
         let own = keeper.as_ref().map(|keeper| keeper.name);
@@ -133,7 +133,7 @@ impl Remote {
             object.age >= grace && !young && !object.is_live(&live)
         };
         let dead: Vec<Stored> = stored.iter().filter(dead).cloned().collect();
-        let (mut collected, mut gone) = (Collected::default(), 0);
+        let (mut collected, mut gone) = (CollectionReport::default(), 0);
         for batch in dead.chunks(BATCH) {
             if read.is_outdated() {
                 read = Reading::now();
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn names_are_read_again_before_a_named_object_is_as_old_as_the_grace() {
-        assert!(NAMES_TIMEOUT + NAMED_WITHIN + TRUSTED < GRACE);
+        assert!(NAMES_TIMEOUT + NAMED_WITHIN + TRUSTED < GRACE_PERIOD);
         assert!(!Reading::now().is_outdated());
         let (instant, wall) = (Instant::now(), SystemTime::now());
         // The host was suspended, or its clock was set.

@@ -1,18 +1,21 @@
 //! The snapshots of a remote, by name.
 
 use super::{Remote, RemoteError};
-use crate::list::{Extent, Listed};
+use crate::list::{Extent, ListEntry};
 
 impl Remote {
     /// Every name, in order, and how large what it means is. Fetches the names and every manifest.
     ///
     /// # Errors
     /// As [`Remote::tags`].
-    pub fn list(&self) -> Result<Vec<Listed<RemoteError>>, RemoteError> {
+    pub fn list(&self) -> Result<Vec<ListEntry<RemoteError>>, RemoteError> {
         let mut list = Vec::new();
         for tag in self.tags()? {
             let manifest = self.block_on(self.manifest_of(&tag.id.to_string()));
-            list.push(Listed { tag, extent: manifest.map(|(_, manifest)| Extent::of(&manifest)) });
+            list.push(ListEntry {
+                tag,
+                extent: manifest.map(|(_, manifest)| Extent::of(&manifest)),
+            });
         }
         Ok(list)
     }

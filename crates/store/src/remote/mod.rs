@@ -43,11 +43,11 @@ use backend::Backend;
 use objects::Objects;
 
 pub use cache::trim_cache;
-pub use collect::{GRACE, GcRoot};
+pub use collect::{GRACE_PERIOD, GcRoot};
 pub use error::RemoteError;
 pub use push::Progress;
 pub use retry::RetryPolicy;
-pub use turns::Replaced;
+pub use turns::ReplacedName;
 
 /// Why another part failed.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::backend::Source;
-use super::turns::Replaced;
+use super::turns::ReplacedName;
 use super::{Remote, RemoteError};
 use crate::blob::BlobRead;
 use crate::descriptor::Descriptor;
@@ -66,7 +66,7 @@ impl Remote {
         encoding: Encoding,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
-        self.push_over(local, snapshot, name, encoding, Replaced::Any, progress)
+        self.push_over(local, snapshot, name, encoding, ReplacedName::Any, progress)
     }
 
     /// As [`Remote::push`], if `name` has the meaning that is to be replaced. A registry that ignores conditions of a
@@ -81,7 +81,7 @@ impl Remote {
         snapshot: &Snapshot,
         name: &str,
         encoding: Encoding,
-        replaced: Replaced<'_>,
+        replaced: ReplacedName<'_>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
         self.backend.check_name(name)?;

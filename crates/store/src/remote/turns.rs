@@ -25,7 +25,7 @@ impl From<RemoteError> for SaveError {
 
 /// The meaning of a name that a session replaces when it is saved whole.
 #[derive(Clone, Copy, Debug)]
-pub enum Replaced<'a> {
+pub enum ReplacedName<'a> {
     /// Any, or none.
     Any,
     /// The manifest with this id, without turns.
@@ -36,7 +36,7 @@ pub enum Replaced<'a> {
     Journal(&'a Journal),
 }
 
-impl Replaced<'_> {
+impl ReplacedName<'_> {
     pub(super) fn expected(self) -> Expected {
         match self {
             Self::Any => Expected::Any,
@@ -76,7 +76,7 @@ impl Remote {
         snapshot: &Snapshot,
         name: &str,
         encoding: Encoding,
-        replaced: Replaced<'_>,
+        replaced: ReplacedName<'_>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Journal, RemoteError> {
         self.backend.check_name(name)?;
@@ -92,7 +92,7 @@ impl Remote {
         &self,
         name: &str,
         snapshot: &Snapshot,
-        replaced: Replaced<'_>,
+        replaced: ReplacedName<'_>,
     ) -> Result<Journal, RemoteError> {
         self.backend.check_name(name)?;
         self.lasting(|| self.renew(snapshot))?;
@@ -104,7 +104,7 @@ impl Remote {
         name: &str,
         manifest: &Manifest,
         snapshot: &Snapshot,
-        replaced: Replaced<'_>,
+        replaced: ReplacedName<'_>,
     ) -> Result<Journal, RemoteError> {
         let journal = new_journal_id()?;
         let manifest = print(&manifest.with_journal(Some(&journal)))?;

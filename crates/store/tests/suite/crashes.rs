@@ -102,7 +102,7 @@ const TRANSFERS: &[Operation] = &[
                         open,
                         "a",
                         encoding,
-                        afresh_store::remote::Replaced::Any,
+                        afresh_store::remote::ReplacedName::Any,
                         &mut |_| {},
                     )
                     .unwrap(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::objects::{Server, Wrong};
 use crate::support::{PAGE, bytes, memory, options, page_of, store};
 use afresh_pager::{FillStrategy, Options, Restore, SnapshotSource};
-use afresh_store::remote::{Remote, RemoteError, Replaced, RetryPolicy, trim_cache};
+use afresh_store::remote::{Remote, RemoteError, ReplacedName, RetryPolicy, trim_cache};
 use afresh_store::{Encoding, OpenError, Snapshot, Store};
 use afresh_sys::{PageRange, Reservation};
 use object_store::path::Path;
@@ -430,7 +430,7 @@ fn a_store_that_ignores_conditions_of_writes_is_refused() {
             assert!(error.to_string().contains(condition), "{error}");
         }
         let begun =
-            remote.push_turns(&from.0, &from.1, "b", Encoding::Raw, Replaced::Any, &mut |_| {});
+            remote.push_turns(&from.0, &from.1, "b", Encoding::Raw, ReplacedName::Any, &mut |_| {});
         assert!(matches!(begun, Err(RemoteError::Unconditional { .. })));
         assert!(remote.tags().unwrap().is_empty());
         // Once it keeps them, the names are set.

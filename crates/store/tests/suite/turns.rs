@@ -383,7 +383,7 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     use std::time::Duration;
 
     use afresh_store::Encoding;
-    use afresh_store::remote::{Remote, Replaced, RetryPolicy};
+    use afresh_store::remote::{Remote, ReplacedName, RetryPolicy};
     use object_store::path::Path;
     use object_store::{ObjectStoreExt, PutPayload};
     use support::objects::{Server, Wrong};
@@ -401,8 +401,9 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     };
     let remote = Remote::with_objects(server.clone(), Path::from("team"), retry).unwrap();
     assert!(remote.keeps_turns());
-    let mut journal =
-        remote.push_turns(&store, &base, "a", Encoding::Raw, Replaced::Any, &mut |_| {}).unwrap();
+    let mut journal = remote
+        .push_turns(&store, &base, "a", Encoding::Raw, ReplacedName::Any, &mut |_| {})
+        .unwrap();
     for rounds in 1..=13 {
         server.be(Wrong::Nothing);
         append(&mut journal, rounds);
@@ -435,7 +436,8 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     assert!(is_round(&pulled, 15) && pulled.turns().is_none());
     // And one that was opened there without turns continues there.
     remote.push(&to, &pulled, "b", Encoding::Zstd, &mut |_| {}).unwrap();
-    let mut journal = remote.begin_turns("b", &remote.load("b").unwrap(), Replaced::Any).unwrap();
+    let mut journal =
+        remote.begin_turns("b", &remote.load("b").unwrap(), ReplacedName::Any).unwrap();
     append(&mut journal, 16);
     assert!(is_round(&remote.load("b").unwrap(), 16));
 

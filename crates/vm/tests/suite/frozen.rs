@@ -12,8 +12,8 @@ use afresh_memory::{Feature, Features, Filler, Image, ImageError, Inserter, Page
 use afresh_pager::Options;
 use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Store};
 use afresh_vm::{
-    CallError, Frozen, GuestError, Misfit, ResetMethod, Sandbox, SandboxBuilder, SharedMemory,
-    Snapshot, SnapshotOptions, ThawError, Tracking,
+    CallError, Frozen, GuestError, Incompatible, ResetMethod, Sandbox, SandboxBuilder,
+    SharedMemory, Snapshot, SnapshotOptions, ThawError, Tracking,
 };
 
 const PAGES: u64 = 300;
@@ -208,7 +208,7 @@ fn regions_come_from_the_snapshot_or_must_be_those_it_was_frozen_with() {
     ];
     for (builder, word) in wrong {
         let error = builder.thaw(&frozen).unwrap_err();
-        assert!(matches!(error, ThawError::Guest(Misfit::Regions(_))), "{error}");
+        assert!(matches!(error, ThawError::Guest(Incompatible::Regions(_))), "{error}");
         assert!(error.to_string().contains(word), "{error}");
     }
     // Shared memory is the host's, and must be brought.
@@ -218,7 +218,7 @@ fn regions_come_from_the_snapshot_or_must_be_those_it_was_frozen_with() {
     let place = sandbox.regions()[0].start;
     let frozen = sandbox.pristine().freeze().unwrap();
     let error = Sandbox::builder().thaw(&frozen).unwrap_err();
-    assert!(matches!(error, ThawError::Guest(Misfit::Regions(_))), "{error}");
+    assert!(matches!(error, ThawError::Guest(Incompatible::Regions(_))), "{error}");
     let mut thawed = with(&memory).thaw(&frozen).unwrap();
     thawed.run(&words(&[4, place, 0xabcd])).unwrap();
     let mut bytes = [0; 2];

@@ -2,7 +2,8 @@
 
 use crate::common::{guest, kvm, words};
 use afresh_vm::{
-    BuildError, CallError, CpuTemplate, Frozen, GuestError, KvmError, Misfit, Sandbox, ThawError,
+    BuildError, CallError, CpuTemplate, Frozen, GuestError, Incompatible, KvmError, Sandbox,
+    ThawError,
 };
 
 /// The templates that this host can serve.
@@ -155,7 +156,7 @@ fn missing_features_of_this_host_are_named() {
         bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
         let frozen = Frozen::from_parts(pages.clone(), &bytes).unwrap();
         match Sandbox::builder().thaw(&frozen) {
-            Err(error @ ThawError::Guest(Misfit::Cpu { .. })) => error.to_string(),
+            Err(error @ ThawError::Guest(Incompatible::Cpu { .. })) => error.to_string(),
             other => panic!("{to}: {other:?}"),
         }
     };

@@ -504,7 +504,7 @@ mod component {
             let tasks: Vec<_> = (0..GUESTS).map(|_| tokio::spawn(warm(barrier.clone()))).collect();
             for task in tasks {
                 let warm = task.await.unwrap();
-                assert_eq!(warm.why_cold(), None);
+                assert_eq!(warm.rerun_reason(), None);
                 assert_eq!(sum(&mut lease(&warm).await).await, 42);
             }
         });

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use afresh_wasm::wasmtime::{self, Caller, Linker, ResourceLimiter, Trap};
 use afresh_wasm::{
-    CallError, Engine, EngineConfig, Epochs, Guest, GuestOptions, Host, Imports, LeaseOptions,
+    CallError, Engine, EngineConfig, EpochSource, Guest, GuestOptions, Host, Imports, LeaseOptions,
     Limiter, LoadError, Mode, State, Val, WarmError, WarmUp,
 };
 
@@ -150,7 +150,7 @@ fn an_engine_that_was_not_set_up_for_it_is_refused_by_what_it_lacks() {
 #[test]
 fn guests_run_on_the_embedders_engine_and_epochs() {
     let config = EngineConfig {
-        epochs: Epochs::Embedder(Duration::from_millis(1)),
+        epochs: EpochSource::Embedder(Duration::from_millis(1)),
         ..EngineConfig::default()
     };
     let mut wasm = wasmtime::Config::new();

@@ -97,7 +97,7 @@ fn memory_and_globals_of_nested_components_start_where_the_warm_up_left_them() {
         assert_eq!(number(&mut lease, "sum-b"), 54);
         assert_eq!(number(&mut lease, "sum-a"), 30);
     }
-    assert_eq!(warm.why_cold(), None);
+    assert_eq!(warm.rerun_reason(), None);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn start_functions_and_data_written_into_others_memories_run_once() {
     assert_eq!(number(&mut lease, "read"), 5 + 400 + 1000 - 64);
     drop(lease);
     always(&warm, "read", 5 + 300 + 1000 - 48);
-    assert_eq!(warm.why_cold(), None);
+    assert_eq!(warm.rerun_reason(), None);
 }
 
 #[test]
@@ -541,7 +541,7 @@ fn a_cold_component_without_start_functions_freezes_and_one_that_cannot_be_kept_
         (core instance $i (instantiate $m))
         (func (export "null") (result u32) (canon lift (core func $i "null"))))"#;
     let cold = warm(text, &[]);
-    assert!(cold.why_cold().unwrap().contains("global 0"), "{:?}", cold.why_cold());
+    assert!(cold.rerun_reason().unwrap().contains("global 0"), "{:?}", cold.rerun_reason());
     always(&cold, "null", 0);
     let refused = cold.freeze().unwrap_err().to_string();
     assert!(refused.contains("global 0"), "{refused}");

@@ -120,7 +120,7 @@ async fn ask(warm: &WarmComponent, names: &[&str]) -> Vec<u64> {
 #[tokio::test]
 async fn a_component_that_waits_starts_every_call_from_its_warm_state() {
     let warm = warm(&["next", "next", "peek"]).await.unwrap();
-    assert_eq!(warm.why_cold(), None);
+    assert_eq!(warm.rerun_reason(), None);
     for _ in 0..10 {
         assert_eq!(ask(&warm, &["peek", "next", "next", "peek"]).await, [2, 3, 4, 4]);
         assert!(warm.compare().unwrap().is_clean());

@@ -7,7 +7,7 @@ use afresh_frames::Stage;
 use afresh_memory::{Features, HostAccess, Strategy};
 use afresh_sys::planted::{self, Bug};
 use afresh_wasm::{
-    CallError, Engine, EngineConfig, Exhausted, Guest, GuestOptions, Imports, Limits, LoadError,
+    CallError, Engine, EngineConfig, Guest, GuestOptions, Imports, LimitPolicy, Limits, LoadError,
     Mode, Output, Val, Warm, WarmError, WarmUp, Wasi, ZeroMemory,
 };
 
@@ -381,7 +381,7 @@ fn bad_guests_are_refused_by_name() {
 
 #[test]
 fn an_exhausted_pool_says_so_and_recovers() {
-    let limits = Limits { items: 2, exhausted: Exhausted::Error, ..Limits::default() };
+    let limits = Limits { items: 2, exhausted: LimitPolicy::Error, ..Limits::default() };
     let options = GuestOptions { limits, fuel: Some(1 << 40), ..GuestOptions::default() };
     let warm = warm_with(EVERYTHING, WarmUp::new(), options);
     let held = (warm.lease().unwrap(), warm.lease().unwrap());

@@ -3,7 +3,7 @@
 use afresh_files::FileDifference;
 use afresh_memory::{Feature, Image};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
-use afresh_pool::{PoolStats, Recycled};
+use afresh_pool::{PoolStats, ResetCost};
 use afresh_snapshot::{Branch, Frozen};
 use afresh_store::{Sha256, Store};
 use afresh_vm::{CallError as VmError, Difference, GuestError, Sandbox, SandboxBuilder, Snapshot};
@@ -29,8 +29,8 @@ pub(crate) type Machines = ResetPool<Sandbox, Snapshot>;
 impl Reset for Sandbox {
     type Error = VmError;
 
-    fn reset(&mut self) -> Result<Recycled, Self::Error> {
-        self.reset().map(Recycled::from)
+    fn reset(&mut self) -> Result<ResetCost, Self::Error> {
+        self.reset().map(ResetCost::from)
     }
 
     fn kept_bytes(&self) -> usize {

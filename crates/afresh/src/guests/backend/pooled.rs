@@ -3,7 +3,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use afresh_pool::{Lease, Pool, PoolError, PoolStats, Recycle, Recycled};
+use afresh_pool::{Lease, Pool, PoolError, PoolStats, Recycle, ResetCost};
 
 use crate::{Cause, LeaseError};
 
@@ -12,7 +12,7 @@ pub(crate) trait Reset: Send + 'static {
     type Error: std::fmt::Display;
 
     /// Resets the guest, and reports the work.
-    fn reset(&mut self) -> Result<Recycled, Self::Error>;
+    fn reset(&mut self) -> Result<ResetCost, Self::Error>;
 
     /// Bytes of private memory that it keeps.
     fn kept_bytes(&self) -> usize;
@@ -28,7 +28,7 @@ impl<T: Reset> Recycle for Idle<T> {
         0
     }
 
-    fn recycle(&mut self) -> Result<Recycled, T::Error> {
+    fn recycle(&mut self) -> Result<ResetCost, T::Error> {
         self.0.reset()
     }
 

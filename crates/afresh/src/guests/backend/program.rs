@@ -13,7 +13,7 @@ use afresh_linux::{
 };
 use afresh_memory::{Feature, Image, PAGE_SIZE};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
-use afresh_pool::{PoolStats, Recycled};
+use afresh_pool::{PoolStats, ResetCost};
 use afresh_snapshot::Branch;
 use afresh_store::{Sha256, Snapshot, Store};
 
@@ -40,10 +40,10 @@ impl Reset for Instance {
 
     /// Carried out with the next call, in the same round trip; a process that cannot be reset is replaced then. The
     /// report is therefore that of the previous reset.
-    fn reset(&mut self) -> Result<Recycled, Infallible> {
+    fn reset(&mut self) -> Result<ResetCost, Infallible> {
         let copied = usize::try_from(self.stats().copied).unwrap_or(usize::MAX);
         self.reset();
-        Ok(Recycled { pages: copied / PAGE_SIZE, ..Recycled::default() })
+        Ok(ResetCost { pages: copied / PAGE_SIZE, ..ResetCost::default() })
     }
 
     fn kept_bytes(&self) -> usize {
@@ -198,14 +198,14 @@ impl LiveInstance for Leased<'_, Instance> {
         answer(name, self.call(&line(texts))).map(Answer::Bytes)
     }
 
-    fn answer_heard(
+    fn answer_streaming(
         &mut self,
         _: &Guest,
         callee: Entry<'_>,
         input: &[u8],
         hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
-        match self.call_heard(input, hear) {
+        match self.call_streaming(input, hear) {
             Err(LinuxError::Ended { end: End::Exit(0), .. }) => Ok(()),
             other => other.map_err(|error| call_error(callee.name(), error)),
         }
@@ -365,7 +365,7 @@ impl Lease<'_> {
     }
 
     /// Lets a Linux program run without a call, with its background work, for a [slice](Program::slice)
-    /// of time or until all of it waits. `hear` as for [`Lease::call_heard`]. Other guests do nothing.
+    /// of time or until all of it waits. `hear` as for [`Lease::call_streaming`]. Other guests do nothing.
     ///
     /// # Errors
     /// As [`Lease::call`].
@@ -377,7 +377,7 @@ impl Lease<'_> {
         program.proceed(hear).map_err(|error| call_error("", error))
     }
 
-    /// Shows a Linux program's files to another thread while calls of this lease run ([`Lease::call_heard`],
+    /// Shows a Linux program's files to another thread while calls of this lease run ([`Lease::call_streaming`],
     /// [`Lease::proceed`]). Other guests show nothing.
     pub fn show_files(&mut self, view: &afresh_linux::FileView) {
         if let Some(program) = self.as_program() {
@@ -422,9 +422,12 @@ impl Lease<'_> {
     ///
     /// # Errors
     /// As [`Lease::call`].
-    pub fn hang_up_strangers(&mut self, known: &[InboundConnection]) -> Result<(), CallError> {
+    pub fn close_other_connections(
+        &mut self,
+        known: &[InboundConnection],
+    ) -> Result<(), CallError> {
         let Some(program) = self.as_program() else { return Ok(()) };
-        program.hang_up_strangers(known).map_err(|error| call_error("", error))
+        program.close_other_connections(known).map_err(|error| call_error("", error))
     }
 }
 

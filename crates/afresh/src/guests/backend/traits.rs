@@ -114,7 +114,7 @@ pub(crate) trait LiveInstance {
     ) -> Result<Answer, CallError>;
 
     /// Calls a handler whose answer is received while it is written.
-    fn answer_heard(
+    fn answer_streaming(
         &mut self,
         guest: &Guest,
         callee: Entry<'_>,

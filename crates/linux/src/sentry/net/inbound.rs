@@ -97,7 +97,7 @@ impl Kernel {
     }
 
     /// Lets go of such.
-    pub(crate) fn hang_up_strangers(&mut self, strangers: &[u64]) {
+    pub(crate) fn close_other_connections(&mut self, strangers: &[u64]) {
         strangers.iter().for_each(|id| self.channels.let_go(*id));
     }
 }

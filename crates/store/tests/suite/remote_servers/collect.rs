@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use afresh_store::remote::{GRACE, GcRoot, Remote, RemoteError, Replaced};
+use afresh_store::remote::{GRACE_PERIOD, GcRoot, Remote, RemoteError, ReplacedName};
 use afresh_store::{Encoding, Sha256, Snapshot, Store};
 
 use super::local;
@@ -20,7 +20,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 /// Makes everything that the server has older than any grace.
 fn age(root: &Path) {
     for file in files(root) {
-        let long_ago = SystemTime::now() - GRACE - Duration::from_secs(3600);
+        let long_ago = SystemTime::now() - GRACE_PERIOD - Duration::from_secs(3600);
         fs::File::options().append(true).open(file).unwrap().set_modified(long_ago).unwrap();
     }
 }
@@ -34,9 +34,9 @@ fn is_whole(remote: &Remote, id: Sha256, content: &[u8]) -> bool {
 }
 
 /// Collects for a fleet that has these names.
-fn collect(remote: &Remote, names: &[Sha256]) -> afresh_store::Collected {
+fn collect(remote: &Remote, names: &[Sha256]) -> afresh_store::CollectionReport {
     let mut names = || Ok(names.to_vec());
-    remote.gc(Some(GcRoot { name: "fleet", names: &mut names }), GRACE).unwrap()
+    remote.gc(Some(GcRoot { name: "fleet", names: &mut names }), GRACE_PERIOD).unwrap()
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn only_old_unnamed_objects_are_removed() {
     let [kept, dead] = [keep(&remote, &all[1]), keep(&remote, &all[2])];
     remote.claim("fleet").unwrap();
     let journal = remote
-        .push_turns(&all[0].0, &all[0].1, "session", Encoding::Raw, Replaced::Any, &mut |_| {})
+        .push_turns(&all[0].0, &all[0].1, "session", Encoding::Raw, ReplacedName::Any, &mut |_| {})
         .map(drop);
     journal.unwrap();
     // Turns of that session, of one that nothing names, and of one to which a turn was just added.
@@ -110,7 +110,8 @@ fn objects_of_a_running_writer_survive_a_collection() {
         assert_eq!(keep(&remote, &one), id);
         Ok(vec![named])
     };
-    let collected = remote.gc(Some(GcRoot { name: "fleet", names: &mut names }), GRACE).unwrap();
+    let collected =
+        remote.gc(Some(GcRoot { name: "fleet", names: &mut names }), GRACE_PERIOD).unwrap();
     assert_eq!(collected.files, 0, "{collected:?}");
     assert!(is_whole(&remote, id, &one.2));
     assert!(is_whole(&remote, named, &other.2));
@@ -147,12 +148,12 @@ fn a_collection_that_would_remove_too_much_is_refused() {
     let one = local(&dir.path().join("store"), 1, 20);
     if let Some(server) = Server::start(Kind::Registry) {
         let remote = server.remote(server.address, retry());
-        assert!(matches!(remote.gc(None, GRACE), Err(RemoteError::NoCollection)));
+        assert!(matches!(remote.gc(None, GRACE_PERIOD), Err(RemoteError::NoCollection)));
     }
     // The files of a local store, seen as a remote: who saves there holds locks that this knows nothing of.
     let url = format!("file://{}", dir.path().join("store").display());
     let local = Remote::open(&url, retry()).unwrap();
-    assert!(matches!(local.gc(None, GRACE), Err(RemoteError::Kept { .. })));
+    assert!(matches!(local.gc(None, GRACE_PERIOD), Err(RemoteError::Kept { .. })));
     let place = dir.path().join("remote");
     fs::create_dir(&place).unwrap();
     let remote = Remote::open(&format!("file://{}", place.display()), retry()).unwrap();
@@ -160,13 +161,13 @@ fn a_collection_that_would_remove_too_much_is_refused() {
     age(&place);
     let short = remote.gc(None, Duration::from_secs(3600));
     assert!(matches!(short, Err(RemoteError::Grace { .. })));
-    assert!(matches!(remote.gc(None, GRACE), Err(RemoteError::NoNames)));
+    assert!(matches!(remote.gc(None, GRACE_PERIOD), Err(RemoteError::NoNames)));
     remote.claim("fleet-a").unwrap();
     remote.push(&one.0, &one.1, "name", Encoding::Raw, &mut |_| {}).unwrap();
-    let error = remote.gc(None, GRACE).unwrap_err();
+    let error = remote.gc(None, GRACE_PERIOD).unwrap_err();
     assert!(error.to_string().contains("`fleet-a`"), "{error}");
     let mut fails = || Err("no ledger".into());
-    let failing = remote.gc(Some(GcRoot { name: "fleet-a", names: &mut fails }), GRACE);
+    let failing = remote.gc(Some(GcRoot { name: "fleet-a", names: &mut fails }), GRACE_PERIOD);
     assert!(matches!(failing, Err(RemoteError::Names(_))));
     assert!(is_whole(&remote, id, &one.2));
 }

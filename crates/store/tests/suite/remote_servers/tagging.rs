@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use afresh_store::remote::{Remote, RemoteError, Replaced, RetryPolicy};
+use afresh_store::remote::{Remote, RemoteError, ReplacedName, RetryPolicy};
 use afresh_store::{Encoding, SaveError, Sha256, Snapshot, Store};
 
 use super::local;
@@ -117,7 +117,7 @@ fn push(
         RetryPolicy { attempts: 3, pause: Duration::from_millis(1), ..super::servers::retry() };
     let url = format!("oci://{}/a", stub.address);
     let remote = Remote::open_with(&url, retry, &[]).unwrap();
-    let replaced = Replaced::Manifest(old);
+    let replaced = ReplacedName::Manifest(old);
     let pushed = remote.push_over(local, snapshot, "x", Encoding::Raw, replaced, &mut |_| {});
     let now = tags.lock().unwrap().now;
     (pushed, now, theirs)

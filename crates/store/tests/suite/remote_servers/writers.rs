@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use afresh_store::remote::{Remote, RemoteError, Replaced, RetryPolicy};
+use afresh_store::remote::{Remote, RemoteError, ReplacedName, RetryPolicy};
 use afresh_store::{Encoding, Journal, MemoryPages, SaveError, Snapshot, Store};
 use object_store::path::Path;
 
@@ -26,7 +26,7 @@ fn push(
     remote: &Remote,
     local: &Store,
     state: Vec<u8>,
-    replaced: Replaced<'_>,
+    replaced: ReplacedName<'_>,
 ) -> Result<Journal, RemoteError> {
     let snapshot = save(local, "whole", state);
     remote.push_turns(local, &snapshot, "a", Encoding::Raw, replaced, &mut |_| {})
@@ -70,7 +70,7 @@ fn write(remote: &Remote, writer: u8, count: u8) -> Vec<u8> {
         }
         now.push(token);
         let saved = if number % 3 == 2 || journal.is_nearly_full() {
-            match push(remote, &local, now, Replaced::Snapshot(&opened)) {
+            match push(remote, &local, now, ReplacedName::Snapshot(&opened)) {
                 Ok(_) => true,
                 Err(error) if is_moved(&error) => false,
                 Err(error) => panic!("{error}"),
@@ -91,7 +91,7 @@ fn write(remote: &Remote, writer: u8, count: u8) -> Vec<u8> {
 
 fn check_two_writers(remotes: [Remote; 2]) {
     let dir = tempfile::tempdir().unwrap();
-    push(&remotes[0], &store(dir.path()), Vec::new(), Replaced::Any).unwrap();
+    push(&remotes[0], &store(dir.path()), Vec::new(), ReplacedName::Any).unwrap();
     let acknowledged: Vec<u8> = std::thread::scope(|threads| {
         let writers = [1, 2].map(|writer| {
             let remote = &remotes[usize::from(writer) - 1];
@@ -119,18 +119,18 @@ fn a_whole_save_replaces_no_turn_of_another_writer() {
     let dir = tempfile::tempdir().unwrap();
     let local = store(dir.path());
     let remote = in_memory(&MemoryServer::new());
-    let mine = push(&remote, &local, vec![0], Replaced::Any).unwrap();
+    let mine = push(&remote, &local, vec![0], ReplacedName::Any).unwrap();
     let opened = remote.load("a").unwrap();
     let mut other = opened.resume_turns().unwrap().unwrap();
     append(&mut other, &[0], &[0, 1]).unwrap();
-    for replaced in [Replaced::Journal(&mine), Replaced::Snapshot(&opened)] {
+    for replaced in [ReplacedName::Journal(&mine), ReplacedName::Snapshot(&opened)] {
         let refused = push(&remote, &local, vec![2], replaced).unwrap_err();
         assert!(is_moved(&refused), "{refused}");
         assert_eq!(remote.load("a").unwrap().state(), [0, 1]);
     }
     // The other writer appends a turn, and replaces its own turns. The first one is refused from then on.
     append(&mut other, &[0, 1], &[0, 1, 2]).unwrap();
-    let mut new = push(&remote, &local, vec![3], Replaced::Journal(&other)).unwrap();
+    let mut new = push(&remote, &local, vec![3], ReplacedName::Journal(&other)).unwrap();
     assert!(matches!(append(&mut other, &[0, 1, 2], &[4]), Err(SaveError::Moved(_))));
     append(&mut new, &[3], &[3, 4]).unwrap();
     assert_eq!(remote.load("a").unwrap().state(), [3, 4]);
@@ -141,8 +141,8 @@ fn a_whole_save_replaces_no_turn_of_another_writer() {
     assert_eq!(remote.load("a").unwrap().state(), [5]);
     // Two sessions of one snapshot: the second is refused.
     let opened = remote.load("a").unwrap();
-    drop(remote.begin_turns("a", &opened, Replaced::Snapshot(&opened)).unwrap());
-    for replaced in [Replaced::Snapshot(&opened), Replaced::Manifest(id)] {
+    drop(remote.begin_turns("a", &opened, ReplacedName::Snapshot(&opened)).unwrap());
+    for replaced in [ReplacedName::Snapshot(&opened), ReplacedName::Manifest(id)] {
         assert!(is_moved(&remote.begin_turns("a", &opened, replaced).unwrap_err()));
     }
 }
@@ -155,10 +155,10 @@ fn a_whole_save_that_fails_at_any_request_keeps_the_session() {
         let local = store(dir.path());
         let server = MemoryServer::new();
         let remote = in_memory(&server);
-        let mut mine = push(&remote, &local, vec![0], Replaced::Any).unwrap();
+        let mut mine = push(&remote, &local, vec![0], ReplacedName::Any).unwrap();
         append(&mut mine, &[0], &[0, 1]).unwrap();
         server.be(Wrong::Reset { after, times: usize::MAX });
-        let saved = push(&remote, &local, vec![0, 1, 2], Replaced::Journal(&mine));
+        let saved = push(&remote, &local, vec![0, 1, 2], ReplacedName::Journal(&mine));
         let requests = server.requests.load(Ordering::Relaxed);
         server.be(Wrong::Nothing);
         if saved.is_ok() {
@@ -177,8 +177,8 @@ fn a_whole_save_that_fails_at_any_request_keeps_the_session() {
         if closed {
             assert!(mine.is_nearly_full());
             assert!(matches!(append(&mut resumed, &[0, 1], &[4]), Err(SaveError::Moved(_))));
-            push(&remote, &local, vec![0, 1, 3], Replaced::Snapshot(&opened)).unwrap();
-            let refused = push(&remote, &local, vec![5], Replaced::Journal(&mine)).unwrap_err();
+            push(&remote, &local, vec![0, 1, 3], ReplacedName::Snapshot(&opened)).unwrap();
+            let refused = push(&remote, &local, vec![5], ReplacedName::Journal(&mine)).unwrap_err();
             assert!(is_moved(&refused), "{refused}");
         }
         assert_eq!(remote.load("a").unwrap().state(), [0, 1, 3], "after {after} requests");

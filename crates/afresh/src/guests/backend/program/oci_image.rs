@@ -113,7 +113,7 @@ fn open_image(reference: &Reference, options: &Options) -> Result<OciImage, Caus
     let limits = LayerLimits::default();
     match reference.place() {
         Place::Directory(path) | Place::File(path) => {
-            Ok(OciImage::open(path, reference.given_name(), &limits)?)
+            Ok(OciImage::open(path, reference.explicit_name(), &limits)?)
         }
         #[cfg(feature = "remote")]
         Place::Remote(_) => fetched(reference, options, &limits),
@@ -140,7 +140,7 @@ fn fetched(
     let cache = options.cache.as_ref().map(|cache| cache.join("images"));
     let folder = cache.as_deref().unwrap_or_else(|| scratch.path());
     let store = Store::create(folder)?;
-    let mut name = reference.given_name().or(remote.name()).unwrap_or(crate::LATEST).to_owned();
+    let mut name = reference.explicit_name().or(remote.name()).unwrap_or(crate::LATEST).to_owned();
     for _ in 0..DEPTH {
         let (digest, bytes) = remote.document(&store, &name)?;
         let document = OciDocument::parse(&reference.to_string(), &bytes)?;
