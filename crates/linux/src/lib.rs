@@ -57,11 +57,11 @@ mod subprocesses;
 mod trust;
 mod warm;
 
-pub use afresh_snapshot::{OutputSource, OutputStream};
 pub use afresh_egress::{
     ConnectionLog, ConnectionReceiver, ConnectionRecord, Destination, NetGrant, Outcome,
     ParseDestinationError, ParseGrantError, Rule,
 };
+pub use afresh_snapshot::{OutputSource, OutputStream};
 pub use call_names::call_name;
 pub use error::{
     CallError, FreezeError, Incompatible, SnapshotError, ThawError, VerifyError, WarmError,
