@@ -175,7 +175,7 @@ mod tests {
         let node = after.write_path(inside("holes"), b"first", now).unwrap();
         after.write(node, 1 << 33, b"last", now).unwrap();
         after.set_size(node, 1 << 35, now).unwrap();
-        let above = after.find(&inside("")).unwrap();
+        let above = after.find(inside("")).unwrap();
         after.create(above, b"a-pipe", New::Device(1), 0o600, now).unwrap();
         let listed = changes(&before, &after).unwrap();
         let told = write_back(&top, &listed, &after).unwrap_err().to_string();

@@ -31,7 +31,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes that are compared at a time.
 const CHUNK_SIZE: u64 = 256 << 10;
 /// Longest change of a file that is compared as a whole. Of a longer one holes are skipped.
-const MAX_WHOLE: u64 = 4 << 20;
+const MAX_WHOLE_CHANGE: u64 = 4 << 20;
 /// Offsets of mappings are below this. What a file has behind it needs no memory.
 const MAX_OFFSET: u64 = i64::MAX as u64 / 2;
 
@@ -251,7 +251,7 @@ impl LiveFile {
         node: Node,
         changed: Vec<Range<u64>>,
     ) -> Result<Vec<Range<u64>>, PlatformError> {
-        if changed.iter().all(|part| part.end.saturating_sub(part.start) <= MAX_WHOLE) {
+        if changed.iter().all(|part| part.end.saturating_sub(part.start) <= MAX_WHOLE_CHANGE) {
             return Ok(changed);
         }
         let mut held = Ranges::default();

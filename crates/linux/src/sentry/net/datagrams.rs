@@ -19,7 +19,7 @@ use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
 /// Maximum bytes of a datagram over loopback.
 const LONGEST_INTERNET: usize = 65507;
 /// Maximum bytes of unfinished datagrams of all sockets.
-const MAX_ALL_CORKED: usize = 16 << 20;
+const MAX_CORKED_BYTES: usize = 16 << 20;
 
 impl Kernel {
     pub(in crate::sentry) fn datagram_socket(&self, id: u64) -> Option<(&Socket, u64)> {
@@ -357,7 +357,7 @@ impl Sentry {
         if socket.corked.len() + bytes.len() > CORKED {
             return Err(Errno::MSGSIZE.into());
         }
-        if self.state.corked_bytes() + bytes.len() > MAX_ALL_CORKED {
+        if self.state.corked_bytes() + bytes.len() > MAX_CORKED_BYTES {
             return Err(Errno::NOBUFS.into());
         }
         let corked = &mut self.socket_mut(descriptor)?.corked;

@@ -8,10 +8,10 @@ use rustix::io::Errno;
 use super::{CAPACITY, Channel, Channels, MAX_RESERVED, PAGE};
 
 /// Bytes beyond the usual that all may hold together.
-const MAX_LARGER: usize = 64 << 20;
+const MAX_EXTRA_BYTES: usize = 64 << 20;
 /// Bytes that all may hold together, each up to the usual size (`pipe-user-pages-soft`). Later ones are one page, as in
 /// Linux.
-const MAX_USUAL: usize = 64 << 20;
+const MAX_USUAL_BYTES: usize = 64 << 20;
 
 impl Channel {
     fn larger(&self) -> usize {
@@ -30,12 +30,12 @@ impl Channels {
 
     /// The capacity of a new channel.
     pub(super) fn first_capacity(&self) -> usize {
-        if self.reserved().0 + CAPACITY > MAX_USUAL { PAGE } else { CAPACITY }
+        if self.reserved().0 + CAPACITY > MAX_USUAL_BYTES { PAGE } else { CAPACITY }
     }
 
     /// Whether channels of a snapshot are as large as they may be.
     pub(super) fn is_affordable(&self) -> bool {
-        self.reserved().1 <= MAX_LARGER
+        self.reserved().1 <= MAX_EXTRA_BYTES
     }
 
     /// Whether a channel may become larger.
@@ -43,8 +43,8 @@ impl Channels {
         let (usual, larger) = self.reserved();
         let usual = usual - channel.capacity.min(CAPACITY) + capacity.min(CAPACITY);
         let larger = larger - channel.larger() + capacity.saturating_sub(CAPACITY);
-        let beyond = capacity > CAPACITY && larger > MAX_LARGER;
-        !beyond && (usual <= MAX_USUAL || channel.capacity >= CAPACITY)
+        let beyond = capacity > CAPACITY && larger > MAX_EXTRA_BYTES;
+        !beyond && (usual <= MAX_USUAL_BYTES || channel.capacity >= CAPACITY)
     }
 
     /// Sets the capacity of a channel, rounded up.
@@ -91,7 +91,7 @@ mod tests {
         let mut channels = Channels::default();
         let ids: Vec<u64> = std::iter::from_fn(|| channels.add()).collect();
         let usual = ids.iter().filter(|id| channels.list[id].capacity == CAPACITY).count();
-        assert_eq!(usual, MAX_USUAL / CAPACITY);
+        assert_eq!(usual, MAX_USUAL_BYTES / CAPACITY);
         // One of a page stays so, and one of the usual size may become larger.
         let (first, last) = (ids[0], ids[ids.len() - 1]);
         assert_eq!(channels.list[&last].capacity, PAGE);
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(channels.list[&last].capacity, PAGE);
         assert_eq!(channels.resize(first, 1 << 20), Ok(1 << 20));
         let larger = ids.iter().filter(|id| channels.resize(**id, 1 << 20).is_ok()).count();
-        assert_eq!(larger, MAX_LARGER / ((1 << 20) - CAPACITY));
+        assert_eq!(larger, MAX_EXTRA_BYTES / ((1 << 20) - CAPACITY));
         assert_eq!(channels.resize(first, PAGE as u64), Ok(PAGE));
         assert!(channels.is_affordable());
     }
