@@ -409,7 +409,7 @@ mod tests {
         let file: Reference = "x.afresh@v1".parse().unwrap();
         let error = file.load(&Options::new()).unwrap_err();
         let cause = std::error::Error::source(&error).unwrap().to_string();
-        assert!(cause.contains("leave @v1 out"), "{error}: {cause}");
+        assert!(cause.contains("omit @v1"), "{error}: {cause}");
     }
 
     #[cfg(feature = "remote")]

@@ -236,7 +236,7 @@ fn a_single_file_is_a_place_like_others() {
     assert_eq!(pulled["id"], bench.json(&["list", "store"])[0]["id"]);
     bench.ok(&["diff", "store", "copy@mine"]);
     let message = bench.fails(1, &["inspect", "warm.afresh@v1"]);
-    assert!(message.contains("leave @v1 out"), "{message}");
+    assert!(message.contains("omit @v1"), "{message}");
     let message = bench.fails(1, &["gc", "warm.afresh"]);
     assert!(message.contains("is a single file"), "{message}");
 }

@@ -49,8 +49,7 @@ async fn a_plain_entry_is_refused_once_all_are_sealed() {
     // Another client of NATS, which has no key, writes a plain entry.
     let client = async_nats::connect(server.address.to_string()).await.unwrap();
     let subject = format!("$KV.afresh-default-kept.{id}");
-    client.publish(subject, Bytes::from(entry.value.to_vec())).await.unwrap();
-    client.flush().await.unwrap();
+    client.request(subject, Bytes::from(entry.value.to_vec())).await.unwrap();
     assert_eq!(opens(&host, &forged.record.id).await, Some(2), "the host without the option");
     assert!(strict.snapshot(TENANT, &forged.record.id).await.is_err());
     assert_eq!(seal(&config, true).await.unwrap().plain, [id]);
