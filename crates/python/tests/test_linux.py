@@ -179,7 +179,7 @@ def test_an_interpreter_that_needs_a_library_path_has_its_own(monkeypatch: pytes
     assert made["PATH"].startswith("/opt/python/bin:")
 
 
-def test_an_interpreter_outside_of_path_is_not_run_on_the_host(python: afresh.Warm, tmp_path: Path) -> None:
+def test_an_interpreter_outside_of_path_is_not_run_on_the_host(tmp_path: Path) -> None:
     venv.create(tmp_path / "own", symlinks=True)
     warm = afresh.linux(tmp_path / "own/bin/python3")
     with warm.sandbox() as box:

@@ -81,7 +81,7 @@ def _prefixes(path: Path) -> list[str]:
             base = Path(value.strip()).resolve().parent
     if not base.is_absolute() or not _has_library(base):
         raise OpenError(
-            f"the interpreter {path} has no standard library at {base}: name one in PATH, or one of a virtual environment"
+            f"the interpreter {path} has no standard library at {base}: name one in PATH, or in a virtual environment"
         )
     return _granted([str(root), str(base)] if lines else [str(base)])
 
