@@ -1,7 +1,7 @@
 //! A watch ends calls, and warm-ups, that may not continue; other calls keep their time limit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use wasmtime::AsContextMut;
@@ -141,7 +141,11 @@ const IMPORTS: &str = r#"(module
     (func (export "spin") (loop $on (br $on)))
     (func (export "look") (result i32) (global.get $state)))"#;
 
-fn meddling(meddle: fn(wasmtime::Caller<'_, afresh_wasm::Host>)) -> afresh_wasm::Warm {
+/// A guest whose watch lets calls run while `permits` holds. It may look before the host function is called.
+fn meddling(
+    permits: &Arc<AtomicBool>,
+    meddle: fn(wasmtime::Caller<'_, afresh_wasm::Host>),
+) -> afresh_wasm::Warm {
     let imports = afresh_wasm::Imports::new(move |linker: &mut wasmtime::Linker<_>| {
         linker.func_wrap(
             "host",
@@ -153,7 +157,8 @@ fn meddling(meddle: fn(wasmtime::Caller<'_, afresh_wasm::Host>)) -> afresh_wasm:
         Ok(())
     });
     let timeout = Some(Duration::from_secs(20));
-    let watch = Watch::new(|_| false);
+    let permits = Arc::clone(permits);
+    let watch = Watch::new(move |_| permits.load(Ordering::Relaxed));
     let options = GuestOptions { imports, timeout, watch, ..GuestOptions::default() };
     let engine = Engine::new(EngineConfig::default()).unwrap();
     let module = wat::parse_str(IMPORTS).unwrap();
@@ -162,10 +167,13 @@ fn meddling(meddle: fn(wasmtime::Caller<'_, afresh_wasm::Host>)) -> afresh_wasm:
 
 #[test]
 fn a_watch_that_a_host_function_removed_is_back_in_the_next_lease() {
-    let warm = meddling(|mut caller| caller.as_context_mut().epoch_deadline_trap());
+    let permits = Arc::new(AtomicBool::new(true));
+    let warm = meddling(&permits, |mut caller| caller.as_context_mut().epoch_deadline_trap());
     for _ in 0..2 {
+        permits.store(true, Ordering::Relaxed);
         let error = warm.lease().unwrap().call("import", &[]).expect_err("it never returns");
         assert!(matches!(error, CallError::Timeout(_)), "{error}");
+        permits.store(false, Ordering::Relaxed);
         let error = warm.lease().unwrap().call("spin", &[]).expect_err("it never returns");
         assert!(matches!(error, CallError::Stopped), "{error}");
     }
@@ -173,6 +181,7 @@ fn a_watch_that_a_host_function_removed_is_back_in_the_next_lease() {
     let mut session =
         <afresh_wasm::Session as afresh_snapshot::Guest>::make(&warm, &warm.root().unwrap())
             .unwrap();
+    permits.store(true, Ordering::Relaxed);
     session.lease().call("import", &[]).expect_err("it never returns");
     let error = session.lease().call("spin", &[]).expect_err("its watch is gone");
     assert!(matches!(error, CallError::CutOff), "{error}");
@@ -181,7 +190,8 @@ fn a_watch_that_a_host_function_removed_is_back_in_the_next_lease() {
 #[test]
 fn a_lease_is_spent_once_a_host_function_panicked_in_it() {
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    let warm = meddling(|_| panic!("in the middle of a call"));
+    let permits = Arc::new(AtomicBool::new(true));
+    let warm = meddling(&permits, |_| panic!("in the middle of a call"));
     let mut lease = warm.lease().unwrap();
     assert!(catch_unwind(AssertUnwindSafe(|| lease.call("import", &[]))).is_err());
     let error = lease.call("look", &[]).expect_err("the call before was cut off");
