@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use afresh_sys::fork;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use super::{Expected, Process, ReceiptSource, STUB_TIMEOUT};
@@ -157,15 +157,24 @@ impl Process {
         self.question(Expected { receipt, frame: stub::ORDERS_LEN }, deadline)
     }
 
-    /// Ends a child that was made before its parent failed.
+    /// Ends this process, and a child that it made before it failed.
     fn end_stray(&mut self) {
+        // It makes no child after this.
+        self.born.kill();
+        let _ = self.born.wait();
         let deadline = Instant::now() + STRAY_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
             let timeout = Timespec::try_from(left).unwrap_or_default();
             let mut wait = [PollFd::new(&*self.listener, PollFlags::IN)];
-            if !matches!(poll(&mut wait, Some(&timeout)), Ok(1..)) {
-                return;
+            match poll(&mut wait, Some(&timeout)) {
+                Ok(1..) if wait[0].revents().contains(PollFlags::IN) => {}
+                Err(Errno::INTR) => continue,
+                // A hang-up alone: no process has this filter, so none is left.
+                _ => return,
             }
             let Ok(Some(call)) = self.listener.receive() else { continue };
             if let Some(pid) = pid_of(&call).filter(|pid| *pid != self.born.pid) {
