@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define STUB 0x700000000000UL
@@ -180,6 +181,12 @@ int main(void) {
                 }
             break;
         }
+        case 24: /* Forks for ever. */
+            for (;;) {
+                int child = fork();
+                if (child == 0) _exit(0);
+                waitpid(child, 0, 0);
+            }
         default: made = -1;
         }
         n = sprintf(out, "%ld\n", made);

@@ -4,14 +4,17 @@
 
 use crate::common;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use afresh_linux::{CallError, End, Frozen, Instance, PlatformError, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_store::Store;
-use afresh_sys::alone;
+use afresh_sys::{again, alone};
+use rustix::io::Errno;
+use rustix::process::{WaitOptions, wait};
 
 const MARKER: &str = "/tmp/afresh-hostile-marker";
 
@@ -102,7 +105,7 @@ fn hostile_guest() {
     attempt(&mut warm, "0\n").unwrap();
     assert!(warm.stats().unserved.len() > 200, "{:?}", warm.stats().unserved);
     // Calls from the stub's page, at each of its system call instructions, and its loop with forged orders.
-    let syscalls = 12;
+    let syscalls = 13;
     for nth in 0..syscalls {
         for mode in (1..=5).chain([23]) {
             let answer = attempt(&mut warm, &format!("{mode} {nth}\n"));
@@ -140,6 +143,58 @@ fn hostile_guest() {
     assert!(ended(&attempt(&mut warm, "16\n")));
     // The stub copies forwards, however it was entered.
     assert_eq!(attempt(&mut warm, "19\n").unwrap(), "0\n");
+}
+
+/// The guest's program, in a process that is killed while the guest forks.
+const FORKING_HOST: &str = "AFRESH_TEST_FORKING_HOST";
+
+#[test]
+fn a_host_that_is_killed_during_a_fork_leaves_no_process() {
+    const NAME: &str = "walls::a_host_that_is_killed_during_a_fork_leaves_no_process";
+    const READY: &str = "the guest forks now";
+    if let Ok(program) = std::env::var(FORKING_HOST) {
+        let Some(warm) = common::here(Program::new(program).warm()) else { return };
+        let mut warm = warm.instance();
+        warm.prepare().unwrap();
+        println!("{READY}");
+        let _ = warm.call(b"24\n");
+        return;
+    }
+    alone(NAME, || {
+        let Some(path) = common::compiled("hostile.c", &["-static"]) else { return };
+        // Orphans become children of this process.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+        for round in 0..12 {
+            let mut host = again(NAME);
+            host.env(FORKING_HOST, &path).stdout(Stdio::piped());
+            let mut host = host.spawn().unwrap();
+            let lines = BufReader::new(host.stdout.take().unwrap()).lines();
+            let mut said = Vec::new();
+            let ready = lines.map_while(Result::ok).any(|line| {
+                let ready = line.contains(READY);
+                said.push(line);
+                ready
+            });
+            if !ready {
+                assert!(host.wait().unwrap().success(), "{said:?}");
+                return println!("{}", said.join("\n"));
+            }
+            std::thread::sleep(Duration::from_millis(20 + 3 * round));
+            host.kill().unwrap();
+            host.wait().unwrap();
+            let deadline = Instant::now() + Duration::from_secs(20);
+            loop {
+                match wait(WaitOptions::NOHANG) {
+                    Err(Errno::CHILD) => break,
+                    Ok(None) => {
+                        assert!(Instant::now() < deadline, "round {round}: {:?}", children());
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    });
 }
 
 /// While pages are still to come, nothing may come in their place: the kernel would put zeros there, for every guest.

@@ -1,8 +1,8 @@
 //! Forks of a guest process: the kernel gives the child the same mappings, and shares private pages copy-on-write.
 //!
-//! The stub of the parent makes the call, as an order of the sentry. The child maps its own control area and waits for
-//! orders. It is not watched. The filter and its listener are inherited, so the listener of all descendants of
-//! a process is one. The kernel reports the process that makes a call.
+//! The stub of the parent makes the call, as an order of the sentry. The child closes its descriptors, maps its own
+//! control area and waits for orders. It is not watched. The filter and its listener are inherited, so the listener of
+//! all descendants of a process is one. The kernel reports the process that makes a call.
 //!
 //! Promises: the child runs no code of the guest before its first orders. A fork that fails leaves no process behind.
 //! May break it: content of an image that is missing, which the caller waits for, because reports of missing pages are
