@@ -51,10 +51,6 @@ pub(super) fn allow_processes(pid: Pid, allowed: bool) -> Result<(), PlatformErr
     if set == 0 { Ok(()) } else { Err(failed()) }
 }
 
-fn pid_of(call: &SeccompNotification) -> Option<Pid> {
-    i32::try_from(call.pid).ok().and_then(Pid::from_raw)
-}
-
 /// Ends the child `pid` of this process, which no thread has waited for.
 fn end(pid: Pid) {
     let _ = kill_process(pid, Signal::KILL);
@@ -76,7 +72,11 @@ impl Process {
         allow_processes(self.born.pid, true)?;
         let mut first = None;
         let made = self.order_fork(&mut first);
-        let limited = allow_processes(self.born.pid, false);
+        let limited = match &made {
+            // It has been reaped, and its PID may be another process's.
+            Err(PlatformError::Ended(_)) => Ok(()),
+            _ => allow_processes(self.born.pid, false),
+        };
         let Some((call, pid)) = first.filter(|_| made.is_ok()) else {
             // A refused call has made no child, and its stub asks again.
             let refused = matches!(made, Err(PlatformError::Kernel { .. })) && self.asked.is_some();
@@ -134,7 +134,7 @@ impl Process {
         // Parent and child come in any order; a parent whose call failed comes alone.
         while first.is_none() || self.asked.is_none() {
             let call = self.receive_any(deadline)?.ok_or(PlatformError::Late)?;
-            match pid_of(&call) {
+            match call.process() {
                 Some(pid) if pid != self.born.pid => *first = Some((call, pid)),
                 _ => self.check_question(&call, Expected { receipt, frame })?,
             }
@@ -177,7 +177,7 @@ impl Process {
                 _ => return,
             }
             let Ok(Some(call)) = self.listener.receive() else { continue };
-            if let Some(pid) = pid_of(&call).filter(|pid| *pid != self.born.pid) {
+            if let Some(pid) = call.process().filter(|pid| *pid != self.born.pid) {
                 return end(pid);
             }
         }
