@@ -161,6 +161,7 @@ impl Process {
         require_bases()?;
         let mut control = Control::new()?;
         if let (Some(template), Some(image)) = (template, image) {
+            zygote::check()?;
             boot::write_child(&mut control, Some((&[], &[])));
             if let Some(born) = template.fork(&control) {
                 return Self::taken_over(born, control, Some(image), &[], Vec::new());

@@ -187,6 +187,23 @@ int main(void) {
                 if (child == 0) _exit(0);
                 waitpid(child, 0, 0);
             }
+        case 25: { /* Leaves children: one that was forked, and new programs. Counts those that run. */
+            int quiet[2];
+            pipe(quiet);
+            for (volatile int i = 0; i < 4; i++) {
+                int child = i ? vfork() : fork();
+                if (child) {
+                    made += child > 0;
+                    continue;
+                }
+                dup2(quiet[0], 0);
+                if (i) execl("/bin/cat", "cat", (char *)0);
+                else read(0, in, 1);
+                _exit(1);
+            }
+            while (waitpid(-1, 0, WNOHANG) > 0) made--;
+            break;
+        }
         default: made = -1;
         }
         n = sprintf(out, "%ld\n", made);

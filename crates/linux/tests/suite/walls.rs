@@ -233,7 +233,8 @@ fn a_hostile_guest_spoils_no_page_that_is_still_to_come() {
 #[test]
 fn a_process_could_do_little_if_a_call_ever_passed() {
     let Some(warm) = common::warm("canary.c", |program| program) else { return };
-    can_do_little(&warm);
+    can_do_little(warm.process_id().unwrap());
+    is_open(warm.process_id().unwrap(), &OPEN_FILES);
 }
 
 #[test]
@@ -251,13 +252,35 @@ fn descriptors_of_the_sentry_are_not_inherited_by_guests() {
         for _ in 0..50 {
             let mut warm = program.warm().unwrap().instance();
             warm.prepare().unwrap();
-            can_do_little(&warm);
+            can_do_little(warm.process_id().unwrap());
+            is_open(warm.process_id().unwrap(), &OPEN_FILES);
         }
     });
 }
 
-fn can_do_little(warm: &Instance) {
-    let id = warm.process_id().unwrap();
+#[test]
+fn a_forked_process_could_do_little_if_a_call_ever_passed() {
+    alone("walls::a_forked_process_could_do_little_if_a_call_ever_passed", || {
+        let Some(mut warm) = hostile() else { return };
+        assert_eq!(warm.call(b"25\n").unwrap(), b"4\n");
+        let Some((guests, _)) = children() else {
+            return println!("SKIPPED: this kernel does not report the children of a process");
+        };
+        // The first process, a fork of it, three programs, and a blank process. The last program is a fork of that.
+        assert_eq!(guests.len(), 6);
+        for id in guests {
+            can_do_little(id);
+            let open = open_in(id);
+            let known = |file: &String| OPEN_FILES.iter().any(|kind| file.starts_with(kind));
+            assert!(open.iter().all(known), "{open:?}");
+        }
+    });
+}
+
+/// Open files of the first process of a guest. An image's file may hold other images, and a socket leads to the zygote.
+const OPEN_FILES: [&str; 2] = ["anon_inode:[userfaultfd]", "anon_inode:seccomp notify"];
+
+fn can_do_little(id: u32) {
     let status = status(id);
     for line in [
         "NoNewPrivs:\t1",
@@ -273,8 +296,6 @@ fn can_do_little(warm: &Instance) {
         let line = limits.lines().find(|line| line.starts_with(name)).unwrap();
         assert!(line[name.len()..].trim_start().starts_with("0 "), "{line}");
     }
-    // No image, whose file may hold others, and no way to the zygote.
-    is_open(id, &["anon_inode:[userfaultfd]", "anon_inode:seccomp notify"]);
 }
 
 #[test]
@@ -385,11 +406,12 @@ fn every_wall_is_applied_alone_and_can_be_required() {
     }
     let why = missing(absent).unwrap();
     assert!(why.contains(&format!("max_{refused}_namespaces")), "{why}");
-    // Guests run without it until it is required, and not after.
+    // Guests run without it until it is required, and make no process after that.
     let Some(mut guest) = hostile() else { return };
-    guest.call_pristine(b"99\n").unwrap();
+    assert_eq!(guest.call_pristine(b"25\n").unwrap(), b"4\n");
     let error = afresh_linux::require_walls().unwrap_err().to_string();
     assert!(error.contains(absent), "{error}");
+    assert_eq!(guest.call_pristine(b"25\n").unwrap(), b"0\n");
     let Some(path) = common::compiled("hostile.c", &["-static"]) else { return };
     assert!(Program::new(path).warm().is_err());
 }

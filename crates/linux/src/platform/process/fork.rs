@@ -23,7 +23,7 @@ use crate::platform::forker::SpawnedProcess;
 use crate::platform::frame::Bases;
 use crate::platform::listener::{Answer, SeccompNotification};
 use crate::platform::vdso::ClockOffsets;
-use crate::platform::{PlatformError, boot, stub};
+use crate::platform::{PlatformError, boot, stub, zygote};
 
 /// How long the child of a parent that has failed is looked for.
 const STRAY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -62,7 +62,9 @@ impl Process {
     ///
     /// # Errors
     /// [`PlatformError::Kernel`] when the kernel has no room for a further process; this one waits for orders then.
+    /// [`PlatformError::Missing`] when walls are required, and the host lacks one.
     pub(crate) fn fork(&mut self) -> Result<Self, PlatformError> {
+        zygote::check()?;
         // The child starts where this process is.
         self.follow();
         let mut control = Control::new()?;
