@@ -194,7 +194,7 @@ pub(super) fn write_fork(control: &mut Control, receipt: u64) -> Vec<[u64; 7]> {
     let mut calls = Calls::default();
     calls.call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
     calls.0.push(clock_page());
-    // It has its parent's descriptors.
+    // It has closed its parent's descriptors. This closes that of the control area.
     calls.call(libc::SYS_close_range, &[0, u64::from(u32::MAX)]);
     let steps = calls.0.clone();
     calls.write(control, Continuation::Ask, receipt);

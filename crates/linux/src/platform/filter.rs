@@ -4,11 +4,11 @@
 //! signal mask and the signal stack of the process, and `close` and `close_range`. A process needs none of its
 //! descriptors once it has booted, and has the sentry's files only while the stub executes orders. All else stops.
 //! From the stub's page it becomes a question to the sentry, and one that makes a process ends the process, except
-//! `clone`, which the sentry orders for a fork of the guest. From anywhere else, calls whose answer may need new
-//! registers or maps raise SIGSYS, so that the stub can carry out orders; the others also become questions. A read is
-//! of the former kind if it may be the caller's input, which mostly waits; reads of other files mostly do not. Calls
-//! of other kinds, by  or of x32, fail with ENOSYS everywhere, as on a kernel without them: none is executed, so none
-//! has to end the process.
+//! `clone` with the flags that the sentry orders for a fork of the guest. From anywhere else, calls whose answer may
+//! need new registers or maps raise SIGSYS, so that the stub can carry out orders; the others also become questions.
+//! A read is of the former kind if it may be the caller's input, which mostly waits; reads of other files mostly do
+//! not. Calls of other kinds, by `int 0x80` or of x32, fail with ENOSYS everywhere, as on a kernel without them: none
+//! is executed, so none has to end the process.
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
@@ -83,8 +83,8 @@ const ORDERED: [libc::c_long; 45] = [
     libc::SYS_set_tid_address,
 ];
 
-/// Calls that make processes or replace programs, and are no orders of the sentry. The limit of processes does not bind
-/// root; this does.
+/// Calls that make processes or replace programs, and are no orders of the sentry. `clone` with other flags than those
+/// of a fork is treated like them. The limit of processes does not bind root; this does.
 const PROCESSES: [libc::c_long; 5] =
     [libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone3, libc::SYS_execve, libc::SYS_execveat];
 
@@ -115,7 +115,7 @@ fn jump(test: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
 /// The program, for `SECCOMP_SET_MODE_FILTER`.
 pub(crate) fn program() -> Vec<sock_filter> {
     // Instructions that test the number of a call from the stub.
-    let inside = (PASSED.len() + PROCESSES.len()) as u8 + 3;
+    let inside = (PASSED.len() + PROCESSES.len()) as u8 + 6;
     let mut program = vec![
         load(ARCHITECTURE),
         jump(BPF_JEQ, ARCH, 1, 0),
@@ -136,10 +136,18 @@ pub(crate) fn program() -> Vec<sock_filter> {
     }
     program.push(ret(SECCOMP_RET_ALLOW));
     for (index, number) in PROCESSES.into_iter().enumerate() {
-        let behind = PROCESSES.len() - 1 - index + 1;
+        let behind = PROCESSES.len() - 1 - index + 4;
         program.push(jump(BPF_JEQ, number as u32, behind as u8, 0));
     }
-    program.extend([ret(SECCOMP_RET_USER_NOTIF), ret(SECCOMP_RET_KILL_PROCESS), load(NUMBER)]);
+    program.extend([
+        jump(BPF_JEQ, libc::SYS_clone as u32, 0, 2),
+        // The kernel reads no more of its flags than these 32 bits.
+        load(FIRST_ARGUMENT),
+        jump(BPF_JEQ, stub::FORK_FLAGS as u32, 0, 1),
+        ret(SECCOMP_RET_USER_NOTIF),
+        ret(SECCOMP_RET_KILL_PROCESS),
+        load(NUMBER),
+    ]);
     // One instruction for each: the kernel compiles them for every process.
     for (index, number) in ORDERED.into_iter().enumerate() {
         let behind = ORDERED.len() - 1 - index + 4;
@@ -206,6 +214,8 @@ mod tests {
                 let expected = match libc::c_long::from(number) {
                     number if inside && PASSED.contains(&number) => SECCOMP_RET_ALLOW,
                     number if inside && PROCESSES.contains(&number) => SECCOMP_RET_KILL_PROCESS,
+                    // Without the flags of a fork.
+                    libc::SYS_clone if inside => SECCOMP_RET_KILL_PROCESS,
                     _ if inside => SECCOMP_RET_USER_NOTIF,
                     libc::SYS_read => SECCOMP_RET_TRAP,
                     number if ORDERED.contains(&number) => SECCOMP_RET_TRAP,
@@ -221,6 +231,18 @@ mod tests {
             }
             assert_eq!(verdict(ARCH, pointer, u32::MAX, 0), UNKNOWN_KIND);
         }
+    }
+
+    #[test]
+    fn a_clone_of_the_stub_has_the_flags_of_a_fork() {
+        let clone = libc::SYS_clone as u32;
+        let fork = stub::FORK_FLAGS as u32;
+        for flags in
+            [0, fork | libc::CLONE_VM as u32, fork & !(libc::CLONE_PARENT as u32), u32::MAX]
+        {
+            assert_eq!(verdict(ARCH, stub::CODE, clone, flags), SECCOMP_RET_KILL_PROCESS);
+        }
+        assert_eq!(verdict(ARCH, stub::CODE, clone, fork), SECCOMP_RET_USER_NOTIF);
     }
 
     #[test]

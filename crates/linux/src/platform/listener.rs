@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::process::Pid;
+
 use super::PlatformError;
 
 // `_IOWR('!', 0, struct seccomp_notif)` and its kin.
@@ -31,6 +33,13 @@ pub(crate) struct SeccompNotification {
     pub(crate) args: [u64; 6],
     /// The instruction after the call.
     pub(crate) pointer: u64,
+}
+
+impl SeccompNotification {
+    /// The process that makes the call; `None` where this process cannot see it.
+    pub(crate) fn process(&self) -> Option<Pid> {
+        i32::try_from(self.pid).ok().and_then(Pid::from_raw)
+    }
 }
 
 /// The answer to a call.

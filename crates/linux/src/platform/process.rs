@@ -15,6 +15,7 @@ use afresh_sys::host::random_word;
 use afresh_sys::planted::{self, Bug};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::process::{Signal, kill_process};
 
 use super::attach::{Attached, require_bases};
 use super::commands::{Continuation, StubCommands};
@@ -160,6 +161,7 @@ impl Process {
         require_bases()?;
         let mut control = Control::new()?;
         if let (Some(template), Some(image)) = (template, image) {
+            zygote::check()?;
             boot::write_child(&mut control, Some((&[], &[])));
             if let Some(born) = template.fork(&control) {
                 return Self::taken_over(born, control, Some(image), &[], Vec::new());
@@ -486,7 +488,11 @@ impl Process {
     fn receive(&mut self, deadline: Instant) -> Result<Option<SeccompNotification>, PlatformError> {
         let call = self.receive_any(deadline)?;
         // All other processes of the listener wait for answers.
-        if call.is_some_and(|call| call.pid != self.id()) {
+        if let Some(other) = call.filter(|call| call.pid != self.id()) {
+            // Its call waits, so the PID is its own. It is reaped with its own value, if it has one.
+            if let Some(pid) = other.process() {
+                let _ = kill_process(pid, Signal::KILL);
+            }
             return Err(self.forged("another process has called"));
         }
         Ok(call)

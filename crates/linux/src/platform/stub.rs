@@ -256,6 +256,13 @@ std::arch::global_asm!(
     // The child of a fork of the guest, which returns from that call with zero, is like a child of the zygote.
     "24: cmp edi, {clone}",
     "    jne 5b",
+    // It has its parent's descriptors, the listener among them. While it has that, its calls wait for an answer even
+    // if the sentry has ended.
+    "    mov eax, 436",
+    "    xor edi, edi",
+    "    mov esi, -1",
+    "    xor edx, edx",
+    "    syscall",
     // The child: its control area is the first descriptor that came.
     "22: mov eax, 9",
     "    movabs rdi, {control}",
@@ -265,9 +272,12 @@ std::arch::global_asm!(
     "    mov r8d, {control_file}",
     "    xor r9d, r9d",
     "    syscall",
+    // Without it, the orders there would be those of its parent.
+    "    cmp rax, rdi",
+    "    jne 23f",
     "    xor r14d, r14d",
     "    jmp 3b",
-    // The sentry has closed the socket.
+    // The sentry has closed the socket or has ended, or there is no control area.
     "23: mov eax, 231",
     "    xor edi, edi",
     "    syscall",

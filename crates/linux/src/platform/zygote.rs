@@ -56,6 +56,14 @@ pub fn require_walls() -> Result<(), PlatformError> {
     walls::complete(&walls()?)
 }
 
+/// Checks, before another process than the zygote forks one of a guest, that no wall is missing or none is required.
+///
+/// # Errors
+/// [`PlatformError::Missing`] as in [`require_walls`].
+pub(super) fn check() -> Result<(), PlatformError> {
+    if REQUIRED.load(Ordering::SeqCst) { walls::complete(&walls()?) } else { Ok(()) }
+}
+
 /// Starts a process that carries out the orders in `control`; `lent` are its descriptors for those.
 pub(super) fn start(
     control: &Control,
@@ -64,7 +72,7 @@ pub(super) fn start(
     let mut held = ZYGOTE.get().lock().unwrap_or_else(PoisonError::into_inner);
     let refused = |errno: Errno| PlatformError::kernel("making a guest's process", errno);
     if let Some(zygote) = held.as_ref().filter(|zygote| zygote.forker.is_ours()) {
-        if REQUIRED.load(Ordering::Relaxed) {
+        if REQUIRED.load(Ordering::SeqCst) {
             walls::complete(&zygote.walls)?;
         }
         match zygote.forker.fork(control, lent) {

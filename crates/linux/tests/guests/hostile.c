@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define STUB 0x700000000000UL
@@ -67,7 +68,7 @@ int main(void) {
         case 2: from_stub(nth, SYS_kill, raw(SYS_getppid, 0, 0, 0, 0, 0, 0), 9, 0, 0); break;
         case 3: from_stub(nth, SYS_mmap, 0x10000000, 4096, 7, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED); break;
         case 4: from_stub(nth, SYS_fork, 0, 0, 0, 0); break;
-        case 21: from_stub(nth, SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0); break; /* The order that forks. */
+        case 23: from_stub(nth, SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0); break; /* The order that forks. */
         case 5: from_stub(nth, SYS_getppid, 0, 0, 0, 0); break; /* A question with a frame that is none. */
         case 6: { /* The loop of the stub, with orders of its own. */
             long *orders = (void *)CONTROL;
@@ -157,6 +158,50 @@ int main(void) {
             for (int i = 0; i < 4095; i++)
                 if (code[i] == 0xb8 && code[i + 1] == 15) last = i;
             __asm__ volatile("mov %0, %%rsp\n jmp *%1" ::"r"(0x710000000000UL + 4096L * nth), "r"(code + last) : "memory");
+            break;
+        }
+        case 22: { /* A fork, from a forged frame, by a question after which the processor interrupts the stub. */
+            raw(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+            for (long *at = (void *)(CONTROL + 0x8000); at < (long *)(CONTROL + 0xc000 - 512); at++)
+                if (at[0] == 7 && at[1] == 0 && at[2] == CONTROL + 0x8000 && at[4] == 0x4000) {
+                    static long frame[200] __attribute__((aligned(64)));
+                    memset(frame, 0, sizeof frame);
+                    at[5 + 13] = SYS_fork;
+                    const unsigned char *code = (void *)STUB;
+                    int last = 0, first = 0;
+                    for (int i = 0; i < 4095; i++)
+                        if (code[i] == 0xb8 && code[i + 1] == 15) last = i;
+                    for (int i = 4094; i >= 0; i--)
+                        if (code[i] == 0x0f && code[i + 1] == 0x05) first = i;
+                    frame[0] = 6, frame[2] = CONTROL + 0x8000, frame[4] = 0x4000;
+                    frame[5 + 12] = frame[5 + 15] = (long)(at - 1), frame[5 + 13] = SYS_getppid;
+                    frame[5 + 16] = (long)STUB + first, frame[5 + 17] = 0x302, frame[5 + 18] = 0x33 | 0x2bL << 48;
+                    frame[5 + 32] = nth ? -1 : 0; /* Signals blocked: the trap ends it. Else it enters the handler. */
+                    __asm__ volatile("mov %0, %%rsp\n jmp *%1" ::"r"(frame), "r"(code + last) : "memory");
+                }
+            break;
+        }
+        case 24: /* Forks for ever. */
+            for (;;) {
+                int child = fork();
+                if (child == 0) _exit(0);
+                waitpid(child, 0, 0);
+            }
+        case 25: { /* Leaves children: one that was forked, and new programs. Counts those that run. */
+            int quiet[2];
+            pipe(quiet);
+            for (volatile int i = 0; i < 4; i++) {
+                int child = i ? vfork() : fork();
+                if (child) {
+                    made += child > 0;
+                    continue;
+                }
+                dup2(quiet[0], 0);
+                if (i) execl("/bin/cat", "cat", (char *)0);
+                else read(0, in, 1);
+                _exit(1);
+            }
+            while (waitpid(-1, 0, WNOHANG) > 0) made--;
             break;
         }
         default: made = -1;

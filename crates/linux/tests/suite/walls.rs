@@ -4,14 +4,17 @@
 
 use crate::common;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use afresh_linux::{CallError, End, Frozen, Instance, PlatformError, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_store::Store;
-use afresh_sys::alone;
+use afresh_sys::{again, alone};
+use rustix::io::Errno;
+use rustix::process::{WaitOptions, wait};
 
 const MARKER: &str = "/tmp/afresh-hostile-marker";
 
@@ -102,9 +105,9 @@ fn hostile_guest() {
     attempt(&mut warm, "0\n").unwrap();
     assert!(warm.stats().unserved.len() > 200, "{:?}", warm.stats().unserved);
     // Calls from the stub's page, at each of its system call instructions, and its loop with forged orders.
-    let syscalls = 12;
+    let syscalls = 13;
     for nth in 0..syscalls {
-        for mode in (1..=5).chain([21]) {
+        for mode in (1..=5).chain([23]) {
             let answer = attempt(&mut warm, &format!("{mode} {nth}\n"));
             assert!(forged(&answer) || ended(&answer), "{mode} {nth}: {answer:?}");
         }
@@ -127,6 +130,11 @@ fn hostile_guest() {
         let answer = attempt(&mut warm, request);
         assert!(forged(&answer) || ended(&answer), "{request}: {answer:?}");
     }
+    // A fork whose stub is interrupted by a signal that it handles, and by one that ends it.
+    for request in ["22 0\n", "22 1\n"] {
+        let answer = attempt(&mut warm, request);
+        assert!(forged(&answer) || ended(&answer), "{request}: {answer:?}");
+    }
     // It can gain only harmless calls.
     attempt(&mut warm, "13\n").unwrap();
     // Pointers everywhere, also into its own descriptors' way: it may well end over it.
@@ -135,6 +143,58 @@ fn hostile_guest() {
     assert!(ended(&attempt(&mut warm, "16\n")));
     // The stub copies forwards, however it was entered.
     assert_eq!(attempt(&mut warm, "19\n").unwrap(), "0\n");
+}
+
+/// The guest's program, in a process that is killed while the guest forks.
+const FORKING_HOST: &str = "AFRESH_TEST_FORKING_HOST";
+
+#[test]
+fn a_host_that_is_killed_during_a_fork_leaves_no_process() {
+    const NAME: &str = "walls::a_host_that_is_killed_during_a_fork_leaves_no_process";
+    const READY: &str = "the guest forks now";
+    if let Ok(program) = std::env::var(FORKING_HOST) {
+        let Some(warm) = common::here(Program::new(program).warm()) else { return };
+        let mut warm = warm.instance();
+        warm.prepare().unwrap();
+        println!("{READY}");
+        let _ = warm.call(b"24\n");
+        return;
+    }
+    alone(NAME, || {
+        let Some(path) = common::compiled("hostile.c", &["-static"]) else { return };
+        // Orphans become children of this process.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+        for round in 0..12 {
+            let mut host = again(NAME);
+            host.env(FORKING_HOST, &path).stdout(Stdio::piped());
+            let mut host = host.spawn().unwrap();
+            let lines = BufReader::new(host.stdout.take().unwrap()).lines();
+            let mut said = Vec::new();
+            let ready = lines.map_while(Result::ok).any(|line| {
+                let ready = line.contains(READY);
+                said.push(line);
+                ready
+            });
+            if !ready {
+                assert!(host.wait().unwrap().success(), "{said:?}");
+                return println!("{}", said.join("\n"));
+            }
+            std::thread::sleep(Duration::from_millis(20 + 3 * round));
+            host.kill().unwrap();
+            host.wait().unwrap();
+            let deadline = Instant::now() + Duration::from_secs(20);
+            loop {
+                match wait(WaitOptions::NOHANG) {
+                    Err(Errno::CHILD) => break,
+                    Ok(None) => {
+                        assert!(Instant::now() < deadline, "round {round}: {:?}", children());
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    });
 }
 
 /// While pages are still to come, nothing may come in their place: the kernel would put zeros there, for every guest.
@@ -173,7 +233,8 @@ fn a_hostile_guest_spoils_no_page_that_is_still_to_come() {
 #[test]
 fn a_process_could_do_little_if_a_call_ever_passed() {
     let Some(warm) = common::warm("canary.c", |program| program) else { return };
-    can_do_little(&warm);
+    can_do_little(warm.process_id().unwrap());
+    is_open(warm.process_id().unwrap(), &OPEN_FILES);
 }
 
 #[test]
@@ -191,13 +252,35 @@ fn descriptors_of_the_sentry_are_not_inherited_by_guests() {
         for _ in 0..50 {
             let mut warm = program.warm().unwrap().instance();
             warm.prepare().unwrap();
-            can_do_little(&warm);
+            can_do_little(warm.process_id().unwrap());
+            is_open(warm.process_id().unwrap(), &OPEN_FILES);
         }
     });
 }
 
-fn can_do_little(warm: &Instance) {
-    let id = warm.process_id().unwrap();
+#[test]
+fn a_forked_process_could_do_little_if_a_call_ever_passed() {
+    alone("walls::a_forked_process_could_do_little_if_a_call_ever_passed", || {
+        let Some(mut warm) = hostile() else { return };
+        assert_eq!(warm.call(b"25\n").unwrap(), b"4\n");
+        let Some((guests, _)) = children() else {
+            return println!("SKIPPED: this kernel does not report the children of a process");
+        };
+        // The first process, a fork of it, three programs, and a blank process. The last program is a fork of that.
+        assert_eq!(guests.len(), 6);
+        for id in guests {
+            can_do_little(id);
+            let open = open_in(id);
+            let known = |file: &String| OPEN_FILES.iter().any(|kind| file.starts_with(kind));
+            assert!(open.iter().all(known), "{open:?}");
+        }
+    });
+}
+
+/// Open files of the first process of a guest. An image's file may hold other images, and a socket leads to the zygote.
+const OPEN_FILES: [&str; 2] = ["anon_inode:[userfaultfd]", "anon_inode:seccomp notify"];
+
+fn can_do_little(id: u32) {
     let status = status(id);
     for line in [
         "NoNewPrivs:\t1",
@@ -213,8 +296,6 @@ fn can_do_little(warm: &Instance) {
         let line = limits.lines().find(|line| line.starts_with(name)).unwrap();
         assert!(line[name.len()..].trim_start().starts_with("0 "), "{line}");
     }
-    // No image, whose file may hold others, and no way to the zygote.
-    is_open(id, &["anon_inode:[userfaultfd]", "anon_inode:seccomp notify"]);
 }
 
 #[test]
@@ -325,11 +406,12 @@ fn every_wall_is_applied_alone_and_can_be_required() {
     }
     let why = missing(absent).unwrap();
     assert!(why.contains(&format!("max_{refused}_namespaces")), "{why}");
-    // Guests run without it until it is required, and not after.
+    // Guests run without it until it is required, and make no process after that.
     let Some(mut guest) = hostile() else { return };
-    guest.call_pristine(b"99\n").unwrap();
+    assert_eq!(guest.call_pristine(b"25\n").unwrap(), b"4\n");
     let error = afresh_linux::require_walls().unwrap_err().to_string();
     assert!(error.contains(absent), "{error}");
+    assert_eq!(guest.call_pristine(b"25\n").unwrap(), b"0\n");
     let Some(path) = common::compiled("hostile.c", &["-static"]) else { return };
     assert!(Program::new(path).warm().is_err());
 }

@@ -1,8 +1,8 @@
 //! Forks of a guest process: the kernel gives the child the same mappings, and shares private pages copy-on-write.
 //!
-//! The stub of the parent makes the call, as an order of the sentry. The child maps its own control area and waits for
-//! orders. It is not watched. The filter and its listener are inherited, so the listener of all descendants of
-//! a process is one. The kernel reports the process that makes a call.
+//! The stub of the parent makes the call, as an order of the sentry. The child closes its descriptors, maps its own
+//! control area and waits for orders. It is not watched. The filter and its listener are inherited, so the listener of
+//! all descendants of a process is one. The kernel reports the process that makes a call.
 //!
 //! Promises: the child runs no code of the guest before its first orders. A fork that fails leaves no process behind.
 //! May break it: content of an image that is missing, which the caller waits for, because reports of missing pages are
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use afresh_sys::fork;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use super::{Expected, Process, ReceiptSource, STUB_TIMEOUT};
@@ -23,7 +23,7 @@ use crate::platform::forker::SpawnedProcess;
 use crate::platform::frame::Bases;
 use crate::platform::listener::{Answer, SeccompNotification};
 use crate::platform::vdso::ClockOffsets;
-use crate::platform::{PlatformError, boot, stub};
+use crate::platform::{PlatformError, boot, stub, zygote};
 
 /// How long the child of a parent that has failed is looked for.
 const STRAY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -51,10 +51,6 @@ pub(super) fn allow_processes(pid: Pid, allowed: bool) -> Result<(), PlatformErr
     if set == 0 { Ok(()) } else { Err(failed()) }
 }
 
-fn pid_of(call: &SeccompNotification) -> Option<Pid> {
-    i32::try_from(call.pid).ok().and_then(Pid::from_raw)
-}
-
 /// Ends the child `pid` of this process, which no thread has waited for.
 fn end(pid: Pid) {
     let _ = kill_process(pid, Signal::KILL);
@@ -66,7 +62,9 @@ impl Process {
     ///
     /// # Errors
     /// [`PlatformError::Kernel`] when the kernel has no room for a further process; this one waits for orders then.
+    /// [`PlatformError::Missing`] when walls are required, and the host lacks one.
     pub(crate) fn fork(&mut self) -> Result<Self, PlatformError> {
+        zygote::check()?;
         // The child starts where this process is.
         self.follow();
         let mut control = Control::new()?;
@@ -76,7 +74,11 @@ impl Process {
         allow_processes(self.born.pid, true)?;
         let mut first = None;
         let made = self.order_fork(&mut first);
-        let limited = allow_processes(self.born.pid, false);
+        let limited = match &made {
+            // It has been reaped, and its PID may be another process's.
+            Err(PlatformError::Ended(_)) => Ok(()),
+            _ => allow_processes(self.born.pid, false),
+        };
         let Some((call, pid)) = first.filter(|_| made.is_ok()) else {
             // A refused call has made no child, and its stub asks again.
             let refused = matches!(made, Err(PlatformError::Kernel { .. })) && self.asked.is_some();
@@ -134,7 +136,7 @@ impl Process {
         // Parent and child come in any order; a parent whose call failed comes alone.
         while first.is_none() || self.asked.is_none() {
             let call = self.receive_any(deadline)?.ok_or(PlatformError::Late)?;
-            match pid_of(&call) {
+            match call.process() {
                 Some(pid) if pid != self.born.pid => *first = Some((call, pid)),
                 _ => self.check_question(&call, Expected { receipt, frame })?,
             }
@@ -157,18 +159,27 @@ impl Process {
         self.question(Expected { receipt, frame: stub::ORDERS_LEN }, deadline)
     }
 
-    /// Ends a child that was made before its parent failed.
+    /// Ends this process, and a child that it made before it failed.
     fn end_stray(&mut self) {
+        // It makes no child after this.
+        self.born.kill();
+        let _ = self.born.wait();
         let deadline = Instant::now() + STRAY_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).unwrap_or_default();
-            let mut wait = [PollFd::new(&*self.listener, PollFlags::IN)];
-            if !matches!(poll(&mut wait, Some(&timeout)), Ok(1..)) {
+            if left.is_zero() {
                 return;
             }
+            let timeout = Timespec::try_from(left).unwrap_or_default();
+            let mut wait = [PollFd::new(&*self.listener, PollFlags::IN)];
+            match poll(&mut wait, Some(&timeout)) {
+                Ok(1..) if wait[0].revents().contains(PollFlags::IN) => {}
+                Err(Errno::INTR) => continue,
+                // A hang-up alone: no process has this filter, so none is left.
+                _ => return,
+            }
             let Ok(Some(call)) = self.listener.receive() else { continue };
-            if let Some(pid) = pid_of(&call).filter(|pid| *pid != self.born.pid) {
+            if let Some(pid) = call.process().filter(|pid| *pid != self.born.pid) {
                 return end(pid);
             }
         }
