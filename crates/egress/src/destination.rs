@@ -155,7 +155,8 @@ impl Destination {
         match (&self.name, asked) {
             (HostPattern::Exactly(own), DestinationQuery::Name(name)) => own == name,
             (HostPattern::Ending(end), DestinationQuery::Name(name)) => {
-                name.ends_with(end) && name.len() > end.len()
+                // A name of DNS may have any bytes; this one becomes a host in requests.
+                name.ends_with(end) && is_name(name)
             }
             (HostPattern::Address(own), DestinationQuery::Address(address)) => *own == address,
             _ => false,
@@ -289,7 +290,15 @@ mod tests {
         );
         assert_eq!(name("api.example.org", 80), None);
         assert!(name("a.b.example.net", 1).is_some() && name("example.net", 1).is_none());
-        assert!(name("badexample.net", 1).is_none() && name(".example.net", 1).is_none());
+        for bad in [
+            "badexample.net",
+            ".example.net",
+            "x/v1?.example.net",
+            "x..example.net",
+            "x\r\n.example.net",
+        ] {
+            assert!(name(bad, 1).is_none() && !knows(bad), "{bad:?}");
+        }
         assert_eq!(
             name("db", 5432).map(|s| (s.host, s.port, s.known)),
             Some(("127.0.0.1".into(), 15432, true))
