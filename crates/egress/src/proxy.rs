@@ -7,11 +7,12 @@
 //!
 //! It is a thread with two sockets, and reads heads itself: a library that repairs ambiguous heads would hide them.
 
+mod quota;
 mod relay;
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,11 +24,10 @@ use crate::request_head::{HeaderList, MAX_HEAD, RequestHead};
 use crate::rule::Rule;
 use crate::tls;
 
+pub use quota::ProxyQuota;
 use relay::{RelayEnd, request_to_sent};
 
-/// Maximum proxied connections of this process: each has a thread.
-const MAX_PROXIES: usize = 2048;
-/// Stack of such a thread.
+/// Stack of a proxy's thread.
 const STACK: usize = 512 << 10;
 /// Time for a handshake, and for a head from its first byte.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
@@ -36,24 +36,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Time and bytes of further input from a refused guest.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1 << 20;
-
-static PROXIES: AtomicUsize = AtomicUsize::new(0);
-
-/// One of the proxies of this process.
-struct ProxyPermit;
-
-impl ProxyPermit {
-    fn new() -> Option<Self> {
-        let permit = Self;
-        (PROXIES.fetch_add(1, Ordering::Relaxed) < MAX_PROXIES).then_some(permit)
-    }
-}
-
-impl Drop for ProxyPermit {
-    fn drop(&mut self) {
-        PROXIES.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// A server whose requests are checked.
 #[derive(Clone, Debug)]
@@ -101,13 +83,15 @@ impl ProxiedServer {
         ConnectionRecord::new(&*self.name, self.port, outcome)
     }
 
-    /// Starts to serve a connection, and returns the guest's end of it, which does not block. Its end is the end of the
-    /// proxy.
+    /// Starts to serve a connection of a guest with this quota, and returns the guest's end of it, which does not block.
+    /// Its end is the end of the proxy.
     ///
     /// # Errors
     /// When there are too many, or the host has no threads or descriptors.
-    pub fn serve(&self, log: &ConnectionLog) -> io::Result<UnixStream> {
-        let permit = ProxyPermit::new().ok_or(io::ErrorKind::WouldBlock)?;
+    pub fn serve(&self, log: &ConnectionLog, quota: &ProxyQuota) -> io::Result<UnixStream> {
+        let permit = quota.permit().ok_or_else(|| {
+            io::Error::other("the guest or this host has too many proxied connections")
+        })?;
         let (guest, own) = UnixStream::pair()?;
         guest.set_nonblocking(true)?;
         own.set_nonblocking(true)?;
@@ -137,11 +121,11 @@ impl ProxiedServer {
         Ok(Peer::new(Socket::Guest(socket), Some(tls.into())))
     }
 
-    /// The server's side, before a handshake.
-    fn connect(&self) -> Result<Peer, String> {
+    /// The server's side, before a handshake. The end of `guest` ends the attempt.
+    fn connect(&self, guest: BorrowedFd<'_>) -> Result<Peer, String> {
         let server = self.first.to().server(DestinationQuery::Name(&self.name), self.port);
         let error = |number| io::Error::from_raw_os_error(number).to_string();
-        let socket = Socket::Server(server.connect().map_err(error)?);
+        let socket = Socket::Server(server.connect(guest).map_err(error)?);
         if !self.first.tls() {
             return Ok(Peer::new(socket, None));
         }
@@ -379,7 +363,7 @@ impl ProxiedConnection {
         let failed = |why: String, host: String| {
             Refusal::new(502, format!("no connection to {host}: {why}"))
         };
-        match self.server.connect() {
+        match self.server.connect(self.guest.fd()) {
             Ok(upstream) => self.upstream = Some(upstream),
             Err(why) => return Ok(Err(failed(why, self.server.host()))),
         }

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use afresh_egress::{ConnectionLog, DestinationQuery, EgressPolicy, NetGrant, Route};
+use afresh_egress::{ConnectionLog, DestinationQuery, EgressPolicy, NetGrant, ProxyQuota, Route};
 
 /// Processor time of all proxies of this process, in ticks of 10 ms.
 fn ticks() -> u64 {
@@ -46,7 +46,8 @@ fn guests_that_do_not_read_cost_nothing_after_the_server_has_closed() {
         panic!("no proxy");
     };
     let guests = LENGTHS.map(|_| {
-        let mut guest = server.serve(&ConnectionLog::named("test")).unwrap();
+        let mut guest =
+            server.serve(&ConnectionLog::named("test"), &ProxyQuota::default()).unwrap();
         guest.write_all(b"GET / HTTP/1.1\r\nHost: a.test\r\n\r\n").unwrap();
         guest
     });

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use afresh_egress::{ConnectionLog, DestinationQuery, EgressPolicy, NetGrant, Route};
+use afresh_egress::{ConnectionLog, DestinationQuery, EgressPolicy, NetGrant, ProxyQuota, Route};
 
 /// A server that serves each of its connections with `serve`.
 fn server(serve: impl Fn(TcpStream) + Send + 'static) -> u16 {
@@ -32,7 +32,7 @@ fn guest(port: u16) -> UnixStream {
     let Some(Route::Proxied(server)) = policy.route(DestinationQuery::Name("a.test"), 80) else {
         panic!("no proxy");
     };
-    let guest = server.serve(&ConnectionLog::named("test")).unwrap();
+    let guest = server.serve(&ConnectionLog::named("test"), &ProxyQuota::default()).unwrap();
     guest.set_nonblocking(false).unwrap();
     guest
 }
