@@ -16,7 +16,7 @@ use rustls::sign::CertifiedKey;
 use crate::der;
 
 /// The certificates' times. The authority ends with its process, and guests' clocks may be those of their snapshots.
-const NOT_BEFORE: &[u8] = b"20000101000000Z";
+const NOT_BEFORE: &[u8] = b"000101000000Z";
 /// No well-defined end (RFC 5280, 4.1.2.5).
 const NOT_AFTER: &[u8] = b"99991231235959Z";
 /// The name of every authority.
@@ -82,7 +82,9 @@ fn issue(
     serial[0] = serial[0] & 0x3f | 0x40;
     let algorithm =
         der::group(der::SEQUENCE, &[der::value(der::OBJECT_ID, der::ECDSA_WITH_SHA256)]);
-    let time = |text| der::value(der::GENERALIZED_TIME, text);
+    // Times before 2050 have the short form, and others the long one (RFC 5280, 4.1.2.5).
+    let times =
+        [der::value(der::UTC_TIME, NOT_BEFORE), der::value(der::GENERALIZED_TIME, NOT_AFTER)];
     let kind = [
         der::value(der::OBJECT_ID, der::EC_PUBLIC_KEY),
         der::value(der::OBJECT_ID, der::PRIME256V1),
@@ -95,7 +97,7 @@ fn issue(
             der::value(der::INTEGER, &serial),
             algorithm.clone(),
             name(ISSUER),
-            der::group(der::SEQUENCE, &[time(NOT_BEFORE), time(NOT_AFTER)]),
+            der::group(der::SEQUENCE, &times),
             name(subject),
             der::group(der::SEQUENCE, &public),
             der::value(0xa3, &der::group(der::SEQUENCE, extensions)),
@@ -114,7 +116,11 @@ impl Authority {
         let (key, _) = new_key()?;
         let (server, server_pkcs8) = new_key()?;
         let permitted = der::group(der::SEQUENCE, &[der::value(0x82, domain.as_bytes())]);
-        let limits = der::group(der::SEQUENCE, &[der::value(0xa0, &permitted)]);
+        // A permitted name limits names alone: all addresses of IPv4 and IPv6 are excluded.
+        let range = |zeros: &[u8]| der::group(der::SEQUENCE, &[der::value(0x87, zeros)]);
+        let excluded = [range(&[0; 8]), range(&[0; 32])];
+        let limits = [der::value(0xa0, &permitted), der::group(0xa1, &excluded)];
+        let limits = der::group(der::SEQUENCE, &limits);
         let is_authority = [der::value(der::BOOLEAN, &[0xff]), der::value(der::INTEGER, &[0])];
         let extensions = [
             der::extension(der::BASIC_CONSTRAINTS, true, &der::group(der::SEQUENCE, &is_authority)),
@@ -156,7 +162,8 @@ impl Authority {
             der::extension(der::EXTENDED_KEY_USAGE, false, &purpose),
             der::extension(der::SUBJECT_KEY_ID, false, &own),
             der::extension(der::AUTHORITY_KEY_ID, false, &by),
-            der::extension(der::SUBJECT_ALT_NAME, true, &names),
+            // Critical only where there is no subject (RFC 5280, 4.2.1.6).
+            der::extension(der::SUBJECT_ALT_NAME, false, &names),
         ];
         // A common name has 64 characters at most; clients read the alternative name.
         let subject: String = host.chars().take(64).collect();

@@ -6,10 +6,13 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::BorrowedFd;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 use serde::Deserialize;
 
 /// Forms of a destination; the end of an error message.
@@ -155,7 +158,8 @@ impl Destination {
         match (&self.name, asked) {
             (HostPattern::Exactly(own), DestinationQuery::Name(name)) => own == name,
             (HostPattern::Ending(end), DestinationQuery::Name(name)) => {
-                name.ends_with(end) && name.len() > end.len()
+                // A name of DNS may have any bytes; this one becomes a host in requests.
+                name.ends_with(end) && is_name(name)
             }
             (HostPattern::Address(own), DestinationQuery::Address(address)) => *own == address,
             _ => false,
@@ -224,23 +228,59 @@ fn number(error: &std::io::Error) -> i32 {
     }
 }
 
+/// Connects to an address, until the other end of `guest` is closed. The stream does not block.
+fn connect_to(address: &SocketAddr, guest: BorrowedFd<'_>) -> Result<TcpStream, Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    match connect(&socket, address) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
+        Err(error) => return Err(error),
+    }
+    let until = Instant::now() + CONNECT_TIMEOUT;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Errno::TIMEDOUT);
+        }
+        // An end is reported without being asked for.
+        let mut fds = [
+            PollFd::new(&socket, PollFlags::OUT),
+            PollFd::from_borrowed_fd(guest, PollFlags::empty()),
+        ];
+        match poll(&mut fds, Timespec::try_from(left).ok().as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        if !fds[1].revents().is_empty() {
+            return Err(Errno::CANCELED);
+        }
+        if !fds[0].revents().is_empty() {
+            sockopt::socket_error(&socket)??;
+            return Ok(TcpStream::from(socket));
+        }
+    }
+}
+
 impl Server {
-    /// Connects to it. May take the full time of a resolver, and of each address. The stream does not block.
+    /// Connects to it. May take the full time of a resolver, and of each address, unless the other end of `guest` is
+    /// closed before. The stream does not block.
     ///
     /// # Errors
     /// The number of the error of the last address.
-    pub fn connect(&self) -> Result<TcpStream, i32> {
+    pub fn connect(&self, guest: BorrowedFd<'_>) -> Result<TcpStream, i32> {
         let addresses = self.addresses().map_err(|error| number(&error))?;
         let mut last = Errno::HOSTUNREACH.raw_os_error();
         for address in addresses {
-            match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+            match connect_to(&address, guest) {
                 Ok(stream) if !self.may_have(&stream) => {}
                 Ok(stream) => {
                     // Writes are gathered already.
-                    let set = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
+                    let set = stream.set_nodelay(true);
                     return set.map(|()| stream).map_err(|error| number(&error));
                 }
-                Err(error) => last = number(&error),
+                Err(Errno::CANCELED) => return Err(Errno::CANCELED.raw_os_error()),
+                Err(error) => last = error.raw_os_error(),
             }
         }
         Err(last)
@@ -263,6 +303,8 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     fn granted(texts: &[&str]) -> Vec<Destination> {
@@ -289,7 +331,15 @@ mod tests {
         );
         assert_eq!(name("api.example.org", 80), None);
         assert!(name("a.b.example.net", 1).is_some() && name("example.net", 1).is_none());
-        assert!(name("badexample.net", 1).is_none() && name(".example.net", 1).is_none());
+        for bad in [
+            "badexample.net",
+            ".example.net",
+            "x/v1?.example.net",
+            "x..example.net",
+            "x\r\n.example.net",
+        ] {
+            assert!(name(bad, 1).is_none() && !knows(bad), "{bad:?}");
+        }
         assert_eq!(
             name("db", 5432).map(|s| (s.host, s.port, s.known)),
             Some(("127.0.0.1".into(), 15432, true))
@@ -366,6 +416,22 @@ mod tests {
         let server = |known| Server { host: "localhost".into(), port: 1, known };
         assert!(server(false).addresses().unwrap().is_empty());
         assert!(!server(true).addresses().unwrap().is_empty());
+        // A guest that is gone gets no connection; one that is there does.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (guest, own) = std::os::unix::net::UnixStream::pair().unwrap();
+        let server_at = |port| Server { host: "127.0.0.1".into(), port, known: true };
+        assert!(server_at(port).connect(own.as_fd()).is_ok());
+        drop(listener);
+        assert_eq!(
+            server_at(port).connect(own.as_fd()).unwrap_err(),
+            Errno::CONNREFUSED.raw_os_error()
+        );
+        drop(guest);
+        assert_eq!(
+            server_at(port).connect(own.as_fd()).unwrap_err(),
+            Errno::CANCELED.raw_os_error()
+        );
         // It may have used any of its addresses: only the connection shows it.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let made = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

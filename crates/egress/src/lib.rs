@@ -29,6 +29,6 @@ pub use destination::{Destination, DestinationQuery, ParseDestinationError, Serv
 pub use log::{ConnectionLog, ConnectionReceiver, ConnectionRecord, MAX_RECORDS, Outcome};
 pub use path::{ParsePatternError, PathPattern, RequestTarget};
 pub use policy::{EgressPolicy, Route};
-pub use proxy::ProxiedServer;
+pub use proxy::{ProxiedServer, ProxyQuota};
 pub use request_head::{BodyFraming, MAX_HEAD, RequestHead};
 pub use rule::{NetGrant, ParseGrantError, Rule, RuleError};

@@ -1,7 +1,8 @@
 //! The log of connections: every one that a guest makes or is refused, through `tracing` and to a receiver.
 //!
 //! Promises: a record has no secret, no query and no content. A guest that connects in a loop cannot fill the log:
-//! beyond [`MAX_RECORDS`] a second, records are counted instead.
+//! after [`MAX_RECORDS`] at once, refusals and failures are recorded once a second, and the others ten times. Records
+//! in between are counted.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -11,8 +12,11 @@ use std::time::{Duration, Instant};
 
 use crate::destination::DestinationQuery;
 
-/// Records of one receiver in a second. Later ones are counted.
+/// Records of one log at once: of refusals and failures, and as many of granted connections and requests.
 pub const MAX_RECORDS: u32 = 100;
+/// Time between two records beyond those. Refusals need no server, so that they have no other limit.
+const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
+const GRANT_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum characters of a path in a record.
 const MAX_PATH: usize = 256;
 
@@ -53,7 +57,7 @@ pub struct ConnectionRecord {
     pub reason: Option<String>,
     /// The method and the path, without its query, of a request.
     pub request: Option<(String, String)>,
-    /// Records before this one that were dropped, since there were too many in a second.
+    /// Records before this one that were dropped, since there were too many.
     pub dropped: u64,
 }
 
@@ -101,11 +105,38 @@ pub trait ConnectionReceiver: Send + Sync {
     fn record(&self, record: &ConnectionRecord);
 }
 
-/// The records of the last second.
-#[derive(Debug, Default)]
+/// Records that may be written now.
+#[derive(Debug)]
 struct RecordRate {
-    since: Option<Instant>,
-    count: u32,
+    left: u32,
+    /// When it last gained one.
+    since: Instant,
+}
+
+impl Default for RecordRate {
+    fn default() -> Self {
+        Self { left: MAX_RECORDS, since: Instant::now() }
+    }
+}
+
+impl RecordRate {
+    /// Whether one more record may be written.
+    fn admits(&mut self, interval: Duration) -> bool {
+        let gained = self.since.elapsed().as_nanos() / interval.as_nanos();
+        let gained = u32::try_from(gained).unwrap_or(u32::MAX);
+        self.left = self.left.saturating_add(gained).min(MAX_RECORDS);
+        self.since =
+            if self.left == MAX_RECORDS { Instant::now() } else { self.since + interval * gained };
+        let admits = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        admits
+    }
+}
+
+#[derive(Debug, Default)]
+struct LogRates {
+    refusals: RecordRate,
+    grants: RecordRate,
     dropped: u64,
 }
 
@@ -113,7 +144,7 @@ struct RecordRate {
 struct LogState {
     guest: String,
     receiver: Option<Arc<dyn ConnectionReceiver>>,
-    rate: Mutex<RecordRate>,
+    rates: Mutex<LogRates>,
 }
 
 /// The log of the connections of one guest. Clones share its rate.
@@ -136,7 +167,7 @@ impl ConnectionLog {
     #[must_use]
     pub fn new(guest: impl Into<String>, receiver: Arc<dyn ConnectionReceiver>) -> Self {
         let (guest, receiver) = (guest.into(), Some(receiver));
-        Self(Arc::new(LogState { guest, receiver, rate: Mutex::default() }))
+        Self(Arc::new(LogState { guest, receiver, rates: Mutex::default() }))
     }
 
     /// A log through `tracing` alone, where the guest has the name `guest`.
@@ -167,16 +198,16 @@ impl ConnectionLog {
     /// Writes a record.
     pub fn record(&self, mut record: ConnectionRecord) {
         let dropped = {
-            let mut rate = self.0.rate.lock().unwrap_or_else(PoisonError::into_inner);
-            if rate.since.is_none_or(|since| since.elapsed() >= Duration::from_secs(1)) {
-                (rate.since, rate.count) = (Some(Instant::now()), 0);
-            }
-            if rate.count >= MAX_RECORDS {
-                rate.dropped += 1;
+            let mut rates = self.0.rates.lock().unwrap_or_else(PoisonError::into_inner);
+            let admits = match record.outcome {
+                Outcome::Allowed => rates.grants.admits(GRANT_INTERVAL),
+                Outcome::Refused | Outcome::Failed => rates.refusals.admits(REFUSAL_INTERVAL),
+            };
+            if !admits {
+                rates.dropped += 1;
                 return;
             }
-            rate.count += 1;
-            std::mem::take(&mut rate.dropped)
+            std::mem::take(&mut rates.dropped)
         };
         record.dropped = dropped;
         let guest = &*self.0.guest;
@@ -229,6 +260,16 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_regains_one_record_in_an_interval() {
+        let hour = Duration::from_secs(3600);
+        let mut rate = RecordRate::default();
+        assert_eq!((0..500).filter(|_| rate.admits(hour)).count(), MAX_RECORDS as usize);
+        rate.since = rate.since.checked_sub(hour * 2).unwrap_or(rate.since);
+        assert!((0..500).filter(|_| rate.admits(hour)).count() <= 2);
+        assert!((0..500).filter(|_| rate.admits(Duration::from_nanos(1))).count() >= 100);
+    }
+
+    #[test]
     fn a_loop_of_connections_does_not_fill_the_log() {
         let records = Arc::new(Records::default());
         let log = ConnectionLog::new("guest", records.clone());
@@ -240,7 +281,6 @@ mod tests {
         });
         assert!(ConnectionLog::present().is_none());
         let first = records.0.lock().unwrap().len();
-        log.0.rate.lock().unwrap().since = None;
         log.record(ConnectionRecord::new("a", 1, Outcome::Allowed));
         let all = records.0.lock().unwrap();
         let counted = (all.len() - 1) as u64 + all.iter().map(|record| record.dropped).sum::<u64>();

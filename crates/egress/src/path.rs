@@ -2,7 +2,7 @@
 //!
 //! Promises: the server receives the path that was matched. A path that servers read in more than one way is refused:
 //! an encoded slash, percent sign of another encoding, backslash or control character, an empty segment in the middle,
-//! dots before a path parameter. May break it: a server that rewrites paths.
+//! dots or nothing before a path parameter. May break it: a server that rewrites paths.
 
 use serde::Deserialize;
 
@@ -34,6 +34,11 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|value| value as u8)
 }
 
+/// A segment without path parameters, which some servers cut off.
+fn without_parameters(segment: &[u8]) -> &[u8] {
+    segment.split(|byte| *byte == b';').next().unwrap_or_default()
+}
+
 /// One segment: its form for the server, and its bytes.
 fn segment(text: &[u8]) -> Result<(String, Vec<u8>), &'static str> {
     let (mut sent, mut decoded) = (String::new(), Vec::new());
@@ -58,18 +63,20 @@ fn segment(text: &[u8]) -> Result<(String, Vec<u8>), &'static str> {
         match byte {
             b'/' | b'\\' => return Err("its path has an encoded slash"),
             0..0x20 | 0x7f => return Err("its path has an encoded control character"),
-            b'%' if matches!(tail, [a, b, ..] if hex(*a).is_some() && hex(*b).is_some()) => {
-                return Err("its path is percent-encoded twice");
-            }
             byte if is_unreserved(byte) => sent.push(char::from(byte)),
             byte => sent.push_str(&format!("%{byte:02X}")),
         }
         decoded.push(byte);
         rest = tail;
     }
-    let name = decoded.split(|byte| *byte == b';').next().unwrap_or_default();
-    if name.len() < decoded.len() && (name == b"." || name == b"..") {
-        return Err("its path has dots before a path parameter");
+    let is_encoding =
+        |three: &[u8]| three[0] == b'%' && hex(three[1]).is_some() && hex(three[2]).is_some();
+    if decoded.windows(3).any(is_encoding) {
+        return Err("its path is percent-encoded twice");
+    }
+    let name = without_parameters(&decoded);
+    if name.len() < decoded.len() && matches!(name, b"" | b"." | b"..") {
+        return Err("its path has dots, or nothing, before a path parameter");
     }
     Ok((sent, decoded))
 }
@@ -145,7 +152,8 @@ pub struct ParsePatternError {
     why: &'static str,
 }
 
-/// Paths that a rule allows: `*` is any part of one segment, and a segment `**` any number of segments.
+/// Paths that a rule allows: `*` is any part of one segment, a segment `*` one that is not empty, and a segment `**` any
+/// number of segments.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct PathPattern(Vec<String>);
@@ -199,9 +207,13 @@ fn matches_segment(pattern: &[u8], segment: &[u8]) -> bool {
 }
 
 impl PathPattern {
-    /// Whether it allows a path.
+    /// Whether it allows a path, both with its path parameters (`;`) and without them.
     #[must_use]
     pub fn matches(&self, target: &RequestTarget) -> bool {
+        self.matches_by(target, |segment| segment) && self.matches_by(target, without_parameters)
+    }
+
+    fn matches_by(&self, target: &RequestTarget, part: fn(&[u8]) -> &[u8]) -> bool {
         // Whether the patterns so far match the first segments, for each number of segments.
         let mut reached = vec![false; target.segments.len() + 1];
         reached[0] = true;
@@ -211,7 +223,10 @@ impl PathPattern {
                 if pattern == "**" {
                     next[at] = reached[at] || at > 0 && next[at - 1];
                 } else if at > 0 && reached[at - 1] {
-                    next[at] = matches_segment(pattern.as_bytes(), &target.segments[at - 1]);
+                    let segment = part(&target.segments[at - 1]);
+                    // A whole segment is not empty: `/users/` is no user.
+                    next[at] = (pattern != "*" || !segment.is_empty())
+                        && matches_segment(part(pattern.as_bytes()), segment);
                 }
             }
             reached = next;
@@ -265,6 +280,12 @@ mod tests {
             "/%2",
             "/%zz",
             "/%252e%252e/x",
+            "/%25%32%65%25%32%65/x",
+            "/%25%32%66",
+            "/%25%32e",
+            "/v1/;/admin",
+            "/v1/;",
+            "/v1/%3Bx",
             "/..;/admin",
             "/.;x=1/a",
             "/a b",
@@ -294,6 +315,15 @@ mod tests {
             ("/repos/*/files/*.txt", "/repos/x/y/files/a.txt", false),
             ("/**/end", "/a/b/end", true),
             ("/a/é", "/a/%C3%A9", true),
+            ("/v1/*.txt", "/v1/admin;.txt", false),
+            ("/v1/*.txt", "/v1/a.txt;x.txt", true),
+            ("/v1/*.txt", "/v1/admin%3B.txt", false),
+            ("/v1/a;v=1", "/v1/a;v=1", true),
+            ("/v1/a;v=1", "/v1/a", false),
+            ("/users/*", "/users/", false),
+            ("/users/*", "/users/%20", true),
+            ("/*", "/", false),
+            ("/v1/**", "/v1/", true),
         ] {
             assert_eq!(pattern(text).matches(&target(path)), expected, "{text} {path}");
         }
@@ -308,7 +338,7 @@ mod tests {
 
         /// A server that decodes once more, or resolves dots itself, sees the path that was matched.
         #[test]
-        fn a_normal_form_is_stable(text in "/([a-c./;%2eEfF5cC]|%2e|%2F|%25){0,12}") {
+        fn a_normal_form_is_stable(text in "/([a-c./;%2eEfF5cC]|%2e|%2F|%25|%32|%36|%65){0,12}") {
             if let Ok(found) = RequestTarget::parse(text.as_bytes()) {
                 let again = RequestTarget::parse(found.to_sent().as_bytes()).unwrap();
                 prop_assert_eq!(&again, &found);

@@ -57,6 +57,8 @@ pub(crate) struct Peer {
     pub(crate) has_ended: bool,
     /// Whether the end was announced, so that nothing was cut off.
     pub(crate) ended_cleanly: bool,
+    /// Whether it takes no more output. Input may still come.
+    is_deaf: bool,
 }
 
 fn would_block(error: &io::Error) -> bool {
@@ -72,6 +74,7 @@ impl Peer {
             output: Vec::new(),
             has_ended: false,
             ended_cleanly: false,
+            is_deaf: false,
         }
     }
 
@@ -103,7 +106,7 @@ impl Peer {
             flags |= PollFlags::IN;
         }
         let tls = self.tls.as_ref().is_some_and(|tls| tls.wants_write());
-        if tls || !self.output.is_empty() && !self.is_handshaking() {
+        if !self.is_deaf && (tls || !self.output.is_empty() && !self.is_handshaking()) {
             flags |= PollFlags::OUT;
         }
         flags
@@ -151,8 +154,12 @@ impl Peer {
         Ok(moved)
     }
 
-    /// Sends what waits. Returns whether that was anything.
+    /// Sends what waits. Returns whether that was anything. A side that takes no more output loses it.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
+        if self.is_deaf {
+            self.output.clear();
+            return Ok(false);
+        }
         let mut moved = false;
         loop {
             let sent = match &mut self.tls {
@@ -182,7 +189,14 @@ impl Peer {
 
     /// Whether all content was handed to the kernel.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.output.is_empty() && !self.tls.as_ref().is_some_and(|tls| tls.wants_write())
+        let waits = self.tls.as_ref().is_some_and(|tls| tls.wants_write());
+        !self.is_deaf && self.output.is_empty() && !waits
+    }
+
+    /// Drops all output from now on.
+    pub(crate) fn be_deaf(&mut self) {
+        self.is_deaf = true;
+        self.output.clear();
     }
 
     /// Announces the end of the output.

@@ -7,25 +7,27 @@
 //!
 //! It is a thread with two sockets, and reads heads itself: a library that repairs ambiguous heads would hide them.
 
+mod quota;
+mod relay;
+
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::body::{BodyDecoder, LAST_CHUNK, push_chunk};
 use crate::destination::DestinationQuery;
 use crate::log::{ConnectionLog, ConnectionRecord, Outcome};
 use crate::peer::{Peer, Socket};
-use crate::request_head::{BodyFraming, HeaderList, MAX_HEAD, RequestHead};
-use crate::response_head::ResponseHead;
+use crate::request_head::{HeaderList, MAX_HEAD, RequestHead};
 use crate::rule::Rule;
 use crate::tls;
 
-/// Maximum proxied connections of this process: each has a thread.
-const MAX_PROXIES: usize = 2048;
-/// Stack of such a thread.
+pub use quota::ProxyQuota;
+use relay::{RelayEnd, request_to_sent};
+
+/// Stack of a proxy's thread.
 const STACK: usize = 512 << 10;
 /// Time for a handshake, and for a head from its first byte.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
@@ -34,24 +36,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Time and bytes of further input from a refused guest.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1 << 20;
-
-static PROXIES: AtomicUsize = AtomicUsize::new(0);
-
-/// One of the proxies of this process.
-struct ProxyPermit;
-
-impl ProxyPermit {
-    fn new() -> Option<Self> {
-        let permit = Self;
-        (PROXIES.fetch_add(1, Ordering::Relaxed) < MAX_PROXIES).then_some(permit)
-    }
-}
-
-impl Drop for ProxyPermit {
-    fn drop(&mut self) {
-        PROXIES.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// A server whose requests are checked.
 #[derive(Clone, Debug)]
@@ -80,6 +64,14 @@ impl From<io::Error> for Stop {
 struct Refusal {
     status: u16,
     reason: String,
+    /// The reason for the log, where the guest may not have it.
+    detail: Option<String>,
+}
+
+impl Refusal {
+    fn new(status: u16, reason: String) -> Self {
+        Self { status, reason, detail: None }
+    }
 }
 
 impl ProxiedServer {
@@ -91,13 +83,15 @@ impl ProxiedServer {
         ConnectionRecord::new(&*self.name, self.port, outcome)
     }
 
-    /// Starts to serve a connection, and returns the guest's end of it, which does not block. Its end is the end of the
-    /// proxy.
+    /// Starts to serve a connection of a guest with this quota, and returns the guest's end of it, which does not block.
+    /// Its end is the end of the proxy.
     ///
     /// # Errors
     /// When there are too many, or the host has no threads or descriptors.
-    pub fn serve(&self, log: &ConnectionLog) -> io::Result<UnixStream> {
-        let permit = ProxyPermit::new().ok_or(io::ErrorKind::WouldBlock)?;
+    pub fn serve(&self, log: &ConnectionLog, quota: &ProxyQuota) -> io::Result<UnixStream> {
+        let permit = quota.permit().ok_or_else(|| {
+            io::Error::other("the guest or this host has too many proxied connections")
+        })?;
         let (guest, own) = UnixStream::pair()?;
         guest.set_nonblocking(true)?;
         own.set_nonblocking(true)?;
@@ -127,11 +121,11 @@ impl ProxiedServer {
         Ok(Peer::new(Socket::Guest(socket), Some(tls.into())))
     }
 
-    /// The server's side, before a handshake.
-    fn connect(&self) -> Result<Peer, String> {
+    /// The server's side, before a handshake. The end of `guest` ends the attempt.
+    fn connect(&self, guest: BorrowedFd<'_>) -> Result<Peer, String> {
         let server = self.first.to().server(DestinationQuery::Name(&self.name), self.port);
         let error = |number| io::Error::from_raw_os_error(number).to_string();
-        let socket = Socket::Server(server.connect().map_err(error)?);
+        let socket = Socket::Server(server.connect(guest).map_err(error)?);
         if !self.first.tls() {
             return Ok(Peer::new(socket, None));
         }
@@ -185,10 +179,7 @@ impl ProxiedConnection {
                 Ok(head) => self.exchange(head)?,
                 Err(reason) => {
                     self.log.record(self.server.record(Outcome::Refused).reason(reason));
-                    self.refuse(&Refusal {
-                        status: 400,
-                        reason: format!("the request is refused: {reason}"),
-                    });
+                    self.refuse(&Refusal::new(400, format!("the request is refused: {reason}")));
                     false
                 }
             };
@@ -209,7 +200,12 @@ impl ProxiedConnection {
                 "a side was silent for too long".to_owned(),
             ));
         }
-        let timeout = Timespec::try_from(left).ok();
+        self.look(left)
+    }
+
+    /// As [`ProxiedConnection::wait`], for `length` at most, which is no error.
+    fn look(&mut self, length: Duration) -> Result<(), Stop> {
+        let timeout = Timespec::try_from(length).ok();
         let guest = PollFd::from_borrowed_fd(self.guest.fd(), self.guest.wanted());
         let mut fds = vec![guest];
         // A socket without interest would report its end all the time.
@@ -255,6 +251,14 @@ impl ProxiedConnection {
             Instant::now() + if self.guest.input.is_empty() { IDLE_TIMEOUT } else { HEAD_TIMEOUT };
         let mut seen = 0;
         loop {
+            // The server may have ended the connection, or sent what belongs to no request: the next request has another.
+            // An update of keys has to be answered.
+            let is_over = |up: &mut Peer| {
+                up.fill().is_err() || up.flush().is_err() || up.has_ended || !up.input.is_empty()
+            };
+            if self.upstream.as_mut().is_some_and(is_over) {
+                self.upstream = None;
+            }
             let input = &self.guest.input;
             if may_end_head(input, seen) {
                 match RequestHead::parse(input) {
@@ -274,14 +278,6 @@ impl ProxiedConnection {
             if seen == 0 && !self.guest.input.is_empty() {
                 until = Instant::now() + HEAD_TIMEOUT;
             }
-            // The server may have ended the connection: the next request has another.
-            if self
-                .upstream
-                .as_mut()
-                .is_some_and(|up| up.fill().is_err() || up.has_ended || !up.input.is_empty())
-            {
-                self.upstream = None;
-            }
             if !moved {
                 self.wait(until)?;
             }
@@ -290,14 +286,18 @@ impl ProxiedConnection {
 
     /// Sends all output to the guest.
     fn drain(&mut self) -> Result<(), Stop> {
+        // It is not read meanwhile, so that its end would be reported all the time.
+        let upstream = self.upstream.take();
         loop {
             self.guest.flush()?;
             if self.guest.is_flushed() {
-                return Ok(());
+                break;
             }
             self.wait(Instant::now() + IDLE_TIMEOUT)?;
             self.guest.fill()?;
         }
+        self.upstream = upstream;
+        Ok(())
     }
 
     /// Sends a response that says why a request is refused.
@@ -336,7 +336,7 @@ impl ProxiedConnection {
     /// The rule and the headers for a request.
     fn check(&mut self, head: &RequestHead) -> Result<(Rule, HeaderList), Refusal> {
         let server = &self.server;
-        let refused = |reason: String| Refusal { status: 403, reason };
+        let refused = |reason: String| Refusal::new(403, reason);
         if !head.is_for(&server.name, server.port, server.first.usual_port()) {
             let reason =
                 format!("the request's Host is not {}, which the connection is for", server.host());
@@ -348,7 +348,10 @@ impl ProxiedConnection {
             refused(format!("no rule allows {} {path} at {}", head.method, server.host()))
         })?;
         let headers = rule.headers(head.headers.clone());
-        let headers = headers.map_err(|reason| Refusal { status: 502, reason })?;
+        let headers = headers.map_err(|reason| Refusal {
+            detail: Some(reason),
+            ..Refusal::new(502, "this host cannot read the credential of the rule".to_owned())
+        })?;
         Ok((rule.clone(), headers))
     }
 
@@ -357,11 +360,10 @@ impl ProxiedConnection {
         if self.upstream.is_some() {
             return Ok(Ok(()));
         }
-        let failed = |why: String, host: String| Refusal {
-            status: 502,
-            reason: format!("no connection to {host}: {why}"),
+        let failed = |why: String, host: String| {
+            Refusal::new(502, format!("no connection to {host}: {why}"))
         };
-        match self.server.connect() {
+        match self.server.connect(self.guest.fd()) {
             Ok(upstream) => self.upstream = Some(upstream),
             Err(why) => return Ok(Err(failed(why, self.server.host()))),
         }
@@ -379,8 +381,9 @@ impl ProxiedConnection {
                 }
                 Ok(true) => {}
                 Ok(false) => {
-                    // Input of the guest waits meanwhile, up to its bound.
+                    // Input of the guest waits meanwhile, up to its bound. An update of keys is answered.
                     self.guest.fill()?;
+                    self.guest.flush()?;
                     self.wait(until)?;
                 }
             }
@@ -402,11 +405,15 @@ impl ProxiedConnection {
             Err(refusal) => {
                 let outcome =
                     if refusal.status == 403 { Outcome::Refused } else { Outcome::Failed };
-                self.log.record(record(&self.server, outcome).reason(&*refusal.reason));
+                let reason = refusal.detail.as_ref().unwrap_or(&refusal.reason);
+                self.log.record(record(&self.server, outcome).reason(&**reason));
                 self.refuse(&refusal);
                 return Ok(false);
             }
         };
+        // A connection takes time: a guest that was reset meanwhile has sent nothing.
+        self.guest.fill()?;
+        self.look(Duration::ZERO)?;
         if rule.logs_requests() {
             let text = rule.text();
             self.log.record(
@@ -426,7 +433,7 @@ impl ProxiedConnection {
                 self.log.record(record(&self.server, Outcome::Failed).reason(&*reason));
                 if !begun {
                     let reason = format!("{} failed: {reason}", self.server.host());
-                    self.refuse(&Refusal { status: 502, reason });
+                    self.refuse(&Refusal::new(502, reason));
                     return Ok(false);
                 }
                 self.upstream = None;
@@ -436,158 +443,4 @@ impl ProxiedConnection {
             }
         }
     }
-
-    /// Moves a request's body and its response. Returns whether the connection lasts.
-    fn relay(&mut self, head: &RequestHead) -> Result<bool, RelayEnd> {
-        let mut request = BodyDecoder::of_request(head.framing);
-        let mut request_done = head.framing == BodyFraming::Length(0);
-        let mut response: Option<(ResponseHead, BodyDecoder)> = None;
-        let mut chunked = false;
-        loop {
-            let begun = response.is_some();
-            let server = |reason: String| RelayEnd::Server { reason, begun };
-            let Some(upstream) = &mut self.upstream else { return Err(Stop::Over.into()) };
-            let mut moved = self.guest.fill().map_err(Stop::from)?;
-            moved |= upstream.fill().map_err(|error| server(error.to_string()))?;
-            if !request_done {
-                let mut content = Vec::new();
-                let room = upstream.room();
-                let taken = request.decode(&self.guest.input, room, &mut content);
-                let taken =
-                    taken.map_err(|reason| Stop::Because(Outcome::Refused, reason.to_owned()))?;
-                self.guest.take(taken);
-                match head.framing {
-                    BodyFraming::Chunked => push_chunk(&content, &mut upstream.output),
-                    _ => upstream.output.extend(&content),
-                }
-                if request.is_done() {
-                    request_done = true;
-                    if head.framing == BodyFraming::Chunked {
-                        upstream.output.extend(LAST_CHUNK);
-                    }
-                } else if self.guest.has_ended && taken == 0 && room > 0 {
-                    return Err(Stop::Because(
-                        Outcome::Failed,
-                        "the guest has ended in a body".to_owned(),
-                    )
-                    .into());
-                }
-                moved |= taken > 0;
-            }
-            if response.is_none() {
-                match ResponseHead::parse(&upstream.input, head.method == "HEAD") {
-                    Err(reason) => return Err(server(reason.to_owned())),
-                    Ok(Some((found, len))) => {
-                        upstream.take(len);
-                        moved = true;
-                        if found.status == 101 {
-                            return Err(server("it changes to another protocol".to_owned()));
-                        }
-                        if found.status >= 200 {
-                            chunked = !head.is_old
-                                && matches!(
-                                    found.framing,
-                                    BodyFraming::Chunked | BodyFraming::UntilClose
-                                );
-                            let until_close =
-                                !chunked && !matches!(found.framing, BodyFraming::Length(_));
-                            let closes = until_close || !head.keeps_alive || !request_done;
-                            self.guest.output.extend(found.to_sent(chunked, closes));
-                            let body = BodyDecoder::of_response(found.framing);
-                            response = Some((found, body));
-                        }
-                    }
-                    Ok(None) if upstream.has_ended => {
-                        return Err(server("it has ended without a response".to_owned()));
-                    }
-                    Ok(None) => {}
-                }
-            }
-            let mut done = false;
-            if let Some((_, body)) = &mut response {
-                let mut content = Vec::new();
-                let room = self.guest.room();
-                let taken = body.decode(&upstream.input, room, &mut content);
-                let taken = taken.map_err(|reason| RelayEnd::Server {
-                    reason: reason.to_owned(),
-                    begun: true,
-                })?;
-                upstream.take(taken);
-                moved |= taken > 0;
-                match chunked {
-                    true => push_chunk(&content, &mut self.guest.output),
-                    false => self.guest.output.extend(&content),
-                }
-                // Bytes may be left that are no whole line of a chunk.
-                let at_end = upstream.has_ended && taken == 0 && room > 0;
-                done = body.is_done()
-                    || at_end && body.ends_with_connection() && upstream.ended_cleanly;
-                if at_end && !done {
-                    let reason = "it has ended within its response".to_owned();
-                    return Err(RelayEnd::Server { reason, begun: true });
-                }
-                if done && chunked {
-                    self.guest.output.extend(LAST_CHUNK);
-                }
-            }
-            moved |= self.guest.flush().map_err(Stop::from)?;
-            match upstream.flush() {
-                Ok(sent) => moved |= sent,
-                // It may have answered before it read the whole body.
-                Err(_) if response.is_some() || !upstream.input.is_empty() => {
-                    upstream.output.clear()
-                }
-                Err(error) => return Err(server(error.to_string())),
-            }
-            if done {
-                let lasts = response.is_some_and(|(found, _)| found.keeps_alive)
-                    && upstream.is_flushed()
-                    && upstream.input.is_empty();
-                if !lasts {
-                    self.upstream = None;
-                }
-                self.drain()?;
-                let until_close = !chunked && head.is_old;
-                return Ok(request_done && head.keeps_alive && !until_close);
-            }
-            if !moved {
-                self.wait(Instant::now() + IDLE_TIMEOUT)?;
-            }
-        }
-    }
-}
-
-/// The end of a relay before its time.
-enum RelayEnd {
-    Stop(Stop),
-    /// A failure of the server, before or after the guest got the head of its response.
-    Server {
-        reason: String,
-        begun: bool,
-    },
-}
-
-impl From<Stop> for RelayEnd {
-    fn from(stop: Stop) -> Self {
-        Self::Stop(stop)
-    }
-}
-
-/// The head of a request for the server.
-fn request_to_sent(head: &RequestHead, host: &str, headers: &[(String, Vec<u8>)]) -> Vec<u8> {
-    let mut out = format!("{} {} HTTP/1.1\r\nhost: {host}\r\n", head.method, head.target.to_sent())
-        .into_bytes();
-    for (name, value) in headers {
-        out.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
-    }
-    let has_body = !matches!(&*head.method, "GET" | "HEAD" | "DELETE" | "OPTIONS");
-    match head.framing {
-        BodyFraming::Length(0) if !has_body => {}
-        BodyFraming::Length(size) => out.extend(format!("content-length: {size}\r\n").into_bytes()),
-        BodyFraming::Chunked | BodyFraming::UntilClose => {
-            out.extend(b"transfer-encoding: chunked\r\n")
-        }
-    }
-    out.extend(b"\r\n");
-    out
 }

@@ -184,6 +184,9 @@ impl RequestHead {
         if !is_token(method) || method.len() > 32 {
             return Err("its method is invalid");
         }
+        if method.iter().any(u8::is_ascii_lowercase) {
+            return Err("its method is not in upper case");
+        }
         let method = String::from_utf8_lossy(method).into_owned();
         if matches!(&*method, "CONNECT" | "TRACE") {
             return Err("CONNECT and TRACE are not served");
@@ -224,7 +227,8 @@ impl RequestHead {
         if headers.iter().any(|(name, _)| name == "upgrade") {
             return Err("it asks for another protocol (Upgrade)");
         }
-        let expects_continue = expects.is_some() && framing != BodyFraming::Length(0);
+        // HTTP/1.0 has no such response.
+        let expects_continue = expects.is_some() && !is_old && framing != BodyFraming::Length(0);
         let keeps_alive = !closes && (!is_old || keeps);
         let headers = headers.into_iter().filter(|(name, _)| !dropped.contains(name)).collect();
         let head =
@@ -310,6 +314,8 @@ mod tests {
             "GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n",
             "CONNECT a.test:443 HTTP/1.1\r\nHost: a.test\r\n\r\n",
             "TRACE / HTTP/1.1\r\nHost: a.test\r\n\r\n",
+            "connect a.test:443 HTTP/1.1\r\nHost: a.test\r\n\r\n",
+            "Trace / HTTP/1.1\r\nHost: a.test\r\n\r\n",
             "OPTIONS * HTTP/1.1\r\nHost: a.test\r\n\r\n",
             "GET  / HTTP/1.1\r\nHost: a.test\r\n\r\n",
             "GET / HTTP/1.1 \r\nHost: a.test\r\n\r\n",

@@ -11,6 +11,8 @@ pub(crate) struct ResponseHead {
     pub(crate) framing: BodyFraming,
     /// Whether the server's connection lasts.
     pub(crate) keeps_alive: bool,
+    /// Whether it responds to `HEAD`.
+    bodiless: bool,
 }
 
 impl ResponseHead {
@@ -73,7 +75,7 @@ impl ResponseHead {
             headers.push(("content-length".to_owned(), size.to_string().into_bytes()));
         }
         let reason = parsed.reason.unwrap_or_default().to_owned();
-        Ok(Some((Self { status, reason, headers, framing, keeps_alive }, len)))
+        Ok(Some((Self { status, reason, headers, framing, keeps_alive, bodiless }, len)))
     }
 
     /// The head for the guest. `framing` is that of the body that follows, if a length or chunks say so.
@@ -82,7 +84,7 @@ impl ResponseHead {
         for (name, value) in &self.headers {
             out.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
         }
-        let has_body = !matches!(self.status, 204 | 304);
+        let has_body = !self.bodiless && !matches!(self.status, 204 | 304);
         let has_length = self.headers.iter().any(|(name, _)| name == "content-length");
         match self.framing {
             BodyFraming::Length(size) if has_body && !has_length => {
@@ -126,5 +128,7 @@ mod tests {
             head.to_sent(false, true),
             b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\n"
         );
+        let (head, _) = parse("200 OK\r\nTransfer-Encoding: chunked", true).unwrap().unwrap();
+        assert_eq!(head.to_sent(false, false), b"HTTP/1.1 200 OK\r\n\r\n");
     }
 }

@@ -48,16 +48,28 @@ pub enum ParseGrantError {
     Rule(String),
 }
 
+/// A value of a key that is there. `null` is an error: by its default a key could allow more than was meant.
+fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    let value = Option::deserialize(from)?;
+    let missing = "null is no value of a key: leave the key out for its default";
+    value.map(Some).ok_or_else(|| serde::de::Error::custom(missing))
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RuleTable {
     to: String,
+    #[serde(default, deserialize_with = "given")]
     methods: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "given")]
     paths: Option<Vec<PathPattern>>,
+    #[serde(default, deserialize_with = "given")]
     tls: Option<bool>,
+    #[serde(default, deserialize_with = "given")]
     ca: Option<PathBuf>,
     #[serde(default)]
     headers: BTreeMap<String, String>,
+    #[serde(default, deserialize_with = "given")]
     credential: Option<CredentialTable>,
     #[serde(default)]
     log: bool,
@@ -356,6 +368,10 @@ mod tests {
             (r#"{"to": "a.test"}"#, "names no port"),
             (r#"{"to": "a.test:443", "methods": ["get"]}"#, "`get` is no method"),
             (r#"{"to": "a.test:443", "methods": []}"#, "allows nothing"),
+            (r#"{"to": "a.test:443", "methods": null}"#, "null is no value"),
+            (r#"{"to": "a.test:443", "paths": null}"#, "null is no value"),
+            (r#"{"to": "a.test:443", "credential": null}"#, "null is no value"),
+            (r#"{"to": "a.test:443", "headers": null}"#, "null"),
             (r#"{"to": "a.test:443", "methods": ["TRACE"]}"#, "`TRACE`"),
             (r#"{"to": "a.test:443", "paths": ["v1"]}"#, "does not begin with a slash"),
             (r#"{"to": "a.test:443", "ca": "ca.pem"}"#, "not absolute"),

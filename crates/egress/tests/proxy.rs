@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use afresh_egress::{ConnectionLog, DestinationQuery, EgressPolicy, NetGrant, Route};
+use afresh_egress::{ConnectionLog, DestinationQuery, EgressPolicy, NetGrant, ProxyQuota, Route};
 
 /// A server that serves each of its connections with `serve`.
 fn server(serve: impl Fn(TcpStream) + Send + 'static) -> u16 {
@@ -32,7 +32,7 @@ fn guest(port: u16) -> UnixStream {
     let Some(Route::Proxied(server)) = policy.route(DestinationQuery::Name("a.test"), 80) else {
         panic!("no proxy");
     };
-    let guest = server.serve(&ConnectionLog::named("test")).unwrap();
+    let guest = server.serve(&ConnectionLog::named("test"), &ProxyQuota::default()).unwrap();
     guest.set_nonblocking(false).unwrap();
     guest
 }
@@ -175,6 +175,24 @@ fn bodies_pass_in_both_directions_at_once() {
             .all(|(part, piece)| part.iter().all(|byte| *byte == piece as u8))
     );
     sending.join().unwrap();
+}
+
+/// A server that leaves the body of a request unread would take it for the next request.
+#[test]
+fn a_connection_to_the_server_ends_with_a_request_that_has_a_body() {
+    let (port, seen) = answering("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    let hidden = "DELETE /admin HTTP/1.1\r\n\r\n";
+    let first = format!(
+        "GET /a HTTP/1.1\r\nHost: a.test\r\nContent-Length: {}\r\n\r\n{hidden}",
+        hidden.len()
+    );
+    let out = all(port, &format!("{first}{GET}"));
+    assert_eq!(out.matches("HTTP/1.1 200 OK").count(), 2, "{out}");
+    let lines: Vec<Vec<String>> = seen.try_iter().collect();
+    let is_first = |lines: &&Vec<String>| lines.iter().any(|line| line == "connection: close");
+    assert_eq!(lines.iter().filter(is_first).count(), 1, "{lines:?}");
+    // The second request came through a connection of its own, before the body was read as one, or after it.
+    assert!(lines.iter().any(|lines| lines[0] == "GET /a HTTP/1.1" && !is_first(&lines)));
 }
 
 /// A guest that has no more to send after a long body still gets the response, however slowly the server reads.

@@ -22,6 +22,7 @@ use crate::error::{CallError, VerifyError};
 use crate::file_view::FileView;
 use crate::frozen_state::{FrozenKernel, FrozenState, IdleWait, read_all};
 use crate::guest::{Guest, StopReason, after};
+use crate::outbound::OutboundLimits;
 use crate::platform::{Continuation, CpuPinning, PlatformError, StubCommands, Trap};
 use crate::sentry::{End, FIRST, Generation, Kernel, MAX_RESERVED, OutputSinks, Sentry};
 use crate::subprocess::Subprocess;
@@ -55,6 +56,8 @@ pub struct Instance {
     wait: IdleWait,
     /// The generation since the last reset.
     generation: Generation,
+    /// Of all of its processes.
+    outbound: OutboundLimits,
     stats: Stats,
     /// Shows the files during calls whose output is heard.
     view: Option<FileView>,
@@ -89,12 +92,14 @@ impl Live {
         standing: &FrozenState,
         limits: &Limits,
         generation: &Generation,
+        outbound: &OutboundLimits,
     ) -> Result<Self, PlatformError> {
         let first = standing.ground(FIRST).ok_or(PlatformError::Lost)?;
         let body = Subprocess::new_process(&first, limits, Some(&standing.rest.origin))?;
         let mut person =
             Sentry::new(Arc::clone(&standing.rest.state), limits.output, limits.egress.clone());
         person.streams.generation = generation.clone();
+        person.lines.limits = outbound.clone();
         let others = ParkedSubprocesses::new(Some((standing.clone(), limits.clone())));
         Ok(Self { guest: Guest::new(body, person, others), unused: true })
     }
@@ -130,7 +135,18 @@ impl Instance {
         };
         let wait = standing.rest.wait;
         let (footing, generation) = (ResetState::NeedsReset, Generation::default());
-        Self { standing, limits, live: None, footing, wait, generation, stats, view: None }
+        let outbound = OutboundLimits::default();
+        Self {
+            standing,
+            limits,
+            live: None,
+            footing,
+            wait,
+            generation,
+            outbound,
+            stats,
+            view: None,
+        }
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -151,7 +167,8 @@ impl Instance {
             self.footing = ResetState::Failed;
             return Err(PlatformError::Lost);
         }
-        self.live = Some(Live::new(&self.standing, &self.limits, &self.generation)?);
+        let live = Live::new(&self.standing, &self.limits, &self.generation, &self.outbound)?;
+        self.live = Some(live);
         self.stats.processes += 1;
         Ok(())
     }

@@ -15,7 +15,8 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use afresh_egress::{
-    ConnectionLog, ConnectionRecord, DestinationQuery, EgressPolicy, Outcome, Route, Server,
+    ConnectionLog, ConnectionRecord, DestinationQuery, EgressPolicy, Outcome, ProxyQuota, Route,
+    Server,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -24,8 +25,6 @@ use crate::sentry::Kernel;
 
 /// Connections of a guest at a time.
 const LINES: usize = 256;
-/// Those among them that the proxy checks: each has a thread of the host.
-const MAX_PROXIED: usize = 64;
 /// Maximum connections of all guests of this process: each takes descriptors.
 const ALL_LINES: usize = 8192;
 /// Connections that are made at a time, each by a thread: of a guest, and of all. Others wait for their turn.
@@ -80,7 +79,6 @@ struct OutboundConnection {
     link: Link,
     /// Whether it is the server's turn: nothing has come since something was sent, or ever.
     owed: bool,
-    is_proxied: bool,
     _share: ProcessQuota,
 }
 
@@ -104,22 +102,30 @@ impl Link {
     }
 }
 
+/// Limits of a guest's connections that outlive them and its processes: a reset does not renew them. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OutboundLimits {
+    /// The guest's own log, with its rate.
+    log: ConnectionLog,
+    proxies: ProxyQuota,
+}
+
 /// All connections of a guest, and its granted destinations.
 #[derive(Debug)]
 pub(crate) struct OutboundConnections {
     pub(crate) policy: EgressPolicy,
     list: Vec<OutboundConnection>,
-    log: ConnectionLog,
+    pub(crate) limits: OutboundLimits,
 }
 
 impl OutboundConnections {
     pub(crate) fn new(policy: EgressPolicy) -> Self {
-        Self { policy, list: Vec::new(), log: ConnectionLog::default() }
+        Self { policy, list: Vec::new(), limits: OutboundLimits::default() }
     }
 
     /// The log of the caller, or this guest's own.
     fn log(&self) -> ConnectionLog {
-        ConnectionLog::present().unwrap_or_else(|| self.log.clone())
+        ConnectionLog::present().unwrap_or_else(|| self.limits.log.clone())
     }
 
     /// The way of a connection, if it is granted. A refusal is logged.
@@ -150,32 +156,25 @@ impl OutboundConnections {
         from: u64,
         to: u64,
     ) -> bool {
-        let is_proxied = matches!(route, Route::Proxied(_));
-        let proxied = self.list.iter().filter(|line| line.is_proxied).count();
-        let fits = self.list.len() < LINES && (!is_proxied || proxied < MAX_PROXIED);
-        let share = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| fits);
+        let share = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| self.list.len() < LINES);
         let Some(share) = share else {
             self.log().record(asked.failed("the guest or this host has too many connections"));
             return false;
         };
         let link = match route {
             Route::Direct(server) => Link::Waiting(server, asked),
-            Route::Proxied(server) => match server.serve(&self.log()).and_then(Link::proxied) {
-                Ok(link) => link,
-                Err(error) => {
-                    self.log().record(asked.failed(format!("it has no proxy: {error}")));
-                    return false;
+            Route::Proxied(server) => {
+                let served = server.serve(&self.log(), &self.limits.proxies);
+                match served.and_then(Link::proxied) {
+                    Ok(link) => link,
+                    Err(error) => {
+                        self.log().record(asked.failed(format!("it has no proxy: {error}")));
+                        return false;
+                    }
                 }
-            },
+            }
         };
-        self.list.push(OutboundConnection {
-            from,
-            to,
-            link,
-            owed: true,
-            is_proxied,
-            _share: share,
-        });
+        self.list.push(OutboundConnection { from, to, link, owed: true, _share: share });
         self.start();
         true
     }
@@ -192,7 +191,7 @@ impl OutboundConnections {
             let Ok((ours, theirs)) = UnixStream::pair() else { return };
             let (done, made) = sync_channel(1);
             let work = move || {
-                let connected = server.connect();
+                let connected = server.connect(theirs.as_fd());
                 log.record(match connected {
                     Ok(_) => asked,
                     Err(number) => asked.failed(Error::from_raw_os_error(number).to_string()),
@@ -220,8 +219,8 @@ impl OutboundConnections {
 
     /// All of them; none are left here.
     pub(crate) fn take(&mut self) -> Self {
-        let (policy, log) = (self.policy.clone(), self.log.clone());
-        Self { policy, list: std::mem::take(&mut self.list), log }
+        let (policy, limits) = (self.policy.clone(), self.limits.clone());
+        Self { policy, list: std::mem::take(&mut self.list), limits }
     }
 
     /// Closes all of them. Bytes in their channels belong to another state.
@@ -345,7 +344,7 @@ impl OutboundConnection {
 
     /// Sends the bytes that the guest has written.
     fn send(&mut self, state: &mut Arc<Kernel>) -> bool {
-        let (from, to) = (self.from, self.to);
+        let to = self.to;
         let Some(stream) = self.stream() else { return false };
         let mut moved = false;
         loop {
@@ -362,8 +361,10 @@ impl OutboundConnection {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => {
-                    Arc::make_mut(state).line_ends(from, to);
-                    return true;
+                    // A response may have come before, as to a body that the server does not want.
+                    Arc::make_mut(state).let_line_go(to);
+                    moved = true;
+                    break;
                 }
             }
         }

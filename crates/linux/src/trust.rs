@@ -47,6 +47,20 @@ fn original(bundle: &[u8]) -> &[u8] {
     &bundle[..at.unwrap_or(bundle.len())]
 }
 
+/// Removes our part from the bundles in `tree`. One that cannot be read has none.
+fn remove(tree: &mut Tree, env: &[(OsString, OsString)]) -> Result<(), (PathBuf, Refused)> {
+    for path in bundles(tree, env) {
+        let bytes = sentry::bytes(&path);
+        let Ok(present) = tree.read_path(bytes, MAX_BUNDLE) else { continue };
+        let wanted = original(&present);
+        if wanted.len() < present.len() {
+            let written = tree.write_path(bytes, wanted, Time::default());
+            written.map_err(|error| (path.clone(), error))?;
+        }
+    }
+    Ok(())
+}
+
 /// Makes the bundles in `tree` name the authorities of `policy`, and no earlier ones.
 ///
 /// # Errors
@@ -58,7 +72,7 @@ pub(crate) fn write(
 ) -> Result<(), (PathBuf, Refused)> {
     let certificates = policy.certificates();
     if certificates.is_empty() {
-        return Ok(());
+        return remove(tree, env);
     }
     for path in bundles(tree, env) {
         let bytes = sentry::bytes(&path);
@@ -89,5 +103,27 @@ pub(crate) fn extend_environment(env: &mut Vec<(OsString, OsString)>, policy: &E
         if !env.iter().any(|(known, _)| known == name) {
             env.push((name.into(), value.into()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh_egress::NetGrant;
+    use afresh_files::Budget;
+
+    use super::*;
+
+    #[test]
+    fn a_bundle_without_rules_has_no_earlier_authorities() {
+        let rule: NetGrant = r#"{"to": "api.example.org:443"}"#.parse().unwrap();
+        let policy: EgressPolicy = [rule].into_iter().collect();
+        let mut tree = Tree::new(Budget::default());
+        tree.make_directories("/etc/ssl/certs", Time::default()).unwrap();
+        let path = BUNDLE.as_bytes();
+        tree.write_path(path, b"of the image\n", Time::default()).unwrap();
+        write(&mut tree, &policy, &[]).unwrap();
+        assert!(tree.read_path(path, MAX_BUNDLE).unwrap().ends_with(b"END CERTIFICATE-----\n"));
+        write(&mut tree, &EgressPolicy::default(), &[]).unwrap();
+        assert_eq!(tree.read_path(path, MAX_BUNDLE).unwrap(), b"of the image\n");
     }
 }

@@ -86,6 +86,16 @@ def raw(text, name="api.test", port=443, tls=True, alpn=None, at="api.test"):
             out += piece
         return out.decode()
 
+def upload(name, size):
+    with socket.create_connection((name, 80), timeout=60) as plain:
+        head = f"POST /a HTTP/1.1\r\nHost: {name}\r\nContent-Length: {size}\r\n\r\n"
+        try:
+            plain.sendall(head.encode() + b"x" * size)
+            error = None
+        except OSError as caught:
+            error = type(caught).__name__
+        return [error, plain.recv(1 << 16).decode()]
+
 def keep(paths):
     connection = http.client.HTTPSConnection("api.test", timeout=60)
     found = []
@@ -361,4 +371,18 @@ fn a_guest_without_rules_has_neither_authority_nor_variables() {
     let bundle = instance.files().read_path("/etc/ssl/certs/ca-certificates.crt", 1 << 20);
     let text = String::from_utf8_lossy(&bundle.unwrap_or_default()).into_owned();
     assert!(!text.contains("egress rules"));
+}
+
+/// The proxy closes before it has the body: the guest's writes fail, and it reads the refusal.
+#[test]
+fn a_refusal_of_a_long_body_is_not_lost() {
+    let Some(program) = python() else { return };
+    let program = program.arg("/app.py").file("/app.py", GUEST);
+    let rule = json!({"to": "plain.test:80=127.0.0.1:1", "methods": ["GET"]}).to_string();
+    let program = program.reach(rule.parse::<NetGrant>().unwrap());
+    let Some(warm) = here(program.warm()) else { return };
+    let found = ask(&mut warm.instance(), json!(["upload", "plain.test", 8_000_000]));
+    assert_eq!(found[0], "BrokenPipeError", "{found}");
+    let text = found[1].as_str().unwrap();
+    assert!(text.starts_with("HTTP/1.1 403") && text.contains("no rule allows POST /a"), "{text}");
 }
