@@ -49,7 +49,9 @@ pub enum ParseGrantError {
 }
 
 /// A value of a key that is there. `null` is an error: by its default a key could allow more than was meant.
-fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+fn deserialize_value<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
     let value = Option::deserialize(from)?;
     let missing = "null is no value of a key: leave the key out for its default";
     value.map(Some).ok_or_else(|| serde::de::Error::custom(missing))
@@ -59,17 +61,17 @@ fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Opti
 #[serde(deny_unknown_fields)]
 struct RuleTable {
     to: String,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "deserialize_value")]
     methods: Option<Vec<String>>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "deserialize_value")]
     paths: Option<Vec<PathPattern>>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "deserialize_value")]
     tls: Option<bool>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "deserialize_value")]
     ca: Option<PathBuf>,
     #[serde(default)]
     headers: BTreeMap<String, String>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "deserialize_value")]
     credential: Option<CredentialTable>,
     #[serde(default)]
     log: bool,
