@@ -381,7 +381,7 @@ impl ProxiedConnection {
                 }
                 Ok(true) => {}
                 Ok(false) => {
-                    // Input of the guest waits meanwhile, up to its bound. An update of keys is answered.
+                    // Input of the guest waits, up to its bound. An update of keys is answered.
                     self.guest.fill()?;
                     self.guest.flush()?;
                     self.wait(until)?;
@@ -411,7 +411,7 @@ impl ProxiedConnection {
                 return Ok(false);
             }
         };
-        // A connection takes time: a guest that was reset meanwhile has sent nothing.
+        // A connection takes time: a guest that was reset since has sent nothing.
         self.guest.fill()?;
         self.look(Duration::ZERO)?;
         if rule.logs_requests() {
