@@ -27,7 +27,7 @@ use crate::tls;
 pub use quota::ProxyQuota;
 use relay::{RelayEnd, request_to_sent};
 
-/// Stack of a proxy's thread.
+/// Stack of a proxy thread.
 const STACK: usize = 512 << 10;
 /// Time for a handshake, and for a head from its first byte.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
@@ -286,7 +286,7 @@ impl ProxiedConnection {
 
     /// Sends all output to the guest.
     fn drain(&mut self) -> Result<(), Stop> {
-        // It is not read meanwhile, so that its end would be reported all the time.
+        // It is not read here, so its end would be reported all the time.
         let upstream = self.upstream.take();
         loop {
             self.guest.flush()?;
