@@ -66,8 +66,10 @@ fn a_program_connects_to_granted_destinations_only() {
     assert!(text(&refused.stderr).contains("NAME:PORT"), "{}", text(&refused.stderr));
     // Other guests have no network.
     let module = Path::new(env!("CARGO_TARGET_TMPDIR")).join("net-of-a-module.wasm");
-    std::fs::write(&module, b"\0asm\x01\0\0\0").unwrap();
-    let refused = afresh(&["run", "--net", &net, module.to_str().unwrap()], "");
+    let code = wat::parse_str("(module (memory 1) (func (export \"next\")))").unwrap();
+    std::fs::write(&module, code).unwrap();
+    let arguments = ["run", "--net", &net, "--call", "next", module.to_str().unwrap()];
+    let refused = afresh(&arguments, "");
     assert!(!refused.status.success());
     assert!(text(&refused.stderr).contains("is no Linux program"), "{}", text(&refused.stderr));
 }
