@@ -353,9 +353,9 @@ export interface NetRule {
   /** The server: `"api.example.org:443"`. */
   to: string
   /** Methods that are allowed; all if not set. */
-  methods?: readonly string[] | undefined
+  methods?: readonly string[]
   /** Patterns of allowed paths, such as `"/v1/**"`; all if not set. */
-  paths?: readonly string[] | undefined
+  paths?: readonly string[]
   /** Headers that each request gets. */
   headers?: Readonly<Record<string, string>> | undefined
   /** A header with a secret of the host, which the program never has. */

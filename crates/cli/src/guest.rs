@@ -252,9 +252,14 @@ impl OpenArguments {
     /// Opens a guest or snapshot. A guest is warmed.
     pub(crate) fn open(&self, guest: &str, options: &Options) -> anyhow::Result<Guest> {
         let bar = spinner("opening");
-        let guest = afresh::open(&self.reference(guest)?, options)?;
+        let opened = afresh::open(&self.reference(guest)?, options)?;
         bar.finish_and_clear();
-        Ok(guest)
+        #[cfg(feature = "linux")]
+        anyhow::ensure!(
+            self.net.is_empty() || opened.kind() == afresh::Kind::Program,
+            "{guest} is no Linux program, and only those connect to servers: leave --net out"
+        );
+        Ok(opened)
     }
 
     /// The reference of `guest`. A Linux program is looked up in PATH, as in a shell.

@@ -4,6 +4,7 @@
 mod common;
 
 use std::io::{BufRead, Write};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 fn afresh(arguments: &[&str], input: &str) -> Output {
@@ -63,6 +64,14 @@ fn a_program_connects_to_granted_destinations_only() {
     }
     let refused = afresh(&["run", "--linux", "--net", "server", "/bin/bash"], "");
     assert!(text(&refused.stderr).contains("NAME:PORT"), "{}", text(&refused.stderr));
+    // Other guests have no network.
+    let module = Path::new(env!("CARGO_TARGET_TMPDIR")).join("net-of-a-module.wasm");
+    let code = wat::parse_str("(module (memory 1) (func (export \"next\")))").unwrap();
+    std::fs::write(&module, code).unwrap();
+    let arguments = ["run", "--net", &net, "--call", "next", module.to_str().unwrap()];
+    let refused = afresh(&arguments, "");
+    assert!(!refused.status.success());
+    assert!(text(&refused.stderr).contains("is no Linux program"), "{}", text(&refused.stderr));
 }
 
 #[test]

@@ -175,3 +175,37 @@ impl Authority {
         Ok(Arc::new(CertifiedKey::new(chain, key)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::RootCertStore;
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::client::danger::ServerCertVerifier;
+    use rustls::pki_types::{ServerName, UnixTime};
+
+    use super::*;
+
+    #[test]
+    fn an_authority_certifies_the_names_of_its_rule_alone() {
+        let authority = Authority::new("api.example.org").unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from(authority.certificate.clone())).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+        let trusts = |certificate: &CertificateDer<'_>, name: &str| {
+            let name = ServerName::try_from(name.to_owned()).unwrap();
+            verifier.verify_server_cert(certificate, &[], &name, &[], UnixTime::now()).is_ok()
+        };
+        for (name, expected) in
+            [("api.example.org", true), ("a.api.example.org", true), ("example.org", false)]
+        {
+            let key = authority.certify(name).unwrap();
+            assert_eq!(trusts(&key.cert[0], name), expected, "{name}");
+        }
+        let names = der::group(der::SEQUENCE, &[der::value(0x87, &[192, 0, 2, 1])]);
+        let names = [der::extension(der::SUBJECT_ALT_NAME, false, &names)];
+        let address = issue(&authority.key, &authority.server, "x", &names).unwrap();
+        assert!(!trusts(&CertificateDer::from(address), "192.0.2.1"));
+    }
+}

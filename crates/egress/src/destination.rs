@@ -416,7 +416,7 @@ mod tests {
         let server = |known| Server { host: "localhost".into(), port: 1, known };
         assert!(server(false).addresses().unwrap().is_empty());
         assert!(!server(true).addresses().unwrap().is_empty());
-        // A guest that is gone gets no connection; one that is there does.
+        // The attempt ends when the guest has closed its end.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let (guest, own) = std::os::unix::net::UnixStream::pair().unwrap();

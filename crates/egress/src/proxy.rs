@@ -27,7 +27,7 @@ use crate::tls;
 pub use quota::ProxyQuota;
 use relay::{RelayEnd, request_to_sent};
 
-/// Stack of a proxy thread.
+/// Stack of a thread that serves one connection.
 const STACK: usize = 512 << 10;
 /// Time for a handshake, and for a head from its first byte.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);

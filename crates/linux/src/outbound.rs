@@ -102,7 +102,7 @@ impl Link {
     }
 }
 
-/// Limits of a guest's connections that outlive them and its processes: a reset does not renew them. Clones share them.
+/// Limits of one guest that its processes and connections share. A reset does not renew them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OutboundLimits {
     /// The guest's own log, with its rate.

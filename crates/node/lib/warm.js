@@ -159,6 +159,16 @@ function present(file, hint) {
   return file
 }
 
+/** A rule as JSON, which drops `undefined`: a rule without methods or paths allows all of them. */
+function ruleText(rule) {
+  for (const key of ['methods', 'paths']) {
+    if (rule !== null && typeof rule === 'object' && key in rule && !Array.isArray(rule[key])) {
+      throw new TypeError(`\`${key}\` of a rule is an array: leave it out to allow all`)
+    }
+  }
+  return JSON.stringify(rule)
+}
+
 /** The grants and limits of a Linux program, as the native half reads them. */
 function grants({ dirs = [], net = [], env = {}, cwd, memoryLimit, storageLimit, start }) {
   if (!Array.isArray(dirs) || !Array.isArray(net)) {
@@ -167,7 +177,7 @@ function grants({ dirs = [], net = [], env = {}, cwd, memoryLimit, storageLimit,
   return {
     env: Object.entries(env).map(([name, value]) => [name, given.text(value, `the variable ${name}`)]),
     dirs: dirs.map(directory),
-    net: net.map((grant) => (typeof grant === 'string' ? grant : JSON.stringify(grant))),
+    net: net.map((grant) => (typeof grant === 'string' ? grant : ruleText(grant))),
     cwd: cwd ?? null,
     memory: given.size(memoryLimit, 'memoryLimit', given.MEMORY),
     storage: given.size(storageLimit, 'storageLimit', given.STORAGE),

@@ -37,6 +37,11 @@ pub(crate) fn milliseconds(given: f64, what: &str) -> Result<Duration, Failure> 
 }
 
 impl ProgramOptions {
+    /// Whether a guest is given servers, and cannot connect to them.
+    pub(crate) fn has_useless_net(&self, guest: &afresh::Guest) -> bool {
+        !self.net.is_empty() && guest.kind() != afresh::Kind::Program
+    }
+
     /// A function that shapes programs; `language` makes them evaluate code.
     pub(crate) fn shape(
         &self,

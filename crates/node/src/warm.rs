@@ -140,7 +140,14 @@ impl Warm {
             }
             None => afresh::open(&opening.reference, &options),
         };
-        Self::opened(opened, opening.limits, call)
+        let opened = Self::opened(opened, opening.limits, call)?;
+        if opening.linux.has_useless_net(&opened.guest) {
+            return Err(Failure::argument(format!(
+                "{} is no Linux program, and only those connect to servers: leave `net` out",
+                opening.reference
+            )));
+        }
+        Ok(opened)
     }
 
     /// Opens a Linux program that evaluates Python.

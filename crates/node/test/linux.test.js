@@ -101,6 +101,11 @@ test('requests to a server in a sandbox, also in a fork', { skip: missing() }, a
   await Promise.all([sb.close(), fork.close()])
 })
 
+test('a rule without the methods that it names is an error', async () => {
+  const net = [{ to: 'api.test:443', methods: undefined }]
+  await assert.rejects(afresh.exec(['true'], { net }), /`methods` of a rule is an array/)
+})
+
 test('a Wasm sandbox has no commands', async () => {
   const sb = await (await afresh.warm('js')).sandbox()
   await assert.rejects(sb.commands.run('ls'), /no processes/)

@@ -36,6 +36,11 @@ pub(crate) fn seconds(seconds: f64, what: &str) -> PyResult<Duration> {
 }
 
 impl ProgramOptions {
+    /// Whether a guest is given servers, and cannot connect to them.
+    pub(crate) fn has_useless_net(&self, guest: &afresh::Guest) -> bool {
+        !self.net.is_empty() && guest.kind() != afresh::Kind::Program
+    }
+
     /// A function that shapes programs; `language` makes them evaluate code.
     pub(crate) fn shape(
         &self,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use afresh::{Call, Guest, Options, Reference, SaveOptions};
 use afresh_interpreter::{Interpreter, Request};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -73,7 +74,7 @@ impl Warm {
             (None, None) => {}
             (Some(tree), None) => options = options.files_below(tree),
         }
-        if let Some(linux) = linux {
+        if let Some(linux) = &linux {
             options = options.linux(linux.shape(None)?);
         }
         if let Some(cache) = cache {
@@ -104,6 +105,11 @@ impl Warm {
         let guest = opened.map_err(|error| {
             interruption.take().unwrap_or_else(|| error::raise::<OpenError>(&error))
         })?;
+        if linux.is_some_and(|linux| linux.has_useless_net(&guest)) {
+            return Err(PyValueError::new_err(format!(
+                "{reference} is no Linux program, and only those connect to servers: leave `net` out"
+            )));
+        }
         let interpreter = Interpreter::of(&guest);
         Ok(Self { guest, interpreter, setup: Setup::new(limits, &[]) })
     }

@@ -206,6 +206,8 @@ def test_a_warm_guest_and_a_sandbox_are_saved_and_opened_again(tmp_path: Path) -
     with afresh.load(f"{store}@turn").sandbox() as sb:
         assert sb.eval("[x, more]") == [2, "kept"]
     assert again.eval("x") == 1
+    with pytest.raises(ValueError, match="is no Linux program"):
+        afresh.load(f"{store}@warm", net=["api.test:443"])
 
 
 def test_guests_that_are_no_interpreters_are_called_with_bytes(js: afresh.Warm) -> None:
