@@ -352,6 +352,7 @@ static void memory(void) {
     CHECK(FAILS(ENOMEM, mprotect(one, (size_t)-1, PROT_READ)));
     int named = open("/tmp", O_PATH);
     CHECK(mmap(0, 4096, PROT_READ, MAP_PRIVATE, named, 0) == MAP_FAILED && errno == EBADF);
+    CHECK(FAILS(EBADF, fchown(named, -1, -1)) && FAILS(EINVAL, access("/tmp", 8)));
     char *end = sbrk(0);
     limit.rlim_cur = 4096;
     CHECK(!setrlimit(RLIMIT_DATA, &limit) && FAILS(ENOMEM, brk(end + 8192)) && sbrk(0) == end);

@@ -113,7 +113,9 @@ impl Sentry {
         user: u64,
         group: u64,
     ) -> SyscallResult {
-        self.state.table.get(descriptor)?;
+        if self.state.table.get(descriptor)?.flags & libc::O_PATH as u32 != 0 {
+            return Err(Errno::BADF.into());
+        }
         Self::give(user, group)
     }
 

@@ -493,6 +493,9 @@ impl Sentry {
         mode: u64,
         flags: u64,
     ) -> SyscallResult {
+        if mode & !7 != 0 {
+            return Err(Errno::INVAL.into());
+        }
         let attributes = self.attributes_at(process, at, path, flags)?;
         if allows(attributes.mode, mode as u32) { Ok(ZERO) } else { Err(Errno::ACCESS.into()) }
     }
