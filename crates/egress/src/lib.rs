@@ -21,6 +21,7 @@ mod proxy;
 mod request_head;
 mod response_head;
 mod rule;
+mod stream_socket;
 mod tls;
 
 pub use authority::{Authority, AuthorityError};
@@ -32,3 +33,4 @@ pub use policy::{EgressPolicy, Route};
 pub use proxy::{ProxiedServer, ProxyQuota};
 pub use request_head::{BodyFraming, MAX_HEAD, RequestHead};
 pub use rule::{NetGrant, ParseGrantError, Rule, RuleError};
+pub use stream_socket::StreamSocket;

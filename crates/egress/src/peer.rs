@@ -3,51 +3,22 @@
 //! Promises: it never blocks, and holds at most [`MAX_BUFFER`] bytes of content in each direction, and what TLS holds.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 
 use rustix::event::PollFlags;
 use rustls::Connection;
+
+use crate::stream_socket::StreamSocket;
 
 /// Bytes that wait in one direction. A head fits.
 pub(crate) const MAX_BUFFER: usize = 96 << 10;
 /// Bytes that are read at a time.
 const PIECE: usize = 16 << 10;
 
-/// The socket of a side.
-#[derive(Debug)]
-pub(crate) enum Socket {
-    Guest(UnixStream),
-    Server(TcpStream),
-}
-
-impl Read for Socket {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Guest(stream) => stream.read(buffer),
-            Self::Server(stream) => stream.read(buffer),
-        }
-    }
-}
-
-impl Write for Socket {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Guest(stream) => stream.write(bytes),
-            Self::Server(stream) => stream.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// One side.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    socket: Socket,
+    socket: StreamSocket,
     tls: Option<Box<Connection>>,
     /// Content that came, and was not taken yet.
     pub(crate) input: Vec<u8>,
@@ -66,7 +37,7 @@ fn would_block(error: &io::Error) -> bool {
 }
 
 impl Peer {
-    pub(crate) fn new(socket: Socket, tls: Option<Connection>) -> Self {
+    pub(crate) fn new(socket: StreamSocket, tls: Option<Connection>) -> Self {
         Self {
             socket,
             tls: tls.map(Box::new),
@@ -79,10 +50,7 @@ impl Peer {
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        match &self.socket {
-            Socket::Guest(stream) => stream.as_fd(),
-            Socket::Server(stream) => stream.as_fd(),
-        }
+        self.socket.as_fd()
     }
 
     pub(crate) fn room(&self) -> usize {

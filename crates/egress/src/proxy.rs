@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::destination::DestinationQuery;
 use crate::log::{ConnectionLog, ConnectionRecord, Outcome};
-use crate::peer::{Peer, Socket};
+use crate::peer::Peer;
 use crate::request_head::{HeaderList, MAX_HEAD, RequestHead};
 use crate::rule::Rule;
 use crate::tls;
@@ -115,17 +115,17 @@ impl ProxiedServer {
     /// The guest's side, before a handshake.
     fn accept(&self, socket: UnixStream) -> Result<Peer, String> {
         let Some(authority) = self.first.authority() else {
-            return Ok(Peer::new(Socket::Guest(socket), None));
+            return Ok(Peer::new(socket.into(), None));
         };
         let tls = tls::guest_side(authority, &self.name)?;
-        Ok(Peer::new(Socket::Guest(socket), Some(tls.into())))
+        Ok(Peer::new(socket.into(), Some(tls.into())))
     }
 
     /// The server's side, before a handshake. The end of `guest` ends the attempt.
     fn connect(&self, guest: BorrowedFd<'_>) -> Result<Peer, String> {
         let server = self.first.to().server(DestinationQuery::Name(&self.name), self.port);
         let error = |number| io::Error::from_raw_os_error(number).to_string();
-        let socket = Socket::Server(server.connect(guest).map_err(error)?);
+        let socket = server.connect(guest).map_err(error)?.into();
         if !self.first.tls() {
             return Ok(Peer::new(socket, None));
         }

@@ -41,7 +41,6 @@ mod instance;
 mod ioctl;
 mod load;
 mod outbound;
-mod outbound_stream;
 mod platform;
 mod program;
 mod ranges;

@@ -16,11 +16,10 @@ use std::time::Duration;
 
 use afresh_egress::{
     ConnectionLog, ConnectionRecord, DestinationQuery, EgressPolicy, Outcome, ProxyQuota, Route,
-    Server,
+    Server, StreamSocket,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::outbound_stream::OutboundStream;
 use crate::sentry::Kernel;
 
 /// Connections of a guest at a time.
@@ -87,8 +86,8 @@ enum Link {
     /// It is not begun yet.
     Waiting(Server, ConnectionRecord),
     /// It is being made. The other end of the stream is closed when that is done.
-    Making(Receiver<Result<OutboundStream, i32>>, UnixStream),
-    Made(OutboundStream),
+    Making(Receiver<Result<StreamSocket, i32>>, UnixStream),
+    Made(StreamSocket),
 }
 
 impl Link {
@@ -97,7 +96,7 @@ impl Link {
         let (ours, _) = UnixStream::pair()?;
         let (done, made) = sync_channel(1);
         // There is room for one.
-        let _ = done.send(Ok(OutboundStream::Proxy(stream)));
+        let _ = done.send(Ok(stream.into()));
         Ok(Self::Making(made, ours))
     }
 }
@@ -197,7 +196,7 @@ impl OutboundConnections {
                     Err(number) => asked.failed(Error::from_raw_os_error(number).to_string()),
                 });
                 // It may not be needed any more.
-                let _ = done.send(connected.map(OutboundStream::Server));
+                let _ = done.send(connected.map(StreamSocket::from));
                 drop((theirs, share));
             };
             let thread = std::thread::Builder::new().name("afresh-connect".to_owned()).spawn(work);
@@ -335,7 +334,7 @@ impl OutboundConnection {
         (sent | heard, lasts)
     }
 
-    fn stream(&mut self) -> Option<&mut OutboundStream> {
+    fn stream(&mut self) -> Option<&mut StreamSocket> {
         match &mut self.link {
             Link::Made(stream) => Some(stream),
             Link::Waiting(..) | Link::Making(..) => None,
