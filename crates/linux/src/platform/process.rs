@@ -187,6 +187,33 @@ impl Process {
         Ok(process)
     }
 
+    /// A process that has run nothing of its guest yet.
+    fn with_listener(
+        born: SpawnedProcess,
+        listener: Arc<Listener>,
+        control: Control,
+        receipts: ReceiptSource,
+    ) -> Self {
+        Self {
+            born,
+            listener,
+            control,
+            track: None,
+            coming: None,
+            window: 0,
+            asked: None,
+            interrupting: false,
+            frame: None,
+            bases: Bases::default(),
+            counted: Some(0),
+            billed: Duration::ZERO,
+            generation: generation(),
+            receipts,
+            offsets: ClockOffsets::default(),
+            mappings_bound: usize::MAX / 2,
+        }
+    }
+
     /// Takes a booting process over: maps the remaining parts of its image (`rest`), and has missing content of
     /// `files` reported.
     fn taken_over(
@@ -201,24 +228,10 @@ impl Process {
             born.kill();
             let _ = born.wait();
         })?;
-        let mut process = Self {
-            born,
-            listener: Arc::new(listener),
-            control,
-            track,
-            coming: None,
-            window: image.map_or(0, |(_, segments)| segments.pages()),
-            asked: None,
-            interrupting: false,
-            frame: None,
-            bases: Bases::default(),
-            counted: Some(0),
-            billed: Duration::ZERO,
-            generation: generation(),
-            receipts: ReceiptSource::new(),
-            offsets: ClockOffsets::default(),
-            mappings_bound: usize::MAX / 2,
-        };
+        let mut process =
+            Self::with_listener(born, Arc::new(listener), control, ReceiptSource::new());
+        process.track = track;
+        process.window = image.map_or(0, |(_, segments)| segments.pages());
         // Its calls are answered here: across two processors each would cost ten times as much.
         process.follow();
         fork::allow_processes(process.born.pid, false)?;

@@ -11,7 +11,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afresh_sys::fork;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -20,9 +19,7 @@ use super::{Expected, Process, ReceiptSource, STUB_TIMEOUT};
 use crate::platform::commands::{Continuation, StubCommands};
 use crate::platform::control::Control;
 use crate::platform::forker::SpawnedProcess;
-use crate::platform::frame::Bases;
 use crate::platform::listener::{Answer, SeccompNotification};
-use crate::platform::vdso::ClockOffsets;
 use crate::platform::{PlatformError, boot, stub, zygote};
 
 /// How long the child of a parent that has failed is looked for.
@@ -94,24 +91,9 @@ impl Process {
             PlatformError::kernel("forking a guest's process", error)
         })?;
         // From here on it ends with this value.
-        let mut child = Self {
-            born,
-            listener: Arc::clone(&self.listener),
-            control,
-            track: None,
-            coming: None,
-            window: self.window,
-            asked: None,
-            interrupting: false,
-            frame: None,
-            bases: Bases::default(),
-            counted: Some(0),
-            billed: Duration::ZERO,
-            generation: fork::generation(),
-            receipts,
-            offsets: ClockOffsets::default(),
-            mappings_bound: self.mappings_bound,
-        };
+        let mut child = Self::with_listener(born, Arc::clone(&self.listener), control, receipts);
+        child.window = self.window;
+        child.mappings_bound = self.mappings_bound;
         limited?;
         allow_processes(child.born.pid, false)?;
         child.start_forked(call, &steps, receipt)?;
