@@ -5,6 +5,7 @@
 //! of data are enforced; the guest's own bounds hold in any case. Frozen limits are checked before use.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -151,20 +152,24 @@ impl Kernel {
         self.heed_limits();
     }
 
-    /// Whether the current process has allowed itself `more` bytes of address space (`RLIMIT_AS`), and of data
-    /// (`RLIMIT_DATA`) if they are: writable, private and not of a stack.
+    /// Whether the current process has allowed itself `len` further bytes of address space (`RLIMIT_AS`), and of data
+    /// (`RLIMIT_DATA`) if they are: writable, private and not of a stack. They take the place of mappings in `replaced`.
     pub(in crate::sentry) fn check_address_space(
         &self,
-        more: u64,
+        len: u64,
+        replaced: &Range<u64>,
         data: bool,
     ) -> Result<(), Errno> {
         let (total, own) = self.family.own.limits.address_space();
-        let fits = |taken: u64, limit: u64| {
-            limit == u64::MAX || taken.checked_add(more).is_some_and(|bytes| bytes <= limit)
-        };
         if (total, own) == (u64::MAX, u64::MAX) {
             return Ok(());
         }
+        let parts = self.layout.parts(replaced).into_iter();
+        let gone: u64 = parts.map(|(part, _)| part.end - part.start).sum();
+        let more = len - gone;
+        let fits = |taken: u64, limit: u64| {
+            limit == u64::MAX || taken.checked_add(more).is_some_and(|bytes| bytes <= limit)
+        };
         let (mut mapped, mut written) = (0, 0);
         for (range, mapping) in self.layout.all() {
             let len = range.end - range.start;

@@ -138,8 +138,8 @@ impl Sentry {
         let more = if remap.has(KEEPS_OLD) { len } else { remap.new_len.saturating_sub(len) };
         let old = self.state.layout.whole(&remap.old);
         let data = old.is_ok_and(|m| is_data(m.protection, m.share.is_some()));
-        self.state.check_address_space(more, data)?;
-        let (start, change) = match self.state.layout.whole(&remap.old).map(|m| m.share) {
+        self.state.check_address_space(more, &(0..0), data)?;
+        let (start, change) = match old.map(|m| m.share) {
             Ok(Some(share)) if !stays => self.remap_shared(&remap, share)?,
             _ => self.change().layout.remap(&remap)?,
         };
@@ -160,7 +160,7 @@ impl Sentry {
         };
         let (offset, len) = (share.offset(at), remap.new_len);
         self.state.layout.plan(remap.to, false, len, protection, true)?;
-        self.state.check_address_space(len, false)?;
+        self.state.check_address_space(len, &(0..0), false)?;
         let content = self.shared_content(share.node, offset, len, protection)?;
         let layout = &mut self.change().layout;
         let (start, change) = layout.map(remap.to, false, len, protection, Some(content))?;

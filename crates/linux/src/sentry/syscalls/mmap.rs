@@ -57,9 +57,7 @@ impl Sentry {
         // The budget comes before the bytes of a file.
         let planned = self.state.layout.plan(at, low, len, protection, named || shared)?;
         let whole = planned.end - planned.start;
-        let parts = self.state.layout.parts(&planned).into_iter();
-        let replaced: u64 = parts.map(|(part, _)| part.end - part.start).sum();
-        self.state.check_address_space(whole - replaced, is_data(protection, shared))?;
+        self.state.check_address_space(whole, &planned, is_data(protection, shared))?;
         // Devices share nothing: their mappings are private.
         let node = match shared {
             true => self.shared_file(named.then_some(descriptor), offset, len, protection)?,
@@ -300,7 +298,8 @@ impl Sentry {
     pub(in crate::sentry) fn sys_brk(&mut self, brk: u64) -> SyscallResult {
         let now = self.state.layout.brk();
         // A break that is not allowed stays, as one without memory.
-        let allowed = self.state.check_address_space(brk.saturating_sub(now), true).is_ok();
+        let allowed =
+            self.state.check_address_space(brk.saturating_sub(now), &(0..0), true).is_ok();
         let brk = if brk > now && !allowed { now } else { brk };
         let (brk, change) = self.change().layout.set_brk(brk);
         Ok(SyscallControl::Memory(brk, change))
