@@ -1,8 +1,8 @@
 //! `cargo xtask adapters`: the Jupyter kernel, the adapters to agent frameworks and `afresh mcp`, with the published
 //! packages.
 //!
-//! Each environment has a list of wanted packages, `crates/python/tests/locks/NAME.in`, and beside it a lock file with
-//! versions and hashes of all packages that those need: pip needs more than nine minutes to find such a set.
+//! Each environment has a list of wanted packages, `crates/python/tests/locks/NAME.in`. A lock file has the versions and
+//! hashes of all packages that those need: pip needs more than nine minutes to find such a set.
 //! `cargo xtask adapters --lock` writes the lock files anew.
 
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::command::{run, run_watched, succeeds};
+use crate::python::Sums;
 use crate::{host, inspector, python};
 
 const USAGE: &str = "usage: cargo xtask adapters [--lock] [frameworks|rollouts|inspector]…";
@@ -62,23 +63,6 @@ impl Environment {
     }
 }
 
-/// Passed, failed and skipped tests.
-#[derive(Default)]
-struct Counts {
-    passed: u64,
-    failed: u64,
-    skipped: u64,
-}
-
-impl Counts {
-    fn count(&mut self, line: &str) {
-        let Some(sums) = python::sums(line) else { return };
-        self.passed += sums.passed;
-        self.failed += sums.failed;
-        self.skipped += sums.skipped;
-    }
-}
-
 pub(crate) fn command(arguments: &[String]) -> Result<()> {
     let (mut lock, mut wanted) = (false, Vec::new());
     for argument in arguments {
@@ -98,14 +82,14 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
         let chosen = ENVIRONMENTS.iter().filter(|one| is_wanted(one.name));
         return chosen.into_iter().try_for_each(|environment| environment.lock(&uv));
     }
-    let (mut counts, mut failures) = (Counts::default(), Vec::new());
+    let (mut counts, mut failures) = (Sums::default(), Vec::new());
     for environment in ENVIRONMENTS.iter().filter(|one| is_wanted(one.name)) {
         let inside = environment.install(&base, &uv)?;
         python::install(&inside, &host::target_folder().join("python"))?;
         let mut tests = Command::new(&inside);
         tests.current_dir(python::package()).args(["-m", "pytest", "-rs"]).args(environment.tests);
         let ran = run_watched(&mut tests, OUTPUT_TIMEOUT, |line| {
-            counts.count(line);
+            counts.add(line);
             true
         });
         failures.extend(ran.err().map(|error| format!("{}: {error:#}", environment.name)));
@@ -119,7 +103,7 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
             }
         }
     }
-    let Counts { passed, failed, skipped } = counts;
+    let Sums { passed, failed, skipped } = counts;
     println!("{passed} passed, {failed} failed, {skipped} skipped");
     if !failures.is_empty() {
         bail!("{}", failures.join("\n"));

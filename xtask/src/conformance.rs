@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -205,32 +205,40 @@ fn cases(folder: &Path, calls: &[&str]) -> Result<Vec<Case>> {
     Ok(list.lines().filter(|line| !line.starts_with('#')).filter_map(case).collect())
 }
 
-/// Runs the cases, as many at a time as there are processors.
-fn run_all(folder: &Path, cases: &[Case]) -> Result<Vec<Row>> {
-    let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+/// The answers of `work` for each item, as many at a time as there are processors. It gets the number of its thread.
+fn in_parallel<T: Sync, R: Send>(
+    items: &[T],
+    work: impl Fn(usize, &T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let errors = Mutex::new(Vec::new());
-    let is_root = is_root()?;
     std::thread::scope(|scope| {
         for thread in 0..threads {
-            let (next, rows, errors) = (&next, &rows, &errors);
+            let (next, done, work) = (&next, &done, &work);
             scope.spawn(move || {
-                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match one(folder, case, thread, is_root) {
-                        Ok(row) => rows.lock().unwrap_or_else(|e| e.into_inner()).extend(row),
-                        Err(error) => {
-                            errors.lock().unwrap_or_else(|e| e.into_inner()).push(error);
-                            return;
-                        }
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(item) = items.get(at) else { return };
+                    let outcome = work(thread, item);
+                    let failed = outcome.is_err();
+                    done.lock().unwrap_or_else(|e| e.into_inner()).push((at, outcome));
+                    if failed {
+                        return;
                     }
                 }
             });
         }
     });
-    if let Some(error) = errors.into_inner().unwrap_or_else(|e| e.into_inner()).pop() {
-        return Err(error);
-    }
-    let mut rows = rows.into_inner().unwrap_or_else(|e| e.into_inner());
+    let mut done = done.into_inner().unwrap_or_else(|e| e.into_inner());
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+/// Runs the cases.
+fn run_all(folder: &Path, cases: &[Case]) -> Result<Vec<Row>> {
+    let is_root = is_root()?;
+    let rows = in_parallel(cases, |thread, case| one(folder, case, thread, is_root))?;
+    let mut rows: Vec<Row> = rows.into_iter().flatten().collect();
     rows.sort_by(|a, b| (&a.call, &a.name).cmp(&(&b.call, &b.name)));
     Ok(rows)
 }
@@ -279,8 +287,8 @@ fn one(folder: &Path, case: &Case, thread: usize, is_root: bool) -> Result<Optio
     Ok(Some(Row { call: case.call.clone(), name: case.name.clone(), verdict, why }))
 }
 
-/// Runs a case, whose output is kept in `log`; returns the result, and the reason.
-fn judge(command: &mut Command, log: &Path) -> Result<(Verdict, String)> {
+/// Runs a command for some seconds at most, its output in `log`; its status, if it ended by itself.
+fn run_limited(command: &mut Command, log: &Path, seconds: u64) -> Result<Option<ExitStatus>> {
     let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
     let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
@@ -289,7 +297,7 @@ fn judge(command: &mut Command, log: &Path) -> Result<(Verdict, String)> {
         if let Some(status) = child.try_wait()? {
             break Some(status);
         }
-        if begun.elapsed() > Duration::from_secs(SECONDS + 10) {
+        if begun.elapsed() > Duration::from_secs(seconds) {
             break None;
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -297,6 +305,12 @@ fn judge(command: &mut Command, log: &Path) -> Result<(Verdict, String)> {
     // All its child processes.
     succeeds(Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]));
     let _ = child.wait();
+    Ok(status)
+}
+
+/// Runs a case, whose output is kept in `log`; returns the result, and the reason.
+fn judge(command: &mut Command, log: &Path) -> Result<(Verdict, String)> {
+    let status = run_limited(command, log, SECONDS + 10)?;
     let text = String::from_utf8_lossy(&fs::read(log)?).into_owned();
     let line = |words: &[&str]| {
         text.lines().find(|line| words.iter().any(|word| line.contains(word))).map(reason)

@@ -9,12 +9,12 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{cargo, output, run, succeeds};
+use crate::command::{OwnedChild, cargo, output, run, succeeds};
 use crate::{host, tools};
 
 const USAGE: &str = "usage: cargo xtask e2b-suite [--source PREFIX] [--server PROGRAM] [SUITE…]";
@@ -199,49 +199,37 @@ fn environment(name: &str, packages: &[&str]) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The server under test; it is ended when this is dropped.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Server {
-    fn start(program: &Path, folder: &Path, python: &Path, port: u16) -> Result<Self> {
-        let _ = fs::remove_dir_all(folder);
-        fs::create_dir_all(folder)?;
-        fs::write(folder.join("keys"), format!("tests {KEY}\n"))?;
-        // The environment, and the installation that it was made of.
-        let prefixes =
-            "import sys; print(repr([sys.prefix, sys.base_prefix]).replace(\"'\", '\"'))";
-        let dirs = output(Command::new(python).args(["-c", prefixes]))?;
-        let config = format!(
-            "addr = \"127.0.0.1:{port}\"\n[sandboxes]\nkeys = \"keys\"\nstore = \"store\"\n\
-             [[sandboxes.template]]\nname = \"linux\"\nlanguage = \"python\"\nlinux = {:?}\ndirs = {dirs}\n\
-             setup = \"import matplotlib.pyplot, pandas\"\nfiles-mib = 256\nmemory-mib = 1024\n",
-            python.display().to_string(),
-        );
-        fs::write(folder.join("serve.toml"), config)?;
-        let log = File::create(folder.join("server.log"))?;
-        let mut command = Command::new(program);
-        command.args(["serve", "--config"]).arg(folder.join("serve.toml"));
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let mut server = Self(command.spawn().with_context(|| program.display().to_string())?);
-        let begun = Instant::now();
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            if let Some(status) = server.0.try_wait()? {
-                bail!("the server ended ({status}): see {}", folder.join("server.log").display());
-            }
-            if begun.elapsed() > START_TIMEOUT {
-                bail!("the server does not listen: see {}", folder.join("server.log").display());
-            }
-            std::thread::sleep(Duration::from_millis(100));
+/// Starts the server under test.
+fn start(program: &Path, folder: &Path, python: &Path, port: u16) -> Result<OwnedChild> {
+    let _ = fs::remove_dir_all(folder);
+    fs::create_dir_all(folder)?;
+    fs::write(folder.join("keys"), format!("tests {KEY}\n"))?;
+    // The environment, and the installation that it was made of.
+    let prefixes = "import sys; print(repr([sys.prefix, sys.base_prefix]).replace(\"'\", '\"'))";
+    let dirs = output(Command::new(python).args(["-c", prefixes]))?;
+    let config = format!(
+        "addr = \"127.0.0.1:{port}\"\n[sandboxes]\nkeys = \"keys\"\nstore = \"store\"\n\
+         [[sandboxes.template]]\nname = \"linux\"\nlanguage = \"python\"\nlinux = {:?}\ndirs = {dirs}\n\
+         setup = \"import matplotlib.pyplot, pandas\"\nfiles-mib = 256\nmemory-mib = 1024\n",
+        python.display().to_string(),
+    );
+    fs::write(folder.join("serve.toml"), config)?;
+    let log = File::create(folder.join("server.log"))?;
+    let mut command = Command::new(program);
+    command.args(["serve", "--config"]).arg(folder.join("serve.toml"));
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let mut server = OwnedChild(command.spawn().with_context(|| program.display().to_string())?);
+    let begun = Instant::now();
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        if let Some(status) = server.0.try_wait()? {
+            bail!("the server ended ({status}): see {}", folder.join("server.log").display());
         }
-        Ok(server)
+        if begun.elapsed() > START_TIMEOUT {
+            bail!("the server does not listen: see {}", folder.join("server.log").display());
+        }
+        std::thread::sleep(Duration::from_millis(100));
     }
+    Ok(server)
 }
 
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
@@ -276,7 +264,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         let sources = sources(suite, &source)?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let folder = host::target_folder().join("tools/e2b-suite-server");
-        let _server = Server::start(&program, &folder, &template.join("bin/python"), port)?;
+        let _server = start(&program, &folder, &template.join("bin/python"), port)?;
         let url = format!("http://127.0.0.1:{port}");
         // Not `python -m pytest`, which would find the sources of the client before the installed one.
         let mut tests = Command::new(clients.join("bin/pytest"));

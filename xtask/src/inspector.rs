@@ -5,12 +5,12 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::command::{cargo, run};
+use crate::command::{OwnedChild, cargo, run};
 use crate::{host, node};
 
 const INSPECTOR: &[&str] = &["@modelcontextprotocol/inspector@2.12.0"];
@@ -49,33 +49,20 @@ impl Target<'_> {
     }
 }
 
-/// A server over HTTP.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Server {
-    /// Starts it, and waits for its address.
-    fn start(afresh: &Path) -> Result<(Self, String)> {
-        let mut command = Command::new(afresh);
-        command.args(GUEST).args(["--http", "127.0.0.1:0", "--output", "json"]);
-        command.stdin(Stdio::null());
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
-        let mut server = Self(child.context("cannot run afresh")?);
-        let stdout = server.0.stdout.take().context("the server has no output")?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).context("cannot read from the server")?;
-        let shown: Value =
-            serde_json::from_str(&line).context("the server ended before it showed its address")?;
-        let address = shown["addr"].as_str().context("the server shows no address")?;
-        Ok((server, format!("http://{address}/mcp")))
-    }
+/// Starts a server over HTTP, and waits for its address.
+fn start(afresh: &Path) -> Result<(OwnedChild, String)> {
+    let mut command = Command::new(afresh);
+    command.args(GUEST).args(["--http", "127.0.0.1:0", "--output", "json"]);
+    command.stdin(Stdio::null());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
+    let mut server = OwnedChild(child.context("cannot run afresh")?);
+    let stdout = server.0.stdout.take().context("the server has no output")?;
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).context("cannot read from the server")?;
+    let shown: Value =
+        serde_json::from_str(&line).context("the server ended before it showed its address")?;
+    let address = shown["addr"].as_str().context("the server shows no address")?;
+    Ok((server, format!("http://{address}/mcp")))
 }
 
 /// Builds the command and runs the checks; returns how many requests succeeded.
@@ -91,7 +78,7 @@ fn check(inspector: &Path, afresh: &Path) -> Result<u64> {
     let command = std::iter::once(afresh.display().to_string());
     let server = command.chain(GUEST.map(str::to_owned)).collect();
     let stdio = Target { inspector, server };
-    let (_server, address) = Server::start(afresh)?;
+    let (_server, address) = start(afresh)?;
     let http = Target { inspector, server: vec![address] };
     let mut count = 0;
     for target in [&stdio, &http] {

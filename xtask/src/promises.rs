@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::host::repository;
+use crate::prose::paths;
 
 const PAGE: &str = "docs/security.md";
 /// Heading of the first section with promises.
@@ -20,7 +21,7 @@ const UNTESTED: [&str; 2] = ["Not promised", "Limit"];
 /// One line for each promise without a test, and for each test that does not exist.
 pub(crate) fn faults() -> Result<Vec<String>> {
     let page = std::fs::read_to_string(repository().join(PAGE)).context(PAGE)?;
-    let mut faults = Vec::new();
+    let (mut faults, paths) = (Vec::new(), paths()?);
     let mut crates: BTreeMap<String, Vec<Source>> = BTreeMap::new();
     for point in points(&page) {
         let begin: String = point.chars().take(60).collect();
@@ -30,7 +31,7 @@ pub(crate) fn faults() -> Result<Vec<String>> {
         }
         for (name, test) in tests {
             if !crates.contains_key(&name) {
-                crates.insert(name.clone(), sources(&repository().join("crates").join(&name))?);
+                crates.insert(name.clone(), sources(&paths, &Path::new("crates").join(&name))?);
             }
             if !exists(&crates[&name], &test) {
                 faults.push(format!("{PAGE}: `{name}` has no test `{test}`: {begin}"));
@@ -96,17 +97,18 @@ struct Source {
     text: String,
 }
 
-/// The files of a crate that can have tests.
-fn sources(folder: &Path) -> Result<Vec<Source>> {
-    let mut files = Vec::new();
-    for part in ["src", "tests"] {
-        list(&folder.join(part), &mut files)?;
-    }
-    let read = |path: PathBuf| {
-        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        Ok(Source { path, text })
+/// The files of a crate that can have tests, among `paths` of the repository.
+fn sources(paths: &[PathBuf], folder: &Path) -> Result<Vec<Source>> {
+    let has_tests = |path: &&PathBuf| {
+        let part = ["src", "tests"].iter().any(|part| path.starts_with(folder.join(part)));
+        part && path.extension().is_some_and(|kind| kind == "rs" || kind == "py")
     };
-    files.into_iter().map(read).collect()
+    let read = |path: &PathBuf| {
+        let text = std::fs::read_to_string(repository().join(path))
+            .with_context(|| path.display().to_string())?;
+        Ok(Source { path: path.clone(), text })
+    };
+    paths.iter().filter(has_tests).map(read).collect()
 }
 
 /// Whether a crate has a test, or a module with tests, of this name. An ellipsis ends a beginning.
@@ -128,20 +130,6 @@ fn exists(sources: &[Source], test: &str) -> bool {
             || text.contains(&function)
             || text.contains(&module)
     })
-}
-
-fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
-    for entry in entries {
-        let path = entry?.path();
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        if path.is_dir() {
-            list(&path, files)?;
-        } else if matches!(extension, Some("rs" | "py")) {
-            files.push(path);
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -175,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_test_that_does_not_exist_is_found() {
-        let sources = sources(&repository().join("xtask")).unwrap();
+        let sources = sources(&paths().unwrap(), Path::new("xtask")).unwrap();
         assert!(exists(&sources, "points_begin_…"));
         assert!(exists(&sources, "promises"));
         assert!(!exists(&sources, concat!("no_such_", "test")));

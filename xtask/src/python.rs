@@ -162,16 +162,26 @@ pub(crate) fn install(python: &Path, folder: &Path) -> Result<()> {
     run(install.args(["--no-deps", "--force-reinstall", &wheel]))
 }
 
-/// The sums of a run of pytest.
-#[derive(Debug, PartialEq, Eq)]
+/// The sums of runs of pytest.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sums {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
     pub(crate) skipped: u64,
 }
 
+impl Sums {
+    /// Adds those of a run, if this is its last line.
+    pub(crate) fn add(&mut self, line: &str) {
+        let Some(run) = sums(line) else { return };
+        self.passed += run.passed;
+        self.failed += run.failed;
+        self.skipped += run.skipped;
+    }
+}
+
 /// Reads the last line of pytest.
-pub(crate) fn sums(line: &str) -> Option<Sums> {
+fn sums(line: &str) -> Option<Sums> {
     let sums = line.trim_matches(|c| c == '=' || c == ' ');
     if !sums.contains(" in ") || !sums.contains(" passed") && !sums.contains(" failed") {
         return None;

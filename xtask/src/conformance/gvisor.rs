@@ -10,14 +10,14 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use super::gvisor_build::{self, TAG};
-use super::{NOBODY, is_root, reason, write};
-use crate::command::{find, output, succeeds};
+use super::{NOBODY, is_root, reason, run_limited, write};
+use crate::command::{find, output};
 use crate::host;
 
 /// Seconds that a run of a binary may take, as a guest and on this kernel.
@@ -64,10 +64,11 @@ pub(super) fn main(source: &str, names: &[&str]) -> Result<()> {
     let folder = host::target_folder().join("conformance").join(format!("gvisor-{TAG}"));
     let binaries = gvisor_build::build(source, &folder, names)?;
     super::build_runner()?;
+    let is_root = is_root()?;
     let mut rows = Vec::new();
     for binary in &binaries {
         let start = Instant::now();
-        let row = measure(&folder, binary)?;
+        let row = measure(&folder, binary, is_root)?;
         let passed = row.count - row.failed.len();
         let seconds = start.elapsed().as_secs();
         println!("{binary}: {passed} of {} pass as guests ({seconds} s)", row.count);
@@ -81,15 +82,16 @@ pub(super) fn main(source: &str, names: &[&str]) -> Result<()> {
     if names.is_empty() { write("docs/gvisor-tests.md", &text) } else { Ok(()) }
 }
 
-fn measure(folder: &Path, binary: &str) -> Result<Row> {
+fn measure(folder: &Path, binary: &str, is_root: bool) -> Result<Row> {
     let program = folder.join("bin").join(binary);
     let tests = list(&program)?;
     let (native, log) = (folder.join("native").join(binary), folder.join("output"));
     let expected = match fs::read_to_string(&native) {
         Ok(text) => text.lines().map(str::to_owned).collect::<Vec<_>>(),
         Err(_) => {
-            let results =
-                run_all(&tests, &log, |filter, log| run_native(folder, &program, filter, log))?;
+            let results = run_all(&tests, &log, |filter, log| {
+                run_native(folder, (&program, is_root), filter, log)
+            })?;
             let passed = |test: &&String| matches!(results.get(*test), Some((Verdict::Passed, _)));
             let passed: Vec<_> = tests.iter().filter(passed).cloned().collect();
             fs::create_dir_all(folder.join("native"))?;
@@ -103,7 +105,7 @@ fn measure(folder: &Path, binary: &str) -> Result<Row> {
     Ok(Row { binary: binary.to_owned(), count: expected.len(), failed })
 }
 
-/// The names of a binary's tests, without those that its authors have disabled.
+/// The names of the tests in a binary, without disabled ones.
 fn list(program: &Path) -> Result<Vec<String>> {
     let text = output(Command::new(program).arg("--gtest_list_tests"))?;
     Ok(names_in(&text))
@@ -197,17 +199,22 @@ fn message(line: &str) -> String {
     reason(line)
 }
 
-fn run_native(folder: &Path, program: &Path, filter: &str, log: &Path) -> Result<()> {
+fn run_native(
+    folder: &Path,
+    (program, is_root): (&Path, bool),
+    filter: &str,
+    log: &Path,
+) -> Result<()> {
     let scratch = folder.join("scratch");
     fs::create_dir_all(&scratch)?;
     fs::set_permissions(&scratch, fs::Permissions::from_mode(0o777))?;
     let mut command = Command::new(program);
     command.env_clear().envs(variables(folder)).env("GTEST_FILTER", filter);
     command.env("TEST_TMPDIR", &scratch).current_dir(&scratch);
-    if is_root()? {
+    if is_root {
         command.uid(NOBODY).gid(NOBODY);
     }
-    run_limited(&mut command, log)
+    run_limited(&mut command, log, SECONDS + 10).map(drop)
 }
 
 fn run_guest(folder: &Path, program: &Path, filter: &str, log: &Path) -> Result<()> {
@@ -219,7 +226,7 @@ fn run_guest(folder: &Path, program: &Path, filter: &str, log: &Path) -> Result<
     {
         command.arg("--env").arg(format!("{name}={value}"));
     }
-    run_limited(command.arg(program), log)
+    run_limited(command.arg(program), log, SECONDS + 10).map(drop)
 }
 
 fn variables(folder: &Path) -> [(&'static str, String); 3] {
@@ -228,21 +235,6 @@ fn variables(folder: &Path) -> [(&'static str, String); 3] {
         ("GTEST_COLOR", "no".to_owned()),
         ("TEST_PROGRAMS", folder.join("bin").display().to_string()),
     ]
-}
-
-/// Runs a command for at most [`SECONDS`] and a few, its output in `log`.
-fn run_limited(command: &mut Command, log: &Path) -> Result<()> {
-    let file = fs::File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
-    let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
-    let begun = Instant::now();
-    while child.try_wait()?.is_none() && begun.elapsed() < Duration::from_secs(SECONDS + 10) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    // All its child processes.
-    succeeds(Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]));
-    child.wait()?;
-    Ok(())
 }
 
 /// A table by binary: how many tests pass, and which do not, tests with parameters together.

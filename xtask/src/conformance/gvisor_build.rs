@@ -7,11 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail};
 
+use super::in_parallel;
 use crate::command::{output, run, succeeds};
 
 /// The release whose tests are run.
@@ -91,7 +90,7 @@ pub(super) fn build(source: &str, folder: &Path, names: &[&str]) -> Result<Vec<S
     }
     println!("building {} test binaries of gVisor", wanted.len());
     let archive = archive(folder)?;
-    let built = in_parallel(&wanted, |name| link(folder, &rules, name, &archive))?;
+    let built = in_parallel(&wanted, |_, name| link(folder, &rules, name, &archive))?;
     let is_test = |name: &&str| name.ends_with("_test");
     let missing: Vec<_> =
         wanted.iter().zip(&built).filter(|(_, built)| !**built).map(|(name, _)| *name).collect();
@@ -213,7 +212,7 @@ fn archive(folder: &Path) -> Result<PathBuf> {
         return Ok(archive);
     }
     let helpers: Vec<&Path> = helpers.iter().map(PathBuf::as_path).collect();
-    let built = in_parallel(&helpers, |source| Ok(object(folder, source)?.is_some()))?;
+    let built = in_parallel(&helpers, |_, source| Ok(object(folder, source)?.is_some()))?;
     let objects = helpers.iter().zip(built).filter(|(_, built)| *built);
     let objects: Vec<_> = objects.map(|(source, _)| object_path(folder, source)).collect();
     run(Command::new("ar").arg("rcs").arg(&archive).args(objects))?;
@@ -283,30 +282,6 @@ fn abseil() -> Result<Vec<String>> {
         }
     }
     Ok(names)
-}
-
-/// The answers of `work` for each item, as many at a time as there are processors.
-fn in_parallel<T: Copy + Sync>(
-    items: &[T],
-    work: impl Fn(T) -> Result<bool> + Sync,
-) -> Result<Vec<bool>> {
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(item) = items.get(at) else { return };
-                    let outcome = work(*item);
-                    done.lock().unwrap_or_else(|e| e.into_inner()).push((at, outcome));
-                }
-            });
-        }
-    });
-    let mut done = done.into_inner().unwrap_or_else(|e| e.into_inner());
-    done.sort_by_key(|(at, _)| *at);
-    done.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
 #[cfg(test)]
