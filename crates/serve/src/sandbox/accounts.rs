@@ -175,24 +175,30 @@ impl Account {
 
     /// Refuses a request into a sandbox once the sent bytes of the window are used up.
     fn check_sent(&self, limits: &Limits, length: Duration) -> Result<(), ErrorResponse> {
-        let Some(limit) = limits.sent else { return Ok(()) };
-        let (sent, left) = self.in_window(length, |window| window.sent);
-        if sent < limit {
-            return Ok(());
-        }
-        let advice = "read less in each window";
-        Err(self.refuse("sent-mib", (limit >> 20, sent >> 20), left, advice))
+        let texts = ("sent-mib", "read less in each window");
+        self.check_bytes(texts, limits.sent, length, |window| window.sent)
     }
 
     /// Refuses a call once the outbound bytes of the window are used up.
     fn check_outbound(&self, limits: &Limits, length: Duration) -> Result<(), ErrorResponse> {
-        let Some(limit) = limits.outbound else { return Ok(()) };
-        let (outbound, left) = self.in_window(length, |window| window.outbound);
-        if outbound < limit {
+        let texts = ("outbound-mib", "send less to servers outside in each window");
+        self.check_bytes(texts, limits.outbound, length, |window| window.outbound)
+    }
+
+    /// Refuses once the bytes of the window that `used` reads are the limit. The texts are the budget's name and advice.
+    fn check_bytes(
+        &self,
+        (name, advice): (&'static str, &'static str),
+        limit: Option<u64>,
+        length: Duration,
+        used: fn(&mut Window) -> u64,
+    ) -> Result<(), ErrorResponse> {
+        let Some(limit) = limit else { return Ok(()) };
+        let (used, left) = self.in_window(length, used);
+        if used < limit {
             return Ok(());
         }
-        let advice = "send less to servers outside in each window";
-        Err(self.refuse("outbound-mib", (limit >> 20, outbound >> 20), left, advice))
+        Err(self.refuse(name, (limit >> 20, used >> 20), left, advice))
     }
 
     fn add_outbound(&self, bytes: u64, length: Duration) {
