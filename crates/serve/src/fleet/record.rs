@@ -83,7 +83,7 @@ pub(crate) fn named(tenant: &str, name: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     #[test]
@@ -103,7 +103,8 @@ mod tests {
         }
     }
 
-    fn record() -> SandboxRecord {
+    /// A record of nothing.
+    pub(in crate::fleet) fn record() -> SandboxRecord {
         SandboxRecord {
             id: String::new(),
             tenant: String::new(),

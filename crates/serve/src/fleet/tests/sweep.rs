@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::NatsServer;
 use crate::fleet::placement_store::TakeOutcome;
+use crate::fleet::record::tests::record as empty_record;
 use crate::fleet::{Fleet, lock, nats};
 use crate::sandbox::store::{Anchor, SandboxRecord, State};
 
@@ -21,17 +22,9 @@ fn record(left: u64) -> SandboxRecord {
         tenant: TENANT.to_owned(),
         template: "script".to_owned(),
         token: "t".to_owned(),
-        settings: Default::default(),
-        started: 0,
         ends: 1000 + left,
         noted: 1000,
-        paused: false,
-        pause_at_end: false,
-        runs: 0,
-        goes_on: false,
-        generation: 0,
-        stored: 0,
-        memory: 0,
+        ..empty_record()
     }
 }
 
