@@ -1,4 +1,4 @@
-//! The origin of a guest's output: the stream that it was written to, and the session of the process that wrote it.
+//! The origin of output: the stream that it was written to, and the session of the process that wrote it.
 //!
 //! Every kind of guest and the API above them use these types, so a piece of output is passed on as it came.
 
