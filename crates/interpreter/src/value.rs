@@ -13,11 +13,14 @@ use crate::tag::{DAY, DECIMAL, FLOATS, INTEGERS, MAX_DEPTH, SET, TIMESTAMP, TUPL
 
 /// Maximum bytes of memory that one value may take as JSON.
 const MAX_JSON: usize = 64 << 20;
+/// Maximum lists and objects around a part of a JSON value. Parsers refuse more than 127, and answers of servers enclose
+/// the value in objects of their own.
+const MAX_JSON_DEPTH: usize = 100;
 /// Bytes of the tables of an object, for each entry.
 const ENTRY: usize = 64;
 
-/// Reads the next value as JSON. Bytes, functions, numbers that are too large and values that take more than
-/// [`MAX_JSON`] have none. A damaged value is an error.
+/// Reads the next value as JSON. Bytes, functions, numbers that are too large, values nested deeper than
+/// [`MAX_JSON_DEPTH`] and values that take more than [`MAX_JSON`] have none. A damaged value is an error.
 pub(crate) fn read(from: &mut Decoder<'_>) -> Result<Option<Value>, Error> {
     let begin = from.position();
     let mut values = Values { from, charge: Budget::new("value", MAX_JSON).empty() };
@@ -112,7 +115,7 @@ impl Values<'_, '_> {
     }
 
     fn map(&mut self, depth: usize) -> Result<Option<Value>, Failed> {
-        let mut all = Some(Map::new());
+        let mut all = (depth < MAX_JSON_DEPTH).then(Map::new);
         for _ in 0..length(self.from.map()?)? {
             self.charge.add(ENTRY)?;
             let (key, value) = (self.read(depth + 1)?, self.read(depth + 1)?);
@@ -136,7 +139,7 @@ impl Values<'_, '_> {
     }
 
     fn list(&mut self, depth: usize) -> Result<Option<Value>, Failed> {
-        let mut all = Some(Vec::new());
+        let mut all = (depth < MAX_JSON_DEPTH).then(Vec::new);
         for _ in 0..length(self.from.array()?)? {
             let value = self.read(depth + 1)?;
             all = all.zip(value).map(|(mut all, value)| {
@@ -226,6 +229,20 @@ mod tests {
             assert!(read(broken).is_err(), "{broken:?}");
         }
         assert!(read(&[0x81; 200]).is_err());
+    }
+
+    #[test]
+    fn deep_values_have_no_json() {
+        let nested = |head: &[u8], levels: usize| {
+            let value = [head.repeat(levels), b"\xf6".to_vec()].concat();
+            read(&mut Decoder::new(&value)).unwrap()
+        };
+        for head in [&b"\x81"[..], b"\xa1\x01"] {
+            let text = nested(head, MAX_JSON_DEPTH).unwrap().to_string();
+            serde_json::from_str::<Value>(&text).unwrap();
+            assert_eq!(nested(head, MAX_JSON_DEPTH + 1), None);
+            assert_eq!(nested(head, MAX_DEPTH), None);
+        }
     }
 
     #[test]
