@@ -13,10 +13,13 @@ mod keys;
 #[cfg(not(feature = "seal"))]
 #[path = "guests/keys_absent.rs"]
 mod keys;
-#[cfg(feature = "remote")]
-mod known_meanings;
 mod lease;
 mod options;
+#[cfg(feature = "remote")]
+mod remote_saves;
+#[cfg(not(feature = "remote"))]
+#[path = "guests/remote_saves_absent.rs"]
+mod remote_saves;
 mod save;
 mod save_point;
 mod scratch;

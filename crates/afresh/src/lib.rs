@@ -106,11 +106,12 @@ mod guests;
 mod options;
 #[cfg(feature = "snapshots")]
 mod place;
+#[cfg(feature = "remote")]
+mod remote;
+#[cfg(all(feature = "snapshots", not(feature = "remote")))]
+#[path = "remote_absent.rs"]
+mod remote;
 
-#[cfg(feature = "arena")]
-pub use afresh_arena as arena;
-#[cfg(feature = "arena")]
-pub use afresh_frames as frames;
 #[cfg(feature = "linux")]
 pub use afresh_linux as linux;
 pub use afresh_memory as memory;
@@ -118,23 +119,21 @@ pub use afresh_memory as memory;
 pub use afresh_vm as vm;
 #[cfg(feature = "wasm")]
 pub use afresh_wasm as wasm;
+#[cfg(feature = "arena")]
+pub use {afresh_arena as arena, afresh_frames as frames};
 #[cfg(feature = "guests")]
 pub use {
     afresh_budget as budget, afresh_files as files, afresh_pool as pool,
-    afresh_snapshot as snapshot,
+    afresh_snapshot as snapshot, guests::*,
 };
 #[cfg(feature = "snapshots")]
-pub use {afresh_pager as pager, afresh_store as store};
+pub use {
+    afresh_pager as pager, afresh_store as store,
+    afresh_store::{Access, Encoding, Sha256, Snapshot},
+    error::{Cause, OpenError, ReferenceError, describe_error},
+    options::Options,
+    place::{LATEST, Place, Reference},
+};
 
 #[cfg(feature = "seal")]
 pub use afresh_store::seal::{PublicKey, SealKey, SigningKey};
-#[cfg(feature = "snapshots")]
-pub use afresh_store::{Access, Encoding, Sha256, Snapshot};
-#[cfg(feature = "snapshots")]
-pub use error::{Cause, OpenError, ReferenceError, describe_error};
-#[cfg(feature = "guests")]
-pub use guests::*;
-#[cfg(feature = "snapshots")]
-pub use options::Options;
-#[cfg(feature = "snapshots")]
-pub use place::{LATEST, Place, Reference};

@@ -13,7 +13,7 @@ use afresh_store::Access;
 pub struct Options {
     pub(crate) access: Access,
     pub(crate) cache: Option<PathBuf>,
-    page_cache: Option<PathBuf>,
+    pub(crate) page_cache: Option<PathBuf>,
     #[cfg(feature = "guests")]
     pub(crate) guest: crate::guests::GuestOptions,
 }
@@ -51,10 +51,5 @@ impl Options {
     pub fn cache_pages(mut self, dir: impl Into<PathBuf>) -> Self {
         self.page_cache = Some(dir.into());
         self
-    }
-
-    #[cfg(feature = "remote")]
-    pub(crate) fn page_cache(&self) -> Option<PathBuf> {
-        self.page_cache.clone().or_else(|| Some(self.cache.as_ref()?.join("pages")))
     }
 }

@@ -84,7 +84,7 @@ impl Place {
         Store::create(self.directory()?).map_err(|error| self.failed(error))
     }
 
-    fn failed(&self, error: impl Into<crate::Cause>) -> OpenError {
+    pub(crate) fn failed(&self, error: impl Into<crate::Cause>) -> OpenError {
         OpenError::Snapshot { reference: self.to_string(), source: error.into() }
     }
 
@@ -98,24 +98,6 @@ impl Place {
             Self::File(_) => Err(OpenError::Place {
                 place: self.clone(),
                 needs: "a directory (an OCI image layout)",
-            }),
-        }
-    }
-
-    /// The remote behind a URL.
-    ///
-    /// # Errors
-    /// [`OpenError::Place`] for a directory or a file, [`OpenError::Snapshot`] for a URL that is not a remote.
-    #[cfg(feature = "remote")]
-    pub fn remote(&self) -> Result<afresh_store::remote::Remote, OpenError> {
-        use afresh_store::remote::{Remote, RetryPolicy};
-        match self {
-            Self::Remote(url) => {
-                Remote::open(url, RetryPolicy::default()).map_err(|error| self.failed(error))
-            }
-            Self::Directory(_) | Self::File(_) => Err(OpenError::Place {
-                place: self.clone(),
-                needs: "a remote, which is a URL such as s3://bucket/prefix or file:///directory",
             }),
         }
     }
@@ -254,29 +236,11 @@ impl Reference {
         }
     }
 
-    #[cfg(feature = "remote")]
-    fn load_remote(&self, options: &Options) -> Result<Snapshot, OpenError> {
-        let mut remote = self.place.remote()?;
-        remote.prepare();
-        if let Some(dir) = options.page_cache() {
-            remote = remote.with_cache(dir);
-        }
-        remote.load_with(self.name(), &options.access).map_err(|error| match error {
-            afresh_store::remote::RemoteError::Open(error) => self.not_opened(error),
-            other => self.place_failed(other),
-        })
-    }
-
-    #[cfg(not(feature = "remote"))]
-    fn load_remote(&self, _: &Options) -> Result<Snapshot, OpenError> {
-        Err(OpenError::Feature { what: self.to_string(), feature: "remote" })
-    }
-
     pub(crate) fn place_failed(&self, error: impl Into<crate::Cause>) -> OpenError {
         OpenError::Snapshot { reference: self.to_string(), source: error.into() }
     }
 
-    fn not_opened(&self, error: afresh_store::OpenError) -> OpenError {
+    pub(crate) fn not_opened(&self, error: afresh_store::OpenError) -> OpenError {
         match error {
             afresh_store::OpenError::Seal(source) => {
                 OpenError::Seal { reference: self.to_string(), source }
@@ -410,12 +374,5 @@ mod tests {
         let error = file.load(&Options::new()).unwrap_err();
         let cause = std::error::Error::source(&error).unwrap().to_string();
         assert!(cause.contains("omit @v1"), "{error}: {cause}");
-    }
-
-    #[cfg(feature = "remote")]
-    #[test]
-    fn a_directory_is_no_remote() {
-        let dir: Place = "/nowhere".parse().unwrap();
-        assert!(dir.remote().unwrap_err().to_string().contains("s3://bucket/prefix"));
     }
 }

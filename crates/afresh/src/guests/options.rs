@@ -2,13 +2,9 @@
 
 use std::time::Duration;
 
+use super::backend::{MachineOptions, ProgramOptions, WasmOptions};
 use super::{Call, Kind};
 use crate::Options;
-
-#[cfg(feature = "vm")]
-type Build = dyn Fn(afresh_vm::SandboxBuilder) -> afresh_vm::SandboxBuilder + Send + Sync;
-#[cfg(feature = "linux")]
-type Shape = dyn Fn(afresh_linux::Program) -> afresh_linux::Program + Send + Sync;
 
 /// The part of [`Options`] that only guests have. The file of each kind in `backend` sets the fields of the kind.
 #[derive(Clone, Default)]
@@ -18,12 +14,11 @@ pub(crate) struct GuestOptions {
     pub(super) memory: Option<u64>,
     pub(super) kind: Option<Kind>,
     pub(super) limits: afresh_pool::Limits,
-    #[cfg(feature = "wasm")]
-    pub(super) wasm: super::backend::WasmOptions,
-    #[cfg(feature = "vm")]
-    pub(super) vm: Option<std::sync::Arc<Build>>,
-    #[cfg(feature = "linux")]
-    pub(super) linux: Option<std::sync::Arc<Shape>>,
+    pub(super) wasm: WasmOptions,
+    #[allow(dead_code, reason = "empty without the feature `vm`")]
+    pub(super) vm: MachineOptions,
+    #[allow(dead_code, reason = "empty without the feature `linux`")]
+    pub(super) linux: ProgramOptions,
 }
 
 impl Options {
@@ -69,13 +64,8 @@ impl Options {
 
     /// The same options for a guest that runs behind the scenes.
     pub(super) fn without_output(&self) -> Self {
-        let options = self.clone();
-        #[cfg(feature = "wasm")]
-        let options = {
-            let mut options = options;
-            options.guest.wasm.discard_output();
-            options
-        };
+        let mut options = self.clone();
+        options.guest.wasm.discard_output();
         options
     }
 }

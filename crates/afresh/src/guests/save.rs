@@ -2,14 +2,13 @@
 
 use afresh_memory::{Features, PageRange};
 use afresh_pager::{Recorder, SnapshotOptions};
-#[cfg(feature = "remote")]
-use afresh_store::remote::{Remote, RemoteError, ReplacedName};
 use afresh_store::{
     Access, Encoding, FoldOptions, Journal, Sha256, Snapshot, Store, Turn, archive,
 };
 
 use super::backend::{FrozenGuest, LiveInstance, WarmGuest, dispatch};
 use super::keys::SaveKeys;
+use super::remote_saves::push;
 use super::scratch::Scratch;
 use super::{Call, Guest, Lease, SaveError, SavePoint};
 use crate::{Cause, LATEST, Options, Place, Reference, ReferenceError};
@@ -151,7 +150,7 @@ impl dyn FrozenGuest + '_ {
     }
 
     /// The options of the save, and the reason why a requested working set was not recorded.
-    fn with(
+    pub(super) fn with(
         &self,
         parent: Option<Parent>,
         options: &SaveOptions,
@@ -168,56 +167,6 @@ impl dyn FrozenGuest + '_ {
             }
         }
         Ok((with, unrecorded))
-    }
-
-    /// Saves it in a remote in place of `replaced`, with turns to follow.
-    #[cfg(feature = "remote")]
-    pub(crate) fn write_turns(
-        &self,
-        to: &Reference,
-        options: &SaveOptions,
-        opened: &Options,
-        replaced: ReplacedName<'_>,
-    ) -> Result<Journal, SaveError> {
-        self.send(to, options, opened, |remote, store, snapshot, name, encoding| {
-            remote.push_turns(store, snapshot, name, encoding, replaced, &mut |_| {})
-        })
-    }
-
-    /// Saves it in a remote in place of `replaced`.
-    #[cfg(feature = "remote")]
-    pub(crate) fn write_over(
-        &self,
-        to: &Reference,
-        options: &SaveOptions,
-        opened: &Options,
-        replaced: ReplacedName<'_>,
-    ) -> Result<Sha256, SaveError> {
-        self.send(to, options, opened, |remote, store, snapshot, name, encoding| {
-            remote.push_over(store, snapshot, name, encoding, replaced, &mut |_| {})
-        })
-    }
-
-    /// Saves it in a scratch directory, and sends it from there.
-    #[cfg(feature = "remote")]
-    fn send<T>(
-        &self,
-        to: &Reference,
-        options: &SaveOptions,
-        opened: &Options,
-        send: impl FnOnce(&Remote, &Store, &Snapshot, &str, Encoding) -> Result<T, RemoteError>,
-    ) -> Result<T, SaveError> {
-        let name = target(to)?;
-        let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
-        let (with, _) = self.with(None, options, opened)?;
-        let scratch = Scratch::new()?;
-        let store = Store::create(scratch.path()).map_err(|e| failed(e.into()))?;
-        let id = self.store(&store, name, &with).map_err(failed)?;
-        let own = options.own_access(opened);
-        let snapshot = store.load_with(&id.to_string(), &own).map_err(|e| failed(e.into()))?;
-        let remote = to.place().remote()?;
-        let sent = send(&remote, &store, &snapshot, name, with.encoding);
-        sent.map_err(|e| failed(e.into()))
     }
 
     /// Saves it as `to`.
@@ -259,31 +208,8 @@ impl dyn FrozenGuest + '_ {
     }
 }
 
-#[cfg(feature = "remote")]
-fn push(
-    to: &Reference,
-    store: &Store,
-    snapshot: &Snapshot,
-    name: &str,
-    encoding: Encoding,
-) -> Result<Sha256, SaveError> {
-    let pushed = to.place().remote()?.push(store, snapshot, name, encoding, &mut |_| {});
-    pushed.map_err(|e| SaveError::Write { reference: to.to_string(), source: e.into() })
-}
-
-#[cfg(not(feature = "remote"))]
-fn push(
-    to: &Reference,
-    _: &Store,
-    _: &Snapshot,
-    _: &str,
-    _: Encoding,
-) -> Result<Sha256, SaveError> {
-    Err(crate::OpenError::Feature { what: to.to_string(), feature: "remote" }.into())
-}
-
 /// The name to save under. A file has one snapshot, which needs no other.
-fn target(to: &Reference) -> Result<&str, ReferenceError> {
+pub(super) fn target(to: &Reference) -> Result<&str, ReferenceError> {
     if let (Place::File(path), Some(name)) = (to.place(), to.explicit_name()) {
         return Err(ReferenceError::Single { path: path.clone(), name: name.to_owned() });
     }

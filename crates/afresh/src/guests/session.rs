@@ -14,8 +14,7 @@ use afresh_snapshot::{Difference, SnapshotId, SnapshotInfo};
 
 use super::backend::{SessionLine, WarmGuest, dispatch};
 use super::call::Entry;
-#[cfg(feature = "remote")]
-use super::known_meanings::KnownMeanings;
+use super::remote_saves::KnownMeanings;
 use super::session_files::SessionFiles;
 use super::session_turns::Saving;
 use super::{
@@ -78,7 +77,6 @@ pub struct Session {
     pub(crate) line: Box<dyn SessionLine>,
     pub(crate) state: State,
     /// Names in remotes that it was saved under before.
-    #[cfg(feature = "remote")]
     pub(crate) known: KnownMeanings,
     /// Where it is saved turn by turn.
     pub(crate) saving: Option<Box<Saving>>,
@@ -121,7 +119,6 @@ impl Session {
             guest,
             line,
             state: State::Ready,
-            #[cfg(feature = "remote")]
             known: KnownMeanings::default(),
             saving: None,
             passing: None,
@@ -354,7 +351,6 @@ impl Session {
         let mut lease = self.lend().map_err(|error| freeze(error.into()))?;
         let saved = lease.save(to, options)?;
         drop(lease);
-        #[cfg(feature = "remote")]
         self.known.saved(to, saved.id)?;
         Ok(saved)
     }

@@ -10,18 +10,16 @@
 use afresh_memory::Image;
 use afresh_pager::turn_since;
 use afresh_snapshot::SnapshotId;
-#[cfg(feature = "remote")]
-use afresh_store::remote::ReplacedName;
 use afresh_store::{Access, Journal, Sha256, Snapshot, Store};
 
 use super::backend::FrozenGuest;
+use super::remote_saves::keeps_turns_remotely;
 use super::{SaveError, SaveOptions, Session};
 use crate::{Cause, Options, Place, Reference};
 
 /// Turns that follow on a snapshot before they are folded into it.
 const MOST_TURNS: usize = 256;
 /// In a remote, where each takes a request to open it.
-#[cfg(feature = "remote")]
 const MOST_DISTANT: usize = 64;
 /// Bytes of turns that follow on a snapshot before they are folded into it: opening reads them all.
 const MOST_BYTES: u64 = 1 << 20;
@@ -95,13 +93,10 @@ impl Saving {
 
     /// Whether the turns in a remote are so many that the session is better saved whole there.
     fn is_long(&self) -> bool {
-        #[cfg(feature = "remote")]
-        if self.store.is_none() {
-            return self.journal.turns() >= MOST_DISTANT
+        self.store.is_none()
+            && (self.journal.turns() >= MOST_DISTANT
                 || self.journal.size() >= MOST_BYTES
-                || self.journal.is_nearly_full();
-        }
-        false
+                || self.journal.is_nearly_full())
     }
 }
 
@@ -112,9 +107,8 @@ type JournalPlace = (Option<Store>, Journal);
 fn keeps_turns(place: &Place) -> Result<bool, SaveError> {
     match place {
         Place::Directory(_) => Ok(true),
-        #[cfg(feature = "remote")]
-        Place::Remote(_) => Ok(place.remote()?.keeps_turns()),
-        _ => Ok(false),
+        Place::Remote(_) => keeps_turns_remotely(place),
+        Place::File(_) => Ok(false),
     }
 }
 
@@ -137,33 +131,6 @@ fn go_on_here(
         None => store.begin_turns(to.name(), snapshot)?,
     };
     Ok(Some((Some(store), journal)))
-}
-
-/// Continues from a snapshot in the same remote.
-#[cfg(feature = "remote")]
-fn go_on_there(
-    snapshot: &Snapshot,
-    to: &Reference,
-    options: &SaveOptions,
-    same: impl Fn(Sha256) -> bool,
-    replaced: ReplacedName<'_>,
-) -> Result<Option<JournalPlace>, Cause> {
-    if options.seals() {
-        return Ok(None);
-    }
-    let remote = to.place().remote()?;
-    let journal = if snapshot.turns().is_some() {
-        // A session under another name is saved whole.
-        match remote.resolve(to.name()).is_ok_and(same) {
-            true => snapshot.resume_turns()?,
-            false => None,
-        }
-    } else if options.shapes() {
-        None
-    } else {
-        Some(remote.begin_turns(to.name(), snapshot, replaced)?)
-    };
-    Ok(journal.map(|journal| (None, journal)))
 }
 
 impl dyn FrozenGuest + '_ {
@@ -259,29 +226,17 @@ impl Session {
     ) -> Result<Option<Box<Saving>>, Cause> {
         match self.saving.take() {
             Some(saving) if saving.to == *to => return Ok(Some(saving)),
-            #[cfg(feature = "remote")]
             Some(other) => {
                 let Saving { to, journal, .. } = *other;
                 self.known.note_session(to, journal);
             }
-            _ => {}
+            None => {}
         }
-        #[cfg(feature = "remote")]
-        if self.known.replaced(to).is_some() {
+        if self.known.has(to) {
             // The guest came out of an earlier meaning.
             return Ok(None);
         }
         self.go_on(to, options)
-    }
-
-    /// The meaning of a name in a remote that a save of the session replaces.
-    #[cfg(feature = "remote")]
-    fn replaced(&self, to: &Reference) -> ReplacedName<'_> {
-        let origin = self.guest.origin();
-        let origin = origin
-            .filter(|it| it.reference.place() == to.place() && it.reference.name() == to.name());
-        let known = self.known.replaced(to);
-        known.or(origin.map(|it| ReplacedName::Snapshot(&it.snapshot))).unwrap_or(ReplacedName::Any)
     }
 
     /// Saves it whole, with turns to follow; in a remote, in place of `long`.
@@ -292,15 +247,12 @@ impl Session {
         options: &SaveOptions,
         long: Option<&Saving>,
     ) -> Result<JournalPlace, SaveError> {
-        let opened = &self.guest.inner().options;
-        #[cfg(feature = "remote")]
         if matches!(to.place(), Place::Remote(_)) {
-            let replaced = long.map(|long| ReplacedName::Journal(&long.journal));
-            let replaced = replaced.unwrap_or_else(|| self.replaced(to));
-            return Ok((None, frozen.write_turns(to, options, opened, replaced)?));
+            let long = long.map(|long| &long.journal);
+            return Ok((None, self.begin_remote_turns(frozen, to, options, long)?));
         }
         debug_assert!(long.is_none());
-        frozen.begin(to, options, opened)
+        frozen.begin(to, options, &self.guest.inner().options)
     }
 
     /// Saves it whole where no turns can follow.
@@ -310,15 +262,12 @@ impl Session {
         to: &Reference,
         options: &SaveOptions,
     ) -> Result<Sha256, SaveError> {
-        let opened = &self.guest.inner().options;
-        #[cfg(feature = "remote")]
         if matches!(to.place(), Place::Remote(_)) {
-            let named = &to.named()?;
-            let id = frozen.write_over(to, options, opened, self.replaced(named))?;
+            let id = self.save_over_remote(frozen, to, options)?;
             self.known.saved(to, id)?;
             return Ok(id);
         }
-        Ok(frozen.write(to, None, options, opened)?.id)
+        Ok(frozen.write(to, None, options, &self.guest.inner().options)?.id)
     }
 
     /// Continues from the snapshot that the session's guest came from, if that is in the same store.
@@ -330,8 +279,10 @@ impl Session {
         let snapshot = &origin.snapshot;
         let same = |id: Sha256| origin.reference.name() == to.name() && id == snapshot.id();
         let begun = match to.place() {
-            #[cfg(feature = "remote")]
-            Place::Remote(_) => go_on_there(snapshot, to, options, same, self.replaced(to))?,
+            Place::Remote(_) => {
+                let journal = self.continue_remote_turns(snapshot, to, options, same)?;
+                journal.map(|journal| (None, journal))
+            }
             _ => go_on_here(snapshot, to, options, same)?,
         };
         let Some((store, journal)) = begun else { return Ok(None) };

@@ -1,5 +1,7 @@
 //! Micro-VMs.
 
+use std::sync::Arc;
+
 use afresh_files::FileDifference;
 use afresh_memory::{Feature, Image};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
@@ -10,7 +12,9 @@ use afresh_vm::{CallError as VmError, Difference, GuestError, Sandbox, SandboxBu
 
 use super::pooled::{Leased, Reset, ResetPool};
 use super::session_line::{self, SessionGuest, SessionLine};
-use super::{Backend, FrozenGuest, GuestFile, Instance, LiveInstance, WarmGuest, failed};
+use super::{
+    Backend, FrozenGuest, GuestFile, Instance, LiveInstance, OpenFile, Thaw, WarmGuest, failed,
+};
 use crate::guests::call::{Entry, ErrorKind};
 use crate::guests::session_files::SessionFiles;
 use crate::{
@@ -20,11 +24,20 @@ use crate::{
 
 /// The kind of these guests in snapshots.
 pub(super) const SNAPSHOT_KIND: &str = "vm";
+/// Opens these guests.
+pub(super) const OPEN: Option<OpenFile> = Some(open);
+/// Thaws these guests.
+pub(super) const THAW: Option<Thaw> = Some(thaw);
 /// Memory of a micro-VM if the options set none.
 const DEFAULT_MEMORY: u64 = 64 << 20;
 
 /// Sandboxes that all start from one state.
 pub(crate) type Machines = ResetPool<Sandbox, Snapshot>;
+/// A sandbox on lease.
+pub(crate) type MachineLease<'a> = Leased<'a, Sandbox>;
+/// Options of micro-VMs alone.
+pub(crate) type MachineOptions =
+    Option<Arc<dyn Fn(SandboxBuilder) -> SandboxBuilder + Send + Sync>>;
 
 impl Reset for Sandbox {
     type Error = VmError;
@@ -39,7 +52,7 @@ impl Reset for Sandbox {
 }
 
 /// Starts the micro-VM of a program.
-pub(super) fn open(file: &GuestFile<'_>, options: &Options) -> Result<Backend, OpenError> {
+fn open(_: Kind, file: &GuestFile<'_>, options: &Options) -> Result<Backend, OpenError> {
     if !options.guest.warm_up.is_empty() {
         return Err(OpenError::Option {
             reference: file.name.to_owned(),
@@ -52,7 +65,7 @@ pub(super) fn open(file: &GuestFile<'_>, options: &Options) -> Result<Backend, O
 }
 
 /// Micro-VMs out of a snapshot, with its pages.
-pub(super) fn thaw(
+fn thaw(
     snapshot: afresh_store::Snapshot,
     options: &Options,
 ) -> Result<(Backend, SnapshotMemory), Cause> {
@@ -182,7 +195,6 @@ impl SessionGuest for Sandbox {
 fn machines(warm: &Backend) -> Result<&Machines, Cause> {
     match warm {
         Backend::Machine(machines) => Ok(machines),
-        #[allow(unreachable_patterns, reason = "other kinds are other features")]
         _ => Err("the session is of another guest".into()),
     }
 }
@@ -221,7 +233,7 @@ impl Options {
         mut self,
         build: impl Fn(SandboxBuilder) -> SandboxBuilder + Send + Sync + 'static,
     ) -> Self {
-        self.guest.vm = Some(std::sync::Arc::new(build));
+        self.guest.vm = Some(Arc::new(build));
         self
     }
 
@@ -244,7 +256,6 @@ impl Guest {
     pub fn as_machine(&self) -> Option<&Snapshot> {
         match &self.inner().backend {
             Backend::Machine(machines) => Some(&machines.pristine),
-            #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => None,
         }
     }
@@ -256,7 +267,6 @@ impl Lease<'_> {
     pub fn as_machine(&mut self) -> Option<&mut Sandbox> {
         match &mut self.instance {
             Instance::Machine(machine) => Some(machine),
-            #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => None,
         }
     }

@@ -4,6 +4,7 @@ pub(super) mod oci_image;
 
 use std::convert::Infallible;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_files::{FileDifference, Refused, Tree};
@@ -20,7 +21,8 @@ use afresh_store::{Sha256, Snapshot, Store};
 use super::pooled::{Leased, Reset, ResetPool};
 use super::session_line::{self, SessionGuest, SessionLine, unmoved};
 use super::{
-    Backend, FileOwner, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, WarmGuest, failed,
+    Backend, FileOwner, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, OpenFile, Thaw,
+    WarmGuest, failed,
 };
 use crate::guests::call::{CallInput, Entry, ErrorKind, Exit};
 use crate::guests::session_files::SessionFiles;
@@ -31,9 +33,17 @@ use crate::{
 
 /// The kind of these guests in snapshots.
 pub(super) const SNAPSHOT_KIND: &str = "linux";
+/// Opens these guests.
+pub(super) const OPEN: Option<OpenFile> = Some(open);
+/// Thaws these guests.
+pub(super) const THAW: Option<Thaw> = Some(thaw);
 
 /// Instances that all start from one state.
 pub(crate) type Programs = ResetPool<Instance, Warm>;
+/// An instance on lease.
+pub(crate) type ProgramLease<'a> = Leased<'a, Instance>;
+/// Options of Linux programs alone.
+pub(crate) type ProgramOptions = Option<Arc<dyn Fn(Program) -> Program + Send + Sync>>;
 
 impl Reset for Instance {
     type Error = Infallible;
@@ -59,7 +69,7 @@ fn line(texts: &[String]) -> Vec<u8> {
 }
 
 /// Warms the program in a file: the host's, or a file of the guest with these bytes.
-pub(super) fn open(file: &GuestFile<'_>, options: &Options) -> Result<Backend, OpenError> {
+fn open(_: Kind, file: &GuestFile<'_>, options: &Options) -> Result<Backend, OpenError> {
     let program = match file.path {
         Some(path) => {
             let read = |source| OpenError::Read { path: path.to_owned(), source };
@@ -88,10 +98,7 @@ pub(super) fn warm(name: &str, program: Program, options: &Options) -> Result<Ba
 }
 
 /// A warm program out of a snapshot, with its pages.
-pub(super) fn thaw(
-    snapshot: Snapshot,
-    options: &Options,
-) -> Result<(Backend, SnapshotMemory), Cause> {
+fn thaw(snapshot: Snapshot, options: &Options) -> Result<(Backend, SnapshotMemory), Cause> {
     let frozen = Frozen::load(snapshot, &afresh_pager::Options::default())?;
     Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
 }
@@ -344,7 +351,6 @@ impl Guest {
     pub fn as_program(&self) -> Option<&Warm> {
         match &self.inner().backend {
             Backend::Program(programs) => Some(&programs.pristine),
-            #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => None,
         }
     }
@@ -359,7 +365,6 @@ impl Lease<'_> {
     pub fn as_program(&mut self) -> Option<&mut Instance> {
         match &mut self.instance {
             Lent::Program(program) => Some(program),
-            #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => None,
         }
     }
@@ -435,7 +440,7 @@ impl Options {
     /// Options of Linux programs alone: `shape` adds arguments, environment, files and granted directories, for a
     /// program and for the directories that a snapshot of one may read.
     pub fn linux(mut self, shape: impl Fn(Program) -> Program + Send + Sync + 'static) -> Self {
-        self.guest.linux = Some(std::sync::Arc::new(shape));
+        self.guest.linux = Some(Arc::new(shape));
         self
     }
 

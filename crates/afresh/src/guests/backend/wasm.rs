@@ -10,12 +10,21 @@ use afresh_pager::{SnapshotMemory, SnapshotOptions};
 use afresh_store::{Sha256, Snapshot, Store};
 use afresh_wasm::{CallError as WasmError, Engine, EngineConfig, Frozen, GuestOptions, LoadError};
 
-use super::{Backend, FrozenGuest, GuestFile, failed};
+use super::{Backend, FrozenGuest, GuestFile, OpenFile, Thaw, failed};
 use crate::guests::call::{CallInput, ErrorKind, Exit};
 use crate::{CallError, Cause, Kind, LeaseError, OpenError, Options};
 
 /// The kind of these guests in snapshots.
 pub(super) const SNAPSHOT_KIND: &str = "wasm";
+/// Opens these guests.
+pub(super) const OPEN: Option<OpenFile> = Some(open);
+/// Thaws these guests.
+pub(super) const THAW: Option<Thaw> = Some(thaw);
+
+pub(crate) use afresh_wasm::{
+    BytesEntry as FunctionEntry, ComponentLease, Lease as ModuleLease, Warm as WarmModule,
+    WarmComponent,
+};
 
 /// Options of Wasm guests alone.
 #[derive(Clone, Default)]
@@ -131,11 +140,7 @@ impl Options {
 }
 
 /// Warms the module or component in a file.
-pub(super) fn open(
-    kind: Kind,
-    file: &GuestFile<'_>,
-    options: &Options,
-) -> Result<Backend, OpenError> {
+fn open(kind: Kind, file: &GuestFile<'_>, options: &Options) -> Result<Backend, OpenError> {
     let load = |error| failed(file.name, error);
     let engine = options.make_engine(Some(file.bytes), None).map_err(load)?;
     let guest = afresh_wasm::Guest::with_options(&engine, file.bytes, options.for_wasm());
@@ -160,10 +165,7 @@ fn warm_up(options: &Options) -> afresh_wasm::WarmUp {
 }
 
 /// A warm guest out of a snapshot, with its pages.
-pub(super) fn thaw(
-    snapshot: Snapshot,
-    options: &Options,
-) -> Result<(Backend, SnapshotMemory), Cause> {
+fn thaw(snapshot: Snapshot, options: &Options) -> Result<(Backend, SnapshotMemory), Cause> {
     let frozen = Frozen::load(snapshot, &afresh_pager::Options::default())?;
     Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
 }

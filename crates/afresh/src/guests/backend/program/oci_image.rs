@@ -3,16 +3,18 @@
 //! Promises: nothing is unpacked before its digest was checked, and no more is fetched than an image may hold. May
 //! break it: a registry decides what a tag means; name a digest to trust it with nothing.
 
+#[cfg(feature = "remote")]
+mod fetch;
+#[cfg(not(feature = "remote"))]
+#[path = "oci_image/fetch_absent.rs"]
+mod fetch;
+
 use afresh_files::{LayerLimits, OciImage};
 use afresh_linux::{Frozen, Program, Warm};
 use afresh_store::Snapshot;
 
 use crate::guests::backend::Backend;
 use crate::{Cause, OpenError, Options, Place, Reference};
-
-/// Documents that lead to one another.
-#[cfg(feature = "remote")]
-const DEPTH: usize = 4;
 
 /// Where programs of an image are found whose configuration does not say it.
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -31,11 +33,7 @@ fn meant(reference: &Reference, error: &OpenError) -> ImageGuess {
     let OpenError::Snapshot { source, .. } = error else { return ImageGuess::No };
     let source: &(dyn std::error::Error + 'static) = &**source;
     let open = source.downcast_ref::<Error>();
-    #[cfg(feature = "remote")]
-    let open = open.or_else(|| match source.downcast_ref()? {
-        afresh_store::remote::RemoteError::Open(open) => Some(open),
-        _ => None,
-    });
+    let open = open.or_else(|| fetch::open_error(source));
     match (open, reference.place()) {
         (Some(Error::ContainerImage), _) => ImageGuess::Surely,
         (Some(Error::NoSuchName { .. }), Place::Directory(_)) => ImageGuess::Perhaps,
@@ -115,52 +113,6 @@ fn open_image(reference: &Reference, options: &Options) -> Result<OciImage, Caus
         Place::Directory(path) | Place::File(path) => {
             Ok(OciImage::open(path, reference.explicit_name(), &limits)?)
         }
-        #[cfg(feature = "remote")]
-        Place::Remote(_) => fetched(reference, options, &limits),
-        #[cfg(not(feature = "remote"))]
-        Place::Remote(_) => {
-            let _ = options;
-            Err("this build fetches nothing: the feature `remote` does".into())
-        }
+        Place::Remote(_) => fetch::fetch_image(reference, options, &limits),
     }
-}
-
-/// Fetches an image into the cache, or into a directory that is removed once the image is open.
-#[cfg(feature = "remote")]
-fn fetched(
-    reference: &Reference,
-    options: &Options,
-    limits: &LayerLimits,
-) -> Result<OciImage, Cause> {
-    use afresh_files::OciDocument;
-    use afresh_store::Store;
-
-    let remote = reference.place().remote()?;
-    let scratch = crate::guests::scratch::Scratch::new()?;
-    let cache = options.cache.as_ref().map(|cache| cache.join("images"));
-    let folder = cache.as_deref().unwrap_or_else(|| scratch.path());
-    let store = Store::create(folder)?;
-    let mut name = reference.explicit_name().or(remote.name()).unwrap_or(crate::LATEST).to_owned();
-    for _ in 0..DEPTH {
-        let (digest, bytes) = remote.document(&store, &name)?;
-        let document = OciDocument::parse(&reference.to_string(), &bytes)?;
-        if let Some(next) = document.leads_to(None)? {
-            name = next.digest;
-            continue;
-        }
-        let blobs = document.blobs();
-        let all = blobs.iter().fold(0, |all: u64, blob| all.saturating_add(blob.size));
-        if all > limits.bytes {
-            return Err(format!(
-                "the image has {all} bytes, packed; {} are allowed unpacked",
-                limits.bytes
-            )
-            .into());
-        }
-        for blob in blobs {
-            remote.fetch(&store, blob.digest.parse()?, blob.size)?;
-        }
-        return Ok(OciImage::open(folder, Some(&digest.to_string()), limits)?);
-    }
-    Err("its indexes name one another".into())
 }

@@ -174,7 +174,6 @@ impl SessionGuest for Session {
 fn warm_module(warm: &Backend) -> Result<&Warm, Cause> {
     match warm {
         Backend::Module(warm) => Ok(warm),
-        #[allow(unreachable_patterns, reason = "other kinds are other features")]
         _ => Err("the session is of another guest".into()),
     }
 }

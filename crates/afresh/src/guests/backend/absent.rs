@@ -1,0 +1,60 @@
+//! A kind of guest that the build lacks: its types have no values.
+
+use afresh_pool::PoolStats;
+
+use super::{FrozenGuest, Instance, LiveInstance, SessionLine, WarmGuest};
+use crate::guests::call::Entry;
+use crate::{
+    Answer, CallError, Cause, Guest, Kind, LeaseError, SaveError, SessionError, VerifyError,
+};
+
+/// A guest, or an instance of one, of a kind that the build lacks.
+pub(crate) enum Absent {}
+
+impl WarmGuest for Absent {
+    fn kind(&self) -> Kind {
+        match *self {}
+    }
+
+    fn lease_instance(&self) -> Result<Instance<'_>, LeaseError> {
+        match *self {}
+    }
+
+    fn count_instances(&self) -> PoolStats {
+        match *self {}
+    }
+
+    fn describe_resets(&self) -> String {
+        match *self {}
+    }
+
+    fn begin_session(&self) -> Result<Box<dyn SessionLine>, SessionError> {
+        match *self {}
+    }
+
+    fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {
+        match *self {}
+    }
+}
+
+impl LiveInstance for Absent {
+    fn answer_bytes(&mut self, _: &Guest, _: Entry<'_>, _: &[u8]) -> Result<Vec<u8>, CallError> {
+        match *self {}
+    }
+
+    fn answer_text(&mut self, _: &Guest, _: &str, _: &[String]) -> Result<Answer, CallError> {
+        match *self {}
+    }
+
+    fn count_differences(&mut self) -> Result<(usize, usize), VerifyError> {
+        match *self {}
+    }
+
+    fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+        match *self {}
+    }
+
+    fn discard_instance(self) {
+        match self {}
+    }
+}
