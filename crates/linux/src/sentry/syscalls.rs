@@ -10,6 +10,7 @@ pub(super) mod fifo;
 pub(super) mod file;
 pub(super) mod file_lock;
 pub(super) mod identity;
+pub(super) mod ipc_info;
 pub(super) mod message;
 pub(super) mod message_batch;
 pub(super) mod message_queue;

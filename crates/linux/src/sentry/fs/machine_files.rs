@@ -41,7 +41,7 @@ const FILES: [(&str, &str); 70] = [
     ("/proc/sys/kernel/random/entropy_avail", "256\n"),
     ("/proc/sys/kernel/random/poolsize", "256\n"),
     ("/proc/sys/kernel/randomize_va_space", "0\n"),
-    ("/proc/sys/kernel/sem", "32000\t262144\t500\t1024\n"),
+    ("/proc/sys/kernel/sem", "32000\t1024000000\t500\t32000\n"),
     ("/proc/sys/kernel/shmall", "18446744073692774399\n"),
     ("/proc/sys/kernel/shmmax", "18446744073692774399\n"),
     ("/proc/sys/kernel/shmmni", "4096\n"),
