@@ -346,7 +346,7 @@ impl Sentry {
             libc::SYS_readahead => self.sys_readahead(a[0]),
             libc::SYS_syncfs => self.sys_syncfs(a[0]),
             libc::SYS_sync => self.sys_sync(),
-            libc::SYS_fadvise64 => self.sys_fadvise64(a[0], a[3]),
+            libc::SYS_fadvise64 => self.sys_fadvise64(a[0], a[2], a[3]),
             libc::SYS_poll => self.sys_poll(process, a[0], a[1], a[2]),
             libc::SYS_ppoll => self.sys_ppoll(process, &a),
             libc::SYS_select => self.sys_select(process, &a),

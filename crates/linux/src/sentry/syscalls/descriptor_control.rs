@@ -42,7 +42,7 @@ impl Sentry {
                 self.change().table.set_close_on_exec(descriptor, value & 1 != 0)?;
                 Ok(ZERO)
             }
-            libc::F_GETFL => Ok(SyscallControl::Value(u64::from(description.flags))),
+            libc::F_GETFL => Ok(SyscallControl::Value(description.status_flags().into())),
             libc::F_SETFL => {
                 let signals =
                     matches!(description.open, FileObject::Device(Device::Generation(_), _));

@@ -205,6 +205,7 @@ impl Sentry {
         offset: u64,
     ) -> SyscallResult {
         check_offset(offset)?;
+        self.state.table.get(descriptor)?.check_positions()?;
         let pieces = pieces(process, vector, count)?;
         let done = self.scatter(process, descriptor, &pieces, offset)?;
         self.accessed(descriptor, done)?;
@@ -260,13 +261,13 @@ impl Sentry {
         offset: u64,
     ) -> SyscallResult {
         let description = self.state.table.get(descriptor)?;
+        description.check_positions()?;
+        check_offset(offset)?;
         if !description.reads() {
             return Err(Errno::BADF.into());
         }
-        if description.open == FileObject::Input || description.open.is_stream() {
-            return Err(Errno::SPIPE.into());
-        }
-        check_offset(offset)?;
+        // The end of the read is a position, too.
+        check_offset(offset.saturating_add(len))?;
         let bytes = self.bytes_at(description, offset, len.min(most(description)))?;
         copy_out(process, to, &bytes)?;
         self.accessed(descriptor, bytes.len() as u64)?;
@@ -334,7 +335,7 @@ impl Sentry {
         count: u64,
         offset: u64,
     ) -> SyscallResult {
-        self.state.table.get(descriptor)?;
+        self.state.table.get(descriptor)?.check_positions()?;
         check_offset(offset)?;
         let bytes = gather(process, vector, count)?;
         self.put(descriptor, &bytes, Some(offset))
@@ -348,7 +349,9 @@ impl Sentry {
         len: u64,
         offset: u64,
     ) -> SyscallResult {
-        let most = most(self.state.table.get(descriptor)?);
+        let description = self.state.table.get(descriptor)?;
+        description.check_positions()?;
+        let most = most(description);
         check_offset(offset)?;
         let bytes = copy_in(process, from, len.min(most) as usize)?;
         self.put(descriptor, &bytes, Some(offset))
@@ -409,7 +412,9 @@ impl Sentry {
                 }
                 let bytes = &bytes[..(limit - from.min(limit)).min(bytes.len() as u64) as usize];
                 let end = from.saturating_add(bytes.len() as u64);
-                self.state.seals.may_write(node, end, size)?;
+                if !bytes.is_empty() {
+                    self.state.seals.may_write(node, end, size)?;
+                }
                 let Kernel { table, tree, .. } = self.change();
                 let FileObject::File(open) = &mut table.get_mut(descriptor)?.open else {
                     return Err(Errno::BADF.into());
