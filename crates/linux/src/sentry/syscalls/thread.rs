@@ -182,9 +182,9 @@ impl Sentry {
                 let on = WaitReason::Futex { address: word, bits, order, place };
                 Ok(SyscallControl::Wait(Wait::new(on, until)))
             }
-            WAKE => Ok(SyscallControl::Value(self.wake(word, value as u32, u32::MAX))),
+            WAKE => Ok(SyscallControl::Value(self.wake(word, wakes(value), u32::MAX))),
             WAKE_BITSET if third as u32 == 0 => Err(Errno::INVAL.into()),
-            WAKE_BITSET => Ok(SyscallControl::Value(self.wake(word, value as u32, third as u32))),
+            WAKE_BITSET => Ok(SyscallControl::Value(self.wake(word, wakes(value), third as u32))),
             kind @ (REQUEUE | CMP_REQUEUE) => {
                 if kind == CMP_REQUEUE && int_in(process, word)? != third as u32 {
                     return Err(Errno::AGAIN.into());
@@ -203,9 +203,9 @@ impl Sentry {
             }
             WAKE_OP => {
                 let holds = operate(process, other, third as u32)?;
-                let mut woken = self.wake(word, value as u32, u32::MAX);
+                let mut woken = self.wake(word, wakes(value), u32::MAX);
                 if holds {
-                    woken += self.wake(other, timeout as u32, u32::MAX);
+                    woken += self.wake(other, wakes(timeout), u32::MAX);
                 }
                 Ok(SyscallControl::Value(woken))
             }
@@ -266,6 +266,11 @@ impl Sentry {
         }
         Ok(SyscallControl::Wait(Wait::new(WaitReason::Signals(set), until)))
     }
+}
+
+/// The number of threads that a wake may resume. As in Linux, a number below 1 means one thread.
+fn wakes(count: u64) -> u32 {
+    (count as i32).max(1) as u32
 }
 
 /// Performs the operation of `FUTEX_WAKE_OP` on the word at `address`, and returns whether its comparison holds.
