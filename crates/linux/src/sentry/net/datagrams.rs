@@ -317,6 +317,28 @@ impl Sentry {
         Ok(if peer.is_unnamed() { Address::default() } else { peer.clone() })
     }
 
+    /// The address that received bytes come from: that of a message, or the name that the peer of a local connection was bound
+    /// to later.
+    pub(in crate::sentry) fn sender_address(
+        &self,
+        descriptor: u64,
+        from: Address,
+    ) -> Result<Address, Errno> {
+        let socket = self.socket_of(descriptor)?;
+        let SocketState::Connected { incoming: Some(incoming), .. } = socket.stage else {
+            return Ok(from);
+        };
+        if !socket.is_local() || !(from.0.is_empty() || from.is_unnamed()) {
+            return Ok(from);
+        }
+        let writers = self.state.table.descriptions().filter_map(|(_, description)| {
+            let FileObject::Socket(other) = &description.open else { return None };
+            let writes = other.ends().contains(&(incoming, true));
+            (writes && other.is_bound()).then(|| other.own.clone())
+        });
+        Ok(writers.into_iter().next().unwrap_or(from))
+    }
+
     /// Sends a packet over a connection, whole, as soon as there is room.
     pub(in crate::sentry) fn put_packet(
         &mut self,

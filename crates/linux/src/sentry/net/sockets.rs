@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::sentry::kernel::threads::MonotonicTime;
 pub(crate) use crate::sentry::net::addresses::{Address, MAX_ADDRESS};
 use crate::sentry::net::socket_options::SocketOptions;
 
@@ -21,6 +22,9 @@ pub(crate) struct IncomingConnection {
     pub(crate) own: Address,
     /// PID of the connecting process; 0 for the caller.
     pub(crate) process: u32,
+    /// The end of the time in which it is accepted only with data (`TCP_DEFER_ACCEPT`). A thawed one is accepted at once.
+    #[serde(skip)]
+    pub(crate) until: Option<MonotonicTime>,
 }
 
 /// The state of a socket.

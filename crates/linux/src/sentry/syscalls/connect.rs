@@ -93,6 +93,12 @@ impl Sentry {
         {
             return self.wait_to_connect(descriptor, to);
         }
+        // One over IP waits to be established then.
+        let pending = match &listener.stage {
+            SocketState::Listening(queue) => queue.len() > listener.backlog as usize,
+            _ => false,
+        };
+        let deferred = listener.options.number(libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);
         let (mate, heard) = (listener.mate, listener.family);
         let named = |name: &Address| match name.destination() {
             Some(ip) => Address::of_ip(heard, ip, name.port()),
@@ -103,15 +109,30 @@ impl Sentry {
             Some(ip) => Address::of_ip(family, ip, address.port()),
             None => listener.own.clone(),
         };
+        if own.is_internet() && self.state.has_connection(&own, &address) {
+            return Err(Errno::ADDRNOTAVAIL.into());
+        }
         let process = self.state.family.own.id;
         let (incoming, outgoing) = self.change().arrive(to, theirs, there, process)?;
+        if let Some(seconds) = deferred.and_then(|seconds| u64::try_from(seconds).ok())
+            && seconds > 0
+        {
+            let until = self.now().saturating_add(seconds * 1_000_000_000);
+            self.change().defer_last(to, until);
+        }
         let socket = self.socket_mut(descriptor)?;
-        let stage = SocketState::Connected { incoming: Some(incoming), outgoing: Some(outgoing) };
+        let stage = match pending {
+            true => SocketState::Reaching { incoming, outgoing },
+            false => SocketState::Connected { incoming: Some(incoming), outgoing: Some(outgoing) },
+        };
         (socket.own, socket.peer, socket.stage, socket.mate) = (own, address, stage, mate);
         socket.connecting = !socket.is_local() && !waits;
         let begun = socket.connecting;
         let description = self.state.table.id(descriptor)?;
         self.change().heed_options(description);
+        if pending {
+            return self.go_on_connecting(descriptor);
+        }
         // A caller that does not wait learns of it later, though it is there already.
         if begun { Err(Errno::INPROGRESS.into()) } else { Ok(ZERO) }
     }

@@ -116,7 +116,7 @@ impl Sentry {
             self.change().drop_parcel(parcel);
         }
         if matches!(outcome, SyscallControl::Value(_)) && a[4] != 0 {
-            let from = came.from.unwrap_or_default();
+            let from = self.sender_address(a[0], came.from.unwrap_or_default())?;
             crate::sentry::syscalls::socket::address_out(process, &from, a[4], a[5])?;
         }
         Ok(outcome)
@@ -349,8 +349,9 @@ impl Sentry {
         }
         copy_out(process, at.wrapping_add(40), &(control.len() as u64).to_le_bytes())?;
         copy_out(process, at.wrapping_add(48), &told.to_le_bytes())?;
-        let from = came.from.unwrap_or_default().0;
+        let mut from = came.from.unwrap_or_default().0;
         if message.name != 0 {
+            from = self.sender_address(descriptor, Address(from))?.0;
             let len = from.len().min(message.name_len as usize);
             copy_out(process, message.name, &from[..len])?;
         }
