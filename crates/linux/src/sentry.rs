@@ -107,6 +107,8 @@ pub(crate) struct Kernel {
     named_queues: PosixQueues,
     /// Resolved host names.
     names: ResolvedNames,
+    /// Addresses of closed connections.
+    closed: net::closed_connections::ClosedConnections,
     /// Which process all of this belongs to, and the others.
     pub(crate) family: ProcessTable,
 }
@@ -149,6 +151,7 @@ impl Kernel {
             queues: MessageQueues::default(),
             named_queues: PosixQueues::default(),
             names: ResolvedNames::default(),
+            closed: Default::default(),
             family: ProcessTable::new(),
         }
     }
