@@ -23,6 +23,7 @@ pub(super) mod pipe;
 pub(super) mod poll;
 pub(super) mod posix_queue;
 pub(super) mod prctl;
+pub(super) mod priority_futex;
 pub(super) mod process;
 pub(super) mod read_write;
 pub(super) mod ready;

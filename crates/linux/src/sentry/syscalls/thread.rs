@@ -22,10 +22,14 @@ const CMP_REQUEUE: i32 = 4;
 const WAKE_OP: i32 = 5;
 const WAIT_BITSET: i32 = 9;
 const WAKE_BITSET: i32 = 10;
+const LOCK_PI: i32 = 6;
+const UNLOCK_PI: i32 = 7;
+const TRYLOCK_PI: i32 = 8;
+const LOCK_PI2: i32 = 13;
 const PRIVATE: i32 = 128;
 const REALTIME: i32 = 256;
 
-fn int_in(process: &Process, address: u64) -> SyscallResult<u32> {
+pub(in crate::sentry) fn int_in(process: &Process, address: u64) -> SyscallResult<u32> {
     let bytes = copy_in(process, address, 4)?;
     Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
 }
@@ -116,7 +120,7 @@ impl Sentry {
     }
 
     /// The place of the word at `address` in a shared file.
-    fn shared_place(&self, address: u64) -> Option<(Node, u64)> {
+    pub(in crate::sentry) fn shared_place(&self, address: u64) -> Option<(Node, u64)> {
         if self.state.family.is_single() {
             return None;
         }
@@ -209,6 +213,20 @@ impl Sentry {
                 }
                 Ok(SyscallControl::Value(woken))
             }
+            kind @ (LOCK_PI | LOCK_PI2) => {
+                let until = match (&self.resumed, timeout) {
+                    (Some(wait), _) => wait.until,
+                    (None, 0) => None,
+                    (None, at) => {
+                        let real = kind == LOCK_PI || operation & REALTIME != 0;
+                        let clock = if real { libc::CLOCK_REALTIME } else { libc::CLOCK_MONOTONIC };
+                        Some(self.moment_after(clock as u64, length_in(process, at)?, true)?)
+                    }
+                };
+                self.lock_futex(process, word, until)
+            }
+            UNLOCK_PI => self.unlock_futex(process, word),
+            TRYLOCK_PI => self.try_lock_futex(process, word),
             _ => Err(Errno::NOSYS.into()),
         }
     }
