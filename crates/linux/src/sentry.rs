@@ -403,6 +403,7 @@ impl Sentry {
             libc::SYS_faccessat2 => self.sys_faccessat2(process, a[0], a[1], a[2], a[3]),
             libc::SYS_readlink => self.sys_readlink(process, a[0], a[1], a[2]),
             libc::SYS_readlinkat => self.sys_readlinkat(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_getdents => self.sys_getdents(process, a[0], a[1], a[2]),
             libc::SYS_getdents64 => self.sys_getdents64(process, a[0], a[1], a[2]),
             libc::SYS_getcwd => self.sys_getcwd(process, a[0], a[1]),
             libc::SYS_chdir => self.sys_chdir(process, a[0]),

@@ -60,7 +60,24 @@ impl Sentry {
             let second = list.wrapping_add(size);
             (Self::time_in(process, list, kind)?, Self::time_in(process, second, kind)?)
         };
-        let node = if path == 0 {
+        if accessed.is_none() && modified.is_none() && path != 0 {
+            return Ok(ZERO);
+        }
+        let flags = flags as i32;
+        if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let empty =
+            flags & libc::AT_EMPTY_PATH != 0 && path != 0 && path_in(process, path)?.is_empty();
+        let node = if empty {
+            self.described_file(at)?.ok_or(Errno::INVAL)?
+        } else if path == 0 {
+            if at as i32 == libc::AT_FDCWD {
+                return Err(Errno::FAULT.into());
+            }
+            if self.state.table.get(at)?.is_path() {
+                return Err(Errno::BADF.into());
+            }
             match &self.state.table.get(at)?.open {
                 FileObject::File(open)
                 | FileObject::Device(_, open)
@@ -69,8 +86,7 @@ impl Sentry {
                 _ => return Err(Errno::INVAL.into()),
             }
         } else {
-            let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
-            self.follow(process, at, path, follow)?
+            self.follow(process, at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?
         };
         if accessed.is_some() || modified.is_some() {
             self.change().tree.set_times(

@@ -93,6 +93,9 @@ impl Sentry {
         value: u64,
     ) -> SyscallResult {
         let description = self.state.table.get(descriptor)?;
+        if description.is_path() {
+            return Err(Errno::BADF.into());
+        }
         match request {
             request
                 if matches!(description.open, FileObject::Terminal(_))

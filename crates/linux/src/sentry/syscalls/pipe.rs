@@ -349,7 +349,10 @@ impl Sentry {
                 }
                 return Ok(SyscallControl::Value(8));
             }
-            FileObject::Process(_) | FileObject::Signals(_) | FileObject::Queue(_) => {
+            FileObject::Process(_)
+            | FileObject::Signals(_)
+            | FileObject::Queue(_)
+            | FileObject::Timer(_) => {
                 return Err(Errno::INVAL.into());
             }
             _ => return Err(Errno::BADF.into()),
