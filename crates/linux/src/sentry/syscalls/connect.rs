@@ -8,6 +8,7 @@ use crate::platform::Process;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::readiness::{OUT, ROOM};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::net::interfaces::NETLINK;
 use crate::sentry::net::sockets::{Address, MAX_ADDRESS, SocketState};
 use crate::sentry::syscalls::socket::address_in;
 use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, ZERO};
@@ -40,6 +41,9 @@ impl Sentry {
                 return self.go_on_connecting(descriptor);
             }
             SocketState::Listening(_) => return Err(Errno::INVAL.into()),
+            SocketState::Datagrams { .. } if i32::from(socket.family) == NETLINK => {
+                return self.connect_netlink(descriptor, &address_in(process, at, len)?);
+            }
             SocketState::Datagrams { .. } => {
                 return self.connect_datagrams(descriptor, address_in(process, at, len)?);
             }
@@ -135,6 +139,20 @@ impl Sentry {
         }
         // A caller that does not wait learns of it later, though it is there already.
         if begun { Err(Errno::INPROGRESS.into()) } else { Ok(ZERO) }
+    }
+
+    /// Connects a socket of netlink to the kernel, which is its only peer, and gives it a port.
+    fn connect_netlink(&mut self, descriptor: u64, to: &Address) -> SyscallResult {
+        if i32::from(to.family()) != NETLINK || to.0.len() < 12 {
+            return Err(Errno::INVAL.into());
+        }
+        if to.0[4..12] != [0; 8] {
+            return Err(Errno::PERM.into());
+        }
+        match self.socket_of(descriptor)?.is_bound() {
+            true => Ok(ZERO),
+            false => self.bind_netlink(descriptor, &to.0),
+        }
     }
 
     /// A wait for room among the connections of a listener.

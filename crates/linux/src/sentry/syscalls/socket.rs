@@ -19,6 +19,8 @@ use rustix::io::Errno;
 
 /// Connections that may wait in front of the one that is accepted next.
 const MAX_BACKLOG: u32 = BACKLOG as u32 - 1;
+/// Bytes of `struct sockaddr_nl`.
+const NETLINK_ADDRESS: usize = 12;
 const FLAGS: i32 = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 
 pub(in crate::sentry) fn address_in(
@@ -159,6 +161,9 @@ impl Sentry {
         }
         if !known && !netlink {
             return Err(Errno::AFNOSUPPORT.into());
+        }
+        if netlink && ![libc::SOCK_RAW, libc::SOCK_DGRAM].contains(&(kind as i32 & !FLAGS)) {
+            return Err(Errno::SOCKTNOSUPPORT.into());
         }
         if netlink && protocol as i32 != libc::NETLINK_ROUTE {
             return Err(Errno::PROTONOSUPPORT.into());
@@ -408,7 +413,7 @@ impl Sentry {
             return self.wait_for(descriptor, IN, 0);
         };
         self.state.table.check_room()?;
-        address_out(process, &arrival.peer, to, len)?;
+        let told = address_out(process, &arrival.peer, to, len);
         let local = socket.is_local().then(|| socket.own.clone());
         let (family, packets, options) = (socket.family, socket.packets, socket.options.clone());
         if let SocketState::Listening(queue) = &mut self.socket_mut(descriptor)?.stage {
@@ -416,6 +421,13 @@ impl Sentry {
         }
         let listener = self.state.table.id(descriptor)?;
         self.change().establish_connections(listener);
+        if let Err(error) = told {
+            // The connection is lost, as in Linux.
+            let state = self.change();
+            state.leave(arrival.incoming, false);
+            state.leave(arrival.outgoing, true);
+            return Err(error);
+        }
         let IncomingConnection { incoming, outgoing, peer, own, process: mate, .. } = arrival;
         let socket = Socket::connected(local.unwrap_or(own), peer, incoming, outgoing);
         let socket = Socket { family, packets, options, mate, ..socket };
@@ -537,6 +549,12 @@ impl Sentry {
         a: &[u64; 6],
     ) -> SyscallResult {
         let socket = self.socket_of(a[0])?;
+        if i32::from(socket.family) == NETLINK {
+            // The kernel's address: no port and no groups.
+            let mut kernel = socket.family.to_le_bytes().to_vec();
+            kernel.resize(NETLINK_ADDRESS, 0);
+            return self.tell_address(process, &Address(kernel), a[1], a[2]);
+        }
         let named = socket.is_local() || socket.peer.port() != 0;
         let mail = socket.is_for_datagrams() && !socket.peer.0.is_empty() && named;
         if !matches!(socket.stage, SocketState::Connected { .. }) && !mail {
