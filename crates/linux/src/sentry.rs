@@ -582,6 +582,7 @@ impl Sentry {
             libc::SYS_get_mempolicy => self.sys_get_mempolicy(process, &a),
             libc::SYS_set_mempolicy => self.sys_set_mempolicy(process, a[0], a[1], a[2]),
             libc::SYS_mbind => self.sys_mbind(process, &a),
+            libc::SYS_unshare if a[0] == 0 => Ok(ZERO),
             number if takes_privilege(number) => Err(Errno::PERM.into()),
             // Files have no extended attributes.
             libc::SYS_setxattr..=libc::SYS_fremovexattr => Err(Errno::OPNOTSUPP.into()),

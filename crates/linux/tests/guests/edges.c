@@ -8,6 +8,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -151,7 +152,27 @@ static void connections(void) {
     len = sizeof b, getsockname(d, (void *)&b, &len), recv(e, &c, 1, 0), close(d), close(e), d = socket(AF_INET, SOCK_STREAM, 0), say("closed first", bind(d, (void *)&b, sizeof b)), close(d), close(s);
 }
 
+static void add(struct msghdr *m, int kind, int value) {
+    struct cmsghdr *c = (void *)((char *)m->msg_control + m->msg_controllen);
+    *c = (struct cmsghdr){CMSG_LEN(sizeof value), IPPROTO_IP, kind}, memcpy(CMSG_DATA(c), &value, sizeof value), m->msg_controllen += CMSG_SPACE(sizeof value);
+}
+
+static void datagrams(void) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    char b[9], control[256];
+    struct iovec v = {b, 3};
+    struct msghdr m = {&a, sizeof a, &v, 1, control};
+    int s = socket(AF_INET, SOCK_DGRAM, 0), t = socket(AF_INET, SOCK_DGRAM, 0), on = 1;
+    bind(s, (void *)&a, sizeof a), getsockname(s, (void *)&a, &len), setsockopt(s, IPPROTO_IP, IP_RECVTTL, &on, sizeof on), setsockopt(s, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
+    memset(control, 0, sizeof control), add(&m, IP_TTL, 7), add(&m, IP_TOS, 8), say("sent", sendmsg(t, &m, 0));
+    m.msg_controllen = sizeof control, say("received", recvmsg(s, &m, 0));
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) printf("%d %d\n", c->cmsg_type, *CMSG_DATA(c));
+    m.msg_controllen = 0, add(&m, IP_TTL, 0), say("no hop", sendmsg(t, &m, 0)), m.msg_controllen = 0, add(&m, IP_TTL, 256), say("too many", sendmsg(t, &m, 0)), close(s), close(t);
+    say("nothing unshared", unshare(0));
+}
+
 int main(void) {
     setvbuf(stdout, 0, _IOLBF, 0);
-    beyond(), files(), waits(), numbers(), connections();
+    beyond(), files(), waits(), numbers(), connections(), datagrams();
 }

@@ -239,7 +239,10 @@ impl Sentry {
             ],
             _ => return Ok(Ancillary { parcel, sender, ..Ancillary::default() }),
         };
-        let packet = names.map(|(level, name)| options.number(level, name).unwrap_or(0) as u8);
+        let mut packet = names.map(|(level, name)| options.number(level, name).unwrap_or(0) as u8);
+        for (value, given) in packet.iter_mut().zip(control.packet) {
+            *value = given.unwrap_or(*value);
+        }
         Ok(Ancillary { parcel, sender, packet })
     }
 

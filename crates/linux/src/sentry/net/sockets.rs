@@ -203,6 +203,8 @@ pub(in crate::sentry) struct SentControl<'a> {
     pub(in crate::sentry) rights: &'a [u64],
     /// Whether the sender's credentials are among it.
     pub(in crate::sentry) named: bool,
+    /// Hop limit and class of a datagram, in place of the socket's.
+    pub(in crate::sentry) packet: [Option<u8>; 2],
 }
 
 /// Ports for sockets that bind to port 0.

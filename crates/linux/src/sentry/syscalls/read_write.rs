@@ -14,7 +14,7 @@ use crate::sentry::{
 };
 
 /// Most bytes that one call moves.
-pub(in crate::sentry) const MAX_TRANSFER: u64 = 1 << 20;
+pub(in crate::sentry) const MAX_TRANSFER: u64 = 8 << 20;
 /// Most bytes of a file that one call moves, in one piece.
 const OF_FILES: u64 = 32 << 20;
 /// Pieces that a vector may have, as in Linux.
