@@ -80,7 +80,9 @@ impl Sentry {
         if self.state.table.get(descriptor)?.is_path() {
             return Err(Errno::BADF.into());
         }
-        let listed = DirectoryEntries::new(len & u64::from(u32::MAX), older);
+        // A length that is negative has room for nothing.
+        let len = u64::try_from(len as i32).map_err(|_| Errno::INVAL)?;
+        let listed = DirectoryEntries::new(len, older);
         match self.state.table.get(descriptor)?.open {
             FileObject::File(_) => {}
             FileObject::Folder(..) => return self.list_folder(process, descriptor, to, listed),

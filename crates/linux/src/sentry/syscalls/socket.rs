@@ -480,6 +480,11 @@ impl Sentry {
             SocketState::New if self.socket_of(descriptor)?.is_local() => return Ok(ZERO),
             _ => return Err(Errno::NOTCONN.into()),
         };
+        if write {
+            // The side that ends a connection first keeps its address.
+            let socket = self.socket_of(descriptor)?.clone();
+            self.change().note_closed(&socket);
+        }
         let outgoing_left = outgoing.filter(|_| !write);
         let stage = SocketState::Connected { incoming, outgoing: outgoing_left };
         let socket = self.socket_mut(descriptor)?;
