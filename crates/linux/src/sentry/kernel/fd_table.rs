@@ -431,7 +431,8 @@ impl FdTable {
         self.carried.add(descriptions)
     }
 
-    /// Descriptors for received descriptions, at most `room`, the objects that were closed, and whether any was dropped.
+    /// Descriptors for received descriptions, at most `room`, the objects that were closed, and whether any was
+    /// dropped.
     pub(in crate::sentry) fn unpack(
         &mut self,
         parcel: u64,
@@ -450,7 +451,8 @@ impl FdTable {
         (numbers, self.unused(list), cut)
     }
 
-    /// Descriptors for the descriptions of a message that stays (`MSG_PEEK`), at most `most`, and whether any was left out.
+    /// Descriptors for the descriptions of a message that stays (`MSG_PEEK`), at most `most`, and whether any was
+    /// left out.
     pub(in crate::sentry) fn peek_parcel(
         &mut self,
         parcel: u64,

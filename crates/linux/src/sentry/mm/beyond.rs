@@ -1,7 +1,8 @@
 //! Pages of private mappings that are beyond the end of their file.
 //!
-//! Promises: an access to such a page fails as in Linux: `SIGBUS` for an instruction, `EFAULT` for a system call. The page takes
-//! no memory. May break it: a file that grows or shrinks after it was mapped, which private mappings do not follow.
+//! Promises: an access to such a page fails as in Linux: `SIGBUS` for an instruction, `EFAULT` for a system call. The
+//! page takes no memory. May break it: a file that grows or shrinks after it was mapped, which private mappings do
+//! not follow.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Connections that a listening socket has not accepted yet.
 //!
-//! Promises: of IP connections as many are established as the listener's backlog allows, and one more, as in Linux. Others wait
-//! for an accept, and are refused when the listener closes.
+//! Promises: of IP connections as many are established as the listener's backlog allows, and one more, as in Linux.
+//! Others wait for an accept, and are refused when the listener closes.
 
 use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::FileObject;

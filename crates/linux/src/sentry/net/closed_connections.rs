@@ -1,4 +1,4 @@
-//! Addresses of connections that this machine closed first, which nobody can bind to for a while (`TIME_WAIT`).
+//! Addresses of connections that this machine closed first. No socket can bind to them for a while (`TIME_WAIT`).
 //!
 //! Promises: their number is limited. They are not in snapshots: time passes while a guest is frozen.
 

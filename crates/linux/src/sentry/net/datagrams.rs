@@ -1,4 +1,5 @@
-//! Datagrams: between local sockets, and over loopback addresses. Each socket has one channel, which others put whole messages into.
+//! Datagrams: between local sockets, and over loopback addresses. Each socket has one channel, which others put whole
+//! messages into.
 //!
 //! Promises: a message arrives whole, once, in order, or not at all; messages on their way are bounded by the
 //! receiver's channel. A local sender waits for room; over loopback, messages without room are lost, as on a network.
@@ -214,7 +215,8 @@ impl Sentry {
         Ok(sent)
     }
 
-    /// Control data on its way over a channel: descriptors, and the sender if one of both sides wants its credentials sent.
+    /// Control data on its way over a channel: descriptors, and the sender if one of both sides wants its credentials
+    /// sent.
     pub(in crate::sentry) fn pack_up(
         &mut self,
         descriptor: u64,
@@ -320,8 +322,8 @@ impl Sentry {
         Ok(if peer.is_unnamed() { Address::default() } else { peer.clone() })
     }
 
-    /// The address that received bytes come from: that of a message, or the name that the peer of a local connection was bound
-    /// to later.
+    /// The address that received bytes come from: that of a message, or the name that the peer of a local connection
+    /// was bound to later.
     pub(in crate::sentry) fn sender_address(
         &self,
         descriptor: u64,

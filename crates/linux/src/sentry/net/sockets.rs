@@ -22,7 +22,8 @@ pub(crate) struct IncomingConnection {
     pub(crate) own: Address,
     /// PID of the connecting process; 0 for the caller.
     pub(crate) process: u32,
-    /// The end of the time in which it is accepted only with data (`TCP_DEFER_ACCEPT`). A thawed one is accepted at once.
+    /// The end of the time in which it is accepted only with data (`TCP_DEFER_ACCEPT`). A thawed one is accepted at
+    /// once.
     #[serde(skip)]
     pub(crate) until: Option<MonotonicTime>,
 }
@@ -203,7 +204,7 @@ pub(in crate::sentry) struct SentControl<'a> {
     pub(in crate::sentry) rights: &'a [u64],
     /// Whether the sender's credentials are among it.
     pub(in crate::sentry) named: bool,
-    /// Hop limit and class of a datagram, in place of the socket's.
+    /// Hop limit and class of a datagram, which override the options of its socket.
     pub(in crate::sentry) packet: [Option<u8>; 2],
 }
 

@@ -132,8 +132,8 @@ impl Sentry {
         Ok(given)
     }
 
-    /// The file that an empty path means (`AT_EMPTY_PATH`): that of a descriptor, or the current directory; `None` for a
-    /// descriptor of something else.
+    /// The file that an empty path means (`AT_EMPTY_PATH`): that of a descriptor, or the current directory; `None`
+    /// for a descriptor of something else.
     fn described_file(&self, at: u64) -> SyscallResult<Option<Node>> {
         if at as i32 == libc::AT_FDCWD {
             return Ok(Some(self.state.directory));

@@ -1,4 +1,4 @@
-//! Limits and totals of what has keys and numbers in place of names (System V): `IPC_INFO` and its kind, which `ipcs` calls.
+//! Limits and totals of System V objects: `IPC_INFO` and its kind, which `ipcs` calls.
 
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;

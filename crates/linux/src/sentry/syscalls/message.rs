@@ -191,8 +191,8 @@ impl Sentry {
         }
     }
 
-    /// A receive without room for bytes: it waits for some, and takes the descriptors that come with the first of them; `None`
-    /// for sockets of datagrams and packets.
+    /// A receive without room for bytes: it waits for some, and takes the descriptors that come with the first of
+    /// them; `None` for sockets of datagrams and packets.
     fn receive_nothing(
         &mut self,
         descriptor: u64,
@@ -228,8 +228,8 @@ impl Sentry {
         Ok(Some((SyscallControl::Value(0), came)))
     }
 
-    /// Drops received bytes of TCP, as many as `pieces` have room for (`MSG_TRUNC`), unless they stay; `None` where there are
-    /// none, or for another socket.
+    /// Drops received bytes of TCP, as many as `pieces` have room for (`MSG_TRUNC`), unless they stay; `None` where
+    /// there are none, or for another socket.
     fn drop_received(
         &mut self,
         descriptor: u64,

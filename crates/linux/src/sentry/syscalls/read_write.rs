@@ -75,7 +75,7 @@ pub(in crate::sentry) fn gather(
     Ok(bytes)
 }
 
-/// The bytes of pieces up to the first page that cannot be read; an error if there are none.
+/// The bytes of pieces up to the first page that cannot be read; an error if that is the first one.
 fn gather_some(process: &Process, pieces: &[(u64, u64)]) -> SyscallResult<Vec<u8>> {
     let mut bytes = Vec::new();
     for &(from, len) in pieces {
@@ -97,7 +97,8 @@ fn gather_some(process: &Process, pieces: &[(u64, u64)]) -> SyscallResult<Vec<u8
     Ok(bytes)
 }
 
-/// Stores bytes up to the first page that cannot be written, and returns their number; an error if there are none.
+/// Stores bytes up to the first page that cannot be written, and returns their number; an error if that is the first
+/// one.
 fn copy_out_some(process: &mut Process, to: u64, bytes: &[u8]) -> SyscallResult<u64> {
     let Err(error) = copy_out(process, to, bytes) else { return Ok(bytes.len() as u64) };
     let mut done = 0;

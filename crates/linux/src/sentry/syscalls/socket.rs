@@ -1,4 +1,5 @@
-//! Calls about sockets. Connections are within the guest, or the caller's, or lead to where its opener lets them (`reach_calls`).
+//! Calls about sockets. Connections are within the guest, or the caller's, or lead to where its opener lets them
+//! (`reach_calls`).
 
 use crate::platform::Process;
 use crate::sentry::fs::devices::SOCKET;
