@@ -371,8 +371,9 @@ impl Sentry {
             if reset && let Some(incoming) = incoming {
                 return Err(self.take_reset(incoming).into());
             }
-            // The first bytes to a peer that has closed are sent, and answered by a reset.
-            let first = is_socket && !self.is_local(descriptor) && !held.shut;
+            // The first bytes to a peer that has closed are sent, and answered by a reset. One with unread bytes has reset
+            // the connection as it closed.
+            let first = is_socket && !self.is_local(descriptor) && !held.shut && held.is_empty();
             if first && let Some(channel) = self.change().channels.get_mut(channel) {
                 channel.shut = true;
                 return Ok(SyscallControl::Value(bytes.len() as u64));
