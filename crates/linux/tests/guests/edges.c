@@ -73,7 +73,7 @@ static void files(void) {
     say("both flags", (only = open(path, O_WRONLY | O_RDWR)) >= 0), say("read", read(only, b, 1)), say("write", write(only, b, 1));
     say("cut a directory", open("/tmp", O_TRUNC)), say("flags", fcntl(f, F_GETFL)), say("pipe", fcntl(p[0], F_GETFL));
     say("pread of a pipe", pread(p[1], b, 1, 0)), say("pwrite", pwrite(p[0], b, 1, 0)), say("preadv2", preadv2(p[0], &v, 1, 2, 0)), say("of a name", preadv2(open(path, O_PATH), &v, 1, 0, 0)), say("too far", pread(f, b, 8, 0x7fffffffffffffff));
-    fstatfs(p[0], &s), say("kind", s.f_type), fstatfs(socket(AF_UNIX, SOCK_STREAM, 0), &s), say("kind", s.f_type);
+    fstatfs(p[0], &s), say("kind", s.f_type), say("names", s.f_namelen), fstatfs(socket(AF_UNIX, SOCK_STREAM, 0), &s), say("kind", s.f_type), say("blocks", s.f_frsize);
     close(p[0]), close(p[1]), unlink(path);
 }
 

@@ -314,7 +314,7 @@ impl Sentry {
     /// `struct statfs` of a file system: one in memory, as large as the guest may store, or one without files.
     fn tell_file_system(&self, process: &mut Process, kind: u64, to: u64) -> SyscallResult {
         if kind != libc::TMPFS_MAGIC as u64 {
-            let bytes = StructBuilder::default().word(kind).word(PAGE).zeros(40);
+            let bytes = StructBuilder::default().word(kind).word(PAGE).zeros(48);
             let bytes = bytes.word(255).word(PAGE).zeros(40);
             copy_out(process, to, &bytes.0)?;
             return Ok(ZERO);

@@ -20,7 +20,11 @@ impl Sentry {
         offset: u64,
         len: u64,
     ) -> SyscallResult {
-        let appends = self.state.table.get(to)?.flags & libc::O_APPEND as u32 != 0;
+        let sink = self.state.table.get(to)?;
+        if !sink.writes() {
+            return Err(Errno::BADF.into());
+        }
+        let appends = sink.flags & libc::O_APPEND as u32 != 0;
         let start = self.copied_from(process, from, offset)?;
         let directory = match &self.state.table.get(from)?.open {
             FileObject::File(open) => self.state.tree.stat(open.node)?.kind == Kind::Directory,
