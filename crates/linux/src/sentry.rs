@@ -107,6 +107,8 @@ pub(crate) struct Kernel {
     named_queues: PosixQueues,
     /// Resolved host names.
     names: ResolvedNames,
+    /// Addresses of closed connections.
+    closed: net::closed_connections::ClosedConnections,
     /// Which process all of this belongs to, and the others.
     pub(crate) family: ProcessTable,
 }
@@ -149,6 +151,7 @@ impl Kernel {
             queues: MessageQueues::default(),
             named_queues: PosixQueues::default(),
             names: ResolvedNames::default(),
+            closed: Default::default(),
             family: ProcessTable::new(),
         }
     }
@@ -342,11 +345,11 @@ impl Sentry {
             libc::SYS_ftruncate => self.sys_ftruncate(a[0], a[1]),
             libc::SYS_fsync => self.sys_fsync(a[0]),
             libc::SYS_fdatasync => self.sys_fdatasync(a[0]),
-            libc::SYS_sync_file_range => self.sys_sync_file_range(a[0]),
+            libc::SYS_sync_file_range => self.sys_sync_file_range(a[0], a[1], a[2]),
             libc::SYS_readahead => self.sys_readahead(a[0]),
             libc::SYS_syncfs => self.sys_syncfs(a[0]),
             libc::SYS_sync => self.sys_sync(),
-            libc::SYS_fadvise64 => self.sys_fadvise64(a[0], a[3]),
+            libc::SYS_fadvise64 => self.sys_fadvise64(a[0], a[2], a[3]),
             libc::SYS_poll => self.sys_poll(process, a[0], a[1], a[2]),
             libc::SYS_ppoll => self.sys_ppoll(process, &a),
             libc::SYS_select => self.sys_select(process, &a),
@@ -400,6 +403,7 @@ impl Sentry {
             libc::SYS_faccessat2 => self.sys_faccessat2(process, a[0], a[1], a[2], a[3]),
             libc::SYS_readlink => self.sys_readlink(process, a[0], a[1], a[2]),
             libc::SYS_readlinkat => self.sys_readlinkat(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_getdents => self.sys_getdents(process, a[0], a[1], a[2]),
             libc::SYS_getdents64 => self.sys_getdents64(process, a[0], a[1], a[2]),
             libc::SYS_getcwd => self.sys_getcwd(process, a[0], a[1]),
             libc::SYS_chdir => self.sys_chdir(process, a[0]),
@@ -522,7 +526,7 @@ impl Sentry {
             libc::SYS_getegid => self.sys_getegid(),
             libc::SYS_getresuid => self.sys_getresuid(process, &a),
             libc::SYS_getresgid => self.sys_getresgid(process, &a),
-            libc::SYS_getgroups => self.sys_getgroups(),
+            libc::SYS_getgroups => self.sys_getgroups(a[0]),
             libc::SYS_set_robust_list => self.sys_set_robust_list(a[0], a[1]),
             libc::SYS_get_robust_list => self.sys_get_robust_list(process, a[0], a[1], a[2]),
             libc::SYS_sched_yield => self.sys_sched_yield(),
@@ -578,6 +582,7 @@ impl Sentry {
             libc::SYS_get_mempolicy => self.sys_get_mempolicy(process, &a),
             libc::SYS_set_mempolicy => self.sys_set_mempolicy(process, a[0], a[1], a[2]),
             libc::SYS_mbind => self.sys_mbind(process, &a),
+            libc::SYS_unshare if a[0] == 0 => Ok(ZERO),
             number if takes_privilege(number) => Err(Errno::PERM.into()),
             // Files have no extended attributes.
             libc::SYS_setxattr..=libc::SYS_fremovexattr => Err(Errno::OPNOTSUPP.into()),

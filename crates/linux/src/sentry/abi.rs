@@ -72,16 +72,18 @@ impl StructBuilder {
 /// Maximum bytes of directory entries in one call.
 const MAX_DIRECTORY_BYTES: u64 = 1 << 16;
 
-/// `struct linux_dirent64`, as many as fit into the buffer of a caller.
+/// `struct linux_dirent64` or the older `struct linux_dirent`, as many as fit into the buffer of a caller.
 pub(crate) struct DirectoryEntries {
     pub(crate) bytes: StructBuilder,
     limit: usize,
+    older: bool,
 }
 
 impl DirectoryEntries {
     /// For a buffer of `len` bytes.
-    pub(crate) fn new(len: u64) -> Self {
-        Self { bytes: StructBuilder::default(), limit: len.min(MAX_DIRECTORY_BYTES) as usize }
+    pub(crate) fn new(len: u64, older: bool) -> Self {
+        let limit = len.min(MAX_DIRECTORY_BYTES) as usize;
+        Self { bytes: StructBuilder::default(), limit, older }
     }
 
     /// Appends an entry with its file type, and the position after it. Returns whether there was room.
@@ -101,9 +103,16 @@ impl DirectoryEntries {
             return if before == 0 { Err(Errno::INVAL) } else { Ok(false) };
         }
         let mut bytes = std::mem::take(&mut self.bytes).word(inode).word(next).half(length as u16);
-        bytes.0.push((mode >> 12) as u8);
+        let kind = (mode >> 12) as u8;
+        if !self.older {
+            bytes.0.push(kind);
+        }
         bytes.0.extend(name);
         bytes.0.resize(before + length, 0);
+        // The older structure has the type behind the name, at its end.
+        if let (true, Some(last)) = (self.older, bytes.0.last_mut()) {
+            *last = kind;
+        }
         self.bytes = bytes;
         Ok(true)
     }
@@ -129,9 +138,11 @@ pub(crate) fn stat(a: &FileStatus) -> Vec<u8> {
 
 /// `struct statx`.
 pub(crate) fn statx(a: &FileStatus) -> Vec<u8> {
+    const BASIC_STATS: u32 = libc::STATX_BASIC_STATS;
+    const MOUNT: u32 = libc::STATX_MNT_ID;
     let time = |bytes: StructBuilder, t: Time| bytes.word(t.seconds as u64).int(t.nanos).int(0);
     let bytes = StructBuilder::default()
-        .int(0x7ff)
+        .int(BASIC_STATS | MOUNT)
         .int(4096)
         .word(0)
         .int(a.links as u32)
@@ -144,7 +155,9 @@ pub(crate) fn statx(a: &FileStatus) -> Vec<u8> {
         .word(a.stored.div_ceil(512))
         .word(0);
     let bytes = time(time(time(time(bytes, a.accessed), a.modified), a.changed), a.modified);
-    bytes.int((a.device >> 8) as u32).int(a.device as u32 & 0xff).int(0).int(1).zeros(112).0
+    let bytes = bytes.int((a.device >> 8) as u32).int(a.device as u32 & 0xff).int(0).int(1);
+    // All files are on one mount.
+    bytes.word(1).zeros(104).0
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 pub(super) mod devices;
 pub(super) mod machine_files;
+mod net_files;
 pub(super) mod permissions;
 pub(super) mod proc_files;
 pub(super) mod proc_paths;

@@ -1,5 +1,6 @@
 //! Memory of guest processes: layout, shared mappings and copies in and out.
 
+pub(super) mod beyond;
 pub(super) mod layout;
 pub(super) mod orders;
 pub(super) mod remap;

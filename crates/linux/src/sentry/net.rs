@@ -1,6 +1,8 @@
 //! Sockets: local, loopback, and connections that the opener grants.
 
 pub(super) mod addresses;
+mod backlog;
+pub(super) mod closed_connections;
 pub(super) mod datagrams;
 pub(super) mod dns;
 mod dns_message;

@@ -160,8 +160,12 @@ impl Sentry {
         process: &mut Process,
         signal: i32,
     ) -> SyscallResult<Option<End>> {
-        let signal = signal as u8;
-        let info = SignalInfo::of_frame(signal, &process.frame_bytes());
+        let mut signal = signal as u8;
+        let mut info = SignalInfo::of_frame(signal, &process.frame_bytes());
+        if signal == libc::SIGSEGV as u8 && self.state.layout.is_beyond(info.address()) {
+            signal = libc::SIGBUS as u8;
+            info = SignalInfo::of_address(signal, libc::BUS_ADRERR, info.address());
+        }
         match self.state.fate(signal) {
             DefaultAction::Handled(action)
                 if self.state.threads.current().blocked & bit(signal) == 0 =>

@@ -12,6 +12,7 @@ mod clones;
 mod common;
 mod database;
 mod deltas;
+mod edges;
 mod egress;
 mod exact;
 mod families;

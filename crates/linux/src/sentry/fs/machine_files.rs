@@ -41,15 +41,15 @@ const FILES: [(&str, &str); 70] = [
     ("/proc/sys/kernel/random/entropy_avail", "256\n"),
     ("/proc/sys/kernel/random/poolsize", "256\n"),
     ("/proc/sys/kernel/randomize_va_space", "0\n"),
-    ("/proc/sys/kernel/sem", "32000\t262144\t500\t1024\n"),
+    ("/proc/sys/kernel/sem", "32000\t1024000000\t500\t32000\n"),
     ("/proc/sys/kernel/shmall", "18446744073692774399\n"),
     ("/proc/sys/kernel/shmmax", "18446744073692774399\n"),
     ("/proc/sys/kernel/shmmni", "4096\n"),
     ("/proc/sys/kernel/yama/ptrace_scope", "3\n"),
     ("/proc/sys/net/core/rmem_default", "212992\n"),
-    ("/proc/sys/net/core/rmem_max", "212992\n"),
+    ("/proc/sys/net/core/rmem_max", "4194304\n"),
     ("/proc/sys/net/core/wmem_default", "212992\n"),
-    ("/proc/sys/net/core/wmem_max", "212992\n"),
+    ("/proc/sys/net/core/wmem_max", "4194304\n"),
     ("/proc/sys/net/ipv4/ip_forward", "0\n"),
     ("/proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n"),
     ("/proc/sys/net/ipv4/tcp_wmem", "4096\t16384\t4194304\n"),
@@ -115,7 +115,7 @@ pub(in crate::sentry) fn identifier() -> Option<String> {
     Some(format!("{}\n", parts.join("-")))
 }
 
-/// The content of a file of `/proc/net`: there is the interface `lo`, and its sockets are not listed.
+/// The content of a file of `/proc/net`: there is the interface `lo`. Lists of sockets are made elsewhere.
 pub(in crate::sentry) fn network(name: &[u8]) -> Option<&'static str> {
     Some(match name {
         b"dev" => {
@@ -131,13 +131,9 @@ pub(in crate::sentry) fn network(name: &[u8]) -> Option<&'static str> {
             "IP address       HW type     Flags       HW address            Mask     Device\n"
         }
         b"ipv6_route" | b"snmp" | b"netstat" => "",
-        b"tcp" | b"tcp6" => {
-            "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-        }
-        b"udp" | b"udp6" | b"raw" | b"raw6" => {
+        b"raw" | b"raw6" => {
             "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n"
         }
-        b"unix" => "Num       RefCount Protocol Flags    Type St Inode Path\n",
         b"sockstat" => {
             "sockets: used 0\nTCP: inuse 0 orphan 0 tw 0 alloc 0 mem 0\nUDP: inuse 0 mem 0\n"
         }

@@ -24,8 +24,8 @@ pub(in crate::sentry) fn access_of(flags: i32) -> Access {
     let only_named = flags & libc::O_PATH != 0;
     let mode = flags & libc::O_ACCMODE;
     Access {
-        read: !only_named && mode != libc::O_WRONLY,
-        write: !only_named && mode != libc::O_RDONLY,
+        read: !only_named && matches!(mode, libc::O_RDONLY | libc::O_RDWR),
+        write: !only_named && matches!(mode, libc::O_WRONLY | libc::O_RDWR),
         append: !only_named && flags & libc::O_APPEND != 0,
     }
 }
@@ -80,7 +80,9 @@ impl Sentry {
         let bit = |holds: bool, bit: u32| if holds { bit } else { 0 };
         let only_named = flags & libc::O_PATH != 0;
         let cuts = flags & libc::O_TRUNC != 0 && !only_named;
-        let wanted = bit(access.read, READ) | bit(access.write || cuts, WRITE);
+        // An open with both flags needs both rights, and gives none.
+        let both = flags & libc::O_ACCMODE == libc::O_ACCMODE && !only_named;
+        let wanted = bit(access.read || both, READ) | bit(access.write || cuts || both, WRITE);
         if allows(mode, wanted) { Ok(()) } else { Err(Errno::ACCESS.into()) }
     }
 }

@@ -264,12 +264,11 @@ impl Sentry {
         process: &mut Process,
         descriptor: u64,
         to: u64,
-        len: u64,
+        mut listed: DirectoryEntries,
     ) -> SyscallResult {
         let FileObject::Folder(folder, from) = self.state.table.get(descriptor)?.open else {
             return Err(Errno::NOTDIR.into());
         };
-        let mut listed = DirectoryEntries::new(len);
         let mut next = from;
         let entries = self.state.entries(folder);
         for (after, inode, kind, name) in entries.iter().filter(|(after, ..)| *after > from) {

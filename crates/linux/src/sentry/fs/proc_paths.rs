@@ -232,7 +232,11 @@ impl Kernel {
                 }
             }
             [b"fdinfo", name] => Some(ProcTarget::Text(self.info(id, number(name)?)?)),
-            [b"net", name] => Some(ProcTarget::Text(network(name)?.as_bytes().to_vec())),
+            [b"net", name] => {
+                let listed = self.list_sockets(name);
+                let text = listed.or_else(|| Some(network(name)?.as_bytes().to_vec()))?;
+                Some(ProcTarget::Text(text))
+            }
             [b"attr", b"current"] => Some(ProcTarget::Text(b"unconfined\n".to_vec())),
             [b"exe"] => self.family.kin(id).map(|_| ProcTarget::Program(id)),
             [b"cwd"] => self.family.kin(id).map(|_| ProcTarget::Current(id)),

@@ -165,7 +165,7 @@ impl Kernel {
     /// The `fdinfo` of a descriptor.
     pub(in crate::sentry) fn info(&self, id: u32, number: u32) -> Option<Vec<u8>> {
         let description = self.open_of(id, number)?;
-        let (at, flags) = (description.offset(), description.flags);
+        let (at, flags) = (description.offset(), description.status_flags());
         let inode = match &description.open {
             FileObject::File(open) | FileObject::Device(_, open) => open.node,
             _ => Node(1),

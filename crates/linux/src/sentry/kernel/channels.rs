@@ -12,6 +12,8 @@ use crate::sentry::net::sockets::Address;
 pub(crate) const CAPACITY: usize = 64 << 10;
 /// Maximum and minimum bytes of one, if a program sets its size (`pipe-max-size`).
 pub(in crate::sentry) const MAX_RESERVED: usize = 1 << 20;
+/// Maximum bytes of one between sockets: half of the largest buffer that a program may set.
+pub(in crate::sentry) const MAX_SOCKET_BYTES: usize = 4 << 20;
 const PAGE: usize = 4096;
 /// Room that makes a pipe writable again.
 const PIPE_BUF: usize = 4096;
@@ -283,7 +285,7 @@ impl Channel {
             self.letters.is_empty() || sum == Some(self.data.len()) && self.parcels.is_empty();
         let short = self.letters.iter().all(|letter| letter.from.is_short());
         let counts = self.taken < COUNTED && self.edges < COUNTED;
-        let sized = (PAGE..=MAX_RESERVED).contains(&self.capacity);
+        let sized = (PAGE..=MAX_SOCKET_BYTES).contains(&self.capacity);
         sized && parcels && letters && short && counts && self.letters.len() <= LETTERS
     }
 

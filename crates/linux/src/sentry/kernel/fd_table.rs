@@ -130,11 +130,39 @@ impl Description {
     }
 
     pub(crate) fn reads(&self) -> bool {
-        self.flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
+        let access = (self.flags & libc::O_ACCMODE as u32) as i32;
+        !self.is_path() && matches!(access, libc::O_RDONLY | libc::O_RDWR)
     }
 
     pub(crate) fn writes(&self) -> bool {
-        self.flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32
+        let access = (self.flags & libc::O_ACCMODE as u32) as i32;
+        !self.is_path() && matches!(access, libc::O_WRONLY | libc::O_RDWR)
+    }
+
+    /// Refuses a read or a write at a position, where what is open has none.
+    pub(in crate::sentry) fn check_positions(&self) -> Result<(), Errno> {
+        use FileObject::{Input, Messages, Output};
+        let unseekable = matches!(self.open, Input | Messages | Output) || self.open.is_stream();
+        if unseekable { Err(Errno::SPIPE) } else { Ok(()) }
+    }
+
+    /// Whether it only names a file (`O_PATH`).
+    pub(crate) fn is_path(&self) -> bool {
+        self.flags & libc::O_PATH as u32 != 0
+    }
+
+    /// The flags that a process sees. Linux adds one for large files to each open of a file.
+    pub(in crate::sentry) fn status_flags(&self) -> u32 {
+        const LARGE_FILE: u32 = 0o100_000;
+        let opened = matches!(
+            self.open,
+            FileObject::File(_)
+                | FileObject::Device(..)
+                | FileObject::Fifo(_)
+                | FileObject::Folder(..)
+                | FileObject::Terminal(_)
+        );
+        if opened && !self.is_path() { self.flags | LARGE_FILE } else { self.flags }
     }
 }
 
@@ -403,7 +431,8 @@ impl FdTable {
         self.carried.add(descriptions)
     }
 
-    /// Descriptors for received descriptions, at most `room`, the objects that were closed, and whether any was dropped.
+    /// Descriptors for received descriptions, at most `room`, the objects that were closed, and whether any was
+    /// dropped.
     pub(in crate::sentry) fn unpack(
         &mut self,
         parcel: u64,
@@ -422,7 +451,8 @@ impl FdTable {
         (numbers, self.unused(list), cut)
     }
 
-    /// Descriptors for the descriptions of a message that stays (`MSG_PEEK`), at most `most`, and whether any was left out.
+    /// Descriptors for the descriptions of a message that stays (`MSG_PEEK`), at most `most`, and whether any was
+    /// left out.
     pub(in crate::sentry) fn peek_parcel(
         &mut self,
         parcel: u64,

@@ -108,8 +108,10 @@ impl Kernel {
                 if let Some(channel) = self.channels.get_mut(arrival.outgoing) {
                     channel.reset = true;
                 }
+                self.refuse_connection(arrival);
             }
         }
+        self.note_closed(socket);
         let SocketState::Connected { incoming, outgoing } = socket.stage else { return };
         // After a shutdown the channel is still there for its reader, but its number is no more known here.
         let Some(outgoing) = outgoing.or(socket.left) else { return };

@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 /// Queues that there may be (a quarter of Linux's), bytes in each and in one message.
-const MAX_QUEUES: usize = 1024;
-const MAX_BYTES: u64 = 16 << 10;
+pub(in crate::sentry) const MAX_QUEUES: usize = 1024;
+pub(in crate::sentry) const MAX_BYTES: u64 = 16 << 10;
 pub(in crate::sentry) const MAX_MESSAGE: u64 = 8 << 10;
 /// Maximum messages of all queues. Short ones take more memory than their bytes.
 const MAX_MESSAGES: usize = 256 << 10;
@@ -106,6 +106,12 @@ pub(crate) struct MessageQueues {
 }
 
 impl MessageQueues {
+    /// The highest number in use, and the numbers of queues, messages and bytes.
+    pub(in crate::sentry) fn totals(&self) -> (Option<u32>, usize, usize, u64) {
+        let bytes = self.list.values().map(|queue| queue.held_size().0).sum();
+        (self.list.keys().next_back().copied(), self.list.len(), self.count(), bytes)
+    }
+
     pub(in crate::sentry) fn get(&self, id: u64) -> Result<&MessageQueue, Errno> {
         self.list.get(&(id as u32)).ok_or(Errno::INVAL)
     }

@@ -368,6 +368,7 @@ impl Kernel {
             queues: packed.queues,
             named_queues: packed.named_queues,
             names: packed.names,
+            closed: Default::default(),
             shares,
             shared_bytes: 0,
             family,

@@ -119,7 +119,11 @@ impl Kernel {
                 SocketState::Datagrams { .. } => self.mail_readiness(socket),
                 SocketState::Listening(queue) => {
                     let room = queue.len() <= socket.backlog as usize;
-                    (when(!queue.is_empty(), IN) | when(room, ROOM), socket.edges)
+                    let ready = self.acceptable(queue, streams.clock.now()).count();
+                    // One that was deferred is ready later than it came.
+                    let deferred = queue.iter().any(|arrival| arrival.until.is_some());
+                    let edges = socket.edges + if deferred { ready as u64 } else { 0 };
+                    (when(ready > 0, IN) | when(room, ROOM), edges)
                 }
                 SocketState::Connected { incoming, outgoing } => {
                     let read = incoming.and_then(|id| self.channels.get(id));
@@ -317,12 +321,13 @@ impl Kernel {
 
     /// The next moment at which something happens by itself, later than `now`.
     pub(crate) fn next_moment(&self, now: MonotonicTime) -> Option<MonotonicTime> {
-        self.moments().filter(|at| *at > now).min()
+        self.moments().chain(self.deferrals()).filter(|at| *at > now).min()
     }
 
     /// Time until the next event, while all wait.
     pub(crate) fn due(&self, now: MonotonicTime) -> Option<MonotonicTime> {
-        self.moments().min().map(|at| at.saturating_sub(now))
+        let deferrals = self.deferrals().filter(|at| *at > now);
+        self.moments().chain(deferrals).min().map(|at| at.saturating_sub(now))
     }
 
     fn moments(&self) -> impl Iterator<Item = MonotonicTime> + '_ {

@@ -12,7 +12,7 @@ use crate::sentry::Kernel;
 use crate::sentry::kernel::threads::WaitReason;
 
 /// Sets that there may be, semaphores of a set and of all, and operations of a call.
-const MAX_SETS: usize = 1024;
+pub(in crate::sentry) const MAX_SETS: usize = 32_000;
 pub(in crate::sentry) const MAX_IN_SET: usize = 32000;
 const MAX_SEMAPHORES: usize = 256 << 10;
 pub(in crate::sentry) const MAX_OPERATIONS: usize = 500;
@@ -71,6 +71,12 @@ pub(crate) struct Semaphores {
 }
 
 impl Semaphores {
+    /// The highest number in use, and the numbers of sets and semaphores.
+    pub(in crate::sentry) fn totals(&self) -> (Option<u32>, usize, usize) {
+        let all = self.sets.values().map(|set| set.list.len()).sum();
+        (self.sets.keys().next_back().copied(), self.sets.len(), all)
+    }
+
     pub(in crate::sentry) fn get(&self, id: u64) -> Result<&SemaphoreSet, Errno> {
         self.sets.get(&(id as u32)).ok_or(Errno::INVAL)
     }

@@ -77,6 +77,18 @@ impl SignalInfo {
         Self { signal, bytes }
     }
 
+    /// A fault at an address.
+    pub(in crate::sentry) fn of_address(signal: u8, code: i32, address: u64) -> Self {
+        let mut info = Self::new(signal, code, 0, 0);
+        info.bytes[16..24].copy_from_slice(&address.to_le_bytes());
+        info
+    }
+
+    /// The address of a fault.
+    pub(in crate::sentry) fn address(&self) -> u64 {
+        u64::from_le_bytes(self.bytes[16..24].try_into().expect("8 bytes"))
+    }
+
     /// As the guest hands it in.
     pub(in crate::sentry) fn from_guest(signal: u8, given: &[u8]) -> Self {
         let mut bytes: [u8; 32] = given[..32].try_into().expect("it is as long");

@@ -388,14 +388,24 @@ impl Layout {
         if !self.allows(&range, 0) {
             return Err(Errno::NOMEM);
         }
-        let opened = if protection == 0 { 0 } else { self.counted(&range, true) };
-        self.afford(opened)?;
-        for (part, m) in self.parts(&range) {
+        // Pages beyond the end of a file stay closed.
+        let mut parts = self.parts(&range);
+        parts.retain(|(_, m)| !m.is_beyond());
+        let opens = |m: &Mapping| m.reserved && protection != 0;
+        let opened = parts.iter().filter(|(_, m)| opens(m)).map(|(part, _)| part.end - part.start);
+        self.afford(opened.sum())?;
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (part, m) in parts {
             let (end, reserved) = (part.end, m.reserved && protection == 0);
+            match ranges.last_mut().filter(|last| last.end == part.start) {
+                Some(last) => last.end = end,
+                None => ranges.push(part.clone()),
+            }
             self.place(part, Mapping { end, protection, reserved, ..m });
         }
-        let before = vec![protect_order(start, range.end - start, protection)];
-        Ok(Change { before, ..Change::default() })
+        let order =
+            |range: Range<u64>| protect_order(range.start, range.end - range.start, protection);
+        Ok(Change { before: ranges.into_iter().map(order).collect(), ..Change::default() })
     }
 
     /// `madvise`: only advice that discards bytes has an effect.

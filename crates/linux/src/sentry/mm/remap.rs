@@ -148,7 +148,7 @@ impl Sentry {
 
     /// Maps shared memory a second time: `mremap` with an old length of 0.
     fn map_again(&mut self, remap: &Remap) -> SyscallResult {
-        if !remap.has(MAY_MOVE) || remap.old.start < GUEST.start {
+        if remap.old.start < GUEST.start {
             return Err(Errno::INVAL.into());
         }
         let at = remap.old.start;
@@ -158,6 +158,10 @@ impl Sentry {
             let mapped = self.state.layout.touches(&(at..at + 1));
             return Err(if mapped { Errno::INVAL } else { Errno::FAULT }.into());
         };
+        if !remap.has(MAY_MOVE) {
+            // The old one stays, and there is no room for another in its place.
+            return Err(Errno::NOMEM.into());
+        }
         let (offset, len) = (share.offset(at), remap.new_len);
         self.state.layout.plan(remap.to, false, len, protection, true)?;
         self.state.check_address_space(len, &(0..0), false)?;
@@ -174,6 +178,8 @@ impl Sentry {
         let mut layout = self.state.layout.clone();
         let protection = layout.whole(&old)?.protection;
         let offset = share.offset(old.start);
+        // A mapping that moves goes to addresses that were free before.
+        let free = layout.free(new_len, CEILING);
         // The old addresses show the same bytes, if they stay.
         let mut change = match remap.has(KEEPS_OLD) {
             true => Change::default(),
@@ -184,7 +190,7 @@ impl Sentry {
         let to = match remap.to {
             Some(to) => Some(to),
             None if fits => Some(old.start),
-            None if remap.has(MAY_MOVE) => None,
+            None if remap.has(MAY_MOVE) => Some(free?),
             None => return Err(Errno::NOMEM.into()),
         };
         layout.plan(to, false, new_len, protection, true)?;

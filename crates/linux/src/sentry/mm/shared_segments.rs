@@ -20,7 +20,9 @@ use crate::sentry::mm::shared::Share;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 /// Segments that there may be.
-const MAX_SEGMENTS: usize = 4096;
+pub(in crate::sentry) const MAX_SEGMENTS: usize = 4096;
+/// Maximum bytes of one, as Linux has it. A guest's memory limit comes first.
+pub(in crate::sentry) const MAX_SEGMENT_SIZE: u64 = u64::MAX - (1 << 24);
 /// Mode bit of `shmctl` for a segment that is removed but attached.
 const REMOVED: u32 = 0o1000;
 /// Bytes of `struct shmid_ds`.
@@ -53,6 +55,12 @@ pub(crate) struct SharedSegments {
 }
 
 impl SharedSegments {
+    /// The highest number in use, and the numbers of segments and bytes.
+    pub(in crate::sentry) fn totals(&self) -> (Option<u32>, usize, u64) {
+        let bytes = self.list.values().map(|segment| segment.size.next_multiple_of(PAGE)).sum();
+        (self.list.keys().next_back().copied(), self.list.len(), bytes)
+    }
+
     fn get(&self, id: u64) -> Result<&SharedSegment, Errno> {
         self.list.get(&(id as u32)).ok_or(Errno::INVAL)
     }
@@ -125,7 +133,7 @@ impl Sentry {
         if key != 0 && flags & libc::IPC_CREAT == 0 {
             return Err(Errno::NOENT.into());
         }
-        if size == 0 || flags & libc::SHM_HUGETLB != 0 {
+        if size == 0 || size > MAX_SEGMENT_SIZE || flags & libc::SHM_HUGETLB != 0 {
             return Err(Errno::INVAL.into());
         }
         let whole = size.checked_next_multiple_of(PAGE).ok_or(Errno::INVAL)?;
@@ -236,11 +244,20 @@ impl Sentry {
         command: u64,
         at: u64,
     ) -> SyscallResult {
+        const SHM_STAT: i32 = 13;
+        const SHM_STAT_ANY: i32 = 15;
+        if let Some(answer) = self.segment_info(process, command as i32, at)? {
+            return Ok(answer);
+        }
         let segment = self.state.system_v.get(id)?.clone();
         match command as i32 {
-            libc::IPC_STAT => {
+            // A number is an index as well.
+            command @ (libc::IPC_STAT | SHM_STAT | SHM_STAT_ANY) => {
                 let told = segment.encode_state(self.state.attached(segment.node));
                 copy_out(process, at, &told)?;
+                if command != libc::IPC_STAT {
+                    return Ok(SyscallControl::Value(id as u32 as u64));
+                }
             }
             libc::IPC_SET => {
                 let given = copy_in(process, at, TOLD)?;

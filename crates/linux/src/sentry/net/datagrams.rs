@@ -1,4 +1,5 @@
-//! Datagrams: between local sockets, and over loopback addresses. Each socket has one channel, which others put whole messages into.
+//! Datagrams: between local sockets, and over loopback addresses. Each socket has one channel, which others put whole
+//! messages into.
 //!
 //! Promises: a message arrives whole, once, in order, or not at all; messages on their way are bounded by the
 //! receiver's channel. A local sender waits for room; over loopback, messages without room are lost, as on a network.
@@ -214,7 +215,8 @@ impl Sentry {
         Ok(sent)
     }
 
-    /// Control data on its way over a channel: descriptors, and the sender if one of both sides wants its credentials sent.
+    /// Control data on its way over a channel: descriptors, and the sender if one of both sides wants its credentials
+    /// sent.
     pub(in crate::sentry) fn pack_up(
         &mut self,
         descriptor: u64,
@@ -239,7 +241,10 @@ impl Sentry {
             ],
             _ => return Ok(Ancillary { parcel, sender, ..Ancillary::default() }),
         };
-        let packet = names.map(|(level, name)| options.number(level, name).unwrap_or(0) as u8);
+        let mut packet = names.map(|(level, name)| options.number(level, name).unwrap_or(0) as u8);
+        for (value, given) in packet.iter_mut().zip(control.packet) {
+            *value = given.unwrap_or(*value);
+        }
         Ok(Ancillary { parcel, sender, packet })
     }
 
@@ -315,6 +320,28 @@ impl Sentry {
     pub(in crate::sentry) fn named_peer(&self, descriptor: u64) -> Result<Address, Errno> {
         let peer = &self.socket_of(descriptor)?.peer;
         Ok(if peer.is_unnamed() { Address::default() } else { peer.clone() })
+    }
+
+    /// The address that received bytes come from: that of a message, or the name that the peer of a local connection
+    /// was bound to later.
+    pub(in crate::sentry) fn sender_address(
+        &self,
+        descriptor: u64,
+        from: Address,
+    ) -> Result<Address, Errno> {
+        let socket = self.socket_of(descriptor)?;
+        let SocketState::Connected { incoming: Some(incoming), .. } = socket.stage else {
+            return Ok(from);
+        };
+        if !socket.is_local() || !(from.0.is_empty() || from.is_unnamed()) {
+            return Ok(from);
+        }
+        let writers = self.state.table.descriptions().filter_map(|(_, description)| {
+            let FileObject::Socket(other) = &description.open else { return None };
+            let writes = other.ends().contains(&(incoming, true));
+            (writes && other.is_bound()).then(|| other.own.clone())
+        });
+        Ok(writers.into_iter().next().unwrap_or(from))
     }
 
     /// Sends a packet over a connection, whole, as soon as there is room.

@@ -117,6 +117,14 @@ impl Kernel {
         })
     }
 
+    /// Whether there is a connection between two addresses.
+    pub(in crate::sentry) fn has_connection(&self, own: &Address, peer: &Address) -> bool {
+        let same =
+            |one: &Address, other: &Address| (one.ip(), one.port()) == (other.ip(), other.port());
+        let mut sockets = self.sockets().map(|(_, socket)| socket);
+        sockets.any(|s| s.is_connected() && same(&s.own, own) && same(&s.peer, peer))
+    }
+
     /// Whether a socket that takes datagrams has an address.
     pub(in crate::sentry) fn has_name(&self, address: &Address) -> bool {
         self.holders(address, false, true).next().is_some()

@@ -87,6 +87,11 @@ impl Kernel {
         own.next()
     }
 
+    /// Whether the socket that reads a channel is being connected.
+    pub(in crate::sentry) fn is_reaching(&mut self, from: u64) -> bool {
+        self.socket_by(from).is_some()
+    }
+
     /// The connection with these channels is there.
     pub(crate) fn line_is_made(&mut self, from: u64) {
         if let Some(socket) = self.socket_by(from)

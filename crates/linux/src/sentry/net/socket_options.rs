@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::channels::MAX_SOCKET_BYTES;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::readiness::IN;
 use crate::sentry::net::option_rules::{encode_option, first_value};
@@ -25,7 +26,7 @@ const MAX_OPTION_SIZE: usize = 64;
 /// Minimum and maximum sizes of buffers, which Linux doubles.
 const MIN_SEND_BUFFER: u32 = 4608;
 const MIN_RECEIVE_BUFFER: u32 = 2304;
-const MAX_BUFFER: u32 = 425_984;
+const MAX_BUFFER: u32 = 2 * MAX_SOCKET_BYTES as u32;
 /// Bytes of a packet over loopback, and of its content. A connection that is not made assumes `FIRST_SEGMENT`.
 const LOOPBACK_PACKET: u32 = 65_535;
 const LOOPBACK_SEGMENT: u32 = 65_483;
@@ -394,7 +395,7 @@ mod tests {
             u32::from_le_bytes(kept.try_into().unwrap())
         };
         assert_eq!(size(libc::SO_SNDBUF, 100_000), 200_000);
-        assert_eq!(size(libc::SO_RCVBUF, u32::MAX), 425_984);
+        assert_eq!(size(libc::SO_RCVBUF, u32::MAX), MAX_BUFFER);
         assert_eq!((size(libc::SO_RCVBUF, 0), size(libc::SO_SNDBUF, 0)), (2304, 4608));
         assert_eq!(tcp_info(&Socket::new(libc::AF_INET as u16), [0; 2], false).len(), 248);
         let mut options = SocketOptions::default();

@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::sentry::kernel::threads::MonotonicTime;
 pub(crate) use crate::sentry::net::addresses::{Address, MAX_ADDRESS};
 use crate::sentry::net::socket_options::SocketOptions;
 
@@ -21,6 +22,10 @@ pub(crate) struct IncomingConnection {
     pub(crate) own: Address,
     /// PID of the connecting process; 0 for the caller.
     pub(crate) process: u32,
+    /// The end of the time in which it is accepted only with data (`TCP_DEFER_ACCEPT`). A thawed one is accepted at
+    /// once.
+    #[serde(skip)]
+    pub(crate) until: Option<MonotonicTime>,
 }
 
 /// The state of a socket.
@@ -199,6 +204,8 @@ pub(in crate::sentry) struct SentControl<'a> {
     pub(in crate::sentry) rights: &'a [u64],
     /// Whether the sender's credentials are among it.
     pub(in crate::sentry) named: bool,
+    /// Hop limit and class of a datagram, which override the options of its socket.
+    pub(in crate::sentry) packet: [Option<u8>; 2],
 }
 
 /// Ports for sockets that bind to port 0.

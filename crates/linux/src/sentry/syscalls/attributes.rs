@@ -12,7 +12,7 @@ use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::tty::terminals::TerminalEnd;
-use crate::sentry::{Sentry, SyscallResult, ZERO, copy_out, word_in};
+use crate::sentry::{PAGE, Sentry, SyscallResult, ZERO, copy_out, path_in, word_in};
 
 /// How the times of a call are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,24 @@ impl Sentry {
             let second = list.wrapping_add(size);
             (Self::time_in(process, list, kind)?, Self::time_in(process, second, kind)?)
         };
-        let node = if path == 0 {
+        if accessed.is_none() && modified.is_none() && path != 0 {
+            return Ok(ZERO);
+        }
+        let flags = flags as i32;
+        if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let empty =
+            flags & libc::AT_EMPTY_PATH != 0 && path != 0 && path_in(process, path)?.is_empty();
+        let node = if empty {
+            self.described_file(at)?.ok_or(Errno::INVAL)?
+        } else if path == 0 {
+            if at as i32 == libc::AT_FDCWD {
+                return Err(Errno::FAULT.into());
+            }
+            if self.state.table.get(at)?.is_path() {
+                return Err(Errno::BADF.into());
+            }
             match &self.state.table.get(at)?.open {
                 FileObject::File(open)
                 | FileObject::Device(_, open)
@@ -69,8 +86,7 @@ impl Sentry {
                 _ => return Err(Errno::INVAL.into()),
             }
         } else {
-            let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
-            self.follow(process, at, path, follow)?
+            self.follow(process, at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?
         };
         if accessed.is_some() || modified.is_some() {
             self.change().tree.set_times(
@@ -100,11 +116,35 @@ impl Sentry {
         owner: (u64, u64),
         flags: u64,
     ) -> SyscallResult {
-        let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
-        let node = self.follow(process, at, path, follow)?;
+        let flags = flags as i32;
+        if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let node = match flags & libc::AT_EMPTY_PATH != 0 && path_in(process, path)?.is_empty() {
+            true => match self.described_file(at)? {
+                Some(node) => node,
+                None => return Self::give(owner.0, owner.1),
+            },
+            false => self.follow(process, at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?,
+        };
         let given = Self::give(owner.0, owner.1)?;
         self.change().tell_file(node, libc::IN_ATTRIB);
         Ok(given)
+    }
+
+    /// The file that an empty path means (`AT_EMPTY_PATH`): that of a descriptor, or the current directory; `None`
+    /// for a descriptor of something else.
+    fn described_file(&self, at: u64) -> SyscallResult<Option<Node>> {
+        if at as i32 == libc::AT_FDCWD {
+            return Ok(Some(self.state.directory));
+        }
+        Ok(match &self.state.table.get(at)?.open {
+            FileObject::File(open)
+            | FileObject::Device(_, open)
+            | FileObject::Fifo(Fifo { open, .. })
+            | FileObject::Terminal(TerminalEnd { open, .. }) => Some(open.node),
+            _ => None,
+        })
     }
 
     pub(in crate::sentry) fn sys_fchown(
@@ -126,7 +166,11 @@ impl Sentry {
         to: (u64, u64),
         flags: u64,
     ) -> SyscallResult {
-        let follow = flags & libc::AT_SYMLINK_FOLLOW as u64 != 0;
+        let flags = flags as i32;
+        if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
         let node = self.follow(process, from.0, from.1, follow)?;
         let place = self.place(process, to.0, to.1)?;
         self.state.may_make(&place)?;
@@ -165,8 +209,12 @@ impl Sentry {
         offset: u64,
         len: u64,
     ) -> SyscallResult {
-        let FileObject::File(open) = &self.state.table.get(descriptor)?.open else {
-            return Err(Errno::NODEV.into());
+        let open = match &self.state.table.get(descriptor)?.open {
+            FileObject::File(open) => open,
+            FileObject::Pipe { writes: true, .. } => return Err(Errno::SPIPE.into()),
+            FileObject::Fifo(fifo) if fifo.open.access.write => return Err(Errno::SPIPE.into()),
+            FileObject::Pipe { .. } | FileObject::Fifo(_) => return Err(Errno::BADF.into()),
+            _ => return Err(Errno::NODEV.into()),
         };
         let node = open.node;
         if !open.access.write {
@@ -238,7 +286,7 @@ impl Sentry {
         to: u64,
     ) -> SyscallResult {
         self.follow(process, libc::AT_FDCWD as u64, path, true)?;
-        self.tell_file_system(process, to)
+        self.tell_file_system(process, libc::TMPFS_MAGIC as u64, to)
     }
 
     pub(in crate::sentry) fn sys_fstatfs(
@@ -247,12 +295,30 @@ impl Sentry {
         descriptor: u64,
         to: u64,
     ) -> SyscallResult {
-        self.state.table.get(descriptor)?;
-        self.tell_file_system(process, to)
+        const PIPES: u64 = 0x5049_5045;
+        const SOCKETS: u64 = 0x534f_434b;
+        const NAMELESS: u64 = 0x0904_1934;
+        let kind = match &self.state.table.get(descriptor)?.open {
+            FileObject::Pipe { .. } => PIPES,
+            FileObject::Socket(_) => SOCKETS,
+            FileObject::Event { .. }
+            | FileObject::Timer(_)
+            | FileObject::Epoll(_)
+            | FileObject::Watches(_)
+            | FileObject::Signals(_) => NAMELESS,
+            _ => libc::TMPFS_MAGIC as u64,
+        };
+        self.tell_file_system(process, kind, to)
     }
 
-    /// `struct statfs`: one in memory, as large as the guest may store.
-    fn tell_file_system(&self, process: &mut Process, to: u64) -> SyscallResult {
+    /// `struct statfs` of a file system: one in memory, as large as the guest may store, or one without files.
+    fn tell_file_system(&self, process: &mut Process, kind: u64, to: u64) -> SyscallResult {
+        if kind != libc::TMPFS_MAGIC as u64 {
+            let bytes = StructBuilder::default().word(kind).word(PAGE).zeros(48);
+            let bytes = bytes.word(255).word(PAGE).zeros(40);
+            copy_out(process, to, &bytes.0)?;
+            return Ok(ZERO);
+        }
         let (all, used) = (self.state.tree.budget().bytes, self.state.tree.used().bytes);
         let free = all.saturating_sub(used);
         let bytes = StructBuilder::default()

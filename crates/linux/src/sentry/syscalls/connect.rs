@@ -8,6 +8,7 @@ use crate::platform::Process;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::readiness::{OUT, ROOM};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::net::interfaces::NETLINK;
 use crate::sentry::net::sockets::{Address, MAX_ADDRESS, SocketState};
 use crate::sentry::syscalls::socket::address_in;
 use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, ZERO};
@@ -40,6 +41,9 @@ impl Sentry {
                 return self.go_on_connecting(descriptor);
             }
             SocketState::Listening(_) => return Err(Errno::INVAL.into()),
+            SocketState::Datagrams { .. } if i32::from(socket.family) == NETLINK => {
+                return self.connect_netlink(descriptor, &address_in(process, at, len)?);
+            }
             SocketState::Datagrams { .. } => {
                 return self.connect_datagrams(descriptor, address_in(process, at, len)?);
             }
@@ -93,6 +97,12 @@ impl Sentry {
         {
             return self.wait_to_connect(descriptor, to);
         }
+        // One over IP waits to be established then.
+        let pending = match &listener.stage {
+            SocketState::Listening(queue) => queue.len() > listener.backlog as usize,
+            _ => false,
+        };
+        let deferred = listener.options.number(libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);
         let (mate, heard) = (listener.mate, listener.family);
         let named = |name: &Address| match name.destination() {
             Some(ip) => Address::of_ip(heard, ip, name.port()),
@@ -103,17 +113,46 @@ impl Sentry {
             Some(ip) => Address::of_ip(family, ip, address.port()),
             None => listener.own.clone(),
         };
+        if own.is_internet() && self.state.has_connection(&own, &address) {
+            return Err(Errno::ADDRNOTAVAIL.into());
+        }
         let process = self.state.family.own.id;
         let (incoming, outgoing) = self.change().arrive(to, theirs, there, process)?;
+        if let Some(seconds) = deferred.and_then(|seconds| u64::try_from(seconds).ok())
+            && seconds > 0
+        {
+            let until = self.now().saturating_add(seconds * 1_000_000_000);
+            self.change().defer_last(to, until);
+        }
         let socket = self.socket_mut(descriptor)?;
-        let stage = SocketState::Connected { incoming: Some(incoming), outgoing: Some(outgoing) };
+        let stage = match pending {
+            true => SocketState::Reaching { incoming, outgoing },
+            false => SocketState::Connected { incoming: Some(incoming), outgoing: Some(outgoing) },
+        };
         (socket.own, socket.peer, socket.stage, socket.mate) = (own, address, stage, mate);
         socket.connecting = !socket.is_local() && !waits;
         let begun = socket.connecting;
         let description = self.state.table.id(descriptor)?;
         self.change().heed_options(description);
+        if pending {
+            return self.go_on_connecting(descriptor);
+        }
         // A caller that does not wait learns of it later, though it is there already.
         if begun { Err(Errno::INPROGRESS.into()) } else { Ok(ZERO) }
+    }
+
+    /// Connects a socket of netlink to the kernel, which is its only peer, and gives it a port.
+    fn connect_netlink(&mut self, descriptor: u64, to: &Address) -> SyscallResult {
+        if i32::from(to.family()) != NETLINK || to.0.len() < 12 {
+            return Err(Errno::INVAL.into());
+        }
+        if to.0[4..12] != [0; 8] {
+            return Err(Errno::PERM.into());
+        }
+        match self.socket_of(descriptor)?.is_bound() {
+            true => Ok(ZERO),
+            false => self.bind_netlink(descriptor, &to.0),
+        }
     }
 
     /// A wait for room among the connections of a listener.

@@ -1,5 +1,6 @@
 //! Copies from one descriptor to another without a way through memory: `sendfile` and `copy_file_range`.
 
+use afresh_files::Kind;
 use rustix::io::Errno;
 
 use crate::platform::Process;
@@ -19,8 +20,21 @@ impl Sentry {
         offset: u64,
         len: u64,
     ) -> SyscallResult {
-        self.state.table.get(to)?;
+        let sink = self.state.table.get(to)?;
+        if !sink.writes() {
+            return Err(Errno::BADF.into());
+        }
+        let appends = sink.flags & libc::O_APPEND as u32 != 0;
         let start = self.copied_from(process, from, offset)?;
+        let directory = match &self.state.table.get(from)?.open {
+            FileObject::File(open) => self.state.tree.stat(open.node)?.kind == Kind::Directory,
+            _ => false,
+        };
+        // The end is a position, too.
+        let fits = i64::try_from(len).is_ok() && i64::try_from(start.saturating_add(len)).is_ok();
+        if appends || directory || !fits {
+            return Err(Errno::INVAL.into());
+        }
         let bytes = self.file_bytes(from, start, len)?;
         let outcome = self.put(to, &bytes, None)?;
         self.copied(process, outcome, &[(from, offset, start)])

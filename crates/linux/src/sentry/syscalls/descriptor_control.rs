@@ -42,7 +42,7 @@ impl Sentry {
                 self.change().table.set_close_on_exec(descriptor, value & 1 != 0)?;
                 Ok(ZERO)
             }
-            libc::F_GETFL => Ok(SyscallControl::Value(u64::from(description.flags))),
+            libc::F_GETFL => Ok(SyscallControl::Value(description.status_flags().into())),
             libc::F_SETFL => {
                 let signals =
                     matches!(description.open, FileObject::Device(Device::Generation(_), _));
@@ -93,6 +93,9 @@ impl Sentry {
         value: u64,
     ) -> SyscallResult {
         let description = self.state.table.get(descriptor)?;
+        if description.is_path() {
+            return Err(Errno::BADF.into());
+        }
         match request {
             request
                 if matches!(description.open, FileObject::Terminal(_))

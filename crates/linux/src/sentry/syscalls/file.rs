@@ -152,6 +152,12 @@ impl Sentry {
             Kind::Directory if access.write || has(libc::O_CREAT) => {
                 return Err(Errno::ISDIR.into());
             }
+            Kind::Directory if has(libc::O_TRUNC) && !only_named => {
+                return Err(Errno::ISDIR.into());
+            }
+            Kind::Directory if has(libc::O_DIRECT) && !only_named => {
+                return Err(Errno::INVAL.into());
+            }
             Kind::Directory => {}
             _ if has(libc::O_DIRECTORY) => return Err(Errno::NOTDIR.into()),
             Kind::File if has(libc::O_TRUNC) && !only_named && place.found.is_some() => {
@@ -289,6 +295,8 @@ impl Sentry {
                 let at = match whence {
                     Whence::Start => offset,
                     Whence::Current => (*at as i64).saturating_add(offset),
+                    // Their size is 0.
+                    Whence::End => offset,
                     _ => return Err(Errno::INVAL.into()),
                 };
                 let at = u64::try_from(at).map_err(|_| Errno::INVAL)?;
@@ -361,16 +369,24 @@ impl Sentry {
     pub(in crate::sentry) fn sys_fadvise64(
         &mut self,
         descriptor: u64,
+        len: u64,
         advice: u64,
     ) -> SyscallResult {
-        match self.state.table.get(descriptor)?.open {
+        let description = self.state.table.get(descriptor)?;
+        if description.flags & libc::O_PATH as u32 != 0 {
+            return Err(Errno::BADF.into());
+        }
+        match description.open {
             FileObject::Pipe { .. }
             | FileObject::Fifo(_)
             | FileObject::Terminal(_)
             | FileObject::Input
             | FileObject::Output
             | FileObject::Messages => Err(Errno::SPIPE.into()),
-            _ if advice as i32 > libc::POSIX_FADV_NOREUSE || (advice as i32) < 0 => {
+            _ if (len as i64) < 0
+                || !(libc::POSIX_FADV_NORMAL..=libc::POSIX_FADV_NOREUSE)
+                    .contains(&(advice as i32)) =>
+            {
                 Err(Errno::INVAL.into())
             }
             _ => Ok(ZERO),

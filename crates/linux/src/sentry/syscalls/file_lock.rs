@@ -138,6 +138,9 @@ impl Sentry {
     ) -> SyscallResult {
         let operation = operation as i32;
         let owner = LockOwner::Description(self.state.table.id(descriptor)?);
+        if self.state.table.get(descriptor)?.is_path() {
+            return Err(Errno::BADF.into());
+        }
         let (writes, frees) = match operation & !libc::LOCK_NB {
             libc::LOCK_SH => (false, false),
             libc::LOCK_EX => (true, false),

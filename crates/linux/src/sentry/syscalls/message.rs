@@ -53,6 +53,22 @@ struct GivenControl {
     rights: Vec<u64>,
     /// The credentials of the sender: process, user and group.
     credentials: Option<[u32; 3]>,
+    /// Hop limit and class of a datagram.
+    packet: [Option<u8>; 2],
+}
+
+/// A number between `least` and 255 in the data of a control message; `None` for -1, the socket's own value.
+fn small_number(data: &[u8], least: i32) -> Result<Option<u8>, Errno> {
+    let value = match *data {
+        [byte] => i32::from(byte),
+        [a, b, c, d, ..] => i32::from_le_bytes([a, b, c, d]),
+        _ => return Err(Errno::INVAL),
+    };
+    match u8::try_from(value) {
+        Ok(byte) if value >= least => Ok(Some(byte)),
+        _ if value == -1 && least < 0 => Ok(None),
+        _ => Err(Errno::INVAL),
+    }
 }
 
 fn control_in(process: &Process, message: &Message) -> SyscallResult<GivenControl> {
@@ -80,6 +96,18 @@ fn control_in(process: &Process, message: &Message) -> SyscallResult<GivenContro
             }
             (libc::SOL_SOCKET, SCM_CREDENTIALS) if len == HEADER + 12 => {
                 given.credentials = Some([int(data), int(data + 4), int(data + 8)]);
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) => {
+                given.packet[0] = small_number(&bytes[data..at + len], 1)?;
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) => {
+                given.packet[1] = small_number(&bytes[data..at + len], 0)?;
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                given.packet[0] = small_number(&bytes[data..at + len], -1)?;
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                given.packet[1] = small_number(&bytes[data..at + len], -1)?;
             }
             _ => return Err(Errno::INVAL.into()),
         }
@@ -116,7 +144,7 @@ impl Sentry {
             self.change().drop_parcel(parcel);
         }
         if matches!(outcome, SyscallControl::Value(_)) && a[4] != 0 {
-            let from = came.from.unwrap_or_default();
+            let from = self.sender_address(a[0], came.from.unwrap_or_default())?;
             crate::sentry::syscalls::socket::address_out(process, &from, a[4], a[5])?;
         }
         Ok(outcome)
@@ -163,8 +191,8 @@ impl Sentry {
         }
     }
 
-    /// A receive without room for bytes: it waits for some, and takes the descriptors that come with the first of them; `None`
-    /// for sockets of datagrams and packets.
+    /// A receive without room for bytes: it waits for some, and takes the descriptors that come with the first of
+    /// them; `None` for sockets of datagrams and packets.
     fn receive_nothing(
         &mut self,
         descriptor: u64,
@@ -200,8 +228,8 @@ impl Sentry {
         Ok(Some((SyscallControl::Value(0), came)))
     }
 
-    /// Drops received bytes of TCP, as many as `pieces` have room for (`MSG_TRUNC`), unless they stay; `None` where there are
-    /// none, or for another socket.
+    /// Drops received bytes of TCP, as many as `pieces` have room for (`MSG_TRUNC`), unless they stay; `None` where
+    /// there are none, or for another socket.
     fn drop_received(
         &mut self,
         descriptor: u64,
@@ -349,8 +377,9 @@ impl Sentry {
         }
         copy_out(process, at.wrapping_add(40), &(control.len() as u64).to_le_bytes())?;
         copy_out(process, at.wrapping_add(48), &told.to_le_bytes())?;
-        let from = came.from.unwrap_or_default().0;
+        let mut from = came.from.unwrap_or_default().0;
         if message.name != 0 {
+            from = self.sender_address(descriptor, Address(from))?.0;
             let len = from.len().min(message.name_len as usize);
             copy_out(process, message.name, &from[..len])?;
         }
@@ -419,7 +448,8 @@ impl Sentry {
             return Err(Errno::PERM.into());
         }
         let to = self.address_to(process, descriptor, message.name, message.name_len)?;
-        let control = SentControl { rights: &given.rights, named: given.credentials.is_some() };
+        let GivenControl { rights, credentials, packet } = &given;
+        let control = SentControl { rights, named: credentials.is_some(), packet: *packet };
         self.send_bytes(descriptor, &bytes, flags, to, control)
     }
 

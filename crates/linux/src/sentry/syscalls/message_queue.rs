@@ -117,6 +117,9 @@ impl Sentry {
         if bytes.len() as u64 > len && !has(libc::MSG_NOERROR) {
             return Err(Errno::TOOBIG.into());
         }
+        if bytes.len() as u64 > len && copies {
+            return Err(Errno::INVAL.into());
+        }
         let taken = bytes.len().min(len as usize);
         copy_out(process, at, &kind.to_le_bytes())?;
         copy_out(process, at.wrapping_add(8), &bytes[..taken])?;
@@ -137,11 +140,19 @@ impl Sentry {
         command: u64,
         at: u64,
     ) -> SyscallResult {
+        const MSG_STAT: i32 = 11;
+        const MSG_STAT_ANY: i32 = 13;
         let id = u64::from(number(id)?);
+        if let Some(answer) = self.queue_info(process, command as i32 & 0xff, at)? {
+            return Ok(answer);
+        }
         let queue = self.state.queues.get(id)?;
         match command as i32 & 0xff {
-            libc::IPC_STAT => {
-                check_mode(queue.mode, 4)?;
+            // A number is an index as well.
+            command @ (libc::IPC_STAT | MSG_STAT | MSG_STAT_ANY) => {
+                if command != MSG_STAT_ANY {
+                    check_mode(queue.mode, 4)?;
+                }
                 let (bytes, count) = queue.held_size();
                 let mut told = permissions(queue.key, queue.mode);
                 for time in queue.times {
@@ -150,6 +161,9 @@ impl Sentry {
                 let told = told.word(bytes).word(count).word(queue.room);
                 let [sender, receiver] = queue.last;
                 copy_out(process, at, &told.int(sender).int(receiver).word(0).word(0).0)?;
+                if command != libc::IPC_STAT {
+                    return Ok(SyscallControl::Value(id));
+                }
             }
             libc::IPC_SET => {
                 let given = copy_in(process, at, QUEUE_LEN)?;

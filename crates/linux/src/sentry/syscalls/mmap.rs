@@ -4,14 +4,15 @@ use afresh_files::{Access, Kind, Node};
 use rustix::io::Errno;
 
 use crate::file_cache::FileCache;
-use crate::platform::Process;
+use crate::platform::{GUEST, Process};
 use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::seals;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::resource_limits::is_data;
-use crate::sentry::mm::orders::Content;
+use crate::sentry::mm::layout::pages;
+use crate::sentry::mm::orders::{Change, Content};
 use crate::sentry::mm::shared::{Share, writes};
-use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult};
+use crate::sentry::{Kernel, Layout, PAGE, Sentry, SyscallControl, SyscallResult};
 
 /// Never a program, and sealed so.
 const MFD_NOEXEC_SEAL: u32 = 8;
@@ -37,6 +38,12 @@ impl Sentry {
         }
         if named && self.state.table.get(descriptor)?.flags & libc::O_PATH as u32 != 0 {
             return Err(Errno::BADF.into());
+        }
+        if named && !offset.is_multiple_of(PAGE) {
+            return Err(Errno::INVAL.into());
+        }
+        if named && !is_within_files(offset, len) {
+            return Err(Errno::OVERFLOW.into());
         }
         let at = fixed.then_some(address);
         let watched = named
@@ -71,7 +78,7 @@ impl Sentry {
         };
         let mapped = content
             .and_then(|content| Ok(self.change().layout.map(at, low, len, protection, content)?));
-        let (start, change) = match mapped {
+        let (start, mut change) = match mapped {
             Ok(mapped) => mapped,
             Err(error) => {
                 self.drop_unshared()?;
@@ -84,8 +91,12 @@ impl Sentry {
             state.layout.share(mapped, Share::new(node, start, offset));
             self.count_shared()?;
         } else if named && let FileObject::File(open) = &self.state.table.get(descriptor)?.open {
-            let origin = Share::new(open.node, start, offset);
-            self.change().layout.originate(mapped, origin);
+            let node = open.node;
+            let size = self.state.tree.stat(node)?.size;
+            let beyond = Layout::pages_beyond(&mapped, size.saturating_sub(offset));
+            let layout = &mut self.change().layout;
+            layout.originate(mapped, Share::new(node, start, offset));
+            layout.close_beyond(beyond, &mut change)?;
         }
         Ok(SyscallControl::Memory(start, change))
     }
@@ -99,7 +110,7 @@ impl Sentry {
         protection: u64,
     ) -> SyscallResult<Option<Node>> {
         let Some(descriptor) = descriptor else {
-            let size = len.checked_next_multiple_of(crate::sentry::PAGE).ok_or(Errno::NOMEM)?;
+            let size = len.checked_next_multiple_of(PAGE).ok_or(Errno::NOMEM)?;
             let tree = &mut self.change().tree;
             let node = tree.create_unnamed(0o600, crate::sentry::kernel::time::now())?;
             let sized = tree.set_size(node, size, crate::sentry::kernel::time::now());
@@ -123,11 +134,9 @@ impl Sentry {
             }
             _ => return Ok(None),
         };
-        if !offset.is_multiple_of(crate::sentry::PAGE) || offset > i64::MAX as u64 / 2 {
-            return Err(Errno::INVAL.into());
-        }
         let (node, access) = (open.node, open.access);
-        if self.state.tree.stat(node)?.kind != Kind::File {
+        let stat = self.state.tree.stat(node)?;
+        if stat.kind != Kind::File {
             return Err(Errno::NODEV.into());
         }
         if writes(protection) {
@@ -136,8 +145,13 @@ impl Sentry {
             }
             self.state.seals.may_map(node)?;
         }
-        let len = len.checked_next_multiple_of(crate::sentry::PAGE).ok_or(Errno::NOMEM)?;
-        self.keep_mapped(node, offset..offset.saturating_add(len), protection)?;
+        let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::NOMEM)?;
+        let range = offset..offset.saturating_add(len);
+        if range.end > stat.size.next_multiple_of(PAGE) {
+            // Only the memory of a live file has an end.
+            self.make_live(node, range.clone(), writes(protection))?;
+        }
+        self.keep_mapped(node, range, protection)?;
         Ok(Some(node))
     }
 
@@ -151,13 +165,11 @@ impl Sentry {
         let (flags, both) = (flags as i32, libc::MS_ASYNC | libc::MS_SYNC);
         if flags & !(both | libc::MS_INVALIDATE) != 0
             || flags & both == both
-            || !start.is_multiple_of(crate::sentry::PAGE)
+            || !start.is_multiple_of(PAGE)
         {
             return Err(Errno::INVAL.into());
         }
-        let end = len
-            .checked_next_multiple_of(crate::sentry::PAGE)
-            .and_then(|len| start.checked_add(len));
+        let end = len.checked_next_multiple_of(PAGE).and_then(|len| start.checked_add(len));
         let end = end.ok_or(Errno::NOMEM)?;
         if end > start && !self.state.layout.allows(&(start..end), 0) {
             return Err(Errno::NOMEM.into());
@@ -213,7 +225,7 @@ impl Sentry {
         len: u64,
         protection: u64,
     ) -> SyscallResult<Option<Content>> {
-        if !offset.is_multiple_of(crate::sentry::PAGE) {
+        if !offset.is_multiple_of(PAGE) {
             return Err(Errno::INVAL.into());
         }
         let description = self.state.table.get(descriptor)?;
@@ -291,8 +303,34 @@ impl Sentry {
         len: u64,
         advice: u64,
     ) -> SyscallResult {
+        if advice as i32 == libc::MADV_DONTNEED
+            && let Some(change) = self.renew_file_pages(start, len)?
+        {
+            return Ok(SyscallControl::Memory(0, change));
+        }
         let change = self.change().layout.advise(start, len, advice)?;
         Ok(SyscallControl::Memory(0, change))
+    }
+
+    /// Discards the pages of one private mapping of a file, which then shows the file again; `None` for other memory.
+    fn renew_file_pages(&mut self, start: u64, len: u64) -> SyscallResult<Option<Change>> {
+        let Ok(range) = pages(start, len) else { return Ok(None) };
+        let parts = self.state.layout.parts(&range);
+        let [(part, mapping)] = &parts[..] else { return Ok(None) };
+        let (Some(origin), false) = (mapping.origin, mapping.reserved) else { return Ok(None) };
+        if *part != range || mapping.share.is_some() {
+            return Ok(None);
+        }
+        let (node, offset) = (origin.node, origin.offset(range.start));
+        if self.state.tree.stat(node).is_err() {
+            return Ok(None);
+        }
+        let content = self.content_of(node, offset, range.end - range.start, mapping.protection)?;
+        let (at, len) = (Some(range.start), range.end - range.start);
+        let layout = &mut self.change().layout;
+        let (_, change) = layout.map(at, false, len, mapping.protection, Some(content))?;
+        layout.originate(range, origin);
+        Ok(Some(change))
     }
 
     pub(in crate::sentry) fn sys_brk(&mut self, brk: u64) -> SyscallResult {
@@ -304,6 +342,12 @@ impl Sentry {
         let (brk, change) = self.change().layout.set_brk(brk);
         Ok(SyscallControl::Memory(brk, change))
     }
+}
+
+/// Whether a file can be long enough for a mapping. One without room among the addresses has another error.
+fn is_within_files(offset: u64, len: u64) -> bool {
+    let len = if len > GUEST.end { 0 } else { len.next_multiple_of(PAGE) };
+    offset.checked_add(len).is_some_and(|end| end <= i64::MAX as u64)
 }
 
 /// The protection that x86-64 gives: writable memory is readable.

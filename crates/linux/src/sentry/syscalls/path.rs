@@ -13,6 +13,11 @@ use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in};
 
+/// The last name of a path; nothing for the root and an empty path.
+fn last_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').find(|name| !name.is_empty()).unwrap_or_default()
+}
+
 impl Sentry {
     pub(in crate::sentry) fn sys_readlinkat(
         &mut self,
@@ -52,9 +57,35 @@ impl Sentry {
         to: u64,
         len: u64,
     ) -> SyscallResult {
+        self.list_directory(process, descriptor, (to, len), false)
+    }
+
+    pub(in crate::sentry) fn sys_getdents(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+        len: u64,
+    ) -> SyscallResult {
+        self.list_directory(process, descriptor, (to, len), true)
+    }
+
+    fn list_directory(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        (to, len): (u64, u64),
+        older: bool,
+    ) -> SyscallResult {
+        if self.state.table.get(descriptor)?.is_path() {
+            return Err(Errno::BADF.into());
+        }
+        // A length that is negative has room for nothing.
+        let len = u64::try_from(len as i32).map_err(|_| Errno::INVAL)?;
+        let listed = DirectoryEntries::new(len, older);
         match self.state.table.get(descriptor)?.open {
             FileObject::File(_) => {}
-            FileObject::Folder(..) => return self.list_folder(process, descriptor, to, len),
+            FileObject::Folder(..) => return self.list_folder(process, descriptor, to, listed),
             _ => return Err(Errno::NOTDIR.into()),
         }
         let Kernel { table, tree, .. } = self.change();
@@ -62,7 +93,7 @@ impl Sentry {
             return Err(Errno::NOTDIR.into());
         };
         let from = open.offset;
-        let mut listed = DirectoryEntries::new(len);
+        let mut listed = listed;
         let mut next = from;
         for (after, entry) in open.entries(tree, from)? {
             let device = match entry.kind {
@@ -152,7 +183,18 @@ impl Sentry {
         path: u64,
         flags: u64,
     ) -> SyscallResult {
+        if flags & !(libc::AT_REMOVEDIR as u64) != 0 {
+            return Err(Errno::INVAL.into());
+        }
         let place = self.place(process, at, path)?;
+        if flags & libc::AT_REMOVEDIR as u64 != 0 {
+            match last_name(&path_in(process, path)?) {
+                b"" => return Err(Errno::BUSY.into()),
+                b"." => return Err(Errno::INVAL.into()),
+                b".." => return Err(Errno::NOTEMPTY.into()),
+                _ => {}
+            }
+        }
         self.state.may_remove(&place)?;
         let (tree, now) = (&mut self.change().tree, crate::sentry::kernel::time::now());
         if flags & libc::AT_REMOVEDIR as u64 != 0 {
@@ -173,8 +215,18 @@ impl Sentry {
         to: u64,
         flags: u64,
     ) -> SyscallResult {
+        let names = [path_in(process, from)?, path_in(process, to)?];
+        let [is_plain, to_plain] = names.each_ref().map(|path| {
+            let name = last_name(path);
+            !matches!(name, b"" | b"." | b"..")
+        });
         let from = self.place(process, at, from)?;
         let to = self.place(process, to_at, to)?;
+        // A directory's own name, and that of the one above it, stay.
+        if !is_plain || !to_plain {
+            let keeps = is_plain && flags & u64::from(libc::RENAME_NOREPLACE) != 0;
+            return Err(if keeps { Errno::EXIST } else { Errno::BUSY }.into());
+        }
         self.may_rename(&from, &to)?;
         let how = match flags as u32 {
             0 => Rename::Replace,

@@ -349,7 +349,10 @@ impl Sentry {
                 }
                 return Ok(SyscallControl::Value(8));
             }
-            FileObject::Process(_) | FileObject::Signals(_) | FileObject::Queue(_) => {
+            FileObject::Process(_)
+            | FileObject::Signals(_)
+            | FileObject::Queue(_)
+            | FileObject::Timer(_) => {
                 return Err(Errno::INVAL.into());
             }
             _ => return Err(Errno::BADF.into()),
@@ -359,10 +362,27 @@ impl Sentry {
             let incoming = self.incoming(descriptor);
             let reset =
                 incoming.and_then(|id| self.state.channels.get(id)).is_some_and(|c| c.reset);
-            return match incoming.filter(|_| reset) {
-                Some(incoming) => Err(self.take_reset(incoming).into()),
-                None => self.broken_pipe(quiet),
-            };
+            let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+            let is_socket = self.socket_of(descriptor).is_ok();
+            // Bytes that were written before count; the error comes with the next call.
+            if done > 0 && is_socket {
+                return Ok(SyscallControl::Value(done));
+            }
+            if reset && let Some(incoming) = incoming {
+                return Err(self.take_reset(incoming).into());
+            }
+            // The first bytes to a peer that has closed are sent, and answered by a reset. One with unread bytes has reset
+            // the connection as it closed.
+            let first = is_socket && !self.is_local(descriptor) && !held.shut && held.is_empty();
+            if first && let Some(channel) = self.change().channels.get_mut(channel) {
+                channel.shut = true;
+                return Ok(SyscallControl::Value(bytes.len() as u64));
+            }
+            // The signal of a pipe comes with a part as well.
+            return self.broken_pipe(quiet).or_else(|error| match done {
+                0 => Err(error),
+                done => Ok(SyscallControl::Value(done)),
+            });
         }
         if held.end == ChannelEnd::Listens {
             let from = self.output_source(OutputStream::Output);
@@ -419,7 +439,7 @@ impl Sentry {
     /// The error of a connection that its peer broke off, which is reported once.
     pub(in crate::sentry) fn take_reset(&mut self, incoming: u64) -> Errno {
         if let Some(channel) = self.change().channels.get_mut(incoming) {
-            channel.reset = false;
+            (channel.reset, channel.shut) = (false, true);
             channel.edges += 1;
         }
         Errno::CONNRESET

@@ -276,7 +276,7 @@ impl Sentry {
     }
 
     fn wait_longer(&self, asked: WaitOptions, options: u64) -> SyscallResult {
-        if !self.state.family.has_child(asked.which) {
+        if !self.state.family.may_change(asked) {
             return Err(Errno::CHILD.into());
         }
         if options & libc::WNOHANG as u64 != 0 {

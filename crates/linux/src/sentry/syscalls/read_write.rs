@@ -14,7 +14,7 @@ use crate::sentry::{
 };
 
 /// Most bytes that one call moves.
-pub(in crate::sentry) const MAX_TRANSFER: u64 = 1 << 20;
+pub(in crate::sentry) const MAX_TRANSFER: u64 = 8 << 20;
 /// Most bytes of a file that one call moves, in one piece.
 const OF_FILES: u64 = 32 << 20;
 /// Pieces that a vector may have, as in Linux.
@@ -75,6 +75,61 @@ pub(in crate::sentry) fn gather(
     Ok(bytes)
 }
 
+/// The bytes of pieces up to the first page that cannot be read; an error if that is the first one.
+fn gather_some(process: &Process, pieces: &[(u64, u64)]) -> SyscallResult<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for &(from, len) in pieces {
+        match copy_in(process, from, len as usize) {
+            Ok(whole) => bytes.extend(whole),
+            Err(error) => {
+                let mut at = from;
+                while at - from < len {
+                    let page =
+                        (crate::sentry::PAGE - at % crate::sentry::PAGE).min(len - (at - from));
+                    let Ok(part) = copy_in(process, at, page as usize) else { break };
+                    bytes.extend(part);
+                    at = at.wrapping_add(page);
+                }
+                return if bytes.is_empty() { Err(error) } else { Ok(bytes) };
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// Stores bytes up to the first page that cannot be written, and returns their number; an error if that is the first
+/// one.
+fn copy_out_some(process: &mut Process, to: u64, bytes: &[u8]) -> SyscallResult<u64> {
+    let Err(error) = copy_out(process, to, bytes) else { return Ok(bytes.len() as u64) };
+    let mut done = 0;
+    while done < bytes.len() {
+        let at = to.wrapping_add(done as u64);
+        let page = (crate::sentry::PAGE - at % crate::sentry::PAGE) as usize;
+        let part = &bytes[done..(done + page).min(bytes.len())];
+        if copy_out(process, at, part).is_err() {
+            break;
+        }
+        done += part.len();
+    }
+    if done == 0 { Err(error) } else { Ok(done as u64) }
+}
+
+/// The bytes that a write takes: all of them, or for a file those in front of memory that cannot be read.
+fn written(
+    process: &Process,
+    description: &Description,
+    pieces: &[(u64, u64)],
+) -> SyscallResult<Vec<u8>> {
+    if matches!(description.open, FileObject::File(_)) {
+        return gather_some(process, pieces);
+    }
+    let mut bytes = Vec::new();
+    for &(from, len) in pieces {
+        bytes.extend(copy_in(process, from, len as usize)?);
+    }
+    Ok(bytes)
+}
+
 impl Sentry {
     pub(in crate::sentry) fn sys_read(
         &mut self,
@@ -95,9 +150,9 @@ impl Sentry {
             return self.take(process, descriptor, &[(to, len)], false);
         }
         let bytes = self.bytes_at(description, description.offset(), len)?;
-        copy_out(process, to, &bytes)?;
-        self.advance(descriptor, bytes.len() as u64)?;
-        Ok(SyscallControl::Value(bytes.len() as u64))
+        let done = copy_out_some(process, to, &bytes)?;
+        self.advance(descriptor, done)?;
+        Ok(SyscallControl::Value(done))
     }
 
     /// So many bytes of a file were read.
@@ -205,6 +260,7 @@ impl Sentry {
         offset: u64,
     ) -> SyscallResult {
         check_offset(offset)?;
+        self.state.table.get(descriptor)?.check_positions()?;
         let pieces = pieces(process, vector, count)?;
         let done = self.scatter(process, descriptor, &pieces, offset)?;
         self.accessed(descriptor, done)?;
@@ -226,10 +282,11 @@ impl Sentry {
         let mut done = 0;
         for &(to, len) in pieces {
             let bytes = self.bytes_at(description, offset.saturating_add(done), len)?;
-            copy_out(process, to, &bytes)?;
-            done += bytes.len() as u64;
-            if (bytes.len() as u64) < len {
-                break;
+            match copy_out_some(process, to, &bytes) {
+                Ok(some) if some == len => done += some,
+                Ok(some) => return Ok(done + some),
+                Err(SyscallError::Errno(_)) if done > 0 => break,
+                Err(error) => return Err(error),
             }
         }
         Ok(done)
@@ -260,17 +317,17 @@ impl Sentry {
         offset: u64,
     ) -> SyscallResult {
         let description = self.state.table.get(descriptor)?;
+        description.check_positions()?;
+        check_offset(offset)?;
         if !description.reads() {
             return Err(Errno::BADF.into());
         }
-        if description.open == FileObject::Input || description.open.is_stream() {
-            return Err(Errno::SPIPE.into());
-        }
-        check_offset(offset)?;
+        // The end of the read is a position, too.
+        check_offset(offset.saturating_add(len))?;
         let bytes = self.bytes_at(description, offset, len.min(most(description)))?;
-        copy_out(process, to, &bytes)?;
-        self.accessed(descriptor, bytes.len() as u64)?;
-        Ok(SyscallControl::Value(bytes.len() as u64))
+        let done = copy_out_some(process, to, &bytes)?;
+        self.accessed(descriptor, done)?;
+        Ok(SyscallControl::Value(done))
     }
 
     pub(in crate::sentry) fn bytes_at(
@@ -309,8 +366,8 @@ impl Sentry {
         from: u64,
         len: u64,
     ) -> SyscallResult {
-        let most = most(self.state.table.get(descriptor)?);
-        let bytes = copy_in(process, from, len.min(most) as usize)?;
+        let description = self.state.table.get(descriptor)?;
+        let bytes = written(process, description, &[(from, len.min(most(description)))])?;
         self.put(descriptor, &bytes, None)
     }
 
@@ -321,8 +378,8 @@ impl Sentry {
         vector: u64,
         count: u64,
     ) -> SyscallResult {
-        self.state.table.get(descriptor)?;
-        let bytes = gather(process, vector, count)?;
+        let description = self.state.table.get(descriptor)?;
+        let bytes = written(process, description, &pieces(process, vector, count)?)?;
         self.put(descriptor, &bytes, None)
     }
 
@@ -334,9 +391,10 @@ impl Sentry {
         count: u64,
         offset: u64,
     ) -> SyscallResult {
-        self.state.table.get(descriptor)?;
+        let description = self.state.table.get(descriptor)?;
+        description.check_positions()?;
         check_offset(offset)?;
-        let bytes = gather(process, vector, count)?;
+        let bytes = written(process, description, &pieces(process, vector, count)?)?;
         self.put(descriptor, &bytes, Some(offset))
     }
 
@@ -348,9 +406,12 @@ impl Sentry {
         len: u64,
         offset: u64,
     ) -> SyscallResult {
-        let most = most(self.state.table.get(descriptor)?);
+        let description = self.state.table.get(descriptor)?;
+        description.check_positions()?;
         check_offset(offset)?;
-        let bytes = copy_in(process, from, len.min(most) as usize)?;
+        // The end of the write is a position, too.
+        check_offset(offset.saturating_add(len))?;
+        let bytes = written(process, description, &[(from, len.min(most(description)))])?;
         self.put(descriptor, &bytes, Some(offset))
     }
 
@@ -409,7 +470,9 @@ impl Sentry {
                 }
                 let bytes = &bytes[..(limit - from.min(limit)).min(bytes.len() as u64) as usize];
                 let end = from.saturating_add(bytes.len() as u64);
-                self.state.seals.may_write(node, end, size)?;
+                if !bytes.is_empty() {
+                    self.state.seals.may_write(node, end, size)?;
+                }
                 let Kernel { table, tree, .. } = self.change();
                 let FileObject::File(open) = &mut table.get_mut(descriptor)?.open else {
                     return Err(Errno::BADF.into());

@@ -119,6 +119,9 @@ impl Sentry {
         id: u64,
         to: u64,
     ) -> SyscallResult {
+        if to == 0 {
+            return Err(Errno::INVAL.into());
+        }
         self.scheduled(id)?;
         copy_out(process, to, &[0; 4])?;
         Ok(ZERO)
@@ -197,9 +200,15 @@ impl Sentry {
         from: u64,
         flags: u64,
     ) -> SyscallResult {
+        if from == 0 {
+            return Err(Errno::INVAL.into());
+        }
         let target = self.scheduled(id)?;
         let len = int_in(process, from)?;
-        if flags as u32 != 0 || len != 0 && (len as usize) < *ATTRIBUTES.start() {
+        if len != 0 && (len as usize) < *ATTRIBUTES.start() {
+            return Err(Errno::TOOBIG.into());
+        }
+        if flags as u32 != 0 {
             return Err(Errno::INVAL.into());
         }
         let bytes = copy_in(process, from, *ATTRIBUTES.start())?;

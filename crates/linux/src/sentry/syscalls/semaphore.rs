@@ -24,6 +24,8 @@ const GETALL: i32 = 13;
 const GETNCNT: i32 = 14;
 const GETZCNT: i32 = 15;
 const SETVAL: i32 = 16;
+const SEM_STAT: i32 = 18;
+const SEM_STAT_ANY: i32 = 20;
 const SETALL: i32 = 17;
 
 /// Whether a mode lets its owner do what is asked for: 4 to read, 2 to change.
@@ -149,12 +151,15 @@ impl Sentry {
         argument: u64,
     ) -> SyscallResult {
         let id = i32::try_from(id as i64).ok().filter(|id| *id >= 0).ok_or(Errno::INVAL)? as u64;
+        let command = command as i32 & 0xff;
+        if let Some(answer) = self.semaphore_info(process, command, argument)? {
+            return Ok(answer);
+        }
         let set = self.state.semaphores.get(id)?;
         let count = set.list.len();
-        let command = command as i32 & 0xff;
         let asked = match command {
             SETVAL | SETALL => 2,
-            libc::IPC_RMID | libc::IPC_SET => 0,
+            libc::IPC_RMID | libc::IPC_SET | SEM_STAT_ANY => 0,
             _ => 4,
         };
         check_mode(set.mode, asked)?;
@@ -172,11 +177,12 @@ impl Sentry {
                 copy_out(process, argument, &values.0)?;
                 0
             }
-            libc::IPC_STAT => {
+            // A number is an index as well.
+            libc::IPC_STAT | SEM_STAT | SEM_STAT_ANY => {
                 let [used, changed] = set.times.map(|time| time as u64);
                 let told = permissions(set.key, set.mode).word(used).word(0).word(changed).word(0);
                 copy_out(process, argument, &told.word(count as u64).word(0).word(0).0)?;
-                0
+                if command == libc::IPC_STAT { 0 } else { id }
             }
             SETVAL => {
                 one()?;

@@ -22,7 +22,8 @@ impl Sentry {
             -1 => family.all_but(own),
             0 => family.group(family.own.group),
             group @ ..0 => family.group(group.unsigned_abs()),
-            one => vec![one as u32],
+            // The number of a thread stands for its process.
+            one => vec![self.home_of(None, one as u32).unwrap_or(one as u32)],
         };
         // A zombie exists until it is reaped, and takes no signal.
         let known = targets.iter().any(|id| family.lives(*id) || family.is_ended(*id));

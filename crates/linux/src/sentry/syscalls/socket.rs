@@ -1,4 +1,5 @@
-//! Calls about sockets. Connections are within the guest, or the caller's, or lead to where its opener lets them (`reach_calls`).
+//! Calls about sockets. Connections are within the guest, or the caller's, or lead to where its opener lets them
+//! (`reach_calls`).
 
 use crate::platform::Process;
 use crate::sentry::fs::devices::SOCKET;
@@ -19,6 +20,8 @@ use rustix::io::Errno;
 
 /// Connections that may wait in front of the one that is accepted next.
 const MAX_BACKLOG: u32 = BACKLOG as u32 - 1;
+/// Bytes of `struct sockaddr_nl`.
+const NETLINK_ADDRESS: usize = 12;
 const FLAGS: i32 = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 
 pub(in crate::sentry) fn address_in(
@@ -43,7 +46,8 @@ pub(in crate::sentry) fn address_out(
         return Ok(());
     }
     let room = copy_in(process, len, 4)?;
-    let room = u32::from_le_bytes([room[0], room[1], room[2], room[3]]) as usize;
+    let room = i32::from_le_bytes([room[0], room[1], room[2], room[3]]);
+    let room = usize::try_from(room).map_err(|_| Errno::INVAL)?;
     let bytes = &address.0[..address.0.len().min(room)];
     copy_out(process, to, bytes)?;
     copy_out(process, len, &(address.0.len() as u32).to_le_bytes())
@@ -72,7 +76,9 @@ impl Kernel {
             self.leave(there, true);
             return Err(Errno::NFILE);
         };
-        let arrival = IncomingConnection { incoming: there, outgoing: back, peer, own, process };
+        let until = None;
+        let arrival =
+            IncomingConnection { incoming: there, outgoing: back, peer, own, process, until };
         self.queue(to, arrival);
         // The socket that accepts it may want credentials.
         if let Some(channel) = self.channels.get_mut(there) {
@@ -106,7 +112,8 @@ impl Kernel {
         };
         let peer = Address::loopback(family, EPHEMERAL.end);
         let own = Address::loopback(family, port);
-        self.queue(to, IncomingConnection { incoming, outgoing, peer, own, process: 0 });
+        let (process, until) = (0, None);
+        self.queue(to, IncomingConnection { incoming, outgoing, peer, own, process, until });
         true
     }
 
@@ -155,6 +162,9 @@ impl Sentry {
         }
         if !known && !netlink {
             return Err(Errno::AFNOSUPPORT.into());
+        }
+        if netlink && ![libc::SOCK_RAW, libc::SOCK_DGRAM].contains(&(kind as i32 & !FLAGS)) {
+            return Err(Errno::SOCKTNOSUPPORT.into());
         }
         if netlink && protocol as i32 != libc::NETLINK_ROUTE {
             return Err(Errno::PROTONOSUPPORT.into());
@@ -300,7 +310,7 @@ impl Sentry {
         let given = address.clone().bound();
         if address.is_internet() && address.port() == 0 {
             address.set_port(self.state.free_port(datagrams)?);
-        } else if self.state.is_taken(socket, &address) {
+        } else if self.state.is_taken(socket, &address) || self.state.is_closing(socket, &address) {
             return Err(Errno::ADDRINUSE.into());
         }
         if let Some(path) = address.path() {
@@ -349,6 +359,8 @@ impl Sentry {
             SocketState::New => {}
             SocketState::Listening(_) => {
                 self.socket_mut(descriptor)?.backlog = (backlog as u32).min(MAX_BACKLOG);
+                let listener = self.state.table.id(descriptor)?;
+                self.change().establish_connections(listener);
                 return Ok(ZERO);
             }
             SocketState::Connected { .. }
@@ -397,17 +409,27 @@ impl Sentry {
             let datagrams = socket.is_for_datagrams();
             return Err(if datagrams { Errno::OPNOTSUPP } else { Errno::INVAL }.into());
         };
-        let Some(arrival) = queue.first().cloned() else {
+        let at = self.state.acceptable(queue, self.now()).next();
+        let Some((at, arrival)) = at.and_then(|at| Some((at, queue.get(at)?.clone()))) else {
             return self.wait_for(descriptor, IN, 0);
         };
         self.state.table.check_room()?;
-        address_out(process, &arrival.peer, to, len)?;
+        let told = address_out(process, &arrival.peer, to, len);
         let local = socket.is_local().then(|| socket.own.clone());
         let (family, packets, options) = (socket.family, socket.packets, socket.options.clone());
         if let SocketState::Listening(queue) = &mut self.socket_mut(descriptor)?.stage {
-            queue.remove(0);
+            queue.remove(at);
         }
-        let IncomingConnection { incoming, outgoing, peer, own, process: mate } = arrival;
+        let listener = self.state.table.id(descriptor)?;
+        self.change().establish_connections(listener);
+        if let Err(error) = told {
+            // The connection is lost, as in Linux.
+            let state = self.change();
+            state.leave(arrival.incoming, false);
+            state.leave(arrival.outgoing, true);
+            return Err(error);
+        }
+        let IncomingConnection { incoming, outgoing, peer, own, process: mate, .. } = arrival;
         let socket = Socket::connected(local.unwrap_or(own), peer, incoming, outgoing);
         let socket = Socket { family, packets, options, mate, ..socket };
         let added = self.add(FileObject::Socket(socket), flags as i32 | libc::O_RDWR)?;
@@ -436,6 +458,7 @@ impl Sentry {
                     if let Some(channel) = state.channels.get_mut(arrival.outgoing) {
                         channel.reset = true;
                     }
+                    state.refuse_connection(&arrival);
                     state.leave(arrival.incoming, false);
                     state.leave(arrival.outgoing, true);
                 }
@@ -458,6 +481,11 @@ impl Sentry {
             SocketState::New if self.socket_of(descriptor)?.is_local() => return Ok(ZERO),
             _ => return Err(Errno::NOTCONN.into()),
         };
+        if write {
+            // The side that ends a connection first keeps its address.
+            let socket = self.socket_of(descriptor)?.clone();
+            self.change().note_closed(&socket);
+        }
         let outgoing_left = outgoing.filter(|_| !write);
         let stage = SocketState::Connected { incoming, outgoing: outgoing_left };
         let socket = self.socket_mut(descriptor)?;
@@ -508,18 +536,40 @@ impl Sentry {
         self.tell_address(process, &address, a[1], a[2])
     }
 
+    /// Whether the peer of an IP connection has reset it, and the error was reported.
+    fn is_broken_off(&self, socket: &Socket) -> bool {
+        let SocketState::Connected { incoming: Some(incoming), outgoing: Some(outgoing) } =
+            socket.stage
+        else {
+            return false;
+        };
+        let channel = |id| self.state.channels.get(id);
+        socket.own.is_internet()
+            && channel(incoming).is_some_and(|channel| channel.shut && channel.writers == 0)
+            && channel(outgoing).is_some_and(|channel| channel.readers == 0)
+    }
+
     pub(in crate::sentry) fn sys_getpeername(
         &mut self,
         process: &mut Process,
         a: &[u64; 6],
     ) -> SyscallResult {
         let socket = self.socket_of(a[0])?;
+        if i32::from(socket.family) == NETLINK {
+            // The kernel's address: no port and no groups.
+            let mut kernel = socket.family.to_le_bytes().to_vec();
+            kernel.resize(NETLINK_ADDRESS, 0);
+            return self.tell_address(process, &Address(kernel), a[1], a[2]);
+        }
         let named = socket.is_local() || socket.peer.port() != 0;
         let mail = socket.is_for_datagrams() && !socket.peer.0.is_empty() && named;
         if !matches!(socket.stage, SocketState::Connected { .. }) && !mail {
             return Err(Errno::NOTCONN.into());
         }
-        let address = socket.peer.clone();
+        if self.is_broken_off(socket) {
+            return Err(Errno::NOTCONN.into());
+        }
+        let address = self.sender_address(a[0], socket.peer.clone())?;
         self.tell_address(process, &address, a[1], a[2])
     }
 }

@@ -72,6 +72,9 @@ impl Sentry {
         if len == 0 {
             return Ok(ZERO);
         }
+        for offset in [from_offset, to_offset].into_iter().flatten() {
+            check_offset(offset.saturating_add(len))?;
+        }
         let mut len = len.min(CHUNK_SIZE);
         if let Some(sink) = sink {
             let held = self.state.channels.get(sink).ok_or(Errno::IO)?;

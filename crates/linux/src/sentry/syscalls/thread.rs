@@ -22,10 +22,14 @@ const CMP_REQUEUE: i32 = 4;
 const WAKE_OP: i32 = 5;
 const WAIT_BITSET: i32 = 9;
 const WAKE_BITSET: i32 = 10;
+const LOCK_PI: i32 = 6;
+const UNLOCK_PI: i32 = 7;
+const TRYLOCK_PI: i32 = 8;
+const LOCK_PI2: i32 = 13;
 const PRIVATE: i32 = 128;
 const REALTIME: i32 = 256;
 
-fn int_in(process: &Process, address: u64) -> SyscallResult<u32> {
+pub(in crate::sentry) fn int_in(process: &Process, address: u64) -> SyscallResult<u32> {
     let bytes = copy_in(process, address, 4)?;
     Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
 }
@@ -116,7 +120,7 @@ impl Sentry {
     }
 
     /// The place of the word at `address` in a shared file.
-    fn shared_place(&self, address: u64) -> Option<(Node, u64)> {
+    pub(in crate::sentry) fn shared_place(&self, address: u64) -> Option<(Node, u64)> {
         if self.state.family.is_single() {
             return None;
         }
@@ -182,9 +186,9 @@ impl Sentry {
                 let on = WaitReason::Futex { address: word, bits, order, place };
                 Ok(SyscallControl::Wait(Wait::new(on, until)))
             }
-            WAKE => Ok(SyscallControl::Value(self.wake(word, value as u32, u32::MAX))),
+            WAKE => Ok(SyscallControl::Value(self.wake(word, wakes(value), u32::MAX))),
             WAKE_BITSET if third as u32 == 0 => Err(Errno::INVAL.into()),
-            WAKE_BITSET => Ok(SyscallControl::Value(self.wake(word, value as u32, third as u32))),
+            WAKE_BITSET => Ok(SyscallControl::Value(self.wake(word, wakes(value), third as u32))),
             kind @ (REQUEUE | CMP_REQUEUE) => {
                 if kind == CMP_REQUEUE && int_in(process, word)? != third as u32 {
                     return Err(Errno::AGAIN.into());
@@ -203,12 +207,26 @@ impl Sentry {
             }
             WAKE_OP => {
                 let holds = operate(process, other, third as u32)?;
-                let mut woken = self.wake(word, value as u32, u32::MAX);
+                let mut woken = self.wake(word, wakes(value), u32::MAX);
                 if holds {
-                    woken += self.wake(other, timeout as u32, u32::MAX);
+                    woken += self.wake(other, wakes(timeout), u32::MAX);
                 }
                 Ok(SyscallControl::Value(woken))
             }
+            kind @ (LOCK_PI | LOCK_PI2) => {
+                let until = match (&self.resumed, timeout) {
+                    (Some(wait), _) => wait.until,
+                    (None, 0) => None,
+                    (None, at) => {
+                        let real = kind == LOCK_PI || operation & REALTIME != 0;
+                        let clock = if real { libc::CLOCK_REALTIME } else { libc::CLOCK_MONOTONIC };
+                        Some(self.moment_after(clock as u64, length_in(process, at)?, true)?)
+                    }
+                };
+                self.lock_futex(process, word, until)
+            }
+            UNLOCK_PI => self.unlock_futex(process, word),
+            TRYLOCK_PI => self.try_lock_futex(process, word),
             _ => Err(Errno::NOSYS.into()),
         }
     }
@@ -266,6 +284,11 @@ impl Sentry {
         }
         Ok(SyscallControl::Wait(Wait::new(WaitReason::Signals(set), until)))
     }
+}
+
+/// The number of threads that a wake may resume. As in Linux, a number below 1 means one thread.
+fn wakes(count: u64) -> u32 {
+    (count as i32).max(1) as u32
 }
 
 /// Performs the operation of `FUTEX_WAKE_OP` on the word at `address`, and returns whether its comparison holds.

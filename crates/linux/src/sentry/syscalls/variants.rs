@@ -106,8 +106,7 @@ impl Sentry {
     }
 
     pub(in crate::sentry) fn sys_syncfs(&mut self, fd: u64) -> SyscallResult {
-        self.state.table.get(fd)?;
-        Ok(ZERO)
+        if self.state.table.get(fd)?.is_path() { Err(Errno::BADF.into()) } else { Ok(ZERO) }
     }
 
     pub(in crate::sentry) fn sys_sync(&mut self) -> SyscallResult {
@@ -139,7 +138,16 @@ impl Sentry {
         self.sys_fsync(fd)
     }
 
-    pub(in crate::sentry) fn sys_sync_file_range(&mut self, fd: u64) -> SyscallResult {
+    pub(in crate::sentry) fn sys_sync_file_range(
+        &mut self,
+        fd: u64,
+        offset: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let end = offset.checked_add(len).filter(|_| offset <= i64::MAX as u64);
+        if end.is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Errno::INVAL.into());
+        }
         self.sys_fsync(fd)
     }
 
@@ -543,8 +551,8 @@ impl Sentry {
         self.sys_getresuid(p, a)
     }
 
-    pub(in crate::sentry) fn sys_getgroups(&self) -> SyscallResult {
-        Ok(ZERO)
+    pub(in crate::sentry) fn sys_getgroups(&self, room: u64) -> SyscallResult {
+        if (room as i32) < 0 { Err(Errno::INVAL.into()) } else { Ok(ZERO) }
     }
 
     pub(in crate::sentry) fn sys_setgroups(&self) -> SyscallResult {

@@ -5,7 +5,7 @@
 
 use rustix::io::Errno;
 
-use super::{CAPACITY, Channel, Channels, MAX_RESERVED, PAGE};
+use super::{CAPACITY, Channel, Channels, MAX_RESERVED, MAX_SOCKET_BYTES, PAGE};
 
 /// Bytes beyond the usual that all may hold together.
 const MAX_EXTRA_BYTES: usize = 64 << 20;
@@ -67,7 +67,7 @@ impl Channels {
 
     /// Sets the capacity of a channel between sockets, within the bounds of all. Its bytes stay.
     pub(in crate::sentry) fn set_capacity(&mut self, id: u64, bytes: usize) {
-        let capacity = bytes.clamp(PAGE, MAX_RESERVED);
+        let capacity = bytes.clamp(PAGE, MAX_SOCKET_BYTES);
         let Some(channel) = self.list.get(&id) else { return };
         if capacity <= channel.capacity || self.may_grow(channel, capacity) {
             self.set(id, capacity);

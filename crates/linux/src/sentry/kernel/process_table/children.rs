@@ -67,7 +67,14 @@ impl ProcessTable {
     pub(crate) fn answers(&self, asked: WaitOptions) -> bool {
         asked.ended && self.child_ended(asked.which).is_some()
             || self.child_changed(asked).is_some()
-            || !self.has_child(asked.which)
+            || !self.may_change(asked)
+    }
+
+    /// Whether a wait for children can have an event. One that has ended changes no more.
+    pub(crate) fn may_change(&self, asked: WaitOptions) -> bool {
+        let own = self.own.id;
+        self.kins().any(|kin| kin.parent == own && asked.which.means(kin.id, kin.group))
+            || asked.ended && self.child_ended(asked.which).is_some()
     }
 
     /// Whether the current process has a child, of those that are meant.

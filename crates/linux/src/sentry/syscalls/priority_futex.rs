@@ -1,0 +1,104 @@
+//! Futexes whose word has the owner's thread (`FUTEX_LOCK_PI` and its kind). Threads of a guest run by turns, so that
+//! an owner inherits no priority.
+//!
+//! Promises: a lock goes to the thread that has waited longest, and an owner that does not exist is an error.
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::kernel::threads::{MonotonicTime, Wait, WaitReason};
+use crate::sentry::syscalls::thread::int_in;
+use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
+
+const WAITERS: u32 = 1 << 31;
+const OWNER_DIED: u32 = 1 << 30;
+const OWNER: u32 = OWNER_DIED - 1;
+
+impl Sentry {
+    /// Takes a lock that is free; whether it is the caller's now.
+    fn take_lock(&mut self, process: &mut Process, word: u64) -> SyscallResult<bool> {
+        let own = self.state.threads.current_id();
+        let value = int_in(process, word)?;
+        let owner = value & OWNER;
+        if owner == 0 {
+            copy_out(process, word, &(own | value & (WAITERS | OWNER_DIED)).to_le_bytes())?;
+            return Ok(true);
+        }
+        if owner == own {
+            return Err(Errno::DEADLK.into());
+        }
+        let lives = self.state.threads.get(owner).is_some()
+            || self.state.family.other_threads().any(|(id, _)| id == owner);
+        if lives { Ok(false) } else { Err(Errno::SRCH.into()) }
+    }
+
+    /// `FUTEX_LOCK_PI`: waits until `until` at most.
+    pub(in crate::sentry) fn lock_futex(
+        &mut self,
+        process: &mut Process,
+        word: u64,
+        until: Option<MonotonicTime>,
+    ) -> SyscallResult {
+        if let Some(wait) = &self.resumed {
+            if !wait.woken {
+                return Err(Errno::TIMEDOUT.into());
+            }
+            if int_in(process, word)? & OWNER == self.state.threads.current_id() {
+                return Ok(ZERO);
+            }
+        }
+        if self.take_lock(process, word)? {
+            return Ok(ZERO);
+        }
+        let value = int_in(process, word)?;
+        copy_out(process, word, &(value | WAITERS).to_le_bytes())?;
+        let order = self.change().threads.next_order();
+        let place = self.shared_place(word);
+        let on = WaitReason::Futex { address: word, bits: u32::MAX, order, place };
+        Ok(SyscallControl::Wait(Wait::new(on, until)))
+    }
+
+    /// `FUTEX_TRYLOCK_PI`.
+    pub(in crate::sentry) fn try_lock_futex(
+        &mut self,
+        process: &mut Process,
+        word: u64,
+    ) -> SyscallResult {
+        if self.take_lock(process, word)? { Ok(ZERO) } else { Err(Errno::AGAIN.into()) }
+    }
+
+    /// `FUTEX_UNLOCK_PI`: the lock goes to the thread that has waited longest.
+    pub(in crate::sentry) fn unlock_futex(
+        &mut self,
+        process: &mut Process,
+        word: u64,
+    ) -> SyscallResult {
+        if int_in(process, word)? & OWNER != self.state.threads.current_id() {
+            return Err(Errno::PERM.into());
+        }
+        let place = self.shared_place(word);
+        let state = self.change();
+        let mut waiting = state.threads.waiting(word, u32::MAX);
+        let mut heir = None;
+        if let Some(&id) = waiting.first() {
+            heir = state.threads.get_mut(id).and_then(|thread| thread.wait.as_mut());
+        } else if let Some(place) = place {
+            for threads in state.family.threads_mut() {
+                waiting = threads.waiting_in(place, u32::MAX);
+                if let Some(&id) = waiting.first() {
+                    heir = threads.get_mut(id).and_then(|thread| thread.wait.as_mut());
+                    break;
+                }
+            }
+        }
+        let new = match (heir, waiting.first()) {
+            (Some(wait), Some(&id)) => {
+                wait.woken = true;
+                id | if waiting.len() > 1 || place.is_some() { WAITERS } else { 0 }
+            }
+            _ => 0,
+        };
+        copy_out(process, word, &new.to_le_bytes())?;
+        Ok(ZERO)
+    }
+}
