@@ -223,7 +223,7 @@ impl Process {
         rest: &[FileMapping],
         files: Vec<Range<u64>>,
     ) -> Result<Self, PlatformError> {
-        let attached = Attached::fetch(&born.pidfd, image.is_some());
+        let attached = Attached::fetch(&mut born, image.is_some());
         let Attached { listener, track } = attached.inspect_err(|_| {
             born.kill();
             let _ = born.wait();

@@ -67,7 +67,7 @@ fn prlimit(
     old: *mut libc::rlimit,
 ) -> io::Result<()> {
     // SAFETY: on x86-64 `rlimit` is the `rlimit64` of the kernel. The call reads one such structure at `new` and writes
-    // one at `old`, each of which is null or from a live reference: the two callers above.
+    // one at `old`. Both callers above pass null or a live reference.
     let done = unsafe {
         libc::syscall(libc::SYS_prlimit64, pid.as_raw_nonzero().get(), resource, new, old)
     };
