@@ -563,7 +563,7 @@ impl Guest {
         self.take_turns(deadline)
     }
 
-    /// Ends the read that the guest waits in: with `bytes` at `to`, or with `EFAULT`, and then the request stays unread.
+    /// Ends the read that the guest waits in, with `bytes` at `to`. With `EFAULT` the request stays unread.
     fn read_request(&mut self, to: u64, bytes: &[u8]) -> Result<Option<StopReason>, PlatformError> {
         let fits = self.person.state.is_writable(to, bytes.len());
         if fits && self.body.process.write(to, bytes)? {

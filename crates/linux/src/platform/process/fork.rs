@@ -85,8 +85,8 @@ pub(super) fn allow_processes(pid: Pid, allowed: bool) -> Result<(), PlatformErr
     set_limit(pid, RLIMIT_NPROC, &limit).map_err(limiting)
 }
 
-/// A random value in the limit of file locks, which a child inherits from its parent and a guest cannot change. No kernel
-/// since 2.4 has used that limit. Only the parent and the child of one fork have the same value.
+/// A random value in the limit of file locks, which a child inherits from its parent and a guest cannot change. Linux
+/// has not used that limit since 2.4. Only the parent and the child of one fork have the same value.
 struct ForkMark(Option<u64>);
 
 impl ForkMark {
@@ -197,7 +197,7 @@ impl Process {
         first.map(|(call, _)| call).ok_or(PlatformError::Late)
     }
 
-    /// Waits until the parent asks for orders and the child has made its first call: `first` is that call and its caller.
+    /// Waits until the parent asks for orders and the child has made its first call: `first`, with its caller.
     fn await_fork(
         &mut self,
         expected: Expected,

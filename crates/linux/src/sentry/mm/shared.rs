@@ -201,7 +201,7 @@ impl Sentry {
         Ok(())
     }
 
-    /// Makes a file live that a call has changed, whatever the memory limit leaves: the call is done. The memory counts.
+    /// Makes a file live that a call has changed, also beyond the memory limit: the call is done. The memory counts.
     fn show_change(&mut self, node: Node) -> Result<(), PlatformError> {
         let mapped = self.state.mapped_parts().remove(&node).unwrap_or_default();
         self.shared
