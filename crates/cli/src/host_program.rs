@@ -4,12 +4,12 @@
 //! a language has made for programs: a toolchain of rustup, a version of pyenv, a virtual environment, an installation
 //! of Node or conda. Never the home directory, or one above it. A version manager is asked only about programs in
 //! directories of `PATH`, and a virtual environment names only an installation of Python: both may be a stranger's, and
-//! the manager runs outside the sandbox.
+//! the manager runs outside the sandbox. Files of the current directory choose no version: they may be a stranger's too.
 
 use std::ffi::OsStr;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use afresh::linux::find_in_path;
 use anyhow::Context;
@@ -61,11 +61,26 @@ fn root_of(path: &Path) -> Option<PathBuf> {
 
 /// The program that a shim stands for, as its version manager answers (`pyenv which NAME`, `rustup which NAME`).
 fn behind_shim(shim: &Path) -> Option<PathBuf> {
-    let name = shim.file_name()?;
-    let manager = if is_rustup(shim) { find_in_path("rustup")? } else { manager_of(shim)? };
-    let output = Command::new(manager).arg("which").arg(name).output().ok()?;
+    let name = shim.file_name().filter(|name| !name.as_encoded_bytes().starts_with(b"-"))?;
+    let manager = if is_rustup(shim) { manager_in_path("rustup")? } else { manager_of(shim)? };
+    let output = query(&manager, name).output().ok()?;
     let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim_end());
     (output.status.success() && path.is_absolute() && path.is_file()).then_some(path)
+}
+
+/// The command that has a version manager resolve `name`: without files of the current directory and those above it,
+/// which choose a version (`rust-toolchain.toml`, `.python-version`, `.tool-versions`, `mise.toml`) and may have the
+/// manager download or run it. The versions that the user has set for all directories and in the environment count.
+fn query(manager: &Path, name: &OsStr) -> Command {
+    let mut command = Command::new(manager);
+    command.arg("which").arg(name).stdin(Stdio::null()).current_dir("/").env("PWD", "/");
+    command.env("RUSTUP_AUTO_INSTALL", "0");
+    // Managers like pyenv prefer this variable to their current directory. Their shims set it.
+    let manager = manager.file_name().unwrap_or_default().to_string_lossy().to_uppercase();
+    if manager.ends_with("ENV") {
+        command.env_remove(format!("{manager}_DIR"));
+    }
+    command
 }
 
 /// Whether a program is a link to rustup, which runs the toolchain's program of that name.
@@ -84,13 +99,22 @@ fn manager_of(shim: &Path) -> Option<PathBuf> {
     let root = folder.parent()?;
     let manager = root.file_name()?.to_str()?.trim_start_matches('.');
     let own = root.join("bin").join(manager);
-    if own.is_file() { Some(own) } else { find_in_path(manager) }
+    if own.is_file() { Some(own) } else { manager_in_path(manager) }
 }
 
-/// Whether a directory is one of those in `PATH`, whose programs every shell of the user runs.
-fn is_searched(folder: &Path) -> bool {
+/// The directories of `PATH`, whose programs every shell of the user runs. Relative ones are left out: their programs
+/// may be a stranger's.
+fn searched() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|searched| searched.is_absolute() && searched == folder)
+    std::env::split_paths(&path).filter(|folder| folder.is_absolute()).collect()
+}
+
+fn is_searched(folder: &Path) -> bool {
+    searched().iter().any(|searched| searched == folder)
+}
+
+fn manager_in_path(name: &str) -> Option<PathBuf> {
+    searched().into_iter().map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
 /// The marked installations that a program belongs to: by its path, by the targets of its links, and by the base of a
@@ -149,6 +173,24 @@ fn is_plain_script(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_version_manager_sees_no_file_of_the_current_directory() {
+        let value = |manager: &str, variable: &str| {
+            let command = query(Path::new(manager), OsStr::new("tool"));
+            assert_eq!(command.get_current_dir(), Some(Path::new("/")), "{manager}");
+            let mut set = command.get_envs();
+            set.find(|(name, _)| *name == variable).map(|(_, value)| value.map(OsStr::to_owned))
+        };
+        // Managers look from here upwards.
+        assert_eq!(value("/opt/asdf", "PWD"), Some(Some("/".into())));
+        assert_eq!(value("/opt/rustup", "RUSTUP_AUTO_INSTALL"), Some(Some("0".into())));
+        // These variables name the directory of the caller, and asdf's that of its installation.
+        assert_eq!(value("/opt/pyenv", "PYENV_DIR"), Some(None));
+        assert_eq!(value("/opt/rbenv", "RBENV_DIR"), Some(None));
+        assert_eq!(value("/opt/asdf", "ASDF_DIR"), None);
+        assert_eq!(behind_shim(Path::new("/opt/shims/--help")), None);
+    }
 
     #[test]
     fn installations_are_found_by_their_marks_and_never_the_home_directory() {

@@ -25,9 +25,12 @@ fn head(stream: &mut BufReader<TcpStream>) -> Vec<String> {
 
 /// The guest's end of a connection to a server at `port`, with a rule.
 fn guest(port: u16) -> UnixStream {
-    let rule = format!(
-        r#"{{"to": "a.test:80=127.0.0.1:{port}", "methods": ["GET", "HEAD", "POST"], "headers": {{"X-Own": "1"}}}}"#
-    );
+    guest_with(port, r#""methods": ["GET", "HEAD", "POST"], "headers": {"X-Own": "1"}"#)
+}
+
+/// As [`guest`], with these limits of the rule.
+fn guest_with(port: u16, limits: &str) -> UnixStream {
+    let rule = format!(r#"{{"to": "a.test:80=127.0.0.1:{port}", {limits}}}"#);
     let policy: EgressPolicy = [rule.parse::<NetGrant>().unwrap()].into_iter().collect();
     let Some(Route::Proxied(server)) = policy.route(DestinationQuery::Name("a.test"), 80) else {
         panic!("no proxy");
@@ -39,7 +42,10 @@ fn guest(port: u16) -> UnixStream {
 
 /// Sends `text`, and receives until the end.
 fn all(port: u16, text: &str) -> String {
-    let mut guest = guest(port);
+    all_of(guest(port), text)
+}
+
+fn all_of(mut guest: UnixStream, text: &str) -> String {
     guest.write_all(text.as_bytes()).unwrap();
     guest.shutdown(Shutdown::Write).unwrap();
     let mut out = Vec::new();
@@ -84,6 +90,61 @@ fn requests_that_come_together_are_each_checked_and_answered_in_turn() {
     let expected =
         |path| vec![format!("GET {path} HTTP/1.1"), "host: a.test".into(), "x-own: 1".into()];
     assert_eq!(lines, [expected("/a"), expected("/b")]);
+}
+
+/// Requests that only look allowed reach no server, also behind one that is allowed.
+#[test]
+fn a_refused_request_behind_an_allowed_one_never_reaches_the_server() {
+    let (port, seen) = answering("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    let rule = r#""methods": ["GET", "POST"], "paths": ["/v1/**"]"#;
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: a.test\r\n\r\n");
+    let refused = [
+        // Other paths, as a server could understand them.
+        get("/admin"),
+        get("/v1/../admin"),
+        get("/v1/%2e%2e/admin"),
+        get("/v1/.%2E/admin"),
+        get("/v1/..%2fadmin"),
+        get("/v1/%2e%2e%2fadmin"),
+        get("/v1/%252e%252e/admin"),
+        get("/v1/..;/admin"),
+        get("/v1/..\\admin"),
+        get("/v1//../admin"),
+        get("//v1/a"),
+        get("/v1//a"),
+        get("/V1/a"),
+        get("/v1%2fa"),
+        // Other hosts and ports.
+        get("http://b.test/v1/a"),
+        get("http://a.test/v1/a"),
+        get("//b.test/v1/a"),
+        "GET /v1/a HTTP/1.1\r\nHost: b.test\r\n\r\n".to_owned(),
+        "GET /v1/a HTTP/1.1\r\nHost: a.test:81\r\n\r\n".to_owned(),
+        "GET /v1/a HTTP/1.1\r\nHost: a.test@b.test\r\n\r\n".to_owned(),
+        "GET /v1/a HTTP/1.1\r\nHost: a.test\r\nHost: b.test\r\n\r\n".to_owned(),
+        "GET /v1/a HTTP/1.1\r\n\r\n".to_owned(),
+        "CONNECT a.test:22 HTTP/1.1\r\nHost: a.test:22\r\n\r\n".to_owned(),
+        "CONNECT a.test:80 HTTP/1.1\r\nHost: a.test\r\n\r\n".to_owned(),
+        "CONNECT /v1/a HTTP/1.1\r\nHost: a.test\r\n\r\n".to_owned(),
+        // Other methods.
+        "DELETE /v1/a HTTP/1.1\r\nHost: a.test\r\n\r\n".to_owned(),
+        "get /v1/a HTTP/1.1\r\nHost: a.test\r\n\r\n".to_owned(),
+        "GET /v1/a HTTP/1.1\r\nHost: a.test\r\nX-HTTP-Method: DELETE\r\n\r\n".to_owned(),
+    ];
+    for request in &refused {
+        let out = all_of(guest_with(port, rule), &format!("{}{request}", get("/v1/first")));
+        assert!(out.starts_with("HTTP/1.1 200 OK"), "{request}: {out}");
+        let refusals = ["HTTP/1.1 400 ", "HTTP/1.1 403 ", "HTTP/1.1 421 ", "HTTP/1.1 501 "];
+        assert!(refusals.iter().any(|refusal| out.contains(refusal)), "{request}: {out}");
+        let lines: Vec<_> = seen.try_iter().map(|lines| lines[0].clone()).collect();
+        assert_eq!(lines, ["GET /v1/first HTTP/1.1"], "{request}");
+    }
+    // Behind a body as well, also one whose end two servers could see at different places.
+    for end in ["0\r\n\r\n", "0;a=\n\r\n", "0\n\r\n", "0\r\nX: 1\r\n\r\n"] {
+        let head = "POST /v1/in HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n";
+        all_of(guest_with(port, rule), &format!("{head}{end}{}", get("/admin")));
+        assert!(seen.try_iter().flatten().all(|line| !line.contains("/admin")), "{end:?}");
+    }
 }
 
 #[test]

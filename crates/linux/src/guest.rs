@@ -523,8 +523,14 @@ impl Guest {
             }
             (IdleWait::Read { to, wanted }, Some(request)) => {
                 let taken = request.len().min(crate::platform::INPUT_LEN).min(*wanted as usize);
+                let bytes = &request[..taken];
+                if !self.person.state.has_plain_memory(*to, taken) {
+                    // A fault in the stub would end the process.
+                    self.body.process.execute(&orders, Continuation::Ask)?;
+                    return self.read_request(*to, bytes);
+                }
                 self.person.streams.taken = taken;
-                orders.input = Some((*to, request[..taken].to_vec()));
+                orders.input = Some((*to, bytes.to_vec()));
                 self.body.process.set_result(taken as i64);
                 if self.person.has_signal() {
                     // Its handler runs before the read returns.
@@ -555,6 +561,18 @@ impl Guest {
             }
         }
         self.take_turns(deadline)
+    }
+
+    /// Ends the read that the guest waits in, with `bytes` at `to`. With `EFAULT` the request stays unread.
+    fn read_request(&mut self, to: u64, bytes: &[u8]) -> Result<Option<StopReason>, PlatformError> {
+        let fits = self.person.state.is_writable(to, bytes.len());
+        if fits && self.body.process.write(to, bytes)? {
+            self.person.streams.taken = bytes.len();
+            self.body.process.set_result(bytes.len() as i64);
+        } else {
+            self.body.process.set_result(-i64::from(libc::EFAULT));
+        }
+        self.go_on()
     }
 
     /// Puts a change of the layout into effect, while the stub waits for orders.

@@ -403,7 +403,12 @@ impl Guest {
         if borrows {
             let process = match self.others.start() {
                 Ok(process) => process,
-                Err(PlatformError::Missing { .. } | PlatformError::Kernel { .. }) => {
+                // A new process that has ended takes nothing of the guest along.
+                Err(
+                    PlatformError::Missing { .. }
+                    | PlatformError::Kernel { .. }
+                    | PlatformError::Ended(_),
+                ) => {
                     self.body.process.set_result(-i64::from(libc::EAGAIN));
                     return self.go_on();
                 }

@@ -2,11 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
+use super::forker::SpawnedProcess;
 use super::listener::Listener;
 use super::process::STUB_TIMEOUT;
 use super::write_tracker::WriteTracker;
@@ -22,17 +24,18 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    pub(super) fn fetch(pidfd: &OwnedFd, tracked: bool) -> Result<Self, PlatformError> {
+    /// Those of `born`. Fails once that has ended.
+    pub(super) fn fetch(born: &mut SpawnedProcess, tracked: bool) -> Result<Self, PlatformError> {
         let deadline = Instant::now() + STUB_TIMEOUT;
         // The process opens the userfaultfd, if any, and then the listener.
         let (uffd, listener) = if tracked { (0, 1) } else { (-1, 0) };
         let mut looks = 0;
         let listener = loop {
-            match pidfd_getfd(pidfd, listener, PidfdGetfdFlags::empty()) {
+            match pidfd_getfd(&born.pidfd, listener, PidfdGetfdFlags::empty()) {
                 // Before it has closed them, the process has the zygote's descriptors.
                 Ok(descriptor) if is_listener(&descriptor) => break Listener::new(descriptor)?,
                 Ok(_) | Err(Errno::BADF) => {
-                    let other = pidfd_getfd(pidfd, 0, PidfdGetfdFlags::empty());
+                    let other = pidfd_getfd(&born.pidfd, 0, PidfdGetfdFlags::empty());
                     if tracked && other.is_ok_and(|descriptor| is_listener(&descriptor)) {
                         return Err(PlatformError::missing(
                             "userfaultfd in the guest's process",
@@ -41,13 +44,7 @@ impl Attached {
                         ));
                     }
                 }
-                Err(Errno::SRCH) => {
-                    return Err(PlatformError::missing(
-                        "seccomp user notification in the guest's process",
-                        io::Error::from_raw_os_error(libc::EPERM),
-                        "Linux 6.6 or newer is needed, and a seccomp profile that allows it",
-                    ));
-                }
+                Err(Errno::SRCH) => return Err(ended(born)),
                 Err(error) => {
                     return Err(PlatformError::missing(
                         "pidfd_getfd",
@@ -61,19 +58,36 @@ impl Attached {
             }
             // It is on this processor, and soon ready.
             looks += 1;
-            match looks {
-                ..MAX_SPINS => std::thread::yield_now(),
-                _ => std::thread::sleep(Duration::from_micros(50)),
+            if looks < MAX_SPINS {
+                std::thread::yield_now();
+                continue;
             }
+            // Older kernels report no descriptor of a process that has ended.
+            if born.has_ended() {
+                return Err(ended(born));
+            }
+            std::thread::sleep(Duration::from_micros(50));
         };
         let track = if tracked {
-            let uffd = pidfd_getfd(pidfd, uffd, PidfdGetfdFlags::empty())
+            let uffd = pidfd_getfd(&born.pidfd, uffd, PidfdGetfdFlags::empty())
                 .map_err(|e| PlatformError::kernel("fetching the userfaultfd", e))?;
             Some(WriteTracker::new(uffd)?)
         } else {
             None
         };
         Ok(Self { listener, track })
+    }
+}
+
+/// Why a process that boots has ended: by a signal from outside, or because it lacks what the filter needs.
+fn ended(born: &mut SpawnedProcess) -> PlatformError {
+    match born.wait() {
+        Ok(status) if status.signal() == Some(libc::SIGKILL) => PlatformError::Ended(status),
+        _ => PlatformError::missing(
+            "seccomp user notification in the guest's process",
+            io::Error::from_raw_os_error(libc::EPERM),
+            "Linux 6.6 or newer is needed, and a seccomp profile that allows it",
+        ),
     }
 }
 
@@ -102,4 +116,28 @@ pub(super) fn require_bases() -> Result<(), PlatformError> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::platform::control::Control;
+    use crate::platform::{boot, zygote};
+
+    #[test]
+    fn a_process_that_is_killed_while_it_boots_is_reported_as_that() {
+        let mut control = Control::new().unwrap();
+        boot::write_child(&mut control, None);
+        let mut born = match zygote::start(&control, &[]) {
+            Ok(born) => born,
+            Err(error @ PlatformError::Missing { .. }) => return println!("SKIPPED: {error}"),
+            Err(error) => panic!("{error}"),
+        };
+        born.kill();
+        while !born.has_ended() {
+            std::thread::yield_now();
+        }
+        let error = Attached::fetch(&mut born, false).err().unwrap();
+        assert!(matches!(error, PlatformError::Ended(_)), "{error}");
+    }
 }

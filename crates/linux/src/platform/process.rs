@@ -223,7 +223,7 @@ impl Process {
         rest: &[FileMapping],
         files: Vec<Range<u64>>,
     ) -> Result<Self, PlatformError> {
-        let attached = Attached::fetch(&born.pidfd, image.is_some());
+        let attached = Attached::fetch(&mut born, image.is_some());
         let Attached { listener, track } = attached.inspect_err(|_| {
             born.kill();
             let _ = born.wait();
@@ -499,7 +499,7 @@ impl Process {
 
     /// The next notification; serves page faults until then. `None` after `deadline`.
     fn receive(&mut self, deadline: Instant) -> Result<Option<SeccompNotification>, PlatformError> {
-        let call = self.receive_any(deadline)?;
+        let call = self.receive_any(deadline, None)?;
         // All other processes of the listener wait for answers.
         if let Some(other) = call.filter(|call| call.pid != self.id()) {
             // Its call waits, so the PID is its own. It is reaped with its own value, if it has one.
@@ -511,10 +511,11 @@ impl Process {
         Ok(call)
     }
 
-    /// As [`Process::receive`], of any process with this listener.
+    /// As [`Process::receive`], of any process with this listener. Fails once `child` has ended.
     fn receive_any(
         &mut self,
         deadline: Instant,
+        child: Option<&SpawnedProcess>,
     ) -> Result<Option<SeccompNotification>, PlatformError> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -524,26 +525,30 @@ impl Process {
             let timeout = Timespec::try_from(left).unwrap_or_default();
             let (called, faulted, ended);
             {
+                let own = &self.born.pidfd;
                 let mut wait = [
                     PollFd::new(&*self.listener, PollFlags::IN),
-                    PollFd::new(&self.born.pidfd, PollFlags::IN),
+                    PollFd::new(own, PollFlags::IN),
                     // A tracked process has a third; otherwise the second stands there twice.
                     match &self.track {
                         Some(track) => PollFd::from_borrowed_fd(track.descriptor(), PollFlags::IN),
-                        None => PollFd::new(&self.born.pidfd, PollFlags::IN),
+                        None => PollFd::new(own, PollFlags::IN),
                     },
+                    PollFd::new(child.map_or(own, |child| &child.pidfd), PollFlags::IN),
                 ];
-                match poll(&mut wait, Some(&timeout)) {
+                let count = if child.is_some() { 4 } else { 3 };
+                match poll(&mut wait[..count], Some(&timeout)) {
                     Ok(0) => return Ok(None),
                     Ok(_) => {}
                     Err(Errno::INTR) => continue,
-                    Err(error) => {
-                        return Err(PlatformError::kernel("waiting for the guest", error));
-                    }
+                    Err(e) => return Err(PlatformError::kernel("waiting for the guest", e)),
                 }
                 called = wait[0].revents().contains(PollFlags::IN);
                 ended = !wait[1].revents().is_empty();
                 faulted = self.track.is_some() && !wait[2].revents().is_empty();
+                if !ended && !wait[3].revents().is_empty() {
+                    return Err(fork::child_ended());
+                }
             }
             if ended {
                 let status = self

@@ -77,9 +77,12 @@ pub(crate) const FORKS: u64 = 2;
 /// The system call for requests of the stub (`getppid`, which is never passed on).
 pub(crate) const ASK: i64 = 110;
 
-/// Flags of the calls that fork. A child's parent is the one that its maker has: this process. No other order has
-/// them as its first argument, which is an address, a descriptor or a small number.
-pub(crate) const FORK_FLAGS: i32 = libc::CLONE_PARENT | libc::SIGCHLD;
+/// Flags of the calls that fork. A child's parent is the one that its maker has: this process. The kernel writes the
+/// PID of a child to [`CHILD_PID`] before the child runs. No other order has these flags as its first argument: that
+/// is an address, a descriptor or a small number.
+pub(crate) const FORK_FLAGS: i32 = libc::CLONE_PARENT | libc::CLONE_PARENT_SETTID | libc::SIGCHLD;
+/// Offset in the control area of the PID of a forked child, behind all orders.
+pub(crate) const CHILD_PID: usize = ORDERS_LEN - 8;
 /// Descriptor of the control area in a child.
 pub(crate) const CONTROL_FILE: u64 = 3;
 
@@ -242,6 +245,7 @@ std::arch::global_asm!(
     "    syscall",
     "    cmp rax, 1",
     "    jne 23f",
+    // No address for the PID: the zygote reports it.
     "    mov eax, 56",
     "    mov edi, {clone}",
     "    xor esi, esi",

@@ -40,16 +40,24 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
 pub(crate) struct HostInput {
     fd: OwnedFd,
     taken: u64,
+    /// Bytes that the guest had no memory for.
+    returned: Vec<u8>,
 }
 
 impl HostInput {
     pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self { fd, taken: 0 }
+        Self { fd, taken: 0, returned: Vec::new() }
     }
 
     /// Whether a read need not wait.
     pub(crate) fn is_ready(&self) -> bool {
-        is_readable(self.fd.as_fd())
+        !self.returned.is_empty() || is_readable(self.fd.as_fd())
+    }
+
+    /// Returns bytes of the last [`HostInput::take`] that a read could not store, for the next one.
+    pub(crate) fn put_back(&mut self, bytes: Vec<u8>) {
+        let later = std::mem::replace(&mut self.returned, bytes);
+        self.returned.extend(later);
     }
 
     /// A number that grows with each read byte and each readable byte.
@@ -61,6 +69,10 @@ impl HostInput {
     pub(crate) fn take(&mut self, len: usize) -> Result<Option<Vec<u8>>, Errno> {
         if !self.is_ready() {
             return Ok(None);
+        }
+        if !self.returned.is_empty() {
+            let len = len.min(self.returned.len());
+            return Ok(Some(self.returned.drain(..len).collect()));
         }
         let mut bytes = vec![0; len.min(INPUT_AT_ONCE)];
         match read(&self.fd, &mut bytes) {
@@ -338,5 +350,25 @@ impl Sentry {
         let fds = [Some(ends), control, terminal, input.map(|input| input.fd.as_fd())];
         let fds: Vec<_> = fds.into_iter().flatten().collect();
         self.lines.wait_with(&self.state, &fds, length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_input_that_a_read_could_not_store_is_read_again() {
+        let (reader, writer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut input = HostInput::new(reader.into());
+        write(&writer, b"abc").unwrap();
+        let bytes = input.take(8).unwrap().unwrap();
+        assert!(bytes == b"abc" && !input.is_ready());
+        input.put_back(bytes);
+        assert!(input.is_ready());
+        assert_eq!(input.take(2).unwrap().unwrap(), b"ab");
+        input.put_back(b"b".to_vec());
+        assert_eq!(input.take(8).unwrap().unwrap(), b"bc");
+        assert_eq!(input.take(8).unwrap(), None);
     }
 }

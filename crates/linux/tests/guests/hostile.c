@@ -68,7 +68,7 @@ int main(void) {
         case 2: from_stub(nth, SYS_kill, raw(SYS_getppid, 0, 0, 0, 0, 0, 0), 9, 0, 0); break;
         case 3: from_stub(nth, SYS_mmap, 0x10000000, 4096, 7, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED); break;
         case 4: from_stub(nth, SYS_fork, 0, 0, 0, 0); break;
-        case 23: from_stub(nth, SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0); break; /* The order that forks. */
+        case 23: from_stub(nth, SYS_clone, CLONE_PARENT | CLONE_PARENT_SETTID | SIGCHLD, 0, 0, 0); break; /* The order that forks. */
         case 5: from_stub(nth, SYS_getppid, 0, 0, 0, 0); break; /* A question with a frame that is none. */
         case 6: { /* The loop of the stub, with orders of its own. */
             long *orders = (void *)CONTROL;

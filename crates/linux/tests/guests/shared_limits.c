@@ -131,6 +131,27 @@ static int holes(void) {
     return lseek(file, 0, SEEK_DATA) == 9 * PAGE && lseek(file, 9 * PAGE, SEEK_HOLE) == 10 * PAGE;
 }
 
+// A file of more bytes than the memory limit leaves, of which a page is mapped for reading. Writes to it need memory.
+static int late(void) {
+    static char part[MIB];
+    char byte = 0;
+    int file = open("/tmp/late", O_RDWR | O_CREAT, 0600), reader = open("/tmp/late", O_RDONLY);
+    memset(part, 'a', MIB);
+    for (int n = 0; n < 40; ++n) write(file, part, MIB);
+    char *seen = mmap(0, PAGE, PROT_READ, MAP_SHARED, file, 0);
+    if (seen == MAP_FAILED || *seen != 'a') return 2;
+    // A refused call changes nothing.
+    if (pwrite(file, "b", 1, 0) != -1 || errno != ENOMEM) return 3;
+    if (pread(file, &byte, 1, 0) != 1 || byte != 'a' || *seen != 'a') return 4;
+    if (ftruncate(file, 39 * MIB) != -1 || errno != ENOMEM || lseek(file, 0, SEEK_END) != 40 * MIB) return 5;
+    if (truncate("/tmp/late", 39 * MIB) != -1 || errno != ENOMEM) return 6;
+    if (pwrite(reader, "b", 1, 0) != -1 || errno != EBADF) return 7;
+    // Another file is changed, and this one is emptied.
+    if (open("/tmp/other", O_RDWR | O_CREAT | O_TRUNC, 0600) < 0 || truncate("/tmp/other", 10)) return 8;
+    if (open("/tmp/late", O_RDWR | O_TRUNC) < 0 || pwrite(file, "c", 1, 0) != 1 || *seen != 'c') return 9;
+    return 1;
+}
+
 int main(void) {
     char line[64];
     setvbuf(stdout, 0, _IONBF, 0);
@@ -145,6 +166,7 @@ int main(void) {
         case 'u' << 8 | 'n': done = untouched(); break;
         case 'h' << 8 | 'u': done = huge(); break;
         case 'h' << 8 | 'o': done = holes(); break;
+        case 'l' << 8 | 'a': done = late(); break;
         }
         printf("%d\n", done);
     }

@@ -56,6 +56,22 @@ fn files_have_several_views_with_ends_holes_and_growth() {
 }
 
 #[test]
+fn calls_that_write_beyond_the_end_of_a_mapped_file_fail_and_take_nothing() {
+    let Some(mut instance) = common::warm("past_end.c", |program| program) else { return };
+    for _ in 0..2 {
+        instance.reset();
+        assert_eq!(String::from_utf8(instance.call(b"calls\n").unwrap()).unwrap(), "ok\n");
+        for place in ["0\n", "1\n", "2\n", "3\n"] {
+            assert_eq!(instance.call(place.as_bytes()).unwrap(), b"next\n");
+            assert_eq!(instance.call(b"request\n").unwrap(), b"14 request\n", "{place}");
+        }
+        assert_eq!(instance.call(b"4\n").unwrap(), b"next\n");
+        assert_eq!(instance.call(b"request\n").unwrap(), b"read request\n");
+        instance.verify().unwrap();
+    }
+}
+
+#[test]
 fn planted_bugs_are_caught() {
     planted::must_be_caught(
         &[Bug::Shared],

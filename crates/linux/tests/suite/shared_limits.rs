@@ -35,3 +35,16 @@ fn a_guest_has_no_more_shared_memory_than_its_limit() {
     assert_eq!(rounds("untouched"), 64);
     assert_eq!((rounds("huge"), rounds("holes")), (1, 1));
 }
+
+#[test]
+fn a_write_to_a_mapped_file_without_room_for_its_bytes_fails_before_it_changes_anything() {
+    let limits = |program: afresh_linux::Program| {
+        let program = program.time_limit(Duration::from_secs(60));
+        program.memory_limit(32 << 20).storage_limit(LIMIT).request("echo\n")
+    };
+    let Some(mut instance) = common::warm("shared_limits.c", limits) else { return };
+    for _ in 0..2 {
+        assert_eq!(instance.call_pristine(b"late\n").unwrap(), b"1\n");
+        instance.verify().unwrap();
+    }
+}

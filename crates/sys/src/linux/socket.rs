@@ -313,4 +313,58 @@ mod tests {
         }
         std::fs::remove_file(path).unwrap();
     }
+
+    /// A process with this PID, which is free. `None` where this process may not choose PIDs.
+    fn process_with(pid: libc::pid_t) -> Option<OwnedFd> {
+        let mut pidfd: libc::c_int = -1;
+        let chosen = [pid];
+        // SAFETY: all zeroes are a valid value of the plain structure.
+        let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+        args.flags = libc::CLONE_PIDFD as u64;
+        args.pidfd = (&raw mut pidfd).expose_provenance() as u64;
+        args.exit_signal = libc::SIGCHLD as u64;
+        args.set_tid = chosen.as_ptr().expose_provenance() as u64;
+        args.set_tid_size = 1;
+        // SAFETY: the structure and its targets live through the call. The child has a copy of all memory, and only
+        // waits for a signal.
+        let made = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) };
+        if made == 0 {
+            loop {
+                // SAFETY: the call takes nothing.
+                unsafe { libc::pause() };
+            }
+        }
+        // SAFETY: the kernel has just opened it for this process.
+        (made == i64::from(pid)).then(|| unsafe { OwnedFd::from_raw_fd(pidfd) })
+    }
+
+    #[test]
+    fn a_process_with_the_pid_of_a_peer_that_has_ended_is_not_the_peer() {
+        let path = std::env::temp_dir().join(format!("afresh-reused-{}", std::process::id()));
+        let listener = listen(&path, 1, SocketAccess::default()).unwrap();
+        let connect = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])";
+        let child = std::process::Command::new("python3").args(["-c", connect]).arg(&path).spawn();
+        let Ok(mut child) = child else { return println!("SKIPPED: no python3") };
+        let stream = listener.accept().unwrap().0;
+        std::fs::remove_file(path).unwrap();
+        assert!(child.wait().unwrap().success());
+        let Some(other) = process_with(child.id().cast_signed()) else {
+            return println!("SKIPPED: this host lets this process choose no PIDs");
+        };
+        let has_ended = |process: BorrowedFd<'_>| {
+            poll::readable([process], Duration::from_millis(10)).unwrap() == [true]
+        };
+        let by_number = peer_pidfd(&stream).is_err_and(|error| error.errno == libc::ENOPROTOOPT);
+        if by_number {
+            println!("SKIPPED: before Linux 6.5 a peer is looked up by its PID");
+        } else if let Ok(peer) = Peer::of(&stream) {
+            assert!(has_ended(peer.as_fd()), "the other process counts as the peer");
+            peer.end();
+        }
+        assert!(!has_ended(other.as_fd()) || by_number);
+        pidfd_send_signal(&other, Signal::KILL).unwrap();
+        // SAFETY: waits for the child, and takes no status.
+        unsafe { libc::waitpid(child.id().cast_signed(), std::ptr::null_mut(), 0) };
+        assert!(has_ended(other.as_fd()));
+    }
 }

@@ -16,11 +16,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::{Call, PlatformError, Process};
 use crate::ranges::Ranges;
-use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::time::now;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::orders::Content;
-use crate::sentry::{Kernel, Sentry, SyscallResult};
+use crate::sentry::{Kernel, Sentry, SyscallError, SyscallResult};
 use crate::shared_files::{Attachment, bytes_beside};
 
 /// Which bytes a shared mapping shows.
@@ -165,15 +165,50 @@ impl Sentry {
         let (mut mapped, mut room) = (Ranges::default(), 0);
         let before = !self.shared.has(node);
         if before {
-            mapped = self.state.mapped_parts().remove(&node).unwrap_or_default();
-            let new = bytes_beside(vec![range.clone()], &mapped);
-            mapped.insert(range);
-            let layout = &self.state.layout;
-            room = layout.limit().saturating_sub(layout.bytes_everywhere()).saturating_sub(new);
+            (mapped, room) = self.room_beside(node, range);
         }
         self.shared.add(&self.state.tree, node, opens, &mapped, room)?;
         self.unattached |= before && self.state.shares.contains(&node);
         Ok(())
+    }
+
+    /// The mapped parts of a file, with `range`, and the memory that the limit leaves for its other bytes.
+    fn room_beside(&self, node: Node, range: Range<u64>) -> (Ranges, u64) {
+        let mut mapped = self.state.mapped_parts().remove(&node).unwrap_or_default();
+        let new = bytes_beside(vec![range.clone()], &mapped);
+        mapped.insert(range);
+        let layout = &self.state.layout;
+        (mapped, layout.limit().saturating_sub(layout.bytes_everywhere()).saturating_sub(new))
+    }
+
+    /// Fails, before a call changes files, if the memory limit leaves no room to make one of them live.
+    fn check_room(&self, process: &Process, call: &Call, written: &[Node]) -> SyscallResult<()> {
+        let changed = match call.number {
+            // These empty a file, which takes no memory then.
+            libc::SYS_creat | libc::SYS_open | libc::SYS_openat | libc::SYS_openat2 => Vec::new(),
+            libc::SYS_truncate => {
+                let node = self.follow(process, libc::AT_FDCWD as u64, call.args[0], true);
+                node.into_iter().filter(|node| written.contains(node)).collect()
+            }
+            _ => written.to_vec(),
+        };
+        for node in changed.into_iter().filter(|node| !self.shared.has(*node)) {
+            let (mapped, room) = self.room_beside(node, 0..0);
+            if bytes_beside(self.state.tree.stored_ranges(node)?, &mapped) > room {
+                return Err(Errno::NOMEM.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a file live that a call has changed, also beyond the memory limit: the call is done. The memory counts.
+    fn show_change(&mut self, node: Node) -> Result<(), PlatformError> {
+        let mapped = self.state.mapped_parts().remove(&node).unwrap_or_default();
+        self.shared
+            .add(&self.state.tree, node, false, &mapped, u64::MAX)
+            .map_err(|error| PlatformError::kernel("making shared memory", error))?;
+        self.unattached = true;
+        self.count_shared()
     }
 
     /// Counts shared memory: mapped bytes, each once, and others of live files.
@@ -292,6 +327,10 @@ impl Sentry {
     fn shared_files_of(&self, call: &Call) -> (Vec<Node>, Vec<Node>) {
         let a = call.args;
         let of = |descriptor: u64| self.shared_node(descriptor);
+        let to = |descriptor: u64| {
+            let writes = self.state.table.get(descriptor).is_ok_and(Description::writes);
+            of(descriptor).filter(|_| writes)
+        };
         let list = |one: Option<Node>, other: Option<Node>| one.into_iter().chain(other).collect();
         match call.number {
             libc::SYS_lseek if matches!(a[2] as i32, libc::SEEK_DATA | libc::SEEK_HOLE) => {
@@ -308,10 +347,10 @@ impl Sentry {
             | libc::SYS_pwritev
             | libc::SYS_pwritev2
             | libc::SYS_ftruncate
-            | libc::SYS_fallocate => (list(of(a[0]), None), list(of(a[0]), None)),
-            libc::SYS_sendfile => (list(of(a[0]), of(a[1])), list(of(a[0]), None)),
+            | libc::SYS_fallocate => (list(to(a[0]), None), list(to(a[0]), None)),
+            libc::SYS_sendfile => (list(to(a[0]), of(a[1])), list(to(a[0]), None)),
             libc::SYS_copy_file_range | libc::SYS_splice => {
-                (list(of(a[0]), of(a[2])), list(of(a[2]), None))
+                (list(of(a[0]), to(a[2])), list(to(a[2]), None))
             }
             libc::SYS_truncate | libc::SYS_creat | libc::SYS_openat2 => {
                 (self.lasting(), self.lasting())
@@ -328,7 +367,7 @@ impl Sentry {
         }
     }
 
-    /// Serves a call so that it and shared memory agree.
+    /// Serves a call so that it and shared memory agree. A call that has changed something does not fail afterwards.
     pub(in crate::sentry) fn in_step(
         &mut self,
         process: &mut Process,
@@ -339,10 +378,15 @@ impl Sentry {
         }
         let (read, written) = self.shared_files_of(call);
         self.publish(read)?;
+        self.check_room(process, call, &written)?;
         let before: Vec<(Node, Option<FileBytes>)> =
             written.into_iter().map(|node| (node, self.state.tree.bytes_of(node).ok())).collect();
         let shared = self.state.layout.shared_bytes();
-        let outcome = self.dispatch(process, call)?;
+        let outcome = self.dispatch(process, call);
+        if matches!(outcome, Err(SyscallError::Broken(_))) {
+            return outcome;
+        }
+        // Also after an error: a call may have changed a file before it.
         for (node, before) in before {
             if self.shared.has(node) {
                 self.shared.refresh(&self.state.tree, node)?;
@@ -350,7 +394,7 @@ impl Sentry {
             }
             let changed = before.map(|before| self.state.tree.changed_since(node, &before));
             if changed.is_some_and(|parts| parts.is_ok_and(|parts| !parts.is_empty())) {
-                self.make_live(node, 0..0, false)?;
+                self.show_change(node)?;
             }
         }
         let replaces = match call.number {
@@ -361,6 +405,6 @@ impl Sentry {
         if replaces || shared != self.state.layout.shared_bytes() {
             self.drop_unshared()?;
         }
-        Ok(outcome)
+        outcome
     }
 }

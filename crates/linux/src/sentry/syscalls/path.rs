@@ -106,8 +106,8 @@ impl Sentry {
             }
             next = after;
         }
-        open.offset = next;
         copy_out(process, to, &listed.bytes.0)?;
+        open.offset = next;
         Ok(SyscallControl::Value(listed.bytes.0.len() as u64))
     }
 

@@ -14,6 +14,7 @@ use crate::sentry::kernel::time::nanoseconds;
 use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::net::sockets::{ReceivedMessage, SentControl, SocketState};
 use crate::sentry::syscalls::clock::length_in;
+use crate::sentry::syscalls::file::Pair;
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 
 impl Sentry {
@@ -35,8 +36,23 @@ impl Sentry {
             Description::new(FileObject::Pipe { channel, writes }, kept | i32::from(writes))
         };
         let numbers = state.add_pair(end(false), end(true), close)?;
-        copy_out(process, to, &numbers)?;
-        Ok(ZERO)
+        self.report_pair(process, to, numbers)
+    }
+
+    /// Stores the numbers of two new descriptors, which are closed where that fails.
+    pub(in crate::sentry) fn report_pair(
+        &mut self,
+        process: &mut Process,
+        to: u64,
+        numbers: Pair,
+    ) -> SyscallResult {
+        let stored = copy_out(process, to, &numbers);
+        if stored.is_err() {
+            let [a, b, c, d, e, f, g, h] = numbers;
+            let new = [[a, b, c, d], [e, f, g, h]].map(|bytes| u32::from_le_bytes(bytes).into());
+            self.change().close_all(&new);
+        }
+        stored.map(|()| ZERO)
     }
 
     /// How much a pipe holds, which may be changed.

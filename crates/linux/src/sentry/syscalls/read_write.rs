@@ -206,7 +206,10 @@ impl Sentry {
                     self.streams.source = None;
                 }
                 Some(bytes) => {
-                    copy_out(process, to, &bytes)?;
+                    if let Err(stop) = copy_out(process, to, &bytes) {
+                        source.put_back(bytes);
+                        return Err(stop);
+                    }
                     return Ok(SyscallControl::Value(bytes.len() as u64));
                 }
                 None => return self.wait_for(descriptor, crate::sentry::kernel::readiness::IN, 0),

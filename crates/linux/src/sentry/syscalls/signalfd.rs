@@ -7,7 +7,7 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::readiness::IN;
 use crate::sentry::kernel::signals::{SignalInfo, UNTOUCHABLE};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, copy_out, word_in};
+use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, copy_out, word_in};
 
 /// Bytes of one signal (`struct signalfd_siginfo`).
 const TOLD: usize = 128;
@@ -85,8 +85,14 @@ impl Sentry {
                 let state = self.change();
                 let own = state.threads.current_mut().pending.take(set);
                 let Some(info) = own.or_else(|| state.pending.take(set)) else { break };
-                copy_out(process, to.wrapping_add(at * TOLD as u64), &encode_signal(&info))?;
-                done += TOLD as u64;
+                match copy_out(process, to.wrapping_add(at * TOLD as u64), &encode_signal(&info)) {
+                    Ok(()) => done += TOLD as u64,
+                    // Signals were taken before.
+                    Err(SyscallError::Errno(_)) if done > 0 => {
+                        return Ok(SyscallControl::Value(done));
+                    }
+                    Err(stop) => return Err(stop),
+                }
             }
         }
         Ok(SyscallControl::Value(done))

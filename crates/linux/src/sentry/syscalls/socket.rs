@@ -267,8 +267,7 @@ impl Sentry {
                 }
             }
         }
-        copy_out(process, to, &numbers)?;
-        Ok(ZERO)
+        self.report_pair(process, to, numbers)
     }
 
     pub(in crate::sentry) fn sys_bind(
