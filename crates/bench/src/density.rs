@@ -3,10 +3,14 @@
 //! Each guest has answered a call and keeps what it wrote. Memory is the proportional share of the process (PSS), and
 //! its growth is divided by the number of guests. Page tables are not part of it.
 
+#[cfg(feature = "linux")]
+mod python;
+mod usage;
+
 use std::time::Instant;
 
 use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, Warm, WarmUp};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::json;
 use wasmtime::{
     Config, InstanceAllocationStrategy, Linker, Module, PoolingAllocationConfig, Store,
@@ -15,6 +19,7 @@ use wasmtime::{
 use crate::js::REQUEST;
 use crate::modules::SMALL_MODULE;
 use crate::{Options, Row, Sink};
+use usage::Usage;
 
 const TABLE: &str = "density";
 
@@ -25,55 +30,42 @@ pub struct Counts {
     pub small: usize,
     /// Of the JavaScript heap.
     pub js: usize,
+    /// Of CPython, as a Linux program.
+    pub python: usize,
 }
 
 impl Counts {
     /// The goals.
     #[must_use]
     pub fn full() -> Self {
-        Self { small: 10_000, js: 1000 }
+        Self { small: 10_000, js: 1000, python: 1000 }
     }
 
     /// A twentieth of them.
     #[must_use]
     pub fn quick() -> Self {
-        Self { small: 500, js: 50 }
+        Self { small: 500, js: 50, python: 50 }
     }
 }
 
-/// The use of a process.
-#[derive(Clone, Copy)]
-struct Usage {
-    mappings: usize,
-    descriptors: usize,
-    pss_kib: u64,
-}
-
-impl Usage {
-    fn now() -> Result<Self> {
-        let rollup = std::fs::read_to_string("/proc/self/smaps_rollup")?;
-        let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
-        let pss = pss.and_then(|text| text.split_whitespace().next()?.parse().ok());
-        Ok(Self {
-            mappings: std::fs::read_to_string("/proc/self/maps")?.lines().count(),
-            descriptors: std::fs::read_dir("/proc/self/fd")?.count(),
-            pss_kib: pss.context("/proc/self/smaps_rollup has no Pss")?,
-        })
-    }
-}
-
-/// The growth of a process with its guests.
+/// The growth of a process and its descendants with its guests.
 struct Growth {
+    process: u32,
     before: Usage,
     started: Instant,
 }
 
 impl Growth {
     fn begin() -> Result<Self> {
-        Ok(Self { before: Usage::now()?, started: Instant::now() })
+        Self::of(std::process::id())
     }
 
-    /// Reports the growth with `guests` guests. Each has written to `written` pages.
+    fn of(process: u32) -> Result<Self> {
+        Ok(Self { process, before: Usage::of(process)?, started: Instant::now() })
+    }
+
+    /// Reports the growth with `guests` guests. Each has written to `written` pages. Without it, the pages count that
+    /// processes have written and do not share.
     fn report(
         self,
         (case, strategy): (&str, &str),
@@ -82,19 +74,22 @@ impl Growth {
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         let time = self.started.elapsed().as_secs_f64() * 1e6;
-        let now = Usage::now()?;
+        let now = Usage::of(self.process)?;
         let each = |growth: f64| (growth / guests.max(1) as f64 * 100.0).round() / 100.0;
+        let private = each(now.written_kib as f64 - self.before.written_kib as f64);
+        let written = written.map_or(private, |pages| pages * 4.0);
         let counts = [
             ("guests", guests as f64, "guests"),
             ("start", each(time), "us/guest"),
             ("mappings", each(now.mappings as f64 - self.before.mappings as f64), "per guest"),
             ("descriptors", now.descriptors as f64 - self.before.descriptors as f64, "in all"),
+            ("processes", now.processes as f64 - self.before.processes as f64, "in all"),
             ("memory", each(now.pss_kib as f64 - self.before.pss_kib as f64), "KiB/guest"),
         ];
         for (part, value, unit) in counts {
             let mut more = vec![("wanted", json!(wanted))];
-            if let (Some(written), "memory") = (written, part) {
-                more.push(("written_kib", json!(written * 4.0)));
+            if part == "memory" {
+                more.push(("written_kib", json!(written)));
             }
             sink(&Row {
                 table: TABLE,
@@ -220,5 +215,7 @@ pub fn all(
         };
         leases(&guest, counts.js, ("js", "afresh"), call, sink)?;
     }
+    #[cfg(feature = "linux")]
+    python::all(counts.python, options, sink)?;
     Ok(())
 }
