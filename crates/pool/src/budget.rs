@@ -34,8 +34,8 @@ pub struct ProcessLimits {
     /// How long an item may be idle while its pool has another, up to twice that.
     pub idle: Option<Duration>,
     /// The memory pressure from which on idle items give memory back: percent of a second in which some task of the
-    /// control group, or of the host, waited for memory (PSI). With it, they also give memory back while less than a
-    /// sixteenth of the group's or the host's memory is left, or soon will be.
+    /// control group, or of the host, waited for memory (PSI). With a limit, they also give memory back while the group
+    /// or the host has less than a sixteenth of its memory left, or soon will have.
     pub pressure: Option<u8>,
 }
 

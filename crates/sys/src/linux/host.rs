@@ -35,7 +35,7 @@ pub fn memory_headroom() -> Option<u64> {
     memory_rooms().map(|room| room.left).min()
 }
 
-/// The memory of the host or of a control group: that of which the smallest share is left. `None` as for
+/// The memory of the host or of a control group, whichever has the smallest share left. `None` as for
 /// [`memory_headroom`].
 #[must_use]
 pub fn memory_room() -> Option<MemoryRoom> {
