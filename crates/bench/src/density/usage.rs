@@ -54,3 +54,19 @@ fn children(process: u32) -> Result<Vec<u32>> {
     }
     Ok(children)
 }
+
+/// KiB of pages of images that this process has written to, which are copies.
+pub(super) fn copies_kib() -> Result<i64> {
+    let maps = fs::read_to_string("/proc/self/smaps")?;
+    let mut is_image = false;
+    let mut copies = 0;
+    for line in maps.lines() {
+        if let Some(size) = line.strip_prefix("Anonymous:") {
+            let kib: Option<i64> = size.split_whitespace().next().and_then(|kib| kib.parse().ok());
+            copies += if is_image { kib.unwrap_or(0) } else { 0 };
+        } else if line.as_bytes().first().is_some_and(|byte| !byte.is_ascii_uppercase()) {
+            is_image = line.contains("memfd:afresh-image");
+        }
+    }
+    Ok(copies)
+}
