@@ -3,18 +3,21 @@
 //! Each guest has answered a call and keeps what it wrote. Memory is the proportional share of the process (PSS), and
 //! its growth is divided by the number of guests. Page tables are not part of it.
 
+mod pooling;
+#[cfg(feature = "linux")]
+mod python;
+mod usage;
+
 use std::time::Instant;
 
 use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, Warm, WarmUp};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::json;
-use wasmtime::{
-    Config, InstanceAllocationStrategy, Linker, Module, PoolingAllocationConfig, Store,
-};
 
 use crate::js::REQUEST;
 use crate::modules::SMALL_MODULE;
 use crate::{Options, Row, Sink};
+use usage::Usage;
 
 const TABLE: &str = "density";
 
@@ -25,55 +28,42 @@ pub struct Counts {
     pub small: usize,
     /// Of the JavaScript heap.
     pub js: usize,
+    /// Of CPython, as a Linux program.
+    pub python: usize,
 }
 
 impl Counts {
     /// The goals.
     #[must_use]
     pub fn full() -> Self {
-        Self { small: 10_000, js: 1000 }
+        Self { small: 10_000, js: 1000, python: 1000 }
     }
 
     /// A twentieth of them.
     #[must_use]
     pub fn quick() -> Self {
-        Self { small: 500, js: 50 }
+        Self { small: 500, js: 50, python: 50 }
     }
 }
 
-/// The use of a process.
-#[derive(Clone, Copy)]
-struct Usage {
-    mappings: usize,
-    descriptors: usize,
-    pss_kib: u64,
-}
-
-impl Usage {
-    fn now() -> Result<Self> {
-        let rollup = std::fs::read_to_string("/proc/self/smaps_rollup")?;
-        let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
-        let pss = pss.and_then(|text| text.split_whitespace().next()?.parse().ok());
-        Ok(Self {
-            mappings: std::fs::read_to_string("/proc/self/maps")?.lines().count(),
-            descriptors: std::fs::read_dir("/proc/self/fd")?.count(),
-            pss_kib: pss.context("/proc/self/smaps_rollup has no Pss")?,
-        })
-    }
-}
-
-/// The growth of a process with its guests.
+/// The growth of a process and its descendants with its guests.
 struct Growth {
+    process: u32,
     before: Usage,
     started: Instant,
 }
 
 impl Growth {
     fn begin() -> Result<Self> {
-        Ok(Self { before: Usage::now()?, started: Instant::now() })
+        Self::of(std::process::id())
     }
 
-    /// Reports the growth with `guests` guests. Each has written to `written` pages.
+    fn of(process: u32) -> Result<Self> {
+        Ok(Self { process, before: Usage::of(process)?, started: Instant::now() })
+    }
+
+    /// Reports the growth with `guests` guests. Each has written to pages of `written` KiB. Without it, the pages count
+    /// that processes have written and do not share.
     fn report(
         self,
         (case, strategy): (&str, &str),
@@ -82,19 +72,22 @@ impl Growth {
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         let time = self.started.elapsed().as_secs_f64() * 1e6;
-        let now = Usage::now()?;
+        let now = Usage::of(self.process)?;
         let each = |growth: f64| (growth / guests.max(1) as f64 * 100.0).round() / 100.0;
+        let private = each(now.written_kib as f64 - self.before.written_kib as f64);
+        let written = written.unwrap_or(private);
         let counts = [
             ("guests", guests as f64, "guests"),
             ("start", each(time), "us/guest"),
             ("mappings", each(now.mappings as f64 - self.before.mappings as f64), "per guest"),
             ("descriptors", now.descriptors as f64 - self.before.descriptors as f64, "in all"),
+            ("processes", now.processes as f64 - self.before.processes as f64, "in all"),
             ("memory", each(now.pss_kib as f64 - self.before.pss_kib as f64), "KiB/guest"),
         ];
         for (part, value, unit) in counts {
             let mut more = vec![("wanted", json!(wanted))];
-            if let (Some(written), "memory") = (written, part) {
-                more.push(("written_kib", json!(written * 4.0)));
+            if part == "memory" {
+                more.push(("written_kib", json!(written)));
             }
             sink(&Row {
                 table: TABLE,
@@ -123,6 +116,7 @@ fn leases(
 ) -> Result<()> {
     // The first guest makes objects that all share.
     call(&mut warm.lease()?)?;
+    let copies = usage::copies_kib()?;
     let growth = Growth::begin()?;
     let mut held = Vec::with_capacity(count);
     for _ in 0..count {
@@ -142,44 +136,11 @@ fn leases(
     for lease in held.iter_mut().take(16) {
         written += lease.dirty_pages()?;
     }
-    let written = written as f64 / reached.clamp(1, 16) as f64;
-    growth.report(names, (count, reached), Some(written), sink)
-}
-
-/// The rival: instances in wasmtime's pooling allocator, each after a call.
-fn pooling(wasm: &[u8], count: usize, names: (&str, &str), sink: &mut Sink<'_>) -> Result<()> {
-    let inner = || -> wasmtime::Result<(Growth, Vec<Store<()>>)> {
-        let mut config = Config::new();
-        let mut pool = PoolingAllocationConfig::default();
-        let many = u32::try_from(count)?;
-        pool.total_memories(many).total_core_instances(many).total_tables(many);
-        pool.max_memory_size(64 << 20);
-        config.memory_init_cow(true).memory_reservation(64 << 20).memory_guard_size(64 << 10);
-        config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
-        let engine = wasmtime::Engine::new(&config)?;
-        let module = Module::new(&engine, wasm)?;
-        let mut linker = Linker::new(&engine);
-        // The only import, which no call uses.
-        linker.func_wrap("wasi_snapshot_preview1", "sched_yield", || 0_i32)?;
-        let pre = linker.instantiate_pre(&module)?;
-        let growth = Growth::begin().map_err(|e| wasmtime::Error::msg(format!("{e:#}")))?;
-        let mut held = Vec::with_capacity(count);
-        for _ in 0..count {
-            let mut store = Store::new(&engine, ());
-            let instance = match pre.instantiate(&mut store) {
-                Ok(instance) => instance,
-                Err(error) => {
-                    eprintln!("{} {}: {} guests: {error}", names.0, names.1, held.len());
-                    break;
-                }
-            };
-            instance.get_typed_func::<(), ()>(&mut store, "scatter64")?.call(&mut store, ())?;
-            held.push(store);
-        }
-        Ok((growth, held))
-    };
-    let (growth, held) = inner().map_err(|error| anyhow::anyhow!("{error:#}"))?;
-    growth.report(names, (count, held.len()), None, sink)
+    // A page that was written and has its old content again is not counted as dirty. In an image of a file it is a
+    // copy all the same.
+    let dirty = written as f64 * 4.0 / reached.clamp(1, 16) as f64;
+    let copied = (usage::copies_kib()? - copies) as f64 / reached.max(1) as f64;
+    growth.report(names, (count, reached), Some(dirty.max(copied)), sink)
 }
 
 /// All cases. Without the JavaScript guest its case is left out.
@@ -207,7 +168,7 @@ pub fn all(
         leases(&guest, counts.small, ("small", "afresh"), call, sink)?;
     }
     if options.wants("small", "wasmtime/pooling") {
-        pooling(&small, counts.small, ("small", "wasmtime/pooling"), sink)?;
+        pooling::small(&small, counts.small, ("small", "wasmtime/pooling"), sink)?;
     }
     if let Some(js) = js
         && options.wants("js", "afresh")
@@ -220,5 +181,13 @@ pub fn all(
         };
         leases(&guest, counts.js, ("js", "afresh"), call, sink)?;
     }
+    if let Some(js) = js
+        && options.wants("js", "wasmtime/pooling")
+    {
+        let warm = crate::js::wizen(js, "warm")?;
+        pooling::js(&warm, counts.js, ("js", "wasmtime/pooling"), sink)?;
+    }
+    #[cfg(feature = "linux")]
+    python::all(counts.python, options, sink)?;
     Ok(())
 }

@@ -22,21 +22,21 @@ use crate::row::{Contestant, Options, Sink, contest};
 /// Name of the table.
 const TABLE: &str = "linux";
 /// Requests that a guest answers before it counts as warm.
-const WARMING: usize = 5;
+pub(crate) const WARMING: usize = 5;
 
 /// A program that answers lines.
-struct Case {
-    name: &'static str,
-    imports: &'static str,
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) imports: &'static str,
     /// The body of the loop: `line` goes in, `answer` comes out.
-    body: &'static str,
-    request: &'static str,
-    answer: &'static str,
+    pub(crate) body: &'static str,
+    pub(crate) request: &'static str,
+    pub(crate) answer: &'static str,
     /// Threads that OpenBLAS may use.
-    threads: &'static str,
+    pub(crate) threads: &'static str,
 }
 
-const CASES: [Case; 3] = [
+pub(crate) const CASES: [Case; 3] = [
     Case {
         name: "json",
         threads: "1",
@@ -100,7 +100,7 @@ pub(crate) struct Python {
 }
 
 impl Python {
-    fn find() -> anyhow::Result<Self> {
+    pub(crate) fn find() -> anyhow::Result<Self> {
         let ask = "import sys; print(sys.executable); print(sys.base_prefix); print(sys.prefix)";
         let out =
             Command::new("python3").args(["-c", ask]).output().context("no python3 in PATH")?;
@@ -111,14 +111,14 @@ impl Python {
         Ok(Self { path, prefixes: lines.filter(|prefix| prefix != "/usr").collect() })
     }
 
-    fn command(&self, case: &Case, script: &str) -> Command {
+    pub(crate) fn command(&self, case: &Case, script: &str) -> Command {
         let mut command = Command::new(&self.path);
         command.args(["-c", script]).env("OPENBLAS_NUM_THREADS", case.threads);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command
     }
 
-    fn has(&self, imports: &str) -> bool {
+    pub(crate) fn has(&self, imports: &str) -> bool {
         let out = Command::new(&self.path).args(["-c", imports]).stderr(Stdio::null()).status();
         out.is_ok_and(|status| status.success())
     }
@@ -129,7 +129,7 @@ impl Python {
         self.prefixes.iter().fold(program, |program, prefix| program.grant(prefix))
     }
 
-    fn program(&self, case: &Case) -> Program {
+    pub(crate) fn program(&self, case: &Case) -> Program {
         let program = self.guest(&case.script(false)).env("OPENBLAS_NUM_THREADS", case.threads);
         (0..WARMING).fold(program, |program, _| program.request(case.request))
     }
@@ -166,7 +166,7 @@ impl Drop for Server {
     }
 }
 
-fn check(case: &Case, answer: &[u8]) -> anyhow::Result<()> {
+pub(crate) fn check(case: &Case, answer: &[u8]) -> anyhow::Result<()> {
     if answer == case.answer.as_bytes() {
         return Ok(());
     }

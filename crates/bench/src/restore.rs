@@ -6,6 +6,7 @@
 //! `afresh-bench restore` is this module.
 
 mod corpus;
+mod delta;
 mod report;
 mod rivals;
 mod run;

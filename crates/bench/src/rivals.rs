@@ -14,7 +14,7 @@ use wasmtime_wasi::p1::WasiP1Ctx;
 pub struct RivalHost(Option<WasiP1Ctx>);
 
 impl RivalHost {
-    fn p1(&mut self) -> &mut WasiP1Ctx {
+    pub(crate) fn p1(&mut self) -> &mut WasiP1Ctx {
         self.0.get_or_insert_with(|| WasiCtxBuilder::new().build_p1())
     }
 }

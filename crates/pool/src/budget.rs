@@ -4,7 +4,7 @@
 //! the memory they keep, and mappings (the kernel allows a process 65,530 by default). Where a bound is exceeded, the
 //! items that have been idle longest are evicted, from any pool; one in use never is. Items that have been idle for
 //! some time are evicted even within the bounds, except one per pool. Under memory pressure idle items give their
-//! memory back and stay: half of it each second, those first that have been idle longest.
+//! memory back and stay: half of it at each look, those first that have been idle longest.
 //!
 //! Promises: after an item was made, and after one came back with more memory than before, the bounds are kept again,
 //! unless the excess is in use. Handing an item out and taking it back costs nothing more for it. May break it: items
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use afresh_sys::{Inherited, fork};
 
-use crate::pressure::{LOOK_INTERVAL, PressureGauge};
+use crate::pressure::PressureGauge;
 
 /// Stands for the absence of a limit to the pressure: no percentage.
 const NO_PRESSURE: u8 = u8::MAX;
@@ -34,7 +34,8 @@ pub struct ProcessLimits {
     /// How long an item may be idle while its pool has another, up to twice that.
     pub idle: Option<Duration>,
     /// The memory pressure from which on idle items give memory back: percent of a second in which some task of the
-    /// control group, or of the host, waited for memory (PSI).
+    /// control group, or of the host, waited for memory (PSI). With a limit, they also give memory back while the group
+    /// or the host has less than a sixteenth of its memory left, or soon will have.
     pub pressure: Option<u8>,
 }
 
@@ -403,16 +404,14 @@ impl Budget {
                 let idle = idle.map(Duration::from_millis);
                 let limit = self.pressure_limit();
                 let step = match (idle.map(|idle| idle.saturating_sub(slept)), limit) {
-                    (Some(left), Some(_)) => left.min(LOOK_INTERVAL),
+                    (Some(left), Some(_)) => left.min(gauge.interval()),
                     (Some(left), None) => left,
-                    (None, Some(_)) => LOOK_INTERVAL,
+                    (None, Some(_)) => gauge.interval(),
                     (None, None) => break,
                 };
                 std::thread::sleep(step);
                 slept += step;
-                if let Some(limit) = limit
-                    && gauge.percent().is_some_and(|percent| percent >= u32::from(limit))
-                {
+                if limit.is_some_and(|limit| gauge.is_high(u32::from(limit))) {
                     self.relieve();
                 }
                 if idle.is_some_and(|idle| slept >= idle) {

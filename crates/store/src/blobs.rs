@@ -16,7 +16,7 @@ use afresh_sys::file::begin_writing;
 use tempfile::TempPath;
 
 use crate::blob::BlobRead;
-use crate::hashing::Hashing;
+use crate::hashing::BlobHash;
 use crate::seal::{SealKey, Sealer};
 use crate::temporary::{self, readers};
 use crate::{OpenError, SaveError, Sha256};
@@ -107,7 +107,7 @@ impl BlobRead for FileBlob {
     }
 }
 
-/// Writes a blob; another thread hashes it meanwhile, which takes longer than all other work. The
+/// Writes a blob. Another thread hashes a large one meanwhile, which takes longer than all other work. The
 /// disk begins to write while more is pushed.
 pub(crate) struct BlobWriter {
     target: Target,
@@ -117,7 +117,7 @@ pub(crate) struct BlobWriter {
     unsent: usize,
     /// Encrypts what is pushed.
     sealer: Option<Sealer>,
-    hashing: Hashing,
+    hashing: BlobHash,
     /// The digest, once closed.
     digest: Option<Sha256>,
 }
@@ -147,22 +147,22 @@ impl BlobWriter {
         let file = temporary::create_named(dir, prefix.as_ref());
         let file = file.map_err(|e| SaveError::io(dir, e))?;
         let (file, temporary) = file.into_parts();
-        Self::new(Target::Own { dir: dir.to_owned(), temporary: Some(temporary) }, file)
+        Ok(Self::new(Target::Own { dir: dir.to_owned(), temporary: Some(temporary) }, file))
     }
 
     /// Writes at the position of `file`, whose name is `path`.
-    pub(crate) fn part(file: File, path: &Path) -> Result<Self, SaveError> {
+    pub(crate) fn part(file: File, path: &Path) -> Self {
         Self::new(Target::Part(path.to_owned()), file)
     }
 
-    fn new(target: Target, file: File) -> Result<Self, SaveError> {
-        let hashing = Hashing::one().map_err(|e| SaveError::io(target_path(&target), e))?;
-        Ok(Self { target, file, len: 0, unsent: 0, sealer: None, hashing, digest: None })
+    fn new(target: Target, file: File) -> Self {
+        let hashing = BlobHash::new();
+        Self { target, file, len: 0, unsent: 0, sealer: None, hashing, digest: None }
     }
 
     /// Hashes this blob and `other`, to which nothing was pushed yet, in one thread: they are written at the same time.
     pub(crate) fn hash_together(&mut self, other: &mut Self) -> Result<(), SaveError> {
-        let pair = Hashing::pair().map_err(|e| SaveError::io(self.path(), e))?;
+        let pair = BlobHash::pair().map_err(|e| SaveError::io(self.path(), e))?;
         [self.hashing, other.hashing] = pair;
         Ok(())
     }
@@ -204,7 +204,8 @@ impl BlobWriter {
             // A hint: without it, the fsync at the end does all of the work, and says what fails.
             let _ = begin_writing(self.file.as_fd());
         }
-        if self.hashing.push(bytes) { Ok(()) } else { Err(self.ended()) }
+        let taken = self.hashing.push(bytes).map_err(|e| SaveError::io(self.path(), e))?;
+        if taken { Ok(()) } else { Err(self.ended()) }
     }
 
     fn ended(&self) -> SaveError {

@@ -4,6 +4,7 @@
 //! Promises: a writer waits only while [`QUEUE`] of its buffers are not yet hashed. A blob whose writer is dropped
 //! delays the other one of its pair by no more than those.
 
+mod blob;
 mod sha_ni;
 
 use std::collections::VecDeque;
@@ -14,6 +15,7 @@ use std::thread::JoinHandle;
 use sha2::Digest;
 
 use crate::Sha256;
+pub(crate) use blob::BlobHash;
 use sha_ni::Sha;
 
 /// Buffers of a blob in flight between writing and hashing.
@@ -92,7 +94,7 @@ impl Shared {
 }
 
 /// The hashing of one blob. Dropping it gives the rest up.
-pub(crate) struct Hashing {
+struct Hashing {
     shared: Arc<Shared>,
     /// Which of the blobs it is.
     number: usize,
@@ -112,31 +114,35 @@ impl Drop for HashThread {
 }
 
 impl Hashing {
-    /// Hashes one blob.
-    pub(crate) fn one() -> io::Result<Self> {
-        let [one, two] = Self::pair()?;
+    /// Hashes one blob, whose beginning is in `hash`.
+    fn one(hash: Hash) -> io::Result<Self> {
+        let [one, two] = Self::start([hash, Hash::new()])?;
         drop(two);
         Ok(one)
     }
 
     /// Hashes two blobs that are written at the same time.
-    pub(crate) fn pair() -> io::Result<[Self; 2]> {
+    fn pair() -> io::Result<[Self; 2]> {
+        Self::start([Hash::new(), Hash::new()])
+    }
+
+    fn start(hashes: [Hash; 2]) -> io::Result<[Self; 2]> {
         let shared = Arc::<Shared>::default();
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("afresh-blob".to_owned())
-            .spawn(move || hash(&of_thread))?;
+            .spawn(move || hash(&of_thread, hashes))?;
         let thread = Arc::new(HashThread(Some(thread)));
         Ok([0, 1].map(|number| Self { shared: shared.clone(), number, _thread: thread.clone() }))
     }
 
     /// A buffer that was hashed, with any content.
-    pub(crate) fn recycled(&self) -> Vec<u8> {
+    fn recycled(&self) -> Vec<u8> {
         self.shared.lock().both[self.number].recycled.pop().unwrap_or_default()
     }
 
     /// Appends bytes. Returns whether the thread takes them.
-    pub(crate) fn push(&self, bytes: Vec<u8>) -> bool {
+    fn push(&self, bytes: Vec<u8>) -> bool {
         let mut blobs = self.shared.lock();
         while blobs.both[self.number].queue.len() >= QUEUE && !blobs.ended {
             blobs = self.shared.room.wait(blobs).unwrap_or_else(PoisonError::into_inner);
@@ -147,13 +153,13 @@ impl Hashing {
     }
 
     /// No more bytes come, so that the hash can be completed while others are waited for.
-    pub(crate) fn close(&self) {
+    fn close(&self) {
         self.shared.lock().both[self.number].closed = true;
         self.shared.work.notify_one();
     }
 
     /// The digest of a closed blob, once it is there; `None` if the thread has ended before.
-    pub(crate) fn finish(&self) -> Option<Sha256> {
+    fn finish(&self) -> Option<Sha256> {
         self.close();
         let mut blobs = self.shared.lock();
         loop {
@@ -193,7 +199,7 @@ impl Current {
 }
 
 /// Hashes the blobs until both are closed.
-fn hash(shared: &Shared) {
+fn hash(shared: &Shared, hashes: [Hash; 2]) {
     /// Wakes writers that wait for the thread, also after a panic.
     struct Rung<'a>(&'a Shared);
     impl Drop for Rung<'_> {
@@ -203,7 +209,7 @@ fn hash(shared: &Shared) {
         }
     }
     let _rung = Rung(shared);
-    let mut hashes = [Some(Hash::new()), Some(Hash::new())];
+    let mut hashes = hashes.map(Some);
     let mut current = [Current::default(), Current::default()];
     while next(shared, &mut hashes, &mut current) {
         let [one, two] = &mut current;

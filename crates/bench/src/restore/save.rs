@@ -14,24 +14,24 @@ use super::Options;
 use super::corpus::{Scratch, pages_into};
 use super::report::{Line, Sample};
 use super::run::processor_time;
-use super::running;
+use super::{delta, running};
 use crate::Sink;
 
 /// Pages of the small delta.
-const DELTA_PAGES: usize = 256;
+pub(super) const DELTA_PAGES: usize = 256;
 
 /// A way to write, with its results.
-struct Writer {
-    name: &'static str,
-    samples: Vec<Sample>,
+pub(super) struct Writer {
+    pub(super) name: &'static str,
+    pub(super) samples: Vec<Sample>,
 }
 
 impl Writer {
-    fn new(name: &'static str) -> Self {
+    pub(super) fn new(name: &'static str) -> Self {
         Self { name, samples: Vec::new() }
     }
 
-    fn time<T>(&mut self, write: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(super) fn time<T>(&mut self, write: impl FnOnce() -> Result<T>) -> Result<T> {
         let (start, cpu) = (Instant::now(), processor_time());
         let written = write()?;
         let total = start.elapsed().as_secs_f64() * 1e3;
@@ -47,7 +47,7 @@ impl Writer {
     }
 }
 
-fn write_and_sync(path: &Path, memory: &[u8]) -> Result<()> {
+pub(super) fn write_and_sync(path: &Path, memory: &[u8]) -> Result<()> {
     let mut file = File::create(path)?;
     memory.chunks(1 << 20).try_for_each(|piece| file.write_all(piece))?;
     Ok(file.sync_all()?)
@@ -65,7 +65,7 @@ fn hash(memory: &[u8], threads: usize) -> Result<()> {
 }
 
 /// Every page at a distance of `step`, as a tracker would report them.
-fn change(memory: &mut MemoryPages, step: usize) -> Vec<PageRange> {
+pub(super) fn change(memory: &mut MemoryPages, step: usize) -> Vec<PageRange> {
     let pages = memory.0.len() / PAGE_SIZE;
     let changed: Vec<_> = (0..pages).step_by(step).map(|p| PageRange::new(p, 1)).collect();
     for range in &changed {
@@ -153,5 +153,6 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
         sink(&line.row());
     }
     drop(memory);
+    delta::run(options, &save, sink)?;
     save_running(options, &save, &dir, sink)
 }

@@ -151,7 +151,7 @@ impl BlobSink for ArchiveWriter {
         }
         let mut file = self.file.try_clone().map_err(|e| self.io(e))?;
         file.seek(SeekFrom::Start(self.at + BLOCK)).map_err(|e| self.io(e))?;
-        BlobWriter::part(file, &self.temporary)
+        Ok(BlobWriter::part(file, &self.temporary))
     }
 
     fn end(&mut self, mut blob: BlobWriter) -> Result<(Sha256, u64), SaveError> {

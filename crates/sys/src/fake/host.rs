@@ -10,6 +10,21 @@ pub fn memory_headroom() -> Option<u64> {
     None
 }
 
+/// Memory of the host or of a control group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRoom {
+    /// Bytes that can still be allocated.
+    pub left: u64,
+    /// All bytes.
+    pub total: u64,
+}
+
+/// Unknown here.
+#[must_use]
+pub fn memory_room() -> Option<MemoryRoom> {
+    None
+}
+
 /// Unknown here.
 #[must_use]
 pub fn memory_pressure() -> Option<f32> {

@@ -10,12 +10,37 @@ use std::time::Duration;
 
 use crate::{Call, Inherited, SysError, inject};
 
+/// Memory of the host or of a control group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRoom {
+    /// Bytes that can still be allocated.
+    pub left: u64,
+    /// All bytes.
+    pub total: u64,
+}
+
+/// The memory of the host, and of each control group with a limit on the path to the root.
+fn memory_rooms() -> impl Iterator<Item = MemoryRoom> {
+    let host = fs::read_to_string("/proc/meminfo").ok().and_then(|text| host_room(&text));
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let groups: Vec<MemoryRoom> =
+        groups.lines().filter_map(group_of).flat_map(|group| group.rooms()).collect();
+    host.into_iter().chain(groups)
+}
+
 /// Bytes that can still be allocated before the host or the control group runs out; `None` when
 /// neither can be read.
 #[must_use]
 pub fn memory_headroom() -> Option<u64> {
-    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
-    [available, group_headroom()].into_iter().flatten().min()
+    memory_rooms().map(|room| room.left).min()
+}
+
+/// The memory of the host or of a control group, whichever has the smallest share left. `None` as for
+/// [`memory_headroom`].
+#[must_use]
+pub fn memory_room() -> Option<MemoryRoom> {
+    let share = |room: &MemoryRoom| (u128::from(room.left) << 32) / u128::from(room.total.max(1));
+    memory_rooms().min_by_key(share)
 }
 
 /// Releases unused memory of the C library's allocator to the host. Costs some milliseconds at most; does nothing
@@ -53,16 +78,13 @@ pub fn mappings() -> Option<usize> {
     Some(maps.iter().filter(|byte| **byte == b'\n').count())
 }
 
-/// `MemAvailable` of `/proc/meminfo`, in bytes.
-fn available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
-}
-
-/// Headroom of the tightest control group on the path to the root.
-fn group_headroom() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    groups.lines().filter_map(group_of).filter_map(|group| group.headroom()).min()
+/// `MemAvailable` and `MemTotal` of `/proc/meminfo`.
+fn host_room(meminfo: &str) -> Option<MemoryRoom> {
+    let field = |name| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+    };
+    Some(MemoryRoom { left: field("MemAvailable:")?, total: field("MemTotal:")? })
 }
 
 /// A memory control group: its directory, and the names of its limit and usage there.
@@ -96,7 +118,8 @@ fn group_of(line: &str) -> Option<Group> {
 }
 
 impl Group {
-    fn headroom(&self) -> Option<u64> {
+    /// The memory of each group with a limit, from this one to the root.
+    fn rooms(&self) -> Vec<MemoryRoom> {
         let number = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
         self.path
             .ancestors()
@@ -107,9 +130,10 @@ impl Group {
                 let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
                 let cache = stat.lines().find_map(|line| line.strip_prefix(self.cache));
                 let cache: u64 = cache.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-                Some(limit.saturating_sub(used.saturating_sub(cache)))
+                let left = limit.saturating_sub(used.saturating_sub(cache));
+                Some(MemoryRoom { left, total: limit })
             })
-            .min()
+            .collect()
     }
 }
 
@@ -220,8 +244,9 @@ mod tests {
 
     #[test]
     fn available_memory_is_read_in_bytes() {
-        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:    3 kB\n"), Some(3 << 10));
-        assert_eq!(available("MemTotal: 9 kB\n"), None);
+        let room = MemoryRoom { left: 3 << 10, total: 9 << 10 };
+        assert_eq!(host_room("MemTotal: 9 kB\nMemAvailable:    3 kB\n"), Some(room));
+        assert_eq!(host_room("MemTotal: 9 kB\n"), None);
     }
 
     #[test]

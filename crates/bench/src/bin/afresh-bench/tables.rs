@@ -73,8 +73,8 @@ pub(crate) enum Table {
         #[command(flatten)]
         common: Common,
     },
-    /// Mappings, descriptors and memory of many live guests in one process, compared with wasmtime's
-    /// pooling allocator. A twentieth of them with --quick.
+    /// Mappings, descriptors and memory of many live guests, compared with wasmtime's pooling allocator
+    /// and with a fork for each request. A twentieth of them with --quick.
     Density {
         #[command(flatten)]
         common: Common,

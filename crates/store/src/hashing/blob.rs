@@ -1,0 +1,94 @@
+//! The hash of one blob. A blob that stays small is hashed by its writer, and any other by a thread.
+//!
+//! Most blobs of a snapshot are small: configuration, manifest, turns. Starting a thread and waiting for it takes
+//! longer than hashing one of them.
+//!
+//! Promises: the digest is the same either way.
+
+use std::io;
+
+use super::{Hash, Hashing};
+use crate::Sha256;
+
+/// Maximum bytes that the writer hashes.
+const MAX_SMALL: usize = 64 << 10;
+
+/// The hash of a blob that is being written.
+pub(crate) struct BlobHash(Hasher);
+
+enum Hasher {
+    Writer { hash: Hash, len: usize },
+    Thread(Hashing),
+}
+
+impl BlobHash {
+    pub(crate) fn new() -> Self {
+        Self(Hasher::Writer { hash: Hash::new(), len: 0 })
+    }
+
+    /// The hashes of two blobs that are written at the same time, in one thread.
+    pub(crate) fn pair() -> io::Result<[Self; 2]> {
+        Ok(Hashing::pair()?.map(|hashing| Self(Hasher::Thread(hashing))))
+    }
+
+    /// A buffer that was hashed, with any content.
+    pub(crate) fn recycled(&self) -> Vec<u8> {
+        match &self.0 {
+            Hasher::Writer { .. } => Vec::new(),
+            Hasher::Thread(hashing) => hashing.recycled(),
+        }
+    }
+
+    /// Appends bytes. Returns whether they will be hashed.
+    pub(crate) fn push(&mut self, bytes: Vec<u8>) -> io::Result<bool> {
+        if let Hasher::Writer { hash, len } = &mut self.0 {
+            *len += bytes.len();
+            if *len <= MAX_SMALL {
+                hash.update(&bytes);
+                return Ok(true);
+            }
+            let hash = std::mem::replace(hash, Hash::new());
+            self.0 = Hasher::Thread(Hashing::one(hash)?);
+        }
+        match &self.0 {
+            Hasher::Writer { .. } => Ok(true),
+            Hasher::Thread(hashing) => Ok(hashing.push(bytes)),
+        }
+    }
+
+    /// No more bytes come, so that the hash can be completed while others are waited for.
+    pub(crate) fn close(&self) {
+        if let Hasher::Thread(hashing) = &self.0 {
+            hashing.close();
+        }
+    }
+
+    /// The digest of the closed blob; `None` if its thread has ended before.
+    pub(crate) fn finish(&mut self) -> Option<Sha256> {
+        match &mut self.0 {
+            Hasher::Writer { hash, .. } => Some(std::mem::replace(hash, Hash::new()).finish()),
+            Hasher::Thread(hashing) => hashing.finish(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blob_has_the_same_digest_wherever_it_is_hashed() {
+        let bytes: Vec<u8> = (0..3 * MAX_SMALL).map(|at| (at / 7) as u8).collect();
+        for len in [0, 1, MAX_SMALL, MAX_SMALL + 1, bytes.len()] {
+            for piece in [1000, MAX_SMALL, bytes.len()] {
+                let mut hash = BlobHash::new();
+                for part in bytes[..len].chunks(piece) {
+                    assert!(hash.push(part.to_vec()).unwrap());
+                }
+                hash.close();
+                assert_eq!(matches!(hash.0, Hasher::Writer { .. }), len <= MAX_SMALL);
+                assert_eq!(hash.finish(), Some(Sha256::of(&bytes[..len])), "{len} by {piece}");
+            }
+        }
+    }
+}
