@@ -2,10 +2,10 @@
 //!
 //! Promises: no tenant has more sandboxes on this server than its limit. In a fleet this limit is for all hosts, and
 //! paused sandboxes count. Hosts that admit at the same moment may exceed it together, by as much as
-//! [`SandboxStore::elsewhere`] is late. A sandbox that the ledger has no more does not count. The memory of a tenant on other
-//! hosts is late by their reports ([`SandboxStore::use_elsewhere`]), and its saved states there by
-//! [`stored_elsewhere`](super::stored_elsewhere). Budgets of all tenants together are for this server. Sandboxes that this
-//! server admits at the same time never exceed a budget together.
+//! [`SandboxStore::elsewhere`] is late. A sandbox that the ledger has no more does not count. The memory of a tenant on
+//! other hosts is late by their reports ([`SandboxStore::use_elsewhere`]), and its saved states there by
+//! [`stored_elsewhere`](super::stored_elsewhere). Budgets of all tenants together are for this server. Sandboxes that
+//! this server admits at the same time never exceed a budget together.
 
 use std::collections::HashMap;
 use std::sync::Arc;

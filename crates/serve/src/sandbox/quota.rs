@@ -82,7 +82,8 @@ impl Counter {
         let known = ledger.snapshots(tenant).await?;
         let mut counts = lock(&self.counts);
         counts.bytes = known.iter().map(|record| record.stored).sum();
-        // One that was made during the count may be among them. It is counted twice rather than not at all, until the next count.
+        // One that was made during the count may be among them. It is counted twice rather than not at all, until the
+        // next count.
         counts.there = known.len() + (counts.made - made);
         counts.counted = (coming == 0).then(Instant::now);
         Ok(())

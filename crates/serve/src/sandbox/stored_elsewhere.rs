@@ -1,4 +1,5 @@
-//! The bytes of saved sandboxes that a fleet has outside of this host: those of other hosts, and paused ones without an owner.
+//! The bytes of saved sandboxes that a fleet has outside of this host: those of other hosts, and paused ones without an
+//! owner.
 //!
 //! The ledger is read for a tenant with a budget of saved states, at most once in [`COUNT_LIFETIME`]. In between, the
 //! sandboxes that this host takes and releases are counted at once. May break it: states that other hosts save count

@@ -1,8 +1,8 @@
-//! Version 2 of the state, frozen: a snapshot that was written when the version began opens for ever, answers as then, and
-//! its state is written today byte for byte as then.
+//! Version 2 of the state, frozen: a snapshot that was written when the version began opens for ever, answers as then,
+//! and its state is written today byte for byte as then.
 //!
-//! `tests/golden/state-2.afresh` is a snapshot of the sample guest `guests/vm/c/tally.c` and is never written again. A change
-//! that makes this test fail needs a new version, a second golden, and code that still reads this one.
+//! `tests/golden/state-2.afresh` is a snapshot of the sample guest `guests/vm/c/tally.c` and is never written again. A
+//! change that makes this test fail needs a new version, a second golden, and code that still reads this one.
 //! `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing.
 
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ fn builder() -> SandboxBuilder {
     Sandbox::builder().host_function("seen", |sum: u64| sum * 2)
 }
 
-/// The end of a state: the name of the processor's template, and those of its features.
+/// The end of a state: the name of the CPU template and the names of its features.
 fn cpu_bytes<'a>(template: &str, features: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let features: Vec<Vec<u8>> = features.into_iter().map(text).collect();
