@@ -207,7 +207,12 @@ impl Retrier {
                 None => RemoteError::Timeout { what: what.to_owned(), after: allowed },
             };
             let (status, after) = heard.unzip();
-            if !error.may_pass() || status.is_some_and(|status| !is_passing(status)) {
+            if status.is_some_and(|status| !is_passing(status)) {
+                // The server works, and has no such object or refuses this request.
+                self.budget.note_success(cost);
+                return Err(error);
+            }
+            if !error.may_pass() {
                 return Err(error);
             }
             let is_timeout = matches!(error, RemoteError::Timeout { .. });

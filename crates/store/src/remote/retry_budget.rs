@@ -116,7 +116,7 @@ impl RetryBudget {
         taken
     }
 
-    /// Returns the tokens of the last retry of a request that succeeded, or adds some if it needed none.
+    /// Returns the tokens of the last retry of a request that the server answered, or adds some if it needed none.
     pub(super) fn note_success(&self, last_cost: u32) {
         let gain = last_cost.max(SUCCESS_GAIN);
         self.bucket.lock().unwrap_or_else(PoisonError::into_inner).add(f64::from(gain));
