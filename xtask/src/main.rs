@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 mod aarch64;
 mod adapters;
 mod book;
+mod chart;
 mod clients;
 mod command;
 mod conformance;
@@ -53,6 +54,8 @@ Commands:
                          the names of the tests that run.
   book                   Check the pages and links of the documentation, and build the book with mdbook into
                          target/book.
+  chart                  Render the Helm chart by Helm's engine, and decode each object strictly as its type of
+                         Kubernetes. Compiles a Go program, which takes some minutes at first.
   conformance [--source REPOSITORY] [CALL…]
                          Run the Linux Test Project's cases for the served system calls, as guests and natively,
                          and write the table in docs/linux-calls.md. Fetches and builds the project's sources,
@@ -142,6 +145,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
     match arguments.split_first().map(|(name, rest)| (name.as_str(), rest)) {
         Some(("aarch64", rest)) => aarch64::main(rest),
         Some(("book", rest)) => book::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("chart", rest)) => chart::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("conformance", rest)) => conformance::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("demo", rest)) => demo::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("e2b-suite", rest)) => e2b_suite::main(rest).map(|()| ExitCode::SUCCESS),

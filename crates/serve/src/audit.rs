@@ -1,8 +1,9 @@
 //! The audit log: one line of JSON for each operation on sandboxes, appended to a file.
 //!
-//! Promises: a line has no code, no content, no key and no token. Lines are written whole, and only at the end of the
-//! file. A line that cannot be written is counted and logged; a log that is required refuses the operation then. May
-//! break it: a host that loses power, since lines are not synced to the disk.
+//! Promises: a line has no code, no content, no key and no token. Lines are only written at the end of the file. A line
+//! that cannot be written is counted and logged; a log that is required refuses the operation then. A full disk may cut
+//! off such a line, and the next record begins on a new line. May break it: a host that loses power, since lines are
+//! not synced to the disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -40,7 +41,7 @@ impl AuditConfig {
 /// The log, open.
 pub(crate) struct AuditLog {
     config: AuditConfig,
-    file: Mutex<File>,
+    file: Mutex<LineWriter<File>>,
     pub(crate) records: Counter,
     pub(crate) failures: Counter,
 }
@@ -55,10 +56,42 @@ fn open(config: &AuditConfig) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(MODE).open(&config.path)
 }
 
+/// Appends lines.
+struct LineWriter<W> {
+    file: W,
+    /// The last line was cut off.
+    is_torn: bool,
+}
+
+impl<W: Write> LineWriter<W> {
+    fn new(file: W) -> Self {
+        Self { file, is_torn: false }
+    }
+
+    /// Appends a line in one write, so that lines of several processes do not mix.
+    fn append(&mut self, line: &str) -> io::Result<()> {
+        let begin = if self.is_torn { "\n" } else { "" };
+        let line = format!("{begin}{line}\n");
+        let mut rest = line.as_bytes();
+        while !rest.is_empty() {
+            match self.file.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    rest = &rest[written..];
+                    self.is_torn = !rest.is_empty();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
 impl AuditLog {
     pub(crate) fn open(config: &AuditConfig) -> io::Result<Self> {
         Ok(Self {
-            file: Mutex::new(open(config)?),
+            file: Mutex::new(LineWriter::new(open(config)?)),
             config: config.clone(),
             records: Counter::default(),
             failures: Counter::default(),
@@ -68,7 +101,9 @@ impl AuditLog {
     /// Opens the file of this name again: after a rotation that is another one.
     pub(crate) fn reopen(&self) {
         match open(&self.config) {
-            Ok(file) => *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file,
+            Ok(file) => {
+                *self.file.lock().unwrap_or_else(PoisonError::into_inner) = LineWriter::new(file);
+            }
             Err(error) => {
                 self.failures.inc();
                 let path = self.config.path.display();
@@ -88,10 +123,9 @@ impl AuditLog {
         let mut line = Map::new();
         line.insert("time".to_owned(), Value::String(time));
         line.extend(fields.into_iter().filter(|(_, value)| !value.is_null()));
-        let line = format!("{}\n", Value::Object(line));
-        // One write, so that lines of several processes do not mix.
+        let line = Value::Object(line).to_string();
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = file.write_all(line.as_bytes());
+        let written = file.append(&line);
         drop(file);
         match written {
             Ok(()) => {
@@ -151,6 +185,44 @@ mod tests {
         assert_eq!(line["tenant"], "acme");
         assert!(line["time"].is_string() && line.get("key").is_none());
         assert_eq!(log.records.get(), 3);
+    }
+
+    /// A file with room for so many bytes.
+    struct FullFile {
+        bytes: Vec<u8>,
+        room: usize,
+    }
+
+    impl Write for FullFile {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let written = bytes.len().min(self.room);
+            if written == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.room -= written;
+            self.bytes.extend_from_slice(&bytes[..written]);
+            Ok(written)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_that_a_full_disk_cuts_off_spoils_no_other_line() {
+        let mut log = LineWriter::new(FullFile { bytes: Vec::new(), room: 15 });
+        log.append(r#"{"n":1}"#).unwrap();
+        // Seven bytes of it fit, and none of the next line.
+        log.append(r#"{"n":2}!"#).unwrap_err();
+        log.append(r#"{"n":3}"#).unwrap_err();
+        log.file.room = 100;
+        log.append(r#"{"n":4}"#).unwrap();
+        log.append(r#"{"n":5}"#).unwrap();
+        let text = String::from_utf8(log.file.bytes).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert_eq!([lines[0], lines[2], lines[3]], [r#"{"n":1}"#, r#"{"n":4}"#, r#"{"n":5}"#]);
     }
 
     #[test]

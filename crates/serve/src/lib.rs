@@ -52,6 +52,7 @@ mod pool_metrics;
 mod proxy;
 #[doc(hidden)]
 pub mod reference;
+mod reload;
 mod reuse;
 mod route;
 mod routing_table;
@@ -61,6 +62,8 @@ mod server;
 mod service;
 mod span;
 mod status;
+#[cfg(feature = "fleet")]
+mod store_metrics;
 #[cfg(feature = "tls")]
 mod tls;
 mod wire;

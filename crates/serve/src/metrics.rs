@@ -14,6 +14,8 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::audit::AuditLog;
 use crate::health::Check;
 use crate::pool_metrics::{PoolMetrics, Pools};
+#[cfg(feature = "fleet")]
+use crate::store_metrics::StoreRetries;
 
 pub(crate) type Labels = Vec<(&'static str, String)>;
 
@@ -156,6 +158,8 @@ impl Metrics {
             Unit::Bytes,
             resident.clone(),
         );
+        #[cfg(feature = "fleet")]
+        registry.register_collector(Box::new(StoreRetries));
         let refused_addresses = Counter::default();
         let help = "Requests refused for a limit of their client's address";
         registry.register("refused_addresses", help, refused_addresses.clone());

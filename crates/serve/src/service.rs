@@ -28,6 +28,7 @@ use crate::error_response::ErrorResponse;
 use crate::fleet::{Fleet, FleetHost, RouteDecision, route_of};
 use crate::health::{self, Health};
 use crate::metrics::Metrics;
+use crate::reload::settings_for_restart;
 use crate::routing_table::RoutingTable;
 #[cfg(feature = "fleet")]
 use crate::sandbox::store::{RouteSubject, SandboxHost, SandboxStore};
@@ -64,6 +65,8 @@ pub(crate) enum Audience {
 
 /// State that all connections of a server share.
 pub(crate) struct Shared {
+    /// The configuration that it was started with.
+    config: Config,
     table: RwLock<Arc<RoutingTable>>,
     pub(crate) budget: Budget,
     pub(crate) metrics: Metrics,
@@ -162,6 +165,7 @@ impl Shared {
         #[cfg(feature = "tls")]
         let tls = config.tls.as_ref().map(crate::tls::Acceptor::open).transpose()?;
         Ok(Self {
+            config: config.clone(),
             #[cfg(feature = "tls")]
             tls,
             sandboxes,
@@ -191,6 +195,11 @@ impl Shared {
         let opened = self.open_again(config).await;
         match opened {
             Ok(opened) => {
+                let left = settings_for_restart(&self.config, config);
+                if !left.is_empty() {
+                    let settings = left.join(", ");
+                    tracing::warn!(settings, "these settings change when the server is started again");
+                }
                 if let (Some(routes), Some(new)) = (&self.sandboxes, &config.sandboxes) {
                     routes.sandboxes.renew(new);
                 }

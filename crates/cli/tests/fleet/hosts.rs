@@ -21,7 +21,7 @@ const KEY: &str = "key-of-acme";
 
 /// A guest whose answers count its calls: the number is in its memory, so a second run of a call is detected. Code
 /// that begins with `!` takes a while before it is counted.
-const COUNTER: &str = r#"(module
+pub(crate) const COUNTER: &str = r#"(module
     (memory (export "memory") 3)
     (data (i32.const 1024) "\83\00\f6\6a0000000000")
     (func (export "warm"))

@@ -1,10 +1,11 @@
 //! Limits that hosts share, a host whose disk is full, and a bug that the tests must catch.
 
 use std::fs;
+use std::time::Duration;
 
 use afresh_sys::planted::{Bug, must_be_caught};
 
-use crate::hosts::{Fleet, Host, Ran, Sandbox, until};
+use crate::hosts::{COUNTER, Fleet, Host, Ran, Sandbox, until};
 use crate::small_disk::SmallDisk;
 
 /// The status and the text of an attempt to make a sandbox.
@@ -52,6 +53,82 @@ fn a_tenants_limit_holds_on_all_hosts_and_counts_paused_sandboxes() {
         know(4);
         refused();
     }
+}
+
+/// Waits until every host has heard a heartbeat of each that was made since.
+fn hear_all(fleet: &Fleet) {
+    const HEARTBEATS: &str = "afresh_fleet_adverts_total";
+    let before: Vec<u64> = fleet.hosts.iter().map(|host| host.metric(HEARTBEATS)).collect();
+    until("heartbeats arrive", || {
+        let mut hosts = fleet.hosts.iter().zip(&before);
+        hosts.all(|(host, before)| host.metric(HEARTBEATS) >= before + 6)
+    });
+}
+
+/// A counter with 1 MiB of memory. Each call changes every page.
+fn large_counter() -> String {
+    const CHANGE: &str = "(local.set $page (i32.const 0x100000))
+        (loop $next
+            (i32.store (local.get $page)
+                (i32.add (i32.add (i32.load (local.get $page)) (i32.const 1000000)) (local.get $page)))
+            (local.set $page (i32.add (local.get $page) (i32.const 4096)))
+            (br_if $next (i32.lt_u (local.get $page) (i32.const 0x200000))))";
+    let change = format!("(func $change (local $page i32) {CHANGE})\n");
+    let evaluate = "(local $digit i32) (local $rounds i64)";
+    COUNTER
+        .replacen("\"memory\") 3)", "\"memory\") 40)", 1)
+        .replacen("(func (export \"warm\"))", "(func (export \"warm\") (call $change))", 1)
+        .replacen(evaluate, &format!("{evaluate} (call $change)"), 1)
+        .replacen("(data", &format!("{change}(data"), 1)
+}
+
+#[test]
+fn memory_and_saved_states_of_a_tenant_have_one_budget_on_all_hosts() {
+    let limits = "[sandboxes.tenants.acme]\nmax-stored-mib = 2\n\
+                  [sandboxes.tenants.other]\nmax-memory-mib = 4\n";
+    let guest = large_counter();
+    let Some(mut fleet) = Fleet::prepare("", limits, &[("counter", &guest)]) else { return };
+    fleet.begin();
+    let hosts = &fleet.hosts;
+    // Wherever they are placed, all hosts count them.
+    let mut made = 0;
+    let refused = loop {
+        let (status, text) = make(&hosts[made % 3], "key-of-other");
+        if status != 201 {
+            break (status, text);
+        }
+        made += 1;
+        assert!(made < 5, "{made} sandboxes of 1 MiB under a budget of 4 MiB");
+        hear_all(&fleet);
+    };
+    assert!(refused.0 == 429 && refused.1.contains("`max-memory-mib` is used up"), "{refused:?}");
+    assert!(made > 1, "one sandbox has no more than 2 MiB");
+    for host in hosts {
+        let (status, why) = make(host, "key-of-other");
+        assert_eq!(status, 429, "{}: {why}", host.name);
+    }
+    // Paused sandboxes have no owner, and their states count.
+    let sandboxes: Vec<Sandbox> = hosts.iter().map(Sandbox::new).collect();
+    for sandbox in &sandboxes {
+        assert_eq!(sandbox.run_soon(&hosts[0]), Ran::Count(1));
+    }
+    for sandbox in &sandboxes[..2] {
+        assert_eq!(sandbox.ask_soon(&hosts[1], "POST", "/pause"), 204);
+    }
+    for host in hosts {
+        until("the saved states are counted", || {
+            // Each attempt before makes a sandbox.
+            std::thread::sleep(Duration::from_secs(1));
+            let (status, why) = make(host, "key-of-acme");
+            status == 429 && why.contains("`max-stored-mib` is used up")
+        });
+    }
+    assert_eq!(sandboxes[2].ask_soon(&hosts[0], "POST", "/pause"), 429);
+    // A killed sandbox makes room, wherever its state was.
+    assert_eq!(sandboxes[0].ask_soon(&hosts[2], "DELETE", ""), 204);
+    until("there is room again", || {
+        sandboxes[2].ask_soon(&hosts[0], "POST", "/pause") == 204
+    });
 }
 
 #[test]

@@ -165,7 +165,8 @@ async fn sending(fleet: Weak<Fleet>) {
         let Some(this) = fleet.upgrade() else { return };
         let cost = this.heartbeat_cost(bytes);
         let every = this.config.pace.usual(cost);
-        let (own, beat) = this.heartbeat(every);
+        let (own, mut beat) = this.heartbeat(every);
+        beat.tenants = this.tenant_report();
         // It needs no message to know itself.
         this.hear(own, every);
         let subject = this.links.subject(&format!("advert.{}", place_tokens(&beat.host)));
@@ -247,12 +248,15 @@ impl Fleet {
     }
 
     /// A heartbeat of another host. If its set is not known, the host is asked for it.
-    fn hear_heartbeat(self: &Arc<Self>, beat: Heartbeat) {
+    fn hear_heartbeat(self: &Arc<Self>, mut beat: Heartbeat) {
         if self.is_over(&beat.host) {
             return;
         }
         self.counts.adverts.inc();
         let every = Duration::from_millis(beat.every).min(MAX_INTERVAL);
+        if let Some(report) = beat.tenants.take() {
+            self.hear_tenants(&beat.host, report, now() + expiry(every));
+        }
         let set = lock(&self.sets).0.get(&beat.set).cloned();
         if let Some(set) = set {
             self.hear(beat.status(&set), every);

@@ -28,6 +28,7 @@ mod rpc_client;
 mod rpc_server;
 mod sandbox_store;
 mod seal;
+mod tenant_budgets;
 mod tenant_counts;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -93,6 +94,8 @@ pub(crate) struct Fleet {
     clocks: Mutex<HashMap<String, i64>>,
     /// The sandboxes of each tenant on all hosts.
     pub(crate) tenants: tenant_counts::TenantCounts,
+    /// The use of tenants on other hosts, and the reports of this one.
+    tenant_budgets: tenant_budgets::TenantBudgets,
     host: OnceLock<Weak<dyn FleetHost>>,
     /// Runs requests of threads that open templates.
     runtime: tokio::runtime::Handle,
@@ -232,6 +235,7 @@ impl Fleet {
             running: Mutex::default(),
             clocks: Mutex::default(),
             tenants: tenant_counts::TenantCounts::default(),
+            tenant_budgets: tenant_budgets::TenantBudgets::default(),
             host: OnceLock::new(),
             runtime: tokio::runtime::Handle::current(),
             drain: tokio::sync::Notify::new(),

@@ -16,7 +16,7 @@ use crate::error_response::ErrorResponse;
 use crate::failure::{describe, internal, is_disk_full};
 use crate::sandbox::store::{
     SandboxHost, SandboxRecord, SandboxStore, SavedState, SnapshotRecord, State, StoredSandbox,
-    StoredSnapshot, state_reference,
+    StoredSnapshot, TenantUse, state_reference,
 };
 
 /// Maximum bytes of a difference that is fetched whole, since its base is here already. Pages of a larger one are
@@ -99,6 +99,10 @@ impl SandboxStore for Fleet {
 
     fn elsewhere(&self, tenant: &str, here: &mut dyn Iterator<Item = &str>) -> Option<usize> {
         self.tenants.elsewhere(tenant, here)
+    }
+
+    fn use_elsewhere(&self, tenant: &str, window: u64) -> TenantUse {
+        self.tenant_use(tenant, window)
     }
 
     async fn create(&self, sandbox: &dyn StoredSandbox) -> Result<(), ErrorResponse> {

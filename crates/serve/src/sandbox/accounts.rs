@@ -1,21 +1,24 @@
 //! The use of each tenant: totals for bills, and windows for budgets.
 //!
 //! Promises: totals only grow, and a server that is started again continues them from its directory. May break it: a
-//! server that is killed loses the use since the last write, at most [`WRITE_INTERVAL`]; windows begin anew with each
-//! start.
+//! server that is killed loses the use since the last write, at most [`WRITE_INTERVAL`]; a server that is started again
+//! has used nothing in the present window. In a fleet the budgets of a tenant are for all hosts: the use of the others
+//! is added, as [`SandboxStore::use_elsewhere`] reports it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
 use super::budgets::{Budgets, Limits};
 use super::record::Records;
 use super::registry::lock;
+use super::store::{SandboxStore, TenantUse};
+use super::tenant_use::window_at;
 use crate::error_response::{BudgetExcess, BudgetOwner, ErrorResponse};
 
 /// Interval of writes of the totals.
@@ -66,15 +69,15 @@ impl Totals {
 /// Use within a window.
 #[derive(Debug)]
 struct Window {
-    began: Instant,
+    number: u64,
     ran: Duration,
     sent: u64,
     outbound: u64,
 }
 
 impl Window {
-    fn begin() -> Self {
-        Self { began: Instant::now(), ran: Duration::ZERO, sent: 0, outbound: 0 }
+    fn begin(number: u64) -> Self {
+        Self { number, ran: Duration::ZERO, sent: 0, outbound: 0 }
     }
 }
 
@@ -97,7 +100,7 @@ impl Account {
             owner,
             labelled,
             totals: Mutex::new(totals),
-            window: Mutex::new(Window::begin()),
+            window: Mutex::new(Window::begin(0)),
             connections: AtomicU64::new(0),
             refused: Mutex::default(),
         }
@@ -154,18 +157,39 @@ impl Account {
 
     /// Use of the present window, and the seconds until it ends.
     fn in_window<R>(&self, length: Duration, read: impl FnOnce(&mut Window) -> R) -> (R, u64) {
+        let (number, left) = window_at(SystemTime::now(), length);
         let mut window = lock(&self.window);
-        if window.began.elapsed() >= length {
-            *window = Window::begin();
+        if window.number != number {
+            *window = Window::begin(number);
         }
-        let left = length.saturating_sub(window.began.elapsed());
-        (read(&mut window), left.as_secs().saturating_add(1))
+        (read(&mut window), left)
     }
 
-    /// Refuses a call once the CPU time of the window is used up.
-    fn check_cpu(&self, limits: &Limits, length: Duration) -> Result<(), ErrorResponse> {
+    /// The use of this account here, with this memory.
+    #[cfg(feature = "fleet")]
+    fn present_use(&self, length: Duration, memory: u64) -> TenantUse {
+        let connections = self.connections();
+        let read = |window: &mut Window| TenantUse {
+            window: window.number,
+            memory,
+            connections,
+            cpu: u64::try_from(window.ran.as_millis()).unwrap_or(u64::MAX),
+            sent: window.sent,
+            outbound: window.outbound,
+        };
+        self.in_window(length, read).0
+    }
+
+    /// Refuses a call once the CPU time of the window is used up, with that of other hosts.
+    fn check_cpu(
+        &self,
+        limits: &Limits,
+        length: Duration,
+        elsewhere: &TenantUse,
+    ) -> Result<(), ErrorResponse> {
         let Some(limit) = limits.cpu_time else { return Ok(()) };
         let (ran, left) = self.in_window(length, |window| window.ran);
+        let ran = ran.saturating_add(Duration::from_millis(elsewhere.cpu));
         if ran < limit {
             return Ok(());
         }
@@ -174,27 +198,40 @@ impl Account {
     }
 
     /// Refuses a request into a sandbox once the sent bytes of the window are used up.
-    fn check_sent(&self, limits: &Limits, length: Duration) -> Result<(), ErrorResponse> {
+    fn check_sent(
+        &self,
+        limits: &Limits,
+        length: Duration,
+        elsewhere: &TenantUse,
+    ) -> Result<(), ErrorResponse> {
         let texts = ("sent-mib", "read less in each window");
-        self.check_bytes(texts, limits.sent, length, |window| window.sent)
+        self.check_bytes(texts, limits.sent, length, (elsewhere.sent, |window| window.sent))
     }
 
     /// Refuses a call once the outbound bytes of the window are used up.
-    fn check_outbound(&self, limits: &Limits, length: Duration) -> Result<(), ErrorResponse> {
+    fn check_outbound(
+        &self,
+        limits: &Limits,
+        length: Duration,
+        elsewhere: &TenantUse,
+    ) -> Result<(), ErrorResponse> {
         let texts = ("outbound-mib", "send less to servers outside in each window");
-        self.check_bytes(texts, limits.outbound, length, |window| window.outbound)
+        let used = (elsewhere.outbound, (|window| window.outbound) as fn(&mut Window) -> u64);
+        self.check_bytes(texts, limits.outbound, length, used)
     }
 
-    /// Refuses once the bytes of the window that `used` reads are the limit. The texts are the budget's name and advice.
+    /// Refuses once the bytes of other hosts and those of the window that `used` reads are the limit. The texts are the
+    /// budget's name and advice.
     fn check_bytes(
         &self,
         (name, advice): (&'static str, &'static str),
         limit: Option<u64>,
         length: Duration,
-        used: fn(&mut Window) -> u64,
+        (elsewhere, used): (u64, fn(&mut Window) -> u64),
     ) -> Result<(), ErrorResponse> {
         let Some(limit) = limit else { return Ok(()) };
         let (used, left) = self.in_window(length, used);
+        let used = used.saturating_add(elsewhere);
         if used < limit {
             return Ok(());
         }
@@ -248,6 +285,8 @@ pub(crate) struct Accounts {
     /// The totals differ from the file.
     changed: AtomicBool,
     written: Mutex<Instant>,
+    /// Knows the use of tenants on other hosts.
+    store: Option<Arc<dyn SandboxStore>>,
 }
 
 impl Accounts {
@@ -267,7 +306,32 @@ impl Accounts {
             records,
             changed: AtomicBool::new(false),
             written: Mutex::new(Instant::now()),
+            store: None,
         })
+    }
+
+    /// Adds the use of tenants on other hosts, as `store` reports it.
+    pub(super) fn with_store(self, store: Arc<dyn SandboxStore>) -> Self {
+        Self { store: Some(store), ..self }
+    }
+
+    /// The use of a tenant on other hosts, in the present window.
+    pub(super) fn elsewhere(&self, tenant: &str) -> TenantUse {
+        let Some(store) = &self.store else { return TenantUse::default() };
+        store.use_elsewhere(tenant, window_at(SystemTime::now(), self.budgets().window).0)
+    }
+
+    /// The use here of the tenants that have limits on all hosts together. `memory` is that of a tenant.
+    #[cfg(feature = "fleet")]
+    pub(super) fn uses(&self, memory: impl Fn(&str) -> u64) -> Vec<(Arc<str>, TenantUse)> {
+        let budgets = self.budgets();
+        let limited = |tenant: &Arc<str>| budgets.of(tenant).has_shared();
+        let all = self.all().into_iter().filter(|(tenant, _)| limited(tenant));
+        let used = all.map(|(tenant, account)| {
+            let used = account.present_use(budgets.window, memory(&tenant));
+            (tenant, used)
+        });
+        used.filter(|(_, used)| !used.is_nothing()).collect()
     }
 
     pub(super) fn budgets(&self) -> Arc<Budgets> {
@@ -299,10 +363,17 @@ impl Accounts {
     /// Refuses a call of a tenant whose CPU time or outbound bytes, or those of the server, are used up.
     pub(super) fn check_call(&self, tenant: &Arc<str>) -> Result<(), ErrorResponse> {
         let budgets = self.budgets();
-        let of_tenant = (self.of(tenant), budgets.of(tenant));
-        for (account, limits) in [of_tenant, (self.server.clone(), budgets.server.clone())] {
-            account.check_cpu(&limits, budgets.window)?;
-            account.check_outbound(&limits, budgets.window)?;
+        let limits = budgets.of(tenant);
+        let elsewhere = match (limits.cpu_time, limits.outbound) {
+            (None, None) => TenantUse::default(),
+            _ => self.elsewhere(tenant),
+        };
+        let nothing = TenantUse::default();
+        let of_tenant = (self.of(tenant), limits, elsewhere);
+        let of_server = (self.server.clone(), budgets.server.clone(), nothing);
+        for (account, limits, elsewhere) in [of_tenant, of_server] {
+            account.check_cpu(&limits, budgets.window, &elsewhere)?;
+            account.check_outbound(&limits, budgets.window, &elsewhere)?;
         }
         Ok(())
     }
@@ -310,8 +381,10 @@ impl Accounts {
     /// Refuses a request into a sandbox of a tenant that was sent as much as it may be, or the server has sent.
     pub(super) fn check_sent(&self, tenant: &Arc<str>) -> Result<(), ErrorResponse> {
         let budgets = self.budgets();
-        self.of(tenant).check_sent(&budgets.of(tenant), budgets.window)?;
-        self.server.check_sent(&budgets.server, budgets.window)
+        let (limits, nothing) = (budgets.of(tenant), TenantUse::default());
+        let elsewhere = limits.sent.map_or(nothing, |_| self.elsewhere(tenant));
+        self.of(tenant).check_sent(&limits, budgets.window, &elsewhere)?;
+        self.server.check_sent(&budgets.server, budgets.window, &nothing)
     }
 
     /// A sandbox of a tenant ran for this time.
@@ -366,12 +439,15 @@ impl Accounts {
     #[cfg(feature = "linux")]
     pub(super) fn connect(&self, tenant: &Arc<str>) -> Result<ConnectionGuard, ErrorResponse> {
         let budgets = self.budgets();
-        let own = (self.of(tenant), budgets.of(tenant).connections);
-        let server = (self.server.clone(), budgets.server.connections);
+        let limit = budgets.of(tenant).connections;
+        let elsewhere = limit.map_or(0, |_| self.elsewhere(tenant).connections);
+        let own = (self.of(tenant), limit, elsewhere);
+        let server = (self.server.clone(), budgets.server.connections, 0);
         let mut guard = ConnectionGuard(Vec::with_capacity(2));
-        for (account, limit) in [own, server] {
-            // Counted first, so that concurrent connections never exceed the limit together.
+        for (account, limit, elsewhere) in [own, server] {
+            // Counted first, so that concurrent connections here never exceed the limit together.
             let before = account.connections.fetch_add(1, Ordering::Relaxed);
+            let before = before.saturating_add(elsewhere);
             guard.0.push(account.clone());
             let limit = limit.map(|limit| limit as u64);
             account.admit("max-connections", limit, (before, 1), "close some connections")?;
@@ -420,7 +496,7 @@ mod tests {
         let refused = accounts.check_call(&one).unwrap_err();
         let excess = refused.budget.unwrap();
         assert_eq!((excess.name, excess.limit, excess.used), ("cpu-seconds", 2, 2));
-        assert!((3500..=3600).contains(&excess.retry_after), "{excess:?}");
+        assert!((1..=3601).contains(&excess.retry_after), "{excess:?}");
         accounts.add_sent(&one, 3 << 20);
         assert_eq!(accounts.check_sent(&one).unwrap_err().budget.unwrap().used, 3);
         accounts.check_call(&two).unwrap();

@@ -2,8 +2,10 @@
 //!
 //! Promises: no tenant has more sandboxes on this server than its limit. In a fleet this limit is for all hosts, and
 //! paused sandboxes count. Hosts that admit at the same moment may exceed it together, by as much as
-//! [`SandboxStore::elsewhere`] is late. A sandbox that the ledger has no more does not count. The other budgets are for this
-//! server. Sandboxes that are admitted at the same time never exceed one together.
+//! [`SandboxStore::elsewhere`] is late. A sandbox that the ledger has no more does not count. The memory of a tenant on
+//! other hosts is late by their reports ([`SandboxStore::use_elsewhere`]), and its saved states there by
+//! [`stored_elsewhere`](super::stored_elsewhere). Budgets of all tenants together are for this server. Sandboxes that
+//! this server admits at the same time never exceed a budget together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -73,6 +75,7 @@ impl Sandboxes {
         new: Vec<Arc<Sandbox>>,
     ) -> Result<(), ErrorResponse> {
         let Some(tenant) = new.first().map(|first| first.tenant.clone()) else { return Ok(()) };
+        self.count_stored(&tenant).await?;
         if let Err(refusal) = self.take_in(&new, None) {
             let is_count = |refusal: &ErrorResponse| {
                 refusal.budget.as_ref().is_some_and(|excess| excess.name == SANDBOXES)
@@ -142,7 +145,8 @@ impl Sandboxes {
         let most = limits.sandboxes.unwrap_or(self.config.max_sandboxes) as u64;
         let (advice, more) = ("kill some, paused ones included", new.len() as u64);
         account.admit(SANDBOXES, Some(most), (own, more), advice)?;
-        let (held, total) = self.held_in(&all, &killed, &first.tenant);
+        let (mut held, total) = self.held_in(&all, &killed, &first.tenant);
+        self.add_elsewhere(&mut held, &first.tenant, &limits);
         let most = budgets.server.sandboxes.map(|most| most as u64);
         server.admit(SANDBOXES, most, (total.sandboxes, more), advice)?;
         let memory = new.iter().map(|sandbox| sandbox.charge.memory()).sum();
@@ -176,6 +180,17 @@ impl Sandboxes {
         own.stored += snapshots.get(tenant).copied().unwrap_or(0);
         total.stored += snapshots.values().sum::<u64>();
         (own, total)
+    }
+
+    /// Adds the holdings of a tenant on other hosts, as far as it has limits of them.
+    fn add_elsewhere(&self, held: &mut Holdings, tenant: &str, limits: &Limits) {
+        if limits.memory.is_some() {
+            let elsewhere = self.accounts.elsewhere(tenant).memory;
+            held.memory = held.memory.saturating_add(elsewhere);
+        }
+        if limits.stored.is_some() {
+            held.stored = held.stored.saturating_add(self.stored_elsewhere.bytes(tenant));
+        }
     }
 
     /// The holdings of each tenant.
@@ -220,8 +235,10 @@ impl Sandboxes {
         more: u64,
     ) -> Result<(), ErrorResponse> {
         let budgets = self.accounts.budgets();
-        let (held, total) = self.held_in(all, killed, tenant);
-        admit_memory(&self.accounts.of(tenant), &budgets.of(tenant), &held, more)?;
+        let (mut held, total) = self.held_in(all, killed, tenant);
+        let limits = budgets.of(tenant);
+        self.add_elsewhere(&mut held, tenant, &limits);
+        admit_memory(&self.accounts.of(tenant), &limits, &held, more)?;
         admit_memory(&self.accounts.server, &budgets.server, &total, more)
     }
 
@@ -244,9 +261,11 @@ impl Sandboxes {
         let (all, killed) = (lock(&self.all), lock(&self.killed));
         let budgets = self.accounts.budgets();
         let (mut held, mut total) = self.held_in(&all, &killed, tenant);
+        let limits = budgets.of(tenant);
+        self.add_elsewhere(&mut held, tenant, &limits);
         held.stored = held.stored.saturating_sub(replaced);
         total.stored = total.stored.saturating_sub(replaced);
-        admit_stored(&self.accounts.of(tenant), &budgets.of(tenant), &held, more)?;
+        admit_stored(&self.accounts.of(tenant), &limits, &held, more)?;
         admit_stored(&self.accounts.server, &budgets.server, &total, more)
     }
 }

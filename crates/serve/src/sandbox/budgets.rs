@@ -33,6 +33,16 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Whether it has a limit for all hosts of a fleet that each host checks by the reports of the others.
+    #[cfg(feature = "fleet")]
+    pub(super) fn has_shared(&self) -> bool {
+        self.memory.is_some()
+            || self.connections.is_some()
+            || self.cpu_time.is_some()
+            || self.sent.is_some()
+            || self.outbound.is_some()
+    }
+
     /// These limits, and `others` where they are not set.
     fn or(&self, others: &Self) -> Self {
         Self {

@@ -10,7 +10,7 @@ use super::keys::same;
 use super::registry::{Sandboxes, lock};
 use super::routes::TOKENS;
 use super::sandbox::{Residency, Sandbox};
-use super::store::{Anchor, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox};
+use super::store::{Anchor, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse};
 use crate::error_response::ErrorResponse;
 
 impl SandboxHost for Sandboxes {
@@ -66,8 +66,14 @@ impl SandboxHost for Sandboxes {
         self.count().0
     }
 
+    fn tenant_uses(&self) -> Vec<(Arc<str>, TenantUse)> {
+        let held = self.holdings();
+        self.accounts.uses(|tenant| held.get(tenant).map_or(0, |held| held.memory))
+    }
+
     fn adopt(&self, record: SandboxRecord, anchor: Anchor, is_current: &dyn Fn() -> bool) {
         let id = record.id.clone();
+        self.stored_elsewhere.subtract(&record.tenant, record.stored);
         let mut sandbox = Sandbox::recorded(record);
         let from = anchor.state.clone().into();
         let mut all = lock(&self.all);

@@ -55,10 +55,12 @@ mod saving;
 mod signature;
 mod snapshots;
 pub(crate) mod store;
+mod stored_elsewhere;
 mod streaming;
 mod template;
 mod templates;
 mod tenant_queue;
+mod tenant_use;
 #[cfg(feature = "linux")]
 mod tunnels;
 mod usage;

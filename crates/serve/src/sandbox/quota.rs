@@ -69,6 +69,27 @@ impl Drop for SnapshotReservation {
     }
 }
 
+impl Counter {
+    /// Counts the snapshots of the tenant if the last count is old. `admitting` is held.
+    async fn count(&self, ledger: &dyn SandboxStore, tenant: &str) -> Result<(), ErrorResponse> {
+        let (made, coming) = {
+            let counts = lock(&self.counts);
+            if counts.counted.is_some_and(|at| at.elapsed() < COUNT_LIFETIME) {
+                return Ok(());
+            }
+            (counts.made, counts.coming)
+        };
+        let known = ledger.snapshots(tenant).await?;
+        let mut counts = lock(&self.counts);
+        counts.bytes = known.iter().map(|record| record.stored).sum();
+        // One that was made during the count may be among them. It is counted twice rather than not at all, until the
+        // next count.
+        counts.there = known.len() + (counts.made - made);
+        counts.counted = (coming == 0).then(Instant::now);
+        Ok(())
+    }
+}
+
 impl Quota {
     /// `known` are the snapshots that this server knows at its start.
     pub(super) fn new(most: usize, known: &[SnapshotRecord]) -> Self {
@@ -90,6 +111,17 @@ impl Quota {
         lock(&self.tenants).entry(tenant.to_owned()).or_default().clone()
     }
 
+    /// Counts the snapshots of a tenant, unless that was done a moment ago.
+    pub(super) async fn count(
+        &self,
+        ledger: &dyn SandboxStore,
+        tenant: &str,
+    ) -> Result<(), ErrorResponse> {
+        let counter = self.counter(tenant);
+        let _admitting = counter.admitting.lock().await;
+        counter.count(ledger, tenant).await
+    }
+
     /// Reserves room for one more snapshot of a tenant.
     pub(super) async fn room(
         &self,
@@ -99,20 +131,7 @@ impl Quota {
     ) -> Result<SnapshotReservation, ErrorResponse> {
         let counter = self.counter(tenant);
         let admitting = counter.admitting.lock().await;
-        let before = {
-            let counts = lock(&counter.counts);
-            let good = counts.counted.is_some_and(|at| at.elapsed() < COUNT_LIFETIME);
-            (!good).then_some((counts.made, counts.coming))
-        };
-        if let Some((made, coming)) = before {
-            let known = ledger.snapshots(tenant).await?;
-            let there = known.len();
-            let mut counts = lock(&counter.counts);
-            counts.bytes = known.iter().map(|record| record.stored).sum();
-            // One that was made during the count may be among them. It is counted twice rather than not at all, until the next count.
-            counts.there = there + (counts.made - made);
-            counts.counted = (coming == 0).then(Instant::now);
-        }
+        counter.count(ledger, tenant).await?;
         let mut counts = lock(&counter.counts);
         let own = counts.there + counts.coming;
         if own >= self.most {

@@ -23,6 +23,7 @@ use super::quota::Quota;
 use super::record::IMAGE;
 use super::sandbox::{Residency, Sandbox, Times, next_event, refused};
 use super::store::SandboxStore;
+use super::stored_elsewhere::StoredElsewhere;
 use super::template::{Warm, state_reference};
 use super::tenant_queue::TenantQueue;
 use crate::audit::AuditLog;
@@ -47,6 +48,7 @@ pub(crate) struct Sandboxes {
     pub(super) opened: Mutex<HashMap<String, Guest>>,
     pub(super) ledger: Arc<dyn SandboxStore>,
     pub(super) quota: Quota,
+    pub(super) stored_elsewhere: StoredElsewhere,
     /// Whether the store has unreferenced objects, and when it was last collected.
     pub(super) litter: AtomicBool,
     pub(super) tidied: Mutex<Instant>,
@@ -190,6 +192,7 @@ impl Sandboxes {
         };
         let records = ledger.records(&config.dir)?;
         let accounts = Accounts::open(&config.dir, config.budgets.clone())?;
+        let accounts = accounts.with_store(ledger.clone());
         let templates = config
             .templates
             .iter()
@@ -221,6 +224,7 @@ impl Sandboxes {
             opened: Mutex::new(HashMap::new()),
             ledger,
             quota,
+            stored_elsewhere: StoredElsewhere::default(),
             litter: AtomicBool::new(false),
             tidied: Mutex::new(Instant::now()),
             audit,

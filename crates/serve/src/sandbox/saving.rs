@@ -57,6 +57,7 @@ impl Sandboxes {
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
     ) -> Result<(), ErrorResponse> {
+        self.count_stored(&sandbox.tenant).await?;
         self.check_stored(&sandbox.tenant, sandbox.charge.stored(), 0)?;
         self.save(sandbox, true, false).await
     }
@@ -158,6 +159,7 @@ impl Sandboxes {
             // Calls that wait for it are made again, elsewhere.
             *life = Residency::Moved;
             lock(&self.all).remove(&sandbox.id);
+            self.stored_elsewhere.add(&sandbox.tenant, sandbox.charge.stored());
         }
         Ok(())
     }

@@ -66,6 +66,7 @@ impl Sandboxes {
             built,
             stored: 0,
         };
+        self.count_stored(&sandbox.tenant).await?;
         self.check_stored(&sandbox.tenant, 0, 0)?;
         let account = self.accounts.of(&sandbox.tenant);
         let room = self.quota.room(&*self.ledger, &account, &sandbox.tenant).await?;

@@ -14,6 +14,7 @@ use async_trait::async_trait;
 #[cfg(all(test, feature = "fleet"))]
 pub(crate) use super::record::BuiltTemplate;
 pub(crate) use super::record::{SandboxRecord, SnapshotRecord};
+pub use super::tenant_use::TenantUse;
 #[cfg(feature = "fleet")]
 pub(crate) use shared::*;
 
@@ -106,6 +107,12 @@ pub(crate) trait SandboxStore: Send + Sync {
     fn elsewhere(&self, tenant: &str, here: &mut dyn Iterator<Item = &str>) -> Option<usize> {
         let _ = (tenant, here);
         Some(0)
+    }
+
+    /// The use of a tenant on other hosts, in this window. It is late by their reports.
+    fn use_elsewhere(&self, tenant: &str, window: u64) -> TenantUse {
+        let _ = tenant;
+        TenantUse { window, ..TenantUse::default() }
     }
 
     /// Records a new sandbox. A store in files records only saved ones.
@@ -217,7 +224,7 @@ mod shared {
     use hyper::HeaderMap;
     use serde::{Deserialize, Serialize};
 
-    use super::{SandboxRecord, StoredSandbox};
+    use super::{SandboxRecord, StoredSandbox, TenantUse};
     use crate::error_response::ErrorResponse;
     pub(crate) use crate::sandbox::record::milliseconds;
     pub(crate) use crate::sandbox::template::state_reference;
@@ -293,6 +300,9 @@ mod shared {
 
         /// Number of live sandboxes.
         fn live(&self) -> usize;
+
+        /// The use of the tenants that have limits on all hosts together.
+        fn tenant_uses(&self) -> Vec<(Arc<str>, TenantUse)>;
 
         /// Takes in a sandbox that the ledger gave to this host. It is in doubt unless `is_current` holds once no call of
         /// [`doubt_all`](Self::doubt_all) can miss it.

@@ -1,7 +1,7 @@
 //! The operations of a remote, in any protocol.
 //!
 //! Blobs are named by their digest, snapshots by names that mean manifests. Implementations repeat
-//! failed requests by [`RetryPolicy`](super::RetryPolicy) and bound their reads; callers check
+//! failed requests by [`Retrier`](super::retry::Retrier) and bound their reads; callers check
 //! digests.
 
 use std::fmt;

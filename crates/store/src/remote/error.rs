@@ -74,6 +74,14 @@ pub enum RemoteError {
         /// How long each attempt was given.
         after: Duration,
     },
+    /// A request failed, and was not tried again because the retry budget of the remote is spent.
+    #[error(
+        "{source}; it was not tried again, because most of the last requests to this store failed"
+    )]
+    RetryRefused {
+        /// The error of the last attempt.
+        source: Box<Self>,
+    },
     /// The store sent fewer or more bytes than were asked for.
     #[error("{what}: the server sent {found} bytes instead of {wanted}")]
     Length {
@@ -165,6 +173,7 @@ impl RemoteError {
         match self {
             Self::Timeout { .. } | Self::Length { .. } | Self::Connection { .. } => true,
             Self::Refused { status, .. } => matches!(status, 408 | 429 | 500..),
+            Self::RetryRefused { source } => source.may_pass(),
             Self::Object { source, .. } => matches!(
                 source,
                 object_store::Error::Generic { .. } | object_store::Error::JoinError { .. }
@@ -182,7 +191,7 @@ impl RemoteError {
 }
 
 /// The error and its causes, each said once: clients tend to hide "connection refused" at the bottom.
-fn with_causes(error: &dyn Error) -> String {
+pub(super) fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

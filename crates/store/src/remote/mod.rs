@@ -10,7 +10,8 @@
 //! Promises: a name changes its meaning last and at once, so a push that is killed leaves the
 //! old meaning or the new one; every request has a time limit and a bounded number of attempts, so a dead
 //! server is an error and not a hang; a server that is away for a moment costs its guests that moment
-//! ([`RetryPolicy::outage`]); few round trips lie between [`Remote::load`] and the first page.
+//! ([`RetryPolicy::outage`]); a server that fails most requests is not asked more often for that, because retries have
+//! a budget ([`Remote::retry_counts`]); few round trips lie between [`Remote::load`] and the first page.
 //!
 //! Calls block. They must not be made from inside an asynchronous task.
 
@@ -29,6 +30,7 @@ mod pull;
 mod push;
 mod registry;
 mod retry;
+mod retry_budget;
 mod turns;
 
 use std::path::PathBuf;
@@ -41,12 +43,15 @@ use tokio::runtime::{Builder, Runtime};
 use crate::Tag;
 use backend::Backend;
 use objects::Objects;
+use retry::Retrier;
+use retry_budget::RetryBudget;
 
 pub use cache::trim_cache;
 pub use collect::{GRACE_PERIOD, GcRoot};
 pub use error::RemoteError;
 pub use push::Progress;
 pub use retry::RetryPolicy;
+pub use retry_budget::RetryCounts;
 pub use turns::ReplacedName;
 
 /// Why another part failed.
@@ -59,6 +64,7 @@ pub struct Remote {
     threads: Arc<Threads>,
     cache: Option<PathBuf>,
     name: Option<String>,
+    budget: Arc<RetryBudget>,
 }
 
 /// The runtime, `None` only while it is dropped.
@@ -80,14 +86,19 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Remote {
-    fn with_backend(backend: Arc<dyn Backend>, name: Option<String>) -> Result<Self, RemoteError> {
+    fn with_backend(
+        backend: Arc<dyn Backend>,
+        name: Option<String>,
+        budget: Arc<RetryBudget>,
+    ) -> Result<Self, RemoteError> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("afresh-remote")
             .enable_all()
             .build()
             .map_err(RemoteError::Runtime)?;
-        Ok(Self { backend, threads: Arc::new(Threads(Some(runtime))), cache: None, name })
+        let threads = Arc::new(Threads(Some(runtime)));
+        Ok(Self { backend, threads, cache: None, name, budget })
     }
 
     /// Uses any object store; requests that fail are repeated as `retry` says.
@@ -99,8 +110,10 @@ impl Remote {
         prefix: Path,
         retry: RetryPolicy,
     ) -> Result<Self, RemoteError> {
-        let objects = Objects::new(objects.clone(), objects, prefix, retry);
-        Self::with_backend(Arc::new(objects), None)
+        let retrier = Retrier::from(retry);
+        let budget = retrier.budget.clone();
+        let objects = Objects::new(objects.clone(), objects, prefix, retrier);
+        Self::with_backend(Arc::new(objects), None, budget)
     }
 
     /// The same remote with a cache in `dir` for reads of snapshots opened in place. Any number of
@@ -123,6 +136,13 @@ impl Remote {
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
+    }
+
+    /// Retries of this remote and its clones. They share a budget, which a retry draws on and successes refill: 100
+    /// retries while every request fails, and one more each second.
+    #[must_use]
+    pub fn retry_counts(&self) -> RetryCounts {
+        self.budget.counts()
     }
 
     /// The names in the remote, in order. In a registry they are all tags of the repository, whatever they

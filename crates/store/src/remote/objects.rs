@@ -29,7 +29,8 @@ use tokio::sync::OnceCell;
 use self::conditions::is_conflict;
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
 use super::collect::Stored;
-use super::{RemoteError, RetryPolicy, retry};
+use super::retry::Retrier;
+use super::{RemoteError, retry};
 use crate::descriptor::Descriptor;
 use crate::layout::{IndexJson, resolve_in, tags_of};
 use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse};
@@ -54,7 +55,7 @@ pub(super) struct Objects {
     /// repeats requests itself; `objects` does not.
     uploads: Arc<dyn ObjectStore>,
     prefix: Path,
-    retry: RetryPolicy,
+    retry: Retrier,
     /// Marks of collectors that were killed, as far as they were waited for.
     dead_marks: Mutex<HashSet<Path>>,
     /// Set once the store has kept conditions of writes.
@@ -74,14 +75,14 @@ impl Objects {
         objects: Arc<dyn ObjectStore>,
         uploads: Arc<dyn ObjectStore>,
         prefix: Path,
-        retry: RetryPolicy,
+        retry: Retrier,
     ) -> Self {
         let (dead_marks, conditional) = (Mutex::default(), OnceCell::new());
         Self { objects, uploads, prefix, retry, dead_marks, conditional, lock: None }
     }
 
     /// The directory `root`, whose names are guarded by a lock.
-    pub(super) fn in_directory(root: PathBuf, prefix: Path, retry: RetryPolicy) -> Self {
+    pub(super) fn in_directory(root: PathBuf, prefix: Path, retry: Retrier) -> Self {
         let files: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new().with_fsync(true));
         Self { lock: Some(root.join(INDEX_LOCK)), ..Self::new(files.clone(), files, prefix, retry) }
     }
@@ -114,7 +115,7 @@ impl Objects {
         bytes: u64,
         work: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, RemoteError> {
-        let after = self.retry.sending(bytes) * self.retry.attempts.max(1);
+        let after = self.retry.policy.sending(bytes) * self.retry.policy.attempts.max(1);
         match tokio::time::timeout(after, work).await {
             Ok(result) => {
                 result.map_err(|source| RemoteError::Object { what: what.to_owned(), source })

@@ -12,6 +12,7 @@ use super::backend::Backend;
 use super::listen::Listening;
 use super::objects::{Objects, PART};
 use super::registry::{self, Registry};
+use super::retry::Retrier;
 use super::{Remote, RemoteError, RetryPolicy};
 
 /// The forms of an address; the end of an error message.
@@ -48,11 +49,13 @@ impl Remote {
         retry: RetryPolicy,
         options: &[(&str, &str)],
     ) -> Result<Self, RemoteError> {
+        let retrier = Retrier::from(retry);
+        let budget = retrier.budget.clone();
         let bad = |why: String| RemoteError::Url { url: url.to_owned(), why };
         if let Some(address) = registry::Address::parse(url)? {
             let name = address.name.clone();
-            let registry = Registry::new(address, retry, options)?;
-            return Self::with_backend(Arc::new(registry), name);
+            let registry = Registry::new(address, retrier, options)?;
+            return Self::with_backend(Arc::new(registry), name, budget);
         }
         let parsed = url::Url::parse(url).map_err(|e| bad(format!("{e}; {FORMS}")))?;
         let (scheme, prefix) =
@@ -67,24 +70,25 @@ impl Remote {
                     builder = builder.with_config(key, *value);
                 }
                 let client = client(retry, options);
-                let build = |retries, client| {
+                let build = |retries, client, budget| {
                     let builder = builder.clone().with_retry(retry_config(retry, retries));
-                    let builder = builder.with_http_connector(Listening);
+                    let builder = builder.with_http_connector(Listening { budget });
                     builder.with_client_options(client).build().map_err(object)
                 };
                 // The code that repeats a request also limits its time.
                 let objects: Arc<dyn ObjectStore> =
-                    Arc::new(build(0, client.clone().with_timeout_disabled())?);
+                    Arc::new(build(0, client.clone().with_timeout_disabled(), None)?);
                 let retries = retry.attempts.saturating_sub(1);
-                let uploads = build(retries, client.with_timeout(retry.sending(PART)))?;
+                let client = client.with_timeout(retry.sending(PART));
+                let uploads = build(retries, client, Some(budget.clone()))?;
                 (objects, Arc::new(uploads) as Arc<dyn ObjectStore>)
             }};
         }
         let (objects, uploads) = match scheme {
             ObjectStoreScheme::Local => {
                 let root = LocalFileSystem::new().path_to_filesystem(&prefix).map_err(object)?;
-                let backend = Arc::new(Objects::in_directory(root, prefix, retry));
-                return Self::with_backend(backend, None);
+                let backend = Arc::new(Objects::in_directory(root, prefix, retrier));
+                return Self::with_backend(backend, None, budget);
             }
             ObjectStoreScheme::AmazonS3 => cloud!(AmazonS3Builder::from_env(), AmazonS3ConfigKey),
             ObjectStoreScheme::GoogleCloudStorage => {
@@ -95,8 +99,8 @@ impl Remote {
             }
             _ => return Err(bad(FORMS.to_owned())),
         };
-        let backend: Arc<dyn Backend> = Arc::new(Objects::new(objects, uploads, prefix, retry));
-        Self::with_backend(backend, None)
+        let backend: Arc<dyn Backend> = Arc::new(Objects::new(objects, uploads, prefix, retrier));
+        Self::with_backend(backend, None, budget)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The one place where a request is tried again.
 //!
-//! Every request of every kind of remote goes through [`RetryPolicy::attempt`], or, where a guest waits for
-//! the answer, through [`RetryPolicy::persist`], so all of them share one limit of time and one way to wait: a
-//! dead server is an error and not a hang, and one that comes back is no error at all.
+//! Every request of every kind of remote goes through [`Retrier::attempt`], or, where a guest waits for
+//! the answer, through [`Retrier::persist`], so all of them share one limit of time, one way to wait and one
+//! [`RetryBudget`]: a dead server is an error and not a hang, and one that comes back is no error at all.
 //!
 //! Time is counted from the last progress, so that a slow line is not taken for a dead server. An answer that comes
 //! slower than [`SLOWEST_ANSWER`] is one, however often it shows progress. A request body shows no progress, and
@@ -13,6 +13,7 @@ use std::cell::Cell;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::StatusCode;
@@ -20,6 +21,7 @@ use reqwest::header::{HeaderMap, RETRY_AFTER};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::RemoteError;
+use super::retry_budget::{RETRY_COST, RetryBudget, TIMEOUT_COST};
 
 /// Longest pause that doubling leads to.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -120,7 +122,20 @@ pub(super) fn heard_from(status: StatusCode, headers: &HeaderMap) {
     heard(status.as_u16(), after);
 }
 
-impl RetryPolicy {
+/// A policy, and the budget that all requests of a remote share. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Retrier {
+    pub(super) policy: RetryPolicy,
+    pub(super) budget: Arc<RetryBudget>,
+}
+
+impl From<RetryPolicy> for Retrier {
+    fn from(policy: RetryPolicy) -> Self {
+        Self { policy, budget: Arc::default() }
+    }
+}
+
+impl Retrier {
     /// Tries `request` as often as the policy allows. Errors that no repetition cures end it at once.
     pub(super) async fn attempt<T, F>(
         &self,
@@ -133,7 +148,7 @@ impl RetryPolicy {
         self.repeat(what, 0, Duration::ZERO, request).await
     }
 
-    /// As [`RetryPolicy::attempt`], for a request that sends `bytes` bytes.
+    /// As [`Retrier::attempt`], for a request that sends `bytes` bytes.
     pub(super) async fn attempt_sending<T, F>(
         &self,
         what: &str,
@@ -146,7 +161,7 @@ impl RetryPolicy {
         self.repeat(what, bytes, Duration::ZERO, request).await
     }
 
-    /// As [`RetryPolicy::attempt`], and through an outage of the server: for the pages of snapshots that are
+    /// As [`Retrier::attempt`], and through an outage of the server: for the pages of snapshots that are
     /// open.
     pub(super) async fn persist<T, F>(
         &self,
@@ -156,7 +171,7 @@ impl RetryPolicy {
     where
         F: Future<Output = Result<T, RemoteError>>,
     {
-        self.repeat(what, 0, self.outage, request).await
+        self.repeat(what, 0, self.policy.outage, request).await
     }
 
     async fn repeat<T, F>(
@@ -170,11 +185,13 @@ impl RetryPolicy {
         F: Future<Output = Result<T, RemoteError>>,
     {
         let start = Instant::now();
-        let mut pause = self.pause;
+        let policy = &self.policy;
+        let mut pause = policy.pause;
         let mut attempt = 1;
+        let mut cost = 0;
         loop {
             let attempted = Attempt::begin();
-            let allowed = self.sending(sending);
+            let allowed = policy.sending(sending);
             let work = async {
                 let answer = within(allowed, request()).await;
                 let heard = ATTEMPT.with(|attempt| attempt.heard.get());
@@ -182,30 +199,52 @@ impl RetryPolicy {
             };
             let (answer, heard) = ATTEMPT.scope(attempted, work).await;
             let error = match answer {
-                Some(Ok(value)) => return Ok(value),
+                Some(Ok(value)) => {
+                    self.budget.note_success(cost);
+                    return Ok(value);
+                }
                 Some(Err(error)) => error,
                 None => RemoteError::Timeout { what: what.to_owned(), after: allowed },
             };
             let (status, after) = heard.unzip();
-            if !error.may_pass() || status.is_some_and(|status| !is_passing(status)) {
+            if status.is_some_and(|status| !is_passing(status)) {
+                // The server works, and has no such object or refuses this request.
+                self.budget.note_success(cost);
                 return Err(error);
             }
+            if !error.may_pass() {
+                return Err(error);
+            }
+            let is_timeout = matches!(error, RemoteError::Timeout { .. });
+            cost = if is_timeout { TIMEOUT_COST } else { RETRY_COST };
+            let refused = attempt < policy.attempts && !self.budget.take(cost);
+            if refused {
+                // A guest that waits for its pages is served in an outage, at the slowest pace.
+                (cost, pause) = (0, LONGEST_PAUSE.max(policy.pause));
+            }
             let wait = match after.flatten() {
-                // Nobody is made to wait for ever.
-                Some(after) => after.min(outage.max(self.timeout)),
+                // The wait has a limit, whatever the server asks for.
+                Some(after) => after.min(outage.max(policy.timeout)),
                 None => jittered(pause),
             };
-            let more =
-                attempt < self.attempts || (error.is_outage() && start.elapsed() + wait < outage);
-            if !more {
+            let persists = error.is_outage() && start.elapsed() + wait < outage;
+            if refused && !persists {
+                return Err(RemoteError::RetryRefused { source: Box::new(error) });
+            }
+            if attempt >= policy.attempts && !persists {
                 return Err(error);
+            }
+            if attempt >= policy.attempts {
+                cost = 0;
             }
             attempt += 1;
             sleep(wait).await;
-            pause = (pause * 2).min(LONGEST_PAUSE.max(self.pause));
+            pause = (pause * 2).min(LONGEST_PAUSE.max(policy.pause));
         }
     }
+}
 
+impl RetryPolicy {
     /// Time for a request that sends `bytes` bytes.
     pub(super) fn sending(&self, bytes: u64) -> Duration {
         self.timeout + Duration::from_secs(bytes / SLOWEST)
@@ -260,6 +299,10 @@ mod tests {
         RetryPolicy { attempts: 3, timeout: ms(200), pause: ms(1), outage: ms(600) }
     }
 
+    fn retrier(policy: RetryPolicy) -> Retrier {
+        policy.into()
+    }
+
     fn refused() -> RemoteError {
         let source = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
         RemoteError::Connection { what: "a".to_owned(), source: source.into() }
@@ -275,14 +318,14 @@ mod tests {
                 }
                 Ok(7)
             };
-            let retry = RetryPolicy { timeout: Duration::from_secs(1), ..short() };
+            let retry = retrier(RetryPolicy { timeout: Duration::from_secs(1), ..short() });
             assert_eq!(retry.attempt("a", slow).await.unwrap(), 7);
             let stuck = || async {
                 answered();
                 sleep(Duration::from_secs(60)).await;
                 Ok(())
             };
-            let error = short().attempt("a", stuck).await.unwrap_err();
+            let error = retrier(short()).attempt("a", stuck).await.unwrap_err();
             assert!(matches!(error, RemoteError::Timeout { .. }), "{error}");
         });
     }
@@ -298,7 +341,7 @@ mod tests {
                 }
                 Ok(())
             };
-            let error = short().attempt("a", dribble).await.unwrap_err();
+            let error = retrier(short()).attempt("a", dribble).await.unwrap_err();
             assert!(matches!(error, RemoteError::Timeout { .. }), "{error}");
         });
     }
@@ -316,7 +359,7 @@ mod tests {
                     }
                 }
             };
-            let retry = RetryPolicy { outage: Duration::from_secs(60), ..short() };
+            let retry = retrier(RetryPolicy { outage: Duration::from_secs(60), ..short() });
             retry.attempt("a", away).await.unwrap_err();
             assert_eq!(refusals.get(), 5);
             // More refusals than attempts are allowed.
@@ -327,7 +370,7 @@ mod tests {
                 heard(403, None);
                 Err::<(), _>(refused())
             };
-            short().persist("a", forbidden).await.unwrap_err();
+            retrier(short()).persist("a", forbidden).await.unwrap_err();
             assert_eq!(tries.get(), 1);
         });
     }
@@ -344,10 +387,65 @@ mod tests {
                 }
                 Ok(())
             };
-            let retry = RetryPolicy { outage: Duration::from_secs(30), ..short() };
+            let retry = retrier(RetryPolicy { outage: Duration::from_secs(30), ..short() });
             retry.persist("a", busy).await.unwrap();
             let times = times.into_inner();
             assert!(times[1] - times[0] >= Duration::from_secs(1));
+        });
+    }
+
+    #[test]
+    fn requests_fail_at_their_first_attempt_once_most_of_them_fail() {
+        runtime().block_on(async {
+            let pause = Duration::from_micros(10);
+            let retry = retrier(RetryPolicy { pause, outage: Duration::ZERO, ..short() });
+            let tries = Cell::new(0_u64);
+            let away = || async {
+                tries.set(tries.get() + 1);
+                Err::<(), _>(refused())
+            };
+            let start = Instant::now();
+            let mut last = None;
+            for _ in 0..400 {
+                last = Some(retry.attempt("a", away).await.unwrap_err());
+            }
+            let refilled = 1 + start.elapsed().as_secs();
+            assert!(tries.get() <= 400 + 100 + refilled, "{} attempts", tries.get());
+            let text = last.unwrap().to_string();
+            assert!(text.contains("it was not tried again"), "{text}");
+            let counts = retry.budget.counts();
+            assert_eq!(counts.retries, tries.get() - 400);
+            assert!(counts.refused >= 400 - 50 - refilled, "{counts:?}");
+            // Successes pay for retries again.
+            for _ in 0..20 {
+                retry.attempt("a", || async { Ok(()) }).await.unwrap();
+            }
+            let left = Cell::new(1_u32);
+            let once = || async {
+                match left.replace(0) {
+                    0 => Ok(()),
+                    _ => Err(refused()),
+                }
+            };
+            retry.attempt("a", once).await.unwrap();
+        });
+    }
+
+    #[test]
+    fn an_open_guest_sits_an_outage_out_although_the_budget_is_spent() {
+        runtime().block_on(async {
+            let retry = retrier(RetryPolicy { outage: Duration::from_secs(60), ..short() });
+            while retry.budget.take(RETRY_COST) {}
+            let left = Cell::new(1_u32);
+            let once = || async {
+                match left.replace(0) {
+                    0 => Ok(()),
+                    _ => Err(refused()),
+                }
+            };
+            let start = Instant::now();
+            retry.persist("a", once).await.unwrap();
+            assert!(start.elapsed() >= LONGEST_PAUSE / 2);
         });
     }
 }

@@ -6,6 +6,7 @@ mod flips;
 mod format;
 mod full_disk;
 mod golden;
+mod golden_turns;
 mod image;
 mod kill;
 mod large;

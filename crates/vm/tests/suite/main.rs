@@ -4,6 +4,7 @@ mod boundary;
 mod common;
 mod fork;
 mod frozen;
+mod golden;
 mod leftovers;
 mod oracle;
 mod processors;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-use super::Moment;
+use super::{Moment, TenantUses};
 
 /// Most things that one advert says a host holds.
 const MAX_HELD: usize = 128;
@@ -52,6 +52,9 @@ pub struct Heartbeat {
     pub held: Vec<String>,
     /// Milliseconds until the next heartbeat, usually.
     pub every: u64,
+    /// Use of tenants on the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenants: Option<TenantUses>,
 }
 
 /// Maximum things outside the set that a heartbeat names.
@@ -84,6 +87,7 @@ impl Heartbeat {
             set: set_digest(set),
             held: others.iter().rev().take(MAX_NAMED).cloned().collect(),
             every,
+            tenants: None,
         }
     }
 

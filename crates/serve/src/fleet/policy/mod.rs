@@ -8,6 +8,7 @@ mod lease;
 mod members;
 mod neighbourhood;
 mod placement;
+mod tenant_uses;
 
 pub use announcements::Announcements;
 pub use failure_detector::{FailureDetector, Verdict};
@@ -16,6 +17,7 @@ pub use lease::{Lease, Terms};
 pub use members::{Heartbeat, Member, Members, NodeStatus, set_digest};
 pub use neighbourhood::{Group, MAX_GROUP, Neighbourhood, place_tokens};
 pub use placement::{Placement, Seed};
+pub use tenant_uses::{KnownUses, MAX_REPORTED_TENANTS, TenantUse, TenantUses, UseReports};
 
 /// A moment: time since some beginning that is the same for all moments of one host. It advances while the process is
 /// stopped and while the machine sleeps.

@@ -99,7 +99,7 @@ impl Registry {
         if let Some(credentials) = known().clone() {
             return Ok(credentials);
         }
-        let (registry, limit) = (self.address.registry.clone(), self.retry.timeout / 2);
+        let (registry, limit) = (self.address.registry.clone(), self.retry.policy.timeout / 2);
         let found = tokio::task::spawn_blocking(move || credentials::find(&registry, limit))
             .await
             .map_err(|e| RemoteError::Runtime(e.into()))??;

@@ -31,7 +31,8 @@ pub(super) use address::Address;
 use self::auth::{Access, Session};
 use self::credentials::Credentials;
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
-use super::{RemoteError, RetryPolicy, retry};
+use super::retry::Retrier;
+use super::{RemoteError, retry};
 use crate::manifest::MAX_MANIFEST;
 use crate::naming::Expected;
 use crate::{OpenError, Sha256, Tag};
@@ -50,7 +51,7 @@ const REDIRECTS: usize = 5;
 pub(super) struct Registry {
     client: Client,
     address: Address,
-    retry: RetryPolicy,
+    retry: Retrier,
     session: Session,
 }
 
@@ -81,7 +82,7 @@ impl fmt::Display for Registry {
 impl Registry {
     pub(super) fn new(
         address: Address,
-        retry: RetryPolicy,
+        retry: Retrier,
         options: &[(&str, &str)],
     ) -> Result<Self, RemoteError> {
         let (mut user, mut password) = (None, None);
@@ -117,7 +118,7 @@ impl Registry {
             client = client.no_proxy();
         }
         let client = client
-            .connect_timeout(retry.connect())
+            .connect_timeout(retry.policy.connect())
             .redirect(redirects)
             .referer(false)
             .user_agent(concat!("afresh/", env!("CARGO_PKG_VERSION")))
@@ -141,7 +142,7 @@ impl Registry {
     fn broken(&self, what: &str, error: reqwest::Error) -> RemoteError {
         let what = format!("{self}: {what}");
         if error.is_timeout() {
-            return RemoteError::Timeout { what, after: self.retry.connect() };
+            return RemoteError::Timeout { what, after: self.retry.policy.connect() };
         }
         RemoteError::Connection { what, source: error.without_url().into() }
     }
@@ -320,7 +321,7 @@ impl Backend for Registry {
     fn prepare(&self, tasks: &Handle) {
         let Ok(url) = self.address.base.join("/v2/") else { return };
         for _ in 0..CONNECTIONS {
-            let request = self.client.get(url.clone()).timeout(self.retry.timeout);
+            let request = self.client.get(url.clone()).timeout(self.retry.policy.timeout);
             // Later requests handle its answer, or the lack of one.
             drop(tasks.spawn(async move { request.send().await?.bytes().await.map(drop) }));
         }

@@ -8,6 +8,7 @@ mod kill;
 mod latency;
 mod login;
 mod proxy;
+mod retry_budget;
 mod servers;
 mod stub;
 mod tagging;
