@@ -85,6 +85,12 @@ impl ConnectionRecord {
         self
     }
 
+    /// The record of its refusal.
+    #[must_use]
+    pub fn refused(self, reason: impl Into<String>) -> Self {
+        Self { outcome: Outcome::Refused, ..self }.reason(reason)
+    }
+
     /// The record of its failure.
     #[must_use]
     pub fn failed(self, reason: impl Into<String>) -> Self {

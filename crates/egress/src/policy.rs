@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::destination::{Destination, DestinationQuery, Server};
+use crate::filter::EgressFilter;
 use crate::proxy::ProxiedServer;
 use crate::rule::{NetGrant, Rule};
 
@@ -59,6 +60,30 @@ impl EgressPolicy {
         }
         let found = self.destinations.iter().find(|one| one.covers(asked, port))?;
         Some(Route::Direct(found.server(asked, port)))
+    }
+
+    /// The way of a connection that a filter admits, if it is granted.
+    #[must_use]
+    pub fn filtered_route(
+        &self,
+        asked: DestinationQuery<'_>,
+        port: u16,
+        filter: &EgressFilter,
+    ) -> Option<Route> {
+        let admits = match asked {
+            DestinationQuery::Name(name) => filter.admits_name(name),
+            DestinationQuery::Address(address) => filter.admits_address(address),
+        };
+        let route = self.route(asked, port).filter(|_| admits)?;
+        Some(match (route, asked) {
+            (Route::Proxied(server), _) => Route::Proxied(server.filtered(filter.clone())),
+            (Route::Direct(server), DestinationQuery::Name(name))
+                if filter.leaves_to_addresses(name) =>
+            {
+                Route::Direct(server.filtered(filter.clone()))
+            }
+            (route, _) => route,
+        })
     }
 
     /// The certificates of the authorities that its guest has to trust, as PEM; empty without a rule that needs one.

@@ -57,8 +57,8 @@ mod trust;
 mod warm;
 
 pub use afresh_egress::{
-    ConnectionLog, ConnectionReceiver, ConnectionRecord, Destination, NetGrant, Outcome,
-    ParseDestinationError, ParseGrantError, Rule,
+    ConnectionLog, ConnectionReceiver, ConnectionRecord, Destination, EgressFilter, FilterError,
+    NetGrant, Outcome, ParseDestinationError, ParseGrantError, Rule,
 };
 pub use afresh_snapshot::{OutputSource, OutputStream};
 pub use call_names::call_name;

@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 
 use super::build_request::check_reserved;
 use super::creation::CreateOptions;
+use super::network::NetworkRules;
 use super::record::SandboxSettings;
 use super::registry::Sandboxes;
 use super::request_record::RequestNotes;
-use super::requests::{CreateRequest, TimeoutRequest};
+use super::requests::{CreateRequest, TimeoutRequest, refuse_unsupported};
 use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
 use super::sandbox::Sandbox;
 use super::snapshots::KeepOptions;
@@ -56,6 +57,7 @@ pub(super) fn rfc3339(time: SystemTime) -> String {
 pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
     let times = *sandbox.times();
     let template = all.template(&sandbox.template);
+    let network = sandbox.network.rules();
     json!({
         "sandboxID": sandbox.id,
         "templateID": sandbox.template,
@@ -63,8 +65,8 @@ pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
         "clientID": "afresh",
         "envdVersion": AGENT,
         "envdAccessToken": sandbox.token,
-        "allowInternetAccess": false,
-        "network": {"allowPublicTraffic": sandbox.settings.public},
+        "allowInternetAccess": network.has_internet(&template.config),
+        "network": network.described(sandbox.settings.public),
         "startedAt": rfc3339(sandbox.started),
         "endAt": rfc3339(times.ends_at()),
         "state": if times.paused { "paused" } else { "running" },
@@ -86,23 +88,26 @@ pub(super) async fn create(
     body: Bytes,
 ) -> Answer {
     let new: CreateRequest = json(&body)?;
-    if let Some((name, why)) = new.unsupported() {
-        let message = format!("`{name}` is not supported: {why}");
-        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
-    }
+    refuse_unsupported(new.unsupported())?;
     let labels = new.metadata.iter().chain(&new.env_vars).flatten();
     short(labels.flat_map(|(name, value)| [name, value]).chain([&new.template]))?;
+    let network = new.network.unwrap_or_default();
     let wanted = CreateOptions {
         template: new.template,
         time: Duration::from_secs(new.timeout.unwrap_or(DEFAULT_TIMEOUT_SECONDS)),
         pause_at_end: new.auto_pause,
-        offline: new.internet == Some(false),
         settings: SandboxSettings {
             metadata: new.metadata.unwrap_or_default(),
             envs: new.env_vars.unwrap_or_default(),
-            public: new.network.and_then(|network| network.allow_public_traffic) == Some(true),
+            public: network.allow_public_traffic == Some(true),
             auto_resume: new.auto_resume.is_some_and(|resume| resume.enabled),
             directory: None,
+            network: NetworkRules {
+                allow_out: network.allow_out,
+                deny_out: network.deny_out,
+                rules: network.rules,
+                internet: new.internet,
+            },
         },
     };
     let sandbox = all.create(&tenant, wanted).await?;

@@ -39,6 +39,7 @@ mod lifecycle;
 mod listing;
 mod memory;
 mod memory_directory;
+mod network;
 mod output_router;
 mod overview;
 #[cfg(feature = "linux")]
