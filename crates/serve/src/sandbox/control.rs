@@ -69,7 +69,7 @@ pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
         "network": network.described(sandbox.settings.public),
         "startedAt": rfc3339(sandbox.started),
         "endAt": rfc3339(times.ends_at()),
-        "state": if times.paused { "paused" } else { "running" },
+        "state": if sandbox.is_paused() { "paused" } else { "running" },
         "metadata": sandbox.settings.metadata,
         "cpuCount": 1,
         "memoryMB": template.config.memory >> 20,
@@ -171,7 +171,7 @@ pub(super) async fn connect(chosen: TenantSandbox, body: Bytes) -> Answer {
     let time: TimeoutRequest = json(&body)?;
     with_memory(&time)?;
     let (all, sandbox) = chosen.sandbox()?;
-    let status = if sandbox.times().paused { StatusCode::CREATED } else { StatusCode::OK };
+    let status = if sandbox.is_paused() { StatusCode::CREATED } else { StatusCode::OK };
     all.resume(&sandbox, Some(time.or_usual())).await?;
     Ok(answer(status, &reach(&sandbox)))
 }
@@ -179,7 +179,7 @@ pub(super) async fn connect(chosen: TenantSandbox, body: Bytes) -> Answer {
 pub(super) async fn resume(chosen: TenantSandbox, body: Bytes) -> Answer {
     let time: TimeoutRequest = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
-    if !sandbox.times().paused {
+    if !sandbox.is_paused() {
         let message = format!("the sandbox {} is running", sandbox.id);
         return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }

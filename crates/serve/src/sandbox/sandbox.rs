@@ -268,6 +268,15 @@ impl Sandbox {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether clients see it as paused: it was paused, or its life is over and its state is in the store alone.
+    pub(super) fn is_paused(&self) -> bool {
+        let times = *self.times();
+        let is_overdue = times.pause_at_end && times.ends <= Instant::now();
+        times.paused
+            || is_overdue
+                && self.life.try_lock().is_ok_and(|life| matches!(*life, Residency::Saved))
+    }
+
     /// The answer of the E2B edge for a sandbox that does not run, which its clients expect.
     pub(super) fn not_running(id: &str) -> ErrorResponse {
         ErrorResponse::new(StatusCode::BAD_GATEWAY, format!("The sandbox {id} was not found"))
