@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::destination::{Destination, DestinationQuery, Server};
 use crate::filter::EgressFilter;
+use crate::log::ConnectionLog;
 use crate::proxy::ProxiedServer;
 use crate::rule::{NetGrant, Rule};
 
@@ -24,6 +25,8 @@ pub enum Route {
 pub struct EgressPolicy {
     destinations: Arc<[Destination]>,
     rules: Arc<[Rule]>,
+    /// Where connections are logged, unless their caller has another log.
+    log: Option<ConnectionLog>,
 }
 
 impl FromIterator<NetGrant> for EgressPolicy {
@@ -35,11 +38,23 @@ impl FromIterator<NetGrant> for EgressPolicy {
                 NetGrant::Rule(rule) => rules.push(rule),
             }
         }
-        Self { destinations: destinations.into(), rules: rules.into() }
+        Self { destinations: destinations.into(), rules: rules.into(), log: None }
     }
 }
 
 impl EgressPolicy {
+    /// The same with a log.
+    #[must_use]
+    pub fn with_log(self, log: Option<ConnectionLog>) -> Self {
+        Self { log, ..self }
+    }
+
+    /// Where connections are logged, unless their caller has another log.
+    #[must_use]
+    pub fn log(&self) -> Option<&ConnectionLog> {
+        self.log.as_ref()
+    }
+
     /// Whether a name is granted, at any port.
     #[must_use]
     pub fn knows(&self, name: &str) -> bool {

@@ -436,7 +436,7 @@ impl ProxiedConnection {
         // A connection takes time: a guest that was reset since has sent nothing.
         self.guest.fill()?;
         self.look(Duration::ZERO)?;
-        if rule.logs_requests() {
+        if rule.logs_requests() || self.log.takes_requests() {
             let text = rule.text();
             self.log.record(
                 record(&self.server, Outcome::Allowed).reason(format!("by the rule for {text}")),

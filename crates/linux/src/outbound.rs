@@ -123,7 +123,9 @@ pub(crate) struct OutboundConnections {
 
 impl OutboundConnections {
     pub(crate) fn new(policy: EgressPolicy) -> Self {
-        Self { policy, list: Vec::new(), limits: OutboundLimits::default() }
+        let log = policy.log().cloned().unwrap_or_default();
+        let limits = OutboundLimits { log, ..OutboundLimits::default() };
+        Self { policy, list: Vec::new(), limits }
     }
 
     /// The log of the caller, or this guest's own.
