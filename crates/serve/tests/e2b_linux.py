@@ -382,6 +382,13 @@ def contexts(sandbox: Sandbox) -> None:
         node = sandbox.run_code("const kept = await Promise.resolve(41); console.log('said')", language="js")
         assert node.error is None and said(node) == "said\n", node
         assert sandbox.run_code("kept + 1", language="js").text == "42"
+        typed = sandbox.run_code("enum Side { Left = 41 }; const side: Side = Side.Left; side + 1", language="ts")
+        if typed.error is not None:
+            # An older Node.js has no TypeScript, and says so.
+            assert "TypeScript needs Node.js" in typed.error.value, typed
+        else:
+            assert typed.text == "42" and sandbox.run_code("side", language="ts").text == "41", typed
+        assert sandbox.run_code("let typed: number = 1", language="js").error is not None
 
 
 def chosen() -> None:
