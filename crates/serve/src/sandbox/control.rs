@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 
 use super::build_request::check_reserved;
 use super::creation::CreateOptions;
-use super::network::NetworkRules;
+use super::network_rules::NetworkRules;
 use super::record::SandboxSettings;
 use super::registry::Sandboxes;
 use super::request_record::RequestNotes;
-use super::requests::{CreateRequest, TimeoutRequest, refuse_unsupported};
+use super::requests::{CreateRequest, TimeoutRequest, Unsupported};
 use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
 use super::sandbox::Sandbox;
 use super::snapshots::KeepOptions;
@@ -79,6 +79,13 @@ pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
             "onTimeout": if times.pause_at_end { "pause" } else { "kill" },
         },
     })
+}
+
+/// Refuses an option that this server does not have.
+pub(super) fn refuse_unsupported(option: Option<Unsupported>) -> Result<(), ErrorResponse> {
+    let Some((name, why)) = option else { return Ok(()) };
+    let message = format!("`{name}` is not supported: {why}");
+    Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message))
 }
 
 pub(super) async fn create(

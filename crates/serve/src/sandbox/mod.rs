@@ -40,6 +40,7 @@ mod listing;
 mod memory;
 mod memory_directory;
 mod network;
+mod network_rules;
 mod output_router;
 mod overview;
 #[cfg(feature = "linux")]

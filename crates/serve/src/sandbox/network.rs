@@ -1,9 +1,8 @@
-//! Rules of one sandbox for its connections, in E2B's form. They narrow the `net` of its template.
+//! The filter of one sandbox for its connections, by its rules. It narrows the `net` of its template.
 //!
 //! Promises: a sandbox reaches only servers of its template's `net`. Rules outlive a pause, and forks have them too.
 //! Each entry of `allowOut` and of `rules` has a grant of the template, or the request is refused.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[cfg(feature = "linux")]
@@ -11,12 +10,12 @@ use afresh::linux::EgressFilter;
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use hyper::StatusCode;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
 use super::config::Template;
+use super::control::refuse_unsupported;
+use super::network_rules::NetworkRules;
 use super::registry::Sandboxes;
-use super::requests::{NetworkUpdate, refuse_unsupported};
+use super::requests::NetworkUpdate;
 use super::routes::{Answer, TenantSandbox, json, short};
 use super::sandbox::Sandbox;
 use crate::error_response::ErrorResponse;
@@ -24,68 +23,7 @@ use crate::error_response::ErrorResponse;
 /// Destinations that stand for all of them.
 const ALL_TRAFFIC: &str = "0.0.0.0/0";
 
-/// Headers for requests to a host.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct NetworkRule {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    transform: Option<Transform>,
-}
-
-/// Changes to a request.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Transform {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    headers: Option<BTreeMap<String, String>>,
-}
-
-/// Rules of a sandbox for its connections.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct NetworkRules {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) allow_out: Option<Vec<String>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) deny_out: Option<Vec<String>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) rules: Option<BTreeMap<String, Vec<NetworkRule>>>,
-    /// False denies all destinations that are not allowed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) internet: Option<bool>,
-}
-
 impl NetworkRules {
-    /// Whether there are none, in a record.
-    pub(crate) fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Their texts, which a record keeps.
-    fn texts(&self) -> impl Iterator<Item = &String> {
-        let rules = self.rules.iter().flatten();
-        let headers = rules.clone().flat_map(|(_, rules)| rules).filter_map(|rule| {
-            rule.transform.as_ref().and_then(|transform| transform.headers.as_ref())
-        });
-        let lists = self.allow_out.iter().chain(&self.deny_out).flatten();
-        lists
-            .chain(rules.map(|(host, _)| host))
-            .chain(headers.flatten().flat_map(|(name, value)| [name, value]))
-    }
-
-    /// Their fields in the description of a sandbox.
-    pub(super) fn described(&self, public: bool) -> Value {
-        let mut fields = json!({ "allowPublicTraffic": public });
-        let lists = [("allowOut", &self.allow_out), ("denyOut", &self.deny_out)];
-        for (name, list) in lists.into_iter().filter(|(_, list)| list.is_some()) {
-            fields[name] = json!(list);
-        }
-        if let Some(rules) = &self.rules {
-            fields["rules"] = json!(rules);
-        }
-        fields
-    }
-
     /// Whether some server of the template can be reached.
     pub(super) fn has_internet(&self, template: &Template) -> bool {
         let denied = self.deny_out.iter().flatten().any(|entry| entry == ALL_TRAFFIC);
@@ -234,6 +172,8 @@ impl Sandboxes {
 
 #[cfg(all(test, feature = "linux"))]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn template(net: &[&str]) -> Template {

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::network::NetworkRules;
+use super::network_rules::NetworkRules;
 
 /// Settings that a client chose for a sandbox. Its forks have the same.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -5,12 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use hyper::StatusCode;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::network::{NetworkRule, NetworkRules};
-use crate::error_response::ErrorResponse;
+use super::network_rules::{NetworkRule, NetworkRules};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -80,17 +78,10 @@ pub(super) struct NetworkUpdate {
 }
 
 /// An option that this server does not have, and the reason.
-type Unsupported = (&'static str, &'static str);
+pub(super) type Unsupported = (&'static str, &'static str);
 
 const NO_SERVICE: &str = "this server has no such service";
 const OWN_DNS: &str = "the server resolves the names in the `net` of a template";
-
-/// An error for an option that this server does not have.
-pub(super) fn refuse_unsupported(option: Option<Unsupported>) -> Result<(), ErrorResponse> {
-    let Some((name, why)) = option else { return Ok(()) };
-    let message = format!("`{name}` is not supported: {why}");
-    Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message))
-}
 
 impl NetworkUpdate {
     /// The first option that this server does not have, and the reason.
