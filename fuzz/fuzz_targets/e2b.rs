@@ -4,6 +4,9 @@
 
 #[path = "../../crates/serve/src/sandbox/form.rs"]
 mod form;
+#[path = "../../crates/serve/src/sandbox/network_rules.rs"]
+#[allow(dead_code, reason = "the fields are read by the server")]
+mod network_rules;
 #[path = "../../crates/serve/src/sandbox/requests.rs"]
 #[allow(dead_code, reason = "the fields are read by the server")]
 mod requests;
@@ -13,7 +16,7 @@ use afresh_fuzz::accepted;
 use libfuzzer_sys::fuzz_target;
 use requests::{
     Chosen, ConnectMessages, ContextRequest, CreateRequest, ExecuteRequest, FilesystemRequest,
-    Part, StartRequest, TimeoutRequest, WatchRequest,
+    NetworkUpdate, Part, StartRequest, TimeoutRequest, WatchRequest,
 };
 use serde::de::DeserializeOwned;
 
@@ -61,6 +64,7 @@ fuzz_target!(|data: &[u8]| {
         b'e' => body::<ExecuteRequest>,
         b'f' => body::<FilesystemRequest>,
         b'n' => body::<ContextRequest>,
+        b'u' => body::<NetworkUpdate>,
         b'w' => body::<WatchRequest>,
         b'p' => body::<Chosen>,
         b'm' => files,

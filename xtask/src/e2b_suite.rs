@@ -1,4 +1,5 @@
-//! `cargo xtask e2b-suite`: E2B's own integration suites against `afresh serve`, with its published clients.
+//! `cargo xtask e2b-suite`: E2B's own integration suites against `afresh serve`: those in Python with its published
+//! clients, and those in JavaScript with the clients of their repositories, which they import by path.
 //!
 //! A separate command: it fetches the suites and installs the clients and a template with matplotlib and pandas, and
 //! nothing of them enters the repository. `docs/e2b-suite.md` has the counts, and each test that does not pass, with
@@ -13,6 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use crate::command::{OwnedChild, cargo, output, run, succeeds};
 use crate::{host, tools};
@@ -22,6 +24,8 @@ const USAGE: &str = "usage: cargo xtask e2b-suite [--source PREFIX] [--server PR
 const SOURCE: &str = "https://github.com/e2b-dev";
 /// The clients, as the tests of the server have them.
 const CLIENTS: [&str; 2] = ["e2b-code-interpreter==2.11.5", "e2b==2.63.0"];
+/// The client of the version of the suites, for those that replace functions within it.
+const OLD_CLIENTS: [&str; 2] = ["e2b-code-interpreter==2.9.1", "e2b==2.45.1"];
 /// Further packages of the suites.
 const RUNNERS: [&str; 6] = [
     "pytest==9.0.3",
@@ -34,6 +38,44 @@ const RUNNERS: [&str; 6] = [
 /// The packages of the template of the code interpreter.
 const TEMPLATE: [&str; 5] =
     ["matplotlib==3.11.2", "numpy==2.4.6", "pandas==3.1.1", "ipython", "e2b-charts"];
+/// The packages of the suites in JavaScript, and of the clients that they import.
+const NODE_PACKAGES: [&str; 16] = [
+    "@bufbuild/protobuf@2.12.1",
+    "@connectrpc/connect@2.1.2",
+    "@connectrpc/connect-web@2.1.2",
+    "chalk@5.3.0",
+    "compare-versions@6.1.0",
+    "dockerfile-ast@0.7.1",
+    "dotenv@16",
+    "e2b@2.51.0",
+    "error-stack-parser-es@2",
+    "glob@13.0.6",
+    "msw@2",
+    "openapi-fetch@0.14.1",
+    "platform@1.3.6",
+    "tar@7.5.19",
+    "undici@7.29.0",
+    "vitest@4.1.10",
+];
+/// Installs the packages that follow as arguments in the folder `$0`.
+const NPM: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && \
+    npm install --silent --no-audit --no-fund --ignore-scripts --prefix \"$0\" \"$@\"";
+/// The configuration of the suites in JavaScript, as in their own: no browser, and no other runtime. Tests of requests
+/// to a mocked server expect the client's own addresses.
+const VITEST: &str = "import { existsSync, readFileSync, readdirSync } from 'node:fs'
+const all = readdirSync('tests', { recursive: true }).filter((name) => name.endsWith('.test.ts')
+  && !name.startsWith('runtimes') && !name.startsWith('bundle')).map((name) => `tests/${name}`)
+const mocked = all.filter((name) => /from 'msw/.test(readFileSync(name, 'utf8')))
+const setup = ['tests/globalFetchFallback.setup.ts'].filter(existsSync)
+const project = (name, include, setupFiles) => ({ test: {
+  name, include, setupFiles, testTimeout: 120000, hookTimeout: 120000 } })
+export default { test: { maxWorkers: 2, projects: [
+  project('server', all.filter((name) => !mocked.includes(name)), setup),
+  ...(mocked.length ? [project('mocked', mocked, [...setup, './afresh.setup.mjs'])] : []),
+] } }
+";
+/// Removes the addresses of the server, for tests that mock it.
+const VITEST_SETUP: &str = "delete process.env.E2B_API_URL\ndelete process.env.E2B_SANDBOX_URL\n";
 /// The line before the part of the page that is replaced.
 const MARK: &str = "<!-- written by `cargo xtask e2b-suite` -->\n";
 /// A key in the form that the clients accept.
@@ -48,16 +90,28 @@ struct Suite {
     commit: &'static str,
     /// The folder of the package.
     folder: &'static str,
+    /// Its tests replace functions within the client, so it runs with the client of its version.
+    replaces: bool,
+    language: SuiteLanguage,
     tests: &'static [&'static str],
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SuiteLanguage {
+    Python,
+    JavaScript,
+}
+
 const E2B: &str = "b8029973aa7da5f741f7bb1a9f833b38a0885438";
-const SUITES: [Suite; 3] = [
+const CODE_INTERPRETER: &str = "7df1757bfd5baa037f909ce97c2dbe014da973c0";
+const SUITES: [Suite; 6] = [
     Suite {
         name: "sandboxes",
         repository: "E2B",
         commit: E2B,
         folder: "packages/python-sdk",
+        replaces: false,
+        language: SuiteLanguage::Python,
         tests: &[
             "tests/sync/api_sync",
             "tests/async/api_async",
@@ -70,20 +124,50 @@ const SUITES: [Suite; 3] = [
         repository: "E2B",
         commit: E2B,
         folder: "packages/python-sdk",
+        replaces: true,
+        language: SuiteLanguage::Python,
         tests: &["tests/sync/template_sync", "tests/async/template_async"],
     },
     Suite {
         name: "code-interpreter",
         repository: "code-interpreter",
-        commit: "7df1757bfd5baa037f909ce97c2dbe014da973c0",
+        commit: CODE_INTERPRETER,
         folder: "python",
+        replaces: false,
+        language: SuiteLanguage::Python,
+        tests: &["tests"],
+    },
+    Suite {
+        name: "sandboxes-js",
+        repository: "E2B",
+        commit: E2B,
+        folder: "packages/js-sdk",
+        replaces: false,
+        language: SuiteLanguage::JavaScript,
+        tests: &["tests/api", "tests/envd", "tests/sandbox"],
+    },
+    Suite {
+        name: "templates-js",
+        repository: "E2B",
+        commit: E2B,
+        folder: "packages/js-sdk",
+        replaces: false,
+        language: SuiteLanguage::JavaScript,
+        tests: &["tests/template"],
+    },
+    Suite {
+        name: "code-interpreter-js",
+        repository: "code-interpreter",
+        commit: CODE_INTERPRETER,
+        folder: "js",
+        replaces: false,
+        language: SuiteLanguage::JavaScript,
         tests: &["tests"],
     },
 ];
 
 /// Why tests whose name contains the text do not pass. The first that fits counts.
-const REASONS: [(&str, &str); 32] = [
-    ("test_stacktrace.py", "the test replaces a function of another version of the client"),
+const REASONS: [(&str, &str); 31] = [
     ("connect_normalizes_unset_tokens", "the test expects another version of the client"),
     ("file_symlink", "the test expects another version of the client"),
     ("config_propagation", "the test expects unset variables of the client"),
@@ -113,8 +197,8 @@ const REASONS: [(&str, &str); 32] = [
     ("test_java.py", "Java is not run"),
     ("java_kernel", "Java is not run"),
     ("cwd_java", "Java is not run"),
-    ("test_ts_kernel", "TypeScript is not run"),
-    ("cwd_typescript", "TypeScript is not run"),
+    ("test_ts_kernel", "TypeScript needs Node.js 22.13, and the host has an older one"),
+    ("cwd_typescript", "TypeScript needs Node.js 22.13, and the host has an older one"),
     ("test_systemd.py", "services of E2B's machine"),
     ("get_image_on_save", "an image that is saved is not shown"),
     ("box_and_whiskers", "the test uses an argument that matplotlib 3.11 does not have"),
@@ -154,6 +238,34 @@ impl Counts {
         let failed = all.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name.clone());
         let failed: Vec<String> = failed.collect();
         Self { passed: all.len() - failed.len(), skipped, failed }
+    }
+}
+
+impl Counts {
+    /// Reads the report that vitest writes as JSON.
+    fn read_report(text: &str) -> Result<Self> {
+        let report: Value = serde_json::from_str(text).context("vitest wrote no report")?;
+        let mut counts = Self::default();
+        for file in report["testResults"].as_array().into_iter().flatten() {
+            let path = file["name"].as_str().unwrap_or_default();
+            let path = path.rsplit_once("/tests/").map_or(path, |(_, path)| path);
+            let tests = file["assertionResults"].as_array().map_or(&[][..], Vec::as_slice);
+            if tests.is_empty() && file["status"] == "failed" {
+                counts.failed.push(format!("{path}::all tests of the file"));
+            }
+            for test in tests {
+                match test["status"].as_str() {
+                    Some("passed") => counts.passed += 1,
+                    Some("failed") => {
+                        let name = test["fullName"].as_str().unwrap_or_default();
+                        counts.failed.push(format!("{path}::{name}"));
+                    }
+                    _ => counts.skipped += 1,
+                }
+            }
+        }
+        counts.failed.sort();
+        Ok(counts)
     }
 }
 
@@ -256,30 +368,36 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
             host::target_folder().join("debug/afresh")
         }
     };
-    let clients =
-        environment("e2b-suite-clients", &[&CLIENTS[..], &RUNNERS, &TEMPLATE[..1]].concat())?;
+    let clients = |name: &str, clients: &[&str]| {
+        environment(name, &[clients, &RUNNERS, &TEMPLATE[..1]].concat())
+    };
+    let new = clients("e2b-suite-clients", &CLIENTS)?;
+    let old = clients("e2b-suite-clients-2.45.1", &OLD_CLIENTS)?;
     let template = environment("e2b-suite-template", &TEMPLATE)?;
+    let suites: Vec<&Suite> = SUITES
+        .iter()
+        .filter(|suite| wanted.is_empty() || wanted.contains(&suite.name))
+        .collect();
+    let is_script = |suite: &&Suite| suite.language == SuiteLanguage::JavaScript;
+    let packages = match suites.iter().copied().any(|suite| is_script(&suite)) {
+        true => packages()?,
+        false => PathBuf::new(),
+    };
     let mut results = Vec::new();
-    for suite in SUITES.iter().filter(|suite| wanted.is_empty() || wanted.contains(&suite.name)) {
-        let sources = sources(suite, &source)?;
+    for suite in suites {
+        let sources = sources(suite, &source)?.join(suite.folder);
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let folder = host::target_folder().join("tools/e2b-suite-server");
         let _server = start(&program, &folder, &template.join("bin/python"), port)?;
         let url = format!("http://127.0.0.1:{port}");
-        // Not `python -m pytest`, which would find the sources of the client before the installed one.
-        let mut tests = Command::new(clients.join("bin/pytest"));
-        tests.current_dir(sources.join(suite.folder)).args(suite.tests);
-        tests.args(["-q", "-rA", "--tb=no", "--numprocesses=2", "-p", "no:cacheprovider"]);
-        tests.args(["--timeout=120"]);
-        tests.env("E2B_API_URL", &url).env("E2B_SANDBOX_URL", &url).env("E2B_API_KEY", KEY);
-        println!("$ pytest {} (against {url})", suite.tests.join(" "));
-        let done = tests.stdin(Stdio::null()).output().context("cannot run pytest")?;
-        let text = String::from_utf8_lossy(&done.stdout);
-        let counts = Counts::read(&text);
-        if counts.passed == 0 {
-            let told = String::from_utf8_lossy(&done.stderr);
-            bail!("no test of the suite {} passed:\n{text}{told}", suite.name);
-        }
+        println!("$ {} (against {url})", suite.tests.join(" "));
+        let counts = match suite.language {
+            SuiteLanguage::Python => {
+                let clients = if suite.replaces { &old } else { &new };
+                run_python(suite, &sources, clients, &url)?
+            }
+            SuiteLanguage::JavaScript => run_script(suite, &sources, &packages, &url)?,
+        };
         let (passed, failed) = (counts.passed, counts.failed.len());
         println!("{}: {passed} passed, {failed} failed, {} skipped", suite.name, counts.skipped);
         results.push((suite, counts));
@@ -297,6 +415,64 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         bail!("tests fail for reasons that are not known:{names}");
     }
     Ok(())
+}
+
+/// The packages of the suites in JavaScript, installed once.
+fn packages() -> Result<PathBuf> {
+    let folder = host::target_folder().join("tools/e2b-suite-js");
+    let done = folder.join("installed");
+    if !fs::read_to_string(&done).is_ok_and(|installed| installed == NODE_PACKAGES.join(" ")) {
+        run(Command::new("sh").args(["-c", NPM]).arg(&folder).args(NODE_PACKAGES))?;
+        fs::write(done, NODE_PACKAGES.join(" "))?;
+    }
+    Ok(folder)
+}
+
+/// Tests in the folder of a suite, against the server at `url`.
+fn tests(program: &Path, sources: &Path, url: &str) -> Command {
+    let mut tests = Command::new(program);
+    tests.current_dir(sources).stdin(Stdio::null());
+    tests.env("E2B_API_URL", url).env("E2B_SANDBOX_URL", url).env("E2B_API_KEY", KEY);
+    tests
+}
+
+fn run_python(suite: &Suite, sources: &Path, clients: &Path, url: &str) -> Result<Counts> {
+    // Not `python -m pytest`, which would find the sources of the client before the installed one.
+    let mut tests = tests(&clients.join("bin/pytest"), sources, url);
+    tests.args(suite.tests);
+    tests.args(["-q", "-rA", "--tb=no", "--numprocesses=2", "-p", "no:cacheprovider"]);
+    tests.args(["--timeout=120"]);
+    let done = tests.output().context("cannot run pytest")?;
+    let text = String::from_utf8_lossy(&done.stdout);
+    let counts = Counts::read(&text);
+    if counts.passed == 0 {
+        let told = String::from_utf8_lossy(&done.stderr);
+        bail!("no test of the suite {} passed:\n{text}{told}", suite.name);
+    }
+    Ok(counts)
+}
+
+fn run_script(suite: &Suite, sources: &Path, packages: &Path, url: &str) -> Result<Counts> {
+    let modules = sources.join("node_modules");
+    if !modules.exists() {
+        std::os::unix::fs::symlink(packages.join("node_modules"), modules)?;
+    }
+    let (config, report) = (sources.join("afresh.config.mjs"), sources.join("report.json"));
+    fs::write(&config, VITEST)?;
+    fs::write(sources.join("afresh.setup.mjs"), VITEST_SETUP)?;
+    let _ = fs::remove_file(&report);
+    let mut tests = tests(&packages.join("node_modules/.bin/vitest"), sources, url);
+    tests.arg("run").arg("--config").arg(config).arg("--reporter=json");
+    tests.arg("--outputFile").arg(&report).args(suite.tests);
+    let done = tests.output().context("cannot run vitest")?;
+    let counts = fs::read_to_string(&report).map(|text| Counts::read_report(&text));
+    match counts {
+        Ok(Ok(counts)) if counts.passed > 0 => Ok(counts),
+        _ => {
+            let told = String::from_utf8_lossy(&done.stderr);
+            bail!("no test of the suite {} passed:\n{told}", suite.name)
+        }
+    }
 }
 
 /// Replaces the counts in the page.
@@ -339,6 +515,18 @@ fn short(test: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_report_of_vitest_is_read() {
+        let text = r#"{"testResults": [
+            {"name": "/x/tests/a.test.ts", "status": "failed", "assertionResults": [
+                {"status": "passed", "fullName": "one"}, {"status": "failed", "fullName": "b two"},
+                {"status": "skipped", "fullName": "three"}]},
+            {"name": "/x/tests/b.test.ts", "status": "failed", "assertionResults": []}]}"#;
+        let counts = Counts::read_report(text).unwrap();
+        assert_eq!((counts.passed, counts.skipped), (1, 1));
+        assert_eq!(counts.failed, ["a.test.ts::b two", "b.test.ts::all tests of the file"]);
+    }
 
     #[test]
     fn the_summary_of_pytest_is_read() {

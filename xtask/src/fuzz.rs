@@ -88,8 +88,9 @@ const VALUES: [&[u8]; 3] = [
 ];
 
 /// Bodies of requests, each after the letter of its type.
-const REQUESTS: [&[u8]; 10] = [
+const REQUESTS: [&[u8]; 11] = [
     br#"c{"templateID":"base","autoPause":true,"metadata":{"a":"b"},"envVars":{"A":"b"},"network":{"allowOut":["a"]},"mcp":{"a":{}}}"#,
+    br#"u{"allowOut":["a","10.0.0.0/8"],"denyOut":["0.0.0.0/0"],"rules":{"a":[{"transform":{"headers":{"X":"1"}}},{}]},"allow_internet_access":false}"#,
     br#"n{"language":"python","cwd":"/tmp"}"#,
     br#"w{"path":"a","recursive":true,"includeEntry":true,"watcherId":"b"}"#,
     br#"t{"timeout":1,"duration":2,"count":3,"name":"n"}"#,

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use afresh::linux::{
-    End, EndedRun, HostStreams, NetGrant, Program, Resource, RunControl, WarmError, call_name,
+    End, EndedRun, HostProgram, HostStreams, Program, Resource, RunControl, WarmError, call_name,
 };
 use afresh::{Guest, Place, Reference, SaveOptions};
 use afresh_sys::termination::AwaitedSignals;
@@ -17,10 +17,10 @@ use anyhow::Context;
 use clap::Args;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-use crate::host_program::HostProgram;
 #[cfg(feature = "seal")]
 use crate::keys::ProtectArguments;
 use crate::linux::Shape;
+use crate::net::NetArguments;
 use crate::{Settings, snapshot, write_back};
 
 /// Variables that the program has unless `--env` sets them.
@@ -57,12 +57,8 @@ pub(crate) struct Arguments {
     /// May be repeated.
     #[arg(long, value_name = "NAME[=VALUE]")]
     env: Vec<String>,
-    /// Allow the program to connect to a server.
-    ///
-    /// `*.NAME` matches subdomains, and `*` any port; =HOST:PORT redirects the connection. A table in JSON is a rule for
-    /// HTTP requests. Without this option only loopback is reachable.
-    #[arg(long, value_name = "NAME:PORT[=HOST:PORT]")]
-    net: Vec<NetGrant>,
+    #[command(flatten)]
+    net: NetArguments,
     /// Maximum memory that the program maps, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 4096)]
     memory: u64,
@@ -135,14 +131,14 @@ impl Arguments {
         let stored = stored(name);
         let host = match stored {
             Some(_) => None,
-            None => Some(HostProgram::find(name).map_err(|error| error.context(NotFound))?),
+            None => Some(HostProgram::find(name).context(NotFound)?),
         };
         let environment = self.environment()?;
         let arguments = match &self.command[1..] {
             [dashes, rest @ ..] if host.is_none() && dashes == "--" => rest,
             rest => rest,
         };
-        let shape = Shape::new(arguments, &environment, &granted, true)?.reach(&self.net);
+        let shape = Shape::new(arguments, &environment, &granted, true)?.reach(&self.net)?;
         let (memory, storage) =
             (self.memory.saturating_mul(1 << 20), self.storage.saturating_mul(1 << 20));
         let limited = move |program: Program| program.memory_limit(memory).storage_limit(storage);
@@ -181,30 +177,6 @@ struct NotFound;
 impl std::fmt::Display for NotFound {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("cannot run the program")
-    }
-}
-
-impl HostProgram {
-    /// The search path `usual`, after the directory of the program where it lacks that: programs find themselves by it, and the
-    /// others of their installation.
-    fn search_path(&self, usual: &str) -> String {
-        match self.path.parent().and_then(Path::to_str) {
-            Some(folder) if !usual.split(':').any(|known| known == folder) => {
-                format!("{folder}:{usual}")
-            }
-            _ => usual.to_owned(),
-        }
-    }
-
-    /// The program, with the directories of its installation. A text without an interpreter is run by the shell.
-    fn program(&self, word: &str) -> Program {
-        let program = match self.is_plain_script {
-            true => Program::new("/bin/sh").arg(&self.path).grant(&self.path),
-            // A path may be relative to a directory that the program has no access to.
-            false if word.contains('/') => Program::new(&self.path),
-            false => Program::new(&self.path).name(word),
-        };
-        self.folders.iter().fold(program, |program, folder| program.grant(folder))
     }
 }
 

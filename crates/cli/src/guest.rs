@@ -62,13 +62,9 @@ pub(crate) struct OpenArguments {
     /// A Linux program gets HOST at the same path, and always read-only.
     #[arg(long, value_name = "HOST[::GUEST][:rw]")]
     pub(crate) dir: Vec<String>,
-    /// Allow a Linux program to connect to a server.
-    ///
-    /// `*.NAME` matches subdomains, and `*` any port; =HOST:PORT redirects the connection. A table in
-    /// JSON is a rule for HTTP requests. Without this option only loopback is reachable.
     #[cfg(feature = "linux")]
-    #[arg(long, value_name = "NAME:PORT[=HOST:PORT]")]
-    net: Vec<afresh::linux::NetGrant>,
+    #[command(flatten)]
+    net: crate::net::NetArguments,
     /// Run each call of a Linux program in a new process.
     ///
     /// This hides the write set of earlier calls, which the duration of a write would reveal, at
@@ -189,7 +185,8 @@ impl OpenArguments {
         #[cfg(feature = "linux")]
         {
             let shape = crate::linux::Shape::new(command.arguments, &env, &self.dir, self.linux)?
-                .reach(&self.net)
+                .reach(&self.net)?
+                .grant(self.host_program(guest)?.map(|found| found.folders).unwrap_or_default())
                 .replace_processes(self.replace_processes);
             #[cfg(feature = "serve")]
             let language = command.language;
@@ -257,17 +254,24 @@ impl OpenArguments {
         #[cfg(feature = "linux")]
         anyhow::ensure!(
             self.net.is_empty() || opened.kind() == afresh::Kind::Program,
-            "{guest} is no Linux program, and only those connect to servers: leave --net out"
+            "{guest} is no Linux program, and only those connect to servers: leave --net, --net-rules and --net-log out"
         );
         Ok(opened)
+    }
+
+    /// The program of the host that `guest` names with --linux.
+    #[cfg(feature = "linux")]
+    fn host_program(&self, guest: &str) -> anyhow::Result<Option<afresh::linux::HostProgram>> {
+        let found = self.linux.then(|| afresh::linux::HostProgram::find(guest));
+        Ok(found.transpose()?)
     }
 
     /// The reference of `guest`. A Linux program is looked up in PATH, as in a shell.
     pub(crate) fn reference(&self, guest: &str) -> anyhow::Result<String> {
         #[cfg(feature = "linux")]
-        if self.linux {
-            let path = crate::host_program::HostProgram::find(guest)?.path;
-            return path
+        if let Some(found) = self.host_program(guest)? {
+            return found
+                .path
                 .into_os_string()
                 .into_string()
                 .ok()

@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use afresh::linux::{NetGrant, Program};
+use afresh::linux::{ConnectionLog, NetGrant, Program};
 use anyhow::Context;
+
+use crate::net::NetArguments;
 
 /// The options of a program.
 #[derive(Clone, Debug)]
@@ -13,6 +15,7 @@ pub(crate) struct Shape {
     granted: Vec<PathBuf>,
     directory: Option<PathBuf>,
     reaches: Vec<NetGrant>,
+    log: Option<ConnectionLog>,
     replaced: bool,
 }
 
@@ -46,6 +49,7 @@ impl Shape {
             granted,
             directory,
             reaches: Vec::new(),
+            log: None,
             replaced: false,
         })
     }
@@ -55,9 +59,15 @@ impl Shape {
         self.granted.iter().any(|granted| path.starts_with(granted))
     }
 
-    /// Allows these connections.
-    pub(crate) fn reach(self, grants: &[NetGrant]) -> Self {
-        Self { reaches: grants.to_vec(), ..self }
+    /// Allows and logs connections.
+    pub(crate) fn reach(self, net: &NetArguments) -> anyhow::Result<Self> {
+        Ok(Self { reaches: net.grants()?, log: net.log()?, ..self })
+    }
+
+    /// Grants these host directories, too.
+    pub(crate) fn grant(mut self, folders: Vec<PathBuf>) -> Self {
+        self.granted.extend(folders);
+        self
     }
 
     /// Ends the process at every reset if `replaced` is set.
@@ -78,6 +88,9 @@ impl Shape {
         }
         for destination in &self.reaches {
             program = program.reach(destination.clone());
+        }
+        if let Some(log) = &self.log {
+            program = program.log_connections(log.clone());
         }
         match &self.directory {
             Some(directory) => program.directory(directory),

@@ -18,8 +18,6 @@ mod guest;
 #[cfg(feature = "serve")]
 mod handler;
 mod help;
-#[cfg(feature = "linux")]
-mod host_program;
 #[cfg(feature = "serve")]
 mod http;
 #[cfg(feature = "seal")]
@@ -30,6 +28,8 @@ mod log;
 mod manual;
 #[cfg(feature = "mcp")]
 mod mcp;
+#[cfg(feature = "linux")]
+mod net;
 mod output;
 #[cfg(feature = "serve")]
 mod repl;

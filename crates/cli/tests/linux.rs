@@ -62,6 +62,29 @@ fn a_program_connects_to_granted_destinations_only() {
         let said = ask(place);
         assert!(said.contains("/dev/tcp/") && !said.contains("got"), "{place}: {said}");
     }
+    // A file of rules, and a log of connections.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (rules, log) = (folder.join("net-rules.toml"), folder.join("net-log.jsonl"));
+    let _ = std::fs::remove_file(&log);
+    std::fs::write(&rules, format!("net = [\"{net}\", {{ to = \"api.test:443\" }}]\n")).unwrap();
+    let options = ["--net-rules", rules.to_str().unwrap(), "--net-log", log.to_str().unwrap()];
+    let said = afresh(
+        &[&["exec"], &options[..], &["/bin/bash", "-c", script]].concat(),
+        "server.test\nother.test\n",
+    );
+    assert!(text(&said.stdout).starts_with("got hello\n"), "{}", text(&said.stderr));
+    let lines = std::fs::read_to_string(&log).unwrap();
+    let lines = lines.lines().map(|line| serde_json::from_str(line).unwrap());
+    let lines: Vec<serde_json::Value> = lines.collect();
+    assert_eq!(
+        (&lines[0]["host"], &lines[0]["result"]),
+        (&"server.test".into(), &"allowed".into())
+    );
+    assert_eq!((&lines[0]["port"], &lines[0]["reason"]), (&80.into(), &serde_json::Value::Null));
+    assert!(lines.iter().any(|line| line["host"] == "other.test" && line["result"] == "refused"));
+    std::fs::write(&rules, "net = [{ to = \"api.test:443\", method = \"GET\" }]\n").unwrap();
+    let refused = text(&afresh(&[&["exec"], &options[..2], &["/bin/bash"]].concat(), "").stderr);
+    assert!(refused.contains("net-rules.toml") && refused.contains("unknown field"), "{refused}");
     let refused = afresh(&["run", "--linux", "--net", "server", "/bin/bash"], "");
     assert!(text(&refused.stderr).contains("NAME:PORT"), "{}", text(&refused.stderr));
     // Other guests have no network.

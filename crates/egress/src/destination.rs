@@ -4,6 +4,7 @@
 //! nor to its link-local neighbours, nor to the metadata service of its cloud, for every resolution by its owner. May
 //! break it: the owner of a granted name decides which server is behind it, as everywhere.
 
+use std::fmt;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::BorrowedFd;
@@ -14,6 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 use serde::Deserialize;
+
+use crate::filter::EgressFilter;
 
 /// Forms of a destination; the end of an error message.
 const FORMS: &str = "use NAME:PORT, as in api.example.org:443, *.example.org:443, 192.0.2.7:5432 or db:*, or \
@@ -51,6 +54,50 @@ pub(crate) enum HostPattern {
     Address(IpAddr),
 }
 
+impl HostPattern {
+    /// A name, `*.` and the end of one, or an address.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let lower = text.to_ascii_lowercase();
+        match (text.parse(), lower.strip_prefix("*.")) {
+            (Ok(address), _) => Some(Self::Address(address)),
+            (Err(_), Some(ending)) if is_name(ending) => Some(Self::Ending(format!(".{ending}"))),
+            (Err(_), None) if is_name(&lower) => Some(Self::Exactly(lower)),
+            _ => None,
+        }
+    }
+
+    /// Whether it is, or covers, a name in lower case.
+    pub(crate) fn matches_name(&self, name: &str) -> bool {
+        match self {
+            Self::Exactly(own) => own == name,
+            // A name of DNS may have any bytes; this one becomes a host in requests.
+            Self::Ending(end) => name.ends_with(end) && is_name(name),
+            Self::Address(_) => false,
+        }
+    }
+
+    /// Whether some host is meant by both.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Ending(own), Self::Ending(other)) => {
+                own.ends_with(other) || other.ends_with(own)
+            }
+            (one, Self::Exactly(name)) | (Self::Exactly(name), one) => one.matches_name(name),
+            (one, other) => one == other,
+        }
+    }
+}
+
+impl fmt::Display for HostPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exactly(name) => f.write_str(name),
+            Self::Ending(end) => write!(f, "*{end}"),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
 /// The destination of a guest connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationQuery<'a> {
@@ -67,6 +114,8 @@ pub struct Server {
     port: u16,
     /// Whether its opener gave the address.
     known: bool,
+    /// The filter that decides about its addresses, if it does.
+    filter: Option<EgressFilter>,
 }
 
 fn split_port(text: &str) -> Option<(&str, &str)> {
@@ -98,13 +147,7 @@ impl FromStr for Destination {
             "*" => None,
             port => Some(number(port).ok_or_else(|| bad("its port is invalid"))?),
         };
-        let lower = name.to_ascii_lowercase();
-        let name = match (name.parse(), lower.strip_prefix("*.")) {
-            (Ok(address), _) => HostPattern::Address(address),
-            (Err(_), Some(ending)) if is_name(ending) => HostPattern::Ending(format!(".{ending}")),
-            (Err(_), None) if is_name(&lower) => HostPattern::Exactly(lower),
-            _ => return Err(bad("its name is invalid")),
-        };
+        let name = HostPattern::parse(name).ok_or_else(|| bad("its name is invalid"))?;
         let server = server.map(|server| {
             let (host, port) = split_port(server).ok_or_else(|| bad("its server has no port"))?;
             let port = number(port).ok_or_else(|| bad("its server's port is invalid"))?;
@@ -144,23 +187,17 @@ impl Destination {
     /// The server of a connection that this destination covers.
     pub(crate) fn server(&self, asked: DestinationQuery<'_>, port: u16) -> Server {
         match (&self.server, asked) {
-            (Some((host, port)), _) => Server { host: host.clone(), port: *port, known: true },
-            (None, DestinationQuery::Name(name)) => {
-                Server { host: name.to_owned(), port, known: false }
-            }
+            (Some((host, port)), _) => Server::new(host.clone(), *port, true),
+            (None, DestinationQuery::Name(name)) => Server::new(name.to_owned(), port, false),
             (None, DestinationQuery::Address(address)) => {
-                Server { host: address.to_string(), port, known: true }
+                Server::new(address.to_string(), port, true)
             }
         }
     }
 
     pub(crate) fn is_meant(&self, asked: DestinationQuery<'_>) -> bool {
         match (&self.name, asked) {
-            (HostPattern::Exactly(own), DestinationQuery::Name(name)) => own == name,
-            (HostPattern::Ending(end), DestinationQuery::Name(name)) => {
-                // A name of DNS may have any bytes; this one becomes a host in requests.
-                name.ends_with(end) && is_name(name)
-            }
+            (name, DestinationQuery::Name(asked)) => name.matches_name(asked),
             (HostPattern::Address(own), DestinationQuery::Address(address)) => *own == address,
             _ => false,
         }
@@ -208,7 +245,7 @@ fn is_near_v6(ip: Ipv6Addr) -> bool {
 }
 
 /// The addresses of IPv4 that one of IPv6 may reach: written in it, by NAT64 (RFC 6052, RFC 8215) or by 6to4.
-fn translated(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
+pub(crate) fn translated(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     let bits = ip.to_bits();
     let last = Ipv4Addr::from_bits((bits & u128::from(u32::MAX)) as u32);
     let [first, second, third, ..] = ip.segments();
@@ -216,6 +253,9 @@ fn translated(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     let own = (first == 0x2002).then(|| Ipv4Addr::from_bits((bits >> 80) as u32));
     [ip.to_ipv4().or(nat64), own]
 }
+
+/// The error of a connection that a filter denies, as by a firewall.
+pub const DENIED: i32 = Errno::ACCESS.raw_os_error();
 
 /// How long it may take to connect to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -263,13 +303,29 @@ fn connect_to(address: &SocketAddr, guest: BorrowedFd<'_>) -> Result<TcpStream, 
 }
 
 impl Server {
+    fn new(host: String, port: u16, known: bool) -> Self {
+        Self { host, port, known, filter: None }
+    }
+
+    /// The same server, with addresses as far as `filter` admits them.
+    pub(crate) fn filtered(mut self, filter: EgressFilter) -> Self {
+        self.filter = Some(filter);
+        self
+    }
+
     /// Connects to it. May take the full time of a resolver, and of each address, unless the other end of `guest` is
     /// closed before. The stream does not block.
     ///
     /// # Errors
-    /// The number of the error of the last address.
+    /// The number of the error of the last address; [`DENIED`] where a filter admits none of them.
     pub fn connect(&self, guest: BorrowedFd<'_>) -> Result<TcpStream, i32> {
-        let addresses = self.addresses().map_err(|error| number(&error))?;
+        let mut addresses = self.addresses().map_err(|error| number(&error))?;
+        if let Some(filter) = self.filter.as_ref().filter(|_| !addresses.is_empty()) {
+            addresses.retain(|address| filter.admits_address(address.ip()));
+            if addresses.is_empty() {
+                return Err(DENIED);
+            }
+        }
         let mut last = Errno::HOSTUNREACH.raw_os_error();
         for address in addresses {
             match connect_to(&address, guest) {
@@ -413,14 +469,14 @@ mod tests {
         ] {
             assert!(!is_near(far.parse().unwrap()), "{far}");
         }
-        let server = |known| Server { host: "localhost".into(), port: 1, known };
+        let server = |known| Server::new("localhost".into(), 1, known);
         assert!(server(false).addresses().unwrap().is_empty());
         assert!(!server(true).addresses().unwrap().is_empty());
         // The attempt ends when the guest has closed its end.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let (guest, own) = std::os::unix::net::UnixStream::pair().unwrap();
-        let server_at = |port| Server { host: "127.0.0.1".into(), port, known: true };
+        let server_at = |port| Server::new("127.0.0.1".into(), port, true);
         assert!(server_at(port).connect(own.as_fd()).is_ok());
         drop(listener);
         assert_eq!(

@@ -4,7 +4,7 @@
 //! [`EgressPolicy`] has all grants of a guest, and returns the [`Route`] of a connection. The network code of a guest
 //! hands a [`Route::Proxied`] connection to [`ProxiedServer::serve`], which reads each request, checks it, adds the
 //! rule's headers and its secret, and passes it to the rule's server. Each connection has a record in a
-//! [`ConnectionLog`].
+//! [`ConnectionLog`]. An [`EgressFilter`] narrows the grants for one guest.
 //!
 //! The crate knows nothing of guests: it gets one end of a pair of sockets, and the connection ends with the other.
 
@@ -13,6 +13,7 @@ mod body;
 mod credential;
 mod der;
 mod destination;
+mod filter;
 mod log;
 mod path;
 mod peer;
@@ -26,7 +27,8 @@ mod tls;
 
 pub use authority::{Authority, AuthorityError};
 pub use body::BodyDecoder;
-pub use destination::{Destination, DestinationQuery, ParseDestinationError, Server};
+pub use destination::{DENIED, Destination, DestinationQuery, ParseDestinationError, Server};
+pub use filter::{EgressFilter, FilterError};
 pub use log::{ConnectionLog, ConnectionReceiver, ConnectionRecord, MAX_RECORDS, Outcome};
 pub use path::{ParsePatternError, PathPattern, RequestTarget};
 pub use policy::{EgressPolicy, Route};

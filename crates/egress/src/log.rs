@@ -85,6 +85,12 @@ impl ConnectionRecord {
         self
     }
 
+    /// The record of its refusal.
+    #[must_use]
+    pub fn refused(self, reason: impl Into<String>) -> Self {
+        Self { outcome: Outcome::Refused, ..self }.reason(reason)
+    }
+
     /// The record of its failure.
     #[must_use]
     pub fn failed(self, reason: impl Into<String>) -> Self {
@@ -144,6 +150,8 @@ struct LogRates {
 struct LogState {
     guest: String,
     receiver: Option<Arc<dyn ConnectionReceiver>>,
+    /// Whether it has all requests of rules, and not only those of rules that log them.
+    takes_requests: bool,
     rates: Mutex<LogRates>,
 }
 
@@ -167,7 +175,19 @@ impl ConnectionLog {
     #[must_use]
     pub fn new(guest: impl Into<String>, receiver: Arc<dyn ConnectionReceiver>) -> Self {
         let (guest, receiver) = (guest.into(), Some(receiver));
-        Self(Arc::new(LogState { guest, receiver, rates: Mutex::default() }))
+        Self(Arc::new(LogState { guest, receiver, ..LogState::default() }))
+    }
+
+    /// The same with all requests of rules, and not only those of rules that log them.
+    #[must_use]
+    pub fn of_requests(guest: impl Into<String>, receiver: Arc<dyn ConnectionReceiver>) -> Self {
+        let (guest, receiver) = (guest.into(), Some(receiver));
+        let state = LogState { guest, receiver, takes_requests: true, ..LogState::default() };
+        Self(Arc::new(state))
+    }
+
+    pub(crate) fn takes_requests(&self) -> bool {
+        self.0.takes_requests
     }
 
     /// A log through `tracing` alone, where the guest has the name `guest`.

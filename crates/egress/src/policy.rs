@@ -6,6 +6,8 @@
 use std::sync::Arc;
 
 use crate::destination::{Destination, DestinationQuery, Server};
+use crate::filter::EgressFilter;
+use crate::log::ConnectionLog;
 use crate::proxy::ProxiedServer;
 use crate::rule::{NetGrant, Rule};
 
@@ -23,6 +25,8 @@ pub enum Route {
 pub struct EgressPolicy {
     destinations: Arc<[Destination]>,
     rules: Arc<[Rule]>,
+    /// Where connections are logged, unless their caller has another log.
+    log: Option<ConnectionLog>,
 }
 
 impl FromIterator<NetGrant> for EgressPolicy {
@@ -34,11 +38,23 @@ impl FromIterator<NetGrant> for EgressPolicy {
                 NetGrant::Rule(rule) => rules.push(rule),
             }
         }
-        Self { destinations: destinations.into(), rules: rules.into() }
+        Self { destinations: destinations.into(), rules: rules.into(), log: None }
     }
 }
 
 impl EgressPolicy {
+    /// The same with a log.
+    #[must_use]
+    pub fn with_log(self, log: Option<ConnectionLog>) -> Self {
+        Self { log, ..self }
+    }
+
+    /// Where connections are logged, unless their caller has another log.
+    #[must_use]
+    pub fn log(&self) -> Option<&ConnectionLog> {
+        self.log.as_ref()
+    }
+
     /// Whether a name is granted, at any port.
     #[must_use]
     pub fn knows(&self, name: &str) -> bool {
@@ -59,6 +75,30 @@ impl EgressPolicy {
         }
         let found = self.destinations.iter().find(|one| one.covers(asked, port))?;
         Some(Route::Direct(found.server(asked, port)))
+    }
+
+    /// The way of a connection that a filter admits, if it is granted.
+    #[must_use]
+    pub fn filtered_route(
+        &self,
+        asked: DestinationQuery<'_>,
+        port: u16,
+        filter: &EgressFilter,
+    ) -> Option<Route> {
+        let admits = match asked {
+            DestinationQuery::Name(name) => filter.admits_name(name),
+            DestinationQuery::Address(address) => filter.admits_address(address),
+        };
+        let route = self.route(asked, port).filter(|_| admits)?;
+        Some(match (route, asked) {
+            (Route::Proxied(server), _) => Route::Proxied(server.filtered(filter.clone())),
+            (Route::Direct(server), DestinationQuery::Name(name))
+                if filter.leaves_to_addresses(name) =>
+            {
+                Route::Direct(server.filtered(filter.clone()))
+            }
+            (route, _) => route,
+        })
     }
 
     /// The certificates of the authorities that its guest has to trust, as PEM; empty without a rule that needs one.

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::destination::DestinationQuery;
+use crate::destination::{DENIED, DestinationQuery};
+use crate::filter::EgressFilter;
 use crate::log::{ConnectionLog, ConnectionRecord, Outcome};
 use crate::peer::Peer;
 use crate::request_head::{HeaderList, MAX_HEAD, RequestHead};
@@ -44,6 +45,8 @@ pub struct ProxiedServer {
     port: u16,
     first: Rule,
     others: Vec<Rule>,
+    /// The filter of its guest, with headers for its requests.
+    filter: Option<EgressFilter>,
 }
 
 /// A failure of a connection that the guest is not sent as a response.
@@ -76,7 +79,18 @@ impl Refusal {
 
 impl ProxiedServer {
     pub(crate) fn new(name: &str, port: u16, first: Rule, others: Vec<Rule>) -> Self {
-        Self { name: name.to_owned(), port, first, others }
+        Self { name: name.to_owned(), port, first, others, filter: None }
+    }
+
+    /// The same for a guest with a filter.
+    pub(crate) fn filtered(mut self, filter: EgressFilter) -> Self {
+        self.filter = Some(filter);
+        self
+    }
+
+    /// The headers of the filter for its requests.
+    fn filter_headers(&self) -> &[(String, Vec<u8>)] {
+        self.filter.as_ref().map_or(&[], |filter| filter.headers(&self.name))
     }
 
     fn record(&self, outcome: Outcome) -> ConnectionRecord {
@@ -123,8 +137,16 @@ impl ProxiedServer {
 
     /// The server's side, before a handshake. The end of `guest` ends the attempt.
     fn connect(&self, guest: BorrowedFd<'_>) -> Result<Peer, String> {
-        let server = self.first.to().server(DestinationQuery::Name(&self.name), self.port);
-        let error = |number| io::Error::from_raw_os_error(number).to_string();
+        let mut server = self.first.to().server(DestinationQuery::Name(&self.name), self.port);
+        if let Some(filter) = &self.filter
+            && filter.leaves_to_addresses(&self.name)
+        {
+            server = server.filtered(filter.clone());
+        }
+        let error = |number| match number {
+            DENIED => "a rule of this guest denies its addresses".to_owned(),
+            number => io::Error::from_raw_os_error(number).to_string(),
+        };
         let socket = server.connect(guest).map_err(error)?.into();
         if !self.first.tls() {
             return Ok(Peer::new(socket, None));
@@ -347,7 +369,7 @@ impl ProxiedConnection {
             let path: String = head.target.path().chars().take(200).collect();
             refused(format!("no rule allows {} {path} at {}", head.method, server.host()))
         })?;
-        let headers = rule.headers(head.headers.clone());
+        let headers = rule.headers(head.headers.clone(), self.server.filter_headers());
         let headers = headers.map_err(|reason| Refusal {
             detail: Some(reason),
             ..Refusal::new(502, "this host cannot read the credential of the rule".to_owned())
@@ -414,7 +436,7 @@ impl ProxiedConnection {
         // A connection takes time: a guest that was reset since has sent nothing.
         self.guest.fill()?;
         self.look(Duration::ZERO)?;
-        if rule.logs_requests() {
+        if rule.logs_requests() || self.log.takes_requests() {
             let text = rule.text();
             self.log.record(
                 record(&self.server, Outcome::Allowed).reason(format!("by the rule for {text}")),

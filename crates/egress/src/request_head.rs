@@ -59,7 +59,7 @@ pub(crate) const HOP_BY_HOP: [&str; 9] = [
     "upgrade",
 ];
 /// Headers that replace the method or the path of the request line at some servers.
-const OVERRIDES: [&str; 7] = [
+pub(crate) const OVERRIDES: [&str; 7] = [
     "x-http-method",
     "x-http-method-override",
     "x-method-override",

@@ -18,7 +18,7 @@ use crate::authority::Authority;
 use crate::credential::{Credential, CredentialTable};
 use crate::destination::{Destination, DestinationQuery, HostPattern, ParseDestinationError};
 use crate::path::PathPattern;
-use crate::request_head::{HOP_BY_HOP, RequestHead, folded, is_token, is_value_byte};
+use crate::request_head::{HOP_BY_HOP, HeaderList, RequestHead, folded, is_token, is_value_byte};
 
 /// Maximum methods, paths and headers of a rule.
 const MAX_ENTRIES: usize = 256;
@@ -125,7 +125,8 @@ fn roots_in(path: &Path) -> Result<RootCertStore, String> {
     }
 }
 
-fn header(name: &str, value: &str) -> Result<(String, Vec<u8>), String> {
+/// A header that a rule or a filter may set, with its name in lower case.
+pub(crate) fn checked_header(name: &str, value: &str) -> Result<(String, Vec<u8>), String> {
     let lower = name.to_ascii_lowercase();
     if !is_token(name.as_bytes()) || !value.bytes().all(is_value_byte) {
         return Err(format!("the header `{name}` has an invalid name or value"));
@@ -134,6 +135,13 @@ fn header(name: &str, value: &str) -> Result<(String, Vec<u8>), String> {
         return Err(format!("the header `{name}` belongs to the connection and cannot be set"));
     }
     Ok((lower, value.as_bytes().to_vec()))
+}
+
+/// A list of headers with others in place of those of the same names.
+fn replace_headers(all: HeaderList, own: HeaderList) -> HeaderList {
+    let names: Vec<String> = own.iter().map(|(name, _)| folded(name)).collect();
+    let rest = all.into_iter().filter(|(name, _)| !names.contains(&folded(name)));
+    rest.chain(own).collect()
 }
 
 impl Rule {
@@ -188,7 +196,7 @@ impl Rule {
         }
         let roots = table.ca.as_deref().map(roots_in).transpose().map_err(bad)?.map(Arc::new);
         let headers: Result<Vec<_>, _> =
-            table.headers.iter().map(|(name, value)| header(name, value)).collect();
+            table.headers.iter().map(|(name, value)| checked_header(name, value)).collect();
         let headers = headers.map_err(bad)?;
         let credential = table.credential.map(Credential::new).transpose().map_err(bad)?;
         if let Some(credential) = &credential
@@ -265,18 +273,18 @@ impl Rule {
         method && path.is_none_or(|all| all.iter().any(|pattern| pattern.matches(&head.target)))
     }
 
-    /// The headers for the server: those of the guest, without any that the rule sets, and the rule's.
+    /// The headers for the server: those of the guest, without any that the rule or a filter sets, those of the
+    /// filter, and the rule's.
     pub(crate) fn headers(
         &self,
-        guest: Vec<(String, Vec<u8>)>,
-    ) -> Result<Vec<(String, Vec<u8>)>, String> {
+        guest: HeaderList,
+        filter: &[(String, Vec<u8>)],
+    ) -> Result<HeaderList, String> {
         let mut own = self.0.headers.clone();
         if let Some(credential) = &self.0.credential {
             own.push((credential.header().to_owned(), credential.value()?));
         }
-        let names: Vec<String> = own.iter().map(|(name, _)| folded(name)).collect();
-        let rest = guest.into_iter().filter(|(name, _)| !names.contains(&folded(name)));
-        Ok(rest.chain(own).collect())
+        Ok(replace_headers(replace_headers(guest, filter.to_vec()), own))
     }
 
     /// Whether requests of both may share a connection: they have the same server, verified in the same way.
@@ -298,6 +306,16 @@ pub enum NetGrant {
     Destination(Destination),
     /// Requests that a rule allows.
     Rule(Rule),
+}
+
+impl NetGrant {
+    /// Its destination.
+    pub(crate) fn to(&self) -> &Destination {
+        match self {
+            Self::Destination(destination) => destination,
+            Self::Rule(rule) => rule.to(),
+        }
+    }
 }
 
 impl From<Destination> for NetGrant {

@@ -72,7 +72,8 @@ def _context(wanted, language):
 def _list_contexts(_):
     """All contexts, and those of further languages that the first code for them makes."""
     listed = [{"id": name, "language": one.language, "cwd": one.cwd} for name, one in _contexts.items()]
-    missing = [name for name in _languages()[1:] if name not in _contexts]
+    # Not every Node.js runs TypeScript, so its context is listed once there is one.
+    missing = [name for name in _languages()[1:] if name not in _contexts and name != "typescript"]
     listed[1:1] = [{"id": name, "language": name, "cwd": _HOME} for name in missing]
     return listed
 

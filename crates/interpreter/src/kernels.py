@@ -13,8 +13,8 @@ import shutil
 import signal
 
 # Programs of the languages, by their names.
-_PROGRAMS = {"javascript": "node", "bash": "bash"}
-_NAMES = {"js": "javascript", "sh": "bash", "py": "python", "": "python"}
+_PROGRAMS = {"javascript": "node", "typescript": "node", "bash": "bash"}
+_NAMES = {"js": "javascript", "ts": "typescript", "sh": "bash", "py": "python", "": "python"}
 
 # Reads lines of JSON from descriptor 3 and answers on 4. Code runs as in the interactive console of Node.js.
 _NODE = r"""
@@ -40,18 +40,26 @@ const run = (code) => new Promise((done, refuse) => {
   failed = refuse;
   repl.eval(code, repl.context, '<code>', (error, value) => (error ? refuse(error) : done(value)));
 });
+// Code without its types. Node.js warns of the function, once in a process.
+const untyped = (code) => {
+  const strip = require('module').stripTypeScriptTypes;
+  if (!strip) throw new Error(`TypeScript needs Node.js 22.13 or newer, and this is ${process.version}`);
+  const warn = process.emitWarning;
+  process.emitWarning = () => {};
+  try { return strip(code, { mode: 'transform' }); } finally { process.emitWarning = warn; }
+};
 // A socket: a file's reader would wait in a thread, which code that ends the process would wait for.
 const requests = new (require('net').Socket)({ fd: 3, readable: true, writable: false });
 const lines = require('readline').createInterface({ input: requests });
 (async () => {
   for await (const line of lines) {
-    const { code, envs, cwd } = JSON.parse(line);
+    const { code, envs, cwd, typed } = JSON.parse(line);
     const before = { ...process.env };
     const said = {};
     try {
       if (cwd) process.chdir(cwd);
       Object.assign(process.env, envs);
-      const value = await run(code.replace(IMPORT, imported) + '\n');
+      const value = await run((typed ? untyped(code) : code).replace(IMPORT, imported) + '\n');
       if (value !== undefined) {
         said.text = util.inspect(value);
         if (value && typeof value === 'object') {
@@ -132,7 +140,8 @@ class Kernel:
         if self.language == "bash":
             return self._run_shell(code, envs)
         cwd, self.cwd = self.cwd, None
-        answer = self.ask(json.dumps({"code": code, "envs": envs, "cwd": cwd}) + "\n")
+        wanted = {"code": code, "envs": envs, "cwd": cwd, "typed": self.language == "typescript"}
+        answer = self.ask(json.dumps(wanted) + "\n")
         if answer is None:
             raise self._ended()
         return json.loads(answer)

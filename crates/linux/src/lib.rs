@@ -36,6 +36,7 @@ mod frozen;
 mod frozen_state;
 mod guest;
 mod host_file_cache;
+mod host_program;
 mod http;
 mod instance;
 mod ioctl;
@@ -57,8 +58,8 @@ mod trust;
 mod warm;
 
 pub use afresh_egress::{
-    ConnectionLog, ConnectionReceiver, ConnectionRecord, Destination, NetGrant, Outcome,
-    ParseDestinationError, ParseGrantError, Rule,
+    ConnectionLog, ConnectionReceiver, ConnectionRecord, Destination, EgressFilter, FilterError,
+    NetGrant, Outcome, ParseDestinationError, ParseGrantError, Rule,
 };
 pub use afresh_snapshot::{OutputSource, OutputStream};
 pub use call_names::call_name;
@@ -67,6 +68,7 @@ pub use error::{
 };
 pub use file_view::FileView;
 pub use frozen::Frozen;
+pub use host_program::HostProgram;
 pub use instance::Instance;
 pub use outbound::take_outbound_bytes;
 pub use platform::{PlatformError, Wall, require_walls, take_guest_cpu_time, walls};

@@ -15,8 +15,8 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use afresh_egress::{
-    ConnectionLog, ConnectionRecord, DestinationQuery, EgressPolicy, Outcome, ProxyQuota, Route,
-    Server, StreamSocket,
+    ConnectionLog, ConnectionRecord, DENIED, DestinationQuery, EgressFilter, EgressPolicy, Outcome,
+    ProxyQuota, Route, Server, StreamSocket,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -33,6 +33,8 @@ const ALL_MAKERS: usize = 128;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The port of the name server, in records of names.
 const DNS_PORT: u16 = 53;
+/// The reason of a refusal by a filter.
+const DENIAL: &str = "a rule of this guest denies it";
 /// Bytes that are moved at a time.
 const PIECE: usize = 16 << 10;
 
@@ -78,6 +80,8 @@ struct OutboundConnection {
     link: Link,
     /// Whether it is the server's turn: nothing has come since something was sent, or ever.
     owed: bool,
+    /// The filter that it was made under.
+    filter: Option<EgressFilter>,
     _share: ProcessQuota,
 }
 
@@ -119,7 +123,9 @@ pub(crate) struct OutboundConnections {
 
 impl OutboundConnections {
     pub(crate) fn new(policy: EgressPolicy) -> Self {
-        Self { policy, list: Vec::new(), limits: OutboundLimits::default() }
+        let log = policy.log().cloned().unwrap_or_default();
+        let limits = OutboundLimits { log, ..OutboundLimits::default() };
+        Self { policy, list: Vec::new(), limits }
     }
 
     /// The log of the caller, or this guest's own.
@@ -127,22 +133,33 @@ impl OutboundConnections {
         ConnectionLog::present().unwrap_or_else(|| self.limits.log.clone())
     }
 
-    /// The way of a connection, if it is granted. A refusal is logged.
+    /// The way of a connection, if it is granted, and the caller's filter admits it. A refusal is logged.
     pub(crate) fn route(&self, asked: DestinationQuery<'_>, port: u16) -> Option<Route> {
-        let found = self.policy.route(asked, port);
+        let filter = EgressFilter::present();
+        let found = match &filter {
+            Some(filter) => self.policy.filtered_route(asked, port, filter),
+            None => self.policy.route(asked, port),
+        };
         if found.is_none() {
+            let is_granted = filter.is_some() && self.policy.route(asked, port).is_some();
             let record = ConnectionRecord::of(asked, port, Outcome::Refused);
-            self.log().record(record.reason("it is not granted"));
+            self.log().record(record.reason(if is_granted { DENIAL } else { "it is not granted" }));
         }
         found
     }
 
-    /// Whether a name is granted. A refusal is logged.
+    /// Whether a name is granted, and the caller's filter admits it. A refusal is logged.
     pub(crate) fn knows(&self, name: &str) -> bool {
-        let known = self.policy.knows(name);
+        let granted = self.policy.knows(name);
+        let known =
+            granted && EgressFilter::present().is_none_or(|filter| filter.admits_name(name));
         if !known {
             let record = ConnectionRecord::new(name, DNS_PORT, Outcome::Refused);
-            self.log().record(record.reason("the name is not granted"));
+            self.log().record(record.reason(if granted {
+                DENIAL
+            } else {
+                "the name is not granted"
+            }));
         }
         known
     }
@@ -173,7 +190,8 @@ impl OutboundConnections {
                 }
             }
         };
-        self.list.push(OutboundConnection { from, to, link, owed: true, _share: share });
+        let filter = EgressFilter::present();
+        self.list.push(OutboundConnection { from, to, link, owed: true, filter, _share: share });
         self.start();
         true
     }
@@ -193,6 +211,7 @@ impl OutboundConnections {
                 let connected = server.connect(theirs.as_fd());
                 log.record(match connected {
                     Ok(_) => asked,
+                    Err(DENIED) => asked.refused(DENIAL),
                     Err(number) => asked.failed(Error::from_raw_os_error(number).to_string()),
                 });
                 // It may not be needed any more.
@@ -232,7 +251,14 @@ impl OutboundConnections {
         // Asked for all at once: this is done before each call of a guest that has any.
         let ready = self.poll(state, &[], Duration::ZERO);
         let (mut news, mut ready) = (false, ready.into_iter());
+        let filter = EgressFilter::present();
         self.list.retain_mut(|line| {
+            if line.filter != filter {
+                // Its guest has another filter since then.
+                line.cut(state);
+                news = true;
+                return false;
+            }
             if !ready.next().unwrap_or(false) && !line.is_left(state) {
                 return true;
             }
@@ -274,6 +300,20 @@ impl OutboundConnections {
 }
 
 impl OutboundConnection {
+    /// Ends it for the guest, as by a reset of the server.
+    fn cut(&self, state: &mut Arc<Kernel>) {
+        let state = Arc::make_mut(state);
+        match &self.link {
+            Link::Waiting(..) | Link::Making(..) => {
+                state.line_failed(self.from, self.to, libc::ECONNRESET);
+            }
+            Link::Made(_) => {
+                state.line_broke(self.from);
+                state.line_ends(self.from, self.to);
+            }
+        }
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.link {
             Link::Waiting(..) => None,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afresh_egress::{EgressPolicy, NetGrant};
+use afresh_egress::{ConnectionLog, EgressPolicy, NetGrant};
 use afresh_files::{LayerError, OciImage, Refused, Time, Tree};
 
 use crate::base::{self, Root};
@@ -63,6 +63,7 @@ pub struct Program {
     files: Vec<(PathBuf, Vec<u8>)>,
     requests: Vec<Vec<u8>>,
     reaches: Vec<NetGrant>,
+    connections: Option<ConnectionLog>,
     directory: PathBuf,
     memory: u64,
     storage: u64,
@@ -110,6 +111,7 @@ impl Program {
             files: Vec::new(),
             requests: Vec::new(),
             reaches: Vec::new(),
+            connections: None,
             directory: PathBuf::from("/"),
             memory: 1 << 30,
             storage: 256 << 20,
@@ -214,8 +216,16 @@ impl Program {
         self
     }
 
+    /// Logs its connections there, unless the caller of a run has another log.
+    #[must_use]
+    pub fn log_connections(mut self, log: ConnectionLog) -> Self {
+        self.connections = Some(log);
+        self
+    }
+
     fn egress(&self) -> EgressPolicy {
-        self.reaches.iter().cloned().collect()
+        let policy: EgressPolicy = self.reaches.iter().cloned().collect();
+        policy.with_log(self.connections.clone())
     }
 
     /// Has the program answer `bytes` before it counts as warm, so that one-time work is done. Answers are dropped.

@@ -275,15 +275,15 @@ fn seen_from(dir: &Path, reference: &str) -> String {
     dir.join(reference).to_string_lossy().into_owned()
 }
 
-/// The file of a program: one word is looked for where shells look.
-fn program_of(dir: &Path, program: &str) -> String {
+/// The file of a program, and the directories of its installation. One word is looked for where shells look.
+fn program_of(dir: &Path, program: &str) -> (String, Vec<PathBuf>) {
     #[cfg(feature = "linux")]
     if !program.contains('/')
-        && let Some(file) = afresh::linux::find_in_path(program)
+        && let Ok(found) = afresh::linux::HostProgram::find(program)
     {
-        return file.to_string_lossy().into_owned();
+        return (found.path.to_string_lossy().into_owned(), found.folders);
     }
-    seen_from(dir, program)
+    (seen_from(dir, program), Vec::new())
 }
 
 impl Guest {
@@ -366,8 +366,8 @@ impl Sandboxes {
         set(&mut config.timeout, self.timeout.map(|time| time.0));
         set(&mut config.call_timeout, self.call_timeout.map(|time| time.0));
         for template in self.template.into_iter().map(Spanned::into_inner) {
-            let (guest, linux) = match (&template.guest, &template.linux) {
-                (Some(guest), None) => (seen_from(dir, guest), false),
+            let ((guest, folders), linux) = match (&template.guest, &template.linux) {
+                (Some(guest), None) => ((seen_from(dir, guest), Vec::new()), false),
                 (None, Some(program)) => (program_of(dir, program), true),
                 _ => return Err(ManifestError::Guest { template: template.name }),
             };
@@ -381,7 +381,7 @@ impl Sandboxes {
             {
                 own.net = template.net;
             }
-            own.dirs = template.dirs.iter().map(|granted| dir.join(granted)).collect();
+            own.dirs = template.dirs.iter().map(|given| dir.join(given)).chain(folders).collect();
             own.warm = template.warm.iter().map(|call| warm_call(call)).collect();
             own.setup = template.setup;
             own.library = template.library.map(|library| dir.join(library));

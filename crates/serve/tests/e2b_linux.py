@@ -382,6 +382,13 @@ def contexts(sandbox: Sandbox) -> None:
         node = sandbox.run_code("const kept = await Promise.resolve(41); console.log('said')", language="js")
         assert node.error is None and said(node) == "said\n", node
         assert sandbox.run_code("kept + 1", language="js").text == "42"
+        typed = sandbox.run_code("enum Side { Left = 41 }; const side: Side = Side.Left; side + 1", language="ts")
+        if typed.error is not None:
+            # An older Node.js has no TypeScript, and says so.
+            assert "TypeScript needs Node.js" in typed.error.value, typed
+        else:
+            assert typed.text == "42" and sandbox.run_code("side", language="ts").text == "41", typed
+        assert sandbox.run_code("let typed: number = 1", language="js").error is not None
 
 
 def chosen() -> None:
@@ -409,7 +416,11 @@ def chosen() -> None:
         lambda: sandbox.files.write("/tmp/of-root", "x", user="root"),
         lambda: sandbox.files.list("/", user="root"),
         lambda: Sandbox.create("no-such-template"),
-        lambda: Sandbox.create(network={"allow_out": ["10.0.0.1"]}),
+        lambda: Sandbox.create(network={"allow_out": ["example.org"]}),
+        lambda: Sandbox.create(network={"dns_servers": ["8.8.8.8"]}),
+        lambda: Sandbox.create(network={"rules": {"server.test": [{"transform": {"headers": {"X-Told": "a"}}}]}}),
+        lambda: sandbox.update_network({"deny_out": ["server.test"]}),
+        lambda: sandbox.update_network({"egress_proxy": {"address": "proxy.test:1080"}}),
     ):
         try:
             refused()
@@ -443,6 +454,52 @@ def chosen() -> None:
     assert sandbox.kill()
     running.join(15)
     assert ended and isinstance(ended[0], Exception), ended
+
+
+def narrowed() -> None:
+    """Rules of a sandbox narrow those of its template, after a pause and in forks too."""
+    listed = {"allow_out": ["server.test"], "deny_out": lambda ctx: [ctx.all_traffic]}
+    sandbox = Sandbox.create(timeout=600, network=listed)
+    sandbox.run_code(
+        "import socket, urllib.request\n"
+        "def get(host):\n"
+        "    try:\n"
+        "        return urllib.request.urlopen(f'http://{host}/', timeout=60).read().decode()\n"
+        "    except OSError:\n"
+        "        return 'denied'\n"
+    )
+
+    def get(sandbox: Sandbox, host: str) -> str | None:
+        return sandbox.run_code(f"get('{host}')").text
+
+    fork = sandbox.fork(count=1, timeout=600)[0]
+    for one in (sandbox, fork):
+        assert get(one, "server.test") == "from outside, true", get(one, "server.test")
+        assert get(one, "rule.test") == "denied"
+    assert fork.kill() and sandbox.pause()
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+    assert get(sandbox, "server.test") != "denied" and get(sandbox, "rule.test") == "denied"
+    info = sandbox.get_info()
+    assert info.network is not None and info.network["allow_out"] == ["server.test"], info.network
+    assert info.network["deny_out"] == ["0.0.0.0/0"] and info.allow_internet_access is False, info.network
+
+    # New rules replace all those before, and cut connections.
+    held = sandbox.run_code("held = socket.create_connection(('server.test', 80)); held.settimeout(60)")
+    assert held.error is None, held.error
+    sandbox.update_network({"deny_out": ["127.0.0.0/8"]})
+    cut = sandbox.run_code("held.recv(1)")
+    assert cut.text == "b''" or cut.error is not None and cut.error.name == "ConnectionResetError", cut
+    assert get(sandbox, "server.test") == "denied" and "502" in sandbox.run_code(
+        "try:\n    urllib.request.urlopen('http://rule.test/')\nexcept OSError as error:\n    print(error)"
+    ).logs.stdout[0]
+    told = {"rules": {"rule.test": [{"transform": {"headers": {"X-Told": "secret"}}}]}}
+    sandbox.update_network(told)
+    assert get(sandbox, "server.test") == "from outside, true"
+    assert get(sandbox, "rule.test") == "from outside, truesecret"
+    sandbox.update_network({"allow_internet_access": False})
+    assert get(sandbox, "server.test") == get(sandbox, "rule.test") == "denied"
+    sandbox.update_network({})
+    assert get(sandbox, "rule.test") == "from outside, true" and sandbox.kill()
 
 
 def watched(sandbox: Sandbox) -> None:
@@ -661,6 +718,7 @@ def main() -> None:
     contexts(sandbox)
     watched(sandbox)
     chosen()
+    narrowed()
     pasted(sandbox)
     ends(sandbox)
     terminals(sandbox)

@@ -243,13 +243,7 @@ impl Sandboxes {
                 return Ok(sandbox);
             }
         };
-        let wanted = CreateOptions {
-            template,
-            time: BUILD_TIMEOUT,
-            pause_at_end: false,
-            offline: false,
-            settings,
-        };
+        let wanted = CreateOptions { template, time: BUILD_TIMEOUT, pause_at_end: false, settings };
         let sandbox = self.create(&build.tenant, wanted).await?;
         if !self.template(&sandbox.template).config.linux {
             let _ = self.kill(&sandbox).await;

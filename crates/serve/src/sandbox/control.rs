@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 
 use super::build_request::check_reserved;
 use super::creation::CreateOptions;
+use super::network_rules::NetworkRules;
 use super::record::SandboxSettings;
 use super::registry::Sandboxes;
 use super::request_record::RequestNotes;
-use super::requests::{CreateRequest, TimeoutRequest};
+use super::requests::{CreateRequest, TimeoutRequest, Unsupported};
 use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
 use super::sandbox::Sandbox;
 use super::snapshots::KeepOptions;
@@ -56,6 +57,7 @@ pub(super) fn rfc3339(time: SystemTime) -> String {
 pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
     let times = *sandbox.times();
     let template = all.template(&sandbox.template);
+    let network = sandbox.network.rules();
     json!({
         "sandboxID": sandbox.id,
         "templateID": sandbox.template,
@@ -63,11 +65,11 @@ pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
         "clientID": "afresh",
         "envdVersion": AGENT,
         "envdAccessToken": sandbox.token,
-        "allowInternetAccess": false,
-        "network": {"allowPublicTraffic": sandbox.settings.public},
+        "allowInternetAccess": network.has_internet(&template.config),
+        "network": network.described(sandbox.settings.public),
         "startedAt": rfc3339(sandbox.started),
         "endAt": rfc3339(times.ends_at()),
-        "state": if times.paused { "paused" } else { "running" },
+        "state": if sandbox.is_paused() { "paused" } else { "running" },
         "metadata": sandbox.settings.metadata,
         "cpuCount": 1,
         "memoryMB": template.config.memory >> 20,
@@ -79,6 +81,13 @@ pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
     })
 }
 
+/// Refuses an option that this server does not have.
+pub(super) fn refuse_unsupported(option: Option<Unsupported>) -> Result<(), ErrorResponse> {
+    let Some((name, why)) = option else { return Ok(()) };
+    let message = format!("`{name}` is not supported: {why}");
+    Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message))
+}
+
 pub(super) async fn create(
     State(all): All,
     Extension(notes): Extension<RequestNotes>,
@@ -86,23 +95,26 @@ pub(super) async fn create(
     body: Bytes,
 ) -> Answer {
     let new: CreateRequest = json(&body)?;
-    if let Some((name, why)) = new.unsupported() {
-        let message = format!("`{name}` is not supported: {why}");
-        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
-    }
+    refuse_unsupported(new.unsupported())?;
     let labels = new.metadata.iter().chain(&new.env_vars).flatten();
     short(labels.flat_map(|(name, value)| [name, value]).chain([&new.template]))?;
+    let network = new.network.unwrap_or_default();
     let wanted = CreateOptions {
         template: new.template,
         time: Duration::from_secs(new.timeout.unwrap_or(DEFAULT_TIMEOUT_SECONDS)),
         pause_at_end: new.auto_pause,
-        offline: new.internet == Some(false),
         settings: SandboxSettings {
             metadata: new.metadata.unwrap_or_default(),
             envs: new.env_vars.unwrap_or_default(),
-            public: new.network.and_then(|network| network.allow_public_traffic) == Some(true),
+            public: network.allow_public_traffic == Some(true),
             auto_resume: new.auto_resume.is_some_and(|resume| resume.enabled),
             directory: None,
+            network: NetworkRules {
+                allow_out: network.allow_out,
+                deny_out: network.deny_out,
+                rules: network.rules,
+                internet: new.internet,
+            },
         },
     };
     let sandbox = all.create(&tenant, wanted).await?;
@@ -166,7 +178,7 @@ pub(super) async fn connect(chosen: TenantSandbox, body: Bytes) -> Answer {
     let time: TimeoutRequest = json(&body)?;
     with_memory(&time)?;
     let (all, sandbox) = chosen.sandbox()?;
-    let status = if sandbox.times().paused { StatusCode::CREATED } else { StatusCode::OK };
+    let status = if sandbox.is_paused() { StatusCode::CREATED } else { StatusCode::OK };
     all.resume(&sandbox, Some(time.or_usual())).await?;
     Ok(answer(status, &reach(&sandbox)))
 }
@@ -174,7 +186,7 @@ pub(super) async fn connect(chosen: TenantSandbox, body: Bytes) -> Answer {
 pub(super) async fn resume(chosen: TenantSandbox, body: Bytes) -> Answer {
     let time: TimeoutRequest = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
-    if !sandbox.times().paused {
+    if !sandbox.is_paused() {
         let message = format!("the sandbox {} is running", sandbox.id);
         return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }

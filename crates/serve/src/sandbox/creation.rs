@@ -21,8 +21,6 @@ pub(super) struct CreateOptions {
     pub(super) template: String,
     pub(super) time: Duration,
     pub(super) pause_at_end: bool,
-    /// It must reach no server outside.
-    pub(super) offline: bool,
     pub(super) settings: SandboxSettings,
 }
 
@@ -50,12 +48,7 @@ impl Sandboxes {
             let message = "`envVars` needs a template of a Linux program; this one evaluates code";
             return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
         }
-        #[cfg(feature = "linux")]
-        if wanted.offline && !warm.config.net.is_empty() {
-            let message =
-                "`allow_internet_access: false` is not supported for a template with `net`";
-            return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
-        }
+        wanted.settings.network.accept(&warm.config)?;
         let name = warm.config.name.clone();
         let session = match snapshot {
             None => warm.guest.session().map_err(|error| refused(&error))?,

@@ -119,7 +119,7 @@ impl Listing {
     }
 
     fn has(&self, sandbox: &Sandbox) -> bool {
-        let state = if sandbox.times().paused { "paused" } else { "running" };
+        let state = if sandbox.is_paused() { "paused" } else { "running" };
         let labels = &sandbox.settings.metadata;
         (self.states.is_empty() || self.states.iter().any(|wanted| wanted == state))
             && self.metadata.iter().all(|(name, value)| labels.get(name) == Some(value))
@@ -235,6 +235,23 @@ mod tests {
             assert!(read(&[wrong]).is_err(), "{wrong:?}");
         }
         assert_eq!(unescaped("%e4%2%zz%C3%A4%"), "\u{fffd}%2%zzä%");
+    }
+
+    #[test]
+    fn a_saved_sandbox_whose_life_is_over_is_listed_as_paused() {
+        let record = json!({
+            "id": "s", "tenant": "t", "template": "x", "token": "", "metadata": {}, "started": 1, "ends": 2,
+            "paused": false, "pause_at_end": true, "runs": 0,
+        });
+        let sandbox = Sandbox::recorded(serde_json::from_value(record).unwrap());
+        assert!(read(&[("state", "paused")]).unwrap().has(&sandbox));
+        assert!(!read(&[("state", "running")]).unwrap().has(&sandbox));
+        // One that still runs, or will be removed at its end, is not.
+        sandbox.times().pause_at_end = false;
+        assert!(!sandbox.is_paused());
+        sandbox.times().pause_at_end = true;
+        let _call = sandbox.life.try_lock().unwrap();
+        assert!(!sandbox.is_paused());
     }
 
     #[test]

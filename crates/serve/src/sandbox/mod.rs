@@ -39,6 +39,8 @@ mod lifecycle;
 mod listing;
 mod memory;
 mod memory_directory;
+mod network;
+mod network_rules;
 mod output_router;
 mod overview;
 #[cfg(feature = "linux")]

@@ -11,6 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::network_rules::NetworkRules;
+
 /// Settings that a client chose for a sandbox. Its forks have the same.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SandboxSettings {
@@ -28,6 +30,9 @@ pub(crate) struct SandboxSettings {
     /// Where commands start, if its template says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) directory: Option<String>,
+    /// Rules for its connections.
+    #[serde(default, skip_serializing_if = "NetworkRules::is_default")]
+    pub(crate) network: NetworkRules,
 }
 
 /// A template that was built over the API.

@@ -394,7 +394,10 @@ impl Sandboxes {
                     let timer = CpuTimer::start();
                     let call = || tracing::debug_span!("call").in_scope(|| work(session));
                     #[cfg(feature = "linux")]
-                    let done = sandbox.connection_log(this.audit.as_ref()).within(call);
+                    let done = {
+                        let log = sandbox.connection_log(this.audit.as_ref());
+                        sandbox.network.within(|| log.within(call))
+                    };
                     #[cfg(not(feature = "linux"))]
                     let done = call();
                     let ran = timer.stop();
@@ -518,7 +521,7 @@ impl Sandboxes {
         let times = self.times(time, sandbox.times().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {
-            let (template, settings) = (sandbox.template.clone(), sandbox.settings.clone());
+            let (template, settings) = (sandbox.template.clone(), sandbox.present_settings());
             let fork = self.assemble(&sandbox.tenant, template, settings, session, times)?;
             fork.branched.store(true, Ordering::Relaxed);
             made.push(fork);

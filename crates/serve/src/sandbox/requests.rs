@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::network_rules::{NetworkRule, NetworkRules};
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct CreateRequest {
@@ -41,16 +43,14 @@ pub(super) struct AutoResume {
     pub(super) enabled: bool,
 }
 
-/// Rules for connections. This server has `allow_public_traffic` alone.
+/// Rules for connections.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Network {
     /// Programs in the sandbox are reached without its token.
     pub(super) allow_public_traffic: Option<bool>,
-    #[serde(default)]
-    pub(super) allow_out: Presence,
-    #[serde(default)]
-    pub(super) deny_out: Presence,
+    pub(super) allow_out: Option<Vec<String>>,
+    pub(super) deny_out: Option<Vec<String>>,
     #[serde(default)]
     pub(super) dns_servers: Presence,
     #[serde(default)]
@@ -59,8 +59,44 @@ pub(super) struct Network {
     pub(super) mask_request_host: Presence,
     #[serde(default)]
     pub(super) https_ports: Presence,
+    pub(super) rules: Option<BTreeMap<String, Vec<NetworkRule>>>,
+}
+
+/// New rules for the connections of a sandbox.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct NetworkUpdate {
+    allow_out: Option<Vec<String>>,
+    deny_out: Option<Vec<String>>,
     #[serde(default)]
-    pub(super) rules: Presence,
+    dns_servers: Presence,
+    #[serde(default)]
+    egress_proxy: Presence,
+    rules: Option<BTreeMap<String, Vec<NetworkRule>>>,
+    #[serde(rename = "allow_internet_access")]
+    internet: Option<bool>,
+}
+
+/// An option that this server does not have, and the reason.
+pub(super) type Unsupported = (&'static str, &'static str);
+
+const NO_SERVICE: &str = "this server has no such service";
+const OWN_DNS: &str = "the server resolves the names in the `net` of a template";
+
+impl NetworkUpdate {
+    /// The first option that this server does not have, and the reason.
+    pub(super) fn unsupported(&self) -> Option<Unsupported> {
+        let all = [
+            (self.dns_servers.0, "dnsServers", OWN_DNS),
+            (self.egress_proxy.0, "egressProxy", NO_SERVICE),
+        ];
+        all.into_iter().find(|(given, ..)| *given).map(|(_, name, why)| (name, why))
+    }
+
+    pub(super) fn rules(self) -> NetworkRules {
+        let Self { allow_out, deny_out, rules, internet, .. } = self;
+        NetworkRules { allow_out, deny_out, rules, internet }
+    }
 }
 
 /// Whether a field says something: it is neither null nor empty. Nothing of its value is kept.
@@ -123,21 +159,17 @@ impl<'de> Deserialize<'de> for Presence {
 
 impl CreateRequest {
     /// The first option that this server does not have, and the reason.
-    pub(super) fn unsupported(&self) -> Option<(&'static str, &'static str)> {
+    pub(super) fn unsupported(&self) -> Option<Unsupported> {
         let network = self.network.as_ref();
         let of = |rule: fn(&Network) -> Presence| network.is_some_and(|network| rule(network).0);
-        let net = "the `net` of a template names the servers that its sandboxes reach";
-        let none = "this server has no such service";
+        let none = NO_SERVICE;
         let all = [
             (self.secure == Some(false), "secure", "every sandbox asks for its token"),
             (self.auto_pause_memory == Some(false), "autoPauseMemory", "a pause keeps the memory"),
-            (of(|rules| rules.allow_out), "network.allowOut", net),
-            (of(|rules| rules.deny_out), "network.denyOut", net),
-            (of(|rules| rules.dns_servers), "network.dnsServers", net),
-            (of(|rules| rules.egress_proxy), "network.egressProxy", net),
+            (of(|rules| rules.dns_servers), "network.dnsServers", OWN_DNS),
+            (of(|rules| rules.egress_proxy), "network.egressProxy", none),
             (of(|rules| rules.mask_request_host), "network.maskRequestHost", none),
             (of(|rules| rules.https_ports), "network.httpsPorts", none),
-            (of(|rules| rules.rules), "network.rules", net),
             (self.mcp.0, "mcp", none),
             (self.iam.0, "iam", none),
             (self.volume_mounts.0, "volumeMounts", none),

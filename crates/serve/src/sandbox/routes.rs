@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, RawPathParams};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, delete, get, post};
+use axum::routing::{any, delete, get, post, put};
 use hyper::header::HOST;
 use hyper::http::request::Parts;
 use hyper::service::Service;
@@ -21,8 +21,8 @@ use super::request_record::{RequestRecord, TOKEN};
 use super::sandbox::Sandbox;
 use super::signature::is_signed;
 use super::{
-    contexts, control, envd, execute, extensions, file_transfer, listing, process, templates,
-    usage, usage_report,
+    contexts, control, envd, execute, extensions, file_transfer, listing, network, process,
+    templates, usage, usage_report,
 };
 use crate::error_response::ErrorResponse;
 
@@ -30,7 +30,7 @@ use crate::error_response::ErrorResponse;
 pub(super) const SANDBOX: &str = "e2b-sandbox-id";
 
 /// Words of paths that are not names.
-const ROUTE_WORDS: [&str; 29] = [
+const ROUTE_WORDS: [&str; 30] = [
     "v2",
     "v3",
     "builds",
@@ -40,6 +40,7 @@ const ROUTE_WORDS: [&str; 29] = [
     "sandboxes",
     "timeout",
     "refreshes",
+    "network",
     "pause",
     "connect",
     "resume",
@@ -256,7 +257,7 @@ pub(super) fn short<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<(
     let bytes: usize = names.into_iter().map(String::len).sum();
     if bytes > MAX_LABEL_BYTES {
         let message =
-            format!("names and labels have {bytes} bytes; they may have {MAX_LABEL_BYTES}");
+            format!("names, labels and rules have {bytes} bytes; they may have {MAX_LABEL_BYTES}");
         return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
     }
     Ok(())
@@ -280,6 +281,7 @@ impl Routes {
             .route("/sandboxes/{id}", get(control::detail).delete(control::kill))
             .route("/sandboxes/{id}/timeout", post(control::timeout))
             .route("/sandboxes/{id}/refreshes", post(control::refresh))
+            .route("/sandboxes/{id}/network", put(network::update))
             .route("/sandboxes/{id}/pause", post(control::pause))
             .route("/sandboxes/{id}/connect", post(control::connect))
             .route("/v2/sandboxes/{id}/connect", post(control::connect))

@@ -18,6 +18,7 @@ use super::charge::Charge;
 use super::commands::Commands;
 #[cfg(feature = "linux")]
 use super::connection_audit::connection_log;
+use super::network::SandboxNetwork;
 use super::output_router::OutputRouter;
 use super::record::{SandboxRecord, SandboxSettings, milliseconds};
 use super::registry::Operation;
@@ -81,6 +82,8 @@ pub(super) struct Sandbox {
     /// The token that its clients show in addition to its id.
     pub(super) token: String,
     pub(super) settings: SandboxSettings,
+    /// Its rules for connections, which begin as those in its settings.
+    pub(super) network: SandboxNetwork,
     pub(super) started: SystemTime,
     pub(super) life: Arc<tokio::sync::Mutex<Residency>>,
     times: Mutex<Times>,
@@ -181,6 +184,7 @@ impl Sandbox {
             tenant,
             template,
             token,
+            network: SandboxNetwork::new(settings.network.clone()),
             settings,
             started: SystemTime::now(),
             life: Arc::new(tokio::sync::Mutex::new(life)),
@@ -224,6 +228,11 @@ impl Sandbox {
         this
     }
 
+    /// Its settings as they are now.
+    pub(super) fn present_settings(&self) -> SandboxSettings {
+        SandboxSettings { network: self.network.rules(), ..self.settings.clone() }
+    }
+
     /// The record of the sandbox, without its pages.
     pub(super) fn record(&self) -> SandboxRecord {
         let times = *self.times();
@@ -232,7 +241,7 @@ impl Sandbox {
             tenant: self.tenant.to_string(),
             template: self.template.clone(),
             token: self.token.clone(),
-            settings: self.settings.clone(),
+            settings: self.present_settings(),
             started: milliseconds(self.started),
             ends: milliseconds(times.ends_at()),
             noted: milliseconds(SystemTime::now()),
@@ -257,6 +266,15 @@ impl Sandbox {
 
     pub(super) fn times(&self) -> MutexGuard<'_, Times> {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether clients see it as paused: it was paused, or its life is over and its state is in the store alone.
+    pub(super) fn is_paused(&self) -> bool {
+        let times = *self.times();
+        let is_overdue = times.pause_at_end && times.ends <= Instant::now();
+        times.paused
+            || is_overdue
+                && self.life.try_lock().is_ok_and(|life| matches!(*life, Residency::Saved))
     }
 
     /// The answer of the E2B edge for a sandbox that does not run, which its clients expect.

@@ -20,13 +20,14 @@ enum Needs {
 }
 
 /// Every route, with a method that it answers.
-const ROUTES: [(&str, &str, Needs); 48] = [
+const ROUTES: [(&str, &str, Needs); 49] = [
     ("POST", "/sandboxes", Needs::Use),
     ("GET", "/v2/sandboxes", Needs::Use),
     ("GET", "/sandboxes/{id}", Needs::Use),
     ("DELETE", "/sandboxes/{id}", Needs::Use),
     ("POST", "/sandboxes/{id}/timeout", Needs::Use),
     ("POST", "/sandboxes/{id}/refreshes", Needs::Use),
+    ("PUT", "/sandboxes/{id}/network", Needs::Use),
     ("POST", "/sandboxes/{id}/pause", Needs::Use),
     ("POST", "/sandboxes/{id}/connect", Needs::Use),
     ("POST", "/v2/sandboxes/{id}/connect", Needs::Use),

@@ -318,11 +318,17 @@ fn outside() -> u16 {
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            let mut asked = [0; 4096];
-            let len = stream.read(&mut asked).unwrap_or_default();
-            let polite = asked[..len].ends_with(b"\r\n\r\n");
-            let answer = format!("HTTP/1.0 200 OK\r\n\r\nfrom outside, {polite}");
-            let _ = stream.write_all(answer.as_bytes());
+            // A client may connect and send nothing.
+            std::thread::spawn(move || {
+                let mut asked = [0; 4096];
+                let len = stream.read(&mut asked).unwrap_or_default();
+                let polite = asked[..len].ends_with(b"\r\n\r\n");
+                let head = String::from_utf8_lossy(&asked[..len]);
+                let told = head.lines().find_map(|line| line.strip_prefix("x-told: "));
+                let told = told.unwrap_or_default();
+                let answer = format!("HTTP/1.0 200 OK\r\n\r\nfrom outside, {polite}{told}");
+                let _ = stream.write_all(answer.as_bytes());
+            });
         }
     });
     port
@@ -343,8 +349,10 @@ fn an_unmodified_client_of_e2b_runs_code_and_commands_in_a_linux_program() {
     sandboxes.call_timeout = Duration::from_secs(20);
     sandboxes.templates[0].linux = true;
     sandboxes.templates[0].setup = Some("import json, random".to_owned());
-    let server = format!("server.test:80=127.0.0.1:{}", outside());
-    sandboxes.templates[0].net = vec![server.parse().unwrap()];
+    let port = outside();
+    let server = format!("server.test:80=127.0.0.1:{port}");
+    let rule = format!(r#"{{"to": "rule.test:80=127.0.0.1:{port}"}}"#);
+    sandboxes.templates[0].net = vec![server.parse().unwrap(), rule.parse().unwrap()];
     if let Err(why) = afresh::linux::Program::new("/bin/true").run(b"") {
         println!("SKIPPED: {why}");
         return;

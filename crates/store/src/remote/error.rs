@@ -165,6 +165,7 @@ impl RemoteError {
             self,
             Self::Object { source: object_store::Error::NotFound { .. }, .. }
                 | Self::Refused { status: 404, .. }
+                | Self::Open(OpenError::NoSuchName { .. })
         )
     }
 
@@ -203,4 +204,17 @@ pub(super) fn with_causes(error: &dyn Error) -> String {
         next = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_a_store_does_not_have_is_not_found() {
+        let unknown = OpenError::NoSuchName { name: "a".to_owned(), known: Vec::new() };
+        assert!(RemoteError::from(unknown).is_not_found());
+        let other = OpenError::NotALayout("a".into());
+        assert!(!RemoteError::from(other).is_not_found());
+    }
 }

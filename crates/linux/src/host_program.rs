@@ -7,12 +7,11 @@
 //! the manager runs outside the sandbox. Files of the current directory choose no version: they may be a stranger's too.
 
 use std::ffi::OsStr;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use afresh::linux::find_in_path;
-use anyhow::Context;
+use crate::program::{Program, find_in_path};
 
 /// Files that mark the root of an installation that its programs need as a whole.
 const MARKS: [&str; 4] = ["pyvenv.cfg", "conda-meta", "lib/node_modules/npm", "lib/rustlib"];
@@ -21,25 +20,31 @@ const HEAD: u64 = 512;
 
 /// A program that was found on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HostProgram {
+#[non_exhaustive]
+pub struct HostProgram {
     /// Its absolute path.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     /// The directories that it needs in addition to those of the system.
-    pub(crate) folders: Vec<PathBuf>,
+    pub folders: Vec<PathBuf>,
     /// Whether a shell would run it, because it is a text without a first line that names an interpreter.
-    pub(crate) is_plain_script: bool,
+    pub is_plain_script: bool,
 }
 
 impl HostProgram {
     /// The program that a shell would run for `word`.
-    pub(crate) fn find(word: &str) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// For a word without a slash that is neither a file nor in `PATH`.
+    pub fn find(word: &str) -> io::Result<Self> {
         let named = Path::new(word);
         // A path, or a snapshot of a program.
         let found = if named.components().count() > 1 || named.is_file() {
             named.to_owned()
         } else {
-            find_in_path(word)
-                .with_context(|| format!("program {word} not found in PATH; give its path"))?
+            find_in_path(word).ok_or_else(|| {
+                let why = format!("program {word} not found in PATH; give its path");
+                io::Error::new(io::ErrorKind::NotFound, why)
+            })?
         };
         let found = std::path::absolute(found)?;
         let target = behind_shim(&found);
@@ -50,6 +55,30 @@ impl HostProgram {
         folders.dedup();
         let is_plain_script = is_plain_script(&path);
         Ok(Self { path, folders, is_plain_script })
+    }
+
+    /// The search path `usual`, after the directory of the program where it lacks that: programs find themselves by
+    /// it, and the others of their installation.
+    #[must_use]
+    pub fn search_path(&self, usual: &str) -> String {
+        match self.path.parent().and_then(Path::to_str) {
+            Some(folder) if !usual.split(':').any(|known| known == folder) => {
+                format!("{folder}:{usual}")
+            }
+            _ => usual.to_owned(),
+        }
+    }
+
+    /// The program, with the directories of its installation. A text without an interpreter is run by the shell.
+    #[must_use]
+    pub fn program(&self, word: &str) -> Program {
+        let program = match self.is_plain_script {
+            true => Program::new("/bin/sh").arg(&self.path).grant(&self.path),
+            // A path may be relative to a directory that the program has no access to.
+            false if word.contains('/') => Program::new(&self.path),
+            false => Program::new(&self.path).name(word),
+        };
+        self.folders.iter().fold(program, |program, folder| program.grant(folder))
     }
 }
 

@@ -1,0 +1,71 @@
+//! Rules of one sandbox for its connections, as clients send them, and as its record keeps them.
+//!
+//! Promises: rules that are decoded take memory in proportion to their length.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// Headers for requests to a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NetworkRule {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) transform: Option<Transform>,
+}
+
+/// Changes to a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Transform {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) headers: Option<BTreeMap<String, String>>,
+}
+
+/// Rules of a sandbox for its connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NetworkRules {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) allow_out: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) deny_out: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) rules: Option<BTreeMap<String, Vec<NetworkRule>>>,
+    /// False denies all destinations that are not allowed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) internet: Option<bool>,
+}
+
+impl NetworkRules {
+    /// Whether there are none, in a record.
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Their texts, which a record keeps.
+    pub(super) fn texts(&self) -> impl Iterator<Item = &String> {
+        let rules = self.rules.iter().flatten();
+        let headers = rules.clone().flat_map(|(_, rules)| rules).filter_map(|rule| {
+            rule.transform.as_ref().and_then(|transform| transform.headers.as_ref())
+        });
+        let lists = self.allow_out.iter().chain(&self.deny_out).flatten();
+        lists
+            .chain(rules.map(|(host, _)| host))
+            .chain(headers.flatten().flat_map(|(name, value)| [name, value]))
+    }
+
+    /// Their fields in the description of a sandbox.
+    pub(super) fn described(&self, public: bool) -> Value {
+        let mut fields = json!({ "allowPublicTraffic": public });
+        let lists = [("allowOut", &self.allow_out), ("denyOut", &self.deny_out)];
+        for (name, list) in lists.into_iter().filter(|(_, list)| list.is_some()) {
+            fields[name] = json!(list);
+        }
+        if let Some(rules) = &self.rules {
+            fields["rules"] = json!(rules);
+        }
+        fields
+    }
+}
