@@ -259,6 +259,33 @@ def test_a_daemon_thread_in_a_tool_does_not_end_the_process_badly(alone: Alone) 
     assert said == "ends\n"
 
 
+@pytest.mark.usefixtures("python")
+def test_a_daemon_thread_that_runs_or_opens_a_program_does_not_end_the_process_badly(alone: Alone) -> None:
+    said = alone("""
+        import afresh, sys, threading, time
+        # The end of the interpreter takes a while.
+        class Slow:
+            def __del__(self, sleep=time.sleep): sleep(1.5)
+        sys.slow = Slow()
+        begun = threading.Event()
+        def take(text):
+            begun.set()
+            time.sleep(0.8)
+        def runs():
+            afresh.exec(["sh", "-c", "echo x; sleep 100"], on_stdout=take)
+        def opens():
+            afresh.warm("js", setup="for (;;);")
+        def opens_program():
+            afresh.linux("python3", setup="while True: pass")
+        for work in [runs, opens, opens_program]:
+            threading.Thread(target=work, daemon=True).start()
+        assert begun.wait(100)
+        time.sleep(0.3)
+        print("ends", flush=True)
+    """)
+    assert said == "ends\n"
+
+
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS"])
 def test_a_replaced_handler_is_refused(alone: Alone, name: str) -> None:
     alone(f"""
