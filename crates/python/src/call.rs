@@ -273,6 +273,9 @@ impl CallState {
             return Ok(());
         }
         let text = decoder.decode(bytes);
+        if text.is_empty() {
+            return Ok(());
+        }
         self.in_python(|this, py| {
             let Some(sink) = &this.sink else { return Ok(()) };
             let delivered = sink.bind(py).call1((number, text))?;
