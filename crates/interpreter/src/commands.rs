@@ -14,8 +14,10 @@ use crate::listener::Stream;
 
 /// Maximum bytes kept of each stream until they are taken.
 const MAX_KEPT: usize = 16 << 20;
-/// Maximum bytes of commands that have no number yet.
+/// Maximum memory of output of commands that have no number yet.
 const MAX_EARLY: usize = 1 << 20;
+/// Memory of a piece of such output, apart from its bytes.
+const PIECE_COST: usize = 64;
 /// Maximum commands that are known, beyond which those that have ended are forgotten.
 const MAX_KNOWN: usize = 4096;
 
@@ -51,6 +53,14 @@ struct CommandEntry {
     output: CommandOutput,
 }
 
+/// Output of commands that have no number yet.
+#[derive(Debug, Default)]
+struct EarlyOutput {
+    pieces: Vec<(u32, Stream, Vec<u8>)>,
+    /// Bytes of memory that the pieces take.
+    cost: usize,
+}
+
 #[derive(Debug, Default)]
 struct CommandTable {
     all: BTreeMap<u32, CommandEntry>,
@@ -58,7 +68,7 @@ struct CommandTable {
     /// How often the sandbox went to another state.
     moves: u64,
     /// Output of unknown commands while one is started, which may be that one.
-    early: Option<Vec<(u32, Stream, Vec<u8>)>>,
+    early: Option<EarlyOutput>,
     /// The serial number of the command that was started last.
     begun: Option<u64>,
 }
@@ -82,7 +92,7 @@ impl Commands {
     /// A command is being started.
     pub fn begin(&self) {
         let mut state = self.lock();
-        (state.early, state.begun) = (Some(Vec::new()), None);
+        (state.early, state.begun) = (Some(EarlyOutput::default()), None);
     }
 
     /// The guest has answered a request: if that was to start a command, with its number.
@@ -93,7 +103,7 @@ impl Commands {
         let mut state = self.lock();
         state.begun = Some(serial);
         if let Some(entry) = state.all.get_mut(&number) {
-            let own = early.into_iter().filter(|(of, ..)| *of == number);
+            let own = early.pieces.into_iter().filter(|(of, ..)| *of == number);
             own.for_each(|(_, stream, bytes)| entry.output.keep(stream, &bytes));
         }
     }
@@ -132,9 +142,10 @@ impl Commands {
             return true;
         }
         let Some(early) = &mut state.early else { return false };
-        let kept: usize = early.iter().map(|(_, _, bytes)| bytes.len()).sum();
-        if kept + bytes.len() <= MAX_EARLY {
-            early.push((number, stream, bytes.to_vec()));
+        let cost = early.cost + PIECE_COST + bytes.len();
+        if cost <= MAX_EARLY {
+            early.cost = cost;
+            early.pieces.push((number, stream, bytes.to_vec()));
         }
         true
     }

@@ -34,13 +34,14 @@ impl Stream {
 
 /// Receives the output and requests of a guest call. An error ends the call.
 pub trait HostCallbacks: Default + Send + 'static {
-    /// Takes output of the program, at once. It may be any bytes.
+    /// Takes output of the program, at once. It may be any bytes, at least one.
     ///
     /// # Errors
     /// Any error, which ends the call.
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()>;
 
-    /// Takes output of a command that a Linux program runs, or has left running: the one of this number.
+    /// Takes output of a command that a Linux program runs, or has left running: the one of this number. It has at least
+    /// one byte.
     ///
     /// # Errors
     /// As [`HostCallbacks::print`].
@@ -121,6 +122,8 @@ impl<L: HostCallbacks> Hearing<L> {
                 self.given = Some(answer.to_vec());
             }
             Frame::Ended(number, status) => self.listener.command_ended(number, status),
+            // Without bytes it is no output: a guest could send it without end, and no limit of bytes would be reached.
+            Frame::Shown(_, []) | Frame::Stdout([]) | Frame::Stderr([]) => {}
             Frame::Shown(number, shown) => {
                 self.listener.print_command(number, Stream::Terminal, shown)?;
             }
@@ -184,8 +187,10 @@ fn write<L: HostCallbacks>(
     len: i32,
 ) -> wasmtime::Result<()> {
     let (memory, hearing) = parts::<L>(&mut caller)?;
-    let bytes = named(memory, address, len)?;
-    hearing.listener.print(Stream::of(stream), bytes)
+    match named(memory, address, len)? {
+        [] => Ok(()),
+        bytes => hearing.listener.print(Stream::of(stream), bytes),
+    }
 }
 
 fn call<L: HostCallbacks>(
@@ -241,4 +246,30 @@ fn take_frame<L: HostCallbacks>(
         room.copy_from_slice(&word.to_le_bytes());
     }
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Pieces(Vec<Vec<u8>>);
+
+    impl HostCallbacks for Pieces {
+        fn print(&mut self, _: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+            self.0.push(bytes.to_vec());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn output_without_bytes_is_not_passed_on() {
+        let mut hearing = Hearing::of(Pieces::default());
+        for frame in
+            [&b"\x01"[..], b"\x01out", b"\x02", b"\x02err", b"\x07\0\0\0\0", b"\x07\0\0\0\0shown"]
+        {
+            assert_eq!(hearing.hear(frame).unwrap(), Some(Vec::new()));
+        }
+        assert_eq!(hearing.listener.0, [&b"out"[..], b"err", b"shown"]);
+    }
 }

@@ -2,11 +2,14 @@
 // Values between JavaScript and an interpreter, as CBOR (RFC 8949). `index.d.ts` has the table.
 //
 // Guests are not trusted: the memory of the values made of one message keeps to a budget, which is charged before they
-// are made, and nesting ends at MAX_DEPTH.
+// are made, nesting ends at MAX_DEPTH, and colliding keys have a budget as well.
 
+const { countCollisions } = require('./collisions.js')
 const { MarshalError } = require('./errors.js')
 
 const MAX_DEPTH = 128
+/** Steps through long chains of tables that one message may take: some milliseconds. */
+const MAX_COLLISIONS = 1 << 22
 const TAGS = { TIMESTAMP: 0, DATE: 1, POSITIVE: 2, NEGATIVE: 3, UUID: 37, NAMED: 39, INTEGERS: 79, FLOATS: 86 }
 Object.assign(TAGS, { SET: 258, DAY: 1004, COMPLEX: 43_000, TUPLE: 65_584, DECIMAL: 65_585 })
 /** Estimated bytes of values in V8, with the slot that refers to each. */
@@ -187,6 +190,7 @@ class Reader {
   #at = 0
   #left
   #limit
+  #collisions = MAX_COLLISIONS
 
   constructor(bytes, limit) {
     this.#bytes = bytes
@@ -197,6 +201,14 @@ class Reader {
     this.#left -= cost
     if (this.#left < 0) {
       throw new MarshalError(`the value takes more memory than \`resultLimit\` allows, ${this.#limit} bytes`)
+    }
+  }
+
+  /** Charges the keys of a table before it is built. */
+  #chargeKeys(count, keyAt) {
+    this.#collisions -= countCollisions(count, keyAt)
+    if (this.#collisions < 0) {
+      throw new MarshalError("too many keys of the guest's value have one hash in JavaScript: give a list of pairs instead")
     }
   }
 
@@ -249,7 +261,9 @@ class Reader {
       entries.push([key, this.read(depth + 1)])
     }
     // Defines properties, so that `__proto__` is one as well.
-    return isObject ? Object.fromEntries(entries) : new Map(entries)
+    if (isObject) return Object.fromEntries(entries)
+    this.#chargeKeys(length, (at) => entries[at][0])
+    return new Map(entries)
   }
 
   /** Many numbers as they are in memory, after the tag. */
@@ -287,6 +301,7 @@ class Reader {
       }
       case TAGS.SET:
         this.#charge(is(Array.isArray(value)).length * COST.entry)
+        this.#chargeKeys(value.length, (at) => value[at])
         return new Set(value)
       case TAGS.TUPLE:
         return is(Array.isArray(value))

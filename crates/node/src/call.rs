@@ -22,7 +22,7 @@ use crate::threads;
 const MAX_SLICE: Duration = Duration::from_secs(1);
 /// Time between two looks at the limits of a call that waits.
 const TICK: Duration = Duration::from_millis(5);
-/// Bytes of output that wait for JavaScript, beyond which the guest waits.
+/// Memory of output that waits for JavaScript, beyond which the guest waits.
 const MAX_PENDING_OUTPUT: usize = 1 << 20;
 
 /// Ends calls from elsewhere.
@@ -73,12 +73,13 @@ impl Call {
     }
 
     fn send(&self, kind: EventKind, detail: u32, bytes: Vec<u8>) {
-        let pending = (kind == EventKind::Output).then(|| {
-            self.pending_output.fetch_add(bytes.len(), Ordering::AcqRel);
-            Arc::clone(&self.pending_output)
-        });
         let (number, text) = (self.number, String::new());
-        self.mailbox.send(Event { number, kind, detail, text, bytes, pending });
+        let mut event = Event { number, kind, detail, text, bytes, pending: None };
+        if kind == EventKind::Output {
+            self.pending_output.fetch_add(event.cost(), Ordering::AcqRel);
+            event.pending = Some(Arc::clone(&self.pending_output));
+        }
+        self.mailbox.send(event);
     }
 
     /// Sends output; whether there is room for more.

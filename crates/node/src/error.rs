@@ -46,6 +46,11 @@ impl Failure {
         Self { class: "TimeoutError", message: message.into() }
     }
 
+    /// A value cannot be carried between host and guest.
+    pub(crate) fn marshal(message: impl Into<String>) -> Self {
+        Self { class: "MarshalError", message: message.into() }
+    }
+
     /// The host stopped the operation.
     pub(crate) fn stopped(message: impl Into<String>) -> Self {
         Self { class: "StoppedError", message: message.into() }

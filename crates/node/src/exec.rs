@@ -69,6 +69,9 @@ struct Sink(Arc<SharedRun>, usize);
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
         let mut state = self.0.lock();
         let kept = &mut state.kept[self.1];
         let room = self.0.limit.saturating_sub(kept.len()).min(bytes.len());

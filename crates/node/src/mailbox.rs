@@ -9,6 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::node_api::Waker;
 
+/// Memory of an event apart from its bytes: here, in the queue of Node, and with its allocation.
+const EVENT_COST: usize = 256;
+
 /// The kinds of events, as `native.js` numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -30,15 +33,20 @@ pub(crate) struct Event {
     pub(crate) detail: u32,
     pub(crate) text: String,
     pub(crate) bytes: Vec<u8>,
-    /// The sender's count of bytes that were not delivered yet.
+    /// The sender's count of memory of events that were not delivered yet.
     pub(crate) pending: Option<Arc<AtomicUsize>>,
 }
 
 impl Event {
+    /// Bytes of memory that it takes until it is delivered.
+    pub(crate) fn cost(&self) -> usize {
+        EVENT_COST + self.bytes.len()
+    }
+
     /// JavaScript has taken it.
     pub(crate) fn delivered(&self) {
         if let Some(pending) = &self.pending {
-            pending.fetch_sub(self.bytes.len(), Ordering::AcqRel);
+            pending.fetch_sub(self.cost(), Ordering::AcqRel);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Node-API, version 6: the functions of it that are used here, and the native functions that JavaScript calls.
 //!
 //! The interface is a stable C ABI, and the process that loads the library has its symbols. It is declared here because
-//! the bindings on crates.io bring about ten crates, and 21 functions are enough.
+//! the bindings on crates.io bring about ten crates, and 22 functions are enough.
 //!
 //! Promises: a handle of JavaScript is used only within the call that received it; a panic never unwinds into Node.
 
@@ -11,7 +11,8 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use crate::environment::Environment;
-use crate::mailbox::{Event, Mailbox, Queue};
+use crate::error::Failure;
+use crate::mailbox::{Event, EventKind, Mailbox, Queue};
 
 /// Opaque types of Node-API.
 pub(crate) type Env = *mut c_void;
@@ -79,6 +80,7 @@ unsafe extern "C" {
         buffer: *mut Value,
         offset: *mut usize,
     ) -> Status;
+    fn napi_get_and_clear_last_exception(env: Env, result: *mut Value) -> Status;
     fn napi_adjust_external_memory(env: Env, change: i64, result: *mut i64) -> Status;
     fn napi_throw_type_error(env: Env, code: *const c_char, message: *const c_char) -> Status;
     fn napi_call_function(
@@ -388,11 +390,35 @@ unsafe extern "C" fn deliver(env: Env, function: Value, context: *mut c_void, _:
     let queue = unsafe { &*context.cast::<Queue>() };
     // One for each wake: Node opens a scope for each, so that microtasks run in between.
     let Ok(Some(event)) = catch_unwind(AssertUnwindSafe(|| queue.take())) else { return };
-    let Event { number, kind, detail, text, bytes, .. } = &event;
+    let values = arguments(env, &event).or_else(|| {
+        let mut exception = null_mut();
+        // SAFETY: `env` is of the present call, and the result has room. Without an exception it is undefined.
+        let _ = unsafe { napi_get_and_clear_last_exception(env, &raw mut exception) };
+        // Its promise settles without it.
+        if let Some(environment) = environment(env) {
+            let _ = catch_unwind(AssertUnwindSafe(|| environment.stop(event.number)));
+        }
+        arguments(env, &unconverted(event.number))
+    });
+    if let Some(values) = values {
+        let this = undefined(env);
+        let mut result = null_mut();
+        // The function itself throws nothing, except when the environment ends.
+        // SAFETY: the handles are of the present call, and the result has room.
+        let _ = unsafe {
+            napi_call_function(env, this, function, values.len(), values.as_ptr(), &raw mut result)
+        };
+    }
+    event.delivered();
+}
+
+/// An event as arguments for JavaScript; `None` where text or bytes exceed V8's limits, or memory is short.
+fn arguments(env: Env, event: &Event) -> Option<[Value; 5]> {
+    let Event { number, kind, detail, text, bytes, .. } = event;
     let mut values = [null_mut(); 5];
     // SAFETY: `env` is of the present call, the results have room, and text and bytes are valid for their lengths.
-    unsafe {
-        let made = [
+    let made = unsafe {
+        [
             napi_create_uint32(env, *number, &raw mut values[0]),
             napi_create_uint32(env, *kind as u32, &raw mut values[1]),
             napi_create_uint32(env, *detail, &raw mut values[2]),
@@ -404,15 +430,18 @@ unsafe extern "C" fn deliver(env: Env, function: Value, context: *mut c_void, _:
                 null_mut(),
                 &raw mut values[4],
             ),
-        ];
-        if made.iter().all(|status| *status == OK) {
-            // The function itself throws nothing, except when the environment ends.
-            let this = undefined(env);
-            let mut result = null_mut();
-            let _ = napi_call_function(env, this, function, 5, values.as_ptr(), &raw mut result);
-        }
-    }
-    event.delivered();
+        ]
+    };
+    made.iter().all(|status| *status == OK).then_some(values)
+}
+
+/// The end of an operation whose event cannot be converted.
+fn unconverted(number: u32) -> Event {
+    let failure = Failure::marshal(
+        "a result, output or request of the guest exceeds what JavaScript can hold: let the guest send less at a time",
+    );
+    let (kind, detail, text) = (EventKind::Failed, 0, failure.json().to_string());
+    Event { number, kind, detail, text, bytes: Vec::new(), pending: None }
 }
 
 unsafe extern "C" fn free(_: Env, data: *mut c_void, _: *mut c_void) {

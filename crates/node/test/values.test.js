@@ -2,6 +2,7 @@
 const assert = require('node:assert/strict')
 const test = require('node:test')
 const { MarshalError, Opaque } = require('afresh')
+const { hashOf } = require('../lib/collisions.js')
 const { decode, encode } = require('../lib/values.js')
 const { js, withSandbox } = require('./common.js')
 
@@ -98,3 +99,25 @@ test('a guest sees the values and gives them back', withSandbox({}, async (sb) =
   assert.equal(await sb.apply('(d) => d.getTime()', [new Date(5)]), 5)
   assert.ok((await js()).isInterpreter)
 }))
+
+test('hashes of keys are those of V8', () => {
+  const hashes = [[1, 316017654], [-7, 493895126], [1.5, 410605258], [2 ** 40, 639130342], [2n ** 70n + 5n, 714525335], [-(2n ** 63n), 360010069], ['65536', 83951616]]
+  for (const [key, hash] of hashes) assert.equal(hashOf(key) & 0x3fffffff, hash, String(key))
+  for (const key of [NaN, 'a', '01', '4294967296000', null, [], new Date()]) assert.equal(hashOf(key), undefined)
+})
+
+test('keys that collide in tables are refused', () => {
+  const many = Array.from({ length: 4000 }, (_, n) => n)
+  const large = (value) => decode(encode(value), LIMIT * 8)
+  const table = (of) => new Map(many.map((n) => [of(n), n]))
+  for (const of of [(n) => n, (n) => n / 3, (n) => BigInt(n + 1) << 60n, (n) => 2 ** 40 + n * 4096, (n) => n * -4096]) {
+    assert.deepStrictEqual(large(table(of)), table(of))
+    assert.deepStrictEqual(large(new Set(table(of).keys())), new Set(table(of).keys()))
+  }
+  const digits = (n) => String(n * 2 ** 16)
+  for (const of of [(n) => BigInt(n) << 64n, (n) => -(BigInt(n + 1) << 64n), digits]) {
+    assert.throws(() => large(new Set(table(of).keys())), /one hash/)
+  }
+  assert.throws(() => large(new Map([[0, 0], ...table(digits)])), /one hash/)
+  assert.throws(() => large([0, 1, 2].map((part) => new Map(many.slice(0, 2500).map((n) => [BigInt(n) << 64n, part])))), /one hash/)
+})

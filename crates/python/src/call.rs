@@ -50,13 +50,24 @@ impl Stop {
         self.0.stopped.load(Ordering::Acquire)
     }
 
-    /// Whether the call is in Python code, which may itself be waiting for the end of the call.
+    /// Whether the call is in Python code (a tool, or a handler of a signal), which may itself be waiting for the end of the call.
     pub(crate) fn is_in_tool(&self) -> bool {
         self.0.in_tool.load(Ordering::Acquire)
     }
 
-    fn set_in_tool(&self, in_tool: bool) {
-        self.0.in_tool.store(in_tool, Ordering::Release);
+    /// Marks the call as in Python code until the guard is dropped. Python code of a tool contains that of a handler.
+    fn enter_tool(&self) -> impl Drop + use<> {
+        struct Entered {
+            flags: Arc<Flags>,
+            before: bool,
+        }
+        impl Drop for Entered {
+            fn drop(&mut self) {
+                self.flags.in_tool.store(self.before, Ordering::Release);
+            }
+        }
+        let before = self.0.in_tool.swap(true, Ordering::AcqRel);
+        Entered { flags: Arc::clone(&self.0), before }
     }
 }
 
@@ -172,12 +183,15 @@ impl Signals {
         Self { mine: exit::is_main_thread(), next: None }
     }
 
-    fn look(&mut self) -> PyResult<()> {
+    /// Runs the handlers of signals that have arrived. They may close the session of the call, which has this flag.
+    fn look(&mut self, session: &Stop) -> PyResult<()> {
         let now = Instant::now();
         if !self.mine || self.next.is_some_and(|next| now < next) {
             return Ok(());
         }
+        let entered = session.enter_tool();
         let result = Python::attach(|py| py.check_signals());
+        drop(entered);
         // At most a tenth of the time goes to waiting for the lock.
         self.next = Some(now + now.elapsed() * 10);
         result
@@ -231,7 +245,7 @@ impl CallState {
         } else if self.until.is_some_and(|until| Instant::now() >= until) {
             Reason::Timeout
         } else {
-            match self.signals.look() {
+            match self.signals.look(&self.stops[0]) {
                 Ok(()) => return true,
                 Err(error) => match &self.warm_up {
                     Some(warm_up) => {
@@ -259,6 +273,9 @@ impl CallState {
             return Ok(());
         }
         let text = decoder.decode(bytes);
+        if text.is_empty() {
+            return Ok(());
+        }
         self.in_python(|this, py| {
             let Some(sink) = &this.sink else { return Ok(()) };
             let delivered = sink.bind(py).call1((number, text))?;
@@ -272,10 +289,8 @@ impl CallState {
         run: impl FnOnce(&mut Self, Python<'_>) -> Result<T, Cut>,
     ) -> Result<T, Cut> {
         exit::park_if_finished();
-        self.stops[0].set_in_tool(true);
-        let result = Python::attach(|py| run(self, py));
-        self.stops[0].set_in_tool(false);
-        result
+        let _entered = self.stops[0].enter_tool();
+        Python::attach(|py| run(self, py))
     }
 
     /// Waits for a result that is pending.

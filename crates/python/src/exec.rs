@@ -14,25 +14,57 @@ use afresh::linux::{End, HostStreams, Program, RunControl, WarmError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::call::Stop;
 use crate::error::{self, GuestError, OpenError, StoppedError};
 use crate::exit;
+use crate::pending::Pending;
 use crate::program::{ProgramOptions, seconds};
 use crate::session::Stopper;
 use crate::text::Utf8Decoder;
 
 /// Maximum time between two looks at signals and limits.
 const TICK: Duration = Duration::from_millis(10);
+/// Memory of output that waits for the callback, beyond which the program waits.
+const MAX_NEWS: usize = 1 << 20;
+/// Memory of a piece of output, apart from its bytes.
+const PIECE_COST: usize = 64;
 const SIGKILL: i32 = 9;
 /// Maximum time after a kill until the caller waits no longer.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Output for the callback, in order.
+#[derive(Default)]
+struct News {
+    /// Streams and bytes.
+    pieces: Vec<(usize, Vec<u8>)>,
+    /// Bytes of memory that the pieces take.
+    cost: usize,
+}
+
+impl News {
+    fn push(&mut self, stream: usize, bytes: &[u8]) {
+        self.cost += bytes.len();
+        match self.pieces.last_mut() {
+            Some((last, piece)) if *last == stream => piece.extend_from_slice(bytes),
+            _ => {
+                self.cost += PIECE_COST;
+                self.pieces.push((stream, bytes.to_vec()));
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+}
 
 /// Output of the run.
 #[derive(Default)]
 struct Streams {
     /// Bytes of each stream.
     kept: [Vec<u8>; 2],
-    /// Bytes that the callback has not been given.
-    news: Vec<(usize, Vec<u8>)>,
+    /// Output that the callback has not been given.
+    news: News,
     limit: usize,
     truncated: bool,
     streams: bool,
@@ -56,11 +88,12 @@ struct Sink(Arc<SharedRun>, usize);
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
         let mut state = self.0.lock();
         // A callback that is slower than the program makes it wait.
-        while state.streams
-            && state.news.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() > MAX_NEWS
-        {
+        while state.streams && state.news.cost > MAX_NEWS {
             state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let limit = state.limit;
@@ -69,7 +102,7 @@ impl Write for Sink {
         kept.extend_from_slice(&bytes[..room]);
         state.truncated |= room < bytes.len();
         if state.streams {
-            state.news.push((self.1, bytes.to_vec()));
+            state.news.push(self.1, bytes);
             self.0.changed.notify_all();
         }
         Ok(bytes.len())
@@ -79,9 +112,6 @@ impl Write for Sink {
         Ok(())
     }
 }
-
-/// Bytes of output that wait for the callback, beyond which the program waits.
-const MAX_NEWS: usize = 1 << 20;
 
 /// The input of a run: a file without a name that holds the bytes.
 fn input(bytes: &[u8]) -> io::Result<OwnedFd> {
@@ -121,6 +151,7 @@ pub(crate) fn run_program<'py>(
     let until = timeout.map(|timeout| seconds(timeout, "a timeout")).transpose()?;
     let until = until.and_then(|timeout| Instant::now().checked_add(timeout));
     let stop = stopper.map(|stopper| stopper.get().flag()).unwrap_or_default();
+    let limits = RunLimits { until, stop };
     let program = linux.shape(None)?(Program::new(path));
     let program = arguments.iter().fold(program, Program::arg);
     let shared = Arc::new(SharedRun::default());
@@ -135,30 +166,15 @@ pub(crate) fn run_program<'py>(
         .messages(Sink(Arc::clone(&shared), 1))
         .control(control.clone());
     let own = Arc::clone(&shared);
-    std::thread::Builder::new().name("afresh-exec".to_owned()).spawn(move || {
-        let ended = program.run_to_end(streams).map(|ended| ended.end);
-        own.lock().ended = Some(ended);
-        own.changed.notify_all();
+    let mut run = Run { shared, control, decoders: Default::default(), on_output, limits };
+    let ended = exit::hold(py, || {
+        std::thread::Builder::new().name("afresh-exec".to_owned()).spawn(move || {
+            let ended = program.run_to_end(streams).map(|ended| ended.end);
+            own.lock().ended = Some(ended);
+            own.changed.notify_all();
+        })?;
+        run.to_end(py)
     })?;
-    let mut run = Run { shared, control, decoders: Default::default(), on_output };
-    let ended = loop {
-        if let Some(ended) = run.wait(py) {
-            run.deliver(py)?;
-            break ended;
-        }
-        let failed = run.deliver(py).and_then(|()| py.check_signals()).err();
-        let failed = failed.or_else(|| {
-            if stop.is_set() || exit::has_begun() {
-                return Some(StoppedError::new_err("the run was stopped by its host"));
-            }
-            let late = until.is_some_and(|until| Instant::now() >= until);
-            late.then(|| error::time_limit("the run took longer than its time limit".to_owned()))
-        });
-        if let Some(failed) = failed {
-            run.kill(py);
-            return Err(failed);
-        }
-    };
     let end = ended.map_err(|error| error::raise::<OpenError>(&error))?;
     let status = match end {
         End::Exit(code) => code & 0xff,
@@ -170,15 +186,52 @@ pub(crate) fn run_program<'py>(
     Ok((status, stdout, stderr, state.truncated))
 }
 
+/// The limits of a run.
+struct RunLimits {
+    until: Option<Instant>,
+    stop: Stop,
+}
+
+impl RunLimits {
+    /// The reason to end the run now, as an error.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        py.check_signals()?;
+        if self.stop.is_set() || exit::has_begun() {
+            return Err(StoppedError::new_err("the run was stopped by its host"));
+        }
+        match self.until.is_some_and(|until| Instant::now() >= until) {
+            true => Err(error::time_limit("the run took longer than its time limit".to_owned())),
+            false => Ok(()),
+        }
+    }
+}
+
 /// The caller's side of a run.
 struct Run {
     shared: Arc<SharedRun>,
     control: RunControl,
     decoders: [Utf8Decoder; 2],
     on_output: Option<Py<PyAny>>,
+    limits: RunLimits,
 }
 
 impl Run {
+    /// Passes output on until the program has ended, or has to be killed.
+    fn to_end(&mut self, py: Python<'_>) -> PyResult<Result<End, WarmError>> {
+        loop {
+            let ended = self.wait(py);
+            let delivered = self.deliver(py, ended.is_none());
+            if let Some(ended) = ended {
+                delivered?;
+                return Ok(ended);
+            }
+            if let Err(failed) = delivered.and_then(|()| self.limits.check(py)) {
+                self.kill(py);
+                return Err(failed);
+            }
+        }
+    }
+
     /// Waits for output or the end, for a tick at most.
     fn wait(&self, py: Python<'_>) -> Option<Result<End, WarmError>> {
         py.detach(|| {
@@ -191,15 +244,27 @@ impl Run {
         })
     }
 
-    /// Passes new output on.
-    fn deliver(&mut self, py: Python<'_>) -> PyResult<()> {
+    /// Passes new output on. While the program `runs`, a callback on an event loop that is behind is waited for.
+    fn deliver(&mut self, py: Python<'_>, runs: bool) -> PyResult<()> {
         let Some(on_output) = &self.on_output else { return Ok(()) };
         let news = std::mem::take(&mut self.shared.lock().news);
         self.shared.changed.notify_all();
-        for (stream, bytes) in news {
+        for (stream, bytes) in news.pieces {
             let text = self.decoders[stream].decode(&bytes);
-            if !text.is_empty() {
-                on_output.bind(py).call1((stream + 1, text))?;
+            if text.is_empty() {
+                continue;
+            }
+            let delivered = on_output.bind(py).call1((stream + 1, text))?;
+            let Ok(pending) = delivered.cast::<Pending>() else { continue };
+            let mut failed = None;
+            if runs {
+                pending.get().wait(py, || {
+                    failed = self.limits.check(py).err();
+                    failed.is_none()
+                })?;
+            }
+            if let Some(failed) = failed {
+                return Err(failed);
             }
         }
         Ok(())
@@ -217,6 +282,7 @@ impl Run {
             let state = self.shared.lock();
             let runs = |state: &mut Streams| state.ended.is_none();
             drop(self.shared.changed.wait_timeout_while(state, KILL_TIMEOUT, runs));
+            exit::park_if_exiting();
         });
     }
 }

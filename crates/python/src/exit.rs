@@ -1,12 +1,15 @@
 //! The end of the interpreter, while daemon threads still run guests.
 //!
-//! A thread that takes Python's lock after finalization has begun is ended by CPython with `pthread_exit`, which
-//! unwinds this library's frames and aborts the process. So a hook of `atexit`, which runs before finalization,
-//! ends every call and waits for it. Its thread then parks instead of returning to Python.
+//! A thread that takes Python's lock after finalization has begun is ended by CPython with `pthread_exit`, also in a
+//! callback or a tool that this library called: that unwinds its frames, and aborts the process. (Where PyO3 takes the
+//! lock, it lets the thread hang.) So a hook of `atexit`, which runs before finalization, ends every call and waits for
+//! it. Its thread then parks instead of returning to Python.
 //!
-//! Promises: no thread that ran a guest returns to Python once the hook has begun.
+//! Promises: no thread that ran a guest returns to Python once the hook has begun. The hook returns while a call is
+//! under way only after [`CALLS_TIMEOUT`].
 //! May break it: a tool without a time limit, on a thread that `atexit` does not wait for and that is not a daemon.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -32,42 +35,83 @@ pub(crate) fn is_main_thread() -> bool {
     unsafe { libc::getpid() == libc::gettid() }
 }
 
+thread_local! {
+    /// The calls in [`CALLS`] that this thread makes, one inside another.
+    static OWN_CALLS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A call that the hook waits for.
+struct Running;
+
+impl Running {
+    /// Python's lock is held, so the hook either sees the call or has begun.
+    fn begin(_: Python<'_>) -> PyResult<Self> {
+        if has_begun() && !is_main_thread() {
+            return Err(SessionError::new_err("the interpreter is shutting down"));
+        }
+        CALLS.fetch_add(1, Ordering::AcqRel);
+        OWN_CALLS.set(OWN_CALLS.get() + 1);
+        Ok(Self)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        release(1);
+        OWN_CALLS.set(OWN_CALLS.get().saturating_sub(1));
+    }
+}
+
+/// Ends so many calls. A child of a fork starts from zero, also inside a call.
+fn release(count: usize) {
+    let _ = CALLS.fetch_update(Ordering::AcqRel, Ordering::Acquire, |calls| {
+        Some(calls.saturating_sub(count))
+    });
+}
+
+/// Runs `work`, which may release Python's lock and take it again, as one call that the hook waits for.
+pub(crate) fn hold<R>(py: Python<'_>, work: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+    // Until the lock is held again: the hook does not return before.
+    let running = Running::begin(py)?;
+    let result = work();
+    if has_begun() {
+        py.detach(park_if_exiting);
+    }
+    drop(running);
+    result
+}
+
 /// Runs `work` without Python's lock, as one call that the hook waits for.
 pub(crate) fn detach<R: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> PyResult<R> + Send,
 ) -> PyResult<R> {
-    struct Running;
-    impl Drop for Running {
-        fn drop(&mut self) {
-            // A child of a fork starts from zero, also inside a call.
-            let _ = CALLS
-                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |calls| calls.checked_sub(1));
-        }
-    }
-    if has_begun() && !is_main_thread() {
-        return Err(SessionError::new_err("the interpreter is shutting down"));
-    }
-    py.detach(|| {
-        CALLS.fetch_add(1, Ordering::AcqRel);
-        let running = Running;
-        let result = work();
-        drop(running);
-        park_if_exiting();
-        result
+    hold(py, || {
+        py.detach(|| {
+            let result = work();
+            park_if_exiting();
+            result
+        })
     })
 }
 
-/// Keeps a thread other than the main one from returning to Python.
+/// Keeps a thread other than the main one from returning to Python. The hook waits for its calls no longer.
 pub(crate) fn park_if_exiting() {
-    while has_begun() && !is_main_thread() {
-        std::thread::park();
+    if has_begun() && !is_main_thread() {
+        park();
     }
 }
 
 /// Keeps a thread other than the main one from taking Python's lock once the hook has returned.
 pub(crate) fn park_if_finished() {
-    while FINISHED.load(Ordering::Acquire) && !is_main_thread() {
+    if FINISHED.load(Ordering::Acquire) && !is_main_thread() {
+        park();
+    }
+}
+
+fn park() -> ! {
+    release(OWN_CALLS.take());
+    loop {
         std::thread::park();
     }
 }

@@ -89,6 +89,20 @@ pub(crate) fn begin_wait(session: &Session) -> PyResult<()> {
     Ok(())
 }
 
+/// Refuses to continue a wait that was stopped.
+#[pyfunction]
+#[pyo3(signature = (session, stopper))]
+pub(crate) fn check_wait(session: &Session, stopper: Option<&Bound<'_, Stopper>>) -> PyResult<()> {
+    check_stops(&session.stops(stopper))
+}
+
+fn check_stops(stops: &[Stop]) -> PyResult<()> {
+    match stops.iter().any(Stop::is_set) {
+        true => Err(StoppedError::new_err("the wait was stopped by its host")),
+        false => Ok(()),
+    }
+}
+
 /// Lets background work run for a slice of time, once its next event is due, or waits `wait` seconds without one.
 /// Returns whether something may still happen by itself. `moved` is whether bytes of a connection have passed since the
 /// last slice, so that a program may run though no event is due.
@@ -106,9 +120,7 @@ pub(crate) fn drive(
     let stops = session.stops(stopper);
     let commands = session.commands().clone();
     session.with(py, move |live| {
-        if stops.iter().any(Stop::is_set) {
-            return Err(StoppedError::new_err("the wait was stopped by its host"));
-        }
+        check_stops(&stops)?;
         let due = if moved { Some(Duration::ZERO) } else { live.due() };
         let Some(due) = due else { return Ok(false) };
         if !sleep(due.min(wait), &stops) || due > wait {

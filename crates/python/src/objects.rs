@@ -137,7 +137,7 @@ impl<'py> ObjectBuilder for PythonBuilder<'py> {
 
     /// Lets other threads of Python run.
     fn pause(&mut self) {
-        self.py.detach(exit::park_if_finished);
+        self.py.detach(exit::park_if_exiting);
     }
 
     fn scalar(&mut self, scalar: Scalar<'_>) -> PyResult<Bound<'py, PyAny>> {

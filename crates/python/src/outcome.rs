@@ -11,7 +11,7 @@ use pyo3::types::{PyString, PyTuple};
 
 use crate::call::{CallState, Limits, Reason, Stop};
 use crate::error::{self, GuestError, MarshalError, StoppedError};
-use crate::objects;
+use crate::{exit, objects};
 
 /// Shared by all calls of one sandbox.
 #[derive(Clone)]
@@ -138,10 +138,15 @@ impl Outcome {
     /// # Errors
     /// What no program may catch, and answers that cannot be read.
     pub(crate) fn into_python(
-        mut self,
+        self,
         py: Python<'_>,
         exact: bool,
     ) -> PyResult<Bound<'_, PyTuple>> {
+        // Making objects may run Python code, and lets other threads run.
+        exit::hold(py, || self.convert(py, exact))
+    }
+
+    fn convert(mut self, py: Python<'_>, exact: bool) -> PyResult<Bound<'_, PyTuple>> {
         let none = || py.None().into_bound(py);
         let (value, text, error) = match std::mem::replace(&mut self.answer, Ok(Vec::new())) {
             // An answer that cannot be converted is not raised: the output would be lost.

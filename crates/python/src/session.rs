@@ -505,16 +505,17 @@ impl Session {
         })
     }
 
-    /// Closes the session and stops a call that is under way. Waits for that call, unless it is in a tool: the tool
-    /// may be the caller.
+    /// Closes the session and stops a call that is under way. Waits for that call, unless it is in a tool or in a handler
+    /// of a signal: that may be the caller.
     fn close(&self, py: Python<'_>) {
         self.closing.store(true, Ordering::Release);
         self.stop.set();
-        py.detach(|| {
+        // It is refused on other threads at the end of the interpreter, which frees everything.
+        let _refused = exit::detach(py, || {
             while !self.drop_closed() && !self.stop.is_in_tool() {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            exit::park_if_finished();
+            Ok(())
         });
     }
 

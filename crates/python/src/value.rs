@@ -13,6 +13,7 @@ use pyo3::types::{
 };
 
 use crate::error::MarshalError;
+use crate::exit;
 use crate::objects::{self, DEFAULT_RESULT};
 use crate::python_type::{DATETIME, DAY_TYPE, DECIMAL_TYPE, UNDEFINED, UUID_TYPE};
 
@@ -170,10 +171,12 @@ pub(crate) fn encode<'py>(
 /// The value that such bytes hold.
 #[pyfunction]
 pub(crate) fn decode<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    let mut values = objects::reader(py, Decoder::new(bytes), true, DEFAULT_RESULT);
-    let value = values.read()?;
-    if values.position() != bytes.len() {
-        return Err(PyTypeError::new_err("there is more than one value in the bytes"));
-    }
-    Ok(value)
+    exit::hold(py, || {
+        let mut values = objects::reader(py, Decoder::new(bytes), true, DEFAULT_RESULT);
+        let value = values.read()?;
+        if values.position() != bytes.len() {
+            return Err(PyTypeError::new_err("there is more than one value in the bytes"));
+        }
+        Ok(value)
+    })
 }

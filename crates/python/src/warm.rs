@@ -95,13 +95,14 @@ impl Warm {
                 false => Call::bytes(function, input),
             });
         }
-        let opened = py.detach(|| match wasm {
+        let open = || match wasm {
             Some(path) => {
                 let read = |source| afresh::OpenError::Read { path: path.clone(), source };
                 Guest::from_bytes(reference, &std::fs::read(&path).map_err(read)?, &options)
             }
             None => afresh::open(reference, &options),
-        });
+        };
+        let opened = exit::detach(py, || Ok(open()))?;
         let guest = opened.map_err(|error| {
             interruption.take().unwrap_or_else(|| error::raise::<OpenError>(&error))
         })?;
@@ -136,7 +137,7 @@ impl Warm {
         options = setups
             .iter()
             .fold(options, |options, setup| options.warm(language.program_setup(setup)));
-        let guest = py.detach(|| afresh::open(reference, &options));
+        let guest = exit::detach(py, || Ok(afresh::open(reference, &options)))?;
         let guest = guest.map_err(|error| match is_late(&error) {
             true => error::time_limit(format!(
                 "{reference} and its setup were not ready in time: simplify the setup, or raise `setup_timeout`"
@@ -233,7 +234,7 @@ impl Warm {
     ) -> PyResult<Session> {
         let setup = Setup::new(limits(timeout, memory, output, result)?, &tools);
         let this = slf.get();
-        let session = slf.py().detach(|| this.guest.session());
+        let session = exit::detach(slf.py(), || Ok(this.guest.session()))?;
         let session = session.map_err(|error| error::of_session(&error))?;
         Ok(Session::new(session, slf.clone().unbind(), setup, dispatch))
     }
@@ -245,17 +246,17 @@ impl Warm {
         let linux = self.guest.kind() == afresh::Kind::Program;
         let least =
             form.map(|form| Call::bytes(form.function(), self.setup.minimal_request(form, linux)));
-        let saved = py.detach(|| {
+        let saved = exit::detach(py, || {
             // Pages that every evaluation touches are read first when the snapshot is opened, and not one by one.
             let recorded = least.map(|call| self.guest.save(&to, &SaveOptions::new().record(call)));
-            match recorded {
+            Ok(match recorded {
                 // A guest that answers nothing now is saved as well.
                 None | Some(Err(afresh::SaveError::Record { .. })) => {
                     self.guest.save(&to, &SaveOptions::new())
                 }
                 Some(saved) => saved,
-            }
-        });
+            })
+        })?;
         Ok(saved.map_err(|error| error::raise::<SaveError>(&error))?.id.to_string())
     }
 }

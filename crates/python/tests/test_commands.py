@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import afresh
 import pytest
+from afresh._delivery import LoopDelivery
 
 pytestmark = pytest.mark.usefixtures("python")
 
@@ -244,3 +248,39 @@ async def test_the_asynchronous_twins_of_map_and_exec(python: afresh.Warm) -> No
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("way", ["exec", "run", "wait"])
+async def test_an_event_loop_that_is_behind_makes_a_command_wait(
+    python: afresh.Warm, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    sent, got, ahead = 0, 0, 0
+
+    class WatchedDelivery(LoopDelivery):
+        def send(self, call: Callable[[], object], size: int) -> Future[None] | None:
+            nonlocal sent, ahead
+            ahead = max(ahead, sent - got)
+            sent += size
+            return super().send(call, size)
+
+    def take(text: str) -> None:
+        nonlocal got
+        if got == 0:
+            # The command could print all of it in this time.
+            time.sleep(0.2)
+        got += len(text)
+
+    monkeypatch.setattr("afresh._process.LoopDelivery", WatchedDelivery)
+    command = ["sh", "-c", "yes | head -c 6000000"]
+    if way == "exec":
+        done = await afresh.async_exec(command, on_stdout=take)
+    else:
+        async with python.async_sandbox(timeout=60) as box:
+            if way == "run":
+                done = await box.commands.run(command, on_stdout=take)
+            else:
+                done = await (await box.commands.start(command, on_stdout=take)).wait()
+    while got < sent:
+        await asyncio.sleep(0.01)
+    assert (done.exit_code, got, sent) == (0, 6_000_000, 6_000_000)
+    assert ahead <= 1 << 20

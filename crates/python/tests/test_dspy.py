@@ -55,6 +55,22 @@ def test_it_is_what_dspy_asks_for(interpreter: Interpreter) -> None:
         interpreter.execute("1")
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["m.output = 5", "m.output = {'other': 1}", "del sys.modules['afresh_dspy']"],
+)
+def test_code_cannot_submit_what_was_not_asked_for(interpreter: Interpreter, change: str) -> None:
+    from dspy.primitives.code_interpreter import CodeExecutionError, FinalOutput
+
+    code = f"import sys\nm = sys.modules['afresh_dspy']\n{change}\nraise m.Submission"
+    with pytest.raises(CodeExecutionError, match="the submission"):
+        interpreter.execute(code)
+    assert interpreter._sandbox is not None
+    kept = len(interpreter._sandbox.tree())
+    assert interpreter.execute("sys.modules['afresh_dspy'] = m\nSUBMIT(1)") == FinalOutput({"output": 1})
+    assert len(interpreter._sandbox.tree()) == kept
+
+
 def test_rlm_works_in_it(factory: Callable[[], Interpreter]) -> None:
     from dspy.utils import DummyLM
 

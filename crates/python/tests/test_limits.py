@@ -11,12 +11,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import afresh
 import pytest
-from afresh._sandbox import _LoopSink
+from afresh._delivery import LoopDelivery
 
 Alone = Callable[[str], str]
 
@@ -176,27 +175,33 @@ def test_failures_of_tools_do_not_accumulate(js: afresh.Warm) -> None:
         assert isinstance(last.__cause__, ToolError)
 
 
-async def test_output_waits_for_the_loop(js: afresh.Warm, monkeypatch: pytest.MonkeyPatch) -> None:
-    sinks: list[Any] = []
-    pending: list[int] = []
+@pytest.mark.parametrize(("size", "most"), [(65536, 1 << 20), (0, 1 << 12)])
+async def test_output_waits_for_the_loop(
+    js: afresh.Warm, monkeypatch: pytest.MonkeyPatch, size: int, most: int
+) -> None:
+    sent, got, ahead = 0, 0, 0
 
-    class WatchedSink(_LoopSink):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            sinks.append(self)
+    class WatchedDelivery(LoopDelivery):
+        def send(self, call: Callable[[], object], size: int) -> Future[None] | None:
+            nonlocal sent, ahead
+            ahead = max(ahead, sent - got)
+            sent += size
+            return super().send(call, size)
 
-    def slow(_stream: str, _text: str) -> None:
-        if not pending:
+    def slow(_stream: str, text: str) -> None:
+        nonlocal got
+        if got == 0:
             # The guest could print all of it in this time.
             time.sleep(0.2)
-        pending.append(sinks[0]._pending)
+        got += len(text)
 
-    monkeypatch.setattr("afresh._sandbox._LoopSink", WatchedSink)
+    monkeypatch.setattr("afresh._sandbox.LoopDelivery", WatchedDelivery)
     async with js.async_sandbox() as sb:
-        code = "const line = 'x'.repeat(65536); for (let i = 0; i < 200; i++) console.log(line); 7"
+        count = 200 if size else 10_000
+        code = f"const line = 'x'.repeat({size}); for (let i = 0; i < {count}; i++) console.log(line); 7"
         assert (await sb.run_code(code, on_output=slow)).value == 7
-    assert len(pending) >= 200
-    assert max(pending) < 3 << 20
+    assert sent == count * (size + 1)
+    assert ahead <= most
 
 
 async def test_a_full_executor_delays_no_cancellation(js: afresh.Warm) -> None:
@@ -254,6 +259,33 @@ def test_a_daemon_thread_in_a_tool_does_not_end_the_process_badly(alone: Alone) 
                 js.sandbox(tools=tools).run_code(code, on_output=lambda *_: begun[2].set())
             threading.Thread(target=go, daemon=True).start()
         for event in begun: assert event.wait(100)
+        print("ends", flush=True)
+    """)
+    assert said == "ends\n"
+
+
+@pytest.mark.usefixtures("python")
+def test_a_daemon_thread_that_runs_or_opens_a_program_does_not_end_the_process_badly(alone: Alone) -> None:
+    said = alone("""
+        import afresh, sys, threading, time
+        # The end of the interpreter takes a while.
+        class Slow:
+            def __del__(self, sleep=time.sleep): sleep(1.5)
+        sys.slow = Slow()
+        begun = threading.Event()
+        def take(text):
+            begun.set()
+            time.sleep(0.8)
+        def runs():
+            afresh.exec(["sh", "-c", "echo x; sleep 100"], on_stdout=take)
+        def opens():
+            afresh.warm("js", setup="for (;;);")
+        def opens_program():
+            afresh.linux("python3", setup="while True: pass")
+        for work in [runs, opens, opens_program]:
+            threading.Thread(target=work, daemon=True).start()
+        assert begun.wait(100)
+        time.sleep(0.3)
         print("ends", flush=True)
     """)
     assert said == "ends\n"

@@ -8,6 +8,7 @@ from typing import Any
 
 import afresh
 import pytest
+from afresh._agent import MAX_CHECKPOINTS, SandboxTools
 from afresh.environment import Environment
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/agents.md"
@@ -50,3 +51,21 @@ def test_an_error_of_the_score_is_raised_or_a_reward(js: afresh.Warm) -> None:
             environment.score()
         environment.step("globalThis.missing = 2")
         assert environment.score() == 2.0
+
+
+def test_a_model_keeps_a_bounded_number_of_states(js: afresh.Warm) -> None:
+    tools = SandboxTools.of(js)
+    for _ in range(3):
+        tools.run_code("globalThis.x = (globalThis.x ?? 0) + 1")
+        assert tools.checkpoint("same") == "saved same"
+    kept = len(tools._sandbox.tree().states)
+    assert [state.name for state in tools._sandbox.tree().states].count("same") == 1
+    for number in range(MAX_CHECKPOINTS + 10):
+        said = tools.checkpoint(f"state {number}")
+    assert said.startswith("error: there are 100 checkpoints")
+    assert tools.checkpoint("x" * 1000).startswith("error: the name")
+    assert len(tools._sandbox.tree().states) == kept + MAX_CHECKPOINTS - 1
+    assert tools.checkpoint("state 1") == "saved state 1"
+    assert tools.rollback("same") == "the sandbox is in the state same"
+    assert tools.run_code("x") == "3"
+    tools.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -325,3 +326,22 @@ def test_a_language_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("afresh._languages._PYTHON_VERSION", "0.0.0")
     with pytest.raises(afresh.OpenError, match=r"pip install 'afresh\[python\]'"):
         afresh.warm("python")
+
+
+def test_a_signal_handler_may_close_the_sandbox_that_it_interrupts(alone: Callable[[str], str]) -> None:
+    shown = alone("""
+        import afresh, signal, time
+        def waits(): time.sleep(0.2); time.sleep(0.2)
+        js = afresh.warm("js")
+        for code in ["for (;;);", "for (;;) waits()"]:
+            sb = js.sandbox(tools=[waits])
+            signal.signal(signal.SIGALRM, lambda *_: sb.close())
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            error = sb.run_code(code).error
+            assert isinstance(error, afresh.StoppedError), error
+            try:
+                sb.eval("1")
+            except afresh.SessionError as error:
+                print(error)
+    """)
+    assert shown == "this sandbox is closed\n" * 2

@@ -21,6 +21,9 @@ from .errors import AfreshError, ProgramError
 # Seconds of one call, and characters of one text, where nothing else is set.
 CALL_TIMEOUT = 60.0
 MAX_TEXT = 50_000
+# Checkpoints that a model may keep at a time, each with the pages that changed, and characters of a name.
+MAX_CHECKPOINTS = 100
+MAX_NAME = 200
 # Relative paths of files begin here, where commands start too.
 HOME = "/home/user"
 
@@ -148,11 +151,20 @@ class SandboxTools:
         """Save the present state of the sandbox: variables, files and processes.
 
         Args:
-            name: A name to roll back to.
+            name: A name to roll back to. An earlier checkpoint of this name is forgotten.
         """
 
         def keep() -> str:
+            if len(name) > MAX_NAME:
+                return f"error: the name has more than {MAX_NAME} characters: give a shorter one"
+            if name not in self._names and len(self._names) >= MAX_CHECKPOINTS:
+                return f"error: there are {MAX_CHECKPOINTS} checkpoints, the maximum: use one of their names again"
+            former = self._names.get(name)
             self._names[name] = self._sandbox.checkpoint(name)
+            if former is not None:
+                # The host may have dropped it.
+                with contextlib.suppress(AfreshError):
+                    self._sandbox.drop(former)
             return f"saved {name}"
 
         return self._guarded(keep)

@@ -9,11 +9,13 @@ import json
 import signal as signals
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, TypeAlias
 
 from . import _native
+from ._delivery import LoopDelivery, pending
 from ._result import result
 from .errors import AfreshError, CommandError, GuestError, ProgramError, SessionError, TimeLimitError
 
@@ -88,28 +90,37 @@ class Streams:
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._on = (on_stdout, on_stderr)
-        self._loop = loop
+        self._delivery = None if loop is None else LoopDelivery(loop)
+        # Done once the event loop has caught up.
+        self._caught_up: Future[None] | None = None
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
 
     def sink(self) -> _native.Sink | None:
         """The function that takes text of the streams 1 and 2, if there are callbacks."""
-        return None if self._on == (None, None) else (lambda stream, text: self._deliver(stream - 1, text))
+        return None if self._on == (None, None) else (lambda stream, text: pending(self._deliver(stream - 1, text)))
 
     def take(self, stream: int, data: bytes, *, last: bool) -> str:
         """The text of the next bytes, which is delivered."""
         text = self._decoders[stream].decode(data, final=last)
         if text:
-            self._deliver(stream, text)
+            self._caught_up = self._deliver(stream, text) or self._caught_up
         return text
 
-    def _deliver(self, stream: int, text: str) -> None:
+    def catch_up(self, seconds: float) -> bool:
+        """Waits until an event loop that is behind has called the callbacks; ``False`` if it still is behind."""
+        if self._caught_up is not None and not wait([self._caught_up], seconds).done:
+            return False
+        self._caught_up = None
+        return True
+
+    def _deliver(self, stream: int, text: str) -> Future[None] | None:
         on = self._on[stream]
         if on is None:
-            return
-        if self._loop is None:
-            on(text)
-        else:
-            self._loop.call_soon_threadsafe(on, text)
+            return None
+        if self._delivery is not None:
+            return self._delivery.send(lambda: on(text), len(text))
+        on(text)
+        return None
 
 
 def operate(session: _native.Session, stopper: _native.Stopper | None, op: str, **wanted: Any) -> Any:
@@ -264,15 +275,25 @@ class Process:
             done = self.ended()
             if done is not None:
                 return done
+            self._catch_up(until, timeout, stopper)
             if not self._slice(until, timeout, stopper):
                 self._check_progress(stopper)
 
-    def _slice(self, until: float | None, timeout: float | None, stopper: _native.Stopper | None) -> bool:
-        """Lets the sandbox run for a slice; whether it may do something by itself afterwards."""
+    def _left(self, until: float | None, timeout: float | None) -> float:
+        """The seconds of the next wait."""
         left = _WAIT if until is None else min(_WAIT, until - time.monotonic())
         if left <= 0:
             raise TimeLimitError(f"the command {self.pid} ran longer than {timeout} s")
-        return _native.drive(self.session, left, stopper)
+        return left
+
+    def _catch_up(self, until: float | None, timeout: float | None, stopper: _native.Stopper | None) -> None:
+        """Waits for callbacks on an event loop that is behind. The sandbox does not run meanwhile."""
+        while not self._streams.catch_up(self._left(until, timeout)):
+            _native.check_wait(self.session, stopper)
+
+    def _slice(self, until: float | None, timeout: float | None, stopper: _native.Stopper | None) -> bool:
+        """Lets the sandbox run for a slice; whether it may do something by itself afterwards."""
+        return _native.drive(self.session, self._left(until, timeout), stopper)
 
     def feed(
         self, data: bytes | str, until: float | None, timeout: float | None, stopper: _native.Stopper | None
@@ -284,6 +305,7 @@ class Process:
             piece = base64.b64encode(given[at : at + _PIECE]).decode()
             fed = operate(self.session, stopper, "feed", pid=self.pid, data=piece)
             self.collect()
+            self._catch_up(until, timeout, stopper)
             if fed is None or fed is False:
                 break
             if not isinstance(fed, int) or not 0 <= fed <= _PIECE:

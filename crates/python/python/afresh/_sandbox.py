@@ -7,12 +7,13 @@ import contextvars
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from types import TracebackType
 from typing import Any, TypeAlias
 
 from . import _native
 from ._commands import AsyncCommands, Commands
+from ._delivery import LoopDelivery, pending
 from ._files import Files
 from ._native import Checkpoint
 from ._ports import AsyncPort, Port
@@ -26,14 +27,22 @@ from .errors import SessionError
 OnOutput: TypeAlias = Callable[[str, str], object]
 
 _STREAMS = {1: "stdout", 2: "stderr"}
-# Characters of output on their way to an event loop, beyond which the guest waits.
-_MAX_PENDING_OUTPUT = 1 << 20
 
 
 def _sink(on_output: OnOutput | None) -> _native.Sink | None:
     if on_output is None:
         return None
     return lambda stream, text: on_output(_STREAMS.get(stream, "stdout"), text)
+
+
+def _loop_sink(on_output: OnOutput) -> _native.Sink:
+    """The same on the running event loop."""
+    delivery = LoopDelivery(asyncio.get_running_loop())
+
+    def deliver(stream: int, text: str) -> _native.Pending | None:
+        return pending(delivery.send(lambda: on_output(_STREAMS.get(stream, "stdout"), text), len(text)))
+
+    return deliver
 
 
 class _Sandbox:
@@ -256,38 +265,6 @@ class Sandbox(_Sandbox):
         return self._session.apply(delta)
 
 
-class _LoopSink:
-    """Delivers output to a function on an event loop. A guest that is ahead by `_MAX_PENDING_OUTPUT` waits."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, function: OnOutput) -> None:
-        self._loop = loop
-        self._function = function
-        self._lock = threading.Lock()
-        self._pending = 0
-        self._delivered: Future[None] | None = None
-
-    def __call__(self, stream: int, text: str) -> _native.Pending | None:
-        with self._lock:
-            self._pending += len(text)
-            delivered = None
-            if self._pending > _MAX_PENDING_OUTPUT:
-                delivered = self._delivered = Future()
-        self._loop.call_soon_threadsafe(self._deliver, stream, text)
-        return None if delivered is None else _native.Pending(delivered, delivered.cancel)
-
-    def _deliver(self, stream: int, text: str) -> None:
-        try:
-            self._function(_STREAMS.get(stream, "stdout"), text)
-        finally:
-            with self._lock:
-                self._pending -= len(text)
-                delivered = None
-                if self._pending <= _MAX_PENDING_OUTPUT // 2:
-                    delivered, self._delivered = self._delivered, None
-            if delivered is not None and delivered.set_running_or_notify_cancel():
-                delivered.set_result(None)
-
-
 class _Running:
     """Work that waits for a thread of an executor, or runs in one."""
 
@@ -401,7 +378,7 @@ class AsyncSandbox(_Sandbox):
 
     async def run_code(self, code: str, *, name: str = "<sandbox>", on_output: OnOutput | None = None) -> Result:
         """As `Sandbox.run_code`. ``on_output`` is called on the event loop; a guest that prints faster waits for it."""
-        sink = None if on_output is None else _LoopSink(asyncio.get_running_loop(), on_output)
+        sink = None if on_output is None else _loop_sink(on_output)
         outcome = await self._away(lambda stopper: self._session.run(0, code, name, None, sink, stopper, False))
         return result(outcome)
 

@@ -15,6 +15,7 @@ It is made for DSPy 3.4's ``CodeInterpreter``.
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -153,11 +154,14 @@ class Interpreter:
             if variables:
                 sandbox.apply("lambda given: globals().update(given)", variables)
             before = sandbox.checkpoint()
-            result = sandbox.run_code(code, name="<interpreter>")
-            if sandbox.failed is not None:
-                sandbox.rollback(before)
-            submitted = self._submitted(sandbox, result)
-            sandbox.drop(before)
+            try:
+                result = sandbox.run_code(code, name="<interpreter>")
+                submitted = self._submitted(sandbox, result)
+            finally:
+                if sandbox.failed is not None:
+                    sandbox.rollback(before)
+                with contextlib.suppress(AfreshError):
+                    sandbox.drop(before)
         except AfreshError as error:
             raise CodeInterpreterError(str(error)) from error
         if submitted is not None:
@@ -182,12 +186,20 @@ class Interpreter:
             sandbox.apply("lambda names: setattr(__import__('afresh_dspy'), 'names', names)", names)
             self._told = names
 
-    @staticmethod
-    def _submitted(sandbox: Sandbox, result: Result) -> dict[str, Any] | None:
+    def _submitted(self, sandbox: Sandbox, result: Result) -> dict[str, Any] | None:
+        """The outputs that the code submitted, if it did. The code can change the guest's half, so they are checked."""
+        from dspy.primitives.code_interpreter import CodeExecutionError  # noqa: PLC0415
+
         if not isinstance(result.error, ProgramError) or result.error.name != "Submission":
             return None
-        output = sandbox.eval("__import__('afresh_dspy').output")
-        return {name: _plain(value) for name, value in output.items()}
+        read = sandbox.run_code("__import__('afresh_dspy').output", name="<submission>")
+        if read.error is not None:
+            reason = read.error.message if isinstance(read.error, ProgramError) else read.error
+            raise CodeExecutionError(f"the submission cannot be read: {reason}") from read.error
+        names = {"output"} if self._told is None else set(self._told)
+        if not isinstance(read.value, dict) or set(read.value) != names:
+            raise CodeExecutionError(f"the submission has other fields than {sorted(names)}: end the code with SUBMIT")
+        return {name: _plain(value) for name, value in read.value.items()}
 
     def shutdown(self) -> None:
         """Ends the session."""
