@@ -82,7 +82,11 @@ impl Fleet {
                 let done = match entry.state {
                     Some(_) => {
                         let free = Entry { owner: None, ..entry.passed_on(found.time).undone() };
-                        self.write_unowned(&found.key, &free, found.revision, found.time).await
+                        let lifetime = free.unowned_lifetime(found.time, found.time);
+                        let value = Bytes::from(serde_json::to_vec(&free).unwrap_or_default());
+                        nats::update_for(sandboxes, &found.key, value, found.revision, lifetime)
+                            .await
+                            .map(drop)
                     }
                     None => nats::remove(sandboxes, &found.key, found.revision).await,
                 };
@@ -98,25 +102,6 @@ impl Fleet {
             Ok(()) | Err(NatsError::Changed) => Ok(released),
             Err(error) => Err(error),
         }
-    }
-
-    /// Writes the entry of a sandbox without an owner. NATS removes the entry of a running one at its end, since no host
-    /// does. One that is to be paused at its end stays.
-    pub(super) async fn write_unowned(
-        &self,
-        key: &str,
-        entry: &Entry,
-        revision: u64,
-        time: u64,
-    ) -> Result<(), NatsError> {
-        let value = Bytes::from(serde_json::to_vec(entry).unwrap_or_default());
-        let record = &entry.record;
-        let lifetime = match record.paused || record.pause_at_end {
-            true => None,
-            false => Some(entry.remaining(time, time)),
-        };
-        let sandboxes = &self.links.sandboxes;
-        nats::update_for(sandboxes, key, value, revision, lifetime).await.map(drop)
     }
 
     /// Finds lives whose leases other hosts broke, and did not live to sweep.
