@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 
 use super::NatsServer;
 use crate::fleet::nats::NatsConnection;
 use crate::fleet::placement_store::TakeOutcome;
+use crate::fleet::record::Entry;
 use crate::fleet::record::tests::record as empty_record;
-use crate::fleet::{Fleet, lock, nats, record};
+use crate::fleet::{Fleet, lock, nats, record, restore};
 use crate::sandbox::store::{Anchor, SandboxRecord, State};
 
 const TENANT: &str = "acme";
@@ -156,4 +159,24 @@ async fn the_time_of_a_sandbox_without_a_host_ends() {
         let entry = host.look_up(&one.id).await.unwrap().unwrap();
         assert_eq!(entry.record.paused, one.id != long.id);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restored_sandbox_that_no_client_uses_ends() {
+    let Some(server) = NatsServer::start() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = server.config();
+    config.store = Some(dir.path().join("store").to_string_lossy().into_owned());
+    let short = sandbox(900);
+    let key = record::key(&short.id).unwrap();
+    let entry = Entry { owner: None, record: short.clone(), state: None, written: None };
+    let value = STANDARD.encode(serde_json::to_vec(&entry).unwrap());
+    let head = serde_json::json!({
+        "format": "afresh fleet backup", "version": 1, "fleet": "default", "made": 1, "key": "",
+    });
+    let line = serde_json::json!({ "bucket": "sandboxes", "key": key, "value": value });
+    std::fs::write(dir.path().join("ledger.jsonl"), format!("{head}\n{line}\n")).unwrap();
+    assert_eq!(restore(&config, dir.path()).await.unwrap().sandboxes, 1);
+    let host = server.host().await;
+    until_gone(&host.links, &short.id).await;
 }
