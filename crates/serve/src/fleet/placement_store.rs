@@ -71,8 +71,9 @@ impl Fleet {
     pub(crate) async fn enter(&self, record: SandboxRecord) -> Result<Anchor, ErrorResponse> {
         self.check_lease()?;
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
-        let entry = Entry { owner: Some(self.life()), record, state: None, written: None };
-        let note = self.note_owned(&entry.record.id).await?;
+        let life = self.life();
+        let note = self.note_owned(&record.id, &life).await?;
+        let entry = Entry { owner: Some(life), record, state: None, written: None };
         match nats::create(&self.links.sandboxes, &key, bytes(&entry)).await {
             Ok(revision) => Ok(Anchor::new(revision, note, None)),
             Err(error) => {
@@ -205,7 +206,7 @@ impl Fleet {
             };
             let note = match note {
                 Some(note) => note,
-                None => *note.insert(self.note_owned(&record.id).await?),
+                None => *note.insert(self.note_owned(&record.id, &life).await?),
             };
             let state = there.state;
             let (owner, record) = (Some(life.clone()), record.clone());
@@ -270,7 +271,7 @@ impl Fleet {
         // Also where this life is named already, by a change whose answer was lost: the entry may be an old one, which a
         // replica had that lags behind. Only a change of the revision that was read proves that it is the present one.
         let mut ours = entry.taken_by(&life, again, found.time);
-        let note = self.note_owned(id).await?;
+        let note = self.note_owned(id, &life).await?;
         let taken = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await;
         if let Err(NatsError::Changed) = &taken {
             self.forget_owned(id, note).await;

@@ -131,6 +131,37 @@ async fn a_host_that_is_back_keeps_the_sandboxes_of_its_new_life() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_of_an_earlier_life_leaves_the_notes_of_a_later_one() {
+    let Some(server) = NatsServer::start() else { return };
+    let (host, other) = (server.host().await, server.host().await);
+    let (kept, taken) = (sandbox(600_000), sandbox(600_000));
+    let mut anchor = saved(&host, &kept).await;
+    let mut free = host.enter(taken.clone()).await.unwrap();
+    host.change(&mut free, taken.clone(), state(), true).await.unwrap();
+    let old = host.life();
+    let node = old.split_once('-').unwrap().0;
+    let next = format!("{node}-2");
+    lock(&host.own).life = next.clone();
+    // The host is about to keep one sandbox, and to take the other.
+    for one in [&kept, &taken] {
+        let key = format!("own.{node}.{}", one.id);
+        nats::put(&host.links.hosts, &key, Bytes::from_static(br#"{"life":2}"#)).await.unwrap();
+    }
+    other.sweep(&old).await.unwrap();
+    assert_eq!(notes(&other).await, 2);
+    assert_eq!(host.keep(&mut anchor, kept.clone()).await.unwrap(), Some(next.clone()));
+    let outcome = host.take(&taken.id, |_| Ok(())).await.unwrap();
+    assert!(matches!(outcome, TakeOutcome::Ours(_)));
+    other.sweep(&old).await.unwrap();
+    assert_eq!(notes(&other).await, 2);
+    other.sweep(&next).await.unwrap();
+    for one in [&kept, &taken] {
+        assert_eq!(other.look_up(&one.id).await.unwrap().unwrap().owner, None);
+    }
+    assert_eq!(notes(&other).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_time_of_a_sandbox_without_a_host_ends() {
     let Some(server) = NatsServer::start() else { return };
     let (lost, host): (Arc<Fleet>, Arc<Fleet>) = (server.host().await, server.host().await);
