@@ -3,14 +3,17 @@
 //!
 //! Promises: the key is written before an entry of the ledger names the host as its owner, and removed after the entry
 //! names it no more. A key that is left costs a sweep one read. Its value has the life of the host, and the sweep of a
-//! life leaves the keys of later ones.
+//! life leaves the keys of later ones. An entry that cannot be read keeps no other from being swept.
 //! May break it: a host that pauses between both writes for longer than its lease, and dies after that before it has
 //! settled the sandbox.
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 
+use super::clock::now;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Entry};
 use super::{Fleet, lock};
@@ -21,6 +24,8 @@ const OWN: &str = "own";
 const MAX_CONCURRENT_ENTRIES: usize = 16;
 /// Times that a sweep reads an entry which changes meanwhile.
 const MAX_ENTRY_READS: u32 = 3;
+/// Pause before a life with entries that cannot be read is swept again.
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(600);
 
 /// The value of a key.
 #[derive(Default, Serialize, Deserialize)]
@@ -36,8 +41,19 @@ enum SweptEntry {
     Released,
     /// Another host has it, or it does not exist.
     Other,
-    /// A later life of the host has it, or its entry is damaged.
+    /// A later life of the host has it.
     Later,
+    /// Its entry cannot be read.
+    Unreadable,
+}
+
+/// The outcome of a sweep.
+#[derive(Default)]
+pub(super) struct Sweep {
+    /// Sandboxes that were released or removed.
+    released: usize,
+    /// Sandboxes whose entries cannot be read.
+    unreadable: usize,
 }
 
 /// The host and the number of a life.
@@ -66,8 +82,8 @@ impl Fleet {
 
     /// Releases the sandboxes of a life that is over, and of the earlier lives of its host, and removes those that were
     /// never saved. Otherwise they would be listed as running until a client uses each.
-    pub(super) async fn sweep(&self, life: &str) -> Result<usize, NatsError> {
-        let Some((node, last)) = parts(life) else { return Ok(0) };
+    pub(super) async fn sweep(&self, life: &str) -> Result<Sweep, NatsError> {
+        let Some((node, last)) = parts(life) else { return Ok(Sweep::default()) };
         let filter = format!("{OWN}.{node}.*");
         let links = &self.links;
         let mut noted = nats::all(&links.client, &links.hosts, &filter, usize::MAX).await?;
@@ -79,9 +95,22 @@ impl Fleet {
             .buffer_unordered(MAX_CONCURRENT_ENTRIES)
             .try_collect()
             .await?;
-        let released = swept.iter().filter(|swept| matches!(swept, SweptEntry::Released)).count();
-        tracing::info!(life, released, "released the sandboxes of a host that has ended");
-        Ok(released)
+        let mut sweep = Sweep::default();
+        for swept in swept {
+            match swept {
+                SweptEntry::Released => sweep.released += 1,
+                SweptEntry::Unreadable => sweep.unreadable += 1,
+                SweptEntry::Other | SweptEntry::Later => {}
+            }
+        }
+        let Sweep { released, unreadable } = sweep;
+        tracing::info!(
+            life,
+            released,
+            unreadable,
+            "released the sandboxes of a host that has ended"
+        );
+        Ok(sweep)
     }
 
     /// Sweeps a sandbox of the lives of a host up to `last`, and removes its note.
@@ -96,6 +125,10 @@ impl Fleet {
                 match self.release((node, last), &key).await {
                     // Another host took it first, or it is this host's again, or its entry was sealed.
                     Err(NatsError::Changed) if attempt < MAX_ENTRY_READS => {}
+                    Err(error @ NatsError::Sealed { .. }) => {
+                        tracing::error!(%error, "an entry of the ledger is unreadable");
+                        return Ok(SweptEntry::Unreadable);
+                    }
                     released => {
                         swept = released?;
                         break;
@@ -103,7 +136,7 @@ impl Fleet {
                 }
             }
         }
-        if matches!(swept, SweptEntry::Later) {
+        if matches!(swept, SweptEntry::Unreadable | SweptEntry::Later) {
             return Ok(swept);
         }
         match nats::remove(&self.links.hosts, &note.key, note.revision).await {
@@ -118,7 +151,7 @@ impl Fleet {
         let Some(found) = nats::find(sandboxes, key).await? else { return Ok(SweptEntry::Other) };
         let Ok(entry) = serde_json::from_slice::<Entry>(&found.value) else {
             tracing::error!(key, "an entry of the ledger is damaged");
-            return Ok(SweptEntry::Later);
+            return Ok(SweptEntry::Unreadable);
         };
         match entry.owner.as_deref().and_then(parts) {
             Some((owner, life)) if owner == node && life <= last => {}
@@ -141,24 +174,49 @@ impl Fleet {
     pub(super) async fn find_unswept(&self) -> Result<(), NatsError> {
         let broken = super::lease_renewal::broken(&self.links).await?;
         // This process settles its own sandboxes.
-        let others = broken.into_iter().filter(|life| !self.ours(life));
-        lock(&self.unswept).extend(others);
+        for life in broken.into_iter().filter(|life| !self.ours(life)) {
+            self.sweep_later(life);
+        }
         Ok(())
     }
 
-    /// Sweeps the next life that is over.
+    /// Has a life that is over swept, by this host.
+    pub(super) fn sweep_later(&self, life: String) {
+        lock(&self.unswept).entry(life).or_insert_with(now);
+    }
+
+    /// Sweeps the life that is over and due first.
     pub(super) async fn sweep_next(&self) {
-        let Some(life) = lock(&self.unswept).first().cloned() else { return };
+        let life = {
+            let unswept = lock(&self.unswept);
+            let next =
+                unswept.iter().min_by_key(|(_, due)| **due).filter(|(_, due)| **due <= now());
+            let Some((life, _)) = next else { return };
+            life.clone()
+        };
         let sweeping = async {
-            self.sweep(&life).await?;
+            if self.sweep(&life).await?.unreadable > 0 {
+                return Ok(false);
+            }
             super::lease_renewal::forget_broken(&self.links, &life).await?;
             // A host that broke leases may have died before it swept.
             self.find_unswept().await?;
-            lock(&self.unswept).remove(&life);
-            Ok::<_, NatsError>(())
+            Ok::<_, NatsError>(true)
         };
-        if let Err(error) = sweeping.await {
-            tracing::warn!(%error, life, "sandboxes of a lost host are not swept yet");
-        }
+        let swept = sweeping.await;
+        let mut unswept = lock(&self.unswept);
+        // Others come first.
+        let pause = match swept {
+            Ok(true) => {
+                unswept.remove(&life);
+                return;
+            }
+            Ok(false) => UNREADABLE_PAUSE,
+            Err(error) => {
+                tracing::warn!(%error, life, "sandboxes of a lost host are not swept yet");
+                self.terms.renewal()
+            }
+        };
+        unswept.insert(life, now() + pause);
     }
 }

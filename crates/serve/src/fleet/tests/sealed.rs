@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::NatsServer;
 use super::catalog::{TENANT, build, opens};
-use super::sweep::{sandbox, saved, state, until_gone};
+use super::sweep::{lose, sandbox, saved, state, until_gone};
 use crate::fleet::credentials::Role;
 use crate::fleet::nats::NatsConnection;
 use crate::fleet::record::Entry;
@@ -116,4 +116,39 @@ async fn a_host_keeps_its_sandbox_while_its_entry_is_sealed() {
     }
     sealing.await.unwrap();
     assert_eq!(host.keep(&mut anchor, kept.clone()).await.unwrap(), Some(host.life()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unreadable_entry_keeps_no_other_sandbox_of_lost_hosts_from_a_sweep() {
+    let Some(server) = NatsServer::start() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = keyed(&server, dir.path());
+    config.require_sealed = true;
+    let sweeper = Fleet::join(&config).await.unwrap();
+    let mut lost = [Fleet::join(&config).await.unwrap(), Fleet::join(&config).await.unwrap()];
+    // Lives are swept in this order.
+    lost.sort_by_key(|host| host.life());
+    let (forged, first, second) = (sandbox(600_000), sandbox(600_000), sandbox(600_000));
+    for (host, one) in [(&lost[0], &forged), (&lost[0], &first), (&lost[1], &second)] {
+        saved(host, one).await;
+    }
+    let key = record::key(&forged.id).unwrap();
+    let found = nats::find(&sweeper.links.sandboxes, &key).await.unwrap().unwrap();
+    let client = async_nats::connect(server.address.to_string()).await.unwrap();
+    let subject = format!("$KV.afresh-default-sandboxes.{key}");
+    client.request(subject, Bytes::from(found.value.to_vec())).await.unwrap();
+    let life = lose(&lost[0], &sweeper).await;
+    lose(&lost[1], &sweeper).await;
+    sweeper.find_unswept().await.unwrap();
+    for _ in 0..3 {
+        sweeper.sweep_next().await;
+    }
+    for one in [&first, &second] {
+        assert_eq!(sweeper.look_up(&one.id).await.unwrap().unwrap().owner, None);
+    }
+    // Once the entry is sealed, its sandbox is swept, too.
+    assert!(nats::find(&sweeper.links.hosts, &life).await.unwrap().is_some());
+    seal(&config, false).await.unwrap();
+    sweeper.sweep(&life).await.unwrap();
+    assert_eq!(sweeper.look_up(&forged.id).await.unwrap().unwrap().owner, None);
 }

@@ -60,7 +60,7 @@ pub(super) async fn until_gone(links: &NatsConnection, id: &str) {
 }
 
 /// Ends a host as a crash would, and breaks its lease.
-async fn lose(host: &Fleet, by: &Fleet) -> String {
+pub(super) async fn lose(host: &Fleet, by: &Fleet) -> String {
     for task in lock(&host.tasks).drain(..) {
         task.abort();
     }
