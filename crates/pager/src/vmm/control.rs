@@ -1,7 +1,8 @@
 //! The control socket: answers requests of clients, a JSON object a line each way.
 //!
 //! Promises: a client costs at most its thread, one line and one answer. One that sends too much, or does not read
-//! its answers, is disconnected. A request that fails changes nothing, for its VMM or another.
+//! its answers, is disconnected. A request that fails changes nothing, for its VMM or another. A client
+//! that cannot be accepted is reported, and later ones are served.
 //!
 //! May break it: any client may open doors and write snapshots with the rights of this process.
 
@@ -18,7 +19,7 @@ use afresh_sys::socket::SocketAccess;
 use afresh_sys::{PageRange, poll};
 use serde_json::{Value, json};
 
-use super::host::VmmHost;
+use super::host::{HostEvent, PAUSE, VmmHost};
 use super::listener::{ListenError, Listener};
 use super::request::{Request, parse_request};
 use super::vm::{RequestError, Vm, VmSaveOptions};
@@ -97,14 +98,21 @@ impl ControlServer {
     }
 
     /// Answers clients until `stop` is set.
-    ///
-    /// # Errors
-    /// An error of `poll`.
-    pub fn serve(&self, stop: &AtomicBool) -> io::Result<()> {
+    pub fn serve(&self, stop: &AtomicBool) {
+        let handler = &*self.handler;
+        let failed = |error: &io::Error| handler.host.report(&HostEvent::ClientFailed { error });
         std::thread::scope(|scope| {
             while !stop.load(Ordering::Acquire) {
-                let Some(mut stream) = self.listener.accept_within(TICK)? else { continue };
-                let handler = &*self.handler;
+                let mut stream = match self.listener.accept_within(TICK) {
+                    Ok(Some(stream)) => stream,
+                    Ok(None) => continue,
+                    Err(error) => {
+                        // For example, no descriptors are left. Some may be later.
+                        failed(&error);
+                        std::thread::sleep(PAUSE);
+                        continue;
+                    }
+                };
                 if handler.clients.fetch_add(1, Ordering::AcqRel) >= MAX_CLIENTS {
                     handler.clients.fetch_sub(1, Ordering::AcqRel);
                     let text = format!("{MAX_CLIENTS} clients are connected: disconnect one");
@@ -119,12 +127,12 @@ impl ControlServer {
                     handler.clients.fetch_sub(1, Ordering::AcqRel);
                 };
                 let thread = std::thread::Builder::new().name("afresh-control".to_owned());
-                if thread.spawn_scoped(scope, work).is_err() {
-                    self.handler.clients.fetch_sub(1, Ordering::AcqRel);
+                if let Err(error) = thread.spawn_scoped(scope, work) {
+                    handler.clients.fetch_sub(1, Ordering::AcqRel);
+                    failed(&error);
                 }
             }
-            Ok(())
-        })
+        });
     }
 }
 

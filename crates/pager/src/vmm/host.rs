@@ -39,7 +39,7 @@ const MAX_NAME: usize = 64;
 /// How long one wait takes before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);
 /// Time before the next attempt after `accept` failed.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 /// A socket that VMMs connect to, and how they are served.
 #[derive(Clone, Debug)]
@@ -151,6 +151,11 @@ pub enum HostEvent<'a> {
         /// The cause.
         error: &'a io::Error,
     },
+    /// A client of the control socket could not be accepted.
+    ClientFailed {
+        /// The cause.
+        error: &'a io::Error,
+    },
 }
 
 /// A door that is open.
@@ -255,6 +260,10 @@ impl VmmHost {
             stage: Stage::new(STAGE),
             report: Box::new(report),
         }))
+    }
+
+    pub(super) fn report(&self, event: &HostEvent<'_>) {
+        (self.0.report)(event);
     }
 
     /// Opens a door.
