@@ -259,6 +259,28 @@ fn a_client_that_cannot_be_accepted_is_reported_and_later_ones_are_served() {
 }
 
 #[test]
+fn lists_of_pages_are_charged_to_the_budget_of_the_door() {
+    let bench = Bench::new();
+    let mut door = DoorOptions::new("vm", "base", bench.path("vm"));
+    (door.record, door.budget) = (true, Some(PAGES * 4 + 4096));
+    bench.host.open_door(door, Names(bench.path("store")).open("base").unwrap()).unwrap();
+    let Some(mut vmm) = VmmProcess::start(&bench.path("vm")) else { return };
+    assert_eq!(vmm.peek(0), byte_of(0));
+    let touched = json!({ "request": "touched", "vm": "vm" });
+    let save = json!({ "request": "snapshot", "vm": "vm", "to": "next" });
+    assert_eq!(bench.request(touched.clone())["read"], json!([[0, 1]]));
+    for page in (2..PAGES).step_by(2) {
+        assert_eq!(vmm.peek(page), byte_of(page));
+    }
+    for request in [touched, save] {
+        let error = bench.refused(request);
+        assert!(error.contains("raise the budget of the door"), "{error}");
+    }
+    assert_eq!(bench.host.doors()[0].used, PAGES * 4);
+    assert_eq!(vmm.peek(299), byte_of(299));
+}
+
+#[test]
 fn memory_that_the_peer_does_not_have_is_not_saved() {
     let bench = Bench::new();
     let door = DoorOptions::new("vm", "base", bench.path("vm"));
