@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
@@ -426,13 +427,24 @@ impl<T: Recycle> Shared<T> {
         (count, bytes)
     }
 
-    fn clear(&self, key: Option<usize>) {
-        for shard in &self.shards {
-            let items = shard.take_where(|idle| key.is_none_or(|key| idle.item.key() == key));
-            for idle in items {
-                self.discard(*idle);
-            }
+    /// Drops items. If the code of one panics, the others are dropped all the same, and the first panic is passed on.
+    fn discard_all(&self, items: Vec<Box<Idle<T>>>) {
+        let mut first = None;
+        for idle in items {
+            let discarded = catch_unwind(AssertUnwindSafe(|| self.discard(*idle)));
+            first = first.or(discarded.err());
         }
+        if let Some(panic) = first {
+            resume_unwind(panic);
+        }
+    }
+
+    fn clear(&self, key: Option<usize>) {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            all.extend(shard.take_where(|idle| key.is_none_or(|key| idle.item.key() == key)));
+        }
+        self.discard_all(all);
     }
 
     fn stats(&self) -> PoolStats {
@@ -494,12 +506,10 @@ impl<T: Recycle> Evict for Shared<T> {
                 }
                 goes
             });
-            for idle in old {
-                self.discard(*idle);
-                gone += 1;
-            }
+            gone += old.len() as u64;
+            self.evicted.fetch_add(old.len() as u64, Ordering::Relaxed);
+            self.discard_all(old);
         }
-        self.evicted.fetch_add(gone, Ordering::Relaxed);
         gone
     }
 
