@@ -35,7 +35,8 @@ pub struct ProcessLimits {
     /// How long an item may be idle while its pool has another, up to twice that.
     pub idle: Option<Duration>,
     /// The memory pressure from which on idle items give memory back: percent of a second in which some task of the
-    /// control group, or of the host, waited for memory (PSI).
+    /// control group waited for memory (PSI), or of the host where the group has no count. It has no effect where the
+    /// kernel has none (without `CONFIG_PSI`, or booted with `psi=0`); `afresh doctor` shows the source.
     pub pressure: Option<u8>,
 }
 
