@@ -354,8 +354,8 @@ impl Budget {
         }
     }
 
-    /// Drops items that came back at `until` or before, except one per pool. Returns how many pools there are. A panic of
-    /// an item ends the work on its own pool alone.
+    /// Drops items that came back at `until` or before, except one per pool. Returns how many pools there are. A panic
+    /// of an item ends the work on its own pool alone.
     fn retire(&self, until: u64) -> usize {
         let pools = self.pools();
         let all = Room { items: usize::MAX, bytes: usize::MAX, mappings: usize::MAX };

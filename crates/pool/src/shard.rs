@@ -160,13 +160,13 @@ impl<T: Recycle> Shard<T> {
         taken
     }
 
-    /// Takes the item at an address that [`Shard::for_each`] gave out, unless it was used since. Another one may have the
-    /// address by then.
+    /// Takes the item at an address that [`Shard::for_each`] gave out, unless it was used since. Another one may have
+    /// the address by then.
     pub(crate) fn take_at(&self, address: usize) -> Option<Box<Idle<T>>> {
         let mut buckets = self.buckets();
         buckets.iter_mut().find_map(|bucket| {
-            let is_there = |idle: &Box<Idle<T>>| std::ptr::from_ref(&**idle).addr() == address;
-            let at = bucket.idle.iter().position(is_there)?;
+            let mut idle = bucket.idle.iter();
+            let at = idle.position(|idle| std::ptr::from_ref(&**idle).addr() == address)?;
             Some(bucket.idle.remove(at))
         })
     }

@@ -51,7 +51,7 @@ impl Trims {
     }
 }
 
-/// An item may be out to be trimmed, as long as this value lives.
+/// An item may be out to be trimmed until this value is dropped.
 pub(crate) struct OngoingTrim<'a> {
     trims: &'a Trims,
     gate: &'a Gate,

@@ -69,7 +69,8 @@ struct Handler {
     host: VmmHost,
     snapshots: Box<dyn Snapshots>,
     clients: AtomicUsize,
-    /// Held while a snapshot is saved, or all pages of a VMM are listed: one at a time, so that their buffers do not add up.
+    /// Held while a snapshot is saved, or all pages of a VMM are listed: one at a time, so that their buffers do not
+    /// add up.
     saving: Mutex<()>,
 }
 

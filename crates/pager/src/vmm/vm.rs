@@ -478,7 +478,8 @@ impl Vm {
     /// # Errors
     /// [`RequestError::WatchOver`], [`RequestError::NotFrozen`]; without a watch [`RequestError::Frozen`] while memory is
     /// frozen. [`RequestError::Lost`]: the watch is over then. [`RequestError::Process`], [`RequestError::OtherMemory`],
-    /// [`RequestError::Ranges`], [`RequestError::Save`]: frozen memory stays so. After each, the name means what it meant before.
+    /// [`RequestError::Ranges`], [`RequestError::Save`]: frozen memory stays so. After each, the name means what it
+    /// meant before.
     pub fn snapshot(
         &self,
         store: &Store,

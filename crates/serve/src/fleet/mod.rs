@@ -75,7 +75,7 @@ pub(crate) struct Fleet {
     suspects: Mutex<HashMap<String, Moment>>,
     /// Lives whose leases are over.
     over: Mutex<BTreeSet<String>>,
-    /// Lives whose leases are broken, and whose sandboxes this host has not swept yet, with the time of the next attempt.
+    /// Lives whose leases are broken and whose sandboxes this host has not swept, by the time of the next attempt.
     unswept: Mutex<BTreeMap<String, Moment>>,
     /// The last known hosts of sandboxes.
     ways: Mutex<HashMap<String, String>>,

@@ -132,7 +132,7 @@ pub fn address_space() -> Option<u64> {
 pub enum PressureSource {
     /// Those of this process's control group.
     Group,
-    /// Those of the host, which has no count for the group: groups of version 1, or a group whose `cgroup.pressure` is 0.
+    /// Those of the host, which has no count for the group: groups of version 1, or one whose `cgroup.pressure` is 0.
     Host,
 }
 
