@@ -108,7 +108,7 @@ fn a_c_program_controls_a_pager() {
             "{\"request\":\"stats\"}",
         ]);
         over.store(true, Ordering::Release);
-        serving.join().unwrap().unwrap();
+        serving.join().unwrap();
         let answers = String::from_utf8(output.stdout).unwrap();
         let errors = String::from_utf8(output.stderr).unwrap();
         let words = ["\"id\":7", "no VMM is called a", "\"vms\":[]"];

@@ -54,6 +54,21 @@ fn memory_reservation() -> u64 {
     0
 }
 
+/// The source of memory pressure, from which on idle instances give memory back: its name in JSON, and in words.
+fn memory_pressure() -> (&'static str, &'static str) {
+    match host::pressure_source() {
+        Some(host::PressureSource::Group) => ("group", "that of this process's control group"),
+        Some(host::PressureSource::Host) => {
+            ("host", "that of the whole host, since the control group of this process has no count")
+        }
+        None => (
+            "none",
+            "not reported by this kernel (PSI), so idle instances give no memory back; build it with CONFIG_PSI, or \
+             boot it with psi=1",
+        ),
+    }
+}
+
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let mut features = Features::host().clone();
     for name in &arguments.without {
@@ -87,6 +102,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         Err(error) => format!("none: {}", SlotError::to_string(error)),
     };
     let (space, reservation) = (host::address_space(), memory_reservation());
+    let (pressure, pressure_words) = memory_pressure();
     let micro_vm = micro_vm();
     let walls = linux_walls();
     match settings.output {
@@ -121,6 +137,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                     "chosen_with_system_calls": choice(&syscalls),
                     "address_space_left": space,
                     "wasm_memory_reservation": reservation,
+                    "memory_pressure": pressure,
                     "micro_vm": vm,
                     "linux_walls": walls,
                 })
@@ -166,6 +183,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                     if reservation < 4 << 30 { "; every access is checked" } else { "" }
                 )?,
             }
+            say!("Memory pressure: {pressure_words}")?;
             match &micro_vm {
                 Ok((strategy, reason)) => say!("Micro-VMs: {strategy} ({reason})")?,
                 Err(error) => say!("Micro-VMs: unavailable: {error}")?,

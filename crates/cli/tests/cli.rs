@@ -247,8 +247,10 @@ fn a_verification_that_proves_nothing_says_so_and_fails() {
 fn doctor_explains_the_choice_and_plays_a_poorer_host() {
     let output = afresh(&["doctor"]);
     assert!(out(&output).contains("Chosen: "), "{}", out(&output));
+    assert!(out(&output).contains("Memory pressure: "), "{}", out(&output));
     let output = afresh(&["-o", "json", "doctor", "--without", "uffd,mprotect"]);
     assert!(out(&output).contains(r#""chosen":{"strategy":"discard""#), "{}", out(&output));
+    assert!(out(&output).contains(r#""memory_pressure":""#), "{}", out(&output));
     assert_eq!(afresh(&["doctor", "--without", "gravity"]).status.code(), Some(1));
 }
 

@@ -28,6 +28,7 @@ mod listener;
 mod memory;
 mod metrics;
 mod pages;
+mod ranges;
 mod request;
 mod serve;
 mod service;

@@ -11,6 +11,7 @@
 //! that understate their sizes.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
@@ -34,8 +35,10 @@ pub struct ProcessLimits {
     /// How long an item may be idle while its pool has another, up to twice that.
     pub idle: Option<Duration>,
     /// The memory pressure from which on idle items give memory back: percent of a second in which some task of the
-    /// control group, or of the host, waited for memory (PSI). With a limit, they also give memory back while the group
-    /// or the host has less than a sixteenth of its memory left, or soon will have.
+    /// control group waited for memory (PSI), or of the host where the group has no count. The percentage has no effect
+    /// where the kernel has no PSI (without `CONFIG_PSI`, or booted with `psi=0`); `afresh doctor` shows the source. With
+    /// a limit, idle items also give memory back while the group or the host has less than a sixteenth of its memory
+    /// left, or soon will have.
     pub pressure: Option<u8>,
 }
 
@@ -353,18 +356,22 @@ impl Budget {
         }
     }
 
-    /// Drops items that came back at `until` or before, except one per pool. Returns how many pools there are.
+    /// Drops items that came back at `until` or before, except one per pool. Returns how many pools there are. A panic
+    /// of an item ends the work on its own pool alone.
     fn retire(&self, until: u64) -> usize {
         let pools = self.pools();
         let all = Room { items: usize::MAX, bytes: usize::MAX, mappings: usize::MAX };
         for pool in &pools {
-            let gone = pool.evict(until, 1, &all, &mut Room::default());
-            self.evicted.fetch_add(gone, Ordering::Relaxed);
+            let evicting = || pool.evict(until, 1, &all, &mut Room::default());
+            if let Ok(gone) = catch_unwind(AssertUnwindSafe(evicting)) {
+                self.evicted.fetch_add(gone, Ordering::Relaxed);
+            }
         }
         pools.len()
     }
 
-    /// Has idle items give half of their memory back, those first that have been idle longest.
+    /// Has idle items give half of their memory back, those first that have been idle longest. Panics are as for
+    /// [`Budget::retire`].
     fn relieve(&self) {
         let pools = self.pools();
         let mut ages = BTreeMap::new();
@@ -384,9 +391,11 @@ impl Budget {
             if left == 0 {
                 break;
             }
-            let (trimmed, bytes) = pool.relieve(until, left);
-            left = left.saturating_sub(bytes);
-            self.relieved.fetch_add(trimmed, Ordering::Relaxed);
+            let relieving = || pool.relieve(until, left);
+            if let Ok((trimmed, bytes)) = catch_unwind(AssertUnwindSafe(relieving)) {
+                left = left.saturating_sub(bytes);
+                self.relieved.fetch_add(trimmed, Ordering::Relaxed);
+            }
         }
     }
 
@@ -394,43 +403,66 @@ impl Budget {
     /// when neither is wanted.
     #[cold]
     fn start_keeper(&'static self) {
-        let keeper = move || {
-            let mut last = 0;
-            let mut gauge = PressureGauge::new();
-            // Since the items were looked at for being idle.
-            let mut slept = Duration::ZERO;
-            loop {
-                let idle = Some(self.idle.load(Ordering::Relaxed)).filter(|idle| *idle > 0);
-                let idle = idle.map(Duration::from_millis);
-                let limit = self.pressure_limit();
-                let step = match (idle.map(|idle| idle.saturating_sub(slept)), limit) {
-                    (Some(left), Some(_)) => left.min(gauge.interval()),
-                    (Some(left), None) => left,
-                    (None, Some(_)) => gauge.interval(),
-                    (None, None) => break,
-                };
-                std::thread::sleep(step);
-                slept += step;
+        // Also where the thread does not start: the bounds are kept all the same, and the next item tries again.
+        let keeping = Keeping(self);
+        let thread = std::thread::Builder::new().name("afresh-pool".to_owned());
+        let work = move || {
+            let budget = keeping.0;
+            budget.keep_idle();
+            drop(keeping);
+            // A pool may have been made, or the bounds may have been set, after the last look.
+            if budget.has_pools() {
+                budget.wake_keeper();
+            }
+        };
+        let _ = thread.spawn(work);
+    }
+
+    /// The work of that thread.
+    fn keep_idle(&self) {
+        let mut last = 0;
+        let mut gauge = PressureGauge::new();
+        // Since the items were looked at for being idle.
+        let mut slept = Duration::ZERO;
+        loop {
+            let idle = Some(self.idle.load(Ordering::Relaxed)).filter(|idle| *idle > 0);
+            let idle = idle.map(Duration::from_millis);
+            let limit = self.pressure_limit();
+            let step = match (idle.map(|idle| idle.saturating_sub(slept)), limit) {
+                (Some(left), Some(_)) => left.min(gauge.interval()),
+                (Some(left), None) => left,
+                (None, Some(_)) => gauge.interval(),
+                (None, None) => break,
+            };
+            std::thread::sleep(step);
+            slept += step;
+            // The last reference to a pool may be the thread's, and dropping its items may run any code.
+            let step = catch_unwind(AssertUnwindSafe(|| {
                 if limit.is_some_and(|limit| gauge.is_high(u32::from(limit))) {
                     self.relieve();
                 }
-                if idle.is_some_and(|idle| slept >= idle) {
-                    if self.retire(last) == 0 {
-                        break;
-                    }
-                    slept = Duration::ZERO;
-                    last = self.clock.fetch_add(1, Ordering::Relaxed);
-                } else if !self.has_pools() {
-                    break;
+                if idle.is_none_or(|idle| slept < idle) {
+                    return self.has_pools();
                 }
+                slept = Duration::ZERO;
+                let until =
+                    std::mem::replace(&mut last, self.clock.fetch_add(1, Ordering::Relaxed));
+                self.retire(until) > 0
+            }));
+            if matches!(step, Ok(false)) {
+                break;
             }
-            self.keeper.store(0, Ordering::Release);
-        };
-        let thread = std::thread::Builder::new().name("afresh-pool".to_owned()).spawn(keeper);
-        if thread.is_err() {
-            // Without it the bounds are kept all the same; the next item tries again.
-            self.keeper.store(0, Ordering::Release);
         }
+    }
+}
+
+/// The thread of a budget, while it works or is being started.
+struct Keeping(&'static Budget);
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        // Acquires what a thread did that found the keeper at work and started none: its pool is seen, or its bounds.
+        self.0.keeper.swap(0, Ordering::AcqRel);
     }
 }
 

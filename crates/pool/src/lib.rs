@@ -36,6 +36,7 @@ mod returning;
 mod shard;
 mod stats;
 mod sync;
+mod trims;
 
 pub use budget::{Budget, MappingCharge, ProcessLimits, Usage};
 pub use limits::{LimitPolicy, Limits};

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
@@ -16,6 +17,7 @@ use crate::gate::Gate;
 use crate::returning::{Failures, Returning};
 use crate::shard::{Idle, Shard};
 use crate::sync::locked;
+use crate::trims::Trims;
 use crate::{LimitPolicy, Limits, PoolStats, Recycle, ResetStats};
 
 /// Maximum shards of a pool. More than any sensible number of busy threads.
@@ -61,6 +63,7 @@ pub(crate) struct Shared<T: Recycle> {
     on_demand: AtomicU64,
     trimmed: AtomicU64,
     evicted: AtomicU64,
+    trims: Trims,
     /// The counts of dropped items.
     retired: Mutex<ResetStats>,
     gate: Gate,
@@ -173,6 +176,7 @@ impl<T: Recycle> Shared<T> {
             on_demand: AtomicU64::new(0),
             trimmed: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
+            trims: Trims::new(),
             retired: Mutex::new(ResetStats::default()),
             gate: Gate::new(),
         }
@@ -213,6 +217,8 @@ impl<T: Recycle> Shared<T> {
     ) -> Result<Lease<'_, T>, PoolError<E>> {
         let mut deadline = None;
         loop {
+            // Read before the look, and compared after it: an item may be out to be trimmed meanwhile.
+            let trims_ended = self.trims.ended();
             if let Some(idle) = self.steal(|shard| shard.take(key, || self.gate.signal())) {
                 if idle.generation == fork::generation() {
                     return Ok(self.lease(idle, false));
@@ -235,6 +241,11 @@ impl<T: Recycle> Shared<T> {
                 return self.create(Some(item), false, make);
             }
             match self.limits.exhausted {
+                LimitPolicy::Error | LimitPolicy::OnDemand
+                    if self.trims.may_have_hidden(trims_ended) =>
+                {
+                    self.wait_for_trim();
+                }
                 LimitPolicy::Error => {
                     return Err(PoolError::Exhausted { limit: self.limits.items });
                 }
@@ -255,12 +266,20 @@ impl<T: Recycle> Shared<T> {
         }
     }
 
+    /// Whether the next look may find an item, or a place for one.
+    fn has_room(&self) -> bool {
+        self.alive.load(Ordering::SeqCst) < self.limits.items
+            || self.shards.iter().any(|shard| !shard.is_empty())
+    }
+
     /// Waits for a return; `false` at the deadline, if one is set.
     fn wait_until(&self, deadline: Option<Instant>) -> bool {
-        self.gate.wait(deadline, || {
-            self.alive.load(Ordering::SeqCst) < self.limits.items
-                || self.shards.iter().any(|shard| !shard.is_empty())
-        })
+        self.gate.wait(deadline, || self.has_room())
+    }
+
+    /// Waits until no item is out to be trimmed, or one is back.
+    fn wait_for_trim(&self) {
+        self.gate.wait(None, || !self.trims.are_ongoing() || self.has_room());
     }
 
     /// Looks through all shards, this thread's first.
@@ -375,35 +394,57 @@ impl<T: Recycle> Shared<T> {
     fn trim_idle(&self, ticks: u64) -> usize {
         let now = self.tick.fetch_add(1, Ordering::Relaxed) + 1;
         let is_old = |idle: &Idle<T>| idle.resident > 0 && idle.since + ticks <= now;
-        (0..self.shards.len()).map(|at| self.trim_where(at, is_old)).sum()
+        (0..self.shards.len()).map(|at| self.trim_where(at, is_old).0).sum()
     }
 
-    /// Trims the idle items of a shard for which `wanted` holds. Returns how many.
-    fn trim_where(&self, at: usize, wanted: impl FnMut(&Idle<T>) -> bool) -> usize {
-        let items = self.shard(at).take_where(wanted);
-        let items: Vec<_> = items.into_iter().map(|idle| Returning::new(self, idle)).collect();
-        let count = items.len();
-        for mut returning in items {
+    /// Trims the idle items of a shard for which `wanted` holds, one at a time, so that the others can be handed out
+    /// meanwhile. Returns how many, and how many bytes they had.
+    fn trim_where(&self, at: usize, mut wanted: impl FnMut(&Idle<T>) -> bool) -> (usize, usize) {
+        let mut found = Vec::new();
+        self.shard(at).for_each(|idle| {
+            if wanted(idle) {
+                found.push(std::ptr::from_ref(idle).addr());
+            }
+        });
+        let (mut count, mut bytes) = (0, 0);
+        for address in found {
+            let ongoing = self.trims.begin(&self.gate);
+            let taken = self.shard(at).take_at(address);
+            let mut returning = taken.map(|idle| Returning::new(self, idle));
+            // It ends before the item is dropped, whose code may wait for an item of this pool.
+            let _ongoing = ongoing;
+            let Some(returning) = &mut returning else { continue };
             returning.why.0 = "trim";
+            count += 1;
+            bytes += returning.idle.as_ref().map_or(0, |idle| idle.resident);
             if returning.idle.as_mut().is_some_and(|idle| self.trim(idle))
                 && let Some(idle) = returning.idle.take()
             {
-                self.shard(at).put(idle);
-                // A thread that looked for it in the meantime waits.
-                self.gate.signal();
+                self.shard(at).put_cold(idle);
             }
         }
         self.trimmed.fetch_add(count as u64, Ordering::Relaxed);
-        count
+        (count, bytes)
+    }
+
+    /// Drops items. If the code of one panics, the others are dropped all the same, and the first panic is passed on.
+    fn discard_all(&self, items: Vec<Box<Idle<T>>>) {
+        let mut first = None;
+        for idle in items {
+            let discarded = catch_unwind(AssertUnwindSafe(|| self.discard(*idle)));
+            first = first.or(discarded.err());
+        }
+        if let Some(panic) = first {
+            resume_unwind(panic);
+        }
     }
 
     fn clear(&self, key: Option<usize>) {
+        let mut all = Vec::new();
         for shard in &self.shards {
-            let items = shard.take_where(|idle| key.is_none_or(|key| idle.item.key() == key));
-            for idle in items {
-                self.discard(*idle);
-            }
+            all.extend(shard.take_where(|idle| key.is_none_or(|key| idle.item.key() == key)));
         }
+        self.discard_all(all);
     }
 
     fn stats(&self) -> PoolStats {
@@ -465,12 +506,10 @@ impl<T: Recycle> Evict for Shared<T> {
                 }
                 goes
             });
-            for idle in old {
-                self.discard(*idle);
-                gone += 1;
-            }
+            gone += old.len() as u64;
+            self.evicted.fetch_add(old.len() as u64, Ordering::Relaxed);
+            self.discard_all(old);
         }
-        self.evicted.fetch_add(gone, Ordering::Relaxed);
         gone
     }
 
@@ -481,13 +520,15 @@ impl<T: Recycle> Evict for Shared<T> {
             if bytes >= wanted {
                 break;
             }
-            count += self.trim_where(at, |idle| {
+            let mut found = bytes;
+            let (trimmed, had) = self.trim_where(at, |idle| {
                 // A child does not use items of its parent.
                 let ours = idle.generation == generation;
-                let goes = ours && idle.resident > 0 && idle.stamp <= until && bytes < wanted;
-                bytes += if goes { idle.resident } else { 0 };
+                let goes = ours && idle.resident > 0 && idle.stamp <= until && found < wanted;
+                found += if goes { idle.resident } else { 0 };
                 goes
             });
+            (count, bytes) = (count + trimmed, bytes + had);
         }
         (count as u64, bytes)
     }

@@ -160,6 +160,27 @@ impl<T: Recycle> Shard<T> {
         taken
     }
 
+    /// Takes the item at an address that [`Shard::for_each`] gave out, unless it was used since. Another one may have
+    /// the address by then.
+    pub(crate) fn take_at(&self, address: usize) -> Option<Box<Idle<T>>> {
+        let mut buckets = self.buckets();
+        buckets.iter_mut().find_map(|bucket| {
+            let mut idle = bucket.idle.iter();
+            let at = idle.position(|idle| std::ptr::from_ref(&**idle).addr() == address)?;
+            Some(bucket.idle.remove(at))
+        })
+    }
+
+    /// Puts an item back as the coldest one of its key.
+    pub(crate) fn put_cold(&self, idle: Box<Idle<T>>) {
+        let mut buckets = self.buckets();
+        let key = idle.item.key();
+        match buckets.iter_mut().find(|b| b.key == key) {
+            Some(bucket) => bucket.idle.insert(0, idle),
+            None => keep(&mut buckets, idle),
+        }
+    }
+
     /// Calls `look` with every idle item.
     pub(crate) fn for_each(&self, mut look: impl FnMut(&Idle<T>)) {
         let mut buckets = self.buckets();

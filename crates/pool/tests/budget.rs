@@ -145,6 +145,59 @@ fn after_a_burst_all_but_one_of_a_pool_go() {
     drop(kept);
 }
 
+/// An item whose code panics when it is dropped.
+struct Fragile;
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        panic!("an item that panics when it is dropped");
+    }
+}
+
+impl Recycle for Fragile {
+    type Error = Never;
+    fn key(&self) -> usize {
+        0
+    }
+    fn recycle(&mut self) -> Result<ResetCost, Never> {
+        Ok(ResetCost::default())
+    }
+    fn resident_bytes(&self) -> usize {
+        0
+    }
+    fn trim(&mut self) -> Result<(), Never> {
+        Ok(())
+    }
+}
+
+#[test]
+fn items_that_panic_keep_no_others_from_being_dropped() {
+    let _alone = alone();
+    let idle = Some(Duration::from_millis(30));
+    Budget::process().set(ProcessLimits { idle, ..limits() });
+    let fragile = Pool::new(Limits::default());
+    let burst: Vec<_> = (0..4).map(|_| fragile.get(0, |_| Ok::<_, Never>(Fragile))).collect();
+    drop(burst);
+    let since = Instant::now();
+    while fragile.stats().alive > 1 {
+        assert!(since.elapsed() < Duration::from_secs(60), "{:?}", fragile.stats());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let pools = pools(1);
+    let burst: Vec<_> = (0..4).map(|name| get(&pools[0], name)).collect();
+    drop(burst);
+    while pools[0].stats().alive > 1 {
+        assert!(since.elapsed() < Duration::from_secs(60), "{:?}", pools[0].stats());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(fragile)));
+    // The thread that evicts items may have had the last reference.
+    drop(dropped);
+    Budget::process().set(limits());
+    drop(pools);
+    empty();
+}
+
 #[test]
 fn under_memory_pressure_idle_items_give_memory_back_and_stay() {
     let _alone = alone();

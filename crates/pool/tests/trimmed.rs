@@ -51,3 +51,32 @@ fn a_thread_that_waits_gets_the_item_that_was_trimmed() {
         assert!(trimmed.elapsed() < TRIM_TIMEOUT / 2, "it waited for another return");
     });
 }
+
+#[test]
+fn at_the_limit_the_other_idle_items_are_handed_out_while_one_is_trimmed() {
+    for exhausted in [LimitPolicy::Error, LimitPolicy::OnDemand] {
+        let pool = Pool::new(Limits { items: 2, exhausted, ..Limits::default() });
+        let (began, begun) = channel();
+        let (ends, items): (Vec<_>, Vec<_>) = [channel(), channel()]
+            .map(|(end, ended)| (end, Item { begun: began.clone(), end: ended }))
+            .into_iter()
+            .unzip();
+        let leases: Vec<_> =
+            items.into_iter().map(|item| pool.get(1, |_| Ok::<_, Infallible>(item))).collect();
+        drop(leases);
+        let get = || pool.get(1, |_| -> Result<Item, Infallible> { panic!("another item") });
+        std::thread::scope(|scope| {
+            let trimming = scope.spawn(|| pool.trim_idle(0));
+            begun.recv().unwrap();
+            let first = get();
+            let second = scope.spawn(|| get().is_ok());
+            // Time to look for it, as above.
+            std::thread::sleep(Duration::from_millis(50));
+            for end in &ends {
+                end.send(()).unwrap();
+            }
+            assert!(second.join().unwrap() && first.is_ok());
+            assert_eq!(trimming.join().unwrap(), 1);
+        });
+    }
+}

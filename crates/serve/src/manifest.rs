@@ -339,9 +339,8 @@ impl Sandboxes {
         {
             let issuers: Vec<crate::OidcConfig> =
                 self.oidc.into_iter().map(|table| table.into_inner().into()).collect();
-            for issuer in &issuers {
-                issuer.check().map_err(|fault| ManifestError::Issuer { fault })?;
-            }
+            crate::OidcConfig::check_all(&issuers)
+                .map_err(|fault| ManifestError::Issuer { fault })?;
             config.keys = config.keys.with_issuers(issuers);
         }
         set(&mut config.requires_metrics_key, self.require_metrics_key);

@@ -107,6 +107,31 @@ impl OidcConfig {
         Ok(())
     }
 
+    /// Checks that no earlier issuer has the same tokens.
+    ///
+    /// # Errors
+    /// A description of the fault.
+    pub fn check_beside(&self, earlier: &[Self]) -> Result<(), String> {
+        let Self { issuer, audience, .. } = self;
+        let is_same = |other: &Self| other.issuer == *issuer && other.audience == *audience;
+        match earlier.iter().any(is_same) {
+            true => Err(format!(
+                "two issuers are `{issuer}` with the audience `{audience}`; merge them, or give each its own audience"
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks all issuers of a server.
+    ///
+    /// # Errors
+    /// A description of the first fault.
+    pub fn check_all(issuers: &[Self]) -> Result<(), String> {
+        let all = issuers.iter().enumerate();
+        let mut checks = all.map(|(at, one)| one.check().and(one.check_beside(&issuers[..at])));
+        checks.try_for_each(|checked| checked)
+    }
+
     /// The scopes that tokens may have.
     fn permitted_scopes(&self) -> Result<Scopes, String> {
         let permitted = match (&self.scopes, &self.tenants) {
@@ -218,8 +243,28 @@ pub(crate) fn identity(issuers: &[Arc<Issuer>], token: &[u8]) -> Result<Identity
     let named = jsonwebtoken::dangerous::insecure_decode::<Value>(token);
     let named = named.map_err(|_| KeyError::Token("it is no JWT"))?;
     let issuer = named.claims["iss"].as_str().unwrap_or_default();
-    let issuer = issuers.iter().find(|known| known.config.issuer == issuer);
-    issuer.ok_or(KeyError::Token("its issuer is not known here"))?.verify(token)
+    let known = || issuers.iter().filter(|known| known.config.issuer == issuer);
+    let first = known().next().ok_or(KeyError::Token("its issuer is not known here"))?;
+    // One issuer may have several tables, for several audiences, and a token may name several of them.
+    let mut fault = None;
+    for named in known().filter(|known| has_audience(&named.claims, &known.config.audience)) {
+        match named.verify(token) {
+            Ok(identity) => return Ok(identity),
+            Err(error) => drop(fault.get_or_insert(error)),
+        }
+    }
+    match fault {
+        Some(fault) => Err(fault),
+        None => first.verify(token),
+    }
+}
+
+/// Whether claims, which are not verified yet, name an audience.
+fn has_audience(claims: &Value, audience: &str) -> bool {
+    match &claims["aud"] {
+        Value::Array(all) => all.iter().any(|one| one == audience),
+        one => one == audience,
+    }
 }
 
 impl Issuer {
@@ -396,5 +441,59 @@ async fn renewing(issuer: Weak<Issuer>) {
         }
         // A token may have named an unknown key meanwhile.
         let _ = tokio::time::timeout(FETCH_INTERVAL, this.wanted.notified()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_lc_rs::rand::SystemRandom;
+    use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use jsonwebtoken::{EncodingKey, Header, encode};
+    use serde_json::json;
+
+    use super::*;
+
+    const URL: &str = "https://issuer.example";
+
+    #[test]
+    fn each_table_of_one_issuer_counts_for_its_audience() {
+        let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
+        let document = EcdsaKeyPair::generate_pkcs8(algorithm, &SystemRandom::new()).unwrap();
+        let pair = EcdsaKeyPair::from_pkcs8(algorithm, document.as_ref()).unwrap();
+        let part =
+            |at: std::ops::Range<usize>| URL_SAFE_NO_PAD.encode(&pair.public_key().as_ref()[at]);
+        let (x, y) = (part(1..33), part(33..65));
+        let keys = json!({"keys": [{"kty": "EC", "crv": "P-256", "x": x, "y": y}]});
+        let issuer = |audience: &str, tenants: Option<Vec<String>>| {
+            let issuer = Issuer::new(OidcConfig { tenants, ..OidcConfig::new(URL, audience) });
+            *issuer.keys.write().unwrap() = Some(keys_of(&keys));
+            issuer
+        };
+        let issuers = [issuer("first", Some(vec!["ci-*".to_owned()])), issuer("second", None)];
+        let ask = |tenant: &str, audience: Value| {
+            let claims = json!({"iss": URL, "aud": audience, "tenant": tenant, "exp": 1u64 << 40});
+            let key = EncodingKey::from_ec_der(document.as_ref());
+            let token = encode(&Header::new(Algorithm::ES256), &claims, &key).unwrap();
+            let identity = identity(&issuers, token.as_bytes());
+            identity.map(|of| of.tenant.to_string()).map_err(|error| error.to_string())
+        };
+        assert_eq!(ask("ci-1", json!("first")), Ok("ci-1".to_owned()));
+        assert_eq!(ask("acme", json!("second")), Ok("acme".to_owned()));
+        assert_eq!(ask("acme", json!(["first", "second"])), Ok("acme".to_owned()));
+        for (audience, reason) in [
+            (json!("first"), "may not name the tenant `acme`"),
+            (json!(["first", "third"]), "may not name the tenant `acme`"),
+            (json!("third"), "another audience"),
+            (Value::Null, "lacks"),
+        ] {
+            let fault = ask("acme", audience).unwrap_err();
+            assert!(fault.contains(reason), "{fault}");
+        }
+        let configs = issuers.map(|issuer| issuer.config.clone());
+        assert_eq!(configs[1].check_beside(&configs[..1]), Ok(()));
+        let fault = OidcConfig::new(URL, "first").check_beside(&configs).unwrap_err();
+        assert!(fault.contains("audience `first`"), "{fault}");
     }
 }

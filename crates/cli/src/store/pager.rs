@@ -120,6 +120,7 @@ enum Report {
     Connected { name: String },
     Served { name: String, number: usize, result: Result<Served, String> },
     Failed { door: String, error: String },
+    ClientFailed { error: String },
 }
 
 impl From<&HostEvent<'_>> for Report {
@@ -134,6 +135,7 @@ impl From<&HostEvent<'_>> for Report {
             HostEvent::Failed { door, error } => {
                 Self::Failed { door: (*door).to_owned(), error: error.to_string() }
             }
+            HostEvent::ClientFailed { error } => Self::ClientFailed { error: error.to_string() },
             _ => Self::Failed { door: String::new(), error: format!("{event:?}") },
         }
     }
@@ -276,7 +278,9 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     log.line(Level::Info, &text);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let control = control.as_ref().map(|control| scope.spawn(|| control.serve(&over)));
+        if let Some(control) = &control {
+            scope.spawn(|| control.serve(&over));
+        }
         let metrics = metrics.as_ref().map(|metrics| scope.spawn(|| metrics.serve(&over)));
         let mut succeeded = true;
         while !stop.load(Ordering::Acquire) {
@@ -291,9 +295,6 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         over.store(true, Ordering::Release);
         for report in reported.try_iter() {
             print(&report, settings.output, log);
-        }
-        if let Some(Err(error)) = control.map(|thread| thread.join().unwrap_or(Ok(()))) {
-            return Err(error).context("the control socket");
         }
         if let Some(Err(error)) = metrics.map(|thread| thread.join().unwrap_or(Ok(()))) {
             return Err(error).context("the address of --metrics");
@@ -312,6 +313,10 @@ fn print(report: &Report, format: Format, log: Log) -> bool {
         Report::Served { name, number, result } => (name, number, result),
         Report::Failed { door, error } => {
             log.line(Level::Error, &format!("accepting a VMM at {door}: {error}"));
+            return false;
+        }
+        Report::ClientFailed { error } => {
+            log.line(Level::Error, &format!("accepting a client of the control socket: {error}"));
             return false;
         }
     };

@@ -1,7 +1,8 @@
 //! The control socket: answers requests of clients, a JSON object a line each way.
 //!
 //! Promises: a client costs at most its thread, one line and one answer. One that sends too much, or does not read
-//! its answers, is disconnected. A request that fails changes nothing, for its VMM or another.
+//! its answers, is disconnected. A request that fails changes nothing, for its VMM or another. Requests with large
+//! buffers are worked on one at a time. A client that cannot be accepted is reported, and later ones are served.
 //!
 //! May break it: any client may open doors and write snapshots with the rights of this process.
 
@@ -10,15 +11,16 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use afresh_budget::Charge;
 use afresh_store::{MAX_STATE, Store};
 use afresh_sys::socket::SocketAccess;
 use afresh_sys::{PageRange, poll};
 use serde_json::{Value, json};
 
-use super::host::VmmHost;
+use super::host::{HostEvent, PAUSE, VmmHost};
 use super::listener::{ListenError, Listener};
 use super::request::{Request, parse_request};
 use super::vm::{RequestError, Vm, VmSaveOptions};
@@ -67,7 +69,8 @@ struct Handler {
     host: VmmHost,
     snapshots: Box<dyn Snapshots>,
     clients: AtomicUsize,
-    /// Held while a snapshot is saved: one at a time, so that their buffers do not add up.
+    /// Held while a snapshot is saved, or all pages of a VMM are listed: one at a time, so that their buffers do not
+    /// add up.
     saving: Mutex<()>,
 }
 
@@ -97,14 +100,21 @@ impl ControlServer {
     }
 
     /// Answers clients until `stop` is set.
-    ///
-    /// # Errors
-    /// An error of `poll`.
-    pub fn serve(&self, stop: &AtomicBool) -> io::Result<()> {
+    pub fn serve(&self, stop: &AtomicBool) {
+        let handler = &*self.handler;
+        let failed = |error: &io::Error| handler.host.report(&HostEvent::ClientFailed { error });
         std::thread::scope(|scope| {
             while !stop.load(Ordering::Acquire) {
-                let Some(mut stream) = self.listener.accept_within(TICK)? else { continue };
-                let handler = &*self.handler;
+                let mut stream = match self.listener.accept_within(TICK) {
+                    Ok(Some(stream)) => stream,
+                    Ok(None) => continue,
+                    Err(error) => {
+                        // For example, no descriptors are left. Some may be later.
+                        failed(&error);
+                        std::thread::sleep(PAUSE);
+                        continue;
+                    }
+                };
                 if handler.clients.fetch_add(1, Ordering::AcqRel) >= MAX_CLIENTS {
                     handler.clients.fetch_sub(1, Ordering::AcqRel);
                     let text = format!("{MAX_CLIENTS} clients are connected: disconnect one");
@@ -119,12 +129,12 @@ impl ControlServer {
                     handler.clients.fetch_sub(1, Ordering::AcqRel);
                 };
                 let thread = std::thread::Builder::new().name("afresh-control".to_owned());
-                if thread.spawn_scoped(scope, work).is_err() {
-                    self.handler.clients.fetch_sub(1, Ordering::AcqRel);
+                if let Err(error) = thread.spawn_scoped(scope, work) {
+                    handler.clients.fetch_sub(1, Ordering::AcqRel);
+                    failed(&error);
                 }
             }
-            Ok(())
-        })
+        });
     }
 }
 
@@ -166,7 +176,10 @@ impl Handler {
                     return stream.write_all(refusal(None, text).as_bytes());
                 }
                 if line.last() == Some(&b'\n') {
-                    stream.write_all(self.reply(&line).as_bytes())?;
+                    let mut charges = Vec::new();
+                    let text = self.reply(&line, &mut charges);
+                    stream.write_all(text.as_bytes())?;
+                    drop(charges);
                     line.clear();
                 }
             }
@@ -174,16 +187,21 @@ impl Handler {
         Ok(())
     }
 
-    /// The answer to a line.
-    fn reply(&self, line: &[u8]) -> String {
+    /// The answer to a line. `charges` gets those of its text.
+    fn reply(&self, line: &[u8], charges: &mut Vec<Charge>) -> String {
         let (id, request) = parse_request(line);
-        match request.map_err(Cause::from).and_then(|request| self.perform(request)) {
+        match request.map_err(Cause::from).and_then(|request| self.perform(request, charges)) {
             Ok(fields) => answer(id, true, fields),
             Err(error) => refusal(id, error),
         }
     }
 
-    fn perform(&self, request: Request) -> Result<Value, Cause> {
+    /// Waits for its turn among requests with large buffers.
+    fn take_turn(&self) -> MutexGuard<'_, ()> {
+        self.saving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn perform(&self, request: Request, charges: &mut Vec<Charge>) -> Result<Value, Cause> {
         match request {
             Request::List {} => Ok(self.list()),
             Request::Add(door) => {
@@ -204,7 +222,10 @@ impl Handler {
                 Ok(json!({ "vms": vms.iter().map(stats).collect::<Vec<_>>() }))
             }
             Request::Touched { vm } => {
-                let touched = self.host.vm(&vm)?.touched()?;
+                let vm = self.host.vm(&vm)?;
+                let _turn = self.take_turn();
+                let (touched, of_lists) = vm.touched_charged()?;
+                *charges = of_lists;
                 Ok(json!({
                     "read": pairs(&touched.read), "written": pairs(&touched.written),
                     "removed": pairs(&touched.removed), "exact": touched.exact,
@@ -213,7 +234,7 @@ impl Handler {
             Request::Record { vm, to } => {
                 let vm = self.host.vm(&vm)?;
                 let (store, name) = self.snapshots.target(&to)?;
-                let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+                let _turn = self.take_turn();
                 let (id, pages) = vm.record(&store, &name)?;
                 Ok(json!({ "id": id.to_string(), "pages": pages }))
             }
@@ -238,11 +259,11 @@ impl Handler {
             Request::Snapshot { vm, watch, to, state, encoding } => {
                 let vm = self.host.vm(&vm)?;
                 let mut options = VmSaveOptions { encoding, watch, ..VmSaveOptions::default() };
+                let (store, name) = self.snapshots.target(&to)?;
+                let _turn = self.take_turn();
                 if let Some(path) = state {
                     options.state = read_state(&path)?;
                 }
-                let (store, name) = self.snapshots.target(&to)?;
-                let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
                 let (id, compared) = vm.snapshot(&store, &name, &options)?;
                 let saved = store.load_id(id).map_err(RequestError::from)?;
                 // The top layer was written.

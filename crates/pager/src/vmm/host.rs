@@ -11,8 +11,8 @@
 //! May break it: a host without a [`Keeper`] whose process exits before it is stopped. Missing pages of its VMMs are then
 //! not closed.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ const MAX_NAME: usize = 64;
 /// How long one wait takes before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);
 /// Time before the next attempt after `accept` failed.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 /// A socket that VMMs connect to, and how they are served.
 #[derive(Clone, Debug)]
@@ -151,6 +151,11 @@ pub enum HostEvent<'a> {
         /// The cause.
         error: &'a io::Error,
     },
+    /// A client of the control socket could not be accepted.
+    ClientFailed {
+        /// The cause.
+        error: &'a io::Error,
+    },
 }
 
 /// A door that is open.
@@ -207,6 +212,8 @@ type Report = dyn Fn(&HostEvent<'_>) + Send + Sync;
 
 struct Shared {
     doors: Mutex<BTreeMap<String, Arc<Door>>>,
+    /// Names of doors that are being opened. Locked after `doors`.
+    reserved: Mutex<BTreeSet<String>>,
     /// By name.
     vms: Mutex<BTreeMap<String, ConnectedVm>>,
     stop: AtomicBool,
@@ -238,6 +245,18 @@ fn list(names: impl Iterator<Item = String>) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
+/// The name of a door that is being opened.
+struct ReservedName<'a> {
+    host: &'a VmmHost,
+    name: &'a str,
+}
+
+impl Drop for ReservedName<'_> {
+    fn drop(&mut self) {
+        lock(&self.host.0.reserved).remove(self.name);
+    }
+}
+
 impl VmmHost {
     /// A host without doors. `report` is called by its threads. A `keeper` closes the memory of its VMMs if this process is
     /// killed.
@@ -247,6 +266,7 @@ impl VmmHost {
     ) -> Self {
         Self(Arc::new(Shared {
             doors: Mutex::default(),
+            reserved: Mutex::default(),
             vms: Mutex::default(),
             stop: AtomicBool::new(false),
             threads: Mutex::new(0),
@@ -255,6 +275,10 @@ impl VmmHost {
             stage: Stage::new(STAGE),
             report: Box::new(report),
         }))
+    }
+
+    pub(super) fn report(&self, event: &HostEvent<'_>) {
+        (self.0.report)(event);
     }
 
     /// Opens a door.
@@ -294,16 +318,8 @@ impl VmmHost {
         if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(usable) {
             return Err(HostError::Name(name.chars().take(MAX_NAME).collect()));
         }
-        let mut doors = lock(&self.0.doors);
-        if self.0.stop.load(Ordering::Acquire) {
-            return Err(HostError::Stopping);
-        }
-        if doors.contains_key(&name) {
-            return Err(HostError::Taken(name));
-        }
-        if doors.len() >= MAX_DOORS {
-            return Err(HostError::TooMany);
-        }
+        let _reserved = self.reserve(&name)?;
+        // No lock is held: making a name may take the kernel long.
         let listener = match (listener, options.makes_directory) {
             (Some(listener), _) => listener,
             (None, true) => Listener::bind_in_directory(&options.socket, options.access)?,
@@ -320,14 +336,36 @@ impl VmmHost {
             silent: Condvar::new(),
         });
         let (host, of_thread) = (self.clone(), door.clone());
+        let mut doors = lock(&self.0.doors);
+        // From here on `stop` waits for the thread.
+        if self.0.stop.load(Ordering::Acquire) {
+            return Err(HostError::Stopping);
+        }
         self.start(&format!("door-{name}"), move || {
             host.accept(&of_thread, &listener);
             drop(listener);
             *lock(&of_thread.listens) = false;
             of_thread.silent.notify_all();
         })?;
-        doors.insert(name, door);
+        doors.insert(name.clone(), door);
         Ok(())
+    }
+
+    /// Reserves the name of a door that is about to be opened.
+    fn reserve<'a>(&'a self, name: &'a str) -> Result<ReservedName<'a>, HostError> {
+        let doors = lock(&self.0.doors);
+        if self.0.stop.load(Ordering::Acquire) {
+            return Err(HostError::Stopping);
+        }
+        let mut reserved = lock(&self.0.reserved);
+        if doors.contains_key(name) || reserved.contains(name) {
+            return Err(HostError::Taken(name.to_owned()));
+        }
+        if doors.len() + reserved.len() >= MAX_DOORS {
+            return Err(HostError::TooMany);
+        }
+        reserved.insert(name.to_owned());
+        Ok(ReservedName { host: self, name })
     }
 
     /// Closes a door. Its socket is removed; VMMs that are connected are served on.

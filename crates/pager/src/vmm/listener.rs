@@ -182,12 +182,10 @@ fn remove_dead(path: &Path) -> Result<(), ListenError> {
         }
         Ok(_) => {}
     }
-    match UnixStream::connect(path) {
-        Ok(_) => Err(ListenError::InUse(path.to_owned())),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(io)
-        }
-        Err(error) => Err(io(error)),
+    match socket::has_listener(path) {
+        Ok(true) => Err(ListenError::InUse(path.to_owned())),
+        Ok(false) => fs::remove_file(path).map_err(io),
+        Err(source) => Err(ListenError::Sys { path: path.to_owned(), source }),
     }
 }
 
@@ -213,6 +211,18 @@ mod tests {
         assert!(matches!(Listener::bind(&path), Err(ListenError::InUse(_))));
         drop(first);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_listener_that_accepts_nothing_keeps_no_caller() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let full = socket::listen(&path, 0, SocketAccess::default()).unwrap();
+        // One connection is one more than its queue has room for.
+        let waiting = UnixStream::connect(&path).unwrap();
+        assert!(matches!(Listener::bind(&path), Err(ListenError::InUse(_))));
+        drop((full, waiting));
+        Listener::bind(&path).unwrap();
     }
 
     #[test]

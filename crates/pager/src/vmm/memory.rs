@@ -2,7 +2,7 @@
 //!
 //! Promises: a page that the process has, in memory or swapped out, is read from it. One that it does not have is the
 //! source's if nothing has filled or discarded it, else zero. Memory that is not the one of the userfaultfd is
-//! refused.
+//! refused. The lists of its pages are charged to the budget of its door.
 //!
 //! May break it: a guest that runs during the scan. Its pages are then of different moments.
 
@@ -13,6 +13,7 @@ use afresh_store::Pages;
 use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
 
 use super::pages::Page;
+use super::ranges::{ChargedList, runs};
 use super::service::Service;
 use super::vm::RequestError;
 use super::watch::Origin;
@@ -34,7 +35,7 @@ pub(super) struct VmMemory<'a> {
     service: &'a Service<'a>,
     process: ProcessMemory,
     /// Pages of the source that are not as in the source, perhaps, in order.
-    changed: Vec<(PageRange, Content)>,
+    changed: ChargedList<(PageRange, Content)>,
     /// The frozen image that this is.
     frozen: Option<WatchId>,
 }
@@ -44,7 +45,9 @@ impl<'a> VmMemory<'a> {
     pub(super) fn of(service: &'a Service<'a>) -> Result<Self, RequestError> {
         let process = ProcessMemory::open(&service.process).map_err(RequestError::Process)?;
         let shared = check(service, &process)?;
-        let mut changed = Vec::new();
+        let mut changed = ChargedList::new(service.budget.as_ref());
+        let most = service.mappings.iter().map(|mapping| mapping.pages).max();
+        let _there = service.charge(most.unwrap_or_default())?;
         // During the scan nothing is filled and no discard is noted.
         let pages = service.lock();
         for (number, mapping) in service.mappings.iter().enumerate() {
@@ -68,30 +71,25 @@ impl<'a> VmMemory<'a> {
                 // Discarded, with an event or without one.
                 Page::Present | Page::Removed => Some(false),
             };
-            let mut page = 0;
-            while page < mapping.pages {
-                let first = content(page);
-                let len = (page..mapping.pages).take_while(|at| content(*at) == first).count();
-                let run = PageRange::new(mapping.offset + page, len);
-                match first {
-                    Some(true) => {
-                        changed.push((run, Content::Process(base + page * PAGE_SIZE)));
-                    }
-                    Some(false) => changed.push((run, Content::Zero)),
-                    None => {}
-                }
-                page += len;
+            for (run, is_there) in runs((0..mapping.pages).map(content)) {
+                let content = match is_there {
+                    Some(true) => Content::Process(base + run.start * PAGE_SIZE),
+                    Some(false) => Content::Zero,
+                    None => continue,
+                };
+                let run = PageRange::new(mapping.offset + run.start, run.len);
+                changed.push((run, content)).map_err(RequestError::Ranges)?;
             }
         }
         drop(pages);
-        changed.sort_by_key(|(run, _)| run.start);
+        changed.sort_unstable_by_key(|(run, _)| run.start);
         Ok(Self { service, process, changed, frozen: None })
     }
 
     /// The frozen image of a watch.
     pub(super) fn frozen(service: &'a Service<'a>, watch: WatchId) -> Result<Self, RequestError> {
         let process = ProcessMemory::open(&service.process).map_err(RequestError::Process)?;
-        let mut changed = Vec::new();
+        let mut changed = ChargedList::new(service.budget.as_ref());
         let mut pages = service.lock();
         for (number, mapping) in service.mappings.iter().enumerate() {
             let base = pages.address(number, 0);
@@ -101,12 +99,18 @@ impl<'a> VmMemory<'a> {
                     Origin::Process => Content::Process(base + run.start * PAGE_SIZE),
                     Origin::Zero => Content::Zero,
                 };
-                changed.push((PageRange::new(mapping.offset + run.start, run.len), content));
+                let run = PageRange::new(mapping.offset + run.start, run.len);
+                changed.push((run, content)).map_err(RequestError::Ranges)?;
             }
         }
         drop(pages);
-        changed.sort_by_key(|(run, _)| run.start);
+        changed.sort_unstable_by_key(|(run, _)| run.start);
         Ok(Self { service, process, changed, frozen: Some(watch) })
+    }
+
+    /// The number of runs of pages that can differ from the source.
+    pub(super) fn ranges(&self) -> usize {
+        self.changed.len()
     }
 
     /// The pages that can differ from the source.
@@ -115,20 +119,23 @@ impl<'a> VmMemory<'a> {
     }
 
     /// The pages that do differ from the source.
-    pub(super) fn differing(&self) -> io::Result<Vec<PageRange>> {
-        let mut differing: Vec<PageRange> = Vec::new();
+    pub(super) fn differing(&self) -> Result<ChargedList<PageRange>, RequestError> {
+        let mut differing = ChargedList::<PageRange>::new(self.service.budget.as_ref());
         let (mut now, mut before) = (vec![0; BATCH * PAGE_SIZE], vec![0; BATCH * PAGE_SIZE]);
-        for (run, content) in &self.changed {
+        for (run, content) in &*self.changed {
             for first in (run.start..run.end()).step_by(BATCH) {
                 let bytes = BATCH.min(run.end() - first) * PAGE_SIZE;
                 let (now, before) = (&mut now[..bytes], &mut before[..bytes]);
-                self.read_content(*content, first - run.start, now)?;
-                self.read_source(first, before)?;
+                self.read_content(*content, first - run.start, now)
+                    .and_then(|()| self.read_source(first, before))
+                    .map_err(RequestError::Process)?;
                 let pairs = now.chunks(PAGE_SIZE).zip(before.chunks(PAGE_SIZE));
                 for (page, _) in pairs.enumerate().filter(|(_, (now, before))| now != before) {
                     match differing.last_mut() {
                         Some(last) if last.end() == first + page => last.len += 1,
-                        _ => differing.push(PageRange::new(first + page, 1)),
+                        _ => differing
+                            .push(PageRange::new(first + page, 1))
+                            .map_err(RequestError::Ranges)?,
                     }
                 }
             }
@@ -163,13 +170,13 @@ impl<'a> VmMemory<'a> {
 
 /// Checks that `process` has the memory of the userfaultfd. Returns whether a part of it is shared.
 pub(super) fn check(service: &Service<'_>, process: &ProcessMemory) -> Result<bool, RequestError> {
-    let mut mapped = Vec::new();
+    let mut mapped = ChargedList::new(service.budget.as_ref());
     {
         let pages = service.lock();
         for number in 0..service.mappings.len() {
             for run in pages.ranges(number, |page, _| page != Page::Unmapped) {
                 let start = pages.address(number, run.start);
-                mapped.push(start..start + run.byte_len());
+                mapped.push(start..start + run.byte_len()).map_err(RequestError::Ranges)?;
             }
         }
     }

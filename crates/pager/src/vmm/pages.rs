@@ -14,6 +14,7 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 use super::Served;
 use super::handshake::Mapping;
+use super::ranges::runs;
 use super::watch::Watch;
 use super::watches::Watches;
 
@@ -203,18 +204,14 @@ impl Pages {
     }
 
     /// The pages of a mapping for which `is` is true.
-    pub(super) fn ranges(&self, mapping: usize, is: impl Fn(Page, bool) -> bool) -> Vec<PageRange> {
-        let mut ranges: Vec<PageRange> = Vec::new();
-        for (page, known) in self.known[mapping].iter().enumerate() {
-            if !is(known.page, known.touched) {
-                continue;
-            }
-            match ranges.last_mut() {
-                Some(last) if last.end() == page => last.len += 1,
-                _ => ranges.push(PageRange::new(page, 1)),
-            }
-        }
-        ranges
+    pub(super) fn ranges(
+        &self,
+        mapping: usize,
+        is: impl Fn(Page, bool) -> bool,
+    ) -> impl Iterator<Item = PageRange> {
+        let found =
+            runs(self.known[mapping].iter().map(move |known| is(known.page, known.touched)));
+        found.filter_map(|(run, is)| is.then_some(run))
     }
 
     /// Begins to watch writes: every page that is in place is open for them now.

@@ -13,6 +13,7 @@ use super::handshake::Mapping;
 use super::keeper::KeptVm;
 use super::pages::Pages;
 use super::stage::Stage;
+use super::vm::RequestError;
 use crate::PageSource;
 
 /// Sizes in pages, by how far away the source is.
@@ -81,7 +82,7 @@ pub(super) struct Service<'a> {
     pub(super) phase_bell: Condvar,
     /// Set once the memory was registered for write protection.
     pub(super) protects: AtomicBool,
-    /// Charged for copies of pages of a frozen image.
+    /// Charged for copies of pages of a frozen image, and for lists of pages.
     pub(super) budget: Option<Budget>,
     /// Of the budget, for the states of the pages.
     _charge: Option<Charge>,
@@ -123,6 +124,12 @@ impl<'a> Service<'a> {
     pub(super) fn lock(&self) -> MutexGuard<'_, Pages> {
         // A panic under the lock ends the service; the states stay correct.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Charges the budget for the work of a request.
+    pub(super) fn charge(&self, bytes: usize) -> Result<Option<Charge>, RequestError> {
+        let charge = self.budget.as_ref().map(|budget| budget.charge(bytes));
+        charge.transpose().map_err(RequestError::Ranges)
     }
 
     pub(super) fn phase(&self) -> MutexGuard<'_, Phase> {

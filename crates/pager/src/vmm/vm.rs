@@ -6,13 +6,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh_budget::Exceeded;
+use afresh_budget::{Charge, Exceeded};
 use afresh_store::{Encoding, GuestBuild, OpenError, SaveError, SaveOptions, Sha256, Store};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, SysError};
 
 use super::freeze::{FrozenMemory, PreparedMemory};
 use super::memory::{VmMemory, verify};
+use super::pages::Page;
+use super::ranges::ChargedList;
 use super::serve::accept;
 use super::service::{Phase, Service, VmSource};
 use super::watch::{Loss, Watch};
@@ -20,6 +22,10 @@ use super::watches::{WatchEnd, WatchId};
 use super::{Served, VmmError, VmmOptions};
 use crate::PageSource;
 
+/// Bytes of a range in the work of a save: copies of the list of changed pages, here and in the store.
+const SAVE_COST: usize = 8 * size_of::<PageRange>();
+/// Bytes of a range in an answer: JSON values, and their text.
+const ANSWER_COST: usize = 192;
 /// How long one wait for the end of a detaching takes.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -201,6 +207,9 @@ pub enum RequestError {
     /// The record of write protection exceeds the budget.
     #[error("the memory of the VMM is not write-protected: {0}; raise the budget of the door")]
     Budget(#[from] Exceeded),
+    /// A list of its pages exceeds the budget.
+    #[error("the list of the VMM's pages: {0}; raise the budget of the door")]
+    Ranges(#[source] Exceeded),
     /// Its memory is not of a kind that can be frozen.
     #[error("memory in huge pages of hugetlbfs is not frozen: pause the guest for a snapshot")]
     HugePages,
@@ -282,41 +291,58 @@ impl Vm {
     }
 
     /// Pages of the source for which `is` is true.
-    fn source_pages(&self, is: impl Fn(super::pages::Page, bool) -> bool) -> Vec<PageRange> {
+    fn source_pages(
+        &self,
+        is: impl Fn(Page, bool) -> bool,
+    ) -> Result<ChargedList<PageRange>, RequestError> {
         let pages = self.service.lock();
-        let mut all: Vec<PageRange> = Vec::new();
+        let mut all = ChargedList::new(self.service.budget.as_ref());
         for (number, mapping) in self.service.mappings.iter().enumerate() {
-            let runs = pages.ranges(number, &is);
-            all.extend(runs.iter().map(|run| PageRange::new(run.start + mapping.offset, run.len)));
+            for run in pages.ranges(number, &is) {
+                let run = PageRange::new(run.start + mapping.offset, run.len);
+                all.push(run).map_err(RequestError::Ranges)?;
+            }
         }
-        all.sort();
-        all
+        all.sort_unstable();
+        Ok(all)
     }
 
     /// The pages that the VMM has touched. Compares all pages that it holds with the source.
     ///
     /// # Errors
-    /// [`RequestError::Process`] where its memory cannot be read.
+    /// [`RequestError::Process`] where its memory cannot be read; [`RequestError::Ranges`].
     pub fn touched(&self) -> Result<Touched, RequestError> {
+        Ok(self.touched_charged()?.0)
+    }
+
+    /// As [`Vm::touched`], with the charges for the lists, and for an answer that has them as text.
+    pub(super) fn touched_charged(&self) -> Result<(Touched, Vec<Charge>), RequestError> {
         self.check_alive()?;
-        let written = VmMemory::of(&self.service)?.differing().map_err(RequestError::Process)?;
-        Ok(Touched {
-            read: self.source_pages(|_, touched| touched),
-            written,
-            removed: self.source_pages(|page, _| page == super::pages::Page::Removed),
-            exact: self.service.lock().is_recording(),
-        })
+        let written = VmMemory::of(&self.service)?.differing()?;
+        let (written, of_written) = written.into_parts();
+        let (read, of_read) = self.source_pages(|_, touched| touched)?.into_parts();
+        let removed = self.source_pages(|page, _| page == Page::Removed)?;
+        let (removed, of_removed) = removed.into_parts();
+        let ranges = read.len() + written.len() + removed.len();
+        let of_answer = self.service.charge(ranges.saturating_mul(ANSWER_COST))?;
+        let exact = self.service.lock().is_recording();
+        let charges = [of_written, of_read, of_removed, of_answer];
+        Ok((Touched { read, written, removed, exact }, charges.into_iter().flatten().collect()))
     }
 
     /// The pages that the VMM has touched so far.
     ///
     /// # Errors
-    /// [`RequestError::NotRecorded`] unless it is served with [`VmmOptions::record`].
+    /// [`RequestError::NotRecorded`] unless it is served with [`VmmOptions::record`]; [`RequestError::Ranges`].
     pub fn working_set(&self) -> Result<Vec<PageRange>, RequestError> {
+        Ok(self.recorded_set()?.into_parts().0)
+    }
+
+    fn recorded_set(&self) -> Result<ChargedList<PageRange>, RequestError> {
         if !self.service.lock().is_recording() {
             return Err(RequestError::NotRecorded);
         }
-        Ok(self.source_pages(|_, touched| touched))
+        self.source_pages(|_, touched| touched)
     }
 
     /// Stores the pages that the VMM has touched as the working set of its snapshot, and makes `name` mean the
@@ -326,7 +352,8 @@ impl Vm {
     /// As [`Vm::working_set`]; [`RequestError::Save`].
     pub fn record(&self, store: &Store, name: &str) -> Result<(Sha256, usize), RequestError> {
         let snapshot = self.service.source.snapshot().ok_or(RequestError::NoSnapshot)?;
-        let set = self.working_set()?;
+        let set = self.recorded_set()?;
+        let _work = self.service.charge(set.len().saturating_mul(SAVE_COST))?;
         let id = store.set_working_set(name, snapshot, &set)?;
         Ok((id, set.iter().map(|run| run.len).sum()))
     }
@@ -451,7 +478,8 @@ impl Vm {
     /// # Errors
     /// [`RequestError::WatchOver`], [`RequestError::NotFrozen`]; without a watch [`RequestError::Frozen`] while memory is
     /// frozen. [`RequestError::Lost`]: the watch is over then. [`RequestError::Process`], [`RequestError::OtherMemory`],
-    /// [`RequestError::Save`]: frozen memory stays so. After each, the name means what it meant before.
+    /// [`RequestError::Ranges`], [`RequestError::Save`]: frozen memory stays so. After each, the name means what it
+    /// meant before.
     pub fn snapshot(
         &self,
         store: &Store,
@@ -471,6 +499,7 @@ impl Vm {
         };
         let parent = self.service.source.snapshot();
         let guest = parent.map_or(&options.guest, |parent| parent.guest());
+        let work = self.service.charge(memory.ranges().saturating_mul(SAVE_COST))?;
         let changed = memory.changed();
         let bytes = changed.iter().map(|run| (run.len * PAGE_SIZE) as u64).sum();
         let mut save = SaveOptions::new(guest.clone());
@@ -480,6 +509,7 @@ impl Vm {
         save.changed = parent.is_some().then_some(changed);
         // Pages of a process that has ended cannot be read, so the save fails.
         let saved = store.save(name, &memory, &save);
+        drop((memory, save, work));
         match (options.watch, saved) {
             (Some(watch), Ok(id)) => {
                 self.service.end_watch(watch, WatchEnd::Saved);

@@ -15,6 +15,7 @@ use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
 
 use super::pages::Page;
+use super::ranges::runs;
 use super::watches::WatchId;
 
 /// Pages between two open ones that are protected again with them: cheaper than a call for each.
@@ -266,15 +267,8 @@ impl Watch {
     }
 
     /// The runs of pages of a mapping with content that is not the source's.
-    pub(super) fn changed(&self, mapping: usize) -> Vec<(PageRange, Origin)> {
-        let mut runs: Vec<(PageRange, Origin)> = Vec::new();
-        for (page, origin) in self.mappings[mapping].origins.iter().enumerate() {
-            match runs.last_mut() {
-                _ if *origin == Origin::Source => {}
-                Some((run, last)) if run.end() == page && last == origin => run.len += 1,
-                _ => runs.push((PageRange::new(page, 1), *origin)),
-            }
-        }
-        runs
+    pub(super) fn changed(&self, mapping: usize) -> impl Iterator<Item = (PageRange, Origin)> {
+        runs(self.mappings[mapping].origins.iter().copied())
+            .filter(|(_, origin)| *origin != Origin::Source)
     }
 }

@@ -469,16 +469,26 @@ pub async fn restore(config: &FleetConfig, dir: &Path) -> Result<BackupReport, B
             Kind::Sandboxes => &links.sandboxes,
             Kind::Kept => &links.kept,
         };
-        match nats::create(bucket, &line.key, value.clone()).await {
-            Ok(_) => {}
+        let revision = match nats::create(bucket, &line.key, value.clone()).await {
+            Ok(revision) => revision,
             Err(NatsError::Changed) => {
                 // From a restore that was interrupted.
                 let there = nats::find(bucket, &line.key).await.map_err(ledger)?;
-                if there.is_none_or(|there| there.value != value) {
-                    return Err(BackupError::Exists { key: line.key });
+                match there.filter(|there| there.value == value) {
+                    Some(there) => there.revision,
+                    None => return Err(BackupError::Exists { key: line.key }),
                 }
             }
             Err(error) => return Err(ledger(error)),
+        };
+        // No host ends a sandbox that no client uses.
+        if line.bucket == Kind::Sandboxes
+            && let Some(lifetime) = serde_json::from_slice::<Entry>(&value)
+                .map_err(|error| damaged(error.to_string()))?
+                .unowned_lifetime(0, 0)
+        {
+            let ending = nats::update_for(bucket, &line.key, value, revision, Some(lifetime));
+            ending.await.map_err(ledger)?;
         }
         line.bucket.count(&line.key, &mut report);
     }

@@ -314,7 +314,7 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
                         "a host gave no sign for the time of a lease, and is given up"
                     );
                     over(fleet, life);
-                    lock(&fleet.unswept).insert(life.to_owned());
+                    fleet.sweep_later(life.to_owned());
                 }
                 // It lives, or another was faster.
                 Err(_) => return Some(fleet.terms.renewal()),

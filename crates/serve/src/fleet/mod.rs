@@ -31,7 +31,7 @@ mod seal;
 mod tenant_budgets;
 mod tenant_counts;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -76,8 +76,8 @@ pub(crate) struct Fleet {
     suspects: Mutex<HashMap<String, Moment>>,
     /// Lives whose leases are over.
     over: Mutex<BTreeSet<String>>,
-    /// Lives whose leases this host broke, and whose sandboxes it has not swept yet.
-    unswept: Mutex<BTreeSet<String>>,
+    /// Lives whose leases are broken and whose sandboxes this host has not swept, by the time of the next attempt.
+    unswept: Mutex<BTreeMap<String, Moment>>,
     /// The last known hosts of sandboxes.
     ways: Mutex<HashMap<String, String>>,
     /// One for the sandboxes that share a place in it, so that one host takes a sandbox once.

@@ -2,13 +2,18 @@
 //! sandboxes, and not the whole ledger.
 //!
 //! Promises: the key is written before an entry of the ledger names the host as its owner, and removed after the entry
-//! names it no more. A key that is left costs a sweep one read.
+//! names it no more. A key that is left costs a sweep one read. Its value has the life of the host, and the sweep of a
+//! life leaves the keys of later ones. An entry that cannot be read keeps no other from being swept.
 //! May break it: a host that pauses between both writes for longer than its lease, and dies after that before it has
 //! settled the sandbox.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
+use serde::{Deserialize, Serialize};
 
+use super::clock::now;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Entry};
 use super::{Fleet, lock};
@@ -17,6 +22,39 @@ use super::{Fleet, lock};
 const OWN: &str = "own";
 /// Entries of a lost host that are swept at the same time.
 const MAX_CONCURRENT_ENTRIES: usize = 16;
+/// Times that a sweep reads an entry which changes meanwhile.
+const MAX_ENTRY_READS: u32 = 3;
+/// Pause before a life with entries that cannot be read is swept again.
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(600);
+
+/// The value of a key.
+#[derive(Default, Serialize, Deserialize)]
+struct OwnedNote {
+    /// The number of the life that is to own the sandbox.
+    #[serde(default)]
+    life: u64,
+}
+
+/// The outcome of a sweep of one sandbox.
+enum SweptEntry {
+    /// It was that life's, and is released or removed.
+    Released,
+    /// Another host has it, or it does not exist.
+    Other,
+    /// A later life of the host has it.
+    Later,
+    /// Its entry cannot be read.
+    Unreadable,
+}
+
+/// The outcome of a sweep.
+#[derive(Default)]
+pub(super) struct Sweep {
+    /// Sandboxes that were released or removed.
+    released: usize,
+    /// Sandboxes whose entries cannot be read.
+    unreadable: usize,
+}
 
 /// The host and the number of a life.
 fn parts(life: &str) -> Option<(&str, u64)> {
@@ -25,10 +63,12 @@ fn parts(life: &str) -> Option<(&str, u64)> {
 }
 
 impl Fleet {
-    /// Notes that this host is about to own a sandbox; returns the revision of the note.
-    pub(super) async fn note_owned(&self, id: &str) -> Result<u64, NatsError> {
+    /// Notes that `life` of this host is about to own a sandbox; returns the revision of the note.
+    pub(super) async fn note_owned(&self, id: &str, life: &str) -> Result<u64, NatsError> {
         let key = format!("{OWN}.{}.{id}", self.node);
-        nats::put(&self.links.hosts, &key, Bytes::from_static(b"{}")).await
+        let note = OwnedNote { life: parts(life).map_or(0, |(_, number)| number) };
+        let value = Bytes::from(serde_json::to_vec(&note).unwrap_or_default());
+        nats::put(&self.links.hosts, &key, value).await
     }
 
     /// Removes that note, unless a later one has taken its place.
@@ -42,105 +82,141 @@ impl Fleet {
 
     /// Releases the sandboxes of a life that is over, and of the earlier lives of its host, and removes those that were
     /// never saved. Otherwise they would be listed as running until a client uses each.
-    pub(super) async fn sweep(&self, life: &str) -> Result<usize, NatsError> {
-        let Some((node, _)) = parts(life) else { return Ok(0) };
+    pub(super) async fn sweep(&self, life: &str) -> Result<Sweep, NatsError> {
+        let Some((node, last)) = parts(life) else { return Ok(Sweep::default()) };
         let filter = format!("{OWN}.{node}.*");
         let links = &self.links;
-        let noted = nats::all(&links.client, &links.hosts, &filter, usize::MAX).await?;
-        let swept: Vec<bool> = futures_util::stream::iter(noted)
-            .map(|note| self.sweep_one(life, note))
+        let mut noted = nats::all(&links.client, &links.hosts, &filter, usize::MAX).await?;
+        // The host is back, and notes the sandboxes that it keeps or takes before their entries name its new life.
+        let of = |note: &BucketEntry| serde_json::from_slice::<OwnedNote>(&note.value);
+        noted.retain(|note| of(note).unwrap_or_default().life <= last);
+        let swept: Vec<SweptEntry> = futures_util::stream::iter(noted)
+            .map(|note| self.sweep_one((node, last), note))
             .buffer_unordered(MAX_CONCURRENT_ENTRIES)
             .try_collect()
             .await?;
-        let released = swept.into_iter().filter(|swept| *swept).count();
-        tracing::info!(life, released, "released the sandboxes of a host that has ended");
-        Ok(released)
+        let mut sweep = Sweep::default();
+        for swept in swept {
+            match swept {
+                SweptEntry::Released => sweep.released += 1,
+                SweptEntry::Unreadable => sweep.unreadable += 1,
+                SweptEntry::Other | SweptEntry::Later => {}
+            }
+        }
+        let Sweep { released, unreadable } = sweep;
+        tracing::info!(
+            life,
+            released,
+            unreadable,
+            "released the sandboxes of a host that has ended"
+        );
+        Ok(sweep)
     }
 
-    /// Whether the sandbox was that life's.
-    async fn sweep_one(&self, life: &str, note: BucketEntry) -> Result<bool, NatsError> {
-        let sandboxes = &self.links.sandboxes;
-        let key = note.key.rsplit('.').next().and_then(record::key);
-        let found = match &key {
-            Some(key) => nats::find(sandboxes, key).await?,
-            None => None,
-        };
-        let mut released = false;
-        if let Some(found) = found {
-            let Ok(entry) = serde_json::from_slice::<Entry>(&found.value) else {
-                tracing::error!(key = found.key, "an entry of the ledger is damaged");
-                return Ok(false);
-            };
-            let (owner, swept) = (entry.owner.as_deref().and_then(parts), parts(life));
-            if let (Some((owner, of)), Some((node, last))) = (owner, swept)
-                && owner == node
-            {
-                if of > last {
-                    // The host is back, in another life.
-                    return Ok(false);
-                }
-                let done = match entry.state {
-                    Some(_) => {
-                        let free = Entry { owner: None, ..entry.passed_on(found.time).undone() };
-                        self.write_unowned(&found.key, &free, found.revision, found.time).await
+    /// Sweeps a sandbox of the lives of a host up to `last`, and removes its note.
+    async fn sweep_one(
+        &self,
+        (node, last): (&str, u64),
+        note: BucketEntry,
+    ) -> Result<SweptEntry, NatsError> {
+        let mut swept = SweptEntry::Other;
+        if let Some(key) = note.key.rsplit('.').next().and_then(record::key) {
+            for attempt in 1.. {
+                match self.release((node, last), &key).await {
+                    // Another host took it first, or it is this host's again, or its entry was sealed.
+                    Err(NatsError::Changed) if attempt < MAX_ENTRY_READS => {}
+                    Err(error @ NatsError::Sealed { .. }) => {
+                        tracing::error!(%error, "an entry of the ledger is unreadable");
+                        return Ok(SweptEntry::Unreadable);
                     }
-                    None => nats::remove(sandboxes, &found.key, found.revision).await,
-                };
-                match done {
-                    Ok(()) => released = true,
-                    // Another host took it first.
-                    Err(NatsError::Changed) => {}
-                    Err(error) => return Err(error),
+                    released => {
+                        swept = released?;
+                        break;
+                    }
                 }
             }
         }
+        if matches!(swept, SweptEntry::Unreadable | SweptEntry::Later) {
+            return Ok(swept);
+        }
         match nats::remove(&self.links.hosts, &note.key, note.revision).await {
-            Ok(()) | Err(NatsError::Changed) => Ok(released),
+            Ok(()) | Err(NatsError::Changed) => Ok(swept),
             Err(error) => Err(error),
         }
     }
 
-    /// Writes the entry of a sandbox without an owner. NATS removes the entry of a running one at its end, since no host
-    /// does. One that is to be paused at its end stays.
-    pub(super) async fn write_unowned(
-        &self,
-        key: &str,
-        entry: &Entry,
-        revision: u64,
-        time: u64,
-    ) -> Result<(), NatsError> {
-        let value = Bytes::from(serde_json::to_vec(entry).unwrap_or_default());
-        let record = &entry.record;
-        let lifetime = match record.paused || record.pause_at_end {
-            true => None,
-            false => Some(entry.remaining(time, time)),
-        };
+    /// Releases the sandbox of a key if a life of the host up to `last` owns it.
+    async fn release(&self, (node, last): (&str, u64), key: &str) -> Result<SweptEntry, NatsError> {
         let sandboxes = &self.links.sandboxes;
-        nats::update_for(sandboxes, key, value, revision, lifetime).await.map(drop)
+        let Some(found) = nats::find(sandboxes, key).await? else { return Ok(SweptEntry::Other) };
+        let Ok(entry) = serde_json::from_slice::<Entry>(&found.value) else {
+            tracing::error!(key, "an entry of the ledger is damaged");
+            return Ok(SweptEntry::Unreadable);
+        };
+        match entry.owner.as_deref().and_then(parts) {
+            Some((owner, life)) if owner == node && life <= last => {}
+            Some((owner, _)) if owner == node => return Ok(SweptEntry::Later),
+            _ => return Ok(SweptEntry::Other),
+        }
+        match entry.state {
+            Some(_) => {
+                let free = Entry { owner: None, ..entry.passed_on(found.time).undone() };
+                let lifetime = free.unowned_lifetime(found.time, found.time);
+                let value = Bytes::from(serde_json::to_vec(&free).unwrap_or_default());
+                nats::update_for(sandboxes, key, value, found.revision, lifetime).await?;
+            }
+            None => nats::remove(sandboxes, key, found.revision).await?,
+        }
+        Ok(SweptEntry::Released)
     }
 
     /// Finds lives whose leases other hosts broke, and did not live to sweep.
     pub(super) async fn find_unswept(&self) -> Result<(), NatsError> {
         let broken = super::lease_renewal::broken(&self.links).await?;
         // This process settles its own sandboxes.
-        let others = broken.into_iter().filter(|life| !self.ours(life));
-        lock(&self.unswept).extend(others);
+        for life in broken.into_iter().filter(|life| !self.ours(life)) {
+            self.sweep_later(life);
+        }
         Ok(())
     }
 
-    /// Sweeps the next life that is over.
+    /// Has a life that is over swept, by this host.
+    pub(super) fn sweep_later(&self, life: String) {
+        lock(&self.unswept).entry(life).or_insert_with(now);
+    }
+
+    /// Sweeps the life that is over and due first.
     pub(super) async fn sweep_next(&self) {
-        let Some(life) = lock(&self.unswept).first().cloned() else { return };
+        let life = {
+            let unswept = lock(&self.unswept);
+            let next =
+                unswept.iter().min_by_key(|(_, due)| **due).filter(|(_, due)| **due <= now());
+            let Some((life, _)) = next else { return };
+            life.clone()
+        };
         let sweeping = async {
-            self.sweep(&life).await?;
+            if self.sweep(&life).await?.unreadable > 0 {
+                return Ok(false);
+            }
             super::lease_renewal::forget_broken(&self.links, &life).await?;
             // A host that broke leases may have died before it swept.
             self.find_unswept().await?;
-            lock(&self.unswept).remove(&life);
-            Ok::<_, NatsError>(())
+            Ok::<_, NatsError>(true)
         };
-        if let Err(error) = sweeping.await {
-            tracing::warn!(%error, life, "sandboxes of a lost host are not swept yet");
-        }
+        let swept = sweeping.await;
+        let mut unswept = lock(&self.unswept);
+        // Others come first.
+        let pause = match swept {
+            Ok(true) => {
+                unswept.remove(&life);
+                return;
+            }
+            Ok(false) => UNREADABLE_PAUSE,
+            Err(error) => {
+                tracing::warn!(%error, life, "sandboxes of a lost host are not swept yet");
+                self.terms.renewal()
+            }
+        };
+        unswept.insert(life, now() + pause);
     }
 }

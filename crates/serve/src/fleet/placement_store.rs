@@ -50,6 +50,8 @@ fn not_here() -> ErrorResponse {
     )
 }
 
+/// Times that a host tries to keep a sandbox whose entry changes meanwhile.
+const MAX_KEEP_ATTEMPTS: u32 = 3;
 /// A name that no store has, which a probe asks for.
 const PROBE_NAME: &str = "afresh-probe";
 
@@ -69,8 +71,9 @@ impl Fleet {
     pub(crate) async fn enter(&self, record: SandboxRecord) -> Result<Anchor, ErrorResponse> {
         self.check_lease()?;
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
-        let entry = Entry { owner: Some(self.life()), record, state: None, written: None };
-        let note = self.note_owned(&entry.record.id).await?;
+        let life = self.life();
+        let note = self.note_owned(&record.id, &life).await?;
+        let entry = Entry { owner: Some(life), record, state: None, written: None };
         match nats::create(&self.links.sandboxes, &key, bytes(&entry)).await {
             Ok(revision) => Ok(Anchor::new(revision, note, None)),
             Err(error) => {
@@ -191,23 +194,35 @@ impl Fleet {
         self.check_lease()?;
         let life = self.life();
         let Some(key) = record::key(&record.id) else { return Ok(None) };
-        let Some((revision, there)) = self.entry(&key).await? else { return Ok(None) };
-        if !there.owner.as_deref().is_some_and(|owner| self.ours(owner)) {
-            return Ok(None);
-        }
-        let note = self.note_owned(&record.id).await?;
-        let state = there.state;
-        let owner = Some(life.clone());
-        let entry = Entry { owner, record, state: state.clone(), written: None };
-        match nats::update(&self.links.sandboxes, &key, bytes(&entry), revision).await {
-            Ok(revision) => {
-                // A state that is pending stays so.
-                (anchor.revision, anchor.note, anchor.state) = (revision, note, state);
-                Ok(Some(life))
+        let mut note = None;
+        for _ in 0..MAX_KEEP_ATTEMPTS {
+            let found = self.entry(&key).await?;
+            let is_ours = |there: &Entry| there.owner.as_deref().is_some_and(|of| self.ours(of));
+            let Some((revision, there)) = found.filter(|(_, there)| is_ours(there)) else {
+                if let Some(note) = note {
+                    self.forget_owned(&record.id, note).await;
+                }
+                return Ok(None);
+            };
+            let note = match note {
+                Some(note) => note,
+                None => *note.insert(self.note_owned(&record.id, &life).await?),
+            };
+            let state = there.state;
+            let (owner, record) = (Some(life.clone()), record.clone());
+            let entry = Entry { owner, record, state: state.clone(), written: None };
+            match nats::update(&self.links.sandboxes, &key, bytes(&entry), revision).await {
+                Ok(revision) => {
+                    // A state that is pending stays so.
+                    (anchor.revision, anchor.note, anchor.state) = (revision, note, state);
+                    return Ok(Some(life));
+                }
+                // Another host has taken the sandbox, or the operator has sealed its entry.
+                Err(NatsError::Changed) => {}
+                Err(error) => return Err(error.into()),
             }
-            Err(NatsError::Changed) => Ok(None),
-            Err(error) => Err(error.into()),
         }
+        Err(NatsError::Changed.into())
     }
 
     /// Whether a life is one of this process.
@@ -256,7 +271,7 @@ impl Fleet {
         // Also where this life is named already, by a change whose answer was lost: the entry may be an old one, which a
         // replica had that lags behind. Only a change of the revision that was read proves that it is the present one.
         let mut ours = entry.taken_by(&life, again, found.time);
-        let note = self.note_owned(id).await?;
+        let note = self.note_owned(id, &life).await?;
         let taken = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await;
         if let Err(NatsError::Changed) = &taken {
             self.forget_owned(id, note).await;

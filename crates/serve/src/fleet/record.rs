@@ -51,6 +51,15 @@ impl Entry {
         ends.saturating_sub(noted).saturating_sub(passed)
     }
 
+    /// The lifetime of the entry in NATS, which removes it at the end of a running sandbox without an owner: no host
+    /// does. `None` for one that a host ends, and for one that is paused or is to be paused at its end. Times as for
+    /// [`Entry::remaining`].
+    pub(crate) fn unowned_lifetime(&self, time: u64, now: u64) -> Option<u64> {
+        let SandboxRecord { paused, pause_at_end, .. } = self.record;
+        let ends_alone = self.owner.is_none() && !paused && !pause_at_end;
+        ends_alone.then(|| self.remaining(time, now))
+    }
+
     /// The entry once its host was lost: calls since the last save are undone.
     pub(crate) fn undone(mut self) -> Self {
         self.record.generation += 1;

@@ -167,10 +167,14 @@ impl Faults<'_> {
             }
         }
         #[cfg(feature = "oidc")]
-        for issuer in &sandboxes.oidc {
-            let config: crate::OidcConfig = issuer.get_ref().clone().into();
-            if let Err(fault) = config.check() {
-                self.add(&issuer.span(), fault);
+        {
+            let mut earlier: Vec<crate::OidcConfig> = Vec::new();
+            for issuer in &sandboxes.oidc {
+                let config: crate::OidcConfig = issuer.get_ref().clone().into();
+                if let Err(fault) = config.check().and_then(|()| config.check_beside(&earlier)) {
+                    self.add(&issuer.span(), fault);
+                }
+                earlier.push(config);
             }
         }
         #[cfg(feature = "oidc")]

@@ -25,6 +25,21 @@ pub fn memory_room() -> Option<MemoryRoom> {
     None
 }
 
+/// The tasks whose waits for memory are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PressureSource {
+    /// Those of this process's control group.
+    Group,
+    /// Those of the host.
+    Host,
+}
+
+/// Unknown here.
+#[must_use]
+pub fn pressure_source() -> Option<PressureSource> {
+    None
+}
+
 /// Unknown here.
 #[must_use]
 pub fn memory_pressure() -> Option<f32> {

@@ -151,27 +151,46 @@ pub fn address_space() -> Option<u64> {
     Some(limit.rlim_cur.saturating_sub(used * crate::PAGE_SIZE as u64))
 }
 
+/// The tasks whose waits for memory are counted (PSI).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PressureSource {
+    /// Those of this process's control group.
+    Group,
+    /// Those of the host, which has no count for the group: groups of version 1, or one whose `cgroup.pressure` is 0.
+    Host,
+}
+
+/// The tasks that [`memory_pressure`] and [`memory_stalls`] are about; `None` where the kernel reports none.
+#[must_use]
+pub fn pressure_source() -> Option<PressureSource> {
+    Some(stall_information()?.0)
+}
+
 /// Share of the last ten seconds in which some task waited for memory, in percent (PSI): a task of this process's
 /// control group, or of the host where groups have no such count. `None` where the kernel does not report it.
 #[must_use]
 pub fn memory_pressure() -> Option<f32> {
-    stall_field(&stall_information()?, "avg10=")?.parse().ok()
+    stall_field(&stall_information()?.1, "avg10=")?.parse().ok()
 }
 
 /// How long some task has waited for memory, of those that [`memory_pressure`] is about, since they exist.
 #[must_use]
 pub fn memory_stalls() -> Option<Duration> {
-    stall_field(&stall_information()?, "total=")?.parse().ok().map(Duration::from_micros)
+    stall_field(&stall_information()?.1, "total=")?.parse().ok().map(Duration::from_micros)
 }
 
 /// The kernel's pressure stall information for memory. Another group at its limit is no pressure for this process, so
-/// the group comes before the host.
-fn stall_information() -> Option<String> {
+/// the group comes before the host. A kernel that was booted with `psi=0` has the files, and reading them fails.
+fn stall_information() -> Option<(PressureSource, String)> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).map(|path| {
         fs::read_to_string(Path::new("/sys/fs/cgroup").join(path).join("memory.pressure"))
     });
-    group.and_then(Result::ok).or_else(|| fs::read_to_string("/proc/pressure/memory").ok())
+    if let Some(Ok(of_group)) = group {
+        return Some((PressureSource::Group, of_group));
+    }
+    let of_host = fs::read_to_string("/proc/pressure/memory").ok()?;
+    Some((PressureSource::Host, of_host))
 }
 
 fn stall_field<'a>(information: &'a str, name: &str) -> Option<&'a str> {

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
     listen as listen_on, recvmsg, sendmsg, socket_with,
 };
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -69,6 +69,26 @@ pub fn listen(path: &Path, backlog: i32, access: SocketAccess) -> Result<UnixLis
         Ok(socket)
     };
     make().map(UnixListener::from).map_err(failed(Call::Socket))
+}
+
+/// Whether a process listens at the Unix socket `path`. Never waits, also where the queue of that process is full.
+///
+/// # Errors
+/// Any error of the kernel but `ECONNREFUSED`.
+pub fn has_listener(path: &Path) -> Result<bool, SysError> {
+    inject::gate(Call::Socket)?;
+    let look = || {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        match connect(&socket, &address) {
+            // With a full queue a blocking call would wait for the listener.
+            Ok(()) | Err(Errno::AGAIN) => Ok(true),
+            Err(Errno::CONNREFUSED) => Ok(false),
+            Err(error) => Err(error),
+        }
+    };
+    look().map_err(failed(Call::Socket))
 }
 
 /// Gives the socket at `path` the mode of `access`, then its user and group. The mask for new files has removed a part of

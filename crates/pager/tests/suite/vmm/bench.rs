@@ -83,7 +83,7 @@ impl Bench {
         let server =
             ControlServer::bind(&path, SocketAccess::default(), host.clone(), names).unwrap();
         let until = over.clone();
-        let control = Some(std::thread::spawn(move || server.serve(&until).unwrap()));
+        let control = Some(std::thread::spawn(move || server.serve(&until)));
         Self { dir, host, events, over, control }
     }
 

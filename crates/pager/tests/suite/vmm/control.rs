@@ -3,11 +3,15 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use afresh_pager::vmm::{DoorOptions, Snapshots};
+use afresh_pager::vmm::{ControlClient, ControlServer, DoorOptions, Listener, Snapshots, VmmHost};
 use afresh_store::Store;
 use afresh_sys::PAGE_SIZE;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
 use serde_json::json;
 
 use super::bench::{Bench, Names, TEST_TIMEOUT, byte_of, content};
@@ -224,6 +228,56 @@ fn a_vmm_beyond_its_budget_is_ended_and_another_is_not() {
     assert!(event.contains("small.1"), "{event}");
     assert_eq!(refused.wait().signal(), Some(libc::SIGBUS));
     assert!(vmm.dump(&bench.path("dump")) == content());
+}
+
+#[test]
+fn a_client_that_cannot_be_accepted_is_reported_and_later_ones_are_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    // It does not listen yet, so `accept` fails, as it does without descriptors.
+    let listener = Listener::of_socket(socket.try_clone().unwrap().into()).unwrap();
+    let (sender, events) = std::sync::mpsc::channel();
+    let host = VmmHost::new(None, move |event| {
+        let _ = sender.send(format!("{event:?}"));
+    });
+    let server = ControlServer::new(listener, host, Names(dir.path().join("store")));
+    let over = AtomicBool::new(false);
+    let (event, answer) = std::thread::scope(|scope| {
+        scope.spawn(|| server.serve(&over));
+        let event = events.recv_timeout(TEST_TIMEOUT);
+        let listens = listen(&socket, 4);
+        let client = listens.map_err(Into::into).and_then(|()| ControlClient::connect(&path));
+        let answer = client.and_then(|mut client| client.request(&json!({ "request": "list" })));
+        over.store(true, Ordering::Release);
+        (event, answer)
+    });
+    assert!(event.unwrap().contains("ClientFailed"));
+    assert_eq!(answer.unwrap()["vms"], json!([]));
+}
+
+#[test]
+fn lists_of_pages_are_charged_to_the_budget_of_the_door() {
+    let bench = Bench::new();
+    let mut door = DoorOptions::new("vm", "base", bench.path("vm"));
+    (door.record, door.budget) = (true, Some(PAGES * 4 + 4096));
+    bench.host.open_door(door, Names(bench.path("store")).open("base").unwrap()).unwrap();
+    let Some(mut vmm) = VmmProcess::start(&bench.path("vm")) else { return };
+    assert_eq!(vmm.peek(0), byte_of(0));
+    let touched = json!({ "request": "touched", "vm": "vm" });
+    let save = json!({ "request": "snapshot", "vm": "vm", "to": "next" });
+    assert_eq!(bench.request(touched.clone())["read"], json!([[0, 1]]));
+    for page in (2..PAGES).step_by(2) {
+        assert_eq!(vmm.peek(page), byte_of(page));
+    }
+    for request in [touched, save] {
+        let error = bench.refused(request);
+        assert!(error.contains("raise the budget of the door"), "{error}");
+    }
+    assert_eq!(bench.host.doors()[0].used, PAGES * 4);
+    assert_eq!(vmm.peek(299), byte_of(299));
 }
 
 #[test]

@@ -108,9 +108,9 @@ fn a_frozen_image_that_has_lost_a_page_is_not_saved() {
 fn copies_of_a_frozen_image_are_charged_to_the_budget() {
     let bench = Bench::new();
     let mut door = afresh_pager::vmm::DoorOptions::new("vm", "base", bench.path("vm"));
-    // Room for the states of the pages, for the record of write protection, and for four copies.
+    // Room for the states of the pages, the record of write protection, four copies, and lists of few ranges.
     let record = PAGES + PAGES.div_ceil(8);
-    door.budget = Some(PAGES * 4 + record + 4 * (PAGE_SIZE + 64));
+    door.budget = Some(PAGES * 4 + record + 4 * (PAGE_SIZE + 64) + 1024);
     let source = bench.source("base");
     bench.host.open_door(door, source).unwrap();
     let Some(mut vmm) = super::process::VmmProcess::start(&bench.path("vm")) else { return };

@@ -3,12 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 
 use super::NatsServer;
+use crate::fleet::nats::NatsConnection;
 use crate::fleet::placement_store::TakeOutcome;
+use crate::fleet::record::Entry;
 use crate::fleet::record::tests::record as empty_record;
-use crate::fleet::{Fleet, lock, nats};
+use crate::fleet::{Fleet, lock, nats, record, restore};
 use crate::sandbox::store::{Anchor, SandboxRecord, State};
 
 const TENANT: &str = "acme";
@@ -16,7 +20,7 @@ const TENANT: &str = "acme";
 const EXPIRY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running sandbox with this time left, in milliseconds.
-fn record(left: u64) -> SandboxRecord {
+pub(super) fn sandbox(left: u64) -> SandboxRecord {
     SandboxRecord {
         id: Fleet::id(TENANT).unwrap(),
         tenant: TENANT.to_owned(),
@@ -28,12 +32,12 @@ fn record(left: u64) -> SandboxRecord {
     }
 }
 
-fn state() -> Option<State> {
+pub(super) fn state() -> Option<State> {
     Some(State { digest: format!("sha256:{:064x}", 1), bytes: 1, by: String::new() })
 }
 
 /// A sandbox of this host, saved.
-async fn saved(host: &Fleet, record: &SandboxRecord) -> Anchor {
+pub(super) async fn saved(host: &Fleet, record: &SandboxRecord) -> Anchor {
     let mut anchor = host.enter(record.clone()).await.unwrap();
     host.change(&mut anchor, record.clone(), state(), false).await.unwrap();
     anchor
@@ -45,8 +49,18 @@ async fn notes(host: &Fleet) -> usize {
     nats::all(&links.client, &links.hosts, "own.>", usize::MAX).await.unwrap().len()
 }
 
+/// Waits until the servers have removed the entry of a sandbox.
+pub(super) async fn until_gone(links: &NatsConnection, id: &str) {
+    let until = Instant::now() + EXPIRY_TIMEOUT;
+    let key = record::key(id).unwrap();
+    while nats::find(&links.sandboxes, &key).await.unwrap().is_some() {
+        assert!(Instant::now() < until, "the entry stays");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 /// Ends a host as a crash would, and breaks its lease.
-async fn lose(host: &Fleet, by: &Fleet) -> String {
+pub(super) async fn lose(host: &Fleet, by: &Fleet) -> String {
     for task in lock(&host.tasks).drain(..) {
         task.abort();
     }
@@ -61,14 +75,14 @@ async fn lose(host: &Fleet, by: &Fleet) -> String {
 async fn a_lost_host_is_swept_by_reading_its_own_sandboxes() {
     let Some(server) = NatsServer::start() else { return };
     let (lost, busy, sweeper) = (server.host().await, server.host().await, server.host().await);
-    let (kept, unsaved, gone) = (record(600_000), record(600_000), record(600_000));
+    let (kept, unsaved, gone) = (sandbox(600_000), sandbox(600_000), sandbox(600_000));
     saved(&lost, &kept).await;
     lost.enter(unsaved.clone()).await.unwrap();
     let ended = saved(&lost, &gone).await;
     lost.erase(&gone.id, &ended).await.unwrap();
     assert_eq!(notes(&sweeper).await, 2);
     for _ in 0..100 {
-        busy.enter(record(600_000)).await.unwrap();
+        busy.enter(sandbox(600_000)).await.unwrap();
     }
     let life = lose(&lost, &sweeper).await;
     // The host that broke the lease died before it swept.
@@ -102,7 +116,7 @@ async fn a_lost_host_is_swept_by_reading_its_own_sandboxes() {
 async fn a_host_that_is_back_keeps_the_sandboxes_of_its_new_life() {
     let Some(server) = NatsServer::start() else { return };
     let (host, other) = (server.host().await, server.host().await);
-    let kept = record(600_000);
+    let kept = sandbox(600_000);
     let mut anchor = saved(&host, &kept).await;
     let old = host.life();
     let next = format!("{}-2", old.split_once('-').unwrap().0);
@@ -117,14 +131,45 @@ async fn a_host_that_is_back_keeps_the_sandboxes_of_its_new_life() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_of_an_earlier_life_leaves_the_notes_of_a_later_one() {
+    let Some(server) = NatsServer::start() else { return };
+    let (host, other) = (server.host().await, server.host().await);
+    let (kept, taken) = (sandbox(600_000), sandbox(600_000));
+    let mut anchor = saved(&host, &kept).await;
+    let mut free = host.enter(taken.clone()).await.unwrap();
+    host.change(&mut free, taken.clone(), state(), true).await.unwrap();
+    let old = host.life();
+    let node = old.split_once('-').unwrap().0;
+    let next = format!("{node}-2");
+    lock(&host.own).life = next.clone();
+    // The host is about to keep one sandbox, and to take the other.
+    for one in [&kept, &taken] {
+        let key = format!("own.{node}.{}", one.id);
+        nats::put(&host.links.hosts, &key, Bytes::from_static(br#"{"life":2}"#)).await.unwrap();
+    }
+    other.sweep(&old).await.unwrap();
+    assert_eq!(notes(&other).await, 2);
+    assert_eq!(host.keep(&mut anchor, kept.clone()).await.unwrap(), Some(next.clone()));
+    let outcome = host.take(&taken.id, |_| Ok(())).await.unwrap();
+    assert!(matches!(outcome, TakeOutcome::Ours(_)));
+    other.sweep(&old).await.unwrap();
+    assert_eq!(notes(&other).await, 2);
+    other.sweep(&next).await.unwrap();
+    for one in [&kept, &taken] {
+        assert_eq!(other.look_up(&one.id).await.unwrap().unwrap().owner, None);
+    }
+    assert_eq!(notes(&other).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_time_of_a_sandbox_without_a_host_ends() {
     let Some(server) = NatsServer::start() else { return };
     let (lost, host): (Arc<Fleet>, Arc<Fleet>) = (server.host().await, server.host().await);
-    let short = record(900);
-    let released = record(900);
-    let paused = SandboxRecord { paused: true, ..record(900) };
-    let pauses = SandboxRecord { pause_at_end: true, ..record(900) };
-    let long = record(600_000);
+    let short = sandbox(900);
+    let released = sandbox(900);
+    let paused = SandboxRecord { paused: true, ..sandbox(900) };
+    let pauses = SandboxRecord { pause_at_end: true, ..sandbox(900) };
+    let long = sandbox(600_000);
     for one in [&short, &pauses, &long] {
         saved(&lost, one).await;
     }
@@ -134,12 +179,8 @@ async fn the_time_of_a_sandbox_without_a_host_ends() {
     }
     let life = lose(&lost, &host).await;
     host.sweep(&life).await.unwrap();
-    let until = Instant::now() + EXPIRY_TIMEOUT;
     for one in [&short, &released] {
-        while host.look_up(&one.id).await.unwrap().is_some() {
-            assert!(Instant::now() < until, "the entry stays");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        until_gone(&host.links, &one.id).await;
     }
     for one in [&paused, &pauses, &long] {
         let taken = host.take(&one.id, |_| Ok(())).await.unwrap();
@@ -149,4 +190,24 @@ async fn the_time_of_a_sandbox_without_a_host_ends() {
         let entry = host.look_up(&one.id).await.unwrap().unwrap();
         assert_eq!(entry.record.paused, one.id != long.id);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restored_sandbox_that_no_client_uses_ends() {
+    let Some(server) = NatsServer::start() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = server.config();
+    config.store = Some(dir.path().join("store").to_string_lossy().into_owned());
+    let short = sandbox(900);
+    let key = record::key(&short.id).unwrap();
+    let entry = Entry { owner: None, record: short.clone(), state: None, written: None };
+    let value = STANDARD.encode(serde_json::to_vec(&entry).unwrap());
+    let head = serde_json::json!({
+        "format": "afresh fleet backup", "version": 1, "fleet": "default", "made": 1, "key": "",
+    });
+    let line = serde_json::json!({ "bucket": "sandboxes", "key": key, "value": value });
+    std::fs::write(dir.path().join("ledger.jsonl"), format!("{head}\n{line}\n")).unwrap();
+    assert_eq!(restore(&config, dir.path()).await.unwrap().sandboxes, 1);
+    let host = server.host().await;
+    until_gone(&host.links, &short.id).await;
 }
