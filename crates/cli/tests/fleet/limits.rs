@@ -126,9 +126,7 @@ fn memory_and_saved_states_of_a_tenant_have_one_budget_on_all_hosts() {
     assert_eq!(sandboxes[2].ask_soon(&hosts[0], "POST", "/pause"), 429);
     // A killed sandbox makes room, wherever its state was.
     assert_eq!(sandboxes[0].ask_soon(&hosts[2], "DELETE", ""), 204);
-    until("there is room again", || {
-        sandboxes[2].ask_soon(&hosts[0], "POST", "/pause") == 204
-    });
+    until("there is room again", || sandboxes[2].ask_soon(&hosts[0], "POST", "/pause") == 204);
 }
 
 #[test]
