@@ -40,8 +40,8 @@ pub trait HostCallbacks: Default + Send + 'static {
     /// Any error, which ends the call.
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()>;
 
-    /// Takes output of a command that a Linux program runs, or has left running: the one of this number. It has at least
-    /// one byte.
+    /// Takes output of a command that a Linux program runs, or has left running: the one of this number. It has at
+    /// least one byte.
     ///
     /// # Errors
     /// As [`HostCallbacks::print`].

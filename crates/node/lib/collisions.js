@@ -1,12 +1,12 @@
 'use strict'
 // Keys of a guest that collide in V8's tables of `Map` and `Set`.
 //
-// V8 seeds the hashes of most strings. It hashes numbers, BigInts (by their lowest 64 bits) and, up to Node 20, strings
-// of digits by functions without a seed, so a guest can choose keys that all are in one chain: building a table then
-// takes a time quadratic in their number, on the event loop.
+// V8 seeds the hashes of most strings. It hashes numbers, BigInts (by their lowest 64 bits) and, in older releases of
+// Node, strings of digits by functions without a seed. So a guest can choose keys that all are in one chain: building a
+// table then takes a time quadratic in their number, on the event loop.
 //
 // Promises: building a table takes at most as many steps through long chains as counted here. May break it: a V8 with
-// other functions (`ComputeUnseededHash`, `ComputeLongHash` and `MakeArrayIndexHash` have been the same since 2019).
+// other functions without a seed (`ComputeUnseededHash` and `ComputeLongHash` have been the same since 2019).
 
 /** Keys of one chain that cost nothing. Keys that are not chosen have far shorter chains. */
 const MAX_CHAIN = 32

@@ -208,7 +208,7 @@ class Reader {
   #chargeKeys(count, keyAt) {
     this.#collisions -= countCollisions(count, keyAt)
     if (this.#collisions < 0) {
-      throw new MarshalError("too many keys of the guest's value have one hash in JavaScript: give a list of pairs instead")
+      throw new MarshalError("too many keys of the guest's value have one hash in JavaScript: give a list of pairs")
     }
   }
 

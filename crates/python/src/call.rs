@@ -50,7 +50,8 @@ impl Stop {
         self.0.stopped.load(Ordering::Acquire)
     }
 
-    /// Whether the call is in Python code (a tool, or a handler of a signal), which may itself be waiting for the end of the call.
+    /// Whether the call is in Python code (a tool, or a handler of a signal), which may itself be waiting for the end
+    /// of the call.
     pub(crate) fn is_in_tool(&self) -> bool {
         self.0.in_tool.load(Ordering::Acquire)
     }

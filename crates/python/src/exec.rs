@@ -173,7 +173,7 @@ pub(crate) fn run_program<'py>(
             own.lock().ended = Some(ended);
             own.changed.notify_all();
         })?;
-        run.to_end(py)
+        run.attend(py)
     })?;
     let end = ended.map_err(|error| error::raise::<OpenError>(&error))?;
     let status = match end {
@@ -217,7 +217,7 @@ struct Run {
 
 impl Run {
     /// Passes output on until the program has ended, or has to be killed.
-    fn to_end(&mut self, py: Python<'_>) -> PyResult<Result<End, WarmError>> {
+    fn attend(&mut self, py: Python<'_>) -> PyResult<Result<End, WarmError>> {
         loop {
             let ended = self.wait(py);
             let delivered = self.deliver(py, ended.is_none());

@@ -137,11 +137,7 @@ impl Outcome {
     ///
     /// # Errors
     /// What no program may catch, and answers that cannot be read.
-    pub(crate) fn into_python(
-        self,
-        py: Python<'_>,
-        exact: bool,
-    ) -> PyResult<Bound<'_, PyTuple>> {
+    pub(crate) fn into_python(self, py: Python<'_>, exact: bool) -> PyResult<Bound<'_, PyTuple>> {
         // Making objects may run Python code, and lets other threads run.
         exit::hold(py, || self.convert(py, exact))
     }

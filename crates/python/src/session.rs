@@ -505,8 +505,8 @@ impl Session {
         })
     }
 
-    /// Closes the session and stops a call that is under way. Waits for that call, unless it is in a tool or in a handler
-    /// of a signal: that may be the caller.
+    /// Closes the session and stops a call that is under way. Waits for that call, unless it is in a tool or in a
+    /// handler of a signal: that may be the caller.
     fn close(&self, py: Python<'_>) {
         self.closing.store(true, Ordering::Release);
         self.stop.set();
