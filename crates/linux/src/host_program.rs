@@ -4,7 +4,7 @@
 //! a language has made for programs: a toolchain of rustup, a version of pyenv, a virtual environment, an installation
 //! of Node or conda. Never the home directory, or one above it. A version manager is asked only about programs in
 //! directories of `PATH`, and a virtual environment names only an installation of Python: both may be a stranger's, and
-//! the manager runs outside the sandbox. Files of the current directory choose no version: they may be a stranger's too.
+//! the manager runs outside the sandbox. Files of the current directory choose no version, for the same reason.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
