@@ -374,10 +374,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     let new = clients("e2b-suite-clients", &CLIENTS)?;
     let old = clients("e2b-suite-clients-2.45.1", &OLD_CLIENTS)?;
     let template = environment("e2b-suite-template", &TEMPLATE)?;
-    let suites: Vec<&Suite> = SUITES
-        .iter()
-        .filter(|suite| wanted.is_empty() || wanted.contains(&suite.name))
-        .collect();
+    let suites: Vec<&Suite> =
+        SUITES.iter().filter(|suite| wanted.is_empty() || wanted.contains(&suite.name)).collect();
     let is_script = |suite: &&Suite| suite.language == SuiteLanguage::JavaScript;
     let packages = match suites.iter().copied().any(|suite| is_script(&suite)) {
         true => packages()?,

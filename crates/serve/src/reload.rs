@@ -10,7 +10,12 @@ struct Differences(Vec<&'static str>);
 
 impl Differences {
     /// Compares values by their text, since not all types of settings can be compared.
-    fn compare(&mut self, name: &'static str, one: &impl std::fmt::Debug, two: &impl std::fmt::Debug) {
+    fn compare(
+        &mut self,
+        name: &'static str,
+        one: &impl std::fmt::Debug,
+        two: &impl std::fmt::Debug,
+    ) {
         if format!("{one:?}") != format!("{two:?}") {
             self.0.push(name);
         }
@@ -75,7 +80,8 @@ mod tests {
 
     #[test]
     fn changed_settings_that_a_reload_leaves_are_named() {
-        let mut running = Config { sandboxes: Some(SandboxConfig::new("/var/a")), ..Config::default() };
+        let mut running =
+            Config { sandboxes: Some(SandboxConfig::new("/var/a")), ..Config::default() };
         let mut new = running.clone();
         assert!(settings_for_restart(&running, &new).is_empty());
         new.drain = Duration::from_secs(7);

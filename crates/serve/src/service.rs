@@ -198,7 +198,10 @@ impl Shared {
                 let left = settings_for_restart(&self.config, config);
                 if !left.is_empty() {
                     let settings = left.join(", ");
-                    tracing::warn!(settings, "these settings change when the server is started again");
+                    tracing::warn!(
+                        settings,
+                        "these settings change when the server is started again"
+                    );
                 }
                 if let (Some(routes), Some(new)) = (&self.sandboxes, &config.sandboxes) {
                     routes.sandboxes.renew(new);

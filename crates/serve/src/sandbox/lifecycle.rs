@@ -108,7 +108,10 @@ impl Sandboxes {
         let ending = tokio::spawn(async move {
             *sandbox.life.clone().lock_owned().await = Residency::Gone;
             // With this code clients ask whether the sandbox runs.
-            let why = ConnectError::new("unavailable", "the sandbox was killed or reached its end of life");
+            let why = ConnectError::new(
+                "unavailable",
+                "the sandbox was killed or reached its end of life",
+            );
             sandbox.commands.end(&why);
             sandbox.watchers.end(&why);
             let struck = this.strike(&sandbox).await;
