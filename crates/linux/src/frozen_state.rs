@@ -85,7 +85,7 @@ pub(crate) struct FrozenKernel {
 impl IdleWait {
     /// The read that `call` is.
     pub(crate) fn of(guest: &Guest, call: &Call) -> Result<Self, PlatformError> {
-        let (to, wanted) = guest.person.input_place(&guest.body.process, call)?;
+        let (to, wanted) = guest.sentry.input_place(&guest.body.process, call)?;
         Ok(Self::Read { to, wanted })
     }
 

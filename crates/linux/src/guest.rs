@@ -45,7 +45,7 @@ enum Next {
 pub(crate) struct Guest {
     /// The host process that runs the current process.
     pub(crate) body: Subprocess,
-    pub(crate) person: Sentry,
+    pub(crate) sentry: Sentry,
     pub(crate) others: ParkedSubprocesses,
     /// When the turn of the thread that runs has begun.
     turn: Instant,
@@ -64,10 +64,10 @@ const START_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Guest {
     /// A guest whose first process runs in `body`. The other processes are as `others` has them.
-    pub(crate) fn new(body: Subprocess, person: Sentry, others: ParkedSubprocesses) -> Self {
+    pub(crate) fn new(body: Subprocess, sentry: Sentry, others: ParkedSubprocesses) -> Self {
         let (now, rests) = (Instant::now(), None);
         let (poll, patience) = (POLL_INTERVAL, START_TIMEOUT);
-        Self { body, person, others, turn: now, asked: now, rests, poll, patience }
+        Self { body, sentry, others, turn: now, asked: now, rests, poll, patience }
     }
 
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller ends the call. Files
@@ -76,7 +76,7 @@ impl Guest {
         let stopped = self.run_until_halt(deadline);
         self.body.process.bill();
         let halt = stopped?;
-        self.person.publish_lasting()?;
+        self.sentry.publish_lasting()?;
         Ok(halt)
     }
 
@@ -95,7 +95,7 @@ impl Guest {
                 }
                 Event::Interrupted => self.take_turns(deadline)?,
                 Event::Fault(signal) => {
-                    match self.person.served_fault(&mut self.body.process, signal)? {
+                    match self.sentry.served_fault(&mut self.body.process, signal)? {
                         Some(end) => {
                             self.outlive(Some(StopReason::End(end, Trap::Stub)), deadline)?
                         }
@@ -114,13 +114,13 @@ impl Guest {
         if self.asked.elapsed() < self.poll {
             return true;
         }
-        let proceeds = self.person.streams.proceeds();
-        if self.person.streams.view.is_some() {
+        let proceeds = self.sentry.streams.proceeds();
+        if self.sentry.streams.view.is_some() {
             // Without it the files are only older.
-            let _ = self.person.publish_lasting();
+            let _ = self.sentry.publish_lasting();
         }
-        if let Some(view) = &self.person.streams.view {
-            view.offer(&self.person.state.tree);
+        if let Some(view) = &self.sentry.streams.view {
+            view.offer(&self.sentry.state.tree);
         }
         self.asked = Instant::now();
         proceeds
@@ -128,33 +128,33 @@ impl Guest {
 
     /// The part of a wait of `length` before the caller is polled again.
     fn bounded(&self, length: Duration) -> Duration {
-        if self.person.streams.is_heard() { length.min(self.poll) } else { length }
+        if self.sentry.streams.is_heard() { length.min(self.poll) } else { length }
     }
 
     /// Whether other threads, an alarm or the caller have waited for long enough. A thread that makes calls without pause is
     /// never late otherwise.
     fn turn_is_over(&self) -> bool {
         let taken = self.turn.elapsed();
-        if taken < MOMENT || self.person.state.is_alone() {
+        if taken < MOMENT || self.sentry.state.is_alone() {
             return false;
         }
-        let rings = self.person.state.rings_at();
-        taken >= TURN || rings.is_some_and(|at| at <= self.person.now())
+        let rings = self.sentry.state.rings_at();
+        taken >= TURN || rings.is_some_and(|at| at <= self.sentry.now())
     }
 
     /// The end of the running thread's time: after its slice, or when the alarm expires.
     fn turn_ends(&self, deadline: Instant) -> Instant {
-        let state = &self.person.state;
+        let state = &self.sentry.state;
         let now = Instant::now();
         if state.is_alone() {
-            return match self.person.streams.is_heard() {
+            return match self.sentry.streams.is_heard() {
                 true => deadline.min(now + self.poll),
                 false => deadline,
             };
         }
         let mut ends = self.turn + TURN;
         if let Some(at) = state.rings_at() {
-            ends = ends.min(now + Duration::from_nanos(at.saturating_sub(self.person.now())));
+            ends = ends.min(now + Duration::from_nanos(at.saturating_sub(self.sentry.now())));
         }
         if let Some(left) = state.processor_left() {
             ends = ends.min(now + Duration::from_nanos(left));
@@ -183,9 +183,9 @@ impl Guest {
     ) -> Result<Option<StopReason>, PlatformError> {
         let mut call = *call;
         loop {
-            self.person.pump();
-            match self.person.serve(&mut self.body.process, &call)? {
-                SyscallControl::Value(value) if self.person.unattached => {
+            self.sentry.pump();
+            match self.sentry.serve(&mut self.body.process, &call)? {
+                SyscallControl::Value(value) if self.sentry.unattached => {
                     if let Trap::Kernel(id) = call.place {
                         self.body.process.detach(id)?;
                     }
@@ -195,16 +195,16 @@ impl Guest {
                 SyscallControl::Value(value) => return self.finish(&call, value),
                 SyscallControl::Memory(value, change) => {
                     if let Trap::Kernel(id) = call.place {
-                        if change.is_empty() && !self.person.unattached {
+                        if change.is_empty() && !self.sentry.unattached {
                             return self.finish(&call, value);
                         }
-                        if !self.person.unattached && self.body.may_make(&call, &change) {
+                        if !self.sentry.unattached && self.body.may_make(&call, &change) {
                             return self.let_make(id, change);
                         }
                         self.body.process.detach(id)?;
                     }
                     self.body.process.set_result(value as i64);
-                    if self.person.unattached {
+                    if self.sentry.unattached {
                         self.enact(change, Continuation::Ask)?;
                         self.attach()?;
                         return self.go_on();
@@ -224,15 +224,15 @@ impl Guest {
                     if let Trap::Kernel(id) = call.place {
                         self.body.process.detach(id)?;
                     }
-                    self.person.resumed = None;
-                    self.person.change().threads.current_mut().wait = Some(wait);
+                    self.sentry.resumed = None;
+                    self.sentry.change().threads.current_mut().wait = Some(wait);
                 }
                 SyscallControl::Yield => self.body.process.set_result(0),
                 SyscallControl::Gone => {}
                 SyscallControl::Exec(command) => return self.exec(*command),
                 SyscallControl::Fork(fork) => {
                     self.fork(fork)?;
-                    if self.person.state.threads.current().wait.is_none() {
+                    if self.sentry.state.threads.current().wait.is_none() {
                         return self.go_on();
                     }
                 }
@@ -265,9 +265,9 @@ impl Guest {
 
     /// Has the guest make its own call `id`, which is the only order of `change`.
     fn let_make(&mut self, id: u64, change: Change) -> Result<Option<StopReason>, PlatformError> {
-        self.person.resumed = None;
-        self.person.unmask();
-        if self.person.has_signal() || self.person.state.is_to_stop() || self.turn_is_over() {
+        self.sentry.resumed = None;
+        self.sentry.unmask();
+        if self.sentry.has_signal() || self.sentry.state.is_to_stop() || self.turn_is_over() {
             // It comes behind the call.
             self.body.process.interrupt()?;
         }
@@ -277,12 +277,12 @@ impl Guest {
 
     /// The call returns, and its thread continues.
     fn finish(&mut self, call: &Call, value: u64) -> Result<Option<StopReason>, PlatformError> {
-        self.person.resumed = None;
-        self.person.unmask();
+        self.sentry.resumed = None;
+        self.sentry.unmask();
         match call.place {
             Trap::Kernel(_) => {
-                let stops = self.person.state.is_to_stop() || self.turn_is_over();
-                if self.person.has_signal() || stops {
+                let stops = self.sentry.state.is_to_stop() || self.turn_is_over();
+                if self.sentry.has_signal() || stops {
                     self.body.process.interrupt()?;
                 }
                 self.body.process.answer(call, value as i64)?;
@@ -297,13 +297,13 @@ impl Guest {
 
     /// The current thread, which is in the stub, runs on; in a handler, if it has a signal to take.
     pub(crate) fn go_on(&mut self) -> Result<Option<StopReason>, PlatformError> {
-        if self.person.has_signal()
+        if self.sentry.has_signal()
             && let SignalDelivery::Ends(end) =
-                self.person.served_signals(&mut self.body.process, false)?
+                self.sentry.served_signals(&mut self.body.process, false)?
         {
             return Ok(Some(StopReason::End(end, Trap::Stub)));
         }
-        if self.person.state.is_to_stop() || self.turn_is_over() {
+        if self.sentry.state.is_to_stop() || self.turn_is_over() {
             // It comes back at once, and is stopped then, or others run.
             self.body.process.interrupt()?;
         }
@@ -313,15 +313,15 @@ impl Guest {
 
     /// Makes a thread the one that is in the stub.
     fn switch(&mut self, id: u32) {
-        let threads = &self.person.state.threads;
+        let threads = &self.sentry.state.threads;
         if threads.current_id() == id {
             return;
         }
         let context = threads.get(threads.current_id()).map(|_| self.body.process.context());
-        if self.person.state.family.timed {
-            self.person.account(&mut self.body.process);
+        if self.sentry.state.family.timed {
+            self.sentry.account(&mut self.body.process);
         }
-        let context = self.person.change().threads.switch(id, context);
+        let context = self.sentry.change().threads.switch(id, context);
         if let Some(context) = context {
             self.body.process.set_context(&context);
         }
@@ -330,7 +330,7 @@ impl Guest {
     /// Finds the next thread while the guest is in the stub; waits for threads that only need time.
     fn next(&mut self, deadline: Instant) -> Result<Next, PlatformError> {
         loop {
-            self.person.measure(&mut self.body.process);
+            self.sentry.measure(&mut self.body.process);
             // However threads hand on to each other, it ends in time.
             self.turn = Instant::now();
             if self.turn >= deadline {
@@ -343,11 +343,11 @@ impl Guest {
                 && let Some(ear) = self.answered()
             {
                 self.settle()?;
-                self.person.streams.expects = false;
+                self.sentry.streams.expects = false;
                 return Ok(Next::Halts(StopReason::Idle(IdleWait::Resting(ear))));
             }
-            self.person.pump();
-            let now = self.person.now();
+            self.sentry.pump();
+            let now = self.sentry.now();
             let Some((member, id)) = self.find(now) else {
                 match self.nobody(now, deadline)? {
                     Some(halt) => return Ok(Next::Halts(halt)),
@@ -356,43 +356,43 @@ impl Guest {
             };
             self.seat(member)?;
             self.switch(id);
-            let Some(wait) = self.person.state.threads.current().wait.clone() else {
+            let Some(wait) = self.sentry.state.threads.current().wait.clone() else {
                 return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
             };
-            let over = self.person.state.is_over(&self.person.streams, id, &wait, now);
-            self.person.resumed = Some(wait);
+            let over = self.sentry.state.is_over(&self.sentry.streams, id, &wait, now);
+            self.sentry.resumed = Some(wait);
             if over {
-                self.person.change().threads.current_mut().wait = None;
+                self.sentry.change().threads.current_mut().wait = None;
                 return Ok(Next::Calls(self.body.process.call()));
             }
-            match self.person.served_signals(&mut self.body.process, true)? {
+            match self.sentry.served_signals(&mut self.body.process, true)? {
                 SignalDelivery::Ends(end) => {
                     return Ok(Next::Halts(StopReason::End(end, Trap::Stub)));
                 }
                 SignalDelivery::Handled => {
-                    self.person.resumed = None;
-                    self.person.change().threads.current_mut().wait = None;
+                    self.sentry.resumed = None;
+                    self.sentry.change().threads.current_mut().wait = None;
                     return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
                 }
                 // An ignored signal does not wake it.
-                SignalDelivery::Nothing => self.person.resumed = None,
+                SignalDelivery::Nothing => self.sentry.resumed = None,
             }
         }
     }
 
     /// The process and the thread that may run; expired timers send their signals.
     fn find(&mut self, now: u64) -> Option<(u32, u32)> {
-        if self.person.state.family.is_single() {
-            self.person.ring(now);
+        if self.sentry.state.family.is_single() {
+            self.sentry.ring(now);
             self.heed_stops();
-            return self.person.next_ready(now).map(|id| (FIRST, id));
+            return self.sentry.next_ready(now).map(|id| (FIRST, id));
         }
         let mut stopped = false;
-        for member in self.person.state.family.in_turn() {
-            self.person.change().seat(member);
-            self.person.ring(now);
+        for member in self.sentry.state.family.in_turn() {
+            self.sentry.change().seat(member);
+            self.sentry.ring(now);
             stopped |= self.heed_stops();
-            if let Some(id) = self.person.next_ready(now) {
+            if let Some(id) = self.sentry.next_ready(now) {
                 return Some((member, id));
             }
         }
@@ -402,9 +402,9 @@ impl Guest {
 
     /// Stops the current process on a pending signal; returns whether it did.
     fn heed_stops(&mut self) -> bool {
-        let stops = self.person.state.is_to_stop();
+        let stops = self.sentry.state.is_to_stop();
         if stops {
-            self.person.change().heed_stops();
+            self.sentry.change().heed_stops();
         }
         stops
     }
@@ -412,8 +412,8 @@ impl Guest {
     /// Makes the first process the current one, with a thread in the stub, as in a frozen guest.
     pub(crate) fn settle(&mut self) -> Result<(), PlatformError> {
         self.come_home()?;
-        self.person.resumed = None;
-        let threads = &self.person.state.threads;
+        self.sentry.resumed = None;
+        let threads = &self.sentry.state.threads;
         if threads.get(threads.current_id()).is_none() {
             let first = threads.iter().next().map(|(id, _)| id);
             first.into_iter().for_each(|id| self.switch(id));
@@ -424,17 +424,17 @@ impl Guest {
     /// No thread can run: the guest waits for the caller or for a moment, or is deadlocked.
     fn nobody(&mut self, now: u64, deadline: Instant) -> Result<Option<StopReason>, PlatformError> {
         self.settle()?;
-        let state = &self.person.state;
+        let state = &self.sentry.state;
         let until = state.next_moment(now).map(|at| Duration::from_nanos(at - now));
         let left = deadline.saturating_duration_since(Instant::now());
-        if self.person.may_be_woken() {
+        if self.sentry.may_be_woken() {
             let length = until.map_or(left, |until| until.min(left));
-            self.person.await_host(self.body.process.ends(), length);
+            self.sentry.await_host(self.body.process.ends(), length);
             self.body.process.check_alive()?;
             return Ok(None);
         }
-        let lines = &self.person.lines;
-        let through = self.person.streams.through;
+        let lines = &self.sentry.lines;
+        let through = self.sentry.streams.through;
         Ok(match (state.ear(through), until) {
             (Some(InputSource::Port), Some(until))
                 if through.is_none() && !self.patience.is_zero() && state.is_underway() =>
@@ -454,7 +454,7 @@ impl Guest {
                     self.body.process.pause(self.bounded(until));
                     return Ok(None);
                 }
-                self.person.streams.expects = false;
+                self.sentry.streams.expects = false;
                 Some(StopReason::Idle(IdleWait::Parked(ear)))
             }
             (None, until) if !lines.is_empty() => {
@@ -472,14 +472,14 @@ impl Guest {
 
     /// The object of the next call, if this one was read whole and answered.
     fn answered(&self) -> Option<InputSource> {
-        let streams = &self.person.streams;
-        let ear = self.person.state.ear(streams.through)?;
+        let streams = &self.sentry.streams;
+        let ear = self.sentry.state.ear(streams.through)?;
         (!streams.has_input() && !self.owes(ear)).then_some(ear)
     }
 
     /// Whether the caller has a right to wait for an answer.
     fn owes(&self, ear: InputSource) -> bool {
-        let streams = &self.person.streams;
+        let streams = &self.sentry.streams;
         if streams.uncalled && ear == InputSource::Port {
             // It only runs its own work.
             return true;
@@ -488,7 +488,7 @@ impl Guest {
             && match ear {
                 InputSource::Input => !streams.has_answered(),
                 InputSource::Port => {
-                    self.person.state.is_called()
+                    self.sentry.state.is_called()
                         && !http::is_whole(&streams.input, &streams.output)
                 }
             }
@@ -504,7 +504,7 @@ impl Guest {
         deadline: Instant,
     ) -> Result<Option<StopReason>, PlatformError> {
         let bytes = request.unwrap_or_default();
-        let streams = &mut self.person.streams;
+        let streams = &mut self.sentry.streams;
         streams.input.clear();
         streams.input.extend(bytes);
         streams.taken = 0;
@@ -514,7 +514,7 @@ impl Guest {
             IdleWait::Read { .. } => InputSource::Input,
             IdleWait::Parked(ear) | IdleWait::Resting(ear) => *ear,
         });
-        self.person.resumed = None;
+        self.sentry.resumed = None;
         match (wait, request) {
             (IdleWait::Read { .. }, None) => {
                 // Its only thread waits for the caller.
@@ -524,15 +524,15 @@ impl Guest {
             (IdleWait::Read { to, wanted }, Some(request)) => {
                 let taken = request.len().min(crate::platform::INPUT_LEN).min(*wanted as usize);
                 let bytes = &request[..taken];
-                if !self.person.state.has_plain_memory(*to, taken) {
+                if !self.sentry.state.has_plain_memory(*to, taken) {
                     // A fault in the stub would end the process.
                     self.body.process.execute(&orders, Continuation::Ask)?;
                     return self.read_request(*to, bytes);
                 }
-                self.person.streams.taken = taken;
+                self.sentry.streams.taken = taken;
                 orders.input = Some((*to, bytes.to_vec()));
                 self.body.process.set_result(taken as i64);
-                if self.person.has_signal() {
+                if self.sentry.has_signal() {
                     // Its handler runs before the read returns.
                     self.body.process.execute(&orders, Continuation::Ask)?;
                     return self.go_on();
@@ -545,14 +545,14 @@ impl Guest {
                     self.body.process.execute(&orders, Continuation::Ask)?;
                 }
                 if let Some(request) = request {
-                    if self.person.state.has_callers() {
-                        self.person.change().hang_up();
+                    if self.sentry.state.has_callers() {
+                        self.sentry.change().hang_up();
                     }
                     match ear {
-                        InputSource::Input => self.person.streams.ended = request.is_empty(),
+                        InputSource::Input => self.sentry.streams.ended = request.is_empty(),
                         InputSource::Port => {
-                            self.person.streams.taken = request.len();
-                            if !self.person.change().call_in(request) {
+                            self.sentry.streams.taken = request.len();
+                            if !self.sentry.change().call_in(request) {
                                 return Ok(Some(StopReason::End(End::Deadlock, Trap::Stub)));
                             }
                         }
@@ -565,9 +565,9 @@ impl Guest {
 
     /// Ends the read that the guest waits in, with `bytes` at `to`. With `EFAULT` the request stays unread.
     fn read_request(&mut self, to: u64, bytes: &[u8]) -> Result<Option<StopReason>, PlatformError> {
-        let fits = self.person.state.is_writable(to, bytes.len());
+        let fits = self.sentry.state.is_writable(to, bytes.len());
         if fits && self.body.process.write(to, bytes)? {
-            self.person.streams.taken = bytes.len();
+            self.sentry.streams.taken = bytes.len();
             self.body.process.set_result(bytes.len() as i64);
         } else {
             self.body.process.set_result(-i64::from(libc::EFAULT));
@@ -586,7 +586,7 @@ impl Guest {
 
     /// Takes the last bytes of standard error.
     pub(crate) fn messages(&mut self) -> String {
-        String::from_utf8_lossy(&std::mem::take(&mut self.person.streams.messages)).into_owned()
+        String::from_utf8_lossy(&std::mem::take(&mut self.sentry.streams.messages)).into_owned()
     }
 }
 

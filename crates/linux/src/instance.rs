@@ -96,12 +96,12 @@ impl Live {
     ) -> Result<Self, PlatformError> {
         let first = standing.ground(FIRST).ok_or(PlatformError::Lost)?;
         let body = Subprocess::new_process(&first, limits, Some(&standing.rest.origin))?;
-        let mut person =
+        let mut sentry =
             Sentry::new(Arc::clone(&standing.rest.state), limits.output, limits.egress.clone());
-        person.streams.generation = generation.clone();
-        person.lines.limits = outbound.clone();
+        sentry.streams.generation = generation.clone();
+        sentry.lines.limits = outbound.clone();
         let others = ParkedSubprocesses::new(Some((standing.clone(), limits.clone())));
-        Ok(Self { guest: Guest::new(body, person, others), unused: true })
+        Ok(Self { guest: Guest::new(body, sentry, others), unused: true })
     }
 
     /// Shows the program its new generation, once the rest of it is as it was frozen, and before it runs.
@@ -109,17 +109,17 @@ impl Live {
         if !rest.watches_generation || planted::is(Bug::OldGeneration) {
             return Ok(());
         }
-        self.guest.person.begin_generation()
+        self.guest.sentry.begin_generation()
     }
 
     /// Everything that is neither memory nor registers.
     fn set_state(&mut self, rest: &FrozenKernel) {
         // Connections do not belong to that state.
-        self.guest.person.lines.clear();
+        self.guest.sentry.lines.clear();
         if !planted::is(Bug::HostState) {
-            self.guest.person.state = Arc::clone(&rest.state);
+            self.guest.sentry.state = Arc::clone(&rest.state);
         }
-        self.guest.person.streams.clock = rest.clock.resume();
+        self.guest.sentry.streams.clock = rest.clock.resume();
         self.guest.set_clock();
     }
 }
@@ -222,7 +222,7 @@ impl Instance {
             _ => self.standing.rest.wait,
         };
         let due = wait.due(self.state(), self.moment());
-        let lines = matches!(&self.live, Some(live) if !live.guest.person.lines.is_empty());
+        let lines = matches!(&self.live, Some(live) if !live.guest.sentry.lines.is_empty());
         match lines && self.footing == ResetState::Live {
             // Data from outside arrives without an event here.
             true => Some(due.map_or(LISTENS, |due| due.min(LISTENS))),
@@ -252,7 +252,7 @@ impl Instance {
     /// The present time of the guest.
     fn moment(&self) -> u64 {
         match &self.live {
-            Some(live) if self.footing == ResetState::Live => live.guest.person.now(),
+            Some(live) if self.footing == ResetState::Live => live.guest.sentry.now(),
             _ => self.standing.rest.clock.now(),
         }
     }
@@ -266,7 +266,7 @@ impl Instance {
     /// The present state.
     fn state(&self) -> &Kernel {
         match &self.live {
-            Some(live) if self.footing == ResetState::Live => &live.guest.person.state,
+            Some(live) if self.footing == ResetState::Live => &live.guest.sentry.state,
             _ => &self.standing.rest.state,
         }
     }
@@ -300,7 +300,7 @@ impl Instance {
         }
         self.bring_back().map_err(unstarted)?;
         let live = self.live.as_mut().ok_or(PlatformError::Lost).map_err(unstarted)?;
-        live.guest.person.with_files(change).map_err(unstarted)
+        live.guest.sentry.with_files(change).map_err(unstarted)
     }
 
     /// Has the process be in the present state, where that is the one that it stands on.
@@ -348,7 +348,7 @@ impl Instance {
             let slice = self.limits.slice.filter(|_| sinks.hearer.is_some());
             live.guest.rests = slice.map(after);
             live.guest.poll = self.limits.poll;
-            live.guest.person.streams.set_sinks(sinks);
+            live.guest.sentry.streams.set_sinks(sinks);
         }
         let started = guarded(|| self.start(request, deadline));
         self.footing = ResetState::Failed;
@@ -363,12 +363,12 @@ impl Instance {
             return Err(unstarted(PlatformError::Lost));
         };
         let halt = halted.map_or_else(|| guarded(|| guest.run(deadline)), Ok);
-        for (number, count) in std::mem::take(&mut guest.person.unserved) {
+        for (number, count) in std::mem::take(&mut guest.sentry.unserved) {
             *self.stats.unserved.entry(number).or_default() += count;
         }
         let messages = guest.messages();
-        guest.person.streams.set_sinks(OutputSinks::default());
-        let output = std::mem::take(&mut guest.person.streams.output);
+        guest.sentry.streams.set_sinks(OutputSinks::default());
+        let output = std::mem::take(&mut guest.sentry.streams.output);
         let error = match halt {
             Ok(StopReason::Idle(wait)) => {
                 self.wait = wait;
@@ -378,7 +378,7 @@ impl Instance {
             // From the stub it can be reset; from within the kernel it cannot.
             Ok(StopReason::End(end, Trap::Stub)) => {
                 // A program that has ended has no connections.
-                guest.person.lines.clear();
+                guest.sentry.lines.clear();
                 return Err(CallError::Ended { end, output, messages });
             }
             Ok(StopReason::End(end, Trap::Kernel(_))) => CallError::Ended { end, output, messages },
@@ -420,7 +420,7 @@ impl Instance {
         if let Some(live) = &mut self.live
             && live.guest.body.process.is_ours()
         {
-            live.guest.person.lines.clear();
+            live.guest.sentry.lines.clear();
         }
     }
 
@@ -430,7 +430,7 @@ impl Instance {
         let rest = &self.standing.rest;
         if live.unused {
             live.set_state(rest);
-            live.guest.person.shared.restore(&rest.state.tree, &rest.live)?;
+            live.guest.sentry.shared.restore(&rest.state.tree, &rest.live)?;
             live.guest.attach()?;
             self.wait = rest.wait;
             return Ok(StubCommands { wipe: true, ..StubCommands::default() });
@@ -552,9 +552,9 @@ impl Instance {
         let (generation, wait) = (self.generation.drawn_number(), self.wait);
         let kept = match &mut self.live {
             Some(live) if self.footing == ResetState::Live => {
-                let person = &mut live.guest.person;
-                let clock = person.streams.clock;
-                Some((Arc::clone(&person.state), person.lines.take(), clock))
+                let sentry = &mut live.guest.sentry;
+                let clock = sentry.streams.clock;
+                Some((Arc::clone(&sentry.state), sentry.lines.take(), clock))
             }
             _ => None,
         };
@@ -565,8 +565,8 @@ impl Instance {
             && self.bring_back().is_ok()
             && let Some(live) = &mut self.live
         {
-            (live.guest.person.state, live.guest.person.lines) = (state, lines);
-            live.guest.person.streams.clock = clock;
+            (live.guest.sentry.state, live.guest.sentry.lines) = (state, lines);
+            live.guest.sentry.streams.clock = clock;
             live.guest.set_clock();
             self.wait = wait;
         }

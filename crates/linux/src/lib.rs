@@ -74,6 +74,6 @@ pub use outbound::take_outbound_bytes;
 pub use platform::{PlatformError, Wall, require_walls, take_guest_cpu_time, walls};
 pub use program::{Program, find_in_path};
 pub use run::{EndedRun, HostStreams, Run};
-pub use sentry::{End, Exchanged, InboundConnection, Resource, RunControl};
+pub use sentry::{End, ExchangeResult, InboundConnection, Resource, RunControl};
 pub use session::{InstanceTemplate, ProgramState};
 pub use warm::{Stats, Warm};

@@ -328,7 +328,7 @@ fn map(
     let slide = if elf.anywhere { base } else { 0 };
     // Before anything is read: a file may be sparse, and its segments large.
     let total = elf.parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.memory_len));
-    if total > guest.person.state.layout.limit() {
+    if total > guest.sentry.state.layout.limit() {
         return Err(WarmError::TooLarge);
     }
     for part in &elf.parts {
@@ -340,7 +340,7 @@ fn map(
             .into_iter()
             .filter(|(flag, _)| part.flags & flag != 0)
             .fold(0, |all, (_, bit)| all | bit as u64);
-        let (contents, state) = (&mut guest.person.contents, &mut guest.person.state);
+        let (contents, state) = (&mut guest.sentry.contents, &mut guest.sentry.state);
         let most = state.layout.limit() / FileCache::SHARE;
         // Parts that are written soon, or are longer than the file, are copied.
         let shows = part.flags & 2 == 0 && part.memory_len == part.file_len;
@@ -371,7 +371,7 @@ pub(crate) fn load(
     args: Vec<Vec<u8>>,
     env: Vec<Vec<u8>>,
 ) -> Result<(), WarmError> {
-    let tree = &guest.person.state.tree;
+    let tree = &guest.sentry.state.tree;
     let name = path.as_os_str().as_bytes();
     let missing = |_| WarmError::NotFound(path.to_path_buf());
     let found = tree.walk(name, Walk::new(Tree::ROOT)).map_err(missing)?;
@@ -389,7 +389,7 @@ pub(crate) fn load(
         let program = Object::new(name, node, &head, size)?;
         Loadable::new(tree, name, &found, program, (args, env))?
     };
-    guest.person.change().be_known(loadable.identity());
+    guest.sentry.change().be_known(loadable.identity());
     place(guest, &loadable)
 }
 
@@ -407,7 +407,7 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
         None => (0, elf.entry.wrapping_add(slide)),
     };
     let end = elf.parts.last().map_or(0, |p| slide + p.address + p.memory_len);
-    let state = std::sync::Arc::make_mut(&mut guest.person.state);
+    let state = std::sync::Arc::make_mut(&mut guest.sentry.state);
     // A page between, so that running over the end of the data is noticed.
     state.layout.start_heap(end.next_multiple_of(PAGE) + PAGE);
     let (stack, change) = state.layout.map_stack().map_err(|_| WarmError::TooLarge)?;
@@ -466,7 +466,7 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
         words.extend([kind, value]);
     }
     let vector: Vec<u8> = words[before..].iter().flat_map(|word| word.to_le_bytes()).collect();
-    std::sync::Arc::make_mut(&mut guest.person.state).be_given(&vector);
+    std::sync::Arc::make_mut(&mut guest.sentry.state).be_given(&vector);
     let table_at = (strings_at - 8 * words.len() as u64) & !15;
     let table: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let written = guest.body.process.write(strings_at, &strings)?

@@ -433,8 +433,8 @@ impl Program {
         }
         prepare(&mut state)?;
         let body = Subprocess::new(Process::new(None, None)?, FIRST);
-        let person = Sentry::new(Arc::new(state), self.output, self.egress());
-        let mut guest = Guest::new(body, person, ParkedSubprocesses::new(None));
+        let sentry = Sentry::new(Arc::new(state), self.output, self.egress());
+        let mut guest = Guest::new(body, sentry, ParkedSubprocesses::new(None));
         let args = args.iter().map(|arg| arg.as_bytes().to_vec()).collect();
         let pair =
             |(name, value): &(OsString, OsString)| [name.as_bytes(), value.as_bytes()].join(&b'=');
@@ -458,23 +458,23 @@ impl Program {
         loop {
             match next(&mut guest, &mut halt, deadline)? {
                 StopReason::Idle(wait) => {
-                    guest.person.streams.output.clear();
+                    guest.sentry.streams.output.clear();
                     let Some(request) = requests.next() else {
                         // The server handles the warm-up client's disconnect now, so calls do not repeat it. Servers
                         // outside disconnect once: a guest that connects again at once is not awaited.
-                        let state = &guest.person.state;
+                        let state = &guest.sentry.state;
                         let hears = !cut && !matches!(wait, IdleWait::Read { .. });
                         if state.has_callers() || hears && state.has_lines() {
                             cut = true;
-                            guest.person.lines.clear();
-                            let state = guest.person.change();
+                            guest.sentry.lines.clear();
+                            let state = guest.sentry.change();
                             state.cut_lines();
                             state.hang_up();
                             halt = guest.take_turns(deadline)?;
                             continue;
                         }
                         let standing = guest.freeze(wait, false)?;
-                        let unserved = std::mem::take(&mut guest.person.unserved);
+                        let unserved = std::mem::take(&mut guest.sentry.unserved);
                         return Ok(Warm::new(standing, self.limits(), unserved));
                     };
                     let request = match &wait {

@@ -158,22 +158,22 @@ impl Program {
             None => Ok(()),
         };
         let mut guest = self.start(attach)?;
-        let files_before = guest.person.state.tree.clone();
+        let files_before = guest.sentry.state.tree.clone();
         let typed = terminal.is_some_and(|(standard, _)| standard[0]);
         let (typed, input) = if typed { (input, None) } else { (None, input) };
         let nothing = || File::open("/dev/null").map(OwnedFd::from);
         let source = input.map_or_else(nothing, Ok).map_err(WarmError::Input)?;
-        guest.person.output_limit = usize::MAX;
-        guest.person.streams.uncalled = true;
-        guest.person.streams.source = Some(HostInput::new(source));
-        guest.person.streams.stops_at_end = keeps;
+        guest.sentry.output_limit = usize::MAX;
+        guest.sentry.streams.uncalled = true;
+        guest.sentry.streams.source = Some(HostInput::new(source));
+        guest.sentry.streams.stops_at_end = keeps;
         let hearer = Some(HostStreams::sink(output, messages, control.clone()));
-        guest.person.streams.set_sinks(OutputSinks { hearer, log: None, view: None });
-        guest.person.console = Some(Console::new(control, typed));
+        guest.sentry.streams.set_sinks(OutputSinks { hearer, log: None, view: None });
+        guest.sentry.console = Some(Console::new(control, typed));
         let deadline = after(limit.unwrap_or(Duration::MAX));
         let stop = guest.run(deadline)?;
         // Pending output of a terminal.
-        guest.person.attend();
+        guest.sentry.attend();
         let (end, wait) = match stop {
             StopReason::End(end, place) => {
                 let exits = keeps && matches!(end, End::Exit(_));
@@ -188,10 +188,10 @@ impl Program {
                 return Err(WarmError::Unfinished { limit: limit.unwrap_or_default() });
             }
         };
-        let unserved = std::mem::take(&mut guest.person.unserved);
+        let unserved = std::mem::take(&mut guest.sentry.unserved);
         let kept = wait.map(|wait| guest.freeze(wait, false)).transpose()?;
         let state = kept.map(|kept| Warm::new(kept, self.limits(), unserved.clone()));
-        Ok(EndedRun { end, files_before, files: guest.person.state.tree.clone(), unserved, state })
+        Ok(EndedRun { end, files_before, files: guest.sentry.state.tree.clone(), unserved, state })
     }
 
     /// Runs the program once, from its start to its end, with `input`.
@@ -201,8 +201,8 @@ impl Program {
     pub fn run(&self, input: &[u8]) -> Result<Run, WarmError> {
         let mut guest = self.start(|_| Ok(()))?;
         let deadline = after(self.start);
-        guest.person.streams.input = input.to_vec();
-        guest.person.streams.uncalled = true;
+        guest.sentry.streams.input = input.to_vec();
+        guest.sentry.streams.uncalled = true;
         let mut halt = None;
         loop {
             match next(&mut guest, &mut halt, deadline)? {
@@ -218,7 +218,7 @@ impl Program {
                 }
                 StopReason::End(end, _) => {
                     let messages = guest.messages();
-                    let output = std::mem::take(&mut guest.person.streams.output);
+                    let output = std::mem::take(&mut guest.sentry.streams.output);
                     return Ok(Run { end, output, messages });
                 }
             }
@@ -232,19 +232,19 @@ impl Guest {
         if let Trap::Kernel(id) = place {
             self.body.process.detach(id)?;
         }
-        self.person.resumed = None;
+        self.sentry.resumed = None;
         let wait = Wait { woken: true, ..Wait::new(WaitReason::Nothing, None) };
-        self.person.change().threads.current_mut().wait = Some(wait);
+        self.sentry.change().threads.current_mut().wait = Some(wait);
         Ok(IdleWait::Parked(InputSource::Input))
     }
 
     /// The wait of a guest that was stopped.
     fn hold_wait(&mut self) -> Result<IdleWait, WarmError> {
-        if !self.person.state.rests() {
+        if !self.sentry.state.rests() {
             return Err(WarmError::NotIdle { what: "computed" });
         }
         self.settle()?;
-        let state = &self.person.state;
+        let state = &self.sentry.state;
         let ear =
             state.ear(None).ok_or(WarmError::NotIdle { what: "waited for something else" })?;
         Ok(if state.all_wait() { IdleWait::Parked(ear) } else { IdleWait::Resting(ear) })

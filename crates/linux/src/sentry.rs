@@ -59,7 +59,7 @@ pub(crate) use mm::orders::{Change, Content, Order, protect_order, unmap_order};
 pub(crate) use mm::shared::{Share, Shared};
 use mm::user_memory::{copy_in, copy_out, path_in, word_in};
 use net::dns::ResolvedNames;
-pub use net::inbound::{Exchanged, InboundConnection};
+pub use net::inbound::{ExchangeResult, InboundConnection};
 pub(crate) use signal_delivery::SignalDelivery;
 pub(crate) use syscalls::path::path_of;
 pub(crate) use syscalls::process::ForkRequest;

@@ -132,14 +132,14 @@ impl Guest {
 
     /// Shows the current process the clocks of the guest.
     pub(crate) fn set_clock(&mut self) {
-        self.body.process.set_clock(self.person.streams.clock.offsets());
+        self.body.process.set_clock(self.sentry.streams.clock.offsets());
     }
 
     /// Freezes all of it, while it waits for the caller as in `wait`. With `moves` it stands on that from then on.
     pub(crate) fn freeze(&mut self, wait: Idle, moves: bool) -> Result<FrozenState, PlatformError> {
-        self.person.publish_all()?;
-        let live = self.person.shared.nodes();
-        let mut state = Arc::clone(&self.person.state);
+        self.sentry.publish_all()?;
+        let live = self.sentry.shared.nodes();
+        let mut state = Arc::clone(&self.sentry.state);
         if state.has_lines() {
             // The restored state has none of these connections.
             Arc::make_mut(&mut state).cut_lines();
@@ -155,7 +155,7 @@ impl Guest {
                 None => self.others.frozen(memory)?.without_shares(layout, &live),
             });
         }
-        let standing = FrozenState::new(grounds, state, wait, self.person.streams.clock.stop());
+        let standing = FrozenState::new(grounds, state, wait, self.sentry.streams.clock.stop());
         if moves {
             self.others.set_origin(&standing);
             // Made anew from the frozen state, they are watched.
@@ -182,7 +182,7 @@ impl Guest {
             _ => Err(PlatformError::Lost),
         });
         self.body.process.forget_spent(timed);
-        self.body.restore(Some(&self.person.state.layout))
+        self.body.restore(Some(&self.sentry.state.layout))
     }
 
     /// Switches to `to`, with all its parts.
@@ -201,21 +201,21 @@ impl Guest {
             }
         });
         self.body.process.forget_spent(to.rest.state.family.timed);
-        self.body.move_to(&first, Some(&self.person.state.layout))
+        self.body.move_to(&first, Some(&self.sentry.state.layout))
     }
 
     /// Makes the first process the current one. Its state will be replaced by the reset.
     fn go_home(&mut self) -> Result<(), PlatformError> {
-        if self.person.state.family.own.id != FIRST {
-            self.person.change().seat(FIRST);
+        if self.sentry.state.family.own.id != FIRST {
+            self.sentry.change().seat(FIRST);
         }
         self.swap_body(FIRST)
     }
 
     /// Makes the mappings of live files in the current process, which waits for commands.
     pub(crate) fn attach(&mut self) -> Result<(), PlatformError> {
-        self.person.unattached = false;
-        let wanted = self.person.attachments(&self.person.state.layout);
+        self.sentry.unattached = false;
+        let wanted = self.sentry.attachments(&self.sentry.state.layout);
         self.body.attach(wanted)
     }
 
@@ -226,9 +226,9 @@ impl Guest {
         state: &Kernel,
         live: &BTreeSet<Node>,
     ) -> Result<(), PlatformError> {
-        self.person.shared.restore(&state.tree, live)?;
+        self.sentry.shared.restore(&state.tree, live)?;
         for (memory, layout) in state.memories() {
-            let wanted = self.person.attachments(layout);
+            let wanted = self.sentry.attachments(layout);
             let body = match memory == self.others.memory {
                 true => Some(&mut self.body),
                 false => self.others.bodies.get_mut(&memory),
@@ -240,13 +240,13 @@ impl Guest {
 
     /// Makes `id` the current process of the guest, with its subprocess and registers.
     pub(crate) fn seat(&mut self, id: u32) -> Result<(), PlatformError> {
-        let family = &self.person.state.family;
+        let family = &self.sentry.state.family;
         if family.own.id == id && self.body.holds == id && self.others.memory == family.own.memory {
             return Ok(());
         }
         self.note_spent();
-        self.person.change().seat(id);
-        let memory = self.person.state.family.own.memory;
+        self.sentry.change().seat(id);
+        let memory = self.sentry.state.family.own.memory;
         if self.others.memory != memory {
             self.swap_body(memory)?;
             self.attach()?;
@@ -255,7 +255,7 @@ impl Guest {
         if held == id {
             return Ok(());
         }
-        let state = self.person.change();
+        let state = self.sentry.change();
         // The former user may have its own memory now, or have ended.
         if state.family.kin(held).is_some_and(|kin| kin.memory == memory) {
             let context = self.body.process.context();
@@ -277,9 +277,9 @@ impl Guest {
     /// Counts CPU time for the process that ran until now, where such times are in use.
     fn note_spent(&mut self) {
         let held = self.body.holds;
-        if self.person.state.family.timed && self.person.state.family.lives(held) {
+        if self.sentry.state.family.timed && self.sentry.state.family.lives(held) {
             let spent = self.body.process.take_spent();
-            self.person.change().with(held, |state| state.spend(spent));
+            self.sentry.change().with(held, |state| state.spend(spent));
         }
     }
 
@@ -290,22 +290,22 @@ impl Guest {
 
     /// Ends the current process, which is not the first, and the users of its memory.
     pub(crate) fn bury(&mut self, end: End) -> Result<(), PlatformError> {
-        let id = self.person.state.family.own.id;
+        let id = self.sentry.state.family.own.id;
         self.end_borrowers();
-        self.person.mark_all_mutexes(&mut self.body.process)?;
-        self.person.publish_lasting()?;
-        let state = self.person.change();
+        self.sentry.mark_all_mutexes(&mut self.body.process)?;
+        self.sentry.publish_lasting()?;
+        let state = self.sentry.change();
         let memory = state.family.own.memory;
         // Its parent may query the times, even if no process has so far.
         if memory == id {
             state.spend(self.body.process.take_spent());
         }
         state.bury(end);
-        self.person.prune_shared()?;
-        self.person.resumed = None;
+        self.sentry.prune_shared()?;
+        self.sentry.resumed = None;
         if memory == id {
             // Another process first, then this one can end.
-            let heir = self.person.state.family.own.memory;
+            let heir = self.sentry.state.family.own.memory;
             self.swap_body(heir)?;
             self.others.bodies.remove(&id);
             self.attach()?;
@@ -315,9 +315,9 @@ impl Guest {
 
     /// Ends the users of the memory of the current process, which is about to end.
     fn end_borrowers(&mut self) {
-        let own = self.person.state.family.own.id;
-        for id in self.person.state.family.borrowers() {
-            let state = self.person.change();
+        let own = self.sentry.state.family.own.id;
+        for id in self.sentry.state.family.borrowers() {
+            let state = self.sentry.change();
             state.seat(id);
             state.bury(End::Signal(libc::SIGKILL));
             state.seat(own);
@@ -331,8 +331,8 @@ impl Guest {
                 Ok(process) => self.adopt(fork, process)?,
                 // No room for a further process on this host.
                 Err(PlatformError::Missing { .. } | PlatformError::Kernel { .. }) => {
-                    let own = self.person.state.family.own.id;
-                    let state = self.person.change();
+                    let own = self.sentry.state.family.own.id;
+                    let state = self.sentry.change();
                     state.seat(fork.id);
                     state.bury(End::Signal(libc::SIGKILL));
                     state.seat(own);
@@ -350,7 +350,7 @@ impl Guest {
         if fork.waits {
             // The call is made once more then.
             let wait = Wait::new(WaitReason::Borrower(fork.id), None);
-            self.person.change().threads.current_mut().wait = Some(wait);
+            self.sentry.change().threads.current_mut().wait = Some(wait);
         } else {
             self.body.process.set_result(fork.id.into());
         }
@@ -362,7 +362,7 @@ impl Guest {
         if let Some(at) = fork.told_at {
             let _ = process.write(at, &fork.id.to_le_bytes())?;
         }
-        let context = self.person.change().with(fork.id, |state| {
+        let context = self.sentry.change().with(fork.id, |state| {
             let current = state.threads.current_id();
             state.threads.get_mut(current).and_then(|thread| thread.context.take())
         });
@@ -370,7 +370,7 @@ impl Guest {
             process.set_context(&context);
         }
         let mut body = self.body.forked(process, fork.id);
-        let attached = body.attach(self.person.attachments(&self.person.state.layout));
+        let attached = body.attach(self.sentry.attachments(&self.sentry.state.layout));
         self.others.bodies.insert(fork.id, body);
         attached
     }
@@ -387,7 +387,7 @@ impl Guest {
     /// Runs another program in the current process. Says how that ended, if it could not be carried through; the call
     /// returns an error where nothing has happened yet.
     pub(crate) fn exec(&mut self, command: Command) -> Result<Option<StopReason>, PlatformError> {
-        let found = command.find(&self.person.state.tree);
+        let found = command.find(&self.sentry.state.tree);
         let loadable = match found {
             Ok(loadable) => loadable,
             Err(errno) => {
@@ -396,10 +396,10 @@ impl Guest {
             }
         };
         self.end_borrowers();
-        self.person.mark_all_mutexes(&mut self.body.process)?;
-        self.person.publish_lasting()?;
-        let own = self.person.state.family.own.id;
-        let borrows = self.person.state.family.own.memory != own;
+        self.sentry.mark_all_mutexes(&mut self.body.process)?;
+        self.sentry.publish_lasting()?;
+        let own = self.sentry.state.family.own.id;
+        let borrows = self.sentry.state.family.own.memory != own;
         if borrows {
             let process = match self.others.start() {
                 Ok(process) => process,
@@ -415,14 +415,14 @@ impl Guest {
                 Err(error) => return Err(error),
             };
             self.others.bodies.insert(own, Subprocess::new(process, own));
-            self.person.change().shed(loadable.identity());
+            self.sentry.change().shed(loadable.identity());
             self.swap_body(own)?;
         } else {
-            let state = self.person.change();
+            let state = self.sentry.change();
             state.shed(loadable.identity());
             let change = state.layout.clear();
             state.drop_unshared();
-            self.person.prune_shared()?;
+            self.sentry.prune_shared()?;
             self.enact(change, Continuation::Ask)?;
             // Nothing of the last program's is in the new one's registers.
             self.body.process.forget_frame();
@@ -444,7 +444,7 @@ impl Guest {
     ) -> Result<Option<StopReason>, PlatformError> {
         match halt {
             Some(StopReason::End(end @ (End::Exit(_) | End::Signal(_)), _))
-                if self.person.state.family.own.id != FIRST =>
+                if self.sentry.state.family.own.id != FIRST =>
             {
                 self.bury(end)?;
                 self.take_turns(deadline)

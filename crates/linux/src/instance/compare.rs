@@ -10,10 +10,10 @@ use crate::subprocess::Subprocess;
 
 /// The bytes that were compared, or the first difference.
 pub(super) fn compare(guest: &mut Guest, standing: &FrozenState) -> Result<u64, VerifyError> {
-    if *guest.person.state != *standing.rest.state {
+    if *guest.sentry.state != *standing.rest.state {
         return Err(VerifyError::State);
     }
-    if let Some((_, offset)) = guest.person.shared.differing(&standing.rest.state.tree)? {
+    if let Some((_, offset)) = guest.sentry.shared.differing(&standing.rest.state.tree)? {
         return Err(VerifyError::Memory(offset));
     }
     let mut bytes = 0;

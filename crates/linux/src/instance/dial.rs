@@ -2,7 +2,7 @@
 
 use super::Instance;
 use crate::error::CallError;
-use crate::sentry::{Exchanged, InboundConnection};
+use crate::sentry::{ExchangeResult, InboundConnection};
 
 impl Instance {
     /// Connects to the listener on the program's loopback `port`, in any process; `None` without one.
@@ -24,10 +24,10 @@ impl Instance {
         dialed: InboundConnection,
         bytes: &[u8],
         room: usize,
-    ) -> Result<Exchanged, CallError> {
+    ) -> Result<ExchangeResult, CallError> {
         match self.state().has_news(dialed, bytes.len(), room) {
             true => self.change(|state| state.exchange(dialed, bytes, room)),
-            false => Ok(Exchanged::default()),
+            false => Ok(ExchangeResult::default()),
         }
     }
 

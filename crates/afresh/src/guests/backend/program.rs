@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use afresh_files::{FileDifference, Refused, Tree};
 use afresh_linux::{
-    CallError as LinuxError, End, Exchanged, Frozen, InboundConnection, Instance, PlatformError,
-    Program, Warm,
+    CallError as LinuxError, End, ExchangeResult, Frozen, InboundConnection, Instance,
+    PlatformError, Program, Warm,
 };
 use afresh_memory::{Feature, Image, PAGE_SIZE};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
@@ -409,8 +409,8 @@ impl Lease<'_> {
         dialed: InboundConnection,
         bytes: &[u8],
         room: usize,
-    ) -> Result<Exchanged, CallError> {
-        let Some(program) = self.as_program() else { return Ok(Exchanged::default()) };
+    ) -> Result<ExchangeResult, CallError> {
+        let Some(program) = self.as_program() else { return Ok(ExchangeResult::default()) };
         program.exchange(dialed, bytes, room).map_err(|error| call_error("", error))
     }
 

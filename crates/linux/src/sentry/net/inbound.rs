@@ -17,7 +17,7 @@ pub struct InboundConnection {
 /// The bytes of an exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Exchanged {
+pub struct ExchangeResult {
     /// Number of bytes that the guest has taken.
     pub taken: usize,
     /// Bytes that it has written.
@@ -60,7 +60,7 @@ impl Kernel {
         dialed: InboundConnection,
         bytes: &[u8],
         room: usize,
-    ) -> Exchanged {
+    ) -> ExchangeResult {
         let taken = match self.channels.get_mut(dialed.to).filter(|to| to.readers > 0) {
             Some(to) if !bytes.is_empty() => to.push(bytes),
             Some(_) => 0,
@@ -68,14 +68,14 @@ impl Kernel {
             None => bytes.len(),
         };
         let Some(from) = self.channels.get_mut(dialed.from) else {
-            return Exchanged { taken, given: Vec::new(), ended: true };
+            return ExchangeResult { taken, given: Vec::new(), ended: true };
         };
         let given = from.peek(room);
         if !given.is_empty() {
             // A connection over loopback carries no descriptors.
             let _ = from.skip(given.len());
         }
-        Exchanged { taken, given, ended: from.is_empty() && from.writers == 0 }
+        ExchangeResult { taken, given, ended: from.is_empty() && from.writers == 0 }
     }
 
     /// The host writes no more; with `both` it reads no more either.

@@ -21,8 +21,8 @@ impl Sentry {
         a: &[u64; 6],
     ) -> SyscallResult {
         let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
-        self.one_by_one(process, a, done, |person, process, at, _| {
-            person.sys_sendmsg(process, a[0], at, a[3])
+        self.one_by_one(process, a, done, |sentry, process, at, _| {
+            sentry.sys_sendmsg(process, a[0], at, a[3])
         })
     }
 
@@ -46,13 +46,13 @@ impl Sentry {
             let length = seconds.saturating_mul(1_000_000_000).saturating_add(nanos);
             until = Some(self.now().saturating_add(length));
         }
-        let outcome = self.one_by_one(process, a, done, |person, process, at, first| {
+        let outcome = self.one_by_one(process, a, done, |sentry, process, at, first| {
             // Only the first is waited for, where the caller says so.
             let later = a[3] as i32 & libc::MSG_WAITFORONE != 0 && !first;
             // A partly sent message cannot be reported after others.
             let flags = a[3] & !((libc::MSG_WAITFORONE | libc::MSG_WAITALL) as u64);
             let flags = if later { flags | libc::MSG_DONTWAIT as u64 } else { flags };
-            person.sys_recvmsg(process, a[0], at, flags)
+            sentry.sys_recvmsg(process, a[0], at, flags)
         })?;
         // The time is looked at between two messages.
         Ok(match (outcome, until) {
