@@ -33,7 +33,7 @@ pub(super) fn run(options: &Options, save: &SaveOptions, sink: &mut Sink<'_>) ->
     let mib = if is_full { MIB } else { options.mib };
     let mut memory = MemoryPages(vec![0; mib << 20]);
     pages_into(0, &mut memory.0);
-    let store = Store::create(&scratch.path().join("store"))?;
+    let store = Store::create(scratch.path().join("store"))?;
     store.save("whole", &memory, save)?;
     let step = (memory.0.len() / PAGE_SIZE).div_ceil(DELTA_PAGES).max(1);
     let mut plain = Writer::new("write");
