@@ -31,7 +31,8 @@ pub struct Options {
     pub rounds: usize,
     /// Where the files are made; they are removed at the end.
     pub dir: PathBuf,
-    /// Only rows whose case or strategy contains this; `mmap` runs in every case that is left.
+    /// Only rows whose case or strategy contains this; `mmap` runs in every case that is left. For `save`, only
+    /// cases whose name contains this.
     pub filter: Option<String>,
     /// Only these and `mmap`; all when empty.
     pub ways: Vec<Rival>,
@@ -53,6 +54,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Whether a case of `save` takes part.
+    fn wants(&self, case: &str) -> bool {
+        self.filter.as_ref().is_none_or(|filter| case.contains(filter.as_str()))
+    }
+
     /// A run that ends within a minute: fewer rounds, the strategies that a choice is made among.
     #[must_use]
     pub fn quick() -> Self {

@@ -13,7 +13,7 @@ use super::report::Line;
 use super::save::{DELTA_PAGES, Writer, change, write_and_sync};
 use crate::Sink;
 
-/// The memory of the micro-VM that the goal names, in MiB.
+/// The memory of the micro-VM that the goal names, in MiB. Smaller runs have as much as their other cases.
 const MIB: usize = 950;
 /// A file system without a disk.
 const MEMORY_DIR: &str = "/dev/shm";
@@ -29,10 +29,11 @@ pub(super) fn run(options: &Options, save: &SaveOptions, sink: &mut Sink<'_>) ->
             return Ok(());
         }
     };
-    let mib = if options.quick { options.mib } else { MIB };
+    let is_full = !options.quick && options.mib >= Options::default().mib;
+    let mib = if is_full { MIB } else { options.mib };
     let mut memory = MemoryPages(vec![0; mib << 20]);
     pages_into(0, &mut memory.0);
-    let store = Store::create(&scratch.path().join("store"))?;
+    let store = Store::create(scratch.path().join("store"))?;
     store.save("whole", &memory, save)?;
     let step = (memory.0.len() / PAGE_SIZE).div_ceil(DELTA_PAGES).max(1);
     let mut plain = Writer::new("write");

@@ -87,12 +87,50 @@ fn save_running(
     let store = Store::create(dir)?;
     store.save("whole", &memory, save)?;
     drop(memory);
-    running::slot(&store, pages, options.rounds, save, sink)?;
-    running::vm(&store, pages, options.rounds, sink)
+    if options.wants("slot") {
+        running::slot(&store, pages, options.rounds, save, sink)?;
+    }
+    if options.wants("vm") {
+        running::vm(&store, pages, options.rounds, sink)?;
+    }
+    Ok(())
 }
 
+/// Runs the cases that `options` selects, each with all of its contestants.
 pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let scratch = Scratch::new(&options.dir)?;
+    let mut save = SaveOptions::new(GuestBuild {
+        kind: "bench".to_owned(),
+        module: "none".to_owned(),
+        engine: "none".to_owned(),
+        cpu: Vec::new(),
+    });
+    save.encoding = Encoding::Raw;
+    let cases = ["random-data", "delta-in-memory", "slot", "vm"];
+    if let Some(filter) = &options.filter
+        && !cases.iter().any(|case| options.wants(case))
+    {
+        anyhow::bail!("no case of `save` contains `{filter}`: it has {}", cases.join(", "));
+    }
+    if options.wants("random-data") {
+        save_whole(options, &save, scratch.path(), sink)?;
+    }
+    if options.wants("delta-in-memory") {
+        delta::run(options, &save, sink)?;
+    }
+    if options.wants("slot") || options.wants("vm") {
+        save_running(options, &save, &scratch.path().join("running"), sink)?;
+    }
+    Ok(())
+}
+
+/// Whole snapshots of random data, and deltas on them.
+fn save_whole(
+    options: &Options,
+    save: &SaveOptions,
+    dir: &Path,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
     let mut memory = MemoryPages(vec![0; options.mib << 20]);
     pages_into(0, &mut memory.0);
     let pages = memory.0.len() / PAGE_SIZE;
@@ -102,22 +140,15 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let mut whole = Writer::new("snapshot");
     let mut hundredth = Writer::new("snapshot-delta-1%");
     let mut few = Writer::new("snapshot-delta-256-pages");
-    let mut save = SaveOptions::new(GuestBuild {
-        kind: "bench".to_owned(),
-        module: "none".to_owned(),
-        engine: "none".to_owned(),
-        cpu: Vec::new(),
-    });
-    save.encoding = Encoding::Raw;
-    let file = scratch.path().join("plain");
-    let dir = scratch.path().join("store");
+    let file = dir.join("plain");
+    let dir = dir.join("store");
     for round in 0..options.rounds {
         // The first of the two uses up the cache of a disk, or its share of one. So they take turns.
         if round % 2 == 0 {
             plain.time(|| write_and_sync(&file, &memory.0))?;
         }
         let store = Store::create(&dir)?;
-        whole.time(|| Ok(store.save("whole", &memory, &save)?))?;
+        whole.time(|| Ok(store.save("whole", &memory, save)?))?;
         if round % 2 == 1 {
             plain.time(|| write_and_sync(&file, &memory.0))?;
         }
@@ -152,7 +183,5 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
         };
         sink(&line.row());
     }
-    drop(memory);
-    delta::run(options, &save, sink)?;
-    save_running(options, &save, &dir, sink)
+    Ok(())
 }
