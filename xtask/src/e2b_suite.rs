@@ -167,7 +167,7 @@ const SUITES: [Suite; 6] = [
 ];
 
 /// Why tests whose name contains the text do not pass. The first that fits counts.
-const REASONS: [(&str, &str); 31] = [
+const REASONS: [(&str, &str); 44] = [
     ("connect_normalizes_unset_tokens", "the test expects another version of the client"),
     ("file_symlink", "the test expects another version of the client"),
     ("config_propagation", "the test expects unset variables of the client"),
@@ -184,7 +184,7 @@ const REASONS: [(&str, &str); 31] = [
     ("auto_resume_wakes_on_http", "the client needs a domain with HTTPS"),
     ("mask_request_host", "the client needs a domain with HTTPS"),
     ("test_internet_access.py", "the internet"),
-    ("test_network.py", "rules of the network, the internet, or the template `httpbin`"),
+    ("test_network.py", "the internet, or the template `httpbin`"),
     ("filesystem_only", "saved states without memory"),
     ("mcp_gateway", "the service `mcp`"),
     ("scoped_env_vars", "`sudo` and the user `root` in the sandbox"),
@@ -201,6 +201,19 @@ const REASONS: [(&str, &str); 31] = [
     ("cwd_typescript", "TypeScript needs Node.js 22.13, and the host has an older one"),
     ("test_systemd.py", "services of E2B's machine"),
     ("get_image_on_save", "an image that is saved is not shown"),
+    ("host.test.ts", "the client needs a domain with HTTPS"),
+    ("allowPublicTraffic", "the client needs a domain with HTTPS"),
+    ("maskRequestHost", "the client needs a domain with HTTPS"),
+    ("auto-resume wakes", "the client needs a domain with HTTPS"),
+    ("with http server", "the client needs a domain with HTTPS"),
+    ("internetAccess.test.ts", "the internet"),
+    ("sandbox/network.test.ts", "the internet, or the template `httpbin`"),
+    ("filesystem-only", "saved states without memory"),
+    ("MCP gateway", "the service `mcp`"),
+    ("xattrs is surfaced", "extended attributes in the sandbox"),
+    ("as root", "`sudo` and the user `root` in the sandbox"),
+    ("command scoped env vars", "`sudo` and the user `root` in the sandbox"),
+    ("direct sandbox host", "the test expects unset variables of the client"),
     ("box_and_whiskers", "the test uses an argument that matplotlib 3.11 does not have"),
 ];
 
@@ -374,10 +387,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     let new = clients("e2b-suite-clients", &CLIENTS)?;
     let old = clients("e2b-suite-clients-2.45.1", &OLD_CLIENTS)?;
     let template = environment("e2b-suite-template", &TEMPLATE)?;
-    let suites: Vec<&Suite> = SUITES
-        .iter()
-        .filter(|suite| wanted.is_empty() || wanted.contains(&suite.name))
-        .collect();
+    let suites: Vec<&Suite> =
+        SUITES.iter().filter(|suite| wanted.is_empty() || wanted.contains(&suite.name)).collect();
     let is_script = |suite: &&Suite| suite.language == SuiteLanguage::JavaScript;
     let packages = match suites.iter().copied().any(|suite| is_script(&suite)) {
         true => packages()?,
