@@ -167,7 +167,7 @@ const SUITES: [Suite; 6] = [
 ];
 
 /// Why tests whose name contains the text do not pass. The first that fits counts.
-const REASONS: [(&str, &str); 31] = [
+const REASONS: [(&str, &str); 57] = [
     ("connect_normalizes_unset_tokens", "the test expects another version of the client"),
     ("file_symlink", "the test expects another version of the client"),
     ("config_propagation", "the test expects unset variables of the client"),
@@ -184,7 +184,7 @@ const REASONS: [(&str, &str); 31] = [
     ("auto_resume_wakes_on_http", "the client needs a domain with HTTPS"),
     ("mask_request_host", "the client needs a domain with HTTPS"),
     ("test_internet_access.py", "the internet"),
-    ("test_network.py", "rules of the network, the internet, or the template `httpbin`"),
+    ("test_network.py", "the internet, or the template `httpbin`"),
     ("filesystem_only", "saved states without memory"),
     ("mcp_gateway", "the service `mcp`"),
     ("scoped_env_vars", "`sudo` and the user `root` in the sandbox"),
@@ -199,8 +199,37 @@ const REASONS: [(&str, &str); 31] = [
     ("cwd_java", "Java is not run"),
     ("test_ts_kernel", "TypeScript needs Node.js 22.13, and the host has an older one"),
     ("cwd_typescript", "TypeScript needs Node.js 22.13, and the host has an older one"),
-    ("test_systemd.py", "services of E2B's machine"),
+    ("systemd.py", "services of E2B's machine"),
     ("get_image_on_save", "an image that is saved is not shown"),
+    ("get image on save", "an image that is saved is not shown"),
+    ("host.test.ts", "the client needs a domain with HTTPS"),
+    ("allowPublicTraffic", "the client needs a domain with HTTPS"),
+    ("maskRequestHost", "the client needs a domain with HTTPS"),
+    ("auto-resume wakes", "the client needs a domain with HTTPS"),
+    ("with http server", "the client needs a domain with HTTPS"),
+    ("internetAccess.test.ts", "the internet"),
+    ("sandbox/network.test.ts", "the internet, or the template `httpbin`"),
+    ("filesystem-only", "saved states without memory"),
+    ("MCP gateway", "the service `mcp`"),
+    ("xattrs is surfaced", "extended attributes in the sandbox"),
+    ("as root", "`sudo` and the user `root` in the sandbox"),
+    ("command scoped env vars", "`sudo` and the user `root` in the sandbox"),
+    ("direct sandbox host", "the test expects unset variables of the client"),
+    ("test_pty_connect.py", "the test waits 0.3 s for a new shell, which a busy host exceeds"),
+    (
+        "completed long running",
+        "time stands still in a paused sandbox, and the test allows no delay of its resumption",
+    ),
+    ("cwd java", "Java is not run"),
+    ("env_vars/java.test.ts", "Java is not run"),
+    ("java kernel", "Java is not run"),
+    ("cwd r", "R is not run"),
+    ("env_vars/r.test.ts", "R is not run"),
+    ("r kernel", "R is not run"),
+    ("cwd typescript", "TypeScript needs Node.js 22.13, and the host has an older one"),
+    ("ts kernel", "TypeScript needs Node.js 22.13, and the host has an older one"),
+    ("systemd.test.ts", "services of E2B's machine"),
+    ("box-and-whisker", "the test uses an argument that matplotlib 3.11 does not have"),
     ("box_and_whiskers", "the test uses an argument that matplotlib 3.11 does not have"),
 ];
 

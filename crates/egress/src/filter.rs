@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::destination::{HostPattern, translated};
-use crate::request_head::{OVERRIDES, folded};
+use crate::request_head::{HeaderList, OVERRIDES, folded};
 use crate::rule::{NetGrant, checked_header};
 
 /// Maximum entries of one list of a filter, and headers of one host.
@@ -85,7 +85,7 @@ struct FilterParts {
     denied: Vec<AddressRange>,
     /// Whether a destination that neither list names is denied.
     denies_rest: bool,
-    headers: Vec<(HostPattern, Vec<(String, Vec<u8>)>)>,
+    headers: Vec<(HostPattern, HeaderList)>,
 }
 
 /// A filter of a guest. Clones are the same filter, and equal.
@@ -184,7 +184,7 @@ impl EgressFilter {
             let name = clipped(name);
             FilterError(format!("`{name}` is no name of a host, nor `*.` and the end of one"))
         })?;
-        let mut all: Vec<(String, Vec<u8>)> = Vec::new();
+        let mut all = HeaderList::new();
         for (header, value) in headers {
             let (header, value) = checked_header(&clipped(header), value).map_err(FilterError)?;
             if OVERRIDES.contains(&&*folded(&header)) {

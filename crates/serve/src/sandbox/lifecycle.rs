@@ -102,16 +102,18 @@ impl Sandboxes {
         if lock(&self.all).remove(&sandbox.id).is_none() {
             return Err(Sandbox::not_found(&sandbox.id));
         }
+        // With this code clients ask whether the sandbox runs. Before running work is cut short, which would give its
+        // commands another reason.
+        let why = "the sandbox was killed or reached its end of life";
+        let why = ConnectError::new("unavailable", why);
+        sandbox.commands.end(&why);
+        sandbox.watchers.end(&why);
         // A call that runs notices it, and ends.
         sandbox.killed.store(true, Ordering::Relaxed);
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
             *sandbox.life.clone().lock_owned().await = Residency::Gone;
-            // With this code clients ask whether the sandbox runs.
-            let why = ConnectError::new(
-                "unavailable",
-                "the sandbox was killed or reached its end of life",
-            );
+            // Also those that began after the first end.
             sandbox.commands.end(&why);
             sandbox.watchers.end(&why);
             let struck = this.strike(&sandbox).await;
