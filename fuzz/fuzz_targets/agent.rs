@@ -1,5 +1,5 @@
-//! Any bytes as the stream of a guest's agent: frames are the same however the stream is cut, and the stream keeps no
-//! more than its bytes.
+//! Any bytes as the stream of a guest's agent: frames are the same however the stream is cut, and
+//! the stream keeps no more than its bytes.
 #![no_main]
 
 #[path = "../../crates/interpreter/src/frame.rs"]

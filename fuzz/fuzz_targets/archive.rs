@@ -1,8 +1,8 @@
 //! Any bytes as an archive: members that make the reader allocate, read outside, or panic must not
 //! exist. Checksums of headers and names of blobs, which a fuzzer cannot guess, are made right.
 //!
-//! The input is a sequence of blocks of 512 bytes. A byte 0xfe where a block begins stands, with the next byte, for
-//! that many blocks of zeros: most of an archive is uninteresting pages.
+//! The input is a sequence of blocks of 512 bytes. A byte 0xfe where a block begins stands, with
+//! the next byte, for that many blocks of zeros: most of an archive is uninteresting pages.
 #![no_main]
 
 use std::fs;
@@ -31,8 +31,8 @@ fn blobs(file: &[u8]) -> Vec<(Range<usize>, Range<usize>)> {
     blobs
 }
 
-/// Gives every blob its digest as name, in its entry and at every mention of the old name. Three times, for the index
-/// names the manifest, which names the configuration.
+/// Gives every blob its digest as name, in its entry and at every mention of the old name. Three
+/// times, for the index names the manifest, which names the configuration.
 fn rename(file: &mut [u8]) {
     for _ in 0..3 {
         for (name, content) in blobs(file) {

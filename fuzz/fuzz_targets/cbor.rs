@@ -1,4 +1,5 @@
-//! Any bytes as a guest's answer in CBOR: refused, or a value. It takes memory in proportion to its bytes.
+//! Any bytes as a guest's answer in CBOR: refused, or a value. It takes memory in proportion to its
+//! bytes.
 #![no_main]
 
 #[path = "../../crates/interpreter/src/answer.rs"]
@@ -16,7 +17,8 @@ use libfuzzer_sys::fuzz_target;
 #[global_allocator]
 static ALLOCATOR: Meter = Meter;
 
-/// Bytes of memory for a byte of CBOR: an array of one element is one byte and its element, and a list of one has room for four.
+/// Bytes of memory for a byte of CBOR: an array of one element is one byte and its element, and a
+/// list of one has room for four.
 const EACH: usize = 1024;
 /// Memory for messages.
 const ROOM: usize = 64 << 10;

@@ -1,5 +1,5 @@
-//! Any bytes as a guest's question to DNS: refused, or a short name inside of its message. The answer has a bounded
-//! length and repeats the question.
+//! Any bytes as a guest's question to DNS: refused, or a short name inside of its message. The
+//! answer has a bounded length and repeats the question.
 #![no_main]
 
 #[path = "../../crates/linux/src/sentry/net/dns_message.rs"]

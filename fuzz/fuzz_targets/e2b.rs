@@ -1,5 +1,5 @@
-//! Any bytes as the body of a request in E2B's shape, or as a form with files: refused, or decoded. It takes memory in
-//! proportion to its bytes.
+//! Any bytes as the body of a request in E2B's shape, or as a form with files: refused, or decoded.
+//! It takes memory in proportion to its bytes.
 #![no_main]
 
 #[path = "../../crates/serve/src/sandbox/form.rs"]

@@ -1,5 +1,5 @@
-//! Any bytes as a guest's request to a proxied server: refused, or in a form that is read in one way. Its head has
-//! bounded memory, and its path stays what it is when it is read again.
+//! Any bytes as a guest's request to a proxied server: refused, or in a form that is read in one
+//! way. Its head has bounded memory, and its path stays what it is when it is read again.
 #![no_main]
 
 #[path = "../../crates/egress/src/body.rs"]

@@ -1,5 +1,5 @@
-//! Any bytes as a request and an answer in HTTP: an answer is whole or not, and no bytes behind a whole one change that.
-//! The request ends at the first zero. Nothing is allocated for an answer.
+//! Any bytes as a request and an answer in HTTP: an answer is whole or not, and no bytes behind a
+//! whole one change that. The request ends at the first zero. Nothing is allocated for an answer.
 #![no_main]
 
 #[path = "../../crates/linux/src/http.rs"]

@@ -1,4 +1,5 @@
-//! Any bytes as a JSON document of a store: refused, or parsed. It takes no more memory than it was charged.
+//! Any bytes as a JSON document of a store: refused, or parsed. It takes no more memory than it was
+//! charged.
 #![no_main]
 
 use afresh_budget::meter::{Meter, within};

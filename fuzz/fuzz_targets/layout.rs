@@ -1,5 +1,5 @@
-//! Any bytes as the JSON files of a store: index, manifest and configuration are refused or open. The
-//! page layers that they can name are those of the golden snapshots.
+//! Any bytes as the JSON files of a store: index, manifest and configuration are refused or open.
+//! The page layers that they can name are those of the golden snapshots.
 #![no_main]
 
 use std::fs;

@@ -1,4 +1,5 @@
-//! Any bytes as a guest's value in CBOR: refused, or objects that were charged before they were made.
+//! Any bytes as a guest's value in CBOR: refused, or objects that were charged before they were
+//! made.
 #![no_main]
 
 #[path = "../../crates/interpreter/src/objects/mod.rs"]
@@ -21,7 +22,8 @@ static ALLOCATOR: Meter = Meter;
 const LIMIT: usize = 64 << 10;
 /// Memory for messages.
 const ROOM: usize = 4 << 10;
-/// Bytes charged for a byte of CBOR, at most: a number in a set that is a key takes 2,700, an empty set in one 1,900.
+/// Bytes charged for a byte of CBOR, at most: a number in a set that is a key takes 2,700, an empty
+/// set in one 1,900.
 const EACH: usize = 4096;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,5 +1,6 @@
-//! Any bytes as an OCI image in a layout: refused, or a tree of files. It takes memory in proportion to its bytes and to
-//! the limit on files. Digests, which a fuzzer cannot guess, are filled in.
+//! Any bytes as an OCI image in a layout: refused, or a tree of files. It takes memory in
+//! proportion to its bytes and to the limit on files. Digests, which a fuzzer cannot guess, are
+//! filled in.
 #![no_main]
 
 use std::fs;

@@ -1,4 +1,5 @@
-//! Any bytes as a guest program: refused, or inside its file and its span. It takes no more memory than its file.
+//! Any bytes as a guest program: refused, or inside its file and its span. It takes no more memory
+//! than its file.
 #![no_main]
 
 use afresh_budget::meter::{Meter, within};

@@ -1,9 +1,9 @@
-//! A whole snapshot, as a stranger might make it: it is refused, or every consumer of it reads the same
-//! pages, inside the memory that they were given.
+//! A whole snapshot, as a stranger might make it: it is refused, or every consumer of it reads the
+//! same pages, inside the memory that they were given.
 //!
-//! The input is the claims of the parts: index spaces, extents, a working set. Digests and lengths are made right, so
-//! that an input is refused only for its meaning. An accepted snapshot is read page by page, restored eagerly and
-//! lazily next to foreign memory, and put into an image.
+//! The input is the claims of the parts: index spaces, extents, a working set. Digests and lengths
+//! are made right, so that an input is refused only for its meaning. An accepted snapshot is read
+//! page by page, restored eagerly and lazily next to foreign memory, and put into an image.
 #![no_main]
 
 #[path = "../../crates/store/tests/suite/support/forge.rs"]
@@ -127,7 +127,8 @@ fn restore(source: &Arc<dyn PageSource>, strategy: FillStrategy, whole: &[u8]) {
         return;
     }
     let bytes = |range: PageRange| {
-        // SAFETY: inside the reservation and mapped; the restore is over, and there is no other writer.
+        // SAFETY: inside the reservation and mapped; the restore is over, and there is no other
+        // writer.
         unsafe { std::slice::from_raw_parts(memory.page_ptr(range.start), range.byte_len()) }
     };
     assert!(bytes(own) == whole, "{} brought other pages", strategy.name());

@@ -1,7 +1,9 @@
-//! Any bytes as a saved file tree, or as the layers of one: refused, or a tree that can be read, changed and saved, and
-//! that comes back from the saved bytes as it was. Each takes memory in proportion to its bytes.
+//! Any bytes as a saved file tree, or as the layers of one: refused, or a tree that can be read,
+//! changed and saved, and that comes back from the saved bytes as it was. Each takes memory in
+//! proportion to its bytes.
 //!
-//! The first byte is `t` for a tree, or `l` for layers. A byte with the number of their pages follows the latter.
+//! The first byte is `t` for a tree, or `l` for layers. A byte with the number of their pages
+//! follows the latter.
 #![no_main]
 
 use std::collections::VecDeque;

@@ -1,4 +1,5 @@
-//! Any bytes as a VMM's mappings: refused, or inside the source and apart from each other. And as a control request.
+//! Any bytes as a VMM's mappings: refused, or inside the source and apart from each other. And as a
+//! control request.
 #![no_main]
 
 use afresh_fuzz::accepted;

@@ -24,7 +24,8 @@ pub const BLOCK: usize = 512;
 /// Longest file that [`expand`] makes.
 const MAX_FILE: usize = 256 << 10;
 
-/// A file out of blocks. A byte 0xfe where a block begins stands, with the next byte, for as many blocks of zeros.
+/// A file out of blocks. A byte 0xfe where a block begins stands, with the next byte, for as many
+/// blocks of zeros.
 #[must_use]
 pub fn expand(mut data: &[u8]) -> Vec<u8> {
     let mut file = Vec::new();

@@ -1,8 +1,9 @@
 //! `cargo xtask aarch64`: the engine's tests on arm64 Linux.
 //!
-//! The tests are cross-compiled, and run in an emulated machine (`qemu-system-aarch64`) with Debian's kernel: emulation
-//! of a single program has no userfaultfd. The compiler, the emulator and the kernel are installed or downloaded if
-//! they are missing. The last line is `N passed, N failed, N skipped`, as after `cargo xtask test`.
+//! The tests are cross-compiled, and run in an emulated machine (`qemu-system-aarch64`) with
+//! Debian's kernel: emulation of a single program has no userfaultfd. The compiler, the emulator
+//! and the kernel are installed or downloaded if they are missing. The last line is
+//! `N passed, N failed, N skipped`, as after `cargo xtask test`.
 
 mod archive;
 mod machine;
@@ -23,8 +24,8 @@ use machine::{Machine, Program};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
-/// The packages whose tests run, in this order, and whether `--short` has them. Those of the Wasm guests take
-/// minutes to compile: `--package wasm`.
+/// The packages whose tests run, in this order, and whether `--short` has them. Those of the Wasm
+/// guests take minutes to compile: `--package wasm`.
 const PACKAGES: [(&str, bool); 8] = [
     ("sys", true),
     ("frames", true),
@@ -178,7 +179,8 @@ fn check() -> Result<()> {
     run(&mut engine)
 }
 
-/// Compiles the test programs. Models of interleavings are the same on every processor, and left out.
+/// Compiles the test programs. Models of interleavings are the same on every processor, and left
+/// out.
 fn programs(options: &Options) -> Result<Vec<Program>> {
     let mut command = cross("test");
     command.args(["--no-run", "--all-features", "--lib", "--tests"]);

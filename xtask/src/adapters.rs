@@ -1,9 +1,9 @@
-//! `cargo xtask adapters`: the Jupyter kernel, the adapters to agent frameworks and `afresh mcp`, with the published
-//! packages.
+//! `cargo xtask adapters`: the Jupyter kernel, the adapters to agent frameworks and `afresh mcp`,
+//! with the published packages.
 //!
-//! Each environment has a list of wanted packages, `crates/python/tests/locks/NAME.in`. A lock file has the versions and
-//! hashes of all packages that those need: pip needs more than nine minutes to find such a set.
-//! `cargo xtask adapters --lock` writes the lock files anew.
+//! Each environment has a list of wanted packages, `crates/python/tests/locks/NAME.in`. A lock file
+//! has the versions and hashes of all packages that those need: pip needs more than nine minutes to
+//! find such a set. `cargo xtask adapters --lock` writes the lock files anew.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -31,7 +31,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     run(Command::new("mdbook").arg("build").current_dir(repository()))
 }
 
-/// Checks the pages and the links of all documents, the tests behind the threat model, and the layers.
+/// Checks the pages and the links of all documents, the tests behind the threat model, and the
+/// layers.
 pub(crate) fn check() -> Result<()> {
     let tree = Tree::read()?;
     let mut faults = tree.faults();

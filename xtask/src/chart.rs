@@ -1,8 +1,8 @@
 //! The check of the Helm chart in `deploy/helm`.
 //!
-//! A Go program renders the chart by Helm's own engine, with the values that it demands and with every value set, and
-//! decodes each object strictly as its type of Kubernetes. It is not a part of `test`: its dependencies take minutes to
-//! compile.
+//! A Go program renders the chart by Helm's own engine, with the values that it demands and with
+//! every value set, and decodes each object strictly as its type of Kubernetes. It is not a part of
+//! `test`: its dependencies take minutes to compile.
 
 use std::process::Command;
 

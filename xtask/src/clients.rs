@@ -1,8 +1,8 @@
-//! The clients that servers are tested with, unmodified: those of E2B in Python and JavaScript, and the Python SDK of the
-//! Model Context Protocol.
+//! The clients that servers are tested with, unmodified: those of E2B in Python and JavaScript, and
+//! the Python SDK of the Model Context Protocol.
 //!
-//! Each is installed once into `target/tools`, under its version. Without the language, or without the index, its
-//! test is skipped, loudly.
+//! Each is installed once into `target/tools`, under its version. Without the language, or without
+//! the index, its test is skipped, loudly.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -111,8 +111,8 @@ pub(crate) fn install() -> Installing {
 }
 
 impl Installing {
-    /// Waits for the installations and passes the paths of the clients to `command`; `missing` receives the reason if
-    /// one is missing.
+    /// Waits for the installations and passes the paths of the clients to `command`; `missing`
+    /// receives the reason if one is missing.
     pub(crate) fn finish(self, command: &mut Command, mut missing: impl FnMut(&str)) {
         for (client, child) in self.children {
             match client.finish(self.begun, child) {

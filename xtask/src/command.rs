@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use crate::host;
 
-/// Prints the command, runs it with this process's output, and fails unless it succeeds. It reads nothing: a command
-/// with a question fails instead of waiting.
+/// Prints the command, runs it with this process's output, and fails unless it succeeds. It reads
+/// nothing: a command with a question fails instead of waiting.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let line = describe(command);
     println!("$ {line}");
@@ -36,10 +36,11 @@ impl Drop for OwnedChild {
     }
 }
 
-/// Like [`run`], and passes each line of standard output to `look`, which decides whether to print it.
+/// Like [`run`], and passes each line of standard output to `look`, which decides whether to print
+/// it.
 ///
-/// If the command prints nothing for the time `silence`, its child processes are ended, and it continues with the
-/// next ones: a test that hangs fails its program, not the whole run.
+/// If the command prints nothing for the time `silence`, its child processes are ended, and it
+/// continues with the next ones: a test that hangs fails its program, not the whole run.
 pub(crate) fn run_watched(
     command: &mut Command,
     silence: Duration,

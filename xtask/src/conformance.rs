@@ -1,10 +1,11 @@
-//! `cargo xtask conformance`: the Linux Test Project's cases for the served system calls, each run as a guest and on
-//! this kernel.
+//! `cargo xtask conformance`: the Linux Test Project's cases for the served system calls, each run
+//! as a guest and on this kernel.
 //!
-//! A separate command: it fetches and builds the project's sources, which takes a quarter of an hour, and nothing of
-//! them enters the repository. Every case that passes on this kernel counts; `docs/linux-calls.md` lists those that
-//! pass as guests. On this kernel they run as the user `nobody`: as root, some of them set the clock and the kernel's
-//! limits of the host. With `--gvisor` the cases are those of gVisor, see [`gvisor`].
+//! A separate command: it fetches and builds the project's sources, which takes a quarter of an
+//! hour, and nothing of them enters the repository. Every case that passes on this kernel counts;
+//! `docs/linux-calls.md` lists those that pass as guests. On this kernel they run as the user
+//! `nobody`: as root, some of them set the clock and the kernel's limits of the host. With
+//! `--gvisor` the cases are those of gVisor, see [`gvisor`].
 
 mod gvisor;
 mod gvisor_build;
@@ -205,7 +206,8 @@ fn cases(folder: &Path, calls: &[&str]) -> Result<Vec<Case>> {
     Ok(list.lines().filter(|line| !line.starts_with('#')).filter_map(case).collect())
 }
 
-/// The answers of `work` for each item, as many at a time as there are processors. It gets the number of its thread.
+/// The answers of `work` for each item, as many at a time as there are processors. It gets the
+/// number of its thread.
 fn in_parallel<T: Sync, R: Send>(
     items: &[T],
     work: impl Fn(usize, &T) -> Result<R> + Sync,

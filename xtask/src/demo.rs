@@ -1,7 +1,8 @@
-//! `cargo xtask demo`: builds the JavaScript guest and a small `afresh-bench`, and runs its demonstration.
+//! `cargo xtask demo`: builds the JavaScript guest and a small `afresh-bench`, and runs its
+//! demonstration.
 //!
-//! Small, because a new user waits for it with nothing built so far: Wasm guests and no more, in a separate profile
-//! (`demo`, in the workspace's `Cargo.toml`).
+//! Small, because a new user waits for it with nothing built so far: Wasm guests and no more, in a
+//! separate profile (`demo`, in the workspace's `Cargo.toml`).
 
 use std::process::Command;
 

@@ -1,7 +1,8 @@
 //! The check of `deploy`: alerts and the dashboard against the documents.
 //!
-//! Promises: each metric that an alert or a panel names is in `docs/reference/metrics.md`, and each alert has a
-//! section in `docs/runbooks.md`. `promtool` checks the expressions where it is installed.
+//! Promises: each metric that an alert or a panel names is in `docs/reference/metrics.md`, and each
+//! alert has a section in `docs/runbooks.md`. `promtool` checks the expressions where it is
+//! installed.
 
 use std::collections::BTreeSet;
 use std::process::Command;

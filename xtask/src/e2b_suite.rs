@@ -1,9 +1,11 @@
-//! `cargo xtask e2b-suite`: E2B's own integration suites against `afresh serve`: those in Python with its published
-//! clients, and those in JavaScript with the clients of their repositories, which they import by path.
+//! `cargo xtask e2b-suite`: E2B's own integration suites against `afresh serve`: those in Python
+//! with its published clients, and those in JavaScript with the clients of their repositories,
+//! which they import by path.
 //!
-//! A separate command: it fetches the suites and installs the clients and a template with matplotlib and pandas, and
-//! nothing of them enters the repository. `docs/e2b-suite.md` has the counts, and each test that does not pass, with
-//! its reason. A test without a reason in [`REASONS`] fails the command.
+//! A separate command: it fetches the suites and installs the clients and a template with
+//! matplotlib and pandas, and nothing of them enters the repository. `docs/e2b-suite.md` has the
+//! counts, and each test that does not pass, with its reason. A test without a reason in
+//! [`REASONS`] fails the command.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -60,8 +62,8 @@ const NODE_PACKAGES: [&str; 16] = [
 /// Installs the packages that follow as arguments in the folder `$0`.
 const NPM: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && \
     npm install --silent --no-audit --no-fund --ignore-scripts --prefix \"$0\" \"$@\"";
-/// The configuration of the suites in JavaScript, as in their own: no browser, and no other runtime. Tests of requests
-/// to a mocked server expect the client's own addresses.
+/// The configuration of the suites in JavaScript, as in their own: no browser, and no other
+/// runtime. Tests of requests to a mocked server expect the client's own addresses.
 const VITEST: &str = "import { existsSync, readFileSync, readdirSync } from 'node:fs'
 const all = readdirSync('tests', { recursive: true }).filter((name) => name.endsWith('.test.ts')
   && !name.startsWith('runtimes') && !name.startsWith('bundle')).map((name) => `tests/${name}`)

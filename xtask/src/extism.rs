@@ -1,5 +1,5 @@
-//! Extism's kernel, the module that its plug-ins run over: out of the sources of the crate `extism`, in one version and of one
-//! digest. It becomes `target/guests/extism-kernel.wasm`.
+//! Extism's kernel, the module that its plug-ins run over: out of the sources of the crate
+//! `extism`, in one version and of one digest. It becomes `target/guests/extism-kernel.wasm`.
 
 use std::fs;
 use std::path::PathBuf;

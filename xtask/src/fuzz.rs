@@ -1,9 +1,10 @@
-//! `cargo xtask fuzz`: every fuzz target for a bounded time, on the stable toolchain, or with AddressSanitizer if a
-//! nightly one is installed.
+//! `cargo xtask fuzz`: every fuzz target for a bounded time, on the stable toolchain, or with
+//! AddressSanitizer if a nightly one is installed.
 //!
-//! libFuzzer comes with the crate `libfuzzer-sys`, built by the host's C++ compiler; its guidance comes from an LLVM
-//! pass that stable compilers have too. The seeds are made of the golden snapshots. A target that crashes, hangs, or
-//! takes too much memory fails, and the input that did it is kept and named.
+//! libFuzzer comes with the crate `libfuzzer-sys`, built by the host's C++ compiler; its guidance
+//! comes from an LLVM pass that stable compilers have too. The seeds are made of the golden
+//! snapshots. A target that crashes, hangs, or takes too much memory fails, and the input that did
+//! it is kept and named.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -61,7 +62,8 @@ const MEMORY: u32 = 1024;
 /// Seconds that one input may take.
 const TIMEOUT: u32 = 10;
 
-/// Choices that make an empty snapshot, and one of 600 pages with three of them stored, and a working set.
+/// Choices that make an empty snapshot, and one of 600 pages with three of them stored, and a
+/// working set.
 const SNAPSHOTS: [&[u8]; 2] =
     [&[0; 32], &[1, 1, 6, 1, 3, 6, 1, 3, 2, 0, 1, 1, 6, 1, 3, 6, 1, 3, 2]];
 
@@ -79,8 +81,8 @@ const ANSWERS: [&[u8]; 4] = [
     b"\x85\x01\x61E\x61m\x68at there\xf6",
 ];
 
-/// Values of guests in CBOR: of every kind without parts, a map with a set and a list as keys, and pairs of a map with
-/// equal keys.
+/// Values of guests in CBOR: of every kind without parts, a map with a set and a list as keys, and
+/// pairs of a map with equal keys.
 const VALUES: [&[u8]; 3] = [
     b"\x8e\xf7\xf6\xf5\x20\xfa\x3f\x80\x00\x00\x62\xc3\xa9\x41x\xc1\xfa\x3f\x80\x00\x00\xc0\x61t\xd9\x03\xec\x61d\xda\x00\x01\x00\x31\x631.0\xc2\x42\x01\x00\xd8\x27\x82\x61f\x61g\xd9\xa7\xf8\x82\xfa\x3f\x80\x00\x00\xfa\x40\x00\x00\x00",
     b"\xa2\xd9\x01\x02\x81\x01\xd8\x4f\x48\x01\x00\x00\x00\x00\x00\x00\x00\x82\x01\xda\x00\x01\x00\x30\x80\xd8\x25\x500123456789abcdef",
@@ -114,8 +116,8 @@ const REQUEST_HEADS: [&[u8]; 2] = [
 /// A question for the address of a name.
 const QUESTION: &[u8] = b"\x07\x09\x01\0\0\x01\0\0\0\0\0\0\x03Api\x07example\x03ORG\0\0\x01\0\x01";
 
-/// Saved file trees as the target takes them, without the page of zeros that follows the first: one with every kind of
-/// file, and the layers of one over a directory.
+/// Saved file trees as the target takes them, without the page of zeros that follows the first: one
+/// with every kind of file, and the layers of one over a directory.
 const TREES: [&[u8]; 2] = [
     b"t\x87\0\0\0\0\0\0\0\x01\x80\x80@@\x07\0\0\x06\x01\xed\x03\0\0\x02\x02\x02\x02\x01\x01\x01\x02\x01a\x01\x02\x01\x01\x01h\x01\x03\0\x01\x02\xed\x03\x02\x02\x02\x02\x02\x02\x01\x01\x01\x03\x01b\x01\x03\0\x01\x01d\x01\x05\x03\x01\x01l\x01\x04\x02\x01\x03\xa4\x03\x02\x02\x02\x02\x02\x02\x01\0\x90N\x02\0\x07\x02\xa9\x06\0\x04\xff\x03\x02\x02\x02\x02\x02\x02\x01\x02\x06../a/b\x05\xb6\x03\x02\x02\x02\x02\x02\x02\x01\x03\x83\x02\x06\x80\x03\x02\x02\x02\x02\x02\x02\x01\0\0\0\0\0\x01\x06\x01\x02\x07\0\0\0content)\x03\0\0",
     b"l\x03\x01\x02\x01)gathered:416144fc364fb804463a374a5a87099a\x02\x88'\x01\x05\x01\xed\x03\0\0\0\0\0\0\0\x01\x01\x03\x01d\x01\x98\xd8\xfa\x99\xb7\x88\xbc\x80@\x01\0\x01g\x01\xcd\x95\xa4\xad\x98\xec\x91\x80@\0\0\x01s\x01\x84\xf4\xc4\xbb\xc8\xae\xb1\x80@\x02\0\xdd\xe3\xa0\xb1\xd5\xd1\x89\x80@\xa4\x03\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\0\0\x88'\0\x01\x01\0\0\x88'\xcd\x95\xa4\xad\x98\xec\x91\x80@\xa4\x03\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\0\0\x01\0\x01\x01\0\x01\x01\x84\xf4\xc4\xbb\xc8\xae\xb1\x80@\xff\x03\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\0\x02\x03d/f\x98\xd8\xfa\x99\xb7\x88\xbc\x80@\xed\x03\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\0\x01\x01\x01\x01f\x01\xdd\xe3\xa0\xb1\xd5\xd1\x89\x80@\0\0",
@@ -237,8 +239,8 @@ fn build(toolchain: Toolchain) -> Result<PathBuf> {
     Ok(folder.join(triple).join("release"))
 }
 
-/// A folder for files of targets, in memory if the host has such a place: they write small files by the thousand, and
-/// make each durable.
+/// A folder for files of targets, in memory if the host has such a place: they write small files by
+/// the thousand, and make each durable.
 struct Scratch(PathBuf);
 
 impl Scratch {

@@ -1,5 +1,5 @@
-//! Building the guests: the Wasm modules and components that tests, benchmarks and the demonstration
-//! run.
+//! Building the guests: the Wasm modules and components that tests, benchmarks and the
+//! demonstration run.
 //!
 //! Each is a crate of the workspace in `guests/`, and becomes `target/guests/NAME.wasm`. One whose
 //! inputs did not change since it was built is skipped. The micro-VM's guests are built by

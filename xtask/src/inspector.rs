@@ -1,5 +1,5 @@
-//! `afresh mcp` through the command line of the reference inspector of the Model Context Protocol, on standard input
-//! and output, and over HTTP.
+//! `afresh mcp` through the command line of the reference inspector of the Model Context Protocol,
+//! on standard input and output, and over HTTP.
 //!
 //! The inspector validates messages and schemas by the reference SDK. A warning of it is a failure.
 

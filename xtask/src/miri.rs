@@ -1,8 +1,9 @@
-//! `cargo xtask miri`: the engine's bookkeeping in the interpreter, over the pretend kernel of `sys`.
+//! `cargo xtask miri`: the engine's bookkeeping in the interpreter, over the pretend kernel of
+//! `sys`.
 //!
-//! It finds undefined behaviour that no test on hardware can: a pointer that is used outside its allocation, a race,
-//! a read of uninitialised memory. Miri comes with the nightly toolchain, which is installed when it is missing; a
-//! host without it prints the reason, and skips.
+//! It finds undefined behaviour that no test on hardware can: a pointer that is used outside its
+//! allocation, a race, a read of uninitialised memory. Miri comes with the nightly toolchain, which
+//! is installed when it is missing; a host without it prints the reason, and skips.
 
 use std::process::{Command, ExitCode};
 use std::time::Instant;

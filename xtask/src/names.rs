@@ -1,4 +1,5 @@
-//! The name gate: refuses types, constants and functions that are named by a word without a subject.
+//! The name gate: refuses types, constants and functions that are named by a word without a
+//! subject.
 //!
 //! `xtask/prose/names.txt` has the words. There is no baseline: the repository has no such name.
 //! May break it: a definition that a macro makes. It is not seen.

@@ -1,8 +1,8 @@
 //! The npm package: put together from the workspace's test build, and its own tests.
 //!
-//! The native half comes out of the same target folder, with the same profile and features, so that the engine is not
-//! built a second time. A package that is published has a release build instead. Neither needs a tool of napi: the
-//! native half is the library under another name.
+//! The native half comes out of the same target folder, with the same profile and features, so that
+//! the engine is not built a second time. A package that is published has a release build instead.
+//! Neither needs a tool of napi: the native half is the library under another name.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -99,7 +99,8 @@ fn assemble(to: &Path, native: &Path, parts: &[&str]) -> Result<()> {
 
 /// The package with the test build.
 fn test_package() -> Result<PathBuf> {
-    // With a test among what is built, features are those that tests have, and nothing is compiled a second time.
+    // With a test among what is built, features are those that tests have, and nothing is compiled
+    // a second time.
     let all = ["build", "--workspace", "--all-features", "--locked", "--lib", "--test", "suites"];
     run(cargo().current_dir(host::repository()).args(all))?;
     let package = folder().join("package");
@@ -182,7 +183,8 @@ impl Sums {
     }
 }
 
-/// A part of `cargo xtask test`: the package with the node of the host. Passes every line to `look`.
+/// A part of `cargo xtask test`: the package with the node of the host. Passes every line to
+/// `look`.
 pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
     let node = match system_node() {
         Ok(node) => node,
@@ -199,7 +201,8 @@ pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
     tests(&package, &node, look)
 }
 
-/// `cargo xtask node`: the package, tested with the node of the host and with others; or the one that is published.
+/// `cargo xtask node`: the package, tested with the node of the host and with others; or the one
+/// that is published.
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
     match arguments {
         [] => {}
@@ -244,7 +247,8 @@ fn release() -> Result<()> {
     pack(&native, None, &published).map(drop)
 }
 
-/// The published archive with a native half, in the folder `to`. `licences` are those of all that it contains.
+/// The published archive with a native half, in the folder `to`. `licences` are those of all that
+/// it contains.
 pub(crate) fn pack(native: &Path, licences: Option<&str>, to: &Path) -> Result<PathBuf> {
     let node = system_node()?;
     find("npm").context("there is no npm in PATH")?;

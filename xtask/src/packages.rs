@@ -1,9 +1,10 @@
 //! Packages: checks that every published crate can be packaged, and the contents of each.
 //!
-//! `cargo package` makes the archive for a registry, with manifests as a registry reads them: it refuses a path
-//! without a version, a missing readme, an unknown licence. Nothing is built from it, for the same sources were built
-//! and tested here. Each package states the oldest Rust that builds it, and the command with one kind of guest builds
-//! from at most half of the packages of the whole.
+//! `cargo package` makes the archive for a registry, with manifests as a registry reads them: it
+//! refuses a path without a version, a missing readme, an unknown licence. Nothing is built from
+//! it, for the same sources were built and tested here. Each package states the oldest Rust that
+//! builds it, and the command with one kind of guest builds from at most half of the packages of
+//! the whole.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -64,8 +65,8 @@ pub(crate) fn all() -> Result<()> {
     run(&mut package)
 }
 
-/// Checks that the command for Linux programs alone, and for micro-VMs alone, needs at most half of the packages that the
-/// default features need.
+/// Checks that the command for Linux programs alone, and for micro-VMs alone, needs at most half of
+/// the packages that the default features need.
 fn check_smallest() -> Result<()> {
     let all = linked(&[])?;
     for feature in ["linux", "vm"] {

@@ -1,11 +1,13 @@
 //! `cargo xtask programs`: real programs, natively and as guests, with the same output.
 //!
-//! Each case is a script (`case.rs`). It runs natively and by `afresh exec`, in turns, and must print the same and end
-//! with the same status. The command prints a table with wall times, and writes `target/programs/results.json`. It fails
-//! where a program fails that has no known reason, or passes though it has one.
+//! Each case is a script (`case.rs`). It runs natively and by `afresh exec`, in turns, and must
+//! print the same and end with the same status. The command prints a table with wall times, and
+//! writes `target/programs/results.json`. It fails where a program fails that has no known reason,
+//! or passes though it has one.
 //!
-//! A case whose programs are missing is skipped, and named. `--install` adds them by apt. A run of all cases, with none
-//! skipped but images of registries that cannot be reached, also writes the table of `docs/linux-programs.md`.
+//! A case whose programs are missing is skipped, and named. `--install` adds them by apt. A run of
+//! all cases, with none skipped but images of registries that cannot be reached, also writes the
+//! table of `docs/linux-programs.md`.
 
 mod builds;
 mod case;
@@ -107,8 +109,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The cases of a bare Debian, once each, with the command that the tests have built. `line` gets a line for each case, in the
-/// form of `cargo test`.
+/// The cases of a bare Debian, once each, with the command that the tests have built. `line` gets a
+/// line for each case, in the form of `cargo test`.
 pub(crate) fn short(mut line: impl FnMut(&str)) -> Result<()> {
     let command = host::target_folder().join("debug/afresh");
     if !command.is_file() {

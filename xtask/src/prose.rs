@@ -1,8 +1,10 @@
-//! The prose gate: counts sentences that read as translated, and refuses more of them. It reads comments, documents,
-//! docstrings, messages (the string literals of code that is no test) and the names of tests.
+//! The prose gate: counts sentences that read as translated, and refuses more of them. It reads
+//! comments, documents, docstrings, messages (the string literals of code that is no test) and the
+//! names of tests.
 //!
-//! `xtask/prose/markers.txt` has the words that mark such a sentence. A file may have 3 of them in 100 sentences.
-//! May break it: code that looks like a comment in a string. It is counted as a comment. Raw strings are not read.
+//! `xtask/prose/markers.txt` has the words that mark such a sentence. A file may have 3 of them in
+//! 100 sentences. May break it: code that looks like a comment in a string. It is counted as a
+//! comment. Raw strings are not read.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -161,8 +163,8 @@ fn comments(text: &str) -> Vec<String> {
     blocks
 }
 
-/// The string literals of Rust code before its tests, which are messages of errors, logs and help. A placeholder such as
-/// `{path}` counts as code.
+/// The string literals of Rust code before its tests, which are messages of errors, logs and help.
+/// A placeholder such as `{path}` counts as code.
 fn messages(path: &str, text: &str) -> Vec<String> {
     if path.contains("/tests/") {
         return Vec::new();

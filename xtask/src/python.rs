@@ -1,7 +1,8 @@
-//! The Python package: a wheel from the workspace's test build, and its own tests in a separate environment.
+//! The Python package: a wheel from the workspace's test build, and its own tests in a separate
+//! environment.
 //!
-//! The native half comes out of the same target folder, with the same profile and features, so that the engine is not
-//! built a second time; a release build by maturin differs in the profile alone.
+//! The native half comes out of the same target folder, with the same profile and features, so that
+//! the engine is not built a second time; a release build by maturin differs in the profile alone.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,8 +48,8 @@ fn environment(python: &Path, folder: &Path) -> Result<PathBuf> {
     Ok(inside)
 }
 
-/// Builds the wheel, installs it, and runs the package's tests, types and lints. Passes every line to `look`, with
-/// sums in the form of Rust test programs.
+/// Builds the wheel, installs it, and runs the package's tests, types and lints. Passes every line
+/// to `look`, with sums in the form of Rust test programs.
 pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
     let Some(python) = interpreter() else {
         look("SKIPPED: the Python package: no python3 of 3.10 or newer with venv and pip");
@@ -95,15 +96,17 @@ fn check_spelling(environment: &Path) -> Result<()> {
     run(typos.current_dir(host::repository()).args(["--format", "brief"]))
 }
 
-/// `cargo xtask cpython`: the package's tests of the language `python` with the guest that it is, which is downloaded
-/// and compiled: a hundred megabytes and some minutes, so that it is no part of `cargo xtask test`.
+/// `cargo xtask cpython`: the package's tests of the language `python` with the guest that it is,
+/// which is downloaded and compiled: a hundred megabytes and some minutes, so that it is no part of
+/// `cargo xtask test`.
 pub(crate) fn cpython(arguments: &[String]) -> Result<()> {
     if let Some(argument) = arguments.first() {
         bail!("unknown argument {argument:?}; usage: cargo xtask cpython");
     }
     let python = interpreter().context("the package's tests take a python3 with venv and pip")?;
     let folder = host::target_folder().join("python");
-    // Apart from the one of `cargo xtask test`, because type checks depend on the installed packages.
+    // Apart from the one of `cargo xtask test`, because type checks depend on the installed
+    // packages.
     let python = environment(&python, &folder.join("environment-cpython"))?;
     install(&python, &folder)?;
     let mut guest = Command::new(&python);
@@ -142,7 +145,8 @@ fn served(python: &Path, folder: &Path) -> Result<()> {
 
 /// Builds the package and installs it.
 pub(crate) fn install(python: &Path, folder: &Path) -> Result<()> {
-    // With a test among what is built, features are those that tests have, and nothing is compiled a second time.
+    // With a test among what is built, features are those that tests have, and nothing is compiled
+    // a second time.
     let all = ["build", "--workspace", "--all-features", "--locked", "--lib", "--test", "suites"];
     run(cargo().current_dir(host::repository()).args(all))?;
     let guest = guests::named("quickjs")?;

@@ -1,11 +1,13 @@
-//! Guests out of registries. Handlers of `wasi:http` that the tools of other languages build from our sources:
-//! `target/guests/js-http.wasm` by componentize-js and `target/guests/py-http.wasm` by componentize-py, each in one
-//! version from its registry; `target/guests/warehouse.wasm`, a module by AssemblyScript's compiler;
-//! `target/guests/ledger.wasm`, one by the installed version of Go, and `target/guests/tiny-ledger.wasm` by TinyGo
-//! from the same source. And CPython with numpy and pandas from PyPI, in `target/guests/python`.
+//! Guests out of registries. Handlers of `wasi:http` that the tools of other languages build from
+//! our sources: `target/guests/js-http.wasm` by componentize-js and `target/guests/py-http.wasm` by
+//! componentize-py, each in one version from its registry; `target/guests/warehouse.wasm`, a module
+//! by AssemblyScript's compiler; `target/guests/ledger.wasm`, one by the installed version of Go,
+//! and `target/guests/tiny-ledger.wasm` by TinyGo from the same source. And CPython with numpy and
+//! pandas from PyPI, in `target/guests/python`.
 //!
-//! A separate command: the tools are a gigabyte, CPython is 250 MiB, and both take a minute and more. Tests and
-//! benchmarks that want the handlers are left out, loudly, where they are not built.
+//! A separate command: the tools are a gigabyte, CPython is 250 MiB, and both take a minute and
+//! more. Tests and benchmarks that want the handlers are left out, loudly, where they are not
+//! built.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,9 +54,9 @@ const NPM: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && \
 /// Go brings its own library; its build output goes into the tool's folder.
 const GO: &str = "mkdir -p \"$0\"";
 
-/// The proxy has TinyGo without its submodules: without the C library, for which Rust's stands in, without the
-/// built-ins of compilers, likewise, and without a library of sockets. Its goroutines need a pass of the tool
-/// binaryen.
+/// The proxy has TinyGo without its submodules: without the C library, for which Rust's stands in,
+/// without the built-ins of compilers, likewise, and without a library of sockets. Its goroutines
+/// need a pass of the tool binaryen.
 const TINYGO: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && cd \"$0\" && \
     printf 'module tool\n\nrequire %s\n' \"$(echo \"$1\" | tr @ ' ')\" >go.mod && \
     GOTOOLCHAIN=go1.25.5 GOMODCACHE=\"$0/modules\" GOCACHE=\"$0/objects\" GOFLAGS='-mod=mod -modcacherw' \

@@ -1,10 +1,11 @@
 //! `cargo xtask release`: every package of a release, in `target/release-archives`.
 //!
-//! Two commands are built: one for glibc, in the archive, the Debian and the RPM package, and a static one for musl,
-//! in an archive and in the container image. The Python package is a wheel for each C library. The npm package and the
-//! C library are for glibc. Each package has the licences of everything that is linked into it, and those of the
-//! command have a list (CycloneDX) of it. With `--try` each is installed in a clean Debian root without Rust or a
-//! compiler, and used there.
+//! Two commands are built: one for glibc, in the archive, the Debian and the RPM package, and a
+//! static one for musl, in an archive and in the container image. The Python package is a wheel for
+//! each C library. The npm package and the C library are for glibc. Each package has the licences
+//! of everything that is linked into it, and those of the command have a list (CycloneDX) of it.
+//! With `--try` each is installed in a clean Debian root without Rust or a compiler, and used
+//! there.
 
 mod archive;
 mod bill;
@@ -190,8 +191,9 @@ fn compile(what: &[&str], arguments: &[&str], target: &str, profile: &str) -> Re
     run(build.env("RUSTFLAGS", flags()?))
 }
 
-/// Arguments for the linker that comes with Rust, which folds equal functions into one. Generic code has many. Neither
-/// this code nor that of a dependency gives a meaning to the address of a function.
+/// Arguments for the linker that comes with Rust, which folds equal functions into one. Generic
+/// code has many. Neither this code nor that of a dependency gives a meaning to the address of a
+/// function.
 fn linker(target: &str) -> Result<Vec<String>> {
     let sysroot = output(Command::new("rustc").args(["--print", "sysroot"]))?;
     let folder = Path::new(&sysroot).join("lib/rustlib").join(GLIBC).join("bin/gcc-ld");
@@ -203,7 +205,8 @@ fn linker(target: &str) -> Result<Vec<String>> {
     let mut arguments = vec![format!("-B{}", folder.display())];
     arguments.extend(["-fuse-ld=lld", "-Wl,--icf=all"].map(str::to_owned));
     if target == MUSL {
-        // A tenth of the space. Loaders of glibc before 2.36 do not know the form; a static program brings its own.
+        // A tenth of the space. Loaders of glibc before 2.36 do not know the form; a static program
+        // brings its own.
         arguments.push("-Wl,-z,pack-relative-relocs".to_owned());
     }
     Ok(arguments.iter().map(|argument| format!("-Clink-arg={argument}")).collect())
@@ -215,8 +218,8 @@ fn artifacts(target: &str, profile: &str) -> PathBuf {
     host::target_folder().join(target).join(folder)
 }
 
-/// Flags that keep the paths of the sources and of the package cache out of a program, so that every checkout gives the
-/// same bytes.
+/// Flags that keep the paths of the sources and of the package cache out of a program, so that
+/// every checkout gives the same bytes.
 fn flags() -> Result<String> {
     let home = output(Command::new("sh").args(["-c", "echo \"${CARGO_HOME:-$HOME/.cargo}\""]))?;
     Ok(format!(
@@ -225,7 +228,8 @@ fn flags() -> Result<String> {
     ))
 }
 
-/// Seconds since 1970 of the last commit, which all packages have as their time; `SOURCE_DATE_EPOCH` overrides it.
+/// Seconds since 1970 of the last commit, which all packages have as their time;
+/// `SOURCE_DATE_EPOCH` overrides it.
 fn time() -> Result<String> {
     if let Ok(time) = std::env::var("SOURCE_DATE_EPOCH") {
         ensure!(time.parse::<u64>().is_ok(), "SOURCE_DATE_EPOCH is {time:?}, not a number");

@@ -19,7 +19,8 @@ struct Soak {
 const SERVER: Soak = Soak { test: "soak::a_soak", variable: "AFRESH_SOAK_SECONDS", seconds: "60" };
 const FLEET: Soak =
     Soak { test: "checker::a_fleet", variable: "AFRESH_CHECKER_SECONDS", seconds: "1800" };
-/// Built together with its tests, so that the dependencies are those of all tests, and there already.
+/// Built together with its tests, so that the dependencies are those of all tests, and there
+/// already.
 const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 
 /// `cargo xtask soak`; without `--server` and `--fleet` the program knows the arguments.

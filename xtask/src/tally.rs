@@ -34,7 +34,8 @@ pub(crate) struct Tally {
     section: Section,
 }
 
-/// A test program repeats the output of its tests at its end: first of passed ones, then of failed ones.
+/// A test program repeats the output of its tests at its end: first of passed ones, then of failed
+/// ones.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Section {
     #[default]
@@ -113,8 +114,9 @@ impl Tally {
         self.begun > self.finished
     }
 
-    /// Adds a second run that passed: of the failed tests, or of all if a test program had no result. Returns whether it
-    /// had every failed test. These are flaky then, and no longer failed.
+    /// Adds a second run that passed: of the failed tests, or of all if a test program had no
+    /// result. Returns whether it had every failed test. These are flaky then, and no longer
+    /// failed.
     pub(crate) fn add_second_run(&mut self, second: &Self) -> bool {
         let failed = self.failures.len() as u64;
         let is_complete = failed == self.failed
@@ -134,7 +136,8 @@ impl Tally {
         is_complete
     }
 
-    /// Adds failed steps that no result line counts: other steps, and test programs that a signal ended.
+    /// Adds failed steps that no result line counts: other steps, and test programs that a signal
+    /// ended.
     pub(crate) fn count_steps(&mut self, steps: &Steps) {
         let counted = self.failed > 0;
         let uncounted = |(name, _, error): &&(&str, f64, Option<String>)| {

@@ -1,15 +1,16 @@
 //! `cargo xtask test`: all checks of the project, in one run.
 //!
-//! Every step runs, also after a failed one, so one run finds all failures; the first is named and the exit status is 1.
-//! The tests are built first: clippy and rustdoc work over the result.
+//! Every step runs, also after a failed one, so one run finds all failures; the first is named and
+//! the exit status is 1. The tests are built first: clippy and rustdoc work over the result.
 //!
-//! The last line is `N passed, N failed, N skipped`. Passed and failed are summed over the result lines of cargo test; a
-//! failed step without a failed test counts as one. Skipped counts ignored tests and every `SKIPPED:` line: a test that
-//! lacks something of the host prints one, and passes. The output of passed tests is left out otherwise; that of failed
-//! tests is repeated at the end.
+//! The last line is `N passed, N failed, N skipped`. Passed and failed are summed over the result
+//! lines of cargo test; a failed step without a failed test counts as one. Skipped counts ignored
+//! tests and every `SKIPPED:` line: a test that lacks something of the host prints one, and passes.
+//! The output of passed tests is left out otherwise; that of failed tests is repeated at the end.
 //!
-//! `--retry` runs failed tests once more, alone, or all tests if a signal ended a test program. If all pass, the run passes
-//! and names the flaky ones. `--within MINUTES` leaves out a step at the end that would not fit, and counts it as skipped.
+//! `--retry` runs failed tests once more, alone, or all tests if a signal ended a test program. If
+//! all pass, the run passes and names the flaky ones. `--within MINUTES` leaves out a step at the
+//! end that would not fit, and counts it as skipped.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -29,7 +30,8 @@ const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 /// The step whose failures are counted by the tests themselves.
 pub(crate) const TESTS: &str = "tests";
 const PYTHON: &str = "python";
-/// A test program without output for this time hangs: the longest tests take two minutes on a busy host.
+/// A test program without output for this time hangs: the longest tests take two minutes on a busy
+/// host.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(8 * 60);
 /// The time of a step on a slow host, for `--within`.
 const SLOW_FUZZING: Duration = Duration::from_secs(12 * 60);
@@ -228,8 +230,8 @@ fn compile_and_lint(steps: &mut Steps) {
 /// The parts of the front crate that users compile alone.
 const PARTS: [&str; 4] = ["arena", "linux", "snapshots", "vm"];
 
-/// Wasm's part and the command with it alone, over the dependencies of the tests, which are not compiled a second time
-/// with fewer features: those of `snapshots` are there in full.
+/// Wasm's part and the command with it alone, over the dependencies of the tests, which are not
+/// compiled a second time with fewer features: those of `snapshots` are there in full.
 const WASM: [(&str, &str); 3] = [
     ("afresh", "wasm,remote,seal"),
     ("afresh-cli", "wasm,remote,seal"),

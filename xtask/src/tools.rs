@@ -1,10 +1,12 @@
-//! Servers that tests talk to, and clients of others that carry our snapshots: an S3 gateway, an OCI registry,
-//! nats-server, crane and oras from the Go module proxy; skopeo and umoci from the distribution.
+//! Servers that tests talk to, and clients of others that carry our snapshots: an S3 gateway, an
+//! OCI registry, nats-server, crane and oras from the Go module proxy; skopeo and umoci from the
+//! distribution.
 //!
-//! Programs from the proxy are built once into `target/tools`, under names that carry versions. Building all of them
-//! takes four to five minutes on two cores, in parallel with the other steps and within a limit of time, and 2.8 GB
-//! of sources and objects, which are removed afterwards: Go's own caches are left alone. Without Go, or without the
-//! proxy, their tests are skipped, loudly.
+//! Programs from the proxy are built once into `target/tools`, under names that carry versions.
+//! Building all of them takes four to five minutes on two cores, in parallel with the other steps
+//! and within a limit of time, and 2.8 GB of sources and objects, which are removed afterwards:
+//! Go's own caches are left alone. Without Go, or without the proxy, their tests are skipped,
+//! loudly.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -79,7 +81,8 @@ impl Tool {
 pub(crate) const PIP: &str = "python3 -m venv --clear \"$0\" && \
     \"$0/bin/python\" -m pip install --quiet --disable-pip-version-check \"$@\"";
 
-/// Where a package of a registry of another language is installed, by how that registry writes its name and version.
+/// Where a package of a registry of another language is installed, by how that registry writes its
+/// name and version.
 pub(crate) fn of_registry(package: &str) -> PathBuf {
     let name = package.trim_start_matches('@').replace("==", "-").replace(['/', '@'], "-");
     host::target_folder().join("tools").join(name)
@@ -93,8 +96,8 @@ fn cache() -> PathBuf {
 /// The installations under way, and how each ended.
 pub(crate) struct Installing(JoinHandle<Vec<Result<()>>>);
 
-/// Begins to install missing tools, in the background: one after the other, for they have much in common, and each
-/// build of Go compiles all that is not compiled yet when it begins.
+/// Begins to install missing tools, in the background: one after the other, for they have much in
+/// common, and each build of Go compiles all that is not compiled yet when it begins.
 pub(crate) fn install() -> Installing {
     let deadline = Instant::now() + LIMIT;
     Installing(std::thread::spawn(move || {
@@ -132,8 +135,8 @@ fn install_one(tool: &Tool, deadline: Instant) -> Result<()> {
 }
 
 impl Installing {
-    /// Waits for the installations and passes the paths of the programs to `command`; `missing` receives those that
-    /// are missing.
+    /// Waits for the installations and passes the paths of the programs to `command`; `missing`
+    /// receives those that are missing.
     pub(crate) fn finish(self, command: &mut Command, mut missing: impl FnMut(&str)) {
         let results = self.0.join().unwrap_or_else(|_| {
             TOOLS.iter().map(|_| Err(anyhow!("the installation panicked"))).collect()
@@ -166,7 +169,8 @@ fn line(tool: &Tool, why: &str) -> String {
     format!("SKIPPED: tests with {} {}: {why}", tool.program, tool.version)
 }
 
-/// Waits for an installation until `deadline`, and no longer. Fails with the last output of the program.
+/// Waits for an installation until `deadline`, and no longer. Fails with the last output of the
+/// program.
 pub(crate) fn wait(mut child: Child, deadline: Instant, what: &str) -> Result<()> {
     let begun = Instant::now();
     // Its output is read at the same time, so that it never waits for a reader.

@@ -1,12 +1,13 @@
 //! The calls of the compiler while the tests are built, replayed for lints and documentation.
 //!
-//! `cargo clippy` and `cargo doc` would compile every dependency a second time, in a separate mode whose results no
-//! build can use: on two cores, minutes for nothing. So the tests are built with this program as cargo's
-//! `RUSTC_WRAPPER`. It records cargo's command for each target of the workspace, and runs the compiler. Clippy and
-//! rustdoc then run with the same arguments, over the existing dependencies. A wrapper does not change the output, so
-//! plain `cargo test` shares it.
+//! `cargo clippy` and `cargo doc` would compile every dependency a second time, in a separate mode
+//! whose results no build can use: on two cores, minutes for nothing. So the tests are built with
+//! this program as cargo's `RUSTC_WRAPPER`. It records cargo's command for each target of the
+//! workspace, and runs the compiler. Clippy and rustdoc then run with the same arguments, over the
+//! existing dependencies. A wrapper does not change the output, so plain `cargo test` shares it.
 //!
-//! A target that was built without being written down, or whose dependencies have changed since, is built anew.
+//! A target that was built without being written down, or whose dependencies have changed since, is
+//! built anew.
 
 mod part;
 
@@ -28,7 +29,8 @@ use part::Part;
 
 /// Where the wrapper writes; set for no other process.
 const FOLDER: &str = "AFRESH_UNITS";
-/// The variables that cargo itself was started with, which do not depend on a target; separated by commas.
+/// The variables that cargo itself was started with, which do not depend on a target; separated by
+/// commas.
 const KNOWN: &str = "AFRESH_UNITS_KNOWN";
 
 /// Arguments for the compiler's output.
@@ -130,7 +132,8 @@ impl Unit {
         Self::new(value["folder"].as_str()?.into(), arguments?, variables?)
     }
 
-    /// Whether its package's manifest changed after it was recorded, and with it perhaps its dependencies and features.
+    /// Whether its package's manifest changed after it was recorded, and with it perhaps its
+    /// dependencies and features.
     fn is_older_than_manifest(&self, recorded: SystemTime) -> bool {
         let folder = self.variables.get("CARGO_MANIFEST_DIR");
         let manifest = folder.map(|folder| Path::new(folder).join("Cargo.toml"));
@@ -145,7 +148,8 @@ impl Unit {
         externs.filter(|(word, _)| *word == "--extern").filter_map(move |(_, word)| of(word))
     }
 
-    /// Another program with the same arguments, except for the output folder, and `without` some of them.
+    /// Another program with the same arguments, except for the output folder, and `without` some of
+    /// them.
     fn command(&self, program: &Path, without: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.folder).envs(&self.variables);
@@ -217,8 +221,8 @@ fn compile(arguments: &[&str], wrapper: &Path, folder: &Path) -> Result<Built> {
         "json-render-diagnostics",
     ]);
     println!("$ {}", describe(&command));
-    // Variables that clippy and rustdoc inherit need not be recorded, and a registry's token must not be. The
-    // variables about the package differ between this program and every target.
+    // Variables that clippy and rustdoc inherit need not be recorded, and a registry's token must
+    // not be. The variables about the package differ between this program and every target.
     let own = |name: &String| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let known = known.filter(|name| !own(name));
@@ -273,7 +277,8 @@ impl Built {
             let files: Vec<_> =
                 files.filter_map(|file| Some(PathBuf::from(file.as_str()?))).collect();
             built.files.extend(files.iter().cloned());
-            // "path+file:///…/crates/sys#afresh-sys@0.1.0", or without the name if it equals the folder's.
+            // "path+file:///…/crates/sys#afresh-sys@0.1.0", or without the name if it equals the
+            // folder's.
             let id = told["package_id"].as_str().unwrap_or_default();
             let Some(id) = id.strip_prefix("path+file://") else { continue };
             let source = told["target"]["src_path"].as_str().context("a target has a source")?;
@@ -299,7 +304,8 @@ impl Built {
             let key = (unit.source.clone(), unit.test);
             let Some(target) = self.targets.get(&key) else { continue };
             let recorded = entry.metadata()?.modified()?;
-            // Units of an earlier build have other dependencies, or are older versions of the same unit.
+            // Units of an earlier build have other dependencies, or are older versions of the same
+            // unit.
             if !self.fits(&unit) || unit.is_older_than_manifest(recorded) {
                 continue;
             }
@@ -354,8 +360,9 @@ impl Units {
         })
     }
 
-    /// Lints a package's library or program as users of only `features` compile it: with the code of those features,
-    /// and without the dependencies that they do not need. Present dependencies have all their features.
+    /// Lints a package's library or program as users of only `features` compile it: with the code
+    /// of those features, and without the dependencies that they do not need. Present dependencies
+    /// have all their features.
     pub(crate) fn part(&self, package: &str, features: &str) -> Result<()> {
         let told = metadata(&["--no-deps"])?;
         let packages = told["packages"].as_array().context("cargo tells packages")?;
@@ -386,7 +393,8 @@ impl Units {
             // Arguments that only a compilation of code needs.
             let mut command = unit.command(&rustdoc, &["-C", "--diagnostic-width"]);
             command.args(["-D", "warnings", "--out-dir"]);
-            // As cargo does: readers of a program are its authors. A library may have the same name.
+            // As cargo does: readers of a program are its authors. A library may have the same
+            // name.
             if unit.program() {
                 command.arg(made.join("programs")).arg("--document-private-items");
             } else {
@@ -396,7 +404,8 @@ impl Units {
         })
     }
 
-    /// Runs a command for each target that it is made for, as many at a time as there are processors.
+    /// Runs a command for each target that it is made for, as many at a time as there are
+    /// processors.
     fn each(&self, what: &str, make: impl Fn(&Unit) -> Option<Command> + Sync) -> Result<()> {
         println!("$ {what} of {} targets", self.0.len());
         let next = AtomicUsize::new(0);

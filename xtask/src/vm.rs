@@ -27,8 +27,8 @@ pub(crate) fn build() -> Result<()> {
     host::c_compiler()?;
     let target = host::target_folder().join("tmp/guests-vm");
     let mut command = cargo();
-    // Set here, not by --target-dir and --manifest-path: the folder's own cargo configuration counts,
-    // and flags meant for the host's crates must not reach a guest.
+    // Set here, not by --target-dir and --manifest-path: the folder's own cargo configuration
+    // counts, and flags meant for the host's crates must not reach a guest.
     command
         .args(["build", "--release", "--locked"])
         .current_dir(host::repository().join("guests/vm"))

@@ -1,7 +1,7 @@
 //! `cargo xtask wasi-testsuite`: the public test suite of WASI, preview 1, over `afresh run`.
 //!
-//! Each of its programs runs twice: over a file tree in memory (`--files`), and over a directory of the host
-//! (`--dir`). A separate command: the suite comes by git, which our tests cannot count on.
+//! Each of its programs runs twice: over a file tree in memory (`--files`), and over a directory of
+//! the host (`--dir`). A separate command: the suite comes by git, which our tests cannot count on.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,8 @@ const SUITE: &str = "https://github.com/WebAssembly/wasi-testsuite";
 const COMMIT: &str = "9f80ca35444cfd9e63100725615140a346652e6c";
 /// Languages that the programs are written in, each in a folder.
 const LANGUAGES: [&str; 3] = ["assemblyscript", "c", "rust"];
-/// The command is built with its tests, so that the dependencies are those of all tests, and there already.
+/// The command is built with its tests, so that the dependencies are those of all tests, and there
+/// already.
 const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 
 /// `cargo xtask wasi-testsuite`

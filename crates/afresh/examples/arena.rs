@@ -1,5 +1,5 @@
-//! An arena: memory of this process's own for one request after another, zero at every start, without a page
-//! fault.
+//! An arena: memory of this process's own for one request after another, zero at every start,
+//! without a page fault.
 //!
 //! `cargo run -p afresh --features arena --example arena`
 

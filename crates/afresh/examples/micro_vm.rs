@@ -1,7 +1,7 @@
 //! A micro-VM: native code behind a hardware boundary, pristine for every call.
 //!
-//! `cargo run -p afresh --features vm --example micro_vm -- GUEST INPUT`, where GUEST is a static-PIE ELF built
-//! with one of the guest kits, such as the `hash` sample.
+//! `cargo run -p afresh --features vm --example micro_vm -- GUEST INPUT`, where GUEST is a
+//! static-PIE ELF built with one of the guest kits, such as the `hash` sample.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
-//! The pager for a virtual machine monitor: memory of a snapshot, served by Firecracker's userfaultfd
-//! handshake, the guest running while pages arrive.
+//! The pager for a virtual machine monitor: memory of a snapshot, served by Firecracker's
+//! userfaultfd handshake, the guest running while pages arrive.
 //!
-//! `cargo run -p afresh --features snapshots --example pager -- SNAPSHOT SOCKET`; then name SOCKET as the
-//! `uffd` memory backend of the monitor, or try it with any client of the handshake.
+//! `cargo run -p afresh --features snapshots --example pager -- SNAPSHOT SOCKET`; then name SOCKET
+//! as the `uffd` memory backend of the monitor, or try it with any client of the handshake.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;

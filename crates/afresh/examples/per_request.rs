@@ -1,10 +1,12 @@
-//! A Wasm module for each request: one warm guest, many threads, nothing left from one request to the next.
+//! A Wasm module for each request: one warm guest, many threads, nothing left from one request to
+//! the next.
 //!
 //! `cargo run -p afresh --example per_request`
 
 use afresh::{Guest, Options};
 
-/// Counts requests in its memory, and answers with how many it has seen and the last byte of the input.
+/// Counts requests in its memory, and answers with how many it has seen and the last byte of the
+/// input.
 const HANDLER: &str = r#"(module
     (memory (export "memory") 1)
     (data (i32.const 0) "seen: 0, last: ?")

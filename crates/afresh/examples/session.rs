@@ -1,4 +1,5 @@
-//! A search over a live guest: try every move in a fork, keep the best, go back when it was a dead end.
+//! A search over a live guest: try every move in a fork, keep the best, go back when it was a dead
+//! end.
 //!
 //! `cargo run -p afresh --example session`
 

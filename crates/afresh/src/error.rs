@@ -1,7 +1,8 @@
 //! Errors of the front door, one type per operation.
 //!
-//! Each error names the failure, and the way out if one exists; [`source`](std::error::Error::source) returns the
-//! cause, which is an error of the crate below and can be downcast to it.
+//! Each error names the failure, and the way out if one exists;
+//! [`source`](std::error::Error::source) returns the cause, which is an error of the crate below
+//! and can be downcast to it.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! Start every run from the same memory, and pay only for the pages that the last run changed.
 //!
-//! [`open`] takes the name of a guest (a Wasm module or component, a program for a micro-VM or for Linux, or a
-//! snapshot of a warm one in any place) and returns a [`Guest`]. Every call starts from the guest's warm state, byte
-//! for byte; a call is undone at a cost set by its writes.
+//! [`open`] takes the name of a guest (a Wasm module or component, a program for a micro-VM or for
+//! Linux, or a snapshot of a warm one in any place) and returns a [`Guest`]. Every call starts from
+//! the guest's warm state, byte for byte; a call is undone at a cost set by its writes.
 //!
 //! ```
 //! # #[cfg(feature = "wasm")]
@@ -31,13 +31,14 @@
 //! # fn main() {}
 //! ```
 //!
-//! A warm guest becomes a snapshot with [`Guest::save`], and the state after calls with [`Lease::save`]; [`open`]
-//! reads either back, on this machine or another, and fetches pages as they are touched.
+//! A warm guest becomes a snapshot with [`Guest::save`], and the state after calls with
+//! [`Lease::save`]; [`open`] reads either back, on this machine or another, and fetches pages as
+//! they are touched.
 //!
 //! # Sessions
 //!
-//! A [`Session`] is a live guest whose calls continue from one another. It takes checkpoints, rolls back to any of
-//! them, and forks, at a cost set by its changes:
+//! A [`Session`] is a live guest whose calls continue from one another. It takes checkpoints, rolls
+//! back to any of them, and forks, at a cost set by its changes:
 //!
 //! ```
 //! # #[cfg(feature = "wasm")]
@@ -76,19 +77,21 @@
 //! | `arena` | private memory that is zero at every start | |
 //! | `snapshots` | snapshots on disk and the pager, also without any guest; part of the first five | |
 //!
-//! A feature compiles only its own kind of guest; the crate's README lists the build time of each feature. `remote`
-//! and `seal` bring TLS and cryptography, which take longer to build than the rest of a micro-VM host, so they are
-//! off by default.
+//! A feature compiles only its own kind of guest; the crate's README lists the build time of each
+//! feature. `remote` and `seal` bring TLS and cryptography, which take longer to build than the
+//! rest of a micro-VM host, so they are off by default.
 //!
 //! # The crates below
 //!
-//! Types in public signatures are re-exported here. The crates below are modules: [`memory`] (images, slots,
-//! strategies), `snapshot` (trees of states), `wasm`, `vm`, `linux`, `arena`, `frames`, `store`, `pager` and `pool`,
-//! each with its feature. [`Guest::as_module`] and its like lead down to them.
+//! Types in public signatures are re-exported here. The crates below are modules: [`memory`]
+//! (images, slots, strategies), `snapshot` (trees of states), `wasm`, `vm`, `linux`, `arena`,
+//! `frames`, `store`, `pager` and `pool`, each with its feature. [`Guest::as_module`] and its like
+//! lead down to them.
 
 #![cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
 
-// The crates of these guests are empty elsewhere, and the errors of missing names would not say why.
+// The crates of these guests are empty elsewhere, and the errors of missing names would not say
+// why.
 #[cfg(all(feature = "linux", not(all(target_os = "linux", target_arch = "x86_64"))))]
 compile_error!(
     "the feature `linux` of afresh needs x86_64 Linux: Linux programs do not run as guests on this target yet. Build with `--no-default-features` and the features you need, such as `wasm`"

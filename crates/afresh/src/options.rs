@@ -6,8 +6,8 @@ use afresh_store::Access;
 
 /// Options and limits of a guest.
 ///
-/// Options that every kind of guest has are set here; those of one kind go to the crate below ([`Options::wasm`],
-/// [`Options::vm`], [`Options::linux`]).
+/// Options that every kind of guest has are set here; those of one kind go to the crate below
+/// ([`Options::wasm`], [`Options::vm`], [`Options::linux`]).
 #[derive(Clone, Default)]
 #[must_use]
 pub struct Options {
@@ -39,15 +39,16 @@ impl Options {
         self
     }
 
-    /// Directory for compiled guests, pages of remote snapshots and OCI images between runs. The files are native
-    /// code, so the directory must be the embedder's own. Nothing is kept if not set.
+    /// Directory for compiled guests, pages of remote snapshots and OCI images between runs. The
+    /// files are native code, so the directory must be the embedder's own. Nothing is kept if not
+    /// set.
     pub fn cache(mut self, dir: impl Into<PathBuf>) -> Self {
         self.cache = Some(dir.into());
         self
     }
 
-    /// Directory for pages of remote snapshots, if not `pages` below [`Options::cache`]. Any number of processes may
-    /// share it.
+    /// Directory for pages of remote snapshots, if not `pages` below [`Options::cache`]. Any number
+    /// of processes may share it.
     pub fn cache_pages(mut self, dir: impl Into<PathBuf>) -> Self {
         self.page_cache = Some(dir.into());
         self

@@ -1,11 +1,11 @@
 //! Places of snapshots, as a user writes them: `PLACE[@NAME]`.
 //!
-//! PLACE is a directory in the OCI image layout, the URL of a remote, or a single file. NAME is a name in
-//! it, or the digest of a manifest (`sha256:…`). Where it is left out, `latest` is meant, or else the only
-//! name there is. The last `@` divides the two, but not one in the authority of a URL
-//! (`oci://user@host/repo`), nor one in a path that exists as it stands, nor one with a `/` behind it unless
-//! what is before it exists (`/home/me@work/store`). A registry's own way, `oci://host/repository:tag`, means
-//! the same as `@tag`.
+//! PLACE is a directory in the OCI image layout, the URL of a remote, or a single file. NAME is a
+//! name in it, or the digest of a manifest (`sha256:…`). Where it is left out, `latest` is meant,
+//! or else the only name there is. The last `@` divides the two, but not one in the authority of a
+//! URL (`oci://user@host/repo`), nor one in a path that exists as it stands, nor one with a `/`
+//! behind it unless what is before it exists (`/home/me@work/store`). A registry's own way,
+//! `oci://host/repository:tag`, means the same as `@tag`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

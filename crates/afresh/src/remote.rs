@@ -11,7 +11,8 @@ impl Place {
     /// The remote behind a URL.
     ///
     /// # Errors
-    /// [`OpenError::Place`] for a directory or a file, [`OpenError::Snapshot`] for a URL that is not a remote.
+    /// [`OpenError::Place`] for a directory or a file, [`OpenError::Snapshot`] for a URL that is
+    /// not a remote.
     pub fn remote(&self) -> Result<Remote, OpenError> {
         match self {
             Self::Remote(url) => {

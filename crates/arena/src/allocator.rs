@@ -1,7 +1,8 @@
-//! A region as the allocator of a collection, by the `Allocator` trait of the crate `allocator-api2`.
+//! A region as the allocator of a collection, by the `Allocator` trait of the crate
+//! `allocator-api2`.
 //!
-//! The *borrowed* region is the allocator: while a collection holds the borrow, the region cannot be reset. Memory
-//! that a collection frees comes back when the region is reset.
+//! The *borrowed* region is the allocator: while a collection holds the borrow, the region cannot
+//! be reset. Memory that a collection frees comes back when the region is reset.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -14,9 +15,10 @@ fn block(start: Option<NonNull<u8>>, len: usize) -> Result<NonNull<[u8]>, AllocE
     start.map(|start| NonNull::slice_from_raw_parts(start, len)).ok_or(AllocError)
 }
 
-// SAFETY: every block is a separate part of the arena, aligned as asked, and mapped until the region is reset or
-// dropped, which takes more than the shared borrow that is the allocator here. Copies of the borrow mean the same
-// region. Blocks that grow in place keep their address, and others are copied.
+// SAFETY: every block is a separate part of the arena, aligned as asked, and mapped until the
+// region is reset or dropped, which takes more than the shared borrow that is the allocator here.
+// Copies of the borrow mean the same region. Blocks that grow in place keep their address, and
+// others are copied.
 unsafe impl Allocator for &Region {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         block(Region::allocate(self, layout), layout.size())
@@ -50,8 +52,8 @@ unsafe impl Allocator for &Region {
         old: Layout,
         new: Layout,
     ) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: the caller keeps the contract of this same method; the added bytes are zero, as in
-        // `allocate_zeroed`.
+        // SAFETY: the caller keeps the contract of this same method; the added bytes are zero, as
+        // in `allocate_zeroed`.
         unsafe { self.grow(start, old, new) }
     }
 

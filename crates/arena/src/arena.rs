@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Promises: every byte below [`Arena::pages`] reads as zero after growth and after a reset,
-//! regardless of its earlier content; no byte above it is accessible. With [`CommitPolicy::Now`], memory
-//! that [`Arena::grow`] returned can be touched without any signal for want of memory.
+//! regardless of its earlier content; no byte above it is accessible. With [`CommitPolicy::Now`],
+//! memory that [`Arena::grow`] returned can be touched without any signal for want of memory.
 //!
 //! A forked child has inaccessible memory in place of an arena, and every operation there fails.
 //!
@@ -105,8 +105,8 @@ impl Arena {
         Ok(Self { registration, view, commit: options.commit })
     }
 
-    /// The first byte. The memory is volatile: other threads and guests may write it, so access goes
-    /// through raw pointers.
+    /// The first byte. The memory is volatile: other threads and guests may write it, so access
+    /// goes through raw pointers.
     #[must_use]
     pub fn base(&self) -> *mut u8 {
         self.view.base()
@@ -184,8 +184,8 @@ impl Arena {
     /// Makes every byte zero again; the size stays.
     ///
     /// # Errors
-    /// When memory for [`CommitPolicy::Now`] ran out, or the kernel refused; the arena is empty then. One
-    /// that the kernel did not clear is refused from then on ([`ArenaError::Unclean`]).
+    /// When memory for [`CommitPolicy::Now`] ran out, or the kernel refused; the arena is empty
+    /// then. One that the kernel did not clear is refused from then on ([`ArenaError::Unclean`]).
     pub fn reset(&mut self) -> Result<(), ArenaError> {
         let size = self.pages();
         self.view.drop_all()?;
@@ -202,8 +202,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Gives everything back: the size is zero afterwards. Cheaper than a reset when the arena is not
-    /// used again at once.
+    /// Gives everything back: the size is zero afterwards. Cheaper than a reset when the arena is
+    /// not used again at once.
     ///
     /// # Errors
     /// When the kernel cannot unmap the memory; it is withdrawn from the pool then.

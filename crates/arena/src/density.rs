@@ -1,10 +1,11 @@
 //! Whether a huge page deserves a 2 MiB frame: how many of its pages a cycle wrote.
 //!
-//! A frame mapped by one huge entry does not show which of its pages were touched; its content does, because it began
-//! as zero. A sample of the pages is read now and then, after the view is dropped and before the frame is returned. A
-//! huge page with fewer than one page in eight written is *sparse*: from then on it gets the kernel's 4 KiB pages, so
-//! that it holds no more than it touches. A sparse huge page is looked at in the same rhythm, and gets frames again
-//! once a quarter of it is resident.
+//! A frame mapped by one huge entry does not show which of its pages were touched; its content
+//! does, because it began as zero. A sample of the pages is read now and then, after the view is
+//! dropped and before the frame is returned. A huge page with fewer than one page in eight written
+//! is *sparse*: from then on it gets the kernel's 4 KiB pages, so that it holds no more than it
+//! touches. A sparse huge page is looked at in the same rhythm, and gets frames again once a
+//! quarter of it is resident.
 //!
 //! So an arena holds at most 2 MiB for each 2 MiB touched until the second look (two cycles), and
 //! afterwards at most eight times what it writes. Pages only read, or written with zeros, count as

@@ -1,8 +1,8 @@
 //! An arena's content in a snapshot: written as an image, and read back.
 //!
-//! An arena is zero at every start, so its content is copied in both directions. For memory that starts from an
-//! image, and only pays for a run's writes, use a slot over that image (`afresh_memory::Slot`), which may still be
-//! filling from a snapshot.
+//! An arena is zero at every start, so its content is copied in both directions. For memory that
+//! starts from an image, and only pays for a run's writes, use a slot over that image
+//! (`afresh_memory::Slot`), which may still be filling from a snapshot.
 //!
 //! Promises: a thawed arena has the size and the bytes of the image; one whose thaw failed is empty
 //! or as it was.
@@ -27,7 +27,8 @@ pub enum ThawError {
 }
 
 impl Arena {
-    /// The content as an image, zero pages left out. Memory that was never touched is not looked at.
+    /// The content as an image, zero pages left out. Memory that was never touched is not looked
+    /// at.
     ///
     /// Code with pointers into the memory must not use it during the call.
     ///
@@ -54,8 +55,8 @@ impl Arena {
                 self.touch(run)?;
                 for page in run.start..run.end() {
                     let Some(content) = image.page(page) else { continue };
-                    // SAFETY: the page is accessible and present, and this is its only user; the image is not part of
-                    // any arena.
+                    // SAFETY: the page is accessible and present, and this is its only user; the
+                    // image is not part of any arena.
                     unsafe {
                         let at = self.base().add(page * PAGE_SIZE);
                         at.copy_from_nonoverlapping(content.as_ptr(), PAGE_SIZE);

@@ -29,9 +29,9 @@ pub(crate) struct Mapping {
 pub(crate) struct HugePage {
     /// What backs it.
     pub(crate) backing: Backing,
-    /// The present mapping of the pool file: accessible while a frame backs the huge page, and inaccessible after the
-    /// frame was returned. To get the same frame again and make the mapping accessible costs far less than mapping
-    /// anew: the page tables are there still.
+    /// The present mapping of the pool file: accessible while a frame backs the huge page, and
+    /// inaccessible after the frame was returned. To get the same frame again and make the mapping
+    /// accessible costs far less than mapping anew: the page tables are there still.
     pub(crate) mapping: Option<Mapping>,
     /// The huge page has proved sparse: a 2 MiB frame would be wasted on it.
     pub(crate) sparse: bool,
@@ -45,9 +45,9 @@ impl HugePage {
     }
 }
 
-/// The longest run of huge pages at the start of `hugepages` whose left-over mappings follow one another in the file
-/// and can be requested as one block, when the run's visible part has `visible` pages. Returns the first page in the
-/// file and the order.
+/// The longest run of huge pages at the start of `hugepages` whose left-over mappings follow one
+/// another in the file and can be requested as one block, when the run's visible part has `visible`
+/// pages. Returns the first page in the file and the order.
 pub(crate) fn left_over(hugepages: &[HugePage], visible: usize) -> Option<(usize, Order)> {
     let first = hugepages.first()?.mapping?.file_page;
     let run = hugepages

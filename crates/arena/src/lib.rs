@@ -1,8 +1,9 @@
 //! Arenas of memory that are zero at every start and touched at memory speed.
 //!
-//! * [`Arena`]: a range that grows, shrinks and is reset, on the frames of an [`afresh_frames::Pool`].
-//! * [`Region`]: allocates Rust values in an arena and frees them all at once; collections too, with the
-//!   feature `allocator-api2`.
+//! * [`Arena`]: a range that grows, shrinks and is reset, on the frames of an
+//!   [`afresh_frames::Pool`].
+//! * [`Region`]: allocates Rust values in an arena and frees them all at once; collections too,
+//!   with the feature `allocator-api2`.
 //! * [`ZeroedAlloc`]: a global allocator whose large zeroed blocks come from the pool.
 //!
 //! ```

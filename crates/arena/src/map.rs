@@ -1,11 +1,11 @@
 //! The view of an arena: the mapping of each huge page, and every change to it.
 //!
-//! All changes are made under one lock, by the owner or by a fault handler. The holder touches no arena memory and,
-//! in a handler, allocates nothing; so a fault can always take it.
+//! All changes are made under one lock, by the owner or by a fault handler. The holder touches no
+//! arena memory and, in a handler, allocates nothing; so a fault can always take it.
 //!
-//! Returned frames stay mapped, inaccessibly: the next cycle requests the same ones from the pool and only lifts the
-//! protection. Other owners of the frames are safe from this view, and its owner from them, because the hardware
-//! refuses every access.
+//! Returned frames stay mapped, inaccessibly: the next cycle requests the same ones from the pool
+//! and only lifts the protection. Other owners of the frames are safe from this view, and its owner
+//! from them, because the hardware refuses every access.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,8 +22,8 @@ use crate::hugepage::{Backing, HugePage, Mapping, left_over};
 use crate::window::Window;
 use crate::{ArenaError, ArenaOptions, ArenaUsage};
 
-/// Maximum consecutive faults of a thread in mapped memory before the fault is passed on. It faults once when another
-/// thread was faster.
+/// Maximum consecutive faults of a thread in mapped memory before the fault is passed on. It faults
+/// once when another thread was faster.
 const MAX_ODD: usize = 64;
 /// Threads that such faults are counted of at the same time.
 const WATCHED_THREADS: usize = 64;
@@ -52,13 +52,15 @@ struct Locked {
     cycle: usize,
     /// The number of times that memory was returned, so that accesses to it fault again.
     epoch: usize,
-    /// Faults in memory that is mapped and their number, each thread at the place that its number leads to.
+    /// Faults in memory that is mapped and their number, each thread at the place that its number
+    /// leads to.
     odd: Box<[(Odd, usize)]>,
 }
 
 impl Locked {
-    /// Counts a fault of the calling thread at `address`, where memory is mapped; whether it may try again. Any number of
-    /// threads can meet in a huge page, but only an access that never succeeds faults again and again.
+    /// Counts a fault of the calling thread at `address`, where memory is mapped; whether it may
+    /// try again. Any number of threads can meet in a huge page, but only an access that never
+    /// succeeds faults again and again.
     fn may_retry(&mut self, address: usize) -> bool {
         let this = Odd { thread: host::thread_id(), address, epoch: self.epoch };
         let (odd, faults) = &mut self.odd[this.thread as usize % WATCHED_THREADS];
@@ -78,7 +80,8 @@ pub(crate) struct View {
     size: AtomicUsize,
     adapt: bool,
     faults: AtomicUsize,
-    /// Set when memory stayed accessible that should not be: its content would be visible after growth.
+    /// Set when memory stayed accessible that should not be: its content would be visible after
+    /// growth.
     unclean: AtomicBool,
     /// The process that made it.
     generation: u32,
@@ -174,14 +177,15 @@ impl View {
         pages.filter(|range| !range.is_empty()).collect()
     }
 
-    /// The accessible pages of `len` huge pages from `hugepage` on, when the arena has `size` pages.
+    /// The accessible pages of `len` huge pages from `hugepage` on, when the arena has `size`
+    /// pages.
     fn visible(hugepage: usize, len: usize, size: usize) -> PageRange {
         let start = hugepage * HUGE_PAGES;
         PageRange::new(start, (len * HUGE_PAGES).min(size.saturating_sub(start)))
     }
 
-    /// Makes the accessible part `size` pages long. New pages of a mapped huge page are mapped now; removed ones are
-    /// unmapped, and their memory is returned or zeroed.
+    /// Makes the accessible part `size` pages long. New pages of a mapped huge page are mapped now;
+    /// removed ones are unmapped, and their memory is returned or zeroed.
     pub(crate) fn set_pages(&self, size: usize) -> Result<(), ArenaError> {
         self.check()?;
         let mut locked = self.lock();
@@ -240,8 +244,8 @@ impl View {
         Ok(())
     }
 
-    /// Sees to it that faults find memory in the pool. This is best effort: memory that the pool lacks comes from the
-    /// kernel.
+    /// Sees to it that faults find memory in the pool. This is best effort: memory that the pool
+    /// lacks comes from the kernel.
     pub(crate) fn stock(&self, pages: usize) -> Result<(), ArenaError> {
         match self.pool.stock(pages) {
             Err(TakeError::Limit { .. } | TakeError::Fragmented { .. }) | Ok(()) => Ok(()),
@@ -249,9 +253,9 @@ impl View {
         }
     }
 
-    /// Maps predictable touches beforehand, so that they raise no signal: the kernel's memory over sparse huge pages,
-    /// which costs nothing until it is touched, and frames over the huge pages that had some in the last cycle, as
-    /// far as the pool has them at hand.
+    /// Maps predictable touches beforehand, so that they raise no signal: the kernel's memory over
+    /// sparse huge pages, which costs nothing until it is touched, and frames over the huge pages
+    /// that had some in the last cycle, as far as the pool has them at hand.
     pub(crate) fn anticipate(&self, range: PageRange) -> Result<(), ArenaError> {
         if !self.adapt || range.is_empty() {
             return Ok(());
@@ -286,8 +290,8 @@ impl View {
         result
     }
 
-    /// Maps memory at huge page `at` and up to `most - 1` empty ones after it. Returns how many huge pages
-    /// from `at` on have memory now, at least one.
+    /// Maps memory at huge page `at` and up to `most - 1` empty ones after it. Returns how many
+    /// huge pages from `at` on have memory now, at least one.
     ///
     /// With growth forbidden, nothing here allocates: it runs in a fault handler then.
     fn map_at(

@@ -1,7 +1,7 @@
 //! A region: values allocated one after the other in an arena, and freed all at once.
 //!
-//! Freeing is resetting the arena, so memory comes back zero, and a region reused a million times costs what one
-//! costs. Values are not dropped: allocate only values that need no destructor.
+//! Freeing is resetting the arena, so memory comes back zero, and a region reused a million times
+//! costs what one costs. Values are not dropped: allocate only values that need no destructor.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::{NonNull, null_mut};
@@ -22,7 +22,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// A region of `pages` pages; with [`crate::CommitPolicy::OnTouch`] it takes memory as it is used.
+    /// A region of `pages` pages; with [`crate::CommitPolicy::OnTouch`] it takes memory as it is
+    /// used.
     ///
     /// # Errors
     /// As [`Arena::new`] and [`Arena::grow`].
@@ -32,7 +33,8 @@ impl Region {
         Ok(Self { arena, used: 0.into() })
     }
 
-    /// Allocates zeroed memory, or `None` when the region is full, or was made before a fork by the parent.
+    /// Allocates zeroed memory, or `None` when the region is full, or was made before a fork by the
+    /// parent.
     #[must_use]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         if self.arena.is_of_parent() {
@@ -57,7 +59,8 @@ impl Region {
         }
     }
 
-    /// Resizes the newest block to `size` bytes in place; `false` when it is not the newest, or the region is full.
+    /// Resizes the newest block to `size` bytes in place; `false` when it is not the newest, or the
+    /// region is full.
     #[cfg(feature = "allocator-api2")]
     pub(crate) fn extend(&self, start: NonNull<u8>, old: Layout, size: usize) -> bool {
         let from = start.addr().get() - self.arena.base() as usize;
@@ -77,8 +80,8 @@ impl Region {
     pub fn bytes(&self, len: usize) -> Option<&mut [u8]> {
         let layout = Layout::array::<u8>(len).ok()?;
         let start = self.allocate(layout)?;
-        // SAFETY: the memory is mapped, zero (hence initialised), and allocated once; the borrow of the region keeps
-        // it from being reset.
+        // SAFETY: the memory is mapped, zero (hence initialised), and allocated once; the borrow of
+        // the region keeps it from being reset.
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) })
     }
 
@@ -104,9 +107,9 @@ impl Region {
     }
 }
 
-// SAFETY: every allocation is a separate part of the arena, aligned as asked and mapped until the region is reset,
-// which needs the exclusive borrow that a user of the allocator cannot have given. Nothing here panics: overflow ends
-// in a null pointer.
+// SAFETY: every allocation is a separate part of the arena, aligned as asked and mapped until the
+// region is reset, which needs the exclusive borrow that a user of the allocator cannot have given.
+// Nothing here panics: overflow ends in a null pointer.
 unsafe impl GlobalAlloc for Region {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.allocate(layout).map_or(null_mut(), NonNull::as_ptr)

@@ -1,4 +1,5 @@
-//! The arena's promises: zero after growth and reset, nothing accessible outside, errors for limits.
+//! The arena's promises: zero after growth and reset, nothing accessible outside, errors for
+//! limits.
 #![cfg(not(miri))]
 
 use std::io::Read;
@@ -464,7 +465,8 @@ fn a_forked_child_drops_an_arena_and_keeps_its_own_memory() {
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    // Allocations of the child: free addresses of the arena and the pool would be given to them.
+                    // Allocations of the child: free addresses of the arena and the pool would be
+                    // given to them.
                     let own: Vec<_> = (0..64).map(|n| vec![n as u8; 1 << 20]).collect();
                     assert_eq!(arena.grow(1), Err(ArenaError::Forked));
                     assert_eq!(arena.reset(), Err(ArenaError::Forked));

@@ -1,5 +1,6 @@
-//! `bench arena`: dirtying pages of a plain 4 MiB slot and resetting it, by every strategy; and the first run of
-//! a new slot of 16 MiB of zero memory, all written, with a stage to come from and without.
+//! `bench arena`: dirtying pages of a plain 4 MiB slot and resetting it, by every strategy; and the
+//! first run of a new slot of 16 MiB of zero memory, all written, with a stage to come from and
+//! without.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -1,8 +1,9 @@
-//! `component/hello`, `component/js-http`, `component/py-http`: a handler of `wasi:http` that answers at once, in
-//! Rust, and two handlers from the tools of other languages, which read two hundred of their stored items for each
-//! request. Each request runs in a new instance, by afresh and by wasmtime's ways on the same component. Both tools
-//! leave the state of an initialised program in the component, so all begin with the same. The floor is one wasmtime
-//! instance that answers every request.
+//! `component/hello`, `component/js-http`, `component/py-http`: a handler of `wasi:http` that
+//! answers at once, in Rust, and two handlers from the tools of other languages, which read two
+//! hundred of their stored items for each request. Each request runs in a new instance, by afresh
+//! and by wasmtime's ways on the same component. Both tools leave the state of an initialised
+//! program in the component, so all begin with the same. The floor is one wasmtime instance that
+//! answers every request.
 
 use std::path::Path;
 use std::time::Duration;

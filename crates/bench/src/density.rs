@@ -1,7 +1,8 @@
 //! `bench density`: what many live guests of one process cost: mappings, descriptors and memory.
 //!
-//! Each guest has answered a call and keeps what it wrote. Memory is the proportional share of the process (PSS), and
-//! its growth is divided by the number of guests. Page tables are not part of it.
+//! Each guest has answered a call and keeps what it wrote. Memory is the proportional share of the
+//! process (PSS), and its growth is divided by the number of guests. Page tables are not part of
+//! it.
 
 mod pooling;
 #[cfg(feature = "linux")]
@@ -62,8 +63,8 @@ impl Growth {
         Ok(Self { process, before: Usage::of(process)?, started: Instant::now() })
     }
 
-    /// Reports the growth with `guests` guests. Each has written to pages of `written` KiB. Without it, the pages count
-    /// that processes have written and do not share.
+    /// Reports the growth with `guests` guests. Each has written to pages of `written` KiB. Without
+    /// it, the pages count that processes have written and do not share.
     fn report(
         self,
         (case, strategy): (&str, &str),
@@ -136,8 +137,8 @@ fn leases(
     for lease in held.iter_mut().take(16) {
         written += lease.dirty_pages()?;
     }
-    // A page that was written and has its old content again is not counted as dirty. In an image of a file it is a
-    // copy all the same.
+    // A page that was written and has its old content again is not counted as dirty. In an image of
+    // a file it is a copy all the same.
     let dirty = written as f64 * 4.0 / reached.clamp(1, 16) as f64;
     let copied = (usage::copies_kib()? - copies) as f64 / reached.max(1) as f64;
     growth.report(names, (count, reached), Some(dirty.max(copied)), sink)
@@ -146,7 +147,8 @@ fn leases(
 /// All cases. Without the JavaScript guest its case is left out.
 ///
 /// # Errors
-/// The first that any contestant meets. A guest that cannot be made is no error: the row `guests` has their number.
+/// The first that any contestant meets. A guest that cannot be made is no error: the row `guests`
+/// has their number.
 pub fn all(
     js: Option<&[u8]>,
     counts: Counts,

@@ -4,7 +4,8 @@
 //! strategies run interleaved, one cycle each a round, so a disturbance meets all of them, and the
 //! same think time separates any two cycles. Figures are per page touched.
 //!
-//! [`fault`] runs everything and reports a [`Row`](crate::Row) for each case, strategy and number of threads.
+//! [`fault`] runs everything and reports a [`Row`](crate::Row) for each case, strategy and number
+//! of threads.
 
 mod around;
 mod case;
@@ -27,7 +28,8 @@ struct Sample {
     take: f64,
     touch: f64,
     give: f64,
-    /// Instructions of the thread, in user mode and in the kernel; zero where they cannot be counted.
+    /// Instructions of the thread, in user mode and in the kernel; zero where they cannot be
+    /// counted.
     instructions: f64,
 }
 

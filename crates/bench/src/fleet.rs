@@ -1,9 +1,9 @@
 //! `fleet`: a fleet of thousands of hosts, simulated with the code that real hosts decide with
 //! ([`afresh_serve::fleet::policy`]): placement, heartbeat intervals, and expiry of leases.
 //!
-//! Nothing here measures a network or a NATS server. Time is simulated, so the figures do not depend on the machine.
-//! [`Scale`] lists the assumptions, which are part of each row. Hosts of one group hear the same heartbeats, so one
-//! table stands for theirs.
+//! Nothing here measures a network or a NATS server. Time is simulated, so the figures do not
+//! depend on the machine. [`Scale`] lists the assumptions, which are part of each row. Hosts of one
+//! group hear the same heartbeats, so one table stands for theirs.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -51,7 +51,8 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Ten thousand hosts and ten million sessions in an hour, at about seven tenths of the hosts' capacity.
+    /// Ten thousand hosts and ten million sessions in an hour, at about seven tenths of the hosts'
+    /// capacity.
     #[must_use]
     pub fn full() -> Self {
         Self {
@@ -226,11 +227,12 @@ impl World {
         }
     }
 
-    /// Places one session; the host that took it. A full or dead host refuses, and any other is tried.
+    /// Places one session; the host that took it. A full or dead host refuses, and any other is
+    /// tried.
     fn place(&mut self, snapshot: Option<usize>) -> Option<usize> {
         self.placed += 1;
-        // The host that received the request chooses. It sends each other one a negligible part of all sessions there,
-        // so its own count of them is ignored here.
+        // The host that received the request chooses. It sends each other one a negligible part of
+        // all sessions there, so its own count of them is ignored here.
         let asked = self.seed.below(self.scale.hosts);
         let members = &self.views[&self.hosts[asked].group].members;
         let choice = Placement { members, own: Some(&self.hosts[asked].name) };
@@ -377,7 +379,8 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
         lost += host.sessions;
         (host.sessions, host.alive) = (0, false);
     }
-    // When each of them is given up: its neighbours look once in a renewal, and its lease was renewed at some time before.
+    // When each of them is given up: its neighbours look once in a renewal, and its lease was
+    // renewed at some time before.
     let mut given_up = Vec::with_capacity(dead);
     for _ in 0..dead {
         let mut watch = FailureDetector::new(terms);
@@ -388,8 +391,8 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
         }
         given_up.push(now);
     }
-    // Each lost session comes back with its next call, which is sent again each second until its host is given up and
-    // another takes it.
+    // Each lost session comes back with its next call, which is sent again each second until its
+    // host is given up and another takes it.
     let mut calls: BinaryHeap<Reverse<(u64, u64)>> = BinaryHeap::new();
     for session in 0..lost {
         let first = world.chance.time(scale.pause as f64);
@@ -450,8 +453,8 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
     Ok(())
 }
 
-/// Requests a second of hosts whose calls take five milliseconds each, at sixteen places; a host that forwards a
-/// request works on it for half a millisecond as well.
+/// Requests a second of hosts whose calls take five milliseconds each, at sixteen places; a host
+/// that forwards a request works on it for half a millisecond as well.
 fn throughput(hosts: usize) -> f64 {
     const PLACES: usize = 16;
     const CLIENTS: usize = 200;

@@ -1,10 +1,11 @@
-//! Groundhog's way to give each request the same state, for comparisons: a manager outside of an unchanged process stops it, finds
-//! the pages that it has written, writes their old content back, and sets its registers (Alzayat, Mace, Druschel and Garg, EuroSys 2023).
+//! Groundhog's way to give each request the same state, for comparisons: a manager outside of an
+//! unchanged process stops it, finds the pages that it has written, writes their old content back,
+//! and sets its registers (Alzayat, Mace, Druschel and Garg, EuroSys 2023).
 //!
-//! Where the authors clear soft-dirty bits, this uses the kernel's asynchronous write protection, which does not need
-//! `CONFIG_MEM_SOFT_DIRTY`: one walk over the page tables finds written pages, a second one protects them again.
-//! Kernel state of the process (descriptors, files, signals) is not restored, as in their work; the process has one
-//! thread.
+//! Where the authors clear soft-dirty bits, this uses the kernel's asynchronous write protection,
+//! which does not need `CONFIG_MEM_SOFT_DIRTY`: one walk over the page tables finds written pages,
+//! a second one protects them again. Kernel state of the process (descriptors, files, signals) is
+//! not restored, as in their work; the process has one thread.
 
 use std::fs::File;
 use std::io;
@@ -156,8 +157,8 @@ fn transfer(
     let wanted: usize = here.iter().map(|part| part.iov_len).sum();
     let (h, t) = (here.as_ptr(), there.as_ptr());
     let (hn, tn) = (here.len() as libc::c_ulong, there.len() as libc::c_ulong);
-    // SAFETY: the vectors of this process are live buffers of the callers, borrowed for reading or writing; the
-    // kernel checks the others.
+    // SAFETY: the vectors of this process are live buffers of the callers, borrowed for reading or
+    // writing; the kernel checks the others.
     let moved = unsafe {
         match writes {
             true => libc::process_vm_writev(pid, h, hn, t, tn, 0),
@@ -206,7 +207,8 @@ impl Groundhog {
     /// Takes the state of process `pid`, once it waits for input, as the one to go back to.
     ///
     /// # Errors
-    /// When the process may not be traced, or the kernel has no asynchronous write protection (Linux 6.7).
+    /// When the process may not be traced, or the kernel has no asynchronous write protection
+    /// (Linux 6.7).
     pub(crate) fn new(pid: u32) -> anyhow::Result<Self> {
         let pid = libc::pid_t::try_from(pid)?;
         trace(libc::PTRACE_SEIZE, pid, 0, 0)?;

@@ -1,9 +1,9 @@
 //! `bench wasm`, table `wasm-grow`: a memory that grows by 16 MiB in every call.
 //!
-//! Cases: `touch` is the growth and a write to every page of it, the clock round the call alone; `cycle`
-//! is the same with everything that gives the next call a pristine instance; `sparse` is a whole cycle
-//! that writes three pages only. Those named `first-…` make a new instance over a new slot for every call;
-//! the making is part of the cycle, and the throwing away is not.
+//! Cases: `touch` is the growth and a write to every page of it, the clock round the call alone;
+//! `cycle` is the same with everything that gives the next call a pristine instance; `sparse` is a
+//! whole cycle that writes three pages only. Those named `first-…` make a new instance over a new
+//! slot for every call; the making is part of the cycle, and the throwing away is not.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! `js/request`: a request to the warm JavaScript guest, by afresh and by wasmtime on the same warm state,
-//! pre-initialised with wasmtime-wizer.
+//! `js/request`: a request to the warm JavaScript guest, by afresh and by wasmtime on the same warm
+//! state, pre-initialised with wasmtime-wizer.
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,6 +1,7 @@
-//! `linux`: CPython, unmodified, answering a line of JSON or multiplying matrices, and Node as an HTTP server: a
-//! pristine call, a clone, a thaw and a start. The rivals do not use afresh: no reset at all, a process that is
-//! restored from outside, a server that forks for each request, and a new process for each.
+//! `linux`: CPython, unmodified, answering a line of JSON or multiplying matrices, and Node as an
+//! HTTP server: a pristine call, a clone, a thaw and a start. The rivals do not use afresh: no
+//! reset at all, a process that is restored from outside, a server that forks for each request, and
+//! a new process for each.
 //!
 //! All processes share one processor, because a guest and its sentry also take turns.
 
@@ -69,7 +70,8 @@ const NODE: &str = "/usr/bin/node";
 const SERVER: &str = "let served = 0; require('http').createServer((request, response) => { \
     response.setHeader('Served', ++served); response.end('hello ' + request.url) }).listen(PORT, '127.0.0.1');";
 const GET: &str = "GET /there HTTP/1.1\r\nHost: localhost\r\n\r\n";
-/// Requests before it is warm: until V8 has compiled their code, each call would interpret it again.
+/// Requests before it is warm: until V8 has compiled their code, each call would interpret it
+/// again.
 const NODE_WARMING: usize = 400;
 /// Where the guest listens, within itself.
 const PORT: u16 = 3000;
@@ -396,8 +398,8 @@ fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()
     contest(TABLE, "thaw/node", options, thaw, sink)
 }
 
-/// All cases whose modules the interpreter has. `dir` is for snapshots; `omitted` receives the cases that are left
-/// out.
+/// All cases whose modules the interpreter has. `dir` is for snapshots; `omitted` receives the
+/// cases that are left out.
 ///
 /// # Errors
 /// When python3 is missing, the host runs no guests, or an answer is wrong.

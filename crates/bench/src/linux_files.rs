@@ -1,5 +1,6 @@
-//! `linux`, its files: rollback of two CPython sessions, one with ten files and one with ten thousand, after a turn
-//! that changed ten. The rival copies the directory again, because it does not know which files changed.
+//! `linux`, its files: rollback of two CPython sessions, one with ten files and one with ten
+//! thousand, after a turn that changed ten. The rival copies the directory again, because it does
+//! not know which files changed.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,8 +20,8 @@ const COUNTS: [usize; 2] = [10, 10_000];
 /// Bytes that the program may write.
 const STORAGE: u64 = 1 << 30;
 
-/// Makes FILES files; a turn changes ten of them, and each answer has the number of turns and the lengths of the
-/// first ten.
+/// Makes FILES files; a turn changes ten of them, and each answer has the number of turns and the
+/// lengths of the first ten.
 const SCRIPT: &str = "import sys, os
 path = lambda i: f'/files/d{i % 100}/f{i}'
 for i in range(FILES):
@@ -94,7 +95,8 @@ pub(crate) fn all(python: &Python, options: &Options, sink: &mut Sink<'_>) -> an
     if !COUNTS.iter().any(|count| options.wants(CASE, &format!("afresh/{count}"))) {
         return Ok(());
     }
-    // Copying ten thousand files takes seconds each time: few rounds, or it takes minutes until the first row.
+    // Copying ten thousand files takes seconds each time: few rounds, or it takes minutes until the
+    // first row.
     let few = Options { rounds: options.rounds.min(3), ..options.clone() };
     let mut field = Vec::new();
     for count in COUNTS {

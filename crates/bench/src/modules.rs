@@ -1,11 +1,11 @@
 //! The two modules that tables are about, made from nothing.
 //!
 //! * small: 64 KiB of data, 8 functions.
-//! * large: 3000 functions, a table of 2000 entries that a function writes, 400 mutable globals that
-//!   functions set, 1.5 MiB of data.
+//! * large: 3000 functions, a table of 2000 entries that a function writes, 400 mutable globals
+//!   that functions set, 1.5 MiB of data.
 //!
-//! Both export `empty`, `scatter64` (one word in each of 64 pages, 20 KiB apart) and `dirty1m` (one word
-//! in each of 256 consecutive pages) and `grow` (16 Wasm pages more, a word written in each).
+//! Both export `empty`, `scatter64` (one word in each of 64 pages, 20 KiB apart) and `dirty1m` (one
+//! word in each of 256 consecutive pages) and `grow` (16 Wasm pages more, a word written in each).
 
 use wasm_encoder::{
     BlockType, CodeSection, ConstExpr, DataSection, ElementSection, Elements, EntityType,

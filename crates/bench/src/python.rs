@@ -1,9 +1,10 @@
-//! `python/pass`, `python/group-by`, `python/pandas`: code for CPython with numpy and pandas imported and some data at hand, each run
-//! pristine, by afresh and by wasmtime's ways on the same warm state, which wasmtime-wizer has put into the module.
+//! `python/pass`, `python/group-by`, `python/pandas`: code for CPython with numpy and pandas
+//! imported and some data at hand, each run pristine, by afresh and by wasmtime's ways on the same
+//! warm state, which wasmtime-wizer has put into the module.
 //!
-//! The floor is a live instance that is never reset. A clone seeds its random generators before anything else, and a
-//! live instance has done so already. One floor leaves it at that; the other seeds them for each run, as clones and
-//! rivals do, so that only the reset separates it from ours.
+//! The floor is a live instance that is never reset. A clone seeds its random generators before
+//! anything else, and a live instance has done so already. One floor leaves it at that; the other
+//! seeds them for each run, as clones and rivals do, so that only the reset separates it from ours.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,8 @@
-//! CPython by wasmtime's own ways: the module with its warm state in it, a new store and instance for each run.
+//! CPython by wasmtime's own ways: the module with its warm state in it, a new store and instance
+//! for each run.
 //!
-//! wasmtime-wizer makes the module, once for all rivals. It and its compiled code are kept next to the guest, because
-//! they take minutes.
+//! wasmtime-wizer makes the module, once for all rivals. It and its compiled code are kept next to
+//! the guest, because they take minutes.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -31,7 +32,8 @@ pub(crate) struct Shared {
     env: &'static [(&'static str, &'static str)],
 }
 
-/// The store data of a wasmtime instance: WASI, built when a call first uses it, as afresh does, and the answer.
+/// The store data of a wasmtime instance: WASI, built when a call first uses it, as afresh does,
+/// and the answer.
 struct RivalHost {
     wasi: Option<WasiP1Ctx>,
     library: PathBuf,
@@ -162,8 +164,8 @@ impl Shared {
             std::fs::write(&new, code)?;
             std::fs::rename(&new, &file)?;
         }
-        // SAFETY: the file contains the output of an engine with this configuration. This program wrote it whole
-        // under a unique name, in a folder that the caller of the benchmark chose.
+        // SAFETY: the file contains the output of an engine with this configuration. This program
+        // wrote it whole under a unique name, in a folder that the caller of the benchmark chose.
         unsafe { Module::deserialize_file(engine, file) }
     }
 }

@@ -1,9 +1,10 @@
-//! The restore benchmark: every strategy of the pager, its rivals, and a plain mmap with the same touches.
+//! The restore benchmark: every strategy of the pager, its rivals, and a plain mmap with the same
+//! touches.
 //!
-//! One word of every page is touched, in random or in sequential order, by reads or by writes; or of a known
-//! twentieth of the pages. The clock runs from the call that starts the restore to the last touch. Strategies take
-//! turns within a round, so that other load on the machine affects all of them; ratios are taken within a round.
-//! `afresh-bench restore` is this module.
+//! One word of every page is touched, in random or in sequential order, by reads or by writes; or
+//! of a known twentieth of the pages. The clock runs from the call that starts the restore to the
+//! last touch. Strategies take turns within a round, so that other load on the machine affects all
+//! of them; ratios are taken within a round. `afresh-bench restore` is this module.
 
 mod corpus;
 mod delta;
@@ -31,8 +32,8 @@ pub struct Options {
     pub rounds: usize,
     /// Where the files are made; they are removed at the end.
     pub dir: PathBuf,
-    /// Only rows whose case or strategy contains this; `mmap` runs in every case that is left. For `save`, only
-    /// cases whose name contains this.
+    /// Only rows whose case or strategy contains this; `mmap` runs in every case that is left. For
+    /// `save`, only cases whose name contains this.
     pub filter: Option<String>,
     /// Only these and `mmap`; all when empty.
     pub ways: Vec<Rival>,
@@ -81,8 +82,8 @@ impl Options {
 /// Runs the restore benchmark: a row for every case and strategy.
 ///
 /// # Errors
-/// The first that any strategy meets, or a page that holds something else than the file; the benchmark's
-/// own files are removed all the same.
+/// The first that any strategy meets, or a page that holds something else than the file; the
+/// benchmark's own files are removed all the same.
 pub fn restore(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     run::run(options, sink)
 }

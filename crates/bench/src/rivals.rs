@@ -1,4 +1,5 @@
-//! wasmtime's own ways to give each call a pristine instance: `InstancePre` and a new `Store` each time.
+//! wasmtime's own ways to give each call a pristine instance: `InstancePre` and a new `Store` each
+//! time.
 
 use std::time::{Duration, Instant};
 

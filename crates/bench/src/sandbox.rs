@@ -1,6 +1,6 @@
-//! Sandboxes as agents have them, by the Python package: from a new one to its first command, ten commands, forks that
-//! have all answered, a figure, the turn of a coding agent and a call by MCP; with `pydantic-monty` and `sandlock`
-//! where the Python has them.
+//! Sandboxes as agents have them, by the Python package: from a new one to its first command, ten
+//! commands, forks that have all answered, a figure, the turn of a coding agent and a call by MCP;
+//! with `pydantic-monty` and `sandlock` where the Python has them.
 //!
 //! A program in Python measures, because the package is what its users call.
 

@@ -1,8 +1,9 @@
-//! `serve`: requests over HTTP at a fixed number of connections, compared with `wasmtime serve` on the same
-//! component; and the operations of a sandbox over HTTP.
+//! `serve`: requests over HTTP at a fixed number of connections, compared with `wasmtime serve` on
+//! the same component; and the operations of a sandbox over HTTP.
 //!
-//! Each server is a separate process. The contestants take turns, so that other load of the host meets all of them.
-//! The client is as simple as can be: a thread for each connection, which waits for each answer.
+//! Each server is a separate process. The contestants take turns, so that other load of the host
+//! meets all of them. The client is as simple as can be: a thread for each connection, which waits
+//! for each answer.
 
 mod far;
 mod programs;
@@ -59,7 +60,8 @@ fn wizened(wasmtime: &Path, component: &Path, dir: &Path) -> anyhow::Result<Path
     Ok(made)
 }
 
-/// The JavaScript guest with its heap, as a component, by servers that start each request from the heap.
+/// The JavaScript guest with its heap, as a component, by servers that start each request from the
+/// heap.
 fn javascript(files: &Files, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let component = files.jshttp.display().to_string();
     let mut field =
@@ -72,7 +74,8 @@ fn javascript(files: &Files, options: &Options, sink: &mut Sink<'_>) -> anyhow::
     requests("js/component", field, &request("POST", "/", "", crate::js::REQUEST), options, sink)
 }
 
-/// Times of requests in microseconds that `CONNECTIONS` clients make for `time`, and how many a second.
+/// Times of requests in microseconds that `CONNECTIONS` clients make for `time`, and how many a
+/// second.
 fn load(server: &Server, request: &[u8], time: Duration) -> anyhow::Result<(Vec<f64>, f64)> {
     let begun = Instant::now();
     let times = std::thread::scope(|scope| {

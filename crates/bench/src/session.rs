@@ -1,5 +1,5 @@
-//! `session`: checkpoints, rollbacks and forks of the live JavaScript guest, whose heap takes about 45 MiB. The rival
-//! does not know which pages were written: it copies all of them, and compares.
+//! `session`: checkpoints, rollbacks and forks of the live JavaScript guest, whose heap takes about
+//! 45 MiB. The rival does not know which pages were written: it copies all of them, and compares.
 //!
 //! Every iteration makes a turn first, outside of the clock: a request that changes some objects.
 
@@ -171,8 +171,8 @@ fn time<R>(run: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<(Duration,
     Ok((started.elapsed(), result))
 }
 
-/// The contests on the byte-handling JavaScript guest in `wasm`; `small` is a guest that evaluates JavaScript and has
-/// a small heap, if available.
+/// The contests on the byte-handling JavaScript guest in `wasm`; `small` is a guest that evaluates
+/// JavaScript and has a small heap, if available.
 ///
 /// # Errors
 /// The first error of any contestant.
@@ -261,7 +261,8 @@ fn rollback(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
 }
 
 fn fork(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
-    // Until that many sessions exist; their instances come with their first calls, which is the next case.
+    // Until that many sessions exist; their instances come with their first calls, which is the
+    // next case.
     let (mut ours, mut plain) = (Ours::new(wasm)?, Plain::new(wasm)?);
     let forks = |ours: &mut Ours, many: usize| -> anyhow::Result<Vec<Branch<Session>>> {
         let here = ours.branch.current()?;

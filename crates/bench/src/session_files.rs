@@ -1,5 +1,5 @@
-//! `session`, its files: a tree of ten thousand files, ten of them changed by a turn, compared with copying the tree,
-//! in memory and as host directories.
+//! `session`, its files: a tree of ten thousand files, ten of them changed by a turn, compared with
+//! copying the tree, in memory and as host directories.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -166,8 +166,9 @@ pub(crate) fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> 
     save(&few, sink)
 }
 
-/// The cost of session files when they are saved, over a host directory: only the changes of a turn are recorded, as
-/// everything else was stored the first time. The whole directory was copied each time before.
+/// The cost of session files when they are saved, over a host directory: only the changes of a turn
+/// are recorded, as everything else was stored the first time. The whole directory was copied each
+/// time before.
 fn save(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let host = directory()?;
     let (from, to) = (host.path().join("tree"), host.path().join("copy"));

@@ -1,7 +1,8 @@
-//! `session`, saved: a turn persisted, durably, and the session opened again as a new process does. The rivals save
-//! the differences from the snapshot by comparing all of it, and write everything.
+//! `session`, saved: a turn persisted, durably, and the session opened again as a new process does.
+//! The rivals save the differences from the snapshot by comparing all of it, and write everything.
 //!
-//! Every iteration makes a turn first, outside of the clock. The size of a turn in the store is a separate row.
+//! Every iteration makes a turn first, outside of the clock. The size of a turn in the store is a
+//! separate row.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -162,8 +163,8 @@ fn cases(
     reopen(name, base, dir, cache, turn, &few, sink)
 }
 
-/// The steps of a new process: an engine, the session opened, its first answer. The compiled module comes from the
-/// cache.
+/// The steps of a new process: an engine, the session opened, its first answer. The compiled module
+/// comes from the cache.
 fn reopen(
     name: &str,
     base: &Reference,

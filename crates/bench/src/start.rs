@@ -1,8 +1,8 @@
-//! `start`: from a snapshot alone to the first answer of the warm JavaScript guest, compared with the ways that fetch
-//! everything first, and with warming it anew.
+//! `start`: from a snapshot alone to the first answer of the warm JavaScript guest, compared with
+//! the ways that fetch everything first, and with warming it anew.
 //!
-//! Each run does the work of a new process: an engine, the snapshot opened, a guest, one call. The compiled module
-//! comes from a cache in every case.
+//! Each run does the work of a new process: an engine, the snapshot opened, a guest, one call. The
+//! compiled module comes from a cache in every case.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -98,8 +98,8 @@ fn contestant<'a>(
     Contestant::timed(strategy, move |n| (0..n).map(|_| once()).sum())
 }
 
-/// The contest on the byte-handling guest in `wasm`, warmed by its export `warm`. Snapshots and caches are
-/// made in `dir`; with `remote`, a URL, they are opened there too.
+/// The contest on the byte-handling guest in `wasm`, warmed by its export `warm`. Snapshots and
+/// caches are made in `dir`; with `remote`, a URL, they are opened there too.
 ///
 /// # Errors
 /// The first that any contestant meets, or answers that differ.

@@ -1,7 +1,7 @@
 //! The steady state of the write set, counted: faults by `getrusage`, system calls by `strace`.
 //!
-//! [`run`] reads its faults right before and right after the calls. Both reads are system calls as well, and the
-//! calls that `strace` saw between them, of every thread, are the cost.
+//! [`run`] reads its faults right before and right after the calls. Both reads are system calls as
+//! well, and the calls that `strace` saw between them, of every thread, are the cost.
 
 use std::process::Command;
 
@@ -60,7 +60,8 @@ pub fn run(calls: u64, function: &str) -> anyhow::Result<i64> {
     Ok(minor_faults() - before)
 }
 
-/// Counts the system calls between the two questions for faults of this program run with `arguments`.
+/// Counts the system calls between the two questions for faults of this program run with
+/// `arguments`.
 fn strace(program: &std::path::Path, arguments: &[String]) -> anyhow::Result<usize> {
     let output = std::env::temp_dir().join(format!("afresh-strace-{}", std::process::id()));
     let status = Command::new("strace")
@@ -77,9 +78,9 @@ fn strace(program: &std::path::Path, arguments: &[String]) -> anyhow::Result<usi
     between(&text.context("strace's report")?)
 }
 
-/// Counts the lines between the first and the last `getrusage` that are system calls. A line is "29267
-/// munmap(0x7f1b3ff88000, 16384) = 0"; one that another thread interrupts is split in two, and the second says
-/// "resumed".
+/// Counts the lines between the first and the last `getrusage` that are system calls. A line is
+/// "29267 munmap(0x7f1b3ff88000, 16384) = 0"; one that another thread interrupts is split in two,
+/// and the second says "resumed".
 fn between(report: &str) -> anyhow::Result<usize> {
     let lines: Vec<&str> = report.lines().collect();
     let question = |line: &&str| line.contains(" getrusage(");
@@ -92,8 +93,8 @@ fn between(report: &str) -> anyhow::Result<usize> {
     Ok(lines[first + 1..last].iter().filter(made).count())
 }
 
-/// Takes both counts. `program` is this program and `arguments` make it call [`run`] with the number
-/// that follows them.
+/// Takes both counts. `program` is this program and `arguments` make it call [`run`] with the
+/// number that follows them.
 ///
 /// # Errors
 /// When a call fails. Without strace only the faults are counted.

@@ -182,9 +182,9 @@ impl Bench<'_, '_> {
         self.report("vm-create", &case, "snapshot", warm_times)
     }
 
-    /// New sandboxes whose first call writes 64 MiB: over memory from the kernel, by faults, and over memory
-    /// that a stage had ready. `spawn+call` is everything, `call` the first call alone, and `cycle` both
-    /// with the reset.
+    /// New sandboxes whose first call writes 64 MiB: over memory from the kernel, by faults, and
+    /// over memory that a stage had ready. `spawn+call` is everything, `call` the first call alone,
+    /// and `cycle` both with the reset.
     fn first_touch(&mut self) -> anyhow::Result<()> {
         let case = "first-64MiB";
         if !self.wanted(case) {

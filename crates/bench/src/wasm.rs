@@ -1,5 +1,5 @@
-//! `bench wasm`: a pristine call of a small and a large module, by every strategy of afresh, by wasmtime's
-//! own best configurations, and by the floor.
+//! `bench wasm`: a pristine call of a small and a large module, by every strategy of afresh, by
+//! wasmtime's own best configurations, and by the floor.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

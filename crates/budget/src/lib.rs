@@ -1,12 +1,12 @@
 //! Memory budgets for untrusted input.
 //!
-//! A decoder charges a [`Budget`] before it allocates, with the bytes the decoded value will occupy, not the
-//! bytes of its encoding. A budget may be part of a larger one: each charge then counts in both, so a server
-//! bounds every request and all requests together.
+//! A decoder charges a [`Budget`] before it allocates, with the bytes the decoded value will
+//! occupy, not the bytes of its encoding. A budget may be part of a larger one: each charge then
+//! counts in both, so a server bounds every request and all requests together.
 //!
-//! Promises: the charges of a budget never exceed its limit, nor those of the budgets above it. A refused
-//! charge changes nothing. Bytes return when their [`Charge`] is dropped.
-//! May break it: a decoder that allocates first or charges too little. [`meter`] measures that.
+//! Promises: the charges of a budget never exceed its limit, nor those of the budgets above it. A
+//! refused charge changes nothing. Bytes return when their [`Charge`] is dropped. May break it: a
+//! decoder that allocates first or charges too little. [`meter`] measures that.
 
 #[cfg(feature = "meter")]
 pub mod meter;

@@ -1,6 +1,7 @@
 //! An allocator that measures how much one thread allocates.
 //!
-//! A test installs [`Meter`] as its global allocator and runs a decoder in [`peak`], [`within`] or [`total`].
+//! A test installs [`Meter`] as its global allocator and runs a decoder in [`peak`], [`within`] or
+//! [`total`].
 //!
 //! Promises: the peak counts every byte that the closure's own thread had allocated at once.
 //! May break it: memory that bypasses the allocator (`mmap`), and work on other threads.
@@ -39,7 +40,8 @@ fn size(bytes: usize) -> isize {
     isize::try_from(bytes).unwrap_or(isize::MAX)
 }
 
-// SAFETY: every call passes to `System` unchanged; a null pointer is an allowed answer to a request.
+// SAFETY: every call passes to `System` unchanged; a null pointer is an allowed answer to a
+// request.
 unsafe impl GlobalAlloc for Meter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !count(size(layout.size())) {
@@ -80,14 +82,14 @@ pub fn peak<T>(run: impl FnOnce() -> T) -> (T, usize) {
     measure(isize::MAX, run)
 }
 
-/// Runs `run` with at most `limit` bytes. An allocation beyond them fails, which aborts the process unless
-/// it was fallible: a fuzzer sees a crash at the line that allocates.
+/// Runs `run` with at most `limit` bytes. An allocation beyond them fails, which aborts the process
+/// unless it was fallible: a fuzzer sees a crash at the line that allocates.
 pub fn within<T>(limit: usize, run: impl FnOnce() -> T) -> (T, usize) {
     measure(size(limit), run)
 }
 
-/// Runs `run` and returns its result with the sum of all bytes that it allocated, those that it freed again included: a measure of
-/// copying that no clock is needed for.
+/// Runs `run` and returns its result with the sum of all bytes that it allocated, those that it
+/// freed again included: a measure of copying that no clock is needed for.
 pub fn total<T>(run: impl FnOnce() -> T) -> (T, usize) {
     let before = TOTAL.get();
     let result = run();

@@ -1,8 +1,8 @@
 //! The C interface, for embedders that restore their own memory: a JVM, a checkpoint tool, a VMM.
 //!
 //! Every function that can fail returns 0 or a negative `AFRESH_E…` code, and leaves a message for
-//! [`afresh_last_error`] in the calling thread. No function unwinds into C: a bug here is reported as
-//! [`AFRESH_EINTERNAL`]. Handles may be used from any thread, but not closed while in use.
+//! [`afresh_last_error`] in the calling thread. No function unwinds into C: a bug here is reported
+//! as [`AFRESH_EINTERNAL`]. Handles may be used from any thread, but not closed while in use.
 //!
 //! The header `include/afresh.h` is generated from this file.
 
@@ -122,7 +122,8 @@ unsafe fn handle<'a, T>(handle: *const T) -> Result<&'a T, Failure> {
     unsafe { handle.as_ref() }.ok_or_else(|| Failure::invalid("a handle is null"))
 }
 
-/// The message of the last error in this thread; valid until the next call that fails here. Never null.
+/// The message of the last error in this thread; valid until the next call that fails here. Never
+/// null.
 #[unsafe(no_mangle)]
 pub extern "C" fn afresh_last_error() -> *const c_char {
     LAST.with_borrow(|last| last.as_ptr())
@@ -165,7 +166,8 @@ pub unsafe extern "C" fn afresh_bytes(snapshot: *const afresh_snapshot) -> u64 {
     unsafe { snapshot.as_ref() }.map_or(0, |s| (s.snapshot.pages() * PAGE_SIZE) as u64)
 }
 
-/// Copies the guest state, at most `len` bytes of it, to `buffer`, and its whole length to `needed`.
+/// Copies the guest state, at most `len` bytes of it, to `buffer`, and its whole length to
+/// `needed`.
 ///
 /// # Safety
 /// `buffer` must be writable for `len` bytes, or null with `len` 0; `needed` must be writable.
@@ -184,8 +186,8 @@ pub unsafe extern "C" fn afresh_state(
         }
         let n = state.len().min(len);
         if n > 0 {
-            // SAFETY: `buffer` is writable for at least `n` bytes, and a caller's buffer does not overlap
-            // ours.
+            // SAFETY: `buffer` is writable for at least `n` bytes, and a caller's buffer does not
+            // overlap ours.
             unsafe { buffer.copy_from_nonoverlapping(state.as_ptr(), n) };
         }
         // SAFETY: not null, and writable by the caller's promise.
@@ -194,14 +196,15 @@ pub unsafe extern "C" fn afresh_state(
     })
 }
 
-/// Starts to restore the snapshot's memory at `address`, whatever is mapped there now. The pages come when they are
-/// touched and, with most strategies, ahead of that. `strategy` is a name such as "stream", or null to let afresh
-/// choose.
+/// Starts to restore the snapshot's memory at `address`, whatever is mapped there now. The pages
+/// come when they are touched and, with most strategies, ahead of that. `strategy` is a name such
+/// as "stream", or null to let afresh choose.
 ///
 /// # Safety
-/// `address .. address + afresh_bytes(snapshot)` must be mapped memory of the caller, aligned to 4096, that is not
-/// accessed until this returns and that stays mapped until the restore is closed. Only the restore may change its
-/// mappings until it is done. `out` must be writable. Close the handle with `afresh_restore_close`.
+/// `address .. address + afresh_bytes(snapshot)` must be mapped memory of the caller, aligned to
+/// 4096, that is not accessed until this returns and that stays mapped until the restore is closed.
+/// Only the restore may change its mappings until it is done. `out` must be writable. Close the
+/// handle with `afresh_restore_close`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn afresh_map(
     snapshot: *const afresh_snapshot,
@@ -223,8 +226,8 @@ pub unsafe extern "C" fn afresh_map(
             .filter(|base| (base.as_ptr() as usize).is_multiple_of(PAGE_SIZE) && !out.is_null())
             .ok_or_else(|| Failure::invalid("`address` is null or misaligned, or `out` is null"))?;
         let pages = snapshot.pages();
-        // SAFETY: the caller promises that the range is mapped, theirs, and stays so until the restore
-        // is closed.
+        // SAFETY: the caller promises that the range is mapped, theirs, and stays so until the
+        // restore is closed.
         let target = Arc::new(unsafe { Reservation::of_others(base, pages) });
         let source = Arc::new(SnapshotSource::new(snapshot));
         let restore = Restore::start(target, PageRange::new(0, pages), source, &options)?;
@@ -234,8 +237,8 @@ pub unsafe extern "C" fn afresh_map(
     })
 }
 
-/// Puts the pages that hold `len` bytes at `offset` in place now, so that a system call may touch them: one
-/// that meets a missing page fails with EFAULT.
+/// Puts the pages that hold `len` bytes at `offset` in place now, so that a system call may touch
+/// them: one that meets a missing page fails with EFAULT.
 ///
 /// # Safety
 /// `restore` must be null or a live handle.
@@ -291,8 +294,8 @@ pub unsafe extern "C" fn afresh_status_of(
     })
 }
 
-/// Closes a restore. Before it is done this closes the memory too: touching it raises SIGSEGV. A null handle is
-/// ignored.
+/// Closes a restore. Before it is done this closes the memory too: touching it raises SIGSEGV. A
+/// null handle is ignored.
 ///
 /// # Safety
 /// `restore` must be null or a live handle, which is invalid afterwards.
@@ -315,7 +318,8 @@ pub unsafe extern "C" fn afresh_restore_close(restore: *mut afresh_restore) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn afresh_snapshot_close(snapshot: *mut afresh_snapshot) {
     if !snapshot.is_null() {
-        // SAFETY: made by `Box::into_raw` in `afresh_open`, and closed once by the caller's promise.
+        // SAFETY: made by `Box::into_raw` in `afresh_open`, and closed once by the caller's
+        // promise.
         let snapshot = unsafe { Box::from_raw(snapshot) };
         guarded(|| {
             drop(snapshot);
@@ -327,7 +331,8 @@ pub unsafe extern "C" fn afresh_snapshot_close(snapshot: *mut afresh_snapshot) {
 /// Connects to the control socket of `afresh pager` at `path`.
 ///
 /// # Safety
-/// `path` must end in a zero byte; `out` must be writable. Close the handle with `afresh_control_close`.
+/// `path` must end in a zero byte; `out` must be writable. Close the handle with
+/// `afresh_control_close`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn afresh_control_open(
     path: *const c_char,
@@ -348,12 +353,14 @@ pub unsafe extern "C" fn afresh_control_open(
     })
 }
 
-/// Sends `request`, a JSON object, and waits for the answer. `answer` is the text of a JSON object, or null where no
-/// answer came; free it with `afresh_text_free`. A refused request gives `AFRESH_EREFUSED`, and its answer has the
-/// `error`. After `AFRESH_ECONNECTION` the connection is of no more use.
+/// Sends `request`, a JSON object, and waits for the answer. `answer` is the text of a JSON object,
+/// or null where no answer came; free it with `afresh_text_free`. A refused request gives
+/// `AFRESH_EREFUSED`, and its answer has the `error`. After `AFRESH_ECONNECTION` the connection is
+/// of no more use.
 ///
 /// # Safety
-/// `control` must be null or a live handle; `request` must end in a zero byte; `answer` must be null or writable.
+/// `control` must be null or a live handle; `request` must end in a zero byte; `answer` must be
+/// null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn afresh_control_request(
     control: *const afresh_control,
@@ -402,7 +409,8 @@ pub unsafe extern "C" fn afresh_text_free(text: *mut c_char) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn afresh_control_close(control: *mut afresh_control) {
     if !control.is_null() {
-        // SAFETY: made by `Box::into_raw` in `afresh_control_open`, and closed once by the caller's promise.
+        // SAFETY: made by `Box::into_raw` in `afresh_control_open`, and closed once by the caller's
+        // promise.
         drop(unsafe { Box::from_raw(control) });
     }
 }

@@ -54,7 +54,8 @@ fn memory_reservation() -> u64 {
     0
 }
 
-/// The source of memory pressure, from which on idle instances give memory back: its name in JSON, and in words.
+/// The source of memory pressure, from which on idle instances give memory back: its name in JSON,
+/// and in words.
 fn memory_pressure() -> (&'static str, &'static str) {
     match host::pressure_source() {
         Some(host::PressureSource::Group) => ("group", "that of this process's control group"),

@@ -1,5 +1,5 @@
-//! `afresh exec`: a Linux program, of this host or of an OCI image, from its start to its end, with this command's streams,
-//! terminal and signals.
+//! `afresh exec`: a Linux program, of this host or of an OCI image, from its start to its end, with
+//! this command's streams, terminal and signals.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, stderr, stdin, stdout};
@@ -44,12 +44,14 @@ pub(crate) struct Arguments {
     /// The program sees its own changes to it, which end with the program. May be repeated.
     #[arg(long, value_name = "DIR")]
     dir: Vec<String>,
-    /// Grant a host directory as with `--dir`, and write its changes to the host when the program has exited.
+    /// Grant a host directory as with `--dir`, and write its changes to the host when the program
+    /// has exited.
     ///
     /// May be repeated.
     #[arg(long, value_name = "DIR")]
     write_back: Vec<PathBuf>,
-    /// Print each changed file to standard error: A (added), M (modified) or D (deleted), and its path.
+    /// Print each changed file to standard error: A (added), M (modified) or D (deleted), and its
+    /// path.
     #[arg(long)]
     diff: bool,
     /// Set an environment variable of the program; NAME alone takes the value of this command's.
@@ -65,17 +67,18 @@ pub(crate) struct Arguments {
     /// Maximum data that the program writes to files, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     storage: u64,
-    /// Set a limit that the program begins with: `cpu` (seconds), `fsize` (bytes), `nofile` (open descriptors) or `nproc`
-    /// (threads of all processes).
+    /// Set a limit that the program begins with: `cpu` (seconds), `fsize` (bytes), `nofile` (open
+    /// descriptors) or `nproc` (threads of all processes).
     ///
     /// The soft and the hard limit, as those of `ulimit`. May be repeated.
     #[arg(long, value_name = "NAME=SOFT[:HARD]", value_parser = ulimit)]
     ulimit: Vec<(Resource, u64, u64)>,
     /// Save the state in which the program ends or stops: PLACE[@NAME].
     ///
-    /// The program stops when it has read all of its standard input and waits for more. A server stops at the end of
-    /// `--timeout`, or when this command gets SIGTSTP. `afresh run PLACE@NAME` continues it. The state of a program that has
-    /// exited has its files: `afresh exec PLACE@NAME -- COMMAND` runs a command with them.
+    /// The program stops when it has read all of its standard input and waits for more. A server
+    /// stops at the end of `--timeout`, or when this command gets SIGTSTP. `afresh run PLACE@NAME`
+    /// continues it. The state of a program that has exited has its files:
+    /// `afresh exec PLACE@NAME -- COMMAND` runs a command with them.
     #[arg(long, value_name = "PLACE[@NAME]")]
     save: Option<Reference>,
     #[cfg(feature = "seal")]
@@ -87,10 +90,12 @@ pub(crate) struct Arguments {
     /// Maximum run time, in milliseconds [default: no limit].
     #[arg(long, value_name = "MS")]
     timeout: Option<u64>,
-    /// A program, by its path or its name in PATH, and its arguments; or an OCI image or the state of `--save`, and a command.
+    /// A program, by its path or its name in PATH, and its arguments; or an OCI image or the state
+    /// of `--save`, and a command.
     ///
-    /// An image is oci://REGISTRY/REPOSITORY[:TAG], the directory of a layout, or a .tar of one. A command after `--` replaces
-    /// that of the image. The state of a program that has exited needs a command, which gets its files.
+    /// An image is oci://REGISTRY/REPOSITORY[:TAG], the directory of a layout, or a .tar of one. A
+    /// command after `--` replaces that of the image. The state of a program that has exited needs
+    /// a command, which gets its files.
     #[arg(
         required = true,
         trailing_var_arg = true,

@@ -1,4 +1,5 @@
-//! `afresh nodes`, `afresh drain`, `afresh fleet`, and the options of `afresh serve` that join a fleet.
+//! `afresh nodes`, `afresh drain`, `afresh fleet`, and the options of `afresh serve` that join a
+//! fleet.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,7 +15,8 @@ use crate::output::{Format, say};
 /// Identity and trust of a client of NATS.
 #[derive(Debug, Args)]
 pub(crate) struct NatsArguments {
-    /// File with a token for NATS, a user and a password, the seed of an nkey, or a JWT and its seed (`.creds`).
+    /// File with a token for NATS, a user and a password, the seed of an nkey, or a JWT and its
+    /// seed (`.creds`).
     ///
     /// It is read again for each connection.
     #[arg(long, value_name = "FILE", requires = "nats")]
@@ -28,7 +30,8 @@ pub(crate) struct NatsArguments {
     /// File with the key of the client certificate.
     #[arg(long, value_name = "FILE", requires_all = ["nats", "nats_certificate"])]
     nats_certificate_key: Option<PathBuf>,
-    /// File with the key that entries of the ledger are sealed by, as `afresh keygen sealing` writes it.
+    /// File with the key that entries of the ledger are sealed by, as `afresh keygen sealing`
+    /// writes it.
     ///
     /// All hosts of a fleet must use the same key.
     #[arg(long, value_name = "FILE", requires = "nats")]
@@ -161,14 +164,15 @@ pub(crate) enum FleetCommand {
     Init(InitArguments),
     /// Copy the ledger of a fleet and all states that it names to a directory.
     ///
-    /// Hosts keep working. A later backup to the same directory copies only new states. Sandboxes that were never saved
-    /// are not part of it.
+    /// Hosts keep working. A later backup to the same directory copies only new states. Sandboxes
+    /// that were never saved are not part of it.
     Backup(BackupArguments),
     /// Write a backup to the ledger and the store of a fleet without hosts.
     Restore(BackupArguments),
     /// Seal the entries of the ledger from before the fleet had a key.
     ///
-    /// Hosts keep working. Run it once all hosts have the key and before they have `require-sealed`.
+    /// Hosts keep working. Run it once all hosts have the key and before they have
+    /// `require-sealed`.
     Seal(SealArguments),
 }
 

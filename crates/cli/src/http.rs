@@ -1,7 +1,8 @@
 //! `afresh serve` over HTTP: builds a server from arguments and a file, and handles signals.
 //!
 //! SIGTERM and SIGINT end it after pending requests are answered, a second SIGINT immediately.
-//! SIGHUP reloads the file, keys, budgets and certificate, and opens the guests and the audit log again.
+//! SIGHUP reloads the file, keys, budgets and certificate, and opens the guests and the audit log
+//! again.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Keys and limits of snapshots: `afresh keygen` creates keys, `--trust` and `--key` require them of
-//! snapshots, `--sign` and `--seal` apply them to new ones, and `--limit` bounds their sizes.
+//! Keys and limits of snapshots: `afresh keygen` creates keys, `--trust` and `--key` require them
+//! of snapshots, `--sign` and `--seal` apply them to new ones, and `--limit` bounds their sizes.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,7 +26,8 @@ pub(crate) struct AccessArguments {
     /// Open only snapshots that are sealed with the key in this file.
     #[arg(long, global = true, value_name = "FILE", help_heading = EVERY_COMMAND)]
     key: Option<PathBuf>,
-    /// Refuse snapshots with sizes above a limit: memory, content, expansion, index, program or turns.
+    /// Refuse snapshots with sizes above a limit: memory, content, expansion, index, program or
+    /// turns.
     ///
     /// SIZE is in bytes, or has KiB, MiB, GiB or TiB behind it. May be repeated.
     #[arg(long, global = true, value_name = "NAME=SIZE", help_heading = EVERY_COMMAND)]

@@ -19,20 +19,23 @@ const MAX_RULES_BYTES: u64 = 1 << 20;
 pub(crate) struct NetArguments {
     /// Allow a Linux program to connect to a server.
     ///
-    /// `*.NAME` matches subdomains, and `*` any port; =HOST:PORT redirects the connection. A table in JSON is a rule for
-    /// HTTP requests. Without this option only loopback is reachable. May be repeated.
+    /// `*.NAME` matches subdomains, and `*` any port; =HOST:PORT redirects the connection. A table
+    /// in JSON is a rule for HTTP requests. Without this option only loopback is reachable. May be
+    /// repeated.
     #[arg(long, value_name = "NAME:PORT[=HOST:PORT]")]
     net: Vec<NetGrant>,
-    /// Allow a Linux program the connections that a TOML file lists: `net = ["NAME:PORT", { to = "NAME:PORT", … }]`.
+    /// Allow a Linux program the connections that a TOML file lists:
+    /// `net = ["NAME:PORT", { to = "NAME:PORT", … }]`.
     ///
     /// The list is that of a template of `afresh serve`. May be repeated, and with `--net`.
     #[arg(long, value_name = "FILE")]
     net_rules: Vec<PathBuf>,
-    /// Append a line of JSON to a file for each connection of a Linux program, and for each request that a rule allows or
-    /// refuses.
+    /// Append a line of JSON to a file for each connection of a Linux program, and for each request
+    /// that a rule allows or refuses.
     ///
-    /// A line has `time`, `host`, `port` and `result`, and `reason`, `method` and `path` where there are any. After 100
-    /// lines at once there are at most 10 in a second, and `dropped` counts those left out.
+    /// A line has `time`, `host`, `port` and `result`, and `reason`, `method` and `path` where
+    /// there are any. After 100 lines at once there are at most 10 in a second, and `dropped`
+    /// counts those left out.
     #[arg(long, value_name = "FILE")]
     net_log: Option<PathBuf>,
 }

@@ -79,7 +79,8 @@ impl Request<'_> {
         line(self.input.clone().unwrap_or_default())
     }
 
-    /// The call, as `guest` takes it. One to a server that sends it nothing is said to standard error: it asks nothing.
+    /// The call, as `guest` takes it. One to a server that sends it nothing is said to standard
+    /// error: it asks nothing.
     pub(crate) fn call(&self, guest: &Guest) -> Call {
         let CallArguments { call, arguments, .. } = self.arguments;
         if guest.listens() && self.input.as_ref().is_none_or(Vec::is_empty) {

@@ -92,8 +92,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Calls a Linux program, and shows its messages meanwhile. Its input ends if it has no output, because many programs first read all
-/// of their input.
+/// Calls a Linux program, and shows its messages meanwhile. Its input ends if it has no output,
+/// because many programs first read all of their input.
 #[cfg(feature = "linux")]
 fn ask_program(
     guest: &Guest,

@@ -1,8 +1,11 @@
-//! The generated reference of `afresh serve`, `docs/reference/all.md`, and the test that it is current.
+//! The generated reference of `afresh serve`, `docs/reference/all.md`, and the test that it is
+//! current.
 //!
-//! Options come from clap, keys from the parser of the configuration, and metrics from their registry. The meanings of
-//! keys, limits and environment variables come from the tables of the other pages, which must have a row for each key.
-//! `AFRESH_WRITE_REFERENCE=1 cargo test -p afresh-cli --all-features serve_reference` writes the page.
+//! Options come from clap, keys from the parser of the configuration, and metrics from their
+//! registry. The meanings of keys, limits and environment variables come from the tables of the
+//! other pages, which must have a row for each key.
+//! `AFRESH_WRITE_REFERENCE=1 cargo test -p afresh-cli --all-features serve_reference` writes the
+//! page.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
 //! Lists changed files of a guest, or writes them to the host.
 //!
-//! Promises: nothing outside the given directory is changed, whatever links the guest or another program of the host has made
-//! there, and a file has its old content or its new one. Bits that give rights of the owner (setuid, setgid) are not written.
-//! Holes of a file stay holes, so that it takes no more room on the host than the guest had.
+//! Promises: nothing outside the given directory is changed, whatever links the guest or another
+//! program of the host has made there, and a file has its old content or its new one. Bits that
+//! give rights of the owner (setuid, setgid) are not written. Holes of a file stay holes, so that
+//! it takes no more room on the host than the guest had.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -1,4 +1,5 @@
-//! `afresh exec --save`: states of programs that end or stop, and what runs from them; and how programs are found.
+//! `afresh exec --save`: states of programs that end or stop, and what runs from them; and how
+//! programs are found.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -139,7 +140,8 @@ fn programs_are_found_and_named_as_by_a_shell() {
     let path = top.join("data").display().to_string();
     assert!(code == Some(1) && err.contains(&format!("--dir {path} grants it")), "{err}");
     assert_eq!(ended(&top, &["exec", "--dir", ".", "--", "cat", "data"], "").0, "data\n");
-    // A program outside of the usual directories, in a virtual environment: its neighbours are there.
+    // A program outside of the usual directories, in a virtual environment: its neighbours are
+    // there.
     std::fs::create_dir_all(top.join("env/bin")).unwrap();
     std::fs::write(top.join("env/pyvenv.cfg"), "home = /usr/bin\n").unwrap();
     script("env/bin/tool", "#!/bin/sh\nneighbour\n");

@@ -1,4 +1,5 @@
-//! Containers' images as guests: out of a registry, out of a layout, and out of the snapshot that was made of one.
+//! Containers' images as guests: out of a registry, out of a layout, and out of the snapshot that
+//! was made of one.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -140,7 +141,8 @@ fn an_image_in_a_registry_is_a_guest() {
         return;
     }
     assert_eq!(String::from_utf8_lossy(&output.stdout), "hello world a 1\n", "{why}");
-    // Run to its end, out of the registry and out of a layout, with arguments in place of the command.
+    // Run to its end, out of the registry and out of a layout, with arguments in place of the
+    // command.
     let pulled = folder.join("pulled");
     crane(&["pull", "--format", "oci", &name, pulled.to_str().unwrap()]);
     std::fs::write(folder.join("lines"), "a\nb\n").unwrap();
@@ -174,7 +176,8 @@ fn an_image_in_a_registry_is_a_guest() {
     assert!(refused.contains("no snapshot named `v2`") && refused.contains("v1"), "{refused}");
     drop(registry);
 
-    // Without the registry: the snapshot has all of it, a layout too, and is verified like any other guest.
+    // Without the registry: the snapshot has all of it, a layout too, and is verified like any
+    // other guest.
     assert_eq!(answer(folder, &["run", "store@v1", "--input", "c"]), "hello world c 2\n");
     assert_eq!(answer(folder, &["run", "layout", "--input", "d"]), "hello world d 1\n");
     let tar = ["-cf", "image.tar", "-C", "layout", "."];

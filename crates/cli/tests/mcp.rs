@@ -1,4 +1,5 @@
-//! `afresh mcp` as a program, with messages of the Model Context Protocol as its clients write them.
+//! `afresh mcp` as a program, with messages of the Model Context Protocol as its clients write
+//! them.
 
 #![cfg(feature = "mcp")]
 

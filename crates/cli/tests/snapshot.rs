@@ -1,5 +1,5 @@
-//! Warm guests that become snapshots and run out of them: in directories, single files and remotes, signed
-//! and sealed, forked and served.
+//! Warm guests that become snapshots and run out of them: in directories, single files and remotes,
+//! signed and sealed, forked and served.
 
 use std::io::Write;
 use std::path::Path;

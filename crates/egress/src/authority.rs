@@ -1,7 +1,8 @@
 //! Certificates for the hosts of one rule, by an authority that only the guests of this rule trust.
 //!
-//! Promises: the key of the authority stays in this process, and is never stored. Its certificate is limited to the
-//! rule's names (name constraints), so that a guest that trusts it trusts it for these alone.
+//! Promises: the key of the authority stays in this process, and is never stored. Its certificate
+//! is limited to the rule's names (name constraints), so that a guest that trusts it trusts it for
+//! these alone.
 
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ use rustls::sign::CertifiedKey;
 
 use crate::der;
 
-/// The certificates' times. The authority ends with its process, and guests' clocks may be those of their snapshots.
+/// The certificates' times. The authority ends with its process, and guests' clocks may be those of
+/// their snapshots.
 const NOT_BEFORE: &[u8] = b"000101000000Z";
 /// No well-defined end (RFC 5280, 4.1.2.5).
 const NOT_AFTER: &[u8] = b"99991231235959Z";

@@ -1,7 +1,7 @@
 //! Bodies: their bytes, however they are framed, and chunks for the next hop.
 //!
-//! Promises: a decoder takes no byte behind its body, and writes only content. Chunks of requests have no extensions
-//! and no trailers; those of responses are dropped.
+//! Promises: a decoder takes no byte behind its body, and writes only content. Chunks of requests
+//! have no extensions and no trailers; those of responses are dropped.
 
 use crate::request_head::BodyFraming;
 
@@ -67,7 +67,8 @@ impl BodyDecoder {
         self.framing == Framing::UntilClose
     }
 
-    /// Appends content from the beginning of `bytes` to `out`, up to `room` bytes. Returns the number of bytes taken.
+    /// Appends content from the beginning of `bytes` to `out`, up to `room` bytes. Returns the
+    /// number of bytes taken.
     ///
     /// # Errors
     /// The reason that the framing is invalid.

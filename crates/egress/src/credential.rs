@@ -1,7 +1,7 @@
 //! Credentials: headers with a secret of the host, which the guest never has.
 //!
-//! Promises: a secret is in no error, in no log and in no debug output. A file is read for each request, so that a
-//! rotated secret counts at once.
+//! Promises: a secret is in no error, in no log and in no debug output. A file is read for each
+//! request, so that a rotated secret counts at once.
 
 use std::fmt;
 use std::fs::File;

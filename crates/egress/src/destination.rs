@@ -1,8 +1,9 @@
 //! Where a guest may connect to outside of itself: destinations by name, which its opener grants.
 //!
-//! Promises: only granted destinations are connected to. A granted name without an address leads neither to this host
-//! nor to its link-local neighbours, nor to the metadata service of its cloud, for every resolution by its owner. May
-//! break it: the owner of a granted name decides which server is behind it, as everywhere.
+//! Promises: only granted destinations are connected to. A granted name without an address leads
+//! neither to this host nor to its link-local neighbours, nor to the metadata service of its cloud,
+//! for every resolution by its owner. May break it: the owner of a granted name decides which
+//! server is behind it, as everywhere.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -34,9 +35,10 @@ pub struct ParseDestinationError {
 
 /// A place that a guest may connect to by TCP: `NAME:PORT` or `NAME:PORT=HOST:PORT`.
 ///
-/// NAME is the name of a host, `*.` and the end of one, or an address; PORT is a number, or `*` for any. The guest
-/// resolves names through DNS as programs do. With HOST:PORT, that server is the target, which may be on this host;
-/// without it, the target is the name's present address, but never this host itself.
+/// NAME is the name of a host, `*.` and the end of one, or an address; PORT is a number, or `*` for
+/// any. The guest resolves names through DNS as programs do. With HOST:PORT, that server is the
+/// target, which may be on this host; without it, the target is the name's present address, but
+/// never this host itself.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Destination {
@@ -204,7 +206,8 @@ impl Destination {
     }
 }
 
-/// Addresses at which clouds give a host its credentials, or serve it alone, outside of the link-local ranges.
+/// Addresses at which clouds give a host its credentials, or serve it alone, outside of the
+/// link-local ranges.
 const CLOUD_V4: [Ipv4Addr; 3] = [
     // Azure's WireServer.
     Ipv4Addr::new(168, 63, 129, 16),
@@ -213,11 +216,13 @@ const CLOUD_V4: [Ipv4Addr; 3] = [
     // Oracle's metadata of older images.
     Ipv4Addr::new(192, 0, 0, 192),
 ];
-/// The first two segments of such ranges of IPv6: of AWS (metadata, DNS and time), Google, Oracle and Scaleway.
+/// The first two segments of such ranges of IPv6: of AWS (metadata, DNS and time), Google, Oracle
+/// and Scaleway.
 const CLOUD_V6: [[u16; 2]; 4] =
     [[0xfd00, 0x0ec2], [0xfd20, 0x00ce], [0xfd00, 0x00c1], [0xfd00, 0x0042]];
 
-/// Whether an address belongs to this host, to its link, to its cloud's metadata, or to no single host.
+/// Whether an address belongs to this host, to its link, to its cloud's metadata, or to no single
+/// host.
 fn is_near(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => is_near_v4(ip),
@@ -244,7 +249,8 @@ fn is_near_v6(ip: Ipv6Addr) -> bool {
         || CLOUD_V6.contains(&[first, second])
 }
 
-/// The addresses of IPv4 that one of IPv6 may reach: written in it, by NAT64 (RFC 6052, RFC 8215) or by 6to4.
+/// The addresses of IPv4 that one of IPv6 may reach: written in it, by NAT64 (RFC 6052, RFC 8215)
+/// or by 6to4.
 pub(crate) fn translated(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     let bits = ip.to_bits();
     let last = Ipv4Addr::from_bits((bits & u128::from(u32::MAX)) as u32);
@@ -313,8 +319,8 @@ impl Server {
         self
     }
 
-    /// Connects to it. May take the full time of a resolver, and of each address, unless the other end of `guest` is
-    /// closed before. The stream does not block.
+    /// Connects to it. May take the full time of a resolver, and of each address, unless the other
+    /// end of `guest` is closed before. The stream does not block.
     ///
     /// # Errors
     /// The number of the error of the last address; [`DENIED`] where a filter admits none of them.
@@ -342,8 +348,8 @@ impl Server {
         Err(last)
     }
 
-    /// Whether the guest may use a new connection: one that leads back to this host, through any of its addresses, is
-    /// allowed only if the option says so.
+    /// Whether the guest may use a new connection: one that leads back to this host, through any of
+    /// its addresses, is allowed only if the option says so.
     fn may_have(&self, made: &TcpStream) -> bool {
         let same = |own: SocketAddr, other: SocketAddr| own.ip() == other.ip();
         self.known

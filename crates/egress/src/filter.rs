@@ -1,7 +1,8 @@
-//! A filter of one guest, which narrows its grants: allowed and denied destinations, and headers for its requests.
+//! A filter of one guest, which narrows its grants: allowed and denied destinations, and headers
+//! for its requests.
 //!
-//! Promises: a filter grants nothing. A destination is decided by its name first, and by its addresses where the name
-//! does not decide. An allowed destination precedes a denied one.
+//! Promises: a filter grants nothing. A destination is decided by its name first, and by its
+//! addresses where the name does not decide. An allowed destination precedes a denied one.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -129,9 +130,10 @@ fn host(text: &str) -> Option<HostPattern> {
 }
 
 impl EgressFilter {
-    /// A filter of two lists. `allowed` has names (`api.example.org`, `*.example.org`), addresses and ranges of
-    /// addresses. `denied` has addresses and ranges. `0.0.0.0/0` is all destinations. Without `denied`, all
-    /// destinations that `allowed` does not name are denied, unless that is empty as well.
+    /// A filter of two lists. `allowed` has names (`api.example.org`, `*.example.org`), addresses
+    /// and ranges of addresses. `denied` has addresses and ranges. `0.0.0.0/0` is all destinations.
+    /// Without `denied`, all destinations that `allowed` does not name are denied, unless that is
+    /// empty as well.
     ///
     /// # Errors
     /// For an entry of another form, and for too many.
@@ -171,7 +173,8 @@ impl EgressFilter {
         Ok(Self(Arc::new(parts)))
     }
 
-    /// The same with headers for the requests to a host, in place of those of the guest. Those of a rule precede them.
+    /// The same with headers for the requests to a host, in place of those of the guest. Those of a
+    /// rule precede them.
     ///
     /// # Errors
     /// For an invalid name or header, and for too many.

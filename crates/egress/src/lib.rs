@@ -1,12 +1,14 @@
 //! Egress: what guests may connect to, and a proxy that checks their requests.
 //!
-//! A [`NetGrant`] is a [`Destination`], which any protocol may reach, or a [`Rule`] for HTTP requests to one. An
-//! [`EgressPolicy`] has all grants of a guest, and returns the [`Route`] of a connection. The network code of a guest
-//! hands a [`Route::Proxied`] connection to [`ProxiedServer::serve`], which reads each request, checks it, adds the
-//! rule's headers and its secret, and passes it to the rule's server. Each connection has a record in a
-//! [`ConnectionLog`]. An [`EgressFilter`] narrows the grants for one guest.
+//! A [`NetGrant`] is a [`Destination`], which any protocol may reach, or a [`Rule`] for HTTP
+//! requests to one. An [`EgressPolicy`] has all grants of a guest, and returns the [`Route`] of a
+//! connection. The network code of a guest hands a [`Route::Proxied`] connection to
+//! [`ProxiedServer::serve`], which reads each request, checks it, adds the rule's headers and its
+//! secret, and passes it to the rule's server. Each connection has a record in a [`ConnectionLog`].
+//! An [`EgressFilter`] narrows the grants for one guest.
 //!
-//! The crate knows nothing of guests: it gets one end of a pair of sockets, and the connection ends with the other.
+//! The crate knows nothing of guests: it gets one end of a pair of sockets, and the connection ends
+//! with the other.
 
 mod authority;
 mod body;

@@ -1,8 +1,9 @@
-//! The log of connections: every one that a guest makes or is refused, through `tracing` and to a receiver.
+//! The log of connections: every one that a guest makes or is refused, through `tracing` and to a
+//! receiver.
 //!
-//! Promises: a record has no secret, no query and no content. A guest that connects in a loop cannot fill the log:
-//! after [`MAX_RECORDS`] at once, refusals and failures are recorded once a second, and the others ten times. Records
-//! in between are counted.
+//! Promises: a record has no secret, no query and no content. A guest that connects in a loop
+//! cannot fill the log: after [`MAX_RECORDS`] at once, refusals and failures are recorded once a
+//! second, and the others ten times. Records in between are counted.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -12,9 +13,11 @@ use std::time::{Duration, Instant};
 
 use crate::destination::DestinationQuery;
 
-/// Records of one log at once: of refusals and failures, and as many of granted connections and requests.
+/// Records of one log at once: of refusals and failures, and as many of granted connections and
+/// requests.
 pub const MAX_RECORDS: u32 = 100;
-/// Time between two records beyond those. Refusals need no server, so that they have no other limit.
+/// Time between two records beyond those. Refusals need no server, so that they have no other
+/// limit.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
 const GRANT_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum characters of a path in a record.

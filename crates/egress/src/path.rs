@@ -1,8 +1,9 @@
 //! Paths of requests: one normal form that is matched and sent, and the patterns of rules.
 //!
-//! Promises: the server receives the path that was matched. A path that servers read in more than one way is refused:
-//! an encoded slash, percent sign of another encoding, backslash or control character, an empty segment in the middle,
-//! dots or nothing before a path parameter. May break it: a server that rewrites paths.
+//! Promises: the server receives the path that was matched. A path that servers read in more than
+//! one way is refused: an encoded slash, percent sign of another encoding, backslash or control
+//! character, an empty segment in the middle, dots or nothing before a path parameter. May break
+//! it: a server that rewrites paths.
 
 use serde::Deserialize;
 
@@ -152,8 +153,8 @@ pub struct ParsePatternError {
     why: &'static str,
 }
 
-/// Paths that a rule allows: `*` is any part of one segment, a segment `*` one that is not empty, and a segment `**` any
-/// number of segments.
+/// Paths that a rule allows: `*` is any part of one segment, a segment `*` one that is not empty,
+/// and a segment `**` any number of segments.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct PathPattern(Vec<String>);
@@ -336,7 +337,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
-        /// A server that decodes once more, or resolves dots itself, sees the path that was matched.
+        /// A server that decodes once more, or resolves dots itself, sees the path that was
+        /// matched.
         #[test]
         fn a_normal_form_is_stable(text in "/([a-c./;%2eEfF5cC]|%2e|%2F|%25|%32|%36|%65){0,12}") {
             if let Ok(found) = RequestTarget::parse(text.as_bytes()) {

@@ -1,6 +1,8 @@
-//! One side of a proxied connection: a socket, with or without TLS, and the bytes that wait on either side of it.
+//! One side of a proxied connection: a socket, with or without TLS, and the bytes that wait on
+//! either side of it.
 //!
-//! Promises: it never blocks, and holds at most [`MAX_BUFFER`] bytes of content in each direction, and what TLS holds.
+//! Promises: it never blocks, and holds at most [`MAX_BUFFER`] bytes of content in each direction,
+//! and what TLS holds.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -122,7 +124,8 @@ impl Peer {
         Ok(moved)
     }
 
-    /// Sends what waits. Returns whether that was anything. A side that takes no more output loses it.
+    /// Sends what waits. Returns whether that was anything. A side that takes no more output loses
+    /// it.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         if self.is_deaf {
             self.output.clear();

@@ -1,7 +1,7 @@
 //! All grants of a guest, and which of them a connection has.
 //!
-//! Promises: a name and port with a rule is reached through its rules alone, whatever else is granted. Only granted
-//! names are known.
+//! Promises: a name and port with a rule is reached through its rules alone, whatever else is
+//! granted. Only granted names are known.
 
 use std::sync::Arc;
 
@@ -101,7 +101,8 @@ impl EgressPolicy {
         })
     }
 
-    /// The certificates of the authorities that its guest has to trust, as PEM; empty without a rule that needs one.
+    /// The certificates of the authorities that its guest has to trust, as PEM; empty without a
+    /// rule that needs one.
     #[must_use]
     pub fn certificates(&self) -> String {
         self.rules.iter().filter_map(Rule::authority).map(|one| one.certificate_pem()).collect()

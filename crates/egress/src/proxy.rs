@@ -1,11 +1,14 @@
-//! The proxy of one connection: it reads each request of the guest, checks it, and passes it to the rule's server.
+//! The proxy of one connection: it reads each request of the guest, checks it, and passes it to the
+//! rule's server.
 //!
-//! Promises: the server sees only requests that a rule allows, in the form that was checked, and only the server of a
-//! rule gets its secret. Nothing of a connection outlives its guest's end: the proxy ends when that is closed. A
-//! redirect is passed to the guest, whose next request is checked by itself; another protocol is refused. May break
-//! it: a server that sends a secret back in its response.
+//! Promises: the server sees only requests that a rule allows, in the form that was checked, and
+//! only the server of a rule gets its secret. Nothing of a connection outlives its guest's end: the
+//! proxy ends when that is closed. A redirect is passed to the guest, whose next request is checked
+//! by itself; another protocol is refused. May break it: a server that sends a secret back in its
+//! response.
 //!
-//! It is a thread with two sockets, and reads heads itself: a library that repairs ambiguous heads would hide them.
+//! It is a thread with two sockets, and reads heads itself: a library that repairs ambiguous heads
+//! would hide them.
 
 mod quota;
 mod relay;
@@ -97,8 +100,8 @@ impl ProxiedServer {
         ConnectionRecord::new(&*self.name, self.port, outcome)
     }
 
-    /// Starts to serve a connection of a guest with this quota, and returns the guest's end of it, which does not block.
-    /// Its end is the end of the proxy.
+    /// Starts to serve a connection of a guest with this quota, and returns the guest's end of it,
+    /// which does not block. Its end is the end of the proxy.
     ///
     /// # Errors
     /// When there are too many, or the host has no threads or descriptors.
@@ -213,7 +216,8 @@ impl ProxiedConnection {
         Ok(())
     }
 
-    /// Waits until a side can move something. An error when it takes too long, or the guest's end is closed.
+    /// Waits until a side can move something. An error when it takes too long, or the guest's end
+    /// is closed.
     fn wait(&mut self, until: Instant) -> Result<(), Stop> {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -240,7 +244,8 @@ impl ProxiedConnection {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(io::Error::from(error).into()),
         }
-        // Both directions are closed: half an end is no hangup. Until its end was read, more may be read.
+        // Both directions are closed: half an end is no hangup. Until its end was read, more may be
+        // read.
         let hangup = fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR);
         self.is_gone |= hangup && !self.guest.wanted().contains(PollFlags::IN);
         if self.is_gone { Err(Stop::Over) } else { Ok(()) }
@@ -273,8 +278,8 @@ impl ProxiedConnection {
             Instant::now() + if self.guest.input.is_empty() { IDLE_TIMEOUT } else { HEAD_TIMEOUT };
         let mut seen = 0;
         loop {
-            // The server may have ended the connection, or sent what belongs to no request: the next request has another.
-            // An update of keys has to be answered.
+            // The server may have ended the connection, or sent what belongs to no request: the
+            // next request has another. An update of keys has to be answered.
             let is_over = |up: &mut Peer| {
                 up.fill().is_err() || up.flush().is_err() || up.has_ended || !up.input.is_empty()
             };

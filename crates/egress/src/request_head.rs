@@ -1,8 +1,8 @@
 //! Heads of requests, as a guest sent them.
 //!
-//! Promises: a head that two servers could frame in different ways is refused, and never repaired: both a length and a
-//! transfer coding, two lengths, a folded header, a name with an underscore in place of a hyphen, a bare line feed.
-//! Memory is bounded by [`MAX_HEAD`].
+//! Promises: a head that two servers could frame in different ways is refused, and never repaired:
+//! both a length and a transfer coding, two lengths, a folded header, a name with an underscore in
+//! place of a hyphen, a bare line feed. Memory is bounded by [`MAX_HEAD`].
 
 use crate::path::RequestTarget;
 
@@ -335,7 +335,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
-        /// No bytes make the parser fail otherwise than by an error, and the pieces that they come in do not matter.
+        /// No bytes make the parser fail otherwise than by an error, and the pieces that they come
+        /// in do not matter.
         #[test]
         fn a_prefix_is_never_read_otherwise(
             text in "(GET|POST) /[a-z./%]{0,6} HTTP/1\\.[01]\r\n(Host: a\r\n|Content-Length: [0-9]\r\n|\

@@ -16,8 +16,8 @@ pub(crate) struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// Reads the head at the beginning of `bytes`: it and its length, once it is whole. `bodiless` for the response to
-    /// `HEAD`.
+    /// Reads the head at the beginning of `bytes`: it and its length, once it is whole. `bodiless`
+    /// for the response to `HEAD`.
     pub(crate) fn parse(
         bytes: &[u8],
         bodiless: bool,
@@ -78,7 +78,8 @@ impl ResponseHead {
         Ok(Some((Self { status, reason, headers, framing, keeps_alive, bodiless }, len)))
     }
 
-    /// The head for the guest. `framing` is that of the body that follows, if a length or chunks say so.
+    /// The head for the guest. `framing` is that of the body that follows, if a length or chunks
+    /// say so.
     pub(crate) fn to_sent(&self, chunked: bool, closes: bool) -> Vec<u8> {
         let mut out = format!("HTTP/1.1 {} {}\r\n", self.status, self.reason).into_bytes();
         for (name, value) in &self.headers {

@@ -1,6 +1,8 @@
-//! Rules for HTTP requests to one destination, and the grants that a guest is given: destinations and rules.
+//! Rules for HTTP requests to one destination, and the grants that a guest is given: destinations
+//! and rules.
 //!
-//! Promises: a rule that cannot be kept as written is an error. The debug output of a rule has no secret.
+//! Promises: a rule that cannot be kept as written is an error. The debug output of a rule has no
+//! secret.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -48,7 +50,8 @@ pub enum ParseGrantError {
     Rule(String),
 }
 
-/// A value of a key that is there. `null` is an error: by its default a key could allow more than was meant.
+/// A value of a key that is there. `null` is an error: by its default a key could allow more than
+/// was meant.
 fn deserialize_value<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     from: D,
 ) -> Result<Option<T>, D::Error> {
@@ -273,8 +276,8 @@ impl Rule {
         method && path.is_none_or(|all| all.iter().any(|pattern| pattern.matches(&head.target)))
     }
 
-    /// The headers for the server: those of the guest, without any that the rule or a filter sets, those of the
-    /// filter, and the rule's.
+    /// The headers for the server: those of the guest, without any that the rule or a filter sets,
+    /// those of the filter, and the rule's.
     pub(crate) fn headers(
         &self,
         guest: HeaderList,
@@ -287,7 +290,8 @@ impl Rule {
         Ok(replace_headers(replace_headers(guest, filter.to_vec()), own))
     }
 
-    /// Whether requests of both may share a connection: they have the same server, verified in the same way.
+    /// Whether requests of both may share a connection: they have the same server, verified in the
+    /// same way.
     pub(crate) fn shares_connection(&self, other: &Self, name: &str, port: u16) -> bool {
         let server = |rule: &Self| rule.0.to.server(DestinationQuery::Name(name), port);
         let roots = match (self.roots(), other.roots()) {
@@ -299,7 +303,8 @@ impl Rule {
     }
 }
 
-/// A grant of connections: a destination, or a rule for HTTP requests to one. As text, a rule is a table in JSON.
+/// A grant of connections: a destination, or a rule for HTTP requests to one. As text, a rule is a
+/// table in JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NetGrant {
     /// All connections to a destination, which carry any protocol.

@@ -1,4 +1,5 @@
-//! Sockets of connections to the outside: one of a server, or one end of a pair with a guest or a proxy.
+//! Sockets of connections to the outside: one of a server, or one end of a pair with a guest or a
+//! proxy.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -1,7 +1,7 @@
 //! TLS on both sides of a proxied connection.
 //!
-//! Promises: a client gets a certificate only if it asks for the host by name (SNI). A server is verified for the name that
-//! the guest connected to. Both speak HTTP/1.1, or nothing.
+//! Promises: a client gets a certificate only if it asks for the host by name (SNI). A server is
+//! verified for the name that the guest connected to. Both speak HTTP/1.1, or nothing.
 
 use std::sync::{Arc, OnceLock};
 

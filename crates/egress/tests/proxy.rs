@@ -198,7 +198,8 @@ fn a_server_that_breaks_off_is_no_complete_response() {
     assert!(all(closed, GET).starts_with("HTTP/1.1 502"));
 }
 
-/// A server that reads and writes at once gets a body of any length, and its response passes as well.
+/// A server that reads and writes at once gets a body of any length, and its response passes as
+/// well.
 #[test]
 fn bodies_pass_in_both_directions_at_once() {
     let port = server(|stream| {
@@ -256,7 +257,8 @@ fn a_connection_to_the_server_ends_with_a_request_that_has_a_body() {
     assert!(lines.iter().any(|lines| lines[0] == "GET /a HTTP/1.1" && !is_first(&lines)));
 }
 
-/// A guest that has no more to send after a long body still gets the response, however slowly the server reads.
+/// A guest that has no more to send after a long body still gets the response, however slowly the
+/// server reads.
 #[test]
 fn half_an_end_after_a_long_body_is_no_end() {
     const LEN: usize = 4 << 20;
@@ -281,7 +283,8 @@ fn half_an_end_after_a_long_body_is_no_end() {
     sending.join().unwrap();
 }
 
-/// A reset closes the guest's end. The server, which has not answered yet, sees the end of its connection.
+/// A reset closes the guest's end. The server, which has not answered yet, sees the end of its
+/// connection.
 #[test]
 fn nothing_outlives_the_guests_end() {
     let (sent, ended) = channel();

@@ -253,7 +253,8 @@ fn digest(data: &File) -> std::io::Result<[u8; 32]> {
     Ok(hash.finalize().into())
 }
 
-/// Maximum memory for the names in an archive, or in all layers of an image: half a million files with long names.
+/// Maximum memory for the names in an archive, or in all layers of an image: half a million files
+/// with long names.
 const MAX_NAMES: usize = 512 << 20;
 
 /// The budget for the names in an archive, or in all layers of an image.

@@ -1,7 +1,7 @@
 //! The bytes of a file as they were, to find out later where it has others.
 //!
-//! Promises: no place is left out; shared parts are skipped, so that the cost is proportional to the differences. May
-//! break it: a host file that changes under a layer.
+//! Promises: no place is left out; shared parts are skipped, so that the cost is proportional to
+//! the differences. May break it: a host file that changes under a layer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ impl Tree {
     /// The present bytes of a file.
     ///
     /// # Errors
-    /// [`Refused::Missing`] for an unknown number, [`Refused::Invalid`] for a node that is not a file.
+    /// [`Refused::Missing`] for an unknown number, [`Refused::Invalid`] for a node that is not a
+    /// file.
     pub fn bytes_of(&self, node: Node) -> Result<FileBytes, Refused> {
         match &self.inode(node)?.body {
             Body::File(content) => Ok(FileBytes(content.clone())),

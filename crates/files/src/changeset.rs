@@ -1,8 +1,9 @@
 //! Changesets: the entries of an archive, applied to the tree of the layers below.
 //!
-//! Promises: a removal affects the layers below and keeps additions by the same changeset. Links in the directories
-//! of a path are followed within the tree, as umoci does. A removal makes no directory, and is not an error if the
-//! layers below lack the path. May break it: nothing in safe code.
+//! Promises: a removal affects the layers below and keeps additions by the same changeset. Links in
+//! the directories of a path are followed within the tree, as umoci does. A removal makes no
+//! directory, and is not an error if the layers below lack the path. May break it: nothing in safe
+//! code.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,7 +1,9 @@
-//! The bytes of a file: its own pages over those of a layer below, with holes where there is neither.
+//! The bytes of a file: its own pages over those of a layer below, with holes where there is
+//! neither.
 //!
-//! Promises: a copy costs nothing and shares every page until one of the two is written; a write copies the pages it
-//! touches; unwritten parts take no room. May break it: a layer that changes while it is used.
+//! Promises: a copy costs nothing and shares every page until one of the two is written; a write
+//! copies the pages it touches; unwritten parts take no room. May break it: a layer that changes
+//! while it is used.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use crate::map::Map;
 
 /// Bytes of a page.
 pub(crate) const PAGE: usize = 4096;
-/// Pages are paid for in steps of this size, so that many small ones cannot take more than they pay.
+/// Pages are paid for in steps of this size, so that many small ones cannot take more than they
+/// pay.
 const STEP: u64 = 256;
 /// Maximum length of a file.
 const MAX_FILE_SIZE: u64 = i64::MAX as u64;

@@ -1,9 +1,10 @@
 //! The differences of two trees: paths, and numbers of bytes.
 //!
-//! Promises: every path whose content, target, mode or kind differs is listed, up to a documented limit; times alone
-//! make no difference. The cost is proportional to the difference: each file knows its directory, so unchanged
-//! directories are skipped, and in the others only the relevant names are compared. A changed file that had several
-//! names is the exception: it is looked for everywhere.
+//! Promises: every path whose content, target, mode or kind differs is listed, up to a documented
+//! limit; times alone make no difference. The cost is proportional to the difference: each file
+//! knows its directory, so unchanged directories are skipped, and in the others only the relevant
+//! names are compared. A changed file that had several names is the exception: it is looked for
+//! everywhere.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -107,8 +108,8 @@ fn there(tree: &Tree, node: Node) -> Result<Option<Arc<Inode>>, Refused> {
     }
 }
 
-/// The names that lead from either root to changed files. `None` if a file may have more than one name. `None` where
-/// a file is not known to have but one name.
+/// The names that lead from either root to changed files. `None` if a file may have more than one
+/// name. `None` where a file is not known to have but one name.
 fn ways(one: &Tree, two: &Tree, changed: &HashSet<Node>) -> Result<Option<ChangedNames>, Refused> {
     let mut ways = ChangedNames::new();
     for node in changed {

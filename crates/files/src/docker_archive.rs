@@ -1,8 +1,9 @@
-//! Archives of images as `docker save` before version 25, `podman save` and bazel write them: a `manifest.json` that names a
-//! configuration and layers, and no index.
+//! Archives of images as `docker save` before version 25, `podman save` and bazel write them: a
+//! `manifest.json` that names a configuration and layers, and no index.
 //!
-//! Promises: every layer that is not compressed has the digest that the configuration gives for it, and a configuration that
-//! is named by its digest has that digest. Each file of the archive is copied once, however often it is named.
+//! Promises: every layer that is not compressed has the digest that the configuration gives for it,
+//! and a configuration that is named by its digest has that digest. Each file of the archive is
+//! copied once, however often it is named.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -60,8 +61,8 @@ struct Conversion<'a> {
     copied: BTreeMap<u32, Blob>,
 }
 
-/// Makes the layout of the images of an archive in the directory `layout`, which has an empty `blobs/sha256`. Does nothing without a
-/// `manifest.json`.
+/// Makes the layout of the images of an archive in the directory `layout`, which has an empty
+/// `blobs/sha256`. Does nothing without a `manifest.json`.
 pub(crate) fn convert(archive: &Archive, layout: &Path) -> Result<(), LayerError> {
     let name = |path: &[u8]| {
         let text = std::str::from_utf8(path).ok()?;

@@ -1,11 +1,11 @@
 //! Memory that a saved tree takes once it is decoded.
 //!
-//! A description is walked before it is decoded. The walk allocates nothing, adds up the memory of every item, and
-//! charges the sum to a budget.
+//! A description is walked before it is decoded. The walk allocates nothing, adds up the memory of
+//! every item, and charges the sum to a budget.
 //!
-//! Promises: a description from a stranger that would take more than [`MAX_DECODED`] is refused before it is
-//! decoded, and so is one when it is written. May break it: a form that changes in `wire` or `kept` and not here;
-//! the walk then fails on every description.
+//! Promises: a description from a stranger that would take more than [`MAX_DECODED`] is refused
+//! before it is decoded, and so is one when it is written. May break it: a form that changes in
+//! `wire` or `kept` and not here; the walk then fails on every description.
 
 use std::fmt;
 use std::marker::PhantomData;

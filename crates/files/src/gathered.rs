@@ -1,9 +1,11 @@
-//! Host directories as they were when a tree over them was first saved: all visible files, as an archive.
+//! Host directories as they were when a tree over them was first saved: all visible files, as an
+//! archive.
 //!
-//! Promises: the first caller has every host directory read, once for all relatives of the tree. From then on all of
-//! them see that result, and once the bytes are kept (`kept`), the kept bytes. Putting a tree over that costs time
-//! for its changes only. May break it: a host process that removes a file that a guest has looked up, before its
-//! bytes were kept. Then saving fails, and names the file.
+//! Promises: the first caller has every host directory read, once for all relatives of the tree.
+//! From then on all of them see that result, and once the bytes are kept (`kept`), the kept bytes.
+//! Putting a tree over that costs time for its changes only. May break it: a host process that
+//! removes a file that a guest has looked up, before its bytes were kept. Then saving fails, and
+//! names the file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,8 +22,8 @@ use crate::tree::{Ground, Tree};
 #[derive(Debug)]
 pub(crate) struct Gathered {
     ground: Arc<Ground>,
-    /// For each layer, its files by their numbers in the archive, sorted; empty for a layer that was an archive
-    /// before.
+    /// For each layer, its files by their numbers in the archive, sorted; empty for a layer that
+    /// was an archive before.
     files: Vec<Vec<Node>>,
     /// Names that were listed, and led to nothing when they were looked at.
     gone: BTreeSet<Node>,
@@ -41,7 +43,8 @@ impl Gathered {
                 continue;
             }
             let inode = match clean.inode(node) {
-                // It was removed after its directory had been listed. No guest has looked at it, and none can.
+                // It was removed after its directory had been listed. No guest has looked at it,
+                // and none can.
                 Err(Refused::Missing) if node.0 & HOST != 0 => {
                     gone.insert(node);
                     continue;
@@ -131,8 +134,8 @@ fn layer(node: Node) -> usize {
 }
 
 impl Tree {
-    /// The same tree over the contents of its host directories at the first call for it or a relative. A tree without
-    /// host directories is returned unchanged.
+    /// The same tree over the contents of its host directories at the first call for it or a
+    /// relative. A tree without host directories is returned unchanged.
     ///
     /// # Errors
     /// [`Refused::Layer`] when a host directory cannot be read, with the path.
@@ -145,7 +148,8 @@ impl Tree {
             Some(all) => all,
             None => {
                 let all = Arc::new(Gathered::of(self)?);
-                // Two concurrent callers get the same result, because every looked-up file is cached.
+                // Two concurrent callers get the same result, because every looked-up file is
+                // cached.
                 self.ground.gathered.get_or_init(|| all)
             }
         };
@@ -173,8 +177,8 @@ impl Tree {
             }
             new.nodes.insert(*node, Arc::new(inode));
         }
-        // A file that lost a name, has no other, and is not held is removed, with its contents. A host file has only
-        // one name there; the tree itself tracks removed files of archives.
+        // A file that lost a name, has no other, and is not held is removed, with its contents. A
+        // host file has only one name there; the tree itself tracks removed files of archives.
         while let Some(node) = loose.pop() {
             let kept = named.contains(&node) || self.held.get(&node).is_some();
             if !kept && node.0 & HOST != 0 && new.nodes.remove(&node).is_some() {

@@ -1,13 +1,16 @@
-//! A host directory that is granted to a guest: what the guest changes there is changed on the host at once.
+//! A host directory that is granted to a guest: what the guest changes there is changed on the host
+//! at once.
 //!
-//! Promises: the kernel resolves each path below the directory of the handle that it starts from (`openat2`, beneath,
-//! no magic links), so neither `..`, nor a link, nor a process that replaces directories meanwhile leads out of it. A
-//! handle of a directory that is granted for reading changes nothing, through no other handle either. Only regular
-//! files and directories are opened, so that no pipe or device blocks a thread. Handles of all guests take at most half
-//! of the descriptors that this process may have.
+//! Promises: the kernel resolves each path below the directory of the handle that it starts from
+//! (`openat2`, beneath, no magic links), so neither `..`, nor a link, nor a process that replaces
+//! directories meanwhile leads out of it. A handle of a directory that is granted for reading
+//! changes nothing, through no other handle either. Only regular files and directories are opened,
+//! so that no pipe or device blocks a thread. Handles of all guests take at most half of the
+//! descriptors that this process may have.
 //!
-//! May break it: a host process that moves a directory out of the granted one while a guest has it open; a host
-//! program that follows a link which a guest has made; a file system whose files block, such as one over a network.
+//! May break it: a host process that moves a directory out of the granted one while a guest has it
+//! open; a host program that follows a link which a guest has made; a file system whose files
+//! block, such as one over a network.
 
 mod entries;
 mod names;
@@ -170,8 +173,8 @@ pub enum Durability {
     All,
 }
 
-/// An open file or directory of the host, in a directory that was granted. A clone shares the descriptor, and has its
-/// own position.
+/// An open file or directory of the host, in a directory that was granted. A clone shares the
+/// descriptor, and has its own position.
 #[derive(Clone, Debug)]
 pub struct HostHandle {
     fd: Arc<CountedFd>,
@@ -327,8 +330,9 @@ impl HostHandle {
     /// Opens or makes the file at a path.
     ///
     /// # Errors
-    /// [`Refused::NotPermitted`] for a path that leads out, for a change in a directory that is granted for reading, and for anything
-    /// but a regular file or directory; [`Refused::Loop`] for a link that is not followed; the host's errors.
+    /// [`Refused::NotPermitted`] for a path that leads out, for a change in a directory that is
+    /// granted for reading, and for anything but a regular file or directory; [`Refused::Loop`] for
+    /// a link that is not followed; the host's errors.
     pub fn open(&self, path: &[u8], how: HostOpening) -> Result<Self, Refused> {
         let HostOpening { access, follow, create, exclusive, truncate, directory } = how;
         let changes = access.write || create || truncate;
@@ -451,7 +455,8 @@ impl HostHandle {
         rustix::fs::utimensat(&found, "", &times, AtFlags::EMPTY_PATH).map_err(refused)
     }
 
-    /// Makes a file shorter, or longer with a hole at its end. The caller checks the access of the handle.
+    /// Makes a file shorter, or longer with a hole at its end. The caller checks the access of the
+    /// handle.
     ///
     /// # Errors
     /// Those of the host.
@@ -533,7 +538,8 @@ impl HostHandle {
         whole(write).map_err(refused)
     }
 
-    /// Writes at the position of the handle, or at the end if the file is appended to, and advances the position.
+    /// Writes at the position of the handle, or at the end if the file is appended to, and advances
+    /// the position.
     ///
     /// # Errors
     /// As [`HostHandle::write_at`].

@@ -1,8 +1,9 @@
 //! A host directory as a layer: read on demand, and never left through a link.
 //!
-//! Promises: every path is opened below the directory by the kernel's own check (`openat2`, beneath, no symbolic
-//! links), so a process that replaces directories by links at the same time cannot lead out of it. A file's number
-//! follows from its path, so that it is the same in another process. May break it: see [`crate::layer`].
+//! Promises: every path is opened below the directory by the kernel's own check (`openat2`,
+//! beneath, no symbolic links), so a process that replaces directories by links at the same time
+//! cannot lead out of it. A file's number follows from its path, so that it is the same in another
+//! process. May break it: see [`crate::layer`].
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -62,8 +63,8 @@ struct KeptFiles {
     begins: HashMap<Node, u64>,
 }
 
-/// The identity of a host file at a point in time. Two that are equal have the same bytes, if they [are
-/// settled](HostFile::is_settled).
+/// The identity of a host file at a point in time. Two that are equal have the same bytes, if they
+/// [are settled](HostFile::is_settled).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostFile {
     /// Device and number.
@@ -84,7 +85,8 @@ impl HostFile {
         self.size
     }
 
-    /// Whether a further change would show in its times: those of a file that has just been changed may stay as they are.
+    /// Whether a further change would show in its times: those of a file that has just been changed
+    /// may stay as they are.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let now = Time::now().seconds;
@@ -199,7 +201,8 @@ impl HostDirectory {
         path_of(&self.known.lock().unwrap_or_else(PoisonError::into_inner), node)
     }
 
-    /// Makes the number of a path known, as looking at every directory above it does, and lists none of them.
+    /// Makes the number of a path known, as looking at every directory above it does, and lists
+    /// none of them.
     pub(crate) fn enter(&self, path: &Path) -> Result<Node, Refused> {
         // Links, and files that a guest cannot open, are not found.
         let found = self.open_at(path, OFlags::PATH).and_then(rustix::fs::fstat);
@@ -367,8 +370,8 @@ impl HostDirectory {
         self.kept.get().is_some()
     }
 
-    /// From now on all files are read from the kept bytes, and later changes on the host are not visible. The first
-    /// call wins; returns whether this was the first.
+    /// From now on all files are read from the kept bytes, and later changes on the host are not
+    /// visible. The first call wins; returns whether this was the first.
     pub(crate) fn keep(&self, bytes: Arc<dyn LayerBytes>, begins: HashMap<Node, u64>) -> bool {
         let mut first = false;
         self.kept.get_or_init(|| {
@@ -381,7 +384,8 @@ impl HostDirectory {
         first
     }
 
-    /// The next position of a file from `at` on that is not in a hole. `at` itself where that is unknown.
+    /// The next position of a file from `at` on that is not in a hole. `at` itself where that is
+    /// unknown.
     pub(crate) fn next_data(&self, node: Node, at: u64) -> Option<u64> {
         if self.is_kept() {
             return Some(at);

@@ -1,8 +1,8 @@
 //! OCI images: which layers one has, in which order, and how its program is started.
 //!
-//! Promises: every used blob was checked against its digest; the size of a document is limited before it is parsed; a
-//! layout that changes while it is opened fails a digest, and later changes are not visible. May break it: nothing
-//! outside.
+//! Promises: every used blob was checked against its digest; the size of a document is limited
+//! before it is parsed; a layout that changes while it is opened fails a digest, and later changes
+//! are not visible. May break it: nothing outside.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -108,8 +108,8 @@ impl OciDocument {
         Ok(Self { what, fields })
     }
 
-    /// The next document of an index: that of the image called `name`, of the only one, or of the one for this
-    /// machine. `None` for a manifest.
+    /// The next document of an index: that of the image called `name`, of the only one, or of the
+    /// one for this machine. `None` for a manifest.
     ///
     /// # Errors
     /// [`LayerError::Bad`] if the index has no such image.
@@ -226,8 +226,10 @@ pub struct OciImage {
 }
 
 impl OciImage {
-    /// The image in a directory of the OCI layout, in a tar of one, or in an archive of `docker save`, that `name` means there: a
-    /// name that the layout's index gives, the tag of an archive, or the digest of a manifest or an index. Without a name it is the only image, or the one for this machine.
+    /// The image in a directory of the OCI layout, in a tar of one, or in an archive of
+    /// `docker save`, that `name` means there: a name that the layout's index gives, the tag of an
+    /// archive, or the digest of a manifest or an index. Without a name it is the only image, or
+    /// the one for this machine.
     ///
     /// # Errors
     /// [`LayerError`]. Bytes and files beyond the limits are refused before they are unpacked.
@@ -313,7 +315,8 @@ fn read_layers(
     Ok(archives)
 }
 
-/// Unpacks a layout from a tar into a temporary directory, which is removed on drop. Other entries are skipped.
+/// Unpacks a layout from a tar into a temporary directory, which is removed on drop. Other entries
+/// are skipped.
 fn unpacked(path: &Path, limits: &LayerLimits) -> Result<TempDir, LayerError> {
     let failed = |source| LayerError::Read { path: path.display().to_string(), source };
     let archive = tar::read(path, limits, false)?;

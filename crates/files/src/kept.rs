@@ -1,8 +1,9 @@
 //! Layers as bytes that are stored once, however often a tree over them is saved.
 //!
-//! Promises: a tree over kept layers is the same as over the original layers, file for file, and accepts the output
-//! of [`Tree::saved`] for trees over those. Data from elsewhere is checked as a tree's bytes are; file contents are
-//! read on demand. May break it: a source that serves other bytes than those kept.
+//! Promises: a tree over kept layers is the same as over the original layers, file for file, and
+//! accepts the output of [`Tree::saved`] for trees over those. Data from elsewhere is checked as a
+//! tree's bytes are; file contents are read on demand. May break it: a source that serves other
+//! bytes than those kept.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ const FORM: u32 = 1;
 /// Pages that are read at a time.
 const BATCH: u64 = 256;
 
-/// Where the bytes of kept layers are: the pages that [`KeptLayers::read`] gave, one after the other.
+/// Where the bytes of kept layers are: the pages that [`KeptLayers::read`] gave, one after the
+/// other.
 pub trait LayerBytes: std::fmt::Debug + Send + Sync {
     /// Reads the bytes at `at`.
     ///
@@ -70,7 +72,8 @@ impl KeptLayers {
         self.pages
     }
 
-    /// Passes the bytes of all files to `each` with their first page; the last page of a file may be short.
+    /// Passes the bytes of all files to `each` with their first page; the last page of a file may
+    /// be short.
     ///
     /// # Errors
     /// [`Refused::Layer`] when a layer cannot be read, and any error of `each`.
@@ -103,9 +106,10 @@ impl KeptLayers {
         Ok(())
     }
 
-    /// Makes every tree over these layers read the host directories among them from the kept bytes: `bytes` has the
-    /// pages that [`KeptLayers::read`] gave. Returns whether all of them do. If it returns false, another caller has
-    /// kept them at the same time, perhaps with other bytes, and those count: keep the layers anew.
+    /// Makes every tree over these layers read the host directories among them from the kept bytes:
+    /// `bytes` has the pages that [`KeptLayers::read`] gave. Returns whether all of them do. If it
+    /// returns false, another caller has kept them at the same time, perhaps with other bytes, and
+    /// those count: keep the layers anew.
     #[must_use]
     pub fn settle(&self, bytes: &Arc<dyn LayerBytes>) -> bool {
         let (mut page, mut settled) = (0, true);
@@ -134,8 +138,8 @@ fn archives(layers: &Layers) -> impl Iterator<Item = &Arc<Archive>> {
 }
 
 impl Tree {
-    /// The layers below the tree, ready to be kept. Host directories are as they were when the tree or a relative was
-    /// first [gathered](Tree::gathered).
+    /// The layers below the tree, ready to be kept. Host directories are as they were when the tree
+    /// or a relative was first [gathered](Tree::gathered).
     ///
     /// # Errors
     /// [`TreeError::Layer`] when a layer cannot be read.

@@ -1,8 +1,8 @@
 //! Read-only layers below a tree: a host directory, a zip, a tar, an OCI image.
 //!
-//! Promises: a layer is never written; no layer leads outside itself; claims of an archive are checked against limits
-//! before memory is reserved for it. May break it: changes to a host directory while trees are over it (names and
-//! attributes stay as first seen, contents do not).
+//! Promises: a layer is never written; no layer leads outside itself; claims of an archive are
+//! checked against limits before memory is reserved for it. May break it: changes to a host
+//! directory while trees are over it (names and attributes stay as first seen, contents do not).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,7 +46,8 @@ pub(crate) enum Part {
 }
 
 impl Layer {
-    /// Opens `path`: the layout of an OCI image, another directory, a zip, or a tar, compressed or not.
+    /// Opens `path`: the layout of an OCI image, another directory, a zip, or a tar, compressed or
+    /// not.
     ///
     /// # Errors
     /// [`LayerError`].
@@ -63,8 +64,8 @@ impl Layer {
         }
     }
 
-    /// A host directory. It is read on demand, and never left through a link: its symbolic links are resolved within
-    /// the tree. Only files, directories and links are shown.
+    /// A host directory. It is read on demand, and never left through a link: its symbolic links
+    /// are resolved within the tree. Only files, directories and links are shown.
     ///
     /// # Errors
     /// [`LayerError::Read`].
@@ -73,8 +74,8 @@ impl Layer {
         Ok(Self { parts: vec![Part::Host(Arc::new(host))] })
     }
 
-    /// A directory `below` the directory `top`, as [`Layer::directory`]. No symbolic link is followed on the way from
-    /// `top`, so that a path from a stranger leads nowhere else.
+    /// A directory `below` the directory `top`, as [`Layer::directory`]. No symbolic link is
+    /// followed on the way from `top`, so that a path from a stranger leads nowhere else.
     ///
     /// # Errors
     /// [`LayerError::Read`].
@@ -95,7 +96,8 @@ impl Layer {
         Ok(Self { parts: vec![Part::Archive(Arc::new(archive))] })
     }
 
-    /// A tar, plain or compressed with gzip or zstd; a compressed one is unpacked to a temporary file first.
+    /// A tar, plain or compressed with gzip or zstd; a compressed one is unpacked to a temporary
+    /// file first.
     ///
     /// # Errors
     /// [`LayerError`].
@@ -113,10 +115,11 @@ impl Layer {
         Ok(Self { parts: vec![Part::Archive(Arc::new(archive))] })
     }
 
-    /// Names the content of the layer uniquely: by a package and its version, or by a digest. Trees are distinguished
-    /// by it, so the layer is not read for that. A snapshot of a guest whose files are over such layers alone does
-    /// not contain them, but needs the layers again. The caller guarantees that every layer with this name has the
-    /// same bytes. Host directories have no fixed content, so this does not change them.
+    /// Names the content of the layer uniquely: by a package and its version, or by a digest. Trees
+    /// are distinguished by it, so the layer is not read for that. A snapshot of a guest whose
+    /// files are over such layers alone does not contain them, but needs the layers again. The
+    /// caller guarantees that every layer with this name has the same bytes. Host directories have
+    /// no fixed content, so this does not change them.
     #[must_use]
     pub fn known_as(mut self, what: impl Into<String>) -> Self {
         let what = what.into();
@@ -130,8 +133,8 @@ impl Layer {
         self
     }
 
-    /// An OCI image in a directory of the OCI layout: the layers of its only image, or of the one for this
-    /// machine.
+    /// An OCI image in a directory of the OCI layout: the layers of its only image, or of the one
+    /// for this machine.
     ///
     /// # Errors
     /// [`LayerError`].
@@ -285,12 +288,14 @@ pub(crate) fn names_of(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 impl Tree {
-    /// Puts the tree over a layer: its contents are visible at `at`, a path of this tree, whose directories are made.
-    /// Where a layer that was added before has the same name, directories are joined and everything else is replaced.
-    /// The contents of layers do not count towards the budget.
+    /// Puts the tree over a layer: its contents are visible at `at`, a path of this tree, whose
+    /// directories are made. Where a layer that was added before has the same name, directories are
+    /// joined and everything else is replaced. The contents of layers do not count towards the
+    /// budget.
     ///
     /// # Errors
-    /// [`LayerError::Bad`] for a tree that was changed already, and for an archive whose names contradict each other.
+    /// [`LayerError::Bad`] for a tree that was changed already, and for an archive whose names
+    /// contradict each other.
     pub fn over(mut self, at: impl AsRef<[u8]>, layer: &Layer) -> Result<Self, LayerError> {
         let said = || String::from_utf8_lossy(at.as_ref()).into_owned();
         let bad = |why: String| LayerError::Bad { path: said(), why };

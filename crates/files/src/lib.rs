@@ -1,9 +1,9 @@
 //! File trees that are plain data, like the memory of the guests that use them.
 //!
-//! A [`Tree`] holds directories, files, symbolic and hard links in memory, over read-only [`Layer`]s: a host
-//! directory, a zip, a tar, an OCI image. A clone costs a few reference counts for a tree of any size, and shares
-//! every page that neither has written since; so a checkpoint is a clone, and a rollback is an assignment. The tree's
-//! own data stays within a [`Budget`].
+//! A [`Tree`] holds directories, files, symbolic and hard links in memory, over read-only
+//! [`Layer`]s: a host directory, a zip, a tar, an OCI image. A clone costs a few reference counts
+//! for a tree of any size, and shares every page that neither has written since; so a checkpoint is
+//! a clone, and a rollback is an assignment. The tree's own data stays within a [`Budget`].
 //!
 //! ```
 //! use afresh_files::{Budget, Change, Time, Tree};
@@ -24,22 +24,24 @@
 //!
 //! # Serving the file calls of a guest
 //!
-//! * A file is a [`Node`], its inode number: [`Tree::stat`], [`Tree::read`], [`Tree::write`], [`Tree::set_size`],
-//!   [`Tree::set_mode`], [`Tree::set_times`], [`Tree::read_link`], [`Tree::list`].
-//! * A path is followed by [`Tree::walk`], as Linux does ([`Walk::new`]) or as WASI does ([`Walk::beneath`]). It
-//!   gives a [`ResolvedName`]: a directory, the last name, and the file with that name, if it exists. To make, remove
-//!   or move a name, walk with [`Walk::name`], and pass the result to [`Tree::create_at`], [`Tree::link_at`],
-//!   [`Tree::rename_at`], [`Tree::remove_file_at`], [`Tree::remove_directory_at`], which handle a slash behind the
-//!   name.
-//! * An open file is an [`OpenFile`]: position, access, and for a directory the last listing, so that
-//!   [`OpenFile::entries`] continues where it was; call it again until it returns no entries. It holds its node: a
-//!   file without a name stays until it is [closed](Tree::close). Descriptors that share one (`dup`) need not hold it
-//!   twice. Keep tree and open files in one value: clone them together, put them back together.
+//! * A file is a [`Node`], its inode number: [`Tree::stat`], [`Tree::read`], [`Tree::write`],
+//!   [`Tree::set_size`], [`Tree::set_mode`], [`Tree::set_times`], [`Tree::read_link`],
+//!   [`Tree::list`].
+//! * A path is followed by [`Tree::walk`], as Linux does ([`Walk::new`]) or as WASI does
+//!   ([`Walk::beneath`]). It gives a [`ResolvedName`]: a directory, the last name, and the file
+//!   with that name, if it exists. To make, remove or move a name, walk with [`Walk::name`], and
+//!   pass the result to [`Tree::create_at`], [`Tree::link_at`], [`Tree::rename_at`],
+//!   [`Tree::remove_file_at`], [`Tree::remove_directory_at`], which handle a slash behind the name.
+//! * An open file is an [`OpenFile`]: position, access, and for a directory the last listing, so
+//!   that [`OpenFile::entries`] continues where it was; call it again until it returns no entries.
+//!   It holds its node: a file without a name stays until it is [closed](Tree::close). Descriptors
+//!   that share one (`dup`) need not hold it twice. Keep tree and open files in one value: clone
+//!   them together, put them back together.
 //! * [`Refused::errno`] is the number for a program.
-//! * Times are given by the caller. Users are not modelled: modes are kept, and enforced only where a walk may pass
-//!   only through directories that their owner may search ([`Walk::searching`]).
-//! * A host directory that a guest may change is no part of a tree: [`HostHandle::grant`] opens one, whose functions
-//!   follow paths as [`Walk::beneath`] does, and write through.
+//! * Times are given by the caller. Users are not modelled: modes are kept, and enforced only where
+//!   a walk may pass only through directories that their owner may search ([`Walk::searching`]).
+//! * A host directory that a guest may change is no part of a tree: [`HostHandle::grant`] opens
+//!   one, whose functions follow paths as [`Walk::beneath`] does, and write through.
 //! * Devices are entries with a number ([`New::Device`]); the caller implements them.
 
 mod archive;

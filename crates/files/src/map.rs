@@ -1,7 +1,9 @@
-//! A sorted map that is copied in no time: a B-tree whose copies share every node that neither has changed.
+//! A sorted map that is copied in no time: a B-tree whose copies share every node that neither has
+//! changed.
 //!
-//! Promises: a clone costs one reference count, a change copies the nodes on the way to it and no others, and
-//! comparing two relatives looks only at nodes that they do not share. May break it: nothing in safe code.
+//! Promises: a clone costs one reference count, a change copies the nodes on the way to it and no
+//! others, and comparing two relatives looks only at nodes that they do not share. May break it:
+//! nothing in safe code.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -312,7 +314,8 @@ fn chunks<T>(entries: Vec<T>) -> impl Iterator<Item = Vec<T>> {
     })
 }
 
-/// Cuts a full node in two. Entries in order, which is the common case, leave the left half well filled.
+/// Cuts a full node in two. Entries in order, which is the common case, leave the left half well
+/// filled.
 fn halve<T>(entries: &mut Vec<T>) -> Option<Vec<T>> {
     (entries.len() > WIDTH).then(|| entries.split_off(WIDTH / 2))
 }

@@ -1,7 +1,7 @@
 //! Names: making files, giving them further names, other names and none.
 //!
-//! Promises: a refused operation changes nothing; every name and file is paid for before it exists, and refunded when
-//! it is removed. See [`crate::tree`].
+//! Promises: a refused operation changes nothing; every name and file is paid for before it exists,
+//! and refunded when it is removed. See [`crate::tree`].
 
 use std::sync::Arc;
 
@@ -213,8 +213,8 @@ impl Tree {
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// [`Refused::NotEmpty`], [`Refused::NotDirectory`], [`Refused::Missing`], [`Refused::Invalid`] for `.`,
-    /// [`Refused::Busy`] for the root.
+    /// [`Refused::NotEmpty`], [`Refused::NotDirectory`], [`Refused::Missing`], [`Refused::Invalid`]
+    /// for `.`, [`Refused::Busy`] for the root.
     pub fn remove_directory(
         &mut self,
         directory: Node,
@@ -253,9 +253,9 @@ impl Tree {
     /// Moves the entry `old` of one directory to the name `new` in another or the same.
     ///
     /// # Errors
-    /// [`Refused::Missing`]; [`Refused::Exists`] when it must not be replaced; [`Refused::NotDirectory`],
-    /// [`Refused::IsDirectory`], [`Refused::NotEmpty`] when it cannot be; [`Refused::Invalid`] for a directory that
-    /// would be within itself, and for `.` and `..`.
+    /// [`Refused::Missing`]; [`Refused::Exists`] when it must not be replaced;
+    /// [`Refused::NotDirectory`], [`Refused::IsDirectory`], [`Refused::NotEmpty`] when it cannot
+    /// be; [`Refused::Invalid`] for a directory that would be within itself, and for `.` and `..`.
     pub fn rename(
         &mut self,
         from: Node,

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::content::Content;
 use crate::map::Map;
 
-/// Identifies a file of one tree and its relatives, independent of its names; programs see it as the inode number.
+/// Identifies a file of one tree and its relatives, independent of its names; programs see it as
+/// the inode number.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default,
 )]
@@ -149,8 +150,8 @@ pub(crate) struct Inode {
     pub(crate) times: Times,
     /// Whether it was paid for out of the budget.
     pub(crate) paid: bool,
-    /// The name it has, and the directory that is in. Known if there was never a second one; the name of a removed
-    /// file is not valid.
+    /// The name it has, and the directory that is in. Known if there was never a second one; the
+    /// name of a removed file is not valid.
     pub(crate) name: Option<(Node, Name)>,
 }
 

@@ -1,4 +1,5 @@
-//! An open file: its node, its position, and its access rights. Plain data that is copied along with its tree.
+//! An open file: its node, its position, and its access rights. Plain data that is copied along
+//! with its tree.
 
 use std::sync::Arc;
 
@@ -44,14 +45,16 @@ pub enum Whence {
     End,
     /// The next bytes that are not in a hole, from a position counted from the beginning.
     Data,
-    /// The next hole, from a position counted from the beginning; there is one at the end of every file.
+    /// The next hole, from a position counted from the beginning; there is one at the end of every
+    /// file.
     Hole,
 }
 
 /// A file, directory or other kind of inode that is open in a tree.
 ///
-/// It holds its file. It is copied together with its tree, and means the same in the copy. Code that copies one
-/// within a tree ([`Tree::hold`]) or drops one without [`Tree::close`] changes the count of holders.
+/// It holds its file. It is copied together with its tree, and means the same in the copy. Code
+/// that copies one within a tree ([`Tree::hold`]) or drops one without [`Tree::close`] changes the
+/// count of holders.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "SavedOpen", into = "SavedOpen")]
 pub struct OpenFile {
@@ -152,8 +155,8 @@ impl OpenFile {
         }
     }
 
-    /// Writes at the position, or at the end if the file is open for appending, and advances by the same number of
-    /// bytes.
+    /// Writes at the position, or at the end if the file is open for appending, and advances by the
+    /// same number of bytes.
     ///
     /// # Errors
     /// [`Refused::NotOpen`]; as [`Tree::write`].
@@ -187,8 +190,8 @@ impl OpenFile {
     /// Moves the position, which may be beyond the end.
     ///
     /// # Errors
-    /// [`Refused::Invalid`] for a position before the beginning; [`Refused::Missing`] where no more bytes or holes
-    /// follow.
+    /// [`Refused::Invalid`] for a position before the beginning; [`Refused::Missing`] where no more
+    /// bytes or holes follow.
     pub fn seek(&mut self, tree: &Tree, whence: Whence, by: i64) -> Result<u64, Refused> {
         let base = match whence {
             Whence::Start => 0,
@@ -206,9 +209,10 @@ impl OpenFile {
         Ok(self.offset)
     }
 
-    /// The next entries of a directory from a position on, `.` and `..` first: each with the position after it. 0 is
-    /// the beginning. A call may return only some of them; the end is an empty result. Names are in order, so that
-    /// those which come or go between two calls displace no other.
+    /// The next entries of a directory from a position on, `.` and `..` first: each with the
+    /// position after it. 0 is the beginning. A call may return only some of them; the end is an
+    /// empty result. Names are in order, so that those which come or go between two calls displace
+    /// no other.
     ///
     /// # Errors
     /// [`Refused::NotDirectory`].

@@ -1,4 +1,5 @@
-//! The tree from outside: whole files by their paths, for the host that provides files and takes results.
+//! The tree from outside: whole files by their paths, for the host that provides files and takes
+//! results.
 //!
 //! Paths begin at the root, with or without a slash, and follow symbolic links within the tree.
 
@@ -40,13 +41,13 @@ impl Tree {
         self.list(self.find(path)?)
     }
 
-    /// All bytes of a file of at most `most` bytes. A hole costs its writer nothing, so the memory for the result follows
-    /// the stored bytes: holes may have as many bytes as are stored, or 16 MiB, or the tree's budget where that is
-    /// between 1 and 16 MiB.
+    /// All bytes of a file of at most `most` bytes. A hole costs its writer nothing, so the memory
+    /// for the result follows the stored bytes: holes may have as many bytes as are stored, or 16
+    /// MiB, or the tree's budget where that is between 1 and 16 MiB.
     ///
     /// # Errors
-    /// [`Refused::TooLarge`] for a longer or sparser file, before memory is allocated for it. [`Tree::read`] reads it in parts.
-    /// As [`Tree::find`] and [`Tree::read`].
+    /// [`Refused::TooLarge`] for a longer or sparser file, before memory is allocated for it.
+    /// [`Tree::read`] reads it in parts. As [`Tree::find`] and [`Tree::read`].
     pub fn read_path(&self, path: impl AsRef<[u8]>, most: u64) -> Result<Vec<u8>, Refused> {
         let node = self.find(path)?;
         let stat = self.stat(node)?;

@@ -1,7 +1,7 @@
 //! Paths: from a directory along names, through symbolic links, to an existing or possible file.
 //!
-//! Promises: nothing above the start, or above the root, is reached; 40 links at most are followed; a path that
-//! ends in a slash means a directory.
+//! Promises: nothing above the start, or above the root, is reached; 40 links at most are followed;
+//! a path that ends in a slash means a directory.
 
 use std::sync::Arc;
 
@@ -22,11 +22,11 @@ pub struct Walk {
     pub root: Node,
     /// Whether a last name that is a symbolic link is followed.
     pub follow: bool,
-    /// Whether the last name itself is the subject, to be made, removed or moved: it is not followed, even with a
-    /// slash behind it.
+    /// Whether the last name itself is the subject, to be made, removed or moved: it is not
+    /// followed, even with a slash behind it.
     pub name: bool,
-    /// Whether the path must stay within `from`: absolute ones and those that leave it are refused, also in the
-    /// middle and through links. As in WASI.
+    /// Whether the path must stay within `from`: absolute ones and those that leave it are refused,
+    /// also in the middle and through links. As in WASI.
     pub beneath: bool,
     /// Whether only directories are passed through that their owner may search.
     pub search: bool,
@@ -75,7 +75,8 @@ impl Walk {
     }
 }
 
-/// The target of a path: a name in an existing directory, and the file with that name, if it exists.
+/// The target of a path: a name in an existing directory, and the file with that name, if it
+/// exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResolvedName {
@@ -99,7 +100,8 @@ impl ResolvedName {
     }
 }
 
-/// The names of a path, last first. A final `.` counts, because it means that the path before it is a directory.
+/// The names of a path, last first. A final `.` counts, because it means that the path before it is
+/// a directory.
 fn names(path: &[u8], ahead: &mut Vec<Arc<[u8]>>) -> Result<(), Refused> {
     let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
     for (back, name) in path[..end].split(|b| *b == b'/').rev().enumerate() {
@@ -117,8 +119,9 @@ impl Tree {
     /// Follows a path. The last name may mean nothing; every other must be a directory's.
     ///
     /// # Errors
-    /// [`Refused::Missing`], [`Refused::NotDirectory`], [`Refused::Loop`], [`Refused::NameTooLong`];
-    /// [`Refused::NotPermitted`] for a path that leaves where it must stay; [`Refused::Denied`].
+    /// [`Refused::Missing`], [`Refused::NotDirectory`], [`Refused::Loop`],
+    /// [`Refused::NameTooLong`]; [`Refused::NotPermitted`] for a path that leaves where it must
+    /// stay; [`Refused::Denied`].
     pub fn walk(&self, path: &[u8], how: Walk) -> Result<ResolvedName, Refused> {
         if path.is_empty() {
             return Err(Refused::Missing);
@@ -211,8 +214,8 @@ impl Tree {
     /// [`Tree::create`] at the place of a [`Walk::name`].
     ///
     /// # Errors
-    /// As [`Tree::create`]; [`Refused::IsDirectory`] and [`Refused::Missing`] for a slash behind the name of a file
-    /// that is not a directory.
+    /// As [`Tree::create`]; [`Refused::IsDirectory`] and [`Refused::Missing`] for a slash behind
+    /// the name of a file that is not a directory.
     pub fn create_at(
         &mut self,
         place: &ResolvedName,
@@ -262,7 +265,8 @@ impl Tree {
     /// [`Tree::rename`] between the places of two [`Walk::name`]s.
     ///
     /// # Errors
-    /// As [`Tree::rename`]; [`Refused::NotDirectory`] for a slash behind the name of a file that is not a directory.
+    /// As [`Tree::rename`]; [`Refused::NotDirectory`] for a slash behind the name of a file that is
+    /// not a directory.
     pub fn rename_at(
         &mut self,
         from: &ResolvedName,

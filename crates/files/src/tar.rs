@@ -1,7 +1,8 @@
 //! Tars, and the layers of images, which are tars with whiteouts.
 //!
-//! A compressed one is unpacked to a temporary file without a name, up to the limit, for its files are read in any
-//! order. Long names and attributes of files are read here, for their lengths are claims like all others.
+//! A compressed one is unpacked to a temporary file without a name, up to the limit, for its files
+//! are read in any order. Long names and attributes of files are read here, for their lengths are
+//! claims like all others.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -67,8 +68,8 @@ fn content(limits: &LayerLimits) -> u64 {
     limits.bytes.saturating_add(limits.files.saturating_mul(HEADERS))
 }
 
-/// Reads the layer of an image. `check` gets the digest of the whole blob. The blob is copied as it is hashed, so
-/// that later changes of it are not served.
+/// Reads the layer of an image. `check` gets the digest of the whole blob. The blob is copied as it
+/// is hashed, so that later changes of it are not served.
 pub(crate) fn read_blob(
     path: &Path,
     limits: &LayerLimits,
@@ -151,8 +152,8 @@ impl Start {
     }
 }
 
-/// Writes a tar, decompressed if necessary, to a temporary file without a name. `source` has the bytes
-/// after `start`. It has at most `room` bytes.
+/// Writes a tar, decompressed if necessary, to a temporary file without a name. `source` has the
+/// bytes after `start`. It has at most `room` bytes.
 fn unpack(
     start: Start,
     source: impl Read,

@@ -1,12 +1,13 @@
 //! The tree: every file by its number, and the operations of a file system on them.
 //!
-//! Promises: a clone costs a few reference counts, whatever the size of the tree, and neither sees later changes of
-//! the other. A refused operation leaves the tree as it was. The tree's own data stays within its budget (names that
-//! only hide an entry of a layer are allowed, so that a full tree can be emptied). A file without a name stays while
-//! it is held. Nothing is ever written to a layer.
+//! Promises: a clone costs a few reference counts, whatever the size of the tree, and neither sees
+//! later changes of the other. A refused operation leaves the tree as it was. The tree's own data
+//! stays within its budget (names that only hide an entry of a layer are allowed, so that a full
+//! tree can be emptied). A file without a name stays while it is held. Nothing is ever written to a
+//! layer.
 //!
-//! May break it: holding a file and never releasing it keeps it; a held number is invalid in a tree that is not a
-//! relative.
+//! May break it: holding a file and never releasing it keeps it; a held number is invalid in a tree
+//! that is not a relative.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -221,7 +222,8 @@ impl Tree {
         let inode = match &here {
             Some(inode) => inode.clone(),
             None => {
-                // Every file that differs from its layer must be reachable through such directories from the root.
+                // Every file that differs from its layer must be reachable through such directories
+                // from the root.
                 let above = self.ground.layers.parent(node);
                 if let Some(above) = above.filter(|above| self.nodes.get(above).is_none()) {
                     self.own(above, overdraw)?;
@@ -282,7 +284,8 @@ impl Tree {
         Ok(FileVersion(Arc::downgrade(&self.inode(node)?)))
     }
 
-    /// Whether a file is still as it was when it had that version, which may be a relative's. Says no where it is not sure.
+    /// Whether a file is still as it was when it had that version, which may be a relative's. Says
+    /// no where it is not sure.
     #[must_use]
     pub fn is_version(&self, node: Node, version: &FileVersion) -> bool {
         let then = version.0.upgrade();
@@ -336,7 +339,8 @@ impl Tree {
         self.directory(directory, |inside| self.ground.layers.mounted(inside.parent))
     }
 
-    /// The name of a file, and the directory that it is in; `None` where it has none, or has had several.
+    /// The name of a file, and the directory that it is in; `None` where it has none, or has had
+    /// several.
     #[must_use]
     pub fn name(&self, node: Node) -> Option<(Node, Arc<[u8]>)> {
         let (directory, name) = self.inode(node).ok()?.name.clone()?;
@@ -387,7 +391,8 @@ impl Tree {
         }
     }
 
-    /// Reads a file from `offset` on, and returns the number of bytes, which is smaller only at the end.
+    /// Reads a file from `offset` on, and returns the number of bytes, which is smaller only at the
+    /// end.
     ///
     /// # Errors
     /// [`Refused::IsDirectory`], [`Refused::Invalid`] for a file without bytes, [`Refused::Layer`].
@@ -399,7 +404,8 @@ impl Tree {
         }
     }
 
-    /// The next bytes from `from` on that are stored, or that are not: at the end of a file there is a hole.
+    /// The next bytes from `from` on that are stored, or that are not: at the end of a file there
+    /// is a hole.
     pub(crate) fn next_run(&self, node: Node, from: u64, data: bool) -> Result<u64, Refused> {
         match &self.inode(node)?.body {
             Body::File(content) => content.next_run(from, data).ok_or(Refused::Missing),
@@ -416,8 +422,8 @@ impl Tree {
         }
     }
 
-    /// Writes into a file at `offset`, which may be beyond its end, and returns the number of bytes that the budget
-    /// had room for.
+    /// Writes into a file at `offset`, which may be beyond its end, and returns the number of bytes
+    /// that the budget had room for.
     ///
     /// # Errors
     /// [`Refused::Full`] when there was no room at all; as [`Tree::read`].
@@ -491,7 +497,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Keeps a file although its last name may go. For open descriptors, and for current directories.
+    /// Keeps a file although its last name may go. For open descriptors, and for current
+    /// directories.
     ///
     /// # Errors
     /// As [`Tree::stat`].

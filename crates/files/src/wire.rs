@@ -1,9 +1,9 @@
 //! A tree as bytes, and back: its changes over its layers, and the identities of those.
 //!
-//! Promises: equal trees give equal bytes; bytes from elsewhere are checked before they become a tree (every name
-//! leads to an existing file, every file but held ones has a name, directories form a tree, lengths fit), so that
-//! later code need not check. May break it: a layer with other bytes than its digest; for host directories only the
-//! paths are kept.
+//! Promises: equal trees give equal bytes; bytes from elsewhere are checked before they become a
+//! tree (every name leads to an existing file, every file but held ones has a name, directories
+//! form a tree, lengths fit), so that later code need not check. May break it: a layer with other
+//! bytes than its digest; for host directories only the paths are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
@@ -49,7 +49,8 @@ pub enum TreeError {
     Exceeded(#[from] afresh_budget::Exceeded),
 }
 
-/// A tree as bytes: its description, and the pages of its files, in an order that the description knows.
+/// A tree as bytes: its description, and the pages of its files, in an order that the description
+/// knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SavedTree {
@@ -151,7 +152,8 @@ impl Tree {
         }
     }
 
-    /// The tree as bytes. It can be put over the same layers again, in any process, by [`Tree::restored`].
+    /// The tree as bytes. It can be put over the same layers again, in any process, by
+    /// [`Tree::restored`].
     ///
     /// # Errors
     /// [`TreeError::Layer`] if a layer cannot be read for its digest; [`TreeError::Exceeded`].
@@ -232,8 +234,8 @@ impl Tree {
         SavedNode { mode: inode.mode, times: inode.times, paid: inode.paid, body }
     }
 
-    /// A tree out of bytes that [`Tree::saved`] gave, over the layers of this one, which must be the same. Bytes
-    /// from strangers are checked.
+    /// A tree out of bytes that [`Tree::saved`] gave, over the layers of this one, which must be
+    /// the same. Bytes from strangers are checked.
     ///
     /// # Errors
     /// [`TreeError`].
@@ -417,7 +419,8 @@ impl Loader<'_> {
 }
 
 impl Tree {
-    /// Checks that it is a tree, counts names, notes the directory of each file, and adds up the cost.
+    /// Checks that it is a tree, counts names, notes the directory of each file, and adds up the
+    /// cost.
     fn check(&mut self) -> Result<(), TreeError> {
         let mut links: BTreeMap<Node, (u32, Option<(Node, Name)>)> = BTreeMap::new();
         let mut seen = BTreeSet::from([Self::ROOT]);
@@ -511,14 +514,15 @@ impl Tree {
 }
 
 impl Tree {
-    /// Refuses directories that are within themselves. `own` are the files that the tree has itself, and
-    /// `untouched` the host directories that it shows unchanged.
+    /// Refuses directories that are within themselves. `own` are the files that the tree has
+    /// itself, and `untouched` the host directories that it shows unchanged.
     fn check_loops(&self, own: &[Node], untouched: &BTreeSet<Node>) -> Result<(), TreeError> {
         let within = || damaged("a directory is within itself");
         // Directories whose parents lead to the root, or to a directory that was removed.
         let mut settled = BTreeSet::from([Self::ROOT]);
         for &node in own {
-            // Files of hosts are changed together with the directories above them, so none of those is untouched.
+            // Files of hosts are changed together with the directories above them, so none of those
+            // is untouched.
             let mut above = self.ground.layers.parent(node);
             while let Some(directory) = above.filter(|above| self.nodes.get(above).is_none()) {
                 if untouched.contains(&directory) {

@@ -1,4 +1,5 @@
-//! A granted directory against the tree: the same calls give the same answers, and nothing leads out.
+//! A granted directory against the tree: the same calls give the same answers, and nothing leads
+//! out.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -569,7 +570,8 @@ proptest! {
     #[test]
     fn a_granted_directory_answers_as_a_tree(steps in prop::collection::vec((any::<bool>(), step()), 1..40)) {
         let outside = Outside::new();
-        // Two below the top, so that a path that leaves it by mistake is still within the test's own directory.
+        // Two below the top, so that a path that leaves it by mistake is still within the test's
+        // own directory.
         let handle = outside.handle(true);
         let mut tree = Tree::new(Budget::default());
         for (below, step) in &steps {

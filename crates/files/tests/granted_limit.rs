@@ -1,4 +1,5 @@
-//! The limit of descriptors that granted directories take. Alone in its process, whose limit it changes.
+//! The limit of descriptors that granted directories take. Alone in its process, whose limit it
+//! changes.
 
 use afresh_files::{Access, HostHandle, HostOpening, Refused};
 

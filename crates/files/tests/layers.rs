@@ -1,4 +1,5 @@
-//! Layers below a tree: honest layers are seen as they are, hostile ones lead nowhere and take nothing.
+//! Layers below a tree: honest layers are seen as they are, hostile ones lead nowhere and take
+//! nothing.
 
 use std::io::Write;
 use std::os::unix::fs::symlink;
@@ -125,7 +126,8 @@ fn a_host_directory_is_read_below_and_never_written_or_left() {
     assert!(tree.diff(&again).unwrap().is_empty());
     assert_eq!(again.used(), tree.used());
     assert!(matches!(empty().restored(&saved), Err(TreeError::Layers { .. })));
-    // Entries that the tree names are known before the directory is listed, and a listing shows the same.
+    // Entries that the tree names are known before the directory is listed, and a listing shows the
+    // same.
     let beside = |tree: &Tree| -> Vec<_> {
         let entries = tree.list_path("/moved").unwrap().into_iter();
         entries.map(|entry| (entry.name.to_vec(), entry.node)).collect()

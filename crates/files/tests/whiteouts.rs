@@ -393,8 +393,8 @@ fn random_layers_are_what_umoci_unpacks() {
     });
     let result = runner.run(&layers(8), |layers| {
         let tars = tars(&layers);
-        // umoci also makes the targets of dangling links, through which nothing is unpacked here, and refuses removals
-        // through links that lead to themselves.
+        // umoci also makes the targets of dangling links, through which nothing is unpacked here,
+        // and refuses removals through links that lead to themselves.
         if let Ok(tree) = image_of_tars(&tars) {
             match unpacked_by_umoci(&umoci, &tars) {
                 Err(why) if why.contains("too many levels of symbolic links") => {}

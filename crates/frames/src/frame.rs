@@ -1,9 +1,9 @@
 //! A frame: a block of physical memory of the pool, and, in its type, the state of its content.
 //!
-//! The three kinds are three types, and only the pool makes one of another: a [`DirtyFrame`] becomes
-//! clean by being zeroed, a [`CleanFrame`] becomes dirty by being *used*, and an absent one, which
-//! has no memory behind it, never leaves the pool. Memory can be reached through a used frame only,
-//! so a clean list that holds a written page does not type-check.
+//! The three kinds are three types, and only the pool makes one of another: a [`DirtyFrame`]
+//! becomes clean by being zeroed, a [`CleanFrame`] becomes dirty by being *used*, and an absent
+//! one, which has no memory behind it, never leaves the pool. Memory can be reached through a used
+//! frame only, so a clean list that holds a written page does not type-check.
 
 use std::marker::PhantomData;
 

@@ -6,8 +6,8 @@
 //! * [`Pool`] returns [`CleanFrame`]s of 4 KiB to 1 GiB and takes [`DirtyFrame`]s back.
 //! * [`FrameCache`] is a thread's own stock of them.
 //! * [`ZeroSource`] and [`Lease`] map them into an address space.
-//! * [`Stage`] is the same idea for memory that must be private: slots, Wasm memories that grow, KVM guests.
-//!   [`ProcessStage`] is one that a process shares.
+//! * [`Stage`] is the same idea for memory that must be private: slots, Wasm memories that grow,
+//!   KVM guests. [`ProcessStage`] is one that a process shares.
 //!
 //! ```
 //! use afresh_frames::{Order, Pool, PoolOptions};
@@ -21,8 +21,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Promises and their limits are written at each file's head; the measurements behind the design are
-//! in `docs/fault-path.md`.
+//! Promises and their limits are written at each file's head; the measurements behind the design
+//! are in `docs/fault-path.md`.
 
 mod buddy;
 mod cache;

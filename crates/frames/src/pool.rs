@@ -7,14 +7,15 @@
 //!     +---- populate ---- absent <------- trim ----------+
 //! ```
 //!
-//! Promises: a taken frame is zero, regardless of its last holder's writes, and whether the zeroing thread runs, is
-//! starved or has stopped; a page is in one place at any time, and [`Pool::usage`] adds up; running out of memory is
-//! an error.
+//! Promises: a taken frame is zero, regardless of its last holder's writes, and whether the zeroing
+//! thread runs, is starved or has stopped; a page is in one place at any time, and [`Pool::usage`]
+//! adds up; running out of memory is an error.
 //!
 //! May break it: a holder that keeps a mapping of a frame it gave back. [`crate::Lease`] cannot.
 //!
-//! NUMA: there is one set of lists. A pool per node, each with its memory bound (`mbind` on the window before
-//! anything is populated), is the seam for more; the choice among them belongs in [`crate::ZeroSource`].
+//! NUMA: there is one set of lists. A pool per node, each with its memory bound (`mbind` on the
+//! window before anything is populated), is the seam for more; the choice among them belongs in
+//! [`crate::ZeroSource`].
 
 #[cfg(all(test, not(miri)))]
 mod fork_tests;
@@ -36,8 +37,8 @@ use crate::{Background, NewPoolError, PoolOptions, TakeError};
 /// Maximum pages of a pool: the range of page numbers in a block, with a margin.
 const MOST_PAGES: usize = 1 << 31;
 
-/// Pause while the zeroing thread has the last free block, and how many of them before memory counts as used up. A
-/// process that was stopped has paused once.
+/// Pause while the zeroing thread has the last free block, and how many of them before memory
+/// counts as used up. A process that was stopped has paused once.
 const PAUSE: Duration = Duration::from_micros(50);
 const MAX_PAUSES: usize = 2500;
 
@@ -69,8 +70,8 @@ struct Counters {
     lost: AtomicUsize,
 }
 
-/// The largest block that goes to the zeroing thread in one piece: 2 MiB, and more in large pools, so
-/// that half the thread's slots hold all of the pool; 64 MiB at most.
+/// The largest block that goes to the zeroing thread in one piece: 2 MiB, and more in large pools,
+/// so that half the thread's slots hold all of the pool; 64 MiB at most.
 fn piece(limit: usize) -> Order {
     Order::fitting(limit / (SLOTS / 2)).clamp(Order::HUGE, Order::new(14))
 }
@@ -104,8 +105,8 @@ impl Pool {
             return Err(NewPoolError::Limit(options.limit));
         }
         let limit = options.limit.next_multiple_of(huge);
-        // A starved zeroing thread may hold one block: that much more exists than may be lent, so that the thread
-        // never delays a taker.
+        // A starved zeroing thread may hold one block: that much more exists than may be lent, so
+        // that the thread never delays a taker.
         let piece = piece(limit);
         let total = limit + if options.background.is_some() { piece.pages() } else { 0 };
         let shared = Arc::new(Shared {
@@ -144,10 +145,11 @@ impl Pool {
         }))
     }
 
-    /// In a forked child another thread of the parent may have held the lock: callers check first ([`Store::check`]).
+    /// In a forked child another thread of the parent may have held the lock: callers check first
+    /// ([`Store::check`]).
     fn lists(&self) -> MutexGuard<'_, Lists> {
-        // A panic under the lock is an assertion about the lists; the panicking thread does not use them afterwards,
-        // and every other must continue.
+        // A panic under the lock is an assertion about the lists; the panicking thread does not use
+        // them afterwards, and every other must continue.
         let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
         self.harvest(&mut lists);
         lists
@@ -172,12 +174,14 @@ impl Pool {
         self.shared.store.min_mappable_order()
     }
 
-    /// Maps pages of a frame, from its page `skip` on, over `range` of a reservation. The holder must unmap them, or
-    /// remove the access, before the frame is returned. A forked child does not inherit the mapping.
+    /// Maps pages of a frame, from its page `skip` on, over `range` of a reservation. The holder
+    /// must unmap them, or remove the access, before the frame is returned. A forked child does not
+    /// inherit the mapping.
     ///
     /// # Errors
     /// When the kernel refuses; `EINVAL` for pages outside the frame, and for a range that is no
-    /// multiple of [`Pool::min_mappable_order`]. Nothing of the frame is accessible in the range then.
+    /// multiple of [`Pool::min_mappable_order`]. Nothing of the frame is accessible in the range
+    /// then.
     ///
     /// # Panics
     /// If the frame is of another pool.
@@ -197,8 +201,9 @@ impl Pool {
         self.shared.store.map(memory, range, frame.block.start as usize + skip)
     }
 
-    /// Address of a frame in the pool's own mapping, at which its holder may use it directly, with no mapping at all.
-    /// Valid until the frame is returned or the pool is dropped; a forked child does not have it.
+    /// Address of a frame in the pool's own mapping, at which its holder may use it directly, with
+    /// no mapping at all. Valid until the frame is returned or the pool is dropped; a forked child
+    /// does not have it.
     #[must_use]
     pub fn address(&self, frame: &DirtyFrame) -> *mut u8 {
         assert_eq!(frame.pool, self.id, "a frame of another pool");
@@ -220,8 +225,8 @@ impl Pool {
     /// The frame behind an address that [`Pool::lend`] returned.
     ///
     /// # Safety
-    /// The frame must have been lent by this pool with this `order`, and not been reclaimed since; the address must
-    /// not be used any more.
+    /// The frame must have been lent by this pool with this `order`, and not been reclaimed since;
+    /// the address must not be used any more.
     ///
     /// # Panics
     /// If the address is not in the pool.
@@ -346,7 +351,8 @@ impl Pool {
         block.ok_or(TakeError::Fragmented { wanted: smallest.pages() })
     }
 
-    /// The one way out of the pool: zeroes blocks that are not clean, and checks those marked clean.
+    /// The one way out of the pool: zeroes blocks that are not clean, and checks those marked
+    /// clean.
     fn hand_out(&self, block: Block, clean: bool) -> CleanFrame {
         if !clean {
             self.shared.store.zero_hot(block);
@@ -387,8 +393,8 @@ impl Pool {
         self.take_resident(smallest, largest)
     }
 
-    /// Takes resident memory, waiting a little for a block in the zeroing thread's hands: it may separate two free
-    /// halves.
+    /// Takes resident memory, waiting a little for a block in the zeroing thread's hands: it may
+    /// separate two free halves.
     fn take_patiently(&self, smallest: Order, largest: Order) -> Result<CleanFrame, TakeError> {
         for _ in 0..MAX_PAUSES {
             match self.take_resident(smallest, largest) {
@@ -415,7 +421,8 @@ impl Pool {
         self.give_all([frame]);
     }
 
-    /// Gives back frames that were used. In a forked child the frames are the parent's, and nothing happens.
+    /// Gives back frames that were used. In a forked child the frames are the parent's, and nothing
+    /// happens.
     pub fn give_all(&self, frames: impl IntoIterator<Item = DirtyFrame>) {
         if self.is_of_parent() {
             return;
@@ -494,8 +501,8 @@ impl Pool {
         result
     }
 
-    /// Gives free memory back to the kernel until at most `keep` pages are free and resident; whole 2 MiB blocks
-    /// only. Returns the number of released pages, which is 0 in a forked child.
+    /// Gives free memory back to the kernel until at most `keep` pages are free and resident; whole
+    /// 2 MiB blocks only. Returns the number of released pages, which is 0 in a forked child.
     pub fn trim(&self, keep: usize) -> usize {
         if self.is_of_parent() {
             return 0;

@@ -9,8 +9,9 @@ const PAGES: usize = 8192;
 /// The host must have this many times as much memory to spare.
 const SPARE_MEMORY_FACTOR: u64 = 16;
 
-/// The default [`ZeroPageSource`]: one stage of 32 MiB for the process, made at the first request, which gets nothing yet.
-/// A process without requests has neither its memory nor its thread. On a host with less than 512 MiB to spare it stays empty.
+/// The default [`ZeroPageSource`]: one stage of 32 MiB for the process, made at the first request,
+/// which gets nothing yet. A process without requests has neither its memory nor its thread. On a
+/// host with less than 512 MiB to spare it stays empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessStage;
 

@@ -1,9 +1,11 @@
-//! Private zero memory prepared ahead of time: populated by a background thread, supplied by moving page tables.
+//! Private zero memory prepared ahead of time: populated by a background thread, supplied by moving
+//! page tables.
 //!
-//! Frames of a [`crate::Pool`] are pages of a shared file, which not every user can take: memory that is discarded
-//! with `madvise`, write-protected by its user's userfaultfd or copied by `fork` must be private and anonymous. A
-//! stage keeps such memory populated, in huge pages where the host has them, and moves it into place with one
-//! `mremap`. From then on it is the receiver's, with no tie to the stage, and goes back to the kernel like any other.
+//! Frames of a [`crate::Pool`] are pages of a shared file, which not every user can take: memory
+//! that is discarded with `madvise`, write-protected by its user's userfaultfd or copied by `fork`
+//! must be private and anonymous. A stage keeps such memory populated, in huge pages where the host
+//! has them, and moves it into place with one `mremap`. From then on it is the receiver's, with no
+//! tie to the stage, and goes back to the kernel like any other.
 //!
 //! Promises: moved memory comes straight from the kernel, so it is zero and unused.
 //! Memory that is not ready is left to the kernel's faults: a stage never blocks.
@@ -20,8 +22,8 @@ use afresh_sys::{
 
 use crate::{Lease, NewPoolError, TakeError, ZeroSource};
 
-/// Pages from one huge page to the next. The pages between are not mapped, so each huge page is a separate mapping,
-/// and moving one never waits for the fault that populates another.
+/// Pages from one huge page to the next. The pages between are not mapped, so each huge page is a
+/// separate mapping, and moving one never waits for the fault that populates another.
 const STRIDE: usize = 2 * HUGE_PAGES;
 /// Huge pages populated between two questions to the host.
 const BATCH: usize = 16;
@@ -56,8 +58,8 @@ struct Shared {
 }
 
 impl Stage {
-    /// Makes a stage that keeps `pages` pages (rounded up to 2 MiB) ready. They are populated by a thread at idle
-    /// priority; [`Stage::ready`] returns its progress.
+    /// Makes a stage that keeps `pages` pages (rounded up to 2 MiB) ready. They are populated by a
+    /// thread at idle priority; [`Stage::ready`] returns its progress.
     ///
     /// # Errors
     /// When address space or a thread is unavailable.
@@ -102,9 +104,9 @@ impl Stage {
         Duration::from_nanos(self.shared.cpu_ns.load(Ordering::Relaxed))
     }
 
-    /// Makes `range` of `memory` accessible private zero memory, as much of it as is ready moved from
-    /// the stage. Returns the pages moved; the others are the kernel's to fill at first touch. Whole
-    /// 2 MiB of address space are moved only, so `memory` should be aligned to that.
+    /// Makes `range` of `memory` accessible private zero memory, as much of it as is ready moved
+    /// from the stage. Returns the pages moved; the others are the kernel's to fill at first touch.
+    /// Whole 2 MiB of address space are moved only, so `memory` should be aligned to that.
     ///
     /// # Errors
     /// When the kernel refuses a mapping; the range is in an unknown state then.
@@ -113,7 +115,8 @@ impl Stage {
         Ok(self.move_into(memory, range)?)
     }
 
-    /// Moves ready pages to the 2 MiB of address space in `range`, in order; returns the number of pages moved.
+    /// Moves ready pages to the 2 MiB of address space in `range`, in order; returns the number of
+    /// pages moved.
     fn move_into(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         let base = memory.base().as_ptr() as usize / PAGE_SIZE;
         let mut at = (base + range.start).next_multiple_of(HUGE_PAGES) - base;
@@ -121,8 +124,8 @@ impl Stage {
         while at + HUGE_PAGES <= range.end() {
             let Some(hugepage) = self.shared.claim() else { break };
             let result = memory.take_pages(at, &self.shared.memory, place_of(hugepage));
-            // Nothing should have moved after a failure, but that is not certain; populating pages that are still
-            // there does no harm.
+            // Nothing should have moved after a failure, but that is not certain; populating pages
+            // that are still there does no harm.
             self.shared.set(hugepage, EMPTY);
             if result.is_err() {
                 memory.map_anonymous(PageRange::new(at, HUGE_PAGES), Protection::ReadWrite)?;
@@ -154,8 +157,8 @@ impl ZeroSource for Stage {
     }
 }
 
-// SAFETY: a huge page is claimed by one taker, holds the kernel's zeros and those of `populate_one`, and is moved by
-// `mremap`, which leaves the stage no access to it.
+// SAFETY: a huge page is claimed by one taker, holds the kernel's zeros and those of
+// `populate_one`, and is moved by `mremap`, which leaves the stage no access to it.
 unsafe impl ZeroPageSource for Stage {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         self.move_into(memory, range)
@@ -183,8 +186,9 @@ impl Shared {
     }
 
     fn set(&self, hugepage: usize, state: u8) {
-        // A taker stores EMPTY and then looks whether the thread is asleep; the thread stores that and then looks for
-        // EMPTY. One of them must see the other's store, which release and acquire do not promise.
+        // A taker stores EMPTY and then looks whether the thread is asleep; the thread stores that
+        // and then looks for EMPTY. One of them must see the other's store, which release and
+        // acquire do not promise.
         self.hugepages[hugepage].store(state, Ordering::SeqCst);
     }
 
@@ -192,9 +196,9 @@ impl Shared {
         self.hugepages.iter().any(|hugepage| hugepage.load(Ordering::SeqCst) == EMPTY)
     }
 
-    /// Populates empty huge pages, as many as the host has memory to spare for; `false` when it has too little, or
-    /// nothing was left to do. The host's headroom is read once for a batch: reading it costs about the same as
-    /// populating a huge page.
+    /// Populates empty huge pages, as many as the host has memory to spare for; `false` when it has
+    /// too little, or nothing was left to do. The host's headroom is read once for a batch: reading
+    /// it costs about the same as populating a huge page.
     fn populate_some(&self) -> bool {
         let spare = host::memory_headroom().map_or(u64::MAX, |free| free.saturating_sub(HEADROOM));
         let hugepages = usize::try_from(spare / HUGE_SIZE as u64).unwrap_or(BATCH).min(BATCH);
@@ -208,10 +212,11 @@ impl Shared {
             hugepage.compare_exchange(EMPTY, FILLING, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let Some(at) = self.hugepages.iter().position(fill) else { return false };
-        // By faults and not by `MADV_POPULATE_WRITE`, which would hold the lock of the whole address space
-        // while the kernel zeroes: a fault locks this mapping only.
+        // By faults and not by `MADV_POPULATE_WRITE`, which would hold the lock of the whole
+        // address space while the kernel zeroes: a fault locks this mapping only.
         for page in place_of(at).start..place_of(at).end() {
-            // SAFETY: the stage's memory is mapped writable, and the huge page is ours until it is READY.
+            // SAFETY: the stage's memory is mapped writable, and the huge page is ours until it is
+            // READY.
             unsafe { self.memory.page_ptr(page).write_volatile(0) };
         }
         self.set(at, READY);

@@ -1,12 +1,12 @@
 //! The physical memory behind frames: a file in memory, and the pool's own view of all of it.
 //!
-//! The *window* maps the whole file once, so that zeroing needs no other mapping. Pages of the file without memory
-//! (absent frames) are never touched through it: they are allocated only by [`Store::populate`], which fails with an
-//! error where a touch would fail with a signal.
+//! The *window* maps the whole file once, so that zeroing needs no other mapping. Pages of the file
+//! without memory (absent frames) are never touched through it: they are allocated only by
+//! [`Store::populate`], which fails with an error where a touch would fail with a signal.
 //!
-//! Memory is requested in 2 MiB folios: by `MADV_COLLAPSE`, which works without privilege and for any shmem setting
-//! (except `deny`), else in 4 KiB pages; or, on request, from the pages that the administrator has reserved
-//! (hugetlb).
+//! Memory is requested in 2 MiB folios: by `MADV_COLLAPSE`, which works without privilege and for
+//! any shmem setting (except `deny`), else in 4 KiB pages; or, on request, from the pages that the
+//! administrator has reserved (hugetlb).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -51,7 +51,8 @@ pub(crate) struct Store {
     huge: AtomicUsize,
     small: AtomicUsize,
     zero: zero::Chooser,
-    /// The process that made it. A child has no window and must not change the file, which its parent still uses.
+    /// The process that made it. A child has no window and must not change the file, which its
+    /// parent still uses.
     generation: u32,
 }
 
@@ -114,8 +115,8 @@ impl Store {
         (page < self.window.pages()).then_some(page)
     }
 
-    /// Maps pages of the file over `range` of `memory`, which a forked child does not inherit. On an error none of
-    /// them is accessible there: access is granted last.
+    /// Maps pages of the file over `range` of `memory`, which a forked child does not inherit. On
+    /// an error none of them is accessible there: access is granted last.
     pub(crate) fn map(
         &self,
         memory: &Reservation,
@@ -182,20 +183,21 @@ impl Store {
 
     /// Zeroes pages of a block that the caller owns.
     pub(crate) fn zero_pages(&self, start: usize, len: usize) {
-        // SAFETY: the window maps the whole file, blocks with memory never fault for want of it, and the caller owns
-        // these pages: they have no other reader or writer.
+        // SAFETY: the window maps the whole file, blocks with memory never fault for want of it,
+        // and the caller owns these pages: they have no other reader or writer.
         unsafe { self.zero.zero(self.window.page_ptr(start), len * PAGE_SIZE) };
     }
 
-    /// Zeroes a block past the caches, calling `go_on` every [`STEP`] bytes. Returns whether it finished. The caller
-    /// owns the block.
+    /// Zeroes a block past the caches, calling `go_on` every [`STEP`] bytes. Returns whether it
+    /// finished. The caller owns the block.
     pub(crate) fn zero_cold(&self, block: Block, mut go_on: impl FnMut() -> bool) -> bool {
         let (start, len) = (self.address(block), block.range().byte_len());
         for offset in (0..len).step_by(STEP) {
             if !go_on() {
                 return false;
             }
-            // SAFETY: as for `zero_pages`; the piece is inside the block, and both its ends are page boundaries.
+            // SAFETY: as for `zero_pages`; the piece is inside the block, and both its ends are
+            // page boundaries.
             unsafe { zero::cold(start.add(offset), STEP.min(len - offset)) };
         }
         true

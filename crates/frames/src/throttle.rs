@@ -8,8 +8,9 @@ use afresh_sys::{PageRange, Reservation, SysError, ZeroPageSource};
 /// Maximum consecutive requests that go unserved.
 const MAX_REFUSALS: u32 = 1024;
 
-/// Stands between a stock and users of one kind, such as the slots of one guest. When more of the supplied memory was
-/// wasted than used, requests go unserved for a while: one, and twice as many each time it happens again.
+/// Stands between a stock and users of one kind, such as the slots of one guest. When more of the
+/// supplied memory was wasted than used, requests go unserved for a while: one, and twice as many
+/// each time it happens again.
 #[derive(Debug)]
 pub struct ThrottledSource {
     stock: Arc<dyn ZeroPageSource>,

@@ -1,11 +1,12 @@
 //! Making memory zero, and finding out whether it is.
 //!
-//! Two ways. [`hot`] goes through the caches (`rep stosb`), [`cold`] past them (non-temporal stores); on processors
-//! other than x86-64 both are the C library's `memset`, which on arm64 zeroes whole cache lines (`dc zva`). A background
-//! thread takes the cold way: it must not push the working set of the program out of the caches it shares. A taker
-//! that zeroes a large block for itself wants the faster one, and that depends on whether the block is still in the
-//! caches, which is unknown: so [`Chooser`] measures. `rep stosb` needs long runs: a page at a time it is several
-//! times slower than 64 KiB at a time, so single pages go the cold way.
+//! Two ways. [`hot`] goes through the caches (`rep stosb`), [`cold`] past them (non-temporal
+//! stores); on processors other than x86-64 both are the C library's `memset`, which on arm64
+//! zeroes whole cache lines (`dc zva`). A background thread takes the cold way: it must not push
+//! the working set of the program out of the caches it shares. A taker that zeroes a large block
+//! for itself wants the faster one, and that depends on whether the block is still in the caches,
+//! which is unknown: so [`Chooser`] measures. `rep stosb` needs long runs: a page at a time it is
+//! several times slower than 64 KiB at a time, so single pages go the cold way.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
@@ -22,8 +23,8 @@ pub(crate) use x86_64::{cold, hot};
 
 /// Picks the faster way for large blocks by keeping an average of their costs.
 ///
-/// Memory zeroed again within moments is likely still in the caches, other memory is not: each of the two situations
-/// has separate averages.
+/// Memory zeroed again within moments is likely still in the caches, other memory is not: each of
+/// the two situations has separate averages.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     born: Instant,
@@ -36,8 +37,8 @@ pub(crate) struct Chooser {
 /// The costs of the two ways in one situation.
 #[derive(Debug)]
 struct Averages {
-    /// Turns of a trial; only the second half counts: where memory is zeroed again and again, the first turns after a
-    /// change find the caches as the other way left them.
+    /// Turns of a trial; only the second half counts: where memory is zeroed again and again, the
+    /// first turns after a change find the caches as the other way left them.
     trial: u32,
     /// Picoseconds a cache line, averaged; zero until measured.
     hot: AtomicU32,
@@ -134,7 +135,8 @@ impl Averages {
 /// Whether every byte is zero; stops at the first that is not.
 ///
 /// # Safety
-/// `start .. start + len` must be mapped and readable, both ends multiples of 64, and not be written during the call.
+/// `start .. start + len` must be mapped and readable, both ends multiples of 64, and not be
+/// written during the call.
 pub(crate) unsafe fn is_zero(start: *const u8, len: usize) -> bool {
     debug_assert!((start as usize).is_multiple_of(64) && len.is_multiple_of(64));
     // SAFETY: the caller promises the range; `u64` is aligned because the start is.

@@ -1,4 +1,5 @@
-//! The pool's promises: zero at hand-out on every path, one place for every page, errors for limits.
+//! The pool's promises: zero at hand-out on every path, one place for every page, errors for
+//! limits.
 #![cfg(not(miri))]
 
 use std::sync::Arc;

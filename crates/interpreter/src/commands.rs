@@ -1,9 +1,10 @@
 //! Commands that run in a Linux sandbox, and their output between the calls that run it.
 //!
-//! A sandbox runs only while a call runs it. Output that comes then is kept here until the host takes it.
+//! A sandbox runs only while a call runs it. Output that comes then is kept here until the host
+//! takes it.
 //!
-//! Promises: each stream keeps a bounded number of bytes; a handle of a command that a rollback removed never gets the
-//! output of another command with the same number.
+//! Promises: each stream keeps a bounded number of bytes; a handle of a command that a rollback
+//! removed never gets the output of another command with the same number.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -157,8 +158,8 @@ impl Commands {
         }
     }
 
-    /// Takes the output of a command since the last time, with the number of moves so far; `None` if it is unknown by
-    /// now.
+    /// Takes the output of a command since the last time, with the number of moves so far; `None`
+    /// if it is unknown by now.
     #[must_use]
     pub fn take(&self, number: u32, serial: u64) -> Option<(CommandOutput, u64)> {
         let mut state = self.lock();

@@ -12,14 +12,16 @@ use crate::request::{CallConvention, Request};
 /// How an evaluation went.
 #[derive(Debug)]
 pub struct Evaluated<L> {
-    /// The guest's answer, for [`Answer::read`](crate::Answer::read); an error if the call gave no answer.
+    /// The guest's answer, for [`Answer::read`](crate::Answer::read); an error if the call gave no
+    /// answer.
     pub answer: Result<Vec<u8>, CallError>,
     /// The listener, with the data that it collected.
     pub listener: L,
 }
 
-/// Makes one call of a guest. Requests of the guest during the call go to `listener`, if the guest was opened with
-/// [`imports`](crate::imports) and [`state`](crate::state) of its type, or is a [program](crate::Language::program).
+/// Makes one call of a guest. Requests of the guest during the call go to `listener`, if the guest
+/// was opened with [`imports`](crate::imports) and [`state`](crate::state) of its type, or is a
+/// [program](crate::Language::program).
 pub fn evaluate<'f, L: HostCallbacks>(
     lease: &mut Lease<'_>,
     function: impl Into<Entry<'f>>,
@@ -157,8 +159,8 @@ fn through_streams<L: HostCallbacks>(
     Evaluated { answer, listener }
 }
 
-/// Lets a Linux program continue its background work, as [`Lease::proceed`] does. `listener` receives its output, and
-/// is returned.
+/// Lets a Linux program continue its background work, as [`Lease::proceed`] does. `listener`
+/// receives its output, and is returned.
 ///
 /// # Errors
 /// As [`Lease::proceed`].

@@ -6,7 +6,8 @@
 /// Maximum bytes of a frame in a stream. Its first bytes are kept until the rest arrives.
 const MAX_FRAME: usize = 64 << 20;
 
-/// First bytes of frames of [`CallConvention::Frame`](crate::CallConvention::Frame). `driver.py` is the other side.
+/// First bytes of frames of [`CallConvention::Frame`](crate::CallConvention::Frame). `driver.py` is
+/// the other side.
 mod kind {
     pub(super) const ANSWER: u8 = 0;
     pub(super) const STDOUT: u8 = 1;
@@ -68,8 +69,8 @@ pub(crate) struct FrameStream {
 }
 
 impl FrameStream {
-    /// Adds a piece of the stream and passes each whole frame to `take`. Returns `false` for a frame that is too
-    /// long, and as soon as `take` does.
+    /// Adds a piece of the stream and passes each whole frame to `take`. Returns `false` for a
+    /// frame that is too long, and as soon as `take` does.
     pub(crate) fn push(&mut self, piece: &[u8], mut take: impl FnMut(&[u8]) -> bool) -> bool {
         self.rest.extend_from_slice(piece);
         let mut at = 0;

@@ -121,8 +121,8 @@ impl Language {
         found.ok_or_else(|| UnknownLanguage(name.to_owned()))
     }
 
-    /// Equips a module's guest with its environment, and with a listener of this type, which is made anew for each
-    /// call and receives nothing until [`evaluate`](crate::evaluate) sets one.
+    /// Equips a module's guest with its environment, and with a listener of this type, which is
+    /// made anew for each call and receives nothing until [`evaluate`](crate::evaluate) sets one.
     pub fn equip<L: HostCallbacks>(&self, wasm: &mut GuestOptions) {
         wasm.imports = imports::<L>();
         wasm.state = state(L::default);
@@ -145,15 +145,16 @@ impl Language {
         }
     }
 
-    /// Source that [`Language::warm_up`] runs in the guest before any other; for callers that warm the guest in
-    /// another way.
+    /// Source that [`Language::warm_up`] runs in the guest before any other; for callers that warm
+    /// the guest in another way.
     #[must_use]
     pub fn prelude(&self) -> Option<String> {
         (self.form == CallConvention::Frame).then(prelude)
     }
 
-    /// Makes a Linux program evaluate the language: the host's interpreter, or the one in an image, with arguments
-    /// and an environment that make it a guest. `None` for a language without such a program.
+    /// Makes a Linux program evaluate the language: the host's interpreter, or the one in an image,
+    /// with arguments and an environment that make it a guest. `None` for a language without such a
+    /// program.
     #[cfg(feature = "linux")]
     #[must_use]
     pub fn program(&self, program: afresh::linux::Program) -> Option<afresh::linux::Program> {
@@ -176,8 +177,8 @@ impl Language {
         Some(program.env("HOME", "/home/user").env("LANG", "C.UTF-8"))
     }
 
-    /// The language that a Linux program evaluates: one that [`Language::program`] made, or a snapshot of it. `None`
-    /// for other guests.
+    /// The language that a Linux program evaluates: one that [`Language::program`] made, or a
+    /// snapshot of it. `None` for other guests.
     #[cfg(feature = "linux")]
     #[must_use]
     pub fn of_program(guest: &afresh::Guest) -> Option<&'static Self> {
@@ -202,8 +203,8 @@ impl Language {
         Request::new(self.form, SETUP, &Tools::default(), source, "<setup>", None)
     }
 
-    /// Puts the library, which is next to the guest's module unless it is named, below `tree`. Returns the tree, and
-    /// the identity of the library.
+    /// Puts the library, which is next to the guest's module unless it is named, below `tree`.
+    /// Returns the tree, and the identity of the library.
     ///
     /// # Errors
     /// [`LibraryError`].

@@ -1,4 +1,5 @@
-//! Requests of guests to their host during a call: to take printed text, and to call a host function.
+//! Requests of guests to their host during a call: to take printed text, and to call a host
+//! function.
 //!
 //! It is host state of the lease ([`Host::state`]), so none of it outlives a call.
 
@@ -8,7 +9,8 @@ use afresh::wasm::{Host, Imports, State, hand_over};
 use crate::commands::Commands;
 use crate::frame::Frame;
 
-/// The module that guests of [`CallConvention::Array`](crate::CallConvention::Array) import their host's functions from.
+/// The module that guests of [`CallConvention::Array`](crate::CallConvention::Array) import their
+/// host's functions from.
 const INTERPRETER: &str = "afresh_interpreter";
 
 /// The answer to a frame that cannot be taken.
@@ -40,8 +42,8 @@ pub trait HostCallbacks: Default + Send + 'static {
     /// Any error, which ends the call.
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()>;
 
-    /// Takes output of a command that a Linux program runs, or has left running: the one of this number. It has at
-    /// least one byte.
+    /// Takes output of a command that a Linux program runs, or has left running: the one of this
+    /// number. It has at least one byte.
     ///
     /// # Errors
     /// As [`HostCallbacks::print`].
@@ -53,13 +55,14 @@ pub trait HostCallbacks: Default + Send + 'static {
         }
     }
 
-    /// The commands that receive their output, their ends and the answer to their start; `None` where they have no
-    /// receivers.
+    /// The commands that receive their output, their ends and the answer to their start; `None`
+    /// where they have no receivers.
     fn commands(&self) -> Option<&Commands> {
         None
     }
 
-    /// Takes a result of code that [`CELL`](crate::CELL) runs: an object in JSON, from a guest that may send any bytes.
+    /// Takes a result of code that [`CELL`](crate::CELL) runs: an object in JSON, from a guest that
+    /// may send any bytes.
     ///
     /// # Errors
     /// As [`HostCallbacks::print`].
@@ -82,16 +85,18 @@ pub trait HostCallbacks: Default + Send + 'static {
         }
     }
 
-    /// Whether the call may run on. While a Linux program runs this is called at least every 100 ms.
+    /// Whether the call may run on. While a Linux program runs this is called at least every 100
+    /// ms.
     fn proceeds(&mut self) -> bool {
         true
     }
 
-    /// Calls a host function: `[name, arguments]` or `[name, arguments, named arguments]` in CBOR. The answer is `[0,
-    /// value]`, or `[1, name, message, number]` of an error.
+    /// Calls a host function: `[name, arguments]` or `[name, arguments, named arguments]` in CBOR.
+    /// The answer is `[0, value]`, or `[1, name, message, number]` of an error.
     ///
     /// # Errors
-    /// Any error, which ends the call. If no functions are offered, a guest that calls one is ended.
+    /// Any error, which ends the call. If no functions are offered, a guest that calls one is
+    /// ended.
     fn call(&mut self, request: &[u8]) -> wasmtime::Result<Vec<u8>> {
         let _ = request;
         Err(wasmtime::Error::msg("the host offers no functions"))
@@ -122,7 +127,8 @@ impl<L: HostCallbacks> Hearing<L> {
                 self.given = Some(answer.to_vec());
             }
             Frame::Ended(number, status) => self.listener.command_ended(number, status),
-            // Without bytes it is no output: a guest could send it without end, and no limit of bytes would be reached.
+            // Without bytes it is no output: a guest could send it without end, and no limit of
+            // bytes would be reached.
             Frame::Shown(_, []) | Frame::Stdout([]) | Frame::Stderr([]) => {}
             Frame::Shown(number, shown) => {
                 self.listener.print_command(number, Stream::Terminal, shown)?;
@@ -136,8 +142,8 @@ impl<L: HostCallbacks> Hearing<L> {
     }
 }
 
-/// Host state for guests that [`imports`] of the same type serve; `make` makes the listener of a lease before its first
-/// call, and of warm-ups.
+/// Host state for guests that [`imports`] of the same type serve; `make` makes the listener of a
+/// lease before its first call, and of warm-ups.
 pub fn state<L: HostCallbacks>(make: impl Fn() -> L + Send + Sync + 'static) -> State {
     State::new(move || Hearing::of(make()))
 }
@@ -217,8 +223,9 @@ fn take<L: HostCallbacks>(mut caller: Caller<'_, Host>, address: i32) -> wasmtim
     Ok(())
 }
 
-/// Takes a guest frame, and writes the reply into memory from the guest's allocator. Its address and its length are
-/// stored at the addresses that the guest passes. An empty reply allocates nothing.
+/// Takes a guest frame, and writes the reply into memory from the guest's allocator. Its address
+/// and its length are stored at the addresses that the guest passes. An empty reply allocates
+/// nothing.
 fn take_frame<L: HostCallbacks>(
     mut caller: Caller<'_, Host>,
     address: i32,

@@ -7,7 +7,8 @@ use afresh::linux::{NetGrant, Program};
 
 use crate::Language;
 
-/// Maximum time that background work continues after a call is answered, and maximum time of a separate slice.
+/// Maximum time that background work continues after a call is answered, and maximum time of a
+/// separate slice.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Maximum time until a call notices that it has to end.
@@ -33,8 +34,8 @@ pub struct ProgramGrants {
 }
 
 impl ProgramGrants {
-    /// A function that shapes programs; `language` makes them evaluate code. The caller's watch ends calls, and its
-    /// listener bounds their output.
+    /// A function that shapes programs; `language` makes them evaluate code. The caller's watch
+    /// ends calls, and its listener bounds their output.
     pub fn shape(
         self,
         language: Option<&'static Language>,

@@ -8,27 +8,30 @@ use crate::evaluate::after_length;
 pub const RUN: u8 = 0;
 /// Runs source that has to come to its end: for warm-ups.
 pub const SETUP: u8 = 4;
-/// An operation on commands, in a Linux program that evaluates code: the source is an object in JSON, whose `op`
-/// selects the operation.
+/// An operation on commands, in a Linux program that evaluates code: the source is an object in
+/// JSON, whose `op` selects the operation.
 ///
-/// * `start` runs `cmd` with `args`, `envs` and `cwd`, and with an input if `stdin` is set; `tag` is kept. The answer
-///   is its number. Its output and its end go to the [`HostCallbacks`](crate::HostCallbacks) of the call that runs
-///   then.
-/// * `list` answers with all running commands: an array of `{pid, config: {cmd, args, envs, cwd}, tag}`.
+/// * `start` runs `cmd` with `args`, `envs` and `cwd`, and with an input if `stdin` is set; `tag`
+///   is kept. The answer is its number. Its output and its end go to the
+///   [`HostCallbacks`](crate::HostCallbacks) of the call that runs then.
+/// * `list` answers with all running commands: an array of
+///   `{pid, config: {cmd, args, envs, cwd}, tag}`.
 /// * `signal` sends the command `pid`, and its descendants, the signal `signal`.
 /// * `input` writes `data` (base64) to its input, `close` ends that.
 /// * `resize` sets the `size` of its terminal, rows and columns.
-/// * `feed` writes as much of `data` to its input as fits. The answer is the number of bytes, or nothing if it reads no
-///   more.
-/// * `list_contexts` answers with all contexts of code: an array of `{id, language, cwd}`. `create_context` makes one
-///   with `id`, `language` and `cwd`, `restart_context` empties the one of `id`, and `remove_context` removes it.
+/// * `feed` writes as much of `data` to its input as fits. The answer is the number of bytes, or
+///   nothing if it reads no more.
+/// * `list_contexts` answers with all contexts of code: an array of `{id, language, cwd}`.
+///   `create_context` makes one with `id`, `language` and `cwd`, `restart_context` empties the one
+///   of `id`, and `remove_context` removes it.
 ///
-/// The answer of the others is whether there is such a command or context; it is `false` for `feed` as well without one.
+/// The answer of the others is whether there is such a command or context; it is `false` for `feed`
+/// as well without one.
 pub const COMMAND: u8 = 6;
-/// Code in a context of a Linux program that evaluates code: the source is an object in JSON with the `code`, and
-/// optionally its `language`, its `context` and variables of the environment (`envs`). Its results go to
-/// [`HostCallbacks::display`](crate::HostCallbacks::display), the value of the last expression too. The answer has no
-/// value.
+/// Code in a context of a Linux program that evaluates code: the source is an object in JSON with
+/// the `code`, and optionally its `language`, its `context` and variables of the environment
+/// (`envs`). Its results go to [`HostCallbacks::display`](crate::HostCallbacks::display), the value
+/// of the last expression too. The answer has no value.
 pub const CELL: u8 = 8;
 
 /// The calling convention of a guest, and the place of its answer.
@@ -101,8 +104,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request for an evaluation: `what` is [`RUN`], [`SETUP`] or another kind of the guest; `name` is the name of
-    /// the source in traces; `arguments` is an array in CBOR.
+    /// A request for an evaluation: `what` is [`RUN`], [`SETUP`] or another kind of the guest;
+    /// `name` is the name of the source in traces; `arguments` is an array in CBOR.
     #[must_use]
     pub fn new(
         form: CallConvention,
@@ -143,8 +146,8 @@ impl Request {
         Self { bytes: bytes.to_vec(), form: CallConvention::Array }
     }
 
-    /// The bytes of a request for a minimal evaluation, in a separate clone; after their length for a program's standard
-    /// input.
+    /// The bytes of a request for a minimal evaluation, in a separate clone; after their length for
+    /// a program's standard input.
     #[must_use]
     pub fn minimal(form: CallConvention, tools: &Tools, for_program: bool) -> Vec<u8> {
         let mut request = Self::new(form, RUN, tools, "1+1", "<sandbox>", None);

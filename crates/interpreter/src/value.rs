@@ -1,7 +1,8 @@
 //! Values of programs, as JSON where they can be, and as text where the guest shows none itself.
 //!
 //! Promises: nesting ends at [`MAX_DEPTH`], and a value takes at most [`MAX_JSON`] bytes of memory.
-//! May break it: a value of `serde_json` that takes more than is charged for it; a test measures that.
+//! May break it: a value of `serde_json` that takes more than is charged for it; a test measures
+//! that.
 
 use afresh_budget::{Budget, Charge, Exceeded};
 use minicbor::Decoder;
@@ -13,14 +14,15 @@ use crate::tag::{DAY, DECIMAL, FLOATS, INTEGERS, MAX_DEPTH, SET, TIMESTAMP, TUPL
 
 /// Maximum bytes of memory that one value may take as JSON.
 const MAX_JSON: usize = 64 << 20;
-/// Maximum lists and objects around a part of a JSON value. Parsers refuse more than 127, and answers of servers enclose
-/// the value in objects of their own.
+/// Maximum lists and objects around a part of a JSON value. Parsers refuse more than 127, and
+/// answers of servers enclose the value in objects of their own.
 const MAX_JSON_DEPTH: usize = 100;
 /// Bytes of the tables of an object, for each entry.
 const ENTRY: usize = 64;
 
-/// Reads the next value as JSON. Bytes, functions, numbers that are too large, values nested deeper than
-/// [`MAX_JSON_DEPTH`] and values that take more than [`MAX_JSON`] have none. A damaged value is an error.
+/// Reads the next value as JSON. Bytes, functions, numbers that are too large, values nested deeper
+/// than [`MAX_JSON_DEPTH`] and values that take more than [`MAX_JSON`] have none. A damaged value
+/// is an error.
 pub(crate) fn read(from: &mut Decoder<'_>) -> Result<Option<Value>, Error> {
     let begin = from.position();
     let mut values = Values { from, charge: Budget::new("value", MAX_JSON).empty() };
@@ -150,7 +152,8 @@ impl Values<'_, '_> {
         Ok(all.map(Value::Array))
     }
 
-    /// Numbers as they are laid out in memory; values without a JSON number become null, as in JavaScript.
+    /// Numbers as they are laid out in memory; values without a JSON number become null, as in
+    /// JavaScript.
     fn words(&mut self, each: impl Fn([u8; 8]) -> Option<Value>) -> Result<Value, Failed> {
         let (words, rest) = self.from.bytes()?.as_chunks::<8>();
         if !rest.is_empty() {

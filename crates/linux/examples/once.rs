@@ -1,6 +1,6 @@
-//! Runs a Linux program once, from its start to its end, and prints its output: `once [--dir DIR]… [--env
-//! NAME=VALUE]… [--seconds N] [--memory MIB] PROGRAM [ARGUMENT…]`. It exits as the program did; with 125, and the reason, if the
-//! program could not be run to its end.
+//! Runs a Linux program once, from its start to its end, and prints its output:
+//! `once [--dir DIR]… [--env NAME=VALUE]… [--seconds N] [--memory MIB] PROGRAM [ARGUMENT…]`. It
+//! exits as the program did; with 125, and the reason, if the program could not be run to its end.
 
 use std::io::{Read, Write};
 use std::process::ExitCode;

@@ -1,8 +1,8 @@
 //! The root of a guest from an OCI image: its layers, and not the host system.
 //!
-//! Promises: all guests of an image, and all their states, share one; a snapshot holds the layers' bytes once, so
-//! that it opens without the image, and saving it again costs nothing for them. May break it: an unavailable page of
-//! a snapshot; the read then fails, with its reason.
+//! Promises: all guests of an image, and all their states, share one; a snapshot holds the layers'
+//! bytes once, so that it opens without the image, and saving it again costs nothing for them. May
+//! break it: an unavailable page of a snapshot; the read then fails, with its reason.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -84,14 +84,16 @@ impl Root {
         (self.entry, self.usual) = (words, Vec::new());
     }
 
-    /// The command line with these arguments; empty if neither the image nor the caller names a program.
+    /// The command line with these arguments; empty if neither the image nor the caller names a
+    /// program.
     pub(crate) fn command(&self, arguments: &[OsString]) -> Vec<OsString> {
         let rest = if arguments.is_empty() { &self.usual } else { arguments };
         self.entry.iter().chain(rest).cloned().collect()
     }
 }
 
-/// The path of the program in `tree` that `word` means: one with a slash is taken from `directory`, another looked for in `path`.
+/// The path of the program in `tree` that `word` means: one with a slash is taken from `directory`,
+/// another looked for in `path`.
 pub(crate) fn find_program(
     tree: &Tree,
     word: &OsStr,

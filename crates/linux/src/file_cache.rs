@@ -1,13 +1,14 @@
 //! A cache of mapped files, in a memory file that guest processes map copy-on-write.
 //!
-//! A page that a program does not touch costs it nothing then, and one that it only reads is shared by all its
-//! processes. Written into private memory, each page cost a fault in advance: two thirds of the loading time of a
-//! large library.
+//! A page that a program does not touch costs it nothing then, and one that it only reads is shared
+//! by all its processes. Written into private memory, each page cost a fault in advance: two thirds
+//! of the loading time of a large library.
 //!
-//! Promises: a process shows the content that a file had when its bytes were first mapped, regardless of later
-//! changes; memory without a process and without an image is released, except memory that a fork of this process may
-//! use; and the cache keeps to a budget, in addition to a guest's own memory. May break it: dropping a
-//! [`MappedRange`] before its mapping is removed, because its pages become zero.
+//! Promises: a process shows the content that a file had when its bytes were first mapped,
+//! regardless of later changes; memory without a process and without an image is released, except
+//! memory that a fork of this process may use; and the cache keeps to a budget, in addition to a
+//! guest's own memory. May break it: dropping a [`MappedRange`] before its mapping is removed,
+//! because its pages become zero.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -32,8 +33,8 @@ const CHUNK_SIZE: u64 = 256 << 10;
 /// Files that are remembered.
 const KNOWN: usize = 4096;
 
-/// The contents of the files that a guest has mapped: unchanged host files are in the cache that all guests share,
-/// all others in the guest's memory file.
+/// The contents of the files that a guest has mapped: unchanged host files are in the cache that
+/// all guests share, all others in the guest's memory file.
 #[derive(Debug, Default)]
 pub(crate) struct FileCache {
     place: Option<Arc<CacheFile>>,
@@ -106,7 +107,8 @@ impl FileOwner for CachedFile {
 }
 
 impl CachedFile {
-    /// The bytes from `offset` on, as [`FileCache::show`] returns them. Pages that it loads count in `holds`.
+    /// The bytes from `offset` on, as [`FileCache::show`] returns them. Pages that it loads count
+    /// in `holds`.
     pub(crate) fn show(
         self: &Arc<Self>,
         (tree, node): (&Tree, Node),
@@ -206,7 +208,8 @@ impl MappedRange {
         Self { lies: self.lies.clone(), offset: self.offset + bytes }
     }
 
-    /// The first `len` bytes, whole pages that a process shows, as an image that shares their memory.
+    /// The first `len` bytes, whole pages that a process shows, as an image that shares their
+    /// memory.
     pub(crate) fn image(&self, len: u64) -> Result<Image, ImageError> {
         let lender: Arc<dyn FileOwner> = self.lies.clone();
         let pages = PageRange::new((self.offset / PAGE) as usize, (len / PAGE) as usize);
@@ -215,7 +218,8 @@ impl MappedRange {
         if there.within(wanted.clone()).as_slice() != std::slice::from_ref(&wanted) {
             return Err(ImageError::Filler("a file's bytes are shown before they came".to_owned()));
         }
-        // SAFETY: a filled range is written once before its use, and released after its last reference.
+        // SAFETY: a filled range is written once before its use, and released after its last
+        // reference.
         unsafe { self.lies.lent.image(&lender, pages) }
     }
 
@@ -231,7 +235,8 @@ impl MappedRange {
         Arc::ptr_eq(&self.lies.place, &other.lies.place)
     }
 
-    /// The call that maps `len` bytes of it at `start`; `descriptor` is the memory file's in the process.
+    /// The call that maps `len` bytes of it at `start`; `descriptor` is the memory file's in the
+    /// process.
     pub(crate) fn order(&self, start: u64, len: u64, protection: u64, descriptor: u64) -> [u64; 7] {
         let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
         let at = self.lies.range.start + self.offset;
@@ -243,9 +248,9 @@ impl FileCache {
     /// The fraction of the memory limit that the cache may take in addition: one divided by this.
     pub(crate) const SHARE: u64 = 4;
 
-    /// The bytes of a file from `offset` on, which begins a page, as a mapping contains them: whole pages, at most
-    /// `len` bytes and at most the rest of the file. `None` if they do not fit within `most` bytes, or no memory file
-    /// can be made.
+    /// The bytes of a file from `offset` on, which begins a page, as a mapping contains them: whole
+    /// pages, at most `len` bytes and at most the rest of the file. `None` if they do not fit
+    /// within `most` bytes, or no memory file can be made.
     ///
     /// # Errors
     /// Why the file cannot be read.
@@ -400,7 +405,8 @@ mod tests {
 
     /// A child that runs this, and exits with its result.
     fn forked(work: impl FnOnce() -> bool) -> libc::pid_t {
-        // SAFETY: there is one thread, and the child uses nothing but the allocator, which the C library's fork keeps whole.
+        // SAFETY: there is one thread, and the child uses nothing but the allocator, which the C
+        // library's fork keeps whole.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let good = work();

@@ -1,7 +1,8 @@
 //! The files of a program while it runs, for another thread that asks for them.
 //!
-//! Promises: who asks gets the files as they are at a moment after the question, or nothing in the time that it gives.
-//! Without a question a program pays one look at a flag each 100 ms. May break it: nothing outside.
+//! Promises: who asks gets the files as they are at a moment after the question, or nothing in the
+//! time that it gives. Without a question a program pays one look at a flag each 100 ms. May break
+//! it: nothing outside.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -1,12 +1,12 @@
 //! A warm program as pages and bytes, as a snapshot holds it.
 //!
-//! The pages are those of the image that it stands on, if it does, those of its memory, and those of the files that
-//! it wrote. The bytes are the rest: the layout of that memory, registers, descriptors, signals. Granted host files
-//! are in neither: the reader of the snapshot grants them again, and those that the program has open must not have
-//! changed.
+//! The pages are those of the image that it stands on, if it does, those of its memory, and those
+//! of the files that it wrote. The bytes are the rest: the layout of that memory, registers,
+//! descriptors, signals. Granted host files are in neither: the reader of the snapshot grants them
+//! again, and those that the program has open must not have changed.
 //!
-//! Promises: every instance starts in the frozen state, bit for bit; nothing in the bytes reaches the host but
-//! through checks, and no host path is opened that the caller did not grant.
+//! Promises: every instance starts in the frozen state, bit for bit; nothing in the bytes reaches
+//! the host but through checks, and no host path is opened that the caller did not grant.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,8 +32,8 @@ use crate::warm::Warm;
 
 /// Kind of guest, in snapshots.
 const KIND: &str = "linux";
-/// The version of the state: the form of the bytes below, and that of the stub. Goes up when either changes in a way
-/// that older states do not survive.
+/// The version of the state: the form of the bytes below, and that of the stub. Goes up when either
+/// changes in a way that older states do not survive.
 const ENGINE: &str = "afresh-linux state 11";
 
 /// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
@@ -42,7 +42,8 @@ const HEAD_START: Duration = Duration::from_millis(10);
 /// The bytes of a frozen program.
 #[derive(Serialize, Deserialize)]
 struct Header {
-    /// The image below it, whose pages come first: their places never change while it is saved turn by turn.
+    /// The image below it, whose pages come first: their places never change while it is saved turn
+    /// by turn.
     layers: Option<SavedLayers>,
     /// Its memories, whose pages follow each other.
     parts: Vec<PackedPart>,
@@ -50,7 +51,8 @@ struct Header {
     /// Its clocks, in whose time all moments of the state are.
     clock: StoppedClock,
     state: PackedKernel,
-    /// Properties of kernel and processor that it depends on, in addition to the features of the build.
+    /// Properties of kernel and processor that it depends on, in addition to the features of the
+    /// build.
     seen: HostTraits,
     /// Bytes of the files that it has written, in pages after those of its memory.
     files: u64,
@@ -65,7 +67,8 @@ struct PackedPart {
     /// Pages of its image.
     pages: u64,
     registers: Registers,
-    /// Parts of shared files in which older versions had other bytes in memory. The tree has the right ones.
+    /// Parts of shared files in which older versions had other bytes in memory. The tree has the
+    /// right ones.
     behind: BTreeMap<Node, Vec<Range<u64>>>,
 }
 
@@ -160,8 +163,8 @@ impl Warm {
         Ok(Self::thaw(frozen, program)?.state())
     }
 
-    /// A warm program in the state of `frozen`. `program` defines the readable host files, and the limits of memory,
-    /// storage and calls; its own file and arguments are ignored.
+    /// A warm program in the state of `frozen`. `program` defines the readable host files, and the
+    /// limits of memory, storage and calls; its own file and arguments are ignored.
     ///
     /// # Errors
     /// [`ThawError`].
@@ -244,7 +247,8 @@ impl Warm {
 }
 
 impl Instance {
-    /// The present state, to be saved or thawed elsewhere, with the effects of calls. The instance stays as it is.
+    /// The present state, to be saved or thawed elsewhere, with the effects of calls. The instance
+    /// stays as it is.
     ///
     /// # Errors
     /// [`FreezeError`].
@@ -285,8 +289,8 @@ impl Frozen {
         self.memory.pages()
     }
 
-    /// The guest build that a snapshot of it belongs to. The processor's features are this host's, for the program may have
-    /// detected them and acted upon it.
+    /// The guest build that a snapshot of it belongs to. The processor's features are this host's,
+    /// for the program may have detected them and acted upon it.
     #[must_use]
     pub fn build(&self) -> GuestBuild {
         GuestBuild {
@@ -325,8 +329,8 @@ impl Frozen {
     /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
     ///
     /// # Errors
-    /// [`ThawError`]: a snapshot of another kind of guest or for a processor with more features, a damaged one, or no memory for
-    /// it.
+    /// [`ThawError`]: a snapshot of another kind of guest or for a processor with more features, a
+    /// damaged one, or no memory for it.
     pub fn load(snapshot: Snapshot, options: &Options) -> Result<Self, ThawError> {
         // Remote pages are best requested early.
         let delay =
@@ -335,7 +339,8 @@ impl Frozen {
         Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, &options))
     }
 
-    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists them.
+    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists
+    /// them.
     ///
     /// # Errors
     /// As [`Frozen::load`].

@@ -100,8 +100,8 @@ impl IdleWait {
 }
 
 impl Kernel {
-    /// Whether these are its memories, and hold the registers of processes that use them; those of all other processes and threads are
-    /// here.
+    /// Whether these are its memories, and hold the registers of processes that use them; those of
+    /// all other processes and threads are here.
     pub(crate) fn is_played_by(&self, parts: &[&MemoryPart]) -> bool {
         let of = |memory: u32| parts.iter().find(|part| part.memory == memory);
         let known = |part: &&MemoryPart| {

@@ -1,7 +1,7 @@
 //! A guest: processes, their sentry, and the changes to their memory maps.
 //!
-//! Its threads take turns in the one thread that its process has: when one waits, when it gives way, and when others are ready
-//! and its time is over.
+//! Its threads take turns in the one thread that its process has: when one waits, when it gives
+//! way, and when others are ready and its time is over.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,8 @@ pub(crate) struct Guest {
     pub(crate) rests: Option<Instant>,
     /// Interval of polls of a caller that receives output.
     pub(crate) poll: Duration,
-    /// Maximum sleep before it counts as a server that waits for its first caller, though other threads work.
+    /// Maximum sleep before it counts as a server that waits for its first caller, though other
+    /// threads work.
     patience: Duration,
 }
 
@@ -70,8 +71,8 @@ impl Guest {
         Self { body, sentry, others, turn: now, asked: now, rests, poll, patience }
     }
 
-    /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller ends the call. Files
-    /// have all that was written to their mappings then.
+    /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller
+    /// ends the call. Files have all that was written to their mappings then.
     pub(crate) fn run(&mut self, deadline: Instant) -> Result<StopReason, PlatformError> {
         let stopped = self.run_until_halt(deadline);
         self.body.process.bill();
@@ -131,8 +132,8 @@ impl Guest {
         if self.sentry.streams.is_heard() { length.min(self.poll) } else { length }
     }
 
-    /// Whether other threads, an alarm or the caller have waited for long enough. A thread that makes calls without pause is
-    /// never late otherwise.
+    /// Whether other threads, an alarm or the caller have waited for long enough. A thread that
+    /// makes calls without pause is never late otherwise.
     fn turn_is_over(&self) -> bool {
         let taken = self.turn.elapsed();
         if taken < MOMENT || self.sentry.state.is_alone() {
@@ -166,7 +167,8 @@ impl Guest {
         ends.max(now + MOMENT).min(deadline)
     }
 
-    /// Serves one call, and waiting calls of threads that may continue then, until a thread runs or the guest stops.
+    /// Serves one call, and waiting calls of threads that may continue then, until a thread runs or
+    /// the guest stops.
     pub(crate) fn serve(
         &mut self,
         call: &Call,
@@ -494,8 +496,8 @@ impl Guest {
             }
     }
 
-    /// Passes the caller's input (nothing is the end of its input), if it calls, after `orders`, and lets the guest
-    /// continue from its wait.
+    /// Passes the caller's input (nothing is the end of its input), if it calls, after `orders`,
+    /// and lets the guest continue from its wait.
     pub(crate) fn resume(
         &mut self,
         wait: &IdleWait,
@@ -563,7 +565,8 @@ impl Guest {
         self.take_turns(deadline)
     }
 
-    /// Ends the read that the guest waits in, with `bytes` at `to`. With `EFAULT` the request stays unread.
+    /// Ends the read that the guest waits in, with `bytes` at `to`. With `EFAULT` the request stays
+    /// unread.
     fn read_request(&mut self, to: u64, bytes: &[u8]) -> Result<Option<StopReason>, PlatformError> {
         let fits = self.sentry.state.is_writable(to, bytes.len());
         if fits && self.body.process.write(to, bytes)? {

@@ -1,8 +1,9 @@
 //! A cache of host files for all guests of this process: mapped libraries and programs are shared.
 //!
-//! Promises: a file is taken for a cached one only if its device, number, length and times are the same, and were not
-//! set just now; the cache takes no more than 128 MiB, mapped or not. May break it: a program that changes a host
-//! file without changing its times; a guest would see the old content.
+//! Promises: a file is taken for a cached one only if its device, number, length and times are the
+//! same, and were not set just now; the cache takes no more than 128 MiB, mapped or not. May break
+//! it: a program that changes a host file without changing its times; a guest would see the old
+//! content.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -62,8 +63,8 @@ impl HostFileCache {
     }
 }
 
-/// The bytes of a file for a mapping, as [`FileCache::show`](crate::file_cache::FileCache::show) returns them; `None`
-/// if it is not an unchanged host file, or the cache is full.
+/// The bytes of a file for a mapping, as [`FileCache::show`](crate::file_cache::FileCache::show)
+/// returns them; `None` if it is not an unchanged host file, or the cache is full.
 pub(crate) fn show(
     (tree, node): (&Tree, Node),
     wanted: Range<u64>,

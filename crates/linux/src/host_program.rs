@@ -1,10 +1,12 @@
-//! A program of this host: its file, behind shims of version managers, and the directories that it needs.
+//! A program of this host: its file, behind shims of version managers, and the directories that it
+//! needs.
 //!
-//! Promises: beyond the program's own file, only directories are granted that a version manager or a package manager of
-//! a language has made for programs: a toolchain of rustup, a version of pyenv, a virtual environment, an installation
-//! of Node or conda. Never the home directory, or one above it. A version manager is asked only about programs in
-//! directories of `PATH`, and a virtual environment names only an installation of Python: both may be a stranger's, and
-//! the manager runs outside the sandbox. Files of the current directory choose no version, for the same reason.
+//! Promises: beyond the program's own file, only directories are granted that a version manager or
+//! a package manager of a language has made for programs: a toolchain of rustup, a version of
+//! pyenv, a virtual environment, an installation of Node or conda. Never the home directory, or one
+//! above it. A version manager is asked only about programs in directories of `PATH`, and a virtual
+//! environment names only an installation of Python: both may be a stranger's, and the manager runs
+//! outside the sandbox. Files of the current directory choose no version, for the same reason.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -26,7 +28,8 @@ pub struct HostProgram {
     pub path: PathBuf,
     /// The directories that it needs in addition to those of the system.
     pub folders: Vec<PathBuf>,
-    /// Whether a shell would run it, because it is a text without a first line that names an interpreter.
+    /// Whether a shell would run it, because it is a text without a first line that names an
+    /// interpreter.
     pub is_plain_script: bool,
 }
 
@@ -57,8 +60,8 @@ impl HostProgram {
         Ok(Self { path, folders, is_plain_script })
     }
 
-    /// The search path `usual`, after the directory of the program where it lacks that: programs find themselves by
-    /// it, and the others of their installation.
+    /// The search path `usual`, after the directory of the program where it lacks that: programs
+    /// find themselves by it, and the others of their installation.
     #[must_use]
     pub fn search_path(&self, usual: &str) -> String {
         match self.path.parent().and_then(Path::to_str) {
@@ -69,7 +72,8 @@ impl HostProgram {
         }
     }
 
-    /// The program, with the directories of its installation. A text without an interpreter is run by the shell.
+    /// The program, with the directories of its installation. A text without an interpreter is run
+    /// by the shell.
     #[must_use]
     pub fn program(&self, word: &str) -> Program {
         let program = match self.is_plain_script {
@@ -82,13 +86,15 @@ impl HostProgram {
     }
 }
 
-/// The directory above that of a program, which is the root of its installation, unless it has more than that.
+/// The directory above that of a program, which is the root of its installation, unless it has more
+/// than that.
 fn root_of(path: &Path) -> Option<PathBuf> {
     let root = path.parent()?.parent()?;
     is_grantable(root).then(|| root.to_owned())
 }
 
-/// The program that a shim stands for, as its version manager answers (`pyenv which NAME`, `rustup which NAME`).
+/// The program that a shim stands for, as its version manager answers (`pyenv which NAME`,
+/// `rustup which NAME`).
 fn behind_shim(shim: &Path) -> Option<PathBuf> {
     let name = shim.file_name().filter(|name| !name.as_encoded_bytes().starts_with(b"-"))?;
     let manager = if is_rustup(shim) { manager_in_path("rustup")? } else { manager_of(shim)? };
@@ -97,9 +103,10 @@ fn behind_shim(shim: &Path) -> Option<PathBuf> {
     (output.status.success() && path.is_absolute() && path.is_file()).then_some(path)
 }
 
-/// The command that has a version manager resolve `name`: without files of the current directory and those above it,
-/// which choose a version (`rust-toolchain.toml`, `.python-version`, `.tool-versions`, `mise.toml`) and may have the
-/// manager download or run it. The versions that the user has set for all directories and in the environment count.
+/// The command that has a version manager resolve `name`: without files of the current directory
+/// and those above it, which choose a version (`rust-toolchain.toml`, `.python-version`,
+/// `.tool-versions`, `mise.toml`) and may have the manager download or run it. The versions that
+/// the user has set for all directories and in the environment count.
 fn query(manager: &Path, name: &OsStr) -> Command {
     let mut command = Command::new(manager);
     command.arg("which").arg(name).stdin(Stdio::null()).current_dir("/").env("PWD", "/");
@@ -118,8 +125,8 @@ fn is_rustup(path: &Path) -> bool {
     !is_named(path) && path.canonicalize().is_ok_and(|target| is_named(&target))
 }
 
-/// The version manager of a shim: a program in a directory `shims` of pyenv, rbenv, nodenv, asdf and the like. Any
-/// other directory of that name may be a stranger's, whose manager must not run.
+/// The version manager of a shim: a program in a directory `shims` of pyenv, rbenv, nodenv, asdf
+/// and the like. Any other directory of that name may be a stranger's, whose manager must not run.
 fn manager_of(shim: &Path) -> Option<PathBuf> {
     let folder = shim.parent().filter(|folder| folder.file_name().is_some_and(|n| n == "shims"))?;
     if !is_searched(folder) {
@@ -131,8 +138,8 @@ fn manager_of(shim: &Path) -> Option<PathBuf> {
     if own.is_file() { Some(own) } else { manager_in_path(manager) }
 }
 
-/// The directories of `PATH`, whose programs every shell of the user runs. Relative ones are left out: their programs
-/// may be a stranger's.
+/// The directories of `PATH`, whose programs every shell of the user runs. Relative ones are left
+/// out: their programs may be a stranger's.
 fn searched() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).filter(|folder| folder.is_absolute()).collect()
@@ -146,8 +153,8 @@ fn manager_in_path(name: &str) -> Option<PathBuf> {
     searched().into_iter().map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// The marked installations that a program belongs to: by its path, by the targets of its links, and by the base of a
-/// virtual environment.
+/// The marked installations that a program belongs to: by its path, by the targets of its links,
+/// and by the base of a virtual environment.
 fn installations(path: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let target = path.canonicalize().ok();

@@ -1,5 +1,5 @@
-//! The parts of HTTP that a caller needs: a short form of a request, and whether the bytes of an answer are a whole
-//! one, so that a call waits for the rest and for no more.
+//! The parts of HTTP that a caller needs: a short form of a request, and whether the bytes of an
+//! answer are a whole one, so that a call waits for the rest and for no more.
 
 use std::borrow::Cow;
 

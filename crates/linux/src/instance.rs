@@ -1,9 +1,11 @@
 //! An instance: a frozen guest that lives, is called, and goes back to where it stood.
 //!
-//! Promises: after a reset, a checkpoint or a switch, every byte of memory, all registers, mappings, descriptors and
-//! files are those of the state that it then stands on. A process that cannot be brought there is replaced.
+//! Promises: after a reset, a checkpoint or a switch, every byte of memory, all registers,
+//! mappings, descriptors and files are those of the state that it then stands on. A process that
+//! cannot be brought there is replaced.
 //!
-//! A reset is not carried out at once but with the next call, in the same round trip that hands the request in.
+//! A reset is not carried out at once but with the next call, in the same round trip that hands the
+//! request in.
 
 mod compare;
 mod dial;
@@ -76,8 +78,8 @@ fn unstarted(source: PlatformError) -> CallError {
     CallError::Platform { source, messages: String::new() }
 }
 
-/// Runs the service of a guest. A panic becomes an error of this call: one guest must not stop the threads of others. The
-/// process is given up then.
+/// Runs the service of a guest. A panic becomes an error of this call: one guest must not stop the
+/// threads of others. The process is given up then.
 fn guarded<T>(serve: impl FnOnce() -> Result<T, PlatformError>) -> Result<T, PlatformError> {
     catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
@@ -104,7 +106,8 @@ impl Live {
         Ok(Self { guest: Guest::new(body, sentry, others), unused: true })
     }
 
-    /// Shows the program its new generation, once the rest of it is as it was frozen, and before it runs.
+    /// Shows the program its new generation, once the rest of it is as it was frozen, and before it
+    /// runs.
     fn begin_generation(&mut self, rest: &FrozenKernel) -> Result<(), PlatformError> {
         if !rest.watches_generation || planted::is(Bug::OldGeneration) {
             return Ok(());
@@ -173,11 +176,13 @@ impl Instance {
         Ok(())
     }
 
-    /// Sends `request` and returns the answer: the program's output until it waits for more input. An empty request
-    /// is the end of the input. The call continues from the present state; [`Instance::reset`] goes back.
+    /// Sends `request` and returns the answer: the program's output until it waits for more input.
+    /// An empty request is the end of the input. The call continues from the present state;
+    /// [`Instance::reset`] goes back.
     ///
-    /// A program that reads no input but listens on a port is sent the request through a new connection, and its
-    /// answer is its output there until all of its threads wait: for HTTP until the answer is whole.
+    /// A program that reads no input but listens on a port is sent the request through a new
+    /// connection, and its answer is its output there until all of its threads wait: for HTTP until
+    /// the answer is whole.
     ///
     /// # Errors
     /// When the guest ends, takes too long, or writes too much. It takes a reset then.
@@ -186,9 +191,9 @@ impl Instance {
         self.attempt_twice(Some(request), OutputSinks::default, || false)
     }
 
-    /// Makes a call, once more in a new process if the first one failed for no fault of the call: it was killed from outside, or
-    /// an earlier call had spoiled it. A call from a frozen state has no effect but its answer, so it can be repeated
-    /// until something of that was `heard`.
+    /// Makes a call, once more in a new process if the first one failed for no fault of the call:
+    /// it was killed from outside, or an earlier call had spoiled it. A call from a frozen state
+    /// has no effect but its answer, so it can be repeated until something of that was `heard`.
     fn attempt_twice(
         &mut self,
         request: Option<&[u8]>,
@@ -214,7 +219,8 @@ impl Instance {
         }
     }
 
-    /// Time until the next event in the program: zero if a thread can run; `None` if all wait for the caller.
+    /// Time until the next event in the program: zero if a thread can run; `None` if all wait for
+    /// the caller.
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
         let wait = match self.footing {
@@ -236,9 +242,10 @@ impl Instance {
         self.state().family.lives(id)
     }
 
-    /// A unique random number for a run from a frozen state: the same for calls that continue from one another,
-    /// another one after each reset, rollback and fork. The program reads it from `/dev/afresh/generation`, which
-    /// also announces each change, so that it can reseed the generators of random numbers in its memory.
+    /// A unique random number for a run from a frozen state: the same for calls that continue from
+    /// one another, another one after each reset, rollback and fork. The program reads it from
+    /// `/dev/afresh/generation`, which also announces each change, so that it can reseed the
+    /// generators of random numbers in its memory.
     pub fn generation(&mut self) -> u64 {
         self.generation.get()
     }
@@ -257,8 +264,8 @@ impl Instance {
         }
     }
 
-    /// Shows the files to another thread during calls whose output is heard ([`Instance::call_streaming`],
-    /// [`Instance::proceed`]), from now on.
+    /// Shows the files to another thread during calls whose output is heard
+    /// ([`Instance::call_streaming`], [`Instance::proceed`]), from now on.
     pub fn show_files(&mut self, view: FileView) {
         self.view = Some(view);
     }
@@ -271,7 +278,8 @@ impl Instance {
         }
     }
 
-    /// Changes the program's files from outside, between two calls. Mapped contents of a file stay unchanged.
+    /// Changes the program's files from outside, between two calls. Mapped contents of a file stay
+    /// unchanged.
     ///
     /// # Errors
     /// [`CallError::NeedsReset`] after a call that was cut short; when the host cannot run guests.
@@ -280,8 +288,8 @@ impl Instance {
     }
 
     /// Sets the memory limit of the program in its present state, as
-    /// [`Program::memory_limit`](crate::Program::memory_limit). Memory that it has mapped already stays, even where that
-    /// is more. A reset or a switch brings the limit of its state back.
+    /// [`Program::memory_limit`](crate::Program::memory_limit). Memory that it has mapped already
+    /// stays, even where that is more. A reset or a switch brings the limit of its state back.
     ///
     /// # Errors
     /// As [`Instance::change_files`].
@@ -390,7 +398,8 @@ impl Instance {
         Err(error)
     }
 
-    /// Lets the guest, which is prepared, run with `request`; brings it back first where that is due.
+    /// Lets the guest, which is prepared, run with `request`; brings it back first where that is
+    /// due.
     fn start(
         &mut self,
         request: Option<&[u8]>,
@@ -410,7 +419,8 @@ impl Instance {
         live.guest.resume(&self.wait, request, orders, deadline)
     }
 
-    /// Goes back to the state that it stands on, from the next call on. Connections to the outside are closed now.
+    /// Goes back to the state that it stands on, from the next call on. Connections to the outside
+    /// are closed now.
     pub fn reset(&mut self) {
         self.footing = ResetState::NeedsReset;
         self.generation.renew();
@@ -443,8 +453,9 @@ impl Instance {
         Ok(orders)
     }
 
-    /// Brings the guest back and compares all of it with the state that it stands on: every byte, the kernel's list of mappings,
-    /// registers, descriptors, files. Returns the bytes that were compared.
+    /// Brings the guest back and compares all of it with the state that it stands on: every byte,
+    /// the kernel's list of mappings, registers, descriptors, files. Returns the bytes that were
+    /// compared.
     ///
     /// # Errors
     /// The first difference. The process is then killed, and the next call has a new one.
@@ -469,12 +480,13 @@ impl Instance {
         self.footing == ResetState::Failed
     }
 
-    /// Reads the guest's memory as the last call has left it, even a call that ended the guest: for example the
-    /// counters of a fuzzing target. The next call begins with the reset, if one is due.
+    /// Reads the guest's memory as the last call has left it, even a call that ended the guest: for
+    /// example the counters of a fuzzing target. The next call begins with the reset, if one is
+    /// due.
     ///
     /// # Errors
-    /// [`PlatformError::Lost`] when the process has ended, or there was no call yet; when the guest has nothing
-    /// mapped there, or may not read it.
+    /// [`PlatformError::Lost`] when the process has ended, or there was no call yet; when the guest
+    /// has nothing mapped there, or may not read it.
     pub fn read_memory(&self, address: u64, out: &mut [u8]) -> Result<(), PlatformError> {
         match &self.live {
             Some(live) if live.guest.body.process.is_ours() && !live.unused => {
@@ -546,8 +558,8 @@ impl Instance {
         self.reset();
     }
 
-    /// The present state, which was frozen just now, is stored as `to` from now on. Everything else stays, including
-    /// connections to the outside, unless its process fails.
+    /// The present state, which was frozen just now, is stored as `to` from now on. Everything else
+    /// stays, including connections to the outside, unless its process fails.
     pub(crate) fn rehouse(&mut self, to: &FrozenState) {
         let (generation, wait) = (self.generation.drawn_number(), self.wait);
         let kept = match &mut self.live {

@@ -1,4 +1,5 @@
-//! Numbers of `ioctl(2)` requests. They are those of the kernel; the type of `libc`'s differs between C libraries.
+//! Numbers of `ioctl(2)` requests. They are those of the kernel; the type of `libc`'s differs
+//! between C libraries.
 
 pub(crate) const TCGETS: u64 = 0x5401;
 pub(crate) const TCSETS: u64 = 0x5402;

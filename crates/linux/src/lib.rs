@@ -1,9 +1,11 @@
-//! Unmodified Linux programs as guests: warmed once, then called any number of times, each time from the same state.
+//! Unmodified Linux programs as guests: warmed once, then called any number of times, each time
+//! from the same state.
 //!
-//! A [`Program`] is started in a separate process and runs until it waits for input. There it is frozen: memory,
-//! registers, mappings, descriptors, files. An [`Instance`] of the [`Warm`] program answers requests: bytes go in on
-//! its standard input, its answer comes out on its standard output. After [`Instance::reset`] the next call starts
-//! from the warm state: all changes by calls are undone.
+//! A [`Program`] is started in a separate process and runs until it waits for input. There it is
+//! frozen: memory, registers, mappings, descriptors, files. An [`Instance`] of the [`Warm`] program
+//! answers requests: bytes go in on its standard input, its answer comes out on its standard
+//! output. After [`Instance::reset`] the next call starts from the warm state: all changes by calls
+//! are undone.
 //!
 //! ```no_run
 //! use afresh_linux::Program;
@@ -16,13 +18,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Two halves: the *sentry* is what the guest takes for Linux, and holds all of its state as plain data; the *platform* is
-//! a process that runs the guest's code. No system call of the guest's reaches the kernel: each stops in a
-//! seccomp filter and is served here. `docs/internals/linux.md` has the threat model, and the promises that only a
-//! micro-VM makes.
+//! Two halves: the *sentry* is what the guest takes for Linux, and holds all of its state as plain
+//! data; the *platform* is a process that runs the guest's code. No system call of the guest's
+//! reaches the kernel: each stops in a seccomp filter and is served here. `docs/internals/linux.md`
+//! has the threat model, and the promises that only a micro-VM makes.
 //!
-//! Linux 6.6 or newer on x86-64; no privilege is needed. A guest may start further processes; they are
-//! frozen with it.
+//! Linux 6.6 or newer on x86-64; no privilege is needed. A guest may start further processes; they
+//! are frozen with it.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -1,8 +1,9 @@
 //! Connections of guests to the outside, at the sentry: host sockets between their channels.
 //!
-//! Promises: connections are made only to granted servers; a guest waits only for its own servers, and within its
-//! time; none of these connections outlives the state that it was made in: a reset, a rollback or a fork finds them
-//! closed. May break it: servers, which see the data that a call has sent though the call is undone.
+//! Promises: connections are made only to granted servers; a guest waits only for its own servers,
+//! and within its time; none of these connections outlives the state that it was made in: a reset,
+//! a rollback or a fork finds them closed. May break it: servers, which see the data that a call
+//! has sent though the call is undone.
 
 use std::cell::Cell;
 use std::io::{Error, ErrorKind, Read, Write};
@@ -26,7 +27,8 @@ use crate::sentry::Kernel;
 const LINES: usize = 256;
 /// Maximum connections of all guests of this process: each takes descriptors.
 const ALL_LINES: usize = 8192;
-/// Connections that are made at a time, each by a thread: of a guest, and of all. Others wait for their turn.
+/// Connections that are made at a time, each by a thread: of a guest, and of all. Others wait for
+/// their turn.
 const MAKERS: usize = 16;
 const ALL_MAKERS: usize = 128;
 /// How soon one that waits for others' threads looks again.
@@ -60,8 +62,8 @@ thread_local! {
     static SENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Bytes that guests have sent to servers outside while this thread ran them, since the last call. Bytes of a call that is
-/// undone count as well.
+/// Bytes that guests have sent to servers outside while this thread ran them, since the last call.
+/// Bytes of a call that is undone count as well.
 #[must_use]
 pub fn take_outbound_bytes() -> u64 {
     SENT.take()
@@ -133,7 +135,8 @@ impl OutboundConnections {
         ConnectionLog::present().unwrap_or_else(|| self.limits.log.clone())
     }
 
-    /// The way of a connection, if it is granted, and the caller's filter admits it. A refusal is logged.
+    /// The way of a connection, if it is granted, and the caller's filter admits it. A refusal is
+    /// logged.
     pub(crate) fn route(&self, asked: DestinationQuery<'_>, port: u16) -> Option<Route> {
         let filter = EgressFilter::present();
         let found = match &filter {
@@ -164,7 +167,8 @@ impl OutboundConnections {
         known
     }
 
-    /// Begins to connect along `route`, for a socket with these channels; false where there are too many already.
+    /// Begins to connect along `route`, for a socket with these channels; false where there are too
+    /// many already.
     pub(crate) fn begin(
         &mut self,
         route: Route,
@@ -282,7 +286,8 @@ impl OutboundConnections {
         self.poll(state, others, if waits { length.min(POLL_INTERVAL) } else { length });
     }
 
-    /// Which of them can move something, once any can, one of `others` is readable, or `length` is over.
+    /// Which of them can move something, once any can, one of `others` is readable, or `length` is
+    /// over.
     fn poll(&self, state: &Kernel, others: &[BorrowedFd<'_>], length: Duration) -> Vec<bool> {
         let wanted: Vec<_> = self.list.iter().map(|line| line.wanted(state)).collect();
         // A socket without interest would report its end all the time.

@@ -1,8 +1,8 @@
 //! The platform: a process that runs the guest's code and nothing else, one event at a time.
 //!
-//! It does not interpret guest system calls. It makes a process, runs it until it calls, answers, changes its maps on
-//! orders, reads and writes its memory, and notices the pages it writes. In the process of a guest, only the system
-//! calls in [`Process::execute`] take effect.
+//! It does not interpret guest system calls. It makes a process, runs it until it calls, answers,
+//! changes its maps on orders, reads and writes its memory, and notices the pages it writes. In the
+//! process of a guest, only the system calls in [`Process::execute`] take effect.
 
 mod attach;
 mod billed_time;
@@ -83,7 +83,8 @@ pub enum PlatformError {
     /// Serving the guest met a defect of this library. The guest's process was killed.
     #[error("serving the guest panicked, a defect of afresh ({0}); its process was killed")]
     Panicked(String),
-    /// The process is not this process's: it was made before a fork, or it went with a call that failed.
+    /// The process is not this process's: it was made before a fork, or it went with a call that
+    /// failed.
     #[error(
         "the guest's process has ended, and the state of its calls is lost: reset it, or go back to a checkpoint"
     )]

@@ -22,8 +22,8 @@ use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::{Limits, POLL_INTERVAL, Warm};
 use crate::{http, load, trust};
 
-/// Host files that every guest may read: programs and libraries, their search paths, and data that is the same on
-/// every host.
+/// Host files that every guest may read: programs and libraries, their search paths, and data that
+/// is the same on every host.
 const SYSTEM: [&str; 15] = [
     "/usr",
     "/lib",
@@ -44,11 +44,12 @@ const SYSTEM: [&str; 15] = [
 
 /// A Linux program, its arguments, the files it may see and its limits.
 ///
-/// It is started by [`Program::warm`] and runs until all of its threads wait, and it waits for input on descriptor 0
-/// or listens on a port: that is the state that every call starts from. It has no network except its own loopback and
-/// the servers that it may [reach](Program::reach). It may have up to 255 processes in addition to its first; they are
-/// part of that state, and their memory counts together. It sees the host's system programs and libraries and the
-/// granted files, all read-only, and keeps its own files in memory.
+/// It is started by [`Program::warm`] and runs until all of its threads wait, and it waits for
+/// input on descriptor 0 or listens on a port: that is the state that every call starts from. It
+/// has no network except its own loopback and the servers that it may [reach](Program::reach). It
+/// may have up to 255 processes in addition to its first; they are part of that state, and their
+/// memory counts together. It sees the host's system programs and libraries and the granted files,
+/// all read-only, and keeps its own files in memory.
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
@@ -76,7 +77,8 @@ pub struct Program {
     pub(crate) start: Duration,
 }
 
-/// Settings of Java's runtimes, where a distribution stores them apart from the rest. None starts without them.
+/// Settings of Java's runtimes, where a distribution stores them apart from the rest. None starts
+/// without them.
 fn java_settings() -> impl Iterator<Item = PathBuf> {
     let entries = std::fs::read_dir("/etc").into_iter().flatten().flatten();
     let is_java = |path: &PathBuf| {
@@ -96,8 +98,9 @@ pub fn find_in_path(word: &str) -> Option<PathBuf> {
 }
 
 impl Program {
-    /// The program at `path`: an absolute host path, or that of a file given by [`Program::file`]. The file is an ELF
-    /// file for x86-64, static or dynamic, or an executable script whose interpreter it may read.
+    /// The program at `path`: an absolute host path, or that of a file given by [`Program::file`].
+    /// The file is an ELF file for x86-64, static or dynamic, or an executable script whose
+    /// interpreter it may read.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -125,10 +128,11 @@ impl Program {
         }
     }
 
-    /// The program of an OCI image, from its configuration: its entry point, environment and directory. Its root is
-    /// the image's layers. It sees only [granted](Program::grant) host files: not the host's system programs and
-    /// libraries. Arguments replace those of the image behind its entry point, as with containers; without an entry
-    /// point, the first of them is the program. Snapshots hold the layers.
+    /// The program of an OCI image, from its configuration: its entry point, environment and
+    /// directory. Its root is the image's layers. It sees only [granted](Program::grant) host
+    /// files: not the host's system programs and libraries. Arguments replace those of the image
+    /// behind its entry point, as with containers; without an entry point, the first of them is the
+    /// program. Snapshots hold the layers.
     ///
     /// # Errors
     /// [`LayerError`] for layers with invalid names.
@@ -142,9 +146,10 @@ impl Program {
         Ok(program.directory(Path::new("/").join(&config.directory)))
     }
 
-    /// A program with the files of another one, which is warm or has ended: those of its image or its grants, and all that it
-    /// has written. The first argument is the program. [`Program::grant`], [`Program::file`] and [`Program::storage_limit`]
-    /// have no effect: they were given when the other one was started or thawed.
+    /// A program with the files of another one, which is warm or has ended: those of its image or
+    /// its grants, and all that it has written. The first argument is the program.
+    /// [`Program::grant`], [`Program::file`] and [`Program::storage_limit`] have no effect: they
+    /// were given when the other one was started or thawed.
     #[must_use]
     pub fn with_files_of(warm: &Warm) -> Self {
         Self { files_of: Some(Arc::clone(&warm.standing.rest)), ..Self::new("") }
@@ -157,7 +162,8 @@ impl Program {
         self
     }
 
-    /// The program of an image and its first arguments, in place of the entry point. No effect without an image.
+    /// The program of an image and its first arguments, in place of the entry point. No effect
+    /// without an image.
     #[must_use]
     pub fn entry_point(mut self, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         if let Some(root) = &mut self.root {
@@ -191,7 +197,8 @@ impl Program {
         found.map(|(_, value)| value.as_os_str())
     }
 
-    /// Lets the guest read the host's file or directory at `path` (absolute), and everything below it.
+    /// Lets the guest read the host's file or directory at `path` (absolute), and everything below
+    /// it.
     ///
     /// Its files must not change while guests are warm: an open file is read again in every call.
     #[must_use]
@@ -207,9 +214,10 @@ impl Program {
         self
     }
 
-    /// Lets the guest connect to a server outside, by TCP; to none otherwise. Every reset, rollback and fork closes
-    /// its connections, and so does the end of the warm-up. With a [`Rule`](crate::Rule), each HTTP request is checked; the
-    /// guest trusts the rule's authority through its bundles of certificates, and the environment names them.
+    /// Lets the guest connect to a server outside, by TCP; to none otherwise. Every reset, rollback
+    /// and fork closes its connections, and so does the end of the warm-up. With a
+    /// [`Rule`](crate::Rule), each HTTP request is checked; the guest trusts the rule's authority
+    /// through its bundles of certificates, and the environment names them.
     #[must_use]
     pub fn reach(mut self, grant: impl Into<NetGrant>) -> Self {
         self.reaches.push(grant.into());
@@ -228,23 +236,25 @@ impl Program {
         policy.with_log(self.connections.clone())
     }
 
-    /// Has the program answer `bytes` before it counts as warm, so that one-time work is done. Answers are dropped.
-    /// Empty bytes are the end of the input. To a server `GET /path` is a request in short.
+    /// Has the program answer `bytes` before it counts as warm, so that one-time work is done.
+    /// Answers are dropped. Empty bytes are the end of the input. To a server `GET /path` is a
+    /// request in short.
     #[must_use]
     pub fn request(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.requests.push(bytes.into());
         self
     }
 
-    /// The directory that the program starts in; `/` otherwise, or the image's, which is made if it is missing.
+    /// The directory that the program starts in; `/` otherwise, or the image's, which is made if it
+    /// is missing.
     #[must_use]
     pub fn directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = path.into();
         self
     }
 
-    /// Bytes of memory it may map; 1 GiB otherwise, 960 GiB at most. More is refused with `ENOMEM`. Addresses that it has only
-    /// reserved (`PROT_NONE`) do not count, up to 64 GiB.
+    /// Bytes of memory it may map; 1 GiB otherwise, 960 GiB at most. More is refused with `ENOMEM`.
+    /// Addresses that it has only reserved (`PROT_NONE`) do not count, up to 64 GiB.
     #[must_use]
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory = bytes;
@@ -258,8 +268,9 @@ impl Program {
         self
     }
 
-    /// A limit that the program begins with, soft and hard, as by `ulimit`. Otherwise it may have 1024 descriptors open, and
-    /// raise that to 65,536, and have 4096 threads in 256 processes. Values beyond what any guest may have count as that.
+    /// A limit that the program begins with, soft and hard, as by `ulimit`. Otherwise it may have
+    /// 1024 descriptors open, and raise that to 65,536, and have 4096 threads in 256 processes.
+    /// Values beyond what any guest may have count as that.
     #[must_use]
     pub fn limit(mut self, resource: Resource, soft: u64, hard: u64) -> Self {
         self.limits.push((resource, soft, hard));
@@ -280,25 +291,26 @@ impl Program {
         self
     }
 
-    /// How long a [heard](crate::Instance::call_streaming) call continues after it is answered, for background work;
-    /// without a slice, it continues until all threads wait.
+    /// How long a [heard](crate::Instance::call_streaming) call continues after it is answered, for
+    /// background work; without a slice, it continues until all threads wait.
     #[must_use]
     pub fn slice(mut self, length: Duration) -> Self {
         self.slice = Some(length);
         self
     }
 
-    /// Maximum time between two looks whether a [heard](crate::Instance::call_streaming) call may continue; 100 ms if not
-    /// set. Shorter ones interrupt a program that computes more often.
+    /// Maximum time between two looks whether a [heard](crate::Instance::call_streaming) call may
+    /// continue; 100 ms if not set. Shorter ones interrupt a program that computes more often.
     #[must_use]
     pub fn poll_interval(mut self, interval: Duration) -> Self {
         self.poll = interval;
         self
     }
 
-    /// Makes every reset end the program's process, so that the next call has a new one; by default the process is
-    /// kept, and its pages are reset. The time of a write shows a call in a kept process which pages earlier calls
-    /// have written. A new process does not show it, and costs a fork, and a fault for each page that a call touches.
+    /// Makes every reset end the program's process, so that the next call has a new one; by default
+    /// the process is kept, and its pages are reset. The time of a write shows a call in a kept
+    /// process which pages earlier calls have written. A new process does not show it, and costs a
+    /// fork, and a fault for each page that a call touches.
     #[must_use]
     pub fn replace_processes(mut self, replaced: bool) -> Self {
         self.replaced = replaced;
@@ -312,8 +324,8 @@ impl Program {
         self
     }
 
-    /// Limits and grants for a guest out of a snapshot. The program's own file is not granted: the snapshot contains
-    /// it, and the path may be any.
+    /// Limits and grants for a guest out of a snapshot. The program's own file is not granted: the
+    /// snapshot contains it, and the path may be any.
     pub(crate) fn opener(&self) -> OpenerGrants {
         let granted = self.granted_with(None);
         let storage = sentry::thawed_budget(self.storage_with_given(), &granted);
@@ -418,7 +430,8 @@ impl Program {
         Ok(state)
     }
 
-    /// Starts the program in a new process, with only the program mapped, once `prepare` has changed its kernel state.
+    /// Starts the program in a new process, with only the program mapped, once `prepare` has
+    /// changed its kernel state.
     pub(crate) fn start(
         &self,
         prepare: impl FnOnce(&mut Kernel) -> Result<(), WarmError>,
@@ -445,10 +458,12 @@ impl Program {
         Ok(guest)
     }
 
-    /// Runs the program until it has answered the warm-up requests and waits for input, and freezes it there.
+    /// Runs the program until it has answered the warm-up requests and waits for input, and freezes
+    /// it there.
     ///
     /// # Errors
-    /// When the host cannot run guests, the program cannot be loaded, or it ends or takes too long before it waits.
+    /// When the host cannot run guests, the program cannot be loaded, or it ends or takes too long
+    /// before it waits.
     pub fn warm(&self) -> Result<Warm, WarmError> {
         let mut guest = self.start(|_| Ok(()))?;
         let deadline = after(self.start);
@@ -460,8 +475,9 @@ impl Program {
                 StopReason::Idle(wait) => {
                     guest.sentry.streams.output.clear();
                     let Some(request) = requests.next() else {
-                        // The server handles the warm-up client's disconnect now, so calls do not repeat it. Servers
-                        // outside disconnect once: a guest that connects again at once is not awaited.
+                        // The server handles the warm-up client's disconnect now, so calls do not
+                        // repeat it. Servers outside disconnect once: a guest that connects again
+                        // at once is not awaited.
                         let state = &guest.sentry.state;
                         let hears = !cut && !matches!(wait, IdleWait::Read { .. });
                         if state.has_callers() || hears && state.has_lines() {

@@ -1,5 +1,5 @@
-//! Numbers of resource limits, as in `getrlimit(2)`. They are those of the kernel; the types of `libc`'s differ
-//! between C libraries.
+//! Numbers of resource limits, as in `getrlimit(2)`. They are those of the kernel; the types of
+//! `libc`'s differ between C libraries.
 
 pub(crate) const RLIMIT_CPU: u32 = 0;
 pub(crate) const RLIMIT_FSIZE: u32 = 1;

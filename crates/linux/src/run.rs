@@ -44,12 +44,13 @@ pub struct EndedRun {
     pub files: Tree,
     /// System calls that were answered with `ENOSYS`: how often, by number.
     pub unserved: BTreeMap<i64, u64>,
-    /// The state that it stopped in, or that of its exit: a call of it exits again. Only with [`HostStreams::keep_state`], and
-    /// not after a signal.
+    /// The state that it stopped in, or that of its exit: a call of it exits again. Only with
+    /// [`HostStreams::keep_state`], and not after a signal.
     pub state: Option<Warm>,
 }
 
-/// The host's streams, signals and terminal for a run. Without any of them the input is empty, and output is dropped.
+/// The host's streams, signals and terminal for a run. Without any of them the input is empty, and
+/// output is dropped.
 #[derive(Default)]
 pub struct HostStreams {
     input: Option<OwnedFd>,
@@ -71,14 +72,16 @@ impl std::fmt::Debug for HostStreams {
 }
 
 impl HostStreams {
-    /// The program reads its standard input from `fd`, when it reads and no earlier; the end of that is its end.
+    /// The program reads its standard input from `fd`, when it reads and no earlier; the end of
+    /// that is its end.
     #[must_use]
     pub fn input(mut self, fd: OwnedFd) -> Self {
         self.input = Some(fd);
         self
     }
 
-    /// The program's standard output, in the pieces that it writes. After an error its writes fail with `EPIPE`.
+    /// The program's standard output, in the pieces that it writes. After an error its writes fail
+    /// with `EPIPE`.
     #[must_use]
     pub fn output(mut self, output: impl Write + Send + 'static) -> Self {
         self.output = Some(Box::new(output));
@@ -92,16 +95,18 @@ impl HostStreams {
         self
     }
 
-    /// Gives the program a terminal of `rows` and `columns`, which controls it. Those of its standard descriptors that `standard`
-    /// names (input, output, error) are that terminal: [`HostStreams::input`] types there, and [`HostStreams::output`] shows it. The
-    /// host's own terminal must be raw for that.
+    /// Gives the program a terminal of `rows` and `columns`, which controls it. Those of its
+    /// standard descriptors that `standard` names (input, output, error) are that terminal:
+    /// [`HostStreams::input`] types there, and [`HostStreams::output`] shows it. The host's own
+    /// terminal must be raw for that.
     #[must_use]
     pub fn terminal(mut self, standard: [bool; 3], rows: u16, columns: u16) -> Self {
         self.terminal = Some((standard, [rows, columns]));
         self
     }
 
-    /// Signals, and changes of the terminal's size. A program without another event waits for these.
+    /// Signals, and changes of the terminal's size. A program without another event waits for
+    /// these.
     #[must_use]
     pub fn control(mut self, control: RunControl) -> Self {
         self.control = Some(control);
@@ -115,8 +120,9 @@ impl HostStreams {
         self
     }
 
-    /// Keeps the state of the program ([`EndedRun::state`]): where it has read all of its input and waits for more, which is not
-    /// the end of its input then; at its exit; and where it waits when the time limit or [`RunControl::stop`] stops it.
+    /// Keeps the state of the program ([`EndedRun::state`]): where it has read all of its input and
+    /// waits for more, which is not the end of its input then; at its exit; and where it waits when
+    /// the time limit or [`RunControl::stop`] stops it.
     #[must_use]
     pub fn keep_state(mut self) -> Self {
         self.keeps = true;
@@ -142,7 +148,8 @@ impl HostStreams {
 }
 
 impl Program {
-    /// Runs the program once, from its start to its end, with the host's streams: as a command of a shell.
+    /// Runs the program once, from its start to its end, with the host's streams: as a command of a
+    /// shell.
     ///
     /// The program's limits of output and time do not apply: they are a call's.
     ///

@@ -1,8 +1,9 @@
 //! The sentry: the kernel that a guest sees.
 //!
-//! All that a guest can change but memory and registers is [`Kernel`]: plain data that is cloned when the guest is warm and compared
-//! when a reset is verified. Every system call is served from it, or answered with an error and counted. Arguments in
-//! the guest's memory are copied in once, and nothing that is found there is followed twice.
+//! All that a guest can change but memory and registers is [`Kernel`]: plain data that is cloned
+//! when the guest is warm and compared when a reset is verified. Every system call is served from
+//! it, or answered with an error and counted. Arguments in the guest's memory are copied in once,
+//! and nothing that is found there is followed twice.
 
 mod abi;
 mod console;

@@ -1,16 +1,18 @@
 //! Memory files behind shared mappings.
 //!
-//! A file that some process may write through a shared mapping is *live*: its bytes are in a memory file, and every
-//! shared mapping of it, in any process of the guest, is a shared mapping of that file. So processes see each other's
-//! writes at once, and a switch between them copies nothing.
+//! A file that some process may write through a shared mapping is *live*: its bytes are in a memory
+//! file, and every shared mapping of it, in any process of the guest, is a shared mapping of that
+//! file. So processes see each other's writes at once, and a switch between them copies nothing.
 //!
-//! The file tree learns of those writes when it must: before a call on the file, and before a checkpoint
-//! ([`SharedFiles::publish`]). Changes of the tree go to the memory file ([`SharedFiles::refresh`]), and a reset writes
-//! the bytes of the warm state back ([`SharedFiles::restore`]).
+//! The file tree learns of those writes when it must: before a call on the file, and before a
+//! checkpoint ([`SharedFiles::publish`]). Changes of the tree go to the memory file
+//! ([`SharedFiles::refresh`]), and a reset writes the bytes of the warm state back
+//! ([`SharedFiles::restore`]).
 //!
-//! Promises: after each of these, memory and tree have the same bytes; after a reset only bytes that the tree stores
-//! take memory; and the work is proportional to populated and stored bytes, not to the size of a file. May break it: a
-//! change of a file in the tree while it is live without a `publish` before and a `refresh` after.
+//! Promises: after each of these, memory and tree have the same bytes; after a reset only bytes
+//! that the tree stores take memory; and the work is proportional to populated and stored bytes,
+//! not to the size of a file. May break it: a change of a file in the tree while it is live without
+//! a `publish` before and a `refresh` after.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -178,7 +180,8 @@ impl LiveFile {
         Ok(Self { memory: Arc::new(SharedFile(memory)), synced, size, written: false })
     }
 
-    /// Sets the size of the memory. Bytes that the guest wrote beyond the end of the file are lost, as on any Linux.
+    /// Sets the size of the memory. Bytes that the guest wrote beyond the end of the file are lost,
+    /// as on any Linux.
     fn resize(&mut self, size: u64) -> Result<(), PlatformError> {
         let whole = self.size.next_multiple_of(PAGE);
         if self.written && whole != self.size {
@@ -260,8 +263,8 @@ impl LiveFile {
         Ok(changed.into_iter().flat_map(|part| held.within(part)).collect())
     }
 
-    /// Makes the memory equal to the file, whatever was written to it. Pages that guest processes have touched take no
-    /// memory any more, unless the file stores them.
+    /// Makes the memory equal to the file, whatever was written to it. Pages that guest processes
+    /// have touched take no memory any more, unless the file stores them.
     fn restore(&mut self, tree: &Tree, node: Node) -> Result<(), PlatformError> {
         let stored = tree.stored_ranges(node).map_err(refused)?;
         self.memory.release_all_but(&stored)?;
@@ -306,8 +309,8 @@ impl LiveFile {
     }
 }
 
-/// Writes memory that a guest has already paid for: the limit of memory bounds it, so it also goes beyond the budget of
-/// the tree, which then has no room until files are removed.
+/// Writes memory that a guest has already paid for: the limit of memory bounds it, so it also goes
+/// beyond the budget of the tree, which then has no room until files are removed.
 fn write_paid(
     tree: &mut Tree,
     node: Node,
@@ -368,7 +371,8 @@ impl SharedFiles {
         self.0.keys().copied().collect()
     }
 
-    /// Makes a file live, which guest processes may write then if it `opens`. Bytes at `mapped` are paid for.
+    /// Makes a file live, which guest processes may write then if it `opens`. Bytes at `mapped` are
+    /// paid for.
     ///
     /// # Errors
     /// `ENOMEM` where the host has no memory for it, or its other bytes are more than `most`.

@@ -1,10 +1,12 @@
-//! A host process that runs guest processes: its mappings, its changes, and its return to a frozen state.
+//! A host process that runs guest processes: its mappings, its changes, and its return to a frozen
+//! state.
 //!
-//! One made from a frozen state is watched from then on, and is reset. One that the guest has made by a fork or for
-//! another program is not: it can be frozen, because its page map shows its writes, and is made anew when a reset
-//! needs it.
+//! One made from a frozen state is watched from then on, and is reset. One that the guest has made
+//! by a fork or for another program is not: it can be frozen, because its page map shows its
+//! writes, and is made anew when a reset needs it.
 //!
-//! Promises: a freeze covers every byte; a restored process equals the frozen one, or is reported as unusable.
+//! Promises: a freeze covers every byte; a restored process equals the frozen one, or is reported
+//! as unusable.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -31,7 +33,8 @@ use crate::warm::Limits;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const READ: u64 = libc::PROT_READ as u64;
-/// Minimum bytes of file contents that are frozen in place: shorter ones are copied, since each is a mapping of every instance.
+/// Minimum bytes of file contents that are frozen in place: shorter ones are copied, since each is
+/// a mapping of every instance.
 const LENT: u64 = 128 << 10;
 /// Maximum images that the mappings of one process may show. Beyond that a new process is made.
 const SHOWN: usize = 64;
@@ -66,8 +69,8 @@ pub(crate) struct Subprocess {
 #[derive(Debug)]
 struct PreparedMemory {
     slot: RemoteSlot,
-    /// Images that the mappings may show, which must outlive them: the first whole, and of later ones the mapped pages
-    /// once the process stands on another.
+    /// Images that the mappings may show, which must outlive them: the first whole, and of later
+    /// ones the mapped pages once the process stands on another.
     shown: Vec<Image>,
     /// Pages that are mapped of the last image, unless it is the first.
     mapped: Vec<PageRange>,
@@ -89,8 +92,8 @@ impl PreparedMemory {
         }
     }
 
-    /// The process stands on another image from now on. Pages of the last one that were not mapped are not kept: the
-    /// process has a private copy of each, or the new image shares it.
+    /// The process stands on another image from now on. Pages of the last one that were not mapped
+    /// are not kept: the process has a private copy of each, or the new image shares it.
     fn leave_image(&mut self) {
         self.plain = false;
         let mapped = std::mem::take(&mut self.mapped);
@@ -139,7 +142,8 @@ struct CapturedPages {
 }
 
 impl CapturedPages {
-    /// Records the pages found in `range`; in the gaps between them, the parts in `blank` are dropped.
+    /// Records the pages found in `range`; in the gaps between them, the parts in `blank` are
+    /// dropped.
     fn take(
         &mut self,
         segments: &Segments,
@@ -287,8 +291,8 @@ impl Subprocess {
         Some((&mut held.slot, hands))
     }
 
-    /// Maps the image of `ground` at `ranges`, and unmaps ranges that it does not have. The pages of it that are
-    /// there. `layout` holds the mappings, if they are known.
+    /// Maps the image of `ground` at `ranges`, and unmaps ranges that it does not have. The pages
+    /// of it that are there. `layout` holds the mappings, if they are known.
     fn map_back(
         &mut self,
         ground: &FrozenMemory,
@@ -382,8 +386,8 @@ impl Subprocess {
         self.process.execute(&orders, Continuation::Ask)
     }
 
-    /// Its present content, of process `memory` with this layout, without the shared memory of the files `live`. With `moves` it stands on that from then on, if it
-    /// is watched.
+    /// Its present content, of process `memory` with this layout, without the shared memory of the
+    /// files `live`. With `moves` it stands on that from then on, if it is watched.
     pub(crate) fn freeze(
         &mut self,
         memory: u32,
@@ -480,8 +484,8 @@ impl Subprocess {
             .flat_map(|range| segments.within(range))
             .filter(|part| !part.allows(libc::PROT_READ))
             .collect();
-        // Their writes were not noticed, or will be noticed anew, or they may not be written any more. Some pages
-        // have no owner now, and others have another owner.
+        // Their writes were not noticed, or will be noticed anew, or they may not be written any
+        // more. Some pages have no owner now, and others have another owner.
         let mut renewed = old.pages_of(disturbed.iter());
         renewed.extend(segments.pages_of(disturbed.iter()));
         let image = self.opened(&closed, |body| {
@@ -520,7 +524,8 @@ impl Subprocess {
         Ok(ground)
     }
 
-    /// Compares all readable memory with its base: returns the compared bytes, or the first difference.
+    /// Compares all readable memory with its base: returns the compared bytes, or the first
+    /// difference.
     pub(crate) fn compare(&mut self) -> Result<Result<u64, u64>, PlatformError> {
         let Some(ground) = self.base.clone() else { return Err(PlatformError::Lost) };
         let segments = &ground.part.segments;

@@ -1,8 +1,9 @@
-//! Changes of the memory map of a guest process: orders to its stub, calls that the guest makes itself, and shared
-//! mappings of live files.
+//! Changes of the memory map of a guest process: orders to its stub, calls that the guest makes
+//! itself, and shared mappings of live files.
 //!
-//! Promises: the mappings of the process are those of the layout; each change is noted for the next reset. May break
-//! it: a call of the guest that the kernel refuses, which [`Subprocess::may_make`] rules out.
+//! Promises: the mappings of the process are those of the layout; each change is noted for the next
+//! reset. May break it: a call of the guest that the kernel refuses, which [`Subprocess::may_make`]
+//! rules out.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ fn close_order(descriptor: u64) -> Order {
 }
 
 impl Subprocess {
-    /// Notes orders that are carried out next. Returns the ranges that show no contents of files any more.
+    /// Notes orders that are carried out next. Returns the ranges that show no contents of files
+    /// any more.
     fn note<'a>(&mut self, orders: impl Iterator<Item = &'a Order>) -> Vec<Range<u64>> {
         let mut gone = Vec::new();
         for order in orders {
@@ -45,8 +47,9 @@ impl Subprocess {
         gone
     }
 
-    /// Whether the guest's own call, which waits in the kernel, may be made in place of the orders of `change`: they
-    /// are that call, or have its effect, and the kernel cannot refuse it. So the mappings are what the layout says.
+    /// Whether the guest's own call, which waits in the kernel, may be made in place of the orders
+    /// of `change`: they are that call, or have its effect, and the kernel cannot refuse it. So the
+    /// mappings are what the layout says.
     pub(crate) fn may_make(&mut self, call: &Call, change: &Change) -> bool {
         let Change { before, content: None, copies, after } = change else { return false };
         let ([order], [], []) = (&before[..], &copies[..], &after[..]) else { return false };
@@ -66,7 +69,8 @@ impl Subprocess {
                     && !executes
                     && !is_memory_accounted()
             }
-            // New memory is that which was discarded, unless the kernel would bring a file's content back.
+            // New memory is that which was discarded, unless the kernel would bring a file's
+            // content back.
             libc::SYS_mmap => {
                 let range = start..start + len;
                 let own = match &self.base {
@@ -97,7 +101,8 @@ impl Subprocess {
         self.enact_all(vec![change], then)
     }
 
-    /// Puts changes of the layout into effect, no two of one range, while the stub waits for orders.
+    /// Puts changes of the layout into effect, no two of one range, while the stub waits for
+    /// orders.
     pub(crate) fn enact_all(
         &mut self,
         changes: Vec<Change>,
@@ -229,8 +234,8 @@ impl Subprocess {
         Ok(())
     }
 
-    /// Has the next reset unmap all mappings of live files but the `wanted` ones. It also unmaps those in ranges that were
-    /// changed since, which [`attach`](Self::attach) makes again.
+    /// Has the next reset unmap all mappings of live files but the `wanted` ones. It also unmaps
+    /// those in ranges that were changed since, which [`attach`](Self::attach) makes again.
     pub(crate) fn disturb_strays(&mut self, wanted: &[Attachment]) {
         let disturbed = &self.disturbed;
         let stays = |one: &Attachment| {

@@ -1,4 +1,5 @@
-//! Operations of a slot on the guest process: pages of the image by number are memory at addresses there.
+//! Operations of a slot on the guest process: pages of the image by number are memory at addresses
+//! there.
 
 use afresh_memory::{Image, PAGE_SIZE, PageRange, Remote};
 
@@ -13,7 +14,8 @@ const PAGE: u64 = PAGE_SIZE as u64;
 pub(crate) struct SubprocessMemory<'a> {
     pub(crate) process: &'a mut Process,
     pub(crate) segments: &'a Segments,
-    /// Whether every mapping still shows the image that the slot returns to, or has shown since the process started.
+    /// Whether every mapping still shows the image that the slot returns to, or has shown since the
+    /// process started.
     pub(crate) plain: bool,
 }
 

@@ -1,13 +1,14 @@
-//! The processes that play a guest's processes: made by forks, given other programs, changed over to, and ended.
+//! The processes that play a guest's processes: made by forks, given other programs, changed over
+//! to, and ended.
 //!
-//! One of them runs at a time; all others wait in the stub. The sentry holds the rest of their state. A process made
-//! by `vfork` runs in its parent's host process until it executes a program.
+//! One of them runs at a time; all others wait in the stub. The sentry holds the rest of their
+//! state. A process made by `vfork` runs in its parent's host process until it executes a program.
 //!
-//! A frozen one has no host process before it runs. So a copy of a guest of many processes costs as much as a copy of
-//! a guest of one.
+//! A frozen one has no host process before it runs. So a copy of a guest of many processes costs as
+//! much as a copy of a guest of one.
 //!
-//! Promises: when a guest process ends, so does its host process; after a reset all frozen ones are as they were
-//! then, and no other is left.
+//! Promises: when a guest process ends, so does its host process; after a reset all frozen ones are
+//! as they were then, and no other is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -36,8 +37,8 @@ pub(crate) struct ParkedSubprocesses {
     bodies: BTreeMap<u32, Subprocess>,
     /// The frozen state of processes without a subprocess: they have not run since.
     origin: Option<(FrozenState, Limits)>,
-    /// A process without memory that those of new programs are forked from. It has the filter, and has run no code of
-    /// the guest.
+    /// A process without memory that those of new programs are forked from. It has the filter, and
+    /// has run no code of the guest.
     blank: Option<Process>,
     /// Processes that were made for new programs since the last reset.
     programs: u32,
@@ -135,7 +136,8 @@ impl Guest {
         self.body.process.set_clock(self.sentry.streams.clock.offsets());
     }
 
-    /// Freezes all of it, while it waits for the caller as in `wait`. With `moves` it stands on that from then on.
+    /// Freezes all of it, while it waits for the caller as in `wait`. With `moves` it stands on
+    /// that from then on.
     pub(crate) fn freeze(&mut self, wait: Idle, moves: bool) -> Result<FrozenState, PlatformError> {
         self.sentry.publish_all()?;
         let live = self.sentry.shared.nodes();
@@ -164,8 +166,8 @@ impl Guest {
         Ok(standing)
     }
 
-    /// Makes the first process the current one, resets all others to the frozen state, and ends the rest. The
-    /// remaining orders reset the first.
+    /// Makes the first process the current one, resets all others to the frozen state, and ends the
+    /// rest. The remaining orders reset the first.
     pub(crate) fn restore(&mut self, rest: &FrozenKernel) -> Result<StubCommands, PlatformError> {
         self.go_home()?;
         self.restore_shared(&rest.state, &rest.live)?;
@@ -219,8 +221,8 @@ impl Guest {
         self.body.attach(wanted)
     }
 
-    /// Brings shared memory to `state`, in which the files `live` are live, and prepares all processes for it: before
-    /// they are reset.
+    /// Brings shared memory to `state`, in which the files `live` are live, and prepares all
+    /// processes for it: before they are reset.
     fn restore_shared(
         &mut self,
         state: &Kernel,
@@ -384,8 +386,8 @@ impl Guest {
         self.body.process.fork()
     }
 
-    /// Runs another program in the current process. Says how that ended, if it could not be carried through; the call
-    /// returns an error where nothing has happened yet.
+    /// Runs another program in the current process. Says how that ended, if it could not be carried
+    /// through; the call returns an error where nothing has happened yet.
     pub(crate) fn exec(&mut self, command: Command) -> Result<Option<StopReason>, PlatformError> {
         let found = command.find(&self.sentry.state.tree);
         let loadable = match found {

@@ -1,7 +1,9 @@
-//! The trust of a guest in the authorities of its egress rules: bundles of certificates, and environment variables.
+//! The trust of a guest in the authorities of its egress rules: bundles of certificates, and
+//! environment variables.
 //!
-//! Promises: a guest without such a rule has neither. A guest out of a snapshot trusts the authorities of its opener's
-//! rules, in place of those of the process that made the snapshot: their keys were never stored.
+//! Promises: a guest without such a rule has neither. A guest out of a snapshot trusts the
+//! authorities of its opener's rules, in place of those of the process that made the snapshot:
+//! their keys were never stored.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

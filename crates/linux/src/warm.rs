@@ -66,8 +66,9 @@ impl Default for Limits {
 
 /// A program that waits for input, frozen. Cheap to clone; usable from any thread.
 ///
-/// A call goes in on descriptor 0 and out on descriptor 1, and lasts until the program waits for more input than there is. A program that
-/// reads no input but listens on a port is called through that: see [`Instance::call`].
+/// A call goes in on descriptor 0 and out on descriptor 1, and lasts until the program waits for
+/// more input than there is. A program that reads no input but listens on a port is called through
+/// that: see [`Instance::call`].
 #[derive(Clone, Debug)]
 pub struct Warm {
     pub(crate) standing: FrozenState,
@@ -80,7 +81,8 @@ impl Warm {
         Self { standing, limits, unserved }
     }
 
-    /// An instance in this state, which its resets return to. Its process is made by its first call.
+    /// An instance in this state, which its resets return to. Its process is made by its first
+    /// call.
     #[must_use]
     pub fn instance(&self) -> Instance {
         Instance::new(self.standing.clone(), self.limits.clone())
@@ -95,7 +97,8 @@ impl Warm {
         )
     }
 
-    /// Whether it has `/dev/afresh/generation` open or mapped, from which it learns that it runs in another clone.
+    /// Whether it has `/dev/afresh/generation` open or mapped, from which it learns that it runs in
+    /// another clone.
     #[must_use]
     pub fn watches_generation(&self) -> bool {
         self.standing.rest.watches_generation

@@ -34,7 +34,8 @@ pub(crate) struct CloseArguments {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CodeArguments {
-    /// Source code. Variables of earlier calls are still defined. The value of the last expression is the result.
+    /// Source code. Variables of earlier calls are still defined. The value of the last expression
+    /// is the result.
     pub(crate) code: String,
     /// Name of the sandbox.
     #[serde(default = "main")]
@@ -128,7 +129,8 @@ pub(crate) struct CheckpointArguments {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RollbackArguments {
-    /// Name or id of a checkpoint, as `tree` lists it. The id of the first state takes the sandbox back to its start.
+    /// Name or id of a checkpoint, as `tree` lists it. The id of the first state takes the sandbox
+    /// back to its start.
     pub(crate) to: String,
     /// Name of the sandbox.
     #[serde(default = "main")]

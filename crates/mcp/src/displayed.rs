@@ -1,7 +1,7 @@
 //! A result that code displays, in its formats.
 //!
-//! Promises: decoding takes memory in proportion to the bytes. A value as JSON is decoded while the room for such values
-//! lasts; beyond it the result keeps its other formats.
+//! Promises: decoding takes memory in proportion to the bytes. A value as JSON is decoded while the
+//! room for such values lasts; beyond it the result keeps its other formats.
 
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;

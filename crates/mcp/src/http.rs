@@ -1,7 +1,8 @@
 //! The server over streamable HTTP.
 //!
-//! Promises: a request without the token is refused, where one is set. Requests from web pages are refused, and so are
-//! those with a foreign `Host`, so that a page cannot reach a server on loopback by DNS rebinding.
+//! Promises: a request without the token is refused, where one is set. Requests from web pages are
+//! refused, and so are those with a foreign `Host`, so that a page cannot reach a server on
+//! loopback by DNS rebinding.
 
 use std::sync::Arc;
 
@@ -23,8 +24,9 @@ use crate::server::Server;
 const MAX_BODY: usize = 16 << 20;
 
 impl Server {
-    /// Answers clients over HTTP until `end` is ready. Clients show `token` as a bearer token, if it is set. `hosts` are
-    /// the names and addresses that clients use for the server, in addition to those of loopback.
+    /// Answers clients over HTTP until `end` is ready. Clients show `token` as a bearer token, if
+    /// it is set. `hosts` are the names and addresses that clients use for the server, in addition
+    /// to those of loopback.
     ///
     /// # Errors
     /// As [`axum::serve()`].
@@ -62,7 +64,8 @@ impl Server {
     }
 }
 
-/// Passes a request on that shows the token. The digests take equal time to compare wherever they differ in the token.
+/// Passes a request on that shows the token. The digests take equal time to compare wherever they
+/// differ in the token.
 async fn authorize(expected: [u8; 32], request: Request, next: Next) -> Response {
     let shown = request.headers().get(AUTHORIZATION).map(|shown| Sha256::digest(shown.as_bytes()));
     if shown.is_some_and(|shown| shown[..] == expected) {

@@ -1,12 +1,14 @@
-//! Sandboxes for agents that speak the Model Context Protocol: they run code and commands, fork, and roll back.
+//! Sandboxes for agents that speak the Model Context Protocol: they run code and commands, fork,
+//! and roll back.
 //!
-//! [`Server`] holds the sandboxes of one client or one team. [`Server::serve_stdio`] answers a client on standard input
-//! and output, and [`Server::serve_http`] answers clients over HTTP. The protocol itself is `rmcp`'s.
+//! [`Server`] holds the sandboxes of one client or one team. [`Server::serve_stdio`] answers a
+//! client on standard input and output, and [`Server::serve_http`] answers clients over HTTP. The
+//! protocol itself is `rmcp`'s.
 //!
-//! Promises: every sandbox starts from the warm state of the guest. Code that is cut short (a time limit, a
-//! cancellation, a trap) is undone, and the result says so. A command that is cut short is killed, and its effects stay
-//! until a rollback. Results have bounded sizes. May break it: one server is one trust domain, so every client with
-//! its token reaches every sandbox.
+//! Promises: every sandbox starts from the warm state of the guest. Code that is cut short (a time
+//! limit, a cancellation, a trap) is undone, and the result says so. A command that is cut short is
+//! killed, and its effects stay until a rollback. Results have bounded sizes. May break it: one
+//! server is one trust domain, so every client with its token reaches every sandbox.
 
 mod arguments;
 mod collector;

@@ -20,7 +20,8 @@ pub(crate) struct CodeResult {
     /// The same value as JSON, where it can be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) json: Option<Value>,
-    /// Other results that the code displayed, in their text formats. Images are content of the answer.
+    /// Other results that the code displayed, in their text formats. Images are content of the
+    /// answer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) displayed: Vec<Displayed>,
     #[serde(skip)]
@@ -72,7 +73,8 @@ pub(crate) struct CommandResult {
     pub(crate) stderr: String,
     /// Bytes of output that were dropped.
     pub(crate) dropped_bytes: u64,
-    /// The exit status, or 128 plus the number of the signal that ended the command, as shells report it.
+    /// The exit status, or 128 plus the number of the signal that ended the command, as shells
+    /// report it.
     pub(crate) exit_code: i32,
     /// Whether the command was killed at its time limit or by a cancellation.
     pub(crate) killed: bool,

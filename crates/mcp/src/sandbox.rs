@@ -1,4 +1,5 @@
-//! One sandbox: a session that evaluates code, and runs commands where its guest is a Linux program.
+//! One sandbox: a session that evaluates code, and runs commands where its guest is a Linux
+//! program.
 //!
 //! Promises: code that is cut short is undone. A command runs to its end or is killed.
 

@@ -42,7 +42,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Sandboxes of `guest`: at most 100, with 60 s for a call, and an hour where the call names its limit.
+    /// Sandboxes of `guest`: at most 100, with 60 s for a call, and an hour where the call names
+    /// its limit.
     #[must_use]
     pub fn new(guest: Guest, language: &'static Language) -> Self {
         Self {
@@ -167,7 +168,8 @@ impl Server {
     }
 }
 
-/// Reports output as progress of a call until the call ends. Pieces that came meanwhile are reported together.
+/// Reports output as progress of a call until the call ends. Pieces that came meanwhile are
+/// reported together.
 async fn report_progress(
     peer: &Peer<RoleServer>,
     token: ProgressToken,

@@ -65,7 +65,8 @@ fn tool<A: JsonSchema + 'static, R: JsonSchema + 'static>(
     tool
 }
 
-/// Removes the formats of unsigned numbers: no standard has them, and validators of clients warn of each.
+/// Removes the formats of unsigned numbers: no standard has them, and validators of clients warn of
+/// each.
 fn remove_rust_formats(schema: &mut Value) {
     match schema {
         Value::Object(parts) => {

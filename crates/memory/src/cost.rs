@@ -1,7 +1,8 @@
 //! Costs of operations on this host, measured once.
 //!
-//! The prices differ by an order of magnitude between bare metal and a nested virtual machine, so the
-//! choice between learning and discarding is made with measured ones. `afresh doctor` prints them.
+//! The prices differ by an order of magnitude between bare metal and a nested virtual machine, so
+//! the choice between learning and discarding is made with measured ones. `afresh doctor` prints
+//! them.
 
 use std::time::Instant;
 

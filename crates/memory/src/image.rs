@@ -1,13 +1,13 @@
 //! Images: immutable, page-granular content of an address range.
 //!
-//! An image is a list of extents, each a run of pages in some sealed [`Backing`]; pages that no extent holds are zero
-//! and are stored nowhere. A derived image shares its parent's extents and adds a backing with only the changed
-//! pages, so a chain of snapshots costs only the changes. A dropped image gives back the pages of derived images'
-//! backings that no other image refers to.
+//! An image is a list of extents, each a run of pages in some sealed [`Backing`]; pages that no
+//! extent holds are zero and are stored nowhere. A derived image shares its parent's extents and
+//! adds a backing with only the changed pages, so a chain of snapshots costs only the changes. A
+//! dropped image gives back the pages of derived images' backings that no other image refers to.
 //!
-//! Promises: the content never changes once built (nothing maps the files writable, and those that are released only
-//! as a whole are sealed); a clone is a reference count; descriptors stay bounded however many images exist.
-//! A [`BorrowedFile`] is as immutable as its owner promised.
+//! Promises: the content never changes once built (nothing maps the files writable, and those that
+//! are released only as a whole are sealed); a clone is a reference count; descriptors stay bounded
+//! however many images exist. A [`BorrowedFile`] is as immutable as its owner promised.
 
 mod backing;
 mod build;
@@ -167,12 +167,13 @@ impl Image {
     /// Content of a stored page, or `None` for a page that is zero (or past the end).
     ///
     /// # Panics
-    /// When the page of a lazily filled image will never arrive; [`Image::resolve`] reports that beforehand.
+    /// When the page of a lazily filled image will never arrive; [`Image::resolve`] reports that
+    /// beforehand.
     #[must_use]
     pub fn page(&self, page: usize) -> Option<&[u8; PAGE_SIZE]> {
         let source = self.source(page)?;
-        // SAFETY: the view maps a file that is no longer written, until the backing is dropped, and the borrow of
-        // `self` keeps the backing.
+        // SAFETY: the view maps a file that is no longer written, until the backing is dropped, and
+        // the borrow of `self` keeps the backing.
         Some(unsafe { &*source.from.cast::<[u8; PAGE_SIZE]>() })
     }
 
@@ -186,7 +187,8 @@ impl Image {
         if let Err(error) =
             extent.backing.resolve(PageRange::new(extent.at + page - extent.range.start, 1))
         {
-            // Any other content would be wrong; callers that can return an error have resolved the page before.
+            // Any other content would be wrong; callers that can return an error have resolved the
+            // page before.
             panic!("{error}");
         }
         Some(Source { from: extent.page_ptr(page), backing: Arc::as_ptr(&extent.backing) })
@@ -238,15 +240,16 @@ impl Image {
     /// A new image that differs from this one in the pages that `changed` lists, whose content is
     /// read from `source`, the address of page 0 of a live range. Everything else is shared.
     ///
-    /// `pages` is the new length; content past it is dropped. Zero pages among the changed ones are not stored. Costs
-    /// time and memory in proportion to `changed` and to the number of extents.
+    /// `pages` is the new length; content past it is dropped. Zero pages among the changed ones are
+    /// not stored. Costs time and memory in proportion to `changed` and to the number of extents.
     ///
     /// # Safety
-    /// Every page of `changed` must be readable at `source`, and must not be written during the call.
+    /// Every page of `changed` must be readable at `source`, and must not be written during the
+    /// call.
     ///
     /// # Errors
-    /// [`ImageError`] when memory or descriptors ran out, or when `changed` is not sorted, disjoint and inside
-    /// `pages`.
+    /// [`ImageError`] when memory or descriptors ran out, or when `changed` is not sorted, disjoint
+    /// and inside `pages`.
     pub unsafe fn derive(
         &self,
         pages: usize,
@@ -275,8 +278,8 @@ impl Image {
         extents
     }
 
-    /// The mappings that show the image: each a range of pages, the backing and the first page in it.
-    /// Neighbouring extents of one backing are joined over the holes between them.
+    /// The mappings that show the image: each a range of pages, the backing and the first page in
+    /// it. Neighbouring extents of one backing are joined over the holes between them.
     pub(crate) fn runs(&self) -> Vec<Extent> {
         let mut runs: Vec<Extent> = Vec::new();
         for extent in &self.inner.extents {
@@ -296,11 +299,12 @@ impl Image {
         runs
     }
 
-    /// The files that hold the image, for mapping it in another process: in order, each with the run of pages that it
-    /// contains. Pages between the runs are zero. The image must not be dropped while it is mapped.
+    /// The files that hold the image, for mapping it in another process: in order, each with the
+    /// run of pages that it contains. Pages between the runs are zero. The image must not be
+    /// dropped while it is mapped.
     ///
-    /// A file may hold other images, too, and this process may write those. Map it privately or read-only, only at
-    /// the given pages, and do not leave it open in an untrusted process.
+    /// A file may hold other images, too, and this process may write those. Map it privately or
+    /// read-only, only at the given pages, and do not leave it open in an untrusted process.
     ///
     /// # Errors
     /// [`ImageError`] when content that is filled lazily does not arrive.
@@ -316,10 +320,11 @@ impl Image {
         self.runs().into_iter().map(file).collect()
     }
 
-    /// As [`Image::files`], but content that is filled lazily may still be missing if this host can put it in place
-    /// in mappings of the files ([`Image::fills_first`]). All of these mappings must be registered with a userfaultfd
-    /// for missing pages before the first access, and the pages filled with [`ImageFile::resolve`]: otherwise the
-    /// kernel would put a page of zeros into the file, permanently.
+    /// As [`Image::files`], but content that is filled lazily may still be missing if this host can
+    /// put it in place in mappings of the files ([`Image::fills_first`]). All of these mappings
+    /// must be registered with a userfaultfd for missing pages before the first access, and the
+    /// pages filled with [`ImageFile::resolve`]: otherwise the kernel would put a page of zeros
+    /// into the file, permanently.
     ///
     /// # Errors
     /// As [`Image::files`].
@@ -331,8 +336,8 @@ impl Image {
         Ok(self.all_files())
     }
 
-    /// The number of mappings of the image. A long chain of derived images fragments; past a few hundred,
-    /// [`Image::compact`] pays.
+    /// The number of mappings of the image. A long chain of derived images fragments; past a few
+    /// hundred, [`Image::compact`] pays.
     #[must_use]
     pub fn mapping_count(&self) -> usize {
         self.runs().len()
@@ -389,7 +394,8 @@ impl Image {
             content.extend((range.start..range.end()).map(new));
             from = range.end();
         }
-        // SAFETY: pages of this image are readable and never change; the caller promises so of the others.
+        // SAFETY: pages of this image are readable and never change; the caller promises so of the
+        // others.
         let extents = unsafe { build::store_pages(&content, release)? };
         Ok(Image::from_extents(pages, extents))
     }

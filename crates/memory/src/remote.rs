@@ -1,11 +1,13 @@
 //! Slots whose memory has no address in this process: it belongs to another process.
 //!
-//! Image, write set and strategy are those of every [`crate::Slot`]. Operations on the memory itself belong to its
-//! owner: noticing writes, reading, protecting and copying. The slot only returns the pages to copy. Pages are
-//! counted in the image; the owner knows their addresses in the other process.
+//! Image, write set and strategy are those of every [`crate::Slot`]. Operations on the memory
+//! itself belong to its owner: noticing writes, reading, protecting and copying. The slot only
+//! returns the pages to copy. Pages are counted in the image; the owner knows their addresses in
+//! the other process.
 //!
-//! Promises: once the pages that a reset or a switch named are copied back, every page that the owner watches
-//! equals the image, if the owner reported every page that was written. A slot whose owner failed refuses further use.
+//! Promises: once the pages that a reset or a switch named are copied back, every page that the
+//! owner watches equals the image, if the owner reported every page that was written. A slot whose
+//! owner failed refuses further use.
 //!
 //! May break it: a guest that runs while a method of the slot does.
 
@@ -28,8 +30,8 @@ pub trait Remote {
     /// Every page that is watched: that the guest may write.
     fn watched(&self) -> Vec<PageRange>;
 
-    /// Appends every page that was written since it was last protected, in any order, and forgets it. It stays
-    /// writable.
+    /// Appends every page that was written since it was last protected, in any order, and forgets
+    /// it. It stays writable.
     ///
     /// # Errors
     /// The owner's own; the slot refuses further use.
@@ -60,8 +62,8 @@ pub trait Remote {
     fn read(&mut self, pages: &[PageRange], out: &mut [u8]) -> Result<(), Self::Error>;
 }
 
-/// Pages that may differ from a slot's image without a report, because the owner has changed the mappings of the
-/// memory. Each is in order, and no page is in two.
+/// Pages that may differ from a slot's image without a report, because the owner has changed the
+/// mappings of the memory. Each is in order, and no page is in two.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UnreportedPages<'a> {
     /// Pages at which something is mapped, which are compared and copied.
@@ -114,8 +116,8 @@ pub struct RemoteSlot {
 }
 
 impl RemoteSlot {
-    /// A slot whose memory maps `image`, with all guest-writable pages protected. A write set of more than `limit`
-    /// pages is emptied and learned anew.
+    /// A slot whose memory maps `image`, with all guest-writable pages protected. A write set of
+    /// more than `limit` pages is emptied and learned anew.
     ///
     /// # Errors
     /// [`RemoteError::Strategy`].
@@ -195,8 +197,8 @@ impl RemoteSlot {
         Ok(())
     }
 
-    /// Prepares the return to the image, and returns the pages that the owner must now copy back from it. All others
-    /// equal it.
+    /// Prepares the return to the image, and returns the pages that the owner must now copy back
+    /// from it. All others equal it.
     ///
     /// # Errors
     /// [`RemoteError`]; the slot refuses further use.
@@ -288,7 +290,8 @@ impl RemoteSlot {
     /// An image of the present content, of `pages` pages, without a change of the slot.
     ///
     /// # Errors
-    /// [`RemoteError`]. One of the image leaves the slot as it was; after others it refuses further use.
+    /// [`RemoteError`]. One of the image leaves the slot as it was; after others it refuses further
+    /// use.
     pub fn freeze<R: Remote>(
         &mut self,
         remote: &mut R,
@@ -327,7 +330,8 @@ impl RemoteSlot {
         stored.retain(|run| replaced.count_in(*run) > 0);
         let inside = |range: &PageRange| range.intersect(PageRange::new(0, pages));
         replaced.learn(&gone.iter().filter_map(inside).collect::<Vec<_>>());
-        // They are read once more, while nothing runs that could change them: kept since, they would take as much memory again.
+        // They are read once more, while nothing runs that could change them: kept since, they
+        // would take as much memory again.
         let read =
             |runs: &[PageRange], out: &mut [u8]| remote.read(runs, out).map_err(RemoteError::Owner);
         let image = self.image.with_pages(pages, &replaced.runs(), &stored, read);
@@ -338,8 +342,8 @@ impl RemoteSlot {
         Ok((image, changed))
     }
 
-    /// As [`RemoteSlot::freeze`], and makes that the image that the slot returns to. Pages that have not been written for
-    /// some checkpoints are protected again.
+    /// As [`RemoteSlot::freeze`], and makes that the image that the slot returns to. Pages that
+    /// have not been written for some checkpoints are protected again.
     ///
     /// # Errors
     /// As [`RemoteSlot::freeze`].
@@ -362,9 +366,9 @@ impl RemoteSlot {
         Ok(image)
     }
 
-    /// Prepares the switch to `image`, and returns the pages that the owner must now copy from it: those in which the
-    /// images differ, and those that were written. `fresh` are pages whose owner maps them anew, so that they show
-    /// `image`.
+    /// Prepares the switch to `image`, and returns the pages that the owner must now copy from it:
+    /// those in which the images differ, and those that were written. `fresh` are pages whose owner
+    /// maps them anew, so that they show `image`.
     ///
     /// # Errors
     /// [`RemoteError`]; the slot refuses further use.
@@ -402,7 +406,8 @@ impl RemoteSlot {
         Ok(&self.runs)
     }
 
-    /// Compares all of `pages` with the image: the first page that differs. Must follow a reset whose pages were copied.
+    /// Compares all of `pages` with the image: the first page that differs. Must follow a reset
+    /// whose pages were copied.
     ///
     /// # Errors
     /// [`RemoteError`].

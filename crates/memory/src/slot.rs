@@ -9,13 +9,14 @@
 //! ```
 //!
 //! Pages are counted from `base`. The image's content is mapped privately where it is stored, and
-//! anonymous zero memory where it is not. The last region can grow up to the capacity; a reset shrinks
-//! it again.
+//! anonymous zero memory where it is not. The last region can grow up to the capacity; a reset
+//! shrinks it again.
 //!
-//! Promises: after a reset that returned `Ok`, every byte equals the image and the accessible
-//! size is the initial one. A slot whose state is in doubt is quarantined and refuses every operation.
+//! Promises: after a reset that returned `Ok`, every byte equals the image and the accessible size
+//! is the initial one. A slot whose state is in doubt is quarantined and refuses every operation.
 //!
-//! May break it: writing the memory while a reset runs. The code that exposes [`Slot::base`] is responsible for that.
+//! May break it: writing the memory while a reset runs. The code that exposes [`Slot::base`] is
+//! responsible for that.
 
 mod access;
 pub(crate) mod adapt;
@@ -70,8 +71,8 @@ pub struct SlotConfig {
     pub write_set_limit: usize,
     /// Interval in resets of full comparisons between slot and image; `None` for never.
     pub verify_every: Option<u32>,
-    /// The source of whole 2 MiB of zero memory, used before the kernel's faults when the slot grows and its tracker
-    /// can watch them as wholes; `None` for no source.
+    /// The source of whole 2 MiB of zero memory, used before the kernel's faults when the slot
+    /// grows and its tracker can watch them as wholes; `None` for no source.
     pub stock: Option<Arc<dyn ZeroPageSource>>,
     /// Maximum pages of zero memory in the image to take from the stock when the slot is made.
     pub stock_at_start: usize,
@@ -131,11 +132,12 @@ pub struct Slot {
     state: State,
     /// The image that a reset returns to.
     image: Image,
-    /// The image in the mappings below private pages, if that is another than `image`: see `switch`. Held so that its
-    /// content stays: the file of an image without references is released.
+    /// The image in the mappings below private pages, if that is another than `image`: see
+    /// `switch`. Held so that its content stays: the file of an image without references is
+    /// released.
     shown: Option<Image>,
-    /// Every page that may differ from the image without the tracker noticing again, and more: empty unless the
-    /// method is the write set's.
+    /// Every page that may differ from the image without the tracker noticing again, and more:
+    /// empty unless the method is the write set's.
     write_set: WriteSet,
     /// First pages of the huge pages that came from the stock since the last reset: see `staged`.
     staged: Vec<usize>,
@@ -169,16 +171,17 @@ impl Slot {
     /// Makes a slot that holds `image`.
     ///
     /// # Errors
-    /// [`SlotError`] when the image does not fit, the strategy is not available, or the kernel refuses.
+    /// [`SlotError`] when the image does not fit, the strategy is not available, or the kernel
+    /// refuses.
     pub fn new(image: &Image, config: SlotConfig) -> Result<Self, SlotError> {
         let features = config.features.as_ref().unwrap_or_else(|| Features::host());
         let choice = config.strategy.choose(features, config.host_access)?;
         Self::build(image, config, choice, None)
     }
 
-    /// Makes a slot over a tracker of the caller: KVM's dirty ring, say. The factory gets the address of page 0 and
-    /// the capacity in pages. With [`Strategy::Reprotect`] every written page is protected again at each reset; with
-    /// any other strategy the tracker serves a write set.
+    /// Makes a slot over a tracker of the caller: KVM's dirty ring, say. The factory gets the
+    /// address of page 0 and the capacity in pages. With [`Strategy::Reprotect`] every written page
+    /// is protected again at each reset; with any other strategy the tracker serves a write set.
     ///
     /// # Errors
     /// As [`Slot::new`], and any error of the factory.
@@ -214,7 +217,8 @@ impl Slot {
         let capacity = config.capacity.unwrap_or(needed).max(1);
         let too_large = |pages| SlotError::TooLarge { pages, capacity };
         let align = if config.stock.is_some() {
-            // Growth begins at a huge page of the stock; without growth the slot itself begins at one.
+            // Growth begins at a huge page of the stock; without growth the slot itself begins at
+            // one.
             let aligned = if capacity > needed { needed } else { 0 };
             first = (first + aligned).next_multiple_of(HUGE_PAGES) - aligned;
             HUGE_SIZE
@@ -263,8 +267,8 @@ impl Slot {
         Ok(slot)
     }
 
-    /// Whether the strategy's tracker handles pages that are missing so far. For a caller's own tracker a thread
-    /// answers; any other waits for the whole image first.
+    /// Whether the strategy's tracker handles pages that are missing so far. For a caller's own
+    /// tracker a thread answers; any other waits for the whole image first.
     fn answers_for_missing(&self) -> bool {
         self.choice.strategy == Strategy::WriteSet(Some(TrackerKind::UffdSigbus))
     }
@@ -401,8 +405,9 @@ impl Slot {
         self.state.quarantine(reason.into());
     }
 
-    /// Whether it was made before a fork, in the parent of this process, and is unusable here: the protection is
-    /// missing or belongs to the parent, and its filler is in the parent, with the parent's memory.
+    /// Whether it was made before a fork, in the parent of this process, and is unusable here: the
+    /// protection is missing or belongs to the parent, and its filler is in the parent, with the
+    /// parent's memory.
     #[inline]
     fn is_of_parent(&self) -> bool {
         self.generation != fork::generation()
@@ -426,8 +431,9 @@ impl Slot {
         }
     }
 
-    /// Why the image's content will never arrive, if it is filled lazily and that is so. The memory is
-    /// closed then, or will be when a missing page is touched: that raises SIGSEGV, or `EFAULT` for KVM.
+    /// Why the image's content will never arrive, if it is filled lazily and that is so. The memory
+    /// is closed then, or will be when a missing page is touched: that raises SIGSEGV, or `EFAULT`
+    /// for KVM.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         match (&self.state.filling()?.served, &self.method) {
@@ -440,8 +446,8 @@ impl Slot {
     /// Grows the last region until it ends at page `end`. The new pages are zero.
     ///
     /// # Errors
-    /// [`SlotError::TooLarge`] past the capacity, with nothing changed; any other error quarantines the
-    /// slot.
+    /// [`SlotError::TooLarge`] past the capacity, with nothing changed; any other error quarantines
+    /// the slot.
     pub fn grow(&mut self, end: usize) -> Result<(), SlotError> {
         self.check()?;
         if end > self.space.capacity {
@@ -489,8 +495,8 @@ impl Slot {
         Ok(())
     }
 
-    /// Rebuilds the write set's copy list, once the content that it copies is there. On an error the slot is
-    /// quarantined: the list lacks pages of the set, which no reset would restore.
+    /// Rebuilds the write set's copy list, once the content that it copies is there. On an error
+    /// the slot is quarantined: the list lacks pages of the set, which no reset would restore.
     fn plan(&mut self) -> Result<(), ImageError> {
         let base = self.base();
         let initial_end = self.space.initial_end();
@@ -507,8 +513,8 @@ impl Slot {
         Ok(())
     }
 
-    /// Pages of the slot that are in memory now (by `mincore`, so clean pages of the image count when
-    /// the image has them in memory).
+    /// Pages of the slot that are in memory now (by `mincore`, so clean pages of the image count
+    /// when the image has them in memory).
     #[must_use]
     pub fn resident_pages(&self) -> usize {
         self.space

@@ -1,7 +1,7 @@
 //! Trackers: how a slot knows which pages were written.
 //!
-//! Several mechanisms share one interface; the host's features decide which one is used (see [`crate::Strategy`]).
-//! All share one contract, and one test drives them all:
+//! Several mechanisms share one interface; the host's features decide which one is used (see
+//! [`crate::Strategy`]). All share one contract, and one test drives them all:
 //!
 //! * a page that was written since it was last armed is reported by the next [`Tracker::drain`];
 //! * reporting too much is allowed, reporting too little never;
@@ -63,20 +63,21 @@ impl fmt::Display for TrackerKind {
 
 /// Notices writes to a slot.
 ///
-/// Ranges are pages relative to the slot's first accessible page. The slot calls these methods only while no guest
-/// runs.
+/// Ranges are pages relative to the slot's first accessible page. The slot calls these methods only
+/// while no guest runs.
 ///
 /// # Safety
-/// The slot copies over every reported page, through raw pointers, and treats every unreported page as pristine. An
-/// implementation must therefore ensure that
+/// The slot copies over every reported page, through raw pointers, and treats every unreported page
+/// as pristine. An implementation must therefore ensure that
 ///
-/// * [`Tracker::drain`] reports only pages that the slot asked to be watched and has not hidden since, in order and
-///   without overlaps;
-/// * it reports *every* page that was written since it was last armed, by any writer that the mechanism is documented
-///   to notice;
-/// * pages named in [`Tracker::open`], and pages that were reported and not armed again, can be written without an
-///   unhandled fault;
-/// * it changes no memory and no mapping outside the slot, and handles the slot's faults until it is dropped.
+/// * [`Tracker::drain`] reports only pages that the slot asked to be watched and has not hidden
+///   since, in order and without overlaps;
+/// * it reports *every* page that was written since it was last armed, by any writer that the
+///   mechanism is documented to notice;
+/// * pages named in [`Tracker::open`], and pages that were reported and not armed again, can be
+///   written without an unhandled fault;
+/// * it changes no memory and no mapping outside the slot, and handles the slot's faults until it
+///   is dropped.
 pub unsafe trait Tracker: Send {
     /// Which mechanism this is.
     fn kind(&self) -> TrackerKind;
@@ -127,20 +128,20 @@ pub unsafe trait Tracker: Send {
         false
     }
 
-    /// From now on the first write to a page of `huge`, which is watched, opens and reports all of it
-    /// (`on`), or its own page as usual. Only called where [`Tracker::watches_huge_pages`].
+    /// From now on the first write to a page of `huge`, which is watched, opens and reports all of
+    /// it (`on`), or its own page as usual. Only called where [`Tracker::watches_huge_pages`].
     fn by_huge_page(&mut self, huge: PageRange, on: bool) {
         let _ = (huge, on);
     }
 
-    /// Whether protection survives `mprotect` to no access and back. When it does not, the slot forgets the pages
-    /// that it hides.
+    /// Whether protection survives `mprotect` to no access and back. When it does not, the slot
+    /// forgets the pages that it hides.
     fn survives_hiding(&self) -> bool {
         true
     }
 
-    /// Why pages that the tracker also answers for, because the image is filled lazily, will never come.
-    /// The memory is closed then.
+    /// Why pages that the tracker also answers for, because the image is filled lazily, will never
+    /// come. The memory is closed then.
     fn failure(&self) -> Option<String> {
         None
     }
@@ -151,8 +152,8 @@ pub unsafe trait Tracker: Send {
     }
 }
 
-/// Builds the tracker of `kind` for the pages of `memory` from `first` on, `capacity` of them. Only the
-/// `uffd` tracker answers for pages that are `missing`.
+/// Builds the tracker of `kind` for the pages of `memory` from `first` on, `capacity` of them. Only
+/// the `uffd` tracker answers for pages that are `missing`.
 pub(crate) fn build(
     kind: TrackerKind,
     memory: &Arc<Reservation>,
@@ -175,8 +176,8 @@ struct Everything {
     watched: Vec<PageRange>,
 }
 
-// SAFETY: reports exactly the watched ranges, sorted, and protects nothing. The slot registers every page that it
-// hides again before the next drain.
+// SAFETY: reports exactly the watched ranges, sorted, and protects nothing. The slot registers
+// every page that it hides again before the next drain.
 unsafe impl Tracker for Everything {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Everything

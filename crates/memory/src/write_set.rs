@@ -1,12 +1,13 @@
 //! The write set: pages that recent runs wrote, left writable and copied back at every reset.
 //!
-//! The set contains all pages that a run writes, so its excess costs copying, never correctness. It learns a page
-//! when a tracker reports it, and sheds a page that several samples in a row found unchanged; a page that comes back
-//! after it was shed must stay idle twice as long. Some pages are written by runs and left as they were (reference
-//! counts of Python objects). Such a page is never found changed, and comes back at once: each time, its required
-//! idle time doubles.
+//! The set contains all pages that a run writes, so its excess costs copying, never correctness. It
+//! learns a page when a tracker reports it, and sheds a page that several samples in a row found
+//! unchanged; a page that comes back after it was shed must stay idle twice as long. Some pages are
+//! written by runs and left as they were (reference counts of Python objects). Such a page is never
+//! found changed, and comes back at once: each time, its required idle time doubles.
 //!
-//! The copy list is kept flat and joined: runs of pages whose source is contiguous are one `memcpy`.
+//! The copy list is kept flat and joined: runs of pages whose source is contiguous are one
+//! `memcpy`.
 
 use std::collections::HashMap;
 
@@ -18,15 +19,15 @@ use crate::tracker::push_run;
 
 /// Samples in a row that must find a page unchanged before it is shed.
 const IDLE_SAMPLES: u8 = 3;
-/// Maximum doublings of that for a page that keeps coming back. Noticing a page costs about fifty times as much as
-/// copying it, so a page that has idled for as many runs may go: with few doublings neither choice costs more than
-/// about twice the better one.
+/// Maximum doublings of that for a page that keeps coming back. Noticing a page costs about fifty
+/// times as much as copying it, so a page that has idled for as many runs may go: with few
+/// doublings neither choice costs more than about twice the better one.
 const MAX_RETURNS: u8 = 1;
-/// The same for a page that came back before the next sample, so that it was in use while it was found unchanged.
-/// Noticing it once in some five hundred runs costs nearly nothing.
+/// The same for a page that came back before the next sample, so that it was in use while it was
+/// found unchanged. Noticing it once in some five hundred runs costs nearly nothing.
 const MAX_AT_ONCE: u8 = 4;
-/// Pages written once that a slot which moves between images keeps open. Sampling them costs a few microseconds at
-/// every move; each would cost about three when it is written while closed.
+/// Pages written once that a slot which moves between images keeps open. Sampling them costs a few
+/// microseconds at every move; each would cost about three when it is written while closed.
 const CROWD: usize = 64;
 
 /// The history of a page that was shed.
@@ -80,8 +81,8 @@ pub(crate) struct WriteSet {
     /// Sorted by page.
     entries: Vec<Entry>,
     copies: Vec<Copy>,
-    /// The number of `copies` below the slot's initial end; the others are accessible only in a run that has grown
-    /// the slot.
+    /// The number of `copies` below the slot's initial end; the others are accessible only in a run
+    /// that has grown the slot.
     core: usize,
     /// Pages that were shed once.
     shed: HashMap<usize, Shed>,
@@ -98,14 +99,15 @@ pub(crate) struct Sampled {
     pub(crate) changed: usize,
     /// Pages that this sample and the one before found unchanged, and that stay nevertheless.
     pub(crate) idle: usize,
-    /// The same, of pages that have come back at once, so that runs are likely to write them and leave them as they found them.
+    /// The same, of pages that have come back at once, so that runs are likely to write them and
+    /// leave them as they found them.
     pub(crate) used: usize,
     /// Pages that left the set, as runs. They equal the image.
     pub(crate) shed: Vec<PageRange>,
 }
 
-// SAFETY: the pointers in `copies` lead into the slot that owns this set and into the image that the
-// slot holds; both move with it, and the addresses they name do not depend on the thread.
+// SAFETY: the pointers in `copies` lead into the slot that owns this set and into the image that
+// the slot holds; both move with it, and the addresses they name do not depend on the thread.
 unsafe impl Send for WriteSet {}
 
 impl WriteSet {
@@ -221,8 +223,8 @@ impl WriteSet {
         }
     }
 
-    /// Compares the next `pages` pages below `initial_end` with the image, changing nothing. Returns how many
-    /// were compared and how many of them differ.
+    /// Compares the next `pages` pages below `initial_end` with the image, changing nothing.
+    /// Returns how many were compared and how many of them differ.
     ///
     /// # Safety
     /// As [`WriteSet::copy_back`].
@@ -235,7 +237,8 @@ impl WriteSet {
         pages: usize,
     ) -> (usize, usize) {
         self.look_by(initial_end, pages, |page| {
-            // SAFETY: the caller's promise: the page is accessible and quiet for the time of this call.
+            // SAFETY: the caller's promise: the page is accessible and quiet for the time of this
+            // call.
             let live = unsafe {
                 std::slice::from_raw_parts(base.wrapping_add(page * PAGE_SIZE), PAGE_SIZE)
             };
@@ -282,7 +285,8 @@ impl WriteSet {
         found
     }
 
-    /// As [`WriteSet::sample`], for pages that `changed` restores; it returns whether they differed.
+    /// As [`WriteSet::sample`], for pages that `changed` restores; it returns whether they
+    /// differed.
     pub(crate) fn sample_by(
         &mut self,
         end: usize,
@@ -315,9 +319,9 @@ impl WriteSet {
         found
     }
 
-    /// A checkpoint found `changed` (sorted) written since the one before. Removes pages that have been idle
-    /// for long enough, and most of a crowd that was written only once; they equal the image now. The copy
-    /// list must be planned anew.
+    /// A checkpoint found `changed` (sorted) written since the one before. Removes pages that have
+    /// been idle for long enough, and most of a crowd that was written only once; they equal the
+    /// image now. The copy list must be planned anew.
     pub(crate) fn settle(&mut self, changed: &[PageRange]) -> Vec<PageRange> {
         let mut changed = changed.iter().copied().peekable();
         let mut written = |page: usize| {
@@ -344,7 +348,8 @@ impl WriteSet {
         shed
     }
 
-    /// Removes a crowd of pages that equal the image and were written once; as for [`WriteSet::settle`].
+    /// Removes a crowd of pages that equal the image and were written once; as for
+    /// [`WriteSet::settle`].
     pub(crate) fn disperse(&mut self) -> Vec<PageRange> {
         let mut shed = Vec::new();
         if self.passing() > CROWD {
@@ -370,7 +375,8 @@ fn patience(known: &HashMap<usize, Shed>, page: usize) -> u8 {
     IDLE_SAMPLES << known.get(&page).map_or(0, |shed| shed.doublings)
 }
 
-/// Whether the page came back at once when it was shed, more than once: one that is written, and left as it was found.
+/// Whether the page came back at once when it was shed, more than once: one that is written, and
+/// left as it was found.
 fn comes_at_once(known: &HashMap<usize, Shed>, page: usize) -> bool {
     known.get(&page).is_some_and(|shed| shed.doublings > MAX_RETURNS)
 }
@@ -384,7 +390,8 @@ fn note(known: &mut HashMap<usize, Shed>, page: usize, at: Option<u32>) {
 /// Makes the page at `to` equal to the image's; returns whether it differed.
 ///
 /// # Safety
-/// The page must be readable and, if it may differ, writable, and must not be used elsewhere during the call.
+/// The page must be readable and, if it may differ, writable, and must not be used elsewhere during
+/// the call.
 pub(crate) unsafe fn restore_if_changed(image: &Image, page: usize, to: *mut u8) -> bool {
     // SAFETY: the caller's promise: the page is quiet for the time of this call.
     let live = unsafe { std::slice::from_raw_parts(to, PAGE_SIZE) };

@@ -1,4 +1,5 @@
-//! A slot over a tracker that the test plays: every strategy's bookkeeping, without a kernel's help.
+//! A slot over a tracker that the test plays: every strategy's bookkeeping, without a kernel's
+//! help.
 //!
 //! The test reports each write to the tracker, which holds the slot to its contract: a page that
 //! was not armed again is not reported again. So a page that the slot forgets to copy back, or to

@@ -1,10 +1,12 @@
 //! Ed25519 keys of NATS users, over the cryptographic library that the workspace links anyway.
 //!
-//! `async-nats` signs with the crate `nkeys`, which would add twenty packages and a second implementation of Ed25519.
-//! The workspace's manifest has this crate take its place. It has the functions that `async-nats` and `afresh-serve`
-//! call, with the same names, and builds without that patch use the original.
+//! `async-nats` signs with the crate `nkeys`, which would add twenty packages and a second
+//! implementation of Ed25519. The workspace's manifest has this crate take its place. It has the
+//! functions that `async-nats` and `afresh-serve` call, with the same names, and builds without
+//! that patch use the original.
 //!
-//! Promises: a damaged seed, or one of another kind than a key that signs, is an error. A seed is never printed.
+//! Promises: a damaged seed, or one of another kind than a key that signs, is an error. A seed is
+//! never printed.
 
 use std::fmt;
 

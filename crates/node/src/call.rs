@@ -1,10 +1,10 @@
 //! The state of one guest call: its output, its tools, its limits, and the ways to end it.
 //!
-//! It is host state of the lease, so none of it outlives a call. The guest's imports run on its thread, and JavaScript
-//! is reached by events.
+//! It is host state of the lease, so none of it outlives a call. The guest's imports run on its
+//! thread, and JavaScript is reached by events.
 //!
-//! Promises: a wait for a tool ends with its answer, or within a tick of the moment when the call reaches a limit. A
-//! guest that prints faster than JavaScript reads waits.
+//! Promises: a wait for a tool ends with its answer, or within a tick of the moment when the call
+//! reaches a limit. A guest that prints faster than JavaScript reads waits.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -18,7 +18,8 @@ use serde::Deserialize;
 use crate::mailbox::{Event, EventKind, Mailbox};
 use crate::threads;
 
-/// Maximum time of a slice of background work. The program itself ends it after a twentieth of that.
+/// Maximum time of a slice of background work. The program itself ends it after a twentieth of
+/// that.
 const MAX_SLICE: Duration = Duration::from_secs(1);
 /// Time between two looks at the limits of a call that waits.
 const TICK: Duration = Duration::from_millis(5);
@@ -196,7 +197,8 @@ impl CallState {
         Self { commands, ..self }
     }
 
-    /// A slice of background work, which ends by itself in time unless the program keeps it from that.
+    /// A slice of background work, which ends by itself in time unless the program keeps it from
+    /// that.
     pub(crate) fn slice(stops: Vec<Stop>, commands: Commands) -> Self {
         Self {
             stops,

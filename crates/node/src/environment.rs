@@ -1,7 +1,7 @@
 //! One environment of JavaScript: its guests, its sessions, and its operations that are under way.
 //!
-//! Promises: [`Environment::end`] ends every operation, and waits for them up to [`END_TIMEOUT`]. Handles of one
-//! environment are unknown in others.
+//! Promises: [`Environment::end`] ends every operation, and waits for them up to [`END_TIMEOUT`].
+//! Handles of one environment are unknown in others.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,7 @@
 //! One run of a Linux program, from its start to its end: `afresh exec` from JavaScript.
 //!
-//! The program runs on a separate thread. The operation's own thread waits, and ends the run at its limits.
+//! The program runs on a separate thread. The operation's own thread waits, and ends the run at its
+//! limits.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};

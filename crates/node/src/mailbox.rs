@@ -1,7 +1,8 @@
 //! Events from threads to JavaScript.
 //!
-//! Promises: events arrive in the order in which they were sent; after [`Mailbox::close`] none is sent, and no thread
-//! touches the environment. Its sender counts output until it is delivered, and can wait.
+//! Promises: events arrive in the order in which they were sent; after [`Mailbox::close`] none is
+//! sent, and no thread touches the environment. Its sender counts output until it is delivered, and
+//! can wait.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,9 +1,12 @@
-//! Node-API, version 6: the functions of it that are used here, and the native functions that JavaScript calls.
+//! Node-API, version 6: the functions of it that are used here, and the native functions that
+//! JavaScript calls.
 //!
-//! The interface is a stable C ABI, and the process that loads the library has its symbols. It is declared here because
-//! the bindings on crates.io bring about ten crates, and 22 functions are enough.
+//! The interface is a stable C ABI, and the process that loads the library has its symbols. It is
+//! declared here because the bindings on crates.io bring about ten crates, and 22 functions are
+//! enough.
 //!
-//! Promises: a handle of JavaScript is used only within the call that received it; a panic never unwinds into Node.
+//! Promises: a handle of JavaScript is used only within the call that received it; a panic never
+//! unwinds into Node.
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -128,15 +131,15 @@ unsafe extern "C" {
 /// The function of JavaScript that takes events, as threads wake it.
 pub(crate) struct Waker(ThreadsafeFunction);
 
-// SAFETY: a thread-safe function may be called from any thread (Node-API). It is freed only after the cleanup hook of
-// its environment, which drops every `Waker` first.
+// SAFETY: a thread-safe function may be called from any thread (Node-API). It is freed only after
+// the cleanup hook of its environment, which drops every `Waker` first.
 unsafe impl Send for Waker {}
 
 impl Waker {
     /// Makes JavaScript take the events that are queued.
     pub(crate) fn wake(&self) {
-        // SAFETY: this object is a reference to the function, and Node frees it after the last one. The data is not
-        // used.
+        // SAFETY: this object is a reference to the function, and Node frees it after the last one.
+        // The data is not used.
         let _ = unsafe { napi_call_threadsafe_function(self.0, null_mut(), NONBLOCKING) };
     }
 }
@@ -155,7 +158,8 @@ fn environment<'a>(env: Env) -> Option<&'a Arc<Environment>> {
     if unsafe { napi_get_instance_data(env, &raw mut data) } != OK || data.is_null() {
         return None;
     }
-    // SAFETY: `napi_register_module_v1` stored it, and it is freed when the environment ends: after all calls in it.
+    // SAFETY: `napi_register_module_v1` stored it, and it is freed when the environment ends: after
+    // all calls in it.
     Some(unsafe { &*data.cast::<Arc<Environment>>() })
 }
 
@@ -176,8 +180,8 @@ impl Arguments {
     fn of(env: Env, info: CallbackInfo) -> Self {
         let mut values = [undefined(env); 3];
         let mut count = values.len();
-        // SAFETY: both handles are of the present call, and there is room for `count` arguments. Missing ones are set
-        // to undefined.
+        // SAFETY: both handles are of the present call, and there is room for `count` arguments.
+        // Missing ones are set to undefined.
         let _ = unsafe {
             napi_get_cb_info(env, info, &raw mut count, values.as_mut_ptr(), null_mut(), null_mut())
         };
@@ -223,8 +227,8 @@ impl Arguments {
     fn bytes(&self, at: usize) -> Vec<u8> {
         let (value, mut is_array) = (self.values[at], false);
         let (mut kind, mut length, mut bytes) = (0, 0, null_mut());
-        // SAFETY: the handles are of the present call, and each result has room. The data of the array stays where it
-        // is until JavaScript runs again, and is copied before.
+        // SAFETY: the handles are of the present call, and each result has room. The data of the
+        // array stays where it is until JavaScript runs again, and is copied before.
         unsafe {
             let found = napi_is_typedarray(self.env, value, &raw mut is_array);
             if found != OK || !is_array {
@@ -308,8 +312,8 @@ unsafe extern "C" fn interrupt(env: Env, info: CallbackInfo) -> Value {
     })
 }
 
-/// `account(bytes, frees)`: reports memory outside JavaScript's heap to the garbage collector, which runs more often
-/// then; if `frees` is 1, it is no longer used.
+/// `account(bytes, frees)`: reports memory outside JavaScript's heap to the garbage collector,
+/// which runs more often then; if `frees` is 1, it is no longer used.
 unsafe extern "C" fn account(env: Env, info: CallbackInfo) -> Value {
     run(env, info, |_, given| {
         let bytes = i64::from(given.number(0)?);
@@ -336,8 +340,8 @@ unsafe extern "C" fn listen(env: Env, info: CallbackInfo) -> Value {
         let mut function = null_mut();
         let queue = environment.mailbox().queue();
         let context = Arc::into_raw(queue).cast_mut().cast::<c_void>();
-        // SAFETY: the handles are of the present call. The context is a reference that `finalize` returns, which runs
-        // once after the last `deliver`.
+        // SAFETY: the handles are of the present call. The context is a reference that `finalize`
+        // returns, which runs once after the last `deliver`.
         let made = unsafe {
             napi_create_string_utf8(env, c"afresh".as_ptr(), AUTO_LENGTH, &raw mut name);
             napi_create_threadsafe_function(
@@ -359,11 +363,13 @@ unsafe extern "C" fn listen(env: Env, info: CallbackInfo) -> Value {
             drop(unsafe { Arc::from_raw(context.cast::<Queue>()) });
             return Err(c"the argument is no function");
         }
-        // SAFETY: `function` was just made in this environment. JavaScript keeps the loop alive while it waits.
+        // SAFETY: `function` was just made in this environment. JavaScript keeps the loop alive
+        // while it waits.
         let _ = unsafe { napi_unref_threadsafe_function(env, function) };
         environment.mailbox().open(Waker(function));
         let argument = Arc::into_raw(Arc::clone(environment)).cast_mut().cast::<c_void>();
-        // SAFETY: hooks run once, the last added first: before the one with which Node frees the function above.
+        // SAFETY: hooks run once, the last added first: before the one with which Node frees the
+        // function above.
         let _ = unsafe { napi_add_env_cleanup_hook(env, clean_up, argument) };
         Ok(())
     })
@@ -392,7 +398,8 @@ unsafe extern "C" fn deliver(env: Env, function: Value, context: *mut c_void, _:
     let Ok(Some(event)) = catch_unwind(AssertUnwindSafe(|| queue.take())) else { return };
     let values = arguments(env, &event).or_else(|| {
         let mut exception = null_mut();
-        // SAFETY: `env` is of the present call, and the result has room. Without an exception it is undefined.
+        // SAFETY: `env` is of the present call, and the result has room. Without an exception it is
+        // undefined.
         let _ = unsafe { napi_get_and_clear_last_exception(env, &raw mut exception) };
         // Its promise settles without it.
         if let Some(environment) = environment(env) {
@@ -412,11 +419,13 @@ unsafe extern "C" fn deliver(env: Env, function: Value, context: *mut c_void, _:
     event.delivered();
 }
 
-/// An event as arguments for JavaScript; `None` where text or bytes exceed V8's limits, or memory is short.
+/// An event as arguments for JavaScript; `None` where text or bytes exceed V8's limits, or memory
+/// is short.
 fn arguments(env: Env, event: &Event) -> Option<[Value; 5]> {
     let Event { number, kind, detail, text, bytes, .. } = event;
     let mut values = [null_mut(); 5];
-    // SAFETY: `env` is of the present call, the results have room, and text and bytes are valid for their lengths.
+    // SAFETY: `env` is of the present call, the results have room, and text and bytes are valid for
+    // their lengths.
     let made = unsafe {
         [
             napi_create_uint32(env, *number, &raw mut values[0]),
@@ -449,11 +458,12 @@ unsafe extern "C" fn free(_: Env, data: *mut c_void, _: *mut c_void) {
     drop(unsafe { Box::from_raw(data.cast::<Arc<Environment>>()) });
 }
 
-/// Keeps the library mapped until the process ends. Handlers of signals and idle threads outlive the worker thread
-/// whose environment loaded it.
+/// Keeps the library mapped until the process ends. Handlers of signals and idle threads outlive
+/// the worker thread whose environment loaded it.
 fn pin() {
-    // SAFETY: all zeroes are a valid value of the plain structure, which the call fills in. The function is one of this
-    // library, so the name is that of its file, and the library is loaded already.
+    // SAFETY: all zeroes are a valid value of the plain structure, which the call fills in. The
+    // function is one of this library, so the name is that of its file, and the library is loaded
+    // already.
     unsafe {
         let mut found: libc::Dl_info = std::mem::zeroed();
         if libc::dladdr(pin as fn() as *const c_void, &raw mut found) != 0 {

@@ -184,7 +184,8 @@ fn add_warm(environment: &Environment, warm: Warm) -> Reply {
     json!({ "handle": environment.add_warm(warm), "about": described }).into()
 }
 
-/// An operation on the commands of a Linux sandbox; with `starts` the outcome has the command's serial number.
+/// An operation on the commands of a Linux sandbox; with `starts` the outcome has the command's
+/// serial number.
 fn command(
     session: &Session,
     call: &Arc<Call>,

@@ -60,8 +60,8 @@ pub(crate) struct Outcome {
     us: f64,
 }
 
-/// Makes one call of a guest. `counts` is whether the pages that differ afterwards are counted, which takes a
-/// comparison of all written pages.
+/// Makes one call of a guest. `counts` is whether the pages that differ afterwards are counted,
+/// which takes a comparison of all written pages.
 pub(crate) fn evaluate(
     lease: &mut Lease<'_>,
     handler: &Function,
@@ -119,7 +119,8 @@ impl Outcome {
         }
     }
 
-    /// The answer of an interpreter, standard output and standard error one after another, and their lengths.
+    /// The answer of an interpreter, standard output and standard error one after another, and
+    /// their lengths.
     pub(crate) fn into_reply(mut self) -> Reply {
         let (mut bytes, error) = match std::mem::replace(&mut self.answer, Ok(Vec::new())) {
             Ok(answer) => (answer, Value::Null),

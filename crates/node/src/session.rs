@@ -1,7 +1,7 @@
 //! The live guest of a sandbox: calls that continue from one another, and the tree of its states.
 //!
-//! Promises: two operations at the same time are refused by name, never mixed. A session that was closed drops its
-//! guest with the last operation that uses it.
+//! Promises: two operations at the same time are refused by name, never mixed. A session that was
+//! closed drops its guest with the last operation that uses it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -119,7 +119,8 @@ impl Session {
         self.stop.set();
     }
 
-    /// Drops the live guest of a session that was closed, unless another thread uses it: that thread does then.
+    /// Drops the live guest of a session that was closed, unless another thread uses it: that
+    /// thread does then.
     fn drop_closed(&self) -> bool {
         if !self.closing.load(Ordering::Acquire) {
             return false;
@@ -375,7 +376,8 @@ impl Session {
         found.ok_or_else(|| Failure::sandbox("the connection into the sandbox is closed"))
     }
 
-    /// Connects to the listener on a port within the sandbox; returns the connection's number, or `None` without one.
+    /// Connects to the listener on a port within the sandbox; returns the connection's number, or
+    /// `None` without one.
     pub(crate) fn dial(&self, port: u16) -> Result<Option<u32>, Failure> {
         self.check_linux()?;
         let dialed = self.with(|live| live.with(|lease| lease.dial(port)).map_err(refused))?;
@@ -388,7 +390,8 @@ impl Session {
         }))
     }
 
-    /// Passes bytes on, and takes at most `room` bytes: how many were passed on, the bytes, and whether it has ended.
+    /// Passes bytes on, and takes at most `room` bytes: how many were passed on, the bytes, and
+    /// whether it has ended.
     pub(crate) fn exchange(
         &self,
         number: u32,
@@ -408,9 +411,10 @@ impl Session {
         self.with(|live| live.with(|lease| lease.hang_up(connection, true)).map_err(refused))
     }
 
-    /// Lets background work run for a slice of time, once its next event is due, or waits `wait` without one. Returns
-    /// whether something may still happen by itself. `moved` is whether bytes of a connection have passed since the
-    /// last slice, so that a program may run though no event is due.
+    /// Lets background work run for a slice of time, once its next event is due, or waits `wait`
+    /// without one. Returns whether something may still happen by itself. `moved` is whether bytes
+    /// of a connection have passed since the last slice, so that a program may run though no event
+    /// is due.
     pub(crate) fn drive(&self, call: &Call, wait: Duration, moved: bool) -> Result<bool, Failure> {
         self.check_linux()?;
         let wait = wait.min(MAX_WAIT);

@@ -1,7 +1,8 @@
-//! Threads for operations, apart from those of libuv: these are four by default, and guests and tools wait.
+//! Threads for operations, apart from those of libuv: these are four by default, and guests and
+//! tools wait.
 //!
-//! Promises: at most [`MAX_ACTIVE`] operations run at a time, and others wait in order. One that waits for JavaScript
-//! is not counted, so that a tool may use other sandboxes.
+//! Promises: at most [`MAX_ACTIVE`] operations run at a time, and others wait in order. One that
+//! waits for JavaScript is not counted, so that a tool may use other sandboxes.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -46,7 +47,8 @@ fn dispatch(mut pool: MutexGuard<'static, Pool>) {
     for _ in 0..wanted {
         let builder = std::thread::Builder::new().name("afresh".to_owned()).stack_size(STACK);
         if builder.spawn(serve).is_err() {
-            // Without any thread nothing would take the work: it is dropped, which reports a failure.
+            // Without any thread nothing would take the work: it is dropped, which reports a
+            // failure.
             if pool.active == 0 && pool.idle == 0 {
                 let dropped = std::mem::take(&mut pool.queue);
                 drop(pool);
@@ -91,7 +93,8 @@ pub(crate) fn wait<T>(wait: impl FnOnce() -> T) -> T {
     let mut pool = lock();
     pool.active = pool.active.saturating_sub(1);
     dispatch(pool);
-    // Also where the wait panics. It may exceed the maximum for a while: the work was admitted already.
+    // Also where the wait panics. It may exceed the maximum for a while: the work was admitted
+    // already.
     let _active = Active;
     wait()
 }

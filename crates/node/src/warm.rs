@@ -240,7 +240,8 @@ impl Warm {
         let least = form.map(|form| {
             WarmUpCall::bytes(form.function(), self.setup.minimal_request(form, linux))
         });
-        // Pages that every evaluation touches are read first when the snapshot is opened, and not one by one.
+        // Pages that every evaluation touches are read first when the snapshot is opened, and not
+        // one by one.
         let recorded = least.map(|call| self.guest.save(&to, &SaveOptions::new().record(call)));
         let saved = match recorded {
             // A guest that answers nothing now is saved as well.

@@ -1,5 +1,5 @@
-//! The thread that a restore with background work has: it runs the fillers, watches them, and lets go
-//! of the source when all is in place.
+//! The thread that a restore with background work has: it runs the fillers, watches them, and lets
+//! go of the source when all is in place.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -17,8 +17,8 @@ use crate::{PageSource, RestoreError, SourceError};
 /// How often waiting threads look around.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Ends an engine: no handler runs afterwards, and missing pages are no longer reported. Only called
-/// when every page is in place or the memory is closed.
+/// Ends an engine: no handler runs afterwards, and missing pages are no longer reported. Only
+/// called when every page is in place or the memory is closed.
 pub(crate) fn end(slot: &Mutex<Option<Engine>>) {
     let engine = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(engine) = engine {
@@ -30,7 +30,8 @@ pub(crate) fn end(slot: &Mutex<Option<Engine>>) {
     }
 }
 
-/// Starts the thread for `work`, with so many that stream after a delay. `keep` is dropped when the work ends.
+/// Starts the thread for `work`, with so many that stream after a delay. `keep` is dropped when the
+/// work ends.
 pub(crate) fn spawn(
     slot: Arc<Mutex<Option<Engine>>>,
     work: Work,

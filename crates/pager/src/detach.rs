@@ -1,14 +1,14 @@
 //! Map first, detach later: the guest runs on a private mapping of the file at once, and a thread
 //! replaces the mapping by owned memory, a huge page at a time, while it runs.
 //!
-//! A piece is detached so: its pages are made read-only; their present content, the guest's own writes
-//! included, is copied to staged memory; the staged memory takes the mapping's place in one system
-//! call. A write during the copy raises SIGSEGV, and the handler waits for the piece, which takes a fraction
-//! of a millisecond; reads never wait. userfaultfd's write protection cannot serve here, since the
-//! kernel offers it for anonymous and shared memory only.
+//! A piece is detached so: its pages are made read-only; their present content, the guest's own
+//! writes included, is copied to staged memory; the staged memory takes the mapping's place in one
+//! system call. A write during the copy raises SIGSEGV, and the handler waits for the piece, which
+//! takes a fraction of a millisecond; reads never wait. userfaultfd's write protection cannot serve
+//! here, since the kernel offers it for anonymous and shared memory only.
 //!
-//! When the file is truncated or changed during the copy, the memory is closed. The kernel then meets a missing page,
-//! never one of our copies. Copied pages count only if the file is unchanged.
+//! When the file is truncated or changed during the copy, the memory is closed. The kernel then
+//! meets a missing page, never one of our copies. Copied pages count only if the file is unchanged.
 //!
 //! May break it: a system call that writes to the piece being detached gets `EFAULT`; see
 //! `Restore::resolve`.
@@ -60,7 +60,8 @@ pub(crate) struct Detach {
     turn: Mutex<()>,
     /// Of the process whose thread moves the pieces.
     generation: u32,
-    /// Differs from that of any other restore in this process, which may use the same addresses later.
+    /// Differs from that of any other restore in this process, which may use the same addresses
+    /// later.
     number: u64,
 }
 
@@ -216,8 +217,8 @@ impl Detach {
 }
 
 thread_local! {
-    /// This thread's last fault in a piece that was not moving: the restore and the address. Const-initialised
-    /// without a destructor, so that reading it in a handler allocates nothing.
+    /// This thread's last fault in a piece that was not moving: the restore and the address.
+    /// Const-initialised without a destructor, so that reading it in a handler allocates nothing.
     static LAST: std::cell::Cell<(u64, usize)> = const { std::cell::Cell::new((0, 0)) };
 }
 
@@ -242,7 +243,8 @@ impl FaultHandler for Detach {
             return LAST.replace(this) != this;
         }
         if self.generation != fork::generation() {
-            // The thread that moves the piece is in the parent. The child keeps the mapping, which shows the same.
+            // The thread that moves the piece is in the parent. The child keeps the mapping, which
+            // shows the same.
             let piece = self.pages_of((address - base) / PAGE_SIZE / HUGE_PAGES);
             state.store(MAPPED, Ordering::SeqCst);
             return self.target.protect(self.in_target(piece), Protection::ReadWrite).is_ok();

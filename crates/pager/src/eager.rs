@@ -27,7 +27,8 @@ pub(crate) fn read_all(
     Ok(())
 }
 
-/// Reads the working set into `range`, which is fresh anonymous memory, with as many threads as pay.
+/// Reads the working set into `range`, which is fresh anonymous memory, with as many threads as
+/// pay.
 pub(crate) fn read_working_set(
     target: &Reservation,
     range: PageRange,

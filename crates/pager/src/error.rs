@@ -38,8 +38,8 @@ pub enum SourceError {
 
 /// Memory could not be restored.
 ///
-/// After an error nothing of the memory can be read: a guest that touches it gets SIGSEGV, never zeros
-/// or a part of its pages.
+/// After an error nothing of the memory can be read: a guest that touches it gets SIGSEGV, never
+/// zeros or a part of its pages.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RestoreError {

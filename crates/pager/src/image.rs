@@ -1,8 +1,8 @@
 //! Images of the engine that are filled from a page source while slots use them.
 //!
-//! Every slot of the image shares what has arrived: the second guest finds the pages of the first. The
-//! working set, where one was recorded, is in place before the first slot is made; the rest is streamed
-//! behind the guests' backs.
+//! Every slot of the image shares what has arrived: the second guest finds the pages of the first.
+//! The working set, where one was recorded, is in place before the first slot is made; the rest is
+//! streamed behind the guests' backs.
 //!
 //! Promises: a page is used only whole, and after its digest was checked: the source delivers to
 //! memory that no guest sees. When the source fails, the image has failed for good, and
@@ -28,7 +28,8 @@ const WINDOW: usize = 16;
 /// Threads that stream from a source that is far away: what each does is mostly waiting.
 const DISTANT_STREAMS: usize = 6;
 
-/// An image that is being filled, and the handle to wait for it. The image lives on without the handle.
+/// An image that is being filled, and the handle to wait for it. The image lives on without the
+/// handle.
 #[derive(Clone, Debug)]
 pub struct LazyImage {
     image: Image,
@@ -36,8 +37,8 @@ pub struct LazyImage {
 }
 
 impl LazyImage {
-    /// Begins an image with the content of `source`. Of the options it heeds the window, the background
-    /// (on, unless it is turned off), the streams and the time limit.
+    /// Begins an image with the content of `source`. Of the options it heeds the window, the
+    /// background (on, unless it is turned off), the streams and the time limit.
     ///
     /// # Errors
     /// [`RestoreError`] when the image cannot be made or the working set cannot be read.
@@ -101,8 +102,8 @@ impl LazyImage {
         &self.image
     }
 
-    /// The pages that are in place: of an image that is recorded, those that were touched. Empty once
-    /// everything is.
+    /// The pages that are in place: of an image that is recorded, those that were touched. Empty
+    /// once everything is.
     #[must_use]
     pub fn touched(&self) -> Vec<PageRange> {
         let Some(lazy) = self.filling.as_ref().and_then(|filling| filling.lazy()) else {
@@ -214,7 +215,8 @@ impl Filling {
 
     /// What `ask` says, or whether all went well once everything is over.
     fn ask(&self, ask: impl FnOnce(&Lazy) -> bool) -> bool {
-        // A child has neither the threads nor a way to put pages in place, and waiting would be in vain.
+        // A child has neither the threads nor a way to put pages in place, and waiting would be in
+        // vain.
         if self.generation != fork::generation() {
             return false;
         }

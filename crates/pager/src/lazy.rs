@@ -185,7 +185,8 @@ impl Lazy {
                     if matches!(self.fill, Fill::Move) {
                         // SAFETY: staged pages are anonymous memory that only we use.
                         match unsafe { uffd.take(at, from, len) } {
-                            // A page that something has pinned can be copied; before Linux 6.8 nothing is moved.
+                            // A page that something has pinned can be copied; before Linux 6.8
+                            // nothing is moved.
                             Err(e) if matches!(e.errno, EBUSY | EINVAL) => {}
                             other => return other,
                         }
@@ -419,8 +420,8 @@ impl Lazy {
         any
     }
 
-    /// Makes every page of `pages`, relative to the range, present. `inline` says whether this thread
-    /// may read the source, and so hang with it.
+    /// Makes every page of `pages`, relative to the range, present. `inline` says whether this
+    /// thread may read the source, and so hang with it.
     pub(crate) fn resolve(&self, pages: PageRange, inline: bool) -> bool {
         let windows = self.windows_of(pages);
         // Images take any number of windows at once; other memory is staged one by one.

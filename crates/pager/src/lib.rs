@@ -1,17 +1,19 @@
-//! Fills memory from a page source: before the guest starts, when it touches a page, or both at once.
+//! Fills memory from a page source: before the guest starts, when it touches a page, or both at
+//! once.
 //!
-//! A [`Restore`] fills a range of a reservation from a [`PageSource`] (a file, an image this host holds,
-//! a snapshot, or the embedder's own) by one of the [`FillStrategy`]s. Each can be forced;
+//! A [`Restore`] fills a range of a reservation from a [`PageSource`] (a file, an image this host
+//! holds, a snapshot, or the embedder's own) by one of the [`FillStrategy`]s. Each can be forced;
 //! [`FillStrategy::choose`] decides otherwise.
 //!
-//! A [`LazyImage`] is the same for the engine's own images: any number of slots use it while it is filled.
+//! A [`LazyImage`] is the same for the engine's own images: any number of slots use it while it is
+//! filled.
 //!
 //! Promises:
 //! * A page is seen whole or not at all. If its filler dies, hangs or gets wrong bytes, the memory
 //!   is closed: touching it raises SIGSEGV, and [`Restore::wait`] names the cause. It never reads
 //!   as zero, and no thread waits forever.
-//! * When a restore is done nothing of the source is mapped or open, except with the strategies that
-//!   only map it.
+//! * When a restore is done nothing of the source is mapped or open, except with the strategies
+//!   that only map it.
 //!
 //! May break it: system calls on missing pages fail with `EFAULT`, so a caller that passes guest
 //! memory to the kernel calls [`Restore::resolve`] first.

@@ -1,7 +1,7 @@
 //! The memory of a guest on its way into a snapshot or out of one: what is common to all guests.
 //!
-//! A guest adapter brings an image of its pages, its own bytes and its build; it gets them back, with an
-//! image that fills itself while guests run on it.
+//! A guest adapter brings an image of its pages, its own bytes and its build; it gets them back,
+//! with an image that fills itself while guests run on it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ pub struct SnapshotOptions {
     pub encoding: Encoding,
     /// Store only what differs from this snapshot of the same store.
     pub parent: Option<Snapshot>,
-    /// With a parent: the pages that differ from it, as [`Image::differing_content`] returns them. No other page is
-    /// read. Without it all are compared.
+    /// With a parent: the pages that differ from it, as [`Image::differing_content`] returns them.
+    /// No other page is read. Without it all are compared.
     pub changed: Option<Vec<PageRange>>,
     /// Pages to keep a compact copy of, which is read first: see [`SnapshotMemory::touched`].
     pub working_set: Vec<PageRange>,
@@ -117,8 +117,9 @@ impl SnapshotMemory {
         Ok(store.save(name, &self.pages, &options)?)
     }
 
-    /// Opens the pages of a snapshot; they are fetched, and checked, when they are touched and behind the
-    /// guest's back (see [`LazyImage`]). Where the host lacks what it takes, they are read at once.
+    /// Opens the pages of a snapshot; they are fetched, and checked, when they are touched and
+    /// behind the guest's back (see [`LazyImage`]). Where the host lacks what it takes, they are
+    /// read at once.
     ///
     /// # Errors
     /// [`RestoreError`] when the working set is damaged or memory runs out.

@@ -1,7 +1,7 @@
 //! How long a wait may take in all.
 //!
-//! Promises: only waiting counts. A process that is stopped, frozen or not scheduled for a minute has
-//! waited for one step, so it finds no deadline expired when it continues.
+//! Promises: only waiting counts. A process that is stopped, frozen or not scheduled for a minute
+//! has waited for one step, so it finds no deadline expired when it continues.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ impl Patience {
         Self { left: limit }
     }
 
-    /// Waits by `wait`, which is given `step` as its time limit, and returns its result; `None` when the limit is used
-    /// up. However long the step takes, at most `step` counts.
+    /// Waits by `wait`, which is given `step` as its time limit, and returns its result; `None`
+    /// when the limit is used up. However long the step takes, at most `step` counts.
     pub(crate) fn step<T>(
         &mut self,
         step: Duration,

@@ -1,9 +1,9 @@
 //! Working sets: which pages runs touch first, learnt over several runs.
 //!
-//! A restore with [`Options::recording`](crate::Options::recording) brings in exactly the pages that are
-//! touched, and [`Restore::present`](crate::Restore::present) lists them. Runs of one guest agree on most
-//! pages but not on their order, so the set is kept and the order is not; a page belongs to it when
-//! enough of the runs touched it.
+//! A restore with [`Options::recording`](crate::Options::recording) brings in exactly the pages
+//! that are touched, and [`Restore::present`](crate::Restore::present) lists them. Runs of one
+//! guest agree on most pages but not on their order, so the set is kept and the order is not; a
+//! page belongs to it when enough of the runs touched it.
 
 use afresh_sys::PageRange;
 

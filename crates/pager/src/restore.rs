@@ -23,8 +23,9 @@ use crate::{
 /// Memory that is being filled.
 ///
 /// While it lives, touching a page of the range waits for the page. Dropping it before it is done
-/// closes the memory. In a child that is forked before it is done the memory is inaccessible, unless it is mapped. Once done, the memory is ordinary and nothing of the source is mapped or open;
-/// only with [`FillStrategy::Held`] it stays mapped.
+/// closes the memory. In a child that is forked before it is done the memory is inaccessible,
+/// unless it is mapped. Once done, the memory is ordinary and nothing of the source is mapped or
+/// open; only with [`FillStrategy::Held`] it stays mapped.
 #[derive(Debug)]
 pub struct Restore {
     control: Arc<Control>,
@@ -265,9 +266,9 @@ impl Restore {
         self.control.check()
     }
 
-    /// The pages that are in place, relative to the restored range: with
-    /// [`Options::recording`], those that were touched. Empty for strategies that do not track pages,
-    /// and once the restore has ended.
+    /// The pages that are in place, relative to the restored range: with [`Options::recording`],
+    /// those that were touched. Empty for strategies that do not track pages, and once the restore
+    /// has ended.
     #[must_use]
     pub fn present(&self) -> Vec<PageRange> {
         match self.work() {
@@ -306,7 +307,8 @@ impl Drop for Restore {
         }
         match self.work() {
             Some(Work::Detach(detach)) => {
-                // The mapping stays correct, but it would keep the source; the owner has to see that.
+                // The mapping stays correct, but it would keep the source; the owner has to see
+                // that.
                 detach.stop();
                 self.control.abandon();
             }

@@ -15,7 +15,8 @@ use crate::SourceError;
 pub struct Piece<'a> {
     /// The pages.
     pub pages: PageRange,
-    /// The file to map them from, and the page of it that is the first; `None` where the pages are zero.
+    /// The file to map them from, and the page of it that is the first; `None` where the pages are
+    /// zero.
     pub file: Option<(BorrowedFd<'a>, usize)>,
 }
 
@@ -37,26 +38,28 @@ pub trait PageSource: Send + Sync {
     /// Writes `pages` pages from `first` on to `to`. May block until the pages are there.
     ///
     /// # Safety
-    /// `to` must point at writable memory for `pages` pages, which no one else uses during the call.
+    /// `to` must point at writable memory for `pages` pages, which no one else uses during the
+    /// call.
     ///
     /// # Errors
     /// [`SourceError`]; nothing that was written may be used then.
     unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError>;
 
-    /// Whether [`PageSource::read`] may be called in a signal handler: it allocates nothing, takes no
-    /// lock, and answers as fast as a local disk.
+    /// Whether [`PageSource::read`] may be called in a signal handler: it allocates nothing, takes
+    /// no lock, and answers as fast as a local disk.
     fn signal_safe(&self) -> bool {
         false
     }
 
     /// Whether reads answer as fast as a local disk, so that a thread that needs a page may read
-    /// it, outside of signal handlers. Other sources are read by threads that may hang, and the wait for them is
-    /// limited.
+    /// it, outside of signal handlers. Other sources are read by threads that may hang, and the
+    /// wait for them is limited.
     fn is_near(&self) -> bool {
         self.signal_safe()
     }
 
-    /// Whether every read costs a round trip, so that it pays to read what is there already with the rest.
+    /// Whether every read costs a round trip, so that it pays to read what is there already with
+    /// the rest.
     fn is_distant(&self) -> bool {
         false
     }
@@ -77,8 +80,8 @@ pub trait PageSource: Send + Sync {
         Ok(())
     }
 
-    /// Whether the pages are held in memory, as a memfd does, so that userfaultfd's CONTINUE and plain
-    /// mappings never read a disk.
+    /// Whether the pages are held in memory, as a memfd does, so that userfaultfd's CONTINUE and
+    /// plain mappings never read a disk.
     fn held_memfd(&self) -> Option<&Memfd> {
         None
     }
@@ -109,7 +112,8 @@ pub trait PageSource: Send + Sync {
         Ok(())
     }
 
-    /// The snapshot whose pages these are, which a later state of the memory can be a difference to.
+    /// The snapshot whose pages these are, which a later state of the memory can be a difference
+    /// to.
     fn snapshot(&self) -> Option<&Snapshot> {
         None
     }

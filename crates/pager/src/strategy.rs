@@ -1,7 +1,7 @@
 //! The ways to fill memory, and the choice between them.
 //!
-//! Each wins somewhere (`afresh-bench restore`, docs/restore.md), or works where the others do not. The ways they
-//! are measured against live in the benchmark.
+//! Each wins somewhere (`afresh-bench restore`, docs/restore.md), or works where the others do not.
+//! The ways they are measured against live in the benchmark.
 
 use std::str::FromStr;
 
@@ -15,11 +15,12 @@ use crate::PageSource;
 pub enum FillStrategy {
     /// Map an image that this host holds in memory, copy-on-write.
     Held,
-    /// Map the source, fault pages in ahead from a second thread, then replace the mapping by owned memory
-    /// piece by piece while the guest runs. A file that is cut short or changed before the end closes the
-    /// memory.
+    /// Map the source, fault pages in ahead from a second thread, then replace the mapping by owned
+    /// memory piece by piece while the guest runs. A file that is cut short or changed before the
+    /// end closes the memory.
     MapDetach,
-    /// Answer faults while streaming ahead, huge page by huge page; nothing of the source is mapped.
+    /// Answer faults while streaming ahead, huge page by huge page; nothing of the source is
+    /// mapped.
     Stream,
     /// The working set first, from its compact copy, before the guest starts; the rest as
     /// [`FillStrategy::Stream`].

@@ -1,7 +1,7 @@
 //! The change between two images as a turn, and a turn's image out of the one before.
 //!
-//! Promises: a turn describes the difference of every page, and costs time in proportion to the difference and to
-//! the number of stored pieces. Applied to an equal image it gives an equal one.
+//! Promises: a turn describes the difference of every page, and costs time in proportion to the
+//! difference and to the number of stored pieces. Applied to an equal image it gives an equal one.
 
 use afresh_memory::{Image, ImageBuilder, ImageError, PageOrigin};
 use afresh_store::{Turn, TurnBuilder, TurnPiece};
@@ -44,10 +44,12 @@ pub fn turn_since(
     Ok(turn.finish(state_before, state, parent)?)
 }
 
-/// The image that `turn` makes of `before`, with which it shares every page that the turn takes over.
+/// The image that `turn` makes of `before`, with which it shares every page that the turn takes
+/// over.
 ///
 /// # Errors
-/// [`ImageError`] when pages are not there or memory runs out. A turn of another image is for the caller to refuse.
+/// [`ImageError`] when pages are not there or memory runs out. A turn of another image is for the
+/// caller to refuse.
 pub fn turn_applied(turn: &Turn, before: &Image) -> Result<Image, ImageError> {
     /// A run of the new image.
     enum Part {

@@ -7,11 +7,11 @@
 //! balloon, for instance) reads as zero afterwards, whether the VMM says so or not.
 //!
 //! Promises:
-//! * A page that cannot be filled is poisoned, so that touching it raises SIGBUS; where the VMM did not
-//!   allow that, the VMM is ended by SIGBUS. It never reads zeros, and waits no longer than the source
-//!   takes to answer or to fail.
-//! * A hostile message is refused by name before anything is done with it. A VMM with a userfaultfd would never get
-//!   the pages of the call that loads it, so it is ended.
+//! * A page that cannot be filled is poisoned, so that touching it raises SIGBUS; where the VMM did
+//!   not allow that, the VMM is ended by SIGBUS. It never reads zeros, and waits no longer than the
+//!   source takes to answer or to fail.
+//! * A hostile message is refused by name before anything is done with it. A VMM with a userfaultfd
+//!   would never get the pages of the call that loads it, so it is ended.
 //! * A VMM's message costs no more memory than the page states of the source, and delays no other
 //!   VMM.
 //!
@@ -72,8 +72,8 @@ pub struct VmmOptions<'a> {
     pub window: usize,
     /// Whether pages are streamed ahead.
     pub stream: bool,
-    /// Whether a fault fills its own page only and nothing is streamed, so that the touched pages show:
-    /// [`Vm::working_set`].
+    /// Whether a fault fills its own page only and nothing is streamed, so that the touched pages
+    /// show: [`Vm::working_set`].
     pub record: bool,
     /// Charged for the pages of the VMM, if it is limited.
     pub budget: Option<Budget>,
@@ -85,8 +85,9 @@ pub struct VmmOptions<'a> {
     pub handshake: Duration,
     /// Ends the service when set. Pages that are missing then are closed as after a failure.
     pub stop: &'a AtomicBool,
-    /// Whether a VMM whose memory cannot be filled nor poisoned, or whose handshake is refused while it
-    /// waits for pages, is ended by SIGBUS. Otherwise its wait never ends, as with any dead pager.
+    /// Whether a VMM whose memory cannot be filled nor poisoned, or whose handshake is refused
+    /// while it waits for pages, is ended by SIGBUS. Otherwise its wait never ends, as with any
+    /// dead pager.
     pub end_on_failure: bool,
 }
 

@@ -1,14 +1,15 @@
 //! One budget for everything that the pools of this process keep.
 //!
-//! Each pool keeps to its own [`crate::Limits`]. The bounds here apply to the whole process, over all pools: items,
-//! the memory they keep, and mappings (the kernel allows a process 65,530 by default). Where a bound is exceeded, the
-//! items that have been idle longest are evicted, from any pool; one in use never is. Items that have been idle for
-//! some time are evicted even within the bounds, except one per pool. Under memory pressure idle items give their
-//! memory back and stay: half of it at each look, those first that have been idle longest.
+//! Each pool keeps to its own [`crate::Limits`]. The bounds here apply to the whole process, over
+//! all pools: items, the memory they keep, and mappings (the kernel allows a process 65,530 by
+//! default). Where a bound is exceeded, the items that have been idle longest are evicted, from any
+//! pool; one in use never is. Items that have been idle for some time are evicted even within the
+//! bounds, except one per pool. Under memory pressure idle items give their memory back and stay:
+//! half of it at each look, those first that have been idle longest.
 //!
-//! Promises: after an item was made, and after one came back with more memory than before, the bounds are kept again,
-//! unless the excess is in use. Handing an item out and taking it back costs nothing more for it. May break it: items
-//! that understate their sizes.
+//! Promises: after an item was made, and after one came back with more memory than before, the
+//! bounds are kept again, unless the excess is in use. Handing an item out and taking it back costs
+//! nothing more for it. May break it: items that understate their sizes.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,17 +35,18 @@ pub struct ProcessLimits {
     pub mappings: usize,
     /// How long an item may be idle while its pool has another, up to twice that.
     pub idle: Option<Duration>,
-    /// The memory pressure from which on idle items give memory back: percent of a second in which some task of the
-    /// control group waited for memory (PSI), or of the host where the group has no count. The percentage has no effect
-    /// where the kernel has no PSI (without `CONFIG_PSI`, or booted with `psi=0`); `afresh doctor` shows the source. With
-    /// a limit, idle items also give memory back while the group or the host has less than a sixteenth of its memory
-    /// left, or soon will have.
+    /// The memory pressure from which on idle items give memory back: percent of a second in which
+    /// some task of the control group waited for memory (PSI), or of the host where the group has
+    /// no count. The percentage has no effect where the kernel has no PSI (without `CONFIG_PSI`, or
+    /// booted with `psi=0`); `afresh doctor` shows the source. With a limit, idle items also give
+    /// memory back while the group or the host has less than a sixteenth of its memory left, or
+    /// soon will have.
     pub pressure: Option<u8>,
 }
 
 impl Default for ProcessLimits {
-    /// As many items and bytes as there may be, three quarters of the mappings that the kernel allows the
-    /// process, half a minute, and 20 percent.
+    /// As many items and bytes as there may be, three quarters of the mappings that the kernel
+    /// allows the process, half a minute, and 20 percent.
     fn default() -> Self {
         Self {
             items: usize::MAX,
@@ -97,12 +99,12 @@ pub(crate) trait Evict: Send + Sync {
     /// Enters the sizes of idle items, by the time of their return.
     fn ages(&self, ages: &mut BTreeMap<u64, Room>);
 
-    /// Drops idle items that came back at `until` or before, until `freed` covers `wanted` or the pool has at most
-    /// `keep` items. Returns how many went.
+    /// Drops idle items that came back at `until` or before, until `freed` covers `wanted` or the
+    /// pool has at most `keep` items. Returns how many went.
     fn evict(&self, until: u64, keep: usize, wanted: &Room, freed: &mut Room) -> u64;
 
-    /// Trims idle items that came back at `until` or before, until they have given `wanted` bytes back. Returns how
-    /// many were trimmed, and how many bytes they had.
+    /// Trims idle items that came back at `until` or before, until they have given `wanted` bytes
+    /// back. Returns how many were trimmed, and how many bytes they had.
     fn relieve(&self, until: u64, wanted: usize) -> (u64, usize);
 }
 
@@ -121,10 +123,12 @@ pub struct Budget {
     mappings: AtomicUsize,
     evicted: AtomicU64,
     relieved: AtomicU64,
-    /// Advances with each item made and with each look at idle ones: when items came back, in order.
+    /// Advances with each item made and with each look at idle ones: when items came back, in
+    /// order.
     clock: AtomicU64,
     pools: Mutex<Vec<Pooled>>,
-    /// The process that made it, and the one in which the keeper runs: its generation and one, or 0 for none.
+    /// The process that made it, and the one in which the keeper runs: its generation and one, or 0
+    /// for none.
     generation: u32,
     keeper: AtomicU32,
 }
@@ -159,7 +163,8 @@ impl Budget {
         this
     }
 
-    /// The budget of this process. A forked child continues with a copy: it has the same pools, and its own accounts.
+    /// The budget of this process. A forked child continues with a copy: it has the same pools, and
+    /// its own accounts.
     #[must_use]
     pub fn process() -> &'static Self {
         static PROCESS: Inherited<Budget> = Inherited::new();
@@ -212,7 +217,8 @@ impl Budget {
         }
     }
 
-    /// Counts mappings that do not belong to an item, and cannot be evicted, until the value is dropped.
+    /// Counts mappings that do not belong to an item, and cannot be evicted, until the value is
+    /// dropped.
     #[must_use]
     pub fn hold(&'static self, mappings: usize) -> MappingCharge {
         let held = self.hold_later(mappings, 0);
@@ -220,8 +226,8 @@ impl Budget {
         held
     }
 
-    /// As [`Budget::hold`], with bytes of memory, and without making room: the next item does that. For code that runs while
-    /// items are dropped.
+    /// As [`Budget::hold`], with bytes of memory, and without making room: the next item does that.
+    /// For code that runs while items are dropped.
     #[must_use]
     pub fn hold_later(&'static self, mappings: usize, bytes: usize) -> MappingCharge {
         self.mappings.fetch_add(mappings, Ordering::Relaxed);
@@ -235,8 +241,8 @@ impl Budget {
         self.clock.load(Ordering::Relaxed)
     }
 
-    /// The list of pools. In a forked child a thread of the parent may hold the lock. Then this returns `None`,
-    /// nothing is evicted, and each pool still keeps its own limits.
+    /// The list of pools. In a forked child a thread of the parent may hold the lock. Then this
+    /// returns `None`, nothing is evicted, and each pool still keeps its own limits.
     fn list(&self) -> Option<MutexGuard<'_, Vec<Pooled>>> {
         /// Times that a child looks whether the list is free.
         const MAX_LOCK_ATTEMPTS: u32 = 1000;
@@ -261,7 +267,8 @@ impl Budget {
         pools.push(Pooled(pool));
     }
 
-    /// The pools that are there. The list is unlocked when they are used, because dropping an item may run any code.
+    /// The pools that are there. The list is unlocked when they are used, because dropping an item
+    /// may run any code.
     fn pools(&self) -> Vec<Arc<dyn Evict>> {
         let Some(mut pools) = self.list() else { return Vec::new() };
         pools.retain(|pool| pool.0.strong_count() > 0);
@@ -356,8 +363,8 @@ impl Budget {
         }
     }
 
-    /// Drops items that came back at `until` or before, except one per pool. Returns how many pools there are. A panic
-    /// of an item ends the work on its own pool alone.
+    /// Drops items that came back at `until` or before, except one per pool. Returns how many pools
+    /// there are. A panic of an item ends the work on its own pool alone.
     fn retire(&self, until: u64) -> usize {
         let pools = self.pools();
         let all = Room { items: usize::MAX, bytes: usize::MAX, mappings: usize::MAX };
@@ -370,8 +377,8 @@ impl Budget {
         pools.len()
     }
 
-    /// Has idle items give half of their memory back, those first that have been idle longest. Panics are as for
-    /// [`Budget::retire`].
+    /// Has idle items give half of their memory back, those first that have been idle longest.
+    /// Panics are as for [`Budget::retire`].
     fn relieve(&self) {
         let pools = self.pools();
         let mut ages = BTreeMap::new();
@@ -399,11 +406,12 @@ impl Budget {
         }
     }
 
-    /// Starts the thread that drops idle items, and trims them under memory pressure. It ends when no pool is left, or
-    /// when neither is wanted.
+    /// Starts the thread that drops idle items, and trims them under memory pressure. It ends when
+    /// no pool is left, or when neither is wanted.
     #[cold]
     fn start_keeper(&'static self) {
-        // Also where the thread does not start: the bounds are kept all the same, and the next item tries again.
+        // Also where the thread does not start: the bounds are kept all the same, and the next item
+        // tries again.
         let keeping = Keeping(self);
         let thread = std::thread::Builder::new().name("afresh-pool".to_owned());
         let work = move || {
@@ -436,7 +444,8 @@ impl Budget {
             };
             std::thread::sleep(step);
             slept += step;
-            // The last reference to a pool may be the thread's, and dropping its items may run any code.
+            // The last reference to a pool may be the thread's, and dropping its items may run any
+            // code.
             let step = catch_unwind(AssertUnwindSafe(|| {
                 if limit.is_some_and(|limit| gauge.is_high(u32::from(limit))) {
                     self.relieve();
@@ -461,7 +470,8 @@ struct Keeping(&'static Budget);
 
 impl Drop for Keeping {
     fn drop(&mut self) {
-        // Acquires what a thread did that found the keeper at work and started none: its pool is seen, or its bounds.
+        // Acquires what a thread did that found the keeper at work and started none: its pool is
+        // seen, or its bounds.
         self.0.keeper.swap(0, Ordering::AcqRel);
     }
 }
@@ -499,7 +509,8 @@ mod tests {
     fn a_child_forked_while_the_list_was_locked_makes_and_uses_pools() {
         let budget = Budget::process();
         let locked = budget.list().unwrap();
-        // SAFETY: the child touches memory that it owns, and ends without running the parent's registered handlers.
+        // SAFETY: the child touches memory that it owns, and ends without running the parent's
+        // registered handlers.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: a call without preconditions; it ends the child if it hangs.

@@ -1,9 +1,10 @@
 //! Threads that wait for an item to come back.
 //!
-//! A return looks for waiting threads only after the item is where they look, and a waiting thread counts itself
-//! before it looks. Each side thus stores one word and then loads the other's, and one of the two loads must see the
-//! store. Acquire and release do not promise that: a processor may do its load before its store is visible, and arm64
-//! does. [`Gate::wait`] has a fence, and returns store the item and load the count with `SeqCst`.
+//! A return looks for waiting threads only after the item is where they look, and a waiting thread
+//! counts itself before it looks. Each side thus stores one word and then loads the other's, and
+//! one of the two loads must see the store. Acquire and release do not promise that: a processor
+//! may do its load before its store is visible, and arm64 does. [`Gate::wait`] has a fence, and
+//! returns store the item and load the count with `SeqCst`.
 
 use std::time::Instant;
 
@@ -21,9 +22,11 @@ impl Gate {
         Self { waiting: AtomicUsize::new(0), closed: Mutex::new(()), came_back: Condvar::new() }
     }
 
-    /// Waits for a [`Gate::signal`] unless `there` finds an item; `false` at the deadline, if one is set.
+    /// Waits for a [`Gate::signal`] unless `there` finds an item; `false` at the deadline, if one
+    /// is set.
     ///
-    /// Whatever `there` loads must be stored with `SeqCst`, or under a lock that it takes, before the signal.
+    /// Whatever `there` loads must be stored with `SeqCst`, or under a lock that it takes, before
+    /// the signal.
     pub(crate) fn wait(&self, deadline: Option<Instant>, there: impl FnOnce() -> bool) -> bool {
         let guard = locked(&self.closed);
         self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -41,8 +44,8 @@ impl Gate {
         !over
     }
 
-    /// Wakes every waiting thread, to look again. The caller stored the item before, with `SeqCst` or under a lock that
-    /// they take.
+    /// Wakes every waiting thread, to look again. The caller stored the item before, with `SeqCst`
+    /// or under a lock that they take.
     #[inline]
     pub(crate) fn signal(&self) {
         between_return_and_look();

@@ -76,7 +76,7 @@ impl<T: Recycle> std::fmt::Debug for Pool<T> {
     }
 }
 
-/// The number of shards of a pool: a few for each thread that can run, so that two rarely meet. Known once.
+/// The number of shards of a pool: a few for each thread that can run, so that two rarely meet.
 fn shards() -> usize {
     static SHARDS: Inherited<usize> = Inherited::new();
     *SHARDS.get_or_make(|| {
@@ -111,8 +111,8 @@ impl<T: Recycle> Pool<T> {
         self.shared.get(key, make)
     }
 
-    /// Makes a new item, regardless of idle items and of the limit; it is dropped when it comes back. For comparing a
-    /// used item with one that has never been used.
+    /// Makes a new item for comparisons, regardless of idle items and of the limit. It is dropped
+    /// when it comes back.
     ///
     /// # Errors
     /// What `make` returns.
@@ -124,8 +124,8 @@ impl<T: Recycle> Pool<T> {
         self.shared.create(None, true, |_| make())
     }
 
-    /// Trims items that have been idle for `ticks` calls of this method or more, so that a quiet pool
-    /// gives its memory back. Call it from a timer. Returns how many were trimmed.
+    /// Trims items that have been idle for `ticks` calls of this method or more, for a timer. So a
+    /// quiet pool gives its memory back. Returns how many were trimmed.
     pub fn trim_idle(&self, ticks: u64) -> usize {
         self.shared.trim_idle(ticks)
     }
@@ -217,7 +217,7 @@ impl<T: Recycle> Shared<T> {
     ) -> Result<Lease<'_, T>, PoolError<E>> {
         let mut deadline = None;
         loop {
-            // Read before the look, and compared after it: an item may be out to be trimmed meanwhile.
+            // Compared after the look, because an item may be out to be trimmed.
             let trims_ended = self.trims.ended();
             if let Some(idle) = self.steal(|shard| shard.take(key, || self.gate.signal())) {
                 if idle.generation == fork::generation() {
@@ -342,8 +342,8 @@ impl<T: Recycle> Shared<T> {
         }
     }
 
-    /// Enters an item's new size into the accounts and trims it when the budget is passed; `false` when
-    /// trimming failed and the item must go.
+    /// Enters an item's new size into the accounts and trims it when the budget is passed; `false`
+    /// when trimming failed and the item must go.
     #[cold]
     pub(crate) fn account(&self, idle: &mut Idle<T>, now: usize) -> bool {
         if self.resize(idle, now) <= self.limits.resident_bytes {
@@ -397,8 +397,8 @@ impl<T: Recycle> Shared<T> {
         (0..self.shards.len()).map(|at| self.trim_where(at, is_old).0).sum()
     }
 
-    /// Trims the idle items of a shard for which `wanted` holds, one at a time, so that the others can be handed out
-    /// meanwhile. Returns how many, and how many bytes they had.
+    /// Trims the idle items of a shard for which `wanted` holds, one at a time, so that the others
+    /// can be handed out. Returns how many, and how many bytes they had.
     fn trim_where(&self, at: usize, mut wanted: impl FnMut(&Idle<T>) -> bool) -> (usize, usize) {
         let mut found = Vec::new();
         self.shard(at).for_each(|idle| {
@@ -427,7 +427,7 @@ impl<T: Recycle> Shared<T> {
         (count, bytes)
     }
 
-    /// Drops items. If the code of one panics, the others are dropped all the same, and the first panic is passed on.
+    /// Drops all items, also if the code of one panics, and passes the first panic on.
     fn discard_all(&self, items: Vec<Box<Idle<T>>>) {
         let mut first = None;
         for idle in items {

@@ -1,11 +1,11 @@
 //! Memory pressure: the share of time for which tasks wait for memory, and the memory that is left.
 //!
-//! A group at its limit, without swap, is killed after a few milliseconds of waiting. So the time alone comes too
-//! late there, and the memory that is left counts as well.
+//! A group at its limit, without swap, is killed after a few milliseconds of waiting. So the time
+//! alone comes too late there, and the memory that is left counts as well.
 //!
-//! Promises: a look reads some small files. A share of time is that since the look before, so it falls as soon as the
-//! pressure does. Where the kernel reports neither, there is no pressure.
-//! May break it: memory that grows from [`NEAR_PART`] to the end within [`LOOK_INTERVAL`].
+//! Promises: a look reads some small files. A share of time is that since the look before, so it
+//! falls as soon as the pressure does. Where the kernel reports neither, there is no pressure. May
+//! break it: memory that grows from [`NEAR_PART`] to the end within [`LOOK_INTERVAL`].
 
 use std::time::{Duration, Instant};
 
@@ -38,15 +38,16 @@ impl PressureGauge {
         if near { NEAR_INTERVAL } else { LOOK_INTERVAL }
     }
 
-    /// Looks. Returns whether some task waited for memory in at least `limit` percent of the time, or memory is scarce.
+    /// Looks. Returns whether some task waited for memory in at least `limit` percent of the time,
+    /// or memory is scarce.
     pub(crate) fn is_high(&mut self, limit: u32) -> bool {
         let room = std::mem::replace(&mut self.room, host::memory_room());
         let scarce = self.room.is_some_and(|now| is_scarce(room, now));
         self.percent().is_some_and(|percent| percent >= limit) || scarce
     }
 
-    /// The percentage of the time since it was returned last; `None` before [`LOOK_INTERVAL`] has passed, and where it
-    /// is not known.
+    /// The percentage of the time since it was returned last; `None` before [`LOOK_INTERVAL`] has
+    /// passed, and where it is not known.
     fn percent(&mut self) -> Option<u32> {
         let Some((since, before)) = self.stalls else {
             self.stalls = stalls();
@@ -71,7 +72,8 @@ fn share(time: Duration, stalled: Duration) -> Option<u32> {
     Some(u32::try_from(percent.min(100)).unwrap_or(100))
 }
 
-/// Whether less than a part of the memory is left, or would be after two more intervals like the last.
+/// Whether less than a part of the memory is left, or would be after two more intervals like the
+/// last.
 fn is_scarce(before: Option<MemoryRoom>, now: MemoryRoom) -> bool {
     let used = before.filter(|before| before.total == now.total);
     let used = used.map_or(0, |before| before.left.saturating_sub(now.left));

@@ -1,13 +1,13 @@
 //! One thread's share of the idle items in a pool.
 //!
-//! The item that came back last sits in a single atomic place: the common case, one thread that takes an item and
-//! brings it back, is one swap each way. The others are kept by key behind a lock, most recently returned last, so
-//! that the warmest is leased first.
+//! The item that came back last sits in a single atomic place: the common case, one thread that
+//! takes an item and brings it back, is one swap each way. The others are kept by key behind a
+//! lock, most recently returned last, so that the warmest is leased first.
 //!
-//! Memory ordering: an item is read only after the swap that took it out, which acquires what the swap that put it
-//! there released. A relaxed load only decides whether to swap: it may miss an item, and the caller then looks
-//! elsewhere. A thread that is about to wait must not miss one, so [`Shard::is_empty`] and the stores of
-//! [`Shard::put`] are `SeqCst` (see [`crate::gate`]).
+//! Memory ordering: an item is read only after the swap that took it out, which acquires what the
+//! swap that put it there released. A relaxed load only decides whether to swap: it may miss an
+//! item, and the caller then looks elsewhere. A thread that is about to wait must not miss one, so
+//! [`Shard::is_empty`] and the stores of [`Shard::put`] are `SeqCst` (see [`crate::gate`]).
 
 use afresh_sys::planted::{Bug, is};
 
@@ -65,7 +65,8 @@ impl<T> Shard<T> {
             return None;
         }
         let last = self.last.swap(std::ptr::null_mut(), Ordering::Acquire);
-        // SAFETY: a non-null pointer came from `Box::into_raw` in `put`, and the swap gave it to us alone.
+        // SAFETY: a non-null pointer came from `Box::into_raw` in `put`, and the swap gave it to us
+        // alone.
         (!last.is_null()).then(|| unsafe { Box::from_raw(last) })
     }
 
@@ -75,8 +76,8 @@ impl<T> Shard<T> {
 }
 
 impl<T: Recycle> Shard<T> {
-    /// Takes the warmest item of `key`. `returned` is called if an item of another key was out for a moment: a thread
-    /// that looked for it then may have missed it.
+    /// Takes the warmest item of `key`. `returned` is called if an item of another key was out for
+    /// a moment: a thread that looked for it then may have missed it.
     #[inline]
     pub(crate) fn take(&self, key: usize, returned: impl FnOnce()) -> Option<Box<Idle<T>>> {
         match self.take_last() {
@@ -160,8 +161,8 @@ impl<T: Recycle> Shard<T> {
         taken
     }
 
-    /// Takes the item at an address that [`Shard::for_each`] gave out, unless it was used since. Another one may have
-    /// the address by then.
+    /// Takes the item at an address that [`Shard::for_each`] gave out, unless it was used since.
+    /// Another one may have the address by then.
     pub(crate) fn take_at(&self, address: usize) -> Option<Box<Idle<T>>> {
         let mut buckets = self.buckets();
         buckets.iter_mut().find_map(|bucket| {

@@ -32,9 +32,9 @@ impl From<ResetReport> for ResetCost {
 /// The costs of the resets in a pool, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResetStats {
-    /// The number of resets for each bound in [`ResetStats::BOUNDS`]: those that copied at most that
-    /// many pages back, and more than the previous bound; the last one counts resets above every
-    /// bound.
+    /// The number of resets for each bound in [`ResetStats::BOUNDS`]: those that copied at most
+    /// that many pages back, and more than the previous bound; the last one counts resets above
+    /// every bound.
     pub by_pages: [u64; ResetStats::BOUNDS.len() + 1],
     /// Pages, over all.
     pub pages: u64,

@@ -1,7 +1,7 @@
 //! Counts of idle items that are out of their pool to be trimmed.
 //!
-//! Promises: a thread that finds no idle item learns whether one may have been out while it looked. In a child of a
-//! fork the trims of its parent, whose threads do not run there, count for nothing.
+//! Promises: a thread that finds no idle item learns whether one may have been out while it looked.
+//! In a child of a fork the trims of its parent, whose threads do not run there, count for nothing.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -11,7 +11,8 @@ use crate::gate::Gate;
 
 /// The trims of a pool.
 pub(crate) struct Trims {
-    /// The generation of the process that trims, and in the lower half the number of items that may be out.
+    /// The generation of the process that trims, and in the lower half the number of items that may
+    /// be out.
     ongoing: AtomicU64,
     /// Trims that have ended, before they are counted off `ongoing`.
     ended: AtomicUsize,

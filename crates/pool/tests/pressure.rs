@@ -1,4 +1,5 @@
-//! Idle pools under a control group's limit: they give memory back before the kernel ends the process.
+//! Idle pools under a control group's limit: they give memory back before the kernel ends the
+//! process.
 #![cfg(not(miri))]
 
 use std::fs;
@@ -74,7 +75,8 @@ impl Drop for Group {
     }
 }
 
-/// In the child: fills a pool with idle slots, and takes memory until the limit is exceeded without their help.
+/// In the child: fills a pool with idle slots, and takes memory until the limit is exceeded without
+/// their help.
 fn grow_beside_idle_pools(relief: bool) {
     let pages = IDLE / SLOTS / PAGE_SIZE;
     let mut builder = ImageBuilder::new(pages);

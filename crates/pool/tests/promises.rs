@@ -224,7 +224,8 @@ fn a_child_of_a_fork_is_handed_nothing_that_its_parent_made() {
     let leases: Vec<_> = (0..3).map(|key| pool.get(key, item(key)).unwrap()).collect();
     drop(leases);
     let held = pool.get(9, item(9)).unwrap();
-    // SAFETY: the child uses this pool, which no other thread has, and the allocator; it ends without destructors.
+    // SAFETY: the child uses this pool, which no other thread has, and the allocator; it ends
+    // without destructors.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: ends a child that hangs.

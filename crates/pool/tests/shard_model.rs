@@ -1,6 +1,7 @@
-//! The idle items of a pool and the threads that wait for one, under every interleaving and the weak memory of the
-//! model (loom): an item has one owner at any time, its owner sees what the last one wrote, and no thread waits while
-//! an item is idle. A missed wake-up is a deadlock, which loom reports.
+//! The idle items of a pool and the threads that wait for one, under every interleaving and the
+//! weak memory of the model (loom): an item has one owner at any time, its owner sees what the last
+//! one wrote, and no thread waits while an item is idle. A missed wake-up is a deadlock, which loom
+//! reports.
 #![cfg(not(miri))]
 // The modules are compiled a second time here, and the model does not use all of them.
 #![allow(dead_code, unreachable_pub, missing_docs)]

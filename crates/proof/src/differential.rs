@@ -1,8 +1,9 @@
-//! One random module after the other, on every kind of instance that a warm guest can have, against a
-//! new instance of plain wasmtime with the same history.
+//! One random module after the other, on every kind of instance that a warm guest can have, against
+//! a new instance of plain wasmtime with the same history.
 //!
-//! A history is: instantiation, the warm-up's calls, and one list of calls that ends with `look`. On the
-//! other side the same list runs on instances that were spoilt before in all manners, and reset.
+//! A history is: instantiation, the warm-up's calls, and one list of calls that ends with `look`.
+//! On the other side the same list runs on instances that were spoilt before in all manners, and
+//! reset.
 
 use afresh_memory::{Features as HostFeatures, HostAccess, Strategy};
 use afresh_wasm::wasmtime::{Engine as Plainly, Val};
@@ -155,7 +156,8 @@ impl Bench {
         let mut warm_up = Vec::new();
         let mut cleared = false;
         let features = features(seed);
-        // Without a warm-up, a module whose constant objects the host changes can run in fresh mode.
+        // Without a warm-up, a module whose constant objects the host changes can run in fresh
+        // mode.
         let warms = !features.kept || random.one_in(2);
         if let Some(mut plain) = reference.start().ok().filter(|_| warms) {
             for (name, arguments) in calls(&mut random, 5) {
@@ -164,7 +166,8 @@ impl Bench {
                 }
                 warm_up.push((name, arguments));
             }
-            // Otherwise it may leave state that no other instance can hold, and only then may that be refused.
+            // Otherwise it may leave state that no other instance can hold, and only then may that
+            // be refused.
             if !random.one_in(8) {
                 cleared = true;
                 warm_up.push(("clear".to_owned(), Vec::new()));
@@ -242,7 +245,8 @@ impl Bench {
         let mut lease = warm.lease().context("a lease to fork")?;
         self.run(&mut lease, &spoil);
         let frozen = match lease.freeze() {
-            // Its present state may be one that no other instance can hold; it is not after clearing.
+            // Its present state may be one that no other instance can hold; it is not after
+            // clearing.
             Err(FreezeError::State(_)) => {
                 self.seen.refused += 1;
                 spoil.push(("clear".to_owned(), Vec::new()));

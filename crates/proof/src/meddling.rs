@@ -1,7 +1,8 @@
 //! Host functions that change guest state and the store they are called in, as an embedder's may.
 //!
-//! `touch`, `change` and `alter` do the same in every store, so that histories with them can be compared. `meddle`
-//! spoils what belongs to a store and its lease: epochs, fuel and the embedder's own state.
+//! `touch`, `change` and `alter` do the same in every store, so that histories with them can be
+//! compared. `meddle` spoils what belongs to a store and its lease: epochs, fuel and the embedder's
+//! own state.
 //!
 //! They reach exports by the names of [`memory`], [`table`] and [`GLOBAL`].
 
@@ -42,7 +43,8 @@ impl Meddler for Host {
     }
 }
 
-/// The embedder's state of a lease: a limiter that refuses all growth once a host function spoilt it.
+/// The embedder's state of a lease: a limiter that refuses all growth once a host function spoilt
+/// it.
 #[derive(Debug, Default)]
 struct Refusing(bool);
 
@@ -136,7 +138,8 @@ fn alter<T: 'static>(
     }
 }
 
-/// Takes the fuel and the epoch callback of the store, lets its deadline pass, and spoils the embedder's state.
+/// Takes the fuel and the epoch callback of the store, lets its deadline pass, and spoils the
+/// embedder's state.
 fn meddle<T: Meddler>(mut caller: Caller<'_, T>) {
     caller.data_mut().spoil();
     let mut store = caller.as_context_mut();

@@ -1,13 +1,14 @@
 //! The WebAssembly specification's tests through warm guests.
 //!
-//! Every self-contained module of the suite is instantiated in plain wasmtime, and the steps of its file run there
-//! first: that gives the outcome of each call, checked against the file. Then the whole list of calls runs through a
-//! warm guest, once for each kind of instance, and each outcome must be the same, bit for bit: on the first instance,
-//! on recycled ones, on one made from the warm state, and on one that was thawed; in reset mode and in fresh mode.
+//! Every self-contained module of the suite is instantiated in plain wasmtime, and the steps of its
+//! file run there first: that gives the outcome of each call, checked against the file. Then the
+//! whole list of calls runs through a warm guest, once for each kind of instance, and each outcome
+//! must be the same, bit for bit: on the first instance, on recycled ones, on one made from the
+//! warm state, and on one that was thawed; in reset mode and in fresh mode.
 //!
-//! Left out, and counted with the reason: modules that import from other modules, or items that only a store can
-//! define; calls that pass host objects, which a lease cannot make; steps where plain wasmtime itself differs from
-//! the file.
+//! Left out, and counted with the reason: modules that import from other modules, or items that
+//! only a store can define; calls that pass host objects, which a lease cannot make; steps where
+//! plain wasmtime itself differs from the file.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -480,8 +481,8 @@ fn v128_fits(wanted: &V128Pattern, bits: u128) -> bool {
     }
 }
 
-/// Whether a value of plain wasmtime fits the file's expectation. Numbers exactly; references by nullness and
-/// hierarchy.
+/// Whether a value of plain wasmtime fits the file's expectation. Numbers exactly; references by
+/// nullness and hierarchy.
 fn fits(store: &Store<()>, wanted: &WastRetCore<'_>, value: &Val) -> bool {
     match (wanted, value) {
         (WastRetCore::I32(v), Val::I32(x)) => v == x,

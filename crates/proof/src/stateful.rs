@@ -1,11 +1,12 @@
-//! Random modules made of little but state: state machines over memories, globals, tables, segments, GC
-//! objects and exceptions, with operands that are mostly in bounds.
+//! Random modules made of little but state: state machines over memories, globals, tables,
+//! segments, GC objects and exceptions, with operands that are mostly in bounds.
 //!
-//! Each module exports `f0` to `f5` and `machine`, all `(param i32 i32) (result i64)`, which change and
-//! read state, and `look`, which folds everything that can be seen from inside into one number: every
-//! byte of every memory, every global, every element of every table. `clear` sets every reference to an
-//! object to null, so that the state can be kept. `spoil` has the host spoil what belongs to the store
-//! ([`meddling`]). Loops are bounded, and calls go only to functions made before, so that every call ends.
+//! Each module exports `f0` to `f5` and `machine`, all `(param i32 i32) (result i64)`, which change
+//! and read state, and `look`, which folds everything that can be seen from inside into one number:
+//! every byte of every memory, every global, every element of every table. `clear` sets every
+//! reference to an object to null, so that the state can be kept. `spoil` has the host spoil what
+//! belongs to the store ([`meddling`]). Loops are bounded, and calls go only to functions made
+//! before, so that every call ends.
 
 mod shape;
 
@@ -92,7 +93,8 @@ pub fn module(random: &mut Random, features: Features) -> String {
 
 const LOCALS: &str = "(type $step) (local $acc i64) (local $n i32) (local $a (ref null $array))";
 
-/// The export of something under a name, in half of the modules: host functions reach what is exported.
+/// The export of something under a name, in half of the modules: host functions reach what is
+/// exported.
 fn exported(random: &mut Random, name: &str) -> String {
     if random.one_in(2) { format!("(export \"{name}\")") } else { String::new() }
 }

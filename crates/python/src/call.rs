@@ -1,10 +1,12 @@
 //! The state of one guest call: its output, its tools, its limits, and the ways to end it.
 //!
-//! It is host state of the lease ([`Host::state`]), so none of it outlives a call. The guest's imports run on its
-//! thread. Python's lock is taken for a tool, for streamed output, and to check signals.
+//! It is host state of the lease ([`Host::state`]), so none of it outlives a call. The guest's
+//! imports run on its thread. Python's lock is taken for a tool, for streamed output, and to check
+//! signals.
 //!
-//! Signals are looked at on the main thread only, where Python handles them, every tick of 5 ms. Where other threads
-//! are busy in Python, taking the lock may take a whole tick, so signals are checked less often then.
+//! Signals are looked at on the main thread only, where Python handles them, every tick of 5 ms.
+//! Where other threads are busy in Python, taking the lock may take a whole tick, so signals are
+//! checked less often then.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +26,8 @@ use crate::pending::Pending;
 use crate::text::Utf8Decoder;
 use crate::{objects, value};
 
-/// Maximum time of a slice of background work. The program itself ends it after a twentieth of that.
+/// Maximum time of a slice of background work. The program itself ends it after a twentieth of
+/// that.
 const MAX_SLICE: Duration = Duration::from_secs(1);
 
 /// Ends calls from elsewhere: once set it stays so.
@@ -50,13 +53,14 @@ impl Stop {
         self.0.stopped.load(Ordering::Acquire)
     }
 
-    /// Whether the call is in Python code (a tool, or a handler of a signal), which may itself be waiting for the end
-    /// of the call.
+    /// Whether the call is in Python code (a tool, or a handler of a signal), which may itself be
+    /// waiting for the end of the call.
     pub(crate) fn is_in_tool(&self) -> bool {
         self.0.in_tool.load(Ordering::Acquire)
     }
 
-    /// Marks the call as in Python code until the guard is dropped. Python code of a tool contains that of a handler.
+    /// Marks the call as in Python code until the guard is dropped. Python code of a tool contains
+    /// that of a handler.
     fn enter_tool(&self) -> impl Drop + use<> {
         struct Entered {
             flags: Arc<Flags>,
@@ -134,7 +138,8 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// Maximum exceptions kept: each holds its traceback, and all objects that are reachable from there.
+    /// Maximum exceptions kept: each holds its traceback, and all objects that are reachable from
+    /// there.
     const MAX: usize = 16;
 
     fn add(&mut self, error: PyErr) {
@@ -184,7 +189,8 @@ impl Signals {
         Self { mine: exit::is_main_thread(), next: None }
     }
 
-    /// Runs the handlers of signals that have arrived. They may close the session of the call, which has this flag.
+    /// Runs the handlers of signals that have arrived. They may close the session of the call,
+    /// which has this flag.
     fn look(&mut self, session: &Stop) -> PyResult<()> {
         let now = Instant::now();
         if !self.mine || self.next.is_some_and(|next| now < next) {
@@ -225,7 +231,8 @@ impl CallState {
         Self { commands: Some(commands), ..self }
     }
 
-    /// A slice of background work, which ends by itself in time unless the program keeps it from that.
+    /// A slice of background work, which ends by itself in time unless the program keeps it from
+    /// that.
     pub(crate) fn slice(stops: [Stop; 2], commands: Commands) -> Self {
         Self {
             stops,

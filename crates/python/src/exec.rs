@@ -1,7 +1,7 @@
 //! One run of a Linux program, from its start to its end: `afresh exec` from Python.
 //!
-//! The program runs on a separate thread. The caller's waits, passes output on, and looks at signals, so that an
-//! interruption, a time limit and the end of the interpreter end the run.
+//! The program runs on a separate thread. The caller's waits, passes output on, and looks at
+//! signals, so that an interruption, a time limit and the end of the interpreter end the run.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -130,7 +130,8 @@ fn input(bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// The exit status (negative for a signal), standard output, standard error, and whether output was dropped.
+/// The exit status (negative for a signal), standard output, standard error, and whether output was
+/// dropped.
 type RunResult<'py> = (i32, Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool);
 
 /// Runs a program of the host once.
@@ -244,7 +245,8 @@ impl Run {
         })
     }
 
-    /// Passes new output on. While the program `runs`, a callback on an event loop that is behind is waited for.
+    /// Passes new output on. While the program `runs`, a callback on an event loop that is behind
+    /// is waited for.
     fn deliver(&mut self, py: Python<'_>, runs: bool) -> PyResult<()> {
         let Some(on_output) = &self.on_output else { return Ok(()) };
         let news = std::mem::take(&mut self.shared.lock().news);

@@ -1,13 +1,14 @@
 //! The end of the interpreter, while daemon threads still run guests.
 //!
-//! A thread that takes Python's lock after finalization has begun is ended by CPython with `pthread_exit`, also in a
-//! callback or a tool that this library called: that unwinds its frames, and aborts the process. (Where PyO3 takes the
-//! lock, it lets the thread hang.) So a hook of `atexit`, which runs before finalization, ends every call and waits for
-//! it. Its thread then parks instead of returning to Python.
+//! A thread that takes Python's lock after finalization has begun is ended by CPython with
+//! `pthread_exit`, also in a callback or a tool that this library called: that unwinds its frames,
+//! and aborts the process. (Where PyO3 takes the lock, it lets the thread hang.) So a hook of
+//! `atexit`, which runs before finalization, ends every call and waits for it. Its thread then
+//! parks instead of returning to Python.
 //!
-//! Promises: no thread that ran a guest returns to Python once the hook has begun. The hook returns while a call is
-//! under way only after [`CALLS_TIMEOUT`].
-//! May break it: a tool without a time limit, on a thread that `atexit` does not wait for and that is not a daemon.
+//! Promises: no thread that ran a guest returns to Python once the hook has begun. The hook returns
+//! while a call is under way only after [`CALLS_TIMEOUT`]. May break it: a tool without a time
+//! limit, on a thread that `atexit` does not wait for and that is not a daemon.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -69,7 +70,8 @@ fn release(count: usize) {
     });
 }
 
-/// Runs `work`, which may release Python's lock and take it again, as one call that the hook waits for.
+/// Runs `work`, which may release Python's lock and take it again, as one call that the hook waits
+/// for.
 pub(crate) fn hold<R>(py: Python<'_>, work: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
     // Until the lock is held again: the hook does not return before.
     let running = Running::begin(py)?;
@@ -95,7 +97,8 @@ pub(crate) fn detach<R: Send>(
     })
 }
 
-/// Keeps a thread other than the main one from returning to Python. The hook waits for its calls no longer.
+/// Keeps a thread other than the main one from returning to Python. The hook waits for its calls no
+/// longer.
 pub(crate) fn park_if_exiting() {
     if has_begun() && !is_main_thread() {
         park();

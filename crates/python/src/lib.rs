@@ -1,7 +1,9 @@
-//! The native half of the Python package `afresh`: guests, sessions, commands, and the host side of interpreters.
+//! The native half of the Python package `afresh`: guests, sessions, commands, and the host side of
+//! interpreters.
 //!
-//! Promises: no call of a guest holds Python's lock; one evaluation crosses between the languages once; values from a
-//! guest are checked before they are converted. May break it: tools, which are code of the caller and hold the lock.
+//! Promises: no call of a guest holds Python's lock; one evaluation crosses between the languages
+//! once; values from a guest are checked before they are converted. May break it: tools, which are
+//! code of the caller and hold the lock.
 
 mod call;
 mod error;

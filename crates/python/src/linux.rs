@@ -1,7 +1,8 @@
 //! Sandboxes of Linux programs: their commands, their background work, and connections into them.
 //!
-//! A sandbox runs only within these functions and within calls. Each lets it run for a slice of time at most, and takes
-//! Python's lock between two slices, so that callbacks, signals and time limits are those of Python code.
+//! A sandbox runs only within these functions and within calls. Each lets it run for a slice of
+//! time at most, and takes Python's lock between two slices, so that callbacks, signals and time
+//! limits are those of Python code.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +20,8 @@ const MAX_WAIT: Duration = Duration::from_millis(50);
 /// Time between two looks at what may end a wait.
 const TICK: Duration = Duration::from_millis(5);
 
-/// The output of a command since the last time: standard output, standard error, whether some was dropped, its exit
-/// status if it has ended, and how often the sandbox went to another state.
+/// The output of a command since the last time: standard output, standard error, whether some was
+/// dropped, its exit status if it has ended, and how often the sandbox went to another state.
 type TakenOutput<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool, Option<i32>, u64);
 
 /// Refuses sandboxes that are not of Linux programs.
@@ -103,9 +104,10 @@ fn check_stops(stops: &[Stop]) -> PyResult<()> {
     }
 }
 
-/// Lets background work run for a slice of time, once its next event is due, or waits `wait` seconds without one.
-/// Returns whether something may still happen by itself. `moved` is whether bytes of a connection have passed since the
-/// last slice, so that a program may run though no event is due.
+/// Lets background work run for a slice of time, once its next event is due, or waits `wait`
+/// seconds without one. Returns whether something may still happen by itself. `moved` is whether
+/// bytes of a connection have passed since the last slice, so that a program may run though no
+/// event is due.
 #[pyfunction]
 #[pyo3(signature = (session, wait, stopper, moved = false))]
 pub(crate) fn drive(
@@ -161,7 +163,8 @@ pub(crate) fn dial(py: Python<'_>, session: &Session, port: u16) -> PyResult<Opt
     Ok(dialed.map(Connection))
 }
 
-/// Passes bytes on, and takes at most `room` bytes: how many were passed on, the bytes, and whether it has ended.
+/// Passes bytes on, and takes at most `room` bytes: how many were passed on, the bytes, and whether
+/// it has ended.
 #[pyfunction]
 pub(crate) fn exchange<'py>(
     py: Python<'py>,

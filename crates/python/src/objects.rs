@@ -1,8 +1,8 @@
 //! Values of guests as Python objects.
 //!
-//! Promises: the objects made of one value keep to a budget, which is charged before they are made. Values that only
-//! have a name (functions, promises), and dates that Python cannot hold, become `afresh.Opaque`. A map or set that
-//! would lose an entry as a dictionary or set becomes a list.
+//! Promises: the objects made of one value keep to a budget, which is charged before they are made.
+//! Values that only have a name (functions, promises), and dates that Python cannot hold, become
+//! `afresh.Opaque`. A map or set that would lose an entry as a dictionary or set becomes a list.
 //! May break it: an interpreter whose objects are larger than [`PythonBuilder::COSTS`] says.
 
 use std::collections::HashMap;
@@ -44,8 +44,8 @@ pub(crate) fn marshal_error(py: Python<'_>, error: PyErr) -> PyErr {
 /// Reads the values that a guest sent.
 pub(crate) type Values<'py, 'b> = ObjectReader<'b, PythonBuilder<'py>>;
 
-/// A reader of `from` that makes at most `limit` bytes of objects. With `exact`, `undefined` is the package's
-/// `UNDEFINED`; otherwise it is `None`.
+/// A reader of `from` that makes at most `limit` bytes of objects. With `exact`, `undefined` is the
+/// package's `UNDEFINED`; otherwise it is `None`.
 pub(crate) fn reader<'py, 'b>(
     py: Python<'py>,
     from: Decoder<'b>,
@@ -66,7 +66,8 @@ pub(crate) struct PythonBuilder<'py> {
 pub(crate) struct PythonMap<'py> {
     dict: Bound<'py, PyDict>,
     hashes: KeyHashes,
-    /// The keys that are not in the dictionary as they were given, each with the number of its entry.
+    /// The keys that are not in the dictionary as they were given, each with the number of its
+    /// entry.
     converted: Vec<(usize, Bound<'py, PyAny>)>,
 }
 
@@ -253,10 +254,11 @@ impl<'py> ObjectBuilder for PythonBuilder<'py> {
     }
 }
 
-/// The hashes of the keys of one dictionary or set, but for those of text, which Python keys with a secret.
+/// The hashes of the keys of one dictionary or set, but for those of text, which Python keys with a
+/// secret.
 ///
-/// Python compares a new key with every earlier one of the same hash. A guest can choose numbers and tuples of equal
-/// hashes, and 16 MiB of them would take hours.
+/// Python compares a new key with every earlier one of the same hash. A guest can choose numbers
+/// and tuples of equal hashes, and 16 MiB of them would take hours.
 #[derive(Default)]
 struct KeyHashes(HashMap<isize, u32>);
 
@@ -277,8 +279,8 @@ impl KeyHashes {
     }
 }
 
-/// The key that stands for a value in a dictionary or set: lists become tuples and sets frozen sets, at any depth.
-/// The value has no dictionary in it.
+/// The key that stands for a value in a dictionary or set: lists become tuples and sets frozen
+/// sets, at any depth. The value has no dictionary in it.
 fn hashable(key: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
     let py = key.py();
     let parts: Vec<_> = if let Ok(list) = key.cast::<PyList>() {

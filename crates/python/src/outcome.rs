@@ -62,8 +62,9 @@ pub(crate) struct Outcome {
     us: f64,
 }
 
-/// Makes one call of a guest with everything that belongs to it. The error is for the session to know of. `counts` is
-/// whether the pages that differ afterwards are counted, which takes a comparison of all written pages.
+/// Makes one call of a guest with everything that belongs to it. The error is for the session to
+/// know of. `counts` is whether the pages that differ afterwards are counted, which takes a
+/// comparison of all written pages.
 pub(crate) fn evaluate(
     lease: &mut Lease<'_>,
     handler: &Function,
@@ -132,8 +133,9 @@ impl Outcome {
         }
     }
 
-    /// As the Python half takes it: `(value, text, error, stdout, stderr, truncated, dirty pages, microseconds)`,
-    /// where `error` is an exception, or the program's own: `(name, message, stack, cause)`.
+    /// As the Python half takes it:
+    /// `(value, text, error, stdout, stderr, truncated, dirty pages, microseconds)`, where `error`
+    /// is an exception, or the program's own: `(name, message, stack, cause)`.
     ///
     /// # Errors
     /// What no program may catch, and answers that cannot be read.

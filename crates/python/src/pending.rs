@@ -1,9 +1,10 @@
 //! A result that another thread will produce, for which a call waits under its limits.
 //!
-//! Tools run on threads and event loops of Python. A guest's thread waits for them here, without Python's lock.
+//! Tools run on threads and event loops of Python. A guest's thread waits for them here, without
+//! Python's lock.
 //!
-//! Promises: a wait ends with the future, or within a tick of the moment when the call has reached a limit.
-//! May break it: a future whose callbacks are not called.
+//! Promises: a wait ends with the future, or within a tick of the moment when the call has reached
+//! a limit. May break it: a future whose callbacks are not called.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The live guest of a sandbox: calls that continue from one another, and the tree of its states.
 //!
-//! Promises: two calls at the same time are refused by name, never mixed; Python's lock is released during every
-//! session operation.
+//! Promises: two calls at the same time are refused by name, never mixed; Python's lock is released
+//! during every session operation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
@@ -154,8 +154,8 @@ impl Session {
         self.dispatch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops the live guest of a session that was closed, unless another thread uses it: that thread does then.
-    /// Returns whether it was dropped.
+    /// Drops the live guest of a session that was closed, unless another thread uses it: that
+    /// thread does then. Returns whether it was dropped.
     fn drop_closed(&self) -> bool {
         if !self.closing.load(Ordering::Acquire) {
             return false;
@@ -480,7 +480,8 @@ impl Session {
         })
     }
 
-    /// The kind of a file (`file`, `directory`, `link` or `other`), its size and its mode; `None` where no file exists.
+    /// The kind of a file (`file`, `directory`, `link` or `other`), its size and its mode; `None`
+    /// where no file exists.
     fn stat_file(&self, py: Python<'_>, path: &str) -> PyResult<Option<(&'static str, u64, u32)>> {
         use afresh::files::{Kind, Refused::Missing};
         self.with(py, |session| match session.files().and_then(|files| files.stat(path)) {
@@ -505,8 +506,8 @@ impl Session {
         })
     }
 
-    /// Closes the session and stops a call that is under way. Waits for that call, unless it is in a tool or in a
-    /// handler of a signal: that may be the caller.
+    /// Closes the session and stops a call that is under way. Waits for that call, unless it is in
+    /// a tool or in a handler of a signal: that may be the caller.
     fn close(&self, py: Python<'_>) {
         self.closing.store(true, Ordering::Release);
         self.stop.set();

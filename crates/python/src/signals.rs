@@ -1,9 +1,9 @@
 //! Other handlers of the signals that wasmtime uses for traps.
 //!
-//! wasmtime notices traps by SIGILL and its like. Python's own handlers (`faulthandler`, `signal.signal`) pass
-//! nothing on to handlers from before theirs, so one that comes after the engine would turn a guest's trap into the
-//! end of the process. Those that come before receive faults that are not the engine's. wasmtime of other packages
-//! passes on, too.
+//! wasmtime notices traps by SIGILL and its like. Python's own handlers (`faulthandler`,
+//! `signal.signal`) pass nothing on to handlers from before theirs, so one that comes after the
+//! engine would turn a guest's trap into the end of the process. Those that come before receive
+//! faults that are not the engine's. wasmtime of other packages passes on, too.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -22,11 +22,12 @@ const SIGNALS: [(libc::c_int, &str); 4] = [
 /// For each signal, the last handler that was found not to be Python's.
 static CHECKED: [AtomicUsize; SIGNALS.len()] = [const { AtomicUsize::new(0) }; SIGNALS.len()];
 
-/// Refuses to run a guest whose traps and faults would reach a Python handler: it would end the process, or return to
-/// the faulting instruction without end.
+/// Refuses to run a guest whose traps and faults would reach a Python handler: it would end the
+/// process, or return to the faulting instruction without end.
 pub(crate) fn check() -> PyResult<()> {
     for ((signal, name), checked) in SIGNALS.iter().zip(&CHECKED) {
-        // SAFETY: all zeroes are a valid value of the plain structure, and the call only fills it in.
+        // SAFETY: all zeroes are a valid value of the plain structure, and the call only fills it
+        // in.
         let handler = unsafe {
             let mut now: libc::sigaction = std::mem::zeroed();
             if libc::sigaction(*signal, std::ptr::null(), &raw mut now) != 0 {

@@ -1,5 +1,5 @@
-//! Python's values as CBOR for guests: the host side of the format that the guests' `wire.rs` describes.
-//! `objects.rs` reads it.
+//! Python's values as CBOR for guests: the host side of the format that the guests' `wire.rs`
+//! describes. `objects.rs` reads it.
 
 use afresh_interpreter::tag::{
     COMPLEX, DAY, DECIMAL, MAX_DEPTH, NEGATIVE, POSITIVE, SET, TIMESTAMP, UUID,
@@ -97,7 +97,8 @@ fn write_other(
         return Ok(());
     }
     if value.is_instance(DAY_TYPE.get(py)?)? {
-        // As text, which shows whether a time has a zone: one without is the guest's local time, not the host's.
+        // As text, which shows whether a time has a zone: one without is the guest's local time,
+        // not the host's.
         let tag = if value.is_instance(DATETIME.get(py)?)? { TIMESTAMP } else { DAY };
         let text: String = value.call_method0("isoformat")?.extract()?;
         out.tag(tag).map_err(infallible)?.str(&text).map_err(infallible)?;
@@ -126,7 +127,8 @@ fn write_other(
         out.tag(UUID).map_err(infallible)?.bytes(bytes).map_err(infallible)?;
         return Ok(());
     }
-    // Objects with a method that returns a plain form: data classes, models, arrays, and mappings of any kind.
+    // Objects with a method that returns a plain form: data classes, models, arrays, and mappings
+    // of any kind.
     for method in ["model_dump", "tolist"] {
         if let Some(plain) = value.getattr_opt(method)?
             && !value.is_instance_of::<PyType>()

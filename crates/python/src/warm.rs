@@ -38,9 +38,10 @@ pub(crate) fn limits(
 
 #[pymethods]
 impl Warm {
-    /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up. `below` are the files that it
-    /// finds, or those that a snapshot needs; `env` is the environment. `linux` has the grants of a Linux program that is
-    /// a snapshot. `precompiled` is the folder of guests compiled in advance; `portable` fills the cache for such a folder.
+    /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up. `below`
+    /// are the files that it finds, or those that a snapshot needs; `env` is the environment.
+    /// `linux` has the grants of a Linux program that is a snapshot. `precompiled` is the folder of
+    /// guests compiled in advance; `portable` fills the cache for such a folder.
     #[staticmethod]
     #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, result, stack, below, env, linux, precompiled, portable))]
     #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
@@ -66,7 +67,8 @@ impl Warm {
         wasm_options.wasi.env = env;
         let mut options = Options::new().wasm(wasm_options);
         match (files::tree(&below)?, &wasm) {
-            // Sandboxes of an interpreter of this package have files, with nothing below them by default.
+            // Sandboxes of an interpreter of this package have files, with nothing below them by
+            // default.
             (None, Some(_)) => {
                 options = options.files(afresh::files::Tree::new(afresh::files::Budget::default()));
             }
@@ -115,8 +117,9 @@ impl Warm {
         Ok(Self { guest, interpreter, setup: Setup::new(limits, &[]) })
     }
 
-    /// Opens a Linux program of the host, or of an image, that evaluates code in a language, and runs `setups` in it.
-    /// `limits` are those of calls from the warm state: seconds, and the bytes of output and of a result.
+    /// Opens a Linux program of the host, or of an image, that evaluates code in a language, and
+    /// runs `setups` in it. `limits` are those of calls from the warm state: seconds, and the bytes
+    /// of output and of a result.
     #[staticmethod]
     fn program(
         py: Python<'_>,
@@ -247,7 +250,8 @@ impl Warm {
         let least =
             form.map(|form| Call::bytes(form.function(), self.setup.minimal_request(form, linux)));
         let saved = exit::detach(py, || {
-            // Pages that every evaluation touches are read first when the snapshot is opened, and not one by one.
+            // Pages that every evaluation touches are read first when the snapshot is opened, and
+            // not one by one.
             let recorded = least.map(|call| self.guest.save(&to, &SaveOptions::new().record(call)));
             Ok(match recorded {
                 // A guest that answers nothing now is saved as well.

@@ -1,12 +1,13 @@
 //! Which parts of a module can change, and from where.
 //!
-//! Promises: every part of an instance that a call of a root can change is listed here as changeable or is the
-//! subject of a [`Refusal`]. Memory bytes and memory sizes are left out, as the engine restores every memory whole.
+//! Promises: every part of an instance that a call of a root can change is listed here as
+//! changeable or is the subject of a [`Refusal`]. Memory bytes and memory sizes are left out, as
+//! the engine restores every memory whole.
 //!
 //! The analysis follows direct calls from the roots. Once an indirect call or a call out of the
 //! module is reachable, every function whose address is taken counts as reachable too, and every
-//! exported table and mutable global as written: it does not know what the host does. For the same reason a host
-//! function that can reach an object counts as changing it.
+//! exported table and mutable global as written: it does not know what the host does. For the same
+//! reason a host function that can reach an object counts as changing it.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -22,9 +23,10 @@ pub enum Roots {
     /// Any exported function.
     #[default]
     AllExports,
-    /// Only the exported functions of these names, and those that [the host calls](crate::names::is_hook). No other export may be
-    /// called, not even by a host function that the guest calls: in a module prepared for restoring,
-    /// one that a root cannot reach traps as soon as the state to come back to is saved.
+    /// Only the exported functions of these names, and those that [the host
+    /// calls](crate::names::is_hook). No other export may be called, not even by a host function
+    /// that the guest calls: in a module prepared for restoring, one that a root cannot reach traps
+    /// as soon as the state to come back to is saved.
     Named(Vec<String>),
 }
 
@@ -160,8 +162,8 @@ pub struct Analysis {
     pub functions: u32,
     /// The number of functions that a root can reach.
     pub reachable: u32,
-    /// Whether values that are garbage-collected can occur: references to structs, arrays, exceptions or
-    /// objects of the host.
+    /// Whether values that are garbage-collected can occur: references to structs, arrays,
+    /// exceptions or objects of the host.
     pub collected: bool,
     /// The functions that a root can reach.
     pub(crate) reached: BTreeSet<u32>,
@@ -241,11 +243,12 @@ fn reach(model: &Model<'_>, roots: Vec<u32>) -> BTreeSet<u32> {
     reached
 }
 
-/// The reachable host function that may change objects in place which a reset keeps: it is given some, or can fetch some
-/// by an export. The API of wasmtime lets every host function do so (`StructRef::set_field`, `ArrayRef::set`).
+/// The reachable host function that may change objects in place which a reset keeps: it is given
+/// some, or can fetch some by an export. The API of wasmtime lets every host function do so
+/// (`StructRef::set_field`, `ArrayRef::set`).
 ///
-/// A reset keeps the objects that instantiation made. Those of calls are dropped with the globals and elements that held
-/// them, and a warm state that holds some is refused.
+/// A reset keeps the objects that instantiation made. Those of calls are dropped with the globals
+/// and elements that held them, and a warm state that holds some is refused.
 fn host_writer(model: &Model<'_>, reached: &BTreeSet<u32>) -> Option<u32> {
     if !model.keeps_mutable_objects {
         return None;

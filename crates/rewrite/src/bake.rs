@@ -331,7 +331,8 @@ pub(crate) fn elements(
     Ok(())
 }
 
-/// Maximum segments for one table. One with more holes takes a single segment: engines limit segments to 100,000.
+/// Maximum segments for one table. One with more holes takes a single segment: engines limit
+/// segments to 100,000.
 const MAX_RUNS: usize = 1000;
 
 /// The number of runs of functions in a table.

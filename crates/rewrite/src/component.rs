@@ -3,9 +3,10 @@
 //! Each core module nested in the component, at any depth, loses its movable data segments; all
 //! else stays byte for byte, and so does every index and every type.
 //!
-//! Which memory an engine makes when is not guessed from the text. A second component, the probe, has the same
-//! modules, instances and types, but its code does nothing; each of its memories begins with a unique mark. After
-//! instantiating the probe, a caller reads from each memory which one it is ([`PreparedComponent::marked`]).
+//! Which memory an engine makes when is not guessed from the text. A second component, the probe,
+//! has the same modules, instances and types, but its code does nothing; each of its memories
+//! begins with a unique mark. After instantiating the probe, a caller reads from each memory which
+//! one it is ([`PreparedComponent::marked`]).
 
 use wasm_encoder::{CodeSection, Component, ConstExpr, DataSection, Encode, Function, SectionId};
 use wasmparser::{BinaryReader, DataKind, Parser};
@@ -75,8 +76,8 @@ pub enum PrepareComponentError {
 pub struct NestedModule {
     /// Its memories, by index, imported ones included.
     pub memories: Vec<Memory>,
-    /// Whether an instantiation does more than make the declared items: it runs a start function, or writes data that
-    /// could not be moved.
+    /// Whether an instantiation does more than make the declared items: it runs a start function,
+    /// or writes data that could not be moved.
     pub starts: bool,
     /// The data that left it, in the order it must be written.
     pub segments: Vec<DataSegment>,
@@ -94,8 +95,8 @@ pub struct PreparedComponent {
 }
 
 impl PreparedComponent {
-    /// Which memory of the probe begins with `mark`: the place of its module among the modules, and its index there.
-    /// None for bytes that are not a mark.
+    /// Which memory of the probe begins with `mark`: the place of its module among the modules, and
+    /// its index there. None for bytes that are not a mark.
     #[must_use]
     pub fn marked(&self, mark: [u8; MARK_BYTES]) -> Option<(usize, u32)> {
         let number = u64::from_le_bytes(mark);
@@ -114,7 +115,8 @@ fn mark(module: usize, index: u32) -> [u8; MARK_BYTES] {
 }
 
 impl Memory {
-    /// Whether its memory in the probe is marked: an imported memory is not, nor is one that is too small.
+    /// Whether its memory in the probe is marked: an imported memory is not, nor is one that is too
+    /// small.
     #[must_use]
     pub fn has_mark(&self) -> bool {
         let bytes = u128::from(self.minimum) << self.page_size_log2.min(64);
@@ -167,8 +169,8 @@ impl OpenComponent {
         self.revealed.len()
     }
 
-    /// The state of an instance of core module `module`; `ask` calls the function that the way to it leads to. The
-    /// inner error is the reason why no new instance could start with the state.
+    /// The state of an instance of core module `module`; `ask` calls the function that the way to
+    /// it leads to. The inner error is the reason why no new instance could start with the state.
     ///
     /// # Errors
     /// Those of `ask`.
@@ -291,8 +293,8 @@ fn rewrite_module(model: &Model<'_>) -> Result<(Vec<u8>, NestedModule), AnalyzeE
     Ok((module, NestedModule { memories, starts, segments }))
 }
 
-/// The module with the same imports, exports and types, in which nothing runs and nothing but marks is
-/// written to memory.
+/// The module with the same imports, exports and types, in which nothing runs and nothing but marks
+/// is written to memory.
 fn probe_module(
     model: &Model<'_>,
     module: usize,

@@ -1,14 +1,14 @@
 //! Calls that go through a component's shim, taken into the module that makes them.
 //!
-//! A function that a component imports and that needs the caller's memory cannot be there before the caller is. So
-//! the tools that make components have a first module, the shim, whose functions call through a table, and a last one
-//! that fills the table. Engines look up each shim function for each new instance, which is a tenth of the cost of
-//! such an instance. Here the module that imports such functions gets them as its own functions, over the shim's
-//! table.
+//! A function that a component imports and that needs the caller's memory cannot be there before
+//! the caller is. So the tools that make components have a first module, the shim, whose functions
+//! call through a table, and a last one that fills the table. Engines look up each shim function
+//! for each new instance, which is a tenth of the cost of such an instance. Here the module that
+//! imports such functions gets them as its own functions, over the shim's table.
 //!
-//! Promises: each call arrives where it did, and traps where it did; no index of the component changes, and
-//! code of any other form stays as it is, byte for byte. May break it: a shim of another form, which is
-//! left alone.
+//! Promises: each call arrives where it did, and traps where it did; no index of the component
+//! changes, and code of any other form stays as it is, byte for byte. May break it: a shim of
+//! another form, which is left alone.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -37,8 +37,8 @@ const CANON: u8 = 8;
 const IMPORT: u8 = 10;
 const EXPORT: u8 = 11;
 
-/// Modules with more bytes than this stay as they are: to write them anew takes longer than is gained, for their guests have
-/// more to do.
+/// Modules with more bytes than this stay as they are: to write them anew takes longer than is
+/// gained, for their guests have more to do.
 const MAX_MODULE_SIZE: usize = 1 << 20;
 
 /// The component, with calls through shims made by the modules themselves, where that is possible.
@@ -123,8 +123,8 @@ struct Level<'a> {
     instances: Vec<CoreInstance<'a>>,
     /// The instance and the export that it is, if it is one.
     functions: Vec<Option<(u32, &'a str)>>,
-    /// Whether others can instantiate a module of this component: it is an export, an argument of a component, or
-    /// aliased by an inner component. They would lack the shim.
+    /// Whether others can instantiate a module of this component: it is an export, an argument of a
+    /// component, or aliased by an inner component. They would lack the shim.
     shared: bool,
 }
 
@@ -224,8 +224,8 @@ impl<'a> Level<'a> {
 
     fn plan(&self) -> Plan {
         let mut plan = Plan::default();
-        // A component that takes modules from others or gives them some stays as it is, and so does a module that is there
-        // more than once.
+        // A component that takes modules from others or gives them some stays as it is, and so does
+        // a module that is there more than once.
         let modules: Vec<_> = self.modules.iter().copied().flatten().collect();
         if self.shared || modules.len() < self.modules.len() {
             return plan;
@@ -253,7 +253,8 @@ impl<'a> Level<'a> {
         plan
     }
 
-    /// The module with a shim's functions for its own, and that shim's instance; none where it calls none.
+    /// The module with a shim's functions for its own, and that shim's instance; none where it
+    /// calls none.
     fn absorbed(
         &self,
         wasm: &[u8],

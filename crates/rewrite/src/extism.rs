@@ -1,13 +1,16 @@
-//! Plug-ins of Extism: linked over Extism's kernel, with functions that take and give bytes as any handler here does.
+//! Plug-ins of Extism: linked over Extism's kernel, with functions that take and give bytes as any
+//! handler here does.
 //!
-//! A plug-in exports functions without parameters. Their input and output are in the memory of the kernel, a module
-//! of Extism that the plug-in imports as [`KERNEL`]; it imports host functions by the same name.
+//! A plug-in exports functions without parameters. Their input and output are in the memory of the
+//! kernel, a module of Extism that the plug-in imports as [`KERNEL`]; it imports host functions by
+//! the same name.
 //!
-//! Promises: a function of the whole equals the plug-in under Extism's own library: the kernel is reset, the input is
-//! written there, the function is called, and its answer is the kernel's output. A failure, by a message or by a
-//! status, is reported to the host through [`FAILED`].
+//! Promises: a function of the whole equals the plug-in under Extism's own library: the kernel is
+//! reset, the input is written there, the function is called, and its answer is the kernel's
+//! output. A failure, by a message or by a status, is reported to the host through [`FAILED`].
 //!
-//! May break it: a kernel that is not the first module, for input goes to the first memory; [`linked`] sees to that.
+//! May break it: a kernel that is not the first module, for input goes to the first memory;
+//! [`linked`] sees to that.
 
 use wasm_encoder::{
     CodeSection, EntityType, ExportKind, ExportSection, Function, FunctionSection, ImportSection,
@@ -38,7 +41,8 @@ const OF_KERNEL: [(&str, usize, bool); 6] = [
     ("error_get", 0, true),
 ];
 
-/// The function that runs before a plug-in's first function, as in Extism, if `_initialize` does not exist.
+/// The function that runs before a plug-in's first function, as in Extism, if `_initialize` does
+/// not exist.
 const CONSTRUCTORS: &str = "__wasm_call_ctors";
 const HASKELL: &str = "hs_init";
 
@@ -66,9 +70,9 @@ fn functions(name: &str, wasm: &[u8]) -> Result<Vec<Export>, LinkError> {
     Ok(exports)
 }
 
-/// Makes one module of the Extism kernel and a plug-in: the last of `modules`, by their names. It may import from the
-/// others. Each of its exports without parameters, and with no result or a status, becomes one of the form `(len:
-/// i32) -> i64`, in addition to `afresh_buffer`.
+/// Makes one module of the Extism kernel and a plug-in: the last of `modules`, by their names. It
+/// may import from the others. Each of its exports without parameters, and with no result or a
+/// status, becomes one of the form `(len: i32) -> i64`, in addition to `afresh_buffer`.
 ///
 /// # Errors
 /// [`LinkError`], also for a module that is not a kernel.

@@ -1,10 +1,11 @@
-//! Code that records changes by the guest: functions that do the work of one table or segment instruction and record
-//! it.
+//! Code that records changes by the guest: functions that do the work of one table or segment
+//! instruction and record it.
 //!
-//! The promise: each function traps exactly when and as the instruction it stands for does, and otherwise has the
-//! same effect. Notes are taken before the instruction, so that nothing which ends it in its middle leaves a change
-//! without one: growth is the runtime's work, and a call hook can end the call when that is done. A note may cover
-//! more than the change, or more than the table has.
+//! The promise: each function traps exactly when and as the instruction it stands for does, and
+//! otherwise has the same effect. Notes are taken before the instruction, so that nothing which
+//! ends it in its middle leaves a change without one: growth is the runtime's work, and a call hook
+//! can end the call when that is done. A note may cover more than the change, or more than the
+//! table has.
 //!
 //! A dropped segment is a flag, 0 or -1, kept in a global. A read of a dropped segment must trap
 //! unless both its offset and its length are 0; setting every bit of the offset makes the original
@@ -111,8 +112,9 @@ impl Guards {
         }
     }
 
-    /// Notes that elements from local `start` up to the value of local `end` are about to change. An end beyond the
-    /// range of the index wraps around; then the instruction traps, and changes nothing.
+    /// Notes that elements from local `start` up to the value of local `end` are about to change.
+    /// An end beyond the range of the index wraps around; then the instruction traps, and changes
+    /// nothing.
     fn mark(&self, table: u32, start: u32, end: u32, sink: &mut InstructionSink<'_>) {
         if let Some(watch) = self.watched.get(&table) {
             let index = self.table(table).index_type();
@@ -121,7 +123,8 @@ impl Guards {
         }
     }
 
-    /// Pushes local `offset`, with every bit set if the segment was dropped and the read is not empty at 0.
+    /// Pushes local `offset`, with every bit set if the segment was dropped and the read is not
+    /// empty at 0.
     fn offset(flag: Option<&u32>, offset: u32, length: u32, sink: &mut InstructionSink<'_>) {
         sink.local_get(offset);
         if let Some(&flag) = flag {

@@ -1,12 +1,13 @@
 //! Linking: several modules become one module. Later ones import exports of earlier ones.
 //!
-//! Promises: an instance of the linked module behaves as instances of the parts made in order, each with the exports
-//! of those before it, as wasmtime's `Linker::module` makes them: reactors among them are initialised as soon as they
-//! are made. All state then belongs to one module, and can be kept and restored as any module's.
+//! Promises: an instance of the linked module behaves as instances of the parts made in order, each
+//! with the exports of those before it, as wasmtime's `Linker::module` makes them: reactors among
+//! them are initialised as soon as they are made. All state then belongs to one module, and can be
+//! kept and restored as any module's.
 //!
-//! May break it: a host function that looks for an export of the instance that calls it finds those of the last
-//! module, and memories and allocators of the others. Where two have one name, and it could find the wrong one, they
-//! are refused.
+//! May break it: a host function that looks for an export of the instance that calls it finds those
+//! of the last module, and memories and allocators of the others. Where two have one name, and it
+//! could find the wrong one, they are refused.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -55,7 +56,8 @@ pub enum LinkError {
         /// What is wrong.
         reason: String,
     },
-    /// Host functions could find another module's memory or allocator than that of the module that calls them.
+    /// Host functions could find another module's memory or allocator than that of the module that
+    /// calls them.
     #[error(
         "the export {name:?} of the module {module:?} differs from a later module's {name:?}, \
          which host functions would find instead; have one of them export it under another name, or import the other's"
@@ -210,8 +212,8 @@ impl<'a> Part<'a> {
         (export.kind, self.place.items[export.kind][export.index as usize])
     }
 
-    /// Its code that runs as soon as it is made, in addition to its start function: the initialiser of a module that
-    /// others follow.
+    /// Its code that runs as soon as it is made, in addition to its start function: the initialiser
+    /// of a module that others follow.
     fn initializer(&self, last: bool) -> Option<u32> {
         let export = self.export(INITIALIZE).filter(|export| !last && export.kind == 0)?;
         Some(self.linked_index(export).1)
@@ -467,7 +469,8 @@ fn put_data(
     Ok(())
 }
 
-/// The exports of the whole: all of the last module's, and those of the others that host functions look for.
+/// The exports of the whole: all of the last module's, and those of the others that host functions
+/// look for.
 fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
     let mut all: BTreeMap<Cow<'_, str>, (usize, u32)> = BTreeMap::new();
     let mut section = ExportSection::new();
@@ -510,7 +513,8 @@ fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
     Ok(section)
 }
 
-/// Makes one module of several, each with a name that later ones use to import from it. Imports of other names stay.
+/// Makes one module of several, each with a name that later ones use to import from it. Imports of
+/// other names stay.
 ///
 /// # Errors
 /// [`LinkError`], which names the module and its fault.
@@ -518,8 +522,9 @@ pub fn link(modules: &[(&str, &[u8])]) -> Result<Vec<u8>, LinkError> {
     link_all(modules, false)
 }
 
-/// As [`link`], over a library that host functions know and complete: imports by its name that it does not export go
-/// to the host functions, which find all of its exports, its memories too, under the names of [`names::of_library`].
+/// As [`link`], over a library that host functions know and complete: imports by its name that it
+/// does not export go to the host functions, which find all of its exports, its memories too, under
+/// the names of [`names::of_library`].
 ///
 /// # Errors
 /// As [`link`].

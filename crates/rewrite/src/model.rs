@@ -82,7 +82,8 @@ pub(crate) struct Model<'a> {
     pub(crate) collected: bool,
     /// The types, by index.
     composites: Vec<CompositeInnerType>,
-    /// Whether instantiation makes objects with mutable contents: constant expressions that allocate one.
+    /// Whether instantiation makes objects with mutable contents: constant expressions that
+    /// allocate one.
     pub(crate) keeps_mutable_objects: bool,
     pub(crate) imported_functions: u32,
     pub(crate) functions: u32,
@@ -407,8 +408,8 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Whether a value of this type may be garbage-collected. A reference to a defined type does not decide it here: the
-/// type itself does.
+/// Whether a value of this type may be garbage-collected. A reference to a defined type does not
+/// decide it here: the type itself does.
 fn is_collected(ty: ValType) -> bool {
     match ty {
         ValType::Ref(ty) => match ty.heap_type() {

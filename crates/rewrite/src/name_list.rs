@@ -1,7 +1,7 @@
 //! Lists of names in errors: the first few, shortened, and the number of the others.
 //!
-//! A module may have a hundred thousand exports, and worlds of components import hundreds of functions; both come from
-//! strangers, and errors go into logs and answers.
+//! A module may have a hundred thousand exports, and worlds of components import hundreds of
+//! functions; both come from strangers, and errors go into logs and answers.
 
 /// Maximum names in an error.
 const MAX_NAMES: usize = 8;
@@ -26,7 +26,8 @@ pub fn name_list(names: &[String]) -> String {
     }
 }
 
-/// A name from a module as a message may hold it: characters that end a line, move the cursor or reorder text are escaped.
+/// A name from a module as a message may hold it: characters that end a line, move the cursor or
+/// reorder text are escaped.
 fn printable(name: &str) -> String {
     let reorders = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let mut shown = String::with_capacity(name.len());

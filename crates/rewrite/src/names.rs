@@ -1,10 +1,10 @@
 //! The export names that rewriting adds to a module.
 //!
-//! Every name starts with [`PREFIX`]; a module that already exports such a name is refused, so an added export never
-//! hides a guest export.
+//! Every name starts with [`PREFIX`]; a module that already exports such a name is refused, so an
+//! added export never hides a guest export.
 
-/// The guest's own export that takes fresh entropy, `(param i64 i64)`: the host calls it after every
-/// restore.
+/// The guest's own export that takes fresh entropy, `(param i64 i64)`: the host calls it after
+/// every restore.
 pub const RESEED: &str = "afresh_reseed";
 
 /// As [`RESEED`], of a component: `func(lo: u64, hi: u64)` in its world.
@@ -13,12 +13,13 @@ pub const RESEED_COMPONENT: &str = "afresh-reseed";
 /// The interface that gives a component a generation and entropy for each clone.
 pub const CLONES: &str = "afresh:host/clones@0.1.0";
 
-/// The guest's own export that makes room for an input, `(param i32) (result i32)`: the host calls it
-/// before a handler that takes bytes.
+/// The guest's own export that makes room for an input, `(param i32) (result i32)`: the host calls
+/// it before a handler that takes bytes.
 pub const BUFFER: &str = "afresh_buffer";
 
-/// The guest's own exports that may be its allocator, `(param i32) (result i32)`, in order of preference: the host
-/// calls it for bytes that it passes to a handler which takes an address, or that a host function returns.
+/// The guest's own exports that may be its allocator, `(param i32) (result i32)`, in order of
+/// preference: the host calls it for bytes that it passes to a handler which takes an address, or
+/// that a host function returns.
 pub const ALLOCATORS: [&str; 4] = ["afresh_alloc", "host_alloc", "alloc", "malloc"];
 
 /// The guest's own exports that the host calls by itself; roots wherever they exist.
@@ -44,11 +45,12 @@ pub const SAVE: &str = "afresh:save";
 /// before the call, and treat a trap as a failed restore.
 pub const RESTORE: &str = "afresh:restore";
 
-/// `(func)`: the module's start function, which a prepared module that can be restored or baked runs
-/// only when the host calls it: once, in the instance that is warmed, before [`SAVE`].
+/// `(func)`: the module's start function, which a prepared module that can be restored or baked
+/// runs only when the host calls it: once, in the instance that is warmed, before [`SAVE`].
 pub const START: &str = "afresh:start";
 
-/// The name of a library export in the whole that modules are linked into [over it](crate::link_over).
+/// The name of a library export in the whole that modules are linked into [over
+/// it](crate::link_over).
 #[must_use]
 pub fn of_library(library: &str, export: &str) -> String {
     format!("{LIBRARY}{library}.{export}")

@@ -1,12 +1,12 @@
 //! The instantiations in a component, and a way to every core instance in it.
 //!
-//! Each component, at any depth, gets one more export, an instance named [`STATE`]. It holds the function that shows
-//! the state of each core instance the component makes, and the same instance of each component it instantiates; so
-//! the outermost instance reaches all of them.
+//! Each component, at any depth, gets one more export, an instance named [`STATE`]. It holds the
+//! function that shows the state of each core instance the component makes, and the same instance
+//! of each component it instantiates; so the outermost instance reaches all of them.
 //!
-//! Everything added stands at the end of its component, so no index of the original changes. Items from outside,
-//! imported or from another instance, cannot be followed here; they are recorded as unknown, and matter only where
-//! they are instantiated.
+//! Everything added stands at the end of its component, so no index of the original changes. Items
+//! from outside, imported or from another instance, cannot be followed here; they are recorded as
+//! unknown, and matter only where they are instantiated.
 
 use wasm_encoder::{
     Alias, CanonicalFunctionSection, ComponentAliasSection, ComponentExportKind,
@@ -88,8 +88,8 @@ struct Spaces<'a> {
 type ReplaceModule<'a> = dyn FnMut(&[u8]) -> Result<(Vec<u8>, bool), PrepareComponentError> + 'a;
 
 impl Nesting {
-    /// Rewrites the component with `replace` for every core module, which also returns whether the replacement shows
-    /// state.
+    /// Rewrites the component with `replace` for every core module, which also returns whether the
+    /// replacement shows state.
     pub(crate) fn open(
         wasm: &[u8],
         replace: &mut ReplaceModule<'_>,

@@ -1,5 +1,5 @@
-//! The positions, in the whole, of the items of one of several linked modules, and the check that an export satisfies
-//! an import.
+//! The positions, in the whole, of the items of one of several linked modules, and the check that
+//! an export satisfies an import.
 
 use std::convert::Infallible;
 
@@ -31,7 +31,8 @@ pub(crate) fn kind_of(ty: &TypeRef) -> usize {
     }
 }
 
-/// A module's index spaces: for each index, the one in the whole. Every index of a valid module is there.
+/// A module's index spaces: for each index, the one in the whole. Every index of a valid module is
+/// there.
 #[derive(Default)]
 pub(crate) struct IndexSpaces {
     /// By kind.
@@ -93,8 +94,8 @@ fn within(export: (u64, Option<u64>), import: (u64, Option<u64>)) -> Result<(), 
     }
 }
 
-/// Whether an export can satisfy an import, where validation of the whole does not check it: types of functions,
-/// tags, elements and values are checked at their uses.
+/// Whether an export can satisfy an import, where validation of the whole does not check it: types
+/// of functions, tags, elements and values are checked at their uses.
 pub(crate) fn fits(export: &TypeRef, import: &TypeRef) -> Result<(), String> {
     match (export, import) {
         (TypeRef::Memory(export), TypeRef::Memory(import)) => {

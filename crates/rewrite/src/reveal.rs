@@ -1,12 +1,13 @@
 //! A core module that shows its state by one exported function, so that a component can pass it on.
 //!
-//! Hosts cannot reach into a component: a global or a table of a core instance is accessible only inside it. So each
-//! module gets a function [`READ`] that returns the value of any of its mutable globals, and flags for dropped
-//! passive segments, and for a written table or GC object, which no new instance could start with.
+//! Hosts cannot reach into a component: a global or a table of a core instance is accessible only
+//! inside it. So each module gets a function [`READ`] that returns the value of any of its mutable
+//! globals, and flags for dropped passive segments, and for a written table or GC object, which no
+//! new instance could start with.
 //!
-//! Promises: indices, imports, exports, results, effects and traps stay; all state that a call can change, except
-//! memory, is shown, or its change is flagged. An imported item is shown by the module that defines it. Fuel
-//! consumption may differ.
+//! Promises: indices, imports, exports, results, effects and traps stay; all state that a call can
+//! change, except memory, is shown, or its change is flagged. An imported item is shown by the
+//! module that defines it. Fuel consumption may differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -191,7 +192,8 @@ fn set_flags(model: &Model<'_>, body: &Body<'_>, flags: &Flags) -> wasmparser::R
     Ok(code)
 }
 
-/// Leaves the value of the item that local 0 numbers on the stack; `shown` are those from `from` on.
+/// Leaves the value of the item that local 0 numbers on the stack; `shown` are those from `from`
+/// on.
 fn read(shown: &[RevealedValue], from: u32, sink: &mut InstructionSink<'_>) {
     match shown {
         [] => {
@@ -288,8 +290,8 @@ impl Revealed {
     }
 }
 
-/// The original module with `warm` as the initial state of new instances: without a start function, and without data,
-/// which the engine's images hold.
+/// The original module with `warm` as the initial state of new instances: without a start function,
+/// and without data, which the engine's images hold.
 pub(crate) fn bake_nested(model: &Model<'_>, warm: &WarmState) -> Result<Vec<u8>, bake::BakeError> {
     let settable = |index: &u32| {
         let global = model.globals.get(*index as usize);

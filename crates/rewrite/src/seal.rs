@@ -1,9 +1,10 @@
 //! Exports that must not be called once the state to come back to is saved.
 //!
-//! State that only they change is not restored, so the next call would see the effect of such a call. Looking names
-//! up is not the only way to them: a host function that the guest calls can take any export of its caller. So each of
-//! them gives way to a function that traps once a flag is set, and does as the original before. References to the
-//! original stay: a function whose reference is taken is reachable wherever the host is.
+//! State that only they change is not restored, so the next call would see the effect of such a
+//! call. Looking names up is not the only way to them: a host function that the guest calls can
+//! take any export of its caller. So each of them gives way to a function that traps once a flag is
+//! set, and does as the original before. References to the original stay: a function whose
+//! reference is taken is reachable wherever the host is.
 
 use wasm_encoder::{BlockType, ExportKind, ExportSection, Function, SectionId, ValType};
 use wasmparser::ExternalKind;
@@ -20,7 +21,8 @@ pub(crate) struct Seal {
 }
 
 impl Seal {
-    /// The function that stands for `function` until the seal: itself where a root can reach it anyway.
+    /// The function that stands for `function` until the seal: itself where a root can reach it
+    /// anyway.
     pub(crate) fn over(
         &mut self,
         function: u32,

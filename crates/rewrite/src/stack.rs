@@ -1,8 +1,9 @@
 //! The stack size that a guest was built for.
 //!
-//! A linker that puts the guest's own stack first in memory (those of Rust, C for WASI and CPython do) leaves its
-//! size in plain sight: the first global is the stack pointer, which starts at the end of the stack, and no data is
-//! below. A guest linked with megabytes of that stack recurses deeply, and takes about as much engine stack.
+//! A linker that puts the guest's own stack first in memory (those of Rust, C for WASI and CPython
+//! do) leaves its size in plain sight: the first global is the stack pointer, which starts at the
+//! end of the stack, and no data is below. A guest linked with megabytes of that stack recurses
+//! deeply, and takes about as much engine stack.
 //!
 //! A hint, not a fact: its users must bound it.
 
@@ -25,8 +26,8 @@ impl ScannedModule {
     }
 }
 
-/// Bytes of stack in memory that the module asks for, or the largest of all modules in a component; `None` if
-/// unknown.
+/// Bytes of stack in memory that the module asks for, or the largest of all modules in a component;
+/// `None` if unknown.
 #[must_use]
 pub fn linear_stack(wasm: &[u8]) -> Option<u64> {
     let (mut most, mut seen) = (None, ScannedModule::default());

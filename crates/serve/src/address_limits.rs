@@ -1,7 +1,8 @@
 //! Limits of each client address: its connections, and its requests in a minute.
 //!
-//! Promises: the table of addresses is bounded. Addresses of IPv6 count by their first 64 bits, which one client has.
-//! May break it: a proxy in front of the server, which is one address unless `forwarded-for` is set.
+//! Promises: the table of addresses is bounded. Addresses of IPv6 count by their first 64 bits,
+//! which one client has. May break it: a proxy in front of the server, which is one address unless
+//! `forwarded-for` is set.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,7 +14,8 @@ use hyper::header::HeaderName;
 
 use crate::error_response::{BudgetExcess, BudgetOwner, ErrorResponse};
 
-/// The header that carries a client's address between the hosts of a fleet. Those of clients are removed.
+/// The header that carries a client's address between the hosts of a fleet. Those of clients are
+/// removed.
 pub(crate) const CLIENT: HeaderName = HeaderName::from_static("afresh-client");
 /// The header in which a proxy names its client.
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");

@@ -1,9 +1,9 @@
 //! The audit log: one line of JSON for each operation on sandboxes, appended to a file.
 //!
-//! Promises: a line has no code, no content, no key and no token. Lines are only written at the end of the file. A line
-//! that cannot be written is counted and logged; a log that is required refuses the operation then. A full disk may cut
-//! off such a line, and the next record begins on a new line. May break it: a host that loses power, since lines are
-//! not synced to the disk.
+//! Promises: a line has no code, no content, no key and no token. Lines are only written at the end
+//! of the file. A line that cannot be written is counted and logged; a log that is required refuses
+//! the operation then. A full disk may cut off such a line, and the next record begins on a new
+//! line. May break it: a host that loses power, since lines are not synced to the disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -26,7 +26,8 @@ const MODE: u32 = 0o600;
 pub struct AuditConfig {
     /// The file. It is created if it is missing, and opened again with each reload.
     pub path: PathBuf,
-    /// Whether an operation is refused whose beginning cannot be recorded. Each operation has two lines then.
+    /// Whether an operation is refused whose beginning cannot be recorded. Each operation has two
+    /// lines then.
     pub required: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Bodies of requests: taken whole, or passed on, within limits of size, time and memory.
 //!
-//! Promises: a body that is too large is refused before any of it is kept, for every form of its length; a client
-//! that sends a byte now and then is refused after the time for a body.
+//! Promises: a body that is too large is refused before any of it is kept, for every form of its
+//! length; a client that sends a byte now and then is refused after the time for a body.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -86,7 +86,8 @@ pub(crate) enum Counting {
     Pieces(Budget),
 }
 
-/// The memory of a body that is kept as a whole, and of values decoded from it. Clones share the count.
+/// The memory of a body that is kept as a whole, and of values decoded from it. Clones share the
+/// count.
 #[derive(Clone)]
 pub(crate) struct Meter {
     state: Arc<Mutex<Metered>>,
@@ -231,7 +232,8 @@ impl AsRef<[u8]> for BufferedAnswer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunked;
 
-/// A body in pieces. Each piece is counted until it is dropped. One that does not fit ends the body.
+/// A body in pieces. Each piece is counted until it is dropped. One that does not fit ends the
+/// body.
 pub(crate) struct MeteredBody {
     body: axum::body::Body,
     budget: Budget,
@@ -280,8 +282,8 @@ impl Body for MeteredBody {
     }
 }
 
-/// The bytes of an answer, which are counted until their last holder drops them: a connection takes all of a body at
-/// once, and keeps it until its client has received it.
+/// The bytes of an answer, which are counted until their last holder drops them: a connection takes
+/// all of a body at once, and keeps it until its client has received it.
 pub(crate) fn count_until_dropped(bytes: Bytes, share: Share) -> Bytes {
     if bytes.is_empty() {
         return bytes;

@@ -1,11 +1,12 @@
 //! Admission: a bound on concurrent requests, shared fairly by guests or by tenants.
 //!
-//! Promises: no more permits are out than there are places, and no queue exceeds its own limit. Free places go to
-//! the waiting lines in proportion to their weights (start-time fair queueing), so a guest with a thousand
-//! requests in its line delays a request of another guest with the same weight by one place, not by a thousand. A
-//! line is bounded: a request that does not fit is refused at once. A request that stops waiting does not delay
-//! those behind it. A call that waits for its client can park: its place is free for others, and it precedes its
-//! line when it resumes. At most as many park as there are places.
+//! Promises: no more permits are out than there are places, and no queue exceeds its own limit.
+//! Free places go to the waiting lines in proportion to their weights (start-time fair queueing),
+//! so a guest with a thousand requests in its line delays a request of another guest with the same
+//! weight by one place, not by a thousand. A line is bounded: a request that does not fit is
+//! refused at once. A request that stops waiting does not delay those behind it. A call that waits
+//! for its client can park: its place is free for others, and it precedes its line when it resumes.
+//! At most as many park as there are places.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -102,8 +103,8 @@ impl Drop for ParkedPermit {
 }
 
 impl ParkedPermit {
-    /// A place again, before all others of the line, waiting at most `patience` for one. The call counts as
-    /// parked until then.
+    /// A place again, before all others of the line, waiting at most `patience` for one. The call
+    /// counts as parked until then.
     pub(crate) async fn enter(self, patience: Duration) -> Result<Permit, Rejected> {
         self.gate.wait(self.line, patience, true).await
     }
@@ -173,7 +174,8 @@ impl ConcurrencyLimiter {
         state.queues.len() - 1
     }
 
-    /// Replaces the share of a line. Running requests stay, and waiting ones get places that it has more.
+    /// Replaces the share of a line. Running requests stay, and waiting ones get places that it has
+    /// more.
     pub(crate) fn set_share(self: &Arc<Self>, line: usize, share: Share) {
         self.state().queues[line].share = share;
         self.call_waiting();
@@ -236,8 +238,8 @@ impl ConcurrencyLimiter {
         self.call_waiting();
     }
 
-    /// Gives free places to waiting requests. One that stopped waiting is passed over in this loop: a pass that called
-    /// the next by its own drop would recurse once for each of them.
+    /// Gives free places to waiting requests. One that stopped waiting is passed over in this loop:
+    /// a pass that called the next by its own drop would recurse once for each of them.
     fn call_waiting(self: &Arc<Self>) {
         loop {
             let called = self.state().call_next();

@@ -36,7 +36,8 @@ pub struct Config {
     pub head_timeout: Duration,
     /// Time limit for the body of a request, and for a client to take the next part of an answer.
     pub body_timeout: Duration,
-    /// How long a server that is ending still takes connections, and announces on each answer that it closes them.
+    /// How long a server that is ending still takes connections, and announces on each answer that
+    /// it closes them.
     pub drain: Duration,
     /// How long it then waits for running requests.
     pub grace: Duration,
@@ -89,7 +90,8 @@ impl Default for Config {
 pub struct GuestConfig {
     /// Its name in metrics and logs.
     pub name: String,
-    /// The prefix of the paths that it answers: whole segments, `/` for all paths without another guest.
+    /// The prefix of the paths that it answers: whole segments, `/` for all paths without another
+    /// guest.
     pub route: String,
     /// The host that it answers for, without a port; any if not set.
     pub host: Option<String>,
@@ -113,8 +115,8 @@ pub struct GuestConfig {
     pub max_concurrent_requests: usize,
     /// Maximum requests that wait for that.
     pub max_waiting_requests: usize,
-    /// Requests that one instance answers before it is reset. With 1 every request is answered from the warm state;
-    /// with more, a request sees the state of up to that many before it.
+    /// Requests that one instance answers before it is reset. With 1 every request is answered from
+    /// the warm state; with more, a request sees the state of up to that many before it.
     pub max_instance_reuse_count: usize,
     /// How long an instance is kept for its next request, if it may answer several.
     pub idle_instance_timeout: Duration,

@@ -1,8 +1,9 @@
-//! The use of a call: CPU time, and bytes to servers outside. CPU time is that of its thread, which runs modules and micro-VMs and serves the system calls of Linux
-//! programs, and that of the processes that run these programs.
+//! The use of a call: CPU time, and bytes to servers outside. CPU time is that of its thread, which
+//! runs modules and micro-VMs and serves the system calls of Linux programs, and that of the
+//! processes that run these programs.
 //!
-//! Promises: a call that waits costs nothing. May break it: work that a guest leaves to other threads, such as
-//! compilation, is not counted.
+//! Promises: a call that waits costs nothing. May break it: work that a guest leaves to other
+//! threads, such as compilation, is not counted.
 
 use std::time::Duration;
 
@@ -36,7 +37,8 @@ fn take_process_time() -> Duration {
     Duration::ZERO
 }
 
-/// Bytes that programs have sent to servers outside while this thread ran them, since the last call.
+/// Bytes that programs have sent to servers outside while this thread ran them, since the last
+/// call.
 #[cfg(feature = "linux")]
 pub(crate) fn take_outbound_bytes() -> u64 {
     afresh::linux::take_outbound_bytes()

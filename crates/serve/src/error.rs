@@ -1,4 +1,5 @@
-//! Errors of a server as a whole. The error of one request is an [`ErrorResponse`](crate::error_response).
+//! Errors of a server as a whole. The error of one request is an
+//! [`ErrorResponse`](crate::error_response).
 
 use std::io;
 use std::net::SocketAddr;
@@ -81,7 +82,8 @@ pub enum ManifestError {
     },
 }
 
-/// A server could not be started, or could not change its guests; in that case it continues with those it has.
+/// A server could not be started, or could not change its guests; in that case it continues with
+/// those it has.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {

@@ -1,7 +1,8 @@
-//! Every way in which a request is answered by the server instead of a guest: a status, and why, as JSON.
+//! Every way in which a request is answered by the server instead of a guest: a status, and why, as
+//! JSON.
 //!
-//! Promises: the message to a client names the way out, and reveals nothing of other clients or of this host.
-//! Internal errors are logged.
+//! Promises: the message to a client names the way out, and reveals nothing of other clients or of
+//! this host. Internal errors are logged.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -83,8 +84,8 @@ impl ErrorResponse {
         Self { budget: Some(Box::new(excess)), ..Self::busy(status, message) }
     }
 
-    /// A failure inside the server. Its text may name files of this host, so it goes to the log, under the number
-    /// that the client gets.
+    /// A failure inside the server. Its text may name files of this host, so it goes to the log,
+    /// under the number that the client gets.
     pub(crate) fn logged(status: StatusCode, error: &(dyn std::error::Error + 'static)) -> Self {
         let mut bytes = [0; 8];
         // Without randomness the number is the same as another's, at worst.

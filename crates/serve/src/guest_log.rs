@@ -1,9 +1,9 @@
-//! A guest's standard output and error in the server's log: one event for each line, with the guest,
-//! the stream and the request.
+//! A guest's standard output and error in the server's log: one event for each line, with the
+//! guest, the stream and the request.
 //!
 //! Promises: a guest writes at most [`CALL_LIMIT`] bytes to the log in a request, and at most
-//! [`LINE_LIMIT`] in an event. An event is one line of printable text: a guest cannot end a line of the
-//! log, nor control a terminal.
+//! [`LINE_LIMIT`] in an event. An event is one line of printable text: a guest cannot end a line of
+//! the log, nor control a terminal.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,5 @@
-//! A component of the world `wasi:http/proxy`, called without a server: one request at a time, each to a new
-//! instance.
+//! A component of the world `wasi:http/proxy`, called without a server: one request at a time, each
+//! to a new instance.
 
 use std::time::Duration;
 
@@ -150,8 +150,8 @@ impl Handler {
         read
     }
 
-    /// Sends the request several times, and before each compares the next instance's memories with the warm state;
-    /// the answers with the first. `progress` is called after each.
+    /// Sends the request several times, and before each compares the next instance's memories with
+    /// the warm state; the answers with the first. `progress` is called after each.
     ///
     /// # Errors
     /// When no comparison can be made; a difference is not an error.

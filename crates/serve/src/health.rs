@@ -1,7 +1,9 @@
-//! Health of the parts that a server relies on: its lease in a fleet, its directory, and the fleet's store.
+//! Health of the parts that a server relies on: its lease in a fleet, its directory, and the
+//! fleet's store.
 //!
-//! Promises: a probe delays no request. A lost lease makes a server of sandboxes alone unready. Faults of stores
-//! do not: sandboxes stay usable without saves. `/readyz` names them, and `afresh_healthy` has them for alerts.
+//! Promises: a probe delays no request. A lost lease makes a server of sandboxes alone unready.
+//! Faults of stores do not: sandboxes stay usable without saves. `/readyz` names them, and
+//! `afresh_healthy` has them for alerts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

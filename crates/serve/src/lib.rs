@@ -1,12 +1,13 @@
 //! Warm guests behind HTTP.
 //!
-//! A [`Server`] answers requests with guests that [`afresh::open`] opens: plain modules with the byte interface,
-//! micro-VMs, and components of the world `wasi:http/proxy`. Every request is answered from a pristine copy of the
-//! warm guest. A request over a limit of size, time or number is refused with a status for the reason, one guest's
-//! flood does not starve another, and guests are exchanged without a lost request.
+//! A [`Server`] answers requests with guests that [`afresh::open`] opens: plain modules with the
+//! byte interface, micro-VMs, and components of the world `wasi:http/proxy`. Every request is
+//! answered from a pristine copy of the warm guest. A request over a limit of size, time or number
+//! is refused with a status for the reason, one guest's flood does not starve another, and guests
+//! are exchanged without a lost request.
 //!
-//! hyper and tokio do the serving. Wasm runs in the task of its request, on a fiber, and gives way every few
-//! milliseconds; a micro-VM has a thread while it runs.
+//! hyper and tokio do the serving. Wasm runs in the task of its request, on a fiber, and gives way
+//! every few milliseconds; a micro-VM has a thread while it runs.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), afresh_serve::ServeError> {

@@ -275,7 +275,8 @@ fn seen_from(dir: &Path, reference: &str) -> String {
     dir.join(reference).to_string_lossy().into_owned()
 }
 
-/// The file of a program, and the directories of its installation. One word is looked for where shells look.
+/// The file of a program, and the directories of its installation. One word is looked for where
+/// shells look.
 fn program_of(dir: &Path, program: &str) -> (String, Vec<PathBuf>) {
     #[cfg(feature = "linux")]
     if !program.contains('/')
@@ -418,7 +419,8 @@ pub fn keys() -> Vec<(&'static str, Vec<String>)> {
 }
 
 impl Config {
-    /// Reads the file at `path`. Guests are opened with `open`: the cache, and demands on snapshots.
+    /// Reads the file at `path`. Guests are opened with `open`: the cache, and demands on
+    /// snapshots.
     ///
     /// # Errors
     /// [`ManifestError`], with the line and the key.

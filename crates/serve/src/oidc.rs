@@ -1,11 +1,11 @@
 //! Bearer tokens of OpenID Connect: JWTs that an issuer has signed, as an alternative to keys.
 //!
-//! Promises: a token counts if an issuer of the configuration signed it for the configured audience, it has an end, and
-//! that is not over. Only asymmetric signatures count, and each key verifies the algorithms of its kind. A token is
-//! verified without a request to its issuer: the issuer's keys are fetched beforehand, every few minutes, and when a
-//! token names a key that is not known. While an issuer is away its last keys count. An issuer with limits names no
-//! tenant and gives no scope beyond them.
-//! May break it: a wall clock that is wrong.
+//! Promises: a token counts if an issuer of the configuration signed it for the configured
+//! audience, it has an end, and that is not over. Only asymmetric signatures count, and each key
+//! verifies the algorithms of its kind. A token is verified without a request to its issuer: the
+//! issuer's keys are fetched beforehand, every few minutes, and when a token names a key that is
+//! not known. While an issuer is away its last keys count. An issuer with limits names no tenant
+//! and gives no scope beyond them. May break it: a wall clock that is wrong.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
@@ -56,10 +56,11 @@ pub struct OidcConfig {
     pub scope_claim: String,
     /// URL of the keys; by default that of the discovery document.
     pub jwks: Option<String>,
-    /// The tenants that tokens may name: names, and beginnings of names with a `*` at the end. `None` is every tenant.
+    /// The tenants that tokens may name: names, and beginnings of names with a `*` at the end.
+    /// `None` is every tenant.
     pub tenants: Option<Vec<String>>,
-    /// The scopes that tokens may have. `None` is every scope, or `use` alone where `tenants` is set: `admin` sees the
-    /// use of all tenants.
+    /// The scopes that tokens may have. `None` is every scope, or `use` alone where `tenants` is
+    /// set: `admin` sees the use of all tenants.
     pub scopes: Option<Vec<String>>,
 }
 
@@ -78,7 +79,8 @@ impl OidcConfig {
         }
     }
 
-    /// Checks the limits, and the URLs: keys must not come over a connection that others can change.
+    /// Checks the limits, and the URLs: keys must not come over a connection that others can
+    /// change.
     ///
     /// # Errors
     /// A description of the fault.
@@ -245,7 +247,8 @@ pub(crate) fn identity(issuers: &[Arc<Issuer>], token: &[u8]) -> Result<Identity
     let issuer = named.claims["iss"].as_str().unwrap_or_default();
     let known = || issuers.iter().filter(|known| known.config.issuer == issuer);
     let first = known().next().ok_or(KeyError::Token("its issuer is not known here"))?;
-    // One issuer may have several tables, for several audiences, and a token may name several of them.
+    // One issuer may have several tables, for several audiences, and a token may name several of
+    // them.
     let mut fault = None;
     for named in known().filter(|known| has_audience(&named.claims, &known.config.audience)) {
         match named.verify(token) {

@@ -1,7 +1,8 @@
 //! A guest's task that leaves its place to others while the guest waits.
 //!
-//! Promises: a guest that does next to nothing for [`WINDOW`], because it waits for its client or for anything else, has no place, as
-//! far as others may be parked; it has one again whenever it looks whether it can run on. A guest that runs keeps its place.
+//! Promises: a guest that does next to nothing for [`WINDOW`], because it waits for its client or
+//! for anything else, has no place, as far as others may be parked; it has one again whenever it
+//! looks whether it can run on. A guest that runs keeps its place.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,7 +16,8 @@ use crate::concurrency::{ParkedPermit, Permit, Rejected};
 const WINDOW: Duration = Duration::from_millis(50);
 /// One that runs for less than this in that time waits.
 const BUSY: Duration = Duration::from_millis(5);
-/// One that runs for as long at once waits no more. Those that wait look every few milliseconds, for microseconds.
+/// One that runs for as long at once waits no more. Those that wait look every few milliseconds,
+/// for microseconds.
 const MAX_BURST: Duration = Duration::from_millis(1);
 
 /// Runs `guest`, which is polled only in a place.
@@ -24,7 +26,8 @@ pub(crate) struct Paced<'a, F> {
     place: PermitState,
     /// It was parked, and has only looked since.
     looks: bool,
-    /// The window of observation, from the first wait on: its start, the time that the guest ran, and its end.
+    /// The window of observation, from the first wait on: its start, the time that the guest ran,
+    /// and its end.
     window: Option<Window>,
     patience: Duration,
 }

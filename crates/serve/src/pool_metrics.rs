@@ -1,7 +1,8 @@
 //! Metrics of the guests' pools in the text format of Prometheus.
 //!
-//! Promises: a count never goes back, even when a guest is exchanged and its pool begins anew; the sum includes the
-//! old pool's counts until its last request ended. Numbers of a removed guest are not shown as if it were there.
+//! Promises: a count never goes back, even when a guest is exchanged and its pool begins anew; the
+//! sum includes the old pool's counts until its last request ended. Numbers of a removed guest are
+//! not shown as if it were there.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;

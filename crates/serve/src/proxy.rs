@@ -1,7 +1,7 @@
 //! Components of the world `wasi:http/proxy`: a new instance answers each request, in its own task.
 //!
-//! Promises: bodies stream both ways; the task ends when the guest has, when it took too long, or when its client has
-//! left. A guest cannot send requests to other servers: they are denied.
+//! Promises: bodies stream both ways; the task ends when the guest has, when it took too long, or
+//! when its client has left. A guest cannot send requests to other servers: they are denied.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -144,8 +144,9 @@ impl Proxy {
         self.shelf.sweep();
     }
 
-    /// Has an instance answer the request of this ID. `pass` is its place until it is done, which may be after its answer has begun; while it waits
-    /// for its client others have the place. A failure after the beginning breaks the answer off, and goes to `report`.
+    /// Has an instance answer the request of this ID. `pass` is its place until it is done, which
+    /// may be after its answer has begun; while it waits for its client others have the place. A
+    /// failure after the beginning breaks the answer off, and goes to `report`.
     pub(crate) async fn answer<B>(
         &self,
         id: &str,
@@ -229,8 +230,8 @@ impl Progress {
     }
 }
 
-/// The body of an answer that has begun. It ends with an error if the guest fails, and the connection breaks off. Without
-/// this the body would end as if it were complete.
+/// The body of an answer that has begun. It ends with an error if the guest fails, and the
+/// connection breaks off. Without this the body would end as if it were complete.
 struct StartedBody {
     body: wasmtime_wasi_http::p2::body::HyperOutgoingBody,
     progress: Arc<Progress>,

@@ -22,8 +22,8 @@ impl Differences {
     }
 }
 
-/// The settings of `new` that differ from those of the running server, and that only a start changes. They are named as
-/// in the configuration.
+/// The settings of `new` that differ from those of the running server, and that only a start
+/// changes. They are named as in the configuration.
 pub(crate) fn settings_for_restart(running: &Config, new: &Config) -> Vec<&'static str> {
     let mut all = Differences(Vec::new());
     let (one, two) = (running, new);

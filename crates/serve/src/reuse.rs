@@ -49,7 +49,8 @@ impl<L> ReusePool<L> {
         Used { lease, count: 0 }
     }
 
-    /// Puts a lease back that has answered one request more. One that may answer no other is dropped.
+    /// Puts a lease back that has answered one request more. One that may answer no other is
+    /// dropped.
     pub(crate) fn give_back(&self, used: Used<L>) {
         let count = used.count + 1;
         if count < self.most {

@@ -1,7 +1,8 @@
 //! Which guest answers for which host and path.
 //!
-//! Promises: the longest route wins, and a route for the request's host wins over one for any. A table
-//! is never changed: guests are exchanged by another table, and requests that are under way end with theirs.
+//! Promises: the longest route wins, and a route for the request's host wins over one for any. A
+//! table is never changed: guests are exchanged by another table, and requests that are under way
+//! end with theirs.
 
 use std::sync::Arc;
 

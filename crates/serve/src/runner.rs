@@ -1,10 +1,12 @@
 //! How each kind of guest answers a request.
 //!
-//! Promises: every request starts from the warm state, or if the owner configured it, from the state that the
-//! last request of the same instance left. Wasm runs in the task of its request and gives way to others every few
-//! milliseconds; a micro-VM or a Linux program has a thread while it runs. A client that disconnects ends its call, or
-//! the call keeps its place until it ends. Standard output and error of a guest are logged unless the owner sent them elsewhere; of
-//! a Linux program that is called through its standard input, the output is the answer, and the errors are logged.
+//! Promises: every request starts from the warm state, or if the owner configured it, from the
+//! state that the last request of the same instance left. Wasm runs in the task of its request and
+//! gives way to others every few milliseconds; a micro-VM or a Linux program has a thread while it
+//! runs. A client that disconnects ends its call, or the call keeps its place until it ends.
+//! Standard output and error of a guest are logged unless the owner sent them elsewhere; of a Linux
+//! program that is called through its standard input, the output is the answer, and the errors are
+//! logged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -154,7 +156,8 @@ impl Runner {
         }
     }
 
-    /// Calls the guest with these bytes, for the request of this ID. `kept` is the call's until it ends, which may be after its client left.
+    /// Calls the guest with these bytes, for the request of this ID. `kept` is the call's until it
+    /// ends, which may be after its client left.
     pub(crate) async fn answer<K: Send + 'static>(
         &self,
         request: &str,
@@ -188,7 +191,8 @@ impl Runner {
                 let (guest, function) = (guest.clone(), function.clone());
                 let log = logging.log();
                 let logged = log.begin(request);
-                // A thread in a call cannot be ended from outside: the memory of the call stays with it.
+                // A thread in a call cannot be ended from outside: the memory of the call stays
+                // with it.
                 let call = move || {
                     let _logged = logged;
                     let log = move |stream, piece: &[u8]| match stream {

@@ -1,10 +1,11 @@
 //! The listeners and their connections, on hyper and tokio.
 //!
-//! Promises: connections are bounded, and so is the time for the head of a request and for each part of
-//! an answer that is taken, so clients that stall hold nothing for long. A server that ends first announces it (`/readyz`, and
-//! `connection: close` on answers), then takes no more connections, and answers every request that reached it
-//! before it exits. May break it: a client whose next request crosses the end of its idle connection, as with
-//! every server of HTTP/1.1; it has to send that one again.
+//! Promises: connections are bounded, and so is the time for the head of a request and for each
+//! part of an answer that is taken, so clients that stall hold nothing for long. A server that ends
+//! first announces it (`/readyz`, and `connection: close` on answers), then takes no more
+//! connections, and answers every request that reached it before it exits. May break it: a client
+//! whose next request crosses the end of its idle connection, as with every server of HTTP/1.1; it
+//! has to send that one again.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -64,9 +65,10 @@ impl std::fmt::Debug for Handle {
 }
 
 impl Handle {
-    /// Opens the guests of `config` and exchanges those of the server for them. Every request is answered by the
-    /// guests of before or by the new ones. So are the keys of sandboxes, and the certificate for new connections, where the
-    /// server has either. Addresses, templates and bounds stay as they are.
+    /// Opens the guests of `config` and exchanges those of the server for them. Every request is
+    /// answered by the guests of before or by the new ones. So are the keys of sandboxes, and the
+    /// certificate for new connections, where the server has either. Addresses, templates and
+    /// bounds stay as they are.
     ///
     /// # Errors
     /// [`ServeError`]; the server continues with all that it has.
@@ -141,8 +143,8 @@ impl Server {
         Handle { shared: self.shared.clone() }
     }
 
-    /// Serves until it is asked to end, and then until every request that reached it is answered. Returns whether all
-    /// sandboxes are saved.
+    /// Serves until it is asked to end, and then until every request that reached it is answered.
+    /// Returns whether all sandboxes are saved.
     #[must_use = "a server that could not save its sandboxes has failed"]
     pub async fn run(self) -> bool {
         let Self { shared, listener, admin, config } = self;
@@ -204,7 +206,8 @@ async fn sweep(shared: Arc<Shared>) {
     }
 }
 
-/// The place that a connection takes. It goes with a request, for a protocol that HTTP is left for outlasts that.
+/// The place that a connection takes. It goes with a request, for a protocol that HTTP is left for
+/// outlasts that.
 #[derive(Clone)]
 pub(crate) struct ConnectionPermit(
     #[allow(dead_code, reason = "it is held, and given back when dropped")]

@@ -187,7 +187,8 @@ impl Shared {
         })
     }
 
-    /// Exchanges the guests, the keys and the certificate. Requests that are under way end with those they began with.
+    /// Exchanges the guests, the keys and the certificate. Requests that are under way end with
+    /// those they began with.
     pub(crate) async fn reload(&self, config: &Config) -> Result<(), ServeError> {
         if let Some(audit) = &self.audit {
             audit.reopen();
@@ -272,7 +273,8 @@ impl Shared {
         }
         .instrument(span)
         .await;
-        // The rest of a body that was refused is not read, so the connection serves no further request.
+        // The rest of a body that was refused is not read, so the connection serves no further
+        // request.
         let ends = response.status() == StatusCode::PAYLOAD_TOO_LARGE
             || *self.phase.borrow() != Phase::Running;
         let headers = response.headers_mut();
@@ -283,7 +285,8 @@ impl Shared {
         response
     }
 
-    /// Refuses a request of an address that makes too many. Operations are exempt, since probes make them.
+    /// Refuses a request of an address that makes too many. Operations are exempt, since probes
+    /// make them.
     fn check_address<B>(
         &self,
         audience: Audience,
@@ -397,8 +400,8 @@ impl Shared {
         Some(site.answer(request, &table.common).await)
     }
 
-    /// A request about sandboxes whose body is counted while it arrives. Most handlers read bodies whole, and need
-    /// more memory than the body to decode them.
+    /// A request about sandboxes whose body is counted while it arrives. Most handlers read bodies
+    /// whole, and need more memory than the body to decode them.
     fn metered<B>(&self, request: Request<B>, limits: BodyLimits) -> (Request<Body>, Meter)
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
@@ -428,8 +431,8 @@ impl Shared {
         self.hold(response).await
     }
 
-    /// Counts the retained bytes of an answer about sandboxes: all of them if they are there already, or piece by
-    /// piece.
+    /// Counts the retained bytes of an answer about sandboxes: all of them if they are there
+    /// already, or piece by piece.
     async fn hold(&self, response: Response) -> Response {
         let (parts, body) = response.into_parts();
         if parts.extensions.get::<Chunked>().is_some() {

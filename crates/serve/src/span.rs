@@ -10,8 +10,8 @@ use tracing::field::Empty;
 use crate::error_response::RefusalReason;
 use crate::service::REQUEST_ID;
 
-/// A span for a request, which continues the trace that the request came with; handlers of the request continue the
-/// span.
+/// A span for a request, which continues the trace that the request came with; handlers of the
+/// request continue the span.
 pub(crate) fn request<B>(request: &mut Request<B>) -> Span {
     let id = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
     #[cfg(feature = "otel")]
@@ -37,8 +37,8 @@ pub(crate) fn request<B>(request: &mut Request<B>) -> Span {
     span
 }
 
-/// A span for an operation of the server itself: for logs, at the level TRACE. Such spans would hide the relevant
-/// ones in traces.
+/// A span for an operation of the server itself: for logs, at the level TRACE. Such spans would
+/// hide the relevant ones in traces.
 pub(crate) fn operation<B>(request: &Request<B>) -> Span {
     let id = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
     let path = request.uri().path();
@@ -73,8 +73,8 @@ pub(crate) fn tenant(tenant: &str) {
     Span::current().record("afresh.tenant", tenant);
 }
 
-/// Notes how a request was answered. A refusal and its reason are in the log: as a warning if the server is at its
-/// limit or failed.
+/// Notes how a request was answered. A refusal and its reason are in the log: as a warning if the
+/// server is at its limit or failed.
 pub(crate) fn answered(response: &Response) {
     let status = response.status();
     if let Some(RefusalReason(why)) = response.extensions().get() {

@@ -1,8 +1,8 @@
 //! The status page: the present state of a server, for people, and the same as JSON.
 //!
-//! Promises: the page loads nothing from anywhere else and runs nothing but its own script; it shows the state of a
-//! moment ago. It shows no content of a sandbox, nor enough of its id to reach it. Names of guests, templates and
-//! checkpoints are shown only at the address of operations.
+//! Promises: the page loads nothing from anywhere else and runs nothing but its own script; it
+//! shows the state of a moment ago. It shows no content of a sandbox, nor enough of its id to reach
+//! it. Names of guests, templates and checkpoints are shown only at the address of operations.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};

@@ -1,7 +1,8 @@
 //! HTTPS, by rustls.
 //!
-//! Promises: the certificate and key are read, and refused with the cause, when the server starts and when it reloads;
-//! a client that stalls in the handshake is given up as one that stalls in the head of a request.
+//! Promises: the certificate and key are read, and refused with the cause, when the server starts
+//! and when it reloads; a client that stalls in the handshake is given up as one that stalls in the
+//! head of a request.
 
 use std::io;
 use std::path::PathBuf;

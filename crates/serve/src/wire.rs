@@ -1,7 +1,8 @@
 //! HTTP/1.1 as bytes, for Linux programs that listen on a port.
 //!
-//! Promises: the program gets one request, for any bytes in the client's head, because only parsed parts are written;
-//! headers about the client's connection are not passed on, in either direction; an incomplete answer is an error.
+//! Promises: the program gets one request, for any bytes in the client's head, because only parsed
+//! parts are written; headers about the client's connection are not passed on, in either direction;
+//! an incomplete answer is an error.
 
 use axum::http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
@@ -38,7 +39,8 @@ pub(crate) fn strip(headers: &mut HeaderMap) {
     });
 }
 
-/// Headers about a connection: the standard ones, and those that the client lists (RFC 9110, 7.6.1).
+/// Headers about a connection: the standard ones, and those that the client lists (RFC 9110,
+/// 7.6.1).
 fn hops(headers: &HeaderMap) -> impl Fn(&&HeaderName) -> bool {
     let named = headers.get_all(CONNECTION).iter().filter_map(|names| names.to_str().ok());
     let named: Vec<_> =
@@ -75,7 +77,8 @@ pub(crate) fn request(parts: &Parts, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The status, headers and body of an answer to such a request; `None` if it is invalid or incomplete.
+/// The status, headers and body of an answer to such a request; `None` if it is invalid or
+/// incomplete.
 pub(crate) fn answer(
     method: &Method,
     mut bytes: &[u8],

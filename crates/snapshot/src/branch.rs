@@ -57,7 +57,8 @@ impl<G: Guest> Branch<G> {
         Ok(this)
     }
 
-    /// Plants a state: it becomes a root of the tree, and the guest is made when it is first needed.
+    /// Plants a state: it becomes a root of the tree, and the guest is made when it is first
+    /// needed.
     pub fn from_state(tree: &Tree<G::State>, home: G::Template, base: Frozen<G::State>) -> Self {
         let at = tree.insert(base.clone(), None);
         let (tree, spares) = (tree.clone(), Arc::default());
@@ -74,7 +75,8 @@ impl<G: Guest> Branch<G> {
             let mut frozen = guest.checkpoint().map_err(BranchError::Guest)?;
             if self.tree.is_spread(&frozen) {
                 frozen = self.tree.compacted(&frozen).map_err(TreeError::from)?;
-                // The guest moves to the compacted storage too, so that its next snapshot shares it.
+                // The guest moves to the compacted storage too, so that its next snapshot shares
+                // it.
                 guest.relocate(&frozen).map_err(BranchError::Guest)?;
             }
             self.base = frozen;
@@ -90,7 +92,8 @@ impl<G: Guest> Branch<G> {
         if self.tree.contains(self.at) { Some(self.at) } else { self.under }
     }
 
-    /// The state that `name` means here: the nearest on the way to the root, or the only one elsewhere.
+    /// The state that `name` means here: the nearest on the way to the root, or the only one
+    /// elsewhere.
     ///
     /// # Errors
     /// As [`Tree::find`].
@@ -98,8 +101,8 @@ impl<G: Guest> Branch<G> {
         self.tree.find(name, self.ground().unwrap_or(self.at))
     }
 
-    /// The state the guest is in: the one it stands on when it was not lent since and that was not dropped,
-    /// and a new one otherwise.
+    /// The state the guest is in: the one it stands on when it was not lent since and that was not
+    /// dropped, and a new one otherwise.
     ///
     /// # Errors
     /// [`BranchError`].
@@ -127,8 +130,8 @@ impl<G: Guest> Branch<G> {
         Ok(())
     }
 
-    /// Drops the guest: what was not frozen is lost, and a new one is made in the state it stood on when
-    /// it is next needed.
+    /// Drops the guest: what was not frozen is lost, and a new one is made in the state it stood on
+    /// when it is next needed.
     pub fn abandon(&mut self) {
         self.guest = None;
         self.moved = false;
@@ -152,8 +155,8 @@ impl<G: Guest> Branch<G> {
         })
     }
 
-    /// As [`Tree::drop_snapshot`]. A guest that stands on the state stays as it is; its next one becomes a child
-    /// of the nearest ancestor that is left.
+    /// As [`Tree::drop_snapshot`]. A guest that stands on the state stays as it is; its next one
+    /// becomes a child of the nearest ancestor that is left.
     ///
     /// # Errors
     /// [`BranchError::Tree`].

@@ -1,6 +1,7 @@
 //! In what two states differ.
 //!
-//! Promises: every page whose bytes differ is listed, and no other. May break it: nothing in safe code.
+//! Promises: every page whose bytes differ is listed, and no other. May break it: nothing in safe
+//! code.
 
 use afresh_memory::{Image, ImageError, PAGE_SIZE, PageRange};
 

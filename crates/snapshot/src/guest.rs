@@ -23,8 +23,8 @@ impl<S> Frozen<S> {
 
 /// A live guest.
 ///
-/// After [`Guest::checkpoint`] or [`Guest::switch`] the guest equals the frozen state, and that is the
-/// state its resets return to.
+/// After [`Guest::checkpoint`] or [`Guest::switch`] the guest equals the frozen state, and that is
+/// the state its resets return to.
 pub trait Guest: Sized {
     /// The origin of guests of one kind: a program, and how it is run.
     type Template: Clone;
@@ -54,8 +54,9 @@ pub trait Guest: Sized {
     /// The guest's own.
     fn switch(&mut self, to: &Frozen<Self::State>) -> Result<(), Self::Error>;
 
-    /// Stands on `to` from now on, which is the state that it was frozen as just now, stored otherwise. A guest that has more than
-    /// it can freeze, like connections to the outside, keeps that.
+    /// Stands on `to` from now on, which is the state that it was frozen as just now, stored
+    /// otherwise. A guest that has more than it can freeze, like connections to the outside, keeps
+    /// that.
     ///
     /// # Errors
     /// The guest's own.
@@ -87,7 +88,8 @@ fn only(frozen: &Frozen<()>) -> Result<&Image, SlotGuestError> {
 
 /// Plain memory is the simplest guest: it has no other state.
 impl Guest for Slot {
-    /// How the slot is made. Of several regions that are said the last does not grow with the state.
+    /// How the slot is made. Of several regions that are said the last does not grow with the
+    /// state.
     type Template = SlotConfig;
     type State = ();
     type Error = SlotGuestError;

@@ -1,8 +1,8 @@
 //! The layers below a guest's files, as an image: in its snapshots once, however often it is saved.
 //!
-//! Promises: later saves of a guest or its sessions reuse the same pages, which
-//! cost nothing more. An opened guest reads only the pages that its calls read. May break it: as for any
-//! snapshot, an unreadable page: the read fails with its reason.
+//! Promises: later saves of a guest or its sessions reuse the same pages, which cost nothing more.
+//! An opened guest reads only the pages that its calls read. May break it: as for any snapshot, an
+//! unreadable page: the read fails with its reason.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Trees of snapshots, common to all guests: freeze a guest, go to any frozen state, fork new guests
-//! from any of them.
+//! Trees of snapshots, common to all guests: freeze a guest, go to any frozen state, fork new
+//! guests from any of them.
 //!
 //! A [`Frozen`] state is an image of each memory and the guest's other state. Each image is
 //! complete: it lists where every page is stored, and shares the storage of every page with the
@@ -10,8 +10,8 @@
 //!
 //! [`Tree`] keeps states with their names and parents; [`Branch`] is a live guest that knows which
 //! state it stands on; a [`Difference`] lists where two states differ. A guest takes part by
-//! implementing [`Guest`]. The layers below a guest's files go with its states as a [`LayerImage`]. Its output has an
-//! [`OutputSource`].
+//! implementing [`Guest`]. The layers below a guest's files go with its states as a [`LayerImage`].
+//! Its output has an [`OutputSource`].
 //!
 //! ```
 //! use afresh_memory::{ImageBuilder, Slot, SlotConfig};

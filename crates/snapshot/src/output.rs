@@ -1,16 +1,20 @@
-//! The origin of output: the stream that it was written to, and the session of the process that wrote it.
+//! The origin of output: the stream that it was written to, and the session of the process that
+//! wrote it.
 //!
-//! Every kind of guest and the API above them use these types, so a piece of output is passed on as it came.
+//! Every kind of guest and the API above them use these types, so a piece of output is passed on as
+//! it came.
 
 /// The stream that a guest wrote to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OutputStream {
-    /// Its answer: the standard output of a Linux program, or the connection that it is called through.
+    /// Its answer: the standard output of a Linux program, or the connection that it is called
+    /// through.
     Output,
     /// The standard error of a Linux program.
     Error,
-    /// Output of a Linux program to the device `/dev/host`: for the host alone, apart from its standard output.
+    /// Output of a Linux program to the device `/dev/host`: for the host alone, apart from its
+    /// standard output.
     Host,
 }
 
@@ -20,7 +24,8 @@ pub enum OutputStream {
 pub struct OutputSource {
     /// The stream.
     pub stream: OutputStream,
-    /// Session id (`setsid`) of the process that wrote; `None` in the session of the program itself.
+    /// Session id (`setsid`) of the process that wrote; `None` in the session of the program
+    /// itself.
     pub session_id: Option<u32>,
 }
 

@@ -1,7 +1,7 @@
 //! The states of a family of guests, with parents and names.
 //!
-//! Promises: an id names one state and is never reused; dropping a state hands its
-//! children to its parent and leaves every other state as it was. May break it: nothing in safe code.
+//! Promises: an id names one state and is never reused; dropping a state hands its children to its
+//! parent and leaves every other state as it was. May break it: nothing in safe code.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -121,8 +121,8 @@ impl<S> Tree<S> {
         Self::default()
     }
 
-    /// An empty tree that compacts states spread over more than `budget` pieces of storage. A smaller
-    /// budget makes forks and restores of long histories cheaper, and sharing less.
+    /// An empty tree that compacts states spread over more than `budget` pieces of storage. A
+    /// smaller budget makes forks and restores of long histories cheaper, and sharing less.
     #[must_use]
     pub fn with_budget(budget: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -228,7 +228,8 @@ impl<S> Tree<S> {
     /// In what two states differ. Costs reading the pages that are not stored in the same place.
     ///
     /// # Errors
-    /// [`TreeError::Unknown`]; [`TreeError::Image`] when pages that are not there yet will never be.
+    /// [`TreeError::Unknown`]; [`TreeError::Image`] when pages that are not there yet will never
+    /// be.
     pub fn diff(&self, one: SnapshotId, two: SnapshotId) -> Result<Difference, TreeError>
     where
         S: Clone + PartialEq,
@@ -247,8 +248,8 @@ impl<S> Tree<S> {
         Ok(())
     }
 
-    /// Drops a state: its children become its parent's, which is returned. Its storage is freed once no other state
-    /// shares a page of it.
+    /// Drops a state: its children become its parent's, which is returned. Its storage is freed
+    /// once no other state shares a page of it.
     ///
     /// # Errors
     /// [`TreeError::Unknown`].

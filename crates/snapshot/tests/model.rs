@@ -1,5 +1,5 @@
-//! Random programs of write, reset, snapshot, restore, fork, drop and compact, against a naive model
-//! that copies everything.
+//! Random programs of write, reset, snapshot, restore, fork, drop and compact, against a naive
+//! model that copies everything.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! The terms on which a snapshot is opened: who must have signed it, the key that opens it, and what it may
-//! ask for.
+//! The terms on which a snapshot is opened: who must have signed it, the key that opens it, and
+//! what it may ask for.
 
 use crate::Limits;
 use crate::OpenError;
@@ -32,7 +32,8 @@ impl Access {
         self
     }
 
-    /// Opens what was sealed with `key`, and nothing else: a snapshot that is not sealed might be anyone's.
+    /// Opens what was sealed with `key`, and nothing else: a snapshot that is not sealed might be
+    /// anyone's.
     #[cfg(feature = "seal")]
     #[must_use]
     pub fn with_key(mut self, key: SealKey) -> Self {

@@ -19,7 +19,8 @@ pub trait BlobRead: Send + Sync {
     /// `UnexpectedEof` past the end; anything the medium says.
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// Fills several parts, each from its offset on. A blob that is far away fetches them at the same time.
+    /// Fills several parts, each from its offset on. A blob that is far away fetches them at the
+    /// same time.
     ///
     /// # Errors
     /// As [`BlobRead::read_at`]; nothing of any part may be used then.
@@ -27,7 +28,8 @@ pub trait BlobRead: Send + Sync {
         parts.iter_mut().try_for_each(|(offset, out)| self.read_at(out, *offset))
     }
 
-    /// Whether a read costs a round trip, so that few and large ones are better than many and small ones.
+    /// Whether a read costs a round trip, so that few and large ones are better than many and small
+    /// ones.
     fn is_distant(&self) -> bool {
         false
     }

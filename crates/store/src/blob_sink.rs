@@ -8,11 +8,12 @@ use crate::{Encoding, Layer, OpenError, SaveError, Sha256};
 
 /// Takes blobs.
 pub(crate) trait BlobSink {
-    /// Begins a blob. `pages` says, for a page layer, how it is encoded and how many pages its index
-    /// space has, from which follows how it is aligned where that matters.
+    /// Begins a blob. `pages` says, for a page layer, how it is encoded and how many pages its
+    /// index space has, from which follows how it is aligned where that matters.
     fn begin(&mut self, pages: Option<(Encoding, u64)>) -> Result<BlobWriter, SaveError>;
 
-    /// Whether several blobs may be written at the same time. Otherwise one is ended before the next begins.
+    /// Whether several blobs may be written at the same time. Otherwise one is ended before the
+    /// next begins.
     fn takes_several(&self) -> bool {
         false
     }

@@ -1,7 +1,7 @@
 //! Content-addressed files: written under a temporary name, made durable, renamed to their digest.
 //!
-//! A blob exists under its digest only once all of it is on disk. A writer that is dropped or killed
-//! before [`BlobWriter::place`] leaves at most a temporary file, which `gc` removes.
+//! A blob exists under its digest only once all of it is on disk. A writer that is dropped or
+//! killed before [`BlobWriter::place`] leaves at most a temporary file, which `gc` removes.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -107,8 +107,8 @@ impl BlobRead for FileBlob {
     }
 }
 
-/// Writes a blob. Another thread hashes a large one meanwhile, which takes longer than all other work. The
-/// disk begins to write while more is pushed.
+/// Writes a blob. Another thread hashes a large one meanwhile, which takes longer than all other
+/// work. The disk begins to write while more is pushed.
 pub(crate) struct BlobWriter {
     target: Target,
     file: File,
@@ -160,7 +160,8 @@ impl BlobWriter {
         Self { target, file, len: 0, unsent: 0, sealer: None, hashing, digest: None }
     }
 
-    /// Hashes this blob and `other`, to which nothing was pushed yet, in one thread: they are written at the same time.
+    /// Hashes this blob and `other`, to which nothing was pushed yet, in one thread: they are
+    /// written at the same time.
     pub(crate) fn hash_together(&mut self, other: &mut Self) -> Result<(), SaveError> {
         let pair = BlobHash::pair().map_err(|e| SaveError::io(self.path(), e))?;
         [self.hashing, other.hashing] = pair;

@@ -41,9 +41,9 @@ pub(crate) struct Live {
 }
 
 impl Store {
-    /// Removes every blob that nothing in `index.json` reaches, and the files of killed writers. Keeps the blobs of
-    /// saves and transfers under way, and waits for none of them. Open snapshots stay readable. Blobs that manifests
-    /// of other tools name are kept.
+    /// Removes every blob that nothing in `index.json` reaches, and the files of killed writers.
+    /// Keeps the blobs of saves and transfers under way, and waits for none of them. Open snapshots
+    /// stay readable. Blobs that manifests of other tools name are kept.
     ///
     /// # Errors
     /// A damaged manifest or an I/O error; nothing that is reached is ever removed.

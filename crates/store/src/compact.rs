@@ -27,10 +27,12 @@ impl Store {
     /// Writes `snapshot` as a single layer and makes `name` mean the result. It has no pages that
     /// upper layers hide, and the snapshot names no parent.
     ///
-    /// Where the name means `snapshot`, turns and saves that arrive meanwhile are not lost: the result is refused.
+    /// Where the name means `snapshot`, turns and saves that arrive meanwhile are not lost: the
+    /// result is refused.
     ///
     /// # Errors
-    /// [`SaveError::Moved`] for those; [`SaveError`] by cause; the name means then what it meant before.
+    /// [`SaveError::Moved`] for those; [`SaveError`] by cause; the name means then what it meant
+    /// before.
     pub fn compact(
         &self,
         name: &str,

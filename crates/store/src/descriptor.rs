@@ -10,7 +10,8 @@ use crate::{OpenError, Sha256};
 pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const ARTIFACT_TYPE: &str = "application/vnd.afresh.snapshot.v1";
 pub(crate) const CONFIG_TYPE: &str = "application/vnd.afresh.snapshot.config.v1+json";
-/// Configuration of a snapshot that turns follow on. A reader that knows of no turns refuses it by this name.
+/// Configuration of a snapshot that turns follow on. A reader that knows of no turns refuses it by
+/// this name.
 pub(crate) const SESSION_TYPE: &str = "application/vnd.afresh.session.config.v1+json";
 /// Annotation that names the file of the turns.
 pub(crate) const JOURNAL: &str = "vnd.afresh.session.journal";
@@ -73,7 +74,8 @@ impl Descriptor {
         if self.media_type != MANIFEST_TYPE {
             return Some(false);
         }
-        // Some tools write the type of the configuration there, as image specifications before 1.1 had it.
+        // Some tools write the type of the configuration there, as image specifications before 1.1
+        // had it.
         self.artifact_type
             .as_ref()
             .map(|kind| kind == ARTIFACT_TYPE || kind.starts_with(CONFIG_TYPE))

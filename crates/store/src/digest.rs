@@ -61,7 +61,8 @@ pub(crate) fn to_hex(bytes: &[u8; 32]) -> String {
     })
 }
 
-/// Reads exactly 64 lower-case digits. Upper case is refused, so that every digest has one spelling.
+/// Reads exactly 64 lower-case digits. Upper case is refused, so that every digest has one
+/// spelling.
 pub(crate) fn from_hex(text: &str) -> Option<[u8; 32]> {
     let digits = text.as_bytes();
     if digits.len() != 64 {

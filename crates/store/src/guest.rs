@@ -1,8 +1,8 @@
 //! Which guest build a snapshot belongs to.
 //!
 //! A snapshot's memory is meaningful only to the code that wrote it: the same module, compiled by
-//! the same engine for a CPU with at least the same features. [`GuestBuild::accept`] names the first
-//! thing that differs.
+//! the same engine for a CPU with at least the same features. [`GuestBuild::accept`] names the
+//! first thing that differs.
 
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +54,8 @@ impl GuestBuild {
 
 /// The features of this CPU that a compiler may make use of, sorted.
 ///
-/// On arm64 the first is the architecture: a list without features of x86-64 fits every processor otherwise.
+/// On arm64 the first is the architecture: a list without features of x86-64 fits every processor
+/// otherwise.
 #[must_use]
 pub fn host_cpu_features() -> Vec<String> {
     #[allow(unused_mut, reason = "other architectures list none")]

@@ -1,8 +1,8 @@
-//! SHA-256 of blobs while they are written, in a separate thread. Two blobs that are written at the same time share a
-//! thread: a core hashes two almost as fast as one.
+//! SHA-256 of blobs while they are written, in a separate thread. Two blobs that are written at the
+//! same time share a thread: a core hashes two almost as fast as one.
 //!
-//! Promises: a writer waits only while [`QUEUE`] of its buffers are not yet hashed. A blob whose writer is dropped
-//! delays the other one of its pair by no more than those.
+//! Promises: a writer waits only while [`QUEUE`] of its buffers are not yet hashed. A blob whose
+//! writer is dropped delays the other one of its pair by no more than those.
 
 mod blob;
 mod sha_ni;

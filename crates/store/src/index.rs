@@ -2,8 +2,8 @@
 //!
 //! The layout is described byte by byte in `docs/format.md`. Two properties matter here:
 //!
-//! * The *root* covers what the pages are (role, counts, extents, group digests, parent) and not how
-//!   they are encoded, so a layer keeps its root when it is compressed for transport.
+//! * The *root* covers what the pages are (role, counts, extents, group digests, parent) and not
+//!   how they are encoded, so a layer keeps its root when it is compressed for transport.
 //! * Every count is checked against the bytes that are there before anything is allocated.
 
 use crate::LayerError;
@@ -237,8 +237,8 @@ impl Footer {
         self.stored.div_ceil(self.group_pages.into())
     }
 
-    /// Parses the index section, whose length the caller took from this footer, and checks it against
-    /// `root`, the digest that the configuration names.
+    /// Parses the index section, whose length the caller took from this footer, and checks it
+    /// against `root`, the digest that the configuration names.
     pub(crate) fn parse_index(&self, bytes: &[u8], root: &[u8; 32]) -> Result<Index, LayerError> {
         if bytes.len() as u64 != self.index_len {
             return Err(LayerError::Truncated(bytes.len() as u64));
@@ -274,7 +274,8 @@ impl Footer {
         {
             return Err(LayerError::Layout("the chunks do not add up to the data"));
         }
-        // The root does not cover chunks. One is fetched as a whole, and a reader's buffer and cache have its length.
+        // The root does not cover chunks. One is fetched as a whole, and a reader's buffer and
+        // cache have its length.
         let limit = max_chunk(self.group_pages);
         if let Some(chunk) = index.chunks.iter().map(|c| u64::from(*c)).find(|c| *c > limit) {
             return Err(LayerError::Field { field: "chunk length", value: chunk });
@@ -347,8 +348,8 @@ impl Index {
         );
     }
 
-    /// The bytes that follow the data: a skippable-frame header for compressed layers, the index, the
-    /// footer.
+    /// The bytes that follow the data: a skippable-frame header for compressed layers, the index,
+    /// the footer.
     pub(crate) fn tail(&self, data_len: u64) -> Result<Vec<u8>, LayerError> {
         let mut index = self.semantic();
         for chunk in &self.chunks {

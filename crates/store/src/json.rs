@@ -1,8 +1,8 @@
 //! JSON documents of strangers: what their values take in memory is charged before they are parsed.
 //!
-//! Promises: the parser allocates no more than [`weight`] says, for any type that this crate parses. A document that
-//! weighs more than [`MAX_WEIGHT`] is refused, and not written.
-//! May break it: a type with larger values than [`VALUE`]. A test below measures them.
+//! Promises: the parser allocates no more than [`weight`] says, for any type that this crate
+//! parses. A document that weighs more than [`MAX_WEIGHT`] is refused, and not written. May break
+//! it: a type with larger values than [`VALUE`]. A test below measures them.
 
 use afresh_budget::Budget;
 use serde::de::DeserializeOwned;
@@ -11,7 +11,8 @@ use crate::OpenError;
 
 /// The memory that the values of a document may take. An `index.json` of the maximum length fits.
 const MAX_WEIGHT: usize = 384 << 20;
-/// A value in a list: 72 bytes in a list that doubles its room, and 32 bytes in the parser's own list.
+/// A value in a list: 72 bytes in a list that doubles its room, and 32 bytes in the parser's own
+/// list.
 const VALUE: usize = 288;
 /// A key of a map, in addition to its value.
 const KEY: usize = 96;
@@ -19,7 +20,8 @@ const KEY: usize = 96;
 const LIST: usize = 448;
 /// The first node of a map, which has room for eleven keys and values.
 const MAP: usize = 1376;
-/// Bytes for each byte of a string with escapes, which is decoded in a buffer that doubles its room.
+/// Bytes for each byte of a string with escapes, which is decoded in a buffer that doubles its
+/// room.
 const ESCAPED: usize = 4;
 
 /// An upper bound of the memory that the values of `text` take while they are parsed.

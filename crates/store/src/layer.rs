@@ -229,8 +229,8 @@ impl Layer {
         }
     }
 
-    /// Reads whole groups into `out`, which is exactly as long, and checks each. Wrong bytes are asked for
-    /// once more where that may help.
+    /// Reads whole groups into `out`, which is exactly as long, and checks each. Wrong bytes are
+    /// asked for once more where that may help.
     fn read_groups(&self, groups: Range<usize>, out: &mut [u8]) -> Result<(), OpenError> {
         let bytes = self.bytes_of(&groups);
         match self.try_read_groups(groups.clone(), out) {
@@ -291,10 +291,12 @@ impl Layer {
         Ok(())
     }
 
-    /// Reads whole stored pages from `first` on, checking every group that is used for the first time.
+    /// Reads whole stored pages from `first` on, checking every group that is used for the first
+    /// time.
     ///
     /// # Errors
-    /// [`OpenError::Layer`] when a group does not have its digest; nothing of `out` may be used then.
+    /// [`OpenError::Layer`] when a group does not have its digest; nothing of `out` may be used
+    /// then.
     pub fn read(&self, first: u64, out: &mut [u8]) -> Result<(), OpenError> {
         if self.is_distant() {
             return self.read_many(&mut [(first, out)]);

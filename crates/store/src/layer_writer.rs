@@ -236,7 +236,8 @@ impl<'a> Writer<'a> {
         self.blob.push(data)
     }
 
-    /// Writes the remaining pages, and the index over the layer with the root `parent`. The blob is complete then.
+    /// Writes the remaining pages, and the index over the layer with the root `parent`. The blob is
+    /// complete then.
     fn finish(mut self, parent: [u8; 32]) -> Result<(BlobWriter, Index), SaveError> {
         let partial = &self.batch[self.pending / GROUP_BYTES * GROUP_BYTES..self.pending];
         if !partial.is_empty() {

@@ -1,16 +1,16 @@
 //! Snapshots on disk: OCI image layouts whose layers hold pages.
 //!
-//! A [`Store`] is a directory in the OCI image layout. It holds [`Snapshot`]s under names; a snapshot
-//! is a configuration (which guest build it belongs to, and the guest's own state) and a stack of
-//! page layers. `docs/format.md` describes every byte.
+//! A [`Store`] is a directory in the OCI image layout. It holds [`Snapshot`]s under names; a
+//! snapshot is a configuration (which guest build it belongs to, and the guest's own state) and a
+//! stack of page layers. `docs/format.md` describes every byte.
 //!
 //! Promises:
 //! * Nothing read from a store is used before its digest was checked: the JSON files and layer
 //!   indexes when a snapshot is opened, each group of pages when it is first read.
 //! * A snapshot opens only for the guest build it was taken from; see [`GuestBuild`].
 //! * Saving is atomic and durable: after a kill, a name means the old snapshot or the new one.
-//! * Parsing is bounded: no length in a file makes the reader allocate more than the file holds, and what
-//!   opening a snapshot would cost is held against [`Limits`] first.
+//! * Parsing is bounded: no length in a file makes the reader allocate more than the file holds,
+//!   and what opening a snapshot would cost is held against [`Limits`] first.
 //!
 //! May break it: a process that changes a blob in place after its pages were checked. Blobs are
 //! therefore written once, made read-only and never touched again.

@@ -20,7 +20,8 @@ const MIN_CONTENT: u64 = GIB / 4;
 pub struct Limits {
     /// The memory, pages of zeros included: addresses, and state for every page or few. 64 GiB.
     pub memory: u64,
-    /// The pages that are not zero: what is read, and takes memory, once everything is in place. 16 GiB.
+    /// The pages that are not zero: what is read, and takes memory, once everything is in place. 16
+    /// GiB.
     pub content: u64,
     /// Content for each byte of blobs, beyond the first 256 MiB: equal pages are stored once, and
     /// compressed ones are short, but a small file that stands for a large memory is more often a
@@ -30,8 +31,9 @@ pub struct Limits {
     pub index: u64,
     /// The program that a guest brings along: the module, or the executable. 1 GiB.
     pub program: u64,
-    /// The turns that follow on a session's snapshot: bytes of their states in all, of their programs in all, of
-    /// patches on all pages in all, and the work to apply them, each on its own. 1 GiB, which writers keep.
+    /// The turns that follow on a session's snapshot: bytes of their states in all, of their
+    /// programs in all, of patches on all pages in all, and the work to apply them, each on its
+    /// own. 1 GiB, which writers keep.
     pub turns: u64,
 }
 
@@ -65,7 +67,8 @@ impl Limits {
     /// The limits by name, as options of commands spell them.
     pub const NAMES: [&str; 6] = ["memory", "content", "expansion", "index", "program", "turns"];
 
-    /// Changes a limit as `text` says: `NAME=SIZE`, SIZE in bytes or with one of KiB, MiB, GiB, TiB behind it.
+    /// Changes a limit as `text` says: `NAME=SIZE`, SIZE in bytes or with one of KiB, MiB, GiB, TiB
+    /// behind it.
     ///
     /// # Errors
     /// [`BadLimit`] for another name, or what is no size.
@@ -109,8 +112,9 @@ impl Limits {
         within("expansion", "the expanded blobs of the snapshot", bytes, limit)
     }
 
-    /// Refuses `bytes` bytes of compressed groups that readers decompress, out of blobs of `blobs` bytes. A page costs its
-    /// whole group, which has 16 pages in layers of this crate: these pass wherever their content does.
+    /// Refuses `bytes` bytes of compressed groups that readers decompress, out of blobs of `blobs`
+    /// bytes. A page costs its whole group, which has 16 pages in layers of this crate: these pass
+    /// wherever their content does.
     pub(crate) fn check_groups(&self, bytes: u64, blobs: u64) -> Result<(), OpenError> {
         let content = blobs.saturating_mul(self.expansion).saturating_add(MIN_CONTENT);
         let limit = content.saturating_mul(GROUP_PAGES.into());

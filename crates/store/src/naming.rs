@@ -1,14 +1,14 @@
 //! Names: each change replaces the meaning that it was made from, or fails.
 //!
-//! Promises: a name never means a snapshot whose blobs are missing. A change that expects a meaning is refused once
-//! the name has another one, or the session has further turns. A turn that was appended belongs to the meaning that
-//! a change replaces, or its append fails.
-//! May break it: programs that write `index.json` or remove blobs without the store's locks.
+//! Promises: a name never means a snapshot whose blobs are missing. A change that expects a meaning
+//! is refused once the name has another one, or the session has further turns. A turn that was
+//! appended belongs to the meaning that a change replaces, or its append fails. May break it:
+//! programs that write `index.json` or remove blobs without the store's locks.
 //!
-//! Locks are taken in this order: `.blob-lock` shared, `.index-lock`, the journal. A writer of turns takes the
-//! journal only, and reads `index.json` under it. A change writes `index.json` under both, so an append happens
-//! before the change and is part of the meaning that it compares, or after it and finds the new `index.json`. The
-//! kernel releases each lock when its holder dies.
+//! Locks are taken in this order: `.blob-lock` shared, `.index-lock`, the journal. A writer of
+//! turns takes the journal only, and reads `index.json` under it. A change writes `index.json`
+//! under both, so an append happens before the change and is part of the meaning that it compares,
+//! or after it and finds the new `index.json`. The kernel releases each lock when its holder dies.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -59,11 +59,12 @@ struct LockedJournal {
 }
 
 impl Store {
-    /// Makes `name` mean `id`, or removes the name when `id` is `None`. Atomic and durable: the blobs
-    /// that `id` needs are made durable first.
+    /// Makes `name` mean `id`, or removes the name when `id` is `None`. Atomic and durable: the
+    /// blobs that `id` needs are made durable first.
     ///
     /// # Errors
-    /// A name that cannot be a tag, a blob that is missing, or an I/O error; the old meaning stays then.
+    /// A name that cannot be a tag, a blob that is missing, or an I/O error; the old meaning stays
+    /// then.
     pub fn tag(&self, name: &str, id: Option<Sha256>) -> Result<(), SaveError> {
         self.rename(name, id, Expected::Any)
     }
@@ -160,8 +161,8 @@ impl Store {
         Some(LockedJournal { path, _lock: lock })
     }
 
-    /// The meaning of `name` that a change made from `snapshot` replaces: `snapshot` where it was opened by that
-    /// name, or the name means it; any other otherwise.
+    /// The meaning of `name` that a change made from `snapshot` replaces: `snapshot` where it was
+    /// opened by that name, or the name means it; any other otherwise.
     pub(crate) fn replaced_by(&self, name: &str, snapshot: &Snapshot) -> Expected {
         let by = snapshot.opened_by();
         let opened = by.is_some_and(|(root, by)| by == name && same_file(root, self.root()));

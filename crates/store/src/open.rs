@@ -57,8 +57,8 @@ pub(crate) fn read_kind(blobs: &dyn Blobs, id: Sha256) -> Result<String, OpenErr
     Ok(parse::<Kind>("the manifest", &bytes)?.artifact_type)
 }
 
-/// Refuses a snapshot that is not what `access` demands, before anything but its manifest is read, and
-/// returns the key of a sealed one.
+/// Refuses a snapshot that is not what `access` demands, before anything but its manifest is read,
+/// and returns the key of a sealed one.
 pub(crate) fn unlock<'a>(
     manifest: &Manifest,
     access: &'a Access,

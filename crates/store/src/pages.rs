@@ -6,8 +6,8 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 /// Memory to save, by page.
 ///
-/// It must not change while it is saved: an image is immutable, a live slot must be paused. Pages are
-/// read more than once, and by several threads.
+/// It must not change while it is saved: an image is immutable, a live slot must be paused. Pages
+/// are read more than once, and by several threads.
 pub trait Pages: Sync {
     /// Number of pages in the index space, zero ones included.
     fn pages(&self) -> usize;

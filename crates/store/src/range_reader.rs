@@ -19,8 +19,8 @@ impl Snapshot {
         self.layers().iter().any(Layer::is_distant)
     }
 
-    /// As [`Snapshot::read`], for a range that was checked: one scattered read of every layer that has
-    /// pages of it, all at the same time.
+    /// As [`Snapshot::read`], for a range that was checked: one scattered read of every layer that
+    /// has pages of it, all at the same time.
     pub(crate) fn read_distant(
         &self,
         range: PageRange,
@@ -52,7 +52,8 @@ impl Snapshot {
         })
     }
 
-    /// As [`Snapshot::read_working_set`], with `layer`, in windows that are fetched by scattered reads.
+    /// As [`Snapshot::read_working_set`], with `layer`, in windows that are fetched by scattered
+    /// reads.
     pub(crate) fn read_distant_set<E: From<OpenError>>(
         layer: &Layer,
         mut each: impl FnMut(PageRange, &[u8]) -> Result<(), E>,

@@ -99,7 +99,8 @@ impl FilePages {
         if pages == [PageRange::new(0, parent)] {
             return Err(DiffError::NoHoles);
         }
-        // A file system with larger blocks may still keep smaller holes: then one of the bounds shows it.
+        // A file system with larger blocks may still keep smaller holes: then one of the bounds
+        // shows it.
         let bounds = self.bounds.iter().filter(|bound| **bound != self.len);
         let aligned = bounds.fold(0, |all, bound| all | bound).trailing_zeros();
         if self.block > PAGE_SIZE as u64 && aligned >= self.block.trailing_zeros() {
@@ -184,8 +185,8 @@ impl Snapshot {
     /// appears when it is whole.
     ///
     /// # Errors
-    /// [`SaveError::Io`] when `path` exists or cannot be written, [`SaveError::Open`] when pages are
-    /// damaged.
+    /// [`SaveError::Io`] when `path` exists or cannot be written, [`SaveError::Open`] when pages
+    /// are damaged.
     pub fn export_memory(
         &self,
         path: &Path,

@@ -23,12 +23,14 @@ pub struct SaveOptions {
     /// How pages are stored: raw ones can be mapped, compressed ones travel well.
     pub encoding: Encoding,
     /// Write a delta on this snapshot instead of the whole memory. Layers of it that are not in the
-    /// same store are copied. Where it has as many layers as the format allows, the memory is written whole.
+    /// same store are copied. Where it has as many layers as the format allows, the memory is
+    /// written whole.
     pub parent: Option<Snapshot>,
     /// With a parent: the only pages that can differ from it, in order and without overlap. Without
     /// it all pages are compared.
     pub changed: Option<Vec<PageRange>>,
-    /// The pages in `changed` do differ from the parent: they are stored, and nothing of the parent is read.
+    /// The pages in `changed` do differ from the parent: they are stored, and nothing of the parent
+    /// is read.
     pub compared: bool,
     /// Pages to copy into a working-set layer, in order and without overlap.
     pub working_set: Vec<PageRange>,
@@ -94,8 +96,8 @@ impl Store {
         Ok(id)
     }
 
-    /// Records a working set with a snapshot that exists: writes the compact copy of `pages` and makes
-    /// `name` mean the snapshot with it. Layers are shared with the old one.
+    /// Records a working set with a snapshot that exists: writes the compact copy of `pages` and
+    /// makes `name` mean the snapshot with it. Layers are shared with the old one.
     ///
     /// # Errors
     /// [`SaveError`] by cause; the name means then what it meant before.

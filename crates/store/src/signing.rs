@@ -41,8 +41,8 @@ impl Snapshot {
 }
 
 impl Store {
-    /// Adds a signature of `key` to the snapshot that `name` means, and makes `name` mean the result,
-    /// whose id is another.
+    /// Adds a signature of `key` to the snapshot that `name` means, and makes `name` mean the
+    /// result, whose id is another.
     ///
     /// # Errors
     /// [`SaveError`] by cause; `name` means then what it meant before.

@@ -48,7 +48,8 @@ struct Body {
 
 impl Snapshot {
     /// Puts a snapshot together from parts whose digests were checked: the manifest is the one that
-    /// `id` names, the configuration is the one that the manifest names. `blob` opens the blob of a layer.
+    /// `id` names, the configuration is the one that the manifest names. `blob` opens the blob of a
+    /// layer.
     ///
     /// For a snapshot of a session it is the base, without its turns.
     pub(crate) fn assemble(
@@ -201,8 +202,8 @@ impl Snapshot {
         }
     }
 
-    /// Reads the pages of the working set from their compact copy, one call of `each` for every run,
-    /// in address order.
+    /// Reads the pages of the working set from their compact copy, one call of `each` for every
+    /// run, in address order.
     ///
     /// # Errors
     /// [`OpenError::Layer`] when the copy does not have its digest; whatever `each` returns.
@@ -286,7 +287,8 @@ impl Snapshot {
         if inside > 0 { self.read(first, &mut out[..inside]) } else { Ok(()) }
     }
 
-    /// Checks every page group of every layer, and that the working set is a copy of the pages it names.
+    /// Checks every page group of every layer, and that the working set is a copy of the pages it
+    /// names.
     ///
     /// # Errors
     /// [`OpenError::Layer`] with the first that is damaged.

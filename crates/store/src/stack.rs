@@ -1,9 +1,9 @@
-//! A stack of layers out of a manifest and a configuration: the one place where the three are held against
-//! each other, and against what the reader allows, wherever the blobs are.
+//! A stack of layers out of a manifest and a configuration: the one place where the three are held
+//! against each other, and against what the reader allows, wherever the blobs are.
 //!
-//! Promises: in a [`Stack`] every extent of every layer and of the working set is inside the
-//! memory that the configuration names, and points inside the pages that its layer stores. Readers of
-//! the map and the set can use its ranges unchecked.
+//! Promises: in a [`Stack`] every extent of every layer and of the working set is inside the memory
+//! that the configuration names, and points inside the pages that its layer stores. Readers of the
+//! map and the set can use its ranges unchecked.
 
 use afresh_sys::{PAGE_SIZE, PageRange};
 
@@ -31,7 +31,8 @@ pub(crate) type OpenBlob<'a> =
     dyn FnMut(usize, Sha256, u64) -> Result<Box<dyn BlobRead>, OpenError> + 'a;
 
 impl Stack {
-    /// Opens the layers that `manifest` lists and `config` describes. `key` is that of a sealed snapshot.
+    /// Opens the layers that `manifest` lists and `config` describes. `key` is that of a sealed
+    /// snapshot.
     pub(crate) fn open(
         manifest: &Manifest,
         config: &Config,
@@ -93,7 +94,8 @@ impl Stack {
     }
 }
 
-/// Bytes of the compressed groups that a reader of `runs` decompresses. Each run costs all of its groups.
+/// Bytes of the compressed groups that a reader of `runs` decompresses. Each run costs all of its
+/// groups.
 pub(crate) fn group_bytes<'a>(layers: &[Layer], runs: impl IntoIterator<Item = &'a MapRun>) -> u64 {
     let groups = runs.into_iter().map(|run| match run.origin {
         Origin::Layer { layer, stored } if layers[layer].encoding() == Encoding::Zstd => {

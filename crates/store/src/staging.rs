@@ -1,14 +1,14 @@
 //! Blobs that have no name yet. A marker keeps them from `gc`, however long their writer takes.
 //!
-//! Promises: `gc` removes no blob, temporary file or journal of a living writer. A writer waits for a collection at
-//! most, never for another writer. The kernel releases the marker of a dead writer.
-//! May break it: programs that remove files without the store's locks. A version of this program before the markers
-//! removes the blobs; naming them fails then.
+//! Promises: `gc` removes no blob, temporary file or journal of a living writer. A writer waits for
+//! a collection at most, never for another writer. The kernel releases the marker of a dead writer.
+//! May break it: programs that remove files without the store's locks. A version of this program
+//! before the markers removes the blobs; naming them fails then.
 //!
-//! A marker is a file of the store, locked by its writer. It holds the digests of blobs and the ids of journals, one
-//! a line. Temporary files have the writer's id in their names. A line is written under `.blob-lock` shared,
-//! before its file appears or its presence is looked up. `gc` holds that lock exclusively and reads every locked
-//! marker first.
+//! A marker is a file of the store, locked by its writer. It holds the digests of blobs and the ids
+//! of journals, one a line. Temporary files have the writer's id in their names. A line is written
+//! under `.blob-lock` shared, before its file appears or its presence is looked up. `gc` holds that
+//! lock exclusively and reads every locked marker first.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -61,8 +61,9 @@ impl Store {
         Ok(Staging { store: self.clone(), id, path, marker })
     }
 
-    /// Notes what living writers have staged, and removes the markers of dead ones. Returns the beginnings of the
-    /// temporary names to keep. The caller holds the lock of the blobs exclusively.
+    /// Notes what living writers have staged, and removes the markers of dead ones. Returns the
+    /// beginnings of the temporary names to keep. The caller holds the lock of the blobs
+    /// exclusively.
     pub(crate) fn staged(&self, live: &mut Live) -> Result<HashSet<String>, SaveError> {
         let mut writers = HashSet::new();
         let io = |e| SaveError::io(self.root(), e);
@@ -122,7 +123,8 @@ pub(crate) fn remove(path: &std::path::Path) -> io::Result<()> {
 }
 
 impl Staging {
-    /// Keeps the blob or journal of this name. No collection runs before the returned lock is dropped.
+    /// Keeps the blob or journal of this name. No collection runs before the returned lock is
+    /// dropped.
     pub(crate) fn mark(&mut self, name: &str) -> Result<File, SaveError> {
         let gate = self.store.lock_blobs()?;
         point();
@@ -138,8 +140,8 @@ impl Staging {
         Ok(fs::metadata(self.store.blob_path(digest)).is_ok_and(|meta| meta.len() == size))
     }
 
-    /// As [`BlobSink::end`] if the digest is `expected`; the inner error is what it is instead, and no blob appears
-    /// then.
+    /// As [`BlobSink::end`] if the digest is `expected`; the inner error is what it is instead, and
+    /// no blob appears then.
     #[cfg(feature = "remote")]
     pub(crate) fn end_as(
         &mut self,

@@ -125,8 +125,9 @@ impl Store {
         .map_err(|e| SaveError::io(&path, e))
     }
 
-    /// Keeps `gc` from running, for a moment: [`Staging`](crate::staging::Staging) keeps blobs for longer. Waits for
-    /// a `gc` that waits itself, so that a stream of writers cannot keep it waiting.
+    /// Keeps `gc` from running, for a moment: [`Staging`](crate::staging::Staging) keeps blobs for
+    /// longer. Waits for a `gc` that waits itself, so that a stream of writers cannot keep it
+    /// waiting.
     pub(crate) fn lock_blobs(&self) -> Result<File, SaveError> {
         drop(self.lock(GC_LOCK, false)?);
         self.lock(BLOB_LOCK, false)
@@ -213,14 +214,16 @@ impl Store {
         open_snapshot(self, id, &Access::new())
     }
 
-    /// Opens the snapshot that `name` means if it is what `access` demands: signed by a trusted key,
-    /// sealed with the given one, within limits. A signature is verified before anything but the manifest is read.
+    /// Opens the snapshot that `name` means if it is what `access` demands: signed by a trusted
+    /// key, sealed with the given one, within limits. A signature is verified before anything but
+    /// the manifest is read.
     ///
     /// # Errors
     /// [`OpenError::Seal`] by cause, and those of [`Store::load`].
     pub fn load_with(&self, name: &str, access: &Access) -> Result<Snapshot, OpenError> {
-        // Takes no lock, so that a `gc` or a save under way holds up no guest. A blob that `gc` removes at the same
-        // time had lost its name before, so the name means another snapshot by then.
+        // Takes no lock, so that a `gc` or a save under way holds up no guest. A blob that `gc`
+        // removes at the same time had lost its name before, so the name means another snapshot by
+        // then.
         let (mut id, mut named) = self.resolve_named(name)?;
         loop {
             match open_snapshot(self, id, access) {
@@ -272,7 +275,8 @@ pub(crate) fn new_dir(path: &Path) -> std::io::Result<()> {
 
 /// Serialises changes of `index.json`.
 pub(crate) const INDEX_LOCK: &str = ".index-lock";
-/// Held shared while a writer records a blob in its marker and moves it to its path, and exclusively by `gc`.
+/// Held shared while a writer records a blob in its marker and moves it to its path, and
+/// exclusively by `gc`.
 pub(crate) const BLOB_LOCK: &str = ".blob-lock";
 /// Held exclusively by a `gc` that waits for [`BLOB_LOCK`], and taken for a moment by every other
 /// holder of that.

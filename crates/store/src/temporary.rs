@@ -1,11 +1,13 @@
-//! Files that are written under a name of chance, and get their own when they are whole and durable.
+//! Files that are written under a name of chance, and get their own when they are whole and
+//! durable.
 //!
-//! Promises: no two writers ever have one name, also where process ids repeat, as in containers that
-//! share a directory. A writer that is dropped leaves nothing, one that is killed at most a file that
-//! begins with [`TEMPORARY`].
+//! Promises: no two writers ever have one name, also where process ids repeat, as in containers
+//! that share a directory. A writer that is dropped leaves nothing, one that is killed at most a
+//! file that begins with [`TEMPORARY`].
 //!
-//! Memory is full of secrets, so what is written is for its owner alone, whatever the umask. In a store
-//! others may read what the owner lets them: files have the rights of the directory that they are in.
+//! Memory is full of secrets, so what is written is for its owner alone, whatever the umask. In a
+//! store others may read what the owner lets them: files have the rights of the directory that they
+//! are in.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -82,8 +84,8 @@ pub(crate) fn replace_file(path: &Path, dir: &Path, bytes: &[u8]) -> Result<(), 
     .map_err(|e| SaveError::io(path, e))
 }
 
-/// Makes a file for its owner alone, which is whole and durable when it appears at `path`, where nothing
-/// may be.
+/// Makes a file for its owner alone, which is whole and durable when it appears at `path`, where
+/// nothing may be.
 pub(crate) fn new_file(
     path: &Path,
     write: impl FnOnce(&File) -> Result<(), SaveError>,

@@ -1,4 +1,5 @@
-//! A snapshot that turns follow on: opening it, going on with it, and folding the turns into a layer.
+//! A snapshot that turns follow on: opening it, going on with it, and folding the turns into a
+//! layer.
 //!
 //! Promises: an opened session is the snapshot after the last turn that was appended whole. Folding
 //! does not change that; a writer that is killed during it leaves the turns or the layer.
@@ -94,8 +95,8 @@ impl Snapshot {
         self.turned().map(|turned| turned.last)
     }
 
-    /// The journal of the session, to append to it. None for a snapshot that is no session's. Appends fail once the
-    /// name that the snapshot was opened by means something else.
+    /// The journal of the session, to append to it. None for a snapshot that is no session's.
+    /// Appends fail once the name that the snapshot was opened by means something else.
     ///
     /// # Errors
     /// [`SaveError::Io`].
@@ -160,8 +161,8 @@ impl Snapshot {
 pub struct FoldOptions {
     /// How pages are stored.
     pub encoding: Encoding,
-    /// Layers that the result may have. A stack that would be higher is written whole: as one layer, or as four from
-    /// 256 MiB on.
+    /// Layers that the result may have. A stack that would be higher is written whole: as one
+    /// layer, or as four from 256 MiB on.
     pub layers: usize,
     /// Sign the result.
     #[cfg(feature = "seal")]
@@ -205,8 +206,9 @@ pub(crate) fn fold_into(
 }
 
 impl Store {
-    /// Makes `name` mean `snapshot`, wherever it was opened from, with turns to follow, and returns the journal to
-    /// append them to. Blobs of it that the store lacks are copied from its open files.
+    /// Makes `name` mean `snapshot`, wherever it was opened from, with turns to follow, and returns
+    /// the journal to append them to. Blobs of it that the store lacks are copied from its open
+    /// files.
     ///
     /// # Errors
     /// [`SaveError`] by cause; the name means then what it meant before.
@@ -216,12 +218,13 @@ impl Store {
         self.follow(&mut staging, name, &plain, Expected::Any)
     }
 
-    /// Folds the turns of the session that `name` means and `journal` belongs to, and returns the journal that
-    /// follows on the result. Every other name of the session means the result, too.
+    /// Folds the turns of the session that `name` means and `journal` belongs to, and returns the
+    /// journal that follows on the result. Every other name of the session means the result, too.
     ///
     /// # Errors
-    /// [`SaveError::Moved`] when the name means something else, or the session has other turns than `journal`;
-    /// [`SaveError`] by cause. The name means then what it meant before, and `journal` is as good as before.
+    /// [`SaveError::Moved`] when the name means something else, or the session has other turns than
+    /// `journal`; [`SaveError`] by cause. The name means then what it meant before, and `journal`
+    /// is as good as before.
     pub fn fold_turns(
         &self,
         name: &str,
@@ -281,8 +284,8 @@ impl Store {
         Ok(())
     }
 
-    /// The same memory and state as a snapshot without turns, which has no name yet: `gc` removes it unless it gets
-    /// one.
+    /// The same memory and state as a snapshot without turns, which has no name yet: `gc` removes
+    /// it unless it gets one.
     ///
     /// # Errors
     /// [`SaveError`] by cause.

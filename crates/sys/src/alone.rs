@@ -1,8 +1,8 @@
-//! A test in a separate process, for code that affects the whole process (a fork, a filter of system calls, a limit),
-//! and must not meet other tests.
+//! A test in a separate process, for code that affects the whole process (a fork, a filter of
+//! system calls, a limit), and must not meet other tests.
 //!
-//! Promises: the test ran, alone, and passed; one that hangs is ended; a name that no test has is an
-//! error. For the tests of this workspace only.
+//! Promises: the test ran, alone, and passed; one that hangs is ended; a name that no test has is
+//! an error. For the tests of this workspace only.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -16,8 +16,8 @@ const CHILD: &str = "AFRESH_TEST_ALONE";
 /// A test that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The command that runs the test `name`, and no other, in this program once more. The caller marks the purpose of
-/// that process by a variable.
+/// The command that runs the test `name`, and no other, in this program once more. The caller marks
+/// the purpose of that process by a variable.
 ///
 /// # Panics
 /// When no test has that name: the process would run nothing, and end well.

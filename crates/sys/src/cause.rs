@@ -19,11 +19,12 @@ pub enum FaultCause {
     Protected,
     /// A protection key forbids the access.
     Key,
-    /// The kernel has no page to offer. A userfaultfd in SIGBUS mode reports every fault so, be the page missing
-    /// or write-protected; but so does a file that ends before the address, or a page that could not be
-    /// read back from swap. Those come again however often the access is retried.
+    /// The kernel has no page to offer. A userfaultfd in SIGBUS mode reports every fault so, be the
+    /// page missing or write-protected; but so does a file that ends before the address, or a page
+    /// that could not be read back from swap. Those come again however often the access is retried.
     Unavailable,
-    /// The content of the page is lost: the hardware reported an error, or the page was poisoned. No retry cures it.
+    /// The content of the page is lost: the hardware reported an error, or the page was poisoned.
+    /// No retry cures it.
     Poisoned,
     /// Anything else, as the kernel numbers it.
     Other(i32),
@@ -45,15 +46,16 @@ pub struct Fault {
 
 /// Answers faults in a registered range.
 ///
-/// Called in signal context: an implementation must not allocate, log or panic, and may take only locks that are
-/// never held where such a fault can happen. While it runs, the thread takes no signal except for its own faults. If
-/// the handler itself faults outside every registered range, the process ends.
+/// Called in signal context: an implementation must not allocate, log or panic, and may take only
+/// locks that are never held where such a fault can happen. While it runs, the thread takes no
+/// signal except for its own faults. If the handler itself faults outside every registered range,
+/// the process ends.
 pub trait FaultHandler: Send + Sync {
     /// Handles a fault; `true` when the access can be retried, `false` to pass the fault on.
     fn on_fault(&self, fault: &Fault) -> bool;
 
-    /// Whether faults that come as `signal` can be for this handler. Queried once, at registration; other signals are
-    /// left to other handlers.
+    /// Whether faults that come as `signal` can be for this handler. Queried once, at registration;
+    /// other signals are left to other handlers.
     fn answers(&self, signal: FaultSignal) -> bool {
         let _ = signal;
         true

@@ -1,8 +1,8 @@
 //! Crashes at a chosen operation, for tests of durability.
 //!
-//! Code that writes names and files passes [`point`] before each operation that a crash could fall on. A test arms
-//! one thread of a child process, which then aborts at the nth point. Without the feature `planted` a point costs
-//! nothing.
+//! Code that writes names and files passes [`point`] before each operation that a crash could fall
+//! on. A test arms one thread of a child process, which then aborts at the nth point. Without the
+//! feature `planted` a point costs nothing.
 
 #[cfg(feature = "planted")]
 use std::cell::Cell;
@@ -35,7 +35,8 @@ pub fn point() {
     }
 }
 
-/// Notes that `file`, a file or a directory, was synced: see `power`. Without the feature `planted` it costs nothing.
+/// Notes that `file`, a file or a directory, was synced: see `power`. Without the feature `planted`
+/// it costs nothing.
 #[inline(always)]
 pub fn synced(file: &std::fs::File) {
     #[cfg(feature = "planted")]

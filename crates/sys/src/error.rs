@@ -200,6 +200,7 @@ impl fmt::Display for SysError {
 pub struct MoveError {
     /// The kernel's error.
     pub error: SysError,
-    /// Whether the destination has lost its mapping: it is inaccessible then. Otherwise it is as it was.
+    /// Whether the destination has lost its mapping: it is inaccessible then. Otherwise it is as it
+    /// was.
     pub lost: bool,
 }

@@ -22,8 +22,8 @@ pub enum Feature {
     UffdSigbus,
     /// userfaultfd write protection lifted by the kernel (WP_ASYNC).
     UffdAsync,
-    /// userfaultfd that also handles faults in the kernel, including those of KVM. Needs privilege: `CAP_SYS_PTRACE`,
-    /// or access to `/dev/userfaultfd`.
+    /// userfaultfd that also handles faults in the kernel, including those of KVM. Needs privilege:
+    /// `CAP_SYS_PTRACE`, or access to `/dev/userfaultfd`.
     UffdKernel,
     /// `PAGEMAP_SCAN`.
     PagemapScan,
@@ -97,8 +97,9 @@ pub(crate) struct Probed {
 }
 
 impl Features {
-    /// Probes the host once, applies `AFRESH_WITHOUT`, and returns the same answer ever after. While the process is short
-    /// of descriptors or memory, which looks like a missing feature, every call probes.
+    /// Probes the host once, applies `AFRESH_WITHOUT`, and returns the same answer ever after.
+    /// While the process is short of descriptors or memory, which looks like a missing feature,
+    /// every call probes.
     ///
     /// An unknown name in the variable is reported on standard error and otherwise ignored: a
     /// misspelt mask must not take a service down, nor pass silently.

@@ -1,8 +1,8 @@
 //! A static that a child of a fork keeps: facts of the host, which are true for the child as well.
 //!
-//! Why not `OnceLock`: a thread that reads it while another thread is making the value waits for that thread. In a
-//! child forked at that moment the thread is missing, and the child waits without end. Here every early caller makes
-//! a value, and one of the values stays.
+//! Why not `OnceLock`: a thread that reads it while another thread is making the value waits for
+//! that thread. In a child forked at that moment the thread is missing, and the child waits without
+//! end. Here every early caller makes a value, and one of the values stays.
 
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -27,8 +27,8 @@ impl<T: Send + Sync> Inherited<T> {
         unsafe { self.value.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The value, made by `make` if it is missing. Threads that race for the first value all make one; all but one of
-    /// them are dropped and never seen.
+    /// The value, made by `make` if it is missing. Threads that race for the first value all make
+    /// one; all but one of them are dropped and never seen.
     #[inline]
     pub fn get_or_make(&'static self, make: impl FnOnce() -> T) -> &'static T {
         // SAFETY: a published value is never freed and never changed.
@@ -67,8 +67,8 @@ impl<T> fmt::Debug for Inherited<T> {
     }
 }
 
-// SAFETY: the cell returns shared references to a `T` that one thread made; `T` must be both wherever a value can be
-// reached.
+// SAFETY: the cell returns shared references to a `T` that one thread made; `T` must be both
+// wherever a value can be reached.
 unsafe impl<T: Send + Sync> Sync for Inherited<T> {}
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! The system calls that afresh stands on, and nothing above them.
 //!
-//! Memory, faults, sockets and KVM are reached through this crate alone; system calls for files and guest programs
-//! are in `afresh-files` and `afresh-linux`. Everything it offers is a thin, typed wrapper with an error that names
-//! the call, the errno and, where one is known, the way out. It promises no policy: which strategy resets a slot is
-//! decided in `afresh-memory`.
+//! Memory, faults, sockets and KVM are reached through this crate alone; system calls for files and
+//! guest programs are in `afresh-files` and `afresh-linux`. Everything it offers is a thin, typed
+//! wrapper with an error that names the call, the errno and, where one is known, the way out. It
+//! promises no policy: which strategy resets a slot is decided in `afresh-memory`.
 //!
 //! * [`Reservation`]: a range of address space and the mappings inside it.
 //! * [`Memfd`]: anonymous files that back images.
@@ -14,19 +14,21 @@
 //! * [`futex`]: waiting for a word to change.
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to the owner of the range.
 //! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
-//! * [`fork`]: whether this process was forked since; [`PerProcess`] and [`Inherited`]: statics that a child makes
-//!   anew, or keeps; [`Worker`]: a thread that is not in the child.
+//! * [`fork`]: whether this process was forked since; [`PerProcess`] and [`Inherited`]: statics
+//!   that a child makes anew, or keeps; [`Worker`]: a thread that is not in the child.
 //! * [`withhold`]: memory that forked children do not get.
 //! * [`ZeroPageSource`]: where zero memory may come from, other than the kernel's faults.
 //! * [`termination`]: SIGTERM and SIGINT as a flag.
-//! * [`Features`]: the features of this kernel for this process; can be masked to play a poorer host.
+//! * [`Features`]: the features of this kernel for this process; can be masked to play a poorer
+//!   host.
 //! * `poll`, `random`, and with the feature `socket` Unix sockets that carry descriptors.
 //! * `folios`: how the page cache holds a file.
-//! * `kvm`: the gate that KVM's calls pass, the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
+//! * `kvm`: the gate that KVM's calls pass, the dirty ring and dirty log, and stopping a vCPU
+//!   (x86_64 only).
 //! * [`errno`]: names of kernel errors.
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
-//! * [`planted`]: makes the reset wrong on purpose, for tests of the tests; its feature also brings `alone` and
-//!   `again`, a test in a separate process.
+//! * [`planted`]: makes the reset wrong on purpose, for tests of the tests; its feature also brings
+//!   `alone` and `again`, a test in a separate process.
 //!
 //! Under Miri a fake replaces the maps and files, so that the logic above runs in the interpreter.
 

@@ -3,7 +3,8 @@
 //! A [`PageRange`] counts pages, never bytes; the conversion is explicit, so that the two cannot be
 //! confused.
 
-/// Bytes in a page: of every x86-64 kernel, and of the arm64 kernels that afresh works with. Others are refused.
+/// Bytes in a page: of every x86-64 kernel, and of the arm64 kernels that afresh works with. Others
+/// are refused.
 pub const PAGE_SIZE: usize = 4096;
 
 /// Bytes in a huge page, on both processors.

@@ -1,8 +1,9 @@
 //! A static that belongs to one process: the child of a fork makes its own.
 //!
-//! A forked child inherits every static as it was at that moment, and much of it is wrong there: threads are missing
-//! and may hold locks, descriptors refer to the parent's memory, and secret keys are known twice. [`PerProcess`] is
-//! how this project keeps such state. Reading one is three loads.
+//! A forked child inherits every static as it was at that moment, and much of it is wrong there:
+//! threads are missing and may hold locks, descriptors refer to the parent's memory, and secret
+//! keys are known twice. [`PerProcess`] is how this project keeps such state. Reading one is three
+//! loads.
 
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -11,8 +12,8 @@ use crate::fork;
 
 /// A value that is made on first use in a process, and made anew in each forked child.
 ///
-/// The parent's value is leaked in the child, not dropped: its destructor would wait for missing threads, or release
-/// resources that the parent still uses.
+/// The parent's value is leaked in the child, not dropped: its destructor would wait for missing
+/// threads, or release resources that the parent still uses.
 pub struct PerProcess<T: 'static> {
     current: AtomicPtr<ProcessValue<T>>,
     make: fn() -> T,
@@ -25,8 +26,8 @@ struct ProcessValue<T> {
 }
 
 impl<T: Send + Sync> PerProcess<T> {
-    /// A cell whose value `make` makes. Two threads that race for the first value may both call it; one of the two
-    /// values is dropped and never seen.
+    /// A cell whose value `make` makes. Two threads that race for the first value may both call it;
+    /// one of the two values is dropped and never seen.
     #[must_use]
     pub const fn new(make: fn() -> T) -> Self {
         Self { current: AtomicPtr::new(std::ptr::null_mut()), make }
@@ -73,8 +74,8 @@ impl<T: Send + Sync + fmt::Debug> fmt::Debug for PerProcess<T> {
     }
 }
 
-// SAFETY: the cell returns shared references to a `T` that may be made by one thread and dropped by it, or seen by
-// others; `T` must be both wherever a value can be reached.
+// SAFETY: the cell returns shared references to a `T` that may be made by one thread and dropped by
+// it, or seen by others; `T` must be both wherever a value can be reached.
 unsafe impl<T: Send + Sync> Sync for PerProcess<T> {}
 
 #[cfg(test)]

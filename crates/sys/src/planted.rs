@@ -1,11 +1,14 @@
-//! Planted bugs: mutants of the reset, chosen by an environment variable, which the suites must catch.
+//! Planted bugs: mutants of the reset, chosen by an environment variable, which the suites must
+//! catch.
 //!
-//! A suite that never failed proves little. The places that a reset depends on query it for a planted bug. Each suite
-//! runs its own tests again, in a child, once for each bug, and demands that they fail ([`must_be_caught`]).
+//! A suite that never failed proves little. The places that a reset depends on query it for a
+//! planted bug. Each suite runs its own tests again, in a child, once for each bug, and demands
+//! that they fail ([`must_be_caught`]).
 //!
-//! Promises: in a program built without the feature `planted`, or without debug assertions, [`is`] is `false` at
-//! compile time, and no code of this is left. The feature is only for the tests of this workspace, which enable it in
-//! a development dependency. With it, nothing happens unless `AFRESH_PLANT` names a bug.
+//! Promises: in a program built without the feature `planted`, or without debug assertions, [`is`]
+//! is `false` at compile time, and no code of this is left. The feature is only for the tests of
+//! this workspace, which enable it in a development dependency. With it, nothing happens unless
+//! `AFRESH_PLANT` names a bug.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -191,8 +194,9 @@ pub fn but_last<T>(bug: Bug, items: &[T]) -> &[T] {
     if is(bug) { items.split_last().map_or(items, |(_, rest)| rest) } else { items }
 }
 
-/// Runs `tests` of this very program again, in a child for each of `bugs`, and panics unless some fail
-/// or the child dies, of each bug. Without a bug the tests run in this program, and must pass there.
+/// Runs `tests` of this very program again, in a child for each of `bugs`, and panics unless some
+/// fail or the child dies, of each bug. Without a bug the tests run in this program, and must pass
+/// there.
 ///
 /// # Panics
 /// When a bug is not caught, or the child cannot be started or runs no test.

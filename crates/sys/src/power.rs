@@ -1,9 +1,9 @@
-//! Losses of power, for tests of durability: a record of the files and directories that were synced, and the
-//! directory as it would be without everything else.
+//! Losses of power, for tests of durability: a record of the files and directories that were
+//! synced, and the directory as it would be without everything else.
 //!
-//! Promises: the files that [`survivors`] restores were synced before the process ended. It assumes the worst: no
-//! file keeps bytes and no directory keeps names that were not synced.
-//! May break it: a second thread that writes while another one syncs.
+//! Promises: the files that [`survivors`] restores were synced before the process ended. It assumes
+//! the worst: no file keeps bytes and no directory keeps names that were not synced. May break it:
+//! a second thread that writes while another one syncs.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,8 +14,8 @@ use std::sync::OnceLock;
 
 static RECORD: OnceLock<PathBuf> = OnceLock::new();
 
-/// Records in the new directory `record` each sync of this process from now on. Everything in `root` counts as
-/// synced. Both directories are of one file system.
+/// Records in the new directory `record` each sync of this process from now on. Everything in
+/// `root` counts as synced. Both directories are of one file system.
 ///
 /// # Errors
 /// Those of the file system.
@@ -64,7 +64,8 @@ fn note(record: &Path, file: &File) -> io::Result<()> {
     fs::write(record.join(format!("{}.synced", meta.ino())), text)
 }
 
-/// Writes the remains of `root` after a loss of power to the new directory `to`, by the record of a process.
+/// Writes the remains of `root` after a loss of power to the new directory `to`, by the record of a
+/// process.
 ///
 /// # Errors
 /// Those of the file system.

@@ -1,8 +1,8 @@
 //! A thread that belongs to a value and ends with it.
 //!
-//! In the child of a fork this thread is missing, while its owner exists. Joining it would wait without end, or
-//! return its stack to the C library twice, which reclaimed it at the fork. So a worker knows the process it runs in,
-//! and in any other nothing is done.
+//! In the child of a fork this thread is missing, while its owner exists. Joining it would wait
+//! without end, or return its stack to the C library twice, which reclaimed it at the fork. So a
+//! worker knows the process it runs in, and in any other nothing is done.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
@@ -39,8 +39,8 @@ impl Worker {
         }
     }
 
-    /// Waits until the thread has ended, and ignores its panics. Returns at once in a child of the process that
-    /// started it.
+    /// Waits until the thread has ended, and ignores its panics. Returns at once in a child of the
+    /// process that started it.
     pub fn join(mut self) {
         if self.is_here()
             && let Some(handle) = self.handle.take()

@@ -1,4 +1,5 @@
-//! Faults by address: which calls wait for which, the contents of a fault, and faults outside the handler's range.
+//! Faults by address: which calls wait for which, the contents of a fault, and faults outside the
+//! handler's range.
 #![cfg(not(miri))]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -220,8 +221,8 @@ fn a_child_of_a_fork_drops_ranges_whose_handlers_its_parent_is_in() {
     std::thread::scope(|scope| {
         scope.spawn(|| poke(&slow, 0));
         held.until(1);
-        // SAFETY: the child allocates, which the C library's fork allows, and touches nothing that threads of the
-        // parent may have locked.
+        // SAFETY: the child allocates, which the C library's fork allows, and touches nothing that
+        // threads of the parent may have locked.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let memory = readable(1);
@@ -247,8 +248,9 @@ fn a_child_of_a_fork_drops_ranges_whose_handlers_its_parent_is_in() {
     });
 }
 
-/// A thread can fault, lose the processor, and look its range up after the owner has opened the memory and dropped
-/// the registration. Its access succeeds now, so no other handler, nor the default action, may see the fault.
+/// A thread can fault, lose the processor, and look its range up after the owner has opened the
+/// memory and dropped the registration. Its access succeeds now, so no other handler, nor the
+/// default action, may see the fault.
 #[test]
 fn a_fault_that_is_looked_up_after_its_range_was_dropped_is_retried() {
     use std::os::unix::process::ExitStatusExt;

@@ -1,6 +1,6 @@
-//! The table of fault ranges under every interleaving that matters and the weak memory of the model (loom): a lookup
-//! never sees a freed node, a handler never runs on a value that was taken out, and counts from before a fork are
-//! void.
+//! The table of fault ranges under every interleaving that matters and the weak memory of the model
+//! (loom): a lookup never sees a freed node, a handler never runs on a value that was taken out,
+//! and counts from before a fork are void.
 #![cfg(not(miri))]
 // The modules are compiled a second time here, and the model does not use all of them.
 #![allow(dead_code, unreachable_pub, clippy::duplicate_mod)]

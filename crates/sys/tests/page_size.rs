@@ -1,5 +1,6 @@
-//! A kernel with other pages than 4 KiB is refused by name. Most kernels have such pages, and the test then shows that
-//! they are not refused; `cargo xtask aarch64 --pages 16k` boots one with larger pages.
+//! A kernel with other pages than 4 KiB is refused by name. Most kernels have such pages, and the
+//! test then shows that they are not refused; `cargo xtask aarch64 --pages 16k` boots one with
+//! larger pages.
 #![cfg(not(miri))]
 
 use afresh_sys::{Call, Feature, Features, Memfd, PAGE_SIZE, Reservation};

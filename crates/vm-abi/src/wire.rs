@@ -1,5 +1,5 @@
-//! The wire format of host functions, both ways: values one after another, little-endian, without padding;
-//! `bool` is one byte, 0 or 1; byte strings and text are a `u32` length and the bytes.
+//! The wire format of host functions, both ways: values one after another, little-endian, without
+//! padding; `bool` is one byte, 0 or 1; byte strings and text are a `u32` length and the bytes.
 //!
 //! Promises: bytes that are not exactly one value of the type are refused, on either side.
 

@@ -1,6 +1,6 @@
 //! Time to a micro-VM's first answer from a snapshot file in the page cache, lazily and read whole:
-//! `restore DIRTY.elf [MIB…]`, one JSON object a line. The guest is the `dirty` sample, whose heap is
-//! filled with random bytes; the answer takes 16 pages of it.
+//! `restore DIRTY.elf [MIB…]`, one JSON object a line. The guest is the `dirty` sample, whose heap
+//! is filled with random bytes; the answer takes 16 pages of it.
 
 use std::error::Error;
 use std::time::{Duration, Instant};

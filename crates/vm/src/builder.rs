@@ -1,7 +1,7 @@
 //! Making a sandbox: from a program to a warm image.
 //!
-//! Promises: every refusal names the necessary change. May break it: a program whose initialisation never ends; it is
-//! stopped by the time limit like any call.
+//! Promises: every refusal names the necessary change. May break it: a program whose initialisation
+//! never ends; it is stopped by the time limit like any call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,9 +114,9 @@ impl SandboxBuilder {
         self
     }
 
-    /// The processor that the guest sees; [`CpuTemplate::host`] if not set. A guest may remember detected features,
-    /// so its snapshots thaw only on hosts that have every feature of the template. A thawed one keeps the template
-    /// it was built with, regardless of this setting.
+    /// The processor that the guest sees; [`CpuTemplate::host`] if not set. A guest may remember
+    /// detected features, so its snapshots thaw only on hosts that have every feature of the
+    /// template. A thawed one keeps the template it was built with, regardless of this setting.
     #[must_use]
     pub fn cpu(mut self, template: CpuTemplate) -> Self {
         self.cpu = Some(template);
@@ -137,16 +137,16 @@ impl SandboxBuilder {
         self
     }
 
-    /// The longest list of arguments that the guest may pass to a host function, in bytes; 16 MiB if not
-    /// set.
+    /// The longest list of arguments that the guest may pass to a host function, in bytes; 16 MiB
+    /// if not set.
     #[must_use]
     pub fn arguments(mut self, bytes: u64) -> Self {
         self.config.limits.arguments = bytes;
         self
     }
 
-    /// Maximum randomness of a call, or of the initialisation, in bytes; 1 MiB if not set. A guest that needs more
-    /// expands it with its own generator.
+    /// Maximum randomness of a call, or of the initialisation, in bytes; 1 MiB if not set. A guest
+    /// that needs more expands it with its own generator.
     #[must_use]
     pub fn random(mut self, bytes: u64) -> Self {
         self.config.limits.random = bytes;
@@ -167,10 +167,10 @@ impl SandboxBuilder {
         self
     }
 
-    /// Takes up to `bytes` of the memory that is zero in the image from `stock` (an `Arc<afresh_frames::Stage>`, say)
-    /// when a sandbox is made, this one or a fork of it. The memory comes as resident blocks of 2 MiB, so the guest's
-    /// first writes need no host fault. Memory that the first call does not use is released at the first reset. None
-    /// if not set.
+    /// Takes up to `bytes` of the memory that is zero in the image from `stock` (an
+    /// `Arc<afresh_frames::Stage>`, say) when a sandbox is made, this one or a fork of it. The
+    /// memory comes as resident blocks of 2 MiB, so the guest's first writes need no host fault.
+    /// Memory that the first call does not use is released at the first reset. None if not set.
     #[must_use]
     pub fn zero_memory(mut self, stock: Arc<dyn ZeroPageSource>, bytes: u64) -> Self {
         let pages = usize::try_from(bytes / PAGE).unwrap_or(usize::MAX);

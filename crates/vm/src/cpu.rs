@@ -1,15 +1,17 @@
 //! Which processor a guest sees: a named template, the same on every host that can serve it.
 //!
-//! A template is a list of features. CPUID shows those and no other, so a feature detected during the warm-up exists
-//! wherever the snapshot is thawed; a snapshot records the template's name and its features, and a host that lacks
-//! one of them refuses it by name.
+//! A template is a list of features. CPUID shows those and no other, so a feature detected during
+//! the warm-up exists wherever the snapshot is thawed; a snapshot records the template's name and
+//! its features, and a host that lacks one of them refuses it by name.
 //!
-//! Promises: nothing that a template leaves out is shown; the order and meaning of `FEATURES` may change freely, for
-//! only names are ever stored. May break it: a guest that uses an instruction without checking for it. Features that
-//! a template leaves out are also forbidden where the processor can do so: AVX and AVX-512 by XCR0; RDRAND, RDSEED,
-//! RDTSCP and INVPCID by KVM on Intel, by the guest's CPUID; protection keys, user access to the FS and GS base,
-//! shadow stacks, AMX, MPX, TSX tracing and UMWAIT are in no template and stay off. The others (SSE4, AES, SHA, GFNI,
-//! BMI, ADX, MOVBE and so on) have no switch: level 3 can execute them wherever the processor has them.
+//! Promises: nothing that a template leaves out is shown; the order and meaning of `FEATURES` may
+//! change freely, for only names are ever stored. May break it: a guest that uses an instruction
+//! without checking for it. Features that a template leaves out are also forbidden where the
+//! processor can do so: AVX and AVX-512 by XCR0; RDRAND, RDSEED, RDTSCP and INVPCID by KVM on
+//! Intel, by the guest's CPUID; protection keys, user access to the FS and GS base, shadow stacks,
+//! AMX, MPX, TSX tracing and UMWAIT are in no template and stay off. The others (SSE4, AES, SHA,
+//! GFNI, BMI, ADX, MOVBE and so on) have no switch: level 3 can execute them wherever the processor
+//! has them.
 
 use std::borrow::Cow;
 
@@ -68,10 +70,10 @@ macro_rules! features {
     };
 }
 
-/// Every feature that a template can hold: those that a program at level 3 may detect and use. Left out, so never
-/// shown: features that need a switch that a guest does not have (protection keys, FSGSBASE, CET, AMX, MPX), that
-/// have separate state (TSX), that wait (MONITOR, WAITPKG) or that reveal the host's processor (RDPID, performance
-/// counters), and virtualisation.
+/// Every feature that a template can hold: those that a program at level 3 may detect and use. Left
+/// out, so never shown: features that need a switch that a guest does not have (protection keys,
+/// FSGSBASE, CET, AMX, MPX), that have separate state (TSX), that wait (MONITOR, WAITPKG) or that
+/// reveal the host's processor (RDPID, performance counters), and virtualisation.
 #[rustfmt::skip]
 static FEATURES: &[Feature] = features! {
     0x1 0 Ecx:
@@ -181,16 +183,16 @@ impl CpuTemplate {
         Self::level("x86-64-v2", Level::V2)
     }
 
-    /// x86-64-v3 (AVX2, BMI, FMA, MOVBE) with AES, PCLMULQDQ, ADX, RDRAND, RDSEED and RDTSCP: Intel since
-    /// Broadwell, AMD since Zen. AVX-512 is off; SHA, VAES, GFNI and VNNI are not shown.
+    /// x86-64-v3 (AVX2, BMI, FMA, MOVBE) with AES, PCLMULQDQ, ADX, RDRAND, RDSEED and RDTSCP: Intel
+    /// since Broadwell, AMD since Zen. AVX-512 is off; SHA, VAES, GFNI and VNNI are not shown.
     #[must_use]
     pub fn v3() -> Self {
         Self::level("x86-64-v3", Level::V3)
     }
 
     /// x86-64-v4 (AVX-512 F, BW, CD, DQ, VL) with all of `v3`, SHA, GFNI, VAES, VPCLMULQDQ and the
-    /// AVX-512 extensions IFMA, VBMI, VBMI2, VNNI, BITALG and VPOPCNTDQ: Intel servers since Ice Lake, AMD
-    /// since Zen 4.
+    /// AVX-512 extensions IFMA, VBMI, VBMI2, VNNI, BITALG and VPOPCNTDQ: Intel servers since Ice
+    /// Lake, AMD since Zen 4.
     #[must_use]
     pub fn v4() -> Self {
         Self::level("x86-64-v4", Level::V4)
@@ -202,7 +204,8 @@ impl CpuTemplate {
         Self { name: name.into(), set }
     }
 
-    /// Every feature that CPUID shows by `register`, which gives the value of a leaf, index and register.
+    /// Every feature that CPUID shows by `register`, which gives the value of a leaf, index and
+    /// register.
     pub(crate) fn from_cpuid(
         name: &'static str,
         mut register: impl FnMut(u32, u32, Register) -> u32,

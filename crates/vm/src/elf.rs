@@ -1,8 +1,9 @@
 //! A guest program: a static position-independent ELF executable, checked field by field.
 //!
-//! Promises: a `Program` never reaches outside the file or outside its own span, its entry is in an executable
-//! segment, no page is both writable and executable, and every relocation is one that `image` can apply. May break
-//! it: nothing in the input; every malformed field is an error that names it.
+//! Promises: a `Program` never reaches outside the file or outside its own span, its entry is in an
+//! executable segment, no page is both writable and executable, and every relocation is one that
+//! `image` can apply. May break it: nothing in the input; every malformed field is an error that
+//! names it.
 
 use object::Endianness;
 use object::elf::{
@@ -117,8 +118,8 @@ pub(crate) struct Segment {
 pub struct Program<'a> {
     bytes: &'a [u8],
     segments: Vec<Segment>,
-    /// The relocation tables, checked. They are read again when they are applied: an eighth of a byte of `DT_RELR` names a
-    /// place.
+    /// The relocation tables, checked. They are read again when they are applied: an eighth of a
+    /// byte of `DT_RELR` names a place.
     rela: &'a [u8],
     relr: &'a [u8],
     entry: u64,
@@ -139,8 +140,8 @@ fn rela_entries(table: &[u8]) -> impl Iterator<Item = (u32, Rela)> + '_ {
     })
 }
 
-/// The places that a `DT_RELR` table names: an even word is a place, an odd word a bitmap of the 63 words that
-/// follow.
+/// The places that a `DT_RELR` table names: an even word is a place, an odd word a bitmap of the 63
+/// words that follow.
 fn relr_places(table: &[u8]) -> impl Iterator<Item = u64> + '_ {
     let mut next = 0u64;
     table.chunks_exact(8).flat_map(move |entry| {

@@ -1,7 +1,7 @@
 //! Errors of a sandbox, by operation: making one, calling it, and KVM beneath both.
 //!
-//! Promises: each error names its cause, and the way out if one exists. May break it: nothing here; the errors of a
-//! single file stay in that file.
+//! Promises: each error names its cause, and the way out if one exists. May break it: nothing here;
+//! the errors of a single file stay in that file.
 
 use afresh_memory::{ImageError, ResetError, SlotError, TrackError};
 use afresh_sys::SysError;
@@ -179,8 +179,8 @@ pub enum CallError {
         /// Capacity of the buffer.
         capacity: u64,
     },
-    /// The sandbox was made by another process, which this one was forked from. KVM serves a machine only to
-    /// the process that made it.
+    /// The sandbox was made by another process, which this one was forked from. KVM serves a
+    /// machine only to the process that made it.
     #[error(
         "this sandbox belongs to the process that made it, and this one was forked from that; make a new one here, \
          from a snapshot (Snapshot::fork) or from the program"
@@ -195,8 +195,8 @@ pub enum CallError {
     /// KVM failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// The guest's memory comes from a snapshot, and a page of it could not be fetched. The sandbox can
-    /// only be dropped.
+    /// The guest's memory comes from a snapshot, and a page of it could not be fetched. The sandbox
+    /// can only be dropped.
     #[error("the guest's memory is incomplete: {0}")]
     Memory(String),
     /// Noticing the guest's writes failed.
@@ -213,8 +213,8 @@ pub enum CallError {
     /// A snapshot could not be stored.
     #[error(transparent)]
     Snapshot(#[from] ImageError),
-    /// The guest writes more than a dirty ring holds, and moving it to a machine with another tracker
-    /// failed; the sandbox is quarantined.
+    /// The guest writes more than a dirty ring holds, and moving it to a machine with another
+    /// tracker failed; the sandbox is quarantined.
     #[error("moving the guest to a machine with a dirty log failed: {0}")]
     Replace(#[source] Box<BuildError>),
     /// A snapshot could not be restored; the sandbox is quarantined.

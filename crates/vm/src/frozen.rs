@@ -1,11 +1,12 @@
 //! A guest's state as pages and bytes: the contents of a snapshot.
 //!
-//! The pages are those of guest memory and then those of the program file, so another machine needs only the
-//! snapshot. The bytes hold all sizes and the entry of calls. Descriptors, entry code and page tables are in neither:
-//! they are built anew, for the host that thaws.
+//! The pages are those of guest memory and then those of the program file, so another machine needs
+//! only the snapshot. The bytes hold all sizes and the entry of calls. Descriptors, entry code and
+//! page tables are in neither: they are built anew, for the host that thaws.
 //!
-//! Promises: a sandbox thawed from it starts in the frozen state, bit for bit; data from elsewhere is checked before
-//! it is used. May break it: memory shared with the host, which is not part of any snapshot.
+//! Promises: a sandbox thawed from it starts in the frozen state, bit for bit; data from elsewhere
+//! is checked before it is used. May break it: memory shared with the host, which is not part of
+//! any snapshot.
 
 use afresh_memory::{Image, ImageError, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
@@ -21,8 +22,8 @@ use crate::snapshot::Snapshot;
 
 /// Kind of guest, in snapshots.
 const KIND: &str = "vm";
-/// The version of the state: the form of the bytes below, and the guest's interface. Goes up when either changes in a
-/// way that older states do not survive.
+/// The version of the state: the form of the bytes below, and the guest's interface. Goes up when
+/// either changes in a way that older states do not survive.
 const ENGINE: &str = "afresh-vm state 2";
 
 /// Maximum length of the bytes: a list of names takes many times as much once it is decoded.
@@ -118,8 +119,8 @@ impl Frozen {
             && same(self) == same(other)
     }
 
-    /// The guest build that a snapshot of it belongs to. The CPU features are those that it was shown, for
-    /// it may have detected them and acted upon it.
+    /// The guest build that a snapshot of it belongs to. The CPU features are those that it was
+    /// shown, for it may have detected them and acted upon it.
     #[must_use]
     pub fn build(&self) -> GuestBuild {
         GuestBuild {
@@ -181,13 +182,14 @@ impl Frozen {
     /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
     ///
     /// # Errors
-    /// [`ThawError`]: a snapshot of another kind of guest or for a CPU with more features, a damaged one,
-    /// or no memory for it.
+    /// [`ThawError`]: a snapshot of another kind of guest or for a CPU with more features, a
+    /// damaged one, or no memory for it.
     pub fn load(snapshot: Saved, options: &Options) -> Result<Self, ThawError> {
         Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, options))
     }
 
-    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists them.
+    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists
+    /// them.
     ///
     /// # Errors
     /// As [`Frozen::load`].
@@ -215,8 +217,8 @@ impl Frozen {
         Ok(this)
     }
 
-    /// The program's file, checked against its digest. Zeros in it take no memory, so a snapshot of a few pages
-    /// that claims a large program costs no more than its pages.
+    /// The program's file, checked against its digest. Zeros in it take no memory, so a snapshot of
+    /// a few pages that claims a large program costs no more than its pages.
     pub(crate) fn read_program(&self) -> Result<ReadProgram, ThawError> {
         let all = PageRange::new(0, self.program.pages());
         self.program.resolve(all).map_err(ThawError::Image)?;
@@ -225,7 +227,8 @@ impl Frozen {
         memory.map_anonymous(all, Protection::ReadWrite).map_err(failed)?;
         for page in self.program.stored().flat_map(|run| run.start..run.end()) {
             let Some(content) = self.program.page(page) else { continue };
-            // SAFETY: inside the memory just mapped, which nothing else uses; no image is part of it.
+            // SAFETY: inside the memory just mapped, which nothing else uses; no image is part of
+            // it.
             unsafe {
                 memory.page_ptr(page).copy_from_nonoverlapping(content.as_ptr(), content.len())
             };
@@ -247,12 +250,14 @@ pub(crate) struct ReadProgram {
 
 impl ReadProgram {
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory is at least that long, readable and alive while this value is, and nothing writes it.
+        // SAFETY: the memory is at least that long, readable and alive while this value is, and
+        // nothing writes it.
         unsafe { std::slice::from_raw_parts(self.memory.page_ptr(0), self.len) }
     }
 }
 
-/// The features of this host that templates know. Without KVM nothing can be thawed either, which is then the error.
+/// The features of this host that templates know. Without KVM nothing can be thawed either, which
+/// is then the error.
 fn offered() -> Vec<String> {
     match CpuTemplate::host() {
         Ok(host) => host.features().map(str::to_owned).collect(),

@@ -149,8 +149,8 @@ impl Layout {
             regions.push(Placed { span: Span { start: next, len }, kind });
             next = end;
         }
-        // Without extra regions the system span follows at once, so that one memory slot of KVM holds
-        // both: setting a slot up waits for a grace period of the kernel.
+        // Without extra regions the system span follows at once, so that one memory slot of KVM
+        // holds both: setting a slot up waits for a grace period of the kernel.
         let system = if regions.is_empty() { main.end() } else { next + PAGE };
         Ok(Self { main, stack, input, heap, regions, system })
     }

@@ -210,8 +210,8 @@ impl Machine {
         Ok(Self { vcpu, vm, created, fresh, tracking, ring, left, xcr0, events, debug, admitted })
     }
 
-    /// Gives the machine its memory, once. Returns the tracking resources for the engine, unless tracking is off.
-    /// `pages` bounds the guest-physical space.
+    /// Gives the machine its memory, once. Returns the tracking resources for the engine, unless
+    /// tracking is off. `pages` bounds the guest-physical space.
     ///
     /// # Safety
     /// The memory must stay mapped while the machine exists.
@@ -302,8 +302,8 @@ impl Machine {
         self.fresh
     }
 
-    /// The name of other state that differs from a new vCPU: the guest cannot read it, but some of it decides how the
-    /// next call begins.
+    /// The name of other state that differs from a new vCPU: the guest cannot read it, but some of
+    /// it decides how the next call begins.
     pub(crate) fn compare_rest(
         &self,
         processor: &Processor,
@@ -357,9 +357,9 @@ impl Machine {
         }
     }
 
-    /// Resets the vCPU after a call that did not end by itself: finishes incomplete operations, and removes pending
-    /// events. Says whether it can be used again; if not, only a new machine will do. Comes before memory is reset,
-    /// because an unfinished operation may write there.
+    /// Resets the vCPU after a call that did not end by itself: finishes incomplete operations, and
+    /// removes pending events. Says whether it can be used again; if not, only a new machine will
+    /// do. Comes before memory is reset, because an unfinished operation may write there.
     pub(crate) fn revive(&mut self) -> Result<bool, KvmError> {
         if self.left == PendingExit::Unknown {
             return Ok(false);
@@ -377,8 +377,8 @@ impl Machine {
         Ok(true)
     }
 
-    /// Has KVM finish the instruction that the last exit was a part of, without running another. Says
-    /// whether that is certain.
+    /// Has KVM finish the instruction that the last exit was a part of, without running another.
+    /// Says whether that is certain.
     #[cold]
     fn finish(&mut self) -> Result<bool, KvmError> {
         if is(Bug::Exit) {
@@ -413,8 +413,8 @@ impl Machine {
         Ok(self.left == PendingExit::Nothing)
     }
 
-    /// Makes sure that the kick signal interrupts the vCPU on the calling thread, whose number is `thread`. Costs
-    /// nothing while calls stay on one thread and are not interrupted.
+    /// Makes sure that the kick signal interrupts the vCPU on the calling thread, whose number is
+    /// `thread`. Costs nothing while calls stay on one thread and are not interrupted.
     #[inline]
     pub(crate) fn admit(&mut self, kick: KickSignal, thread: i32) -> Result<(), KvmError> {
         if self.admitted == thread { Ok(()) } else { self.admit_all(kick, thread) }
@@ -427,7 +427,8 @@ impl Machine {
         Ok(())
     }
 
-    /// After an interruption that did not stop the call: signals that the calling thread blocks interrupt it no more.
+    /// After an interruption that did not stop the call: signals that the calling thread blocks
+    /// interrupt it no more.
     #[cold]
     pub(crate) fn admit_unblocked(&mut self, kick: KickSignal) -> Result<(), KvmError> {
         self.admitted = 0;

@@ -1,8 +1,8 @@
 //! A guest's memory as the host reaches it: bounds-checked copies that record their writes.
 //!
-//! Promises: no address from a guest is used unchecked, no reference to guest memory is ever formed, and every page
-//! written through this interface is known to the next reset, for every tracker of guest writes. May break it:
-//! writing through the slot's raw address elsewhere.
+//! Promises: no address from a guest is used unchecked, no reference to guest memory is ever
+//! formed, and every page written through this interface is known to the next reset, for every
+//! tracker of guest writes. May break it: writing through the slot's raw address elsewhere.
 
 use std::sync::Arc;
 
@@ -27,7 +27,8 @@ pub struct AccessError {
     pub len: u64,
     /// Whether the access was a write.
     pub write: bool,
-    /// Why the content will never be there, where the guest comes from a snapshot and that is the reason.
+    /// Why the content will never be there, where the guest comes from a snapshot and that is the
+    /// reason.
     pub incomplete: Option<String>,
 }
 
@@ -105,8 +106,8 @@ impl GuestMemory {
         }
     }
 
-    /// Waits until the bytes are in place, in a guest whose memory is filled lazily. Only then may they be
-    /// touched: a page that never comes closes the memory.
+    /// Waits until the bytes are in place, in a guest whose memory is filled lazily. Only then may
+    /// they be touched: a page that never comes closes the memory.
     fn fetch(
         &self,
         window: &Window,
@@ -138,7 +139,8 @@ impl GuestMemory {
             let _fits = shared.read((address - window.span.start) as usize, out);
             return Ok(());
         }
-        // SAFETY: the window holds `len` bytes at `address`, mapped until `self` is dropped; the vCPU is stopped.
+        // SAFETY: the window holds `len` bytes at `address`, mapped until `self` is dropped; the
+        // vCPU is stopped.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 self.pointer(window, address),
@@ -176,8 +178,8 @@ impl GuestMemory {
             return Ok(());
         }
         out.reserve(len);
-        // SAFETY: as in `read`; the vector has room for `len` bytes behind those it holds, and they are
-        // initialised by the copy before its length is set.
+        // SAFETY: as in `read`; the vector has room for `len` bytes behind those it holds, and they
+        // are initialised by the copy before its length is set.
         unsafe {
             let target = out.as_mut_ptr().add(before);
             std::ptr::copy_nonoverlapping(self.pointer(window, address), target, len);

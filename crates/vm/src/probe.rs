@@ -1,13 +1,14 @@
 //! Probes guest instructions where KVM does not report their behaviour.
 //!
-//! On hardware every CPUID of a guest ends in KVM, and XSAVE works as the guest's CR4 and XCR0 allow. Where KVM is
-//! paravirtual, a guest is a program at level 3 on the host's processor: CPUID may be answered by that, and XSAVE
-//! work although KVM offers none. Believing KVM there would leave the upper halves of the vector registers from call
-//! to call. Such a host is recognised by a processor that has XSAVE under a KVM that does not offer it. There a guest
-//! of a few instructions is run, once a process, to find out.
+//! On hardware every CPUID of a guest ends in KVM, and XSAVE works as the guest's CR4 and XCR0
+//! allow. Where KVM is paravirtual, a guest is a program at level 3 on the host's processor: CPUID
+//! may be answered by that, and XSAVE work although KVM offers none. Believing KVM there would
+//! leave the upper halves of the vector registers from call to call. Such a host is recognised by a
+//! processor that has XSAVE under a KVM that does not offer it. There a guest of a few instructions
+//! is run, once a process, to find out.
 //!
-//! Promises: a guest sees exactly its template, or the template is refused. May break it: a paravirtual KVM that
-//! offers XSAVE and does not serve it as hardware does.
+//! Promises: a guest sees exactly its template, or the template is refused. May break it: a
+//! paravirtual KVM that offers XSAVE and does not serve it as hardware does.
 
 use std::sync::{Arc, OnceLock};
 
@@ -73,8 +74,8 @@ pub(crate) fn build_processor(template: Option<CpuTemplate>) -> Result<Processor
     processor(template)
 }
 
-/// The processor of a guest that was built with `template`. If it finds more features than that, its frozen states
-/// will, too.
+/// The processor of a guest that was built with `template`. If it finds more features than that,
+/// its frozen states will, too.
 pub(crate) fn thaw_processor(template: CpuTemplate) -> Result<Processor, KvmError> {
     if matches!(probe_behaviour()?, CpuBehaviour::AsKvmSays) {
         return processor(template);
@@ -101,7 +102,8 @@ fn processor(template: CpuTemplate) -> Result<Processor, KvmError> {
 }
 
 impl CpuTemplate {
-    /// Every feature that a guest can have here, of those that templates know; the default of guests.
+    /// Every feature that a guest can have here, of those that templates know; the default of
+    /// guests.
     ///
     /// # Errors
     /// [`KvmError`] where KVM cannot be used at all.

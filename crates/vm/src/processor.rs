@@ -1,8 +1,9 @@
 //! A template as KVM takes it: the leaves of CPUID, and the extended state that goes with them.
 //!
-//! Promises: a leaf shows the template's features, the prerequisites to run at all (long mode, paging), sizes and
-//! names; no other feature of the host. The vendor, family and model stay the host's, for the meaning of some
-//! instructions depends on them. May break it: a feature bit outside the leaves below; those leaves are not shown.
+//! Promises: a leaf shows the template's features, the prerequisites to run at all (long mode,
+//! paging), sizes and names; no other feature of the host. The vendor, family and model stay the
+//! host's, for the meaning of some instructions depends on them. May break it: a feature bit
+//! outside the leaves below; those leaves are not shown.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;

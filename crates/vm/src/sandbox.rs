@@ -1,8 +1,8 @@
 //! A sandbox: one guest, called and reset.
 //!
 //! Promises: after a reset every byte and register the guest can see equals the image; a call that
-//! failed leaves a sandbox that refuses calls until it is reset; a reset that failed leaves one that
-//! refuses everything.
+//! failed leaves a sandbox that refuses calls until it is reset; a reset that failed leaves one
+//! that refuses everything.
 
 use std::sync::Arc;
 

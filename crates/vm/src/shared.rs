@@ -1,8 +1,8 @@
 //! Memory that the host and any number of guests see at once.
 //!
-//! Promises: it is mapped until the last reference is dropped, and only copied from and to, never borrowed; host
-//! threads may read and write it at the same time, and find a mixture at worst. May break it: expecting it to be
-//! reset; it is not part of any image.
+//! Promises: it is mapped until the last reference is dropped, and only copied from and to, never
+//! borrowed; host threads may read and write it at the same time, and find a mixture at worst. May
+//! break it: expecting it to be reset; it is not part of any image.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,11 +46,12 @@ impl SharedMemory {
         self.mapping.base().as_ptr().wrapping_add(offset)
     }
 
-    /// The memory as words. Every access of the host goes through them, and all are of this size: two threads
-    /// of the host may come to the same word.
+    /// The memory as words. Every access of the host goes through them, and all are of this size:
+    /// two threads of the host may come to the same word.
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is readable and writable, begins at a page and is whole pages long, and lasts until
-        // `self` is dropped. Other writers are guests, which are outside this process's memory model.
+        // SAFETY: the mapping is readable and writable, begins at a page and is whole pages long,
+        // and lasts until `self` is dropped. Other writers are guests, which are outside this
+        // process's memory model.
         unsafe {
             std::slice::from_raw_parts(self.mapping.base().as_ptr().cast(), self.len() / WORD)
         }

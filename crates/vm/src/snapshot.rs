@@ -87,7 +87,8 @@ impl Sandbox {
     /// that the sandbox returns to.
     ///
     /// # Errors
-    /// [`CallError::ForeignSnapshot`], with nothing changed; any other error quarantines the sandbox.
+    /// [`CallError::ForeignSnapshot`], with nothing changed; any other error quarantines the
+    /// sandbox.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), CallError> {
         if !Arc::ptr_eq(&self.template, &snapshot.template) {
             return Err(CallError::ForeignSnapshot);

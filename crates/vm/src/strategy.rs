@@ -18,8 +18,8 @@ pub enum Tracking {
     Ring,
     /// KVM's dirty log.
     Log,
-    /// The host's page tables: asynchronous userfaultfd write protection and `PAGEMAP_SCAN`. Independent of
-    /// KVM.
+    /// The host's page tables: asynchronous userfaultfd write protection and `PAGEMAP_SCAN`.
+    /// Independent of KVM.
     Scan,
     /// Not at all: every page counts as written.
     Nothing,
@@ -39,8 +39,8 @@ pub(crate) enum DirtyTracking {
 /// How a sandbox is reset to its image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ResetMethod {
-    /// The strategy of a reset. A tracker that a strategy names counts for nothing here: [`ResetMethod::tracking`]
-    /// does.
+    /// The strategy of a reset. A tracker that a strategy names counts for nothing here:
+    /// [`ResetMethod::tracking`] does.
     pub strategy: Strategy,
     /// How it notices writes, for the strategies that need that.
     pub tracking: Tracking,
@@ -75,8 +75,8 @@ impl ResetMethod {
         abilities().map_or(self, |abilities| self.resolve(&abilities).0)
     }
 
-    /// The concrete form of this method on a host with `abilities`, without automatic parts, and the reason. Explicit
-    /// choices stay.
+    /// The concrete form of this method on a host with `abilities`, without automatic parts, and
+    /// the reason. Explicit choices stay.
     pub(crate) fn resolve(self, abilities: &HostSupport) -> (Self, &'static str) {
         let strategy = match self.strategy {
             Strategy::Auto | Strategy::WriteSet(_) => Strategy::WriteSet(None),

@@ -1,9 +1,9 @@
 //! The system span: descriptor tables, entry code, the boot page and the page tables.
 //!
-//! Promises: a guest that starts from `start_state` runs at privilege level 3 in long mode and never leaves it: it
-//! has no interrupt table and no system call, and may use only the hypercall's port. Accessed, dirty and busy bits
-//! are preset, so the processor never writes here.
-//! May break it: mapping any page of this span writable for the guest.
+//! Promises: a guest that starts from `start_state` runs at privilege level 3 in long mode and
+//! never leaves it: it has no interrupt table and no system call, and may use only the hypercall's
+//! port. Accessed, dirty and busy bits are preset, so the processor never writes here. May break
+//! it: mapping any page of this span writable for the guest.
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 
@@ -22,8 +22,9 @@ const NO_EXECUTE: u64 = 1 << 63;
 pub(crate) const CODE: u16 = 0x33;
 const DATA: u16 = 0x2b;
 const TASK: u16 = 0x40;
-/// Pages of the span, behind descriptors and entry code: the pristine extended state, as large as any
-/// processor's (11 KiB with AMX, which a paravirtual guest's `xrstor` reaches over), the boot page, tables.
+/// Pages of the span, behind descriptors and entry code: the pristine extended state, as large as
+/// any processor's (11 KiB with AMX, which a paravirtual guest's `xrstor` reaches over), the boot
+/// page, tables.
 const PRISTINE: u64 = 2;
 const BOOT: u64 = 5;
 const TABLES: u64 = 6;
@@ -73,8 +74,8 @@ impl System {
         self.entry() + PROBE
     }
 
-    /// Maximum length of the span of a layout. Page tables of all levels follow the guest's addresses, whether or not
-    /// its pages hold anything.
+    /// Maximum length of the span of a layout. Page tables of all levels follow the guest's
+    /// addresses, whether or not its pages hold anything.
     pub(crate) fn max_len(layout: &Layout) -> u64 {
         let end = layout.system;
         let tables = (end >> 21) + (end >> 30) + (end >> 39) + 5;
@@ -194,8 +195,8 @@ fn descriptor_page(address: u64, page: &mut [u8]) {
     bitmap[usize::from(PORT) / 8] &= !(0xf << (PORT % 8));
 }
 
-/// `mov` from R9D to DS, ES, FS and GS: where KVM is paravirtual, these hold the last values loaded here, not the
-/// host's.
+/// `mov` from R9D to DS, ES, FS and GS: where KVM is paravirtual, these hold the last values loaded
+/// here, not the host's.
 const LOAD_SEGMENTS: [u8; 12] =
     [0x41, 0x8e, 0xd9, 0x41, 0x8e, 0xc1, 0x41, 0x8e, 0xe1, 0x41, 0x8e, 0xe9];
 const PROBE: u64 = 0x40;

@@ -1,7 +1,7 @@
 //! Thawing: a sandbox out of a frozen guest, without running its initialisation.
 //!
-//! Promises: the sandbox starts in the frozen state, and returns to it at every reset; the system pages of a guest
-//! are built here and never read from a snapshot.
+//! Promises: the sandbox starts in the frozen state, and returns to it at every reset; the system
+//! pages of a guest are built here and never read from a snapshot.
 
 use std::sync::Arc;
 
@@ -19,12 +19,13 @@ use crate::system::System;
 use crate::template::{Content, ProgramFile, Template};
 
 impl SandboxBuilder {
-    /// A sandbox in the state of `frozen`, which it returns to at every reset. No initialisation runs.
+    /// A sandbox in the state of `frozen`, which it returns to at every reset. No initialisation
+    /// runs.
     ///
-    /// The builder brings host functions, limits, log and how it is reset. Sizes and the processor come from the
-    /// frozen state.
-    /// So do the regions, if the builder adds none; a guest with shared memory needs all of its regions
-    /// added as when it was built, for the shared memory is not in the snapshot.
+    /// The builder brings host functions, limits, log and how it is reset. Sizes and the processor
+    /// come from the frozen state. So do the regions, if the builder adds none; a guest with shared
+    /// memory needs all of its regions added as when it was built, for the shared memory is not in
+    /// the snapshot.
     ///
     /// # Errors
     /// [`ThawError`]; [`Incompatible::Regions`] names the first region that differs.

@@ -1,8 +1,8 @@
 //! KVM's dirty log and dirty ring as trackers of the engine.
 //!
-//! Promises: a page that the guest, or the host through this crate, wrote since it was last armed is
-//! reported by the next drain; a reported page stays writable and is not reported again until it is
-//! armed. The ring protects everything it reported when any page is armed; pages that the engine
+//! Promises: a page that the guest, or the host through this crate, wrote since it was last armed
+//! is reported by the next drain; a reported page stays writable and is not reported again until it
+//! is armed. The ring protects everything it reported when any page is armed; pages that the engine
 //! still holds open are then noticed again, and kept to ourselves.
 //!
 //! May break it: writes by the host past `Shared::host_wrote`.
@@ -35,7 +35,8 @@ pub(crate) enum Source {
     Ring(DirtyRing),
 }
 
-/// State that the tracker and the running vCPU share: a full ring is emptied in the middle of a run.
+/// State that the tracker and the running vCPU share: a full ring is emptied in the middle of a
+/// run.
 #[derive(Debug)]
 struct State {
     vm: Arc<VmFd>,
@@ -172,9 +173,9 @@ impl State {
 
 struct KvmTracker(Shared);
 
-// SAFETY: pages come from KVM's log or ring of the memory slots that were set up for this very range, or from the
-// host's own notes, and `PageSet` appends them in order, each once. KVM reports the guest's writes, `host_wrote` the
-// host's.
+// SAFETY: pages come from KVM's log or ring of the memory slots that were set up for this very
+// range, or from the host's own notes, and `PageSet` appends them in order, each once. KVM reports
+// the guest's writes, `host_wrote` the host's.
 unsafe impl Tracker for KvmTracker {
     fn kind(&self) -> TrackerKind {
         match self.0.lock().source {

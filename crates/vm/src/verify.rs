@@ -1,7 +1,7 @@
 //! Comparing a sandbox with its image.
 //!
-//! Promises: every difference is found, memory or register; a sandbox that did not pass cannot be called. May break
-//! it: differences that only a guest's own instructions show, such as caches.
+//! Promises: every difference is found, memory or register; a sandbox that did not pass cannot be
+//! called. May break it: differences that only a guest's own instructions show, such as caches.
 
 use crate::PAGE;
 use crate::call::Phase;
@@ -36,12 +36,12 @@ pub enum VerifyError {
 }
 
 impl Sandbox {
-    /// Compares all memory and all registers with the image. The registers are those at the start of a call, after
-    /// the entry code cleared the extended state.
+    /// Compares all memory and all registers with the image. The registers are those at the start
+    /// of a call, after the entry code cleared the extended state.
     ///
     /// # Errors
-    /// The first difference, or why the comparison failed. The sandbox must then be reset; if no call or write can be
-    /// the cause, it is quarantined instead.
+    /// The first difference, or why the comparison failed. The sandbox must then be reset; if no
+    /// call or write can be the cause, it is quarantined instead.
     pub fn verify(&mut self) -> Result<(), VerifyError> {
         self.check()?;
         // If this is interrupted, by a panic for example, the sandbox must not look ready.

@@ -1,8 +1,8 @@
 //! Deadlines of running calls, and stopping a call from outside.
 //!
-//! Promises: a call past its deadline leaves the guest within about a millisecond of it; a call that
-//! ended is never disturbed afterwards. A call costs two atomic stores here. May break it: a host
-//! function that blocks; it is only noticed when it returns to the guest.
+//! Promises: a call past its deadline leaves the guest within about a millisecond of it; a call
+//! that ended is never disturbed afterwards. A call costs two atomic stores here. May break it: a
+//! host function that blocks; it is only noticed when it returns to the guest.
 
 use std::cell::Cell;
 use std::io;

@@ -19,8 +19,8 @@ const DT_RELR: u64 = 36;
 const DT_RELRSZ: u64 = 35;
 const DT_RELRENT: u64 = 37;
 
-/// A program of one executable segment, the file, and one writable segment of `data` bytes without content. Its
-/// `DT_RELR` table is `relr`.
+/// A program of one executable segment, the file, and one writable segment of `data` bytes without
+/// content. Its `DT_RELR` table is `relr`.
 fn program(data: u64, relr: &[u64]) -> Vec<u8> {
     let (headers, dynamic) = (64, 64 + 3 * 56);
     let table = dynamic + 4 * 16;
@@ -99,8 +99,8 @@ fn a_table_that_names_places_again_and_again_is_refused() {
     assert!(most < 64 << 10, "{most} bytes for a file of {}", file.len());
 }
 
-/// The resident memory of the process is that of all its tests. A test that reads it runs alone, and those that
-/// allocate many megabytes hold this lock shared.
+/// The resident memory of the process is that of all its tests. A test that reads it runs alone,
+/// and those that allocate many megabytes hold this lock shared.
 static RESIDENT: RwLock<()> = RwLock::new(());
 
 /// Lets no test run that reads [`resident`].

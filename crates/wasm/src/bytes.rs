@@ -1,8 +1,8 @@
 //! Handlers that take and give bytes, and bytes that a host function hands to the guest.
 //!
-//! Promises: bytes go where the guest made room for them, and an address that the guest names is checked before
-//! anything is written or read there. May break it: a guest whose allocator returns memory in use spoils its own
-//! memory, and nothing else.
+//! Promises: bytes go where the guest made room for them, and an address that the guest names is
+//! checked before anything is written or read there. May break it: a guest whose allocator returns
+//! memory in use spoils its own memory, and nothing else.
 
 use afresh_rewrite::names;
 use wasmtime::{AsContextMut, Caller, Extern, Instance, Val};
@@ -14,15 +14,17 @@ use crate::lease::Entry;
 use crate::stores::CallLimits;
 use crate::{CallError, Lease, Warm};
 
-/// A handler that takes and gives bytes, resolved by [`crate::Warm::bytes_entry`]. It has one of two forms:
+/// A handler that takes and gives bytes, resolved by [`crate::Warm::bytes_entry`]. It has one of
+/// two forms:
 ///
-/// * `(len: i32) -> i64`. The guest also exports `afresh_buffer(len: i32) -> i32`, which returns the address of an
-///   input buffer; the handler reads its input there and returns `address << 32 | length` of its answer.
-/// * `(address: i32, len: i32)`, which reads its input where the guest's own allocator has made room for it: the
-///   first of `afresh_alloc`, `host_alloc`, `alloc` and `malloc` that it exports, `(len: i32) -> i32`. The guest and
-///   its allocator decide when the input is freed. It returns an answer as above, or an `i32`, which is a status like
-///   a program's: anything but 0 is a failure, [`CallError::Exit`]; or nothing. Without an answer the call gives no
-///   bytes.
+/// * `(len: i32) -> i64`. The guest also exports `afresh_buffer(len: i32) -> i32`, which returns
+///   the address of an input buffer; the handler reads its input there and returns
+///   `address << 32 | length` of its answer.
+/// * `(address: i32, len: i32)`, which reads its input where the guest's own allocator has made
+///   room for it: the first of `afresh_alloc`, `host_alloc`, `alloc` and `malloc` that it exports,
+///   `(len: i32) -> i32`. The guest and its allocator decide when the input is freed. It returns an
+///   answer as above, or an `i32`, which is a status like a program's: anything but 0 is a failure,
+///   [`CallError::Exit`]; or nothing. Without an answer the call gives no bytes.
 #[derive(Clone, Debug)]
 pub struct BytesEntry {
     pub(crate) room: Entry<i32, i32>,
@@ -103,8 +105,8 @@ impl Lease<'_> {
     /// As [`Lease::call_bytes`], for a guest with [`crate::GuestOptions::asynchronous`].
     ///
     /// # Errors
-    /// As [`Lease::invoke_async`]; [`CallError::Interface`] when the guest names memory that it does not
-    /// have.
+    /// As [`Lease::invoke_async`]; [`CallError::Interface`] when the guest names memory that it
+    /// does not have.
     pub async fn call_bytes_async(
         &mut self,
         entry: &BytesEntry,
@@ -173,12 +175,13 @@ pub(crate) async fn warm_up(
     }
 }
 
-/// Passes bytes to the guest from one of its host functions. The guest's own allocator ([`BytesEntry`] names it)
-/// provides the memory, and the guest owns the bytes from then on. Returns `None` when the guest has no room, or when
-/// its allocator returns an address outside its memory.
+/// Passes bytes to the guest from one of its host functions. The guest's own allocator
+/// ([`BytesEntry`] names it) provides the memory, and the guest owns the bytes from then on.
+/// Returns `None` when the guest has no room, or when its allocator returns an address outside its
+/// memory.
 ///
-/// The allocator runs within the call's limits. Where calls run on a separate stack, it runs on one as well, so it
-/// has a full stack even when the guest is deep in its own. In a guest that is
+/// The allocator runs within the call's limits. Where calls run on a separate stack, it runs on one
+/// as well, so it has a full stack even when the guest is deep in its own. In a guest that is
 /// [asynchronous](crate::GuestOptions::asynchronous) use [`hand_over_async`].
 ///
 /// # Errors

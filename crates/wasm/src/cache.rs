@@ -1,8 +1,9 @@
 //! A directory of compiled guests, kept between runs.
 //!
 //! A file in it is native code, trusted as much as the program itself, so the directory must be the
-//! embedder's own; it is off by default. A file of another wasmtime or another configuration is refused
-//! by wasmtime and made anew. A cache that cannot be written makes the next start slower, nothing else.
+//! embedder's own; it is off by default. A file of another wasmtime or another configuration is
+//! refused by wasmtime and made anew. A cache that cannot be written makes the next start slower,
+//! nothing else.
 
 use std::fs::DirBuilder;
 use std::io::{self, Write};
@@ -59,15 +60,16 @@ impl<'a> Cache<'a> {
         }
     }
 
-    /// The value that [`Cache::keep_value`] stored under `key` and `kind`; `None` if it is missing or damaged.
+    /// The value that [`Cache::keep_value`] stored under `key` and `kind`; `None` if it is missing
+    /// or damaged.
     pub(crate) fn value<T: DeserializeOwned>(&self, key: &blake3::Hash, kind: &str) -> Option<T> {
         let file = std::fs::read(self.path(key, kind)).ok()?;
         let (digest, bytes) = file.split_first_chunk::<{ blake3::OUT_LEN }>()?;
         (blake3::hash(bytes) == *digest).then(|| postcard::from_bytes(bytes).ok())?
     }
 
-    /// Keeps a value with its digest, so that one which a disk has damaged is made anew. The cache trusts everyone
-    /// who can write to the directory: see above.
+    /// Keeps a value with its digest, so that one which a disk has damaged is made anew. The cache
+    /// trusts everyone who can write to the directory: see above.
     pub(crate) fn keep_value(&self, key: &blake3::Hash, kind: &str, value: &impl Serialize) {
         if let Ok(bytes) = postcard::to_allocvec(value) {
             let digest = blake3::hash(&bytes);
@@ -75,8 +77,8 @@ impl<'a> Cache<'a> {
         }
     }
 
-    /// Keeps `bytes`. A file appears whole and durable under a name that no other writer has, and is never
-    /// written again: others may have it mapped.
+    /// Keeps `bytes`. A file appears whole and durable under a name that no other writer has, and
+    /// is never written again: others may have it mapped.
     fn keep(&self, key: &blake3::Hash, kind: &str, bytes: &[u8]) {
         let path = self.path(key, kind);
         let kept = || -> io::Result<()> {

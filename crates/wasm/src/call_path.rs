@@ -1,11 +1,12 @@
 //! How the code of a guest is entered: as a plain call, or on a fiber that may wait.
 //!
-//! wasmtime refuses plain calls into a store whose imports are asynchronous. So engine code that resets an instance
-//! uses the guest's path as well. It calls no host function, and completes in one poll.
+//! wasmtime refuses plain calls into a store whose imports are asynchronous. So engine code that
+//! resets an instance uses the guest's path as well. It calls no host function, and completes in
+//! one poll.
 //!
-//! Promises: a guest whose calls are synchronous has no fiber, unless its engine allows it more stack
-//! than threads have. May break it: a wasmtime whose `call_async` yields of itself; then restoring fails,
-//! and the instance is dropped.
+//! Promises: a guest whose calls are synchronous has no fiber, unless its engine allows it more
+//! stack than threads have. May break it: a wasmtime whose `call_async` yields of itself; then
+//! restoring fails, and the instance is dropped.
 
 use std::panic::catch_unwind;
 use std::pin::pin;
@@ -146,7 +147,8 @@ fn explained(error: wasmtime::Error) -> wasmtime::Error {
     error
 }
 
-/// Polls a future once. Returns its output, or drops the future and returns `None` if it would wait.
+/// Polls a future once. Returns its output, or drops the future and returns `None` if it would
+/// wait.
 pub(crate) fn poll_once<F: Future>(future: F) -> Option<F::Output> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
@@ -162,8 +164,9 @@ pub(crate) fn now<T>(future: impl Future<Output = wasmtime::Result<T>>) -> wasmt
 
 /// Runs the future of a host function to its end, in a plain call.
 ///
-/// A task of tokio may make such a call, and a thread that runs tasks must not block on a future. There, one that is
-/// ready at once gives its result, which output in memory and to the process is; one that waits is an error.
+/// A task of tokio may make such a call, and a thread that runs tasks must not block on a future.
+/// There, one that is ready at once gives its result, which output in memory and to the process is;
+/// one that waits is an error.
 pub(crate) fn block<T>(future: impl Future<Output = wasmtime::Result<T>>) -> wasmtime::Result<T> {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else {
         return wasmtime_wasi::runtime::in_tokio(future);
@@ -173,7 +176,8 @@ pub(crate) fn block<T>(future: impl Future<Output = wasmtime::Result<T>>) -> was
         Poll::Ready(result) => return result,
         Poll::Pending => {}
     }
-    // A thread for blocking work also has a runtime, and may block. Nothing but an attempt shows the difference.
+    // A thread for blocking work also has a runtime, and may block. Nothing but an attempt shows
+    // the difference.
     match catch_unwind(|| runtime.block_on(async {})) {
         Ok(()) => runtime.block_on(future),
         Err(_) => Err(wasmtime::Error::msg(
@@ -183,8 +187,8 @@ pub(crate) fn block<T>(future: impl Future<Output = wasmtime::Result<T>>) -> was
     }
 }
 
-/// Runs a future to its end on this thread. Only one that goes [`CallPath::Fiber`] waits, and may need a runtime,
-/// which this thread must not be a task of.
+/// Runs a future to its end on this thread. Only one that goes [`CallPath::Fiber`] waits, and may
+/// need a runtime, which this thread must not be a task of.
 pub(crate) fn drive<F: Future>(way: CallPath, future: F) -> F::Output {
     match way {
         CallPath::Direct | CallPath::Deep => poll_once(future)

@@ -30,7 +30,8 @@ impl Clock {
         }
     }
 
-    /// Moves it on, so that it reads no less than `reading` from now on: a state in which it did was brought here.
+    /// Moves it on, so that it reads no less than `reading` from now on: a state in which it did
+    /// was brought here.
     pub(crate) fn reach(&self, reading: u64) {
         let behind = reading.saturating_sub(self.elapsed());
         self.ahead.fetch_add(behind, Ordering::AcqRel);

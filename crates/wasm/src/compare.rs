@@ -5,9 +5,10 @@ use std::fmt::Display;
 
 /// The differences between an instance and the warm state.
 ///
-/// Compared are, byte by byte and one by one: memories and their sizes, mutable globals, tables that can be written
-/// and their sizes, dropped segments, the pending exception, the size of the collected heap, and the host state.
-/// [`Comparison::unseen`] lists the parts that are not compared.
+/// Compared are, byte by byte and one by one: memories and their sizes, mutable globals, tables
+/// that can be written and their sizes, dropped segments, the pending exception, the size of the
+/// collected heap, and the host state. [`Comparison::unseen`] lists the parts that are not
+/// compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Comparison {

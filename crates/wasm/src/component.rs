@@ -1,9 +1,10 @@
-//! Components, in fresh mode: a new store and instance for every call, over memories that already hold the
-//! component's data, or its state after the warm-up ([`crate::nested`]).
+//! Components, in fresh mode: a new store and instance for every call, over memories that already
+//! hold the component's data, or its state after the warm-up ([`crate::nested`]).
 //!
-//! The active data segments of every core module are moved into images. An instantiation of a probe, whose memories
-//! identify themselves, shows once in which order wasmtime makes the memories. Every later instantiation takes slots
-//! in that order. Between calls the slots are reset, and the pages that calls write stay resident.
+//! The active data segments of every core module are moved into images. An instantiation of a
+//! probe, whose memories identify themselves, shows once in which order wasmtime makes the
+//! memories. Every later instantiation takes slots in that order. Between calls the slots are
+//! reset, and the pages that calls write stay resident.
 
 use std::sync::Arc;
 
@@ -60,7 +61,8 @@ struct Outline {
     prepared: PreparedComponent,
     linker: Linker<Host>,
     stores: Stores,
-    /// Its memories in the order in which wasmtime makes them, with the data that segments put there.
+    /// Its memories in the order in which wasmtime makes them, with the data that segments put
+    /// there.
     cold: Vec<WarmMemory>,
 }
 
@@ -179,7 +181,8 @@ fn in_order<'a>(
         }
         let declared = match prepared.marked(mark) {
             Some((module, index)) => Declared { module: &prepared.modules[module], index },
-            // Without room for a mark the memory has no data either, so any memory with the same declaration fits.
+            // Without room for a mark the memory has no data either, so any memory with the same
+            // declaration fits.
             None => prepared
                 .modules
                 .iter()
@@ -238,11 +241,12 @@ impl WarmComponent {
         Self::finish(guest, pre, memories, stores, program, state, rerun_reason).await
     }
 
-    /// A warm component in the state of `frozen`, without running its warm-up. With a cache of compiled
-    /// guests ([`crate::EngineConfig::cache`]) that has it, nothing is compiled.
+    /// A warm component in the state of `frozen`, without running its warm-up. With a cache of
+    /// compiled guests ([`crate::EngineConfig::cache`]) that has it, nothing is compiled.
     ///
     /// # Errors
-    /// [`ThawError`] when state and component do not fit together, or as [`Guest::warm_component_with`].
+    /// [`ThawError`] when state and component do not fit together, or as
+    /// [`Guest::warm_component_with`].
     pub fn thaw(
         engine: &Engine,
         options: &GuestOptions,
@@ -353,27 +357,28 @@ impl WarmComponent {
     /// As [`WarmComponent::lease`], with `options` for this lease.
     ///
     /// # Errors
-    /// As [`WarmComponent::lease`]; [`WarmError::Load`] for a limit that the engine was not set up to keep, and for
-    /// directories that do not fit those of the guest.
+    /// As [`WarmComponent::lease`]; [`WarmError::Load`] for a limit that the engine was not set up
+    /// to keep, and for directories that do not fit those of the guest.
     pub fn lease_with(&self, options: &LeaseOptions) -> Result<ComponentLease<'_>, WarmError> {
         at_once(self.inner.take(options))
     }
 
-    /// As [`WarmComponent::lease_with`], but the lease owns its guest. It can move to other threads and tasks, and
-    /// can be kept without limit.
+    /// As [`WarmComponent::lease_with`], but the lease owns its guest. It can move to other threads
+    /// and tasks, and can be kept without limit.
     ///
     /// # Errors
     /// As [`WarmComponent::lease_with`].
     pub fn lease_owned(&self, options: &LeaseOptions) -> Result<OwnedComponentLease, WarmError> {
         let keep = self.inner.clone();
-        // SAFETY: the lease gets `keep`, which it drops last; until then `keep` is dropped after it.
+        // SAFETY: the lease gets `keep`, which it drops last; until then `keep` is dropped after
+        // it.
         let mut lease = at_once(unsafe { borrow_inner(&keep) }.take(options))?;
         lease.keep = Some(keep);
         Ok(lease)
     }
 
-    /// As [`WarmComponent::lease_owned`], but asynchronous: it waits for the start functions of the component where
-    /// each instance runs them anew ([`WarmComponent::rerun_reason`]).
+    /// As [`WarmComponent::lease_owned`], but asynchronous: it waits for the start functions of the
+    /// component where each instance runs them anew ([`WarmComponent::rerun_reason`]).
     ///
     /// # Errors
     /// As [`WarmComponent::lease_with`].
@@ -397,7 +402,8 @@ impl WarmComponent {
         inner.pool.get(0, |_| FreshMemories::new(&inner.memories, &inner.policy))?.compare()
     }
 
-    /// Why each instance runs the component's start functions again, if it does: their results could not be kept.
+    /// Why each instance runs the component's start functions again, if it does: their results
+    /// could not be kept.
     #[must_use]
     pub fn rerun_reason(&self) -> Option<&str> {
         self.inner.rerun_reason.as_deref()
@@ -420,7 +426,8 @@ impl WarmComponent {
         self.inner.reseed.is_some()
     }
 
-    /// The strategy that resets its memories, never [`Strategy::Auto`](afresh_memory::Strategy::Auto).
+    /// The strategy that resets its memories, never
+    /// [`Strategy::Auto`](afresh_memory::Strategy::Auto).
     #[must_use]
     pub fn strategy(&self) -> afresh_memory::Strategy {
         self.inner.policy.chosen()

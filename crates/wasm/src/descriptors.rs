@@ -1,14 +1,15 @@
 //! WASI descriptors that a warm-up leaves behind.
 //!
-//! Every call finds the descriptors that it is given: standard input, output and error, and the directories. A guest
-//! whose files are a tree in memory keeps its open descriptors ([`crate::files`]). A guest with host directories does
-//! not: if its warm-up opened another descriptor or closed one of these, a call would continue with a number that
-//! means another file, or none. So the descriptors after the warm-up are compared with those that were given, and any
+//! Every call finds the descriptors that it is given: standard input, output and error, and the
+//! directories. A guest whose files are a tree in memory keeps its open descriptors
+//! ([`crate::files`]). A guest with host directories does not: if its warm-up opened another
+//! descriptor or closed one of these, a call would continue with a number that means another file,
+//! or none. So the descriptors after the warm-up are compared with those that were given, and any
 //! difference is refused.
 //!
-//! Promises: after a check that passed, every number that was open still is, is the same file with the same name,
-//! rights and flags, and no other is open. May break it: an embedder that replaces WASI functions by its own
-//! (`Imports`) keeps descriptors that this check does not see.
+//! Promises: after a check that passed, every number that was open still is, is the same file with
+//! the same name, rights and flags, and no other is open. May break it: an embedder that replaces
+//! WASI functions by its own (`Imports`) keeps descriptors that this check does not see.
 
 use crate::WarmError;
 use crate::host::Host;

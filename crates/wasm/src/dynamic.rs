@@ -1,5 +1,5 @@
-//! Calls by name, with values whose number and types are known only at run time; and the translation of their
-//! failures.
+//! Calls by name, with values whose number and types are known only at run time; and the
+//! translation of their failures.
 
 use wasmtime::{AsContext, Instance, ThrownException, Trap, Val, ValType};
 
@@ -44,8 +44,9 @@ const REFUSED: [&str; 2] = [
     "attempted to use a garbage-collected object that has been unrooted",
 ];
 
-/// Whether a value could be a `ty`. References that are not null are left to wasmtime: it reports, before anything
-/// runs, whether one belongs to this store and is still rooted; querying it here would panic.
+/// Whether a value could be a `ty`. References that are not null are left to wasmtime: it reports,
+/// before anything runs, whether one belongs to this store and is still rooted; querying it here
+/// would panic.
 fn may_match(store: impl AsContext, value: &Val, ty: &ValType) -> bool {
     match value {
         Val::FuncRef(Some(_))

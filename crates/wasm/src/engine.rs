@@ -21,8 +21,8 @@ use crate::stacks::Stacks;
 pub enum ZeroMemory {
     /// From the kernel, by a fault for each page.
     Kernel,
-    /// From the stage of the process: a background thread keeps up to 32 MiB ready. Both exist once a memory
-    /// has grown so far. See [`afresh_frames::ProcessStage`].
+    /// From the stage of the process: a background thread keeps up to 32 MiB ready. Both exist once
+    /// a memory has grown so far. See [`afresh_frames::ProcessStage`].
     #[default]
     Process,
     /// From a stock of the embedder, for example an `Arc<afresh_frames::Stage>` of another size.
@@ -47,8 +47,8 @@ pub enum EpochSource {
     /// A thread of the engine, every 5 ms, once a guest has a timeout.
     #[default]
     Engine,
-    /// The embedder, by calling `wasmtime::Engine::increment_epoch` at this interval. Timeouts are as late as these
-    /// calls.
+    /// The embedder, by calling `wasmtime::Engine::increment_epoch` at this interval. Timeouts are
+    /// as late as these calls.
     Embedder(Duration),
 }
 
@@ -59,27 +59,30 @@ pub struct EngineConfig {
     pub timeouts: bool,
     /// Allows fuel: compiled code counts instructions, at a noticeable price.
     pub fuel: bool,
-    /// Address space kept for a memory whose addresses are 64 bits and whose maximum is not declared.
+    /// Address space kept for a memory whose addresses are 64 bits and whose maximum is not
+    /// declared.
     pub memory64_capacity: usize,
     /// Directory that keeps compiled guests between runs; `None` compiles each time.
     pub cache: Option<std::path::PathBuf>,
-    /// Directory of guests that were compiled in advance: the cache of an engine that is [`portable`](Self::portable)
-    /// and otherwise has this configuration. It is read where the cache lacks a guest, and never written. It holds
-    /// native code, trusted as the program itself, so it belongs to the installed program. Only engines of
-    /// [`Engine::new`] and [`Engine::shared`] find something in it.
+    /// Directory of guests that were compiled in advance: the cache of an engine that is
+    /// [`portable`](Self::portable) and otherwise has this configuration. It is read where the
+    /// cache lacks a guest, and never written. It holds native code, trusted as the program itself,
+    /// so it belongs to the installed program. Only engines of [`Engine::new`] and
+    /// [`Engine::shared`] find something in it.
     pub precompiled: Option<std::path::PathBuf>,
-    /// Compiles for every x86-64 processor since 2013 (x86-64-v3) or every arm64 processor, instead of for this one.
-    /// Its cache can be the `precompiled` directory of other hosts.
+    /// Compiles for every x86-64 processor since 2013 (x86-64-v3) or every arm64 processor, instead
+    /// of for this one. Its cache can be the `precompiled` directory of other hosts.
     pub portable: bool,
     /// Source of pages for growing memories.
     pub zero_memory: ZeroMemory,
     /// Advances the epoch.
     pub epochs: EpochSource,
-    /// Maximum bytes of native stack of a guest. Above the default, 512 KiB, each call runs on a separate stack,
-    /// because threads may have no more. That takes a fraction of a microsecond.
+    /// Maximum bytes of native stack of a guest. Above the default, 512 KiB, each call runs on a
+    /// separate stack, because threads may have no more. That takes a fraction of a microsecond.
     pub stack: usize,
-    /// Accepts components of WASI 0.3, as [asynchronous](crate::GuestOptions::asynchronous) guests. It needs the feature
-    /// `p3` of this crate, and makes every component of the engine pay for wasmtime's bookkeeping of tasks.
+    /// Accepts components of WASI 0.3, as [asynchronous](crate::GuestOptions::asynchronous) guests.
+    /// It needs the feature `p3` of this crate, and makes every component of the engine pay for
+    /// wasmtime's bookkeeping of tasks.
     #[cfg(feature = "p3")]
     pub p3: bool,
 }
@@ -118,8 +121,8 @@ pub(crate) const MOST_STACK: u64 = 64 << 20;
 const HOST_STACK: usize = 1536 << 10;
 
 impl EngineConfig {
-    /// Adds the settings that this engine needs to a configuration of wasmtime, so that an engine made with it
-    /// can be given to [`Engine::over`]. Other settings stay as they are.
+    /// Adds the settings that this engine needs to a configuration of wasmtime, so that an engine
+    /// made with it can be given to [`Engine::over`]. Other settings stay as they are.
     pub fn apply(&self, wasm: &mut wasmtime::Config) {
         let space = Space::of_process();
         wasm.memory_reservation(space.reservation)
@@ -130,8 +133,8 @@ impl EngineConfig {
             .gc_heap_guard_size(space.heap_guard())
             .gc_heap_reservation_for_growth(0)
             .gc_heap_may_move(false)
-            // Initial content comes from the slots' images; wasmtime's own copy-on-write does not know
-            // of them.
+            // Initial content comes from the slots' images; wasmtime's own copy-on-write does not
+            // know of them.
             .memory_init_cow(false)
             .epoch_interruption(self.timeouts)
             .consume_fuel(self.fuel)
@@ -153,8 +156,8 @@ impl EngineConfig {
         }
     }
 
-    /// Raises the stack to the one that `guest`, a module or component, was built for: the size of its stack in memory,
-    /// up to 64 MiB. Changes nothing where that size is unknown or smaller.
+    /// Raises the stack to the one that `guest`, a module or component, was built for: the size of
+    /// its stack in memory, up to 64 MiB. Changes nothing where that size is unknown or smaller.
     #[must_use]
     pub fn stack_for(mut self, guest: &[u8]) -> Self {
         const DEFAULT_STACK: u64 = 1 << 20;
@@ -220,13 +223,13 @@ impl EngineConfig {
     }
 }
 
-/// Sets a processor that most hosts exceed. The target is named in full, because it is part of the keys in a cache, and
-/// code for glibc and for musl is the same.
+/// Sets a processor that most hosts exceed. The target is named in full, because it is part of the
+/// keys in a cache, and code for glibc and for musl is the same.
 fn compile_for_all(wasm: &mut wasmtime::Config) -> wasmtime::Result<()> {
     wasm.target(&format!("{}-unknown-linux-gnu", std::env::consts::ARCH))?;
     if cfg!(target_arch = "x86_64") {
-        // SAFETY: the flag names instructions that code may use. wasmtime compares them with this processor before it
-        // runs the code.
+        // SAFETY: the flag names instructions that code may use. wasmtime compares them with this
+        // processor before it runs the code.
         unsafe { wasm.cranelift_flag_enable("haswell") };
     }
     Ok(())
@@ -281,8 +284,9 @@ impl std::fmt::Debug for Engine {
 /// Address space of one memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Space {
-    /// Bytes reserved behind the base. With [`WHOLE`] a 32-bit memory needs no bounds checks; with less wasmtime checks
-    /// every access, and a memory that is not larger from the start grows no further.
+    /// Bytes reserved behind the base. With [`WHOLE`] a 32-bit memory needs no bounds checks; with
+    /// less wasmtime checks every access, and a memory that is not larger from the start grows no
+    /// further.
     pub(crate) reservation: u64,
     /// Inaccessible bytes before the base and after the reservation.
     pub(crate) guard: u64,
@@ -292,8 +296,8 @@ pub(crate) struct Space {
 const WHOLE: u64 = 4 << 30;
 
 impl Space {
-    /// The guard after the heap of wasmtime for GC objects. It differs, so that a request of wasmtime for this heap is
-    /// distinguished from one for a guest memory.
+    /// The guard after the heap of wasmtime for GC objects. It differs, so that a request of
+    /// wasmtime for this heap is distinguished from one for a guest memory.
     pub(crate) fn heap_guard(self) -> u64 {
         self.guard / 2
     }
@@ -317,8 +321,8 @@ impl Space {
     }
 }
 
-/// Bytes of address space that each Wasm memory reserves: 4 GiB, or less where the process may not use many addresses
-/// (`ulimit -v`). Asked once a process.
+/// Bytes of address space that each Wasm memory reserves: 4 GiB, or less where the process may not
+/// use many addresses (`ulimit -v`). Asked once a process.
 #[must_use]
 pub fn memory_reservation() -> u64 {
     Space::of_process().reservation
@@ -345,8 +349,8 @@ impl Engine {
         Ok(Self::with(wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?, config))
     }
 
-    /// The engine of this configuration that others of the process use, or a new one that others will: guests of
-    /// one engine share their compiled code and its thread.
+    /// The engine of this configuration that others of the process use, or a new one that others
+    /// will: guests of one engine share their compiled code and its thread.
     ///
     /// # Errors
     /// As [`Engine::new`].
@@ -362,8 +366,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Makes an engine from the own `wasmtime::Engine` of an embedder, whose configuration was given to
-    /// [`EngineConfig::apply`]. The embedder may run other guests with it.
+    /// Makes an engine from the own `wasmtime::Engine` of an embedder, whose configuration was
+    /// given to [`EngineConfig::apply`]. The embedder may run other guests with it.
     ///
     /// # Errors
     /// [`LoadError::Settings`] names what the engine lacks.
@@ -408,8 +412,8 @@ impl Engine {
         &self.inner.wasmtime
     }
 
-    /// Runs the compiler. It leaves tens of MiB in the allocator's lists, which where memory is short the guest's
-    /// own warm-up would lack.
+    /// Runs the compiler. It leaves tens of MiB in the allocator's lists, which where memory is
+    /// short the guest's own warm-up would lack.
     pub(crate) fn compile_anew<T>(
         &self,
         compile: impl FnOnce(&wasmtime::Engine) -> wasmtime::Result<T>,
@@ -437,7 +441,8 @@ impl Engine {
         Ok(Compiled { module, key: Some(key) })
     }
 
-    /// Keeps a compiled module under this key, for other processes and for other guests of this engine.
+    /// Keeps a compiled module under this key, for other processes and for other guests of this
+    /// engine.
     pub(crate) fn keep_module(&self, key: &blake3::Hash, module: &Arc<wasmtime::Module>) {
         if let Some(cache) = self.cache() {
             cache.keep_module(key, module);
@@ -450,7 +455,8 @@ impl Engine {
         self.module_in(&self.cache()?, key)
     }
 
-    /// As [`Engine::kept_module`], from another cache. wasmtime refuses code that this processor cannot run.
+    /// As [`Engine::kept_module`], from another cache. wasmtime refuses code that this processor
+    /// cannot run.
     pub(crate) fn module_in(
         &self,
         cache: &Cache<'_>,
@@ -464,8 +470,8 @@ impl Engine {
         Some(module)
     }
 
-    /// Fails in a forked child of the process that made the engine: the child lacks the threads that compile, and would
-    /// wait for them without end.
+    /// Fails in a forked child of the process that made the engine: the child lacks the threads
+    /// that compile, and would wait for them without end.
     pub(crate) fn check_process(&self) -> Result<(), LoadError> {
         if self.inner.generation == fork::generation() {
             return Ok(());
@@ -473,8 +479,9 @@ impl Engine {
         Err(LoadError::Forked)
     }
 
-    /// The engine whose cache holds the guests that were compiled in advance, if configured. It is made for each
-    /// search, which takes less than a millisecond and happens before a guest would be compiled.
+    /// The engine whose cache holds the guests that were compiled in advance, if configured. It is
+    /// made for each search, which takes less than a millisecond and happens before a guest would
+    /// be compiled.
     pub(crate) fn of_precompiled(&self) -> Option<Engine> {
         let config = &self.inner.config;
         let cache = Some(config.precompiled.clone()?);
@@ -529,8 +536,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Ensures that a thread of this process advances the epoch, which timeouts are counted in: a forked child lacks the
-    /// thread of its parent. The thread ends with the engine.
+    /// Ensures that a thread of this process advances the epoch, which timeouts are counted in: a
+    /// forked child lacks the thread of its parent. The thread ends with the engine.
     ///
     /// # Errors
     /// [`LoadError::Engine`] when the thread cannot be started: timeouts would never come.

@@ -174,7 +174,8 @@ impl From<WarmError> for ThawError {
     }
 }
 
-/// A call into a guest failed. The instance is restored when its lease is dropped, as after any call.
+/// A call into a guest failed. The instance is restored when its lease is dropped, as after any
+/// call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {

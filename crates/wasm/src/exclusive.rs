@@ -1,8 +1,10 @@
-//! A lock for values that are never contended: one atomic exchange to take, a plain store to release.
+//! A lock for values that are never contended: one atomic exchange to take, a plain store to
+//! release.
 //!
-//! A guest's memory is used by its instance while a call runs, and by the pool at other times. The two never overlap,
-//! but wasmtime's memory interface cannot express that in its types. `std::sync::Mutex` would cost two exchanges on
-//! the hot path. Here a second user would spin, yielding, until the first is done.
+//! A guest's memory is used by its instance while a call runs, and by the pool at other times. The
+//! two never overlap, but wasmtime's memory interface cannot express that in its types.
+//! `std::sync::Mutex` would cost two exchanges on the hot path. Here a second user would spin,
+//! yielding, until the first is done.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -15,8 +17,8 @@ pub(crate) struct Exclusive<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only through a guard, and only one guard exists at any time; moving it between threads
-// that way needs `T: Send`, as for a mutex.
+// SAFETY: the value is reached only through a guard, and only one guard exists at any time; moving
+// it between threads that way needs `T: Send`, as for a mutex.
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
 impl<T> Exclusive<T> {

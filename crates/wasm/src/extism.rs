@@ -1,11 +1,14 @@
-//! Plug-ins of Extism as guests: the host functions of their SDK, next to the kernel that they are linked with.
+//! Plug-ins of Extism as guests: the host functions of their SDK, next to the kernel that they are
+//! linked with.
 //!
 //! Promises: a function of a plug-in is called like any handler of bytes
-//! ([`Warm::bytes_entry`](crate::Warm::bytes_entry)). Its memory, the memory of the kernel and its variables are guest state:
-//! each lease starts from their warm state, sessions roll them back, and snapshots hold them.
+//! ([`Warm::bytes_entry`](crate::Warm::bytes_entry)). Its memory, the memory of the kernel and its
+//! variables are guest state: each lease starts from their warm state, sessions roll them back, and
+//! snapshots hold them.
 //!
-//! May break it: an address from a plug-in is looked up in its kernel, so a wrong one damages only its own memory. A variable
-//! is a file in the tree of the guest, in [`VARIABLES`], where a plug-in that also uses WASI can see it.
+//! May break it: an address from a plug-in is looked up in its kernel, so a wrong one damages only
+//! its own memory. A variable is a file in the tree of the guest, in [`VARIABLES`], where a plug-in
+//! that also uses WASI can see it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +24,8 @@ use crate::{Engine, Guest, GuestOptions, LoadError};
 
 /// Directory of variables, each a file named by the digest of its name.
 const VARIABLES: &str = "/extism-vars";
-/// Bytes of variables of a plug-in whose guest has no file tree of the embedder: the limit of Extism.
+/// Bytes of variables of a plug-in whose guest has no file tree of the embedder: the limit of
+/// Extism.
 const VARIABLE_BUDGET: Budget = Budget { bytes: 1 << 20, files: 4096 };
 
 /// Severity of a log message, lowest first.
@@ -41,10 +45,12 @@ pub enum LogLevel {
 
 type Log = dyn Fn(LogLevel, &str) + Send + Sync;
 
-/// Host of an Extism plug-in: its configuration and log. The default has no configuration and drops the log.
+/// Host of an Extism plug-in: its configuration and log. The default has no configuration and drops
+/// the log.
 ///
-/// HTTP requests are refused, unless [`GuestOptions::imports`] defines `http_request` of `extism:host/env`. Functions of
-/// `extism:host/user` are defined there as well, with [`extism_bytes`] and [`extism_handle`] for arguments and results.
+/// HTTP requests are refused, unless [`GuestOptions::imports`] defines `http_request` of
+/// `extism:host/env`. Functions of `extism:host/user` are defined there as well, with
+/// [`extism_bytes`] and [`extism_handle`] for arguments and results.
 #[derive(Clone, Default)]
 pub struct Extism {
     config: BTreeMap<String, String>,
@@ -83,8 +89,8 @@ impl Extism {
         self
     }
 
-    /// Options of a guest with this host, for [`Warm::thaw`](crate::Warm::thaw) and other functions without an [`Extism`]
-    /// argument. Set the other options first.
+    /// Options of a guest with this host, for [`Warm::thaw`](crate::Warm::thaw) and other functions
+    /// without an [`Extism`] argument. Set the other options first.
     #[must_use]
     pub fn options(self, mut options: GuestOptions) -> GuestOptions {
         if options.wasi.files.is_none() && options.wasi.dirs.is_empty() {
@@ -98,19 +104,23 @@ impl Extism {
 }
 
 impl Guest {
-    /// A guest for a plug-in built with an Extism SDK. `kernel` is the kernel module of Extism, where plug-ins keep their input
-    /// and output (`extism-runtime.wasm` in the sources of the crate `extism`). The last of `modules` is the plug-in, which may
-    /// import from those before it, by the names given here.
+    /// A guest for a plug-in built with an Extism SDK. `kernel` is the kernel module of Extism,
+    /// where plug-ins keep their input and output (`extism-runtime.wasm` in the sources of the
+    /// crate `extism`). The last of `modules` is the plug-in, which may import from those before
+    /// it, by the names given here.
     ///
-    /// Each of its functions is a handler of bytes, for [`Warm::bytes_entry`](crate::Warm::bytes_entry) and
-    /// [`WarmUp::call_bytes`](crate::WarmUp::call_bytes). A function that reports an error ends its call with
-    /// [`CallError::Failed`](crate::CallError::Failed).
+    /// Each of its functions is a handler of bytes, for
+    /// [`Warm::bytes_entry`](crate::Warm::bytes_entry) and
+    /// [`WarmUp::call_bytes`](crate::WarmUp::call_bytes). A function that reports an error ends its
+    /// call with [`CallError::Failed`](crate::CallError::Failed).
     ///
-    /// Its variables are guest state, stored in its file tree. Without [`Wasi::files`](crate::Wasi::files) they get a tree of up
-    /// to 1 MiB. With [`Wasi::dirs`](crate::Wasi::dirs) it can set no variable.
+    /// Its variables are guest state, stored in its file tree. Without
+    /// [`Wasi::files`](crate::Wasi::files) they get a tree of up to 1 MiB. With
+    /// [`Wasi::dirs`](crate::Wasi::dirs) it can set no variable.
     ///
     /// # Errors
-    /// [`LoadError::Modules`] when an import does not match its export, or `kernel` is no kernel of Extism.
+    /// [`LoadError::Modules`] when an import does not match its export, or `kernel` is no kernel of
+    /// Extism.
     pub fn extism(
         engine: &Engine,
         kernel: &[u8],
@@ -217,7 +227,8 @@ async fn answer(
         }
         Ask::Variable => {
             let path = variable(&take(caller, handle(0)).await?);
-            // The value has to fit the guest memory. A file in the tree may be longer, and takes no memory of it.
+            // The value has to fit the guest memory. A file in the tree may be longer, and takes no
+            // memory of it.
             let most = caller.data().memory_limit().min(MAX_VARIABLE) as u64;
             let value = caller.data_mut().change_files(|tree| tree.read_path(&path, most));
             match value {
@@ -380,8 +391,8 @@ async fn give(caller: &mut Caller<'_, Host>, bytes: &[u8]) -> wasmtime::Result<u
     Ok(at)
 }
 
-/// Bytes of a plug-in at a handle that it passes to a host function; nothing at 0. The plug-in and the host function agree
-/// on the owner of the handle.
+/// Bytes of a plug-in at a handle that it passes to a host function; nothing at 0. The plug-in and
+/// the host function agree on the owner of the handle.
 ///
 /// In an [asynchronous](GuestOptions::asynchronous) guest use [`extism_bytes_async`].
 ///

@@ -1,9 +1,10 @@
-//! A guest's open files, and its file tree: plain data that belongs to the guest's memory. A guest without a tree has
-//! the host directories of its options, which are opened for each lease.
+//! A guest's open files, and its file tree: plain data that belongs to the guest's memory. A guest
+//! without a tree has the host directories of its options, which are opened for each lease.
 //!
-//! Promises: every lease starts with the tree and the descriptors of the warm state, and no lease sees another's
-//! writes to a tree; those of a session are part of its states. Descriptors of host directories are closed with the
-//! lease. May break it: nothing outside, for a tree. Writes to host directories stay.
+//! Promises: every lease starts with the tree and the descriptors of the warm state, and no lease
+//! sees another's writes to a tree; those of a session are part of its states. Descriptors of host
+//! directories are closed with the lease. May break it: nothing outside, for a tree. Writes to host
+//! directories stay.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +20,8 @@ use crate::opened::Opened;
 
 /// Maximum descriptors of a guest.
 const MAX_DESCRIPTORS: usize = 4096;
-/// The same where each is a descriptor of this process. The directories of the options come in addition.
+/// The same where each is a descriptor of this process. The directories of the options come in
+/// addition.
 const MAX_HOST_DESCRIPTORS: usize = 256;
 /// The name under which a guest finds its tree.
 pub(crate) const TOP: &str = "/";
@@ -49,7 +51,8 @@ pub(crate) struct FileDescriptor {
 pub struct Files {
     pub(crate) tree: Tree,
     pub(crate) descriptors: Arc<BTreeMap<u32, Descriptor>>,
-    /// The layers below the tree as pages, once they were saved. All copies of these files share it.
+    /// The layers below the tree as pages, once they were saved. All copies of these files share
+    /// it.
     layers: Arc<OnceLock<LayerImage>>,
 }
 
@@ -138,7 +141,8 @@ impl Files {
 
     /// Everything as bytes.
     pub(crate) fn save(&self) -> Result<SavedFiles, String> {
-        // A snapshot contains everything that it needs, except layers whose names say where to get them.
+        // A snapshot contains everything that it needs, except layers whose names say where to get
+        // them.
         let (tree, layers) = if self.tree.has_unknown_layers() {
             (self.tree.gathered().map_err(|e| e.to_string())?, Some(self.kept_layers()?))
         } else {
@@ -211,9 +215,9 @@ impl SavedFiles {
         Ok(())
     }
 
-    /// The files. Bytes from strangers are checked. The opener decides how much more the tree may store: `allowed` in
-    /// all, or, if that is more, its own contents plus the space that it had left, up to `allowed`. A tree over
-    /// layers is restored over the layers of `below`.
+    /// The files. Bytes from strangers are checked. The opener decides how much more the tree may
+    /// store: `allowed` in all, or, if that is more, its own contents plus the space that it had
+    /// left, up to `allowed`. A tree over layers is restored over the layers of `below`.
     pub(crate) fn restore(&self, allowed: Budget, below: Option<&Tree>) -> Result<Files, String> {
         let saved = SavedTree::new(self.tree.description.clone(), self.tree.pages.clone());
         // Layers that are open already are shared.
@@ -285,7 +289,8 @@ impl Live {
         Self(Arc::new(Shared { files, given, handles, limit }))
     }
 
-    /// The descriptors that the guest was given; `None` where those of its tree are part of its state.
+    /// The descriptors that the guest was given; `None` where those of its tree are part of its
+    /// state.
     pub(crate) fn granted_descriptors(&self) -> Option<&BTreeMap<u32, Descriptor>> {
         self.0.given.as_deref()
     }

@@ -1,4 +1,5 @@
-//! Fresh mode: a new store and instance for every call, over memory that already holds the warm image.
+//! Fresh mode: a new store and instance for every call, over memory that already holds the warm
+//! image.
 //!
 //! Everything but memory is new by construction. The memories are slots: between two calls they are
 //! reset, and the pages that calls write stay resident.

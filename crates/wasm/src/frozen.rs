@@ -1,11 +1,12 @@
 //! A warm guest as pages and bytes: the contents of a snapshot.
 //!
-//! The pages are those of its module, so that a snapshot is all another machine needs, and then those of its
-//! memories, one after the other, and those of its files. The bytes hold the length of each, globals, tables, dropped
-//! segments, and everything of the file tree except the pages.
+//! The pages are those of its module, so that a snapshot is all another machine needs, and then
+//! those of its memories, one after the other, and those of its files. The bytes hold the length of
+//! each, globals, tables, dropped segments, and everything of the file tree except the pages.
 //!
-//! Promises: a guest made from it starts in the frozen state, bit for bit. Data from elsewhere is checked before it
-//! is used: sizes against the pages that are present, the module against its digest, the state against the module.
+//! Promises: a guest made from it starts in the frozen state, bit for bit. Data from elsewhere is
+//! checked before it is used: sizes against the pages that are present, the module against its
+//! digest, the state against the module.
 
 use std::sync::{Arc, OnceLock};
 
@@ -25,8 +26,8 @@ use crate::{Engine, FreezeError, Lease, ThawError, Warm};
 
 /// Kind of guest, in snapshots.
 const KIND: &str = "wasm";
-/// The version of the state: the form of the bytes below. Goes up when that changes in a way that older states do not
-/// survive. A golden of each version opens for ever.
+/// The version of the state: the form of the bytes below. Goes up when that changes in a way that
+/// older states do not survive. A golden of each version opens for ever.
 const ENGINE: &str = "afresh-wasm state 1";
 
 /// Maximum nanoseconds of a guest clock, so that additions to a reading fit: a century.
@@ -158,9 +159,9 @@ impl Frozen {
         self.nested.is_some()
     }
 
-    /// The native stack that its calls may take, if that is more than usual. Its engine needs the same value
-    /// ([`crate::EngineConfig::stack`]), to find the compiled code and to run the same calls. In a stranger's
-    /// snapshot the limit is that of a guest file.
+    /// The native stack that its calls may take, if that is more than usual. Its engine needs the
+    /// same value ([`crate::EngineConfig::stack`]), to find the compiled code and to run the same
+    /// calls. In a stranger's snapshot the limit is that of a guest file.
     #[must_use]
     pub fn stack(&self) -> Option<usize> {
         Some(self.program.stack?.min(MOST_STACK) as usize)
@@ -206,8 +207,8 @@ impl Frozen {
         Ok(encoded)
     }
 
-    /// As [`Frozen::bytes`], without the time that its clock has come to: equal states have equal bytes, whenever
-    /// they are frozen.
+    /// As [`Frozen::bytes`], without the time that its clock has come to: equal states have equal
+    /// bytes, whenever they are frozen.
     ///
     /// # Errors
     /// As [`Frozen::bytes`].
@@ -327,7 +328,8 @@ impl Frozen {
         Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, options))
     }
 
-    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists them.
+    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists
+    /// them.
     ///
     /// # Errors
     /// As [`Frozen::load`].
@@ -382,8 +384,8 @@ impl Warm {
 }
 
 impl Lease<'_> {
-    /// The present state, calls of this lease included, to be saved or thawed: a fork of a guest that has run. The
-    /// cost is proportional to the writes since the warm state.
+    /// The present state, calls of this lease included, to be saved or thawed: a fork of a guest
+    /// that has run. The cost is proportional to the writes since the warm state.
     ///
     /// # Errors
     /// [`FreezeError::State`] in fresh mode, and for references that no other instance can hold.

@@ -56,10 +56,11 @@ impl std::str::FromStr for Mode {
 type Link = dyn Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync;
 type LinkComponent = dyn Fn(&mut component::Linker<Host>) -> wasmtime::Result<()> + Send + Sync;
 
-/// Host functions that the embedder adds to WASI, `afresh.generation` (modules) and `afresh:host/clones` (components).
-/// The default has none.
+/// Host functions that the embedder adds to WASI, `afresh.generation` (modules) and
+/// `afresh:host/clones` (components). The default has none.
 ///
-/// They must keep their state in [`Host::state`], which is new for every lease, or leak it knowingly.
+/// They must keep their state in [`Host::state`], which is new for every lease, or leak it
+/// knowingly.
 ///
 /// A guest with [`GuestOptions::asynchronous`] may have asynchronous ones; no other may.
 #[derive(Clone, Default)]
@@ -107,23 +108,23 @@ pub struct GuestOptions {
     pub mode: Mode,
     /// How its memories are reset.
     pub strategy: Strategy,
-    /// Whether system calls write its memories. wasmtime-wasi copies through its own buffers, so only the embedder's
-    /// host functions matter.
+    /// Whether system calls write its memories. wasmtime-wasi copies through its own buffers, so
+    /// only the embedder's host functions matter.
     pub host_access: HostAccess,
     /// The WASI configuration.
     pub wasi: Wasi,
     /// The tree below the files of snapshots that do not contain it: a tree over layers that [have
     /// names](afresh_files::Layer::known_as).
     pub files_below: Option<afresh_files::Tree>,
-    /// Time limit of one call; needs [`crate::EngineConfig::timeouts`]. A call is never stopped before it is over,
-    /// and by two ticks of 5 ms, or as late as the host's threads run, after it.
+    /// Time limit of one call; needs [`crate::EngineConfig::timeouts`]. A call is never stopped
+    /// before it is over, and by two ticks of 5 ms, or as late as the host's threads run, after it.
     pub timeout: Option<Duration>,
     /// Maximum fuel of one call; needs [`crate::EngineConfig::fuel`].
     pub fuel: Option<u64>,
     /// Maximum bytes of one of its memories.
     pub memory_limit: usize,
-    /// The exports that calls will name; state that only others can change need not be restored. A call of another is
-    /// refused, in either mode; the warm-up may call any.
+    /// The exports that calls will name; state that only others can change need not be restored. A
+    /// call of another is refused, in either mode; the warm-up may call any.
     pub roots: Roots,
     /// Limits of the pool of instances.
     pub limits: Limits,
@@ -140,13 +141,14 @@ pub struct GuestOptions {
     pub hook: Hook,
     /// Called while a call, or the warm-up of a module, runs, and decides whether it may continue.
     pub watch: Watch,
-    /// Whether WASI and host functions may wait without blocking the thread: for guests that are called in tasks,
-    /// where WASI that blocks would panic. Such a guest is called with
-    /// [`Lease::call_async`](crate::Lease::call_async) and its like, in a tokio task. Each call runs on a separate
-    /// stack, and takes a fraction of a microsecond more.
+    /// Whether WASI and host functions may wait without blocking the thread: for guests that are
+    /// called in tasks, where WASI that blocks would panic. Such a guest is called with
+    /// [`Lease::call_async`](crate::Lease::call_async) and its like, in a tokio task. Each call
+    /// runs on a separate stack, and takes a fraction of a microsecond more.
     pub asynchronous: bool,
-    /// Whether a call of an asynchronous guest that computes lets other tasks of its thread run after each tick of
-    /// the epoch. For guests with a timeout, in tasks that must not starve one another.
+    /// Whether a call of an asynchronous guest that computes lets other tasks of its thread run
+    /// after each tick of the epoch. For guests with a timeout, in tasks that must not starve one
+    /// another.
     pub gives_way: bool,
     /// Loads a guest although some of its imports are not provided; a call of one of them fails.
     pub stub_imports: bool,
@@ -313,15 +315,16 @@ impl WarmUp {
         self
     }
 
-    /// Like [`WarmUp::call`], for a handler that takes and returns bytes ([`crate::BytesEntry`]); in a component, for
-    /// a function that takes one string. Its answer is dropped.
+    /// Like [`WarmUp::call`], for a handler that takes and returns bytes ([`crate::BytesEntry`]);
+    /// in a component, for a function that takes one string. Its answer is dropped.
     #[must_use]
     pub fn call_bytes(mut self, name: impl Into<String>, input: impl Into<Vec<u8>>) -> Self {
         self.calls.push((name.into(), Arguments::Bytes(input.into())));
         self
     }
 
-    /// Like [`WarmUp::call`], for a component's export; `name` is as in [`crate::ComponentLease::call`].
+    /// Like [`WarmUp::call`], for a component's export; `name` is as in
+    /// [`crate::ComponentLease::call`].
     #[must_use]
     pub fn call_component(
         mut self,
@@ -365,10 +368,10 @@ impl Guest {
         Ok(Self { engine: engine.clone(), wasm: wasm.into(), options })
     }
 
-    /// A guest of several core modules. Later modules import memories, tables, globals and functions that earlier
-    /// ones export, by the names given here. An instance is one instance of each module, made in this order, and has
-    /// the exports of the last. Reactors among them are initialised as they are made. They are [linked](crate::link)
-    /// into one module.
+    /// A guest of several core modules. Later modules import memories, tables, globals and
+    /// functions that earlier ones export, by the names given here. An instance is one instance of
+    /// each module, made in this order, and has the exports of the last. Reactors among them are
+    /// initialised as they are made. They are [linked](crate::link) into one module.
     ///
     /// # Errors
     /// [`LoadError::Modules`] when an import does not fit its export.
@@ -405,8 +408,8 @@ impl Guest {
         drive(self.way(), Warm::new(self, &warm_up))
     }
 
-    /// As [`Guest::warm`], waiting for asynchronous host functions as a task does. Analysis and compilation block the
-    /// thread.
+    /// As [`Guest::warm`], waiting for asynchronous host functions as a task does. Analysis and
+    /// compilation block the thread.
     ///
     /// # Errors
     /// As [`Guest::warm`].
@@ -418,8 +421,9 @@ impl Guest {
         CallPath::of(self.options.asynchronous, self.engine.deep())
     }
 
-    /// Like [`Guest::warm`], for a component without a warm-up: the state after its start functions is kept where
-    /// possible, and [`WarmComponent::rerun_reason`] gives the reason where it is not.
+    /// Like [`Guest::warm`], for a component without a warm-up: the state after its start functions
+    /// is kept where possible, and [`WarmComponent::rerun_reason`] gives the reason where it is
+    /// not.
     ///
     /// # Errors
     /// [`WarmError`] for a core module, or when the component does not compile or link.
@@ -427,18 +431,18 @@ impl Guest {
         self.warm_component_with(&WarmUp::new())
     }
 
-    /// Like [`Guest::warm`], for components: every instance is a new one, and starts in the state that the warm-up
-    /// left.
+    /// Like [`Guest::warm`], for components: every instance is a new one, and starts in the state
+    /// that the warm-up left.
     ///
     /// # Errors
-    /// [`WarmError`] for a core module, when the component does not compile or link, when a call of the warm-up
-    /// fails, or for state that no new instance can start with, by name.
+    /// [`WarmError`] for a core module, when the component does not compile or link, when a call of
+    /// the warm-up fails, or for state that no new instance can start with, by name.
     pub fn warm_component_with(&self, warm_up: &WarmUp) -> Result<WarmComponent, WarmError> {
         drive(self.way(), WarmComponent::new(self, warm_up))
     }
 
-    /// As [`Guest::warm_component_with`], waiting for asynchronous host functions as a task does. Compilation blocks
-    /// the thread.
+    /// As [`Guest::warm_component_with`], waiting for asynchronous host functions as a task does.
+    /// Compilation blocks the thread.
     ///
     /// # Errors
     /// As [`Guest::warm_component_with`].

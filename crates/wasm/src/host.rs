@@ -1,7 +1,8 @@
 //! Host state: state of a call outside the guest memory. Each call gets new host state.
 //!
-//! The WASI context is built when a call first uses WASI, so that other calls do not pay for it, and dropped with the lease.
-//! The table of component resources is separate: streams and resources of embedders need only the table.
+//! The WASI context is built when a call first uses WASI, so that other calls do not pay for it,
+//! and dropped with the lease. The table of component resources is separate: streams and resources
+//! of embedders need only the table.
 
 mod limiter;
 mod output;
@@ -37,19 +38,20 @@ pub struct Wasi {
     pub args: Vec<String>,
     /// Environment variables.
     pub env: Vec<(String, String)>,
-    /// A file tree in memory, mounted as `/`. It is guest state: every call starts from its warm state, sessions roll it
-    /// back, and snapshots hold it. A guest with a tree has no `dirs`; a host directory can be a layer of the tree.
+    /// A file tree in memory, mounted as `/`. It is guest state: every call starts from its warm
+    /// state, sessions roll it back, and snapshots hold it. A guest with a tree has no `dirs`; a
+    /// host directory can be a layer of the tree.
     pub files: Option<Tree>,
-    /// Host directories and their paths in the guest, read-only when `false`. The guest reaches nothing above them. A
-    /// directory that cannot be opened fails the warm-up, or the first call that needs it. Writes of calls stay: no reset,
-    /// rollback or snapshot undoes them.
+    /// Host directories and their paths in the guest, read-only when `false`. The guest reaches
+    /// nothing above them. A directory that cannot be opened fails the warm-up, or the first call
+    /// that needs it. Writes of calls stay: no reset, rollback or snapshot undoes them.
     pub dirs: Vec<(std::path::PathBuf, String, bool)>,
     /// Standard output and error.
     pub output: Output,
     /// Standard input; the same bytes for every call.
     pub stdin: Vec<u8>,
-    /// Passes the standard input of this process to the guest, where `stdin` is empty. Each byte is read by one call
-    /// only.
+    /// Passes the standard input of this process to the guest, where `stdin` is empty. Each byte is
+    /// read by one call only.
     pub inherit_stdin: bool,
 }
 
@@ -64,8 +66,8 @@ impl Wasi {
         Files::of_directories(&self.dirs)
     }
 
-    /// Refuses directories for one lease that change the meaning of a descriptor from the warm-up: each directory of
-    /// `guest` has to be there, at its position and under its name.
+    /// Refuses directories for one lease that change the meaning of a descriptor from the warm-up:
+    /// each directory of `guest` has to be there, at its position and under its name.
     pub(crate) fn fits(&self, guest: &Self) -> Result<(), LoadError> {
         if self.files.is_some() && guest.files.is_none() {
             return Err(LoadError::Wasi(
@@ -104,8 +106,8 @@ enum Context {
 
 type Make = dyn Fn() -> Box<dyn Any + Send> + Send + Sync;
 
-/// State of the embedder. A function makes it for each lease on the first [`Host::state`], and it is dropped with the
-/// lease. The default makes no state.
+/// State of the embedder. A function makes it for each lease on the first [`Host::state`], and it
+/// is dropped with the lease. The default makes no state.
 #[derive(Clone, Default)]
 pub struct State(Option<Arc<Make>>);
 
@@ -285,8 +287,8 @@ impl Host {
         self.callback = Some(callback);
     }
 
-    /// Whether a host function replaced the epoch callback of the store by calling `epoch_deadline_trap`. Only a new
-    /// [`wasmtime::Store`] can set another.
+    /// Whether a host function replaced the epoch callback of the store by calling
+    /// `epoch_deadline_trap`. Only a new [`wasmtime::Store`] can set another.
     pub(crate) fn lost_callback(&self) -> bool {
         self.callback.as_ref().is_some_and(|callback| callback.strong_count() == 0)
     }
@@ -304,7 +306,8 @@ impl Host {
         self.parts.memory_limit
     }
 
-    /// Sets the time limit of the next call, for a limit that expires after some ticks of the engine.
+    /// Sets the time limit of the next call, for a limit that expires after some ticks of the
+    /// engine.
     #[inline]
     pub(crate) fn set_time_limit(&mut self, limit: Option<(Duration, u64)>) {
         self.time_limit = limit.map(|(limit, ticks)| {
@@ -312,8 +315,8 @@ impl Host {
         });
     }
 
-    /// Whether the time limit of the call has expired. An epoch that the embedder advances is not counted here;
-    /// then no wait takes longer than the limit.
+    /// Whether the time limit of the call has expired. An epoch that the embedder advances is not
+    /// counted here; then no wait takes longer than the limit.
     fn is_expired(&self, wait_started: Instant) -> bool {
         self.until.is_some_and(|until| Instant::now() >= until)
             || self.time_limit.is_some_and(|(limit, last)| {
@@ -321,8 +324,8 @@ impl Host {
             })
     }
 
-    /// Fails once the call has reached a limit, as compiled code does at its next loop. For host functions that
-    /// have waited since `wait_started`.
+    /// Fails once the call has reached a limit, as compiled code does at its next loop. For host
+    /// functions that have waited since `wait_started`.
     pub(crate) fn check_limits(&mut self, wait_started: Instant) -> wasmtime::Result<()> {
         if self.is_expired(wait_started) {
             return Err(wasmtime::Trap::Interrupt.into());
@@ -378,8 +381,8 @@ impl Host {
         }
     }
 
-    /// State of the embedder as [`Host::state`] returns it, and the WASI table of component resources: for host functions
-    /// that make their resources from those of WASI, or the reverse.
+    /// State of the embedder as [`Host::state`] returns it, and the WASI table of component
+    /// resources: for host functions that make their resources from those of WASI, or the reverse.
     ///
     /// # Panics
     /// As [`Host::state`].
@@ -414,7 +417,8 @@ impl Host {
         self.failure.as_deref()
     }
 
-    /// The files of the guest: those of the warm state until the call changes them, or the host directories of its options.
+    /// The files of the guest: those of the warm state until the call changes them, or the host
+    /// directories of its options.
     pub(crate) fn live(&mut self) -> Live {
         if let Some(live) = &self.live {
             return live.clone();
@@ -424,8 +428,8 @@ impl Host {
             None => {
                 let wasi = self.own.as_ref().unwrap_or(&self.parts.wasi);
                 let files = wasi.open_directories().unwrap_or_else(|error| {
-                    // None at all: descriptors are numbered by order, and one that is missing would give its number
-                    // to the next.
+                    // None at all: descriptors are numbered by order, and one that is missing would
+                    // give its number to the next.
                     self.failure = Some(error);
                     Files::none()
                 });

@@ -52,15 +52,16 @@ impl<P, R> std::fmt::Debug for Entry<P, R> {
     }
 }
 
-/// An instance in the warm state. Calls made through one lease see one another's effects; dropping it
-/// undoes them all.
+/// An instance in the warm state. Calls made through one lease see one another's effects; dropping
+/// it undoes them all.
 pub struct Lease<'a> {
     pub(crate) live: Live<'a>,
     pub(crate) warm: &'a Inner,
     /// The limits of each of its calls.
     pub(crate) limits: CallLimits,
-    /// The guest of an owned lease, dropped after everything that borrows from it. No function returns a reference
-    /// into `live` or `warm` that outlives its borrow of the lease, so nothing else outlives it.
+    /// The guest of an owned lease, dropped after everything that borrows from it. No function
+    /// returns a reference into `live` or `warm` that outlives its borrow of the lease, so nothing
+    /// else outlives it.
     pub(crate) keep: Option<Arc<Inner>>,
 }
 
@@ -74,8 +75,8 @@ impl std::fmt::Debug for Lease<'_> {
     }
 }
 
-/// 128 random bits, from the source that seeds a clone that exports `afresh_reseed`: for the embedder's host
-/// functions and requests that give a guest its entropy.
+/// 128 random bits, from the source that seeds a clone that exports `afresh_reseed`: for the
+/// embedder's host functions and requests that give a guest its entropy.
 #[must_use]
 pub fn entropy_bytes() -> [u8; 16] {
     let (lo, hi) = entropy();
@@ -85,8 +86,8 @@ pub fn entropy_bytes() -> [u8; 16] {
     bytes
 }
 
-/// 128 bits that no other call in this or any other process gets: a keyed hash of a counter, under a
-/// key of the operating system's.
+/// 128 bits that no other call in this or any other process gets: a keyed hash of a counter, under
+/// a key of the operating system's.
 pub(crate) fn entropy() -> (i64, i64) {
     // A child of a fork must not continue with its parent's key and count: it would draw the same.
     static SOURCE: PerProcess<([u8; 32], AtomicU64)> = PerProcess::new(|| {
@@ -219,8 +220,8 @@ impl<'a> Lease<'a> {
     /// Calls an export by name, with values of any number and type.
     ///
     /// # Errors
-    /// [`CallError`]; the lease stays usable, and is restored when dropped. A guest that ends itself
-    /// with exit code 0 has succeeded, without results.
+    /// [`CallError`]; the lease stays usable, and is restored when dropped. A guest that ends
+    /// itself with exit code 0 has succeeded, without results.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
         self.warm.callable(name)?;
         if self.warm.way.waits() {
@@ -278,8 +279,8 @@ impl<'a> Lease<'a> {
         })
     }
 
-    /// The guest's first memory, once the bytes that the host will access are present. A missing page ends a guest
-    /// call with an error, but would end the host.
+    /// The guest's first memory, once the bytes that the host will access are present. A missing
+    /// page ends a guest call with an error, but would end the host.
     fn memory_at(&mut self, address: usize, len: usize) -> Result<Memory, CallError> {
         if let Some(memory) = self.live.memory(0) {
             memory.slot().fetch(address, len).map_err(|e| CallError::Memory(e.to_string()))?;
@@ -337,9 +338,9 @@ impl<'a> Lease<'a> {
         self.live.host_mut()
     }
 
-    /// Compares the instance with the warm state, byte by byte: how many bytes of memory differ, and how
-    /// many other items (see [`Comparison`]). Both are 0 in a lease that has made no call (and whose guest
-    /// takes no fresh entropy).
+    /// Compares the instance with the warm state, byte by byte: how many bytes of memory differ,
+    /// and how many other items (see [`Comparison`]). Both are 0 in a lease that has made no call
+    /// (and whose guest takes no fresh entropy).
     ///
     /// # Errors
     /// [`WarmError`] when the state cannot be read.
@@ -361,8 +362,8 @@ impl<'a> Lease<'a> {
         self.live.memories().map(|memory| memory.slot().write_set_len()).sum()
     }
 
-    /// Pages of memory that differ from the state that the instance goes back to: the warm state, or the one that its
-    /// session stands on. Costs comparing the pages that calls write.
+    /// Pages of memory that differ from the state that the instance goes back to: the warm state,
+    /// or the one that its session stands on. Costs comparing the pages that calls write.
     ///
     /// # Errors
     /// [`WarmError`] when the memory cannot be read.

@@ -1,8 +1,8 @@
 //! Calls that wait: of a guest whose imports are asynchronous, on a fiber.
 //!
-//! Promises: while a host function waits, the thread does other things. If a future is dropped or forgotten before
-//! its call is over, its instance is never used again: the lease refuses further calls, and when it ends a new
-//! instance over reset memories replaces the old one.
+//! Promises: while a host function waits, the thread does other things. If a future is dropped or
+//! forgotten before its call is over, its instance is never used again: the lease refuses further
+//! calls, and when it ends a new instance over reset memories replaces the old one.
 
 use wasmtime::{Val, WasmParams, WasmResults};
 
@@ -23,8 +23,8 @@ impl Lease<'_> {
     /// As [`Lease::invoke`], for a guest with [`crate::GuestOptions::asynchronous`].
     ///
     /// # Errors
-    /// [`CallError`]; the lease stays usable, and is restored when dropped. [`CallError::CutOff`] when the
-    /// future of an earlier call was dropped before it was over.
+    /// [`CallError`]; the lease stays usable, and is restored when dropped. [`CallError::CutOff`]
+    /// when the future of an earlier call was dropped before it was over.
     pub async fn invoke_async<P, R>(
         &mut self,
         entry: &Entry<P, R>,

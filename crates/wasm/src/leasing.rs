@@ -1,5 +1,5 @@
-//! Taking leases. A lease is borrowed from its guest or owned; it has the guest's options, or its own limits and WASI
-//! context; it is taken at once, or waits for the guest's own initialisation.
+//! Taking leases. A lease is borrowed from its guest or owned; it has the guest's options, or its
+//! own limits and WASI context; it is taken at once, or waits for the guest's own initialisation.
 //!
 //! Promises: an owned lease keeps its guest, so it may outlive every handle to it and move to other
 //! threads and tasks; where it is dropped does not matter.
@@ -44,11 +44,12 @@ impl LeaseOptions {
         self
     }
 
-    /// The WASI configuration of its calls, instead of [`crate::GuestOptions::wasi`]. Values that the warm-up has
-    /// read stay as they were: many C libraries copy arguments and environment when they start. Directories that the
-    /// guest's options give must be there too, at the same place under the same name, though they may be others of
-    /// the host; further ones come after them. A file tree given here takes the place of the warm one, with nothing
-    /// open in it; without one the warm tree stays.
+    /// The WASI configuration of its calls, instead of [`crate::GuestOptions::wasi`]. Values that
+    /// the warm-up has read stay as they were: many C libraries copy arguments and environment when
+    /// they start. Directories that the guest's options give must be there too, at the same place
+    /// under the same name, though they may be others of the host; further ones come after them. A
+    /// file tree given here takes the place of the warm one, with nothing open in it; without one
+    /// the warm tree stays.
     pub fn wasi(mut self, wasi: impl Into<Arc<Wasi>>) -> Self {
         self.wasi = Some(wasi.into());
         self
@@ -122,8 +123,8 @@ unsafe fn borrow_inner(keep: &Arc<Inner>) -> &'static Inner {
 }
 
 impl Warm {
-    /// An instance in the warm state, for one call or several that belong together. Dropping the lease
-    /// brings it back.
+    /// An instance in the warm state, for one call or several that belong together. Dropping the
+    /// lease brings it back.
     ///
     /// # Errors
     /// [`WarmError`] when the pool is exhausted or a new instance cannot be made.
@@ -143,29 +144,32 @@ impl Warm {
     /// As [`Warm::lease`], with `options` for this lease.
     ///
     /// # Errors
-    /// As [`Warm::lease`]; [`WarmError::Load`] for a limit that the engine was not set up to keep, and for
-    /// directories that do not fit those of the guest.
+    /// As [`Warm::lease`]; [`WarmError::Load`] for a limit that the engine was not set up to keep,
+    /// and for directories that do not fit those of the guest.
     pub fn lease_with(&self, options: &LeaseOptions) -> Result<Lease<'_>, WarmError> {
         at_once(self.inner.take(options, false))
     }
 
-    /// As [`Warm::lease_with`], but the lease owns its guest. It can move to other threads and tasks, and can be kept
-    /// without limit. It takes some nanoseconds more, for a count that all threads share.
+    /// As [`Warm::lease_with`], but the lease owns its guest. It can move to other threads and
+    /// tasks, and can be kept without limit. It takes some nanoseconds more, for a count that all
+    /// threads share.
     ///
     /// # Errors
     /// As [`Warm::lease_with`].
     pub fn lease_owned(&self, options: &LeaseOptions) -> Result<OwnedLease, WarmError> {
         let keep = self.inner.clone();
-        // SAFETY: the lease gets `keep`, which it drops last; until then `keep` is dropped after it.
+        // SAFETY: the lease gets `keep`, which it drops last; until then `keep` is dropped after
+        // it.
         let lease = at_once(unsafe { borrow_inner(&keep) }.take(options, false))?;
         Ok(lease.keep(keep))
     }
 
-    /// As [`Warm::lease_owned`], but asynchronous: it waits for the guest's own initialisation. Only where each
-    /// instance runs `_initialize`, `afresh_reseed` or a start function anew is there anything to wait for.
+    /// As [`Warm::lease_owned`], but asynchronous: it waits for the guest's own initialisation.
+    /// Only where each instance runs `_initialize`, `afresh_reseed` or a start function anew is
+    /// there anything to wait for.
     ///
-    /// A pool that is exhausted and set to wait ([`crate::LimitPolicy::Wait`]) blocks the thread all the same:
-    /// give guests in tasks another bound, or a semaphore.
+    /// A pool that is exhausted and set to wait ([`crate::LimitPolicy::Wait`]) blocks the thread
+    /// all the same: give guests in tasks another bound, or a semaphore.
     ///
     /// # Errors
     /// As [`Warm::lease_with`].
@@ -176,8 +180,8 @@ impl Warm {
         Ok(lease.keep(keep))
     }
 
-    /// An instance that has never run anything but the warm-up, made for this lease and dropped with it, for
-    /// comparison with a pooled one.
+    /// An instance that has never run anything but the warm-up, made for this lease and dropped
+    /// with it, for comparison with a pooled one.
     ///
     /// # Errors
     /// [`WarmError`] when it cannot be made.

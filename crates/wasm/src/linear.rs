@@ -1,15 +1,16 @@
 //! Linear memories that are slots.
 //!
-//! wasmtime calls its memory creator for each memory an instance defines. Just before instantiating, the adapter lays
-//! out the slots to use on this thread ([`with_memories`]). wasmtime promises that an instantiation requests the same
-//! memories in the same order every time. A module's memories are requested by index, before any of its code runs; a
-//! component's follow the fixed list of steps that it was compiled to. So the order is determined once, and an
-//! instantiation fails unless it requests exactly the memories that were laid out, each as it is declared. Its heap
-//! for GC objects is recognised by its guard, and gets its own slot
+//! wasmtime calls its memory creator for each memory an instance defines. Just before
+//! instantiating, the adapter lays out the slots to use on this thread ([`with_memories`]).
+//! wasmtime promises that an instantiation requests the same memories in the same order every time.
+//! A module's memories are requested by index, before any of its code runs; a component's follow
+//! the fixed list of steps that it was compiled to. So the order is determined once, and an
+//! instantiation fails unless it requests exactly the memories that were laid out, each as it is
+//! declared. Its heap for GC objects is recognised by its guard, and gets its own slot
 //! ([decision](../../../docs/decisions/matching-memories.md)).
 //!
-//! wasmtime cannot shrink a memory, but a growth by zero pages makes it re-read size and base. So after a reset has
-//! shrunk the slot, `memory.grow(0)` brings wasmtime's view in line.
+//! wasmtime cannot shrink a memory, but a growth by zero pages makes it re-read size and base. So
+//! after a reset has shrunk the slot, `memory.grow(0)` brings wasmtime's view in line.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -172,7 +173,8 @@ impl GuestMemory {
         self.base as *mut u8
     }
 
-    /// Whether it fits wasmtime's request: a baked module declares its memories with their warm size.
+    /// Whether it fits wasmtime's request: a baked module declares its memories with their warm
+    /// size.
     fn answers(&self, asked: &Shape) -> bool {
         self.shape.memory64 == asked.memory64
             && self.shape.maximum == asked.maximum
@@ -208,7 +210,8 @@ impl GuestMemory {
         Ok(self.slot().differing()?.iter().map(|run| run.len).sum())
     }
 
-    /// Goes to `image`, `bytes` long; `true` when the size is another now, and wasmtime must look again.
+    /// Goes to `image`, `bytes` long; `true` when the size is another now, and wasmtime must look
+    /// again.
     pub(crate) fn switch(&self, image: &Image, bytes: usize) -> Result<bool, SlotError> {
         self.slot().switch(image)?;
         self.initial.store(bytes, Ordering::Relaxed);
@@ -221,7 +224,8 @@ impl GuestMemory {
         self.resident.load(Ordering::Relaxed) * PAGE_SIZE
     }
 
-    /// Mappings that it takes, roughly: guards, content and zeros between them, and the tracker's own.
+    /// Mappings that it takes, roughly: guards, content and zeros between them, and the tracker's
+    /// own.
     pub(crate) fn mappings(&self) -> usize {
         4 + 2 * self.slot().image().mapping_count()
     }
@@ -232,7 +236,8 @@ impl GuestMemory {
         self.slot().trim()
     }
 
-    /// Resets the memory to its image, and enters the cost; `true` when it had grown, and wasmtime must look again.
+    /// Resets the memory to its image, and enters the cost; `true` when it had grown, and wasmtime
+    /// must look again.
     #[inline]
     pub(crate) fn reset(&self, took: &mut ResetCost) -> Result<bool, ResetError> {
         {
@@ -255,9 +260,9 @@ impl GuestMemory {
 /// wasmtime's handle of a memory.
 struct View(Arc<GuestMemory>);
 
-// SAFETY: the base never moves. `capacity` bytes behind it stay reserved until this value is dropped, followed by a
-// guard of the size that wasmtime was given (the slot is made with it). Exactly the first `byte_size` bytes (rounded
-// up to host pages) are accessible.
+// SAFETY: the base never moves. `capacity` bytes behind it stay reserved until this value is
+// dropped, followed by a guard of the size that wasmtime was given (the slot is made with it).
+// Exactly the first `byte_size` bytes (rounded up to host pages) are accessible.
 unsafe impl LinearMemory for View {
     fn byte_size(&self) -> usize {
         self.0.bytes()
@@ -293,14 +298,15 @@ struct Layout {
     beyond: usize,
 }
 
-/// The owner of the laid-out memories, which decides what code may run before the last of them is made.
+/// The owner of the laid-out memories, which decides what code may run before the last of them is
+/// made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryOwner {
-    /// A module: wasmtime makes all memories of an instance before any of its code runs, so later requests belong to
-    /// another instance.
+    /// A module: wasmtime makes all memories of an instance before any of its code runs, so later
+    /// requests belong to another instance.
     Module,
-    /// A component: code of one of its modules may run before another's memories are made, so the owner of an excess
-    /// request is unknown.
+    /// A component: code of one of its modules may run before another's memories are made, so the
+    /// owner of an excess request is unknown.
     Component,
 }
 
@@ -340,11 +346,11 @@ pub(crate) fn record_memories<R>(
     }
 }
 
-/// Runs `instantiate` with `memories` laid out for wasmtime to take, in the order in which it makes them. Fails
-/// unless it requested exactly these: an instance would run on another's memory.
+/// Runs `instantiate` with `memories` laid out for wasmtime to take, in the order in which it makes
+/// them. Fails unless it requested exactly these: an instance would run on another's memory.
 ///
-/// The memories are laid out on the polling thread during each poll: while the instantiation waits, others may use
-/// that thread, and it may continue on another.
+/// The memories are laid out on the polling thread during each poll: while the instantiation waits,
+/// others may use that thread, and it may continue on another.
 pub(crate) async fn with_memories<R>(
     memories: &[Arc<GuestMemory>],
     whose: MemoryOwner,
@@ -417,8 +423,8 @@ unsafe impl MemoryCreator for SlotMemories {
         {
             return Err("wasmtime requests larger guards than slots have".to_owned());
         }
-        // The guard distinguishes wasmtime's own heap for GC objects from guest memories: the engine is configured
-        // with different sizes.
+        // The guard distinguishes wasmtime's own heap for GC objects from guest memories: the
+        // engine is configured with different sizes.
         let heap = guard_size_in_bytes as u64 == space.heap_guard();
         if !heap && guard_size_in_bytes as u64 != space.guard {
             return Err(format!(

@@ -1,7 +1,8 @@
 //! A live instance on lease, in either mode: the one place where a lease depends on the mode.
 //!
-//! Promises: a call gets the parts of its instance from [`Parts`], which are the same in both modes. Operations that
-//! depend on the mode (reading the state, comparing, unusual ends) are implemented here, once each.
+//! Promises: a call gets the parts of its instance from [`Parts`], which are the same in both
+//! modes. Operations that depend on the mode (reading the state, comparing, unusual ends) are
+//! implemented here, once each.
 
 use std::any::Any;
 
@@ -45,14 +46,16 @@ pub(crate) struct Parts<'l> {
     /// Its host state is that of the present lease.
     pub(crate) store: StoreContextMut<'l, Host>,
     pub(crate) instance: Instance,
-    /// A call has begun and is not over: its future runs, was dropped or leaked, or a host function panicked. The
-    /// state that such a call left in the store is never read; the instance is replaced when the lease ends.
+    /// A call has begun and is not over: its future runs, was dropped or leaked, or a host function
+    /// panicked. The state that such a call left in the store is never read; the instance is
+    /// replaced when the lease ends.
     pub(crate) unfinished: &'l mut bool,
     /// Functions that were called before; none for an instance that will not be called again.
     pub(crate) known: Option<&'l mut TypedFunctions>,
 }
 
-/// Functions that leases call, typed, by entry number. Each is of the instance that it is kept with.
+/// Functions that leases call, typed, by entry number. Each is of the instance that it is kept
+/// with.
 #[derive(Default)]
 pub(crate) struct TypedFunctions(Vec<Option<Box<dyn Any + Send>>>);
 

@@ -1,13 +1,14 @@
 //! Warming a component: its warm-up runs once, and the resulting state becomes a new component.
 //!
-//! The state of a component is that of its core instances. Memories become images in the order in which wasmtime
-//! makes them, which is the same for every instance; globals and dropped segments are read by functions that
-//! rewriting adds to every module, and baked into the modules as the initial state of new instances. Start functions
-//! have run, and are removed.
+//! The state of a component is that of its core instances. Memories become images in the order in
+//! which wasmtime makes them, which is the same for every instance; globals and dropped segments
+//! are read by functions that rewriting adds to every module, and baked into the modules as the
+//! initial state of new instances. Start functions have run, and are removed.
 //!
-//! State that cannot be kept is refused with its name: handles of resources, which live in wasmtime's tables and
-//! belong to the host or to other components; references without a constant; tables that code has written; modules
-//! that are instantiated more than once and have come to differ.
+//! State that cannot be kept is refused with its name: handles of resources, which live in
+//! wasmtime's tables and belong to the host or to other components; references without a constant;
+//! tables that code has written; modules that are instantiated more than once and have come to
+//! differ.
 
 use afresh_rewrite::{OpenComponent, Roots, WarmState, bake_component, open_component};
 use afresh_sys::planted::{Bug, is};
@@ -28,7 +29,8 @@ use crate::{CallError, Engine, LoadError, WarmError};
 pub(crate) struct WarmNested {
     /// In the order in which wasmtime makes them.
     pub(crate) memories: Vec<WarmMemory>,
-    /// By the place of the module in the binary; none for one that is not instantiated or has no state.
+    /// By the place of the module in the binary; none for one that is not instantiated or has no
+    /// state.
     pub(crate) modules: Vec<Option<WarmState>>,
 }
 
@@ -162,10 +164,11 @@ fn read(
 /// A component that takes one more handle and gives it back.
 const TAKER: &str = "taker";
 
-/// Refuses a store with a live handle in any component's table. wasmtime counts all of them together: if one more
-/// handle exceeds a limit of one, another exists.
+/// Refuses a store with a live handle in any component's table. wasmtime counts all of them
+/// together: if one more handle exceeds a limit of one, another exists.
 ///
-/// Each task counts as one handle as well: that of the call itself, and any unfinished task of the warm-up.
+/// Each task counts as one handle as well: that of the call itself, and any unfinished task of the
+/// warm-up.
 fn no_handles(engine: &Engine, stores: &Stores, store: &mut Store<Host>) -> Result<(), WarmError> {
     let most_taken = if engine.inner.config.has_p3() { 2 } else { 1 };
     stores.unlimit(&mut *store);

@@ -1,7 +1,9 @@
-//! An open file or directory of a guest: of its tree in memory, or of a host directory that it is granted.
+//! An open file or directory of a guest: of its tree in memory, or of a host directory that it is
+//! granted.
 //!
-//! Promises: both follow paths beneath the directory that they start from, and report the same errors for the same
-//! calls. The state of a guest contains no host directory: handles of one are refused where a state is saved.
+//! Promises: both follow paths beneath the directory that they start from, and report the same
+//! errors for the same calls. The state of a guest contains no host directory: handles of one are
+//! refused where a state is saved.
 
 use afresh_files::{
     Access, Durability, HostHandle, HostKind, HostOpening, Kind, New, Node, OpenFile, Refused,
@@ -233,8 +235,8 @@ impl Opened {
         }
     }
 
-    /// The target of the symbolic link at a path. An absolute one leads outside the directory, where it cannot be
-    /// followed, and is not shown.
+    /// The target of the symbolic link at a path. An absolute one leads outside the directory,
+    /// where it cannot be followed, and is not shown.
     pub(crate) fn read_link(&self, tree: &Tree, path: &[u8]) -> Result<Vec<u8>, Refused> {
         let target = match self {
             Self::Tree(open) => tree.read_link(find(tree, open, path, false)?)?.to_vec(),
@@ -437,7 +439,8 @@ impl Opened {
         }
     }
 
-    /// The next entries of a directory from a position on, `.` and `..` among them; none at the end.
+    /// The next entries of a directory from a position on, `.` and `..` among them; none at the
+    /// end.
     pub(crate) fn entries(
         &mut self,
         tree: &Tree,

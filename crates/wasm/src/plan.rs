@@ -1,5 +1,5 @@
-//! The results of analysis and preparation: everything needed to make instances, except the compiled module and the
-//! warm state. Small, so it is cached with the compiled module.
+//! The results of analysis and preparation: everything needed to make instances, except the
+//! compiled module and the warm state. Small, so it is cached with the compiled module.
 
 use std::sync::Arc;
 
@@ -74,8 +74,8 @@ impl Plan {
         }
     }
 
-    /// The plan and compiled module for a guest whose warm state is known: from the cache, or made from
-    /// the guest's bytes, which `wasm` fetches.
+    /// The plan and compiled module for a guest whose warm state is known: from the cache, or made
+    /// from the guest's bytes, which `wasm` fetches.
     pub(crate) fn of_warm(
         engine: &Engine,
         digest: &[u8; 32],
@@ -142,8 +142,9 @@ impl Plan {
         Self::key(engine, digest, options, state)
     }
 
-    /// Stores plan and compiled module of a guest that was warmed here where [`Plan::of_warm`] looks, so that its
-    /// snapshots open again without analysis or compiler. `module` is kept under `compiled` already.
+    /// Stores plan and compiled module of a guest that was warmed here where [`Plan::of_warm`]
+    /// looks, so that its snapshots open again without analysis or compiler. `module` is kept under
+    /// `compiled` already.
     pub(crate) fn keep_warm(
         &self,
         engine: &Engine,

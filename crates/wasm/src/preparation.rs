@@ -1,10 +1,11 @@
 //! The input of a warm-up from an analysed and rewritten module, except its compiled code.
 //!
-//! Both take seconds for a module of a hundred megabytes, and give the same each time. So the cache of compiled
-//! guests keeps it with the code, under the digest of its module: another warm-up of the same module neither reads
-//! its code nor compiles it. Promises: it is found for the same bytes, the same mode and roots and the same rewriter
-//! alone, and one that is damaged is made anew. Guests in fresh mode are prepared each time, for the state that their
-//! warm-up leaves is written into the module.
+//! Both take seconds for a module of a hundred megabytes, and give the same each time. So the cache
+//! of compiled guests keeps it with the code, under the digest of its module: another warm-up of
+//! the same module neither reads its code nor compiles it. Promises: it is found for the same
+//! bytes, the same mode and roots and the same rewriter alone, and one that is damaged is made
+//! anew. Guests in fresh mode are prepared each time, for the state that their warm-up leaves is
+//! written into the module.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -113,7 +114,8 @@ impl Preparation {
         fits(&preparation).then_some((preparation, Compiled { module, key: None }))
     }
 
-    /// The one that was prepared and compiled in advance ([`EngineConfig::precompiled`](crate::EngineConfig)).
+    /// The one that was prepared and compiled in advance
+    /// ([`EngineConfig::precompiled`](crate::EngineConfig)).
     pub(crate) fn load_precompiled(
         engine: &Engine,
         digest: &[u8; 32],
@@ -124,7 +126,8 @@ impl Preparation {
         Some((preparation, module))
     }
 
-    /// The entry for a module in the cache of `keeper`, with its code loaded by `engine` and the key of the code.
+    /// The entry for a module in the cache of `keeper`, with its code loaded by `engine` and the
+    /// key of the code.
     fn of_cache(
         engine: &Engine,
         keeper: &Engine,

@@ -1,9 +1,10 @@
-//! WASI preview 1: every function about descriptors and paths is our own, over a guest's file tree or host directories;
-//! clocks, randomness, arguments and the standard streams are wasmtime-wasi's.
+//! WASI preview 1: every function about descriptors and paths is our own, over a guest's file tree
+//! or host directories; clocks, randomness, arguments and the standard streams are wasmtime-wasi's.
 //!
-//! Promises: a guest's operations affect its tree, which is rolled back and saved with its memory, or the host
-//! directories that it was granted; paths stay within the directory that they start from. Reads, writes and listings of
-//! any length end with the limits of the call. May break it: the standard streams' content, which is the call's.
+//! Promises: a guest's operations affect its tree, which is rolled back and saved with its memory,
+//! or the host directories that it was granted; paths stay within the directory that they start
+//! from. Reads, writes and listings of any length end with the limits of the call. May break it:
+//! the standard streams' content, which is the call's.
 
 mod calls;
 mod memory;
@@ -88,7 +89,8 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Ends the guest's call if it has reached a limit. For calls of many steps, between two of them.
+    /// Ends the guest's call if it has reached a limit. For calls of many steps, between two of
+    /// them.
     fn check_limits(&mut self) -> Result<(), Fail> {
         self.wait.check_in_time(self.host).map_err(Fail::Trap)
     }
@@ -123,8 +125,8 @@ macro_rules! own {
     };
 }
 
-/// Defines functions that may wait where standard streams or clocks are meant: those are wasmtime-wasi's. Functions
-/// that concern files alone wait for nothing.
+/// Defines functions that may wait where standard streams or clocks are meant: those are
+/// wasmtime-wasi's. Functions that concern files alone wait for nothing.
 macro_rules! either {
     ($linker:expr, $waits:expr, $($name:ident($($argument:ident: $type:ty),*);)*) => {
         $(if $waits {

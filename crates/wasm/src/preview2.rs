@@ -1,9 +1,10 @@
-//! WASI preview 2: `wasi:filesystem`'s types and preopens are our own, over a guest's file tree or host directories; all
-//! else is wasmtime-wasi's.
+//! WASI preview 2: `wasi:filesystem`'s types and preopens are our own, over a guest's file tree or
+//! host directories; all else is wasmtime-wasi's.
 //!
-//! Promises: as [`crate::preview1`]. Nothing of it waits but for the host's file system, so the functions for guests
-//! that wait and for those that do not are the same, except `sync`. May break it: a handle is a number in wasmtime-wasi's table with our value behind it; code that
-//! reads the table directly would find it.
+//! Promises: as [`crate::preview1`]. Nothing of it waits but for the host's file system, so the
+//! functions for guests that wait and for those that do not are the same, except `sync`. May break
+//! it: a handle is a number in wasmtime-wasi's table with our value behind it; code that reads the
+//! table directly would find it.
 
 mod descriptor;
 mod streams;
@@ -41,7 +42,8 @@ impl HasData for HasTable {
     type Data<'a> = &'a mut ResourceTable;
 }
 
-/// Replaces the functions of `wasi:io` that need no context, because wasmtime-wasi builds a context for each call.
+/// Replaces the functions of `wasi:io` that need no context, because wasmtime-wasi builds a context
+/// for each call.
 pub(crate) fn link_io(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
     io::error::add_to_linker::<Host, HasTable>(linker, Host::table)?;
     match waits {
@@ -81,7 +83,8 @@ fn code_of(
     Ok(error.downcast_ref::<std::io::Error>().map(types::ErrorCode::from))
 }
 
-/// The traits for guests that wait, and for those that do not: the same, with types of the same shape.
+/// The traits for guests that wait, and for those that do not: the same, with types of the same
+/// shape.
 macro_rules! serve {
     ($types:path, $sync:ident $(, $wait:tt)?) => {
         const _: () = {

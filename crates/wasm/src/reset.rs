@@ -1,10 +1,10 @@
 //! Reset mode: one live instance, reset to its warm state after every call.
 //!
-//! Memory comes back by the slot's strategy; globals, tables and dropped segments by a function that was added to the
-//! module and runs inside it, because the host's setters cost a hundred times as much. If a change cannot be undone
-//! in place (a grown table, a large collected heap), the instance is replaced from the warm state.
-//! `docs/decisions/what-a-store-keeps.md` lists the other state that a store keeps between two calls, and how it is
-//! handled.
+//! Memory comes back by the slot's strategy; globals, tables and dropped segments by a function
+//! that was added to the module and runs inside it, because the host's setters cost a hundred times
+//! as much. If a change cannot be undone in place (a grown table, a large collected heap), the
+//! instance is replaced from the warm state. `docs/decisions/what-a-store-keeps.md` lists the other
+//! state that a store keeps between two calls, and how it is handled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,7 +95,8 @@ impl Blueprint {
         if options.stub_imports {
             linker.define_unknown_imports_as_traps(module).map_err(LoadError::Link)?;
         }
-        // Instances made by a host function live until the store is dropped, and nothing restores them.
+        // Instances made by a host function live until the store is dropped, and nothing restores
+        // them.
         let instances = (plan.mode == Mode::Reset).then_some(1);
         let stores = Stores::new(engine, options, clock, instances)?;
         let pre = linker
@@ -169,8 +170,8 @@ impl ResetState {
     }
 }
 
-/// A live instance that can be reset. In the warm state whenever it is not leased, except in a session, where it is
-/// in the state that its last call left.
+/// A live instance that can be reset. In the warm state whenever it is not leased, except in a
+/// session, where it is in the state that its last call left.
 pub(crate) struct ResetInstance {
     /// Has no roots of an earlier lease.
     pub(crate) store: ScopedStore,
@@ -184,7 +185,8 @@ pub(crate) struct ResetInstance {
     pub(crate) known: TypedFunctions,
     /// As [`crate::live::Parts::unfinished`]. If set, the store is not used again.
     pub(crate) unfinished: bool,
-    /// A user of the instance panicked. If set, a session replaces it; the pool drops such an item itself.
+    /// A user of the instance panicked. If set, a session replaces it; the pool drops such an item
+    /// itself.
     pub(crate) unwound: bool,
     /// The sizes of the collected heap.
     heap: Heap,
@@ -218,8 +220,8 @@ pub(crate) const INSTANCE_MAPPINGS: usize = 1;
 /// Mappings of a compiled guest, in use or not.
 pub(crate) const CODE_MAPPINGS: usize = 4;
 
-/// Bytes that a collected heap may grow to and be kept. wasmtime cannot shrink it, so an instance with a
-/// larger one is replaced, unless the warm state itself is larger.
+/// Bytes that a collected heap may grow to and be kept. wasmtime cannot shrink it, so an instance
+/// with a larger one is replaced, unless the warm state itself is larger.
 pub(crate) const KEPT_HEAP: usize = 1 << 20;
 
 impl ResetInstance {
@@ -239,7 +241,8 @@ impl ResetInstance {
         (self.stack.resident_bytes(true), charged)
     }
 
-    /// Leaves its stack little memory after a call of a session, and charges it to the budget of the process.
+    /// Leaves its stack little memory after a call of a session, and charges it to the budget of
+    /// the process.
     pub(crate) fn settle_stack(&mut self) {
         if self.of.blueprint.stores.way == CallPath::Direct || self.unfinished || self.unwound {
             return;
@@ -250,8 +253,8 @@ impl ResetInstance {
         }
     }
 
-    /// Takes over an instance that is in the warm state, memories included, and makes that the state it
-    /// comes back to.
+    /// Takes over an instance that is in the warm state, memories included, and makes that the
+    /// state it comes back to.
     pub(crate) fn adopt(
         of: &Arc<ResetState>,
         mut store: Store<Host>,
@@ -430,8 +433,8 @@ impl Recycle for ResetInstance {
         took = ResetCost { replaced: true, grown: took.grown, ..ResetCost::default() };
         let of = self.of.clone();
         of.blueprint.replaced.fetch_add(1, Ordering::Relaxed);
-        // The memories stay, with the pages that calls write: a guest that needs this after every call pays the price
-        // of fresh mode.
+        // The memories stay, with the pages that calls write: a guest that needs this after every
+        // call pays the price of fresh mode.
         for (memory, _) in &self.memories {
             memory.reset(&mut took)?;
         }

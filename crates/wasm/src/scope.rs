@@ -1,9 +1,9 @@
 //! A store whose references to collected objects end with each lease.
 //!
-//! wasmtime roots every reference that a call gives to the host until the scope around it ends. Without a scope that
-//! is the life of the store, and the object, its referents and the host data behind an `externref` stay alive with
-//! it. Here the scope is the lease: a reference from one call can be passed to the next call of the same lease, and
-//! to no other.
+//! wasmtime roots every reference that a call gives to the host until the scope around it ends.
+//! Without a scope that is the life of the store, and the object, its referents and the host data
+//! behind an `externref` stay alive with it. Here the scope is the lease: a reference from one call
+//! can be passed to the next call of the same lease, and to no other.
 //!
 //! Promises: after [`ScopedStore::renew`] nothing that the host was given before is rooted, and
 //! using it is an error. May break it: an `OwnedRooted` that a host function keeps.
@@ -76,9 +76,10 @@ impl ScopedStore {
     pub(crate) fn data_mut(&mut self) -> &mut Host {
         let mut store = self.as_context_mut();
         let data: *mut Host = store.data_mut();
-        // SAFETY: the data is in the store's own allocation, which lives until `self` drops the store. `self` stays
-        // borrowed until the reference ends, so no other code reaches the store. Only the context in between, which a
-        // scope does not let out, makes this unknown to the compiler.
+        // SAFETY: the data is in the store's own allocation, which lives until `self` drops the
+        // store. `self` stays borrowed until the reference ends, so no other code reaches the
+        // store. Only the context in between, which a scope does not let out, makes this unknown to
+        // the compiler.
         unsafe { &mut *data }
     }
 

@@ -1,14 +1,15 @@
 //! Sessions: a live instance that goes from state to state of a tree.
 //!
-//! Promises: in each state memories, globals, tables, dropped segments and sizes equal those at the freeze, bit for
-//! bit. A checkpoint stores the pages written since the last; moving to another state copies those that differ.
-//! Globals and writable tables are read whole at each, a few nanoseconds an entry. If a change cannot be undone in
-//! place (a table that grew, a large heap of collected objects), the instance is replaced. Every switch to a state
-//! gets its own generation and fresh entropy, as a lease does.
+//! Promises: in each state memories, globals, tables, dropped segments and sizes equal those at the
+//! freeze, bit for bit. A checkpoint stores the pages written since the last; moving to another
+//! state copies those that differ. Globals and writable tables are read whole at each, a few
+//! nanoseconds an entry. If a change cannot be undone in place (a table that grew, a large heap of
+//! collected objects), the instance is replaced. Every switch to a state gets its own generation
+//! and fresh entropy, as a lease does.
 //!
-//! A guest's file tree and its open files are part of the state. May break it: state that host functions keep. WASI
-//! streams belong to the live session: they are not part of a state, and each switch makes new ones. So do host
-//! directories; a guest with open files in them cannot be frozen.
+//! A guest's file tree and its open files are part of the state. May break it: state that host
+//! functions keep. WASI streams belong to the live session: they are not part of a state, and each
+//! switch makes new ones. So do host directories; a guest with open files in them cannot be frozen.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -131,8 +132,8 @@ pub(crate) fn resettable(inner: &Inner) -> Result<&Arc<ResetState>, SessionError
 }
 
 impl Warm {
-    /// The warm state as a state of sessions, for a tree: they are made from it, and from states that others
-    /// of them left.
+    /// The warm state as a state of sessions, for a tree: they are made from it, and from states
+    /// that others of them left.
     ///
     /// # Errors
     /// [`SessionError::Fresh`].
@@ -274,7 +275,8 @@ impl InstanceLayout {
             }
         }
         for (flag, dropped) in self.dropped.iter().zip(&to.dropped) {
-            // Every bit, as the instruction that drops the segment sets them: the guards rely on it.
+            // Every bit, as the instruction that drops the segment sets them: the guards rely on
+            // it.
             flag.set(&mut *store, Val::I32(-i32::from(*dropped))).map_err(failed)?;
         }
         Ok(())
@@ -337,8 +339,8 @@ impl Session {
         at_once(lease.prepare())
     }
 
-    /// The instance as it is, for calls. Changes by calls stay when the lease ends. References into the store's
-    /// collected heap can be used until the next lease.
+    /// The instance as it is, for calls. Changes by calls stay when the lease ends. References into
+    /// the store's collected heap can be used until the next lease.
     pub fn lease(&mut self) -> Lease<'_> {
         let blueprint = &self.instance.of.blueprint;
         if blueprint.collects {

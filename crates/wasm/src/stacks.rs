@@ -1,15 +1,16 @@
 //! Stacks for calls on fibers, which threads keep for the next one.
 //!
-//! A store keeps the stack of its last call; a new store, in fresh mode and for every component, has none, and
-//! to map one, touch it and unmap it takes longer than such a call. Stacks that come back are kept by the thread
-//! on which they do, up to a bound.
+//! A store keeps the stack of its last call; a new store, in fresh mode and for every component,
+//! has none, and to map one, touch it and unmap it takes longer than such a call. Stacks that come
+//! back are kept by the thread on which they do, up to a bound.
 //!
-//! Promises: a stack has one user at a time, and a guard below it. Its content is left over from the last user,
-//! unless wasmtime requests zeros; no guest can read it. Where the memory of idle instances is limited, a stack without
-//! a user keeps at most [`KEPT_BYTES`], and so does that of a session between two calls. Both are charged to the budget
-//! of the process. The pool of an idle instance counts its stack. Without a limit the same holds after each
-//! [`LOOK_INTERVAL`]th use of a stack, because a look is a system call. The stack of a running call is in no account,
-//! as its memories are not: it has a fixed maximum (`EngineConfig::stack`).
+//! Promises: a stack has one user at a time, and a guard below it. Its content is left over from
+//! the last user, unless wasmtime requests zeros; no guest can read it. Where the memory of idle
+//! instances is limited, a stack without a user keeps at most [`KEPT_BYTES`], and so does that of a
+//! session between two calls. Both are charged to the budget of the process. The pool of an idle
+//! instance counts its stack. Without a limit the same holds after each [`LOOK_INTERVAL`]th use of
+//! a stack, because a look is a system call. The stack of a running call is in no account, as its
+//! memories are not: it has a fixed maximum (`EngineConfig::stack`).
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -27,7 +28,8 @@ const MAX_STACKS: usize = 64;
 /// Maximum bytes of a stack without a user.
 const KEPT_BYTES: usize = 128 << 10;
 
-/// Uses of a stack between two looks at its pages, where no limit depends on them. A look takes 3 µs, and a short call no more.
+/// Uses of a stack between two looks at its pages, where no limit depends on them. A look takes 3
+/// µs, and a short call no more.
 const LOOK_INTERVAL: usize = 64;
 
 /// Inaccessible pages below a stack.
@@ -64,8 +66,9 @@ struct Pages {
 }
 
 impl Pages {
-    /// Resident pages, counted from the top to the first part that is not: compiled code touches each page of a stack on
-    /// its way down. Pages that were counted before are not looked at again, so this is one system call as a rule.
+    /// Resident pages, counted from the top to the first part that is not: compiled code touches
+    /// each page of a stack on its way down. Pages that were counted before are not looked at
+    /// again, so this is one system call as a rule.
     fn resident(&self) -> usize {
         let most = self.reservation.pages() - GUARD;
         let mut counted = self.counted.load(Ordering::Relaxed);
@@ -81,8 +84,8 @@ impl Pages {
         counted
     }
 
-    /// Whether the pages have to be looked at after another use: always if the memory of idle instances is limited, for
-    /// this pool or for the process.
+    /// Whether the pages have to be looked at after another use: always if the memory of idle
+    /// instances is limited, for this pool or for the process.
     fn needs_look(&self, limited: bool) -> bool {
         let uses = self.uses.fetch_add(1, Ordering::Relaxed);
         limited
@@ -111,7 +114,8 @@ impl Pages {
 pub(crate) struct KeptStack(Weak<Pages>);
 
 impl KeptStack {
-    /// Bytes of memory that it keeps after another call. With `limited` the pool of its instance has a limit.
+    /// Bytes of memory that it keeps after another call. With `limited` the pool of its instance
+    /// has a limit.
     pub(crate) fn resident_bytes(&self, limited: bool) -> usize {
         self.0.upgrade().map_or(0, |pages| match pages.needs_look(limited) {
             true => pages.resident() * PAGE_SIZE,
@@ -119,8 +123,8 @@ impl KeptStack {
         })
     }
 
-    /// Leaves it at most [`KEPT_BYTES`] after a call of a session; returns how many it keeps. No call of the store may be
-    /// under way.
+    /// Leaves it at most [`KEPT_BYTES`] after a call of a session; returns how many it keeps. No
+    /// call of the store may be under way.
     pub(crate) fn shrink(&self) -> usize {
         self.0.upgrade().map_or(0, |pages| {
             if pages.needs_look(false) {
@@ -137,7 +141,8 @@ impl KeptStack {
     }
 }
 
-/// The stack that a store has got in `call`, which is the first to run something on a fiber in it, and does so on this thread.
+/// The stack that a store has got in `call`, which is the first to run something on a fiber in it,
+/// and does so on this thread.
 pub(crate) fn record<R>(call: impl FnOnce() -> R) -> (R, KeptStack) {
     MADE.set(None);
     let result = call();
@@ -193,8 +198,8 @@ impl Drop for Stack {
     }
 }
 
-// SAFETY: the range is mapped, page-aligned and owned by this value alone. Below it is a guard page, inaccessible
-// since it was reserved.
+// SAFETY: the range is mapped, page-aligned and owned by this value alone. Below it is a guard
+// page, inaccessible since it was reserved.
 unsafe impl StackMemory for Stack {
     fn top(&self) -> *mut u8 {
         self.top as *mut u8
@@ -209,7 +214,8 @@ unsafe impl StackMemory for Stack {
     }
 }
 
-// SAFETY: each stack is a separate reservation of the requested size, zeroed on request; see `Stack`.
+// SAFETY: each stack is a separate reservation of the requested size, zeroed on request; see
+// `Stack`.
 unsafe impl StackCreator for Stacks {
     fn new_stack(&self, size: usize, zeroed: bool) -> wasmtime::Result<Box<dyn StackMemory>> {
         let pages = page_align_up(size) / PAGE_SIZE + GUARD;

@@ -1,7 +1,8 @@
-//! Converts states of sessions to frozen guests and back, so that a session is saved and continues elsewhere.
+//! Converts states of sessions to frozen guests and back, so that a session is saved and continues
+//! elsewhere.
 //!
-//! Promises: the live instance is not read, so any state of a tree can be saved; a state from elsewhere is checked
-//! against the module before a session can move to it.
+//! Promises: the live instance is not read, so any state of a tree can be saved; a state from
+//! elsewhere is checked against the module before a session can move to it.
 
 use afresh_rewrite::WarmState;
 use afresh_snapshot::Frozen as Kept;
@@ -52,8 +53,8 @@ impl Warm {
         Frozen::new(program, memories.collect(), warm, read, None, files)
     }
 
-    /// A state of this guest that was frozen elsewhere, for a tree of its sessions. The guest's clock does not fall
-    /// behind its reading in that state.
+    /// A state of this guest that was frozen elsewhere, for a tree of its sessions. The guest's
+    /// clock does not fall behind its reading in that state.
     ///
     /// # Errors
     /// [`ThawError`] for the state of another module, or one that does not fit it.

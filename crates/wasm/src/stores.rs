@@ -19,8 +19,8 @@ use crate::{Engine, Frozen, LoadError, ThawError};
 /// Epochs and fuel for our own functions: as good as unlimited, and far from overflow.
 const UNLIMITED: u64 = 1 << 60;
 
-/// Makes stores without state of any call. Holding it keeps the engine, and with it the thread that timeouts count
-/// on, alive.
+/// Makes stores without state of any call. Holding it keeps the engine, and with it the thread that
+/// timeouts count on, alive.
 pub(crate) struct Stores {
     engine: Engine,
     wasi: Arc<Wasi>,
@@ -106,11 +106,13 @@ impl Stores {
         self.has_no_p3_files(own)
     }
 
-    /// Our own functions of files serve preview 1 and WASI 0.2. Files of WASI 0.3 are wasmtime-wasi's, which have other
-    /// rules for paths, so a component that imports them gets none.
+    /// Our own functions of files serve preview 1 and WASI 0.2. Files of WASI 0.3 are
+    /// wasmtime-wasi's, which have other rules for paths, so a component that imports them gets
+    /// none.
     ///
     /// # Errors
-    /// [`LoadError::Wasi`] if `component` imports files of WASI 0.3, and the guest is to have a directory or a tree.
+    /// [`LoadError::Wasi`] if `component` imports files of WASI 0.3, and the guest is to have a
+    /// directory or a tree.
     pub(crate) fn has_no_files_for(
         &mut self,
         component: &wasmtime::component::Component,
@@ -185,8 +187,8 @@ impl Stores {
         self.files.get().cloned().or_else(given)
     }
 
-    /// Makes the files of a frozen guest those that every call starts from. Of the files in the options only the
-    /// budget is used.
+    /// Makes the files of a frozen guest those that every call starts from. Of the files in the
+    /// options only the budget is used.
     pub(crate) fn thaw_files(&self, frozen: &Frozen) -> Result<(), ThawError> {
         if let Some(files) = &frozen.files {
             let allowed = self.wasi.files.as_ref().map(Tree::budget).unwrap_or_default();
@@ -197,7 +199,8 @@ impl Stores {
         Ok(())
     }
 
-    /// Refuses a frozen guest that is larger than calls may make it: the options limit the memory of a snapshot.
+    /// Refuses a frozen guest that is larger than calls may make it: the options limit the memory
+    /// of a snapshot.
     ///
     /// # Errors
     /// [`ThawError::State`] with the sizes.
@@ -243,7 +246,8 @@ impl Stores {
     }
 }
 
-/// Ticks until `timeout` is over for certain: the first may come at once, each other after a whole tick.
+/// Ticks until `timeout` is over for certain: the first may come at once, each other after a whole
+/// tick.
 fn ticks(timeout: Duration, tick: Duration) -> u64 {
     let whole = timeout.as_nanos().div_ceil(tick.as_nanos());
     u64::try_from(whole).map_or(UNLIMITED, |whole| whole.saturating_add(1).min(UNLIMITED))

@@ -19,8 +19,8 @@ use crate::{Engine, Mode, ThawError, Warm, WarmError};
 
 impl Warm {
     /// A warm guest in the state of `frozen`. With a cache of compiled guests
-    /// ([`crate::EngineConfig::cache`]) that has this one, nothing is analysed or compiled, and nothing
-    /// but the pages that calls touch is needed of a snapshot.
+    /// ([`crate::EngineConfig::cache`]) that has this one, nothing is analysed or compiled, and
+    /// nothing but the pages that calls touch is needed of a snapshot.
     ///
     /// `options` must provide the same imports as when it was frozen.
     ///
@@ -77,7 +77,8 @@ impl Warm {
     }
 }
 
-/// The same options, with a file tree where the frozen guest has one, under the budget of the options'.
+/// The same options, with a file tree where the frozen guest has one, under the budget of the
+/// options'.
 pub(crate) fn with_files(options: &GuestOptions, frozen: &Frozen) -> GuestOptions {
     let mut options = options.clone();
     if frozen.files.is_some() && options.wasi.files.is_none() {
@@ -86,7 +87,8 @@ pub(crate) fn with_files(options: &GuestOptions, frozen: &Frozen) -> GuestOption
     options
 }
 
-/// Refuses a state that does not belong to this module: it must have exactly the parts that the module exposes.
+/// Refuses a state that does not belong to this module: it must have exactly the parts that the
+/// module exposes.
 fn check(plan: &Plan, frozen: &Frozen) -> Result<(), ThawError> {
     let bad = |why: &str| Err(ThawError::State(why.to_owned()));
     let Some(visible) = &plan.visible else {

@@ -39,9 +39,10 @@ const WASI: &str = "0.2.12";
 
 /// Defines the functions that `component` imports and `linker` lacks as functions that trap.
 ///
-/// Nothing in the linker is replaced. Interfaces other than WASI come first. If imports are still missing, functions that
-/// WASI lacks are added to the interface in `linker` that serves the import. A new interface of another patch version would
-/// take precedence over all of its functions and resources.
+/// Nothing in the linker is replaced. Interfaces other than WASI come first. If imports are still
+/// missing, functions that WASI lacks are added to the interface in `linker` that serves the
+/// import. A new interface of another patch version would take precedence over all of its functions
+/// and resources.
 pub(crate) fn stub(linker: &mut ComponentLinker<Host>, component: &Component) {
     let engine = component.engine();
     let ty = component.component_type();
@@ -77,9 +78,9 @@ fn is_defined(linker: &ComponentLinker<Host>, name: &str) -> bool {
 
 /// Every import of `component` that `linker` lacks, if that is the error.
 ///
-/// A linker does not list its definitions, but it refuses a second definition of the same name. So a copy gets a
-/// definition of every import, and those that it accepts were missing. WASI's own interfaces come last: a linker may
-/// have another version of one that fits.
+/// A linker does not list its definitions, but it refuses a second definition of the same name. So
+/// a copy gets a definition of every import, and those that it accepts were missing. WASI's own
+/// interfaces come last: a linker may have another version of one that fits.
 pub(crate) fn of_component(
     linker: &ComponentLinker<Host>,
     component: &Component,
@@ -109,7 +110,8 @@ struct Offer<'a> {
     engine: &'a Engine,
     /// The interface that the items belong to.
     interface: Option<&'a str>,
-    /// Whether resources are among them. An interface that only names a resource of another does not define it.
+    /// Whether resources are among them. An interface that only names a resource of another does
+    /// not define it.
     resources: bool,
 }
 

@@ -1,11 +1,12 @@
-//! Waits of guests inside the host: sleeps, polls and blocking streams, which end with the limits of the call.
+//! Waits of guests inside the host: sleeps, polls and blocking streams, which end with the limits
+//! of the call.
 //!
-//! Compiled code checks its limits at loops and function entries, which a guest that waits in the host does not
-//! reach. So a wait is cut into slices, with the same check after each.
+//! Compiled code checks its limits at loops and function entries, which a guest that waits in the
+//! host does not reach. So a wait is cut into slices, with the same check after each.
 //!
-//! Promises: a wait ends within a slice of the moment when the [watch](crate::Watch) refuses, or the time limit
-//! expires. With an epoch that the embedder advances, one wait takes no longer than the time limit.
-//! May break it: a host function of the embedder that blocks by itself.
+//! Promises: a wait ends within a slice of the moment when the [watch](crate::Watch) refuses, or
+//! the time limit expires. With an epoch that the embedder advances, one wait takes no longer than
+//! the time limit. May break it: a host function of the embedder that blocks by itself.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,8 @@ use crate::host::Host;
 const SLICE: Duration = Duration::from_millis(5);
 /// Maximum bytes of a blocking write, as `wasi:io` defines it.
 const MAX_BLOCKING_WRITE: usize = 4096;
-/// The interfaces whose functions wait, at wasmtime-wasi's version: a linker resolves older ones to it.
+/// The interfaces whose functions wait, at wasmtime-wasi's version: a linker resolves older ones to
+/// it.
 const POLL: &str = "wasi:io/poll@0.2.12";
 const STREAMS: &str = "wasi:io/streams@0.2.12";
 
@@ -40,8 +42,8 @@ impl Wait {
         Self { started: Instant::now(), checked: 0 }
     }
 
-    /// Ends the work once the call has reached a limit. For steps that are shorter than a slice: the limits are checked
-    /// once in each.
+    /// Ends the work once the call has reached a limit. For steps that are shorter than a slice:
+    /// the limits are checked once in each.
     pub(crate) fn check_in_time(&mut self, host: &mut Host) -> wasmtime::Result<()> {
         let slices = self.started.elapsed().as_nanos() / SLICE.as_nanos();
         if std::mem::replace(&mut self.checked, slices) == slices {
@@ -90,8 +92,9 @@ pub(crate) async fn sync(file: HostHandle, data: bool) -> Result<(), Refused> {
     synced.unwrap_or_else(|_| Err(Refused::Layer("the runtime is shutting down".to_owned())))
 }
 
-/// Awaits `$ready`, an expression that is evaluated anew for each slice. Its future must be cancel-safe, as
-/// [`Pollable::ready`] is. `$failed` wraps the error of a call that has reached a limit.
+/// Awaits `$ready`, an expression that is evaluated anew for each slice. Its future must be
+/// cancel-safe, as [`Pollable::ready`] is. `$failed` wraps the error of a call that has reached a
+/// limit.
 macro_rules! sliced {
     ($host:expr, $failed:expr, $ready:expr) => {{
         let wait = Wait::begin();

@@ -137,8 +137,9 @@ impl std::fmt::Debug for Warm {
     }
 }
 
-/// Numbers for clones, without a counter that all threads share: unique in this process for certain,
-/// elsewhere but for a tiny chance. A guest may keep its number in a snapshot that two processes thaw.
+/// Numbers for clones, without a counter that all threads share: unique in this process for
+/// certain, elsewhere but for a tiny chance. A guest may keep its number in a snapshot that two
+/// processes thaw.
 pub(crate) fn next_generation() -> u64 {
     const BLOCK: u64 = 1 << 16;
     // A child of a fork begins elsewhere, also in the thread that forked.
@@ -338,7 +339,8 @@ impl Warm {
                 }
                 let heap = warmed.store.gc_heap_capacity();
                 let first = if heap > KEPT_HEAP || state.blueprint.stores.way != CallPath::Direct {
-                    // The garbage of the warm-up, and its stack, would stay for as long as the instance does.
+                    // The garbage of the warm-up, and its stack, would stay for as long as the
+                    // instance does.
                     drop((warmed.store, warmed.memories));
                     state.make()?
                 } else {
@@ -444,8 +446,8 @@ impl Warm {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Compares the next idle instance of the pool with the warm state, before it takes fresh entropy: bytes of
-    /// memory that differ, and other items that do. Both must be 0.
+    /// Compares the next idle instance of the pool with the warm state, before it takes fresh
+    /// entropy: bytes of memory that differ, and other items that do. Both must be 0.
     ///
     /// # Errors
     /// [`WarmError`] when the pool is exhausted or the state cannot be read.
@@ -464,7 +466,8 @@ impl Warm {
         }
     }
 
-    /// A handle for typed calls of one export. A signature that does not fit is found by the first call.
+    /// A handle for typed calls of one export. A signature that does not fit is found by the first
+    /// call.
     ///
     /// # Errors
     /// [`CallError::NoSuchExport`].
@@ -505,8 +508,8 @@ impl Warm {
         }
     }
 
-    /// The number of replaced instances, and of resets that had to shrink a memory, because a call had grown a table
-    /// or memory.
+    /// The number of replaced instances, and of resets that had to shrink a memory, because a call
+    /// had grown a table or memory.
     #[must_use]
     pub fn growth_stats(&self) -> (u64, u64) {
         let blueprint = self.inner.pools.blueprint();

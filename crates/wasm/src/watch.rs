@@ -1,8 +1,9 @@
-//! A watch over calls: a function of the embedder that decides, while a call runs, whether it may continue.
+//! A watch over calls: a function of the embedder that decides, while a call runs, whether it may
+//! continue.
 //!
-//! Promises: it is called at every tick of the epoch, 5 ms unless the embedder sets another interval, on the thread that
-//! runs the guest, and a refused call ends before the guest's next loop or function. May break it: a
-//! long host function, during which it is not called.
+//! Promises: it is called at every tick of the epoch, 5 ms unless the embedder sets another
+//! interval, on the thread that runs the guest, and a refused call ends before the guest's next
+//! loop or function. May break it: a long host function, during which it is not called.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,16 +15,18 @@ use crate::host::Host;
 
 type Ask = dyn Fn(&mut Host) -> bool + Send + Sync;
 
-/// A callback that decides, while a call or a module's warm-up runs, whether it may continue. The default has no
-/// callback.
+/// A callback that decides, while a call or a module's warm-up runs, whether it may continue. The
+/// default has no callback.
 ///
-/// Needs [`crate::EngineConfig::timeouts`]. A call that is ended fails with [`crate::CallError::Stopped`].
+/// Needs [`crate::EngineConfig::timeouts`]. A call that is ended fails with
+/// [`crate::CallError::Stopped`].
 #[derive(Clone, Default)]
 pub struct Watch(Option<Arc<Ask>>);
 
 impl Watch {
-    /// A watch that ends a call by `false`, or by a panic, which becomes an error of the call. It finds the state of
-    /// the call in its host state ([`Host::data`], [`Host::state`]), and runs on the thread of the guest.
+    /// A watch that ends a call by `false`, or by a panic, which becomes an error of the call. It
+    /// finds the state of the call in its host state ([`Host::data`], [`Host::state`]), and runs on
+    /// the thread of the guest.
     pub fn new(ask: impl Fn(&mut Host) -> bool + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(ask)))
     }
@@ -37,7 +40,8 @@ impl Watch {
     /// Ends the call that `host` belongs to, unless the watch allows it to run on.
     pub(crate) fn check(&self, host: &mut Host) -> wasmtime::Result<()> {
         let Some(ask) = &self.0 else { return Ok(()) };
-        // A panic that unwinds through wasmtime would take the callback with it, and later calls would run unwatched.
+        // A panic that unwinds through wasmtime would take the callback with it, and later calls
+        // would run unwatched.
         match catch_unwind(AssertUnwindSafe(|| ask(host))) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Stopped.into()),

@@ -1,8 +1,8 @@
-//! SIGSEGV among several: wasmtime, we, and embedders' handlers. In any order, a trap of a guest stays a trap
-//! wherever it would be one without us, and our own faults are handled.
+//! SIGSEGV among several: wasmtime, we, and embedders' handlers. In any order, a trap of a guest
+//! stays a trap wherever it would be one without us, and our own faults are handled.
 //!
-//! Handlers belong to a process and cannot be removed, so each case runs in a separate child process, once with us
-//! and once without.
+//! Handlers belong to a process and cannot be removed, so each case runs in a separate child
+//! process, once with us and once without.
 
 use std::ffi::c_int;
 use std::os::unix::process::ExitStatusExt;
@@ -27,7 +27,8 @@ enum Step {
     Passing,
     /// We take our handlers away as far as they are on top.
     Aside,
-    /// An embedder's handler that answers for its own page and passes everything else on, and its removal.
+    /// An embedder's handler that answers for its own page and passes everything else on, and its
+    /// removal.
     Polite,
     PoliteOff,
     /// The same handler is installed again without having been removed.
@@ -35,8 +36,8 @@ enum Step {
     /// As `Polite`, with other flags and masked signals, as language runtimes do (Go, the JVM).
     Runtime,
     RuntimeOff,
-    /// Takes one argument and so cannot chain: it restores the previous handler and lets the access fault again
-    /// (Python's `faulthandler`, crash reporters).
+    /// Takes one argument and so cannot chain: it restores the previous handler and lets the access
+    /// fault again (Python's `faulthandler`, crash reporters).
     Reporter,
     ReporterOff,
     /// Ends the process with its own exit code at any fault that is not its own.
@@ -112,7 +113,8 @@ const CASES: &[(&[Step], End)] = &[
     (&[Jump, Wasmtime, Ours], End::Trap),
 ];
 
-/// A handler that forgets its predecessor, because it is installed twice: without us it runs in a circle.
+/// A handler that forgets its predecessor, because it is installed twice: without us it runs in a
+/// circle.
 const CIRCLES: &[&[Step]] = &[
     &[Wasmtime, Ours, Polite, Ours, Again, Ours],
     &[Wasmtime, Ours, Polite, Ours, Again, Ours, Again, Ours, Again, Ours, Again, Ours],
@@ -328,7 +330,8 @@ fn touch_and_jump() {
     let nowhere = Reservation::new(1).unwrap();
     BAD.store(nowhere.base().as_ptr() as usize, Ordering::SeqCst);
     let mut stack = vec![0u8; 256 << 10];
-    // SAFETY: both contexts and the stack live until the jump back, which `swapcontext` returns from.
+    // SAFETY: both contexts and the stack live until the jump back, which `swapcontext` returns
+    // from.
     unsafe {
         let mut here: libc::ucontext_t = std::mem::zeroed();
         let mut there: libc::ucontext_t = std::mem::zeroed();

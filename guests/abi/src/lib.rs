@@ -11,8 +11,8 @@
 //! | `handle(len: i32) -> i64` | reads `len` bytes from the buffer, returns `address << 32 \| length` of the answer |
 //! | `afresh_reseed(lo: i64, hi: i64)` | optional: takes 128 bits of new entropy after every restore |
 //!
-//! The answer stays valid until the next call into the guest. A guest that fails inside its own language answers with
-//! its own error; one that cannot continue traps.
+//! The answer stays valid until the next call into the guest. A guest that fails inside its own
+//! language answers with its own error; one that cannot continue traps.
 //!
 //! This crate provides `_initialize` and `afresh_buffer`, keeps the answer alive, and holds the
 //! random generator behind `afresh_reseed`. All state is thread-local, which in these single
@@ -38,8 +38,8 @@ unsafe extern "C" {
     fn __wasm_call_ctors();
 }
 
-/// The WASI reactor initialiser. Calling the constructors here also keeps the linker from wrapping every export in a
-/// call to them.
+/// The WASI reactor initialiser. Calling the constructors here also keeps the linker from wrapping
+/// every export in a call to them.
 #[cfg(target_arch = "wasm32")]
 #[unsafe(no_mangle)]
 pub extern "C" fn _initialize() {
@@ -76,8 +76,8 @@ pub fn reserve(bytes: usize) {
     OUTPUT.with_borrow_mut(|output| output.try_reserve(bytes).unwrap_or_default());
 }
 
-/// Passes the first `len` bytes of the input buffer to `answer` and returns the packed address and length of the
-/// output: the body of `handle` in a guest.
+/// Passes the first `len` bytes of the input buffer to `answer` and returns the packed address and
+/// length of the output: the body of `handle` in a guest.
 ///
 /// A `len` that is negative or larger than the buffer is cut to the buffer.
 pub fn respond(len: i32, answer: impl FnOnce(&[u8], &mut Vec<u8>)) -> i64 {

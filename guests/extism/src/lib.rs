@@ -1,5 +1,5 @@
-//! A plug-in built with Extism's development kit, as its users write them: a dictionary that `warm` builds, and every
-//! way of a plug-in to keep state, fail, or call its host.
+//! A plug-in built with Extism's development kit, as its users write them: a dictionary that `warm`
+//! builds, and every way of a plug-in to keep state, fail, or call its host.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -12,7 +12,8 @@ thread_local! {
     static SERVED: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Puts `count` words, or the number in the configuration, into the dictionary; and a variable for later.
+/// Puts `count` words, or the number in the configuration, into the dictionary; and a variable for
+/// later.
 #[plugin_fn]
 pub fn warm(count: String) -> FnResult<()> {
     let configured = config::get("words")?;
@@ -24,7 +25,8 @@ pub fn warm(count: String) -> FnResult<()> {
     Ok(())
 }
 
-/// Looks words up, separated by spaces: the sum of their values, the number of calls so far, and a variable.
+/// Looks words up, separated by spaces: the sum of their values, the number of calls so far, and a
+/// variable.
 #[plugin_fn]
 pub fn handle(input: String) -> FnResult<String> {
     SERVED.set(SERVED.get() + 1);

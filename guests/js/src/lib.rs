@@ -30,7 +30,8 @@ thread_local! {
     static RANDOM: RefCell<Random> = const { RefCell::new(Random::new(0, 0)) };
 }
 
-/// Starts the engine and builds the heap. Traps when that fails, after saying why on standard error.
+/// Starts the engine and builds the heap. Traps when that fails, after saying why on standard
+/// error.
 #[unsafe(no_mangle)]
 pub extern "C" fn warm() {
     reserve(BUFFER);

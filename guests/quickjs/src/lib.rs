@@ -1,6 +1,8 @@
-//! The interpreter guest: QuickJS that evaluates its input, behind the byte-handling interface of `afresh-guest-abi`.
+//! The interpreter guest: QuickJS that evaluates its input, behind the byte-handling interface of
+//! `afresh-guest-abi`.
 //!
-//! `warm` starts the engine. `evaluate` takes a request in CBOR, the array `[what, tools, source, name, arguments]`:
+//! `warm` starts the engine. `evaluate` takes a request in CBOR, the array
+//! `[what, tools, source, name, arguments]`:
 //!
 //! | `what` | meaning of `source` |
 //! |---|---|
@@ -11,13 +13,15 @@
 //! | 4 | a script as 0, after which the guest traps unless it came to its end: for warm-ups |
 //! | 5 | a script as 0, whose value stays: it becomes `globalThis[Symbol.for("afresh.value")]`, and the answer is `undefined` |
 //!
-//! `tools` are the names of the functions that the host offers: each is a global function for the program. `name` is
-//! what stack traces call the source. The answer is `[0, value, text]` or `[1, name, message, stack, host]`: the
-//! exception, and the number of the host error if it was one. Output of the program goes to the host at once.
+//! `tools` are the names of the functions that the host offers: each is a global function for the
+//! program. `name` is what stack traces call the source. The answer is `[0, value, text]` or
+//! `[1, name, message, stack, host]`: the exception, and the number of the host error if it was
+//! one. Output of the program goes to the host at once.
 //!
-//! `Math.random` is replaced by a generator that starts from a fixed seed, so that warming is reproducible and clones
-//! of one snapshot draw the same numbers until `afresh_reseed` is called. Recursion without end traps; running out of
-//! memory is an error of the program, if there is enough left to report it.
+//! `Math.random` is replaced by a generator that starts from a fixed seed, so that warming is
+//! reproducible and clones of one snapshot draw the same numbers until `afresh_reseed` is called.
+//! Recursion without end traps; running out of memory is an error of the program, if there is
+//! enough left to report it.
 
 mod host;
 mod wire;
@@ -38,8 +42,8 @@ use crate::wire::{Failed, Helpers};
 
 const PRELUDE: &str = include_str!("prelude.js");
 
-/// Bytes that a call may allocate before the cycle collector runs. A collection marks every object, and so writes to
-/// every page of the heap.
+/// Bytes that a call may allocate before the cycle collector runs. A collection marks every object,
+/// and so writes to every page of the heap.
 const COLLECT_AFTER: usize = 16 << 20;
 
 /// The running engine. Fields drop in this order: values in the context before it.
@@ -192,7 +196,8 @@ impl Engine {
     }
 }
 
-/// The reason, and what the program's own code threw while its value was read: a getter, or a proxy.
+/// The reason, and what the program's own code threw while its value was read: a getter, or a
+/// proxy.
 fn with_thrown<'js>(ctx: &Ctx<'js>, helpers: &Helpers, failed: Failed) -> Failed {
     let thrown = ctx.catch();
     if matches!(thrown.type_of(), Type::Uninitialized | Type::Null | Type::Undefined) {
@@ -255,7 +260,8 @@ fn run<'js>(
             let mut options = EvalOptions::default();
             options.strict = false;
             options.filename = Some(name.to_owned());
-            // Where it may await at its top level: what that becomes is the member of an object then.
+            // Where it may await at its top level: what that becomes is the member of an object
+            // then.
             options.promise = what != 3 && source.contains("await");
             let awaits = options.promise;
             let value: Value<'_> = ctx.eval_with_options(source, options).map_err(threw)?;

@@ -190,7 +190,8 @@ impl Helpers {
         Ok(())
     }
 
-    /// Writes the numbers of a typed array, as they are in memory; `false` for one whose numbers need another form.
+    /// Writes the numbers of a typed array, as they are in memory; `false` for one whose numbers
+    /// need another form.
     fn encode_words<'js>(
         &self,
         ctx: &Ctx<'js>,
@@ -202,7 +203,8 @@ impl Helpers {
         let Some(bytes) = bytes.as_raw() else {
             return Err(Failed("its buffer is detached".to_owned()));
         };
-        // SAFETY: the buffer belongs to the array, which is held here, and no program runs while the bytes are read.
+        // SAFETY: the buffer belongs to the array, which is held here, and no program runs while
+        // the bytes are read.
         let bytes = unsafe { bytes.as_ref() };
         let (tag, words) = match &*name {
             "Int8Array" => (INTEGERS, integers(bytes, i8::from_le_bytes)),
@@ -259,8 +261,8 @@ impl Helpers {
                 let Some(bytes) = view.as_raw() else {
                     return Err(Failed("its buffer is detached".to_owned()));
                 };
-                // SAFETY: the buffer belongs to the array, which is held here, and no program runs before the bytes
-                // are copied.
+                // SAFETY: the buffer belongs to the array, which is held here, and no program runs
+                // before the bytes are copied.
                 out.bytes(unsafe { bytes.as_ref() })?;
             }
             7 => return self.name(ctx, "error", value, out),
@@ -389,7 +391,8 @@ impl Helpers {
                     from.bytes()?.iter().map(|byte| format!("{byte:02x}")).collect();
                 let number: Value<'_> =
                     self.call(ctx, "bigint", (format!("0x{digits}0").as_str(),))?;
-                // A digit was added so that the text is not empty; the helper that knows the sign removes it.
+                // A digit was added so that the text is not empty; the helper that knows the sign
+                // removes it.
                 self.call(ctx, "unpad", (number, tag == NEGATIVE))?
             }
             other => {

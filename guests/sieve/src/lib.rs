@@ -133,8 +133,8 @@ pub extern "C" fn grow(pages: i32) -> i32 {
     }
     if delta > 0 {
         let last = ((before + delta) << 16) - 8;
-        // SAFETY: `memory_grow` succeeded, so these eight bytes at the end of memory exist; they are
-        // aligned, and new, so nothing else refers to them.
+        // SAFETY: `memory_grow` succeeded, so these eight bytes at the end of memory exist; they
+        // are aligned, and new, so nothing else refers to them.
         unsafe { core::ptr::with_exposed_provenance_mut::<u64>(last).write_volatile(u64::MAX) };
     }
     before as i32

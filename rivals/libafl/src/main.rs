@@ -1,7 +1,8 @@
-//! Fuzzes one target in two ways, in turns, and prints executions a second: by LibAFL's fork server, and by an executor over a warm
-//! Linux program.
+//! Fuzzes one target in two ways, in turns, and prints executions a second: by LibAFL's fork
+//! server, and by an executor over a warm Linux program.
 //!
-//! Usage: `[--seconds N] [--rounds N] [--state MIB]…`. The state is built by the target before its first input.
+//! Usage: `[--seconds N] [--rounds N] [--state MIB]…`. The state is built by the target before its
+//! first input.
 
 mod executor;
 
@@ -144,7 +145,8 @@ fn by_forks(target: &Path, mib: u64, seed: u64, length: Duration) -> Result<Scor
     let mut map = memory.new_shmem(MAP)?;
     // SAFETY: nothing else runs in this process that could read its environment at the same time.
     unsafe { map.write_to_env("__AFL_SHM_ID")? };
-    // SAFETY: the map outlives the observer; the target writes to it only while its run is waited for.
+    // SAFETY: the map outlives the observer; the target writes to it only while its run is waited
+    // for.
     let observer = unsafe { StdMapObserver::new("edges", &mut map[..]) };
     let edges = HitcountsMapObserver::new(observer);
     let executor = ForkserverExecutor::builder()

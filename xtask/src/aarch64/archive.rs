@@ -45,7 +45,8 @@ impl<W: Write> Archive<W> {
         let bytes = u32::try_from(content.len()).map_err(too_large)?;
         let name = u32::try_from(path.len() + 1).map_err(too_large)?;
         let mut head = String::from("070701");
-        // Inode, mode, owner, group, links, time, bytes, device, its number (two each), name, checksum.
+        // Inode, mode, owner, group, links, time, bytes, device, its number (two each), name,
+        // checksum.
         for field in [self.entries, mode, 0, 0, 1, 0, bytes, 0, 0, 0, 0, name, 0] {
             head.push_str(&format!("{field:08x}"));
         }

@@ -16,7 +16,8 @@ use crate::command::{find, run, run_watched};
 use crate::host;
 use crate::tally::Tally;
 
-/// Without output for this time the machine is ended. The longest test takes a minute in the emulator.
+/// Without output for this time the machine is ended. The longest test takes a minute in the
+/// emulator.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(8 * 60);
 
 /// Libraries that test programs load.
@@ -25,7 +26,8 @@ const LOADED: [&str; 4] = ["ld-linux-aarch64.so.1", "libc.so.6", "libgcc_s.so.1"
 /// Commands of busybox that [`INIT`] uses.
 const COMMANDS: [&str; 8] = ["sh", "mount", "mkdir", "ip", "timeout", "poweroff", "cat", "sleep"];
 
-/// The machine's first program: runs each test program in the folder of its package, and switches the machine off.
+/// The machine's first program: runs each test program in the folder of its package, and switches
+/// the machine off.
 const INIT: &str = r#"#!/bin/sh
 mount -t proc none /proc
 mount -t sysfs none /sys
@@ -45,8 +47,8 @@ echo "== all ended"
 poweroff -f
 "#;
 
-/// Tests that take many minutes in the emulator: those that plant bugs and look whether other tests catch them, and
-/// one with a hundred thousand faults. They run on x86-64.
+/// Tests that take many minutes in the emulator: those that plant bugs and look whether other tests
+/// catch them, and one with a hundred thousand faults. They run on x86-64.
 const SLOW: [&str; 3] = ["planted", "are_caught", "hundreds_of_scattered_writers"];
 
 /// A test program.

@@ -1,7 +1,7 @@
 //! Debian's arm64 kernel and busybox, downloaded and unpacked, never installed.
 //!
-//! apt reads a separate index in a separate folder, so that the packages of the host stay as they are. It checks the
-//! index against Debian's keys.
+//! apt reads a separate index in a separate folder, so that the packages of the host stay as they
+//! are. It checks the index against Debian's keys.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -84,7 +84,8 @@ impl Apt {
         set("Dir::Etc::sourceparts", &"/dev/null");
         set("APT::Architecture", &"arm64");
         set("APT::Architectures", &"arm64");
-        // Descriptions in other languages and lists for graphical programs are megabytes that nothing here reads.
+        // Descriptions in other languages and lists for graphical programs are megabytes that
+        // nothing here reads.
         set("Acquire::Languages", &"none");
         set("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", &"false");
         // As another user it could not write here.

@@ -1,8 +1,9 @@
-//! `cargo xtask conformance --gvisor`: gVisor's tests of Linux system calls, as a guest and on this kernel.
+//! `cargo xtask conformance --gvisor`: gVisor's tests of Linux system calls, as a guest and on this
+//! kernel.
 //!
-//! The denominator is the tests that pass on this kernel as an unprivileged user. A binary holds many tests: each run
-//! takes all that have no result yet, so a test that ends or hangs its binary costs one more run, not the others'
-//! results. `docs/gvisor-tests.md` has the counts.
+//! The denominator is the tests that pass on this kernel as an unprivileged user. A binary holds
+//! many tests: each run takes all that have no result yet, so a test that ends or hangs its binary
+//! costs one more run, not the others' results. `docs/gvisor-tests.md` has the counts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,9 +25,11 @@ use crate::host;
 const SECONDS: u64 = 100;
 /// Runs of a binary that a test may end; the rest of its tests have no result then.
 const MAX_ENDED_RUNS: usize = 12;
-/// Tests of a binary that are run once more, each alone, if they do not pass: a loaded machine makes them late.
+/// Tests of a binary that are run once more, each alone, if they do not pass: a loaded machine
+/// makes them late.
 const MAX_REPEATS: usize = 60;
-/// Tests that are run together at first; fewer where they do not end in time, for their output is lost then.
+/// Tests that are run together at first; fewer where they do not end in time, for their output is
+/// lost then.
 const MAX_TESTS: usize = 60;
 /// Bytes of a filter; the kernel limits one string of the environment to 128 KiB.
 const MAX_FILTER: usize = 100_000;
@@ -135,7 +138,8 @@ fn names_in(text: &str) -> Vec<String> {
     names
 }
 
-/// Runs `tests` until each has a result. `run` runs those that a filter names and writes their output to a file.
+/// Runs `tests` until each has a result. `run` runs those that a filter names and writes their
+/// output to a file.
 fn run_all(
     tests: &[String],
     log: &Path,

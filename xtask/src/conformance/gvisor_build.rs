@@ -1,7 +1,9 @@
-//! Builds gVisor's tests of system calls without Bazel, against the distribution's Abseil and GoogleTest.
+//! Builds gVisor's tests of system calls without Bazel, against the distribution's Abseil and
+//! GoogleTest.
 //!
-//! The rules of the project say which files a binary consists of. All of its helper sources go into one archive, from
-//! which the linker takes those that a binary uses. [`SUPPORT`] replaces the parts that need Bazel.
+//! The rules of the project say which files a binary consists of. All of its helper sources go into
+//! one archive, from which the linker takes those that a binary uses. [`SUPPORT`] replaces the
+//! parts that need Bazel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -134,8 +136,8 @@ fn fetch(source: &str, folder: &Path) -> Result<()> {
     Ok(fs::write(done, "")?)
 }
 
-/// Adapts a source to the older Abseil of distributions, which has a separate string view and other names in its
-/// mutex.
+/// Adapts a source to the older Abseil of distributions, which has a separate string view and other
+/// names in its mutex.
 fn adapt(text: &str) -> String {
     let text = text.replace("std::string_view", "absl::string_view");
     let text = text.replace("mu.lock()", "mu.Lock()").replace("mu.unlock()", "mu.Unlock()");
@@ -225,7 +227,8 @@ fn object_path(folder: &Path, source: &Path) -> PathBuf {
     folder.join("objects").join(format!("{home}-{name}.o"))
 }
 
-/// Compiles a file, unless that is done; the answer is `None` where this host's libraries do not suit it.
+/// Compiles a file, unless that is done; the answer is `None` where this host's libraries do not
+/// suit it.
 fn object(folder: &Path, source: &Path) -> Result<Option<PathBuf>> {
     let object = object_path(folder, source);
     if object.is_file() {

@@ -1,10 +1,11 @@
-//! A program of the suite: the packages that bring it, the files that it needs, and the script that uses it.
+//! A program of the suite: the packages that bring it, the files that it needs, and the script that
+//! uses it.
 
 /// The use of a program, as a script of bash.
 ///
-/// The script runs in an empty directory, `$HOME`, with `$FILES` as the directory that `prepare` has filled. Its standard
-/// output and its exit status must be the same natively and as a guest, so it prints no times, numbers of processes or
-/// names of users.
+/// The script runs in an empty directory, `$HOME`, with `$FILES` as the directory that `prepare`
+/// has filled. Its standard output and its exit status must be the same natively and as a guest, so
+/// it prints no times, numbers of processes or names of users.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProgramCase {
     pub(super) name: &'static str,

@@ -51,7 +51,8 @@ impl Row {
         Self { case, verdict, reason: String::new(), native: Vec::new(), guest: Vec::new() }
     }
 
-    /// Whether the result is that of the list: a program with a known reason fails, and any other passes or is skipped.
+    /// Whether the result is that of the list: a program with a known reason fails, and any other
+    /// passes or is skipped.
     pub(super) fn is_expected(&self) -> bool {
         match self.verdict {
             Verdict::Skipped => true,

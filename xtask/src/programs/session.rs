@@ -188,7 +188,8 @@ fn bash(script: &str) -> Command {
     command
 }
 
-/// Runs a command with `input`, and its standard error in `log`. All that it has started ends with it.
+/// Runs a command with `input`, and its standard error in `log`. All that it has started ends with
+/// it.
 fn timed(
     command: &mut Command,
     input: Option<&str>,

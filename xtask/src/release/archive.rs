@@ -1,7 +1,8 @@
 //! An archive of the command as `cargo binstall` and users of `tar` expect it.
 //!
-//! `afresh-cli-TARGET-vVERSION.tar.gz` holds, in a folder of that name, the command, its manual pages and
-//! completions, the licences and the README. The name is the one in the `binstall` metadata of the package.
+//! `afresh-cli-TARGET-vVERSION.tar.gz` holds, in a folder of that name, the command, its manual
+//! pages and completions, the licences and the README. The name is the one in the `binstall`
+//! metadata of the package.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! The list of everything that is linked into the command, in the form of CycloneDX, and the licences of it all.
+//! The list of everything that is linked into the command, in the form of CycloneDX, and the
+//! licences of it all.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -116,7 +117,8 @@ pub(super) fn licences(components: &[Component]) -> Result<String> {
     Ok(all)
 }
 
-/// The licences of all that is linked into a library of the workspace for a language, and into its JavaScript guest.
+/// The licences of all that is linked into a library of the workspace for a language, and into its
+/// JavaScript guest.
 pub(super) fn licences_of_library(package: &str, target: &str) -> Result<String> {
     let repository = host::repository();
     let mut components = components_of(&repository, package, target)?;

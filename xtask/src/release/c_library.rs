@@ -1,6 +1,8 @@
-//! The C library as an archive: header, shared and static library, and a description for pkg-config.
+//! The C library as an archive: header, shared and static library, and a description for
+//! pkg-config.
 //!
-//! `afresh-c-TARGET-vVERSION.tar.gz` can be unpacked anywhere: the description finds its files by its own place.
+//! `afresh-c-TARGET-vVERSION.tar.gz` can be unpacked anywhere: the description finds its files by
+//! its own place.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -22,7 +24,8 @@ pub(super) fn build(profile: &str, to: &Path) -> Result<PathBuf> {
     let version = env!("CARGO_PKG_VERSION");
     let shared = shared_name(version);
     let soname = format!("-Clink-arg=-Wl,-soname,{shared}");
-    // Without the Rust library among the types, so that the profile's optimisation over crates takes place.
+    // Without the Rust library among the types, so that the profile's optimisation over crates
+    // takes place.
     let types = ["--package", PACKAGE, "--lib", "--crate-type", "cdylib,staticlib"];
     compile(&types, &[&soname], GLIBC, profile)?;
     let built = artifacts(GLIBC, profile);
@@ -57,7 +60,8 @@ pub(super) fn build(profile: &str, to: &Path) -> Result<PathBuf> {
     compress(&archive)
 }
 
-/// The name that programs load the shared library under. Before version 1 each minor version may change the interface.
+/// The name that programs load the shared library under. Before version 1 each minor version may
+/// change the interface.
 fn shared_name(version: &str) -> String {
     let mut parts = version.split('.');
     match (parts.next(), parts.next()) {

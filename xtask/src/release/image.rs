@@ -1,7 +1,7 @@
 //! A container image as a tar of the OCI layout, written without a daemon.
 //!
-//! The image has one layer: the static command, the certificates of authorities and an empty `/tmp`. It runs as the
-//! user 65532 and needs no writable root.
+//! The image has one layer: the static command, the certificates of authorities and an empty
+//! `/tmp`. It runs as the user 65532 and needs no writable root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

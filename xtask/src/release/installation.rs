@@ -25,7 +25,8 @@ pub(super) struct Installation {
 }
 
 impl Installation {
-    /// Puts the command, its manual pages and completions, the licences and the list of components into `root`.
+    /// Puts the command, its manual pages and completions, the licences and the list of components
+    /// into `root`.
     pub(super) fn assemble(root: &Path, command: &Path, target: &str) -> Result<Self> {
         let this = Self { root: root.to_owned() };
         for folder in ["usr/bin", "usr/share/man/man1", DOCUMENTS] {

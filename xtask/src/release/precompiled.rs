@@ -1,8 +1,9 @@
 //! The guests of the Python and the npm package, compiled when the package is made.
 //!
-//! Compiling the JavaScript guest takes more than a second of one core, which the first `warm("js")` on a host would
-//! wait for. The code runs on every x86-64 processor since 2013; another one compiles for itself. It is trusted as the
-//! native library of the package, which compiled it, and wasmtime refuses code of another version of itself.
+//! Compiling the JavaScript guest takes more than a second of one core, which the first
+//! `warm("js")` on a host would wait for. The code runs on every x86-64 processor since 2013;
+//! another one compiles for itself. It is trusted as the native library of the package, which
+//! compiled it, and wasmtime refuses code of another version of itself.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -49,12 +50,14 @@ pub(crate) fn into_wheel(python: &Path, wheel: &Path) -> Result<()> {
     })
 }
 
-/// Adds the guests that the last wheel compiled to one for another C library: their code is the same.
+/// Adds the guests that the last wheel compiled to one for another C library: their code is the
+/// same.
 pub(super) fn into_other_wheel(python: &Path, wheel: &Path) -> Result<()> {
     repack(python, wheel, |guests, kept| add_to(guests, |folder| copy_files(kept, folder)))
 }
 
-/// Changes a wheel. `change` gets the folder of its guests, and the one that stores compiled guests between wheels.
+/// Changes a wheel. `change` gets the folder of its guests, and the one that stores compiled guests
+/// between wheels.
 fn repack(
     python: &Path,
     wheel: &Path,

@@ -19,7 +19,8 @@ pub(super) fn build(installed: &Installation, to: &Path) -> Result<PathBuf> {
     let scratch = to.join("rpm");
     create(&scratch)?;
     let specification = scratch.join("afresh.spec");
-    // The files are stripped and compressed as they should be, so no script of the distribution changes them.
+    // The files are stripped and compressed as they should be, so no script of the distribution
+    // changes them.
     let text = format!(
         "Name: afresh\nVersion: {version}\nRelease: 1\nSummary: Start every run from the same memory\n\
          License: MIT OR Apache-2.0\nRecommends: ca-certificates\n\

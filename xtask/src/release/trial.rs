@@ -1,7 +1,7 @@
 //! Tries each package in a clean Debian root without Rust or a compiler.
 //!
-//! The root is made by mmdebstrap and entered by chroot, so this needs root. Each trial prints the version, runs a
-//! Linux program, and calls a Wasm guest of this repository from its warm state.
+//! The root is made by mmdebstrap and entered by chroot, so this needs root. Each trial prints the
+//! version, runs a Linux program, and calls a Wasm guest of this repository from its warm state.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -183,7 +183,8 @@ fn try_npm(root: &Root, inside: &str) -> Result<String> {
     Ok(format!("`tar -x`, `runCode` in Node {version} (`require` to the first answer: {seconds})"))
 }
 
-/// A program that the host compiles with the archive alone restores a snapshot that the root has no command for.
+/// A program that the host compiles with the archive alone restores a snapshot that the root has no
+/// command for.
 fn try_c_library(root: &Root, inside: &str) -> Result<String> {
     root.run(&["tar", "-xzf", inside, "-C", "/opt", "--strip-components=1"])?;
     let opt = root.0.join("opt");

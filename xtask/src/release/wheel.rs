@@ -1,7 +1,8 @@
 //! Wheels of the Python package, by maturin with zig as the compiler and linker for C.
 //!
-//! Zig brings the old versions of glibc and musl that the platform tags promise. `auditwheel` then compares each
-//! wheel for glibc with its tag. The guests that the package has are then compiled with the wheel itself, and added.
+//! Zig brings the old versions of glibc and musl that the platform tags promise. `auditwheel` then
+//! compares each wheel for glibc with its tag. The guests that the package has are then compiled
+//! with the wheel itself, and added.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -72,8 +73,8 @@ fn name(version: &str, platform: &str) -> String {
     format!("afresh-{version}-cp310-abi3-{platform}_x86_64.whl")
 }
 
-/// Whether auditwheel reports that the wheel keeps the promises of its platform. It names the oldest platform, which
-/// may be older than this one.
+/// Whether auditwheel reports that the wheel keeps the promises of its platform. It names the
+/// oldest platform, which may be older than this one.
 fn is_consistent(shown: &str, platform: &str) -> bool {
     let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
     let version = |platform: &str| -> Option<(String, u32, u32)> {

@@ -1,9 +1,10 @@
-//! The kinds of guests, each behind the same traits. A further kind is a file here and its arms in this one.
+//! The kinds of guests, each behind the same traits. A further kind is a file here and its arms in
+//! this one.
 //!
-//! A [`Backend`] is a warm guest, an [`Instance`] one of its instances on lease. Both are on the path of every call,
-//! so they are enums, and a match takes the place of a virtual call. Sessions ([`SessionLine`]) and frozen guests
-//! ([`FrozenGuest`]) are trait objects. The types of a kind that the build lacks have no values (`absent.rs`), so
-//! every match has the arms of all kinds.
+//! A [`Backend`] is a warm guest, an [`Instance`] one of its instances on lease. Both are on the
+//! path of every call, so they are enums, and a match takes the place of a virtual call. Sessions
+//! ([`SessionLine`]) and frozen guests ([`FrozenGuest`]) are trait objects. The types of a kind
+//! that the build lacks have no values (`absent.rs`), so every match has the arms of all kinds.
 
 #[cfg(not(all(feature = "wasm", feature = "vm", feature = "linux")))]
 mod absent;
@@ -62,7 +63,8 @@ pub(crate) enum Instance<'a> {
     Program(program::ProgramLease<'a>),
 }
 
-/// Does the same with every kind of a [`Backend`] or an [`Instance`], by the traits that they have in common.
+/// Does the same with every kind of a [`Backend`] or an [`Instance`], by the traits that they have
+/// in common.
 macro_rules! dispatch {
     ($kinds:ident, $value:expr, $guest:ident => $body:expr) => {
         match $value {
@@ -124,7 +126,8 @@ pub(crate) fn thaw(
     thaw(snapshot, options).map_err(|error| failed(name, error))
 }
 
-/// The program of an OCI image, for a reference that could not be opened as a snapshot for the reason of `error`.
+/// The program of an OCI image, for a reference that could not be opened as a snapshot for the
+/// reason of `error`.
 pub(crate) fn open_image(
     reference: &Reference,
     options: &Options,

@@ -20,15 +20,17 @@ pub(crate) enum CallInput {
 }
 
 impl Call {
-    /// A call of a handler that takes bytes and gives bytes. A Wasm module keeps the interface described
-    /// at [`wasm::BytesEntry`](afresh_wasm::BytesEntry); a component's function takes one string.
+    /// A call of a handler that takes bytes and gives bytes. A Wasm module keeps the interface
+    /// described at [`wasm::BytesEntry`](afresh_wasm::BytesEntry); a component's function takes one
+    /// string.
     #[cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
     pub fn bytes(function: impl Into<String>, input: impl Into<Vec<u8>>) -> Self {
         Self { function: function.into(), given: CallInput::Bytes(input.into()) }
     }
 
-    /// A call with arguments as text, each read by the type that the function declares. A micro-VM gets
-    /// them as one input, with spaces between, and a Linux program as a line of input. `_start` runs a WASI command, a component's as well.
+    /// A call with arguments as text, each read by the type that the function declares. A micro-VM
+    /// gets them as one input, with spaces between, and a Linux program as a line of input.
+    /// `_start` runs a WASI command, a component's as well.
     pub fn text<A: Into<String>>(
         function: impl Into<String>,
         arguments: impl IntoIterator<Item = A>,
@@ -65,8 +67,8 @@ impl Answer {
     }
 }
 
-/// A handler of bytes that was looked up once, by [`Guest::function`](crate::Guest::function). Calls by it
-/// spare looking its name up.
+/// A handler of bytes that was looked up once, by [`Guest::function`](crate::Guest::function).
+/// Calls by it spare looking its name up.
 #[derive(Clone, Debug)]
 pub struct Function {
     pub(crate) name: String,

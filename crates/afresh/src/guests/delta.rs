@@ -1,8 +1,8 @@
 //! Deltas: the changes of a session since another state, as bytes that another process applies.
 //!
-//! Promises: a delta applies to every state that equals, byte for byte, the one it was made since, and gives exactly
-//! the state that it was made from. It is refused elsewhere, with nothing changed. Input from a stranger is checked
-//! before use.
+//! Promises: a delta applies to every state that equals, byte for byte, the one it was made since,
+//! and gives exactly the state that it was made from. It is refused elsewhere, with nothing
+//! changed. Input from a stranger is checked before use.
 //!
 //! May break it: a channel where others can change a delta; sign or seal it there.
 
@@ -51,14 +51,15 @@ impl Guest {
 }
 
 impl Session {
-    /// The changes of the session since a state of its tree, to be sent or kept, and applied to an equal state
-    /// ([`Session::apply`], [`Guest::apply`]) in this process or another. The present state becomes one of the tree,
-    /// as by [`Session::save_turn`].
+    /// The changes of the session since a state of its tree, to be sent or kept, and applied to an
+    /// equal state ([`Session::apply`], [`Guest::apply`]) in this process or another. The present
+    /// state becomes one of the tree, as by [`Session::save_turn`].
     ///
     /// The first delta of a guest reads its whole warm state once; later ones cost the changes.
     ///
     /// # Errors
-    /// [`SessionError::Tree`] for an unknown state; [`SessionError::State`] when a state cannot be kept.
+    /// [`SessionError::Tree`] for an unknown state; [`SessionError::State`] when a state cannot be
+    /// kept.
     pub fn delta<'c>(&mut self, since: impl Into<Checkpoint<'c>>) -> Result<Vec<u8>, SessionError> {
         self.check()?;
         let since = self.find(since.into())?;
@@ -90,8 +91,8 @@ impl Session {
         dispatch!(Backend, &self.guest.inner().backend, warm => warm.freeze_root())
     }
 
-    /// Goes to the state that a delta makes of the present one, which becomes a state of the tree without a name. The
-    /// present state must equal the one that the delta was made since.
+    /// Goes to the state that a delta makes of the present one, which becomes a state of the tree
+    /// without a name. The present state must equal the one that the delta was made since.
     ///
     /// # Errors
     /// [`SessionError::Delta`] for one that was made since another state, or is damaged;

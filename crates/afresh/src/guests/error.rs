@@ -62,8 +62,8 @@ pub enum CallError {
     },
 }
 
-/// A session could not be made, called or moved. Unless the error is that the session failed, the session is
-/// unchanged.
+/// A session could not be made, called or moved. Unless the error is that the session failed, the
+/// session is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
@@ -90,7 +90,8 @@ pub enum SessionError {
         /// Why.
         source: afresh_files::Refused,
     },
-    /// A file is larger than the rest of the budget for reading it whole. [`crate::SessionFiles::tree`] reads it in parts.
+    /// A file is larger than the rest of the budget for reading it whole.
+    /// [`crate::SessionFiles::tree`] reads it in parts.
     #[error("{path}: {source}; read it in parts, or within a larger budget")]
     Budget {
         /// The file.
@@ -143,7 +144,8 @@ pub enum SaveError {
     },
 }
 
-/// A verification could not be carried out. Differences are not an error: see [`Verification`](crate::Verification).
+/// A verification could not be carried out. Differences are not an error: see
+/// [`Verification`](crate::Verification).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {

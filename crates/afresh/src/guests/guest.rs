@@ -35,8 +35,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Recognises a guest by its file; `None` for any other file. An ELF executable that names a dynamic loader is a
-    /// Linux program, another a micro-VM's, unless [`Options::kind`] is set.
+    /// Recognises a guest by its file; `None` for any other file. An ELF executable that names a
+    /// dynamic loader is a Linux program, another a micro-VM's, unless [`Options::kind`] is set.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Self> {
         if bytes.starts_with(b"\x7fELF") {
@@ -115,10 +115,11 @@ impl std::fmt::Debug for Guest {
     }
 }
 
-/// Opens what `reference` names and makes a guest of it, warm and ready to be called: a file (a Wasm
-/// module or component, a static-PIE ELF for a micro-VM, or a Linux program), a snapshot of a warm guest, in
-/// a directory, an archive or a remote, or a container's image, in a directory of the OCI layout or a registry, whose
-/// program is run as one of Linux. See [`Reference`] for how snapshots and images are named.
+/// Opens what `reference` names and makes a guest of it, warm and ready to be called: a file (a
+/// Wasm module or component, a static-PIE ELF for a micro-VM, or a Linux program), a snapshot of a
+/// warm guest, in a directory, an archive or a remote, or a container's image, in a directory of
+/// the OCI layout or a registry, whose program is run as one of Linux. See [`Reference`] for how
+/// snapshots and images are named.
 ///
 /// # Errors
 /// [`OpenError`], with the cause and the way out.
@@ -155,8 +156,9 @@ fn is_archive(path: &Path) -> Result<bool, OpenError> {
 }
 
 impl Guest {
-    /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable. Errors refer to it
-    /// by `name`. A Linux program gets the file in a separate tree, under the last part of the name.
+    /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable.
+    /// Errors refer to it by `name`. A Linux program gets the file in a separate tree, under the
+    /// last part of the name.
     ///
     /// # Errors
     /// As [`open`].
@@ -225,8 +227,8 @@ impl Guest {
         &self.inner
     }
 
-    /// An instance in the warm state, for one call or several that belong together. Dropping the lease
-    /// brings it back.
+    /// An instance in the warm state, for one call or several that belong together. Dropping the
+    /// lease brings it back.
     ///
     /// # Errors
     /// [`LeaseError`] when the pool is exhausted or an instance cannot be made.
@@ -235,8 +237,8 @@ impl Guest {
         Lease::begin(self)
     }
 
-    /// A live guest, whose calls continue from one another, beginning in the warm state. Its instance is made by the
-    /// first call.
+    /// A live guest, whose calls continue from one another, beginning in the warm state. Its
+    /// instance is made by the first call.
     ///
     /// # Errors
     /// [`SessionError::Guest`] for a component, [`SessionError::State`] for a module in fresh mode.
@@ -268,8 +270,8 @@ impl Guest {
     /// Looks a handler of bytes up, to be called many times.
     ///
     /// # Errors
-    /// [`CallError::Request`] when the guest has no such handler. For components, micro-VMs and programs, the first
-    /// call reports it.
+    /// [`CallError::Request`] when the guest has no such handler. For components, micro-VMs and
+    /// programs, the first call reports it.
     pub fn function(&self, name: &str) -> Result<Function, CallError> {
         dispatch!(Backend, &self.inner.backend, guest => guest.find_function(name))
     }
@@ -286,9 +288,9 @@ impl Guest {
         dispatch!(Backend, &self.inner.backend, guest => guest.describe_resets())
     }
 
-    /// Whether it is a Linux program that reads no input but listens on a port: a call's input then goes into a new
-    /// connection, and the output of the connection is the answer. For a server of HTTP both are the bytes of a
-    /// message.
+    /// Whether it is a Linux program that reads no input but listens on a port: a call's input then
+    /// goes into a new connection, and the output of the connection is the answer. For a server of
+    /// HTTP both are the bytes of a message.
     #[must_use]
     pub fn listens(&self) -> bool {
         dispatch!(Backend, &self.inner.backend, guest => guest.is_listening())

@@ -43,7 +43,8 @@ impl SaveKeys {
         }
     }
 
-    /// The demands on the new snapshot. A delta is sealed like its parent, with the key that `opened` that.
+    /// The demands on the new snapshot. A delta is sealed like its parent, with the key that
+    /// `opened` that.
     pub(super) fn access(&self, opened: &Access) -> Access {
         match &self.seal {
             Some(key) => Access::new().with_key(key.clone()),

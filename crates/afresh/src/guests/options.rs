@@ -6,7 +6,8 @@ use super::backend::{MachineOptions, ProgramOptions, WasmOptions};
 use super::{Call, Kind};
 use crate::Options;
 
-/// The part of [`Options`] that only guests have. The file of each kind in `backend` sets the fields of the kind.
+/// The part of [`Options`] that only guests have. The file of each kind in `backend` sets the
+/// fields of the kind.
 #[derive(Clone, Default)]
 pub(crate) struct GuestOptions {
     pub(super) warm_up: Vec<Call>,
@@ -22,9 +23,9 @@ pub(crate) struct GuestOptions {
 }
 
 impl Options {
-    /// Adds a call to the warm-up: the state that all of them leave is the one every later call starts
-    /// from. For Wasm guests, and for Linux programs, which get it as input; a snapshot is warm already, a micro-VM
-    /// warms itself up.
+    /// Adds a call to the warm-up: the state that all of them leave is the one every later call
+    /// starts from. For Wasm guests, and for Linux programs, which get it as input; a snapshot is
+    /// warm already, a micro-VM warms itself up.
     pub fn warm(mut self, call: Call) -> Self {
         self.guest.warm_up.push(call);
         self
@@ -42,15 +43,15 @@ impl Options {
         self
     }
 
-    /// Maximum bytes of one memory of a Wasm guest; for a micro-VM, its memory, 64 MiB if not set; for a Linux
-    /// program, its mappings, 1 GiB if not set.
+    /// Maximum bytes of one memory of a Wasm guest; for a micro-VM, its memory, 64 MiB if not set;
+    /// for a Linux program, its mappings, 1 GiB if not set.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.guest.memory = Some(bytes);
         self
     }
 
-    /// The kind of the file, overriding [`Kind::of`](crate::Kind::of): a static Linux program looks the same as a
-    /// micro-VM program.
+    /// The kind of the file, overriding [`Kind::of`](crate::Kind::of): a static Linux program looks
+    /// the same as a micro-VM program.
     pub fn kind(mut self, kind: Kind) -> Self {
         self.guest.kind = Some(kind);
         self

@@ -1,6 +1,7 @@
 //! Saves in object stores and registries.
 //!
-//! Promises: a session replaces the snapshot that it came from and its own saves, and no other writer's.
+//! Promises: a session replaces the snapshot that it came from and its own saves, and no other
+//! writer's.
 
 use afresh_store::remote::{Remote, RemoteError, ReplacedName};
 use afresh_store::{Encoding, Journal, Sha256, Snapshot, Store};

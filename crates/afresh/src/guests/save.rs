@@ -1,4 +1,5 @@
-//! Saving: a warm guest, or its state after calls, becomes a snapshot in a directory, an archive or a remote.
+//! Saving: a warm guest, or its state after calls, becomes a snapshot in a directory, an archive or
+//! a remote.
 
 use afresh_memory::{Features, PageRange};
 use afresh_pager::{Recorder, SnapshotOptions};
@@ -40,8 +41,8 @@ impl SaveOptions {
         self
     }
 
-    /// Adds a call to learn the working set from: its pages, starting warm, are read first when the snapshot is
-    /// opened.
+    /// Adds a call to learn the working set from: its pages, starting warm, are read first when the
+    /// snapshot is opened.
     pub fn record(mut self, call: Call) -> Self {
         self.record.push(call);
         self
@@ -85,7 +86,8 @@ impl SaveOptions {
         fold
     }
 
-    /// The demands on the new snapshot. A delta is sealed like its parent, with the key that opened that.
+    /// The demands on the new snapshot. A delta is sealed like its parent, with the key that opened
+    /// that.
     pub(super) fn own_access(&self, options: &Options) -> Access {
         self.keys.access(&options.access)
     }
@@ -99,7 +101,8 @@ pub struct SavedSnapshot {
     pub id: Sha256,
     /// The snapshot.
     pub snapshot: Snapshot,
-    /// The reason why no working set was recorded, though calls were given: the missing feature of this host.
+    /// The reason why no working set was recorded, though calls were given: the missing feature of
+    /// this host.
     pub unrecorded: Option<&'static str>,
 }
 
@@ -225,8 +228,8 @@ impl Guest {
         target(to).map(drop).map_err(SaveError::from)
     }
 
-    /// Saves the warm state as a snapshot: another process or machine opens it and continues from there, without the
-    /// guest's own file. A directory is made if it is missing.
+    /// Saves the warm state as a snapshot: another process or machine opens it and continues from
+    /// there, without the guest's own file. A directory is made if it is missing.
     ///
     /// # Errors
     /// [`SaveError`]; the name is unchanged then.
@@ -242,8 +245,8 @@ impl Guest {
 }
 
 impl Lease<'_> {
-    /// Saves the present state, including changes by the calls of this lease: a fork of the guest. In the directory
-    /// of the snapshot that the guest came out of, only changes are stored.
+    /// Saves the present state, including changes by the calls of this lease: a fork of the guest.
+    /// In the directory of the snapshot that the guest came out of, only changes are stored.
     ///
     /// # Errors
     /// As [`Guest::save`].

@@ -1,7 +1,7 @@
 //! A moment of a guest, which is saved while the guest runs.
 //!
-//! Promises: the snapshot has the state of that moment, whatever the guest does meanwhile. The guest stops while its
-//! changes are copied, and runs while they are written.
+//! Promises: the snapshot has the state of that moment, whatever the guest does meanwhile. The
+//! guest stops while its changes are copied, and runs while they are written.
 
 use super::backend::FrozenGuest;
 use super::save::Parent;
@@ -30,7 +30,8 @@ impl SavePoint {
 
     /// Saves it as a snapshot, as [`Lease::save`] does with the present state.
     ///
-    /// A session that saves turns under the same name in a remote does not learn of it, and refuses its next turn.
+    /// A session that saves turns under the same name in a remote does not learn of it, and refuses
+    /// its next turn.
     ///
     /// # Errors
     /// As [`Guest::save`].

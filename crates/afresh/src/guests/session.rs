@@ -1,10 +1,11 @@
 //! Sessions: a live guest whose calls continue from one another, on a tree of states.
 //!
-//! Promises: each state holds memory and everything else of the guest bit for bit as they were when it was frozen. A
-//! checkpoint, a rollback and a fork cost only their changes, however large the guest and however long the tree's
-//! history is; relatives share every page that they have in common. A call that was cut short (a trap, a time limit,
-//! a panic of a host function) leaves a session that refuses calls until it is rolled back. No two forks, and no two
-//! tries after a rollback, draw the same random numbers, where the guest takes entropy as leases give it.
+//! Promises: each state holds memory and everything else of the guest bit for bit as they were when
+//! it was frozen. A checkpoint, a rollback and a fork cost only their changes, however large the
+//! guest and however long the tree's history is; relatives share every page that they have in
+//! common. A call that was cut short (a trap, a time limit, a panic of a host function) leaves a
+//! session that refuses calls until it is rolled back. No two forks, and no two tries after a
+//! rollback, draw the same random numbers, where the guest takes entropy as leases give it.
 //!
 //! A guest's file tree is part of every state. May break it: state outside the guest, in host
 //! functions, host directories and sockets. WASI's streams start anew after each rollback.
@@ -29,7 +30,8 @@ use crate::{Cause, Reference, describe_error};
 pub enum Checkpoint<'a> {
     /// By id.
     Id(SnapshotId),
-    /// By name: the nearest on the way from where the session stands to the root, or the only one elsewhere.
+    /// By name: the nearest on the way from where the session stands to the root, or the only one
+    /// elsewhere.
     Name(&'a str),
 }
 
@@ -55,8 +57,8 @@ pub(crate) enum State {
 
 /// A live guest whose calls see one another's effects, and that can return to any of its states.
 ///
-/// Every method that runs or moves the guest takes `&mut self`, so two calls at the same time on one session do not
-/// compile. Relatives are separate sessions: each can run in a separate thread.
+/// Every method that runs or moves the guest takes `&mut self`, so two calls at the same time on
+/// one session do not compile. Relatives are separate sessions: each can run in a separate thread.
 ///
 /// ```compile_fail
 /// # fn two(session: &mut afresh::Session) {
@@ -67,10 +69,11 @@ pub(crate) enum State {
 /// # }
 /// ```
 ///
-/// The guest's file tree ([`Options::files`](crate::Options::files)) and its open files there are part of every
-/// state, and so are the files and descriptors of a Linux program. State of host functions, host directories and
-/// sockets are not. WASI streams belong to the live session: they start anew in each state that it moves to, and a
-/// guest that has files of a host directory open cannot be checkpointed.
+/// The guest's file tree ([`Options::files`](crate::Options::files)) and its open files there are
+/// part of every state, and so are the files and descriptors of a Linux program. State of host
+/// functions, host directories and sockets are not. WASI streams belong to the live session: they
+/// start anew in each state that it moves to, and a guest that has files of a host directory open
+/// cannot be checkpointed.
 pub struct Session {
     pub(crate) guest: Guest,
     /// The live guest, and its state in the tree.
@@ -139,7 +142,8 @@ impl Session {
         Err(SessionError::Failed { why })
     }
 
-    /// Why the session refuses calls, if it does: its last call was cut short. It can be rolled back.
+    /// Why the session refuses calls, if it does: its last call was cut short. It can be rolled
+    /// back.
     #[must_use]
     pub fn failed(&self) -> Option<String> {
         match self.check() {
@@ -148,8 +152,8 @@ impl Session {
         }
     }
 
-    /// Uses the instance through a lease, for typed calls, memory and host state. Its effects stay; when `run`
-    /// returns an error of a call that had begun, the session has failed.
+    /// Uses the instance through a lease, for typed calls, memory and host state. Its effects stay;
+    /// when `run` returns an error of a call that had begun, the session has failed.
     ///
     /// # Errors
     /// [`SessionError::Call`] as `run` returns, [`SessionError::Failed`].
@@ -170,7 +174,8 @@ impl Session {
         Ok(result?)
     }
 
-    /// Time until the next event in a Linux program, as [`Lease::due`]; `None` if calls are refused.
+    /// Time until the next event in a Linux program, as [`Lease::due`]; `None` if calls are
+    /// refused.
     #[must_use]
     pub fn due(&self) -> Option<std::time::Duration> {
         match &self.state {
@@ -200,24 +205,24 @@ impl Session {
         self.with(|lease| lease.ask(call))
     }
 
-    /// Freezes the present state, as a child of the one that the session stands on, and stands on it from then on.
-    /// The cost follows the writes since that one. Names need not be unique.
+    /// Freezes the present state, as a child of the one that the session stands on, and stands on
+    /// it from then on. The cost follows the writes since that one. Names need not be unique.
     ///
     /// # Errors
-    /// [`SessionError::State`] when the state cannot be kept: the guest has files open, or holds references to
-    /// objects of the host. [`SessionError::Failed`].
+    /// [`SessionError::State`] when the state cannot be kept: the guest has files open, or holds
+    /// references to objects of the host. [`SessionError::Failed`].
     pub fn checkpoint(&mut self, name: impl Into<String>) -> Result<SnapshotId, SessionError> {
         self.check()?;
         self.line.checkpoint(name.into())
     }
 
-    /// Goes to any state of the tree: back, forward or across, also after the session failed. State that was not
-    /// frozen is lost. The cost follows the differences and the writes. An instance that cannot be relied on, or not
-    /// be brought there in place, is replaced by a new one.
+    /// Goes to any state of the tree: back, forward or across, also after the session failed. State
+    /// that was not frozen is lost. The cost follows the differences and the writes. An instance
+    /// that cannot be relied on, or not be brought there in place, is replaced by a new one.
     ///
     /// # Errors
-    /// [`SessionError::Tree`], with nothing changed. [`SessionError::State`] when a new instance cannot be
-    /// made; the session has failed then, and can be rolled back once there is room.
+    /// [`SessionError::Tree`], with nothing changed. [`SessionError::State`] when a new instance
+    /// cannot be made; the session has failed then, and can be rolled back once there is room.
     pub fn rollback<'c>(
         &mut self,
         to: impl Into<Checkpoint<'c>>,
@@ -235,9 +240,9 @@ impl Session {
         moved.map(|()| id)
     }
 
-    /// `count` sessions that start from the present state, on the same tree. If the session was called since
-    /// its last checkpoint, that state becomes one, without a name. A fork's instance is made by its first
-    /// call, so one that is never called costs next to nothing.
+    /// `count` sessions that start from the present state, on the same tree. If the session was
+    /// called since its last checkpoint, that state becomes one, without a name. A fork's instance
+    /// is made by its first call, so one that is never called costs next to nothing.
     ///
     /// # Errors
     /// As [`Session::checkpoint`].
@@ -279,15 +284,15 @@ impl Session {
     /// The session's files, to be read and written from outside, between two calls.
     ///
     /// # Errors
-    /// [`SessionError::NoFiles`] for a guest without a file tree ([`Options::files`](crate::Options::files)),
-    /// [`SessionError::Failed`].
+    /// [`SessionError::NoFiles`] for a guest without a file tree
+    /// ([`Options::files`](crate::Options::files)), [`SessionError::Failed`].
     pub fn files(&mut self) -> Result<SessionFiles<'_>, SessionError> {
         self.check()?;
         self.line.files()
     }
 
-    /// Drops a checkpoint: its children become its parent's, and the pages that no other state shares are freed.
-    /// Sessions that stand on it are not disturbed.
+    /// Drops a checkpoint: its children become its parent's, and the pages that no other state
+    /// shares are freed. Sessions that stand on it are not disturbed.
     ///
     /// # Errors
     /// [`SessionError::Tree`].
@@ -299,15 +304,15 @@ impl Session {
         self.line.drop_snapshot(id)
     }
 
-    /// Every state of the tree that this session and its relatives share, oldest first; the first is the
-    /// guest's warm state, unless it was dropped.
+    /// Every state of the tree that this session and its relatives share, oldest first; the first
+    /// is the guest's warm state, unless it was dropped.
     #[must_use]
     pub fn tree(&self) -> Vec<SnapshotInfo> {
         self.line.list()
     }
 
-    /// The state that the session stands on: its last checkpoint, or the target of its last rollback, or the origin
-    /// of its fork.
+    /// The state that the session stands on: its last checkpoint, or the target of its last
+    /// rollback, or the origin of its fork.
     #[must_use]
     pub fn at(&self) -> SnapshotId {
         self.line.at()
@@ -319,8 +324,8 @@ impl Session {
         &self.guest
     }
 
-    /// The state that `text` means to a user: by its id, as [`Session::tree`] lists it, or else by its name, as
-    /// [`Checkpoint::Name`].
+    /// The state that `text` means to a user: by its id, as [`Session::tree`] lists it, or else by
+    /// its name, as [`Checkpoint::Name`].
     ///
     /// # Errors
     /// [`SessionError::Tree`].
@@ -336,8 +341,8 @@ impl Session {
         }
     }
 
-    /// Saves the present state as a snapshot, which [`open`](crate::open) takes out again. In the directory of the
-    /// snapshot that the guest came out of, only changes are stored.
+    /// Saves the present state as a snapshot, which [`open`](crate::open) takes out again. In the
+    /// directory of the snapshot that the guest came out of, only changes are stored.
     ///
     /// # Errors
     /// As [`Lease::save`], and [`SaveError::Freeze`] for a session that failed.

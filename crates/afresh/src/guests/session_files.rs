@@ -1,7 +1,7 @@
 //! A session's files from outside: inputs for a guest's next call, and results of its last one.
 //!
-//! Files that are written here are part of the present state, like those that calls write: the next checkpoint
-//! freezes them, and a rollback undoes them.
+//! Files that are written here are part of the present state, like those that calls write: the next
+//! checkpoint freezes them, and a rollback undoes them.
 
 use std::ops::Deref;
 use std::sync::LazyLock;
@@ -69,12 +69,14 @@ impl<'a> SessionFiles<'a> {
         self.owner.present_tree()
     }
 
-    /// All bytes of a file. All reads of the process together have a GiB while they run; [`SessionFiles::read_within`]
-    /// takes another budget. A file that is mostly holes is read in parts, from [`SessionFiles::tree`]: the
-    /// memory for the result follows the bytes that the file stores.
+    /// All bytes of a file. All reads of the process together have a GiB while they run;
+    /// [`SessionFiles::read_within`] takes another budget. A file that is mostly holes is read in
+    /// parts, from [`SessionFiles::tree`]: the memory for the result follows the bytes that the
+    /// file stores.
     ///
     /// # Errors
-    /// [`SessionError::Files`] and [`SessionError::Budget`], before memory is allocated for the file.
+    /// [`SessionError::Files`] and [`SessionError::Budget`], before memory is allocated for the
+    /// file.
     pub fn read(&self, path: &str) -> Result<Vec<u8>, SessionError> {
         self.read_within(path, &READS).map(FileContent::into_bytes)
     }
@@ -140,8 +142,8 @@ impl<'a> SessionFiles<'a> {
     /// Changes the tree in any way. Mappings of a file in a Linux program keep their content.
     ///
     /// # Errors
-    /// [`SessionError::Files`] as `change` returns, naming `path`; [`SessionError::State`] when the session's
-    /// instance cannot be made.
+    /// [`SessionError::Files`] as `change` returns, naming `path`; [`SessionError::State`] when the
+    /// session's instance cannot be made.
     pub fn change<T>(
         &mut self,
         path: &str,

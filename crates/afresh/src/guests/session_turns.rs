@@ -1,9 +1,10 @@
-//! Sessions that are saved turn by turn: the changes of a turn are stored, at a finer grain than pages, behind the
-//! earlier ones.
+//! Sessions that are saved turn by turn: the changes of a turn are stored, at a finer grain than
+//! pages, behind the earlier ones.
 //!
-//! Promises: a turn that was saved is on disk, and opens in any process as the state that the session had. A process
-//! that is killed at any moment leaves the turn before or this one. The cost follows the changes of the turn; now and
-//! then the turns are folded into a layer of pages, so that opening stays cheap however long a session lives.
+//! Promises: a turn that was saved is on disk, and opens in any process as the state that the
+//! session had. A process that is killed at any moment leaves the turn before or this one. The cost
+//! follows the changes of the turn; now and then the turns are folded into a layer of pages, so
+//! that opening stays cheap however long a session lives.
 //!
 //! May break it: two sessions that are saved under one name. The second notices, and is refused.
 
@@ -151,18 +152,19 @@ impl dyn FrozenGuest + '_ {
 }
 
 impl Session {
-    /// Saves the session's changes since it was last saved there, which may be never: [`open`](crate::open) opens the
-    /// name as the session is now. The first time in a directory takes a snapshot, unless the session's guest came
-    /// out of one there; from then on the cost of a turn follows its changes, in bytes and in time, plus one write to
-    /// disk.
+    /// Saves the session's changes since it was last saved there, which may be never:
+    /// [`open`](crate::open) opens the name as the session is now. The first time in a directory
+    /// takes a snapshot, unless the session's guest came out of one there; from then on the cost of
+    /// a turn follows its changes, in bytes and in time, plus one write to disk.
     ///
     /// The state becomes one of the tree, without a name; the next turn drops it again.
     ///
-    /// So it does in an object store, where a turn is one request. Elsewhere (a registry, an archive) the session is
-    /// saved whole, as by [`Session::save`].
+    /// So it does in an object store, where a turn is one request. Elsewhere (a registry, an
+    /// archive) the session is saved whole, as by [`Session::save`].
     ///
     /// # Errors
-    /// As [`Session::save`]. [`SaveError::Write`] also when another session was saved under the same name since.
+    /// As [`Session::save`]. [`SaveError::Write`] also when another session was saved under the
+    /// same name since.
     pub fn save_turn(
         &mut self,
         to: &Reference,
@@ -211,8 +213,9 @@ impl Session {
         saved
     }
 
-    /// The error of the fold after the last saved turn. The turn itself is saved, and the next one folds again; a
-    /// session that cannot be folded is refused further turns once its journal is full.
+    /// The error of the fold after the last saved turn. The turn itself is saved, and the next one
+    /// folds again; a session that cannot be folded is refused further turns once its journal is
+    /// full.
     #[must_use]
     pub fn fold_error(&self) -> Option<&(dyn std::error::Error + Send + Sync)> {
         self.saving.as_ref()?.unfolded.as_deref()
@@ -270,7 +273,8 @@ impl Session {
         Ok(frozen.write(to, None, options, &self.guest.inner().options)?.id)
     }
 
-    /// Continues from the snapshot that the session's guest came from, if that is in the same store.
+    /// Continues from the snapshot that the session's guest came from, if that is in the same
+    /// store.
     fn go_on(&self, to: &Reference, options: &SaveOptions) -> Result<Option<Box<Saving>>, Cause> {
         let Some(origin) = self.guest.origin().filter(|it| it.reference.place() == to.place())
         else {

@@ -1,9 +1,9 @@
 //! Many calls, and before each the proof that no trace of the last one is left.
 //!
-//! Before every call the next instance of the pool is compared with the warm state, byte by byte and global by
-//! global. The answer of a module is compared with that of an instance that has never run; for other guests, with the
-//! answer to the first call. Answers of two clones of a module, a component or a Linux program are compared value by
-//! value, to find random numbers that both draw.
+//! Before every call the next instance of the pool is compared with the warm state, byte by byte
+//! and global by global. The answer of a module is compared with that of an instance that has never
+//! run; for other guests, with the answer to the first call. Answers of two clones of a module, a
+//! component or a Linux program are compared value by value, to find random numbers that both draw.
 
 use std::collections::BTreeSet;
 
@@ -29,8 +29,8 @@ pub struct Verification {
     pub most_bytes_changed: usize,
     /// How clones stand to randomness, where that was tried.
     pub clones: Option<Clones>,
-    /// Values of the answer that change from call to call in one clone, and are the same in another: each may be a random
-    /// number that every clone draws. The first hundred.
+    /// Values of the answer that change from call to call in one clone, and are the same in
+    /// another: each may be a random number that every clone draws. The first hundred.
     pub repeating: Vec<String>,
     /// Differences outside memory, each once.
     pub items: BTreeSet<String>,
@@ -84,19 +84,22 @@ impl Verification {
     }
 }
 
-/// How clones of one warm state stand to randomness: the same call twice in one clone, and once in another.
+/// How clones of one warm state stand to randomness: the same call twice in one clone, and once in
+/// another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Clones {
     /// They answer differently, in every value that changes.
     Differ,
-    /// Some values differ, and others are alike while they change from call to call; [`Verification::repeating`].
+    /// Some values differ, and others are alike while they change from call to call;
+    /// [`Verification::repeating`].
     Partly,
     /// The answer never changes.
     Constant,
     /// They answer alike while one clone's answers change, and the guest takes fresh entropy.
     AlikeByState,
-    /// They answer alike while one clone's answers change: every clone draws the same random numbers.
+    /// They answer alike while one clone's answers change: every clone draws the same random
+    /// numbers.
     Alike,
 }
 
@@ -124,8 +127,8 @@ impl std::fmt::Display for Clones {
     }
 }
 
-/// The answer as text, or how the call failed, which is an answer too. The way it failed counts, not where
-/// in the code.
+/// The answer as text, or how the call failed, which is an answer too. The way it failed counts,
+/// not where in the code.
 fn answer(lease: &mut Lease<'_>, call: &Call) -> Result<String, String> {
     lease.ask(call).map(|answer| answer.text()).map_err(|error| match &error {
         CallError::Guest { source, .. } => source.to_string(),
@@ -148,8 +151,8 @@ impl Guest {
     }
 }
 
-/// Compares every answer with that of an instance that has never run, or with the first answer where the kind of guest
-/// has no such instance.
+/// Compares every answer with that of an instance that has never run, or with the first answer
+/// where the kind of guest has no such instance.
 pub(super) fn verify_calls(
     warm: &impl WarmGuest,
     guest: &Guest,
@@ -171,8 +174,8 @@ pub(super) fn verify_calls(
         if warm.measures_changes() {
             found.most_bytes_changed = found.most_bytes_changed.max(pooled.differences()?.0);
         }
-        // Held while the pooled one is out, so that it is another instance; discarded, so that the next
-        // comparison is again with one that has never run anything.
+        // Held while the pooled one is out, so that it is another instance; discarded, so that the
+        // next comparison is again with one that has never run anything.
         let differs = match Lease::untouched(guest).map_err(CallError::from)? {
             Some(mut untouched) => {
                 let expected = answer(&mut untouched, call);
@@ -192,7 +195,8 @@ pub(super) fn verify_calls(
 
 /// Maximum number of repeating values that are listed.
 const MAX_REPEATING: usize = 100;
-/// Maximum bytes of an answer whose values are compared one by one. A longer one is compared as a whole.
+/// Maximum bytes of an answer whose values are compared one by one. A longer one is compared as a
+/// whole.
 const MAX_COMPARED: usize = 1 << 20;
 
 /// Three answers: two of one clone, and the first of another.
@@ -203,7 +207,8 @@ struct Draws {
 }
 
 impl Draws {
-    /// Each line as its own, and each value of a line, as far as all three answers have the same number of them.
+    /// Each line as its own, and each value of a line, as far as all three answers have the same
+    /// number of them.
     fn values(&self) -> Vec<(String, [&str; 3])> {
         let whole = [&*self.first, &*self.second, &*self.cloned];
         if whole.iter().any(|answer| answer.len() > MAX_COMPARED) {
@@ -239,7 +244,8 @@ impl Draws {
     }
 }
 
-/// The parts of three texts, with the place of each; the texts themselves where they have different numbers of parts.
+/// The parts of three texts, with the place of each; the texts themselves where they have different
+/// numbers of parts.
 fn equally<'a>(
     texts: [&'a str; 3],
     place: &str,

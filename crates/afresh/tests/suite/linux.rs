@@ -1,4 +1,5 @@
-//! A Linux program behind the front door: opened, called, leased, verified, forked and saved as any other guest.
+//! A Linux program behind the front door: opened, called, leased, verified, forked and saved as any
+//! other guest.
 
 use std::path::Path;
 
@@ -68,7 +69,8 @@ fn verify_finds_numbers_that_clones_of_a_program_both_draw() {
     if !Path::new(PATH).exists() {
         return println!("SKIPPED: no bash");
     }
-    // The generator behind `RANDOM` is in the shell's memory, the one behind `SRANDOM` in the kernel.
+    // The generator behind `RANDOM` is in the shell's memory, the one behind `SRANDOM` in the
+    // kernel.
     let cases = [
         ("", "echo $RANDOM", Clones::Alike),
         ("", "echo $SRANDOM $RANDOM", Clones::Partly),

@@ -8,8 +8,8 @@ use afresh::wasm::{GuestOptions, Mode, Val};
 use afresh::{Call, Guest, OpenError, Options, Reference, SaveOptions, Session, SessionError};
 use afresh_sys::planted::{self, Bug};
 
-/// Everything that a state of a module can hold: memory that grows, globals, a table that grows, a segment that is
-/// dropped, files.
+/// Everything that a state of a module can hold: memory that grows, globals, a table that grows, a
+/// segment that is dropped, files.
 const GUEST: &str = r#"(module
     (import "wasi_snapshot_preview1" "path_open"
         (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))

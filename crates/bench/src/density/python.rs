@@ -1,5 +1,5 @@
-//! Clones of a warm CPython that have each answered once, and children of a CPython that forks for each request. All
-//! stay until the end.
+//! Clones of a warm CPython that have each answered once, and children of a CPython that forks for
+//! each request. All stay until the end.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};

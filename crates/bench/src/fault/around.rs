@@ -63,8 +63,8 @@ impl Filler {
         let result = match self.fill {
             Fill::Continue => self.uffd.resume(to, len),
             Fill::Zeropage => self.uffd.zero(to, len),
-            // SAFETY: the source is a window of readable zeros; the destination is registered memory
-            // of this benchmark.
+            // SAFETY: the source is a window of readable zeros; the destination is registered
+            // memory of this benchmark.
             Fill::Copy => unsafe { self.uffd.copy(to, self.source.page_ptr(0), len) },
             // SAFETY: the source page is staged anonymous memory that nothing else uses.
             Fill::Move => unsafe { self.uffd.take(to, self.source.page_ptr(first), len) },

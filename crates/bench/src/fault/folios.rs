@@ -1,8 +1,9 @@
-//! Folios of several sizes between 4 KiB and 2 MiB (mTHP): a setting of the whole host, which only root may
-//! change.
+//! Folios of several sizes between 4 KiB and 2 MiB (mTHP): a setting of the whole host, which only
+//! root may change.
 //!
-//! The setting is made before the clock starts and taken back when it has stopped, cycle by cycle, so that no other
-//! row, and no other process for longer than that, runs under it. A killed process leaves the setting behind.
+//! The setting is made before the clock starts and taken back when it has stopped, cycle by cycle,
+//! so that no other row, and no other process for longer than that, runs under it. A killed process
+//! leaves the setting behind.
 
 use std::fs;
 use std::path::PathBuf;
@@ -30,7 +31,8 @@ impl Drop for Restore {
 }
 
 impl Folios {
-    /// For folios of `kib` KiB; fails where the kernel has none or does not allow us to request them.
+    /// For folios of `kib` KiB; fails where the kernel has none or does not allow us to request
+    /// them.
     pub(super) fn new(pages: usize, kib: usize) -> Result<Self> {
         let setting = format!("/sys/kernel/mm/transparent_hugepage/hugepages-{kib}kB/enabled");
         let kernel = Kernel::new(pages, Fresh::Unadvised)?;

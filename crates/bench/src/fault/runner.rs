@@ -67,8 +67,8 @@ struct Runner {
     cycles: usize,
 }
 
-/// Runs the benchmark; `each` sees every row as soon as it is known, and `skipped` the name of every
-/// strategy that this host cannot run, with the reason.
+/// Runs the benchmark; `each` sees every row as soon as it is known, and `skipped` the name of
+/// every strategy that this host cannot run, with the reason.
 ///
 /// # Errors
 /// When a strategy fails after it has been set up.

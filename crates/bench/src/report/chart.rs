@@ -41,8 +41,8 @@ impl Scale {
     }
 }
 
-/// One line for each row: a dot at the median, a bar from the minimum to the 99th percentile. A line
-/// is as high as a row of the table.
+/// One line for each row: a dot at the median, a bar from the minimum to the 99th percentile. A
+/// line is as high as a row of the table.
 pub(super) fn dots(rows: &[&Measurement]) -> Vec<String> {
     let scale = Scale::over(rows.iter().flat_map(|row| [row.min, row.median, row.p99]), WIDTH);
     let mut charts = Vec::with_capacity(rows.len());

@@ -1,11 +1,11 @@
 //! The comparison of two reports: which changes are real.
 //!
-//! The median of a row has a confidence interval from order statistics, which assume nothing about the
-//! distribution: with n rounds, the k-th smallest and the k-th largest sample enclose the median with a
-//! probability that the binomial distribution gives. Two intervals of 97.5 % give one of at least 95 % for the
-//! ratio of two medians. A row changed when this interval excludes 1 by itself and also after division by the
-//! drift of the rivals in the same table: the rivals' code is the same in both runs, so their change is the
-//! host's.
+//! The median of a row has a confidence interval from order statistics, which assume nothing about
+//! the distribution: with n rounds, the k-th smallest and the k-th largest sample enclose the
+//! median with a probability that the binomial distribution gives. Two intervals of 97.5 % give one
+//! of at least 95 % for the ratio of two medians. A row changed when this interval excludes 1 by
+//! itself and also after division by the drift of the rivals in the same table: the rivals' code is
+//! the same in both runs, so their change is the host's.
 
 use std::collections::BTreeMap;
 use std::fmt;

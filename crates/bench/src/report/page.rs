@@ -1,14 +1,15 @@
 //! The page of a report: one HTML file without scripts and without anything to load.
 //!
-//! Rows that a rival wins come first, then what was left out, then each table with its charts, then the figures
-//! of the documents behind afresh.
+//! Rows that a rival wins come first, then what was left out, then each table with its charts, then
+//! the figures of the documents behind afresh.
 
 use std::fmt::Write;
 
 use super::published::{PUBLISHED, Published};
 use super::{Measurement, Report, Side, TableResult, chart};
 
-/// A rival wins where it needs less than this share of our best time; closer rows are equal within the noise.
+/// A rival wins where it needs less than this share of our best time; closer rows are equal within
+/// the noise.
 const WIN: f64 = 0.97;
 
 const STYLE: &str = "

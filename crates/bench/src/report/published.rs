@@ -1,7 +1,7 @@
 //! Published figures of the documents behind afresh, for comparison with ours.
 //!
-//! Each comes from another machine, so only the ratios within one document can be compared with the ratios of
-//! a report.
+//! Each comes from another machine, so only the ratios within one document can be compared with the
+//! ratios of a report.
 
 /// One table of a document.
 pub(super) struct Published {

@@ -1,7 +1,8 @@
 //! Runs the tables one after the other, each in a separate process.
 //!
-//! A table that fails, or that exceeds several times its expected duration, is ended with its children and marked;
-//! the others run. `report.json` is written after each table, so an interrupted run keeps its results.
+//! A table that fails, or that exceeds several times its expected duration, is ended with its
+//! children and marked; the others run. `report.json` is written after each table, so an
+//! interrupted run keeps its results.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -49,7 +50,8 @@ const PLANS: [Plan; 12] = [
     Plan { name: "fleet", quick: 10, full: 90 },
 ];
 
-/// A table is ended after this multiple of its expected duration, and at least [`MIN_TABLE_TIMEOUT`].
+/// A table is ended after this multiple of its expected duration, and at least
+/// [`MIN_TABLE_TIMEOUT`].
 const TIMEOUT_FACTOR: u32 = 5;
 const MIN_TABLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Messages that are kept of one table.
@@ -63,11 +65,12 @@ impl Plan {
     }
 }
 
-/// Runs the tables of `program`, an `afresh-bench`, and writes the results into `directory` as they arrive.
-/// Reports progress and the time left to standard error.
+/// Runs the tables of `program`, an `afresh-bench`, and writes the results into `directory` as they
+/// arrive. Reports progress and the time left to standard error.
 ///
 /// # Errors
-/// When a chosen table does not exist, or a result cannot be written. A table that fails is in the report.
+/// When a chosen table does not exist, or a result cannot be written. A table that fails is in the
+/// report.
 pub fn run(program: &Path, directory: &Path, options: &RunOptions) -> anyhow::Result<Report> {
     for name in &options.only {
         anyhow::ensure!(
@@ -155,8 +158,8 @@ fn measure(program: &Path, plan: &Plan, options: &RunOptions) -> anyhow::Result<
 /// Ends the processes of a table that are left.
 fn end_group(child: &Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        // An error means that the table left no process. The leader is not waited for yet, so its number belongs
-        // to no other group.
+        // An error means that the table left no process. The leader is not waited for yet, so its
+        // number belongs to no other group.
         let _ = kill_process_group(group, Signal::KILL);
     }
 }

@@ -1,4 +1,5 @@
-//! A delta of 256 pages of a large memory, in a store in memory: the time that a save takes without the disk.
+//! A delta of 256 pages of a large memory, in a store in memory: the time that a save takes without
+//! the disk.
 
 use std::path::Path;
 
@@ -13,7 +14,8 @@ use super::report::Line;
 use super::save::{DELTA_PAGES, Writer, change, write_and_sync};
 use crate::Sink;
 
-/// The memory of the micro-VM that the goal names, in MiB. Smaller runs have as much as their other cases.
+/// The memory of the micro-VM that the goal names, in MiB. Smaller runs have as much as their other
+/// cases.
 const MIB: usize = 950;
 /// A file system without a disk.
 const MEMORY_DIR: &str = "/dev/shm";

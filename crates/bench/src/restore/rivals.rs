@@ -180,8 +180,8 @@ impl Filler {
         while page < end {
             let (to, len) = (self.target.page_ptr(page), (end - page) * PAGE_SIZE);
             let placed = match &self.view {
-                // SAFETY: the view holds as many pages as the target, which is registered with this descriptor
-                // and this benchmark's alone.
+                // SAFETY: the view holds as many pages as the target, which is registered with this
+                // descriptor and this benchmark's alone.
                 Some(view) => unsafe { self.uffd.copy(to, view.page_ptr(page), len) },
                 None => self.uffd.resume(to, len),
             };

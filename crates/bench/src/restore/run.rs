@@ -138,7 +138,8 @@ fn ms(since: Instant) -> f64 {
 /// Touches a page; returns whether its content was as expected.
 #[inline]
 fn touch(memory: *mut u8, page: u32, write: bool) -> bool {
-    // SAFETY: the caller restores as many pages as the order names, and no other thread touches them.
+    // SAFETY: the caller restores as many pages as the order names, and no other thread touches
+    // them.
     unsafe {
         let at = memory.add(page as usize * PAGE_SIZE).cast::<u64>();
         if write {

@@ -1,7 +1,8 @@
 //! How long a save stops a guest that writes 1 % of its pages a second.
 //!
-//! A VM is memory that is served through userfaultfd, in this process. A slot is plain guest memory. Each contestant
-//! saves the same changes; its time is the one for which the guest is stopped.
+//! A VM is memory that is served through userfaultfd, in this process. A slot is plain guest
+//! memory. Each contestant saves the same changes; its time is the one for which the guest is
+//! stopped.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -54,7 +55,8 @@ impl Writer {
             for _ in done..due {
                 let page = random.next() as usize % self.pages;
                 let at = (self.base + page * PAGE_SIZE + 512) as *mut u64;
-                // SAFETY: the page is mapped until this thread has ended, and only this thread writes to it.
+                // SAFETY: the page is mapped until this thread has ended, and only this thread
+                // writes to it.
                 unsafe { at.write_volatile(random.next()) };
             }
             self.written.store(due.max(done), Ordering::Relaxed);

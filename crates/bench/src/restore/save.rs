@@ -53,7 +53,8 @@ pub(super) fn write_and_sync(path: &Path, memory: &[u8]) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// Hashes `memory` with `threads` threads, each a part of it. No save is faster, because its blobs are named so.
+/// Hashes `memory` with `threads` threads, each a part of it. No save is faster, because its blobs
+/// are named so.
 fn hash(memory: &[u8], threads: usize) -> Result<()> {
     let part = memory.len().div_ceil(threads);
     std::thread::scope(|scope| {
@@ -143,7 +144,8 @@ fn save_whole(
     let file = dir.join("plain");
     let dir = dir.join("store");
     for round in 0..options.rounds {
-        // The first of the two uses up the cache of a disk, or its share of one. So they take turns.
+        // The first of the two uses up the cache of a disk, or its share of one. So they take
+        // turns.
         if round % 2 == 0 {
             plain.time(|| write_and_sync(&file, &memory.0))?;
         }

@@ -1,7 +1,9 @@
-//! `sandbox/resume_s3`: a sandbox that another host has saved, taken out of an S3 server that is 5 ms further away than loopback.
+//! `sandbox/resume_s3`: a sandbox that another host has saved, taken out of an S3 server that is 5
+//! ms further away than loopback.
 //!
-//! A host makes sandboxes, saves them and ends. A second one, which has no copy of them, continues each: it reads the
-//! entry from the ledger and the pages from the store, and runs a first piece of code.
+//! A host makes sandboxes, saves them and ends. A second one, which has no copy of them, continues
+//! each: it reads the entry from the ledger and the pages from the store, and runs a first piece of
+//! code.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -1,4 +1,5 @@
-//! The cost over HTTP of sandboxes with a Linux program, the host's Python, compared with new processes of the same.
+//! The cost over HTTP of sandboxes with a Linux program, the host's Python, compared with new
+//! processes of the same.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,7 +14,8 @@ use super::server::{Connection, Server, request};
 use super::{Files, TABLE};
 use crate::row::{Options, Sink, summarise};
 
-/// What is measured: `new-process` is a process that is started for it, and `host` the same server outside of any sandbox.
+/// What is measured: `new-process` is a process that is started for it, and `host` the same server
+/// outside of any sandbox.
 pub(super) const CASES: [&str; 5] = [
     "sandbox/linux-run",
     "sandbox/linux-command",

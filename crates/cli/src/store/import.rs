@@ -26,7 +26,8 @@ pub(crate) struct Arguments {
     /// Store only the difference from this snapshot in the same directory.
     #[arg(long, value_name = "NAME")]
     parent: Option<String>,
-    /// Take holes of the file as pages that are as in the parent, as in Firecracker's diff snapshots.
+    /// Take holes of the file as pages that are as in the parent, as in Firecracker's diff
+    /// snapshots.
     #[arg(long, requires = "parent")]
     diff: bool,
     /// File with the guest state (registers, devices), stored with the memory.

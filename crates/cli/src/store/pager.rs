@@ -77,7 +77,8 @@ pub(crate) struct Arguments {
     /// Loopback address for metrics in Prometheus' text format, at `/metrics`.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
-    /// Least severe messages on standard error. In a service each line has the priority of the journal.
+    /// Least severe messages on standard error. In a service each line has the priority of the
+    /// journal.
     #[arg(long, value_name = "LEVEL", value_enum, default_value = "info")]
     log_level: Level,
     /// Directory that caches the pages of a remote snapshot.
@@ -103,9 +104,11 @@ impl afresh::pager::vmm::Snapshots for Snapshots {
     }
 }
 
-/// The process that holds the VMMs of a pager, which is at its standard input, and closes them if it is killed.
+/// The process that holds the VMMs of a pager, which is at its standard input, and closes them if
+/// it is killed.
 pub(crate) fn run_keeper() -> anyhow::Result<ExitCode> {
-    // A service manager ends the pager with the same signal, and then this process has nothing to do any more.
+    // A service manager ends the pager with the same signal, and then this process has nothing to
+    // do any more.
     afresh_sys::termination::watch()?;
     let stream = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     if !stream.local_addr().is_ok_and(|address| address.is_unnamed()) {
@@ -141,7 +144,8 @@ impl From<&HostEvent<'_>> for Report {
     }
 }
 
-/// The sockets of the command: those that the service manager passed, and those that are to be made.
+/// The sockets of the command: those that the service manager passed, and those that are to be
+/// made.
 struct Sockets {
     vmms: Option<Listener>,
     control: Option<Listener>,

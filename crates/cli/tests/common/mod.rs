@@ -2,8 +2,8 @@
 
 use std::process::Output;
 
-/// Whether this host cannot run guests, or lacks the program, by the error of a first guest. Prints why. Any other failure
-/// fails the tests.
+/// Whether this host cannot run guests, or lacks the program, by the error of a first guest. Prints
+/// why. Any other failure fails the tests.
 pub(crate) fn lacks_guests(output: &Output) -> bool {
     let why = String::from_utf8_lossy(&output.stderr);
     let lacks = ["not found in PATH", "seccomp", "userfaultfd", "denied", "not permitted"];

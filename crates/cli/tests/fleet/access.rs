@@ -1,5 +1,5 @@
-//! Access to NATS: nkeys, JWTs, passwords, a private authority with client certificates, and the least permissions of
-//! `deploy/nats/fleet.conf`.
+//! Access to NATS: nkeys, JWTs, passwords, a private authority with client certificates, and the
+//! least permissions of `deploy/nats/fleet.conf`.
 //!
 //! The certificates and keys in this folder are for 127.0.0.1, and for nothing else.
 

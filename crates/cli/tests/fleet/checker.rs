@@ -1,5 +1,6 @@
-//! A fleet under a checker: three hosts, three NATS servers and an S3 server, with one fault after the other, while clients call,
-//! pause, connect and delete sandboxes by way of any host. Each sandbox's history is checked as it grows.
+//! A fleet under a checker: three hosts, three NATS servers and an S3 server, with one fault after
+//! the other, while clients call, pause, connect and delete sandboxes by way of any host. Each
+//! sandbox's history is checked as it grows.
 //!
 //! `cargo xtask soak --fleet` runs it for half an hour, or for another number of seconds.
 
@@ -86,7 +87,8 @@ impl Run {
         Moment { losses, leases_lost: self.leases_lost.load(Ordering::SeqCst) }
     }
 
-    /// The leases that hosts have lost, by their logs: a host of a busy machine can lose one without a fault.
+    /// The leases that hosts have lost, by their logs: a host of a busy machine can lose one
+    /// without a fault.
     fn leases_lost(&self) -> usize {
         let logs = self.logs.iter().map(|log| fs::read_to_string(log).unwrap_or_default());
         let signs = ["the lease was broken", "gave no sign for the time of a lease"];
@@ -172,8 +174,8 @@ struct Subject {
     file: History,
     /// The same for the file.
     file_since: Moment,
-    /// It may be paused: the run ended before a connect, or the connection of a pause broke, and its host may make the pause
-    /// at any later time.
+    /// It may be paused: the run ended before a connect, or the connection of a pause broke, and
+    /// its host may make the pause at any later time.
     may_be_paused: bool,
 }
 
@@ -227,7 +229,8 @@ impl Subject {
         let written = text + &history::text(call);
         match self.sandbox.file_at(address, Some(&written)) {
             Ok(_) if self.file_since.lost_by_fault(run) => {
-                // Acknowledged, but a loss between the read and the write may have undone calls that it has.
+                // Acknowledged, but a loss between the read and the write may have undone calls
+                // that it has.
                 run.count("writes", 1);
                 self.refused(run, address, 503)
             }

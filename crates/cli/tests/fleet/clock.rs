@@ -1,4 +1,5 @@
-//! The wall clock of a host, which a test can step. The library `clock.c` stands between the host and the C library.
+//! The wall clock of a host, which a test can step. The library `clock.c` stands between the host
+//! and the C library.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -13,13 +13,15 @@ use crate::hosts::{Host, template, until, write_keys};
 use crate::servers::{Nats, Place, Proxy};
 
 pub(crate) const HOSTS: usize = 3;
-/// Short, since most faults are about its loss. The checker expects that a host of a busy machine loses it without a fault.
+/// Short, since most faults are about its loss. The checker expects that a host of a busy machine
+/// loses it without a fault.
 const LEASE: &str = "2s";
 /// Longer than the lease, with the time that others need to see its end.
 const LONG_FAULT: Duration = Duration::from_millis(4500);
 /// Shorter than the lease.
 const SHORT_FAULT: Duration = Duration::from_millis(700);
-/// Steps of a host's wall clock, in seconds: most of a sandbox's time onwards, beyond it, and back before its start.
+/// Steps of a host's wall clock, in seconds: most of a sandbox's time onwards, beyond it, and back
+/// before its start.
 const CLOCK_STEPS: [i64; 3] = [3000, 100_000, -100_000];
 /// Between two steps.
 const STEP_INTERVAL: Duration = Duration::from_millis(700);
@@ -140,8 +142,8 @@ impl Cluster {
         self.hosts.iter().map(|host| host.log().to_owned()).collect()
     }
 
-    /// Has a fault happen to this host, or to the NATS server of this number, until it is over. `changed` gets the addresses that
-    /// clients can use.
+    /// Has a fault happen to this host, or to the NATS server of this number, until it is over.
+    /// `changed` gets the addresses that clients can use.
     pub(crate) fn suffer(
         &mut self,
         fault: Fault,

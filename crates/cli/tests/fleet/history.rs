@@ -1,11 +1,12 @@
 //! The history of one sandbox, and the check that its answers come from one life.
 //!
-//! Each call has a number, which the guest appends to a log in its memory; an answer is the whole log. So an answer
-//! names every call of its state. A file of the sandbox also has a log, to which the client appends by a read and a
-//! write. One client calls at a time. A refused call may have been made, but only at its place in the order. A right
-//! answer is the last answer, then refused calls, then its own call. After the loss of a host it may begin with an
-//! earlier state, with another generation; calls before an acknowledged save are in that state. A call that is
-//! missing in one answer is in no later one.
+//! Each call has a number, which the guest appends to a log in its memory; an answer is the whole
+//! log. So an answer names every call of its state. A file of the sandbox also has a log, to which
+//! the client appends by a read and a write. One client calls at a time. A refused call may have
+//! been made, but only at its place in the order. A right answer is the last answer, then refused
+//! calls, then its own call. After the loss of a host it may begin with an earlier state, with
+//! another generation; calls before an acknowledged save are in that state. A call that is missing
+//! in one answer is in no later one.
 
 use std::collections::BTreeSet;
 
@@ -80,7 +81,8 @@ impl History {
     /// A save was acknowledged; `lost` if a host may have been lost since the last answer.
     pub(crate) fn saved(&mut self, lost: bool) {
         if lost {
-            // The state that was saved may be an earlier save, to which the loss took the sandbox back.
+            // The state that was saved may be an earlier save, to which the loss took the sandbox
+            // back.
             self.saved = Some(self.saved.unwrap_or(0));
         } else {
             self.saved = Some(self.last.len());
@@ -93,7 +95,8 @@ impl History {
         self.last.iter().any(|call| !log.contains(call))
     }
 
-    /// Checks the answer to the call that was begun last; `lost` if a host may have been lost since the last answer.
+    /// Checks the answer to the call that was begun last; `lost` if a host may have been lost since
+    /// the last answer.
     pub(crate) fn answered(
         &mut self,
         log: &[Call],
@@ -107,7 +110,8 @@ impl History {
         self.read(log, generation, lost)
     }
 
-    /// Checks a log that was read after the call that was begun last; `lost` if a host may have been lost since the last answer.
+    /// Checks a log that was read after the call that was begun last; `lost` if a host may have
+    /// been lost since the last answer.
     pub(crate) fn read(
         &mut self,
         log: &[Call],

@@ -14,13 +14,13 @@ use tempfile::TempDir;
 use crate::apart::Namespace;
 use crate::servers::{Nats, Place, Proxy, TEST_TIMEOUT, with_us};
 
-/// The lease of a fleet. A host of a busy machine may stand still for seconds, and must not lose its lease by that: few tests
-/// are about such a loss.
+/// The lease of a fleet. A host of a busy machine may stand still for seconds, and must not lose
+/// its lease by that: few tests are about such a loss.
 const LEASE: &str = "10s";
 const KEY: &str = "key-of-acme";
 
-/// A guest whose answers count its calls: the number is in its memory, so a second run of a call is detected. Code
-/// that begins with `!` takes a while before it is counted.
+/// A guest whose answers count its calls: the number is in its memory, so a second run of a call is
+/// detected. Code that begins with `!` takes a while before it is counted.
 pub(crate) const COUNTER: &str = r#"(module
     (memory (export "memory") 3)
     (data (i32.const 1024) "\83\00\f6\6a0000000000")
@@ -90,7 +90,8 @@ impl Drop for Host {
 }
 
 impl Host {
-    /// Starts a host whose folder below `dir` has its name, with this configuration; `s3` is its way to the S3 server.
+    /// Starts a host whose folder below `dir` has its name, with this configuration; `s3` is its
+    /// way to the S3 server.
     pub(crate) fn start(
         dir: &Path,
         name: &str,
@@ -206,13 +207,14 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Three hosts; the first reaches NATS through a proxy, and the last alone has the guest `/echo`.
+    /// Three hosts; the first reaches NATS through a proxy, and the last alone has the guest
+    /// `/echo`.
     pub(crate) fn start() -> Option<Self> {
         Self::with("", &[])
     }
 
-    /// As [`Fleet::start`], with further guests in files of these names, and `more` in the configuration of every
-    /// host.
+    /// As [`Fleet::start`], with further guests in files of these names, and `more` in the
+    /// configuration of every host.
     pub(crate) fn with(more: &str, guests: &[(&str, &str)]) -> Option<Self> {
         let mut fleet = Self::prepare("", more, guests)?;
         fleet.begin();
@@ -467,8 +469,8 @@ impl Sandbox {
         }
     }
 
-    /// Writes the file `/log`, or reads it, by way of this address. The result is its content and the generation, or
-    /// the status of a refusal; a missing file counts as empty.
+    /// Writes the file `/log`, or reads it, by way of this address. The result is its content and
+    /// the generation, or the status of a refusal; a missing file counts as empty.
     pub(crate) fn file_at(
         &self,
         addr: SocketAddr,
@@ -488,8 +490,8 @@ impl Sandbox {
         }
     }
 
-    /// The answer to code that was sent to this address and the generation with it, or the status of a refusal; 0 is a connection
-    /// without an answer.
+    /// The answer to code that was sent to this address and the generation with it, or the status
+    /// of a refusal; 0 is a connection without an answer.
     pub(crate) fn answer_at(&self, addr: SocketAddr, code: &str) -> Result<(String, u64), u16> {
         let body = json!({ "code": code }).to_string();
         let headers = format!("E2b-Sandbox-Id: {}\r\nX-Access-Token: {}\r\n", self.id, self.token);

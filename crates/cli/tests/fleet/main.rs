@@ -1,7 +1,8 @@
-//! Three hosts on one machine, in separate processes, over a real nats-server and, if available, a real S3 server.
+//! Three hosts on one machine, in separate processes, over a real nats-server and, if available, a
+//! real S3 server.
 //!
-//! A sandbox here counts its calls in its own memory. A host that ran it twice, or answered for it after another host
-//! had taken it over, would return a number a second time.
+//! A sandbox here counts its calls in its own memory. A host that ran it twice, or answered for it
+//! after another host had taken it over, would return a number a second time.
 
 mod access;
 mod apart;
@@ -34,7 +35,8 @@ fn calls_land_where_the_snapshot_is_held_and_any_host_takes_them() {
             assert_eq!(sandbox.run_soon(host), Ran::Count(round as u64), "{sandbox:?}");
         }
     }
-    // Bodies and answers of any size pass between hosts, and the host that has no such guest serves it all the same.
+    // Bodies and answers of any size pass between hosts, and the host that has no such guest serves
+    // it all the same.
     let large = vec![b'x'; 3 << 20];
     for host in &fleet.hosts {
         let (status, answer) = host.ask("POST", "/echo", "", &large).unwrap();
@@ -165,8 +167,9 @@ fn a_pause_during_an_unfinished_pause_is_not_acknowledged() {
     fleet.proxy.swallow(false);
 }
 
-/// Waits until the second host has a sandbox that was saved after two calls, while `before`, its earlier owner with a
-/// third call, gets requests all the time: once another host answers, it must not any more.
+/// Waits until the second host has a sandbox that was saved after two calls, while `before`, its
+/// earlier owner with a third call, gets requests all the time: once another host answers, it must
+/// not any more.
 fn another_takes_it(fleet: &Fleet, before: &Host, sandbox: &Sandbox) {
     let (mut last, mut taken) = (3, false);
     until("another host has it", || {
@@ -227,8 +230,8 @@ fn nothing_is_lost_with_nats_and_guests_are_served_on() {
     fleet.nats.start_again();
     for (number, sandbox) in sandboxes.iter().enumerate() {
         let Ran::Count(first) = sandbox.run_soon(&fleet.hosts[number % 3]) else { panic!() };
-        // No host could take anything, so calls that were not saved are there as well, and calls that were refused did
-        // not run later.
+        // No host could take anything, so calls that were not saved are there as well, and calls
+        // that were refused did not run later.
         assert_eq!(first, if number == 0 { acknowledged + 1 } else { 2 }, "{number}");
         assert_eq!(sandbox.run_soon(&fleet.hosts[(number + 1) % 3]), Ran::Count(first + 1));
     }

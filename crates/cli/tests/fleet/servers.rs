@@ -1,5 +1,5 @@
-//! Real servers on loopback: nats-server with a separate store directory, an S3 gateway, and a proxy that can drop
-//! traffic.
+//! Real servers on loopback: nats-server with a separate store directory, an S3 gateway, and a
+//! proxy that can drop traffic.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -92,7 +92,8 @@ impl Nats {
         })
     }
 
-    /// Starts a cluster of three servers. They do not advertise each other: a client reaches the addresses that it was given.
+    /// Starts a cluster of three servers. They do not advertise each other: a client reaches the
+    /// addresses that it was given.
     pub(crate) fn start_cluster() -> Option<Vec<Self>> {
         program("AFRESH_TEST_NATS_SERVER")?;
         for _ in 0..5 {
@@ -244,7 +245,8 @@ impl Place {
     }
 }
 
-/// Passes connections on, or swallows the bytes of one direction or of both: a network that drops packets.
+/// Passes connections on, or swallows the bytes of one direction or of both: a network that drops
+/// packets.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     swallows: Arc<Swallows>,

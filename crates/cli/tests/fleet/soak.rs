@@ -1,9 +1,10 @@
-//! The soak: a fleet under load while guests trap, run over their time and grow, clients go away in the middle, and
-//! hosts are drained and killed. `cargo xtask soak --server` runs it for a given time.
+//! The soak: a fleet under load while guests trap, run over their time and grow, clients go away in
+//! the middle, and hosts are drained and killed. `cargo xtask soak --server` runs it for a given
+//! time.
 //!
-//! Invariants: every answer is the right one and contains nothing of an earlier request, a sandbox that was
-//! acknowledged as saved continues from there or from later, and no state is continued twice. At the end, the
-//! server's memory has not grown.
+//! Invariants: every answer is the right one and contains nothing of an earlier request, a sandbox
+//! that was acknowledged as saved continues from there or from later, and no state is continued
+//! twice. At the end, the server's memory has not grown.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -21,8 +22,8 @@ const FAULT_INTERVAL: Duration = Duration::from_secs(3);
 /// Of each client of sandboxes.
 const SANDBOXES: usize = 6;
 
-/// A guest that keeps what it gets, and answers what it was given when warm: `warm`. `!trap`, `!spin` and `!grow` are
-/// named after their effects.
+/// A guest that keeps what it gets, and answers what it was given when warm: `warm`. `!trap`,
+/// `!spin` and `!grow` are named after their effects.
 const KEEPER: &str = r#"(module
     (memory (export "memory") 3)
     (data (i32.const 16) "warm")
@@ -167,7 +168,8 @@ impl Soak {
             let which = dice.below(own.len());
             let done = match dice.below(30) {
                 0 => {
-                    // Refused or not, it is not used again: a refused deletion may still take effect.
+                    // Refused or not, it is not used again: a refused deletion may still take
+                    // effect.
                     own[which].sandbox.ask_at(addr, "DELETE", "");
                     Ok(false)
                 }
@@ -187,7 +189,8 @@ impl Soak {
 #[derive(Debug)]
 struct Counting {
     sandbox: Sandbox,
-    /// The least and the most that the next call may answer: a call that was refused may have been made all the same.
+    /// The least and the most that the next call may answer: a call that was refused may have been
+    /// made all the same.
     next: (u64, u64),
     /// The count that was acknowledged as saved.
     saved: Option<u64>,
@@ -208,7 +211,8 @@ impl Counting {
         let host_lost = soak.killed.load(Ordering::SeqCst) != self.killed;
         match ran {
             Ran::Count(count) => {
-                // The host that had it may have been killed: then it continues from the saved state.
+                // The host that had it may have been killed: then it continues from the saved
+                // state.
                 let least =
                     if host_lost { self.saved.map_or(1, |saved| saved + 1) } else { self.next.0 };
                 if !(least.min(self.next.0)..=self.next.1).contains(&count) {

@@ -206,7 +206,8 @@ fn numbers_of_orphan() -> Vec<u32> {
     (1..=3000).collect()
 }
 
-/// A VMM that reads its memory while its pager is killed. It exits with 0 when it found all content.
+/// A VMM that reads its memory while its pager is killed. It exits with 0 when it found all
+/// content.
 fn play_orphan(attempt: usize) -> ! {
     let expected = memory(&numbers_of_orphan());
     let Some(vmm) = Vmm::new(expected.len() / PAGE_SIZE) else { std::process::exit(9) };

@@ -10,8 +10,8 @@ const MAX_GUEST_PROXIES: usize = 64;
 
 static PROXIES: AtomicUsize = AtomicUsize::new(0);
 
-/// The proxies of one guest: at most 64 at a time. Clones share the count. A proxy counts until its thread has ended,
-/// also after a reset.
+/// The proxies of one guest: at most 64 at a time. Clones share the count. A proxy counts until its
+/// thread has ended, also after a reset.
 #[derive(Clone, Debug, Default)]
 pub struct ProxyQuota(Arc<AtomicUsize>);
 

@@ -148,8 +148,8 @@ fn has_no_body(head: &RequestHead) -> bool {
     head.framing == BodyFraming::Length(0)
 }
 
-/// The head of a request for the server. A server that leaves a body unread would take it for the next request: the
-/// connection ends with a request that has a body.
+/// The head of a request for the server. A server that leaves a body unread would take it for the
+/// next request: the connection ends with a request that has a body.
 pub(super) fn request_to_sent(
     head: &RequestHead,
     host: &str,

@@ -29,12 +29,12 @@ pub struct HostEntry {
 pub(super) struct EntryReader(Mutex<CountedFd>);
 
 impl HostHandle {
-    /// The next entries of a directory from a position on, `.` and `..` among them: as many as fit in a buffer, none at
-    /// the end. 0 is the beginning, and each entry has the position after it.
+    /// The next entries of a directory from a position on, `.` and `..` among them: as many as fit
+    /// in a buffer, none at the end. 0 is the beginning, and each entry has the position after it.
     ///
     /// # Errors
-    /// [`Refused::NotDirectory`]; [`Refused::Invalid`] for a position that the file system does not have; the host's
-    /// errors.
+    /// [`Refused::NotDirectory`]; [`Refused::Invalid`] for a position that the file system does not
+    /// have; the host's errors.
     pub fn entries(&mut self, from: u64) -> Result<Vec<HostEntry>, Refused> {
         if from > i64::MAX as u64 {
             return Err(Refused::Invalid);

@@ -1,7 +1,7 @@
 //! Names in a granted directory: making, moving and removing them.
 //!
-//! Each function opens the directory of the last name and passes that name alone to the kernel, which follows no link
-//! in its place.
+//! Each function opens the directory of the last name and passes that name alone to the kernel,
+//! which follows no link in its place.
 
 use std::os::fd::OwnedFd;
 
@@ -19,8 +19,8 @@ struct Place<'a> {
 }
 
 impl HostHandle {
-    /// The place of the last name of a path. A path to a directory's own name (`.`, `..`) has none, and is refused with
-    /// `otherwise` by its last name.
+    /// The place of the last name of a path. A path to a directory's own name (`.`, `..`) has none,
+    /// and is refused with `otherwise` by its last name.
     fn place<'a>(
         &self,
         path: &'a [u8],
@@ -46,7 +46,8 @@ impl HostHandle {
     /// Makes an empty directory.
     ///
     /// # Errors
-    /// [`Refused::NotPermitted`] for a path that leads out, or where changes are not granted; the host's errors.
+    /// [`Refused::NotPermitted`] for a path that leads out, or where changes are not granted; the
+    /// host's errors.
     pub fn create_directory(&self, path: &[u8]) -> Result<(), Refused> {
         self.check_writable()?;
         let place = self.place(path, |_| Refused::Exists)?;
@@ -54,7 +55,8 @@ impl HostHandle {
         whole(|| rustix::fs::mkdirat(&place.directory, place.name, mode)).map_err(refused)
     }
 
-    /// Makes a symbolic link. Its target is not checked, because a link that leads out is not followed.
+    /// Makes a symbolic link. Its target is not checked, because a link that leads out is not
+    /// followed.
     ///
     /// # Errors
     /// [`Refused::NotPermitted`] for an absolute target; as [`HostHandle::create_directory`].
@@ -67,16 +69,18 @@ impl HostHandle {
         whole(|| rustix::fs::symlinkat(target, &place.directory, place.name)).map_err(refused)
     }
 
-    /// Gives the file at `old` a further name in another directory or the same. A symbolic link is not followed.
+    /// Gives the file at `old` a further name in another directory or the same. A symbolic link is
+    /// not followed.
     ///
     /// # Errors
-    /// [`Refused::NotPermitted`] for a directory; [`Refused::CrossDevice`]; as [`HostHandle::create_directory`], for both
-    /// directories.
+    /// [`Refused::NotPermitted`] for a directory; [`Refused::CrossDevice`]; as
+    /// [`HostHandle::create_directory`], for both directories.
     pub fn link(&self, old: &[u8], into: &Self, new: &[u8]) -> Result<(), Refused> {
         self.check_writable()?;
         into.check_writable()?;
         if old.ends_with(b"/") {
-            // Only a directory can be meant. The kernel would follow a link here without staying beneath.
+            // Only a directory can be meant. The kernel would follow a link here without staying
+            // beneath.
             resolve(self.top()?, old, OFlags::PATH | OFlags::DIRECTORY).map_err(refused_path)?;
             return Err(Refused::NotPermitted);
         }
@@ -87,7 +91,8 @@ impl HostHandle {
             .map_err(moved)
     }
 
-    /// Moves the file at `old` to the path `new` of another directory or the same, in place of the file there.
+    /// Moves the file at `old` to the path `new` of another directory or the same, in place of the
+    /// file there.
     ///
     /// # Errors
     /// [`Refused::CrossDevice`]; as [`HostHandle::create_directory`], for both directories.

@@ -3,14 +3,15 @@
 /// Zeroes memory that will be used soon.
 ///
 /// # Safety
-/// `start .. start + len` must be mapped and writable, and not be accessed elsewhere during the call.
+/// `start .. start + len` must be mapped and writable, and not be accessed elsewhere during the
+/// call.
 pub(crate) unsafe fn hot(start: *mut u8, len: usize) {
     // SAFETY: the caller promises the range.
     unsafe { std::ptr::write_bytes(start, 0, len) };
 }
 
-/// Zeroes memory. A store past the caches is a mere hint on arm64, so this is the same as [`hot`]. The stores have an
-/// ordinary order: a release that follows them makes the zeroes visible.
+/// Zeroes memory. A store past the caches is a mere hint on arm64, so this is the same as [`hot`].
+/// The stores have an ordinary order: a release that follows them makes the zeroes visible.
 ///
 /// # Safety
 /// As for [`hot`]; both ends must be multiples of 64.

@@ -3,10 +3,11 @@
 /// Zeroes memory that will be used soon, through the caches.
 ///
 /// # Safety
-/// `start .. start + len` must be mapped and writable, and not be accessed elsewhere during the call.
+/// `start .. start + len` must be mapped and writable, and not be accessed elsewhere during the
+/// call.
 pub(crate) unsafe fn hot(start: *mut u8, len: usize) {
-    // SAFETY: the caller promises the range; the instruction writes exactly `len` bytes from `start`
-    // (the direction flag is clear by the calling convention).
+    // SAFETY: the caller promises the range; the instruction writes exactly `len` bytes from
+    // `start` (the direction flag is clear by the calling convention).
     unsafe {
         std::arch::asm!(
             "rep stosb",
@@ -20,29 +21,30 @@ pub(crate) unsafe fn hot(start: *mut u8, len: usize) {
 
 /// Zeroes memory past the caches.
 ///
-/// Streaming stores of 32 bytes where the processor has AVX; those of 16 bytes are half as fast. Without AVX, AMD's
-/// `clzero` is unavailable as well.
+/// Streaming stores of 32 bytes where the processor has AVX; those of 16 bytes are half as fast.
+/// Without AVX, AMD's `clzero` is unavailable as well.
 ///
 /// # Safety
 /// As for [`hot`]; both ends must be multiples of 64.
 pub(crate) unsafe fn cold(start: *mut u8, len: usize) {
     debug_assert!((start as usize).is_multiple_of(64) && len.is_multiple_of(64));
-    // SAFETY: the caller promises the range and its alignment, and each function is called only on a processor that
-    // has its instructions (SSE2 is part of x86-64).
+    // SAFETY: the caller promises the range and its alignment, and each function is called only on
+    // a processor that has its instructions (SSE2 is part of x86-64).
     unsafe {
         if std::arch::is_x86_feature_detected!("avx") {
             stream_wide(start, len);
         } else {
             stream(start, len);
         }
-        // These stores are weakly ordered: a thread that sees the block marked clean must see the zeroes.
+        // These stores are weakly ordered: a thread that sees the block marked clean must see the
+        // zeroes.
         std::arch::x86_64::_mm_sfence();
     }
 }
 
-/// Streaming stores of 32 bytes, but for the first cache line of each 4 KiB, which goes through the caches: with
-/// that the same processor takes 60 ns for 4 KiB instead of 70, and the first touch of a page that follows is
-/// cheaper too.
+/// Streaming stores of 32 bytes, but for the first cache line of each 4 KiB, which goes through the
+/// caches: with that the same processor takes 60 ns for 4 KiB instead of 70, and the first touch of
+/// a page that follows is cheaper too.
 ///
 /// # Safety
 /// As for [`cold`], on a processor with AVX.

@@ -1,8 +1,8 @@
 //! Values of guests as objects of a host language, which an [`ObjectBuilder`] makes.
 //!
-//! Promises: an object is charged to the caller's [`Charge`] before it is made. Nesting ends at [`MAX_DEPTH`]. Each
-//! byte is read once, so the time is in proportion to the bytes, whatever they contain.
-//! May break it: a builder whose objects are larger than its [`Costs`].
+//! Promises: an object is charged to the caller's [`Charge`] before it is made. Nesting ends at
+//! [`MAX_DEPTH`]. Each byte is read once, so the time is in proportion to the bytes, whatever they
+//! contain. May break it: a builder whose objects are larger than its [`Costs`].
 
 mod error;
 mod scalar;
@@ -154,8 +154,9 @@ pub trait ObjectBuilder {
     -> Result<Self::Object, Self::Error>;
 }
 
-/// An object with the answer whether it can be the key of a map or a member of a set. One that contains a map, or a
-/// set that became a list, cannot: a key is converted once, and not at each level above it.
+/// An object with the answer whether it can be the key of a map or a member of a set. One that
+/// contains a map, or a set that became a list, cannot: a key is converted once, and not at each
+/// level above it.
 struct BuiltObject<T> {
     object: T,
     is_key: bool,

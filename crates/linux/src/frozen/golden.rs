@@ -1,9 +1,10 @@
-//! Version 11 of the state, frozen: the kernel state of a guest that was written when the version began is still read, and
-//! written byte for byte as then.
+//! Version 11 of the state, frozen: the kernel state of a guest that was written when the version
+//! began is still read, and written byte for byte as then.
 //!
-//! `tests/golden/state-11.bin.gz` is never written again. A change that makes this test fail needs a new version, a second
-//! golden, and code that still reads this one. `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing. The
-//! guest's memory is not part of it: `crates/store` has goldens of pages.
+//! `tests/golden/state-11.bin.gz` is never written again. A change that makes this test fail needs
+//! a new version, a second golden, and code that still reads this one. `AFRESH_WRITE_GOLDEN=1`
+//! writes a golden that is missing. The guest's memory is not part of it: `crates/store` has
+//! goldens of pages.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -15,7 +16,8 @@ use flate2::write::GzEncoder;
 use super::{ENGINE, Header};
 use crate::program::Program;
 
-/// Waits for a line with files, pipes, a FIFO, processes, handlers, limits, a sleep and a lock open.
+/// Waits for a line with files, pipes, a FIFO, processes, handlers, limits, a sleep and a lock
+/// open.
 const COMMANDS: &str = "umask 027; trap 'echo usr1' USR1; trap '' USR2; ulimit -n 100; \
     mkdir /tmp/d; echo text > /tmp/d/f; ln -s f /tmp/d/l; mkfifo /tmp/p; exec 3< /tmp/d/f 4>> /tmp/d/f 5<> /tmp/p; \
     cd /tmp/d; rm f; sleep 100000 & (sleep 100000 | cat) & \

@@ -1,7 +1,7 @@
 //! Comparing a reset instance with the state that it belongs to.
 //!
-//! Promises: every difference is reported: in the sentry's state, and in registers, mappings and each byte of memory of each
-//! process.
+//! Promises: every difference is reported: in the sentry's state, and in registers, mappings and
+//! each byte of memory of each process.
 
 use crate::error::VerifyError;
 use crate::frozen_state::FrozenState;

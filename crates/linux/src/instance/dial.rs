@@ -5,7 +5,8 @@ use crate::error::CallError;
 use crate::sentry::{ExchangeResult, InboundConnection};
 
 impl Instance {
-    /// Connects to the listener on the program's loopback `port`, in any process; `None` without one.
+    /// Connects to the listener on the program's loopback `port`, in any process; `None` without
+    /// one.
     ///
     /// # Errors
     /// As [`Instance::change_files`].

@@ -1,4 +1,5 @@
-//! Calls whose output is received while the program writes it: all of it, or what is not part of the answer.
+//! Calls whose output is received while the program writes it: all of it, or what is not part of
+//! the answer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,9 +11,10 @@ use crate::error::CallError;
 use crate::sentry::{LogSink, OutputSink, OutputSinks};
 
 impl Instance {
-    /// As [`Instance::call`]. `log` receives output that is not part of the answer when the program writes it: its standard error,
-    /// and the standard output of a program that is called through a port. The program waits while `log` runs. `log` must
-    /// bound what it keeps, as no limit of the call counts it. If the call is repeated in a new process, its output is logged again.
+    /// As [`Instance::call`]. `log` receives output that is not part of the answer when the program
+    /// writes it: its standard error, and the standard output of a program that is called through a
+    /// port. The program waits while `log` runs. `log` must bound what it keeps, as no limit of the
+    /// call counts it. If the call is repeated in a new process, its output is logged again.
     ///
     /// # Errors
     /// As [`Instance::call`].
@@ -53,13 +55,14 @@ impl Instance {
         self.attempt_twice(request, sinks, || heard.load(Ordering::Relaxed)).map(drop)
     }
 
-    /// As [`Instance::call`], but `hear` receives the program's output at once, piece by piece, including its
-    /// messages and its writes to `/dev/host`. The program waits while `hear` runs, and its time passes; `false` ends
-    /// the program. While the program writes nothing, `hear` is called with no bytes, at each
-    /// [interval](crate::Program::poll_interval), to decide whether it may continue.
+    /// As [`Instance::call`], but `hear` receives the program's output at once, piece by piece,
+    /// including its messages and its writes to `/dev/host`. The program waits while `hear` runs,
+    /// and its time passes; `false` ends the program. While the program writes nothing, `hear` is
+    /// called with no bytes, at each [interval](crate::Program::poll_interval), to decide whether
+    /// it may continue.
     ///
-    /// If the program has a [slice](crate::Program::slice) of time, the call ends that long after it is answered,
-    /// even if other threads or processes can run. [`Instance::proceed`] lets them.
+    /// If the program has a [slice](crate::Program::slice) of time, the call ends that long after
+    /// it is answered, even if other threads or processes can run. [`Instance::proceed`] lets them.
     ///
     /// # Errors
     /// As [`Instance::call`]. The pieces so far may be half of an answer then.
@@ -72,8 +75,8 @@ impl Instance {
         self.attempt_heard(Some(request), hear)
     }
 
-    /// Lets the program run without a call, for a slice of time or until all of it waits: its background work. `hear`
-    /// as for [`Instance::call_streaming`].
+    /// Lets the program run without a call, for a slice of time or until all of it waits: its
+    /// background work. `hear` as for [`Instance::call_streaming`].
     ///
     /// # Errors
     /// As [`Instance::call`].

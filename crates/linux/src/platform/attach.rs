@@ -1,4 +1,5 @@
-//! Attaching to a booting process: takes its descriptors, or reports the missing feature of the host.
+//! Attaching to a booting process: takes its descriptors, or reports the missing feature of the
+//! host.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -79,7 +80,8 @@ impl Attached {
     }
 }
 
-/// Why a process that boots has ended: by a signal from outside, or because it lacks what the filter needs.
+/// Why a process that boots has ended: by a signal from outside, or because it lacks what the
+/// filter needs.
 fn ended(born: &mut SpawnedProcess) -> PlatformError {
     match born.wait() {
         Ok(status) if status.signal() == Some(libc::SIGKILL) => PlatformError::Ended(status),

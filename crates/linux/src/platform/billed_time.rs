@@ -1,7 +1,8 @@
 //! CPU time of the processes that run guests, for bills.
 //!
-//! Promises: the time of each process is counted once, on the thread that ran its guest, however the process ends. A
-//! guest process that waits costs nothing. A measurement is one system call for each process that ran.
+//! Promises: the time of each process is counted once, on the thread that ran its guest, however
+//! the process ends. A guest process that waits costs nothing. A measurement is one system call for
+//! each process that ran.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -13,8 +14,8 @@ thread_local! {
     static COUNTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// CPU time of guest processes that this thread has run since the last call. The time of the thread itself, which
-/// serves their system calls, is not part of it.
+/// CPU time of guest processes that this thread has run since the last call. The time of the thread
+/// itself, which serves their system calls, is not part of it.
 #[must_use]
 pub fn take_guest_cpu_time() -> Duration {
     COUNTED.take()

@@ -1,9 +1,10 @@
 //! How a process becomes a guest's: the calls it makes before anything of the guest is in it.
 //!
-//! Only these are not inspected, and the last of them installs the filter. Most are made once, by the zygote
-//! ([`super::zygote`]): its children lack the rights that it has dropped. Before the filter the process drops rights
-//! that it could use if a call ever passed: capabilities, new processes and files by limits, names of files, the
-//! network and signals by Landlock where the kernel has it.
+//! Only these are not inspected, and the last of them installs the filter. Most are made once, by
+//! the zygote ([`super::zygote`]): its children lack the rights that it has dropped. Before the
+//! filter the process drops rights that it could use if a call ever passed: capabilities, new
+//! processes and files by limits, names of files, the network and signals by Landlock where the
+//! kernel has it.
 
 use afresh_memory::ImageFile;
 use afresh_sys::merges_memory;
@@ -19,7 +20,8 @@ use crate::resource_numbers;
 pub(super) const PIECES: usize = 400;
 /// Descriptor of the first image file in the child; the others follow.
 const IMAGE_FILE: u64 = 4;
-/// Maximum files of an image for a new process: with its other descriptors they fit into [`stub::LENT_LEN`].
+/// Maximum files of an image for a new process: with its other descriptors they fit into
+/// [`stub::LENT_LEN`].
 pub(super) const FILES: usize = 8;
 /// Descriptors of a process: initial ones, those for the sentry, and files of its image.
 pub(super) const DESCRIPTORS: u64 = 64;
@@ -73,7 +75,8 @@ impl Calls {
     }
 }
 
-/// Writes the calls with which a forked process receives its message: one byte, with the descriptors.
+/// Writes the calls with which a forked process receives its message: one byte, with the
+/// descriptors.
 fn write_message(control: &mut Control) {
     let parts = stub::CONTROL + stub::MESSAGE_PARTS as u64;
     let header = [0, 0, parts, 1, parts + 64, stub::LENT_LEN as u64, 0];
@@ -85,8 +88,8 @@ fn write_message(control: &mut Control) {
     }
 }
 
-/// Writes the zygote's steps before its first fork. `list` holds its mappings, as the kernel lists them. Returns the
-/// address of the guests' vDSO, in it and all its children; `None` without one.
+/// Writes the zygote's steps before its first fork. `list` holds its mappings, as the kernel lists
+/// them. Returns the address of the guests' vDSO, in it and all its children; `None` without one.
 pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     write_message(control);
     let mut data = Data { control, next: stub::BOOT_DATA };
@@ -102,7 +105,8 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     call(libc::SYS_munmap, &[0, stub::CODE]);
     let behind = stub::CONTROL + stub::CONTROL_LEN as u64;
     call(libc::SYS_munmap, &[behind, stub::ABOVE - behind]);
-    // Until the first return to the guest: an earlier interrupt would find this code instead of guest code.
+    // Until the first return to the guest: an earlier interrupt would find this code instead of
+    // guest code.
     let all = data.words(&[u64::MAX]);
     call(libc::SYS_rt_sigprocmask, &[libc::SIG_SETMASK as u64, all, 0, 8]);
     let stack = data.words(&[stub::SIGNAL_STACK, 0, stub::SIGNAL_STACK_LEN as u64]);
@@ -137,8 +141,8 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     clock.and(vdso::of_guests()).map(|_| stub::VDSO)
 }
 
-/// Writes the steps of a new process. `pieces` are of the files that it is sent, or of none; nothing if it shows no
-/// image.
+/// Writes the steps of a new process. `pieces` are of the files that it is sent, or of none;
+/// nothing if it shows no image.
 pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping], &[&ImageFile])>) {
     let mut data = Data { control, next: stub::BOOT_DATA };
     let mut calls = Calls::default();
@@ -188,8 +192,8 @@ pub(super) fn control_area() -> [u64; 7] {
     [libc::SYS_mmap as u64, area, len, access as u64, shared as u64, stub::CONTROL_FILE, 0]
 }
 
-/// Writes the steps of a child that has its parent's memory, filter and limits. They follow [`control_area`].
-/// Returns them.
+/// Writes the steps of a child that has its parent's memory, filter and limits. They follow
+/// [`control_area`]. Returns them.
 pub(super) fn write_fork(control: &mut Control, receipt: u64) -> Vec<[u64; 7]> {
     let mut calls = Calls::default();
     calls.call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
@@ -210,8 +214,8 @@ fn orders(pieces: &[FileMapping], files: &[&ImageFile]) -> impl Iterator<Item = 
     })
 }
 
-/// Writes the code of a template before its first fork: it maps the pieces, which are parts of the files that it
-/// receives, or anonymous, and listens on the socket that follows them.
+/// Writes the code of a template before its first fork: it maps the pieces, which are parts of the
+/// files that it receives, or anonymous, and listens on the socket that follows them.
 pub(super) fn write_template(control: &mut Control, pieces: &[FileMapping], files: &[&ImageFile]) {
     write_message(control);
     let mut calls = Calls::default();
@@ -224,8 +228,8 @@ pub(super) fn write_template(control: &mut Control, pieces: &[FileMapping], file
     calls.write(control, Continuation::Fork, BOOT_RECEIPT);
 }
 
-/// Moves the kernel's vDSO to a place that is the same in every process, and unmaps the other kernel mappings. Returns
-/// the address of the vDSO; `None` without one.
+/// Moves the kernel's vDSO to a place that is the same in every process, and unmaps the other
+/// kernel mappings. Returns the address of the vDSO; `None` without one.
 fn settle(list: &str) -> (Vec<[u64; 7]>, Option<u64>) {
     let mut clock = vdso::mappings(list);
     let first = clock.iter().map(|(start, ..)| *start).min().unwrap_or_default();
@@ -250,7 +254,8 @@ pub(super) fn has_landlock() -> bool {
     everything_forbidden().is_some()
 }
 
-/// A Landlock ruleset without a rule, for everything that this kernel can forbid; `None` without Landlock.
+/// A Landlock ruleset without a rule, for everything that this kernel can forbid; `None` without
+/// Landlock.
 fn everything_forbidden() -> Option<Vec<u64>> {
     const VERSION: libc::c_long = 1;
     // SAFETY: with this flag the call reads no memory and returns the version.

@@ -68,7 +68,8 @@ impl StubCommands {
         pieces
     }
 
-    /// The bytes that the stub reads: header, calls, copies, input. The stub returns `receipt` once it has executed them.
+    /// The bytes that the stub reads: header, calls, copies, input. The stub returns `receipt` once
+    /// it has executed them.
     pub(super) fn encode(
         &self,
         then: Continuation,

@@ -1,7 +1,8 @@
-//! The control area: memory that the sentry and the stub share, and a page that the guest can only read.
+//! The control area: memory that the sentry and the stub share, and a page that the guest can only
+//! read.
 //!
-//! The guest can write it at any time it runs. So the sentry copies out of it once, and treats the values as ones
-//! that a guest might have put into its registers.
+//! The guest can write it at any time it runs. So the sentry copies out of it once, and treats the
+//! values as ones that a guest might have put into its registers.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -22,8 +23,8 @@ pub(crate) struct Control {
     file: Memfd,
 }
 
-// SAFETY: the mapping belongs to this value alone, is not bound to a thread, and is reached through `&self` and `&mut self` by
-// copies only.
+// SAFETY: the mapping belongs to this value alone, is not bound to a thread, and is reached through
+// `&self` and `&mut self` by copies only.
 unsafe impl Send for Control {}
 
 impl Control {
@@ -59,9 +60,10 @@ impl Control {
     /// Copies `bytes` to `offset`.
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
         assert!(offset <= LEN && bytes.len() <= LEN - offset);
-        // SAFETY: the assertion keeps the range inside the mapping, which is unmapped only when `self` is dropped.
-        // The guest may write the same bytes at the same time: it is another process, so this is no data race within
-        // this program, and any mixture is as good as a value written by the guest afterwards.
+        // SAFETY: the assertion keeps the range inside the mapping, which is unmapped only when
+        // `self` is dropped. The guest may write the same bytes at the same time: it is another
+        // process, so this is no data race within this program, and any mixture is as good as a
+        // value written by the guest afterwards.
         unsafe {
             self.base.add(offset).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len())
         };

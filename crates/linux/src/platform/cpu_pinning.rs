@@ -1,13 +1,14 @@
 //! Sentry and guest on one processor.
 //!
-//! A call costs 6 µs where both are on the same processor, and more than ten times as much across two. The guest is
-//! kept where the sentry is ([`super::Process::follow`]); but a sentry that is woken while another processor is idle
-//! is moved there by the kernel, again and again. So it also stays there while it serves a call.
+//! A call costs 6 µs where both are on the same processor, and more than ten times as much across
+//! two. The guest is kept where the sentry is ([`super::Process::follow`]); but a sentry that is
+//! woken while another processor is idle is moved there by the kernel, again and again. So it also
+//! stays there while it serves a call.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// As long as it lives, the thread that made it stays on the processor that it was on. No thread must be started in
-/// that time: it would stay there permanently.
+/// As long as it lives, the thread that made it stays on the processor that it was on. No thread
+/// must be started in that time: it would stay there permanently.
 #[derive(Debug)]
 pub(crate) struct CpuPinning {
     /// The CPUs that it may use otherwise; `None` if unknown, or for a single CPU.

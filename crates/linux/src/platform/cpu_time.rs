@@ -3,7 +3,8 @@
 use super::process::Process;
 
 impl Process {
-    /// Nanoseconds since the last measurement, which this call renews. `None` without one since the last reset.
+    /// Nanoseconds since the last measurement, which this call renews. `None` without one since the
+    /// last reset.
     pub(crate) fn take_spent(&mut self) -> u64 {
         let Some(used) = self.born.cpu_time() else { return 0 };
         let used = used.as_nanos() as u64;

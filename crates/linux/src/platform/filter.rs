@@ -1,14 +1,16 @@
 //! The seccomp filter of guest processes.
 //!
-//! It lets three calls through by itself, from the stub's page only: `rt_sigreturn`, which changes registers, the
-//! signal mask and the signal stack of the process, and `close` and `close_range`. A process needs none of its
-//! descriptors once it has booted, and has the sentry's files only while the stub executes orders. All else stops.
-//! From the stub's page it becomes a question to the sentry, and one that makes a process ends the process, except
-//! `clone` with the flags that the sentry orders for a fork of the guest. From anywhere else, calls whose answer may
-//! need new registers or maps raise SIGSYS, so that the stub can carry out orders; the others also become questions.
-//! A read is of the former kind if it may be the caller's input, which mostly waits; reads of other files mostly do
-//! not. Calls of other kinds, by `int 0x80` or of x32, fail with ENOSYS everywhere, as on a kernel without them: none
-//! is executed, so none has to end the process.
+//! It lets three calls through by itself, from the stub's page only: `rt_sigreturn`, which changes
+//! registers, the signal mask and the signal stack of the process, and `close` and `close_range`. A
+//! process needs none of its descriptors once it has booted, and has the sentry's files only while
+//! the stub executes orders. All else stops. From the stub's page it becomes a question to the
+//! sentry, and one that makes a process ends the process, except `clone` with the flags that the
+//! sentry orders for a fork of the guest. From anywhere else, calls whose answer may need new
+//! registers or maps raise SIGSYS, so that the stub can carry out orders; the others also become
+//! questions. A read is of the former kind if it may be the caller's input, which mostly waits;
+//! reads of other files mostly do not. Calls of other kinds, by `int 0x80` or of x32, fail with
+//! ENOSYS everywhere, as on a kernel without them: none is executed, so none has to end the
+//! process.
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
@@ -34,7 +36,8 @@ const FIRST_ARGUMENT: u32 = 16;
 /// Descriptors below are those that programs begin with.
 const STREAMS: u32 = 3;
 
-/// Calls at which orders may have to be carried out, or at which a thread of the guest may wait, end, or be given other registers.
+/// Calls at which orders may have to be carried out, or at which a thread of the guest may wait,
+/// end, or be given other registers.
 const ORDERED: [libc::c_long; 45] = [
     libc::SYS_readv,
     libc::SYS_mmap,
@@ -83,8 +86,9 @@ const ORDERED: [libc::c_long; 45] = [
     libc::SYS_set_tid_address,
 ];
 
-/// Calls that make processes or replace programs, and are no orders of the sentry. `clone` with other flags than those
-/// of a fork is treated like them. The limit of processes does not bind root; this does.
+/// Calls that make processes or replace programs, and are no orders of the sentry. `clone` with
+/// other flags than those of a fork is treated like them. The limit of processes does not bind
+/// root; this does.
 const PROCESSES: [libc::c_long; 5] =
     [libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone3, libc::SYS_execve, libc::SYS_execveat];
 

@@ -1,7 +1,7 @@
 //! A stub process that forks on request, and the messages between it and the sentry.
 //!
-//! On a socket it receives a control area, and the other descriptors for its child. It answers with the child's
-//! number. No guest ever runs in it.
+//! On a socket it receives a control area, and the other descriptors for its child. It answers with
+//! the child's number. No guest ever runs in it.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -185,7 +185,8 @@ impl Forker {
         }
     }
 
-    /// Has it fork: a child that carries out the orders in `control`; `lent` are its descriptors for those.
+    /// Has it fork: a child that carries out the orders in `control`; `lent` are its descriptors
+    /// for those.
     pub(super) fn fork(
         &self,
         control: &Control,

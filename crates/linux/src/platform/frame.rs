@@ -144,7 +144,8 @@ mod shared {
 /// Offset of the first frame: anywhere in the stack, since the kernel has put none there yet.
 pub(crate) const START: usize = stub::CONTROL_LEN - 2048;
 
-/// The frame from which a program starts: all other registers, those for vectors too, are as after a reset.
+/// The frame from which a program starts: all other registers, those for vectors too, are as after
+/// a reset.
 pub(crate) fn start(entry: u64, stack: u64) -> Vec<u8> {
     let mut bytes = vec![0; FRAME_LEN];
     let mut put = |offset: usize, word: u64| {

@@ -1,7 +1,8 @@
-//! Properties of this host's kernel and processor that a guest depends on: its clock code, and the form of its signal frames.
+//! Properties of this host's kernel and processor that a guest depends on: its clock code, and the
+//! form of its signal frames.
 //!
-//! A frozen guest has addresses within the kernel's vDSO in its memory, and the processor's whole state in its signal frame. So
-//! it runs only where both are the same.
+//! A frozen guest has addresses within the kernel's vDSO in its memory, and the processor's whole
+//! state in its signal frame. So it runs only where both are the same.
 
 use serde::{Deserialize, Serialize};
 

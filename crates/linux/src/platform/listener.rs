@@ -49,8 +49,9 @@ pub(crate) enum Answer {
     Value(i64),
     /// It is made once more, after the signal that waits for the process.
     Again,
-    /// It is made. Only for calls whose arguments the sentry chose, or has checked and put into effect in the layout: they
-    /// are in the kernel, and the one thread that could change them waits.
+    /// It is made. Only for calls whose arguments the sentry chose, or has checked and put into
+    /// effect in the layout: they are in the kernel, and the one thread that could change them
+    /// waits.
     Made,
 }
 

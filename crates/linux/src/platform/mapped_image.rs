@@ -1,9 +1,11 @@
-//! Maps an image in the guest's process: copy-on-write at the guest's addresses, and read-only in a window for the
-//! stub, as the source of copies.
+//! Maps an image in the guest's process: copy-on-write at the guest's addresses, and read-only in a
+//! window for the stub, as the source of copies.
 //!
-//! The process gets the image's files while it maps them, and keeps none: a file may also contain other images.
+//! The process gets the image's files while it maps them, and keeps none: a file may also contain
+//! other images.
 //!
-//! An image may still be on its way while a process is made that shows it ([`super::pending_content`]). Everything else waits for all of it.
+//! An image may still be on its way while a process is made that shows it
+//! ([`super::pending_content`]). Everything else waits for all of it.
 
 use std::io;
 use std::ops::Range;
@@ -149,8 +151,8 @@ impl MappedImage {
         found.into_iter().take(boot::FILES).map(|(file, _)| file).collect()
     }
 
-    /// All pieces of a guest that starts, and the files that they are of; nothing if content may be missing, or there are more files than a
-    /// process is sent when it begins.
+    /// All pieces of a guest that starts, and the files that they are of; nothing if content may be
+    /// missing, or there are more files than a process is sent when it begins.
     pub(super) fn pieces(
         &self,
         segments: &Segments,
@@ -214,7 +216,8 @@ impl Process {
         self.execute(&StubCommands { calls, ..StubCommands::default() }, Continuation::Ask)
     }
 
-    /// Maps `segments`, which are parts of the image, over the present mappings, and watches the writable ones.
+    /// Maps `segments`, which are parts of the image, over the present mappings, and watches the
+    /// writable ones.
     pub(crate) fn show(
         &mut self,
         image: &MappedImage,
@@ -233,14 +236,16 @@ impl Process {
         writable.into_iter().try_for_each(|segment| self.watch(segment.range()))
     }
 
-    /// Has the window show another image, of `pages` pages, which differs from the one it shows in `runs`.
+    /// Has the window show another image, of `pages` pages, which differs from the one it shows in
+    /// `runs`.
     pub(crate) fn show_window(
         &mut self,
         image: &MappedImage,
         runs: &[PageRange],
         pages: usize,
     ) -> Result<(), PlatformError> {
-        // Pages beyond an image count as zero pages in it, and so are in none of the runs, but not in the window.
+        // Pages beyond an image count as zero pages in it, and so are in none of the runs, but not
+        // in the window.
         let longer = PageRange::new(self.window, pages.saturating_sub(self.window));
         let runs = runs.iter().chain((longer.len > 0).then_some(&longer));
         let pieces: Vec<_> = runs.flat_map(|run| image.window(*run)).collect();

@@ -1,6 +1,8 @@
-//! Room for further mappings in the kernel, so that it cannot refuse a call that a guest makes itself.
+//! Room for further mappings in the kernel, so that it cannot refuse a call that a guest makes
+//! itself.
 //!
-//! Promises: `munmap` and `mprotect` of mapped pages do not fail for want of mappings. Each call makes at most two more.
+//! Promises: `munmap` and `mprotect` of mapped pages do not fail for want of mappings. Each call
+//! makes at most two more.
 
 use std::sync::OnceLock;
 

@@ -9,7 +9,8 @@ use super::PlatformError;
 /// Ranges that the kernel is given at a time (`IOV_MAX`).
 const RANGES: usize = 1024;
 
-/// Copies from ranges of the process (start, length), one after the other; `false` when a part of them cannot be read.
+/// Copies from ranges of the process (start, length), one after the other; `false` when a part of
+/// them cannot be read.
 pub(crate) fn read(
     pid: Pid,
     ranges: &[(u64, usize)],
@@ -20,8 +21,8 @@ pub(crate) fn read(
         let count = left.len().min(RANGES);
         let given = &left.make_contiguous()[..count];
         let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
-        // SAFETY: the local vector is one live, exclusively borrowed slice, at least of the requested size; the
-        // kernel checks the remote ones.
+        // SAFETY: the local vector is one live, exclusively borrowed slice, at least of the
+        // requested size; the kernel checks the remote ones.
         let n = unsafe {
             let (pid, count) = (pid.as_raw_nonzero().get(), count as libc::c_ulong);
             libc::process_vm_readv(pid, &local, 1, given.as_ptr(), count, 0)
@@ -50,7 +51,8 @@ pub(crate) fn write(pid: Pid, address: u64, bytes: &[u8]) -> Result<bool, Platfo
         let rest = &bytes[done..];
         let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
         let remote = remote(address.wrapping_add(done as u64), rest.len());
-        // SAFETY: the kernel only reads the local vector, which is one live slice; it checks the remote one.
+        // SAFETY: the kernel only reads the local vector, which is one live slice; it checks the
+        // remote one.
         let n = unsafe {
             libc::process_vm_writev(pid.as_raw_nonzero().get(), &local, 1, &remote, 1, 0)
         };

@@ -1,11 +1,13 @@
 //! Content that a process shows before it is there: pages of a snapshot that has just been opened.
 //!
-//! The process maps the file that its image is filled into. A page that it touches too early is reported by userfaultfd, fetched
-//! while the guest waits, and found by it in the file when it looks again.
+//! The process maps the file that its image is filled into. A page that it touches too early is
+//! reported by userfaultfd, fetched while the guest waits, and found by it in the file when it
+//! looks again.
 //!
-//! Promises: no guest sees a page before its content is in place. Nor does the kernel put a page of zeros there by
-//! itself: every mapping is registered before anything touches it, and the sentry fetches pages beforehand that it is
-//! about to read or write for the guest, because the kernel refuses accesses that would have to wait.
+//! Promises: no guest sees a page before its content is in place. Nor does the kernel put a page of
+//! zeros there by itself: every mapping is registered before anything touches it, and the sentry
+//! fetches pages beforehand that it is about to read or write for the guest, because the kernel
+//! refuses accesses that would have to wait.
 
 use std::ops::Range;
 
@@ -46,8 +48,8 @@ impl PendingContent {
 }
 
 impl Process {
-    /// Has missing pages of `shown` reported, which has just been mapped: at `files`, where files are; nowhere if none can be
-    /// missing.
+    /// Has missing pages of `shown` reported, which has just been mapped: at `files`, where files
+    /// are; nowhere if none can be missing.
     pub(super) fn await_content(
         &mut self,
         shown: &MappedImage,
@@ -81,7 +83,8 @@ impl Process {
         Ok(())
     }
 
-    /// Waits for missing content of `len` bytes at `address`, which the kernel is about to read or write for the sentry.
+    /// Waits for missing content of `len` bytes at `address`, which the kernel is about to read or
+    /// write for the sentry.
     pub(super) fn bring(&self, address: u64, len: u64) -> Result<(), PlatformError> {
         let Some(coming) = &self.coming else { return Ok(()) };
         let end = address.saturating_add(len).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);

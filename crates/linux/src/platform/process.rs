@@ -33,7 +33,7 @@ use super::write_tracker::WriteTracker;
 use super::zygote;
 use super::{PlatformError, boot, filter, memory, stub};
 
-/// Time limit of an interruption. Only a guest that has forged a frame exceeds it, which costs it its process.
+/// Time limit of an interruption. Only a guest that has forged a frame exceeds it.
 const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
@@ -152,8 +152,9 @@ struct Expected {
 }
 
 impl Process {
-    /// Makes a process in which nothing runs yet: with nothing mapped, or with an image in its segments, whose writable parts
-    /// are watched from the first [`Process::drain`] on. `template` shows that image.
+    /// Makes a process in which nothing runs yet: with nothing mapped, or with an image in its
+    /// segments, whose writable parts are watched from the first [`Process::drain`] on. `template`
+    /// shows that image.
     pub(crate) fn new(
         image: Option<(&MappedImage, &Segments)>,
         template: Option<&Template>,
@@ -179,7 +180,7 @@ impl Process {
             if known && first.len() < boot::PIECES { first.push(piece) } else { rest.push(piece) }
         }
         boot::write_child(&mut control, image.map(|_| (&first[..], &sent[..])));
-        // The boot code maps the files privately and closes them before the guest's first instruction.
+        // The boot code maps the files privately, and closes them before the guest runs.
         let lent = sent.iter().map(|sent| reader(sent)).collect::<Result<Vec<_>, _>>()?;
         let born = zygote::start(&control, &lent)?;
         let mut process = Self::taken_over(born, control, image, &rest, files)?;
@@ -214,8 +215,8 @@ impl Process {
         }
     }
 
-    /// Takes a booting process over: maps the remaining parts of its image (`rest`), and has missing content of
-    /// `files` reported.
+    /// Takes a booting process over: maps the remaining parts of its image (`rest`), and has
+    /// missing content of `files` reported.
     fn taken_over(
         mut born: SpawnedProcess,
         control: Control,
@@ -274,7 +275,7 @@ impl Process {
         }
         self.take_question(&notice)?;
         let [fs, gs, frame, ..] = notice.args;
-        // Where the kernel put the frame of the first signal is where it puts all, the stack being the same.
+        // The kernel puts the frames of all signals there, because the stack is the same.
         let offset = frame.wrapping_sub(stub::CONTROL) as usize;
         let last = stub::CONTROL + frame::LAST_FRAME as u64;
         let inside = (stub::SIGNAL_STACK..=last).contains(&frame);
@@ -283,7 +284,8 @@ impl Process {
         }
         self.frame = Some(offset);
         self.bases = Bases { fs, gs };
-        // The stub blocks all signals and makes no call that traps. An interrupt within it left orders undone.
+        // The stub blocks all signals and makes no call that traps. An interrupt within it left
+        // orders undone.
         if stub::holds(self.register(Register::Rip)) {
             return Err(self.forged("its own code was interrupted"));
         }
@@ -437,7 +439,7 @@ impl Process {
         self.listener.lend(id, file)
     }
 
-    /// Keeps the guest on the processor that the caller is on: across two each call costs ten times as much.
+    /// Keeps the guest on the caller's processor: a call across two costs ten times as much.
     pub(crate) fn follow(&mut self) {
         let core = rustix::thread::sched_getcpu();
         if self.born.core != Some(core) {
@@ -459,7 +461,7 @@ impl Process {
         self.born.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Waits for the stub's question, which must come without an error, and with the receipt of its orders.
+    /// Waits for the stub's question, which must come with the receipt of its orders.
     fn question(&mut self, expected: Expected, deadline: Instant) -> Result<(), PlatformError> {
         let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
         self.check_question(&notice, expected)
@@ -502,7 +504,7 @@ impl Process {
         let call = self.receive_any(deadline, None)?;
         // All other processes of the listener wait for answers.
         if let Some(other) = call.filter(|call| call.pid != self.id()) {
-            // Its call waits, so the PID is its own. It is reaped with its own value, if it has one.
+            // Its call waits, so the PID is its own. A process with its own value is reaped by it.
             if let Some(pid) = other.process() {
                 let _ = kill_process(pid, Signal::KILL);
             }

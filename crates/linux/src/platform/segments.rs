@@ -1,11 +1,11 @@
 //! Segments: the mappings of a guest, and their pages in its image.
 //!
-//! An image counts pages from 0; guest memory is scattered over its address space. Each mapping of a frozen guest is
-//! a segment, with separate pages in the image. A page keeps its number from one checkpoint to the next while it is
-//! mapped, so checkpoints share unchanged pages.
+//! An image counts pages from 0; guest memory is scattered over its address space. Each mapping of
+//! a frozen guest is a segment, with separate pages in the image. A page keeps its number from one
+//! checkpoint to the next while it is mapped, so checkpoints share unchanged pages.
 //!
-//! Promises: segments are sorted, inside the guest's address range, and overlap neither in addresses nor in pages;
-//! segments from a snapshot are checked for that.
+//! Promises: segments are sorted, inside the guest's address range, and overlap neither in
+//! addresses nor in pages; segments from a snapshot are checked for that.
 
 use std::ops::Range;
 
@@ -103,8 +103,8 @@ impl Segments {
         Ok(this)
     }
 
-    /// The segments of `mappings` (start, length, protection; sorted): memory already mapped here keeps its pages,
-    /// the rest gets free ones.
+    /// The segments of `mappings` (start, length, protection; sorted): memory already mapped here
+    /// keeps its pages, the rest gets free ones.
     pub(crate) fn place(&self, mappings: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
         let (mut kept, mut new) = (Vec::new(), Vec::new());
         for (start, len, protection) in mappings {

@@ -1,11 +1,12 @@
 //! The code that runs inside the guest process for the sentry, and its addresses.
 //!
-//! It starts as a program of one page: this code. That process maps a control area, carries out the sentry's orders
-//! there, and is the zygote from then on: for each further control area that it receives, it forks, and the child
-//! carries out the orders in that one (maps, the filter), and requests more. In the child it then is the handler of
-//! SIGSYS, which the filter raises at system calls that need more than an answer: it notifies the sentry, carries out
-//! its orders, wipes them, and returns to the guest by `rt_sigreturn`, which loads every register from the frame that
-//! the sentry has prepared.
+//! It starts as a program of one page: this code. That process maps a control area, carries out the
+//! sentry's orders there, and is the zygote from then on: for each further control area that it
+//! receives, it forks, and the child carries out the orders in that one (maps, the filter), and
+//! requests more. In the child it then is the handler of SIGSYS, which the filter raises at system
+//! calls that need more than an answer: it notifies the sentry, carries out its orders, wipes them,
+//! and returns to the guest by `rt_sigreturn`, which loads every register from the frame that the
+//! sentry has prepared.
 //!
 //! ```text
 //! 0x0000_0001_0000 .. CODE     the guest's, laid out by the sentry
@@ -18,14 +19,15 @@
 //! IMAGE .. ABOVE               the warm image, read-only
 //! ```
 //!
-//! None of it is trusted. The guest may jump anywhere into this code and may write its own orders. It gains only
-//! system calls from this page, and the sentry lets one of those through only if it equals, to the last argument, its
-//! own next order.
+//! None of it is trusted. The guest may jump anywhere into this code and may write its own orders.
+//! It gains only system calls from this page, and the sentry lets one of those through only if it
+//! equals, to the last argument, its own next order.
 //!
-//! A guest can also have the processor interrupt this code, for example by a trap flag that it sets with `rt_sigreturn`: the
-//! kernel then enters the handler at its start, and orders are left undone. So orders carry a receipt, a random word that the
-//! code reads only after the last of them, and returns with its next question. The guest cannot know it: it does not run
-//! between the sentry's write and the wipe.
+//! A guest can also have the processor interrupt this code, for example by a trap flag that it sets
+//! with `rt_sigreturn`: the kernel then enters the handler at its start, and orders are left
+//! undone. So orders carry a receipt, a random word that the code reads only after the last of
+//! them, and returns with its next question. The guest cannot know it: it does not run between the
+//! sentry's write and the wipe.
 
 use std::ops::Range;
 
@@ -77,9 +79,9 @@ pub(crate) const FORKS: u64 = 2;
 /// The system call for requests of the stub (`getppid`, which is never passed on).
 pub(crate) const ASK: i64 = 110;
 
-/// Flags of the calls that fork. A child's parent is the one that its maker has: this process. The kernel writes the
-/// PID of a child to [`CHILD_PID`] before the child runs. No other order has these flags as its first argument: that
-/// is an address, a descriptor or a small number.
+/// Flags of the calls that fork. A child's parent is the one that its maker has: this process. The
+/// kernel writes the PID of a child to [`CHILD_PID`] before the child runs. No other order has
+/// these flags as its first argument: that is an address, a descriptor or a small number.
 pub(crate) const FORK_FLAGS: i32 = libc::CLONE_PARENT | libc::CLONE_PARENT_SETTID | libc::SIGCHLD;
 /// Offset in the control area of the PID of a forked child, behind all orders.
 pub(crate) const CHILD_PID: usize = ORDERS_LEN - 8;
@@ -220,7 +222,8 @@ std::arch::global_asm!(
     "    syscall",
     "    xor r14d, r14d",
     "    jmp 3b",
-    // The zygote reports that it is ready, or the failed step, and later the PID of each child, or the error.
+    // The zygote reports that it is ready, or the failed step, and later the PID of each child, or
+    // the error.
     "20: movabs rbx, {word}",
     "    mov [rbx], r14",
     "21: mov eax, 44",
@@ -257,11 +260,12 @@ std::arch::global_asm!(
     "    jz 22f",
     "    mov [rbx], rax",
     "    jmp 21b",
-    // The child of a fork of the guest, which returns from that call with zero, is like a child of the zygote.
+    // The child of a fork of the guest, which returns from that call with zero, is like a child of
+    // the zygote.
     "24: cmp edi, {clone}",
     "    jne 5b",
-    // It has its parent's descriptors, the listener among them. While it has that, its calls wait for an answer even
-    // if the sentry has ended.
+    // It has its parent's descriptors, the listener among them. While it has that, its calls wait
+    // for an answer even if the sentry has ended.
     "    mov eax, 436",
     "    xor edi, edi",
     "    mov esi, -1",
@@ -335,11 +339,12 @@ pub(crate) fn asked_at() -> u64 {
     CODE + offset_of(&raw const afresh_linux_stub_asked) as u64
 }
 
-/// The code as a program: a static ELF file of one segment, and a second one with the vDSO of guests.
+/// The code as a program: a static ELF file of one segment, and a second one with the vDSO of
+/// guests.
 pub(crate) fn program() -> Vec<u8> {
     let length = offset_of(&raw const afresh_linux_stub_end);
-    // SAFETY: both labels are in the same section of this very assembly, the second after the first, so the bytes between
-    // them are initialised and belong to the program's read-only data.
+    // SAFETY: both labels are in the same section of this very assembly, the second after the
+    // first, so the bytes between them are initialised and belong to the program's read-only data.
     let code = unsafe { std::slice::from_raw_parts(&raw const afresh_linux_stub, length) };
     let entry = CODE + offset_of(&raw const afresh_linux_stub_boot) as u64;
     let vdso = super::vdso::of_guests();

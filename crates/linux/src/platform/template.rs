@@ -1,12 +1,13 @@
 //! Templates: processes that show an image, and that others which show it are forked from.
 //!
-//! Mapping an image takes some hundred calls in each process; a fork copies the result of all. A process still takes
-//! a fault for each page that it touches. A template is made for a state that processes are made from again and
-//! again.
+//! Mapping an image takes some hundred calls in each process; a fork copies the result of all. A
+//! process still takes a fault for each page that it touches. A template is made for a state that
+//! processes are made from again and again.
 //!
-//! Promises: no guest runs in a template, so its children contain no trace of one; at most [`MAX_TEMPLATES`] templates exist;
-//! each is dropped with its state, and belongs to the process that made it: a forked process makes new ones. If a
-//! template cannot be made, or was killed, a process is made without.
+//! Promises: no guest runs in a template, so its children contain no trace of one; at most
+//! [`MAX_TEMPLATES`] templates exist; each is dropped with its state, and belongs to the process
+//! that made it: a forked process makes new ones. If a template cannot be made, or was killed, a
+//! process is made without.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

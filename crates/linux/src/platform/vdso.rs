@@ -1,11 +1,12 @@
 //! The vDSO of guests: the kernel's, with clocks that stand still while a guest is frozen.
 //!
-//! A guest gets a copy of the vDSO. Every function of the copy begins with a jump to the original at
-//! [`stub::CLOCK`], or to code behind the copy. That code adds clock offsets, which the sentry writes to a page that the
-//! guest can only read. It makes no system call itself.
+//! A guest gets a copy of the vDSO. Every function of the copy begins with a jump to the original
+//! at [`stub::CLOCK`], or to code behind the copy. That code adds clock offsets, which the sentry
+//! writes to a page that the guest can only read. It makes no system call itself.
 //!
-//! Promises: a time that is read across a reset is read again, so no clock goes backwards within a call. A vDSO of another
-//! form than expected gives the guest none, and it asks the sentry for the time.
+//! Promises: a time that is read across a reset is read again, so no clock goes backwards within a
+//! call. A vDSO of another form than expected gives the guest none, and it asks the sentry for the
+//! time.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -21,7 +22,8 @@ const PAGE: usize = 4096;
 const JUMP_LEN: usize = 14;
 const NANOS: i64 = 1_000_000_000;
 
-// Words of the page that the guest reads: when the offsets were written, then seconds and nanoseconds of both clocks.
+// Words of the page that the guest reads: when the offsets were written, then seconds and
+// nanoseconds of both clocks.
 const EPOCH: usize = 0;
 const MONOTONIC: usize = 8;
 const BOOT: usize = 24;
@@ -34,7 +36,8 @@ pub(crate) struct ClockOffsets {
 }
 
 impl ClockOffsets {
-    /// The words of the page. The first differs after each change, so that a read across a change is noticed.
+    /// The words of the page. The first differs after each change, so that a read across a change
+    /// is noticed.
     pub(super) fn encode(self) -> [u64; 5] {
         let now = clock_gettime(ClockId::Realtime);
         let epoch = now.tv_sec.wrapping_mul(NANOS).wrapping_add(now.tv_nsec) as u64;
@@ -136,12 +139,13 @@ fn offset_of(label: *const u8) -> usize {
 /// The code behind the copy.
 fn code() -> &'static [u8] {
     let length = offset_of(&raw const afresh_linux_vdso_end);
-    // SAFETY: both labels are in the same section of this very assembly, the second after the first, so the bytes between
-    // them are initialised and belong to the program's read-only data.
+    // SAFETY: both labels are in the same section of this very assembly, the second after the
+    // first, so the bytes between them are initialised and belong to the program's read-only data.
     unsafe { std::slice::from_raw_parts(&raw const afresh_linux_vdso, length) }
 }
 
-/// The kernel's mappings of its vDSO and the data of that: start, length, and whether it is the code.
+/// The kernel's mappings of its vDSO and the data of that: start, length, and whether it is the
+/// code.
 pub(super) fn mappings(list: &str) -> Vec<(u64, u64, bool)> {
     let mut found = Vec::new();
     for line in list.lines() {
@@ -227,8 +231,8 @@ impl<'a> Elf<'a> {
     }
 }
 
-/// The vDSO `kernel`, which is at `place`, with jumps at the start of its functions, and the code behind it. `None` if a
-/// function has no room for that, or the clock is not among them.
+/// The vDSO `kernel`, which is at `place`, with jumps at the start of its functions, and the code
+/// behind it. `None` if a function has no room for that, or the clock is not among them.
 fn patched(kernel: &[u8], place: u64) -> Option<Vec<u8>> {
     let functions = Elf(kernel).functions()?;
     let mut made = kernel.to_vec();

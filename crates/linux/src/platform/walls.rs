@@ -1,4 +1,5 @@
-//! The walls around a guest's process behind the filter, as the kernel reports them for the process that all others are forked from.
+//! The walls around a guest's process behind the filter, as the kernel reports them for the process
+//! that all others are forked from.
 
 use std::fs;
 use std::io;

@@ -1,13 +1,13 @@
 //! Tracks writes of the guest to pages in the image's mappings.
 //!
-//! A page is write-protected until it is written first; that write stops the guest until the sentry has noted the page and
-//! lifted the protection. Pages stay open until they are protected again, so that in the
-//! steady state nothing faults. The kernel refuses its own writes to a protected page on the sentry's behalf, so those are noted
-//! beforehand.
+//! A page is write-protected until it is written first; that write stops the guest until the sentry
+//! has noted the page and lifted the protection. Pages stay open until they are protected again, so
+//! that in the steady state nothing faults. The kernel refuses its own writes to a protected page
+//! on the sentry's behalf, so those are noted beforehand.
 //!
-//! The initial memory of a process needs none of that at first: a written page is a private copy, which the page map
-//! shows. So a process that makes one call pays for no fault but the kernel's own, and is watched from its first
-//! reset on.
+//! The initial memory of a process needs none of that at first: a written page is a private copy,
+//! which the page map shows. So a process that makes one call pays for no fault but the kernel's
+//! own, and is watched from its first reset on.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -116,8 +116,8 @@ impl WriteTracker {
         self.uffd.register(start, len, interest).map_err(refused)
     }
 
-    /// Has missing pages of `ranges` reported, which must just have been mapped. Adjacent mappings are one
-    /// registration: it spans all of them.
+    /// Has missing pages of `ranges` reported, which must just have been mapped. Adjacent mappings
+    /// are one registration: it spans all of them.
     pub(super) fn await_content(
         &mut self,
         ranges: impl IntoIterator<Item = Range<u64>>,
@@ -172,7 +172,8 @@ impl WriteTracker {
         written
     }
 
-    /// Notes written pages, and wakes the guest. Returns the page that it waits for, if one is missing.
+    /// Notes written pages, and wakes the guest. Returns the page that it waits for, if one is
+    /// missing.
     pub(super) fn serve(&mut self) -> Result<Option<u64>, PlatformError> {
         while let Some(event) = self.uffd.next_event().map_err(refused)? {
             if let UffdEvent::Fault { address, write_protected, .. } = event {
@@ -209,8 +210,8 @@ impl WriteTracker {
 }
 
 impl Process {
-    /// Addresses of pages that were written since they were protected and are not reported so far, in order; empty
-    /// for a process that is not tracked.
+    /// Addresses of pages that were written since they were protected and are not reported so far,
+    /// in order; empty for a process that is not tracked.
     pub(crate) fn drain(&mut self) -> Result<Vec<u64>, PlatformError> {
         let Some(track) = &self.track else { return Ok(Vec::new()) };
         for range in track.fresh() {

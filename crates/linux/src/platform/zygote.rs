@@ -1,12 +1,13 @@
 //! The process that guests' processes are forked from.
 //!
-//! It is a stub in which no guest has ever run: it has dropped the rights that a guest process must not have, and
-//! forks on request. Forking a process of five mappings takes a fraction of the time of a new program. Its children
-//! are this process's, and end with it.
+//! It is a stub in which no guest has ever run: it has dropped the rights that a guest process must
+//! not have, and forks on request. Forking a process of five mappings takes a fraction of the time
+//! of a new program. Its children are this process's, and end with it.
 //!
-//! It stays where it was started: its children have the user, the groups and the cgroup that this process had then,
-//! and the zygote's own namespaces, where the host gives it some. When the user or the group is another one, there is
-//! a new zygote. A child that this process forks has another zygote.
+//! It stays where it was started: its children have the user, the groups and the cgroup that this
+//! process had then, and the zygote's own namespaces, where the host gives it some. When the user
+//! or the group is another one, there is a new zygote. A child that this process forks has another
+//! zygote.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -47,7 +48,8 @@ pub fn walls() -> Result<Vec<Wall>, PlatformError> {
     }
 }
 
-/// Has this process make no further process of a guest that lacks one of the [`walls`]. Guests that run already are not ended.
+/// Has this process make no further process of a guest that lacks one of the [`walls`]. Guests that
+/// run already are not ended.
 ///
 /// # Errors
 /// [`PlatformError::Missing`] names the walls that this host lacks, and how to get each.
@@ -56,7 +58,8 @@ pub fn require_walls() -> Result<(), PlatformError> {
     walls::complete(&walls()?)
 }
 
-/// Checks, before another process than the zygote forks one of a guest, that no wall is missing or none is required.
+/// Checks, before another process than the zygote forks one of a guest, that no wall is missing or
+/// none is required.
 ///
 /// # Errors
 /// [`PlatformError::Missing`] as in [`require_walls`].
@@ -89,9 +92,9 @@ pub(super) fn start(
     })
 }
 
-/// Moves this process, which has one thread, into new namespaces: no network, no queues and mounts that others see,
-/// no capabilities outside them. A second wall, should a call ever pass. A host may refuse some of them;
-/// [`walls`](super::walls) reports those.
+/// Moves this process, which has one thread, into new namespaces: no network, no queues and mounts
+/// that others see, no capabilities outside them. A second wall, should a call ever pass. A host
+/// may refuse some of them; [`walls`](super::walls) reports those.
 fn move_apart() {
     let [users, others @ ..] = NAMESPACES.map(|(flag, ..)| flag);
     let all = others.into_iter().fold(users, UnshareFlags::union);
@@ -128,7 +131,8 @@ impl Zygote {
             .stdin(Stdio::from(control.file().try_clone_to_owned().map_err(failed)?))
             .stdout(Stdio::from(theirs))
             .stderr(Stdio::null());
-        // SAFETY: between fork and exec the closure makes system calls alone, and allocates nothing.
+        // SAFETY: between fork and exec the closure makes system calls alone, and allocates
+        // nothing.
         unsafe {
             command.pre_exec(|| {
                 move_apart();
@@ -180,7 +184,8 @@ mod tests {
         if !own.contains("[vdso]") {
             return println!("SKIPPED: this kernel gives programs no clock");
         }
-        // On one CPU the starter of a program continues before the kernel has mapped everything for it.
+        // On one CPU the starter of a program continues before the kernel has mapped everything for
+        // it.
         let _together = CpuPinning::new();
         for _ in 0..20 {
             match Zygote::new() {

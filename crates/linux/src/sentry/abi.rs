@@ -72,7 +72,8 @@ impl StructBuilder {
 /// Maximum bytes of directory entries in one call.
 const MAX_DIRECTORY_BYTES: u64 = 1 << 16;
 
-/// `struct linux_dirent64` or the older `struct linux_dirent`, as many as fit into the buffer of a caller.
+/// `struct linux_dirent64` or the older `struct linux_dirent`, as many as fit into the buffer of a
+/// caller.
 pub(crate) struct DirectoryEntries {
     pub(crate) bytes: StructBuilder,
     limit: usize,
@@ -86,7 +87,8 @@ impl DirectoryEntries {
         Self { bytes: StructBuilder::default(), limit, older }
     }
 
-    /// Appends an entry with its file type, and the position after it. Returns whether there was room.
+    /// Appends an entry with its file type, and the position after it. Returns whether there was
+    /// room.
     ///
     /// # Errors
     /// `EINVAL` if there is no room for the first entry.

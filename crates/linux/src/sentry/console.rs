@@ -1,8 +1,8 @@
 //! The host's side of a run: its input, its signals and its terminal.
 //!
-//! Promises: a guest that waits for the host wakes up when the host has something for it. Input is read only when the guest
-//! reads it, so that the rest stays for the next program of a script. A terminal is a guest terminal: the host writes into its
-//! master, and shows its output.
+//! Promises: a guest that waits for the host wakes up when the host has something for it. Input is
+//! read only when the guest reads it, so that the rest stays for the next program of a script. A
+//! terminal is a guest terminal: the host writes into its master, and shows its output.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -87,7 +87,8 @@ impl HostInput {
     }
 }
 
-/// Sends signals and the terminal size to a run. Usable from any thread; clones control the same run.
+/// Sends signals and the terminal size to a run. Usable from any thread; clones control the same
+/// run.
 #[derive(Clone, Debug)]
 pub struct RunControl(Arc<Controls>);
 
@@ -127,7 +128,8 @@ impl RunControl {
         }
     }
 
-    /// Sets the size of the program's terminal. A new size sends SIGWINCH to the foreground processes.
+    /// Sets the size of the program's terminal. A new size sends SIGWINCH to the foreground
+    /// processes.
     pub fn resize(&self, rows: u16, columns: u16) {
         self.push(Control::Resize([rows, columns]));
     }
@@ -157,7 +159,8 @@ impl RunControl {
         if !self.0.filled.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
-        // A push writes to `wake` under the lock. Without the lock here, an unread write would keep the run awake.
+        // A push writes to `wake` under the lock. Without the lock here, an unread write would keep
+        // the run awake.
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_stopped() {
             let _ = read(&self.0.wake, &mut [0; 8]);
@@ -194,7 +197,8 @@ impl Console {
 }
 
 impl HostTerminal {
-    /// Writes pending host input into the terminal. Returns the signals of typed bytes, with their groups.
+    /// Writes pending host input into the terminal. Returns the signals of typed bytes, with their
+    /// groups.
     fn type_in(&mut self, terminal: &mut Terminal) -> Vec<(u32, i32)> {
         self.looked = Instant::now();
         if !self.ended && self.typed.is_empty() && is_readable(self.input.as_fd()) {
@@ -219,8 +223,9 @@ impl HostTerminal {
 }
 
 impl Kernel {
-    /// Makes a terminal whose master the host has, of `rows` and `columns`: the controlling terminal of the first process, and the
-    /// object of those standard descriptors that `standard` names.
+    /// Makes a terminal whose master the host has, of `rows` and `columns`: the controlling
+    /// terminal of the first process, and the object of those standard descriptors that `standard`
+    /// names.
     pub(crate) fn attach_terminal(
         &mut self,
         standard: [bool; 3],
@@ -332,7 +337,8 @@ impl Sentry {
         self.streams.source.is_some() && self.state.awaits_input()
     }
 
-    /// Waits until the host or a server has something for the guest, or `ends` is readable, for `length` at most.
+    /// Waits until the host or a server has something for the guest, or `ends` is readable, for
+    /// `length` at most.
     pub(crate) fn await_host(&mut self, ends: BorrowedFd<'_>, length: Duration) {
         let wants_input = self.wants_input();
         let Some(console) = &mut self.console else { return };

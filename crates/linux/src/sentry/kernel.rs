@@ -1,4 +1,5 @@
-//! Kernel objects: plain data that is cloned with a frozen guest and compared when a reset is verified.
+//! Kernel objects: plain data that is cloned with a frozen guest and compared when a reset is
+//! verified.
 
 pub(super) mod channels;
 pub(super) mod cpu_time;

@@ -49,8 +49,8 @@ impl Sentry {
         self.state.deliverable(self.state.threads.current_id())
     }
 
-    /// Has the current thread, which waits in the stub, take the signals that it may. `interrupted` is whether it was
-    /// in a call that waited.
+    /// Has the current thread, which waits in the stub, take the signals that it may. `interrupted`
+    /// is whether it was in a call that waited.
     pub(crate) fn take_signals(
         &mut self,
         process: &mut Process,
@@ -88,8 +88,8 @@ impl Sentry {
         Ok(taken)
     }
 
-    /// The handler of `signal` has no stack. As in Linux that is a fault, for which there may be another handler, on
-    /// another stack. How it ends, if so.
+    /// The handler of `signal` has no stack. As in Linux that is a fault, for which there may be
+    /// another handler, on another stack. How it ends, if so.
     pub(in crate::sentry) fn unhandled(
         &mut self,
         process: &mut Process,
@@ -108,7 +108,8 @@ impl Sentry {
         }
     }
 
-    /// The return value of a call that a signal interrupted: an error, or the call restarts after the handler.
+    /// The return value of a call that a signal interrupted: an error, or the call restarts after
+    /// the handler.
     pub(in crate::sentry) fn break_off(
         &mut self,
         process: &mut Process,
@@ -240,7 +241,8 @@ impl Sentry {
         Ok(None)
     }
 
-    /// `rt_sigreturn`: registers, mask and signal stack come from the frame that the stack points behind.
+    /// `rt_sigreturn`: registers, mask and signal stack come from the frame that the stack points
+    /// behind.
     pub(in crate::sentry) fn sys_rt_sigreturn(&mut self, process: &mut Process) -> SyscallResult {
         let at = process.register(Register::Rsp).wrapping_sub(8);
         let bytes = copy_in(process, at, FRAME_LEN)?;
@@ -309,8 +311,9 @@ impl Sentry {
     }
 }
 
-/// Has a handler begin with the vector registers of a new program: no exceptions of floating-point numbers, and nothing in any
-/// register. `vectors` are the present ones, which are at `place` in the frame.
+/// Has a handler begin with the vector registers of a new program: no exceptions of floating-point
+/// numbers, and nothing in any register. `vectors` are the present ones, which are at `place` in
+/// the frame.
 fn clear_vectors(process: &mut Process, place: usize, vectors: &[u8]) {
     let mut state = [0; EXTENDED];
     state[..2].copy_from_slice(&FIRST_CONTROL.to_le_bytes());
@@ -331,7 +334,8 @@ pub(in crate::sentry) fn vectors_offset(frame: &[u8], address: u64) -> Option<us
     (offset >= INFO + INFO_LEN && offset + LEGACY <= frame.len()).then_some(offset)
 }
 
-/// The state of the vector registers in a frame, with the extended state. The guest may have written it.
+/// The state of the vector registers in a frame, with the extended state. The guest may have
+/// written it.
 pub(in crate::sentry) fn vectors(frame: &[u8], address: u64) -> Option<&[u8]> {
     let all = &frame[vectors_offset(frame, address)?..];
     let int = |at: usize| u32::from_le_bytes(all[at..at + 4].try_into().expect("4 bytes"));

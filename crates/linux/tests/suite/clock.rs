@@ -1,4 +1,5 @@
-//! Clocks of a guest: monotonic time and timers stand still while it is frozen, the date and the time since the boot do not.
+//! Clocks of a guest: monotonic time and timers stand still while it is frozen, the date and the
+//! time since the boot do not.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

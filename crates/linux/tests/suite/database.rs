@@ -1,4 +1,5 @@
-//! A database as a guest: PostgreSQL with its processes, their shared memory and their files, warm and pristine for every call.
+//! A database as a guest: PostgreSQL with its processes, their shared memory and their files, warm
+//! and pristine for every call.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -1,4 +1,5 @@
-//! Rules for HTTP requests: unmodified clients of a guest against a server of HTTPS that logs what it is sent.
+//! Rules for HTTP requests: unmodified clients of a guest against a server of HTTPS that logs what
+//! it is sent.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -298,7 +299,8 @@ fn clients_send_only_allowed_requests_and_never_have_the_secret() {
             let found = found.as_str().unwrap_or_default();
             assert!(found.starts_with("HTTP/1.1 40"), "{text:?}: {found}");
         }
-        // Another name in TLS, none, plain HTTP, HTTP/2, another port, another server behind the name.
+        // Another name in TLS, none, plain HTTP, HTTP/2, another port, another server behind the
+        // name.
         let get = "GET /v1/a HTTP/1.1\r\nHost: api.test\r\n\r\n";
         for task in [
             json!(["raw", get, "other.test"]),

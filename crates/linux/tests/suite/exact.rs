@@ -1,5 +1,5 @@
-//! Kinds of behaviour that programs rely on, each checked by the guest itself: data that must not be wrong, what must not end or
-//! starve a guest, and calls that must be there.
+//! Kinds of behaviour that programs rely on, each checked by the guest itself: data that must not
+//! be wrong, what must not end or starve a guest, and calls that must be there.
 
 use crate::common;
 

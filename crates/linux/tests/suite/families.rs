@@ -15,7 +15,8 @@ use afresh_sys::planted::{self, Bug};
 
 const LIMIT: Duration = Duration::from_secs(200);
 
-/// Workers that count their requests, in private memory, and all together in memory that they share.
+/// Workers that count their requests, in private memory, and all together in memory that they
+/// share.
 const WORKERS: &str = r#"
 import mmap, os, signal, sys
 shared = mmap.mmap(-1, 4096)

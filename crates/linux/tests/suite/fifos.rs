@@ -1,4 +1,5 @@
-//! Named pipes: an open waits for its peer, bytes pass through, and a waiting open is part of every state.
+//! Named pipes: an open waits for its peer, bytes pass through, and a waiting open is part of every
+//! state.
 
 use crate::common;
 

@@ -1,5 +1,5 @@
-//! Snapshots from strangers: a state of every kind, changed at random, is refused or runs within its walls. None of
-//! it stops or breaks its reader.
+//! Snapshots from strangers: a state of every kind, changed at random, is refused or runs within
+//! its walls. None of it stops or breaks its reader.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};

@@ -15,7 +15,8 @@ fn check() {
     let Some(mut warm) = common::warm("canary.c", |program| program) else { return };
     let clean = warm.call_pristine(b"look\n").unwrap();
     let id = warm.process_id();
-    // SAFETY: the child uses the allocator, which the C library's fork keeps whole, and nothing that another thread holds.
+    // SAFETY: the child uses the allocator, which the C library's fork keeps whole, and nothing
+    // that another thread holds.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: ends a child that hangs.

@@ -1,4 +1,5 @@
-//! `/dev/afresh/generation`: another number for each run from a frozen state, and the ways in which a program notices.
+//! `/dev/afresh/generation`: another number for each run from a frozen state, and the ways in which
+//! a program notices.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -32,7 +33,8 @@ fn a_program_notices_each_new_generation() {
         for instance in &mut instances {
             instance.reset();
             let generation = instance.generation();
-            // One signal with the descriptor, one edge, readable until it was read; all ways show the same number.
+            // One signal with the descriptor, one edge, readable until it was read; all ways show
+            // the same number.
             let expected = format!("1 1 1 1 0 0 {0:016x} {0:016x} {0:016x}", generation);
             assert_eq!(ask(instance, "look\n", false), expected, "round {round}");
             assert!(generations.insert(generation), "round {round}");

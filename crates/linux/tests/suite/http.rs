@@ -123,7 +123,8 @@ async def main():
 asyncio.run(main())
 "#;
 
-/// The answer is what the server writes to the connection. Its standard output is logged, and so are its errors.
+/// The answer is what the server writes to the connection. Its standard output is logged, and so
+/// are its errors.
 #[test]
 fn the_output_of_a_server_is_logged_and_is_not_part_of_its_answer() {
     let Some(program) = common::python() else { return };

@@ -1,4 +1,5 @@
-//! Sockets and named queues of messages: their results are those of Linux, and they are part of every state.
+//! Sockets and named queues of messages: their results are those of Linux, and they are part of
+//! every state.
 
 use crate::common;
 

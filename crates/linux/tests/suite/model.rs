@@ -1,4 +1,5 @@
-//! Random programs of maps, writes, forks, checkpoints, rollbacks and relatives, against a naive model that copies everything.
+//! Random programs of maps, writes, forks, checkpoints, rollbacks and relatives, against a naive
+//! model that copies everything.
 
 use crate::common;
 

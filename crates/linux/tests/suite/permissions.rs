@@ -1,4 +1,5 @@
-//! Permission bits: those of the owner hold for the guest's one user, and changed ones are part of every state.
+//! Permission bits: those of the owner hold for the guest's one user, and changed ones are part of
+//! every state.
 
 use crate::common;
 

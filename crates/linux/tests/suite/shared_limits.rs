@@ -1,5 +1,5 @@
-//! Shared memory at its limits: pages that no process maps any more count as well while they exist, and so do bytes
-//! of files beyond the limit of storage.
+//! Shared memory at its limits: pages that no process maps any more count as well while they exist,
+//! and so do bytes of files beyond the limit of storage.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -93,7 +93,8 @@ fn a_guest_opens_what_was_granted_and_nothing_else() {
     };
     let Some(none) = opened(Program::new(&path)) else { return };
     assert_eq!(none, "");
-    // A granted link leads to its target; a link in a granted directory leads only to granted files.
+    // A granted link leads to its target; a link in a granted directory leads only to granted
+    // files.
     let directory = Program::new(&path).grant(held).grant(link.parent().unwrap());
     assert_eq!(opened(directory).unwrap(), format!("{}\n", file.display()));
     // Granting the root grants everything except the kernel's files about the host and the sentry.
@@ -125,7 +126,8 @@ fn places(image: &afresh_memory::Image) -> std::collections::HashSet<usize> {
     pages.map(|page| image.page(page).unwrap().as_ptr() as usize).collect()
 }
 
-/// The content of a library is in memory once, however many warm programs have it mapped, and is never copied.
+/// The content of a library is in memory once, however many warm programs have it mapped, and is
+/// never copied.
 #[test]
 fn warm_programs_share_what_their_libraries_hold() {
     let Some(program) = common::python() else { return };

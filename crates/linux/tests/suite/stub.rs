@@ -64,7 +64,8 @@ impl Attack {
     }
 }
 
-/// Attempts of an attack whose next call is late. Only the attack makes it late each time, not a slow machine.
+/// Attempts of an attack whose next call is late. Only the attack makes it late each time, not a
+/// slow machine.
 const ATTEMPTS: u32 = 6;
 
 /// Makes an attack, and calls as the next tenant does.

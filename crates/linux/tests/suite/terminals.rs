@@ -1,4 +1,5 @@
-//! Terminals: lines and signals, jobs, sizes and hanging up, as shells and screen programs use them; and all of it in every state.
+//! Terminals: lines and signals, jobs, sizes and hanging up, as shells and screen programs use
+//! them; and all of it in every state.
 
 use crate::common;
 

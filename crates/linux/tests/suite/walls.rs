@@ -104,7 +104,8 @@ fn hostile_guest() {
     // All its own calls are answered.
     attempt(&mut warm, "0\n").unwrap();
     assert!(warm.stats().unserved.len() > 200, "{:?}", warm.stats().unserved);
-    // Calls from the stub's page, at each of its system call instructions, and its loop with forged orders.
+    // Calls from the stub's page, at each of its system call instructions, and its loop with forged
+    // orders.
     let syscalls = 13;
     for nth in 0..syscalls {
         for mode in (1..=5).chain([23]) {
@@ -197,7 +198,8 @@ fn a_host_that_is_killed_during_a_fork_leaves_no_process() {
     });
 }
 
-/// While pages are still to come, nothing may come in their place: the kernel would put zeros there, for every guest.
+/// While pages are still to come, nothing may come in their place: the kernel would put zeros
+/// there, for every guest.
 #[test]
 fn a_hostile_guest_spoils_no_page_that_is_still_to_come() {
     let Some(path) = common::compiled("hostile.c", &["-static"]) else { return };
@@ -246,7 +248,8 @@ fn descriptors_of_the_sentry_are_not_inherited_by_guests() {
             return;
         }
         for _ in 0..20 {
-            // SAFETY: duplicates a descriptor, one that programs inherit; it stays open until the process ends.
+            // SAFETY: duplicates a descriptor, one that programs inherit; it stays open until the
+            // process ends.
             assert!(unsafe { libc::dup(0) } > 0);
         }
         for _ in 0..50 {
@@ -266,7 +269,8 @@ fn a_forked_process_could_do_little_if_a_call_ever_passed() {
         let Some((guests, _)) = children() else {
             return println!("SKIPPED: this kernel does not report the children of a process");
         };
-        // The first process, a fork of it, three programs, and a blank process. The last program is a fork of that.
+        // The first process, a fork of it, three programs, and a blank process. The last program is
+        // a fork of that.
         assert_eq!(guests.len(), 6);
         for id in guests {
             can_do_little(id);
@@ -277,7 +281,8 @@ fn a_forked_process_could_do_little_if_a_call_ever_passed() {
     });
 }
 
-/// Open files of the first process of a guest. An image's file may hold other images, and a socket leads to the zygote.
+/// Open files of the first process of a guest. An image's file may hold other images, and a socket
+/// leads to the zygote.
 const OPEN_FILES: [&str; 2] = ["anon_inode:[userfaultfd]", "anon_inode:seccomp notify"];
 
 fn can_do_little(id: u32) {
@@ -332,7 +337,8 @@ fn the_zygote_has_nothing_that_a_guest_must_not_have() {
     });
 }
 
-/// Runs a test of this file again, in a user namespace that allows no namespace of one kind. `None` where such a namespace cannot be made.
+/// Runs a test of this file again, in a user namespace that allows no namespace of one kind. `None`
+/// where such a namespace cannot be made.
 fn without_namespaces(test: &str, kind: &str) -> Option<std::process::Output> {
     let mut again = Command::new(std::env::current_exe().unwrap());
     again.args([test, "--exact", "--nocapture"]).env(REFUSED_KIND, kind);
@@ -347,7 +353,8 @@ fn without_namespaces(test: &str, kind: &str) -> Option<std::process::Output> {
         (limit, "0".to_owned()),
     ];
     let refuse = move || {
-        // SAFETY: the calls are made between fork and exec, and allocate nothing; the paths and texts outlive them.
+        // SAFETY: the calls are made between fork and exec, and allocate nothing; the paths and
+        // texts outlive them.
         unsafe {
             if libc::unshare(libc::CLONE_NEWUSER) != 0 {
                 return Err(std::io::Error::last_os_error());

@@ -1,4 +1,5 @@
-//! Watching files (`inotify`): changes are reported in order, and unread events are part of every state.
+//! Watching files (`inotify`): changes are reported in order, and unread events are part of every
+//! state.
 
 use crate::common;
 

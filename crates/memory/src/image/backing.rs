@@ -1,14 +1,14 @@
 //! Storage for the bytes of images: memfds, and packs that many images share.
 //!
-//! The first images of a process get a file each. A process with thousands of images would run out of descriptors
-//! that way. So once [`OWN_FILES`] are alive, the next ones share a pack, and small ones do so at once. A pack is a
-//! file that only this module writes, each range of it exactly once: before it is mapped, or, in packs of images that
-//! are filled lazily, page by page through their inserters. Borrowed content is in files of other owners
-//! ([`super::lent`]).
+//! The first images of a process get a file each. A process with thousands of images would run out
+//! of descriptors that way. So once [`OWN_FILES`] are alive, the next ones share a pack, and small
+//! ones do so at once. A pack is a file that only this module writes, each range of it exactly
+//! once: before it is mapped, or, in packs of images that are filled lazily, page by page through
+//! their inserters. Borrowed content is in files of other owners ([`super::lent`]).
 //!
-//! The file of one image is sealed permanently if it is released only as a whole. A seal also forbids the release of
-//! single pages, so files of derived states have none ([`Release`]). Other processes get descriptors for reading only
-//! ([`super::ImageFile`]).
+//! The file of one image is sealed permanently if it is released only as a whole. A seal also
+//! forbids the release of single pages, so files of derived states have none ([`Release`]). Other
+//! processes get descriptors for reading only ([`super::ImageFile`]).
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -26,8 +26,8 @@ use crate::ImageError;
 /// Backings alive that own their file. With packs of [`PACK_IMAGES`] each, ten thousand images need
 /// about 140 descriptors, well under the usual limit of 1024.
 const OWN_FILES: usize = 100;
-/// Pages of a backing that goes into a pack at once: making a file and sealing it would cost as much as writing
-/// so little.
+/// Pages of a backing that goes into a pack at once: making a file and sealing it would cost as
+/// much as writing so little.
 const MIN_FILE_PAGES: usize = 256;
 /// Backings alive that share one pack.
 const PACK_IMAGES: usize = 256;
@@ -47,13 +47,14 @@ struct Pack {
     closed: AtomicBool,
 }
 
-/// Packs with live backings. A new one is made only while all others are full, so their number follows the number of
-/// live backings, in any order of drops.
+/// Packs with live backings. A new one is made only while all others are full, so their number
+/// follows the number of live backings, in any order of drops.
 #[derive(Default)]
 struct Packs(Mutex<Vec<Weak<Pack>>>);
 
 impl Packs {
-    /// Room for `pages` pages in a pack, from a multiple of `align` on. No other backing ever gets it.
+    /// Room for `pages` pages in a pack, from a multiple of `align` on. No other backing ever gets
+    /// it.
     fn room(&self, pages: usize, align: usize) -> Result<(Arc<Pack>, usize), SysError> {
         let mut packs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         packs.retain(|pack| pack.strong_count() > 0);
@@ -152,8 +153,8 @@ impl fmt::Debug for Backing {
 }
 
 impl Backing {
-    /// Creates a backing with content in the pages `stored`; `write` fills it through the file, at the
-    /// given first page.
+    /// Creates a backing with content in the pages `stored`; `write` fills it through the file, at
+    /// the given first page.
     pub(super) fn create<E: From<SysError>>(
         stored: Vec<PageRange>,
         release: Release,
@@ -180,8 +181,8 @@ impl Backing {
     pub(super) fn unfilled(pages: usize) -> Result<Self, SysError> {
         let view = Reservation::new(pages)?;
         if !claim_own() {
-            // On boundaries of huge pages, so that none ever holds pages of two images: a missing page of one image
-            // must not arrive with a page of another.
+            // On boundaries of huge pages, so that none ever holds pages of two images: a missing
+            // page of one image must not arrive with a page of another.
             let (pack, start) =
                 FILLED_PACKS.get().room(pages.next_multiple_of(HUGE_PAGES), HUGE_PAGES)?;
             let store = Store::Packed { pack, start };
@@ -200,7 +201,8 @@ impl Backing {
         }
     }
 
-    /// A backing over a borrowed file. Pages outside every image may hold anything, so none counts as a hole.
+    /// A backing over a borrowed file. Pages outside every image may hold anything, so none counts
+    /// as a hole.
     pub(super) fn from_lender(lender: Arc<dyn FileOwner>) -> Result<Self, SysError> {
         let pages = lender.part().len;
         let view = Reservation::new(pages)?;
@@ -337,8 +339,8 @@ impl Backing {
         }
     }
 
-    /// Whether a mapping may span `range` of the file, because it holds no content and, where the rest
-    /// is filled lazily, will read as zero.
+    /// Whether a mapping may span `range` of the file, because it holds no content and, where the
+    /// rest is filled lazily, will read as zero.
     pub(crate) fn spans(&self, range: PageRange) -> bool {
         let at = self.stored.partition_point(|run| run.end() <= range.start);
         let hole = self.stored.get(at).is_none_or(|run| run.start >= range.end());
@@ -352,9 +354,9 @@ impl Backing {
         }
     }
 
-    /// The counts of references, where pages may be given back. A process that has forked since gives none back,
-    /// because its child may read them; neither does the child, which could also wait for a lock that another thread
-    /// of its parent held.
+    /// The counts of references, where pages may be given back. A process that has forked since
+    /// gives none back, because its child may read them; neither does the child, which could also
+    /// wait for a lock that another thread of its parent held.
     fn references(&self) -> Option<&References> {
         self.references.as_ref().filter(|_| self.made.is_alone())
     }
@@ -402,7 +404,8 @@ impl Drop for Backing {
             Store::Own(_) => {
                 OWNED.fetch_sub(1, Ordering::Relaxed);
             }
-            // The space is not reused, so an error costs memory until the pack is dropped, never content.
+            // The space is not reused, so an error costs memory until the pack is dropped, never
+            // content.
             Store::Packed { pack, start } if self.made.is_alone() => {
                 pack.give_back(PageRange::new(*start, self.pages));
             }

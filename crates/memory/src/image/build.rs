@@ -114,8 +114,8 @@ impl Image {
         Ok(Image::from_extents(pages, extents))
     }
 
-    /// Reads an image from a file or any other reader, to its end; a last partial page is padded with
-    /// zeros.
+    /// Reads an image from a file or any other reader, to its end; a last partial page is padded
+    /// with zeros.
     ///
     /// # Errors
     /// [`ImageError::Read`] when reading fails or the content exceeds `max_bytes`.
@@ -198,7 +198,8 @@ pub(super) unsafe fn store_nonzero(
     })
 }
 
-/// Stores those of `content` that are not zero: pages by number, ascending, each with where it is read.
+/// Stores those of `content` that are not zero: pages by number, ascending, each with where it is
+/// read.
 ///
 /// # Safety
 /// Every page must be readable at its address and stay unchanged through the call.
@@ -233,8 +234,8 @@ const MAX_RUNS: usize = 256;
 const SMALL_GAP: usize = 16;
 
 /// The smallest gap limit that leaves at most [`MAX_RUNS`] runs: gaps up to it become holes in the
-/// backing, so that the runs on both sides can be mapped as one. A hole takes no memory until a guest
-/// reads it through such a mapping.
+/// backing, so that the runs on both sides can be mapped as one. A hole takes no memory until a
+/// guest reads it through such a mapping.
 pub(super) fn gap_limit(runs: &[PageRange]) -> usize {
     let mut gaps: Vec<usize> = runs.windows(2).map(|w| w[1].start - w[0].end()).collect();
     gaps.sort_unstable();
@@ -245,7 +246,8 @@ pub(super) fn gap_limit(runs: &[PageRange]) -> usize {
     }
 }
 
-/// The places of `runs` in a separate backing: one after the other, except for small gaps between them.
+/// The places of `runs` in a separate backing: one after the other, except for small gaps between
+/// them.
 fn places(runs: &[PageRange]) -> Vec<PageRange> {
     let limit = gap_limit(runs);
     let mut places = Vec::with_capacity(runs.len());
@@ -271,7 +273,8 @@ fn extents(runs: &[PageRange], places: &[PageRange], backing: &Arc<Backing>) -> 
     runs.iter().zip(places).map(extent).collect()
 }
 
-/// Packs `runs` into a new backing. `write` gets those that follow one another there, and the page at which they begin.
+/// Packs `runs` into a new backing. `write` gets those that follow one another there, and the page
+/// at which they begin.
 fn store(
     runs: &[PageRange],
     release: Release,
@@ -297,8 +300,8 @@ fn store(
 /// Pages that are read at a time.
 const BATCH_PAGES: usize = 256;
 
-/// Reads the pages of `runs` through `read` in batches, one run after the other, and passes them to `each`, one run
-/// or a part of one per call.
+/// Reads the pages of `runs` through `read` in batches, one run after the other, and passes them to
+/// `each`, one run or a part of one per call.
 pub(crate) fn read_parts<E>(
     runs: &[PageRange],
     mut read: impl FnMut(&[PageRange], &mut [u8]) -> Result<(), E>,
@@ -335,9 +338,9 @@ pub(crate) fn read_parts<E>(
 }
 
 impl Image {
-    /// This image, of `pages` pages, but for `changed`: of those the pages `stored` hold something, which `read` puts
-    /// into bytes, a few runs after one another at a time. Both are sorted and disjoint, and all of `stored` is in
-    /// `changed`. Shares the rest.
+    /// This image, of `pages` pages, but for `changed`: of those the pages `stored` hold something,
+    /// which `read` puts into bytes, a few runs after one another at a time. Both are sorted and
+    /// disjoint, and all of `stored` is in `changed`. Shares the rest.
     ///
     /// # Errors
     /// As [`ImageBuilder::build`], when the pages violate this, and any error of `read`.

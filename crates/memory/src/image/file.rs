@@ -1,9 +1,11 @@
 //! A run of an image as a part of a file, for mappings in other processes.
 //!
-//! Promises: the file's part never changes during the lifetime of this value or of the image. Descriptors are for
-//! reading only, so no process that receives one can write to the pages of an image through it.
+//! Promises: the file's part never changes during the lifetime of this value or of the image.
+//! Descriptors are for reading only, so no process that receives one can write to the pages of an
+//! image through it.
 //!
-//! May break it: a process with the descriptor that may open `/proc/self/fd` as the owner of the file.
+//! May break it: a process with the descriptor that may open `/proc/self/fd` as the owner of the
+//! file.
 
 use std::os::fd::BorrowedFd;
 
@@ -27,8 +29,8 @@ impl ImageFile {
         self.extent.range
     }
 
-    /// A descriptor of the file, for reading. The file can hold the pages of other images: do not leave it open in an
-    /// untrusted process.
+    /// A descriptor of the file, for reading. The file can hold the pages of other images: do not
+    /// leave it open in an untrusted process.
     ///
     /// # Errors
     /// As [`Memfd::read_only`](afresh_sys::Memfd::read_only).

@@ -1,13 +1,13 @@
 //! How content gets into the file of a lazily filled image.
 //!
-//! Slots map that file while it is filled, and every page in its page cache can be read there by any thread, by the
-//! kernel, and by forked children. So a page enters the page cache whole: it is staged elsewhere, checked, and then
-//! inserted by userfaultfd's COPY, which copies into a private kernel page before it is visible. Nothing ever stores
-//! into the file's memory.
+//! Slots map that file while it is filled, and every page in its page cache can be read there by
+//! any thread, by the kernel, and by forked children. So a page enters the page cache whole: it is
+//! staged elsewhere, checked, and then inserted by userfaultfd's COPY, which copies into a private
+//! kernel page before it is visible. Nothing ever stores into the file's memory.
 //!
-//! Promises: a page that can be seen is whole, and never changes afterwards. While the inserter stands,
-//! the kernel puts no page there by itself: the mapping is registered for missing pages, which also keeps
-//! huge pages from being made over holes.
+//! Promises: a page that can be seen is whole, and never changes afterwards. While the inserter
+//! stands, the kernel puts no page there by itself: the mapping is registered for missing pages,
+//! which also keeps huge pages from being made over holes.
 //!
 //! May break it: nothing outside; the file's descriptor is nowhere else. A page that comes there
 //! some other way is noticed when its own content comes (`EEXIST`), and fails the image.
@@ -86,8 +86,8 @@ impl Arrived {
 pub struct Inserter {
     /// A shared mapping of the whole file.
     memory: Reservation,
-    /// The userfaultfd that `memory` is registered with. Without it the file is not visible elsewhere before it is
-    /// complete, and content is stored into `memory`.
+    /// The userfaultfd that `memory` is registered with. Without it the file is not visible
+    /// elsewhere before it is complete, and content is stored into `memory`.
     uffd: Option<&'static Uffd>,
     arrived: Arc<Arrived>,
     /// Pages that are stored or being stored, a bit each; empty where the kernel reports that.
@@ -110,13 +110,14 @@ impl Inserter {
         memory.advise(all, Advice::DontDump)?;
         backing.leave_out_of_dumps()?;
         let uffd = SIGBUS.get().ok().filter(|uffd| {
-            // Before the first page, so that the kernel inserts none itself. Reading a page too early through the
-            // view is a fault then, and not a page of zeros.
+            // Before the first page, so that the kernel inserts none itself. Reading a page too
+            // early through the view is a fault then, and not a page of zeros.
             let starts = [memory.page_ptr(0), backing.page_ptr(0).cast_mut()];
             let register = |start| uffd.register(start, all.byte_len(), Interest::MISSING);
             let both = starts.into_iter().all(|start| register(start).is_ok());
             if !both {
-                // Pages are stored through the mapping then, which must not report them. Fails where it does not.
+                // Pages are stored through the mapping then, which must not report them. Fails
+                // where it does not.
                 let _ = uffd.unregister(starts[0], all.byte_len());
             }
             both
@@ -151,15 +152,15 @@ impl Inserter {
         self.arrived.has(page)
     }
 
-    /// Puts `content`, whole pages, in place from page `first` on. Each page is put once. May be called in
-    /// a signal handler.
+    /// Puts `content`, whole pages, in place from page `first` on. Each page is put once. May be
+    /// called in a signal handler.
     ///
     /// The content is visible afterwards, so it must be checked before.
     ///
     /// # Errors
-    /// `EEXIST` for a page that is already present, `EINVAL` for pages outside the image or parts of pages, `ESRCH`
-    /// in a child of the process that made the image; otherwise the kernel's error. Pages filled before the error
-    /// stay.
+    /// `EEXIST` for a page that is already present, `EINVAL` for pages outside the image or parts
+    /// of pages, `ESRCH` in a child of the process that made the image; otherwise the kernel's
+    /// error. Pages filled before the error stay.
     pub fn put(&self, first: usize, content: &[u8]) -> Result<(), SysError> {
         let pages = PageRange::new(first, content.len() / PAGE_SIZE);
         let fits = first.checked_add(pages.len).is_some_and(|end| end <= self.pages());
@@ -182,8 +183,8 @@ impl Inserter {
             let (to, from) = unsafe {
                 (self.memory.page_ptr(pages.start).add(done), content.as_ptr().add(done))
             };
-            // SAFETY: `from` is readable for the rest of `content`. The target is a missing part of our own
-            // mapping: the kernel refuses pages that are there.
+            // SAFETY: `from` is readable for the rest of `content`. The target is a missing part of
+            // our own mapping: the kernel refuses pages that are there.
             match unsafe { uffd.copy(to, from, content.len() - done) } {
                 Ok(placed) if placed > 0 => {
                     let new = PageRange::new(pages.start + done / PAGE_SIZE, placed / PAGE_SIZE);
@@ -210,9 +211,9 @@ impl Inserter {
                 return Err(SysError::new(Call::UffdFill, EEXIST));
             }
             let from = bytes.as_ptr();
-            // SAFETY: inside the inserter, and claimed, so there is no other writer of the page. There is no reader
-            // either: slots map the file when it is complete, and the image's own view is read only where a page was
-            // noted, which this one was not yet.
+            // SAFETY: inside the inserter, and claimed, so there is no other writer of the page.
+            // There is no reader either: slots map the file when it is complete, and the image's
+            // own view is read only where a page was noted, which this one was not yet.
             unsafe { self.memory.page_ptr(page).copy_from_nonoverlapping(from, PAGE_SIZE) };
             self.arrived.note(PageRange::new(page, 1));
         }

@@ -53,7 +53,8 @@ impl Image {
         })
     }
 
-    /// An image that keeps the pages `ranges` of this one at their positions, in any order; all others are zero in it.
+    /// An image that keeps the pages `ranges` of this one at their positions, in any order; all
+    /// others are zero in it.
     #[must_use]
     pub fn only(&self, ranges: &[PageRange]) -> Image {
         let mut ranges = ranges.to_vec();
@@ -69,7 +70,8 @@ impl Image {
         Image::from_extents(self.pages(), extents)
     }
 
-    /// The pages `range` as a separate image, which shares the content. Pages past the end are zero.
+    /// The pages `range` as a separate image, which shares the content. Pages past the end are
+    /// zero.
     #[must_use]
     pub fn slice(&self, range: PageRange) -> Image {
         let extents = self

@@ -1,12 +1,13 @@
 //! Images whose content arrives while slots use them already.
 //!
-//! The file behind such an image starts empty, and a [`Filler`] puts pages in place: when a guest touches one that is
-//! missing, when the engine is about to read one, and ahead of both. Every slot of the image shares the arrived
-//! pages, and once all have arrived, the image is like any other.
+//! The file behind such an image starts empty, and a [`Filler`] puts pages in place: when a guest
+//! touches one that is missing, when the engine is about to read one, and ahead of both. Every slot
+//! of the image shares the arrived pages, and once all have arrived, the image is like any other.
 //!
-//! Promises: no page is read before its whole content is in place (see [`Inserter`]). When the filler fails, the
-//! image has failed for good: slots close their memory and refuse use, and every error names the cause. Where the
-//! host has no way to put pages in place under running guests, slots wait for all of them ([`Image::fills_first`]).
+//! Promises: no page is read before its whole content is in place (see [`Inserter`]). When the
+//! filler fails, the image has failed for good: slots close their memory and refuse use, and every
+//! error names the cause. Where the host has no way to put pages in place under running guests,
+//! slots wait for all of them ([`Image::fills_first`]).
 
 use std::sync::Arc;
 
@@ -16,15 +17,19 @@ use super::backing::Filling;
 use super::{Extent, Image, Inserter, build};
 use crate::ImageError;
 
-/// Fetches the content of a lazily filled image and puts it in place, through the inserter it was made with.
+/// Fetches the content of a lazily filled image and puts it in place, through the inserter it was
+/// made with.
 ///
-/// Pages are counted as in the image. Its answer is not trusted: the inserter knows whether a page is in place.
+/// Pages are counted as in the image. Its answer is not trusted: the inserter knows whether a page
+/// is in place.
 pub trait Filler: Send + Sync {
-    /// Returns once `page` is in place, or `false` once it is certain that it will never be. Called in a
-    /// signal handler of the thread that needs it: nothing may be locked that the thread could hold.
+    /// Returns once `page` is in place, or `false` once it is certain that it will never be. Called
+    /// in a signal handler of the thread that needs it: nothing may be locked that the thread could
+    /// hold.
     fn fill_in_handler(&self, page: usize) -> bool;
 
-    /// Returns once all of `pages` is in place, or `false` once it is certain that it will never be.
+    /// Returns once all of `pages` is in place, or `false` once it is certain that it will never
+    /// be.
     fn fill(&self, pages: PageRange) -> bool;
 
     /// Why pages will never come, once that is certain.
@@ -32,8 +37,8 @@ pub trait Filler: Send + Sync {
 }
 
 impl Image {
-    /// An image of `pages` pages. Those in `stored` (in order, disjoint) will be filled in by the filler that `make`
-    /// returns. All others are zero.
+    /// An image of `pages` pages. Those in `stored` (in order, disjoint) will be filled in by the
+    /// filler that `make` returns. All others are zero.
     ///
     /// # Errors
     /// [`ImageError`] when memory or descriptors ran out, and any error of `make`.
@@ -45,7 +50,8 @@ impl Image {
         build::check_sorted(stored, pages)?;
         let stored: Vec<PageRange> = stored.iter().copied().filter(|run| !run.is_empty()).collect();
         let limit = build::gap_limit(&stored);
-        // Ranges that slots map as one: small gaps are filled with zeros rather than split a mapping.
+        // Ranges that slots map as one: small gaps are filled with zeros rather than split a
+        // mapping.
         let mut joined: Vec<PageRange> = Vec::new();
         for run in &stored {
             match joined.last_mut() {
@@ -74,8 +80,8 @@ impl Image {
         self.inner.extents.iter().all(|extent| extent.backing.is_complete())
     }
 
-    /// Whether slots wait until all content is in place, because nothing here can put pages in place
-    /// under running guests.
+    /// Whether slots wait until all content is in place, because nothing here can put pages in
+    /// place under running guests.
     #[must_use]
     pub fn fills_first(&self) -> bool {
         self.inner.extents.iter().any(|extent| extent.backing.fills_first())
@@ -145,8 +151,8 @@ impl Missing {
         self.runs.iter().filter_map(move |run| run.range.intersect(range))
     }
 
-    /// Answers a fault on `page` of the slot, and closes the slot's memory if the page will never be in
-    /// place. Safe in a signal handler.
+    /// Answers a fault on `page` of the slot, and closes the slot's memory if the page will never
+    /// be in place. Safe in a signal handler.
     pub(crate) fn answer(&self, page: usize) -> FaultOutcome {
         let met = self.meet(page);
         if met == FaultOutcome::Closed {
@@ -174,7 +180,8 @@ impl Missing {
         run.backing.answer(run.at + page - run.range.start)
     }
 
-    /// Ends access: nothing may be read as if it were content. The retry raises SIGSEGV, or `EFAULT`.
+    /// Ends access: nothing may be read as if it were content. The retry raises SIGSEGV, or
+    /// `EFAULT`.
     pub(crate) fn close(&self) {
         let all = PageRange::new(self.first, self.capacity);
         // If even that is refused, the missing pages still raise faults.

@@ -1,7 +1,7 @@
 //! Parts of borrowed files as images, without a copy.
 //!
-//! Promises: the lender of a part lives until no image contains any of it, and all images of one part share one view
-//! of it. May break it: a change of lent pages.
+//! Promises: the lender of a part lives until no image contains any of it, and all images of one
+//! part share one view of it. May break it: a change of lent pages.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -30,7 +30,8 @@ impl BorrowedFile {
     /// The pages `range`, counted from the part's first, as an image that shares the file's memory.
     ///
     /// # Safety
-    /// As long as `lender` lives nothing writes these pages, or gives their memory back. Others of the part may be written.
+    /// As long as `lender` lives nothing writes these pages, or gives their memory back. Others of
+    /// the part may be written.
     ///
     /// # Errors
     /// [`ImageError`] when the range is not in the part, or the part cannot be mapped.

@@ -1,9 +1,11 @@
 //! The number of images that refer to each page of a backing.
 //!
-//! A dropped state gives back the pages that no other state refers to, although others of the same file stay.
+//! A dropped state gives back the pages that no other state refers to, although others of the same
+//! file stay.
 //!
-//! Promises: a page whose count falls to zero is referred to by no image, and never will be again: extents are copied
-//! only from images that are alive. Code outside of this crate that maps or reads pages holds their image.
+//! Promises: a page whose count falls to zero is referred to by no image, and never will be again:
+//! extents are copied only from images that are alive. Code outside of this crate that maps or
+//! reads pages holds their image.
 //!
 //! May break it: an [`super::Extent`] that outlives the image that it was taken from.
 

@@ -1,7 +1,8 @@
-//! Origins of pages relative to an earlier image: taken over, perhaps from another position, zero, or stored anew.
+//! Origins of pages relative to an earlier image: taken over, perhaps from another position, zero,
+//! or stored anew.
 //!
-//! The comparison uses the places where pages are stored, so no page is read, and a part of an image that has moved
-//! (the part behind a memory that grew) is found at its old position.
+//! The comparison uses the places where pages are stored, so no page is read, and a part of an
+//! image that has moved (the part behind a memory that grew) is found at its old position.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,7 +31,8 @@ pub enum PageOrigin {
     New {
         /// The pages of this image.
         pages: PageRange,
-        /// The page of the earlier image at the position of the first one, if it exists: most likely its predecessor.
+        /// The page of the earlier image at the position of the first one, if it exists: most
+        /// likely its predecessor.
         was: Option<usize>,
     },
 }
@@ -48,8 +50,8 @@ impl<'a> ExtentsByBacking<'a> {
         Self(places)
     }
 
-    /// The position of page `at` of a backing in the image, and the number of pages that follow it there; or `None`,
-    /// and the number of pages of the backing that are not in the image either.
+    /// The position of page `at` of a backing in the image, and the number of pages that follow it
+    /// there; or `None`, and the number of pages of the backing that are not in the image either.
     fn find(&self, backing: &Arc<Backing>, at: usize) -> (Option<usize>, usize) {
         let Some(extents) = self.0.get(&Arc::as_ptr(backing)) else { return (None, usize::MAX) };
         let index = extents.partition_point(|extent| extent.at + extent.range.len <= at);
@@ -65,8 +67,8 @@ impl<'a> ExtentsByBacking<'a> {
 }
 
 impl Image {
-    /// The origin of each page with regard to an `earlier` image, in order. Costs time in proportion to the number of
-    /// extents, not of pages.
+    /// The origin of each page with regard to an `earlier` image, in order. Costs time in
+    /// proportion to the number of extents, not of pages.
     #[must_use]
     pub fn since(&self, earlier: &Image) -> Vec<PageOrigin> {
         let places = ExtentsByBacking::of(earlier);

@@ -16,21 +16,24 @@ impl Slot {
         if fits || len == 0 { Ok(()) } else { Err(outside) }
     }
 
-    /// Copies bytes of one region out of the slot. In a slot whose image is filled lazily it waits for them.
+    /// Copies bytes of one region out of the slot. In a slot whose image is filled lazily it waits
+    /// for them.
     ///
     /// # Errors
-    /// [`SlotError::OutOfBounds`], [`SlotError::Image`] when bytes will never be there, or a quarantined slot.
+    /// [`SlotError::OutOfBounds`], [`SlotError::Image`] when bytes will never be there, or a
+    /// quarantined slot.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), SlotError> {
         self.check()?;
         self.check_bytes(offset, out.len())?;
         self.fetch(offset, out.len())?;
-        // SAFETY: the bytes are accessible. The copy uses a raw pointer because a guest thread may write them during
-        // the copy, in which case the caller sees some mixture.
+        // SAFETY: the bytes are accessible. The copy uses a raw pointer because a guest thread may
+        // write them during the copy, in which case the caller sees some mixture.
         unsafe { std::ptr::copy(self.base().add(offset), out.as_mut_ptr(), out.len()) };
         Ok(())
     }
 
-    /// Copies bytes into the slot, like a write of the guest: noticed, and undone by the next reset.
+    /// Copies bytes into the slot, like a write of the guest: noticed, and undone by the next
+    /// reset.
     ///
     /// # Errors
     /// As [`Slot::read`].
@@ -38,14 +41,14 @@ impl Slot {
         self.check()?;
         self.check_bytes(offset, bytes.len())?;
         self.fetch(offset, bytes.len())?;
-        // SAFETY: the bytes are accessible and `&mut self` keeps other hosts away; faults on protected
-        // pages are resolved by the tracker.
+        // SAFETY: the bytes are accessible and `&mut self` keeps other hosts away; faults on
+        // protected pages are resolved by the tracker.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.base().add(offset), bytes.len()) };
         Ok(())
     }
 
-    /// Waits until the bytes are in place, in a slot whose image is filled lazily, so that a system call
-    /// may touch them. Costs next to nothing otherwise. Bytes outside the slot are ignored.
+    /// Waits until the bytes are in place, in a slot whose image is filled lazily, so that a system
+    /// call may touch them. Costs next to nothing otherwise. Bytes outside the slot are ignored.
     ///
     /// # Errors
     /// [`SlotError::Image`] when they will never be, or a quarantined slot.
@@ -61,8 +64,8 @@ impl Slot {
         Ok(())
     }
 
-    /// Makes a range writable without a fault, so that a system call may write it under every tracker.
-    /// The next reset restores it.
+    /// Makes a range writable without a fault, so that a system call may write it under every
+    /// tracker. The next reset restores it.
     ///
     /// # Errors
     /// [`SlotError::OutOfBounds`]; any other error quarantines the slot.
@@ -72,8 +75,8 @@ impl Slot {
         self.preload(&[PageRange::covering(offset, len)])
     }
 
-    /// Adds pages to the write set before any write: those that another slot of the same image has learned. They are
-    /// made writable and resident.
+    /// Adds pages to the write set before any write: those that another slot of the same image has
+    /// learned. They are made writable and resident.
     ///
     /// Pages outside the accessible regions are ignored.
     ///

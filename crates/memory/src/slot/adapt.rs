@@ -1,16 +1,17 @@
-//! How a slot adapts: when learning does not pay, when the write set is sampled again, and when memory from growth is
-//! released.
+//! How a slot adapts: when learning does not pay, when the write set is sampled again, and when
+//! memory from growth is released.
 //!
-//! A guest that writes other pages on every run makes a write set grow and fault for nothing; throwing pages away is
-//! cheaper then. Each reset that learned something compares its cost, by the host's calibrated prices, with the cost
-//! of discarding. After a streak of losses the slot discards for a while, then tries again, with longer pauses each
-//! time it fails.
+//! A guest that writes other pages on every run makes a write set grow and fault for nothing;
+//! throwing pages away is cheaper then. Each reset that learned something compares its cost, by the
+//! host's calibrated prices, with the cost of discarding. After a streak of losses the slot
+//! discards for a while, then tries again, with longer pauses each time it fails.
 //!
-//! A guest that turned to lighter work leaves a set that is copied for nothing. A *sample* compares the
-//! whole set with the image; while nothing moves, samples become rare. In between *looks* compare a
-//! few pages each. Looks are paid for by copying: one page for each [`PAGES_A_LOOK`] that were copied,
-//! so a large set is looked at in every reset and notices at once, and a small one costs next to nothing.
-//! A look that finds fewer written pages than expected brings the next sample forward.
+//! A guest that turned to lighter work leaves a set that is copied for nothing. A *sample* compares
+//! the whole set with the image; while nothing moves, samples become rare. In between *looks*
+//! compare a few pages each. Looks are paid for by copying: one page for each [`PAGES_A_LOOK`] that
+//! were copied, so a large set is looked at in every reset and notices at once, and a small one
+//! costs next to nothing. A look that finds fewer written pages than expected brings the next
+//! sample forward.
 
 use crate::CostModel;
 
@@ -22,8 +23,8 @@ const MAX_PAUSE: u32 = 8192;
 /// Resets between two samples of the write set, at first and at most.
 const FIRST_SAMPLE: u32 = 11;
 const MAX_SAMPLE: u32 = 1024;
-/// The maximum while much of the set is in use and found unchanged: shedding that page by page, and learning it
-/// again, costs as much as copying it for some thousand resets.
+/// The maximum while much of the set is in use and found unchanged: shedding that page by page, and
+/// learning it again, costs as much as copying it for some thousand resets.
 const USED_SAMPLE: u32 = 4 * FIRST_SAMPLE;
 /// Pages copied for each page that is looked at.
 const PAGES_A_LOOK: i64 = 128;
@@ -98,8 +99,8 @@ impl Adapt {
         self.pause_left == 0
     }
 
-    /// Counts a reset of a write set of `set` pages, where `learned` were new; `true` when the slot should discard
-    /// from now on.
+    /// Counts a reset of a write set of `set` pages, where `learned` were new; `true` when the slot
+    /// should discard from now on.
     #[inline]
     pub(crate) fn learned(&mut self, set: usize, learned: usize) -> bool {
         if learned == 0 {
@@ -169,9 +170,9 @@ impl Adapt {
         }
     }
 
-    /// Records the result of a sample and plans the next one: soon while pages are about to leave the set (`idle` of
-    /// them were found unchanged twice or more), later while nothing moves, but not much later while many stay only
-    /// because they come back (`used`).
+    /// Records the result of a sample and plans the next one: soon while pages are about to leave
+    /// the set (`idle` of them were found unchanged twice or more), later while nothing moves, but
+    /// not much later while many stay only because they come back (`used`).
     pub(crate) fn sampled(
         &mut self,
         set: usize,
@@ -194,8 +195,8 @@ impl Adapt {
         self.grown_at = resets;
     }
 
-    /// Whether memory that earlier runs grew into has been idle for long enough at reset `resets`. Each release
-    /// doubles the next wait.
+    /// Whether memory that earlier runs grew into has been idle for long enough at reset `resets`.
+    /// Each release doubles the next wait.
     pub(crate) fn growth_idle(&mut self, resets: u64) -> bool {
         let idle = resets.saturating_sub(self.grown_at) >= self.keep_growth;
         if idle {

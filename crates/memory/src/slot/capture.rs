@@ -6,8 +6,9 @@ use super::{Method, Slot};
 use crate::{Image, ImageError};
 
 impl Slot {
-    /// The slot's content as an image, sharing unwritten pages with the present image: a snapshot at the cost of the
-    /// changes (with a tracker), or a full capture (without). The slot keeps its image.
+    /// The slot's content as an image, sharing unwritten pages with the present image: a snapshot
+    /// at the cost of the changes (with a tracker), or a full capture (without). The slot keeps its
+    /// image.
     ///
     /// # Errors
     /// [`ImageError`]; a failure of the tracker quarantines the slot.
@@ -15,19 +16,20 @@ impl Slot {
         Ok(self.capture()?.0)
     }
 
-    /// As [`Slot::freeze`], sharing nothing: the whole content in one separate file, each page copied once. For an
-    /// image that many slots will use.
+    /// As [`Slot::freeze`], sharing nothing: the whole content in one separate file, each page
+    /// copied once. For an image that many slots will use.
     ///
     /// # Errors
     /// As [`Slot::freeze`].
     pub fn freeze_apart(&mut self) -> Result<Image, ImageError> {
         let changed = self.differing()?;
-        // SAFETY: the runs are accessible pages of this slot, and `&mut self` excludes a running guest.
+        // SAFETY: the runs are accessible pages of this slot, and `&mut self` excludes a running
+        // guest.
         unsafe { self.image.derive_apart(self.space.end, &changed, self.base()) }
     }
 
-    /// The pages whose content differs from the image, and those that a growth brought and that are not zero. Costs
-    /// comparing the write set (with a tracker), or everything (without).
+    /// The pages whose content differs from the image, and those that a growth brought and that are
+    /// not zero. Costs comparing the write set (with a tracker), or everything (without).
     ///
     /// # Errors
     /// As [`Slot::freeze`].
@@ -69,7 +71,8 @@ impl Slot {
         if changed.is_empty() && self.space.end == self.image.pages() {
             return Ok((self.image.clone(), changed));
         }
-        // SAFETY: the runs are accessible pages of this slot, and `&mut self` excludes a running guest.
+        // SAFETY: the runs are accessible pages of this slot, and `&mut self` excludes a running
+        // guest.
         let image = unsafe { self.image.derive(self.space.end, &changed, base)? };
         Ok((image, changed))
     }

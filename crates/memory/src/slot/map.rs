@@ -7,8 +7,8 @@ use super::state::{Filling, State};
 use super::{Adapt, Method, Slot};
 use crate::{Image, ImageError, SlotError};
 
-/// Mappings above which an image is compacted before it is placed; the kernel allows a process 65,530
-/// by default.
+/// Mappings above which an image is compacted before it is placed; the kernel allows a process
+/// 65,530 by default.
 const MAX_MAPPINGS: usize = 1024;
 
 impl Slot {
@@ -127,7 +127,8 @@ impl Slot {
         Ok(())
     }
 
-    /// Writes the image's content over `range`, page by page where it is stored and zeros elsewhere.
+    /// Writes the image's content over `range`, page by page where it is stored and zeros
+    /// elsewhere.
     ///
     /// # Safety
     /// The pages must be accessible and writable, and no guest may run.

@@ -106,8 +106,8 @@ impl Slot {
                     if let Next::Look(pages) = next {
                         self.look(pages)?;
                     }
-                    // SAFETY: the set holds accessible pages of this slot, opened for writing when they were learned;
-                    // `&mut self` and the caller's promise exclude other users.
+                    // SAFETY: the set holds accessible pages of this slot, opened for writing when
+                    // they were learned; `&mut self` and the caller's promise exclude other users.
                     unsafe { self.write_set.copy_back() };
                 }
                 let restored = self.write_set.len();
@@ -137,7 +137,8 @@ impl Slot {
         Ok(learned)
     }
 
-    /// Compares a few pages of the set with the image, and releases memory that no run has grown into for long.
+    /// Compares a few pages of the set with the image, and releases memory that no run has grown
+    /// into for long.
     #[cold]
     fn look(&mut self, pages: usize) -> Result<(), ResetError> {
         let (base, initial_end) = (self.base(), self.space.initial_end());
@@ -148,8 +149,8 @@ impl Slot {
         self.release_growth()
     }
 
-    /// Compares the whole set with the image, restores the differences, and sheds idle pages. Their private copies
-    /// are released.
+    /// Compares the whole set with the image, restores the differences, and sheds idle pages. Their
+    /// private copies are released.
     #[cold]
     fn sample(&mut self) -> Result<(), ResetError> {
         let set = self.write_set.len();
@@ -181,8 +182,8 @@ impl Slot {
         Ok(())
     }
 
-    /// Gives back the memory beyond the initial end, which is hidden, once no run has grown into it for long.
-    /// The next growth finds the slot as if it had never grown.
+    /// Gives back the memory beyond the initial end, which is hidden, once no run has grown into it
+    /// for long. The next growth finds the slot as if it had never grown.
     fn release_growth(&mut self) -> Result<(), ResetError> {
         let from = self.space.initial_end();
         let unused = self.space.high_water > from && self.space.end == from;
@@ -280,7 +281,8 @@ impl Slot {
         match &mut self.method {
             Method::WriteSet(tracker) if tracker.survives_hiding() => {
                 let end = self.space.memory.page_ptr(self.space.first + self.space.end);
-                // SAFETY: the grown pages are accessible until they are hidden below; no guest runs.
+                // SAFETY: the grown pages are accessible until they are hidden below; no guest
+                // runs.
                 unsafe { self.write_set.copy_back_grown(end) };
             }
             Method::Reprotect(_) => {}
@@ -313,8 +315,9 @@ impl Slot {
         let mut restored = 0;
         let written = planted::but_last(Bug::Scan, &self.written);
         for page in written.iter().flat_map(|r| r.start..r.end()) {
-            // SAFETY: the tracker reports pages of this slot that were written, so they are accessible
-            // unless they were hidden since, which happens only after they were restored and armed.
+            // SAFETY: the tracker reports pages of this slot that were written, so they are
+            // accessible unless they were hidden since, which happens only after they were restored
+            // and armed.
             unsafe { restore_if_changed(&self.image, page, base.add(page * PAGE_SIZE)) };
             restored += 1;
         }

@@ -1,17 +1,19 @@
-//! Missing pages of a lazily filled image in slots that a virtual machine runs on: threads of the process
-//! answer for them.
+//! Missing pages of a lazily filled image in slots that a virtual machine runs on: threads of the
+//! process answer for them.
 //!
-//! KVM touches a guest's memory in the kernel, where no signal can be answered. A userfaultfd with events lets KVM
-//! sleep instead, and host code that touches the memory as well, until a thread has filled the page. It needs
-//! privilege ([`afresh_sys::Feature::UffdKernel`]); without it the image is filled first.
+//! KVM touches a guest's memory in the kernel, where no signal can be answered. A userfaultfd with
+//! events lets KVM sleep instead, and host code that touches the memory as well, until a thread has
+//! filled the page. It needs privilege ([`afresh_sys::Feature::UffdKernel`]); without it the image
+//! is filled first.
 //!
-//! One thread at a time leads: it takes the next fault, makes another thread lead, and answers the fault itself. At
-//! most [`PER_IMAGE`] threads handle faults of one image; its further faults wait in a queue, so a slow source delays
-//! only its own guests.
+//! One thread at a time leads: it takes the next fault, makes another thread lead, and answers the
+//! fault itself. At most [`PER_IMAGE`] threads handle faults of one image; its further faults wait
+//! in a queue, so a slow source delays only its own guests.
 //!
-//! Promises: an access to a missing page continues only when its content is in place; when it will never be, the
-//! slot's memory is closed and KVM gets `EFAULT`. May break it: more images with slow sources at the same time than
-//! [`THREADS`] can answer for; then all wait for the first of them, until its time is up.
+//! Promises: an access to a missing page continues only when its content is in place; when it will
+//! never be, the slot's memory is closed and KVM gets `EFAULT`. May break it: more images with slow
+//! sources at the same time than [`THREADS`] can answer for; then all wait for the first of them,
+//! until its time is up.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -137,8 +139,8 @@ impl Entry {
 }
 
 impl Server {
-    /// The server of this process, started when it is first needed. A child of a fork has no thread of its parent,
-    /// and starts a new one.
+    /// The server of this process, started when it is first needed. A child of a fork has no thread
+    /// of its parent, and starts a new one.
     fn get() -> Result<&'static Self, SysError> {
         static STARTED: Mutex<Option<&'static Server>> = Mutex::new(None);
         let mut started = lock(&STARTED);
@@ -203,7 +205,8 @@ impl Server {
         }
     }
 
-    /// Takes faults until one is for this thread; another thread leads then. `None` when faults can be taken no more.
+    /// Takes faults until one is for this thread; another thread leads then. `None` when faults can
+    /// be taken no more.
     fn lead(&'static self) -> Option<Fault> {
         loop {
             self.uffd.wait().ok()?;
@@ -282,7 +285,8 @@ impl Served {
         let first = entry.missing.address(0) as usize;
         lock(&server.slots).insert(first, entry.clone());
         let mut this = Self { server, entry, parts: Vec::new() };
-        // Registered before the check: a server that gives up closes this slot too, or is seen here.
+        // Registered before the check: a server that gives up closes this slot too, or is seen
+        // here.
         if server.ended.load(Ordering::SeqCst) {
             return Err(SysError::new(Call::UffdRead, EIO));
         }
@@ -308,7 +312,8 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // In the child of a fork the descriptor still refers to the parent's memory, whose pages are still missing.
+        // In the child of a fork the descriptor still refers to the parent's memory, whose pages
+        // are still missing.
         if self.server.generation != fork::generation() {
             return;
         }
@@ -323,8 +328,8 @@ impl Drop for Served {
 }
 
 impl Slot {
-    /// Makes the thread handle missing pages of the image just placed, or, if there is no such thread, waits for all
-    /// of them.
+    /// Makes the thread handle missing pages of the image just placed, or, if there is no such
+    /// thread, waits for all of them.
     pub(super) fn serve(&mut self) -> Result<(), SlotError> {
         let features = self.config.features.as_ref().unwrap_or_else(|| Features::host());
         let missing =

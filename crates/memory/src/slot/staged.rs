@@ -1,18 +1,18 @@
 //! Zero memory from a stock instead of from faults, and its later use.
 //!
 //! Where a slot comes by whole 2 MiB of zero memory, by growth or at its creation, a stock may move
-//! resident huge pages there. Such a one is watched as a whole: it is write-protected by one entry of
-//! the page table, and its first write opens, and reports, all of it. So a dense writer takes one
-//! signal in 512 pages and no fault.
+//! resident huge pages there. Such a one is watched as a whole: it is write-protected by one entry
+//! of the page table, and its first write opens, and reports, all of it. So a dense writer takes
+//! one signal in 512 pages and no fault.
 //!
-//! The first reset after that judges each huge page. One in which at least an eighth of the pages were written stays,
-//! as part of the write set, and is still a huge page: from then on growing costs one change of protection and
-//! resetting one `memset`. Any other huge page is released; its pages come from ordinary faults, and are watched one
-//! by one.
+//! The first reset after that judges each huge page. One in which at least an eighth of the pages
+//! were written stays, as part of the write set, and is still a huge page: from then on growing
+//! costs one change of protection and resetting one `memset`. Any other huge page is released; its
+//! pages come from ordinary faults, and are watched one by one.
 //!
-//! Promises: a slot holds memory beyond its guest's touched pages only until its first reset after a growth, and at
-//! most eight times the written pages from then on. May break it: nothing that a guest does; the judgement decides
-//! which memory is kept, never which is restored.
+//! Promises: a slot holds memory beyond its guest's touched pages only until its first reset after
+//! a growth, and at most eight times the written pages from then on. May break it: nothing that a
+//! guest does; the judgement decides which memory is kept, never which is restored.
 
 use afresh_sys::{HUGE_PAGES, PAGE_SIZE, PageRange, Protection, SysError};
 
@@ -34,8 +34,8 @@ impl Slot {
         PageRange::new(start, end.saturating_sub(base + start))
     }
 
-    /// Whether huge pages pay: the tracker must keep them while they are hidden, or they would be staged
-    /// and thrown away by every run.
+    /// Whether huge pages pay: the tracker must keep them while they are hidden, or they would be
+    /// staged and thrown away by every run.
     fn takes_huge_pages(&self) -> bool {
         match &self.method {
             Method::WriteSet(tracker) => tracker.watches_huge_pages() && !self.adapt.discarding(),
@@ -43,8 +43,8 @@ impl Slot {
         }
     }
 
-    /// Fills pages that the slot has just gained, which are accessible, untouched and not yet watched,
-    /// from the stock. Returns the huge pages filled, which are as yet unwatched too.
+    /// Fills pages that the slot has just gained, which are accessible, untouched and not yet
+    /// watched, from the stock. Returns the huge pages filled, which are as yet unwatched too.
     pub(super) fn stage_growth(&mut self, range: PageRange) -> Result<PageRange, SysError> {
         let none = PageRange::new(range.start, 0);
         let Some(stock) = self.config.stock.clone() else { return Ok(none) };
@@ -104,8 +104,8 @@ impl Slot {
         }
     }
 
-    /// Blocks of `range`, which a run is growing into again, that proved dense while they consisted of small pages,
-    /// because the stock was empty at the time: the stock is queried again.
+    /// Blocks of `range`, which a run is growing into again, that proved dense while they consisted
+    /// of small pages, because the stock was empty at the time: the stock is queried again.
     pub(super) fn restage(&mut self, range: PageRange) -> Result<(), SlotError> {
         if self.config.stock.is_none() || !self.takes_huge_pages() {
             return Ok(());
@@ -134,9 +134,9 @@ impl Slot {
         Ok(())
     }
 
-    /// Keeps the huge pages that the run wrote densely and throws the others away. Must come after the written pages
-    /// have been learned, and before anything is copied back. Returns how many pages of the write set were in staged
-    /// huge pages.
+    /// Keeps the huge pages that the run wrote densely and throws the others away. Must come after
+    /// the written pages have been learned, and before anything is copied back. Returns how many
+    /// pages of the write set were in staged huge pages.
     #[cold]
     pub(super) fn settle_staged(&mut self) -> Result<usize, ResetError> {
         let (mut learned, mut used) = (0, 0);
@@ -148,7 +148,8 @@ impl Slot {
             }
             let touched = self.write_set.count_in(huge);
             learned += touched;
-            // While the mappings show another image than the slot's, a page must not be thrown away.
+            // While the mappings show another image than the slot's, a page must not be thrown
+            // away.
             let keep = self.stale() || self.written_densely(huge, touched);
             if keep {
                 used += HUGE_PAGES;
@@ -161,8 +162,8 @@ impl Slot {
             }
         }
         for range in &wasted {
-            // Mapped anew rather than discarded, so that faults bring small pages and the mapping joins
-            // its neighbours.
+            // Mapped anew rather than discarded, so that faults bring small pages and the mapping
+            // joins its neighbours.
             self.space.clear(*range, Protection::ReadWrite)?;
             self.write_set.forget(*range);
             if let Method::WriteSet(tracker) = &mut self.method {
@@ -189,8 +190,8 @@ impl Slot {
         }
         let mut needed = HUGE_PAGES / STRIDE / DENSE;
         for page in (huge.start..huge.end()).step_by(STRIDE) {
-            // SAFETY: a staged huge page is accessible until the reset that judges it hides it, and the caller
-            // promises that no guest runs.
+            // SAFETY: a staged huge page is accessible until the reset that judges it hides it, and
+            // the caller promises that no guest runs.
             let live =
                 unsafe { std::slice::from_raw_parts(self.base().add(page * PAGE_SIZE), PAGE_SIZE) };
             if !crate::image::is_zero(live) {

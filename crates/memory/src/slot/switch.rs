@@ -1,10 +1,11 @@
-//! Moving a slot to a related image by touching only the differing pages, and taking its present content as its
-//! image.
+//! Moving a slot to a related image by touching only the differing pages, and taking its present
+//! content as its image.
 //!
-//! Promises: afterwards the slot equals the new image and returns to it. The pages that differ are copied and stay in
-//! the write set. The mappings below still show the old image, and must stay covered: until that changes the slot is
-//! `stale`, and code that would discard private pages maps the new image instead. A page whose bytes are the same in
-//! both may still be the old image's, so the slot holds that image until its mappings show another.
+//! Promises: afterwards the slot equals the new image and returns to it. The pages that differ are
+//! copied and stay in the write set. The mappings below still show the old image, and must stay
+//! covered: until that changes the slot is `stale`, and code that would discard private pages maps
+//! the new image instead. A page whose bytes are the same in both may still be the old image's, so
+//! the slot holds that image until its mappings show another.
 
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, Protection};
@@ -13,10 +14,11 @@ use super::{Method, Slot};
 use crate::{Image, ImageError, ResetError, SlotError, TrackError};
 
 impl Slot {
-    /// Puts a related image into the slot: like [`Slot::set_image`], at the cost of the pages that differ
-    /// between the images and of those that were written since the last reset. A slot of one region gets
-    /// the length of the image; several regions stay as they are. Returns how many pages were looked at;
-    /// where copying is not possible or not worthwhile the image is mapped anew, and the answer is 0.
+    /// Puts a related image into the slot: like [`Slot::set_image`], at the cost of the pages that
+    /// differ between the images and of those that were written since the last reset. A slot of one
+    /// region gets the length of the image; several regions stay as they are. Returns how many
+    /// pages were looked at; where copying is not possible or not worthwhile the image is mapped
+    /// anew, and the answer is 0.
     ///
     /// No guest may run until it returns.
     ///
@@ -100,8 +102,8 @@ impl Slot {
             self.write_set.runs().into_iter().try_for_each(|run| self.image.resolve(run))?;
         }
         let (base, end) = (self.base(), self.space.end);
-        // SAFETY: every page of the set below `end` is accessible and was opened for writing when it was
-        // learned; the caller promises that no guest runs.
+        // SAFETY: every page of the set below `end` is accessible and was opened for writing when
+        // it was learned; the caller promises that no guest runs.
         let found = unsafe { self.write_set.sample(&self.image, base, target, end) };
         let crowd = self.write_set.disperse();
         for shed in [&found.shed, &crowd] {
@@ -114,8 +116,8 @@ impl Slot {
         Ok(looked_at)
     }
 
-    /// Protects pages that left the write set; they equal the image. While the mappings show another image
-    /// than the slot's, they must not be thrown away.
+    /// Protects pages that left the write set; they equal the image. While the mappings show
+    /// another image than the slot's, they must not be thrown away.
     fn watch_again(&mut self, shed: &[PageRange]) -> Result<(), TrackError> {
         self.stats.shed += shed.iter().map(|range| range.len as u64).sum::<u64>();
         match &mut self.method {
@@ -141,10 +143,10 @@ impl Slot {
         Ok(())
     }
 
-    /// Makes the present content the image that the slot returns to, its present size included, and returns it.
-    /// Stores the pages that changed since the image before, which it shares the rest with; copies nothing back.
-    /// Pages that have not been written for some checkpoints are watched again, so that the next costs only its
-    /// changes.
+    /// Makes the present content the image that the slot returns to, its present size included, and
+    /// returns it. Stores the pages that changed since the image before, which it shares the rest
+    /// with; copies nothing back. Pages that have not been written for some checkpoints are watched
+    /// again, so that the next costs only its changes.
     ///
     /// # Errors
     /// As [`Slot::freeze`]; the slot keeps its image then.

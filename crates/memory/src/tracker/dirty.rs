@@ -1,12 +1,14 @@
 //! A set of dirty pages that fault handlers fill and a reset empties.
 //!
-//! Two levels of bits: one a page, and one a word of pages, so that emptying costs time in proportion to the entries
-//! of the set, not to the slot's capacity. A flag makes the common case, an empty set, one load. Marking is lock-free
-//! and allocates nothing, so it may run in a signal handler, in several threads at once.
+//! Two levels of bits: one a page, and one a word of pages, so that emptying costs time in
+//! proportion to the entries of the set, not to the slot's capacity. A flag makes the common case,
+//! an empty set, one load. Marking is lock-free and allocates nothing, so it may run in a signal
+//! handler, in several threads at once.
 //!
-//! Memory ordering: the levels are stored from the pages up and loaded from the flag down, each store of an upper
-//! level a release and each load of one an acquire. A thread that finds a bit of an upper level thus finds the page
-//! below it. A page that is marked while the set is emptied is in this list or in the next one.
+//! Memory ordering: the levels are stored from the pages up and loaded from the flag down, each
+//! store of an upper level a release and each load of one an acquire. A thread that finds a bit of
+//! an upper level thus finds the page below it. A page that is marked while the set is emptied is
+//! in this list or in the next one.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,8 +27,9 @@ pub struct DirtyPages {
     pages: usize,
 }
 
-/// A word for every 64 pages. A slot of 4 GiB needs 128 KiB, mostly unused, so a large array is a separate mapping.
-/// The allocator would return memory with earlier uses, and make all of it resident by zeroing it.
+/// A word for every 64 pages. A slot of 4 GiB needs 128 KiB, mostly unused, so a large array is a
+/// separate mapping. The allocator would return memory with earlier uses, and make all of it
+/// resident by zeroing it.
 #[derive(Debug)]
 enum Words {
     Small(Box<[AtomicU64]>),
@@ -60,9 +63,9 @@ impl Deref for Words {
     fn deref(&self) -> &[AtomicU64] {
         match self {
             Words::Small(words) => words,
-            // SAFETY: `zeroed` made the first `len` words of the reservation accessible. They hold zeros, a valid
-            // value, until these references write others. It is aligned to pages, belongs to `self`, and nothing else
-            // knows where it is.
+            // SAFETY: `zeroed` made the first `len` words of the reservation accessible. They hold
+            // zeros, a valid value, until these references write others. It is aligned to pages,
+            // belongs to `self`, and nothing else knows where it is.
             Words::Large(memory, len) => unsafe {
                 std::slice::from_raw_parts(memory.base().cast::<AtomicU64>().as_ptr(), *len)
             },
@@ -104,7 +107,8 @@ impl DirtyPages {
             && self.words[page / BITS].load(Ordering::Relaxed) & (1 << (page % BITS)) != 0
     }
 
-    /// The longest run of the set around `page`, which is in it; at most `limit` pages to each side.
+    /// The longest run of the set around `page`, which is in it; at most `limit` pages to each
+    /// side.
     #[must_use]
     pub fn run_around(&self, page: usize, limit: usize) -> PageRange {
         let (mut start, mut end) = (page, page + 1);

@@ -1,9 +1,10 @@
 //! mprotect answered by SIGSEGV in the writing thread: works on every Linux, in any container.
 //!
-//! Each run of open pages splits a mapping, and the kernel limits the mappings of a process (`vm.max_map_count`,
-//! 65,530 by default). So the trackers of a process share a budget of runs, a part of it each. The more of its part a
-//! slot has open *now*, the larger the blocks that one fault opens; a slot that has more than its part when it is
-//! drained closes gaps between its runs. A scattered writer costs copying then, not mappings.
+//! Each run of open pages splits a mapping, and the kernel limits the mappings of a process
+//! (`vm.max_map_count`, 65,530 by default). So the trackers of a process share a budget of runs, a
+//! part of it each. The more of its part a slot has open *now*, the larger the blocks that one
+//! fault opens; a slot that has more than its part when it is drained closes gaps between its runs.
+//! A scattered writer costs copying then, not mappings.
 //!
 //! May break it: as with SIGBUS, a system call that writes a protected page fails with `EFAULT`.
 
@@ -25,8 +26,8 @@ const WIDE: usize = 1 << 20;
 /// Minimum divisor of the budget, so that the first trackers do not take it all.
 const AT_LEAST: usize = 8;
 
-/// The runs of all trackers of this process, and how many trackers there are. A child of a fork has its parent's
-/// mappings, and so its counts.
+/// The runs of all trackers of this process, and how many trackers there are. A child of a fork has
+/// its parent's mappings, and so its counts.
 struct Budget {
     runs: AtomicUsize,
     trackers: AtomicUsize,
@@ -35,8 +36,8 @@ struct Budget {
 static BUDGET: Budget = Budget { runs: AtomicUsize::new(0), trackers: AtomicUsize::new(0) };
 
 impl Budget {
-    /// Maximum runs of all trackers: half of the mappings that the kernel allows, as a run costs two when everything
-    /// around it is closed; and half of that, as other code needs mappings too.
+    /// Maximum runs of all trackers: half of the mappings that the kernel allows, as a run costs
+    /// two when everything around it is closed; and half of that, as other code needs mappings too.
     fn all(&self) -> usize {
         host::max_mappings() / 4
     }
@@ -55,7 +56,8 @@ struct Watch {
     watched: DirtyPages,
     /// Pages that can be written now.
     open: DirtyPages,
-    /// Runs in `open`, approximately while threads open pages at the same time; corrected by each drain.
+    /// Runs in `open`, approximately while threads open pages at the same time; corrected by each
+    /// drain.
     runs: AtomicUsize,
     /// Its part of the budget at the last drain.
     part: AtomicUsize,
@@ -109,7 +111,8 @@ impl Watch {
         1 << (runs * (MAX_ORDER + 1) / part).min(MAX_ORDER)
     }
 
-    /// Counts the runs anew, and closes the smallest gaps between them where there are more than `part`.
+    /// Counts the runs anew, and closes the smallest gaps between them where there are more than
+    /// `part`.
     fn settle(&self, part: usize) -> Result<(), SysError> {
         self.part.store(part, Ordering::Relaxed);
         let mut runs = Vec::new();
@@ -189,8 +192,9 @@ impl Drop for Mprotect {
     }
 }
 
-// SAFETY: only `Watch` marks pages, and only watched ones, before it opens them; every other watched page is mapped
-// without write access, so that the processor reports its first write. `DirtyPages` drains in order, each page once.
+// SAFETY: only `Watch` marks pages, and only watched ones, before it opens them; every other
+// watched page is mapped without write access, so that the processor reports its first write.
+// `DirtyPages` drains in order, each page once.
 unsafe impl Tracker for Mprotect {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Mprotect

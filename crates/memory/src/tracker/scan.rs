@@ -1,8 +1,8 @@
 //! userfaultfd write protection that the kernel lifts by itself (WP_ASYNC), read by `PAGEMAP_SCAN`.
 //!
-//! The first write to a protected page costs about a microsecond and no signal; system calls may write
-//! too. In exchange every drain is a system call that walks the page tables of the watched ranges, and
-//! pages left writable show up in it again each time.
+//! The first write to a protected page costs about a microsecond and no signal; system calls may
+//! write too. In exchange every drain is a system call that walks the page tables of the watched
+//! ranges, and pages left writable show up in it again each time.
 
 use afresh_sys::{Interest, PAGE_SIZE, PageRange, Uffd, UffdMode, pagemap};
 
@@ -37,8 +37,9 @@ impl Scan {
     }
 }
 
-// SAFETY: only watched ranges are scanned, which are sorted and disjoint, and the kernel reports in order every page
-// that lost its write protection since it was set; only a write, or this tracker, lifts it.
+// SAFETY: only watched ranges are scanned, which are sorted and disjoint, and the kernel reports in
+// order every page that lost its write protection since it was set; only a write, or this tracker,
+// lifts it.
 unsafe impl Tracker for Scan {
     fn kind(&self) -> TrackerKind {
         TrackerKind::UffdScan

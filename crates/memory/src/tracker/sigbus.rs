@@ -4,15 +4,17 @@
 //! page is open and costs nothing. Works without privilege. One descriptor serves every slot of the
 //! process.
 //!
-//! It also handles missing pages of a lazily filled image. Such a fault and one on a protected page look alike; a
-//! page that is in place is taken for protected.
+//! It also handles missing pages of a lazily filled image. Such a fault and one on a protected page
+//! look alike; a page that is in place is taken for protected.
 //!
 //! May break it: a *system call* that writes a protected page fails with `EFAULT`, because the
-//! kernel, not a thread, takes the fault. Slots whose memory system calls write use the scan tracker
-//! instead ([`crate::HostAccess::Syscalls`]), or open the range first ([`crate::Slot::open_range`]).
+//! kernel, not a thread, takes the fault. Slots whose memory system calls write use the scan
+//! tracker instead ([`crate::HostAccess::Syscalls`]), or open the range first
+//! ([`crate::Slot::open_range`]).
 //!
-//! Equal pages that the kernel merges (KSM) lose their protection. Every mapping of a slot opts out when it is made.
-//! Setting `PR_SET_MEMORY_MERGE` while slots exist, or `MADV_MERGEABLE` on a slot's memory, undoes that.
+//! Equal pages that the kernel merges (KSM) lose their protection. Every mapping of a slot opts out
+//! when it is made. Setting `PR_SET_MEMORY_MERGE` while slots exist, or `MADV_MERGEABLE` on a
+//! slot's memory, undoes that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,12 +28,12 @@ use super::{DirtyPages, Tracker, TrackerKind};
 use crate::TrackError;
 use crate::image::{FaultOutcome, Missing};
 
-/// Largest number of pages opened for one fault when writes run forward. A page opened in excess is copied back
-/// needlessly until the write set sheds it, so the window stays small.
+/// Largest number of pages opened for one fault when writes run forward. A page opened in excess is
+/// copied back needlessly until the write set sheds it, so the window stays small.
 const MAX_WINDOW: usize = 16;
 
-/// Pages to each side that are opened when opening just the page failed: the writer must get on, and
-/// too many dirty pages are only slow.
+/// Pages to each side that are opened when opening just the page failed: the writer must get on,
+/// and too many dirty pages are only slow.
 const WIDE: usize = 256;
 
 /// The part that the fault handler reads.
@@ -52,8 +54,8 @@ struct Watch {
     repeats: AtomicUsize,
 }
 
-/// Maximum consecutive faults on a page that is already open. Threads that met it at the same time come once each; a
-/// page that the kernel cannot bring back, from swap say, faults without end.
+/// Maximum consecutive faults on a page that is already open. Threads that met it at the same time
+/// come once each; a page that the kernel cannot bring back, from swap say, faults without end.
 const MAX_REPEATS: usize = 10_000;
 
 impl Watch {
@@ -178,8 +180,9 @@ impl Sigbus {
     }
 }
 
-// SAFETY: only `Watch` marks pages, and only watched ones, before it opens them; the userfaultfd reports the first
-// write to every other watched page. `DirtyPages` drains in order, each page once.
+// SAFETY: only `Watch` marks pages, and only watched ones, before it opens them; the userfaultfd
+// reports the first write to every other watched page. `DirtyPages` drains in order, each page
+// once.
 unsafe impl Tracker for Sigbus {
     fn kind(&self) -> TrackerKind {
         TrackerKind::UffdSigbus
@@ -246,8 +249,8 @@ mod tests {
     /// The child's exit status for a skipped test.
     const SKIPPED: i32 = 9;
 
-    /// Touches a page that no retry restores: past the end of its file, which the kernel reports as it reports a page
-    /// that it cannot read from swap, or poisoned.
+    /// Touches a page that no retry restores: past the end of its file, which the kernel reports as
+    /// it reports a page that it cannot read from swap, or poisoned.
     fn touch_a_lost_page(poisoned: bool) -> Result<std::convert::Infallible, TrackError> {
         let all = PageRange::new(0, 2);
         let file = Memfd::new(c"afresh-test")?;

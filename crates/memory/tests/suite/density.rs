@@ -1,5 +1,5 @@
-//! Mappings and descriptors of many slots. The kernel allows a process 65,530 mappings by default, and 10,000 small
-//! guests must fit.
+//! Mappings and descriptors of many slots. The kernel allows a process 65,530 mappings by default,
+//! and 10,000 small guests must fit.
 #![cfg(not(miri))]
 
 use std::ops::Range;
@@ -12,7 +12,8 @@ use afresh_memory::{
 const SLOTS: usize = 200;
 /// Pages of the image. Few of them are stored, in several runs.
 const PAGES: usize = 64;
-/// Maximum mappings of a slot: the guards and hidden pages on both sides, the image, and room for one split.
+/// Maximum mappings of a slot: the guards and hidden pages on both sides, the image, and room for
+/// one split.
 const MAX_MAPPINGS: usize = 5;
 
 fn image() -> Image {

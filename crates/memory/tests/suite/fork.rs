@@ -1,5 +1,5 @@
-//! The guarantees for a forked child: its own objects work, its parent's are refused where they could not be right,
-//! and the child's actions never reach the parent.
+//! The guarantees for a forked child: its own objects work, its parent's are refused where they
+//! could not be right, and the child's actions never reach the parent.
 #![cfg(not(miri))]
 
 use std::io::{Read, Write};
@@ -11,8 +11,9 @@ use afresh_sys::alone;
 
 /// Forks a child that runs `check`, and exits with its result.
 fn forked(check: impl FnOnce() -> bool) -> libc::pid_t {
-    // SAFETY: the child uses the allocator, which the C library's fork keeps consistent, and locks of this crate,
-    // which no other thread of this process takes: each test here is a separate process.
+    // SAFETY: the child uses the allocator, which the C library's fork keeps consistent, and locks
+    // of this crate, which no other thread of this process takes: each test here is a separate
+    // process.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: ends a child that hangs.
@@ -92,7 +93,8 @@ fn a_slot_made_in_a_child_notices_the_childs_writes_under_every_tracker() {
             // The parent has used the mechanism, so that a child finds the parent's remains of it.
             let Some(mut parents) = slot(&image, strategy, access) else { continue };
             assert!(works(&mut parents, 7));
-            // The same addresses, so that a stale reference to the parent's pages would reach these.
+            // The same addresses, so that a stale reference to the parent's pages would reach
+            // these.
             assert!(
                 in_child(|| {
                     drop(parents);

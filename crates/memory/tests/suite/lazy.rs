@@ -1,5 +1,5 @@
-//! Images that are filled while slots use them: never wrong content, and a clear end when content does
-//! not come.
+//! Images that are filled while slots use them: never wrong content, and a clear end when content
+//! does not come.
 #![cfg(not(miri))]
 
 use crate::common;
@@ -101,7 +101,8 @@ fn threads_that_touch_and_a_stream_agree_on_every_byte() {
                     let page = (step * 37 * seed + seed) % PAGES;
                     let mut bytes = vec![0; PAGE_SIZE];
                     let from = (base + page * PAGE_SIZE) as *const u8;
-                    // SAFETY: the page is inside the slot, which outlives the scope; it is not written.
+                    // SAFETY: the page is inside the slot, which outlives the scope; it is not
+                    // written.
                     unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), PAGE_SIZE) };
                     assert!(bytes == content[page * PAGE_SIZE..][..PAGE_SIZE], "page {page}");
                 }

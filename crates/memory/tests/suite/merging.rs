@@ -1,5 +1,5 @@
-//! Merging of equal pages by the kernel (KSM) must not hide a write. Each test has its own process, because all
-//! memory of that process is merged.
+//! Merging of equal pages by the kernel (KSM) must not hide a write. Each test has its own process,
+//! because all memory of that process is merged.
 #![cfg(not(miri))]
 
 use std::fs;
@@ -44,7 +44,8 @@ fn counter(name: &str) -> u64 {
     fs::read_to_string(format!("{KSM}/{name}")).unwrap().trim().parse().unwrap()
 }
 
-/// Runs a test in a process whose memory the kernel merges, one test at a time: they share the host's settings.
+/// Runs a test in a process whose memory the kernel merges, one test at a time: they share the
+/// host's settings.
 fn merged(name: &str, test: impl FnOnce()) {
     const PR_SET_MEMORY_MERGE: i32 = 67;
     alone(name, || {
@@ -112,7 +113,8 @@ fn a_write_to_a_page_that_was_equal_to_others_is_undone() {
     });
 }
 
-/// Fills `pages` with bytes that few others share, so that all of them can be merged, and checkpoints until every page is a protected private copy.
+/// Fills `pages` with bytes that few others share, so that all of them can be merged, and
+/// checkpoints until every page is a protected private copy.
 fn fill_and_shed(slot: &mut Slot, pages: std::ops::Range<usize>) {
     for page in pages {
         slot.write(page * PAGE_SIZE, &[0x50 + (page % 8) as u8; PAGE_SIZE]).unwrap();

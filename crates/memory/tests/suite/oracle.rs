@@ -1,5 +1,5 @@
-//! One property test drives every strategy: after any sequence of writes, growths, resets, image switches, freezes
-//! and trims, a reset leaves every byte equal to a naive full copy.
+//! One property test drives every strategy: after any sequence of writes, growths, resets, image
+//! switches, freezes and trims, a reset leaves every byte equal to a naive full copy.
 #![cfg(not(miri))]
 
 use crate::common;
@@ -61,7 +61,8 @@ enum Op {
         page: usize,
         len: usize,
     },
-    /// Grows by whole 2 MiB and writes `count` of the new pages, `step` apart, from one thread or two.
+    /// Grows by whole 2 MiB and writes `count` of the new pages, `step` apart, from one thread or
+    /// two.
     GrowFar {
         blocks: usize,
         skip: usize,
@@ -119,8 +120,8 @@ fn wait_for(pages: usize) {
     }
 }
 
-/// A sparse image with zero pages, a long run and some islands, different for each seed; every third is
-/// filled only when its pages are needed.
+/// A sparse image with zero pages, a long run and some islands, different for each seed; every
+/// third is filled only when its pages are needed.
 fn image(seed: u8, regions: &[PageRange]) -> (Image, Vec<u8>) {
     let pages = regions.last().unwrap().end();
     let mut bytes = vec![0u8; pages * PAGE_SIZE];

@@ -103,8 +103,8 @@ fn a_file_for_another_process_keeps_its_pages() {
     assert!(bytes == [1; PAGE_SIZE], "the page has {}", bytes[0]);
 }
 
-/// A child made by `fork` shares the files of its parent's states, and must find them whole after the parent drops
-/// some of them. States that are made later give their pages back.
+/// A child made by `fork` shares the files of its parent's states, and must find them whole after
+/// the parent drops some of them. States that are made later give their pages back.
 #[test]
 fn pages_that_a_child_may_read_stay() {
     alone("reclaim::pages_that_a_child_may_read_stay", || {
@@ -112,7 +112,8 @@ fn pages_that_a_child_may_read_stay() {
         let mut dropped = [0; 2];
         // SAFETY: fills two descriptors.
         assert_eq!(unsafe { libc::pipe(dropped.as_mut_ptr()) }, 0);
-        // SAFETY: the child uses the allocator, which `fork` keeps whole, and no lock of another thread.
+        // SAFETY: the child uses the allocator, which `fork` keeps whole, and no lock of another
+        // thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let mut byte = 0_u8;

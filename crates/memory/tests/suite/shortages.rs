@@ -1,5 +1,5 @@
-//! Limits of a process that are reached, and sources that die: an error that leaves everything as it was, or a slot that
-//! refuses.
+//! Limits of a process that are reached, and sources that die: an error that leaves everything as
+//! it was, or a slot that refuses.
 #![cfg(not(miri))]
 
 use std::sync::atomic::Ordering;

@@ -1,8 +1,9 @@
 //! The control socket: answers requests of clients, a JSON object a line each way.
 //!
-//! Promises: a client costs at most its thread, one line and one answer. One that sends too much, or does not read
-//! its answers, is disconnected. A request that fails changes nothing, for its VMM or another. Requests with large
-//! buffers are worked on one at a time. A client that cannot be accepted is reported, and later ones are served.
+//! Promises: a client costs at most its thread, one line and one answer. One that sends too much,
+//! or does not read its answers, is disconnected. A request that fails changes nothing, for its VMM
+//! or another. Requests with large buffers are worked on one at a time. A client that cannot be
+//! accepted is reported, and later ones are served.
 //!
 //! May break it: any client may open doors and write snapshots with the rights of this process.
 
@@ -69,8 +70,8 @@ struct Handler {
     host: VmmHost,
     snapshots: Box<dyn Snapshots>,
     clients: AtomicUsize,
-    /// Held while a snapshot is saved, or all pages of a VMM are listed: one at a time, so that their buffers do not
-    /// add up.
+    /// Held while a snapshot is saved, or all pages of a VMM are listed: one at a time, so that
+    /// their buffers do not add up.
     saving: Mutex<()>,
 }
 
@@ -356,8 +357,8 @@ impl ControlClient {
     /// Sends a request, the text of a JSON object, and returns the text of its answer.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for a request that is no JSON object; nothing is sent then. An error of the
-    /// socket.
+    /// [`io::ErrorKind::InvalidInput`] for a request that is no JSON object; nothing is sent then.
+    /// An error of the socket.
     pub fn exchange(&mut self, request: &str) -> io::Result<String> {
         // A client may write it on several lines, and the pager reads one.
         let request: serde_json::Map<String, Value> =

@@ -77,7 +77,8 @@ impl Service<'_> {
                 self.read(mapping, &filling, Urgency::Fault).map(drop)
             }
             Page::Filling => Ok(()),
-            // Discarded, with an event or without one, or filled since the fault: zero, if it is not there.
+            // Discarded, with an event or without one, or filled since the fault: zero, if it is
+            // not there.
             Page::Present | Page::Removed => {
                 self.open_page(mapping, page)?;
                 self.zero(mapping, unit)
@@ -157,8 +158,9 @@ impl Service<'_> {
         Ok(())
     }
 
-    /// Fills the missing pages among `pages` of a mapping ahead of the guest. Those that a VMM in the middle of a change
-    /// does not take soon are left for later, so that it holds no room of others.
+    /// Fills the missing pages among `pages` of a mapping ahead of the guest. Those that a VMM in
+    /// the middle of a change does not take soon are left for later, so that it holds no room of
+    /// others.
     fn stream(&self, mapping: usize, pages: PageRange) -> Result<(), VmmError> {
         let Some(room) = self.stage.take(pages.byte_len(), || self.is_over()) else {
             return Ok(());
@@ -178,7 +180,8 @@ impl Service<'_> {
         Ok(())
     }
 
-    /// Reads pages that are being filled, and puts those in place that still are. Returns whether all of them are done with.
+    /// Reads pages that are being filled, and puts those in place that still are. Returns whether
+    /// all of them are done with.
     fn read(&self, mapping: usize, runs: &[PageRange], urgency: Urgency) -> Result<bool, VmmError> {
         let of = self.mappings[mapping];
         let mut stored: Vec<PageRange> = Vec::new();
@@ -232,9 +235,9 @@ impl Service<'_> {
         parts
     }
 
-    /// Puts claimed pages in place: `content`, or zeros. Pages discarded during the fill are left out. Returns
-    /// whether
-    /// all are done with: pages ahead of a VMM that is in the middle of a change are given up.
+    /// Puts claimed pages in place: `content`, or zeros. Pages discarded during the fill are left
+    /// out. Returns whether all are done with: pages ahead of a VMM that is in the middle of a
+    /// change are given up.
     fn put(
         &self,
         mapping: usize,
@@ -261,8 +264,8 @@ impl Service<'_> {
         Ok(true)
     }
 
-    /// Puts the first of `pages` in place that can be put there by one call; returns how many are done with, or why the
-    /// VMM's events must be read first.
+    /// Puts the first of `pages` in place that can be put there by one call; returns how many are
+    /// done with, or why the VMM's events must be read first.
     fn put_some(
         &self,
         mapping: usize,
@@ -290,8 +293,9 @@ impl Service<'_> {
                     1 => (1..limit).take_while(|page| !zero(*page)).count() + 1,
                     unit => limit / unit * unit,
                 };
-                // SAFETY: the bytes are at least so many pages long. `to` is an address in the VMM, which
-                // registered it with this descriptor for us to fill; the kernel refuses any other.
+                // SAFETY: the bytes are at least so many pages long. `to` is an address in the VMM,
+                // which registered it with this descriptor for us to fill; the kernel refuses any
+                // other.
                 unsafe { self.uffd.copy(to, bytes.as_ptr(), len * PAGE_SIZE) }
             }
             None => {
@@ -367,8 +371,9 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// Waits a moment before the next attempt. There is no time limit while the VMM changes its mappings, even if it
-    /// is stopped: its events arrive, or it ends. A range that was never registered stays so.
+    /// Waits a moment before the next attempt. There is no time limit while the VMM changes its
+    /// mappings, even if it is stopped: its events arrive, or it ends. A range that was never
+    /// registered stays so.
     pub(super) fn wait(&mut self, why: Postponed) -> Result<(), VmmError> {
         if why == Postponed::Changing {
             self.changing = self.changing.saturating_add(1);

@@ -1,12 +1,12 @@
 //! Freezes the memory of a VMM at a point in time, which is saved while the guest runs on.
 //!
-//! [`Service::prepare`] write-protects all pages while the guest runs, and opens each page again that the guest writes
-//! to. [`Service::freeze`], for which the guest is paused, protects only the pages that are open by then. A write after
-//! that waits until its page is copied.
+//! [`Service::prepare`] write-protects all pages while the guest runs, and opens each page again
+//! that the guest writes to. [`Service::freeze`], for which the guest is paused, protects only the
+//! pages that are open by then. A write after that waits until its page is copied.
 //!
-//! Promises: the image is of the moment of the freeze, whole, or has failed. A pause takes time in proportion to the
-//! pages that were written since `prepare`. A request acts on the watch that it names, whatever other clients do:
-//! a freeze or a snapshot whose watch is over fails.
+//! Promises: the image is of the moment of the freeze, whole, or has failed. A pause takes time in
+//! proportion to the pages that were written since `prepare`. A request acts on the watch that it
+//! names, whatever other clients do: a freeze or a snapshot whose watch is over fails.
 //!
 //! May break it: a guest that runs during the freeze.
 
@@ -65,7 +65,8 @@ impl Service<'_> {
         Ok(PreparedMemory { watch, open })
     }
 
-    /// Freezes the memory of a guest that is paused: the watch of this number, or one that is joined or begun.
+    /// Freezes the memory of a guest that is paused: the watch of this number, or one that is
+    /// joined or begun.
     pub(super) fn freeze(&self, watch: Option<WatchId>) -> Result<FrozenMemory, RequestError> {
         let started = Instant::now();
         let (watch, begun) = match watch {
@@ -90,7 +91,8 @@ impl Service<'_> {
         Ok(FrozenMemory { watch, took: started.elapsed() })
     }
 
-    /// `result`. A watch that the failed request has `begun` is over, unless another client has frozen it.
+    /// `result`. A watch that the failed request has `begun` is over, unless another client has
+    /// frozen it.
     fn or_end<T>(
         &self,
         watch: WatchId,
@@ -109,7 +111,8 @@ impl Service<'_> {
         result
     }
 
-    /// Protects all pages, and those again that the guest writes to. Returns the number of pages written since.
+    /// Protects all pages, and those again that the guest writes to. Returns the number of pages
+    /// written since.
     fn protect_written(&self, watch: WatchId) -> Result<usize, RequestError> {
         let mut open = usize::MAX;
         for _ in 0..MAX_PASSES {
@@ -209,11 +212,11 @@ impl Service<'_> {
         }
     }
 
-    /// Protects the open pages of a watch among `chunk`. With `looks`, pages that were discarded silently are found as
-    /// well.
+    /// Protects the open pages of a watch among `chunk`. With `looks`, pages that were discarded
+    /// silently are found as well.
     ///
-    /// Another client can end or freeze the watch between two calls, so each looks it up. Protecting pages again after
-    /// the freeze would hide the writes to them.
+    /// Another client can end or freeze the watch between two calls, so each looks it up.
+    /// Protecting pages again after the freeze would hide the writes to them.
     fn protect(
         &self,
         pages: &mut Pages,
@@ -242,7 +245,8 @@ impl Service<'_> {
         Ok(())
     }
 
-    /// Ends the watch of this number, if it lives, and lifts its protection. Returns whether it did.
+    /// Ends the watch of this number, if it lives, and lifts its protection. Returns whether it
+    /// did.
     pub(super) fn end_watch(&self, watch: WatchId, why: WatchEnd) -> bool {
         let ended = self.lock().watches.end(watch, why);
         if ended {
@@ -332,9 +336,10 @@ impl Service<'_> {
 
 /// Notes the pages of a watch that the VMM had before its handshake.
 ///
-/// No other page is in place while its state is missing or filling: [`Service::lock`] is held from the call that puts
-/// a page in place until its state is [`Page::Present`](super::pages::Page::Present), also where the kernel has filled
-/// only a part of a range. So a guest cannot write to a page before its state shows the page.
+/// No other page is in place while its state is missing or filling: [`Service::lock`] is held from
+/// the call that puts a page in place until its state is
+/// [`Page::Present`](super::pages::Page::Present), also where the kernel has filled only a part of
+/// a range. So a guest cannot write to a page before its state shows the page.
 fn adopt(
     pages: &mut Pages,
     watch: WatchId,

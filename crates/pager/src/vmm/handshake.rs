@@ -48,7 +48,8 @@ impl Mapping {
         self.base + self.pages * PAGE_SIZE
     }
 
-    /// The pages of the mapping that are filled with `pages` of the source, as far as whole units are.
+    /// The pages of the mapping that are filled with `pages` of the source, as far as whole units
+    /// are.
     pub(super) fn inside_units(&self, pages: PageRange) -> PageRange {
         let start = (pages.start - self.offset).next_multiple_of(self.unit);
         let end = (pages.end() - self.offset) / self.unit * self.unit;

@@ -1,15 +1,16 @@
 //! A process that serves many VMMs: doors that they connect to, and the VMMs by name.
 //!
-//! A *door* is a socket with a snapshot, a name and a budget. The VMMs that connect to door `web` are called `web.1`,
-//! `web.2` and so on.
+//! A *door* is a socket with a snapshot, a name and a budget. The VMMs that connect to door `web`
+//! are called `web.1`, `web.2` and so on.
 //!
-//! Promises: a VMM costs its door no more than the door's budget, and a door no more than a bounded number of
-//! threads. Pages that are streamed ahead share one stage. One that exceeds it is refused, and others are not affected.
-//! Counts of a door have each VMM once and never decrease. No two VMMs have one name, also where a door is closed and
-//! another one of its name is opened. Stopping the host ends the service of every VMM as [`super::serve`] describes.
+//! Promises: a VMM costs its door no more than the door's budget, and a door no more than a bounded
+//! number of threads. Pages that are streamed ahead share one stage. One that exceeds it is
+//! refused, and others are not affected. Counts of a door have each VMM once and never decrease. No
+//! two VMMs have one name, also where a door is closed and another one of its name is opened.
+//! Stopping the host ends the service of every VMM as [`super::serve`] describes.
 //!
-//! May break it: a host without a [`Keeper`] whose process exits before it is stopped. Missing pages of its VMMs are then
-//! not closed.
+//! May break it: a host without a [`Keeper`] whose process exits before it is stopped. Missing
+//! pages of its VMMs are then not closed.
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -53,7 +54,8 @@ pub struct DoorOptions {
     pub socket: PathBuf,
     /// Who may connect.
     pub access: SocketAccess,
-    /// Whether the directory of the socket is made, for its owner alone, if it is missing. It is removed with the socket.
+    /// Whether the directory of the socket is made, for its owner alone, if it is missing. It is
+    /// removed with the socket.
     pub makes_directory: bool,
     /// As in [`VmmOptions`].
     pub window: usize,
@@ -258,8 +260,8 @@ impl Drop for ReservedName<'_> {
 }
 
 impl VmmHost {
-    /// A host without doors. `report` is called by its threads. A `keeper` closes the memory of its VMMs if this process is
-    /// killed.
+    /// A host without doors. `report` is called by its threads. A `keeper` closes the memory of its
+    /// VMMs if this process is killed.
     pub fn new(
         keeper: Option<Keeper>,
         report: impl Fn(&HostEvent<'_>) + Send + Sync + 'static,
@@ -293,8 +295,8 @@ impl VmmHost {
         self.open(options, source, None)
     }
 
-    /// Opens a door at a socket that is there, as a service manager passes it. `options.socket`, `options.access` and
-    /// `options.makes_directory` have no effect on it.
+    /// Opens a door at a socket that is there, as a service manager passes it. `options.socket`,
+    /// `options.access` and `options.makes_directory` have no effect on it.
     ///
     /// # Errors
     /// As [`VmmHost::open_door`].
@@ -393,7 +395,8 @@ impl VmmHost {
     #[must_use]
     pub fn doors(&self) -> Vec<DoorInfo> {
         let info = |door: &Arc<Door>| {
-            // Held, so that a VMM that ends meanwhile is counted once: with the listed ones, or with those that have ended.
+            // Held, so that a VMM that ends meanwhile is counted once: with the listed ones, or
+            // with those that have ended.
             let ended = lock(&door.totals);
             let of_door = |vm: &&ConnectedVm| Arc::ptr_eq(&vm.door, door);
             let vms: Vec<Vm> =
@@ -489,7 +492,8 @@ impl VmmHost {
                 Ok(Some(stream)) => stream,
                 Ok(None) => continue,
                 Err(error) => {
-                    // For example, no descriptors are left. The VMMs that are served need this process.
+                    // For example, no descriptors are left. The VMMs that are served need this
+                    // process.
                     (self.0.report)(&HostEvent::Failed { door: &door.options.name, error: &error });
                     std::thread::sleep(PAUSE);
                     continue;
@@ -514,7 +518,8 @@ impl VmmHost {
         }
     }
 
-    /// Takes the next name of a door that no VMM has. A VMM of an earlier door with the same name can have it.
+    /// Takes the next name of a door that no VMM has. A VMM of an earlier door with the same name
+    /// can have it.
     fn name_vm(&self, door: &Arc<Door>, number: &mut usize) -> String {
         let mut vms = lock(&self.0.vms);
         loop {

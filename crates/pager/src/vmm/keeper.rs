@@ -1,14 +1,15 @@
 //! A second process that outlives a pager which is killed, and closes the memory of its VMMs.
 //!
-//! The keeper holds a copy of every VMM's userfaultfd. While it does, missing pages stay missing: the kernel would
-//! give out zero pages once the last copy is closed. When the pager ends without releasing a VMM, the keeper poisons
-//! the missing pages, so that touching one raises SIGBUS, or ends a VMM that does not allow that.
+//! The keeper holds a copy of every VMM's userfaultfd. While it does, missing pages stay missing:
+//! the kernel would give out zero pages once the last copy is closed. When the pager ends without
+//! releasing a VMM, the keeper poisons the missing pages, so that touching one raises SIGBUS, or
+//! ends a VMM that does not allow that.
 //!
-//! Promises: a VMM whose handshake was taken never reads a zero page in place of content, and never waits without
-//! end, when its pager is killed at any moment.
+//! Promises: a VMM whose handshake was taken never reads a zero page in place of content, and never
+//! waits without end, when its pager is killed at any moment.
 //!
-//! May break it: the keeper being killed together with the pager. A VMM that keeps its userfaultfd open, as
-//! Firecracker does, waits then.
+//! May break it: the keeper being killed together with the pager. A VMM that keeps its userfaultfd
+//! open, as Firecracker does, waits then.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -41,8 +42,8 @@ pub(super) struct KeptVm {
 }
 
 impl Keeper {
-    /// Starts `command` as the keeper. Its program calls [`keep`] with its standard input. Its process group is a new one, so
-    /// that signals of a terminal do not end it.
+    /// Starts `command` as the keeper. Its program calls [`keep`] with its standard input. Its
+    /// process group is a new one, so that signals of a terminal do not end it.
     ///
     /// # Errors
     /// An error of starting a process.
@@ -103,8 +104,8 @@ impl HeldVm {
     }
 }
 
-/// The work of the keeper: holds the VMMs of the pager behind `stream`, and closes those that it has not released when
-/// it ends.
+/// The work of the keeper: holds the VMMs of the pager behind `stream`, and closes those that it
+/// has not released when it ends.
 ///
 /// # Errors
 /// An error of the stream, or a message that is no pager's. The VMMs were closed before.

@@ -1,7 +1,8 @@
 //! The socket that VMMs connect to.
 //!
-//! Promises: only users whom [`SocketAccess`] allows it can connect, from the first moment (mode 0600 by default); a
-//! file that is not a dead socket is never removed; the socket is removed when the listener goes.
+//! Promises: only users whom [`SocketAccess`] allows it can connect, from the first moment (mode
+//! 0600 by default); a file that is not a dead socket is never removed; the socket is removed when
+//! the listener goes.
 //!
 //! May break it: two listeners that are made for the same dead socket at the same instant; one of
 //! them is then never connected to.
@@ -86,8 +87,8 @@ impl Listener {
         Ok(listener)
     }
 
-    /// As [`Listener::bind_for`]. A directory that is missing is made, for the owner of the socket alone, and removed
-    /// with the socket unless something else is in it by then.
+    /// As [`Listener::bind_for`]. A directory that is missing is made, for the owner of the socket
+    /// alone, and removed with the socket unless something else is in it by then.
     ///
     /// # Errors
     /// As [`Listener::bind`].

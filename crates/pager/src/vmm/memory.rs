@@ -1,8 +1,9 @@
 //! The memory of a VMM as it is now, or as it was frozen: what its process holds, over the source.
 //!
-//! Promises: a page that the process has, in memory or swapped out, is read from it. One that it does not have is the
-//! source's if nothing has filled or discarded it, else zero. Memory that is not the one of the userfaultfd is
-//! refused. The lists of its pages are charged to the budget of its door.
+//! Promises: a page that the process has, in memory or swapped out, is read from it. One that it
+//! does not have is the source's if nothing has filled or discarded it, else zero. Memory that is
+//! not the one of the userfaultfd is refused. The lists of its pages are charged to the budget of
+//! its door.
 //!
 //! May break it: a guest that runs during the scan. Its pages are then of different moments.
 
@@ -55,7 +56,8 @@ impl<'a> VmMemory<'a> {
             let end = base + mapping.pages * PAGE_SIZE;
             let mut there = vec![false; mapping.pages];
             if shared {
-                // A page can be in the file and not be mapped: all but those that were never filled are read.
+                // A page can be in the file and not be mapped: all but those that were never filled
+                // are read.
                 for run in pages.ranges(number, |page, _| page != Page::Missing) {
                     there[run.start..run.end()].fill(true);
                 }
@@ -189,7 +191,8 @@ pub(super) fn check(service: &Service<'_>, process: &ProcessMemory) -> Result<bo
     Ok(kind.shared)
 }
 
-/// Checks that the peer of a VMM has its memory while that shows: it does not once the VMM is detached.
+/// Checks that the peer of a VMM has its memory while that shows: it does not once the VMM is
+/// detached.
 pub(super) fn verify(service: &Service<'_>) {
     if let Ok(process) = ProcessMemory::open(&service.process) {
         // Later requests for the memory are refused if it fails.

@@ -1,9 +1,11 @@
 //! Counts of a host in the text format of Prometheus, at a loopback port.
 //!
-//! Promises: only this machine can connect. A client costs its thread, one short request and one answer, within
-//! [`CLIENT_TIMEOUT`]. Counters of a door never decrease while it is open: they include VMMs that have ended.
+//! Promises: only this machine can connect. A client costs its thread, one short request and one
+//! answer, within [`CLIENT_TIMEOUT`]. Counters of a door never decrease while it is open: they
+//! include VMMs that have ended.
 //!
-//! May break it: any user of the machine can connect, and learn the names and counts of doors and VMMs.
+//! May break it: any user of the machine can connect, and learn the names and counts of doors and
+//! VMMs.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Read, Write};

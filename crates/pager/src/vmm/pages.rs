@@ -224,7 +224,8 @@ impl Pages {
         self.watches.begin(watch);
     }
 
-    /// Notes pages that are in place though nothing has filled them: the VMM had them before its handshake.
+    /// Notes pages that are in place though nothing has filled them: the VMM had them before its
+    /// handshake.
     pub(super) fn adopt(&mut self, mapping: usize, pages: PageRange) {
         for page in pages.start..pages.end() {
             if matches!(self.state(mapping, page), Page::Missing | Page::Filling) {
@@ -341,8 +342,8 @@ impl Pages {
         }
     }
 
-    /// The next task of a thread: faults first. `batch` is the number of pages streamed at a time, if the thread can
-    /// stream.
+    /// The next task of a thread: faults first. `batch` is the number of pages streamed at a time,
+    /// if the thread can stream.
     pub(super) fn next(&mut self, mappings: &[Mapping], batch: Option<usize>) -> Option<Job> {
         if let Some((mapping, page)) = self.faults.pop_front() {
             self.known[mapping][page].asked = false;

@@ -1,6 +1,7 @@
 //! Requests of the control protocol: a JSON object a line.
 //!
-//! Promises: a request is either understood whole or refused with the field that is wrong; an unknown field is refused.
+//! Promises: a request is either understood whole or refused with the field that is wrong; an
+//! unknown field is refused.
 
 use std::path::PathBuf;
 use std::time::Duration;

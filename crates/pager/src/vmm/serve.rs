@@ -1,4 +1,5 @@
-//! Serves a VMM: takes its handshake, reads its events, and closes what is missing when something fails.
+//! Serves a VMM: takes its handshake, reads its events, and closes what is missing when something
+//! fails.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -62,8 +63,9 @@ impl Served {
 /// Takes the handshake from `stream` and serves the VMM until it exits or `options.stop` is set.
 ///
 /// # Errors
-/// [`VmmError`] by cause. Pages that are missing are closed; a VMM whose handshake is refused, though it
-/// brought a userfaultfd and so waits for its pages, is ended by SIGBUS unless `options` say otherwise.
+/// [`VmmError`] by cause. Pages that are missing are closed; a VMM whose handshake is refused,
+/// though it brought a userfaultfd and so waits for its pages, is ended by SIGBUS unless `options`
+/// say otherwise.
 pub fn serve(
     stream: &UnixStream,
     source: &dyn PageSource,
@@ -147,7 +149,8 @@ enum End {
 }
 
 impl Service<'_> {
-    /// Serves the VMM until it exits or `options.stop` is set. Once it is detached, only its exit is awaited.
+    /// Serves the VMM until it exits or `options.stop` is set. Once it is detached, only its exit
+    /// is awaited.
     pub(super) fn serve(&self, options: &VmmOptions<'_>) -> Result<Served, VmmError> {
         let result = self.serve_pages(options);
         match &result {
@@ -264,8 +267,8 @@ impl Service<'_> {
         Ok(())
     }
 
-    /// Gives the VMM's memory back to the kernel. The VMM keeps the userfaultfd, so its discards would wait for
-    /// a reader and its faults for an answer.
+    /// Gives the VMM's memory back to the kernel. The VMM keeps the userfaultfd, so its discards
+    /// would wait for a reader and its faults for an answer.
     fn release(&self) {
         let places: Vec<(usize, usize)> = {
             let pages = self.lock();
@@ -275,7 +278,8 @@ impl Service<'_> {
         unregister(&self.uffd, places.into_iter());
     }
 
-    /// Makes sure that no page that is missing now is ever seen; `false` where the VMM does not allow that.
+    /// Makes sure that no page that is missing now is ever seen; `false` where the VMM does not
+    /// allow that.
     fn close(&self) -> bool {
         let known = self.lock();
         let mut closed = true;
@@ -295,8 +299,8 @@ impl Service<'_> {
     }
 }
 
-/// Poisons the missing pages among `len` pages of a mapping from page `start` on. Returns `false` where the VMM does not
-/// allow that.
+/// Poisons the missing pages among `len` pages of a mapping from page `start` on. Returns `false`
+/// where the VMM does not allow that.
 pub(super) fn poison(uffd: &Uffd, base: usize, (start, len): (usize, usize), unit: usize) -> bool {
     let (mut at, end) = (start, start + len);
     while at < end {

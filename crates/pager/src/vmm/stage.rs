@@ -1,9 +1,10 @@
 //! Room for pages on their way from a source to VMMs, shared by all VMMs of a process.
 //!
-//! Promises: pages that are streamed ahead take no more memory than the stage has, however many VMMs there are. A
-//! thread takes its room before it claims pages, so no fault waits for room.
+//! Promises: pages that are streamed ahead take no more memory than the stage has, however many
+//! VMMs there are. A thread takes its room before it claims pages, so no fault waits for room.
 //!
-//! May break it: sources that hang. Their reads hold their room, and streaming waits for the rest; faults do not.
+//! May break it: sources that hang. Their reads hold their room, and streaming waits for the rest;
+//! faults do not.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -49,7 +50,8 @@ impl Stage {
         *self.0.used()
     }
 
-    /// Takes room, or returns `None` once `is_over`. A request that exceeds the stage waits until it is empty.
+    /// Takes room, or returns `None` once `is_over`. A request that exceeds the stage waits until
+    /// it is empty.
     pub(super) fn take(&self, bytes: usize, is_over: impl Fn() -> bool) -> Option<Room> {
         let mut used = self.0.used();
         while !is_over() {

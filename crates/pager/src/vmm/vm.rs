@@ -22,7 +22,8 @@ use super::watches::{WatchEnd, WatchId};
 use super::{Served, VmmError, VmmOptions};
 use crate::PageSource;
 
-/// Bytes of a range in the work of a save: copies of the list of changed pages, here and in the store.
+/// Bytes of a range in the work of a save: copies of the list of changed pages, here and in the
+/// store.
 const SAVE_COST: usize = 8 * size_of::<PageRange>();
 /// Bytes of a range in an answer: JSON values, and their text.
 const ANSWER_COST: usize = 192;
@@ -116,7 +117,8 @@ pub struct VmSaveOptions {
     pub encoding: Encoding,
     /// The guest of a source that is not a snapshot.
     pub guest: GuestBuild,
-    /// The frozen memory to save. Without it the present memory is saved, whose guest must be paused.
+    /// The frozen memory to save. Without it the present memory is saved, whose guest must be
+    /// paused.
     pub watch: Option<WatchId>,
 }
 
@@ -333,7 +335,8 @@ impl Vm {
     /// The pages that the VMM has touched so far.
     ///
     /// # Errors
-    /// [`RequestError::NotRecorded`] unless it is served with [`VmmOptions::record`]; [`RequestError::Ranges`].
+    /// [`RequestError::NotRecorded`] unless it is served with [`VmmOptions::record`];
+    /// [`RequestError::Ranges`].
     pub fn working_set(&self) -> Result<Vec<PageRange>, RequestError> {
         Ok(self.recorded_set()?.into_parts().0)
     }
@@ -345,8 +348,8 @@ impl Vm {
         self.source_pages(|_, touched| touched)
     }
 
-    /// Stores the pages that the VMM has touched as the working set of its snapshot, and makes `name` mean the
-    /// snapshot with it. Returns its digest and the number of pages.
+    /// Stores the pages that the VMM has touched as the working set of its snapshot, and makes
+    /// `name` mean the snapshot with it. Returns its digest and the number of pages.
     ///
     /// # Errors
     /// As [`Vm::working_set`]; [`RequestError::Save`].
@@ -358,11 +361,12 @@ impl Vm {
         Ok((id, set.iter().map(|run| run.len).sum()))
     }
 
-    /// Fills `pages` of the source, or all of them, ahead of the VMM. Returns at once, with the number of pages that are
-    /// missing.
+    /// Fills `pages` of the source, or all of them, ahead of the VMM. Returns at once, with the
+    /// number of pages that are missing.
     ///
     /// # Errors
-    /// [`RequestError::Outside`], [`RequestError::TooManyRanges`]; nothing is requested then, or a part.
+    /// [`RequestError::Outside`], [`RequestError::TooManyRanges`]; nothing is requested then, or a
+    /// part.
     pub fn prefetch(&self, pages: Option<&[PageRange]>) -> Result<usize, RequestError> {
         self.check_serving()?;
         let source_pages = self.service.source.pages();
@@ -395,11 +399,12 @@ impl Vm {
         Ok(missing)
     }
 
-    /// Fills all memory of the VMM and returns it to the kernel. The VMM no longer needs the pager then. A preparation for
-    /// a freeze is over with it.
+    /// Fills all memory of the VMM and returns it to the kernel. The VMM no longer needs the pager
+    /// then. A preparation for a freeze is over with it.
     ///
     /// # Errors
-    /// [`RequestError::Frozen`]. [`RequestError::NotYet`] after `timeout`; it is detached later. [`RequestError::Ended`] if its service ends before.
+    /// [`RequestError::Frozen`]. [`RequestError::NotYet`] after `timeout`; it is detached later.
+    /// [`RequestError::Ended`] if its service ends before.
     pub fn detach(&self, timeout: Duration) -> Result<(), RequestError> {
         self.check_alive()?;
         verify(&self.service);
@@ -431,33 +436,36 @@ impl Vm {
         if let Some(watch) = pages.watches.frozen_id() {
             return Err(RequestError::Frozen(watch));
         }
-        // Its protection is lifted with the registration, and a page is opened by a write until then.
+        // Its protection is lifted with the registration, and a page is opened by a write until
+        // then.
         pages.watches.end_live(WatchEnd::Detached);
         self.service.detaching.store(true, Ordering::Release);
         pages.request_all();
         Ok(())
     }
 
-    /// Write-protects the memory while the guest runs, so that [`Vm::freeze`] takes little time. Returns the watch, and
-    /// the number of pages that the guest has written to meanwhile. A second call, or one of another client, protects
-    /// those, and returns the same watch.
+    /// Write-protects the memory while the guest runs, so that [`Vm::freeze`] takes little time.
+    /// Returns the watch, and the number of pages that the guest has written to meanwhile. A second
+    /// call, or one of another client, protects those, and returns the same watch.
     ///
     /// # Errors
     /// [`RequestError::Frozen`], [`RequestError::SharedMemory`], [`RequestError::HugePages`],
-    /// [`RequestError::OtherMemory`], [`RequestError::Process`], [`RequestError::Budget`], [`RequestError::Protect`]. A
-    /// watch that this call has begun is over then. [`RequestError::WatchOver`] if another client ends it meanwhile.
+    /// [`RequestError::OtherMemory`], [`RequestError::Process`], [`RequestError::Budget`],
+    /// [`RequestError::Protect`]. A watch that this call has begun is over then.
+    /// [`RequestError::WatchOver`] if another client ends it meanwhile.
     pub fn prepare(&self) -> Result<PreparedMemory, RequestError> {
         self.check_serving()?;
         self.service.prepare()
     }
 
-    /// Freezes the memory, whose guest must be paused, and returns its watch. The guest may run then: [`Vm::snapshot`]
-    /// with this watch saves the memory as it was.
+    /// Freezes the memory, whose guest must be paused, and returns its watch. The guest may run
+    /// then: [`Vm::snapshot`] with this watch saves the memory as it was.
     ///
-    /// With the `watch` of [`Vm::prepare`] that one is frozen, or the call fails. Without it, memory that is not prepared
-    /// is protected first, which takes longer.
+    /// With the `watch` of [`Vm::prepare`] that one is frozen, or the call fails. Without it,
+    /// memory that is not prepared is protected first, which takes longer.
     ///
-    /// Each page that the guest writes to before it is saved is copied. The copies are charged to the budget.
+    /// Each page that the guest writes to before it is saved is copied. The copies are charged to
+    /// the budget.
     ///
     /// # Errors
     /// As [`Vm::prepare`].
@@ -466,20 +474,23 @@ impl Vm {
         self.service.freeze(watch)
     }
 
-    /// Gives up the frozen memory of a watch, or the preparation for it. Returns whether there was such a watch.
+    /// Gives up the frozen memory of a watch, or the preparation for it. Returns whether there was
+    /// such a watch.
     pub fn thaw(&self, watch: WatchId) -> bool {
         self.service.end_watch(watch, WatchEnd::Thawed)
     }
 
-    /// Saves the frozen memory of `options.watch` under `name`, and thaws it. Without a watch it saves the present
-    /// memory; the guest must be paused then. The snapshot is a delta to the one that the VMM was restored from.
-    /// Returns the digest of the new snapshot and the number of bytes that were compared.
+    /// Saves the frozen memory of `options.watch` under `name`, and thaws it. Without a watch it
+    /// saves the present memory; the guest must be paused then. The snapshot is a delta to the one
+    /// that the VMM was restored from. Returns the digest of the new snapshot and the number of
+    /// bytes that were compared.
     ///
     /// # Errors
-    /// [`RequestError::WatchOver`], [`RequestError::NotFrozen`]; without a watch [`RequestError::Frozen`] while memory is
-    /// frozen. [`RequestError::Lost`]: the watch is over then. [`RequestError::Process`], [`RequestError::OtherMemory`],
-    /// [`RequestError::Ranges`], [`RequestError::Save`]: frozen memory stays so. After each, the name means what it
-    /// meant before.
+    /// [`RequestError::WatchOver`], [`RequestError::NotFrozen`]; without a watch
+    /// [`RequestError::Frozen`] while memory is frozen. [`RequestError::Lost`]: the watch is over
+    /// then. [`RequestError::Process`], [`RequestError::OtherMemory`], [`RequestError::Ranges`],
+    /// [`RequestError::Save`]: frozen memory stays so. After each, the name means what it meant
+    /// before.
     pub fn snapshot(
         &self,
         store: &Store,

@@ -1,10 +1,12 @@
-//! The record of write protection: what each page of a VMM was when its image was frozen, and the pages that were
-//! written since.
+//! The record of write protection: what each page of a VMM was when its image was frozen, and the
+//! pages that were written since.
 //!
-//! Promises: a page of a frozen image is copied before it is opened for writing. An image that has lost a page has
-//! failed, and is never stored. The record and the copies are charged to the budget.
+//! Promises: a page of a frozen image is copied before it is opened for writing. An image that has
+//! lost a page has failed, and is never stored. The record and the copies are charged to the
+//! budget.
 //!
-//! May break it: devices that write to memory around its page tables, as a passed-through device does.
+//! May break it: devices that write to memory around its page tables, as a passed-through device
+//! does.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -153,8 +155,9 @@ impl Watch {
         }
     }
 
-    /// The open pages among `pages` of a mapping, with short gaps of pages that are in place as well. In a gap without a
-    /// page there may be no mapping, which the kernel refuses to protect, or protection would outlive the fill.
+    /// The open pages among `pages` of a mapping, with short gaps of pages that are in place as
+    /// well. In a gap without a page there may be no mapping, which the kernel refuses to protect,
+    /// or protection would outlive the fill.
     pub(super) fn open_runs(&self, mapping: usize, pages: PageRange) -> Vec<PageRange> {
         let watched = &self.mappings[mapping];
         let mut runs: Vec<PageRange> = Vec::new();
@@ -190,7 +193,8 @@ impl Watch {
         self.mappings.iter().map(bits).sum()
     }
 
-    /// Notes that pages of a mapping are protected. Those of them that are not `present` were discarded silently.
+    /// Notes that pages of a mapping are protected. Those of them that are not `present` were
+    /// discarded silently.
     pub(super) fn close(&mut self, mapping: usize, pages: PageRange, present: Option<&[bool]>) {
         let watched = &mut self.mappings[mapping];
         for page in pages.start..pages.end() {

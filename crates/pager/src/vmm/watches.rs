@@ -1,10 +1,10 @@
 //! The watches of a VMM: at most one that lives, and why the last ones are over.
 //!
-//! A *watch* is one write protection of the memory, from `prepare` or `freeze` on. Several control clients can act on
-//! one VMM, so each names the watch that it means.
+//! A *watch* is one write protection of the memory, from `prepare` or `freeze` on. Several control
+//! clients can act on one VMM, so each names the watch that it means.
 //!
-//! Promises: no two watches of this process have the same number. A request that names a watch never reaches another.
-//! The record of those that are over is bounded.
+//! Promises: no two watches of this process have the same number. A request that names a watch
+//! never reaches another. The record of those that are over is bounded.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! Snapshots from strangers whose parts contradict each other, and page sources with false ranges. They are refused
-//! or clipped, and only the memory that is being filled is written.
+//! Snapshots from strangers whose parts contradict each other, and page sources with false ranges.
+//! They are refused or clipped, and only the memory that is being filled is written.
 //!
 //! A test that could crash runs in a separate process.
 #![cfg(not(miri))]

@@ -1,5 +1,6 @@
-//! Restores that are interrupted, and sources that are taken away under them: the store stays whole, a running
-//! restore keeps the content it began with or ends in an error that says why, and no page is wrong.
+//! Restores that are interrupted, and sources that are taken away under them: the store stays
+//! whole, a running restore keeps the content it began with or ends in an error that says why, and
+//! no page is wrong.
 #![cfg(not(miri))]
 
 use std::collections::BTreeSet;
@@ -352,8 +353,8 @@ fn a_layer_overwritten_after_its_pages_were_checked_is_noticed_when_they_are_rea
 
 const VICTIM: &str = "AFRESH_TEST_CUT";
 
-/// A guest that runs on a mapping of a file which is cut short is ended as by every failed restore. It is not ended
-/// by SIGBUS, and sees no page of another content than the snapshot.
+/// A guest that runs on a mapping of a file which is cut short is ended as by every failed restore.
+/// It is not ended by SIGBUS, and sees no page of another content than the snapshot.
 #[test]
 fn a_guest_on_a_mapped_file_that_is_cut_short_is_ended_by_sigsegv_and_sees_no_wrong_page() {
     const LARGE: usize = 16 * PAGES;
@@ -366,8 +367,8 @@ fn a_guest_on_a_mapped_file_that_is_cut_short_is_ended_by_sigsegv_and_sees_no_wr
         let range = PageRange::new(0, LARGE);
         let options = Options::with(FillStrategy::MapDetach);
         let restore = Restore::start(memory.clone(), range, source, &options).unwrap();
-        // Before, while, and after the pager has faulted pages in. The guest reads all the time, so that it is often
-        // the first to meet a missing page.
+        // Before, while, and after the pager has faulted pages in. The guest reads all the time, so
+        // that it is often the first to meet a missing page.
         let delay = Duration::from_micros(number.parse::<u64>().unwrap() * 400);
         let cut = std::thread::spawn(move || {
             std::thread::sleep(delay);

@@ -82,7 +82,8 @@ fn poke(memory: &Reservation, at: usize, byte: u8) {
     unsafe { memory.page_ptr(10).add(at).write_volatile(byte) }
 }
 
-/// Restores while two threads read and write at random, each its own half of the pages, and compares.
+/// Restores while two threads read and write at random, each its own half of the pages, and
+/// compares.
 fn check(source: Arc<dyn PageSource>, options: &Options) {
     let mut expected = content();
     let (memory, range) = target();
@@ -309,7 +310,8 @@ fn faulty_options(timeout: Duration) -> Vec<Options> {
 
 const CHILD: &str = "AFRESH_TEST_FAULT";
 
-/// A guest that touches a page whose filler fails is ended by SIGSEGV: it reads nothing, and never hangs.
+/// A guest that touches a page whose filler fails is ended by SIGSEGV: it reads nothing, and never
+/// hangs.
 #[test]
 fn a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest() {
     use std::os::unix::process::ExitStatusExt;
@@ -426,8 +428,8 @@ fn a_recorded_working_set_is_read_from_its_compact_copy_alone() {
     assert_eq!(restore.status().faults, 0);
 }
 
-/// Two threads count in every page without pause while the mapping is replaced, or the pages stream in,
-/// under them: every increment must be there at the end.
+/// Two threads count in every page without pause while the mapping is replaced, or the pages stream
+/// in, under them: every increment must be there at the end.
 #[test]
 fn a_guest_that_never_stops_writing_loses_no_write() {
     const LARGE: usize = 8192;

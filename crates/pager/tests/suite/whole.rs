@@ -1,5 +1,6 @@
-//! A page of a lazily filled image becomes visible only when it is complete and checked: to other threads, to the
-//! kernel and to forked children, under any setting of huge pages for shared memory.
+//! A page of a lazily filled image becomes visible only when it is complete and checked: to other
+//! threads, to the kernel and to forked children, under any setting of huge pages for shared
+//! memory.
 #![cfg(not(miri))]
 
 use std::io;
@@ -21,7 +22,8 @@ fn byte_of(page: usize) -> u8 {
     (page % 200) as u8 + 1
 }
 
-/// Delivers pages as a slow disk with a bad sector does: other bytes first, one half after the other.
+/// Delivers pages as a slow disk with a bad sector does: other bytes first, one half after the
+/// other.
 struct Slow {
     pages: usize,
     pause: Duration,
@@ -311,8 +313,8 @@ fn untouched_pages_are_right_however_the_host_treats_huge_pages_of_shared_memory
     drop(setting);
 }
 
-/// The byte that a child made by fork reads at `page`, or `None` when the access ended it. It dumps core then, if the host lets
-/// it, which reads all of its memory.
+/// The byte that a child made by fork reads at `page`, or `None` when the access ended it. It dumps
+/// core then, if the host lets it, which reads all of its memory.
 fn child_looks(base: usize, page: usize, write: bool) -> Option<u8> {
     let at = (base + page * PAGE_SIZE) as *mut u8;
     let dir = tempfile::tempdir().unwrap();
@@ -378,8 +380,8 @@ fn a_forked_child_gets_an_error_for_pages_that_will_not_come() {
         let image = LazyImage::start(Arc::new(Slow::new(PAGES, Duration::ZERO)), &options).unwrap();
         let mut slot = kind.slot(image.image());
         slot.fetch(0, 1).unwrap();
-        // SAFETY: the child uses what it inherited, allocates, and ends; the parent's other threads hold
-        // no lock of this process that it needs.
+        // SAFETY: the child uses what it inherited, allocates, and ends; the parent's other threads
+        // hold no lock of this process that it needs.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "{}", io::Error::last_os_error());
         if child == 0 {

@@ -1,4 +1,5 @@
-//! Calls through a component's shim, before and after they are taken into the module that makes them.
+//! Calls through a component's shim, before and after they are taken into the module that makes
+//! them.
 
 use afresh_rewrite::direct_calls;
 use wasmtime::component::{Component, Linker};

@@ -1,8 +1,10 @@
-//! Heartbeats: sending them, receiving those of a part of the fleet, and learning what their senders hold.
+//! Heartbeats: sending them, receiving those of a part of the fleet, and learning what their
+//! senders hold.
 //!
-//! Promises: NATS delivers at most about [`super::policy::HeartbeatInterval::bytes`] of heartbeats in a second to all
-//! hosts together, and stores none. Each host is heard by those that watch its lease. Every route and template that a
-//! host of the fleet holds is known to all others within a minute or two, also where each hears a part of the fleet.
+//! Promises: NATS delivers at most about [`super::policy::HeartbeatInterval::bytes`] of heartbeats
+//! in a second to all hosts together, and stores none. Each host is heard by those that watch its
+//! lease. Every route and template that a host of the fleet holds is known to all others within a
+//! minute or two, also where each hears a part of the fleet.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -51,7 +53,8 @@ impl KnownSets {
     }
 }
 
-/// The things of a status that are in the set, and the others: snapshots, which a host opens on demand.
+/// The things of a status that are in the set, and the others: snapshots, which a host opens on
+/// demand.
 fn split(held: &[String]) -> (Vec<String>, Vec<String>) {
     held.iter().cloned().partition(|held| record::key(held).is_none())
 }
@@ -60,8 +63,8 @@ fn text(value: &impl serde::Serialize) -> Bytes {
     Bytes::from(serde_json::to_vec(value).unwrap_or_default())
 }
 
-/// Begins to send and receive heartbeats, and asks some hosts for their status, so that they are known before the first
-/// request.
+/// Begins to send and receive heartbeats, and asks some hosts for their status, so that they are
+/// known before the first request.
 pub(super) async fn begin(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
     let lives = lease_renewal::lives(&fleet.links).await?;
     let own = fleet.life();

@@ -1,10 +1,12 @@
-//! Backup and restoring of a fleet: its ledger and the saved states that the ledger names, together.
+//! Backup and restoring of a fleet: its ledger and the saved states that the ledger names,
+//! together.
 //!
-//! Promises: hosts keep working during a backup. Each entry and the state that it names are of one moment, because the
-//! ledger is read first and states are never changed. A backup is complete or not there: its ledger is written last,
-//! in place of the one before. States that the directory has already are not copied again. Nothing is restored below
-//! running hosts, and no entry is overwritten. A restore that was interrupted continues.
-//! May break it: a collection of the store with a shorter grace than the backup takes.
+//! Promises: hosts keep working during a backup. Each entry and the state that it names are of one
+//! moment, because the ledger is read first and states are never changed. A backup is complete or
+//! not there: its ledger is written last, in place of the one before. States that the directory has
+//! already are not copied again. Nothing is restored below running hosts, and no entry is
+//! overwritten. A restore that was interrupted continues. May break it: a collection of the store
+//! with a shorter grace than the backup takes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -229,7 +231,8 @@ async fn read_ledger(
     Ok(all)
 }
 
-/// Copies of states: each is fetched to a directory, which checks its digests, and sent on from there.
+/// Copies of states: each is fetched to a directory, which checks its digests, and sent on from
+/// there.
 struct Copier<'a> {
     from: &'a Remote,
     to: &'a Remote,
@@ -261,7 +264,8 @@ impl Copier<'_> {
         Ok(store)
     }
 
-    /// Copies a state, unless it is there. Its manifest is written last, so one that opens is whole.
+    /// Copies a state, unless it is there. Its manifest is written last, so one that opens is
+    /// whole.
     fn copy(&mut self, digest: &str) -> Result<(), String> {
         if self.to.load(digest).is_ok() {
             return Ok(());
@@ -324,8 +328,8 @@ fn states_in(dir: &Path) -> String {
     dir.join(STATES).to_string_lossy().into_owned()
 }
 
-/// Writes the ledger of the fleet and all states that it names to a directory. States of an earlier backup there are
-/// not copied again.
+/// Writes the ledger of the fleet and all states that it names to a directory. States of an earlier
+/// backup there are not copied again.
 ///
 /// # Errors
 /// [`BackupError`]. The report lists states that cannot be copied.
@@ -423,8 +427,8 @@ fn read(file: &Path) -> Result<(Head, Vec<Line>), BackupError> {
     Ok((head.ok_or_else(|| damaged(1, "it is empty".to_owned()))?, lines))
 }
 
-/// Writes a backup to the ledger and the store of a fleet without hosts. Running sandboxes have the rest of their time
-/// from now on.
+/// Writes a backup to the ledger and the store of a fleet without hosts. Running sandboxes have the
+/// rest of their time from now on.
 ///
 /// # Errors
 /// [`BackupError`]. The report lists states that cannot be copied.

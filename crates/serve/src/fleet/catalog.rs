@@ -1,11 +1,12 @@
-//! Sources of sandboxes on all hosts of a fleet: templates that the first host has warmed, and snapshots that clients
-//! have made.
+//! Sources of sandboxes on all hosts of a fleet: templates that the first host has warmed, and
+//! snapshots that clients have made.
 //!
-//! Promises: a template is the same on all hosts that serve it, down to its pages, so a sandbox saved on one host is
-//! a difference from data that the others have already. A snapshot has one entry, `id.*`, and only that counts; an
-//! entry `name.*` only points to it. Both are changed by compare-and-set. A lookup that began after a change of a
-//! name was acknowledged sees that change, and of two builds of a template the one whose entry NATS took first never
-//! takes a name from the other.
+//! Promises: a template is the same on all hosts that serve it, down to its pages, so a sandbox
+//! saved on one host is a difference from data that the others have already. A snapshot has one
+//! entry, `id.*`, and only that counts; an entry `name.*` only points to it. Both are changed by
+//! compare-and-set. A lookup that began after a change of a name was acknowledged sees that change,
+//! and of two builds of a template the one whose entry NATS took first never takes a name from the
+//! other.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -46,8 +47,8 @@ impl CatalogEntry {
 struct NamePointer {
     /// The snapshot.
     id: String,
-    /// The revision at which the entry of the snapshot claimed the name. Of two claims the one with the greater
-    /// revision is the later one, without any clock of a host.
+    /// The revision at which the entry of the snapshot claimed the name. Of two claims the one with
+    /// the greater revision is the later one, without any clock of a host.
     #[serde(default)]
     claimed: u64,
 }
@@ -143,8 +144,8 @@ impl Fleet {
         Ok(entry.map(|entry| (found.revision, entry)))
     }
 
-    /// Changes the names of a snapshot and returns the revision; `None` if it does not exist, or if `change` returns
-    /// `false`.
+    /// Changes the names of a snapshot and returns the revision; `None` if it does not exist, or if
+    /// `change` returns `false`.
     async fn change_claims(
         &self,
         id: &str,
@@ -167,7 +168,8 @@ impl Fleet {
         Err(NatsError::Changed)
     }
 
-    /// Has a snapshot lose a name; returns the revision of the entry without it, or `None` if it did not have the name.
+    /// Has a snapshot lose a name; returns the revision of the entry without it, or `None` if it
+    /// did not have the name.
     async fn drop_claim(&self, id: &str, name: &str) -> Result<Option<u64>, NatsError> {
         let dropping = self.change_claims(id, |names| {
             let before = names.len();
@@ -177,8 +179,8 @@ impl Fleet {
         dropping.await
     }
 
-    /// Has a name mean the snapshot whose entry claimed it at the revision `claimed`, unless a later claim has it.
-    /// `false` if the snapshot does not have the name afterwards.
+    /// Has a name mean the snapshot whose entry claimed it at the revision `claimed`, unless a
+    /// later claim has it. `false` if the snapshot does not have the name afterwards.
     async fn point(
         &self,
         tenant: &str,
@@ -219,7 +221,8 @@ impl Fleet {
             if let Some(other) = other.filter(|_| holds) {
                 self.drop_claim(&other.id, name).await?;
             }
-            // The claim may have been dropped since it was made, by a host that could not see the pointer yet.
+            // The claim may have been dropped since it was made, by a host that could not see the
+            // pointer yet.
             let own = self.catalog_entry(id).await?;
             if own.is_some_and(|(_, own)| own.claims(name)) {
                 return Ok(true);
@@ -255,7 +258,8 @@ impl Fleet {
         Err(NatsError::Changed)
     }
 
-    /// Makes a snapshot known to all hosts, by its id and its names, and returns the names that it has.
+    /// Makes a snapshot known to all hosts, by its id and its names, and returns the names that it
+    /// has.
     pub(super) async fn enter_snapshot(
         &self,
         record: &SnapshotRecord,
@@ -265,8 +269,8 @@ impl Fleet {
         self.point_all(record, claimed).await
     }
 
-    /// Makes the entry of a snapshot, and returns its revision: the place of the snapshot among all that claim its
-    /// names.
+    /// Makes the entry of a snapshot, and returns its revision: the place of the snapshot among all
+    /// that claim its names.
     pub(super) async fn claim_first(
         &self,
         record: &SnapshotRecord,
@@ -299,7 +303,8 @@ impl Fleet {
         name: &str,
     ) -> Result<bool, ErrorResponse> {
         for _ in 0..MAX_ATTEMPTS {
-            // Also where it claims the name already: a new revision is a later claim than those of others.
+            // Also where it claims the name already: a new revision is a later claim than those of
+            // others.
             let claimed = self.change_claims(&record.id, |names| {
                 if !names.iter().any(|own| own == name) {
                     names.push(name.to_owned());
@@ -311,7 +316,8 @@ impl Fleet {
             if self.point(tenant, name, &record.id, claimed).await? {
                 return Ok(true);
             }
-            // A later claim won, or one of before dropped this one: the client who asked now is the last.
+            // A later claim won, or one of before dropped this one: the client who asked now is the
+            // last.
         }
         Err(NatsError::Changed.into())
     }
@@ -345,7 +351,8 @@ impl Fleet {
         for _ in 0..MAX_ATTEMPTS {
             let Some(found) = nats::find(kept, &key).await? else { return Ok(None) };
             if stale == Some(found.revision) {
-                // A host died before it removed the name. It is removed unless another host uses it now.
+                // A host died before it removed the name. It is removed unless another host uses it
+                // now.
                 let _ = nats::remove(kept, &key, found.revision).await;
                 return Ok(None);
             }

@@ -1,8 +1,10 @@
-//! The cipher of ledger entries: tokens, variables and names of sandboxes are not readable in NATS or in its files.
+//! The cipher of ledger entries: tokens, variables and names of sandboxes are not readable in NATS
+//! or in its files.
 //!
-//! Promises: each entry is encrypted and authenticated by AES-256-GCM with another key, derived from the fleet's
-//! key and 32 random bytes, and is bound to its bucket and its key. An entry that was moved, cut or changed does not
-//! open. Entries from before the fleet had a key still open, unless the fleet requires that all are sealed.
+//! Promises: each entry is encrypted and authenticated by AES-256-GCM with another key, derived
+//! from the fleet's key and 32 random bytes, and is bound to its bucket and its key. An entry that
+//! was moved, cut or changed does not open. Entries from before the fleet had a key still open,
+//! unless the fleet requires that all are sealed.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -55,7 +55,8 @@ async fn names(links: &NatsConnection) -> Result<Vec<Sha256>, afresh::Cause> {
     parsed.collect()
 }
 
-/// Removes objects from the fleet's store that its ledger does not name and that are older than `grace`.
+/// Removes objects from the fleet's store that its ledger does not name and that are older than
+/// `grace`.
 ///
 /// # Errors
 /// [`CollectError`].

@@ -11,10 +11,11 @@ use super::policy::HeartbeatInterval;
 pub struct FleetConfig {
     /// NATS servers: one URL, or several with commas between.
     pub nats: String,
-    /// A file with a token for NATS, a user and a password, the seed of an nkey, or a JWT and its seed (`.creds`). It is
-    /// read again for each connection.
+    /// A file with a token for NATS, a user and a password, the seed of an nkey, or a JWT and its
+    /// seed (`.creds`). It is read again for each connection.
     pub credentials: Option<PathBuf>,
-    /// A file with the certificates that NATS servers are checked by, instead of those of the system.
+    /// A file with the certificates that NATS servers are checked by, instead of those of the
+    /// system.
     pub ca: Option<PathBuf>,
     /// A file with this host's certificate for NATS.
     pub certificate: Option<PathBuf>,
@@ -22,22 +23,25 @@ pub struct FleetConfig {
     pub certificate_key: Option<PathBuf>,
     /// A file with the key that ledger entries are sealed by. It must match on all hosts.
     pub entry_key: Option<PathBuf>,
-    /// Refuse entries that are not sealed. Without it, entries from before the fleet had a key are read.
+    /// Refuse entries that are not sealed. Without it, entries from before the fleet had a key are
+    /// read.
     pub require_sealed: bool,
-    /// The place of saved states for all hosts: the URL of a remote, or a directory that all of them see. Needed for
-    /// sandboxes.
+    /// The place of saved states for all hosts: the URL of a remote, or a directory that all of
+    /// them see. Needed for sandboxes.
     pub store: Option<String>,
     /// The fleet's name; hosts of different fleets have nothing to do with each other.
     pub fleet: String,
     /// Name of this host for people; its host name if not set.
     pub name: Option<String>,
-    /// Host lease: after this long without a renewal, other hosts may take its sandboxes. It must match on all hosts.
+    /// Host lease: after this long without a renewal, other hosts may take its sandboxes. It must
+    /// match on all hosts.
     pub lease: Duration,
     /// Replicas of each bucket in NATS.
     pub replicas: usize,
     /// Interval of heartbeats.
     pub pace: HeartbeatInterval,
-    /// Maximum bytes of a request for a guest that only other hosts serve. These have limits as well.
+    /// Maximum bytes of a request for a guest that only other hosts serve. These have limits as
+    /// well.
     pub max_body: usize,
     /// Time limit of a call that another host answers.
     pub patience: Duration,

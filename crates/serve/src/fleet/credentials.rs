@@ -1,7 +1,9 @@
-//! Identity of a client of NATS: a token, a user and a password, an nkey, a file of credentials, or a certificate.
+//! Identity of a client of NATS: a token, a user and a password, an nkey, a file of credentials, or
+//! a certificate.
 //!
-//! Promises: the file is read again for each connection, so a renewed token or JWT needs no restart. An unusable file
-//! is an error before the first connection. Secrets appear in no error and no log.
+//! Promises: the file is read again for each connection, so a renewed token or JWT needs no
+//! restart. An unusable file is an error before the first connection. Secrets appear in no error
+//! and no log.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +19,8 @@ const MAX_FILE: u64 = 64 << 10;
 /// Characters of the seed of an nkey.
 const SEED_LENGTH: usize = 58;
 
-/// The role of a client of NATS in the fleet. NATS can permit each role to receive its own answers alone.
+/// The role of a client of NATS in the fleet. NATS can permit each role to receive its own answers
+/// alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// `afresh serve`.

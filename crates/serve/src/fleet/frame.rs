@@ -1,8 +1,8 @@
 //! Messages between hosts: a head as JSON and a piece of a body, in one message of NATS.
 //!
-//! Bodies of any size go in pieces. Each piece is a request that is answered before the next is sent. So messages stay
-//! within the limit of NATS, no host is flooded, and hosts need no port, certificate or password except those of NATS.
-//! The cost is that each byte passes a NATS server.
+//! Bodies of any size go in pieces. Each piece is a request that is answered before the next is
+//! sent. So messages stay within the limit of NATS, no host is flooded, and hosts need no port,
+//! certificate or password except those of NATS. The cost is that each byte passes a NATS server.
 //! Promises: bytes that are not such a message are an error, never a panic.
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -29,7 +29,8 @@ pub(super) type Pairs = Vec<(String, String)>;
 pub(super) struct Call {
     /// The caller's number of the call. The caller uses it to query whether the call still runs.
     pub(super) key: u64,
-    /// The callee's clock when the message was sent, in milliseconds, as far as the caller knows it.
+    /// The callee's clock when the message was sent, in milliseconds, as far as the caller knows
+    /// it.
     pub(super) sent: u64,
     pub(super) request: RpcRequest,
 }

@@ -21,8 +21,8 @@ pub(crate) trait FleetHost: Send + Sync {
     /// Its sandboxes, if it serves any.
     fn sandboxes(&self) -> Option<Arc<dyn SandboxHost>>;
 
-    /// Answers a request that another host has sent here. `take` permits it to take a sandbox without an owner. `None` if
-    /// the sandbox is not here.
+    /// Answers a request that another host has sent here. `take` permits it to take a sandbox
+    /// without an owner. `None` if the sandbox is not here.
     async fn answer_other(&self, request: Request<Body>, take: bool) -> Option<Response>;
 
     /// Ends the server once it has answered every request that reached it.

@@ -1,7 +1,8 @@
 //! Keeping this host's lease, and looking after those of others.
 //!
 //! Promises: a lease that was broken is never renewed. This host then begins a new life and keeps
-//! those of its sandboxes that no other host has taken, by compare-and-set in the ledger. Their state is unchanged.
+//! those of its sandboxes that no other host has taken, by compare-and-set in the ledger. Their
+//! state is unchanged.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -52,7 +53,8 @@ fn bytes(life: &LeaseEntry) -> Bytes {
     Bytes::from(serde_json::to_vec(life).unwrap_or_default())
 }
 
-/// Makes the entry of a new life. It may be there already: by an earlier attempt of this host, which had no answer.
+/// Makes the entry of a new life. It may be there already: by an earlier attempt of this host,
+/// which had no answer.
 pub(super) async fn enter(
     links: &NatsConnection,
     life: &str,
@@ -72,8 +74,9 @@ pub(super) async fn enter(
     }
 }
 
-/// Refuses a lease of another length, or another key, than that of the hosts that renew theirs: one host would give up
-/// entries that another still relies on, or could not read them. The entry of `life` is removed then.
+/// Refuses a lease of another length, or another key, than that of the hosts that renew theirs: one
+/// host would give up entries that another still relies on, or could not read them. The entry of
+/// `life` is removed then.
 pub(super) async fn check_terms(
     links: &NatsConnection,
     life: &str,
@@ -109,8 +112,8 @@ pub(super) async fn check_terms(
     Ok(())
 }
 
-/// Lives and names of the hosts whose leases hold, one for each host: of two entries that hold, the times of the last
-/// renewals differ by at most twice the lease.
+/// Lives and names of the hosts whose leases hold, one for each host: of two entries that hold, the
+/// times of the last renewals differ by at most twice the lease.
 pub(super) async fn lives(links: &NatsConnection) -> Result<Vec<(String, String)>, NatsError> {
     let found = nats::all(&links.client, &links.hosts, LIVES, MAX_LIVES).await?;
     let newest = found.iter().map(|entry| entry.time).max().unwrap_or_default();
@@ -131,7 +134,8 @@ pub(super) async fn broken(links: &NatsConnection) -> Result<Vec<String>, NatsEr
     Ok(found.into_iter().filter(is_broken).map(|found| found.key).collect())
 }
 
-/// Removes the entry of a broken life, whose sandboxes are swept. A host that comes back finds no lease.
+/// Removes the entry of a broken life, whose sandboxes are swept. A host that comes back finds no
+/// lease.
 pub(super) async fn forget_broken(links: &NatsConnection, life: &str) -> Result<(), NatsError> {
     let Some(found) = nats::find(&links.hosts, life).await? else { return Ok(()) };
     if !serde_json::from_slice::<LeaseEntry>(&found.value).is_ok_and(|entry| entry.broken) {
@@ -195,7 +199,8 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
     }
 }
 
-/// Settles doubtful sandboxes in a task, so that renewals come first. The rest is tried after the next renewal.
+/// Settles doubtful sandboxes in a task, so that renewals come first. The rest is tried after the
+/// next renewal.
 fn settle(fleet: &Arc<Fleet>) {
     let fleet = fleet.clone();
     tokio::spawn(async move {
@@ -222,7 +227,8 @@ async fn begin_again(fleet: &Arc<Fleet>) {
         (own.life.clone(), format!("{}-{}", fleet.node, own.lives + 1), own.lives + 1)
     };
     tracing::warn!(old, life, "the lease was broken; beginning anew");
-    // Before the new lease makes anything safe: none of them is this host's until the ledger confirms it.
+    // Before the new lease makes anything safe: none of them is this host's until the ledger
+    // confirms it.
     if let Some(sandboxes) = &sandboxes {
         sandboxes.doubt_all();
     }
@@ -279,7 +285,8 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
     }
     let (revision, broken) = match read_life(fleet, life).await {
         Ok(Some(seen)) => seen,
-        // It left, unless a server that lags behind its neighbours says so: that is waited for, and then found out.
+        // It left, unless a server that lags behind its neighbours says so: that is waited for, and
+        // then found out.
         Ok(None) => (NO_REVISION, false),
         Err(_) => return Some(fleet.terms.time),
     };

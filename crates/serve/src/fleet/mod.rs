@@ -1,10 +1,11 @@
 //! Several hosts that share the work, over NATS and a common store.
 //!
-//! Promises: any host takes any request, and forwards it to a host that holds the guest or the sandbox. A sandbox
-//! has one owner: an entry in a ledger that is only changed by compare-and-set, under a lease that its owner stops
-//! relying on before another host may break it. Every host finds every acknowledged save. While NATS is away,
-//! guests of this host are served, and requests that need the fleet get 503.
-//! May break it: see [`policy::Lease`]; a NATS that loses acknowledged writes.
+//! Promises: any host takes any request, and forwards it to a host that holds the guest or the
+//! sandbox. A sandbox has one owner: an entry in a ledger that is only changed by compare-and-set,
+//! under a lease that its owner stops relying on before another host may break it. Every host finds
+//! every acknowledged save. While NATS is away, guests of this host are served, and requests that
+//! need the fleet get 503. May break it: see [`policy::Lease`]; a NATS that loses acknowledged
+//! writes.
 
 mod adverts;
 mod backup;
@@ -76,7 +77,8 @@ pub(crate) struct Fleet {
     suspects: Mutex<HashMap<String, Moment>>,
     /// Lives whose leases are over.
     over: Mutex<BTreeSet<String>>,
-    /// Lives whose leases are broken and whose sandboxes this host has not swept, by the time of the next attempt.
+    /// Lives whose leases are broken and whose sandboxes this host has not swept, by the time of
+    /// the next attempt.
     unswept: Mutex<BTreeMap<String, Moment>>,
     /// The last known hosts of sandboxes.
     ways: Mutex<HashMap<String, String>>,

@@ -1,7 +1,7 @@
 //! The connection to NATS, and the buckets that a fleet's hosts share.
 //!
-//! Promises: every operation has a time limit, also while no server answers. A change that lost a race and a
-//! change without an answer are different errors.
+//! Promises: every operation has a time limit, also while no server answers. A change that lost a
+//! race and a change without an answer are different errors.
 
 use std::error::Error as _;
 use std::sync::{Arc, OnceLock};
@@ -31,7 +31,8 @@ use crate::error_response::ErrorResponse;
 
 /// Longest wait for an answer about an entry.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a host that joins waits for NATS servers which have just started, and elect their leaders. Nothing else needs one.
+/// How long a host that joins waits for NATS servers which have just started, and elect their
+/// leaders. Nothing else needs one.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause between two attempts of a host that joins.
 const JOIN_RETRY_INTERVAL: Duration = Duration::from_millis(250);
@@ -281,8 +282,8 @@ impl NatsConnection {
     }
 }
 
-/// The entry of a key, from the leader of the bucket. The store's own `entry` is a direct get, which any replica
-/// answers, however far it lags behind.
+/// The entry of a key, from the leader of the bucket. The store's own `entry` is a direct get,
+/// which any replica answers, however far it lags behind.
 pub(crate) async fn find(bucket: &Bucket, key: &str) -> Result<Option<BucketEntry>, NatsError> {
     let store = &bucket.store;
     let subject = format!("{}{key}", store.prefix);
@@ -394,8 +395,8 @@ pub(crate) async fn update(
     within(ANSWER_TIMEOUT, updated).await
 }
 
-/// Changes an entry that is still at `revision`. The servers remove it after `lifetime` milliseconds, if that is given:
-/// whole seconds, and at least one.
+/// Changes an entry that is still at `revision`. The servers remove it after `lifetime`
+/// milliseconds, if that is given: whole seconds, and at least one.
 pub(crate) async fn update_for(
     bucket: &Bucket,
     key: &str,
@@ -546,8 +547,8 @@ pub(crate) struct Watched {
     pub(crate) left: u64,
 }
 
-/// Has `each` see every entry of a bucket, and from then on each change, without values, until it returns `false`. It sees
-/// `None` if the bucket is empty at first.
+/// Has `each` see every entry of a bucket, and from then on each change, without values, until it
+/// returns `false`. It sees `None` if the bucket is empty at first.
 pub(crate) async fn watch(
     client: &Client,
     bucket: &Bucket,

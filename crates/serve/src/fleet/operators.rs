@@ -1,6 +1,7 @@
 //! The requests of operators: to list hosts, and to drain one.
 //!
-//! Promises: a list has every host that is up: it is complete once each host with a lease has answered.
+//! Promises: a list has every host that is up: it is complete once each host with a lease has
+//! answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,8 @@ use super::nats::NatsConnection;
 use super::policy::NodeStatus;
 use super::{Fleet, lease_renewal};
 
-/// Longest wait for the next answer. A host with a lease that does not answer for so long is left out.
+/// Longest wait for the next answer. A host with a lease that does not answer for so long is left
+/// out.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A fleet could not be queried.
@@ -119,7 +121,8 @@ pub async fn nodes(config: &FleetConfig) -> Result<Vec<NodeStatus>, NodesError> 
     Ok(ask(config).await?.1)
 }
 
-/// Asks a host to save its sandboxes and end, as SIGTERM does. The host is named by its name or its id.
+/// Asks a host to save its sandboxes and end, as SIGTERM does. The host is named by its name or its
+/// id.
 ///
 /// # Errors
 /// [`NodesError`].

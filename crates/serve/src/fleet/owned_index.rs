@@ -1,11 +1,11 @@
-//! The sandboxes of each host: keys `own.<host>.<id>` in the bucket of leases, so that the sweep of a lost host reads its
-//! sandboxes, and not the whole ledger.
+//! The sandboxes of each host: keys `own.<host>.<id>` in the bucket of leases, so that the sweep of
+//! a lost host reads its sandboxes, and not the whole ledger.
 //!
-//! Promises: the key is written before an entry of the ledger names the host as its owner, and removed after the entry
-//! names it no more. A key that is left costs a sweep one read. Its value has the life of the host, and the sweep of a
-//! life leaves the keys of later ones. An entry that cannot be read keeps no other from being swept.
-//! May break it: a host that pauses between both writes for longer than its lease, and dies after that before it has
-//! settled the sandbox.
+//! Promises: the key is written before an entry of the ledger names the host as its owner, and
+//! removed after the entry names it no more. A key that is left costs a sweep one read. Its value
+//! has the life of the host, and the sweep of a life leaves the keys of later ones. An entry that
+//! cannot be read keeps no other from being swept. May break it: a host that pauses between both
+//! writes for longer than its lease, and dies after that before it has settled the sandbox.
 
 use std::time::Duration;
 
@@ -80,14 +80,16 @@ impl Fleet {
         }
     }
 
-    /// Releases the sandboxes of a life that is over, and of the earlier lives of its host, and removes those that were
-    /// never saved. Otherwise they would be listed as running until a client uses each.
+    /// Releases the sandboxes of a life that is over, and of the earlier lives of its host, and
+    /// removes those that were never saved. Otherwise they would be listed as running until a
+    /// client uses each.
     pub(super) async fn sweep(&self, life: &str) -> Result<Sweep, NatsError> {
         let Some((node, last)) = parts(life) else { return Ok(Sweep::default()) };
         let filter = format!("{OWN}.{node}.*");
         let links = &self.links;
         let mut noted = nats::all(&links.client, &links.hosts, &filter, usize::MAX).await?;
-        // The host is back, and notes the sandboxes that it keeps or takes before their entries name its new life.
+        // The host is back, and notes the sandboxes that it keeps or takes before their entries
+        // name its new life.
         let of = |note: &BucketEntry| serde_json::from_slice::<OwnedNote>(&note.value);
         noted.retain(|note| of(note).unwrap_or_default().life <= last);
         let swept: Vec<SweptEntry> = futures_util::stream::iter(noted)
@@ -123,7 +125,8 @@ impl Fleet {
         if let Some(key) = note.key.rsplit('.').next().and_then(record::key) {
             for attempt in 1.. {
                 match self.release((node, last), &key).await {
-                    // Another host took it first, or it is this host's again, or its entry was sealed.
+                    // Another host took it first, or it is this host's again, or its entry was
+                    // sealed.
                     Err(NatsError::Changed) if attempt < MAX_ENTRY_READS => {}
                     Err(error @ NatsError::Sealed { .. }) => {
                         tracing::error!(%error, "an entry of the ledger is unreadable");

@@ -1,7 +1,8 @@
 //! The ledger of sandboxes: making, changing, taking and removing their entries.
 //!
-//! Promises: every change names the revision that this host knows; a change whose answer was lost is found by
-//! reading, and adopted only where the entry still names this host. Pages are in the store before the entry names them.
+//! Promises: every change names the revision that this host knows; a change whose answer was lost
+//! is found by reading, and adopted only where the entry still names this host. Pages are in the
+//! store before the entry names them.
 
 use bytes::Bytes;
 use hyper::StatusCode;
@@ -184,8 +185,8 @@ impl Fleet {
         Err(NatsError::Changed.into())
     }
 
-    /// Enters this host's new life as the owner of a sandbox of its last one, and returns that life; `None` if another
-    /// host was faster.
+    /// Enters this host's new life as the owner of a sandbox of its last one, and returns that
+    /// life; `None` if another host was faster.
     pub(crate) async fn keep(
         &self,
         anchor: &mut Anchor,
@@ -268,8 +269,9 @@ impl Fleet {
             return Ok(TakeOutcome::Theirs(entry.owner.unwrap_or_default()));
         }
         able(&entry.record)?;
-        // Also where this life is named already, by a change whose answer was lost: the entry may be an old one, which a
-        // replica had that lags behind. Only a change of the revision that was read proves that it is the present one.
+        // Also where this life is named already, by a change whose answer was lost: the entry may
+        // be an old one, which a replica had that lags behind. Only a change of the revision that
+        // was read proves that it is the present one.
         let mut ours = entry.taken_by(&life, again, found.time);
         let note = self.note_owned(id, &life).await?;
         let taken = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await;
@@ -290,8 +292,8 @@ impl Fleet {
         self.adopt_sandbox(&key, Owned { record: ours.record, anchor, life }, over).await
     }
 
-    /// Sets the end of a sandbox that was just taken, by this host's clock. The servers' clock gives the rest of its time.
-    /// `false` if its time is over.
+    /// Sets the end of a sandbox that was just taken, by this host's clock. The servers' clock
+    /// gives the rest of its time. `false` if its time is over.
     async fn adopt_time(&self, key: &str, ours: &mut Entry) -> Result<bool, ErrorResponse> {
         let Some(changed) = nats::find(&self.links.sandboxes, key).await? else { return Ok(true) };
         let left = ours.remaining(changed.time, changed.time);

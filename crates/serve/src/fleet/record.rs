@@ -1,8 +1,8 @@
 //! The entry of a sandbox in the fleet's ledger: its owner, its last saved state, and its record.
 //!
-//! Promises: an entry is only ever changed by compare-and-set on its revision. That number is the fence: a host
-//! that lost a sandbox names an old revision, so a late save never enters the ledger. Saved states
-//! have no names; the digest in the entry finds them.
+//! Promises: an entry is only ever changed by compare-and-set on its revision. That number is the
+//! fence: a host that lost a sandbox names an old revision, so a late save never enters the ledger.
+//! Saved states have no names; the digest in the entry finds them.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -18,15 +18,15 @@ pub(crate) struct Entry {
     pub(crate) record: SandboxRecord,
     /// How it was last saved.
     pub(crate) state: Option<State>,
-    /// When the record was written, by the clock of the NATS servers, if another host changed the entry since: the time of the
-    /// entry is then later.
+    /// When the record was written, by the clock of the NATS servers, if another host changed the
+    /// entry since: the time of the entry is then later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) written: Option<u64>,
 }
 
 impl Entry {
-    /// The entry once `life` has taken the sandbox. A host that took it back itself undoes nothing. `time` is that of the
-    /// entry before.
+    /// The entry once `life` has taken the sandbox. A host that took it back itself undoes nothing.
+    /// `time` is that of the entry before.
     pub(crate) fn taken_by(self, life: &str, again: bool, time: u64) -> Self {
         let lost = self.owner.is_some() && !again;
         let entry = if lost { self.undone() } else { self };
@@ -38,9 +38,9 @@ impl Entry {
         Self { written: self.written.or(Some(time)), ..self }
     }
 
-    /// The remaining time of the sandbox at `now`, in milliseconds, by the clock of the NATS servers. `time` is that
-    /// of the entry.
-    /// The clock of the host that wrote the record counts only against itself.
+    /// The remaining time of the sandbox at `now`, in milliseconds, by the clock of the NATS
+    /// servers. `time` is that of the entry. The clock of the host that wrote the record counts
+    /// only against itself.
     pub(crate) fn remaining(&self, time: u64, now: u64) -> u64 {
         let SandboxRecord { ends, noted, .. } = self.record;
         if noted == 0 {
@@ -51,9 +51,9 @@ impl Entry {
         ends.saturating_sub(noted).saturating_sub(passed)
     }
 
-    /// The lifetime of the entry in NATS, which removes it at the end of a running sandbox without an owner: no host
-    /// does. `None` for one that a host ends, and for one that is paused or is to be paused at its end. Times as for
-    /// [`Entry::remaining`].
+    /// The lifetime of the entry in NATS, which removes it at the end of a running sandbox without
+    /// an owner: no host does. `None` for one that a host ends, and for one that is paused or is to
+    /// be paused at its end. Times as for [`Entry::remaining`].
     pub(crate) fn unowned_lifetime(&self, time: u64, now: u64) -> Option<u64> {
         let SandboxRecord { paused, pause_at_end, .. } = self.record;
         let ends_alone = self.owner.is_none() && !paused && !pause_at_end;
@@ -146,7 +146,8 @@ pub(super) mod tests {
         const MINIMAL: &str = r#"{"owner":null,"record":{"id":"i","tenant":"acme","template":"script","token":"t","metadata":{},"started":1,"ends":9,"paused":true,"pause_at_end":false,"runs":0},"state":null}"#;
         let least: Entry = serde_json::from_str(MINIMAL).unwrap();
         assert!(least.record.paused && least.state.is_none() && least.record.noted == 0);
-        // A later version may write more, and this one reads the rest: both run in one fleet during an upgrade.
+        // A later version may write more, and this one reads the rest: both run in one fleet during
+        // an upgrade.
         let newer = LIVE.replacen("\"written\"", "\"later\":[1],\"written\"", 1);
         assert_eq!(serde_json::from_str::<Entry>(&newer).unwrap().written, Some(8));
     }

@@ -1,7 +1,7 @@
 //! Routing of a request to this host or another one.
 //!
-//! Promises: a sandbox is only looked up and taken for a client with its key or token. A request goes to a host that
-//! holds the guest or the template, if one exists, and does not run in circles.
+//! Promises: a sandbox is only looked up and taken for a client with its key or token. A request
+//! goes to a host that holds the guest or the template, if one exists, and does not run in circles.
 
 use std::sync::Arc;
 
@@ -55,8 +55,8 @@ pub(super) fn no_template(name: &str) -> ErrorResponse {
 }
 
 impl Fleet {
-    /// A route that another host serves, for a request that no guest of this host answers; or the route `own` if
-    /// others also serve it, and this host is busy.
+    /// A route that another host serves, for a request that no guest of this host answers; or the
+    /// route `own` if others also serve it, and this host is busy.
     pub(crate) async fn guest_way(
         self: &Arc<Self>,
         own: Option<&GuestConfig>,
@@ -216,8 +216,8 @@ impl Fleet {
         ))
     }
 
-    /// The host that takes a sandbox without an owner: the one that saved it last, else one with little to do. Only hosts
-    /// with its template can run it.
+    /// The host that takes a sandbox without an owner: the one that saved it last, else one with
+    /// little to do. Only hosts with its template can run it.
     fn place_for(
         &self,
         sandboxes: &dyn SandboxHost,

@@ -1,9 +1,10 @@
 //! Asking another host: a request goes there in pieces, and its answer comes back in pieces.
 //!
-//! Promises: a client gets that host's answer, or an error that the outcome of the request is unknown; a request is
-//! sent again only if the other host reported that it did nothing with it. A host that is lost while it is waited for
-//! is not waited for longer than its lease, and a lost answer not longer than a moment. A message that NATS delivers
-//! late begins nothing: it carries the callee's clock. While NATS is away nothing is sent.
+//! Promises: a client gets that host's answer, or an error that the outcome of the request is
+//! unknown; a request is sent again only if the other host reported that it did nothing with it. A
+//! host that is lost while it is waited for is not waited for longer than its lease, and a lost
+//! answer not longer than a moment. A message that NATS delivers late begins nothing: it carries
+//! the callee's clock. While NATS is away nothing is sent.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,7 +31,8 @@ use crate::error_response::ErrorResponse;
 
 /// How often a waiting call checks the other host.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// After so long without an answer the other host's lease is looked after, and it is asked whether the call still runs.
+/// After so long without an answer the other host's lease is looked after, and it is asked whether
+/// the call still runs.
 const SUSPICION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often in succession it says that the call does not run before its answer counts as lost.
 const MAX_MISSING_REPORTS: u32 = 2;
@@ -327,7 +329,8 @@ impl<B: HttpBody<Data = Bytes>> HttpBody for PrefixedBody<B> {
 
 type Next = Pin<Box<dyn Future<Output = Option<(Bytes, bool)>> + Send>>;
 
-/// The rest of an answer, which is fetched from the other host piece by piece, as the client takes it.
+/// The rest of an answer, which is fetched from the other host piece by piece, as the client takes
+/// it.
 struct RemoteBody {
     fleet: Arc<Fleet>,
     life: String,

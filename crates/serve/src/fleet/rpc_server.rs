@@ -1,7 +1,7 @@
 //! Answers to other hosts: requests over NATS are answered like those over HTTP.
 //!
-//! Promises: transfers are bounded in number, and dropped when their caller is silent. The answer of a
-//! sandbox that was lost is not sent.
+//! Promises: transfers are bounded in number, and dropped when their caller is silent. The answer
+//! of a sandbox that was lost is not sent.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,14 +28,15 @@ use super::{Fleet, lock};
 
 /// Requests of other hosts that are under way at the same time.
 const MAX_TRANSFERS: usize = 4096;
-/// How long a request is kept that its host does not ask about: a piece of a body comes at least so often.
+/// How long a request is kept that its host does not ask about: a piece of a body comes at least so
+/// often.
 const IDLE_TRANSFER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A request that was on its way for longer begins nothing.
 const MAX_DELAY: u64 = 2000;
 
-/// Whether a message was too long on its way, by this host's clock in milliseconds. One from the future was sent by a host
-/// that has not learnt this clock.
+/// Whether a message was too long on its way, by this host's clock in milliseconds. One from the
+/// future was sent by a host that has not learnt this clock.
 fn is_late(sent: u64, now: u64) -> bool {
     sent > now.saturating_add(MAX_DELAY) || now.saturating_sub(sent) > MAX_DELAY
 }
@@ -99,7 +100,8 @@ impl BodyReader {
         (self.over.freeze(), self.body)
     }
 
-    /// The next piece: as much as there is now, at most `most`, and at least something unless it was the last.
+    /// The next piece: as much as there is now, at most `most`, and at least something unless it
+    /// was the last.
     pub(super) async fn next(&mut self, most: usize) -> Result<(Bytes, bool), axum::Error> {
         loop {
             if self.over.len() >= most {
@@ -239,7 +241,8 @@ impl Fleet {
         drop(running);
     }
 
-    /// Answers a message that came in time. A message that NATS has kept begins nothing, since its sender may have given up.
+    /// Answers a message that came in time. A message that NATS has kept begins nothing, since its
+    /// sender may have given up.
     async fn answer_in_time(
         self: &Arc<Self>,
         call: Call,
@@ -442,7 +445,8 @@ mod tests {
         let now = 100_000;
         assert!(!is_late(now, now) && !is_late(now - MAX_DELAY, now));
         assert!(is_late(now - MAX_DELAY - 1, now));
-        // A host that does not know this clock learns it first, in either direction of the difference.
+        // A host that does not know this clock learns it first, in either direction of the
+        // difference.
         assert!(is_late(0, now) && is_late(now + MAX_DELAY + 1, now) && is_late(u64::MAX, now));
     }
 }

@@ -1,4 +1,5 @@
-//! The ledger of a fleet as the store of its sandboxes, and how this host takes sandboxes and confirms that it owns them.
+//! The ledger of a fleet as the store of its sandboxes, and how this host takes sandboxes and
+//! confirms that it owns them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,8 +20,8 @@ use crate::sandbox::store::{
     StoredSnapshot, TenantUse, state_reference,
 };
 
-/// Maximum bytes of a difference that is fetched whole, since its base is here already. Pages of a larger one are
-/// fetched when they are touched.
+/// Maximum bytes of a difference that is fetched whole, since its base is here already. Pages of a
+/// larger one are fetched when they are touched.
 const MAX_WHOLE_FETCH_BYTES: u64 = 16 << 20;
 /// Entries that are settled at the same time.
 const MAX_CONCURRENT_ENTRIES: usize = 64;
@@ -307,7 +308,8 @@ impl Fleet {
         }
     }
 
-    /// Enters doubtful sandboxes under the new life of this host, and drops those that another host has taken.
+    /// Enters doubtful sandboxes under the new life of this host, and drops those that another host
+    /// has taken.
     pub(super) async fn settle(&self, host: &dyn SandboxHost) {
         // Many at a time: thousands, one after another, could take longer than the new lease lasts.
         let settling = futures_util::stream::iter(host.doubtful());

@@ -1,8 +1,9 @@
-//! Sealing the entries of a ledger from before the fleet had a key, and listing those that are not sealed.
+//! Sealing the entries of a ledger from before the fleet had a key, and listing those that are not
+//! sealed.
 //!
-//! Promises: an entry that a host changes at the same time is left to that host, and listed as plain. A sandbox keeps
-//! the rest of its time, and ends without a host as before.
-//! May break it: an entry that another client of NATS wrote is sealed like any other. So entries are sealed before
+//! Promises: an entry that a host changes at the same time is left to that host, and listed as
+//! plain. A sandbox keeps the rest of its time, and ends without a host as before. May break it: an
+//! entry that another client of NATS wrote is sealed like any other. So entries are sealed before
 //! hosts require it, and later only checked.
 
 use bytes::Bytes;

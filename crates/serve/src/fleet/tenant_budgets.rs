@@ -1,12 +1,12 @@
-//! Budgets of tenants over all hosts: each host reports the use of its tenants in heartbeats, and adds the reports of
-//! the others to its own use.
+//! Budgets of tenants over all hosts: each host reports the use of its tenants in heartbeats, and
+//! adds the reports of the others to its own use.
 //!
 //! Promises: a check costs no request. The use of another host is late by its heartbeat, and one
-//! heartbeat has [`super::policy::MAX_REPORTED_TENANTS`] tenants. Hosts can exceed a budget together, by
-//! admissions within that time. A host that is cut off admits until its lease is over. Names of tenants are in no
-//! heartbeat. The price: about 100 bytes in a heartbeat for each tenant with limits that uses something. In a fleet in
-//! which each host hears a part, heartbeats would be too rare with them: there they have none, and these budgets hold
-//! on each host.
+//! heartbeat has [`super::policy::MAX_REPORTED_TENANTS`] tenants. Hosts can exceed a budget
+//! together, by admissions within that time. A host that is cut off admits until its lease is over.
+//! Names of tenants are in no heartbeat. The price: about 100 bytes in a heartbeat for each tenant
+//! with limits that uses something. In a fleet in which each host hears a part, heartbeats would be
+//! too rare with them: there they have none, and these budgets hold on each host.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -1,11 +1,13 @@
-//! The sandboxes of each tenant on all hosts, from a watch of the ledger: running ones, and paused ones without an owner.
+//! The sandboxes of each tenant on all hosts, from a watch of the ledger: running ones, and paused
+//! ones without an owner.
 //!
-//! Promises: a count costs no request. It is late by as much as the watch, so that hosts which make sandboxes of one tenant at the
-//! same moment can exceed its limit together: by at most what each of them admits within that delay, which is a few
-//! milliseconds where NATS answers. A host whose watch is not complete has no counts.
-//! The price: NATS sends every host the key of each entry that changes, without its value, and a host keeps 16 bytes for each sandbox of
-//! the fleet. That grows by the square of the hosts, so a host that hears a part of a large fleet does not watch: it lists the
-//! sandboxes of a tenant when that makes one.
+//! Promises: a count costs no request. It is late by as much as the watch, so that hosts which make
+//! sandboxes of one tenant at the same moment can exceed its limit together: by at most what each
+//! of them admits within that delay, which is a few milliseconds where NATS answers. A host whose
+//! watch is not complete has no counts. The price: NATS sends every host the key of each entry that
+//! changes, without its value, and a host keeps 16 bytes for each sandbox of the fleet. That grows
+//! by the square of the hosts, so a host that hears a part of a large fleet does not watch: it
+//! lists the sandboxes of a tenant when that makes one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, Weak};
@@ -29,8 +31,8 @@ pub(crate) struct TenantCounts {
 struct KnownSandboxes {
     /// The watch has delivered every entry.
     complete: bool,
-    /// The random part of each id, by the part that identifies the tenant. Two tenants may share that: their counts are then too
-    /// high, and the ledger decides.
+    /// The random part of each id, by the part that identifies the tenant. Two tenants may share
+    /// that: their counts are then too high, and the ledger decides.
     tenants: HashMap<String, HashSet<u64>>,
 }
 

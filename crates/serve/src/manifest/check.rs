@@ -1,7 +1,9 @@
-//! The check of a configuration without a server: every fault that its text and the files that it names show.
+//! The check of a configuration without a server: every fault that its text and the files that it
+//! names show.
 //!
-//! Promises: a fault has the line and the column of its entry. Nothing is opened, listened at or written. A
-//! configuration without faults can still fail to start: guests are not compiled, and stores are not asked.
+//! Promises: a fault has the line and the column of its entry. Nothing is opened, listened at or
+//! written. A configuration without faults can still fail to start: guests are not compiled, and
+//! stores are not asked.
 
 use std::collections::BTreeMap;
 use std::fs::File as FsFile;

@@ -57,7 +57,8 @@ impl Context {
     }
 }
 
-/// The context and state that a request came with, as text; `None` without one, or with more than one.
+/// The context and state that a request came with, as text; `None` without one, or with more than
+/// one.
 pub(crate) fn read_headers(headers: &HeaderMap) -> Option<(&str, &str)> {
     let mut all = headers.get_all(TRACEPARENT).iter();
     let parent = all.next()?.to_str().ok()?;

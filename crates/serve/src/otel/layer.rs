@@ -1,9 +1,10 @@
 //! From `tracing`'s spans and events to those of OpenTelemetry.
 //!
-//! Fields are attributes, except those that describe the span itself, by the names in `tracing-opentelemetry`:
-//! `otel.name`, `otel.kind`, `otel.status_code`, `otel.status_description`; and `traceparent` and `tracestate` of the
-//! request. An event within a span, of the level INFO or worse, becomes an event of that span.
-//! Promises: nothing here waits, and the content of each span is bounded.
+//! Fields are attributes, except those that describe the span itself, by the names in
+//! `tracing-opentelemetry`: `otel.name`, `otel.kind`, `otel.status_code`,
+//! `otel.status_description`; and `traceparent` and `tracestate` of the request. An event within a
+//! span, of the level INFO or worse, becomes an event of that span. Promises: nothing here waits,
+//! and the content of each span is bounded.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -191,7 +192,8 @@ where
         );
         let sampled = self.sampler.keeps(trace, parent);
         let context = Context { trace, span: self.ids.next_id(), sampled };
-        // A span without room in the queue is not recorded, so that a collector that is away costs little.
+        // A span without room in the queue is not recorded, so that a collector that is away costs
+        // little.
         let room = self.sender.capacity() > 0;
         if sampled && !room {
             self.full.inc();

@@ -1,9 +1,10 @@
 //! Traces for a collector of OpenTelemetry: OTLP over HTTP in its JSON encoding.
 //!
-//! Promises: a request never waits for a trace. Finished spans wait in a bounded queue. Spans that do not fit, and
-//! those that no collector takes, are dropped and counted in `/metrics`. The log has one line when the collector is
-//! away and one when it is back. Variables, names and encoding follow the specification of OpenTelemetry; a request
-//! with a W3C `traceparent` continues its trace, and guests and other hosts receive one.
+//! Promises: a request never waits for a trace. Finished spans wait in a bounded queue. Spans that
+//! do not fit, and those that no collector takes, are dropped and counted in `/metrics`. The log
+//! has one line when the collector is away and one when it is back. Variables, names and encoding
+//! follow the specification of OpenTelemetry; a request with a W3C `traceparent` continues its
+//! trace, and guests and other hosts receive one.
 
 mod context;
 mod encode;
@@ -69,8 +70,8 @@ impl Traces {
         Self { settings, sender, receiver, counts: Counts::default() }
     }
 
-    /// A collector of spans, for a subscriber whose root is [`tracing_subscriber::Registry`]. Give it a filter: it
-    /// takes every span that it sees.
+    /// A collector of spans, for a subscriber whose root is [`tracing_subscriber::Registry`]. Give
+    /// it a filter: it takes every span that it sees.
     #[must_use]
     pub fn layer(&self) -> Layer {
         Layer::new(self.sender.clone(), self.counts.full.clone(), self.settings.sampler)

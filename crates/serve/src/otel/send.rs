@@ -1,8 +1,9 @@
 //! Finished spans on their way to a collector, in batches, as OTLP over HTTP.
 //!
-//! Promises: spans that a collector asks to retry are sent again, later each time, and dropped in the end; refused
-//! ones are not. Every span is counted, sent or not. A collector may be hostile: only the useful part of its answer
-//! is read, redirects are not followed, and the settings limit the wait for it.
+//! Promises: spans that a collector asks to retry are sent again, later each time, and dropped in
+//! the end; refused ones are not. Every span is counted, sent or not. A collector may be hostile:
+//! only the useful part of its answer is read, redirects are not followed, and the settings limit
+//! the wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;

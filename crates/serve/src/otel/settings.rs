@@ -1,7 +1,7 @@
 //! The settings of traces, from the variables of the OpenTelemetry specification.
 //!
-//! Promises: a variable that is not understood is an error or a warning that names it, never another value. Headers,
-//! which may contain keys, are never shown.
+//! Promises: a variable that is not understood is an error or a warning that names it, never
+//! another value. Headers, which may contain keys, are never shown.
 
 use std::time::Duration;
 
@@ -95,8 +95,8 @@ impl Settings {
         &self.notes
     }
 
-    /// The settings in the environment; `None` if traces are not requested. An endpoint requests them, or
-    /// `OTEL_TRACES_EXPORTER=otlp`.
+    /// The settings in the environment; `None` if traces are not requested. An endpoint requests
+    /// them, or `OTEL_TRACES_EXPORTER=otlp`.
     ///
     /// # Errors
     /// [`SettingsError`], with the variable.

@@ -1,9 +1,10 @@
 //! The use of each tenant: totals for bills, and windows for budgets.
 //!
-//! Promises: totals only grow, and a server that is started again continues them from its directory. May break it: a
-//! server that is killed loses the use since the last write, at most [`WRITE_INTERVAL`]; a server that is started again
-//! has used nothing in the present window. In a fleet the budgets of a tenant are for all hosts: the use of the others
-//! is added, as [`SandboxStore::use_elsewhere`] reports it.
+//! Promises: totals only grow, and a server that is started again continues them from its
+//! directory. May break it: a server that is killed loses the use since the last write, at most
+//! [`WRITE_INTERVAL`]; a server that is started again has used nothing in the present window. In a
+//! fleet the budgets of a tenant are for all hosts: the use of the others is added, as
+//! [`SandboxStore::use_elsewhere`] reports it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -220,8 +221,8 @@ impl Account {
         self.check_bytes(texts, limits.outbound, length, used)
     }
 
-    /// Refuses once the bytes of other hosts and those of the window that `used` reads are the limit. The texts are the
-    /// budget's name and advice.
+    /// Refuses once the bytes of other hosts and those of the window that `used` reads are the
+    /// limit. The texts are the budget's name and advice.
     fn check_bytes(
         &self,
         (name, advice): (&'static str, &'static str),
@@ -321,7 +322,8 @@ impl Accounts {
         store.use_elsewhere(tenant, window_at(SystemTime::now(), self.budgets().window).0)
     }
 
-    /// The use here of the tenants that have limits on all hosts together. `memory` is that of a tenant.
+    /// The use here of the tenants that have limits on all hosts together. `memory` is that of a
+    /// tenant.
     #[cfg(feature = "fleet")]
     pub(super) fn uses(&self, memory: impl Fn(&str) -> u64) -> Vec<(Arc<str>, TenantUse)> {
         let budgets = self.budgets();
@@ -360,7 +362,8 @@ impl Accounts {
         lock(&self.tenants).iter().map(|(name, account)| (name.clone(), account.clone())).collect()
     }
 
-    /// Refuses a call of a tenant whose CPU time or outbound bytes, or those of the server, are used up.
+    /// Refuses a call of a tenant whose CPU time or outbound bytes, or those of the server, are
+    /// used up.
     pub(super) fn check_call(&self, tenant: &Arc<str>) -> Result<(), ErrorResponse> {
         let budgets = self.budgets();
         let limits = budgets.of(tenant);
@@ -378,7 +381,8 @@ impl Accounts {
         Ok(())
     }
 
-    /// Refuses a request into a sandbox of a tenant that was sent as much as it may be, or the server has sent.
+    /// Refuses a request into a sandbox of a tenant that was sent as much as it may be, or the
+    /// server has sent.
     pub(super) fn check_sent(&self, tenant: &Arc<str>) -> Result<(), ErrorResponse> {
         let budgets = self.budgets();
         let (limits, nothing) = (budgets.of(tenant), TenantUse::default());

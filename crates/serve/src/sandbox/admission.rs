@@ -1,11 +1,13 @@
-//! The admission of sandboxes and saved states against the budgets of their tenant and of the server.
+//! The admission of sandboxes and saved states against the budgets of their tenant and of the
+//! server.
 //!
-//! Promises: no tenant has more sandboxes on this server than its limit. In a fleet this limit is for all hosts, and
-//! paused sandboxes count. Hosts that admit at the same moment may exceed it together, by as much as
-//! [`SandboxStore::elsewhere`] is late. A sandbox that the ledger has no more does not count. The memory of a tenant on
-//! other hosts is late by their reports ([`SandboxStore::use_elsewhere`]), and its saved states there by
-//! [`stored_elsewhere`](super::stored_elsewhere). Budgets of all tenants together are for this server. Sandboxes that
-//! this server admits at the same time never exceed a budget together.
+//! Promises: no tenant has more sandboxes on this server than its limit. In a fleet this limit is
+//! for all hosts, and paused sandboxes count. Hosts that admit at the same moment may exceed it
+//! together, by as much as [`SandboxStore::elsewhere`] is late. A sandbox that the ledger has no
+//! more does not count. The memory of a tenant on other hosts is late by their reports
+//! ([`SandboxStore::use_elsewhere`]), and its saved states there by
+//! [`stored_elsewhere`](super::stored_elsewhere). Budgets of all tenants together are for this
+//! server. Sandboxes that this server admits at the same time never exceed a budget together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -112,8 +114,8 @@ impl Sandboxes {
         self.accounts.budgets().of(tenant).sandboxes.unwrap_or(self.config.max_sandboxes)
     }
 
-    /// Takes new sandboxes in if their tenant may have them. `known` are the tenant's sandboxes in the
-    /// ledger; without them the counts of the fleet are used.
+    /// Takes new sandboxes in if their tenant may have them. `known` are the tenant's sandboxes in
+    /// the ledger; without them the counts of the fleet are used.
     fn take_in(
         &self,
         new: &[Arc<Sandbox>],
@@ -250,8 +252,8 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Refuses to save a state of at least `more` bytes, in addition to the present ones. `replaced` are
-    /// bytes that the new state replaces.
+    /// Refuses to save a state of at least `more` bytes, in addition to the present ones.
+    /// `replaced` are bytes that the new state replaces.
     pub(super) fn check_stored(
         &self,
         tenant: &Arc<str>,

@@ -1,6 +1,7 @@
 //! Budgets of tenants and of the whole server, as the configuration sets them.
 //!
-//! Promises: a tenant's own value precedes the value for each tenant. A limit that is not set does not bind.
+//! Promises: a tenant's own value precedes the value for each tenant. A limit that is not set does
+//! not bind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,7 +34,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Whether it has a limit for all hosts of a fleet that each host checks by the reports of the others.
+    /// Whether it has a limit for all hosts of a fleet that each host checks by the reports of the
+    /// others.
     #[cfg(feature = "fleet")]
     pub(super) fn has_shared(&self) -> bool {
         self.memory.is_some()

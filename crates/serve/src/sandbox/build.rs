@@ -1,8 +1,9 @@
 //! A build of a template: a sandbox of the base runs the steps, and its state becomes the template.
 //!
-//! Promises: a template is replaced once its build has succeeded. A step that an earlier build ran, after the same
-//! steps on the same base, is not run again while the server runs. May break it: steps whose effect depends on more
-//! than the sandbox, such as downloads, which `skip_cache` runs again.
+//! Promises: a template is replaced once its build has succeeded. A step that an earlier build ran,
+//! after the same steps on the same base, is not run again while the server runs. May break it:
+//! steps whose effect depends on more than the sandbox, such as downloads, which `skip_cache` runs
+//! again.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -41,8 +42,8 @@ const HOME: &str = "/home/user";
 /// The uploaded archive in the sandbox.
 const ARCHIVE: &str = "/tmp/.afresh-files.tar";
 
-/// Unpacks the archive and copies what the source names: a file to the target, or into it where that is a directory;
-/// the contents of a directory into the target.
+/// Unpacks the archive and copies what the source names: a file to the target, or into it where
+/// that is a directory; the contents of a directory into the target.
 const COPY: &str = r#"
 import glob, os, shutil, sys, tarfile, tempfile
 archive, source, target, mode = sys.argv[1:]
@@ -421,7 +422,8 @@ impl Sandboxes {
         }
     }
 
-    /// Keeps the state after a step for later builds. A fleet keeps none: no host would remove those of a lost host.
+    /// Keeps the state after a step for later builds. A fleet keeps none: no host would remove
+    /// those of a lost host.
     async fn keep_layer(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,

@@ -1,6 +1,7 @@
 //! Requests for builds of templates, in the shape of E2B's API.
 //!
-//! Promises: a request with something that this server does not have is refused before the build begins.
+//! Promises: a request with something that this server does not have is refused before the build
+//! begins.
 
 use std::collections::BTreeMap;
 

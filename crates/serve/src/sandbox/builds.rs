@@ -1,8 +1,9 @@
-//! The builds of templates that a server knows: their progress, their logs, and the files that were uploaded for them.
+//! The builds of templates that a server knows: their progress, their logs, and the files that were
+//! uploaded for them.
 //!
-//! Promises: a tenant has at most [`MAX_RUNNING`] builds at the same time, and the server keeps a bounded number of
-//! finished ones, with bounded logs. Uploaded files have no name on the disk: they go with the process, or after
-//! [`UPLOAD_LIFETIME`].
+//! Promises: a tenant has at most [`MAX_RUNNING`] builds at the same time, and the server keeps a
+//! bounded number of finished ones, with bounded logs. Uploaded files have no name on the disk:
+//! they go with the process, or after [`UPLOAD_LIFETIME`].
 
 use std::collections::HashMap;
 use std::fs::File;

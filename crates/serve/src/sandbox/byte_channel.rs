@@ -1,7 +1,8 @@
 //! A channel for pieces of output from a blocking thread to a client's task.
 //!
-//! Promises: waiting pieces take at most [`MAX_WAITING_BYTES`] bytes, however small they are; a sender of more
-//! waits. They are received in order, many small ones at once. Pieces for a client that left are dropped.
+//! Promises: waiting pieces take at most [`MAX_WAITING_BYTES`] bytes, however small they are; a
+//! sender of more waits. They are received in order, many small ones at once. Pieces for a client
+//! that left are dropped.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};

@@ -1,7 +1,8 @@
 //! The memory and the saved state of one sandbox, as they count in budgets and bills.
 //!
-//! Memory is that of the present state at its last measurement, and of named checkpoints. A fork counts the
-//! checkpoints that it shares. May break it: memory that the last call added counts from the next measurement.
+//! Memory is that of the present state at its last measurement, and of named checkpoints. A fork
+//! counts the checkpoints that it shares. May break it: memory that the last call added counts from
+//! the next measurement.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};

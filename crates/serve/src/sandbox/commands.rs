@@ -1,7 +1,7 @@
 //! The commands of one sandbox with subscribers, and its background work.
 //!
-//! Promises: a subscriber gets a command's output in order and one end: the exit status, or the reason why no more follows. Output
-//! that waits for a client is bounded.
+//! Promises: a subscriber gets a command's output in order and one end: the exit status, or the
+//! reason why no more follows. Output that waits for a client is bounded.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -86,7 +86,8 @@ impl CommandState {
 }
 
 impl Commands {
-    /// Subscribes to a command, which sends its number now. With a `limit` the command is ended after that.
+    /// Subscribes to a command, which sends its number now. With a `limit` the command is ended
+    /// after that.
     pub(super) fn listen(&self, number: u32, ear: Subscriber, limit: Option<Duration>) {
         // The channel is empty, and a client that left misses nothing.
         let _ = ear.giver.try_give(connect::started(number).into());
@@ -136,7 +137,8 @@ impl Commands {
         all.into_iter().for_each(|one| one.ear.end(connect::broken_off(why)));
     }
 
-    /// The commands whose time is over. Their subscribers are notified; the caller ends the commands.
+    /// The commands whose time is over. Their subscribers are notified; the caller ends the
+    /// commands.
     pub(super) fn overdue(&self) -> Vec<u32> {
         let now = Instant::now();
         let mut known = lock(&self.known);
@@ -149,7 +151,8 @@ impl Commands {
         over
     }
 
-    /// Sets the next moment of background work. True if the caller must start a task that follows [`Commands::next`].
+    /// Sets the next moment of background work. True if the caller must start a task that follows
+    /// [`Commands::next`].
     pub(super) fn set_due(&self, due: Option<Instant>) -> bool {
         let mut known = lock(&self.known);
         known.due = due;
@@ -186,7 +189,8 @@ impl Commands {
         self.changed.notified().await;
     }
 
-    /// Keeps the permit of a call until the guard is dropped, except while the call waits for its client.
+    /// Keeps the permit of a call until the guard is dropped, except while the call waits for its
+    /// client.
     pub(super) fn hold(&self, place: Permit) -> RunningCall<'_> {
         *lock(&self.place) = Some(place);
         RunningCall(self)
@@ -203,7 +207,8 @@ impl Commands {
         self.slicing.load(Ordering::Relaxed)
     }
 
-    /// Whether bytes have passed through connections since the last question, so that the sandbox may continue.
+    /// Whether bytes have passed through connections since the last question, so that the sandbox
+    /// may continue.
     pub(super) fn moved(&self) -> bool {
         #[cfg(feature = "linux")]
         return self.lines.moved();
@@ -233,7 +238,8 @@ pub(super) struct Subscriber {
 }
 
 impl Subscriber {
-    /// With the client's receiver. Within a runtime. A silent command sends a keepalive after each `alive`.
+    /// With the client's receiver. Within a runtime. A silent command sends a keepalive after each
+    /// `alive`.
     pub(super) fn new(alive: Duration) -> (Self, EventStream) {
         Self::with_keepalive(alive, connect::alive)
     }

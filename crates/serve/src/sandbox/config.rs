@@ -26,13 +26,15 @@ pub struct SandboxConfig {
     pub max_sandboxes: usize,
     /// Maximum snapshots of one tenant.
     pub max_snapshots: usize,
-    /// Maximum calls that run at the same time, of all tenants. One tenant has at most three quarters of them.
+    /// Maximum calls that run at the same time, of all tenants. One tenant has at most three
+    /// quarters of them.
     pub max_running_calls: usize,
-    /// Maximum bytes of memory that the server's process and its programs use while a sandbox is made or comes back
-    /// from the store. By default three quarters of the limit: the host's memory or that of the control group. Live
-    /// sandboxes can grow past it.
+    /// Maximum bytes of memory that the server's process and its programs use while a sandbox is
+    /// made or comes back from the store. By default three quarters of the limit: the host's memory
+    /// or that of the control group. Live sandboxes can grow past it.
     pub max_memory: u64,
-    /// The beginnings of the names of images that tenants may build templates of, such as `docker.io/library/`.
+    /// The beginnings of the names of images that tenants may build templates of, such as
+    /// `docker.io/library/`.
     pub build_images: Vec<String>,
     /// Whether clients reach the server by HTTPS.
     pub https: bool,
@@ -81,10 +83,11 @@ pub struct Template {
     pub name: String,
     /// The reference for [`afresh::open`]: a guest's file, or a snapshot.
     pub reference: String,
-    /// Whether the reference is a host interpreter that runs as a Linux program, or an OCI image with one. Its
-    /// sandboxes also run commands.
+    /// Whether the reference is a host interpreter that runs as a Linux program, or an OCI image
+    /// with one. Its sandboxes also run commands.
     pub linux: bool,
-    /// Host directories that a Linux program may read, in addition to the system's programs and libraries.
+    /// Host directories that a Linux program may read, in addition to the system's programs and
+    /// libraries.
     pub dirs: Vec<PathBuf>,
     /// Servers outside that a Linux program may connect to, and rules for requests.
     #[cfg(feature = "linux")]

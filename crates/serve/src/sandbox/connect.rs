@@ -1,4 +1,5 @@
-//! Connect's protocol with JSON, as E2B's agent speaks it: the messages of a stream, each after its length, and errors.
+//! Connect's protocol with JSON, as E2B's agent speaks it: the messages of a stream, each after its
+//! length, and errors.
 
 use std::time::Duration;
 
@@ -72,7 +73,8 @@ pub(super) fn went_back() -> ConnectError {
 }
 
 impl ConnectError {
-    /// The answer to a request for a stream: an error of Connect is the end of the stream then, and not a status.
+    /// The answer to a request for a stream: an error of Connect is the end of the stream then, and
+    /// not a status.
     pub(super) fn into_stream(self) -> Response {
         if self.is_refused() {
             return self.into_response();
@@ -199,8 +201,8 @@ pub(super) fn ended(status: i32) -> Vec<u8> {
     [event(&json!({ "end": end })), message(LAST, &json!({}))].concat()
 }
 
-/// Follows the events of a command to its end: its exit code. Output is handed over as text, line by line where it has
-/// lines.
+/// Follows the events of a command to its end: its exit code. Output is handed over as text, line
+/// by line where it has lines.
 pub(super) async fn follow(
     mut events: impl Body<Data = Bytes, Error = std::convert::Infallible> + Unpin,
     mut hear: impl FnMut(&str),

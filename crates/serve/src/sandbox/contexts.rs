@@ -1,7 +1,7 @@
 //! Contexts of code in E2B's shape: made, listed, restarted and removed.
 //!
-//! Promises: code in one context does not see the names of another. A guest of a Linux program has many, another one
-//! has `default` alone, whose restart takes the sandbox back to its template.
+//! Promises: code in one context does not see the names of another. A guest of a Linux program has
+//! many, another one has `default` alone, whose restart takes the sandbox back to its template.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! The directory of the sandboxes of one server.
 //!
-//! Promises: while one server has the directory, another is refused. The kernel ends the lock with the process.
-//! May break it: a file system without locks. The log reports it.
+//! Promises: while one server has the directory, another is refused. The kernel ends the lock with
+//! the process. May break it: a file system without locks. The log reports it.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Operations on files of a sandbox in the shape of the E2B agent, by Connect with JSON. `file_transfer` has whole
-//! files.
+//! Operations on files of a sandbox in the shape of the E2B agent, by Connect with JSON.
+//! `file_transfer` has whole files.
 //!
 //! Promises: a relative path starts in the home directory; no path leads out of the sandbox tree; a
 //! file that does not fit leaves the tree unchanged.

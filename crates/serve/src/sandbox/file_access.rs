@@ -1,7 +1,7 @@
 //! The files of a sandbox, read and changed in its turn.
 //!
-//! Promises: a change that fails has no effect. A read does not wait for a call of a Linux program: it gets the files
-//! as they are during the call.
+//! Promises: a change that fails has no effect. A read does not wait for a call of a Linux program:
+//! it gets the files as they are during the call.
 
 use std::sync::Arc;
 #[cfg(feature = "linux")]
@@ -15,7 +15,8 @@ use super::registry::blocking;
 use super::sandbox::{Sandbox, refused};
 use crate::error_response::ErrorResponse;
 
-/// How long a read of files waits for a view of those of a running program, before it waits for the program.
+/// How long a read of files waits for a view of those of a running program, before it waits for the
+/// program.
 #[cfg(feature = "linux")]
 const VIEW_PATIENCE: Duration = Duration::from_millis(500);
 

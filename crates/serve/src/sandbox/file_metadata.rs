@@ -1,7 +1,9 @@
-//! Metadata of files: names and values that a client stores with a file, as E2B's agent does in extended attributes.
+//! Metadata of files: names and values that a client stores with a file, as E2B's agent does in
+//! extended attributes.
 //!
-//! Promises: they follow the file when it is renamed, and the state of the sandbox in forks, rollbacks and pauses. They
-//! count in its files. May break it: a program that changes the folder `DIRECTORY`, which harms its own sandbox.
+//! Promises: they follow the file when it is renamed, and the state of the sandbox in forks,
+//! rollbacks and pauses. They count in its files. May break it: a program that changes the folder
+//! `DIRECTORY`, which harms its own sandbox.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +12,8 @@ use hyper::{HeaderMap, StatusCode};
 
 use crate::error_response::ErrorResponse;
 
-/// The folder with a file for each that has metadata, under the number of its node, which no other file gets.
+/// The folder with a file for each that has metadata, under the number of its node, which no other
+/// file gets.
 const DIRECTORY: &str = "/var/lib/afresh/metadata";
 /// The headers of an upload that carry them.
 const PREFIX: &str = "x-metadata-";

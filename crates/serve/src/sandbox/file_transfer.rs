@@ -1,7 +1,8 @@
-//! Whole files of a sandbox by plain HTTP, in the shape of the E2B agent: reads, uploads and forms, compressed or not.
+//! Whole files of a sandbox by plain HTTP, in the shape of the E2B agent: reads, uploads and forms,
+//! compressed or not.
 //!
-//! Promises: an upload is stored whole or not at all. Bytes of a compressed upload count in the memory of requests before
-//! they are kept, and there are at most as many as of a plain one.
+//! Promises: an upload is stored whole or not at all. Bytes of a compressed upload count in the
+//! memory of requests before they are kept, and there are at most as many as of a plain one.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -38,7 +39,8 @@ const MAX_COMPRESSED: u64 = 16 << 20;
 /// Bytes that are decompressed at once.
 const DECODED_PIECE: usize = 64 << 10;
 
-/// Whether the client asks for gzip, and for nothing else: clients in general accept it, and it takes time.
+/// Whether the client asks for gzip, and for nothing else: clients in general accept it, and it
+/// takes time.
 fn wants_gzip(headers: &HeaderMap) -> bool {
     headers.get(ACCEPT_ENCODING).is_some_and(|encoding| encoding == "gzip")
 }

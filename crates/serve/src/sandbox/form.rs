@@ -1,7 +1,8 @@
 //! Forms with files: `multipart/form-data` (RFC 7578), taken apart in memory.
 //!
-//! Promises: the parts are ranges of the body, so a form takes no memory beyond its body but for the names of its files.
-//! The time is linear in the body. The number of parts, the head of a part and the boundary have limits.
+//! Promises: the parts are ranges of the body, so a form takes no memory beyond its body but for
+//! the names of its files. The time is linear in the body. The number of parts, the head of a part
+//! and the boundary have limits.
 
 use std::ops::Range;
 
@@ -51,7 +52,8 @@ pub(crate) fn boundary(content_type: &str) -> Result<String, FormError> {
     String::from_utf8(value).map_err(|_| FormError::Boundary)
 }
 
-/// The value of a parameter behind the first word of a header. Quoted values may contain an escaped quote.
+/// The value of a parameter behind the first word of a header. Quoted values may contain an escaped
+/// quote.
 fn parameter(header: &[u8], wanted: &[u8]) -> Option<Vec<u8>> {
     let mut at = header.iter().position(|byte| *byte == b';')?;
     while at < header.len() {
@@ -125,7 +127,8 @@ pub(crate) fn files(body: &[u8], boundary: &str) -> Result<Vec<FormFile>, FormEr
     }
 }
 
-/// The next line break with a boundary behind it. The line break of an empty part belongs to its head.
+/// The next line break with a boundary behind it. The line break of an empty part belongs to its
+/// head.
 fn end_of_delimiter(body: &[u8], from: usize, line: &[u8]) -> Option<Range<usize>> {
     let mut at = from.saturating_sub(2);
     loop {

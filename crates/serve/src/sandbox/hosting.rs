@@ -77,7 +77,8 @@ impl SandboxHost for Sandboxes {
         let mut sandbox = Sandbox::recorded(record);
         let from = anchor.state.clone().into();
         let mut all = lock(&self.all);
-        // Under the lock that `doubt_all` takes after the life was given up: one of the two sees the other.
+        // Under the lock that `doubt_all` takes after the life was given up: one of the two sees
+        // the other.
         let doubt = AtomicBool::new(!is_current());
         sandbox.standing = StoreEntry { anchor: Some(anchor).into(), doubt, from };
         all.insert(id, Arc::new(sandbox));

@@ -1,9 +1,9 @@
 //! API keys, and the tenants that they belong to.
 //!
 //! Promises: keys are compared by their digests, so the time of a comparison reveals nothing about
-//! them. The file may hold digests alone, so a copy of it opens nothing. A key with an end is refused from then on. A
-//! key serves the operations of its scopes only.
-//! May break it: a wall clock that is wrong.
+//! them. The file may hold digests alone, so a copy of it opens nothing. A key with an end is
+//! refused from then on. A key serves the operations of its scopes only. May break it: a wall clock
+//! that is wrong.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -219,7 +219,8 @@ impl Keys {
         }
     }
 
-    /// Replaces the issuers, in every clone, by the others. Those with an equal configuration keep their keys.
+    /// Replaces the issuers, in every clone, by the others. Those with an equal configuration keep
+    /// their keys.
     #[cfg(feature = "oidc")]
     fn renew_issuers(&self, others: &Self) {
         if Arc::ptr_eq(&self.issuers, &others.issuers) {
@@ -244,10 +245,10 @@ impl Keys {
         }
     }
 
-    /// Reads a file of keys. Each line has a tenant, and a key or `sha256:` with the digest of one in
-    /// hexadecimal. These may follow in any order: `until=2027-01-31T00:00:00Z` ends the key,
-    /// `scopes=use,admin,metrics` replaces its scope `use`, and `id=NAME` is its name in the audit log. Lines
-    /// that begin with `#` are comments.
+    /// Reads a file of keys. Each line has a tenant, and a key or `sha256:` with the digest of one
+    /// in hexadecimal. These may follow in any order: `until=2027-01-31T00:00:00Z` ends the key,
+    /// `scopes=use,admin,metrics` replaces its scope `use`, and `id=NAME` is its name in the audit
+    /// log. Lines that begin with `#` are comments.
     ///
     /// # Errors [`ManifestError::Read`], [`ManifestError::Key`] for a line that is neither.
     pub fn read(path: &Path) -> Result<Self, ManifestError> {
@@ -268,7 +269,8 @@ impl Keys {
         Ok(Self::of(tenants))
     }
 
-    /// The holder of the key or the signed token that a request shows, in `x-api-key` or as a bearer token.
+    /// The holder of the key or the signed token that a request shows, in `x-api-key` or as a
+    /// bearer token.
     pub(crate) fn identity(&self, headers: &HeaderMap) -> Result<Identity, KeyError> {
         let bearer =
             headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));

@@ -1,7 +1,8 @@
-//! The end of sandboxes, and the care of idle ones: killing, sweeping, tidying, and saving all when the server ends.
+//! The end of sandboxes, and the care of idle ones: killing, sweeping, tidying, and saving all when
+//! the server ends.
 //!
-//! Promises: a killed sandbox is removed for all clients at once, also during a call; no saved state is removed while
-//! an entry names it.
+//! Promises: a killed sandbox is removed for all clients at once, also during a call; no saved
+//! state is removed while an entry names it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -102,8 +103,8 @@ impl Sandboxes {
         if lock(&self.all).remove(&sandbox.id).is_none() {
             return Err(Sandbox::not_found(&sandbox.id));
         }
-        // With this code clients ask whether the sandbox runs. Before running work is cut short, which would give its
-        // commands another reason.
+        // With this code clients ask whether the sandbox runs. Before running work is cut short,
+        // which would give its commands another reason.
         let why = "the sandbox was killed or reached its end of life";
         let why = ConnectError::new("unavailable", why);
         sandbox.commands.end(&why);
@@ -203,8 +204,8 @@ impl Sandboxes {
             && !sandbox.watchers.has_streams()
     }
 
-    /// Ends or saves one sandbox. The end of its lifetime waits for no save of another, unless it must be saved
-    /// itself.
+    /// Ends or saves one sandbox. The end of its lifetime waits for no save of another, unless it
+    /// must be saved itself.
     async fn sweep_one(self: Arc<Self>, swept: SweepGuard) {
         let sandbox = &swept.0;
         // One that is being called gets its turn later.
@@ -229,8 +230,8 @@ impl Sandboxes {
         }
     }
 
-    /// Saves an expired sandbox, or one that is still idle. One that is called meanwhile is left to the next sweep:
-    /// those who hold a sandbox and wait for a place must not be waited for.
+    /// Saves an expired sandbox, or one that is still idle. One that is called meanwhile is left to
+    /// the next sweep: those who hold a sandbox and wait for a place must not be waited for.
     async fn save_swept(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
@@ -279,8 +280,8 @@ impl Sandboxes {
         }
     }
 
-    /// Saves every live sandbox, when the server ends; whether all of them are. A save that is refused for now is tried
-    /// again: servers that the fleet agrees over may be away for a moment.
+    /// Saves every live sandbox, when the server ends; whether all of them are. A save that is
+    /// refused for now is tried again: servers that the fleet agrees over may be away for a moment.
     pub(crate) async fn save_all(self: &Arc<Self>) -> bool {
         let all: Vec<_> = {
             let all = lock(&self.all);
@@ -294,7 +295,8 @@ impl Sandboxes {
             loop {
                 let Err(refusal) = self.save(&sandbox, paused, true).await else { break };
                 if !lock(&self.all).contains_key(&sandbox.id) {
-                    // A client has paused or ended it since then, or another host has it: nothing is lost here.
+                    // A client has paused or ended it since then, or another host has it: nothing
+                    // is lost here.
                     break;
                 }
                 if !refusal.later || Instant::now() >= until {

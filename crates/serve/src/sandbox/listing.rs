@@ -1,7 +1,8 @@
-//! Lists of the control plane in E2B's shape: sandboxes and snapshots of a tenant, with filters, an order and pages.
+//! Lists of the control plane in E2B's shape: sandboxes and snapshots of a tenant, with filters, an
+//! order and pages.
 //!
-//! Promises: a filter that is not known is an error. The next page begins behind the last item of the page before, also
-//! if that item was removed.
+//! Promises: a filter that is not known is an error. The next page begins behind the last item of
+//! the page before, also if that item was removed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! The memory that all sandboxes of a server may take, and how much they do.
 //!
-//! Promises: none is made or comes back from the store while the server's process and the programs that it runs take more than the
-//! limit. May break it: live sandboxes, which can grow to the limits of their templates.
+//! Promises: none is made or comes back from the store while the server's process and the programs
+//! that it runs take more than the limit. May break it: live sandboxes, which can grow to the
+//! limits of their templates.
 
 use std::collections::HashMap;
 use std::fs;

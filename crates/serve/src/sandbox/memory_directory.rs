@@ -1,6 +1,7 @@
 //! A directory in memory: where a host saves its sandboxes when it ends and its disk is full.
 //!
-//! Promises: nobody but this user reads it; it is removed with its value, and by a restart of the machine.
+//! Promises: nobody but this user reads it; it is removed with its value, and by a restart of the
+//! machine.
 
 use std::fs::DirBuilder;
 use std::io;

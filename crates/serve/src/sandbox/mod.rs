@@ -1,9 +1,10 @@
 //! Sandboxes over HTTP: live sessions that clients create, run code in, save, fork and roll back.
 //!
-//! Promises: the shape is E2B's, so its clients work as they are; extensions are in `openapi.json`. A call that is
-//! cut short (a trap, a time limit) is undone: the sandbox is as it was before it. A sandbox that was acknowledged as
-//! paused, and each snapshot, outlives the process. A client sees only the sandboxes of its tenant, which its key
-//! selects. May break it: a store that is changed from outside while the server runs.
+//! Promises: the shape is E2B's, so its clients work as they are; extensions are in `openapi.json`.
+//! A call that is cut short (a trap, a time limit) is undone: the sandbox is as it was before it. A
+//! sandbox that was acknowledged as paused, and each snapshot, outlives the process. A client sees
+//! only the sandboxes of its tenant, which its key selects. May break it: a store that is changed
+//! from outside while the server runs.
 
 mod accounts;
 mod admission;

@@ -1,7 +1,9 @@
-//! The filter of one sandbox for its connections, by its rules. It narrows the `net` of its template.
+//! The filter of one sandbox for its connections, by its rules. It narrows the `net` of its
+//! template.
 //!
-//! Promises: a sandbox reaches only servers of its template's `net`. Rules outlive a pause, and forks have them too.
-//! Each entry of `allowOut` and of `rules` has a grant of the template, or the request is refused.
+//! Promises: a sandbox reaches only servers of its template's `net`. Rules outlive a pause, and
+//! forks have them too. Each entry of `allowOut` and of `rules` has a grant of the template, or the
+//! request is refused.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,8 +1,10 @@
-//! Routes the output of a running call to clients: that of code to its caller, that of commands to their subscribers.
+//! Routes the output of a running call to clients: that of code to its caller, that of commands to
+//! their subscribers.
 //!
-//! Promises: output that waits for a client is bounded. Code that prints faster than its client reads waits, up to the time
-//! limit of the call; a command waits for half of that, and then its client gets no more. Output without a reader is dropped.
-//! In a fleet no output of a sandbox is sent once another host may own it.
+//! Promises: output that waits for a client is bounded. Code that prints faster than its client
+//! reads waits, up to the time limit of the call; a command waits for half of that, and then its
+//! client gets no more. Output without a reader is dropped. In a fleet no output of a sandbox is
+//! sent once another host may own it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -76,7 +78,8 @@ struct ClientPatience {
 }
 
 impl ClientPatience {
-    /// False if the client did not take it within that part of the time. The call is parked while it waits.
+    /// False if the client did not take it within that part of the time. The call is parked while
+    /// it waits.
     fn give(
         &self,
         place: &Mutex<Option<Permit>>,
@@ -149,7 +152,8 @@ impl OutputRouter {
         }
     }
 
-    /// The call begins, and with it the time that it has. `head` comes before all output of its code.
+    /// The call begins, and with it the time that it has. `head` comes before all output of its
+    /// code.
     pub(super) fn begin(&mut self, head: Vec<u8>) {
         let Some(speaking) = &mut self.0 else { return };
         speaking.patience.begun = Instant::now();
@@ -215,7 +219,8 @@ impl HostCallbacks for OutputRouter {
         }
     }
 
-    /// Ends calls of a sandbox that was killed or that this host may no longer answer for, and code whose client left.
+    /// Ends calls of a sandbox that was killed or that this host may no longer answer for, and code
+    /// whose client left.
     fn proceeds(&mut self) -> bool {
         self.0.as_ref().is_none_or(|speaking| {
             let left = speaking.code.as_ref().is_some_and(|code| code.giver.is_left());
@@ -319,7 +324,8 @@ impl RoutedOutput {
         if let Some(starting) = self.starting.as_mut().filter(|_| ears.is_empty()) {
             starting.early.push((number, stream, bytes.to_vec()));
             starting.kept += bytes.len();
-            // A command that prints this much before it has a number is the one that is being started.
+            // A command that prints this much before it has a number is the one that is being
+            // started.
             return if starting.kept > MAX_EARLY_BYTES { self.started(number) } else { Ok(()) };
         }
         for piece in pieces(bytes) {
@@ -402,7 +408,8 @@ mod tests {
             taker.try_take().unwrap().len() + taker.try_take().unwrap().len(),
             MAX_PIECE_BYTES + 1
         );
-        // A character split over writes arrives whole, also with the other stream between; an incomplete one arrives at the end.
+        // A character split over writes arrives whole, also with the other stream between; an
+        // incomplete one arrives at the end.
         for (stream, bytes) in [
             (Stream::Stdout, &b"\xf0\x9f"[..]),
             (Stream::Stderr, b"\xc3"),

@@ -17,7 +17,8 @@ use crate::error_response::ErrorResponse;
 /// Maximum sandboxes shown, and maximum states of one.
 const MAX_SHOWN: usize = 50;
 
-/// The part of an id that is shown, which reaches no sandbox. It is the end, since ids of a fleet begin with their tenant.
+/// The part of an id that is shown, which reaches no sandbox. It is the end, since ids of a fleet
+/// begin with their tenant.
 fn short_id(id: &str) -> &str {
     id.get(id.len().saturating_sub(6)..).unwrap_or_default()
 }

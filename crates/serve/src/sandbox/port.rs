@@ -1,7 +1,8 @@
 //! HTTP to programs that listen in a sandbox: `PORT-ID.domain`, as E2B's `get_host` names it.
 //!
-//! Promises: request and answer pass unchanged and piece by piece, except for headers of the connection
-//! and the sandbox's token. A client without the token gets nothing, unless the sandbox was made for public traffic.
+//! Promises: request and answer pass unchanged and piece by piece, except for headers of the
+//! connection and the sandbox's token. A client without the token gets nothing, unless the sandbox
+//! was made for public traffic.
 
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ use crate::wire;
 
 /// The header that names a port where the host does not.
 const PORT: &str = "e2b-sandbox-port";
-/// Ports that the server itself handles in every sandbox: those of the E2B agent and of its code interpreter.
+/// Ports that the server itself handles in every sandbox: those of the E2B agent and of its code
+/// interpreter.
 const OWN_PORTS: [u16; 2] = [49983, 49999];
 
 /// The port of a sandbox program that a request is for; `None` if the server answers it.
@@ -91,8 +93,8 @@ async fn forward(
     Ok(Response::from_parts(parts, Body::new(body)))
 }
 
-/// Repeats the protocol that the connection switches to. Among the headers about a connection, only this one is for
-/// both sides.
+/// Repeats the protocol that the connection switches to. Among the headers about a connection, only
+/// this one is for both sides.
 fn speaks(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
     if let Some(protocol) = protocol {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -100,7 +102,8 @@ fn speaks(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
     }
 }
 
-/// Copies bytes between two ends that speak another protocol now, under the client's connection permit.
+/// Copies bytes between two ends that speak another protocol now, under the client's connection
+/// permit.
 async fn carry(from: OnUpgrade, to: OnUpgrade, _place: Option<ConnectionPermit>) {
     let (Ok(from), Ok(to)) = (from.await, to.await) else { return };
     // Either may just go away.

@@ -1,9 +1,9 @@
 //! Commands in a sandbox, in the shape of the E2B agent.
 //!
-//! Promises: a sandbox of a Linux program runs several at the same time as code. They are part of its state, and
-//! continue after a pause, a snapshot or a fork. A client that starts a command or connects to it gets its output
-//! from then on. May break it: output belongs to a command by its session (`setsid`), so output of a process that
-//! leaves the session is lost.
+//! Promises: a sandbox of a Linux program runs several at the same time as code. They are part of
+//! its state, and continue after a pause, a snapshot or a fork. A client that starts a command or
+//! connects to it gets its output from then on. May break it: output belongs to a command by its
+//! session (`setsid`), so output of a process that leaves the session is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -171,7 +171,8 @@ impl CommandTarget {
         starting.await.map_err(|failed| failed.why().to_owned())
     }
 
-    /// Runs a command without a client to its end, for at most `limit`, and hands over its output as text.
+    /// Runs a command without a client to its end, for at most `limit`, and hands over its output
+    /// as text.
     pub(super) async fn run(
         &self,
         wanted: &Value,

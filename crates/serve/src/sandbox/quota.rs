@@ -1,7 +1,8 @@
 //! The number and size of the snapshots of each tenant, and the limit of the number.
 //!
-//! Counted once in a while, and kept up to date in between: snapshots of other hosts of a fleet are counted that much
-//! later. Admissions by one host never exceed the limit, however many requests are concurrent.
+//! Counted once in a while, and kept up to date in between: snapshots of other hosts of a fleet are
+//! counted that much later. Admissions by one host never exceed the limit, however many requests
+//! are concurrent.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -82,8 +83,8 @@ impl Counter {
         let known = ledger.snapshots(tenant).await?;
         let mut counts = lock(&self.counts);
         counts.bytes = known.iter().map(|record| record.stored).sum();
-        // One that was made during the count may be among them. It is counted twice rather than not at all, until the
-        // next count.
+        // One that was made during the count may be among them. It is counted twice rather than not
+        // at all, until the next count.
         counts.there = known.len() + (counts.made - made);
         counts.counted = (coming == 0).then(Instant::now);
         Ok(())

@@ -158,7 +158,8 @@ impl Records {
         sync(&self.dir)
     }
 
-    /// A record, if it exists. One that cannot be read is named in the log and left under another name.
+    /// A record, if it exists. One that cannot be read is named in the log and left under another
+    /// name.
     pub(super) fn get<T: DeserializeOwned>(&self, id: &str) -> io::Result<Option<T>> {
         let path = self.path(id);
         let text = match fs::read(&path) {

@@ -1,7 +1,8 @@
 //! All sandboxes of a server, with their tenants, sources, ends and places.
 //!
 //! Promises: a paused sandbox and its record are in the store before its client is answered. No
-//! tenant exceeds its limit. Sandboxes that the directory has when a server starts are served again.
+//! tenant exceeds its limit. Sandboxes that the directory has when a server starts are served
+//! again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,10 +41,11 @@ pub(crate) struct Sandboxes {
     pub(super) builds: Builds,
     pub(super) templates: Vec<Arc<Warm>>,
     pub(super) all: Mutex<HashMap<String, Arc<Sandbox>>>,
-    /// Killed sandboxes that have not ended yet, which count in the budgets of their tenants. Their entries may still
-    /// be in the ledger, from which they are not taken up.
+    /// Killed sandboxes that have not ended yet, which count in the budgets of their tenants. Their
+    /// entries may still be in the ledger, from which they are not taken up.
     pub(super) killed: Arc<Mutex<HashMap<String, Arc<Sandbox>>>>,
-    /// The server ends: sandboxes made now would not be saved with the others. Changed under the lock of `all`.
+    /// The server ends: sandboxes made now would not be saved with the others. Changed under the
+    /// lock of `all`.
     pub(super) ending: AtomicBool,
     pub(super) opened: Mutex<HashMap<String, Guest>>,
     pub(super) ledger: Arc<dyn SandboxStore>,
@@ -126,7 +128,8 @@ pub(super) async fn blocking<R: Send + 'static>(
     }
 }
 
-/// Runs work that must not be cut off. It continues when its client disconnects; its waits must end.
+/// Runs work that must not be cut off. It continues when its client disconnects; its waits must
+/// end.
 pub(super) async fn to_its_end<R: Send + 'static>(
     work: impl Future<Output = Result<R, ErrorResponse>> + Send + 'static,
 ) -> Result<R, ErrorResponse> {
@@ -156,7 +159,8 @@ async fn live(sandbox: &Sandbox, kind: Operation) -> OwnedMutexGuard<Residency> 
 }
 
 impl Sandboxes {
-    /// Opens every template, and finds saved sandboxes. Without a `ledger`, records are in the directory of this server.
+    /// Opens every template, and finds saved sandboxes. Without a `ledger`, records are in the
+    /// directory of this server.
     pub(crate) async fn open(
         config: &SandboxConfig,
         audit: Option<Arc<AuditLog>>,
@@ -295,7 +299,8 @@ impl Sandboxes {
         Err(ErrorResponse::new(StatusCode::NOT_FOUND, message))
     }
 
-    /// The template of a sandbox: that of this name, or the first where the configuration has it no more.
+    /// The template of a sandbox: that of this name, or the first where the configuration has it no
+    /// more.
     pub(super) fn template(&self, name: &str) -> &Arc<Warm> {
         let named = self.templates.iter().find(|template| template.config.name == name);
         named.unwrap_or(&self.templates[0])
@@ -307,8 +312,8 @@ impl Sandboxes {
         found.ok_or_else(|| self.moved(id).unwrap_or_else(|| Sandbox::not_found(id)))
     }
 
-    /// The answer for a sandbox that is not here, where it may exist elsewhere: a server that leaves has left its sandboxes
-    /// to other hosts.
+    /// The answer for a sandbox that is not here, where it may exist elsewhere: a server that
+    /// leaves has left its sandboxes to other hosts.
     pub(super) fn moved(&self, id: &str) -> Option<ErrorResponse> {
         self.ledger.is_leaving().then(|| Residency::Moved.absent(id))
     }
@@ -422,7 +427,8 @@ impl Sandboxes {
             if sandbox.killed.load(Ordering::Relaxed) {
                 return Err(Sandbox::not_running(&sandbox.id));
             }
-            // Another host may have taken the sandbox during the call. Its state then lacks this call.
+            // Another host may have taken the sandbox during the call. Its state then lacks this
+            // call.
             this.ledger.check(&*sandbox)?;
             result
         })

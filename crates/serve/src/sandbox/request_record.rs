@@ -1,7 +1,8 @@
 //! The record of one request about sandboxes: for the audit log, and for the use of its tenant.
 //!
-//! Promises: bytes of a request and of its answer are counted as they pass. The line in the audit log is written when
-//! the answer ends or breaks off. A path is recorded by its pattern, never with its query.
+//! Promises: bytes of a request and of its answer are counted as they pass. The line in the audit
+//! log is written when the answer ends or breaks off. A path is recorded by its pattern, never with
+//! its query.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};

@@ -1,7 +1,7 @@
 //! Bodies of E2B requests, and the frames of Connect streams.
 //!
-//! Promises: a body that is decoded takes memory in proportion to its length. Fields without a type here are skipped.
-//! May break it: a field that keeps any JSON.
+//! Promises: a body that is decoded takes memory in proportion to its length. Fields without a type
+//! here are skipped. May break it: a field that keeps any JSON.
 
 use std::collections::BTreeMap;
 

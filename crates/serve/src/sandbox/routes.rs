@@ -75,7 +75,8 @@ enum Access {
     Public,
     /// A key with one of these scopes.
     Key(&'static [Scope]),
-    /// The token of its sandbox, or a signature by it. The handler checks that, and knows exceptions.
+    /// The token of its sandbox, or a signature by it. The handler checks that, and knows
+    /// exceptions.
     Token,
 }
 
@@ -196,8 +197,8 @@ impl FromRequestParts<Arc<Sandboxes>> for AuthorizedSandbox {
     }
 }
 
-/// The sandbox of a request into one, without a check of its token. One that is paused counts as absent unless
-/// requests resume it.
+/// The sandbox of a request into one, without a check of its token. One that is paused counts as
+/// absent unless requests resume it.
 pub(super) fn called(all: &Sandboxes, headers: &HeaderMap) -> Result<Arc<Sandbox>, ErrorResponse> {
     let id = sandbox_id(headers).unwrap_or_default();
     let answers = |sandbox: &Arc<Sandbox>| !sandbox.times().paused || sandbox.settings.auto_resume;
@@ -245,8 +246,8 @@ pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ErrorResponse>
     })
 }
 
-/// Maximum bytes of a body that is neither code nor a file: lists and labels take many times their size once they are
-/// decoded.
+/// Maximum bytes of a body that is neither code nor a file: lists and labels take many times their
+/// size once they are decoded.
 const MAX_MESSAGE: usize = 1 << 20;
 
 /// Maximum bytes of all labels of a sandbox together.
@@ -334,8 +335,9 @@ impl Routes {
         self.sandboxes.config.max_body
     }
 
-    /// Maximum bytes of memory per byte of a body, once it is decoded. The smallest items of a list or of labels have three
-    /// bytes and take about a hundred. Code is kept three times, a file once.
+    /// Maximum bytes of memory per byte of a body, once it is decoded. The smallest items of a list
+    /// or of labels have three bytes and take about a hundred. Code is kept three times, a file
+    /// once.
     pub(crate) fn weight<B>(request: &Request<B>) -> usize {
         match request.uri().path() {
             "/files" => 1,

@@ -1,8 +1,9 @@
 //! One sandbox: a session that is live or saved, and its record.
 //!
-//! Promises: calls of one sandbox run one after another. Each piece of code begins on a new checkpoint; one that is
-//! cut short is undone by going back there. Background work that is cut short is undone to the end of the last call.
-//! A sandbox that is saved comes back with the next call, lazily.
+//! Promises: calls of one sandbox run one after another. Each piece of code begins on a new
+//! checkpoint; one that is cut short is undone by going back there. Background work that is cut
+//! short is undone to the end of the last call. A sandbox that is saved comes back with the next
+//! call, lazily.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -150,7 +151,8 @@ impl Times {
     }
 }
 
-/// The moment that is `milliseconds` after 1970 by the wall clock as it is now. A moment in the past is now.
+/// The moment that is `milliseconds` after 1970 by the wall clock as it is now. A moment in the
+/// past is now.
 fn moment(milliseconds: u64) -> Instant {
     let left = time(milliseconds).duration_since(SystemTime::now()).unwrap_or_default();
     let now = Instant::now();
@@ -268,7 +270,8 @@ impl Sandbox {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether clients see it as paused: it was paused, or its life is over and its state is in the store alone.
+    /// Whether clients see it as paused: it was paused, or its life is over and its state is in the
+    /// store alone.
     pub(super) fn is_paused(&self) -> bool {
         let times = *self.times();
         let is_overdue = times.pause_at_end && times.ends <= Instant::now();
@@ -316,7 +319,8 @@ pub(super) struct UndoPoint {
 }
 
 impl UndoPoint {
-    /// The next work follows this. Calls are not to be undone, and data of connections would cost a checkpoint each.
+    /// The next work follows this. Calls are not to be undone, and data of connections would cost a
+    /// checkpoint each.
     pub(super) fn followed_by(&mut self, turn: Operation) {
         self.after &= match turn {
             Operation::Call => false,
@@ -351,8 +355,9 @@ fn undo(
     session.rollback(to).map(drop).map_err(|error| refused(&error))
 }
 
-/// Runs something in a session: what is wanted, and its source. Output is passed to `speaker` at once. A call that is
-/// cut short is undone, and reported as an error of the code. `mark` is then where the call began.
+/// Runs something in a session: what is wanted, and its source. Output is passed to `speaker` at
+/// once. A call that is cut short is undone, and reported as an error of the code. `mark` is then
+/// where the call began.
 pub(super) fn run(
     session: &mut Session,
     language: &Language,
@@ -403,8 +408,8 @@ pub(super) fn command(
     run(session, language, (COMMAND, &wanted.to_string()), mark, speaker)
 }
 
-/// Lets background work run for a slice of time. One that is cut short takes the session back to where its last call
-/// ended.
+/// Lets background work run for a slice of time. One that is cut short takes the session back to
+/// where its last call ended.
 #[cfg(feature = "linux")]
 pub(super) fn go_on(
     session: &mut Session,

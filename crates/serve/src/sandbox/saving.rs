@@ -1,7 +1,8 @@
 //! Saves of sandboxes: pauses by clients, saves of idle ones, and saves of a server that ends.
 //!
-//! Promises: a paused sandbox and its record are in the store before its client is answered. Saves that are not forced by
-//! the end of the server take turns by tenant. A host of a fleet that ends saves its sandboxes also with a full disk.
+//! Promises: a paused sandbox and its record are in the store before its client is answered. Saves
+//! that are not forced by the end of the server take turns by tenant. A host of a fleet that ends
+//! saves its sandboxes also with a full disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,8 +29,9 @@ fn is_full(refusal: &ErrorResponse) -> bool {
 }
 
 impl Sandboxes {
-    /// Saves a sandbox. Its guest is dropped, unless there are checkpoints or relatives to go to. A paused one, or
-    /// one of an ending server, is released for any host of the fleet that needs it next.
+    /// Saves a sandbox. Its guest is dropped, unless there are checkpoints or relatives to go to. A
+    /// paused one, or one of an ending server, is released for any host of the fleet that needs it
+    /// next.
     pub(super) async fn save(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
@@ -62,8 +64,9 @@ impl Sandboxes {
         self.save(sandbox, true, false).await
     }
 
-    /// Refuses a call of a sandbox that an ending server has not released yet. Its save may fail, and a call that was
-    /// answered would be lost; or the state is saved, and the ledger does not name it yet.
+    /// Refuses a call of a sandbox that an ending server has not released yet. Its save may fail,
+    /// and a call that was answered would be lost; or the state is saved, and the ledger does not
+    /// name it yet.
     pub(super) fn check_not_ending(&self, life: &Residency) -> Result<(), ErrorResponse> {
         if self.ending.load(Ordering::Relaxed)
             && matches!(life, Residency::Live(_) | Residency::Saved)
@@ -74,7 +77,8 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Saves a state in the store of `dir`, and hands it to the fleet. Returns its own bytes as well.
+    /// Saves a state in the store of `dir`, and hands it to the fleet. Returns its own bytes as
+    /// well.
     fn store_state(
         &self,
         sandbox: &Sandbox,
@@ -88,8 +92,8 @@ impl Sandboxes {
         Ok((bytes, self.ledger.save_state(dir, &saved, bytes)?))
     }
 
-    /// The same for a host that ends with a full disk: its fleet has room, so the state goes there through memory.
-    /// Fails with `full` if that is not possible either.
+    /// The same for a host that ends with a full disk: its fleet has room, so the state goes there
+    /// through memory. Fails with `full` if that is not possible either.
     fn store_state_past_disk(
         &self,
         sandbox: &Sandbox,

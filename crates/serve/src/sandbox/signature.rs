@@ -1,7 +1,7 @@
 //! Signed URLs of files: `signature` proves the token of a sandbox without showing it.
 //!
-//! Promises: a signature is for one path, one operation and one user, and ends at its time. A URL that does not name a
-//! sandbox is for the one whose token signed it.
+//! Promises: a signature is for one path, one operation and one user, and ends at its time. A URL
+//! that does not name a sandbox is for the one whose token signed it.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};

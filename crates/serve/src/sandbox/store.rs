@@ -1,10 +1,11 @@
 //! The boundary between sandboxes and the keeper of their records.
 //!
-//! [`SandboxStore`] keeps the records and saved states of sandboxes: the directory of one server, or the ledger that the
-//! hosts of a fleet share. [`SandboxHost`] is this server as a fleet sees it.
+//! [`SandboxStore`] keeps the records and saved states of sandboxes: the directory of one server,
+//! or the ledger that the hosts of a fleet share. [`SandboxHost`] is this server as a fleet sees
+//! it.
 //!
-//! Promises: a record is written before its client is answered. In a fleet no call of a sandbox is answered that another
-//! host may own by now, neither when it begins nor when it ends.
+//! Promises: a record is written before its client is answered. In a fleet no call of a sandbox is
+//! answered that another host may own by now, neither when it begins nor when it ends.
 
 use std::path::Path;
 
@@ -26,7 +27,8 @@ pub(crate) struct StoreEntry {
     /// Its entry, as this host knows it.
     #[cfg(feature = "fleet")]
     pub(crate) anchor: tokio::sync::Mutex<Option<Anchor>>,
-    /// The lease was lost, and the ledger has not confirmed yet that this host still owns the sandbox.
+    /// The lease was lost, and the ledger has not confirmed yet that this host still owns the
+    /// sandbox.
     #[cfg(feature = "fleet")]
     pub(crate) doubt: std::sync::atomic::AtomicBool,
     /// The state that it is opened from, if that is not in the directory of this host.
@@ -60,17 +62,20 @@ pub(crate) trait StoredSandbox: Send + Sync {
     fn entry(&self) -> &StoreEntry;
 }
 
-/// Keeps the records of sandboxes and snapshots. The provided methods suit a store that one server has for itself.
+/// Keeps the records of sandboxes and snapshots. The provided methods suit a store that one server
+/// has for itself.
 #[async_trait]
 pub(crate) trait SandboxStore: Send + Sync {
-    /// The sandboxes of an earlier process, which are served again. `dir` is the directory of this server. Blocks.
+    /// The sandboxes of an earlier process, which are served again. `dir` is the directory of this
+    /// server. Blocks.
     fn records(&self, dir: &Path) -> Result<Vec<SandboxRecord>, afresh::Cause>;
 
     /// An id for a new sandbox or snapshot of a tenant.
     fn new_id(&self, tenant: &str) -> Result<String, ErrorResponse>;
 
-    /// Makes a template, or fetches the one that another host has made, and returns the digest that all hosts agree on.
-    /// `parts` identify the template, `kept` is its name here, and `make` makes it. Blocks.
+    /// Makes a template, or fetches the one that another host has made, and returns the digest that
+    /// all hosts agree on. `parts` identify the template, `kept` is its name here, and `make` makes
+    /// it. Blocks.
     fn template(
         &self,
         parts: &[&[u8]],
@@ -102,8 +107,9 @@ pub(crate) trait SandboxStore: Send + Sync {
         false
     }
 
-    /// Number of sandboxes of a tenant that are recorded and not among `here`, the ones of this server. Changes of other
-    /// hosts arrive a moment later. `None` while the fleet is not counted yet.
+    /// Number of sandboxes of a tenant that are recorded and not among `here`, the ones of this
+    /// server. Changes of other hosts arrive a moment later. `None` while the fleet is not counted
+    /// yet.
     fn elsewhere(&self, tenant: &str, here: &mut dyn Iterator<Item = &str>) -> Option<usize> {
         let _ = (tenant, here);
         Some(0)
@@ -121,7 +127,8 @@ pub(crate) trait SandboxStore: Send + Sync {
         Ok(())
     }
 
-    /// Stores a state where all hosts that may need it find it. `bytes` is the size of its own pages. Blocks.
+    /// Stores a state where all hosts that may need it find it. `bytes` is the size of its own
+    /// pages. Blocks.
     fn save_state(
         &self,
         dir: &Path,
@@ -155,7 +162,8 @@ pub(crate) trait SandboxStore: Send + Sync {
         let _ = sandbox;
     }
 
-    /// The sandboxes of a tenant that are recorded elsewhere, those of other hosts among them; at most `most`.
+    /// The sandboxes of a tenant that are recorded elsewhere, those of other hosts among them; at
+    /// most `most`.
     async fn sandboxes_of(
         &self,
         tenant: &str,
@@ -170,8 +178,9 @@ pub(crate) trait SandboxStore: Send + Sync {
         Vec::new()
     }
 
-    /// Records a new snapshot, and returns its names. Another snapshot of the tenant loses a name that this one has. Of
-    /// two that are recorded at the same time, the one that was recorded last has the name.
+    /// Records a new snapshot, and returns its names. Another snapshot of the tenant loses a name
+    /// that this one has. Of two that are recorded at the same time, the one that was recorded last
+    /// has the name.
     async fn create_snapshot(&self, snapshot: StoredSnapshot)
     -> Result<Vec<String>, ErrorResponse>;
 
@@ -209,8 +218,8 @@ pub(crate) trait SandboxStore: Send + Sync {
         snapshot: &StoredSnapshot,
     ) -> Result<String, ErrorResponse>;
 
-    /// Whether a name in the snapshots of this server has no record, because the server was killed between the save and
-    /// the record. In a fleet other hosts may know it.
+    /// Whether a name in the snapshots of this server has no record, because the server was killed
+    /// between the save and the record. In a fleet other hosts may know it.
     fn is_orphan(&self, name: &str) -> bool {
         let _ = name;
         false
@@ -247,8 +256,8 @@ mod shared {
         /// The revision of the note that the sandbox is this host's.
         pub(crate) note: u64,
         pub(crate) state: Option<State>,
-        /// A later state, which is in the store and which no entry names yet: the change that would have named it failed.
-        /// The next change of the entry names it.
+        /// A later state, which is in the store and which no entry names yet: the change that would
+        /// have named it failed. The next change of the entry names it.
         pub(crate) pending: Option<State>,
     }
 
@@ -276,8 +285,8 @@ mod shared {
         /// Whether this server may answer for a sandbox that is here.
         fn check(&self, id: &str) -> Result<(), ErrorResponse>;
 
-        /// Whether a request may move a sandbox to this host: its key is that of the tenant, or it shows the token of a
-        /// running sandbox.
+        /// Whether a request may move a sandbox to this host: its key is that of the tenant, or it
+        /// shows the token of a running sandbox.
         fn permits(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool;
 
         /// The tenant of a key.
@@ -304,8 +313,8 @@ mod shared {
         /// The use of the tenants that have limits on all hosts together.
         fn tenant_uses(&self) -> Vec<(Arc<str>, TenantUse)>;
 
-        /// Takes in a sandbox that the ledger gave to this host. It is in doubt unless `is_current` holds once no call of
-        /// [`doubt_all`](Self::doubt_all) can miss it.
+        /// Takes in a sandbox that the ledger gave to this host. It is in doubt unless `is_current`
+        /// holds once no call of [`doubt_all`](Self::doubt_all) can miss it.
         fn adopt(&self, record: SandboxRecord, anchor: Anchor, is_current: &dyn Fn() -> bool);
 
         /// The lease is lost: calls of these sandboxes are refused until their owner is known.

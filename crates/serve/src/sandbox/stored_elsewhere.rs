@@ -1,9 +1,9 @@
-//! The bytes of saved sandboxes that a fleet has outside of this host: those of other hosts, and paused ones without an
-//! owner.
+//! The bytes of saved sandboxes that a fleet has outside of this host: those of other hosts, and
+//! paused ones without an owner.
 //!
-//! The ledger is read for a tenant with a budget of saved states, at most once in [`COUNT_LIFETIME`]. In between, the
-//! sandboxes that this host takes and releases are counted at once. May break it: states that other hosts save count
-//! from the next reading.
+//! The ledger is read for a tenant with a budget of saved states, at most once in
+//! [`COUNT_LIFETIME`]. In between, the sandboxes that this host takes and releases are counted at
+//! once. May break it: states that other hosts save count from the next reading.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -55,8 +55,8 @@ impl StoredElsewhere {
 }
 
 impl Sandboxes {
-    /// Counts the saved states of a tenant in the fleet before they are checked, if there is a budget of them and the
-    /// last count is old.
+    /// Counts the saved states of a tenant in the fleet before they are checked, if there is a
+    /// budget of them and the last count is old.
     pub(super) async fn count_stored(&self, tenant: &Arc<str>) -> Result<(), ErrorResponse> {
         if !self.ledger.releases() || self.accounts.budgets().of(tenant).stored.is_none() {
             return Ok(());

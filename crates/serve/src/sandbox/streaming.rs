@@ -31,8 +31,8 @@ pub(super) struct Shape {
     pub(super) last: fn(&Answer) -> Vec<u8>,
 }
 
-/// Runs code in a sandbox. The answer begins with the first output. Code without output is answered whole, and an error before the
-/// first output is an error response.
+/// Runs code in a sandbox. The answer begins with the first output. Code without output is answered
+/// whole, and an error before the first output is an error response.
 pub(super) async fn run_streaming(
     all: Arc<Sandboxes>,
     sandbox: Arc<Sandbox>,
@@ -56,8 +56,8 @@ pub(super) async fn run_streaming(
     answer_when_begun(printed, running, shape.last, Box::new(killed)).await
 }
 
-/// Whether the sandbox was killed during the call. The answer breaks off then, as clients expect: they ask whether the
-/// sandbox runs.
+/// Whether the sandbox was killed during the call. The answer breaks off then, as clients expect:
+/// they ask whether the sandbox runs.
 type IsKilled = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// The sandbox was killed during the call.
@@ -85,7 +85,8 @@ async fn answer_when_begun(
                 return Ok(streamed(StreamingBody { first: None, printed, running, last, killed }));
             }
             let (head, answer) = ran?;
-            // It may have printed something and ended since it was looked for; the head is with that then.
+            // It may have printed something and ended since it was looked for; the head is with
+            // that then.
             let mut whole = Vec::new();
             while let Some(piece) = printed.try_take() {
                 whole.extend_from_slice(&piece);

@@ -1,4 +1,5 @@
-//! Templates: warm guests that run code, kept in the store so that their sandboxes save differences.
+//! Templates: warm guests that run code, kept in the store so that their sandboxes save
+//! differences.
 
 use std::path::Path;
 
@@ -165,8 +166,8 @@ impl TemplateOptions {
 }
 
 impl Warm {
-    /// Opens the template, keeps it in the store, and opens that, so that its sandboxes save differences.
-    /// All hosts of a `ledger` use the same; without one it is for this server alone.
+    /// Opens the template, keeps it in the store, and opens that, so that its sandboxes save
+    /// differences. All hosts of a `ledger` use the same; without one it is for this server alone.
     pub(super) fn open(
         config: &SandboxConfig,
         template: &Template,

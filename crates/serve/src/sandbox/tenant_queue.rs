@@ -1,6 +1,8 @@
-//! Places for calls, saves and pulls of sandboxes, shared by the tenants in proportion to their weights.
+//! Places for calls, saves and pulls of sandboxes, shared by the tenants in proportion to their
+//! weights.
 //!
-//! Promises: a free place goes to a waiting tenant by weighted fair queueing, and no tenant has all of several places.
+//! Promises: a free place goes to a waiting tenant by weighted fair queueing, and no tenant has all
+//! of several places.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

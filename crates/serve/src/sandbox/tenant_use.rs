@@ -52,8 +52,8 @@ impl TenantUse {
     }
 }
 
-/// The number of the window of this length at `now`, and the seconds until its end. Windows of one length begin at the
-/// same moments on all hosts.
+/// The number of the window of this length at `now`, and the seconds until its end. Windows of one
+/// length begin at the same moments on all hosts.
 pub(super) fn window_at(now: SystemTime, length: Duration) -> (u64, u64) {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let length = length.as_millis().max(1);

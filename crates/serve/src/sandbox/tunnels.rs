@@ -1,7 +1,7 @@
 //! Connections from outside to programs that listen in a sandbox, and their bytes.
 //!
-//! Promises: waiting bytes are bounded on either side, and a slow client delays only the program that writes to it. A rollback ends
-//! the connections.
+//! Promises: waiting bytes are bounded on either side, and a slow client delays only the program
+//! that writes to it. A rollback ends the connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -102,7 +102,8 @@ enum Transferred {
 }
 
 impl Tunnels {
-    /// Passes waiting bytes in both directions, and closes connections that are over or belong to earlier states.
+    /// Passes waiting bytes in both directions, and closes connections that are over or belong to
+    /// earlier states.
     pub(super) fn exchange(&self, lease: &mut Lease<'_>) -> Result<(), CallError> {
         let mut all = lock(&self.all);
         let mut failed = None;

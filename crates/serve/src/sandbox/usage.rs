@@ -1,7 +1,9 @@
-//! Metrics of a sandbox in E2B's shape: a sample of its processor time, memory and files at each request for them.
+//! Metrics of a sandbox in E2B's shape: a sample of its processor time, memory and files at each
+//! request for them.
 //!
-//! Promises: a request waits for no running call, and wakes no saved sandbox. Its sample is then the last one, with the
-//! processor time of now. Processor time is that of calls and of background work, without their waits.
+//! Promises: a request waits for no running call, and wakes no saved sandbox. Its sample is then
+//! the last one, with the processor time of now. Processor time is that of calls and of background
+//! work, without their waits.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -67,7 +69,8 @@ impl Usage {
         self.ran.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// Takes a sample. `sizes` are bytes of memory and of files, unless the sandbox is called or saved.
+    /// Takes a sample. `sizes` are bytes of memory and of files, unless the sandbox is called or
+    /// saved.
     fn sample(&self, now: SystemTime, age: Duration, sizes: Option<(u64, u64)>) {
         let ran = self.ran.load(Ordering::Relaxed);
         let mut samples = lock(&self.samples);
@@ -87,7 +90,8 @@ impl Usage {
     }
 }
 
-/// Bytes of memory that a live sandbox stores, and of its files; `None` while it is called or saved.
+/// Bytes of memory that a live sandbox stores, and of its files; `None` while it is called or
+/// saved.
 async fn sizes(sandbox: &Sandbox) -> Option<(u64, u64)> {
     let mut life = sandbox.life.clone().try_lock_owned().ok()?;
     let measured = blocking(move || {

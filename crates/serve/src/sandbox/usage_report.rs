@@ -1,8 +1,8 @@
 //! The use of tenants: `GET /usage` for clients and bills, and the same as metrics.
 //!
-//! Promises: a key shows its own tenant alone, unless it has the scope `admin`. Metrics have a label for each of
-//! the first [`MAX_LABELLED_TENANTS`] tenants and one for all others, so their number is bounded. In a fleet each
-//! host reports its own part.
+//! Promises: a key shows its own tenant alone, unless it has the scope `admin`. Metrics have a
+//! label for each of the first [`MAX_LABELLED_TENANTS`] tenants and one for all others, so their
+//! number is bounded. In a fleet each host reports its own part.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +28,8 @@ use super::registry::Sandboxes;
 use super::routes::{Answer, answer};
 use crate::metrics::{Labels, escape};
 
-/// The shared label of tenants without a separate one. No tenant has this name: names have no spaces.
+/// The shared label of tenants without a separate one. No tenant has this name: names have no
+/// spaces.
 const OTHERS: &str = "all others";
 
 #[derive(Deserialize)]

@@ -1,8 +1,10 @@
-//! Watchers of directories, in the shape of the E2B agent: events that a client polls, or a stream of them.
+//! Watchers of directories, in the shape of the E2B agent: events that a client polls, or a stream
+//! of them.
 //!
-//! Promises: after each call and each slice of background work the directory is compared with how it was before, so
-//! changes are in the order of calls. Entries and events that wait are bounded; a watcher with more is ended with an
-//! error. May break it: a file that is made and removed within one call is not seen.
+//! Promises: after each call and each slice of background work the directory is compared with how
+//! it was before, so changes are in the order of calls. Entries and events that wait are bounded; a
+//! watcher with more is ended with an error. May break it: a file that is made and removed within
+//! one call is not seen.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -313,8 +315,8 @@ pub(super) async fn answer(
                 sandbox.watchers.remove(&wanted.watcher_id)?;
                 return Ok(axum::Json(json!({})).into_response());
             }
-            // A client may know of a change by the end of a command, before the call that it ended in. A call that
-            // lasts is not waited for.
+            // A client may know of a change by the end of a command, before the call that it ended
+            // in. A call that lasts is not waited for.
             let _ = tokio::time::timeout(POLL_PATIENCE, all.with(sandbox, |_| Ok(()))).await;
             let events = sandbox.watchers.take(&wanted.watcher_id)?;
             Ok(axum::Json(json!({ "events": events })).into_response())

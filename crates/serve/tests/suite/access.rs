@@ -111,7 +111,8 @@ async fn status_of(
 ) -> u16 {
     let method = Method::from_bytes(method.as_bytes()).unwrap();
     let mut target = path.replace("{checkpoint}", "none").replace("{method}", "Nothing");
-    // A sandbox that is not there: nothing changes, and the answer shows whether the key was enough.
+    // A sandbox that is not there: nothing changes, and the answer shows whether the key was
+    // enough.
     target = target.replace("{id}", "missing");
     let mut request = client().request(method, server.url(&target)).body("{}");
     if ROUTES.iter().any(|(_, known, needs)| *known == path && *needs == Needs::Token) {

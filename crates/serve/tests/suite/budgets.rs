@@ -1,4 +1,5 @@
-//! Budgets: each is exceeded once, its refusal names it and when to retry, and another tenant is not affected.
+//! Budgets: each is exceeded once, its refusal names it and when to retry, and another tenant is
+//! not affected.
 
 use std::time::Duration;
 

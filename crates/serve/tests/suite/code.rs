@@ -1,5 +1,5 @@
-//! Code in sandboxes, in every language: its output, values and exceptions, also while it still runs; and clients of
-//! E2B, unmodified.
+//! Code in sandboxes, in every language: its output, values and exceptions, also while it still
+//! runs; and clients of E2B, unmodified.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -131,7 +131,8 @@ fn output_of_code_arrives_while_it_runs() {
         answer.chunk().await.unwrap().unwrap();
         drop(answer);
         assert_eq!(client.value(&sandbox, "after").await, "7");
-        // A client that stays connected but reads nothing is awaited until the time limit of the call.
+        // A client that stays connected but reads nothing is awaited until the time limit of the
+        // call.
         let code = "for (;;) console.log('x'.repeat(100000))";
         let answer = client.begin(&sandbox, code).await;
         assert_eq!(client.value(&sandbox, "after").await, "7");
@@ -310,7 +311,8 @@ fn an_unmodified_client_of_e2b_runs_python_with_pandas() {
     client_of_e2b(sandboxes, command);
 }
 
-/// An HTTP server that checks for a polite request; returns its port. It ends with the test's process.
+/// An HTTP server that checks for a polite request; returns its port. It ends with the test's
+/// process.
 #[cfg(feature = "linux")]
 fn outside() -> u16 {
     use std::io::{Read, Write};

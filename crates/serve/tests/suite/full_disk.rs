@@ -1,4 +1,5 @@
-//! Sandboxes of a server whose disk is full: clients learn the cause, and nothing that was acknowledged is lost.
+//! Sandboxes of a server whose disk is full: clients learn the cause, and nothing that was
+//! acknowledged is lost.
 
 use std::time::Duration;
 

@@ -6,7 +6,8 @@ use afresh_serve::{GuestConfig, Handler};
 
 use crate::common::{TEST_TIMEOUT, built, built_by, client, config, get, post, raw, run, serve};
 
-/// Output of the JavaScript and Python tools is served as it is, called without a server, and verified.
+/// Output of the JavaScript and Python tools is served as it is, called without a server, and
+/// verified.
 #[test]
 fn handlers_of_other_languages_start_from_the_state_of_their_tools() {
     for (name, expected) in [
@@ -72,12 +73,14 @@ fn each_http_request_of_a_component_gets_a_new_instance() {
             assert_eq!(get(&client, &server.url(path)).await.0, status, "{path}");
             assert_eq!(get(&client, &hello).await, (200, "hello\n".to_owned()));
         }
-        // An answer that has begun breaks off where the guest fails: its client must not take it for complete.
+        // An answer that has begun breaks off where the guest fails: its client must not take it
+        // for complete.
         for path in ["/broken", "/broken?1"] {
             let request = format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
             let said = raw(server.addr, request.as_bytes()).await;
             assert!(!said.ends_with("0\r\n\r\n"), "{said}");
-            // A guest that fails at once may do so before its answer began: then that is the answer.
+            // A guest that fails at once may do so before its answer began: then that is the
+            // answer.
             let whole = match client.get(server.url(path)).send().await {
                 Ok(response) => response.status() == 200 && response.bytes().await.is_ok(),
                 Err(_) => false,

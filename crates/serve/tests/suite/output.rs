@@ -11,8 +11,8 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::common::{Running, TEST_TIMEOUT, built, client, config, run, scratch, serve, write};
 
-/// A module that writes each request as a line to standard output, and as half a line to standard error. It answers with
-/// the request. Its warm-up writes a line, too.
+/// A module that writes each request as a line to standard output, and as half a line to standard
+/// error. It answers with the request. Its warm-up writes a line, too.
 const PRINTER: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
     (memory (export "memory") 3)

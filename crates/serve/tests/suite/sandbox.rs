@@ -1,5 +1,5 @@
-//! Sandboxes over HTTP: they keep the state of code, go back, fork, are saved and come back, and are visible to their
-//! tenant only.
+//! Sandboxes over HTTP: they keep the state of code, go back, fork, are saved and come back, and
+//! are visible to their tenant only.
 
 use std::path::Path;
 use std::time::Duration;
@@ -196,7 +196,8 @@ fn paused_idle_and_saved_sandboxes_come_back_also_in_another_process() {
         assert_eq!(client.ask(Method::POST, &path(&paused, "/pause"), json!({})).await.0, 204);
         assert_eq!(client.ask(Method::POST, &path(&paused, "/pause"), json!({})).await.0, 409);
         assert_eq!(client.execute(&paused, "1").await, Err(502));
-        // The idle one goes to the store by itself, and comes back with the next call, again and again.
+        // The idle one goes to the store by itself, and comes back with the next call, again and
+        // again.
         for round in 2..5 {
             let saved = r#"afresh_sandboxes{place="saved"} 2"#;
             while !common::get(&client.http, &server.url("/metrics")).await.1.contains(saved) {
@@ -271,7 +272,8 @@ fn a_sandbox_ends_when_its_time_is_over() {
     });
 }
 
-/// The ids in the store of sandboxes that begin with `kind`, and the ids of records in the folder `records`.
+/// The ids in the store of sandboxes that begin with `kind`, and the ids of records in the folder
+/// `records`.
 fn stored_ids(dir: &Path, kind: &str, records: &str) -> (Vec<String>, Vec<String>) {
     let store = afresh::store::Store::open(dir.join("snapshots")).unwrap();
     let names = store.list().unwrap().into_iter().map(|listed| listed.tag.name);

@@ -113,7 +113,8 @@ fn a_call_that_waited_does_not_wake_a_paused_sandbox() {
         let client = Client::of(&server);
         let own = client.create().await;
         let to = path(&own, "/pause");
-        // The pause and then the call have to come while another call runs: on a busy machine that takes longer.
+        // The pause and then the call have to come while another call runs: on a busy machine that
+        // takes longer.
         let mut waited = (None, 0);
         for wait in [300, 1200, 4800] {
             let code = format!(
@@ -130,7 +131,8 @@ fn a_call_that_waited_does_not_wake_a_paused_sandbox() {
             assert_eq!(status, 204);
             assert!(begun.text().await.unwrap().contains("end_of_execution"));
             waited = (after.err(), wait);
-            // 502: it came once the sandbox was paused. Without an error it came before the pause, or woke the sandbox.
+            // 502: it came once the sandbox was paused. Without an error it came before the pause,
+            // or woke the sandbox.
             if waited.0 == Some(409) {
                 break;
             }

@@ -9,8 +9,8 @@
 //!   are checked as in a store.
 //! * [`save`] and [`export`] are atomic and durable: after a kill, the path means the old archive
 //!   or the new one. The next writer of the same path removes the files of a killed one.
-//! * Reading is bounded: links, names outside the archive, two members of one name, and lengths that the
-//!   file does not have are refused by name, and nothing is allocated for them.
+//! * Reading is bounded: links, names outside the archive, two members of one name, and lengths
+//!   that the file does not have are refused by name, and nothing is allocated for them.
 
 mod read;
 mod tar;
@@ -34,8 +34,8 @@ use crate::{
 use read::Members;
 use write::ArchiveWriter;
 
-/// Saves `memory` as an archive at `path`, replacing what is there, and returns the snapshot's id. A
-/// delta takes the layers of its parent along. `name` is what other tools see it as.
+/// Saves `memory` as an archive at `path`, replacing what is there, and returns the snapshot's id.
+/// A delta takes the layers of its parent along. `name` is what other tools see it as.
 ///
 /// # Errors
 /// [`SaveError`] by cause; what was at `path` stays.
@@ -56,7 +56,8 @@ pub fn save(
 /// opened from.
 ///
 /// # Errors
-/// [`SaveError`] by cause, among them a layer that does not have its digest; what was at `path` stays.
+/// [`SaveError`] by cause, among them a layer that does not have its digest; what was at `path`
+/// stays.
 pub fn export(snapshot: &Snapshot, path: &Path, name: Option<&str>) -> Result<(), SaveError> {
     let mut archive = ArchiveWriter::create(path)?;
     if snapshot.turns().is_some() {
@@ -74,16 +75,16 @@ pub fn export(snapshot: &Snapshot, path: &Path, name: Option<&str>) -> Result<()
 /// Opens the snapshot in the archive at `path`.
 ///
 /// # Errors
-/// [`OpenError::Archive`] when the file is no archive that this crate reads, or holds no snapshot or
-/// several; the errors of [`Store::load`].
+/// [`OpenError::Archive`] when the file is no archive that this crate reads, or holds no snapshot
+/// or several; the errors of [`Store::load`].
 pub fn open(path: &Path) -> Result<Snapshot, OpenError> {
     let members = Members::open(path)?;
     let id = only_snapshot(&members)?;
     open_snapshot(&members, id, &Access::new())
 }
 
-/// As [`open`], if the snapshot is what `access` demands: signed by a trusted key, or sealed with the
-/// given one.
+/// As [`open`], if the snapshot is what `access` demands: signed by a trusted key, or sealed with
+/// the given one.
 ///
 /// # Errors
 /// [`OpenError::Seal`] by cause, and those of [`open`].
@@ -93,8 +94,8 @@ pub fn open_with(path: &Path, access: &Access) -> Result<Snapshot, OpenError> {
     open_snapshot(&members, id, access)
 }
 
-/// Copies the snapshot in the archive at `path` to `store`, checking the digest of every blob, and makes
-/// `name` mean it. Blobs that the store has are not copied again. A sealed snapshot stays
+/// Copies the snapshot in the archive at `path` to `store`, checking the digest of every blob, and
+/// makes `name` mean it. Blobs that the store has are not copied again. A sealed snapshot stays
 /// sealed, and no key is needed.
 ///
 /// # Errors

@@ -165,8 +165,8 @@ pub(super) struct Extended {
     pub(super) size: Option<u64>,
 }
 
-/// Parses records of the form `<length> <key>=<value>\n`. Times and owners are ignored; what would make
-/// the member another kind of file is refused.
+/// Parses records of the form `<length> <key>=<value>\n`. Times and owners are ignored; what would
+/// make the member another kind of file is refused.
 pub(super) fn parse_extended(mut bytes: &[u8]) -> Option<Extended> {
     let mut out = Extended::default();
     while !bytes.is_empty() {

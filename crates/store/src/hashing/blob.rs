@@ -1,7 +1,8 @@
-//! The hash of one blob. A blob that stays small is hashed by its writer, and any other by a thread.
+//! The hash of one blob. A blob that stays small is hashed by its writer, and any other by a
+//! thread.
 //!
-//! Most blobs of a snapshot are small: configuration, manifest, turns. Starting a thread and waiting for it takes
-//! longer than hashing one of them.
+//! Most blobs of a snapshot are small: configuration, manifest, turns. Starting a thread and
+//! waiting for it takes longer than hashing one of them.
 //!
 //! Promises: the digest is the same either way.
 

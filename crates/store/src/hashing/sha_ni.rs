@@ -1,7 +1,7 @@
 //! SHA-256 with the processor's own instructions, of one text or of two at the same time.
 //!
-//! A round waits for the one before it, so a single text leaves half of the unit idle. Two texts in turns fill it: 3.4
-//! GB/s instead of 1.8 on a core where this was measured.
+//! A round waits for the one before it, so a single text leaves half of the unit idle. Two texts in
+//! turns fill it: 3.4 GB/s instead of 1.8 on a core where this was measured.
 //!
 //! Promises: [`Sha::update_both`] has the result of two calls of [`Sha::update`].
 
@@ -41,7 +41,8 @@ const START: [u32; 8] = [
     0x5be0_cd19,
 ];
 
-/// The hash of a text that is not yet complete. It exists only where the processor has the instructions.
+/// The hash of a text that is not yet complete. It exists only where the processor has the
+/// instructions.
 #[derive(Clone)]
 pub(super) struct Sha {
     state: [u32; 8],
@@ -146,8 +147,8 @@ unsafe fn compress_with_instructions<const N: usize>(
     texts: [&[u8]; N],
 ) {
     let big_endian = _mm_set_epi64x(0x0c0d_0e0f_0809_0a0b, 0x0405_0607_0001_0203);
-    // SAFETY: for all loads and stores here: they are unaligned ones of 16 bytes, inside of a state, of the constants,
-    // or of a block.
+    // SAFETY: for all loads and stores here: they are unaligned ones of 16 bytes, inside of a
+    // state, of the constants, or of a block.
     let load = |from: *const u8| unsafe { _mm_loadu_si128(from.cast()) };
     // The instructions want the words of a state in the orders ABEF and CDGH.
     let mut abef = [_mm_set_epi64x(0, 0); N];

@@ -1,7 +1,7 @@
 //! Scattered reads of a layer that is far away, with few round trips.
 //!
-//! The groups that are needed are gathered to runs, small gaps between them included, and the runs are
-//! fetched at the same time. Every group is checked on each read, as in [`Layer::read`].
+//! The groups that are needed are gathered to runs, small gaps between them included, and the runs
+//! are fetched at the same time. Every group is checked on each read, as in [`Layer::read`].
 
 use std::ops::Range;
 

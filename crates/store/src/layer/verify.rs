@@ -1,4 +1,5 @@
-//! Checks pages against the index, by several threads where it pays, and a whole blob against its name.
+//! Checks pages against the index, by several threads where it pays, and a whole blob against its
+//! name.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,17 +16,18 @@ use crate::{LayerError, OpenError, Sha256};
 /// Bytes read at a time where there are no groups.
 const PIECE: u64 = 1 << 20;
 
-/// Groups that a thread reads and checks at a time: few enough that they are in its cache when they are
-/// digested.
+/// Groups that a thread reads and checks at a time: few enough that they are in its cache when they
+/// are digested.
 const TURN_GROUPS: usize = 8;
-/// Groups from which on one more thread pays: 16 MiB of pages as written by this version, two milliseconds.
+/// Groups from which on one more thread pays: 16 MiB of pages as written by this version, two
+/// milliseconds.
 const THREAD_GROUPS: usize = 256;
 /// Most threads that check a layer; more than these wait for memory.
 const THREADS: usize = 4;
 
 impl Layer {
-    /// Checks the groups of stored pages `first .. first + len` that were not checked before. Of a local
-    /// layer with much to check, by several threads.
+    /// Checks the groups of stored pages `first .. first + len` that were not checked before. Of a
+    /// local layer with much to check, by several threads.
     ///
     /// # Errors
     /// As [`Layer::read`].

@@ -1,11 +1,12 @@
 //! Writes the base of a large memory as several layers side by side.
 //!
-//! One SHA-256 names a blob, and cannot be divided among processors. So the pages are divided: the bottom layer has
-//! the first ones, and deltas on it have the others. Each layer has a thread that writes it, and each two share one
-//! that hashes them.
+//! One SHA-256 names a blob, and cannot be divided among processors. So the pages are divided: the
+//! bottom layer has the first ones, and deltas on it have the others. Each layer has a thread that
+//! writes it, and each two share one that hashes them.
 //!
-//! Promises: the division follows from the pages alone. Equal memories have equal layers on every host, in a store and
-//! in an archive. Readers need to know nothing of it: the upper layers are deltas.
+//! Promises: the division follows from the pages alone. Equal memories have equal layers on every
+//! host, in a store and in an archive. Readers need to know nothing of it: the upper layers are
+//! deltas.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -19,11 +20,13 @@ use crate::blobs::BlobWriter;
 use crate::index::{Index, Role};
 use crate::{Pages, SaveError};
 
-/// Minimum pages of a segment: 64 MiB. Smaller memories gain less than another request costs their readers.
+/// Minimum pages of a segment: 64 MiB. Smaller memories gain less than another request costs their
+/// readers.
 const MIN_SEGMENT: usize = 16 << 10;
 /// Maximum layers of a base. Each is one of [`crate::manifest::MAX_LAYERS`].
 const MAX_SEGMENTS: usize = 4;
-/// Segments begin at a multiple of this many candidates: 2 MiB, a huge page where all before are stored.
+/// Segments begin at a multiple of this many candidates: 2 MiB, a huge page where all before are
+/// stored.
 const SEGMENT_ALIGN: usize = 512;
 
 /// A segment that is not yet written.
@@ -96,8 +99,8 @@ fn write_in_turn(
     Ok(written)
 }
 
-/// Writes segments with as many threads as there are processors. Threads take them in order, so a segment never waits
-/// for one without a thread.
+/// Writes segments with as many threads as there are processors. Threads take them in order, so a
+/// segment never waits for one without a thread.
 fn write_side_by_side(segments: Vec<Segment<'_>>) -> Result<Vec<(BlobWriter, Index)>, SaveError> {
     let count = segments.len();
     let threads = thread::available_parallelism().map_or(1, |threads| threads.get().min(count));

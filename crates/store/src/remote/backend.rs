@@ -41,7 +41,8 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
     /// Looks up a name: a tag, or a manifest digest in the form `sha256:…`.
     async fn resolve(&self, name: &str) -> Result<Meaning, RemoteError>;
 
-    /// Begins to open connections, as many as opening a snapshot may use, and waits for none of them.
+    /// Begins to open connections, as many as opening a snapshot may use, and waits for none of
+    /// them.
     fn prepare(&self, tasks: &Handle);
 
     /// Refuses what cannot name a snapshot here.
@@ -70,8 +71,8 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
     /// Sends a blob in one request.
     async fn put(&self, digest: Sha256, bytes: Vec<u8>) -> Result<(), RemoteError>;
 
-    /// Sends a blob of `size` bytes in parts, with bounded memory, and says after each how many bytes
-    /// were sent.
+    /// Sends a blob of `size` bytes in parts, with bounded memory, and says after each how many
+    /// bytes were sent.
     async fn put_parts(
         &self,
         digest: Sha256,
@@ -94,7 +95,8 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
         Err(OpenError::NoJournal { journal }.into())
     }
 
-    /// Puts turn `number` behind those that are there, in one request. False if there is another already.
+    /// Puts turn `number` behind those that are there, in one request. False if there is another
+    /// already.
     async fn put_turn(
         &self,
         journal: &str,
@@ -137,8 +139,9 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
         Ok(None)
     }
 
-    /// Makes `name` mean a manifest whose blobs are all there, if it has the expected meaning. Atomic: at every
-    /// moment the name means the old manifest or the new one. The session that it meant takes no turn from then on.
+    /// Makes `name` mean a manifest whose blobs are all there, if it has the expected meaning.
+    /// Atomic: at every moment the name means the old manifest or the new one. The session that it
+    /// meant takes no turn from then on.
     async fn publish(
         &self,
         name: &str,

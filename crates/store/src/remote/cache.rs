@@ -4,8 +4,8 @@
 //! missing, torn by a crash, or damaged does not match and is fetched again, so nothing needs to be
 //! locked, ordered or made durable, and a bad cache can cost time but never yield wrong bytes.
 //!
-//! Pages hold secrets. The directory must belong to this user, and no other may write to it; files are readable by
-//! their owner only, whatever the umask, and a symbolic link is refused.
+//! Pages hold secrets. The directory must belong to this user, and no other may write to it; files
+//! are readable by their owner only, whatever the umask, and a symbolic link is refused.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -62,7 +62,8 @@ fn open_dir(path: &Path) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
-/// Refuses all but a regular file of this user, and takes it from other readers: an earlier version followed the umask.
+/// Refuses all but a regular file of this user, and takes it from other readers: an earlier version
+/// followed the umask.
 fn checked(file: File) -> io::Result<File> {
     let meta = file.metadata()?;
     if !meta.is_file() || meta.uid() != geteuid().as_raw() {
@@ -141,8 +142,8 @@ impl CacheFile {
         }
     }
 
-    /// Forgets the blocks that hold `len` bytes at `offset`: their bytes are what the server sent, but not
-    /// what they should be.
+    /// Forgets the blocks that hold `len` bytes at `offset`: their bytes are what the server sent,
+    /// but not what they should be.
     pub(super) fn forget(&self, offset: u64, len: u64) {
         for number in offset / BLOCK..(offset + len).div_ceil(BLOCK) {
             // If the header cannot be spoilt the block stays wrong, and is refused again.

@@ -1,7 +1,7 @@
 //! Collection in object stores: objects that no name reaches are removed, while others write.
 //!
-//! Promises: what is named, or is named while a collection runs, stays whole. Nothing waits for a lock that a killed
-//! process could hold. Three rules make that so:
+//! Promises: what is named, or is named while a collection runs, stays whole. Nothing waits for a
+//! lock that a killed process could hold. Three rules make that so:
 //! * A writer takes an object for sent only while it is younger than [`TRUSTED`]; an older one it
 //!   sends again, which makes it young. Only what is older than the grace, twice that at least, is
 //!   removed. So the objects of a writer are not removed before they have a name, if that takes
@@ -32,7 +32,8 @@ pub(super) const TRUSTED: Duration = Duration::from_secs(24 * 3600);
 pub const GRACE_PERIOD: Duration = Duration::from_secs(48 * 3600);
 /// A writer that takes longer from its first look at an object to its name looks again.
 const NAMED_WITHIN: Duration = Duration::from_secs(12 * 3600);
-/// How long names hold that a collection has read. With [`NAMED_WITHIN`] and [`TRUSTED`] it stays below [`GRACE_PERIOD`].
+/// How long names hold that a collection has read. With [`NAMED_WITHIN`] and [`TRUSTED`] it stays
+/// below [`GRACE_PERIOD`].
 const NAMES_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Objects that are removed under one mark.
 const BATCH: usize = 256;
@@ -77,7 +78,8 @@ impl Stored {
     }
 }
 
-/// When names were read, by two clocks: the one stands still while the host is suspended, the other may be set.
+/// When names were read, by two clocks: the one stands still while the host is suspended, the other
+/// may be set.
 struct Reading(Instant, SystemTime);
 
 impl Reading {
@@ -204,7 +206,8 @@ impl Remote {
         Ok(live)
     }
 
-    /// Has `work` send objects, again if need be, until all of them are there and no collection removes any before it is named.
+    /// Has `work` send objects, again if need be, until all of them are there and no collection
+    /// removes any before it is named.
     pub(super) fn lasting<T>(
         &self,
         mut work: impl FnMut() -> Result<T, RemoteError>,

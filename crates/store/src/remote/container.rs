@@ -1,15 +1,15 @@
 //! Images of containers: their documents and blobs, into a local layout.
 //!
-//! Promises: each blob has the digest of its name, and the requested size. The reader of the documents chooses
-//! the image and its blobs.
+//! Promises: each blob has the digest of its name, and the requested size. The reader of the
+//! documents chooses the image and its blobs.
 
 use super::{Remote, RemoteError};
 use crate::blob_sink::BlobSink;
 use crate::{Sha256, Store};
 
 impl Remote {
-    /// Fetches the document that `name` means, an index or a manifest of at most 1 MiB, and keeps it in `local`. `name` is a
-    /// tag or a digest.
+    /// Fetches the document that `name` means, an index or a manifest of at most 1 MiB, and keeps
+    /// it in `local`. `name` is a tag or a digest.
     ///
     /// # Errors
     /// [`RemoteError`] by cause.
@@ -22,7 +22,8 @@ impl Remote {
     /// Fetches a blob of `size` bytes and keeps it in `local`, unless it is there.
     ///
     /// # Errors
-    /// [`RemoteError`] by cause: also for a blob of another size or digest, which does not appear then.
+    /// [`RemoteError`] by cause: also for a blob of another size or digest, which does not appear
+    /// then.
     pub fn fetch(&self, local: &Store, digest: Sha256, size: u64) -> Result<(), RemoteError> {
         let mut staging = local.stage()?;
         if staging.has(digest, size)? {

@@ -191,7 +191,8 @@ impl RemoteError {
     }
 }
 
-/// The error and its causes, each said once: clients tend to hide "connection refused" at the bottom.
+/// The error and its causes, each said once: clients tend to hide "connection refused" at the
+/// bottom.
 pub(super) fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,6 +1,6 @@
 //! Listens to the answers of an object store, because the clients' errors omit parts of them: the
-//! status, and when the server wants to be asked again. A client that repeats requests itself also charges its retries
-//! to the [`RetryBudget`] here.
+//! status, and when the server wants to be asked again. A client that repeats requests itself also
+//! charges its retries to the [`RetryBudget`] here.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Opening a snapshot where it is, with few round trips.
 //!
-//! One after the other: what the name means, the manifest (in a registry the same request), then at once
-//! the configuration and the end of every layer, which holds its index. The next request is for pages.
+//! One after the other: what the name means, the manifest (in a registry the same request), then at
+//! once the configuration and the end of every layer, which holds its index. The next request is
+//! for pages.
 
 use futures_util::future::{try_join, try_join_all};
 
@@ -17,8 +18,8 @@ use crate::turns::SnapshotWithTurns;
 use crate::{OpenError, Sha256, Snapshot};
 
 impl Remote {
-    /// Opens a snapshot where it is: fetches manifest, configuration and the index of every layer; pages
-    /// follow when they are read.
+    /// Opens a snapshot where it is: fetches manifest, configuration and the index of every layer;
+    /// pages follow when they are read.
     ///
     /// # Errors
     /// [`RemoteError`] by cause.
@@ -26,8 +27,8 @@ impl Remote {
         self.load_by(name, &Access::new())
     }
 
-    /// As [`Remote::load`], if the snapshot is what `access` demands: signed by a trusted key, or sealed
-    /// with the given one.
+    /// As [`Remote::load`], if the snapshot is what `access` demands: signed by a trusted key, or
+    /// sealed with the given one.
     ///
     /// # Errors
     /// [`OpenError::Seal`] by cause, and those of [`Remote::load`].

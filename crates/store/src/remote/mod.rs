@@ -1,17 +1,19 @@
-//! Snapshots on servers: object stores (S3 and what speaks it, Google's, Azure's), OCI registries, or a
-//! directory.
+//! Snapshots on servers: object stores (S3 and what speaks it, Google's, Azure's), OCI registries,
+//! or a directory.
 //!
-//! An object store holds the same layout as a local [`Store`](crate::Store), object for file, so any OCI
-//! tool that can copy a directory can copy it too; a registry holds the same blobs and manifests under
-//! its own interface. [`Remote::push`] and [`Remote::pull`] copy snapshots; [`Remote::load`] opens one
-//! where it is, and its pages are fetched by range requests when they are used. Everything fetched is
-//! checked against its digest before it is used, whatever the server sent.
+//! An object store holds the same layout as a local [`Store`](crate::Store), object for file, so
+//! any OCI tool that can copy a directory can copy it too; a registry holds the same blobs and
+//! manifests under its own interface. [`Remote::push`] and [`Remote::pull`] copy snapshots;
+//! [`Remote::load`] opens one where it is, and its pages are fetched by range requests when they
+//! are used. Everything fetched is checked against its digest before it is used, whatever the
+//! server sent.
 //!
-//! Promises: a name changes its meaning last and at once, so a push that is killed leaves the
-//! old meaning or the new one; every request has a time limit and a bounded number of attempts, so a dead
-//! server is an error and not a hang; a server that is away for a moment costs its guests that moment
-//! ([`RetryPolicy::outage`]); a server that fails most requests is not asked more often for that, because retries have
-//! a budget ([`Remote::retry_counts`]); few round trips lie between [`Remote::load`] and the first page.
+//! Promises: a name changes its meaning last and at once, so a push that is killed leaves the old
+//! meaning or the new one; every request has a time limit and a bounded number of attempts, so a
+//! dead server is an error and not a hang; a server that is away for a moment costs its guests that
+//! moment ([`RetryPolicy::outage`]); a server that fails most requests is not asked more often for
+//! that, because retries have a budget ([`Remote::retry_counts`]); few round trips lie between
+//! [`Remote::load`] and the first page.
 //!
 //! Calls block. They must not be made from inside an asynchronous task.
 
@@ -138,15 +140,15 @@ impl Remote {
         self.name.as_deref()
     }
 
-    /// Retries of this remote and its clones. They share a budget, which a retry draws on and successes refill: 100
-    /// retries while every request fails, and one more each second.
+    /// Retries of this remote and its clones. They share a budget, which a retry draws on and
+    /// successes refill: 100 retries while every request fails, and one more each second.
     #[must_use]
     pub fn retry_counts(&self) -> RetryCounts {
         self.budget.counts()
     }
 
-    /// The names in the remote, in order. In a registry they are all tags of the repository, whatever they
-    /// mean.
+    /// The names in the remote, in order. In a registry they are all tags of the repository,
+    /// whatever they mean.
     ///
     /// # Errors
     /// A damaged `index.json`, or a server that does not answer.

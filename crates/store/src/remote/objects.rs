@@ -1,7 +1,8 @@
 //! Object stores as remotes: the files of an image layout, one object each.
 //!
-//! Names are in `index.json`, which is replaced last, and only where no other writer replaced it since it was read: the
-//! store compares versions, and one that does not is refused. A directory has the lock of a local store.
+//! Names are in `index.json`, which is replaced last, and only where no other writer replaced it
+//! since it was read: the store compares versions, and one that does not is refused. A directory
+//! has the lock of a local store.
 
 mod conditions;
 mod replace;
@@ -263,8 +264,8 @@ impl Backend for Objects {
     async fn has(&self, digest: Sha256, size: u64) -> Result<bool, RemoteError> {
         let path = self.blob_path(digest);
         match self.attempt(&digest.to_string(), || self.objects.head(&path)).await {
-            // Objects appear whole under their digest, so one of the right size is the right one. An old one may be
-            // collected before it has a name.
+            // Objects appear whole under their digest, so one of the right size is the right one.
+            // An old one may be collected before it has a name.
             Ok(meta) => Ok(meta.size == size && sweep::trusted(&meta)),
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),

@@ -22,14 +22,15 @@ const FORMS: &str = "use s3://bucket/prefix, gs://bucket/prefix, az://container/
 impl Remote {
     /// Opens a remote by its address:
     ///
-    /// * `s3://bucket/prefix`: credentials, region and endpoint from the `AWS_…` environment variables;
+    /// * `s3://bucket/prefix`: credentials, region and endpoint from the `AWS_…` environment
+    ///   variables;
     /// * `gs://bucket/prefix`: from the `GOOGLE_…` variables;
     /// * `az://container/prefix`: from the `AZURE_…` variables;
     /// * `oci://registry/repository[:tag]` or `…@sha256:digest`: an OCI registry. Credentials from
-    ///   `AFRESH_REGISTRY_USER` and `AFRESH_REGISTRY_PASSWORD`, for the one registry (`host` or `host:port`)
-    ///   that `AFRESH_REGISTRY` names, or from `config.json` in `$DOCKER_CONFIG`
-    ///   or `~/.docker`, inline or by a credential helper. `localhost` and loopback addresses are spoken
-    ///   to by http, others by https; `oci+http://` and `oci+https://` say which;
+    ///   `AFRESH_REGISTRY_USER` and `AFRESH_REGISTRY_PASSWORD`, for the one registry (`host` or
+    ///   `host:port`) that `AFRESH_REGISTRY` names, or from `config.json` in `$DOCKER_CONFIG` or
+    ///   `~/.docker`, inline or by a credential helper. `localhost` and loopback addresses are
+    ///   spoken to by http, others by https; `oci+http://` and `oci+https://` say which;
     /// * `file:///directory`.
     ///
     /// # Errors
@@ -39,8 +40,9 @@ impl Remote {
         Self::open_with(url, retry, &[])
     }
 
-    /// As [`Remote::open`], with options that come before the environment: named as the variables are, in
-    /// lower case (`aws_endpoint`, `aws_access_key_id`, …), and `user` and `password` for registries.
+    /// As [`Remote::open`], with options that come before the environment: named as the variables
+    /// are, in lower case (`aws_endpoint`, `aws_access_key_id`, …), and `user` and `password` for
+    /// registries.
     ///
     /// # Errors
     /// As [`Remote::open`]; [`RemoteError::Url`] for an option that the scheme does not know.

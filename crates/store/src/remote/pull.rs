@@ -23,9 +23,9 @@ const UNCHECKED: u64 = 64 << 20;
 const IN_FLIGHT: usize = 8;
 
 impl Remote {
-    /// Copies the snapshot that `name` means in the remote to `local`, and makes `local_name` mean it.
-    /// Layers are stored as `encoding` says, those of a sealed snapshot as they are. Blobs that are there
-    /// already are not fetched again. Signatures come along.
+    /// Copies the snapshot that `name` means in the remote to `local`, and makes `local_name` mean
+    /// it. Layers are stored as `encoding` says, those of a sealed snapshot as they are. Blobs that
+    /// are there already are not fetched again. Signatures come along.
     ///
     /// # Errors
     /// [`RemoteError`] by cause; `local_name` means then what it meant before.

@@ -50,9 +50,9 @@ impl Source for Vec<u8> {
 }
 
 impl Remote {
-    /// Copies `snapshot`, of `local` or of an archive, and makes `name` mean it. Layers are stored as
-    /// `encoding` says; blobs that the remote has already are not sent again. Returns its id there,
-    /// which differs from the local one when layers were compressed on the way.
+    /// Copies `snapshot`, of `local` or of an archive, and makes `name` mean it. Layers are stored
+    /// as `encoding` says; blobs that the remote has already are not sent again. Returns its id
+    /// there, which differs from the local one when layers were compressed on the way.
     ///
     /// Compressed copies of raw layers stay in `local` until its next `gc`.
     ///
@@ -69,9 +69,10 @@ impl Remote {
         self.push_over(local, snapshot, name, encoding, ReplacedName::Any, progress)
     }
 
-    /// As [`Remote::push`], if `name` has the meaning that is to be replaced. A registry that ignores conditions of a
-    /// write may lose the tag of a writer that finished while this one sent its last request; a tag that another
-    /// writer replaces before it is read back is an error here.
+    /// As [`Remote::push`], if `name` has the meaning that is to be replaced. A registry that
+    /// ignores conditions of a write may lose the tag of a writer that finished while this one sent
+    /// its last request; a tag that another writer replaces before it is read back is an error
+    /// here.
     ///
     /// # Errors
     /// As [`Remote::push`]; [`SaveError::Moved`] when the name has another meaning.
@@ -167,7 +168,8 @@ impl Remote {
         Ok(manifest)
     }
 
-    /// Makes sure that what a snapshot consists of, which was opened from here, stays until it has a name again.
+    /// Makes sure that what a snapshot consists of, which was opened from here, stays until it has
+    /// a name again.
     pub(super) fn renew(&self, snapshot: &Snapshot) -> Result<(), RemoteError> {
         let sources = snapshot.layers().iter().chain(snapshot.working_set_layer());
         for (layer, there) in sources.zip(&snapshot.manifest().layers) {

@@ -1,13 +1,15 @@
 //! The one place where a request is tried again.
 //!
-//! Every request of every kind of remote goes through [`Retrier::attempt`], or, where a guest waits for
-//! the answer, through [`Retrier::persist`], so all of them share one limit of time, one way to wait and one
-//! [`RetryBudget`]: a dead server is an error and not a hang, and one that comes back is no error at all.
+//! Every request of every kind of remote goes through [`Retrier::attempt`], or, where a guest waits
+//! for the answer, through [`Retrier::persist`], so all of them share one limit of time, one way to
+//! wait and one [`RetryBudget`]: a dead server is an error and not a hang, and one that comes back
+//! is no error at all.
 //!
-//! Time is counted from the last progress, so that a slow line is not taken for a dead server. An answer that comes
-//! slower than [`SLOWEST_ANSWER`] is one, however often it shows progress. A request body shows no progress, and
-//! gets time by its length. A pause follows each attempt and doubles, half of it
-//! by chance, lest all who wait come back at once; a server that says when to come back is obeyed.
+//! Time is counted from the last progress, so that a slow line is not taken for a dead server. An
+//! answer that comes slower than [`SLOWEST_ANSWER`] is one, however often it shows progress. A
+//! request body shows no progress, and gets time by its length. A pause follows each attempt and
+//! doubles, half of it by chance, lest all who wait come back at once; a server that says when to
+//! come back is obeyed.
 
 use std::cell::Cell;
 use std::collections::hash_map::RandomState;
@@ -39,8 +41,9 @@ pub struct RetryPolicy {
     pub timeout: Duration,
     /// Pause after the first failure; doubled after each, up to two seconds.
     pub pause: Duration,
-    /// How long pages of a snapshot that is open already are asked for, however many attempts that takes,
-    /// while the server is away: guests live on once it is back. Not above the pager's own limit.
+    /// How long pages of a snapshot that is open already are asked for, however many attempts that
+    /// takes, while the server is away: guests live on once it is back. Not above the pager's own
+    /// limit.
     pub outage: Duration,
 }
 
@@ -136,7 +139,8 @@ impl From<RetryPolicy> for Retrier {
 }
 
 impl Retrier {
-    /// Tries `request` as often as the policy allows. Errors that no repetition cures end it at once.
+    /// Tries `request` as often as the policy allows. Errors that no repetition cures end it at
+    /// once.
     pub(super) async fn attempt<T, F>(
         &self,
         what: &str,
@@ -161,8 +165,8 @@ impl Retrier {
         self.repeat(what, bytes, Duration::ZERO, request).await
     }
 
-    /// As [`Retrier::attempt`], and through an outage of the server: for the pages of snapshots that are
-    /// open.
+    /// As [`Retrier::attempt`], and through an outage of the server: for the pages of snapshots
+    /// that are open.
     pub(super) async fn persist<T, F>(
         &self,
         what: &str,

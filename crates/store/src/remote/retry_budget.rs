@@ -1,11 +1,12 @@
 //! The retry budget of a remote: a token bucket over all of its requests.
 //!
-//! A retry takes tokens, and a success gives some back. So single failures are retried, and a server that fails most
-//! requests gets about one attempt for each instead of several: retries do not hold an overloaded server down. The
-//! costs are those of the AWS SDKs. Time adds tokens as well, so that a remote with few requests recovers.
+//! A retry takes tokens, and a success gives some back. So single failures are retried, and a
+//! server that fails most requests gets about one attempt for each instead of several: retries do
+//! not hold an overloaded server down. The costs are those of the AWS SDKs. Time adds tokens as
+//! well, so that a remote with few requests recovers.
 //!
-//! Promises: first attempts are free. `requests` failed requests cause at most `MAX_TOKENS / RETRY_COST` retries, and
-//! one for each second.
+//! Promises: first attempts are free. `requests` failed requests cause at most
+//! `MAX_TOKENS / RETRY_COST` retries, and one for each second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -30,7 +31,8 @@ static PROCESS: Counters = Counters::new();
 pub struct RetryCounts {
     /// Requests that were sent again after a failure.
     pub retries: u64,
-    /// Retries that a spent retry budget refused. The request fails then, or waits longer if a guest needs its pages.
+    /// Retries that a spent retry budget refused. The request fails then, or waits longer if a
+    /// guest needs its pages.
     pub refused: u64,
 }
 
@@ -116,7 +118,8 @@ impl RetryBudget {
         taken
     }
 
-    /// Returns the tokens of the last retry of a request that the server answered, or adds some if it needed none.
+    /// Returns the tokens of the last retry of a request that the server answered, or adds some if
+    /// it needed none.
     pub(super) fn note_success(&self, last_cost: u32) {
         let gain = last_cost.max(SUCCESS_GAIN);
         self.bucket.lock().unwrap_or_else(PoisonError::into_inner).add(f64::from(gain));

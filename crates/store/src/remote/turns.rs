@@ -1,9 +1,10 @@
 //! Sessions that are saved turn by turn in an object store: a turn is one object, and one request.
 //!
-//! Promises: a turn that was appended is there, whole, and opens as the state that the session had. Of two
-//! writers that append to the same turn one is refused: a store that ignores conditions of writes takes no session.
-//! A session that is saved whole replaces the meaning that its writer knows, with no further turns, or fails.
-//! May break it: as for local journals, a writer that removes the last turns makes it the same session, earlier.
+//! Promises: a turn that was appended is there, whole, and opens as the state that the session had.
+//! Of two writers that append to the same turn one is refused: a store that ignores conditions of
+//! writes takes no session. A session that is saved whole replaces the meaning that its writer
+//! knows, with no further turns, or fails. May break it: as for local journals, a writer that
+//! removes the last turns makes it the same session, earlier.
 
 use super::push::Progress;
 use super::{Remote, RemoteError};
@@ -65,11 +66,12 @@ impl Remote {
         Ok(self.block_on(self.backend.resolve(name))?.id)
     }
 
-    /// Copies `snapshot` as [`Remote::push`] does, makes `name` mean it with turns to follow, and returns the journal to
-    /// append them to.
+    /// Copies `snapshot` as [`Remote::push`] does, makes `name` mean it with turns to follow, and
+    /// returns the journal to append them to.
     ///
     /// # Errors
-    /// As [`Remote::push`]; [`SaveError::Moved`] when the name does not mean what is to be replaced.
+    /// As [`Remote::push`]; [`SaveError::Moved`] when the name does not mean what is to be
+    /// replaced.
     pub fn push_turns(
         &self,
         local: &Store,
@@ -84,7 +86,8 @@ impl Remote {
         self.follow(name, &manifest, snapshot, replaced)
     }
 
-    /// Makes `name` mean `snapshot`, which was opened from this remote and is no session's, with turns to follow.
+    /// Makes `name` mean `snapshot`, which was opened from this remote and is no session's, with
+    /// turns to follow.
     ///
     /// # Errors
     /// As [`Remote::push_turns`]; `name` means then what it meant before.

@@ -301,8 +301,8 @@ impl SealedBlob {
         Ok(())
     }
 
-    /// Reads and decrypts the chunks `first .. end` to `bytes`. Wrong ones are asked for once more where
-    /// that may help.
+    /// Reads and decrypts the chunks `first .. end` to `bytes`. Wrong ones are asked for once more
+    /// where that may help.
     fn read_chunks(&self, first: u64, end: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
         let place = self.place(first, end);
         bytes.resize((place.end - place.start) as usize, 0);

@@ -1,8 +1,8 @@
 //! Keys in files: text, a key in a line.
 //!
-//! `afresh-signing-key-v1:`, `afresh-public-key-v1:` or `afresh-seal-key-v1:` and 64 hexadecimal digits;
-//! empty lines and lines that begin with `#` say nothing. A file with a secret must not be accessible to
-//! others, and is made so.
+//! `afresh-signing-key-v1:`, `afresh-public-key-v1:` or `afresh-seal-key-v1:` and 64 hexadecimal
+//! digits; empty lines and lines that begin with `#` say nothing. A file with a secret must not be
+//! accessible to others, and is made so.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -73,7 +73,8 @@ impl SigningKey {
     /// Reads a key from a file.
     ///
     /// # Errors
-    /// [`SealError::KeyMode`] when others may access it, [`SealError::Key`] when it holds no such key.
+    /// [`SealError::KeyMode`] when others may access it, [`SealError::Key`] when it holds no such
+    /// key.
     pub fn from_file(path: &Path) -> Result<Self, OpenError> {
         Ok(Self::from_seed(secret(path, SIGNING)?)?)
     }
@@ -91,7 +92,8 @@ impl SealKey {
     /// Reads a key from a file.
     ///
     /// # Errors
-    /// [`SealError::KeyMode`] when others may access it, [`SealError::Key`] when it holds no such key.
+    /// [`SealError::KeyMode`] when others may access it, [`SealError::Key`] when it holds no such
+    /// key.
     pub fn from_file(path: &Path) -> Result<Self, OpenError> {
         Ok(Self::from_bytes(secret(path, SEAL)?)?)
     }

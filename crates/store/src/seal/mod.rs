@@ -1,9 +1,10 @@
 //! Signed and sealed snapshots.
 //!
-//! A *signature* (Ed25519) is over the digest of the configuration, which names the root of every layer
-//! and holds the guest build and state: it covers all that a guest can see, and stays valid when layers
-//! are compressed on the way to another machine. It is an annotation of the manifest. [`Access::trusting`]
-//! refuses a snapshot that none of the given keys signed before anything of it is parsed but the manifest.
+//! A *signature* (Ed25519) is over the digest of the configuration, which names the root of every
+//! layer and holds the guest build and state: it covers all that a guest can see, and stays valid
+//! when layers are compressed on the way to another machine. It is an annotation of the manifest.
+//! [`Access::trusting`] refuses a snapshot that none of the given keys signed before anything of it
+//! is parsed but the manifest.
 //!
 //! A *sealed* snapshot (AES-256-GCM) has every blob but the manifest encrypted: see
 //! `docs/format.md`. Pages are read at random and lazily as before, but cannot be mapped. The

@@ -1,7 +1,8 @@
 //! The program of a turn: parsing, with every number checked before it is used, and what it does.
 //!
-//! Numbers are little-endian base 128 (LEB128). First come the steps that make the pages, as many as it takes to
-//! make those that the header says; then, in the same way, those that make the state. Nothing follows.
+//! Numbers are little-endian base 128 (LEB128). First come the steps that make the pages, as many
+//! as it takes to make those that the header says; then, in the same way, those that make the
+//! state. Nothing follows.
 
 use std::ops::Range;
 
@@ -10,7 +11,8 @@ use afresh_sys::planted::{Bug, is};
 
 use super::{Head, TurnError};
 
-/// Tags of the steps of the pages: the lower two bits of their first number; the others are a count.
+/// Tags of the steps of the pages: the lower two bits of their first number; the others are a
+/// count.
 pub(super) const COPY: u64 = 0;
 pub(super) const ZERO: u64 = 1;
 pub(super) const PATCH: u64 = 2;
@@ -97,7 +99,8 @@ pub(super) struct Shape {
 /// Cost of a patch in addition to its bytes.
 pub(super) const PATCH_OVERHEAD: u64 = 16;
 
-/// Reads a step that makes pages out of a memory of `before` pages; returns it with the number of these pages.
+/// Reads a step that makes pages out of a memory of `before` pages; returns it with the number of
+/// these pages.
 fn step(reader: &mut Reader<'_>, before: u64) -> Result<(Step, u64), TurnError> {
     let first = reader.number()?;
     let count = first >> 2;
@@ -123,7 +126,8 @@ fn step(reader: &mut Reader<'_>, before: u64) -> Result<(Step, u64), TurnError> 
     })
 }
 
-/// The steps of a parsed program that make its pages, decoded one by one: a step takes more memory than its bytes.
+/// The steps of a parsed program that make its pages, decoded one by one: a step takes more memory
+/// than its bytes.
 pub(super) struct Steps<'a> {
     reader: Reader<'a>,
     before: u64,
@@ -202,7 +206,8 @@ pub(super) fn parse(body: &[u8], head: &Head) -> Result<Shape, TurnError> {
     Ok(shape)
 }
 
-/// A step of the state: its length, and where it is taken from in the state before, or the bytes follow.
+/// A step of the state: its length, and where it is taken from in the state before, or the bytes
+/// follow.
 fn state_step(reader: &mut Reader<'_>) -> Result<(u64, Option<u64>), TurnError> {
     let first = reader.number()?;
     let count = first >> 1;

@@ -1,7 +1,7 @@
 //! The cost of a chain of turns for its reader, and the limit that its writers keep.
 //!
-//! Promises: a chain that a writer accepted stays within the default limits of every reader. Writers know a chain by
-//! upper bounds, readers exactly.
+//! Promises: a chain that a writer accepted stays within the default limits of every reader.
+//! Writers know a chain by upper bounds, readers exactly.
 
 use super::{Head, Turn};
 use crate::{Limits, OpenError};
@@ -23,8 +23,8 @@ pub(crate) struct ChainCost {
     pub(crate) states: u64,
     /// Bytes of the programs of its turns.
     pub(crate) bodies: u64,
-    /// [`TURN_WORK`] for each turn, [`LOOKUP_WORK`] for each lookup, and [`RUN_WORK`] for each run of pages that a
-    /// turn makes and for each step of the state.
+    /// [`TURN_WORK`] for each turn, [`LOOKUP_WORK`] for each lookup, and [`RUN_WORK`] for each run
+    /// of pages that a turn makes and for each step of the state.
     pub(crate) work: u64,
     /// Bytes of patches that all pages of the memory need together.
     pub(crate) patches: u64,
@@ -38,8 +38,8 @@ impl ChainCost {
         Self { runs: 1, ..Self::default() }
     }
 
-    /// An upper bound of the cost after `turn`. Disjoint ranges in ascending order overlap at most as many runs as
-    /// there are runs and ranges.
+    /// An upper bound of the cost after `turn`. Disjoint ranges in ascending order overlap at most
+    /// as many runs as there are runs and ranges.
     pub(super) fn after(&self, turn: &Turn) -> Self {
         let Turn { head, shape, .. } = turn;
         let runs = self.runs.saturating_mul(shape.passes).saturating_add(shape.steps);

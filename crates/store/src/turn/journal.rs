@@ -1,13 +1,13 @@
-//! Journals: the turns of a session, one after the other: in a local store in one file, in an object store in an
-//! object each.
+//! Journals: the turns of a session, one after the other: in a local store in one file, in an
+//! object store in an object each.
 //!
-//! A session that is saved after every turn must not pay for a snapshot each time, three files and their
-//! directories. So its name means a snapshot that says: and then the turns in this journal. A turn is one write behind
-//! the last, and one `fdatasync`; or one request.
+//! A session that is saved after every turn must not pay for a snapshot each time, three files and
+//! their directories. So its name means a snapshot that says: and then the turns in this journal. A
+//! turn is one write behind the last, and one `fdatasync`; or one request.
 //!
-//! Promises: a turn that was appended is on disk. A writer that is killed at any moment leaves all turns that were
-//! appended before, and the last one whole or not at all. Turns are checked when they are read: each names the one
-//! before by its digest, and the first names the snapshot.
+//! Promises: a turn that was appended is on disk. A writer that is killed at any moment leaves all
+//! turns that were appended before, and the last one whole or not at all. Turns are checked when
+//! they are read: each names the one before by its digest, and the first names the snapshot.
 //!
 //! May break it: a journal whose last turns were cut off on purpose is the same session, earlier.
 
@@ -103,8 +103,8 @@ fn head(base: &Sha256, number: usize, len: u32, what: u8) -> [u8; FRAME] {
     head
 }
 
-/// The frame that closes a remote journal behind `number` turns. It takes the place of the next turn, so an append
-/// after it is refused.
+/// The frame that closes a remote journal behind `number` turns. It takes the place of the next
+/// turn, so an append after it is refused.
 #[cfg(feature = "remote")]
 pub(crate) fn closing(base: &Sha256, number: usize) -> Vec<u8> {
     let head = head(base, number, 0, CLOSING);
@@ -118,8 +118,8 @@ impl JournalFile {
         Self::parse(bytes, base)
     }
 
-    /// Puts a journal together whose frames were kept apart, and says whether it is closed. Each frame is whole or
-    /// damaged.
+    /// Puts a journal together whose frames were kept apart, and says whether it is closed. Each
+    /// frame is whole or damaged.
     #[cfg(feature = "remote")]
     pub(crate) fn of_frames(frames: &[Vec<u8>], base: Sha256) -> Result<(Self, bool), OpenError> {
         let (frames, closed) = match frames.split_last() {
@@ -156,7 +156,8 @@ impl JournalFile {
         Ok(this)
     }
 
-    /// The next frame, if all of it is there: a writer that was killed may leave a part of one at the end.
+    /// The next frame, if all of it is there: a writer that was killed may leave a part of one at
+    /// the end.
     fn frame(&self, base: Sha256) -> Result<Option<(Frame, usize)>, OpenError> {
         let number = self.frames.len();
         let damaged = OpenError::Turn { number, source: TurnError::Root };
@@ -337,7 +338,8 @@ impl Journal {
         Self { tape, base, key, end: HEADER as u64, turns: 0, last: base.0, cost: ChainCost::new() }
     }
 
-    /// The journal of the manifest `base`, as it was read with these last turns, by `name` if by one.
+    /// The journal of the manifest `base`, as it was read with these last turns, by `name` if by
+    /// one.
     pub(crate) fn resume(
         (place, name): (JournalPlace, Option<&str>),
         base: Sha256,
@@ -423,7 +425,8 @@ impl Journal {
         }
     }
 
-    /// Appends a turn, durably, and returns how many bytes that took. Signed where there is a key to sign with.
+    /// Appends a turn, durably, and returns how many bytes that took. Signed where there is a key
+    /// to sign with.
     ///
     /// # Errors
     /// [`SaveError::Moved`] when another writer has appended turns, or the name means something

@@ -1,12 +1,12 @@
 //! Turns: what a session's memory and state became since they were last saved, below the page.
 //!
-//! A turn is a short program that makes a memory out of its parent's: runs of pages that are taken over, pages of
-//! zeros, pages that are patched in a few runs of bytes, and whole pages where that is shorter. The guest's own
-//! state is made in the same way. `docs/format.md` says every byte.
+//! A turn is a short program that makes a memory out of its parent's: runs of pages that are taken
+//! over, pages of zeros, pages that are patched in a few runs of bytes, and whole pages where that
+//! is shorter. The guest's own state is made in the same way. `docs/format.md` says every byte.
 //!
-//! Promises: a turn applies to the parent that it names and to no other; a program that was parsed makes
-//! exactly as many pages and bytes as it says, takes over only what the parent has, and patches only inside of a
-//! page. May break it: nothing outside.
+//! Promises: a turn applies to the parent that it names and to no other; a program that was parsed
+//! makes exactly as many pages and bytes as it says, takes over only what the parent has, and
+//! patches only inside of a page. May break it: nothing outside.
 
 mod body;
 mod build;
@@ -195,7 +195,8 @@ impl Head {
     }
 }
 
-/// Decompresses a program of `len` bytes. Room is made as bytes arrive, so that a wrong length costs nothing.
+/// Decompresses a program of `len` bytes. Room is made as bytes arrive, so that a wrong length
+/// costs nothing.
 fn decompress(stored: &[u8], len: u64) -> Result<Vec<u8>, TurnError> {
     const FIRST: usize = 64 << 10;
     let damaged = |_| TurnError::Decompress;

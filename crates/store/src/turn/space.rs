@@ -1,11 +1,12 @@
 //! The result of a chain of turns: the place of each page after the last turn, and the guest's
 //! state.
 //!
-//! Nothing of the pages is read for that. A changed page knows its base and its patches, and is made when it is read.
+//! Nothing of the pages is read for that. A changed page knows its base and its patches, and is
+//! made when it is read.
 //!
-//! Promises: every place that it names is in the snapshot's memory or in a turn. A chain takes no more
-//! memory than the bytes of its turns and the limits of its opener, whatever the turns take over
-//! from one another.
+//! Promises: every place that it names is in the snapshot's memory or in a turn. A chain takes no
+//! more memory than the bytes of its turns and the limits of its opener, whatever the turns take
+//! over from one another.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -77,7 +78,8 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// A snapshot of `pages` pages with this state, before the first turn, for a reader with these limits.
+    /// A snapshot of `pages` pages with this state, before the first turn, for a reader with these
+    /// limits.
     pub(crate) fn new(pages: usize, state: Vec<u8>, limits: &Limits) -> Result<Self, OpenError> {
         // One part for the runs before a turn, one for those after it and the pages.
         let most = usize::try_from(limits.index.saturating_mul(2)).unwrap_or(usize::MAX);
@@ -209,7 +211,8 @@ impl Space {
         self.cost.check(&self.limits)
     }
 
-    /// Takes `len` pages over, from page `from` of `before` on. Turns can take the same runs over again and again.
+    /// Takes `len` pages over, from page `from` of `before` on. Turns can take the same runs over
+    /// again and again.
     fn take_over(&mut self, before: &[Run], from: usize, len: usize) -> Result<(), OpenError> {
         let wanted = PageRange::new(from, len);
         let first = before.partition_point(|run| run.first + run.len <= from);
@@ -260,7 +263,8 @@ impl Space {
         Ok(PageMap::from_runs(self.pages, runs.into_items()))
     }
 
-    /// The pages of the snapshot's memory below the pages that turns made, once for each page that needs one.
+    /// The pages of the snapshot's memory below the pages that turns made, once for each page that
+    /// needs one.
     pub(crate) fn bases(&self) -> impl Iterator<Item = usize> {
         let own = self.runs.iter().filter_map(|run| match run.what {
             PageSource::TurnPage(first) => Some(first..first + run.len),

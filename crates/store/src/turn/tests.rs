@@ -105,7 +105,8 @@ fn false_lengths_cost_nothing() {
 
 #[test]
 fn turns_that_copy_one_another_again_and_again_meet_a_limit() {
-    // Each has all pages of the one before twice: in twenty turns a million of runs out of a few bytes.
+    // Each has all pages of the one before twice: in twenty turns a million of runs out of a few
+    // bytes.
     const INDEX: u64 = 1 << 20;
     let limits = Limits { index: INDEX, ..Limits::default() };
     let chain = || {
@@ -139,7 +140,8 @@ fn apply(space: &mut Space, turn: &Turn) -> Result<(), OpenError> {
     space.apply(turn)
 }
 
-/// Applies a chain of turns and returns its cost. The upper bound that writers use holds for each turn.
+/// Applies a chain of turns and returns its cost. The upper bound that writers use holds for each
+/// turn.
 fn chain(limits: Limits, turns: impl Iterator<Item = Turn>) -> (Result<(), OpenError>, ChainCost) {
     let mut space = Space::new(2, Vec::new(), &limits).unwrap();
     for turn in turns {

@@ -126,7 +126,8 @@ fn tar_reads_the_archive_and_what_it_extracts_is_a_store() {
     let store = Store::open(&to).unwrap();
     assert!(bytes(&store.load("warm").unwrap()) == content.0);
 
-    // And the other way: what tar packs opens, be it with directories and `./`, or extended headers.
+    // And the other way: what tar packs opens, be it with directories and `./`, or extended
+    // headers.
     for format in ["ustar", "gnu", "pax"] {
         let packed = dir.path().join(format);
         let status = Command::new("tar")
@@ -201,8 +202,8 @@ fn opening_reads_no_page() {
     assert!(matches!(error, SaveError::Open(OpenError::Digest { .. })), "{error}");
 }
 
-/// Flips every bit of one byte in turn, everywhere: either an error comes, or what is read is what was
-/// saved.
+/// Flips every bit of one byte in turn, everywhere: either an error comes, or what is read is what
+/// was saved.
 #[test]
 fn a_bit_flip_anywhere_is_noticed_before_use() {
     for encoding in [Encoding::Raw, Encoding::Zstd] {

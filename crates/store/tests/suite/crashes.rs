@@ -1,5 +1,6 @@
-//! A matrix of crashes: each operation that changes a name dies at each of its steps, during a collection, a fold
-//! and saves of another writer. Every acknowledged state opens afterwards, and the store can be used.
+//! A matrix of crashes: each operation that changes a name dies at each of its steps, during a
+//! collection, a fold and saves of another writer. Every acknowledged state opens afterwards, and
+//! the store can be used.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -213,7 +214,8 @@ fn start_others(store: &Store) {
     });
 }
 
-/// A run of the matrix: operations, this program's test that runs them in children, and the child's part.
+/// A run of the matrix: operations, this program's test that runs them in children, and the child's
+/// part.
 struct Matrix {
     operations: &'static [Operation],
     test: &'static str,
@@ -245,7 +247,8 @@ impl Matrix {
         done
     }
 
-    /// Kills each operation at each of its steps while other writers run, and checks the store with `also`.
+    /// Kills each operation at each of its steps while other writers run, and checks the store with
+    /// `also`.
     fn run(&self, first: impl Fn(&Store), also: impl Fn(&Store)) {
         self.be_child();
         for (number, operation) in self.operations.iter().enumerate() {
@@ -272,8 +275,8 @@ impl Matrix {
     }
 }
 
-/// A directory in memory where there is one, since a disk that syncs takes minutes for the matrix. The kernel keeps
-/// what a process has written in both.
+/// A directory in memory where there is one, since a disk that syncs takes minutes for the matrix.
+/// The kernel keeps what a process has written in both.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }

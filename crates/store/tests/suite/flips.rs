@@ -1,7 +1,8 @@
-//! A flipped bit is noticed where it does harm: in what is read on open, on open; in a group of pages, when
-//! one of them is first used, and not before. Everything else stays usable.
+//! A flipped bit is noticed where it does harm: in what is read on open, on open; in a group of
+//! pages, when one of them is first used, and not before. Everything else stays usable.
 //!
-//! The bits are drawn at random, some in each region of a store and of an archive. A failure names the bit.
+//! The bits are drawn at random, some in each region of a store and of an archive. A failure names
+//! the bit.
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};

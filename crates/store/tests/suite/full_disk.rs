@@ -1,4 +1,5 @@
-//! A store on a disk that is full: what was acknowledged stays, and the same operation succeeds once there is room.
+//! A store on a disk that is full: what was acknowledged stays, and the same operation succeeds
+//! once there is room.
 
 use std::error::Error;
 use std::fs;

@@ -1,8 +1,8 @@
-//! Turns of version 1, frozen: a session that was saved by the first release opens for ever and takes another turn, and
-//! its journal is written today byte for byte as then.
+//! Turns of version 1, frozen: a session that was saved by the first release opens and takes
+//! another turn, and its journal is written today byte for byte as then.
 //!
-//! `tests/golden/v1-turns` is never written again. A change that makes these tests fail needs a new version.
-//! `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing.
+//! `tests/golden/v1-turns` is never written again. A change that makes these tests fail needs a new
+//! version. `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::support::{PAGE, bytes, options, page_of, store};
 use crate::turns::turn;
 
 const TURNS: usize = 3;
-/// Length of a journal's head.
+/// Length of the head of a journal.
 const HEAD_BYTES: u64 = 64;
 
 fn golden() -> PathBuf {
@@ -100,7 +100,8 @@ fn turns_are_written_as_in_their_golden_journal() {
     copy(&golden(), dir.path());
     let path = journal(dir.path());
     let golden = fs::read(&path).unwrap();
-    // The name of a journal is random, and each turn follows from it: the same turns are appended to the same head.
+    // The name of a journal is random, and each turn follows from it: the same turns are appended
+    // to the same head.
     fs::File::options().write(true).open(&path).unwrap().set_len(HEAD_BYTES).unwrap();
     let there = Store::open(dir.path()).unwrap();
     let mut journal = there.load("session").unwrap().resume_turns().unwrap().unwrap();

@@ -63,7 +63,8 @@ fn a_turn_behind_a_fold_is_refused_also_where_the_fold_left_the_journal() {
     let store = store(dir.path());
     let mut late = session(&store, "a", 3);
     let path = late.path().unwrap().to_owned();
-    // As after a crash between the two: a second name of the file stands for the one that was not removed.
+    // As after a crash between the two: a second name of the file stands for the one that was not
+    // removed.
     fs::hard_link(&path, dir.path().join("kept")).unwrap();
     let journal = store.load("a").unwrap().resume_turns().unwrap().unwrap();
     let mut folded =

@@ -1,7 +1,7 @@
 //! A server that stops and returns: guests wait for its pages, and continue.
 //!
-//! The server is a second process of this program, which serves the files of a store by the S3 or OCI registry
-//! protocol.
+//! The server is a second process of this program, which serves the files of a store by the S3 or
+//! OCI registry protocol.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

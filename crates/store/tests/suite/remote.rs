@@ -89,8 +89,8 @@ fn a_second_push_sends_no_layer_again() {
     push(&remote, &from, Encoding::Raw).unwrap();
     server.be(Wrong::Nothing);
     push(&remote, &from, Encoding::Raw).unwrap();
-    // Four heads; the manifest before collections are known; manifest and layout; the index, which is
-    // read and stays. Lists are not counted: there is one, for marks of collectors.
+    // Four heads; the manifest before collections are known; manifest and layout; the index, which
+    // is read and stays. Lists are not counted: there is one, for marks of collectors.
     assert_eq!(server.requests.load(Ordering::Relaxed), 4 + 1 + 2 + 1);
 }
 
@@ -293,7 +293,8 @@ fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies
         restore.wait(Duration::from_secs(120)).unwrap();
         assert!((0..large.len()).all(|at| peek(&memory, at) == large[at]));
     }
-    // Index, manifest, configuration, two layer tails, the set: so many requests to the first answer.
+    // Index, manifest, configuration, two layer tails, the set: so many requests to the first
+    // answer.
     server.be(Wrong::Nothing);
     let mut options = Options::with(FillStrategy::WorkingSet);
     options.background = false;

@@ -1,5 +1,5 @@
-//! A store's directory is not ours alone: other tools keep their things in it, other processes write and
-//! collect, and other users may be let in, or not.
+//! A store's directory is not ours alone: other tools keep their things in it, other processes
+//! write and collect, and other users may be let in, or not.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -22,8 +22,8 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 
-/// Adds a container image of two platforms, and an artifact that is attached to `subject`. Returns the number
-/// of their blobs.
+/// Adds a container image of two platforms, and an artifact that is attached to `subject`. Returns
+/// the number of their blobs.
 fn add_foreign(store: &Store, subject: Sha256) -> usize {
     let image = |platform: &str| {
         let layer = put(store, LAYER, &format!("layer of {platform}"), "");

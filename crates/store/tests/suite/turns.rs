@@ -149,7 +149,8 @@ fn a_flipped_bit_is_noticed_or_is_in_the_last_turn() {
         fs::write(&path, &bytes).unwrap();
         match store.load("a") {
             Err(_) => {}
-            // It looks like a turn that was not written whole. The padding before the next one is ignored.
+            // It looks like a turn that was not written whole. The padding before the next one is
+            // ignored.
             Ok(snapshot) => {
                 let rounds = snapshot.turns().unwrap().count;
                 assert!(is_round(&snapshot, rounds), "byte {at}");
@@ -441,7 +442,8 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     append(&mut journal, 16);
     assert!(is_round(&remote.load("b").unwrap(), 16));
 
-    // A turn that is damaged or missing in the middle is an error; the last one that is missing is not.
+    // A turn that is damaged or missing in the middle is an error; the last one that is missing is
+    // not.
     let names = |server: Arc<Server>| async move {
         use futures_util::TryStreamExt;
         use object_store::ObjectStore;

@@ -1,5 +1,5 @@
-//! Address space that is heap memory. Private mappings copy their source at once and remember it, so
-//! that discarding restores it; protection is not enforced.
+//! Address space that is heap memory. Private mappings copy their source at once and remember it,
+//! so that discarding restores it; protection is not enforced.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;

@@ -55,8 +55,9 @@ pub fn get_dirty_log(vm: &VmFd, slot: u32, pages: u64, bitmap: &mut [u64]) -> Re
     }
     let mut log = GetLog { slot, padding: 0, bitmap: bitmap.as_mut_ptr() };
     call("KVM_GET_DIRTY_LOG", || {
-        // SAFETY: the fd is a VM; the kernel writes one bit a page of the slot, rounded up to a word.
-        // `pages` is the slot's size as its creator states it, and the buffer holds that many bits.
+        // SAFETY: the fd is a VM; the kernel writes one bit a page of the slot, rounded up to a
+        // word. `pages` is the slot's size as its creator states it, and the buffer holds that many
+        // bits.
         result_of(unsafe { libc::ioctl(vm.as_raw_fd(), KVM_GET_DIRTY_LOG, &mut log) })
     })?;
     Ok(())
@@ -82,7 +83,8 @@ pub fn clear_dirty_log(
     }
     let mut log = ClearLog { slot, num_pages, first_page, bitmap: bitmap.as_ptr() };
     call("KVM_CLEAR_DIRTY_LOG", || {
-        // SAFETY: the fd is a VM; the kernel reads `num_pages` bits from the bitmap, which holds them.
+        // SAFETY: the fd is a VM; the kernel reads `num_pages` bits from the bitmap, which holds
+        // them.
         result_of(unsafe { libc::ioctl(vm.as_raw_fd(), KVM_CLEAR_DIRTY_LOG, &mut log) })
     })?;
     Ok(())

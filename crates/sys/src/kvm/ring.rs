@@ -148,7 +148,8 @@ impl DirtyRing {
         Some(DirtyGfn { slot: slot & 0xffff, offset })
     }
 
-    /// Marks every entry that was read as free. `reset_dirty_rings` then write-protects their pages.
+    /// Marks every entry that was read as free. `reset_dirty_rings` then write-protects their
+    /// pages.
     pub fn give_back(&mut self) {
         let first = self.fetch.wrapping_sub(self.held);
         for index in 0..self.held {

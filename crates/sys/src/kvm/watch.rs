@@ -1,8 +1,9 @@
 //! Stopping a running vCPU from another thread.
 //!
 //! Promises: after `StopFlag::raise` and a signal to the vCPU's thread, `KVM_RUN` returns `EINTR`,
-//! whether it was running, about to run, or not running yet (then the next one returns at once). That includes
-//! a thread that blocks the kick signal: [`KickSignal::admit_all`] gives KVM a separate mask for running vCPUs.
+//! whether it was running, about to run, or not running yet (then the next one returns at once).
+//! That includes a thread that blocks the kick signal: [`KickSignal::admit_all`] gives KVM a
+//! separate mask for running vCPUs.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -114,7 +115,8 @@ impl KickSignal {
         1 << (self.0 - 1)
     }
 
-    /// Lets every signal interrupt `vcpu`, this one among them, whether the calling thread blocks it or not.
+    /// Lets every signal interrupt `vcpu`, this one among them, whether the calling thread blocks
+    /// it or not.
     ///
     /// # Errors
     /// Any error of `KVM_SET_SIGNAL_MASK`.
@@ -122,8 +124,8 @@ impl KickSignal {
         set_mask(vcpu, || Ok(0))
     }
 
-    /// Lets the signal interrupt `vcpu`, and otherwise those that the calling thread does not block now. A pending
-    /// signal that it blocks would interrupt every run.
+    /// Lets the signal interrupt `vcpu`, and otherwise those that the calling thread does not block
+    /// now. A pending signal that it blocks would interrupt every run.
     ///
     /// # Errors
     /// Any error of `rt_sigprocmask` or `KVM_SET_SIGNAL_MASK`.
@@ -144,8 +146,8 @@ impl KickSignal {
         })
     }
 
-    /// Discards a signal that is pending because the calling thread blocks it. It would interrupt the
-    /// thread's next vCPU.
+    /// Discards a signal that is pending because the calling thread blocks it. It would interrupt
+    /// the thread's next vCPU.
     pub fn discard(self) {
         let (set, now) = (self.bit(), libc::timespec { tv_sec: 0, tv_nsec: 0 });
         // SAFETY: the call only reads the set, which has that size, and the time limit.

@@ -1,6 +1,7 @@
 //! The interface of the kernel where it differs between processors.
 //!
-//! Numbers of system calls come from `libc`; those of ioctls, and the structures behind them, are the same on both.
+//! Numbers of system calls come from `libc`; those of ioctls, and the structures behind them, are
+//! the same on both.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -1,16 +1,17 @@
 //! SIGBUS and SIGSEGV, dispatched by address.
 //!
-//! The owner of a range of addresses registers it with a [`FaultHandler`]. A fault inside the range goes to that
-//! handler *in the faulting thread*, and every other fault is passed to other handlers: wasmtime's, the embedder's,
-//! or the default action.
+//! The owner of a range of addresses registers it with a [`FaultHandler`]. A fault inside the range
+//! goes to that handler *in the faulting thread*, and every other fault is passed to other
+//! handlers: wasmtime's, the embedder's, or the default action.
 //!
-//! Promises: a lookup takes no lock and allocates nothing, so that it can run anywhere a fault can happen.
-//! Registering waits for no handler. Dropping a [`Registration`] waits only for handlers of the same range;
-//! afterwards that range's handler is never called again. A fault that was taken before that, and is looked up
-//! after, is retried and reaches no other handler.
+//! Promises: a lookup takes no lock and allocates nothing, so that it can run anywhere a fault can
+//! happen. Registering waits for no handler. Dropping a [`Registration`] waits only for handlers of
+//! the same range; afterwards that range's handler is never called again. A fault that was taken
+//! before that, and is looked up after, is retried and reaches no other handler.
 //!
 //! May break it: another library that installs its handler later without passing faults on.
-//! [`ensure_installed`] puts ours on top again; adapters call it after they have started such a library.
+//! [`ensure_installed`] puts ours on top again; adapters call it after they have started such a
+//! library.
 
 mod chain;
 mod readers;
@@ -34,7 +35,8 @@ static TABLE: Table<Owner> = Table::new();
 /// Serialises changes of the table and of the installed handlers.
 static CHANGES: PerProcess<Mutex<Unpublished<Owner>>> =
     PerProcess::new(|| Mutex::new(Unpublished::new()));
-/// The signals that some range was ever registered for. The child of a fork also inherits its parent's handlers.
+/// The signals that some range was ever registered for. The child of a fork also inherits its
+/// parent's handlers.
 static WANTED: AtomicU32 = AtomicU32::new(0);
 
 const SIGNALS: [(FaultSignal, u32, &Chain); 2] =
@@ -44,7 +46,8 @@ fn changes() -> MutexGuard<'static, Unpublished<Owner>> {
     CHANGES.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps a range registered; dropping it unregisters, and waits until no thread is in the range's handler.
+/// Keeps a range registered; dropping it unregisters, and waits until no thread is in the range's
+/// handler.
 pub struct Registration {
     held: Option<EntryGuard<Owner>>,
 }
@@ -58,9 +61,9 @@ impl std::fmt::Debug for Registration {
 /// Registers `len` bytes at `start`.
 ///
 /// # Errors
-/// `EEXIST` when the range overlaps a registered one, `EINVAL` when it is empty or ends beyond all addresses; an
-/// error of `sigaction`, which only a sandbox that filters it returns; `EUSERS` when too many foreign handlers are
-/// stacked.
+/// `EEXIST` when the range overlaps a registered one, `EINVAL` when it is empty or ends beyond all
+/// addresses; an error of `sigaction`, which only a sandbox that filters it returns; `EUSERS` when
+/// too many foreign handlers are stacked.
 pub fn register(
     start: *const u8,
     len: usize,
@@ -87,7 +90,8 @@ impl Drop for Registration {
         let Some(held) = self.held.take() else { return };
         let generation = fork::generation();
         let mut changes = changes();
-        // The lock makes this the only writer. A child that is forked here keeps an odd number until its next removal.
+        // The lock makes this the only writer. A child that is forked here keeps an odd number
+        // until its next removal.
         REMOVALS.store(REMOVALS.load(Ordering::Relaxed) | 1, Ordering::Release);
         TABLE.remove(&mut changes, generation, &held);
         REMOVALS.store(REMOVALS.load(Ordering::Relaxed) + 1, Ordering::Release);
@@ -118,10 +122,10 @@ fn install() -> Result<(), SysError> {
         .try_for_each(|(_, _, chain)| chain.install())
 }
 
-/// Removes our handlers where they are the first, so that the handlers beneath can be removed in turn (wasmtime's
-/// `Engine::unload_process_handlers` ends the process when its handler is not on top). Until a range is registered
-/// again, or [`ensure_installed`] called, faults in registered ranges are not handled: call it when no range is
-/// registered.
+/// Removes our handlers where they are the first, so that the handlers beneath can be removed in
+/// turn (wasmtime's `Engine::unload_process_handlers` ends the process when its handler is not on
+/// top). Until a range is registered again, or [`ensure_installed`] called, faults in registered
+/// ranges are not handled: call it when no range is registered.
 ///
 /// # Errors
 /// An error of `sigaction`.
@@ -131,8 +135,8 @@ pub fn step_aside() -> Result<(), SysError> {
 }
 
 thread_local! {
-    /// Handlers of ranges that this thread is in. Const-initialised without a destructor, so that reading it in a
-    /// handler allocates nothing.
+    /// Handlers of ranges that this thread is in. Const-initialised without a destructor, so that
+    /// reading it in a handler allocates nothing.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     /// This thread's last fault in no range: its address, and [`REMOVALS`] before it was looked up.
     static RETRIED: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
@@ -153,13 +157,13 @@ fn dispatch(fault: &Fault) -> bool {
     handled.unwrap_or_else(|| is_late(fault.address, before))
 }
 
-/// Whether a fault in no range may have been taken in one that was removed before the lookup. The owner opens the
-/// memory before it removes the range, so the access succeeds on a retry. A fault of another kind comes back, and
-/// then nothing was removed since.
+/// Whether a fault in no range may have been taken in one that was removed before the lookup. The
+/// owner opens the memory before it removes the range, so the access succeeds on a retry. A fault
+/// of another kind comes back, and then nothing was removed since.
 ///
-/// `before` was read before the lookup. A lookup that misses a removed range reads a number here that was stored
-/// by that removal or later. The thread's last fault in no range recorded an earlier one, or was taken during
-/// that removal at an address outside the range.
+/// `before` was read before the lookup. A lookup that misses a removed range reads a number here
+/// that was stored by that removal or later. The thread's last fault in no range recorded an
+/// earlier one, or was taken during that removal at an address outside the range.
 fn is_late(address: usize, before: u64) -> bool {
     let now = REMOVALS.load(Ordering::Acquire);
     let (last_address, last) = RETRIED.replace((address, before));
@@ -174,8 +178,8 @@ extern "C" fn on_signal<const LAYER: usize>(
 ) {
     // SAFETY: `errno` is thread-local; it is saved so that the interrupted code finds it unchanged.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: installed with SA_SIGINFO, so the kernel, or a handler that passes a fault on, passes the kernel's
-    // arguments.
+    // SAFETY: installed with SA_SIGINFO, so the kernel, or a handler that passes a fault on, passes
+    // the kernel's arguments.
     unsafe { answer(LAYER, signal, info, context) };
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
@@ -216,8 +220,8 @@ const BUS_MCEERR_AR: i32 = 4;
 const BUS_MCEERR_AO: i32 = 5;
 const SI_KERNEL: i32 = 0x80;
 
-/// Decodes the fault; `None` when it has no address: sent by a process, about memory that the thread did not touch,
-/// or by an access whose address the kernel does not know.
+/// Decodes the fault; `None` when it has no address: sent by a process, about memory that the
+/// thread did not touch, or by an access whose address the kernel does not know.
 ///
 /// # Safety
 /// The arguments must be those that the kernel passed to a handler.

@@ -1,6 +1,6 @@
-//! Files other than memfds: views of them in a reservation, and reads into memory that is not a Rust
-//! object. Also moving whole mappings, which is how memory that was filled elsewhere takes the place
-//! of such a view.
+//! Files other than memfds: views of them in a reservation, and reads into memory that is not a
+//! Rust object. Also moving whole mappings, which is how memory that was filled elsewhere takes the
+//! place of such a view.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,8 +8,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use crate::{Call, MoveError, PAGE_SIZE, PageRange, Protection, Reservation, SysError, inject};
 
 impl Reservation {
-    /// Replaces `range` by a private (copy-on-write) view of any file from `file_page` on. If the file shrinks,
-    /// reading the missing part raises SIGBUS.
+    /// Replaces `range` by a private (copy-on-write) view of any file from `file_page` on. If the
+    /// file shrinks, reading the missing part raises SIGBUS.
     ///
     /// # Errors
     /// `ENOMEM` when the number of mappings is exhausted, `ENODEV` when the file cannot be mapped.
@@ -24,13 +24,13 @@ impl Reservation {
         self.place(range, protection, flags, file.as_raw_fd(), file_page * PAGE_SIZE)
     }
 
-    /// Moves the mapping at `from` in `staging` to `to` in this reservation. It replaces the previous mapping at once
-    /// for every thread: a concurrent access finds the old memory or the new. The source range must be one mapping;
-    /// it is empty afterwards.
+    /// Moves the mapping at `from` in `staging` to `to` in this reservation. It replaces the
+    /// previous mapping at once for every thread: a concurrent access finds the old memory or the
+    /// new. The source range must be one mapping; it is empty afterwards.
     ///
     /// # Errors
-    /// `EINVAL` for ranges of different length or outside; `ENOMEM` when mappings or a limit are exhausted. The error
-    /// includes whether the old memory is lost.
+    /// `EINVAL` for ranges of different length or outside; `ENOMEM` when mappings or a limit are
+    /// exhausted. The error includes whether the old memory is lost.
     pub fn take_mapping(
         &self,
         to: PageRange,
@@ -80,21 +80,23 @@ pub unsafe fn read_into(
     Ok(())
 }
 
-/// Copies `len` bytes of this process's memory from `from` to `to`. Where the file behind a mapping has become
-/// shorter, or cannot be read, that is an error and not a SIGBUS. About a tenth slower than `memcpy`.
+/// Copies `len` bytes of this process's memory from `from` to `to`. Where the file behind a mapping
+/// has become shorter, or cannot be read, that is an error and not a SIGBUS. About a tenth slower
+/// than `memcpy`.
 ///
 /// # Safety
-/// `from .. from + len` must be mapped readable and not change during the call, `to .. to + len` be writable memory
-/// that is not used elsewhere during the call; they must not overlap.
+/// `from .. from + len` must be mapped readable and not change during the call, `to .. to + len` be
+/// writable memory that is not used elsewhere during the call; they must not overlap.
 ///
 /// # Errors
-/// `EFAULT` where a page of `from` is missing; `ENOSYS` or `EPERM` in a sandbox that filters the call.
+/// `EFAULT` where a page of `from` is missing; `ENOSYS` or `EPERM` in a sandbox that filters the
+/// call.
 pub unsafe fn copy_mapped(from: *const u8, to: *mut u8, len: usize) -> Result<(), SysError> {
     let mut done = 0;
     while done < len {
         inject::gate(Call::Copy)?;
-        // SAFETY: `done < len` keeps both pointers inside the caller's ranges. The structures are only read, and the
-        // kernel checks every page itself.
+        // SAFETY: `done < len` keeps both pointers inside the caller's ranges. The structures are
+        // only read, and the kernel checks every page itself.
         let n = unsafe {
             let part =
                 |at: *mut u8| libc::iovec { iov_base: at.add(done).cast(), iov_len: len - done };
@@ -115,8 +117,8 @@ pub unsafe fn copy_mapped(from: *const u8, to: *mut u8, len: usize) -> Result<()
     Ok(())
 }
 
-/// The first bytes of `file` at or behind `from` that are not a hole, or `None` when only a hole follows. A file
-/// system that does not know calls everything data. Moves the file's position.
+/// The first bytes of `file` at or behind `from` that are not a hole, or `None` when only a hole
+/// follows. A file system that does not know calls everything data. Moves the file's position.
 ///
 /// # Errors
 /// Any error of `lseek`.
@@ -148,8 +150,8 @@ pub fn drop_cache(file: BorrowedFd<'_>) -> Result<(), SysError> {
     }
 }
 
-/// Asks the kernel to begin writing the dirty pages of `file` to disk, so that a later `fsync` finds little left.
-/// Does not promise when they are on disk.
+/// Asks the kernel to begin writing the dirty pages of `file` to disk, so that a later `fsync`
+/// finds little left. Does not promise when they are on disk.
 ///
 /// # Errors
 /// Any error of `sync_file_range`; `ESPIPE` if it is not a file on a disk.
@@ -174,8 +176,8 @@ pub struct Piece {
 /// Maximum pieces of one scattered read.
 pub const MAX_PIECES: usize = 1024;
 
-/// Reads consecutive bytes of `file`, from `offset` on, into at most [`MAX_PIECES`] pieces of memory. Returns the
-/// bytes read, which may be fewer than wanted.
+/// Reads consecutive bytes of `file`, from `offset` on, into at most [`MAX_PIECES`] pieces of
+/// memory. Returns the bytes read, which may be fewer than wanted.
 ///
 /// # Safety
 /// As [`read_into`], for every piece.

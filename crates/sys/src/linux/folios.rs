@@ -31,8 +31,8 @@ fn cached(view: &Reservation, range: PageRange) -> Vec<PageRange> {
     }
 }
 
-/// Counts the pages `range` of `file` by the size of their folio. `None` where this process may not see page
-/// frames (`CAP_SYS_ADMIN`), or may not look at the file. Reads nothing from disk.
+/// Counts the pages `range` of `file` by the size of their folio. `None` where this process may not
+/// see page frames (`CAP_SYS_ADMIN`), or may not look at the file. Reads nothing from disk.
 #[must_use]
 pub fn of(file: impl AsFd, range: PageRange) -> Option<Folios> {
     let pages = range.len;

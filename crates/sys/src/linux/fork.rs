@@ -1,24 +1,27 @@
-//! Noticing `fork`: a child inherits memory but not threads, not the protection of userfaultfd, and it should not
-//! inherit secrets. Code that depends on such things compares generations, or keeps them in a [`crate::PerProcess`].
+//! Noticing `fork`: a child inherits memory but not threads, not the protection of userfaultfd, and
+//! it should not inherit secrets. Code that depends on such things compares generations, or keeps
+//! them in a [`crate::PerProcess`].
 //!
-//! The kernel itself marks the child: a page with `MADV_WIPEONFORK` reads as zero in a child, for every kind of fork,
-//! by any library. No system call is needed to look. Where the kernel cannot mark a page, a handler of the C
-//! library's `fork` clears the word instead; it misses children made by a bare system call.
+//! The kernel itself marks the child: a page with `MADV_WIPEONFORK` reads as zero in a child, for
+//! every kind of fork, by any library. No system call is needed to look. Where the kernel cannot
+//! mark a page, a handler of the C library's `fork` clears the word instead; it misses children
+//! made by a bare system call.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::Inherited;
 
-/// The word that a child finds cleared: this process's generation, or 0 when it was not settled yet.
+/// The word that a child finds cleared: this process's generation, or 0 when it was not settled
+/// yet.
 static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 /// The last generation that was given out, by this process or those it descends from.
 static LAST: AtomicU32 = AtomicU32::new(0);
 /// The word where no page can be marked.
 static PLAIN: AtomicU32 = AtomicU32::new(0);
 
-/// A number that differs between this process and every process that it descends from. Never zero. May be called in
-/// a signal handler, and takes two loads.
+/// A number that differs between this process and every process that it descends from. Never zero.
+/// May be called in a signal handler, and takes two loads.
 #[inline]
 #[must_use]
 pub fn generation() -> u32 {
@@ -35,9 +38,11 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 /// Whether that is counted.
 static COUNTED: Inherited<bool> = Inherited::new();
 
-/// When something was made that children share: memory of a file, which they see change and vanish with their parent.
+/// When something was made that children share: memory of a file, which they see change and vanish
+/// with their parent.
 ///
-/// A child made by a bare system call is not counted. It must not outlive the parent's resources that it uses.
+/// A child made by a bare system call is not counted. It must not outlive the parent's resources
+/// that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     generation: u32,
@@ -76,7 +81,8 @@ extern "C" fn count() {
     }
 }
 
-/// Does `work`, during which every fork of this thread runs another program at once, and so shares nothing.
+/// Does `work`, during which every fork of this thread runs another program at once, and so shares
+/// nothing.
 pub fn to_execute<T>(work: impl FnOnce() -> T) -> T {
     let before = EXECUTES.replace(true);
     let done = work();
@@ -109,8 +115,8 @@ fn word() -> &'static AtomicU32 {
         return word;
     }
     let new = marked_page().unwrap_or_else(|| {
-        // SAFETY: the handler only stores to an atomic. Out of memory for it, a child goes unnoticed, as it would
-        // without this module.
+        // SAFETY: the handler only stores to an atomic. Out of memory for it, a child goes
+        // unnoticed, as it would without this module.
         unsafe { libc::pthread_atfork(None, None, Some(clear)) };
         (&raw const PLAIN).cast_mut()
     });
@@ -132,10 +138,11 @@ extern "C" fn clear() {
     PLAIN.store(0, Ordering::Release);
 }
 
-/// A page that reads as zero in every child, or `None` where the kernel does not do that (before Linux 4.14).
+/// A page that reads as zero in every child, or `None` where the kernel does not do that (before
+/// Linux 4.14).
 fn marked_page() -> Option<*mut AtomicU32> {
-    // SAFETY: a new private mapping at an address that the kernel chooses disturbs nothing; it is released again when
-    // it cannot be marked, before it is shared.
+    // SAFETY: a new private mapping at an address that the kernel chooses disturbs nothing; it is
+    // released again when it cannot be marked, before it is shared.
     unsafe {
         let page = libc::mmap(
             std::ptr::null_mut(),
@@ -194,7 +201,8 @@ mod tests {
 
     #[test]
     fn a_child_has_another_generation_and_its_own_values() {
-        // SAFETY: the child calls async-signal-safe functions and the allocator, whose locks `fork` keeps whole.
+        // SAFETY: the child calls async-signal-safe functions and the allocator, whose locks `fork`
+        // keeps whole.
         in_children(|| unsafe { libc::fork() }, |of, mine| of != mine);
     }
 
@@ -222,7 +230,8 @@ mod tests {
         }
         // Made before, so that the child needs no allocator.
         let parent = generation();
-        // SAFETY: as `fork`, without the handlers of the C library; the child only looks at a number.
+        // SAFETY: as `fork`, without the handlers of the C library; the child only looks at a
+        // number.
         let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
         if child == 0 {
             let good = generation() != parent;

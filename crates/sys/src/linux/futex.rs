@@ -3,8 +3,8 @@
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Waits until `word` is woken, no longer equals `expected`, or `timeout` has passed; may return early
-/// for no reason, so the caller looks again.
+/// Waits until `word` is woken, no longer equals `expected`, or `timeout` has passed; may return
+/// early for no reason, so the caller looks again.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     let timeout = libc::timespec {
         tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,

@@ -35,16 +35,16 @@ pub fn memory_headroom() -> Option<u64> {
     memory_rooms().map(|room| room.left).min()
 }
 
-/// The memory of the host or of a control group, whichever has the smallest share left. `None` as for
-/// [`memory_headroom`].
+/// The memory of the host or of a control group, whichever has the smallest share left. `None` as
+/// for [`memory_headroom`].
 #[must_use]
 pub fn memory_room() -> Option<MemoryRoom> {
     let share = |room: &MemoryRoom| (u128::from(room.left) << 32) / u128::from(room.total.max(1));
     memory_rooms().min_by_key(share)
 }
 
-/// Releases unused memory of the C library's allocator to the host. Costs some milliseconds at most; does nothing
-/// where another allocator or another C library is in use.
+/// Releases unused memory of the C library's allocator to the host. Costs some milliseconds at
+/// most; does nothing where another allocator or another C library is in use.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: the function takes the allocator's own locks and touches only its free memory.
@@ -60,8 +60,8 @@ pub fn thread_id() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Mappings that the kernel lets a process have: `vm.max_map_count`, or its default where that cannot be read. Read
-/// once a process, so that later calls are safe in a signal handler.
+/// Mappings that the kernel lets a process have: `vm.max_map_count`, or its default where that
+/// cannot be read. Read once a process, so that later calls are safe in a signal handler.
 #[must_use]
 pub fn max_mappings() -> usize {
     static MAX_MAPPINGS: Inherited<usize> = Inherited::new();
@@ -71,7 +71,8 @@ pub fn max_mappings() -> usize {
     })
 }
 
-/// Mappings that this process has; `None` when that cannot be read. Costs time in proportion to them.
+/// Mappings that this process has; `None` when that cannot be read. Costs time in proportion to
+/// them.
 #[must_use]
 pub fn mappings() -> Option<usize> {
     let maps = fs::read("/proc/self/maps").ok()?;
@@ -137,7 +138,8 @@ impl Group {
     }
 }
 
-/// Bytes of address space that this process may still reserve under its limit (`ulimit -v`); `None` where it has none.
+/// Bytes of address space that this process may still reserve under its limit (`ulimit -v`); `None`
+/// where it has none.
 #[must_use]
 pub fn address_space() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -156,31 +158,36 @@ pub fn address_space() -> Option<u64> {
 pub enum PressureSource {
     /// Those of this process's control group.
     Group,
-    /// Those of the host, which has no count for the group: groups of version 1, or one whose `cgroup.pressure` is 0.
+    /// Those of the host, which has no count for the group: groups of version 1, or one whose
+    /// `cgroup.pressure` is 0.
     Host,
 }
 
-/// The tasks that [`memory_pressure`] and [`memory_stalls`] are about; `None` where the kernel reports none.
+/// The tasks that [`memory_pressure`] and [`memory_stalls`] are about; `None` where the kernel
+/// reports none.
 #[must_use]
 pub fn pressure_source() -> Option<PressureSource> {
     Some(stall_information()?.0)
 }
 
-/// Share of the last ten seconds in which some task waited for memory, in percent (PSI): a task of this process's
-/// control group, or of the host where groups have no such count. `None` where the kernel does not report it.
+/// Share of the last ten seconds in which some task waited for memory, in percent (PSI): a task of
+/// this process's control group, or of the host where groups have no such count. `None` where the
+/// kernel does not report it.
 #[must_use]
 pub fn memory_pressure() -> Option<f32> {
     stall_field(&stall_information()?.1, "avg10=")?.parse().ok()
 }
 
-/// How long some task has waited for memory, of those that [`memory_pressure`] is about, since they exist.
+/// How long some task has waited for memory, of those that [`memory_pressure`] is about, since they
+/// exist.
 #[must_use]
 pub fn memory_stalls() -> Option<Duration> {
     stall_field(&stall_information()?.1, "total=")?.parse().ok().map(Duration::from_micros)
 }
 
-/// The kernel's pressure stall information for memory. Another group at its limit is no pressure for this process, so
-/// the group comes before the host. A kernel that was booted with `psi=0` has the files, and reading them fails.
+/// The kernel's pressure stall information for memory. Another group at its limit is no pressure
+/// for this process, so the group comes before the host. A kernel that was booted with `psi=0` has
+/// the files, and reading them fails.
 fn stall_information() -> Option<(PressureSource, String)> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).map(|path| {

@@ -32,8 +32,8 @@ impl Reservation {
     /// which reads as zero afterwards (`MREMAP_DONTUNMAP`, Linux 5.7).
     ///
     /// # Errors
-    /// `EINVAL` when the source is not one private anonymous mapping, or a range is outside. The destination is as it was
-    /// then, or inaccessible.
+    /// `EINVAL` when the source is not one private anonymous mapping, or a range is outside. The
+    /// destination is as it was then, or inaccessible.
     pub fn take_pages(
         &self,
         at: usize,

@@ -1,8 +1,8 @@
 //! Anonymous memory files: the store behind images.
 //!
-//! A memfd is written with `pwrite` only, never through a shared writable mapping, so that [`Memfd::seal`]
-//! (F_SEAL_WRITE) can make it immutable. Another process gets it only through [`Memfd::read_only`], where it is not to
-//! write.
+//! A memfd is written with `pwrite` only, never through a shared writable mapping, so that
+//! [`Memfd::seal`] (F_SEAL_WRITE) can make it immutable. Another process gets it only through
+//! [`Memfd::read_only`], where it is not to write.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -86,12 +86,12 @@ impl Memfd {
         unsafe { self.write_from(&[(bytes.as_ptr(), bytes.len())], offset) }
     }
 
-    /// Writes pieces of raw memory (address, bytes) one after the other from `offset` on: for sources that are
-    /// not Rust objects, such as a live slot.
+    /// Writes pieces of raw memory (address, bytes) one after the other from `offset` on: for
+    /// sources that are not Rust objects, such as a live slot.
     ///
     /// # Safety
-    /// Each piece must be mapped and readable for the whole call. Concurrent writers are allowed: the kernel copies,
-    /// and the copied bytes are unspecified then, but harmless.
+    /// Each piece must be mapped and readable for the whole call. Concurrent writers are allowed:
+    /// the kernel copies, and the copied bytes are unspecified then, but harmless.
     ///
     /// # Errors
     /// `ENOSPC` or `ENOMEM` when the memory limit is reached.
@@ -162,12 +162,14 @@ impl Memfd {
 
     /// Makes content and length immutable for every process, permanently.
     ///
-    /// The kernel refuses while a page is pinned, because the holder could write to it; memory that is being
-    /// compacted or reclaimed is pinned too. It waits some 150 ms for them (`memfd_wait_for_pins`), which a busy host
-    /// can exceed, so the call is repeated a bounded number of times.
+    /// The kernel refuses while a page is pinned, because the holder could write to it; memory that
+    /// is being compacted or reclaimed is pinned too. It waits some 150 ms for them
+    /// (`memfd_wait_for_pins`), which a busy host can exceed, so the call is repeated a bounded
+    /// number of times.
     ///
     /// # Errors
-    /// `EBUSY` while a shared writable mapping exists, and when pages are still pinned after all that.
+    /// `EBUSY` while a shared writable mapping exists, and when pages are still pinned after all
+    /// that.
     pub fn seal(&self) -> Result<(), SysError> {
         let seals =
             libc::F_SEAL_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
@@ -187,8 +189,9 @@ impl Memfd {
         Ok(())
     }
 
-    /// A descriptor of the file for reading: for a process that must not write to it. It can neither be written through
-    /// nor mapped shared and writable. The file keeps it once it is made.
+    /// A descriptor of the file for reading: for a process that must not write to it. It can
+    /// neither be written through nor mapped shared and writable. The file keeps it once it is
+    /// made.
     ///
     /// # Errors
     /// `ENOENT` without `/proc`, `EMFILE` when descriptors ran out.

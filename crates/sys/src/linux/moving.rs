@@ -1,14 +1,14 @@
 //! Moving a mapping over another one.
 //!
-//! `mremap` with `MREMAP_FIXED` unmaps its destination first, and can fail after that: when a limit of the process is
-//! reached, say. The addresses would then be free for any other mapping of the process, though a reservation
-//! owns them, so they are reserved again at once.
+//! `mremap` with `MREMAP_FIXED` unmaps its destination first, and can fail after that: when a limit
+//! of the process is reached, say. The addresses would then be free for any other mapping of the
+//! process, though a reservation owns them, so they are reserved again at once.
 
 use crate::{Call, MoveError, PageRange, Reservation, SysError, inject};
 
 impl Reservation {
-    /// Moves the pages of `from` in `source`, which must be one mapping, to `to` here, in one step for all threads. The
-    /// source keeps an empty mapping (`MREMAP_DONTUNMAP`, Linux 5.7).
+    /// Moves the pages of `from` in `source`, which must be one mapping, to `to` here, in one step
+    /// for all threads. The source keeps an empty mapping (`MREMAP_DONTUNMAP`, Linux 5.7).
     pub(super) fn move_here(
         &self,
         to: PageRange,
@@ -22,8 +22,8 @@ impl Reservation {
         if to.len != from.len || to.is_empty() {
             return Err(kept(SysError::invalid(Call::Remap)));
         }
-        // SAFETY: both ranges are inside reservations that the borrowed values own; the caller gives the
-        // destination up, and the kernel refuses ranges that overlap.
+        // SAFETY: both ranges are inside reservations that the borrowed values own; the caller
+        // gives the destination up, and the kernel refuses ranges that overlap.
         let raw = unsafe {
             libc::mremap(
                 source.page_ptr(from.start).cast(),
@@ -41,8 +41,9 @@ impl Reservation {
         self.refuse_merging(to).map_err(kept)
     }
 
-    /// Reserves `range` if it is not mapped; whether it was not. Where the kernel refuses that too, the reservation does not own
-    /// its addresses any more: it changes and releases nothing from then on.
+    /// Reserves `range` if it is not mapped; whether it was not. Where the kernel refuses that too,
+    /// the reservation does not own its addresses any more: it changes and releases nothing from
+    /// then on.
     fn reserve_again(&self, range: PageRange) -> bool {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let at = self.page_ptr(range.start).cast();

@@ -1,7 +1,8 @@
 //! The kernel's page size, which must be the one that everything here is counted in.
 //!
-//! arm64 kernels have pages of 4, 16 or 64 KiB. A kernel with larger pages is refused where memory is reserved or a
-//! file in memory is made, because mappings and protections of 4 KiB do not exist there.
+//! arm64 kernels have pages of 4, 16 or 64 KiB. A kernel with larger pages is refused where memory
+//! is reserved or a file in memory is made, because mappings and protections of 4 KiB do not exist
+//! there.
 
 use crate::{Call, PAGE_SIZE, SysError};
 

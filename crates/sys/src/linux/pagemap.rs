@@ -1,9 +1,9 @@
-//! `PAGEMAP_SCAN`: the pages of a range that were written since they were write-protected, and the private pages of a
-//! process.
+//! `PAGEMAP_SCAN`: the pages of a range that were written since they were write-protected, and the
+//! private pages of a process.
 //!
 //! For the first the range must be registered with a userfaultfd in asynchronous write-protect mode
-//! ([`crate::UffdMode::Async`]). The kernel walks page tables, so a scan costs time in proportion to
-//! the populated part of the range: about half a microsecond a MiB.
+//! ([`crate::UffdMode::Async`]). The kernel walks page tables, so a scan costs time in proportion
+//! to the populated part of the range: about half a microsecond a MiB.
 
 use std::fs::File;
 use std::ops::Range;
@@ -54,8 +54,9 @@ pub fn written(
     })
 }
 
-/// Calls `found` with each run of addresses in `range` where the process whose page map `file` is has private pages:
-/// neither pages of a file nor the kernel's zero page, which a read leaves in untouched memory.
+/// Calls `found` with each run of addresses in `range` where the process whose page map `file` is
+/// has private pages: neither pages of a file nor the kernel's zero page, which a read leaves in
+/// untouched memory.
 ///
 /// # Errors
 /// `ENOTTY` before Linux 6.7.
@@ -68,8 +69,8 @@ pub fn own_pages(
     scan(file, range, (others, others), found)
 }
 
-/// Calls `found` with each run of addresses in `range` where the process whose page map `file` is has pages, in memory or
-/// swapped out.
+/// Calls `found` with each run of addresses in `range` where the process whose page map `file` is
+/// has pages, in memory or swapped out.
 ///
 /// # Errors
 /// `ENOTTY` before Linux 6.7.
@@ -82,7 +83,8 @@ pub(super) fn present(
     scan(file, range, (0, 0), found)
 }
 
-/// Calls `found` with each run of pages that are in memory, or swapped out, and of all the kinds of `wanted` but the inverted ones.
+/// Calls `found` with each run of pages that are in memory, or swapped out, and of all the kinds of
+/// `wanted` but the inverted ones.
 fn scan(
     file: &File,
     range: Range<u64>,
@@ -107,7 +109,8 @@ fn scan(
             category_anyof_mask: u64::from(PAGE_IS_PRESENT | PAGE_IS_SWAPPED),
             return_mask: wanted,
         };
-        // SAFETY: `arg` and the vector it points to live through the call, and their sizes are given.
+        // SAFETY: `arg` and the vector it points to live through the call, and their sizes are
+        // given.
         let n = unsafe { libc::ioctl(file.as_raw_fd(), PAGEMAP_SCAN, &mut arg) };
         if n < 0 {
             let error = SysError::last(Call::PagemapScan);

@@ -1,10 +1,11 @@
 //! The memory of another process, for reading: which pages it has, and their bytes.
 //!
-//! Promises: everything is of the process that a [`Peer`] stands for, even if its PID is reused: the files in `/proc`
-//! are opened once, belong to the address space that they were opened for, and are used only if the peer still had
-//! its PID afterwards.
+//! Promises: everything is of the process that a [`Peer`] stands for, even if its PID is reused:
+//! the files in `/proc` are opened once, belong to the address space that they were opened for, and
+//! are used only if the peer still had its PID afterwards.
 //!
-//! May break it: a process that changes its mappings meanwhile. A read of memory that is not mapped fails.
+//! May break it: a process that changes its mappings meanwhile. A read of memory that is not mapped
+//! fails.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
@@ -41,8 +42,8 @@ impl ProcessMemory {
     /// The memory of `peer`.
     ///
     /// # Errors
-    /// `ESRCH` where it has ended; `EACCES` or `EPERM` without the right to trace it: another user's
-    /// process without `CAP_SYS_PTRACE`, or any but a child where Yama restricts tracing.
+    /// `ESRCH` where it has ended; `EACCES` or `EPERM` without the right to trace it: another
+    /// user's process without `CAP_SYS_PTRACE`, or any but a child where Yama restricts tracing.
     pub fn open(peer: &Peer) -> io::Result<Self> {
         let pid = pid_of(peer)?;
         let file = |name: &str| {
@@ -99,7 +100,8 @@ impl ProcessMemory {
         if left > 0 { Err(io::Error::from_raw_os_error(libc::EFAULT)) } else { Ok(kind) }
     }
 
-    /// Calls `found` with each run of addresses in `range` that has pages, in memory or swapped out, in order.
+    /// Calls `found` with each run of addresses in `range` that has pages, in memory or swapped
+    /// out, in order.
     ///
     /// # Errors
     /// An error of `PAGEMAP_SCAN`, or of reading `pagemap` before Linux 6.7.
@@ -138,8 +140,8 @@ impl ProcessMemory {
         Ok(())
     }
 
-    /// Writes to `protected` whether each page from `address` on is write-protected by a userfaultfd. A page that was
-    /// discarded is not.
+    /// Writes to `protected` whether each page from `address` on is write-protected by a
+    /// userfaultfd. A page that was discarded is not.
     ///
     /// # Errors
     /// An error of reading `pagemap`.
@@ -157,8 +159,8 @@ impl ProcessMemory {
         Ok(())
     }
 
-    /// Reads from `address` on. Pages that are swapped out are brought back. The call does not wait for the pager of a
-    /// missing page.
+    /// Reads from `address` on. Pages that are swapped out are brought back. The call does not wait
+    /// for the pager of a missing page.
     ///
     /// # Errors
     /// `EIO` for memory that is not mapped or is missing.

@@ -1,7 +1,8 @@
 //! Reserved address space and the mappings placed inside it.
 //!
-//! A [`Reservation`] owns a range of addresses; everything mapped in it is replaced or released through it, never
-//! outside it. All offsets are pages relative to its base. It does not track the mappings: the slot does.
+//! A [`Reservation`] owns a range of addresses; everything mapped in it is replaced or released
+//! through it, never outside it. All offsets are pages relative to its base. It does not track the
+//! mappings: the slot does.
 //!
 //! Private memory is never merged with equal pages (KSM): every mapping opts out when it is made.
 
@@ -55,8 +56,8 @@ pub enum Advice {
     DontFork,
     /// Inherit it again, once for each time that it was not.
     DoFork,
-    /// Leave the range out of core dumps. The kernel reads a range to dump it, and gives a hole of a shared file a page
-    /// of zeros then, which other processes see.
+    /// Leave the range out of core dumps. The kernel reads a range to dump it, and gives a hole of
+    /// a shared file a page of zeros then, which other processes see.
     DontDump,
 }
 
@@ -83,15 +84,17 @@ impl Advice {
 
 /// An owned range of address space; released when dropped.
 ///
-/// In a child of a fork that did not inherit all of it, every change fails with `ESRCH`, and nothing is released:
-/// the kernel may have given the missing addresses to other mappings of the child.
+/// In a child of a fork that did not inherit all of it, every change fails with `ESRCH`, and
+/// nothing is released: the kernel may have given the missing addresses to other mappings of the
+/// child.
 #[derive(Debug)]
 pub struct Reservation {
     base: NonNull<u8>,
     pages: usize,
     /// Whether the range is released with this value.
     owned: bool,
-    /// Whether mappings must opt out of merging: found out when it is reserved, so that a mapping costs no further call.
+    /// Whether mappings must opt out of merging: found out when it is reserved, so that a mapping
+    /// costs no further call.
     merges: bool,
     /// Parts that forked children do not inherit.
     kept: AtomicUsize,
@@ -101,9 +104,9 @@ pub struct Reservation {
     generation: u32,
 }
 
-// SAFETY: the type owns a range of addresses, which mean the same in every thread; every method that
-// changes a mapping is a system call, which the kernel serialises. Access to the memory itself is
-// through raw pointers, whose users answer for races.
+// SAFETY: the type owns a range of addresses, which mean the same in every thread; every method
+// that changes a mapping is a system call, which the kernel serialises. Access to the memory itself
+// is through raw pointers, whose users answer for races.
 unsafe impl Send for Reservation {}
 // SAFETY: as above; `&self` methods only make system calls.
 unsafe impl Sync for Reservation {}
@@ -112,8 +115,8 @@ impl Reservation {
     /// Reserves `pages` pages of inaccessible address space; no memory is used.
     ///
     /// # Errors
-    /// `ENOMEM` when the address space or the number of mappings is exhausted; [`Call::PageSize`] on a kernel with
-    /// other pages than [`PAGE_SIZE`].
+    /// `ENOMEM` when the address space or the number of mappings is exhausted; [`Call::PageSize`]
+    /// on a kernel with other pages than [`PAGE_SIZE`].
     pub fn new(pages: usize) -> Result<Self, SysError> {
         Self::aligned(pages, PAGE_SIZE)
     }
@@ -131,7 +134,8 @@ impl Reservation {
         let slack = align - PAGE_SIZE;
         let total = bytes.checked_add(slack).ok_or(SysError::new(Call::Map, libc::ENOMEM))?;
         inject::gate(Call::Map)?;
-        // SAFETY: a new private anonymous mapping at an address that the kernel chooses disturbs nothing.
+        // SAFETY: a new private anonymous mapping at an address that the kernel chooses disturbs
+        // nothing.
         let raw = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -159,11 +163,12 @@ impl Reservation {
         Ok(this)
     }
 
-    /// Wraps the mappings of `pages` pages from `base` on, which another owner reserved and will release.
+    /// Wraps the mappings of `pages` pages from `base` on, which another owner reserved and will
+    /// release.
     ///
     /// # Safety
-    /// The range must be mapped, belong to the caller, and stay reserved until the value is dropped. Until then only
-    /// this value may change its mappings.
+    /// The range must be mapped, belong to the caller, and stay reserved until the value is
+    /// dropped. Until then only this value may change its mappings.
     #[must_use]
     pub unsafe fn of_others(base: NonNull<u8>, pages: usize) -> Self {
         Self::new_at(base, pages, false)
@@ -185,8 +190,8 @@ impl Reservation {
         self.kept.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether other mappings may be at its addresses: a part was lost, or this is a child of the process that reserved
-    /// the range, and did not get all of it.
+    /// Whether other mappings may be at its addresses: a part was lost, or this is a child of the
+    /// process that reserved the range, and did not get all of it.
     fn is_shared(&self) -> bool {
         self.torn.load(Ordering::Relaxed)
             || self.kept.load(Ordering::Relaxed) > 0 && self.generation != fork::generation()
@@ -207,7 +212,8 @@ impl Reservation {
     /// Address of page `page`, which may be one past the end.
     ///
     /// # Panics
-    /// If `page` is outside the reservation: a bug in the caller that must not become a wild pointer.
+    /// If `page` is outside the reservation: a bug in the caller that must not become a wild
+    /// pointer.
     #[must_use]
     pub fn page_ptr(&self, page: usize) -> *mut u8 {
         assert!(page <= self.pages, "page {page} outside a reservation of {}", self.pages);
@@ -346,7 +352,8 @@ impl Reservation {
         for attempt in 0.. {
             inject::gate(Call::Advise)?;
             let advise = |bits| {
-                // SAFETY: this value owns the range. Discarding changes bytes only as the caller requested.
+                // SAFETY: this value owns the range. Discarding changes bytes only as the caller
+                // requested.
                 let rc = unsafe {
                     libc::madvise(self.page_ptr(range.start).cast(), range.byte_len(), bits)
                 };
@@ -373,8 +380,8 @@ impl Reservation {
         Ok(())
     }
 
-    /// The number of resident pages in `range`, by `mincore`. A page of a file counts when the file has it in memory,
-    /// mapped here or not.
+    /// The number of resident pages in `range`, by `mincore`. A page of a file counts when the file
+    /// has it in memory, mapped here or not.
     #[must_use]
     pub fn resident_pages(&self, range: PageRange) -> usize {
         if self.check(range, Call::Map).is_err() || range.is_empty() {
@@ -394,8 +401,8 @@ impl Drop for Reservation {
         if !self.owned || self.is_shared() {
             return;
         }
-        // SAFETY: this value owns exactly this range and is going away; its users hold borrows of it
-        // or of a type that owns it.
+        // SAFETY: this value owns exactly this range and is going away; its users hold borrows of
+        // it or of a type that owns it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.pages * PAGE_SIZE) };
     }
 }

@@ -46,12 +46,12 @@ impl Default for SocketAccess {
     }
 }
 
-/// A listening socket at `path` with the given access from its first moment. At most `backlog` connections wait to be
-/// accepted.
+/// A listening socket at `path` with the given access from its first moment. At most `backlog`
+/// connections wait to be accepted.
 ///
 /// # Errors
-/// Any error of the kernel; `EADDRINUSE` if the name exists, `EPERM` without the right to give a file away. The name
-/// does not exist then.
+/// Any error of the kernel; `EADDRINUSE` if the name exists, `EPERM` without the right to give a
+/// file away. The name does not exist then.
 pub fn listen(path: &Path, backlog: i32, access: SocketAccess) -> Result<UnixListener, SysError> {
     inject::gate(Call::Socket)?;
     let make = || {
@@ -71,7 +71,8 @@ pub fn listen(path: &Path, backlog: i32, access: SocketAccess) -> Result<UnixLis
     make().map(UnixListener::from).map_err(failed(Call::Socket))
 }
 
-/// Whether a process listens at the Unix socket `path`. Never waits, also where the queue of that process is full.
+/// Whether a process listens at the Unix socket `path`. Never waits, also where the queue of that
+/// process is full.
 ///
 /// # Errors
 /// Any error of the kernel but `ECONNREFUSED`.
@@ -91,13 +92,14 @@ pub fn has_listener(path: &Path) -> Result<bool, SysError> {
     look().map_err(failed(Call::Socket))
 }
 
-/// Gives the socket at `path` the mode of `access`, then its user and group. The mask for new files has removed a part of
-/// the mode.
+/// Gives the socket at `path` the mode of `access`, then its user and group. The mask for new files
+/// has removed a part of the mode.
 fn give_away(path: &Path, access: SocketAccess) -> Result<(), Errno> {
     if access == SocketAccess::default() {
         return Ok(());
     }
-    // The directory can be the new owner's already, who could put another file there: only a socket is given away.
+    // The directory can be the new owner's already, who could put another file there: only a socket
+    // is given away.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let name = open(path, flags, Mode::empty())?;
     let stat = fstat(&name)?;
@@ -115,8 +117,8 @@ fn give_away(path: &Path, access: SocketAccess) -> Result<(), Errno> {
     )
 }
 
-/// The listening Unix sockets that a service manager has passed to this process (`LISTEN_FDS`), with their names
-/// (`LISTEN_FDNAMES`). The second call returns none.
+/// The listening Unix sockets that a service manager has passed to this process (`LISTEN_FDS`),
+/// with their names (`LISTEN_FDNAMES`). The second call returns none.
 ///
 /// # Errors
 /// A descriptor that is no listening Unix stream socket.
@@ -145,8 +147,8 @@ pub fn activated() -> io::Result<Vec<(String, UnixListener)>> {
         std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")).map_err(|_| {
             io::Error::other(format!("LISTEN_FDS is {count}, and descriptor {fd} is not open"))
         })?;
-        // SAFETY: it is open. The service manager opened it for this process and no other code has taken it: the call
-        // of it that comes this far is the only one.
+        // SAFETY: it is open. The service manager opened it for this process and no other code has
+        // taken it: the call of it that comes this far is the only one.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let wrong = |why: &dyn std::fmt::Display| {
             let fd = FIRST as usize + sockets.len();
@@ -171,8 +173,8 @@ pub fn activated() -> io::Result<Vec<(String, UnixListener)>> {
     Ok(sockets)
 }
 
-/// Receives available bytes into `buffer`, and up to four descriptors to the end of `fds`; returns the number of
-/// bytes. 0 bytes mean that the other side has ended.
+/// Receives available bytes into `buffer`, and up to four descriptors to the end of `fds`; returns
+/// the number of bytes. 0 bytes mean that the other side has ended.
 ///
 /// # Errors
 /// Any error of `recvmsg`; `EAGAIN` once the stream's time limit is over.
@@ -199,7 +201,8 @@ pub fn receive(
     Ok(received.bytes)
 }
 
-/// Sends `bytes` with up to four descriptors. The other side gets the descriptors with the first byte.
+/// Sends `bytes` with up to four descriptors. The other side gets the descriptors with the first
+/// byte.
 ///
 /// # Errors
 /// Any error of `sendmsg`: `EPIPE` where the other side has ended.
@@ -262,8 +265,8 @@ fn peer_pidfd(stream: &UnixStream) -> Result<OwnedFd, SysError> {
 pub struct Peer(OwnedFd);
 
 impl Peer {
-    /// The process that connected `stream`. Before Linux 6.5 it is looked up by its number, which another process can have
-    /// by then.
+    /// The process that connected `stream`. Before Linux 6.5 it is looked up by its number, which
+    /// another process can have by then.
     ///
     /// # Errors
     /// The kernel's error; `ESRCH` where it has ended.
@@ -278,8 +281,8 @@ impl Peer {
         }
     }
 
-    /// Ends it: by SIGBUS, as touching missing memory would. Handlers may let one pass, as the one does that Rust
-    /// programs start with, so it comes again, and then SIGKILL.
+    /// Ends it: by SIGBUS, as touching missing memory would. Handlers may let one pass, as the one
+    /// does that Rust programs start with, so it comes again, and then SIGKILL.
     pub fn end(&self) {
         for signal in [Signal::BUS, Signal::BUS, Signal::BUS, Signal::KILL] {
             if pidfd_send_signal(&self.0, signal).is_err() {
@@ -345,8 +348,8 @@ mod tests {
         args.exit_signal = libc::SIGCHLD as u64;
         args.set_tid = chosen.as_ptr().expose_provenance() as u64;
         args.set_tid_size = 1;
-        // SAFETY: the structure and its targets live through the call. The child has a copy of all memory, and only
-        // waits for a signal.
+        // SAFETY: the structure and its targets live through the call. The child has a copy of all
+        // memory, and only waits for a signal.
         let made = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) };
         if made == 0 {
             loop {

@@ -1,5 +1,5 @@
-//! SIGTERM and SIGINT as a flag, for services that put things in order before they end; and signals that a thread waits for, for
-//! commands that pass them on.
+//! SIGTERM and SIGINT as a flag, for services that put things in order before they end; and signals
+//! that a thread waits for, for commands that pass them on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,17 +11,17 @@ extern "C" fn note(_: libc::c_int) {
     ASKED.store(true, Ordering::Release);
 }
 
-/// Turns the first SIGTERM or SIGINT into a flag, which this returns; system calls that wait end with `EINTR` then.
-/// The next one of the same kind ends the process as usual, so that a service which does not end in time can be
-/// ended.
+/// Turns the first SIGTERM or SIGINT into a flag, which this returns; system calls that wait end
+/// with `EINTR` then. The next one of the same kind ends the process as usual, so that a service
+/// which does not end in time can be ended.
 ///
 /// # Errors
 /// Any error of `sigaction`.
 pub fn watch() -> Result<&'static AtomicBool, SysError> {
     for signal in [libc::SIGTERM, libc::SIGINT] {
         inject::gate(Call::Signal)?;
-        // SAFETY: an all-zero action with a handler is valid; the handler only stores to an atomic, which is allowed
-        // in a signal handler, and is never unloaded.
+        // SAFETY: an all-zero action with a handler is valid; the handler only stores to an atomic,
+        // which is allowed in a signal handler, and is never unloaded.
         let rc = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = note as extern "C" fn(libc::c_int) as usize;
@@ -35,7 +35,8 @@ pub fn watch() -> Result<&'static AtomicBool, SysError> {
     Ok(&ASKED)
 }
 
-/// Signals that are blocked in this thread, and in those that it starts from then on, and are waited for.
+/// Signals that are blocked in this thread, and in those that it starts from then on, and are
+/// waited for.
 #[derive(Clone, Copy)]
 pub struct AwaitedSignals(libc::sigset_t);
 

@@ -1,9 +1,9 @@
 //! Calls that may end the process that makes them: tried in a child first.
 //!
-//! A seccomp profile can answer a call it forbids with an error, which is well, or with SIGSYS, which ends the
-//! process. A probe for a facility must not end the process. A thread without a filter, which is the common case,
-//! needs no trial. With a filter, a single child makes all the calls, and only if it dies one child each: a child
-//! takes milliseconds of a large process.
+//! A seccomp profile can answer a call it forbids with an error, which is well, or with SIGSYS,
+//! which ends the process. A probe for a facility must not end the process. A thread without a
+//! filter, which is the common case, needs no trial. With a filter, a single child makes all the
+//! calls, and only if it dies one child each: a child takes milliseconds of a large process.
 
 /// The calls that profiles are known to kill for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,10 +23,11 @@ fn is_filtered() -> bool {
     !status.split(|byte| *byte == b'\n').any(|line| line == b"Seccomp:\t0")
 }
 
-/// Why making the call would end this process; `None` where it does not, whether it succeeds or fails.
+/// Why making the call would end this process; `None` where it does not, whether it succeeds or
+/// fails.
 ///
-/// The child makes the call and ends. The program's own handlers or waiters do not see this child: it sends no signal
-/// when it ends, and only `__WALL` waits for it.
+/// The child makes the call and ends. The program's own handlers or waiters do not see this child:
+/// it sends no signal when it ends, and only `__WALL` waits for it.
 pub(super) fn ends_the_process(call: Trial) -> Option<String> {
     let signal = ended(&[call])?;
     Some(format!(
@@ -36,8 +37,8 @@ pub(super) fn ends_the_process(call: Trial) -> Option<String> {
 
 /// The signal that ends a child which makes the calls; `None` where it lives.
 fn ended(calls: &[Trial]) -> Option<i32> {
-    // SAFETY: a new process with a copy of this one's memory. The child uses only its stack and makes system calls
-    // only, so the state of other threads does not matter.
+    // SAFETY: a new process with a copy of this one's memory. The child uses only its stack and
+    // makes system calls only, so the state of other threads does not matter.
     let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
     match child {
         0 => attempt(calls),
@@ -62,7 +63,8 @@ fn ended(calls: &[Trial]) -> Option<i32> {
 
 /// In the child.
 fn attempt(calls: &[Trial]) -> ! {
-    // SAFETY: system calls whose arguments are numbers or live through the call; the descriptors end with the process.
+    // SAFETY: system calls whose arguments are numbers or live through the call; the descriptors
+    // end with the process.
     unsafe {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // A core file would be useless.

@@ -3,8 +3,8 @@
 //! One descriptor serves any number of ranges. Three modes exist, because the kernel fixes the
 //! answer to a fault when the descriptor is opened:
 //!
-//! * [`UffdMode::Sigbus`]: the faulting thread gets SIGBUS, see [`crate::fault`]. No handler thread;
-//!   but a *system call* that touches such a page fails with `EFAULT`.
+//! * [`UffdMode::Sigbus`]: the faulting thread gets SIGBUS, see [`crate::fault`]. No handler
+//!   thread; but a *system call* that touches such a page fails with `EFAULT`.
 //! * [`UffdMode::Async`]: the kernel lifts write protection itself, and [`crate::pagemap`] reports
 //!   the written pages afterwards.
 //! * [`UffdMode::Events`]: faults are read from the descriptor by a handler thread.
@@ -139,8 +139,9 @@ impl Uffd {
     /// Opens a descriptor in `mode`, without needing privilege.
     ///
     /// # Errors
-    /// `EPERM` or `ENOSYS` where seccomp or the kernel forbids it; `EINVAL` where the kernel lacks a
-    /// feature that the mode needs (6.1 for write protection of files, 6.7 for async, 6.8 for move).
+    /// `EPERM` or `ENOSYS` where seccomp or the kernel forbids it; `EINVAL` where the kernel lacks
+    /// a feature that the mode needs (6.1 for write protection of files, 6.7 for async, 6.8 for
+    /// move).
     pub fn open(mode: UffdMode) -> Result<Self, SysError> {
         Self::open_with(mode, 0)
     }
@@ -269,8 +270,8 @@ impl Uffd {
     /// Returns the bytes filled, which are fewer when a page was there already.
     ///
     /// # Safety
-    /// `from .. from + len` must be readable and `to .. to + len` must be memory that the caller may
-    /// fill.
+    /// `from .. from + len` must be readable and `to .. to + len` must be memory that the caller
+    /// may fill.
     ///
     /// # Errors
     /// `EEXIST` when the first page was there already, `ENOENT` when the range went away.

@@ -1,5 +1,6 @@
-//! Operations of a userfaultfd for the memory of a virtual machine, in addition to filling: faults that KVM takes in
-//! the kernel, and, when a VMM and its pager are two processes, remove events and poisoned pages.
+//! Operations of a userfaultfd for the memory of a virtual machine, in addition to filling: faults
+//! that KVM takes in the kernel, and, when a VMM and its pager are two processes, remove events and
+//! poisoned pages.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -17,12 +18,12 @@ const UFFDIO_POISON: u32 = 0xc020_aa08;
 const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00_u32 as libc::Ioctl;
 
 impl Uffd {
-    /// Opens a descriptor with events that also answers for faults taken in the kernel: by KVM for a
-    /// guest, or by a system call.
+    /// Opens a descriptor with events that also answers for faults taken in the kernel: by KVM for
+    /// a guest, or by a system call.
     ///
     /// # Errors
-    /// `EPERM` or `EACCES` without `CAP_SYS_PTRACE` and without access to `/dev/userfaultfd` (Linux 6.1);
-    /// otherwise as [`Uffd::open`].
+    /// `EPERM` or `EACCES` without `CAP_SYS_PTRACE` and without access to `/dev/userfaultfd` (Linux
+    /// 6.1); otherwise as [`Uffd::open`].
     pub fn open_for_kernel() -> Result<Self, SysError> {
         inject::gate(Call::UffdOpen)?;
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
@@ -65,8 +66,8 @@ impl Uffd {
         }
     }
 
-    /// Opens a descriptor as a VMM does that hands it to a pager: events, discarded ranges among them, and
-    /// pages that can be poisoned.
+    /// Opens a descriptor as a VMM does that hands it to a pager: events, discarded ranges among
+    /// them, and pages that can be poisoned.
     ///
     /// # Errors
     /// As [`Uffd::open`]; `EINVAL` before Linux 6.6.
@@ -87,8 +88,8 @@ impl Uffd {
         Self::open_with(UffdMode::Events, more)
     }
 
-    /// Marks missing pages as unreadable: touching one raises SIGBUS, now and ever after. Wakes whoever
-    /// waits. Returns the bytes marked.
+    /// Marks missing pages as unreadable: touching one raises SIGBUS, now and ever after. Wakes
+    /// whoever waits. Returns the bytes marked.
     ///
     /// # Errors
     /// `EINVAL` when the descriptor was opened without poisoning, `EEXIST` when a page is there.

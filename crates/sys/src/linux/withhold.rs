@@ -1,12 +1,13 @@
 //! Memory that children made by `fork` do not get.
 //!
-//! A child inherits mappings without their userfaultfd. In a shared file whose pages are still to come, a
-//! child that touches one has the kernel put a zero page there, and its parent finds that too. So such
-//! mappings are not inherited (`MADV_DONTFORK`), and the child has inaccessible memory in their place, so
-//! that nothing else is mapped where old pointers lead.
+//! A child inherits mappings without their userfaultfd. In a shared file whose pages are still to
+//! come, a child that touches one has the kernel put a zero page there, and its parent finds that
+//! too. So such mappings are not inherited (`MADV_DONTFORK`), and the child has inaccessible memory
+//! in their place, so that nothing else is mapped where old pointers lead.
 //!
 //! Promises: the kernel itself keeps the mapping from every child, however it is made. In one made
-//! by the C library's `fork` the addresses stay taken; one made by a bare system call has a hole there.
+//! by the C library's `fork` the addresses stay taken; one made by a bare system call has a hole
+//! there.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +24,8 @@ struct WithheldRange {
     in_part: bool,
 }
 
-/// Ranges by their first address. `fork` takes the lock in one call and gives it back in another, which a `Mutex` does not
-/// allow.
+/// Ranges by their first address. `fork` takes the lock in one call and gives it back in another,
+/// which a `Mutex` does not allow.
 struct Ranges {
     taken: AtomicBool,
     ranges: std::cell::UnsafeCell<BTreeMap<usize, WithheldRange>>,
@@ -71,8 +72,9 @@ extern "C" fn in_child() {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // Inherited parts belong to the same reservation, and are replaced.
         let place = if kept.in_part { libc::MAP_FIXED } else { libc::MAP_FIXED_NOREPLACE };
-        // SAFETY: the parent's reservation covers the range, and no other thread exists that could use it. A range that was
-        // not inherited at all is free; the flag refuses to replace a newer mapping.
+        // SAFETY: the parent's reservation covers the range, and no other thread exists that could
+        // use it. A range that was not inherited at all is free; the flag refuses to replace a
+        // newer mapping.
         let raw = unsafe {
             let at = *start as *mut libc::c_void;
             libc::mmap(at, kept.len, libc::PROT_NONE, flags | place, -1, 0)
@@ -102,8 +104,8 @@ pub struct Withheld {
 fn hook() {
     static HOOKED: Once = Once::new();
     HOOKED.call_once(|| {
-        // SAFETY: the three functions take and release a lock and make mappings. Out of memory for the
-        // hooks, children have holes.
+        // SAFETY: the three functions take and release a lock and make mappings. Out of memory for
+        // the hooks, children have holes.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });
 }
@@ -125,8 +127,8 @@ pub fn withhold(memory: &Arc<Reservation>, range: PageRange) -> Result<Withheld,
     Ok(Withheld { memory, range, generation, restores: true })
 }
 
-/// Keeps all of `memory` from children, which have inaccessible memory there, for every later mapping in it. A child
-/// made by a bare system call inherits memory without other advice.
+/// Keeps all of `memory` from children, which have inaccessible memory there, for every later
+/// mapping in it. A child made by a bare system call inherits memory without other advice.
 #[must_use]
 pub fn withhold_all(memory: &Arc<Reservation>) -> Withheld {
     hook();

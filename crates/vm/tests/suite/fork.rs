@@ -1,4 +1,5 @@
-//! A forked child makes its own micro-VMs, with deadlines that are kept; it cannot run those of its parent.
+//! A forked child makes its own micro-VMs, with deadlines that are kept; it cannot run those of its
+//! parent.
 
 use std::time::Duration;
 
@@ -26,7 +27,8 @@ fn deadlines() {
     let build = || Sandbox::builder().timeout(Duration::from_millis(300)).build(&spin).unwrap();
     let mut parents = build();
     stopped(&mut parents);
-    // SAFETY: no other thread of this process holds a lock that the child wants: the watchdog sleeps.
+    // SAFETY: no other thread of this process holds a lock that the child wants: the watchdog
+    // sleeps.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: ends a child that hangs.
@@ -46,8 +48,8 @@ fn deadlines() {
     stopped(&mut parents);
 }
 
-/// The dirty ring is memory that parent and child share: an entry that a child took out of it, its parent would not
-/// restore.
+/// The dirty ring is memory that parent and child share: an entry that a child took out of it, its
+/// parent would not restore.
 #[test]
 fn a_parent_is_reset_completely_whatever_its_forked_child_does() {
     if !kvm() {

@@ -1,5 +1,5 @@
-//! Micro-VMs that go through a snapshot: they start in the same state, without initialisation, and a
-//! snapshot that is damaged never runs.
+//! Micro-VMs that go through a snapshot: they start in the same state, without initialisation, and
+//! a snapshot that is damaged never runs.
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;

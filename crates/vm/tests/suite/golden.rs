@@ -1,9 +1,9 @@
-//! Version 2 of the state, frozen: a snapshot that was written when the version began opens for ever, answers as then,
-//! and its state is written today byte for byte as then.
+//! Version 2 of the state, frozen: a snapshot that was written when the version began opens for
+//! ever, answers as then, and its state is written today byte for byte as then.
 //!
-//! `tests/golden/state-2.afresh` is a snapshot of the sample guest `guests/vm/c/tally.c` and is never written again. A
-//! change that makes this test fail needs a new version, a second golden, and code that still reads this one.
-//! `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing.
+//! `tests/golden/state-2.afresh` is a snapshot of the sample guest `guests/vm/c/tally.c` and is
+//! never written again. A change that makes this test fail needs a new version, a second golden,
+//! and code that still reads this one. `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,8 @@ use afresh_vm::{
 
 use crate::common::{c_guest, kvm, words};
 
-/// The features that the guest sees: those that every processor with KVM of the last fifteen years has.
+/// The features that the guest sees: those that every processor with KVM of the last fifteen years
+/// has.
 const FEATURES: &str = "x86-64-v2";
 
 fn golden() -> PathBuf {
@@ -72,7 +73,8 @@ fn write() {
     archive::export(&store.load("golden").unwrap(), &golden(), Some("golden")).unwrap();
 }
 
-/// The answers to two calls of one lease: the sum, the calls, the answer of `seen`, the heap and three regions.
+/// The answers to two calls of one lease: the sum, the calls, the answer of `seen`, the heap and
+/// three regions.
 fn check(frozen: &Frozen, method: ResetMethod) {
     let mut sandbox = builder().reset_method(method).thaw(frozen).unwrap();
     let sum = 1000 + b"afresh".iter().map(|byte| u64::from(*byte)).sum::<u64>() + 6;

@@ -8,14 +8,15 @@ use super::Host;
 
 type FindLimiter = dyn (Fn(&mut Host) -> &mut dyn ResourceLimiter) + Send + Sync;
 
-/// The embedder's limiter, in its state, which is consulted after the limits in the guest's options. The default has
-/// no limiter.
+/// The embedder's limiter, in its state, which is consulted after the limits in the guest's
+/// options. The default has no limiter.
 #[derive(Clone, Default)]
 pub struct Limiter(Option<Arc<FindLimiter>>);
 
 impl Limiter {
-    /// The limiter that `find` finds in the lease's host state. It is called when memories and tables grow, and when
-    /// instances are made. Its counts must be in the state, to be new for each lease.
+    /// The limiter that `find` finds in the lease's host state. It is called when memories and
+    /// tables grow, and when instances are made. Its counts must be in the state, to be new for
+    /// each lease.
     pub fn new(
         find: impl (Fn(&mut Host) -> &mut dyn ResourceLimiter) + Send + Sync + 'static,
     ) -> Self {

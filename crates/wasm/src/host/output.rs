@@ -1,6 +1,8 @@
-//! Standard output and error of guests: their destination, and the stream that hands writes to a function.
+//! Standard output and error of guests: their destination, and the stream that hands writes to a
+//! function.
 //!
-//! Promises: a handler receives every write once, in the guest's order. A write to it never waits and never fails.
+//! Promises: a handler receives every write once, in the guest's order. A write to it never waits
+//! and never fails.
 
 use std::io;
 use std::pin::Pin;
@@ -24,7 +26,8 @@ pub enum Output {
     Discard,
     /// This process's own standard output and error.
     Inherit,
-    /// Memory, up to this many bytes each; read with [`crate::Host::stdout`] and [`crate::Host::stderr`].
+    /// Memory, up to this many bytes each; read with [`crate::Host::stdout`] and
+    /// [`crate::Host::stderr`].
     Capture(usize),
     /// A function of the embedder.
     Handler(OutputHandler),
@@ -41,8 +44,8 @@ pub enum StandardStream {
 
 type Handle = dyn Fn(StandardStream, &[u8]) + Send + Sync;
 
-/// A function that receives standard output and error while the guest writes. The guest waits for it. It must bound
-/// what it keeps: the guest's limits do not count it.
+/// A function that receives standard output and error while the guest writes. The guest waits for
+/// it. It must bound what it keeps: the guest's limits do not count it.
 #[derive(Clone)]
 pub struct OutputHandler(Arc<Handle>);
 

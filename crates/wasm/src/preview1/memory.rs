@@ -1,4 +1,5 @@
-//! A guest's memory as calls see it: numbers, vectors of buffers, paths. A pointer outside of it is a trap.
+//! A guest's memory as calls see it: numbers, vectors of buffers, paths. A pointer outside of it is
+//! a trap.
 
 use afresh_files::Refused;
 use wasmtime::{Caller, Memory};

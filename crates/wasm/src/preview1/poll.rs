@@ -1,7 +1,7 @@
 //! `poll_oneoff` of clocks alone, which is how programs sleep.
 //!
-//! Promises: the wait ends with the limits of the call. Polls of anything else are left to the caller.
-//! May break it: a layout of subscriptions other than that of `wasi_snapshot_preview1`.
+//! Promises: the wait ends with the limits of the call. Polls of anything else are left to the
+//! caller. May break it: a layout of subscriptions other than that of `wasi_snapshot_preview1`.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Calls that wait do not hold their thread; one that is dropped, forgotten, stopped or that panics in the
-//! middle leaves nothing behind.
+//! Calls that wait do not hold their thread; one that is dropped, forgotten, stopped or that panics
+//! in the middle leaves nothing behind.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ fn engine() -> Engine {
     Engine::new(EngineConfig { fuel: true, ..EngineConfig::default() }).unwrap()
 }
 
-/// `host.wait` waits without end below 0, panics at 0, and otherwise sleeps for that many milliseconds; `host.meet`
-/// waits for all others at the barrier.
+/// `host.wait` waits without end below 0, panics at 0, and otherwise sleeps for that many
+/// milliseconds; `host.meet` waits for all others at the barrier.
 fn imports(barrier: usize) -> Imports {
     let barrier = Arc::new(Barrier::new(barrier));
     Imports::new(move |linker: &mut Linker<Host>| {
@@ -70,7 +70,8 @@ fn guest(text: &str, options: GuestOptions) -> Guest {
     Guest::with_options(&engine(), &wat::parse_str(text).unwrap(), options).unwrap()
 }
 
-/// `spoil` changes all state, waits, and changes more; `sum` is 42 in the warm state, and changes it.
+/// `spoil` changes all state, waits, and changes more; `sum` is 42 in the warm state, and changes
+/// it.
 const SPOILED: &str = r#"(module
     (import "host" "wait" (func $wait (param i32)))
     (import "host" "meet" (func $meet))

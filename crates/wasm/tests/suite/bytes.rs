@@ -1,5 +1,5 @@
-//! Handlers that take an address, and bytes that host functions hand to the guest: on a thread's own stack, on a deep
-//! one, and where calls may wait.
+//! Handlers that take an address, and bytes that host functions hand to the guest: on a thread's
+//! own stack, on a deep one, and where calls may wait.
 
 use afresh_wasm::wasmtime::Caller;
 use afresh_wasm::{
@@ -7,9 +7,9 @@ use afresh_wasm::{
     Mode, Val, Warm, WarmUp, hand_over, hand_over_async,
 };
 
-/// Its allocator gives out ever higher addresses. `echo` answers with its input and the host's reply to it, `status`
-/// returns the first byte of its input, `silent` nothing; `down` recurses and calls the host at the bottom;
-/// `host_alloc` itself recurses without end once `spoil` was called.
+/// Its allocator gives out ever higher addresses. `echo` answers with its input and the host's
+/// reply to it, `status` returns the first byte of its input, `silent` nothing; `down` recurses and
+/// calls the host at the bottom; `host_alloc` itself recurses without end once `spoil` was called.
 const GUEST: &str = r#"(module
     (import "host" "say" (func $say (param i32 i32) (result i32)))
     (memory (export "memory") 4)

@@ -1,5 +1,5 @@
-//! An embedder's own engine, state, limiter and bindings: new for each lease where they are of a lease, and
-//! refused by name where they do not fit.
+//! An embedder's own engine, state, limiter and bindings: new for each lease where they are of a
+//! lease, and refused by name where they do not fit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

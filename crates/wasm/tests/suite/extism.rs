@@ -1,4 +1,5 @@
-//! Plug-ins of Extism, over Extism's own kernel: called as Extism calls them, and pristine for every call.
+//! Plug-ins of Extism, over Extism's own kernel: called as Extism calls them, and pristine for
+//! every call.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,6 @@
-//! A server that warms a guest and then forks: its children draw other entropy and other numbers than it does, keep
-//! timeouts, start from the warm state, and report an error where they cannot continue.
+//! A server that warms a guest and then forks: its children draw other entropy and other numbers
+//! than it does, keep timeouts, start from the warm state, and report an error where they cannot
+//! continue.
 
 use std::time::Duration;
 
@@ -37,7 +38,8 @@ fn ask(warm: &Warm, name: &str) -> i64 {
 /// Runs `work` in a forked child, and returns its result, or `None` if it failed or took a minute.
 fn in_child<const N: usize>(work: impl FnOnce() -> [i64; N]) -> Option<[i64; N]> {
     let bytes = N * size_of::<i64>();
-    // SAFETY: a new shared mapping, which the child writes and the parent reads once the child has ended.
+    // SAFETY: a new shared mapping, which the child writes and the parent reads once the child has
+    // ended.
     let shared = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -50,7 +52,8 @@ fn in_child<const N: usize>(work: impl FnOnce() -> [i64; N]) -> Option<[i64; N]>
     };
     assert_ne!(shared, libc::MAP_FAILED);
     let shared = shared.cast::<[i64; N]>();
-    // SAFETY: each test here runs in its own process, so no other thread of it holds a lock that the child needs.
+    // SAFETY: each test here runs in its own process, so no other thread of it holds a lock that
+    // the child needs.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: ends a child that hangs.

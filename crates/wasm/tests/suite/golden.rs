@@ -1,8 +1,9 @@
-//! Version 1 of the state, frozen: a snapshot that was written when the version began opens for ever, and its state is
-//! written today byte for byte as then.
+//! Version 1 of the state, frozen: a snapshot that was written when the version began opens for
+//! ever, and its state is written today byte for byte as then.
 //!
-//! `tests/golden/state-1.afresh` is never written again. A change that makes these tests fail needs a new version,
-//! a second golden, and code that still reads this one. `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing.
+//! `tests/golden/state-1.afresh` is never written again. A change that makes these tests fail needs
+//! a new version, a second golden, and code that still reads this one. `AFRESH_WRITE_GOLDEN=1`
+//! writes a golden that is missing.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,8 @@ use afresh_wasm::{
     Engine, EngineConfig, Frozen, Guest, GuestOptions, Mode, SnapshotOptions, Val, Warm, WarmUp,
 };
 
-/// Memory, globals of each type, a table, and segments that are dropped or not take part in the answer.
+/// Memory, globals of each type, a table, and segments that are dropped or not take part in the
+/// answer.
 const GUEST: &str = r#"(module
     (memory (export "memory") 1)
     (global $i (mut i32) (i32.const 1))

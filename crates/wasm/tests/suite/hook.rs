@@ -75,7 +75,8 @@ fn options(mode: Mode, log: &Log, asynchronous: bool) -> GuestOptions {
     GuestOptions { mode, imports, state, hook: hook(log), asynchronous, ..GuestOptions::default() }
 }
 
-/// Has a global, a table and a memory to restore, and writes all of them around a call of its host's.
+/// Has a global, a table and a memory to restore, and writes all of them around a call of its
+/// host's.
 const GUEST: &str = r#"(module
     (import "host" "ask" (func $ask (result i32)))
     (memory (export "memory") 1)

@@ -152,7 +152,8 @@ fn shared_memory_is_refused_before_anything_runs() {
     }
 }
 
-/// Writes a byte to `/a/out` or `/b/out`, whose directories are descriptors 3 and 4; opens and reads.
+/// Writes a byte to `/a/out` or `/b/out`, whose directories are descriptors 3 and 4; opens and
+/// reads.
 const FILES: &str = r#"(module
     (import "wasi_snapshot_preview1" "path_open"
         (func $path_open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))

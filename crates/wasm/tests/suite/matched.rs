@@ -199,8 +199,8 @@ fn the_gc_heap_never_takes_the_place_of_a_memory() {
 
 #[test]
 fn an_instantiation_inside_an_instantiation_takes_nothing_of_the_outer_one() {
-    // Fresh mode without a warm-up keeps the start function of a module that cannot be baked, and the
-    // start function calls a host function that makes an instance of another guest.
+    // Fresh mode without a warm-up keeps the start function of a module that cannot be baked, and
+    // the start function calls a host function that makes an instance of another guest.
     let engine = engine();
     let inner = wat::parse_str(
         r#"(module (memory 1) (data (i32.const 0) "\07") (func (export "read") (result i32)
@@ -313,7 +313,8 @@ fn random_module(seed: u64) -> Option<Vec<u8>> {
     Some(module.to_bytes())
 }
 
-/// Bytes that a memory, or the heap for GC objects, may grow to: random arrays are as large as they can be.
+/// Bytes that a memory, or the heap for GC objects, may grow to: random arrays are as large as they
+/// can be.
 const MAX_MEMORY: usize = 8 << 20;
 
 /// The part of a result that is the same in every instance.

@@ -41,7 +41,8 @@ fn always(warm: &WarmComponent, name: &str, wanted: u64) {
     }
 }
 
-/// A component with a counter in memory and one in a global, which `step` advances and `sum` adds up.
+/// A component with a counter in memory and one in a global, which `step` advances and `sum` adds
+/// up.
 fn counter(name: &str, from: u32) -> String {
     format!(
         r#"(component ${name}
@@ -81,7 +82,8 @@ fn memory_and_globals_of_nested_components_start_where_the_warm_up_left_them() {
         counter("a", 10),
         counter("b", 20)
     );
-    // `$a` is instantiated twice; where its instances have come to differ in a global, that is refused.
+    // `$a` is instantiated twice; where its instances have come to differ in a global, that is
+    // refused.
     let refused = try_warm(&component, &["step-a"]).unwrap_err().to_string();
     assert!(refused.contains("more than once"), "{refused}");
     let warm = warm(&component, &["step-b", "step-b"]);
@@ -331,8 +333,8 @@ impl Random {
     }
 }
 
-/// A component of nested state machines: memories that grow, globals of several types, segments that are
-/// dropped, and functions that mix them; every machine has `step` and `look`.
+/// A component of nested state machines: memories that grow, globals of several types, segments
+/// that are dropped, and functions that mix them; every machine has `step` and `look`.
 fn machines(random: &mut Random, count: u64) -> String {
     let mut text = String::from("(component ");
     let mut order: Vec<u64> = (0..count).collect();

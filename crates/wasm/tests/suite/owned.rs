@@ -1,4 +1,5 @@
-//! An owned lease moves freely and outlives every handle to its guest; options of one lease do not reach another.
+//! An owned lease moves freely and outlives every handle to its guest; options of one lease do not
+//! reach another.
 
 use std::time::Duration;
 
@@ -132,8 +133,8 @@ fn a_limit_that_the_engine_does_not_keep_is_refused() {
     }
 }
 
-/// Copies standard input, then the first argument and the first variable, to standard output; `file` reads
-/// the first byte of `name` in the directory of descriptor 3.
+/// Copies standard input, then the first argument and the first variable, to standard output;
+/// `file` reads the first byte of `name` in the directory of descriptor 3.
 const WASI: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
     (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))

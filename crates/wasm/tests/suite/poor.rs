@@ -38,7 +38,8 @@ fn guests_run_and_stay_inside_their_memory_under_a_limit_of_two_gibibytes() {
             for _ in 0..3 {
                 assert!(matches!(call("count", &[]).unwrap()[..], [Val::I64(1)]));
             }
-            // Inside, at the end, right behind it, beyond every reservation, and at the end of all addresses.
+            // Inside, at the end, right behind it, beyond every reservation, and at the end of all
+            // addresses.
             assert!(call("read", &[Val::I32(131_068)]).is_ok());
             for address in [131_069, 131_072, 200 << 20, i32::MAX, -4, -1] {
                 assert!(call("read", &[Val::I32(address)]).is_err(), "{address:#x}");
@@ -78,8 +79,8 @@ fn warming_takes_little_more_memory_than_the_guest_itself() {
         let peak = most_resident() - before;
         let last = warm.lease().unwrap().call("last", &[]).unwrap();
         assert!(matches!(last[..], [Val::I32(n)] if n == (MIB << 20) as i32 - 4095));
-        // The guest's own memory, and that of its compilation. The image is not resident until it is touched. Each
-        // copy on the way would be as much again.
+        // The guest's own memory, and that of its compilation. The image is not resident until it
+        // is touched. Each copy on the way would be as much again.
         assert!(peak < (MIB + MIB / 2) << 20, "{} MiB", peak >> 20);
     });
 }

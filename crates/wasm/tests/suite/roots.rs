@@ -36,7 +36,8 @@ const GUEST: &str = r#"(module
     (start $start)
     (func (export "ask") (param i32) (result i64) (call $host (local.get 0))))"#;
 
-/// A host function that calls back: an export by name, the table's first element, or the start function.
+/// A host function that calls back: an export by name, the table's first element, or the start
+/// function.
 fn calls_back() -> Imports {
     Imports::new(|linker| {
         linker.func_wrap("host", "call", |mut caller: Caller<'_, Host>, how: i32| {

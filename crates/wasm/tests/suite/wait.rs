@@ -1,5 +1,5 @@
-//! Waits in WASI end with the limits for a call, in modules and components. Without a limit they last for the
-//! requested time.
+//! Waits in WASI end with the limits for a call, in modules and components. Without a limit they
+//! last for the requested time.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use afresh_wasm::{
     CallError, Engine, EngineConfig, Guest, GuestOptions, Output, Val, WarmUp, Wasi, Watch,
 };
 
-/// `nap` polls two clocks that expire far apart. The result is the number of events in the high half, and the user
-/// data of the first in the low half.
+/// `nap` polls two clocks that expire far apart. The result is the number of events in the high
+/// half, and the user data of the first in the low half.
 const MODULE: &str = r#"(module
     (import "wasi_snapshot_preview1" "poll_oneoff" (func $poll (param i32 i32 i32 i32) (result i32)))
     (memory (export "memory") 1)

@@ -141,7 +141,8 @@ const IMPORTS: &str = r#"(module
     (func (export "spin") (loop $on (br $on)))
     (func (export "look") (result i32) (global.get $state)))"#;
 
-/// A guest whose watch lets calls run while `permits` holds. It may look before the host function is called.
+/// A guest whose watch lets calls run while `permits` holds. It may look before the host function
+/// is called.
 fn meddling(
     permits: &Arc<AtomicBool>,
     meddle: fn(wasmtime::Caller<'_, afresh_wasm::Host>),

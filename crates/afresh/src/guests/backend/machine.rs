@@ -227,8 +227,8 @@ impl FrozenGuest for afresh_vm::Frozen {
 }
 
 impl Options {
-    /// Options of micro-VMs alone: `build` adds host functions, regions, a log and so on to the builder, for a
-    /// program and for a snapshot alike.
+    /// Options of micro-VMs alone: `build` adds host functions, regions, a log and so on to the
+    /// builder, for a program and for a snapshot alike.
     pub fn vm(
         mut self,
         build: impl Fn(SandboxBuilder) -> SandboxBuilder + Send + Sync + 'static,

@@ -48,8 +48,8 @@ pub(crate) type ProgramOptions = Option<Arc<dyn Fn(Program) -> Program + Send + 
 impl Reset for Instance {
     type Error = Infallible;
 
-    /// Carried out with the next call, in the same round trip; a process that cannot be reset is replaced then. The
-    /// report is therefore that of the previous reset.
+    /// Carried out with the next call, in the same round trip; a process that cannot be reset is
+    /// replaced then. The report is therefore that of the previous reset.
     fn reset(&mut self) -> Result<ResetCost, Infallible> {
         let copied = usize::try_from(self.stats().copied).unwrap_or(usize::MAX);
         self.reset();
@@ -115,7 +115,8 @@ fn pool(warm: Warm, options: &Options) -> Result<Backend, LeaseError> {
 }
 
 impl Guest {
-    /// A guest that continues in a state of a Linux program: that of [`EndedRun::state`](afresh_linux::EndedRun).
+    /// A guest that continues in a state of a Linux program: that of
+    /// [`EndedRun::state`](afresh_linux::EndedRun).
     ///
     /// # Errors
     /// [`OpenError`] when the host cannot run it.
@@ -356,9 +357,9 @@ impl Guest {
     }
 }
 
-/// Host connections to listeners within a Linux program. The program sees their data when it runs, in a call or by
-/// [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback, some may no longer belong to the
-/// host.
+/// Host connections to listeners within a Linux program. The program sees their data when it runs,
+/// in a call or by [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback,
+/// some may no longer belong to the host.
 impl Lease<'_> {
     /// The instance, if it is a Linux program.
     #[must_use]
@@ -369,8 +370,9 @@ impl Lease<'_> {
         }
     }
 
-    /// Lets a Linux program run without a call, with its background work, for a [slice](Program::slice)
-    /// of time or until all of it waits. `hear` as for [`Lease::call_streaming`]. Other guests do nothing.
+    /// Lets a Linux program run without a call, with its background work, for a
+    /// [slice](Program::slice) of time or until all of it waits. `hear` as for
+    /// [`Lease::call_streaming`]. Other guests do nothing.
     ///
     /// # Errors
     /// As [`Lease::call`].
@@ -382,15 +384,16 @@ impl Lease<'_> {
         program.proceed(hear).map_err(|error| call_error("", error))
     }
 
-    /// Shows a Linux program's files to another thread while calls of this lease run ([`Lease::call_streaming`],
-    /// [`Lease::proceed`]). Other guests show nothing.
+    /// Shows a Linux program's files to another thread while calls of this lease run
+    /// ([`Lease::call_streaming`], [`Lease::proceed`]). Other guests show nothing.
     pub fn show_files(&mut self, view: &afresh_linux::FileView) {
         if let Some(program) = self.as_program() {
             program.show_files(view.clone());
         }
     }
 
-    /// Connects to the listener on the program's loopback `port`; `None` without a listener, or for another guest.
+    /// Connects to the listener on the program's loopback `port`; `None` without a listener, or for
+    /// another guest.
     ///
     /// # Errors
     /// As [`Lease::call`].
@@ -399,8 +402,8 @@ impl Lease<'_> {
         program.dial(port).map_err(|error| call_error("", error))
     }
 
-    /// Passes on the part of `bytes` that the connection has room for (64 KiB), and takes at most `room` bytes of
-    /// output.
+    /// Passes on the part of `bytes` that the connection has room for (64 KiB), and takes at most
+    /// `room` bytes of output.
     ///
     /// # Errors
     /// As [`Lease::call`].
@@ -437,8 +440,8 @@ impl Lease<'_> {
 }
 
 impl Options {
-    /// Options of Linux programs alone: `shape` adds arguments, environment, files and granted directories, for a
-    /// program and for the directories that a snapshot of one may read.
+    /// Options of Linux programs alone: `shape` adds arguments, environment, files and granted
+    /// directories, for a program and for the directories that a snapshot of one may read.
     pub fn linux(mut self, shape: impl Fn(Program) -> Program + Send + Sync + 'static) -> Self {
         self.guest.linux = Some(Arc::new(shape));
         self

@@ -74,7 +74,8 @@ pub(crate) trait SessionLine: Send {
     fn abandon(&mut self);
     /// A state, frozen for snapshots.
     fn freeze(&self, id: SnapshotId, warm: &Backend) -> Result<Box<dyn FrozenGuest>, Cause>;
-    /// Makes a state of these pages and the rest, as a child of the present one, for [`SessionLine::rollback`].
+    /// Makes a state of these pages and the rest, as a child of the present one, for
+    /// [`SessionLine::rollback`].
     fn insert(
         &mut self,
         memory: SnapshotMemory,

@@ -24,8 +24,8 @@ pub(crate) trait WarmGuest {
     /// An instance in the warm state.
     fn lease_instance(&self) -> Result<Instance<'_>, LeaseError>;
 
-    /// An instance that has never run anything but the warm-up; `None` where instances are always new, or none can be
-    /// made apart from the pool.
+    /// An instance that has never run anything but the warm-up; `None` where instances are always
+    /// new, or none can be made apart from the pool.
     fn lease_untouched(&self) -> Result<Option<Instance<'_>>, LeaseError> {
         Ok(None)
     }
@@ -176,7 +176,8 @@ pub(crate) trait FrozenGuest: Send + Sync {
     /// Requirement of a recording of the working set of such a guest.
     fn recorder(&self) -> Feature;
 
-    /// A new warm guest out of a snapshot of this one, with its memory, which records the pages that are touched.
+    /// A new warm guest out of a snapshot of this one, with its memory, which records the pages
+    /// that are touched.
     fn thaw_recording(
         &self,
         snapshot: Snapshot,

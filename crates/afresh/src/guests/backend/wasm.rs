@@ -45,62 +45,66 @@ impl WasmOptions {
 }
 
 impl Options {
-    /// The engine to run in. Guests that share one share its thread for timeouts and its configuration, which must
-    /// then allow these options. If not set, it is the one that the process's guests with the same needs share
-    /// ([`afresh_wasm::Engine::shared`]).
+    /// The engine to run in. Guests that share one share its thread for timeouts and its
+    /// configuration, which must then allow these options. If not set, it is the one that the
+    /// process's guests with the same needs share ([`afresh_wasm::Engine::shared`]).
     pub fn engine(mut self, engine: Engine) -> Self {
         self.guest.wasm.engine = Some(engine);
         self
     }
 
-    /// Maximum bytes of native stack for a Wasm guest. By default it is the size that the guest was built for, if its
-    /// file shows it, and otherwise 512 KiB. It is part of the engine, so it does not change a given one.
+    /// Maximum bytes of native stack for a Wasm guest. By default it is the size that the guest was
+    /// built for, if its file shows it, and otherwise 512 KiB. It is part of the engine, so it does
+    /// not change a given one.
     pub fn stack(mut self, bytes: usize) -> Self {
         self.guest.wasm.stack = Some(bytes);
         self
     }
 
-    /// Directory with Wasm modules that were compiled in advance, by a process whose [`Options::cache`] it was and which
-    /// had [`Options::portable`] and otherwise these options. It is read and never written. The files are native code,
-    /// so the directory must belong to the installed program. It does not change a given engine.
+    /// Directory with Wasm modules that were compiled in advance, by a process whose
+    /// [`Options::cache`] it was and which had [`Options::portable`] and otherwise these options.
+    /// It is read and never written. The files are native code, so the directory must belong to the
+    /// installed program. It does not change a given engine.
     pub fn precompiled(mut self, dir: impl Into<PathBuf>) -> Self {
         self.guest.wasm.precompiled = Some(dir.into());
         self
     }
 
-    /// Compiles Wasm for every x86-64 processor since 2013 (x86-64-v3), so that other hosts can have the cache as
-    /// their [`Options::precompiled`]. It does not change a given engine.
+    /// Compiles Wasm for every x86-64 processor since 2013 (x86-64-v3), so that other hosts can
+    /// have the cache as their [`Options::precompiled`]. It does not change a given engine.
     pub fn portable(mut self) -> Self {
         self.guest.wasm.portable = true;
         self
     }
 
-    /// Options of Wasm guests alone: mode, strategy, WASI, imports, fuel. Its time limit, memory limit and pool
-    /// limits give way to those of these options.
+    /// Options of Wasm guests alone: mode, strategy, WASI, imports, fuel. Its time limit, memory
+    /// limit and pool limits give way to those of these options.
     pub fn wasm(mut self, options: GuestOptions) -> Self {
         self.guest.wasm.guest = options;
         self
     }
 
-    /// A file tree in memory for the guest, which it finds as `/`. It is part of its state: each call starts from the
-    /// tree after the warm-up, sessions checkpoint, roll back and fork it with the memory, and snapshots hold it, the
-    /// files of its layers included. A snapshot with files has its own tree, and takes only the budget from this one
-    /// (default: 64 MiB in 65,536 files). Host directories that WASI gets instead ([`afresh_wasm::Wasi::dirs`]) are
-    /// not part of any state.
+    /// A file tree in memory for the guest, which it finds as `/`. It is part of its state: each
+    /// call starts from the tree after the warm-up, sessions checkpoint, roll back and fork it with
+    /// the memory, and snapshots hold it, the files of its layers included. A snapshot with files
+    /// has its own tree, and takes only the budget from this one (default: 64 MiB in 65,536 files).
+    /// Host directories that WASI gets instead ([`afresh_wasm::Wasi::dirs`]) are not part of any
+    /// state.
     pub fn files(mut self, files: afresh_files::Tree) -> Self {
         self.guest.wasm.files = Some(files);
         self
     }
 
-    /// The tree below the files of snapshots that do not hold it ([`afresh_files::Layer::known_as`]): a tree over the
-    /// same layers. Snapshots that hold their files whole, or have none, need none of it.
+    /// The tree below the files of snapshots that do not hold it
+    /// ([`afresh_files::Layer::known_as`]): a tree over the same layers. Snapshots that hold their
+    /// files whole, or have none, need none of it.
     pub fn files_below(mut self, files: afresh_files::Tree) -> Self {
         self.guest.wasm.guest.files_below = Some(files);
         self
     }
 
-    /// The given engine, or a new one for a guest whose file may be available, or which had this native stack when it
-    /// was frozen.
+    /// The given engine, or a new one for a guest whose file may be available, or which had this
+    /// native stack when it was frozen.
     fn make_engine(&self, wasm: Option<&[u8]>, had: Option<usize>) -> Result<Engine, LoadError> {
         let WasmOptions { engine, stack, guest, .. } = &self.guest.wasm;
         if let Some(engine) = engine {

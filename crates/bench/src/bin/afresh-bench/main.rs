@@ -1,7 +1,7 @@
 //! The `afresh-bench` command: the figures of afresh and its rivals, measured in the same run.
 //!
-//! Rows are written to standard output, everything else to standard error. Exit codes: 0 success; 1 a
-//! benchmark failed; 2 wrong usage; 3 `compare` found a slower row.
+//! Rows are written to standard output, everything else to standard error. Exit codes: 0 success; 1
+//! a benchmark failed; 2 wrong usage; 3 `compare` found a slower row.
 
 mod demo;
 mod output;

@@ -73,8 +73,8 @@ pub(crate) enum Table {
         #[command(flatten)]
         common: Common,
     },
-    /// Mappings, descriptors and memory of many live guests, compared with wasmtime's pooling allocator
-    /// and with a fork for each request. A twentieth of them with --quick.
+    /// Mappings, descriptors and memory of many live guests, compared with wasmtime's pooling
+    /// allocator and with a fork for each request. A twentieth of them with --quick.
     Density {
         #[command(flatten)]
         common: Common,
@@ -242,7 +242,8 @@ fn scratch(parent: Option<&Path>) -> anyhow::Result<TempDir> {
         .with_context(|| format!("cannot create a directory in {}", parent.display()))
 }
 
-/// The command `afresh`: the given one, else the one in the folder of this program, else the one in `PATH`.
+/// The command `afresh`: the given one, else the one in the folder of this program, else the one in
+/// `PATH`.
 fn afresh_command(given: Option<&PathBuf>) -> PathBuf {
     let beside = || {
         let path = std::env::current_exe().ok()?.with_file_name("afresh");

@@ -1,17 +1,20 @@
-//! Forks of a guest process: the kernel gives the child the same mappings, and shares private pages copy-on-write.
+//! Forks of a guest process: the kernel gives the child the same mappings, and shares private pages
+//! copy-on-write.
 //!
-//! The stub of the parent makes the call, as an order of the sentry. The child closes its descriptors, maps its own
-//! control area and waits for orders. It is not watched. The filter and its listener are inherited, so the listener of
-//! all descendants of a process is one. The kernel reports the process that makes a call.
+//! The stub of the parent makes the call, as an order of the sentry. The child closes its
+//! descriptors, maps its own control area and waits for orders. It is not watched. The filter and
+//! its listener are inherited, so the listener of all descendants of a process is one. The kernel
+//! reports the process that makes a call.
 //!
-//! A child may end before its first call: the kernel's OOM killer ends processes at any time. So the kernel also writes
-//! its PID to the control area of the parent. A guest that forges orders could write another PID there. The sentry
-//! accepts a PID only of a process with the [`ForkMark`] of this fork.
+//! A child may end before its first call: the kernel's OOM killer ends processes at any time. So
+//! the kernel also writes its PID to the control area of the parent. A guest that forges orders
+//! could write another PID there. The sentry accepts a PID only of a process with the [`ForkMark`]
+//! of this fork.
 //!
-//! Promises: the child runs no code of the guest before its first orders. A fork that fails leaves no process behind,
-//! and the end of a child fails its fork at once.
-//! May break it: content of an image that is missing, which the caller waits for, because reports of missing pages are
-//! not inherited. A host with a low limit of file locks, where processes get no mark.
+//! Promises: the child runs no code of the guest before its first orders. A fork that fails leaves
+//! no process behind, and the end of a child fails its fork at once. May break it: content of an
+//! image that is missing, which the caller waits for, because reports of missing pages are not
+//! inherited. A host with a low limit of file locks, where processes get no mark.
 
 use std::io;
 use std::sync::Arc;
@@ -66,8 +69,8 @@ fn prlimit(
     new: *const libc::rlimit,
     old: *mut libc::rlimit,
 ) -> io::Result<()> {
-    // SAFETY: on x86-64 `rlimit` is the `rlimit64` of the kernel. The call reads one such structure at `new` and writes
-    // one at `old`. Both callers above pass null or a live reference.
+    // SAFETY: on x86-64 `rlimit` is the `rlimit64` of the kernel. The call reads one such structure
+    // at `new` and writes one at `old`. Both callers above pass null or a live reference.
     let done = unsafe {
         libc::syscall(libc::SYS_prlimit64, pid.as_raw_nonzero().get(), resource, new, old)
     };
@@ -85,8 +88,9 @@ pub(super) fn allow_processes(pid: Pid, allowed: bool) -> Result<(), PlatformErr
     set_limit(pid, RLIMIT_NPROC, &limit).map_err(limiting)
 }
 
-/// A random value in the limit of file locks, which a child inherits from its parent and a guest cannot change. Linux
-/// has not used that limit since 2.4. Only the parent and the child of one fork have the same value.
+/// A random value in the limit of file locks, which a child inherits from its parent and a guest
+/// cannot change. Linux has not used that limit since 2.4. Only the parent and the child of one
+/// fork have the same value.
 struct ForkMark(Option<u64>);
 
 impl ForkMark {
@@ -119,8 +123,9 @@ impl Process {
     /// Forks it, while the stub waits for orders.
     ///
     /// # Errors
-    /// [`PlatformError::Kernel`] when the kernel has no room for a further process, or has ended it; this one waits for
-    /// orders then. [`PlatformError::Missing`] when walls are required, and the host lacks one.
+    /// [`PlatformError::Kernel`] when the kernel has no room for a further process, or has ended
+    /// it; this one waits for orders then. [`PlatformError::Missing`] when walls are required, and
+    /// the host lacks one.
     pub(crate) fn fork(&mut self) -> Result<Self, PlatformError> {
         zygote::check()?;
         // The child starts where this process is.
@@ -197,7 +202,8 @@ impl Process {
         first.map(|(call, _)| call).ok_or(PlatformError::Late)
     }
 
-    /// Waits until the parent asks for orders and the child has made its first call: `first`, with its caller.
+    /// Waits until the parent asks for orders and the child has made its first call: `first`, with
+    /// its caller.
     fn await_fork(
         &mut self,
         expected: Expected,
@@ -226,7 +232,8 @@ impl Process {
         Ok(())
     }
 
-    /// The child that the kernel has reported to the parent, which has made its call. `None` without a mark.
+    /// The child that the kernel has reported to the parent, which has made its call. `None`
+    /// without a mark.
     fn made_child(&self, mark: &ForkMark) -> Result<Option<SpawnedProcess>, PlatformError> {
         if mark.0.is_none() {
             return Ok(None);
@@ -270,8 +277,8 @@ mod tests {
 
     use super::*;
 
-    /// Stops a process at its next fork, by `ptrace`, and calls `then` with its child, which has run nothing. Returns
-    /// once it is ready for the fork; `None` where this host forbids it.
+    /// Stops a process at its next fork, by `ptrace`, and calls `then` with its child, which has
+    /// run nothing. Returns once it is ready for the fork; `None` where this host forbids it.
     fn at_next_fork(
         parent: Pid,
         then: impl FnOnce(Pid) + Send + 'static,

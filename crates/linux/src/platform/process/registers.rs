@@ -27,7 +27,8 @@ impl Process {
         bytes
     }
 
-    /// Writes into the frame. Only values that a guest may have in its registers: a mistake costs it its process.
+    /// Writes into the frame. Only values that a guest may have in its registers: a mistake costs
+    /// it its process.
     pub(crate) fn write_frame(&mut self, offset: usize, bytes: &[u8]) {
         let frame = self.frame();
         self.control.write(frame + offset, bytes);
@@ -43,7 +44,8 @@ impl Process {
         Context { bytes: self.frame_bytes().into(), bases: self.bases }
     }
 
-    /// Has another thread's registers in the stub. They are of this guest, and their frame is where all frames are.
+    /// Has another thread's registers in the stub. They are of this guest, and their frame is where
+    /// all frames are.
     pub(crate) fn set_context(&mut self, context: &Context) {
         let offset = stub::CONTROL_LEN - context.bytes.len();
         self.control.write(offset, &context.bytes);

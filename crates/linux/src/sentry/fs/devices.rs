@@ -1,4 +1,5 @@
-//! Devices that every guest has. The file tree keeps their numbers; reads and writes decide by these.
+//! Devices that every guest has. The file tree keeps their numbers; reads and writes decide by
+//! these.
 
 use std::sync::Arc;
 

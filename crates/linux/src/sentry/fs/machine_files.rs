@@ -1,5 +1,5 @@
-//! Files of `/proc` and `/sys` about the machine that are the same in every guest: one processor, one node of memory, the
-//! interface `lo`, and no disks.
+//! Files of `/proc` and `/sys` about the machine that are the same in every guest: one processor,
+//! one node of memory, the interface `lo`, and no disks.
 //!
 //! Promises: nothing in them comes from the host but random identifiers.
 
@@ -115,7 +115,8 @@ pub(in crate::sentry) fn identifier() -> Option<String> {
     Some(format!("{}\n", parts.join("-")))
 }
 
-/// The content of a file of `/proc/net`: there is the interface `lo`. Lists of sockets are made elsewhere.
+/// The content of a file of `/proc/net`: there is the interface `lo`. Lists of sockets are made
+/// elsewhere.
 pub(in crate::sentry) fn network(name: &[u8]) -> Option<&'static str> {
     Some(match name {
         b"dev" => {
@@ -141,7 +142,8 @@ pub(in crate::sentry) fn network(name: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// The lines of one mapping in `smaps`, after that of `maps`: its size, and what of that may be resident.
+/// The lines of one mapping in `smaps`, after that of `maps`: its size, and what of that may be
+/// resident.
 pub(in crate::sentry) fn sizes(len: u64, resident: u64, shared: bool, flags: &str) -> String {
     let (size, rss) = (len >> 10, resident >> 10);
     let (dirty, private) = if shared { (rss, 0) } else { (0, rss) };

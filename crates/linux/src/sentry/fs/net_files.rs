@@ -1,6 +1,7 @@
 //! Files of `/proc/net` that list the guest's sockets: those of all its processes, as in Linux.
 //!
-//! Promises: nothing in them comes from the host. Connections that were not accepted yet are not listed.
+//! Promises: nothing in them comes from the host. Connections that were not accepted yet are not
+//! listed.
 
 use std::fmt::Write;
 use std::net::IpAddr;

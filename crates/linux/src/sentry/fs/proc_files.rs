@@ -289,7 +289,8 @@ fn folder_attributes(folder: ProcDir) -> FileStatus {
 }
 
 impl Kernel {
-    /// The entries of a directory, in order. Positions of entries do not depend on others, so entries may come and go between two calls.
+    /// The entries of a directory, in order. Positions of entries do not depend on others, so
+    /// entries may come and go between two calls.
     fn entries(&self, folder: ProcDir) -> Vec<Entry> {
         let (directory, link, file) = (libc::S_IFDIR, libc::S_IFLNK, libc::S_IFREG);
         let named = |at: u64, inode: u64, kind: u32, name: &str| {

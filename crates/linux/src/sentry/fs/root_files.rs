@@ -1,7 +1,8 @@
-//! The initial files of a guest: granted host files, as layers below its own, and the files of every guest.
+//! The initial files of a guest: granted host files, as layers below its own, and the files of
+//! every guest.
 //!
-//! Promises: `/proc`, `/sys` and `/dev` never come from the host, for all grants; host links are resolved in the
-//! guest's tree. May break it: changes to granted files while a guest runs.
+//! Promises: `/proc`, `/sys` and `/dev` never come from the host, for all grants; host links are
+//! resolved in the guest's tree. May break it: changes to granted files while a guest runs.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -32,8 +33,8 @@ pub(crate) fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-/// The visible host files: directories, which are read on demand, and single files and links, which the guest gets
-/// copies of.
+/// The visible host files: directories, which are read on demand, and single files and links, which
+/// the guest gets copies of.
 #[derive(Debug, Default)]
 struct TreePlan {
     directories: Vec<PathBuf>,
@@ -84,8 +85,9 @@ fn over(mut tree: Tree, directories: &[PathBuf]) -> (Tree, Vec<PathBuf>) {
 /// Maximum directories of the host in a snapshot, unless the opener grants more.
 const MAX_LAYERS: usize = 128;
 
-/// The tree over the directories that a snapshot names. Each must be in the plan that is computed here for `granted`, or
-/// below one of its directories without a link in between. None may be listed twice or contain another.
+/// The tree over the directories that a snapshot names. Each must be in the plan that is computed
+/// here for `granted`, or below one of its directories without a link in between. None may be
+/// listed twice or contain another.
 pub(crate) fn over_named(
     mut tree: Tree,
     named: &[PathBuf],
@@ -124,7 +126,8 @@ pub(crate) fn over_named(
 /// Bytes for the files that every guest has. They do not count as its own storage.
 const EQUIPMENT: u64 = 1 << 20;
 
-/// The budget of a tree from a snapshot: the opener's, regardless of the original guest's. `granted` are its grants.
+/// The budget of a tree from a snapshot: the opener's, regardless of the original guest's.
+/// `granted` are its grants.
 pub(crate) fn thawed_budget(storage: u64, granted: &[PathBuf]) -> Budget {
     let mut plan = TreePlan::default();
     granted.iter().for_each(|path| plan.add(path));
@@ -135,8 +138,8 @@ pub(crate) fn thawed_budget(storage: u64, granted: &[PathBuf]) -> Budget {
     Budget { bytes, files }
 }
 
-/// The tree with the granted files (sorted) below it, and room for `storage` bytes of guest data; and the host
-/// directories that it is over.
+/// The tree with the granted files (sorted) below it, and room for `storage` bytes of guest data;
+/// and the host directories that it is over.
 pub(crate) fn prepare(
     below: Tree,
     granted: &[PathBuf],
@@ -264,8 +267,8 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
     machine_files::write(tree)
 }
 
-/// Defines the guest's user and names, unless the image or a granted file does. `users` for a guest on the host's
-/// system that does not see its user database.
+/// Defines the guest's user and names, unless the image or a granted file does. `users` for a guest
+/// on the host's system that does not see its user database.
 pub(crate) fn settle(tree: &mut Tree, users: bool) -> Result<(), Refused> {
     let passwd = format!(
         "root:x:0:0:root:/root:/bin/sh\n\

@@ -31,7 +31,8 @@ const LETTERS: usize = 256;
 /// Messages with descriptors or credentials that a channel holds.
 const MAX_MESSAGES: usize = 1024;
 
-/// Data that bytes are sent with: descriptors, and the process that sent them if its credentials count.
+/// Data that bytes are sent with: descriptors, and the process that sent them if its credentials
+/// count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ancillary {
     pub(crate) parcel: Option<u64>,
@@ -40,7 +41,8 @@ pub(crate) struct Ancillary {
     pub(crate) packet: [u8; 2],
 }
 
-/// A message in a stream: its bytes, from and until, counted from the channel's first, and the data that they were sent with.
+/// A message in a stream: its bytes, from and until, counted from the channel's first, and the data
+/// that they were sent with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct InFlightMessage {
     id: Option<u64>,
@@ -156,8 +158,8 @@ impl Channel {
         self.data.iter().take(len).copied().collect()
     }
 
-    /// The number of bytes that one read may return: a message with descriptors ends the read, and, for a reader of credentials,
-    /// so do bytes of another sender.
+    /// The number of bytes that one read may return: a message with descriptors ends the read, and,
+    /// for a reader of credentials, so do bytes of another sender.
     pub(crate) fn together(&self) -> usize {
         let (first, mut at) = (self.sender(), self.taken);
         let until = |end: u64| (end - self.taken) as usize;
@@ -191,8 +193,8 @@ impl Channel {
         self.parcels.iter().take_while(read).find_map(|message| message.id)
     }
 
-    /// Forgets the first bytes, at most as many as may be read together. Hands back the descriptors that came with
-    /// them.
+    /// Forgets the first bytes, at most as many as may be read together. Hands back the descriptors
+    /// that came with them.
     #[must_use]
     pub(crate) fn skip(&mut self, len: usize) -> Option<u64> {
         let len = len.min(self.data.len());
@@ -228,7 +230,8 @@ impl Channel {
         fits && self.letters.len() < LETTERS.min(self.capacity / (CAPACITY / LETTERS))
     }
 
-    /// Bytes of the longest datagram: the size of its buffer that `SO_SNDBUF` returns, less the head.
+    /// Bytes of the longest datagram: the size of its buffer that `SO_SNDBUF` returns, less the
+    /// head.
     pub(crate) fn longest(&self) -> usize {
         2 * self.capacity - DATAGRAM_HEAD
     }
@@ -410,7 +413,8 @@ impl Channels {
         self.list.values().flat_map(Channel::parcels)
     }
 
-    /// The first error of channels from a snapshot, if any: `ends` are all ends that descriptions have.
+    /// The first error of channels from a snapshot, if any: `ends` are all ends that descriptions
+    /// have.
     pub(crate) fn check(&self, ends: &[(u64, bool)]) -> Result<(), &'static str> {
         let mut counts: BTreeMap<u64, (u32, u32)> = BTreeMap::new();
         for &(id, writes) in ends {

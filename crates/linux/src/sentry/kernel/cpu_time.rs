@@ -1,8 +1,9 @@
 //! CPU time of guest processes and threads, and timers that count it.
 //!
-//! It is the CPU time of the host processes that run them; the time of the sentry does not count. All of it counts as user
-//! time (`utime`). It is measured from the first call that needs it, at each switch of processes or threads, so other guests
-//! pay nothing. Time before that counts for the thread that runs then, and time before a reset is dropped.
+//! It is the CPU time of the host processes that run them; the time of the sentry does not count.
+//! All of it counts as user time (`utime`). It is measured from the first call that needs it, at
+//! each switch of processes or threads, so other guests pay nothing. Time before that counts for
+//! the thread that runs then, and time before a reset is dropped.
 
 use rustix::io::Errno;
 

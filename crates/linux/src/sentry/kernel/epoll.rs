@@ -67,7 +67,8 @@ pub(in crate::sentry) const MAX_INTERESTS: usize = 1 << 17;
 /// Sets that may contain each other, one in the next (`EP_MAX_NESTS`).
 pub(in crate::sentry) const MAX_NESTING: usize = 4;
 
-/// Maximum interests that an answer for one set takes: those of a set that is reached in several ways count each time.
+/// Maximum interests that an answer for one set takes: those of a set that is reached in several
+/// ways count each time.
 pub(in crate::sentry) const MAX_STEPS: usize = 1 << 14;
 
 impl Kernel {

@@ -32,7 +32,8 @@ pub(crate) enum FileObject {
     Output,
     /// Messages.
     Messages,
-    /// A file or directory of the tree; of one that was only named (`O_PATH`), neither read nor written.
+    /// A file or directory of the tree; of one that was only named (`O_PATH`), neither read nor
+    /// written.
     File(OpenFile),
     Device(Device, OpenFile),
     /// One end of a pipe.
@@ -374,7 +375,8 @@ impl FdTable {
         self.alias(old, number, close_on_exec)
     }
 
-    /// Makes `new` a descriptor of the description of `old`. Returns the object that was closed by it.
+    /// Makes `new` a descriptor of the description of `old`. Returns the object that was closed by
+    /// it.
     pub(crate) fn replace(
         &mut self,
         old: u64,
@@ -408,7 +410,8 @@ impl FdTable {
         Ok(self.descriptions.remove(&gone.description))
     }
 
-    /// Closes many descriptors at the cost of one. Returns the objects whose last descriptors they were.
+    /// Closes many descriptors at the cost of one. Returns the objects whose last descriptors they
+    /// were.
     fn close_all(&mut self, descriptors: &[u64]) -> Vec<Description> {
         let closed = descriptors.iter().filter_map(|n| self.descriptors.remove(&(*n as u32)));
         let closed: BTreeSet<u64> = closed.map(|descriptor| descriptor.description).collect();
@@ -431,8 +434,8 @@ impl FdTable {
         self.carried.add(descriptions)
     }
 
-    /// Descriptors for received descriptions, at most `room`, the objects that were closed, and whether any was
-    /// dropped.
+    /// Descriptors for received descriptions, at most `room`, the objects that were closed, and
+    /// whether any was dropped.
     pub(in crate::sentry) fn unpack(
         &mut self,
         parcel: u64,
@@ -451,8 +454,8 @@ impl FdTable {
         (numbers, self.unused(list), cut)
     }
 
-    /// Descriptors for the descriptions of a message that stays (`MSG_PEEK`), at most `most`, and whether any was
-    /// left out.
+    /// Descriptors for the descriptions of a message that stays (`MSG_PEEK`), at most `most`, and
+    /// whether any was left out.
     pub(in crate::sentry) fn peek_parcel(
         &mut self,
         parcel: u64,

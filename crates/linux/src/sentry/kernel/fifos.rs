@@ -1,7 +1,9 @@
-//! Named pipes. An open for reading waits for a writer and the other way round; then both share a channel, as for a pipe.
+//! Named pipes. An open for reading waits for a writer and the other way round; then both share a
+//! channel, as for a pipe.
 //!
-//! Promises: all descriptors of one file share one channel, also after its names are removed. A waiting open counts as an end
-//! of the channel, so early writes are not lost; it stops counting when the wait or its process ends.
+//! Promises: all descriptors of one file share one channel, also after its names are removed. A
+//! waiting open counts as an end of the channel, so early writes are not lost; it stops counting
+//! when the wait or its process ends.
 
 use afresh_files::{Access, Kind, Node, OpenFile};
 use rustix::io::Errno;

@@ -1,11 +1,13 @@
-//! `/dev/afresh/generation`: a number that is another one for each run from a frozen state, so that a program can
-//! reseed its generators of random numbers. The device serves a program as VMGENID serves a virtual machine.
+//! `/dev/afresh/generation`: a number that is another one for each run from a frozen state, so that
+//! a program can reseed its generators of random numbers. The device serves a program as VMGENID
+//! serves a virtual machine.
 //!
-//! A read gives the number as eight bytes. A descriptor is readable while its number is not the one that was read or that was there
-//! when it was opened. A mapping shows the number in its first eight bytes. A descriptor with an owner and `O_ASYNC` sends a signal.
+//! A read gives the number as eight bytes. A descriptor is readable while its number is not the one
+//! that was read or that was there when it was opened. A mapping shows the number in its first
+//! eight bytes. A descriptor with an owner and `O_ASYNC` sends a signal.
 //!
-//! Promises: all of these are in effect before a reset program runs its first instruction. May break it: nothing that
-//! a guest does; the number belongs to the instance.
+//! Promises: all of these are in effect before a reset program runs its first instruction. May
+//! break it: nothing that a guest does; the number belongs to the instance.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +31,8 @@ const POLL_IN: i32 = 1;
 /// Bytes of a generation.
 pub(crate) const LEN: u64 = 8;
 
-/// The generation of the running state, drawn at its first use. An instance and its sentry share one.
+/// The generation of the running state, drawn at its first use. An instance and its sentry share
+/// one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Generation(Arc<AtomicU64>);
 
@@ -196,7 +199,8 @@ impl Sentry {
         }
     }
 
-    /// The file that a mapping of the device shows, which is kept. One page can be mapped, and only to be read.
+    /// The file that a mapping of the device shows, which is kept. One page can be mapped, and only
+    /// to be read.
     pub(in crate::sentry) fn map_generation(
         &mut self,
         offset: u64,

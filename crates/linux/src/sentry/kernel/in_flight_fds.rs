@@ -1,7 +1,8 @@
-//! Descriptors in flight between processes (`SCM_RIGHTS`), which stay open until they are received or dropped.
+//! Descriptors in flight between processes (`SCM_RIGHTS`), which stay open until they are received
+//! or dropped.
 //!
-//! Promises: their number is bounded, and descriptors that cannot be received any more are closed. A socket in flight to
-//! itself stays open until a reset, and counts against the same bound.
+//! Promises: their number is bounded, and descriptors that cannot be received any more are closed.
+//! A socket in flight to itself stays open until a reset, and counts against the same bound.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,8 @@ use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::Description;
 use crate::sentry::net::sockets::{Socket, SocketState};
 
-/// Descriptors that may be on their way: the default limit of open files, which Linux compares them with.
+/// Descriptors that may be on their way: the default limit of open files, which Linux compares them
+/// with.
 const CARRIED: usize = 1024;
 /// Descriptors that one message may have (`SCM_MAX_FD`).
 const TOGETHER: usize = 253;
@@ -100,7 +102,8 @@ impl Kernel {
         }
     }
 
-    /// A connection that is closed before all that came was read is broken off, and its peer gets an error.
+    /// A connection that is closed before all that came was read is broken off, and its peer gets
+    /// an error.
     fn break_off(&mut self, socket: &Socket) {
         if let SocketState::Listening(queue) = &socket.stage {
             // So is one that was not accepted.
@@ -113,7 +116,8 @@ impl Kernel {
         }
         self.note_closed(socket);
         let SocketState::Connected { incoming, outgoing } = socket.stage else { return };
-        // After a shutdown the channel is still there for its reader, but its number is no more known here.
+        // After a shutdown the channel is still there for its reader, but its number is no more
+        // known here.
         let Some(outgoing) = outgoing.or(socket.left) else { return };
         let held = incoming.and_then(|id| self.channels.get(id));
         let unread = held.is_some_and(|held| !held.is_empty() || held.letter().is_some());

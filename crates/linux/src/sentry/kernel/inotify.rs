@@ -1,7 +1,9 @@
-//! Watches on files and directories (`inotify`): changes by calls of the guest are queued for the watchers.
+//! Watches on files and directories (`inotify`): changes by calls of the guest are queued for the
+//! watchers.
 //!
-//! Promises: events come in order, repeated events count once, and a full queue reports that events were lost. Queues are
-//! in every state. Changes by the host in granted directories cause no event, and neither do writes through mappings.
+//! Promises: events come in order, repeated events count once, and a full queue reports that events
+//! were lost. Queues are in every state. Changes by the host in granted directories cause no event,
+//! and neither do writes through mappings.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,7 +18,8 @@ use crate::sentry::{Kernel, NAME};
 
 /// Files that all descriptors together may watch (`max_user_watches`).
 pub(in crate::sentry) const WATCHES: usize = 1 << 16;
-/// Events that one descriptor keeps (`max_queued_events`). With names of 255 bytes, all instances keep 40 MiB at most.
+/// Events that one descriptor keeps (`max_queued_events`). With names of 255 bytes, all instances
+/// keep 40 MiB at most.
 pub(in crate::sentry) const QUEUED: usize = 1 << 11;
 /// Maximum descriptors that watch (`max_user_instances`).
 pub(in crate::sentry) const MAX_INSTANCES: u32 = 64;

@@ -1,7 +1,7 @@
 //! Queues of messages that have keys and numbers in place of names (`msgget`, of System V).
 //!
-//! Promises: the number of queues, the bytes in each, and the messages of all are limited. Frozen ones are checked
-//! before use.
+//! Promises: the number of queues, the bytes in each, and the messages of all are limited. Frozen
+//! ones are checked before use.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,8 +18,8 @@ const MAX_MESSAGES: usize = 256 << 10;
 /// A message: its type and its bytes.
 pub(crate) type Message = (i64, Vec<u8>);
 
-/// The message that a thread wants: any, the first of a type, the first of another type, or the first of the lowest
-/// type up to one.
+/// The message that a thread wants: any, the first of a type, the first of another type, or the
+/// first of the lowest type up to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum WantedMessage {
     Any,

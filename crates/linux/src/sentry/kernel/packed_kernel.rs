@@ -1,8 +1,8 @@
 //! A guest's state as plain bytes, for snapshots, and back.
 //!
-//! Bytes from a snapshot may come from a stranger. They name no host path that the caller did not grant, request no
-//! more than every guest may have, and are refused if they are inconsistent. No host path is opened before that is
-//! known.
+//! Bytes from a snapshot may come from a stranger. They name no host path that the caller did not
+//! grant, request no more than every guest may have, and are refused if they are inconsistent. No
+//! host path is opened before that is known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -181,8 +181,8 @@ impl Kernel {
         Ok((packed, files.to_bytes()))
     }
 
-    /// The state that was packed, over `base` and the opener's grants, which must include all directories that it had. The
-    /// opener's limits replace its own.
+    /// The state that was packed, over `base` and the opener's grants, which must include all
+    /// directories that it had. The opener's limits replace its own.
     pub(crate) fn unpack(
         packed: PackedKernel,
         files: &[u8],

@@ -1,7 +1,7 @@
 //! Queues of messages that have names (`mq_open`, of POSIX).
 //!
-//! A queue lasts until it has neither a name nor an open descriptor. Promises: the number of queues and the bytes in each are
-//! limited. Frozen ones are checked before use.
+//! A queue lasts until it has neither a name nor an open descriptor. Promises: the number of queues
+//! and the bytes in each are limited. Frozen ones are checked before use.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,8 @@ pub(in crate::sentry) const MAX_SIZE: u64 = 8192;
 /// Priorities are below this (`MQ_PRIO_MAX`).
 pub(in crate::sentry) const PRIORITIES: u32 = 32768;
 
-/// The request for a signal at the next message: process, signal (none for `SIGEV_NONE`), and value.
+/// The request for a signal at the next message: process, signal (none for `SIGEV_NONE`), and
+/// value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ArrivalRequest {
     pub(in crate::sentry) process: u32,

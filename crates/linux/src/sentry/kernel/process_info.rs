@@ -1,6 +1,7 @@
 //! The identity of a guest process: its PID, relatives and program, with the program's arguments.
 //!
-//! Promises: nothing in here comes from the host except the program's parameters. A frozen one is checked before use.
+//! Promises: nothing in here comes from the host except the program's parameters. A frozen one is
+//! checked before use.
 
 use std::sync::Arc;
 
@@ -94,7 +95,8 @@ pub(crate) struct ProcessInfo {
     pub(crate) parent: u32,
     pub(crate) group: u32,
     pub(crate) session: u32,
-    /// The owner of the memory that it uses: itself, or a parent that waits for its `exec` (`vfork`).
+    /// The owner of the memory that it uses: itself, or a parent that waits for its `exec`
+    /// (`vfork`).
     pub(crate) memory: u32,
     /// The signal that stopped it, if it is stopped.
     pub(crate) stopped: Option<u8>,

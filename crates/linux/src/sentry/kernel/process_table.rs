@@ -1,8 +1,8 @@
 //! Processes of a guest: plain data. One of them is the current one.
 //!
-//! The state of the current process is in [`Kernel`](crate::sentry::Kernel) itself, so that every call finds it
-//! there; that of all others is here. All processes share files, pipes and open descriptions. A guest is frozen with
-//! all of them, the first being the current one.
+//! The state of the current process is in [`Kernel`](crate::sentry::Kernel) itself, so that every
+//! call finds it there; that of all others is here. All processes share files, pipes and open
+//! descriptions. A guest is frozen with all of them, the first being the current one.
 
 mod children;
 
@@ -63,7 +63,8 @@ impl ProcessTable {
         }
     }
 
-    /// The first error of a table from a snapshot, whose current process has these threads and this memory.
+    /// The first error of a table from a snapshot, whose current process has these threads and this
+    /// memory.
     pub(in crate::sentry) fn check(
         &self,
         threads: &Threads,
@@ -255,7 +256,8 @@ impl Kernel {
         }
     }
 
-    /// Signals that are pending for all threads of a process, and those that it ignores and handles, as sets.
+    /// Signals that are pending for all threads of a process, and those that it ignores and
+    /// handles, as sets.
     pub(in crate::sentry) fn signals_of(&self, id: u32) -> (u64, [u64; 2]) {
         let (pending, handlers) = match self.family.others.get(&id) {
             _ if self.family.own.id == id => (&self.pending, &self.handlers),
@@ -316,7 +318,8 @@ impl Kernel {
         self.layout.set_elsewhere(elsewhere, mappings);
     }
 
-    /// Sets the memory limit of every process, and returns the bytes that they have mapped together.
+    /// Sets the memory limit of every process, and returns the bytes that they have mapped
+    /// together.
     pub(crate) fn limit_memory(&mut self, limit: u64) -> u64 {
         self.family.layouts.values_mut().for_each(|layout| layout.set_limit(limit));
         self.layout.set_limit(limit);
@@ -357,8 +360,8 @@ impl Kernel {
         result
     }
 
-    /// Adds a child of the current process, with one thread, which is like `thread`; its number. It has a copy of the memory, or
-    /// uses that of its parent.
+    /// Adds a child of the current process, with one thread, which is like `thread`; its number. It
+    /// has a copy of the memory, or uses that of its parent.
     pub(in crate::sentry) fn add_child(
         &mut self,
         thread: Thread,
@@ -419,8 +422,9 @@ impl Kernel {
         state.count_memory();
     }
 
-    /// The current process, which is not the first, ends: its parent is notified, and becomes the current one.
-    /// Processes that use its memory must have ended before. Only the part that its parent may wait for is kept.
+    /// The current process, which is not the first, ends: its parent is notified, and becomes the
+    /// current one. Processes that use its memory must have ended before. Only the part that its
+    /// parent may wait for is kept.
     pub(crate) fn bury(&mut self, end: End) {
         self.give_up_all(None);
         self.leave_terminal();

@@ -243,9 +243,9 @@ impl Kernel {
         }
     }
 
-    /// The input source through which a guest can be called when all its threads wait. After a call it is the same
-    /// again: a program that answers lines may open a port for its own use, and that listener does not complete the
-    /// call.
+    /// The input source through which a guest can be called when all its threads wait. After a call
+    /// it is the same again: a program that answers lines may open a port for its own use, and that
+    /// listener does not complete the call.
     pub(crate) fn ear(&self, called: Option<InputSource>) -> Option<InputSource> {
         match called {
             None | Some(InputSource::Input) if self.awaits_input() => Some(InputSource::Input),
@@ -265,8 +265,9 @@ impl Kernel {
         self.table.descriptions().filter_map(port).min().map(|(_, id)| id)
     }
 
-    /// Whether a process other than the servers is active though all wait: one that starts a server and polls it, or
-    /// has sent it a request. A process that waits for a child counts as the child does.
+    /// Whether a process other than the servers is active though all wait: one that starts a server
+    /// and polls it, or has sent it a request. A process that waits for a child counts as the child
+    /// does.
     pub(crate) fn is_underway(&self) -> bool {
         let works = |wait: &Wait| {
             !matches!(wait.on, WaitReason::Children(_) | WaitReason::Borrower(_) | WaitReason::Stop)
@@ -278,8 +279,8 @@ impl Kernel {
         })
     }
 
-    /// Whether a timer expires after `now` in a process that may still answer the input: any except pure servers,
-    /// which wake up periodically.
+    /// Whether a timer expires after `now` in a process that may still answer the input: any except
+    /// pure servers, which wake up periodically.
     pub(crate) fn may_answer(&self, now: MonotonicTime) -> bool {
         let servers = self.servers();
         let reads = |id: u32| {

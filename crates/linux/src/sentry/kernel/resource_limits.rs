@@ -1,8 +1,9 @@
-//! Limits that a program begins with, and those that a process has set itself (`setrlimit`). It reads them back, and its children
-//! inherit them.
+//! Limits that a program begins with, and those that a process has set itself (`setrlimit`). It
+//! reads them back, and its children inherit them.
 //!
-//! Promises: none is ever above the limit of every guest. Only those of [`Resource`] and those of the address space and
-//! of data are enforced; the guest's own bounds hold in any case. Frozen limits are checked before use.
+//! Promises: none is ever above the limit of every guest. Only those of [`Resource`] and those of
+//! the address space and of data are enforced; the guest's own bounds hold in any case. Frozen
+//! limits are checked before use.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,7 +32,8 @@ pub(in crate::sentry) fn is_data(protection: u64, shared: bool) -> bool {
     protection & libc::PROT_WRITE as u64 != 0 && !shared
 }
 
-/// A limit that a program can be given. It may lower each itself, and raise the soft limit up to the hard one.
+/// A limit that a program can be given. It may lower each itself, and raise the soft limit up to
+/// the hard one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Resource {
@@ -152,8 +154,9 @@ impl Kernel {
         self.heed_limits();
     }
 
-    /// Whether the current process has allowed itself `len` further bytes of address space (`RLIMIT_AS`), and of data
-    /// (`RLIMIT_DATA`) if they are: writable, private and not of a stack. They take the place of mappings in `replaced`.
+    /// Whether the current process has allowed itself `len` further bytes of address space
+    /// (`RLIMIT_AS`), and of data (`RLIMIT_DATA`) if they are: writable, private and not of a
+    /// stack. They take the place of mappings in `replaced`.
     pub(in crate::sentry) fn check_address_space(
         &self,
         len: u64,

@@ -1,7 +1,7 @@
 //! Sets of semaphores that have keys and numbers in place of names (`semget`, of System V).
 //!
-//! Promises: their number is limited; the operations of a call are done all at once or not at all; adjustments of a process
-//! (`SEM_UNDO`) are made at its end. Frozen ones are checked before use.
+//! Promises: their number is limited; the operations of a call are done all at once or not at all;
+//! adjustments of a process (`SEM_UNDO`) are made at its end. Frozen ones are checked before use.
 
 use std::collections::BTreeMap;
 

@@ -149,7 +149,8 @@ impl PendingSignals {
         Some(self.list.remove(at))
     }
 
-    /// Adds `times` expirations of a timer to its pending signal, and returns the overrun if it is pending.
+    /// Adds `times` expirations of a timer to its pending signal, and returns the overrun if it is
+    /// pending.
     pub(in crate::sentry) fn overran(&mut self, timer: u32, times: u64) -> Option<u64> {
         let is_its =
             |info: &&mut SignalInfo| info.int(8) == libc::SI_TIMER as u32 && info.int(16) == timer;

@@ -1,7 +1,7 @@
 //! Input and output of a call, the receiver of its output, and the end of a guest during a call.
 //!
-//! Promises: a call has at most the limit of output bytes, kept or passed on. Logged bytes are not counted: the log
-//! bounds itself.
+//! Promises: a call has at most the limit of output bytes, kept or passed on. Logged bytes are not
+//! counted: the log bounds itself.
 
 use afresh_snapshot::{OutputSource, OutputStream};
 
@@ -78,8 +78,9 @@ impl std::fmt::Debug for OutputSink {
 }
 
 impl Streams {
-    /// Takes standard output, or output for the host. The answer of a call through a port is what the program writes to the
-    /// connection, so its standard output is not part of that: it is logged. A caller that hears output hears both.
+    /// Takes standard output, or output for the host. The answer of a call through a port is what
+    /// the program writes to the connection, so its standard output is not part of that: it is
+    /// logged. A caller that hears output hears both.
     pub(crate) fn put_stdout(
         &mut self,
         from: OutputSource,

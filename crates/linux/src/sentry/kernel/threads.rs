@@ -1,8 +1,8 @@
 //! Threads of a guest: plain data. One of them is in the process.
 //!
-//! The process has one kernel thread. The *current* thread's registers are in the stub or running; every other's are
-//! kept here, with the reason for its wait. So all of them stand still whenever the sentry looks, and a snapshot is
-//! complete by itself.
+//! The process has one kernel thread. The *current* thread's registers are in the stub or running;
+//! every other's are kept here, with the reason for its wait. So all of them stand still whenever
+//! the sentry looks, and a snapshot is complete by itself.
 
 use std::collections::BTreeMap;
 
@@ -29,8 +29,8 @@ pub(crate) type MonotonicTime = u64;
 /// The event that a thread waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum WaitReason {
-    /// A wait to be woken at this address, or, by other processes, at this place of a file that they share; `order`
-    /// is the order of the waits.
+    /// A wait to be woken at this address, or, by other processes, at this place of a file that
+    /// they share; `order` is the order of the waits.
     Futex { address: u64, bits: u32, order: u64, place: Option<(Node, u64)> },
     /// That nothing stands against this lock, or a signal that interrupts.
     Lock(FileLock),
@@ -121,7 +121,8 @@ impl Threads {
         Self { list, current: FIRST, next: FIRST + 1, order: 0 }
     }
 
-    /// The threads of a process that begins with one, numbered as the process; the row of numbers is that of `others`.
+    /// The threads of a process that begins with one, numbered as the process; the row of numbers
+    /// is that of `others`.
     pub(in crate::sentry) fn single(id: u32, thread: Thread, others: &Self) -> Self {
         let list = BTreeMap::from([(id, thread)]);
         Self { list, current: id, next: others.next, order: others.order }
@@ -220,8 +221,8 @@ impl Threads {
         id
     }
 
-    /// Makes `id` the current thread, whose registers were those of `context`; returns its own registers. Those of
-    /// the current one are dropped if it has ended.
+    /// Makes `id` the current thread, whose registers were those of `context`; returns its own
+    /// registers. Those of the current one are dropped if it has ended.
     pub(crate) fn switch(&mut self, id: u32, context: Option<Context>) -> Option<Context> {
         if let Some(thread) = self.list.get_mut(&self.current) {
             thread.context = context;

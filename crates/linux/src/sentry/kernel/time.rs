@@ -1,7 +1,9 @@
-//! Clocks of a guest. While it is frozen its monotonic time stands still, as that of a suspended machine does.
+//! Clocks of a guest. While it is frozen its monotonic time stands still, as that of a suspended
+//! machine does.
 //!
-//! Promises: after a reset, a rollback, a fork or a thaw the monotonic clock continues from the time of the freeze. The clock of the boot also counts the time in between, and the date is the host's. No clock goes backwards in
-//! a running guest.
+//! Promises: after a reset, a rollback, a fork or a thaw the monotonic clock continues from the
+//! time of the freeze. The clock of the boot also counts the time in between, and the date is the
+//! host's. No clock goes backwards in a running guest.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! Timers that send signals: the alarm (`alarm`, `setitimer`), and POSIX timers (`timer_create`).
 //!
-//! Promises: their number is limited, and each has at most one pending signal; further expirations in that time are
-//! counted. They belong to the process: a child has none, and another program neither. A frozen one is checked before
-//! it counts.
+//! Promises: their number is limited, and each has at most one pending signal; further expirations
+//! in that time are counted. They belong to the process: a child has none, and another program
+//! neither. A frozen one is checked before it counts.
 
 use std::collections::BTreeMap;
 
@@ -162,7 +162,8 @@ impl Kernel {
         self.ring_bells(now, None);
     }
 
-    /// Sends the signals of timers that have run out by `now`: of those of a clock of processor time, or of all others.
+    /// Sends the signals of timers that have run out by `now`: of those of a clock of processor
+    /// time, or of all others.
     pub(in crate::sentry) fn ring_bells(&mut self, now: u64, processor: Option<u64>) {
         let mut sent = Vec::new();
         for (&id, bell) in &mut self.alarms.bells {

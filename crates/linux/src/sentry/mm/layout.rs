@@ -23,7 +23,8 @@ pub(in crate::sentry) const MAPPINGS: usize = 30_000;
 pub(in crate::sentry) const CEILING: u64 = 0x6fff_0000_0000;
 /// The stack's highest address.
 const STACK_TOP: u64 = 0x6fff_ffff_0000;
-/// Bytes that a process may reserve: addresses that it has mapped without access, and never made accessible.
+/// Bytes that a process may reserve: addresses that it has mapped without access, and never made
+/// accessible.
 const RESERVED: u64 = 64 << 30;
 /// The largest limit of memory.
 pub(crate) const MAX_RESERVED: u64 = IMAGE_LEN - RESERVED;
@@ -138,7 +139,8 @@ impl Layout {
         Change { before, ..Change::default() }
     }
 
-    /// Start, length and protection of every mapping but the shared ones of the files `live`, sorted.
+    /// Start, length and protection of every mapping but the shared ones of the files `live`,
+    /// sorted.
     pub(crate) fn own_mappings(
         &self,
         live: &BTreeSet<Node>,
@@ -336,7 +338,8 @@ impl Layout {
         }
     }
 
-    /// Notes the part of a file that the private mapping which was just made at `range` begins with.
+    /// Notes the part of a file that the private mapping which was just made at `range` begins
+    /// with.
     pub(crate) fn originate(&mut self, range: Range<u64>, origin: Share) {
         for (part, m) in self.parts(&range) {
             let end = part.end;

@@ -1,8 +1,8 @@
 //! Pages of private mappings that are beyond the end of their file.
 //!
-//! Promises: an access to such a page fails as in Linux: `SIGBUS` for an instruction, `EFAULT` for a system call. The
-//! page takes no memory. May break it: a file that grows or shrinks after it was mapped, which private mappings do
-//! not follow.
+//! Promises: an access to such a page fails as in Linux: `SIGBUS` for an instruction, `EFAULT` for
+//! a system call. The page takes no memory. May break it: a file that grows or shrinks after it was
+//! mapped, which private mappings do not follow.
 
 use std::ops::Range;
 
@@ -12,20 +12,23 @@ use crate::sentry::mm::layout::{Layout, Mapping, PAGE};
 use crate::sentry::mm::orders::{Change, protect_order};
 
 impl Mapping {
-    /// Whether it is beyond the end of the file that it maps: a private mapping of a file that is not accessible.
+    /// Whether it is beyond the end of the file that it maps: a private mapping of a file that is
+    /// not accessible.
     pub(in crate::sentry) fn is_beyond(&self) -> bool {
         self.file && self.reserved && self.share.is_none()
     }
 }
 
 impl Layout {
-    /// The pages of a mapping at `range` that have no byte of its file: all after the first `len` bytes.
+    /// The pages of a mapping at `range` that have no byte of its file: all after the first `len`
+    /// bytes.
     pub(in crate::sentry) fn pages_beyond(range: &Range<u64>, len: u64) -> Range<u64> {
         let len = len.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
         range.start.saturating_add(len).min(range.end)..range.end
     }
 
-    /// Makes a part of the mapping that was just made inaccessible, because it is beyond the end of its file.
+    /// Makes a part of the mapping that was just made inaccessible, because it is beyond the end of
+    /// its file.
     pub(in crate::sentry) fn close_beyond(
         &mut self,
         range: Range<u64>,

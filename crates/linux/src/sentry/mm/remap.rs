@@ -1,4 +1,5 @@
-//! `mremap`: mappings that grow, shrink and move. The bytes of private memory are copied; shared memory is mapped anew.
+//! `mremap`: mappings that grow, shrink and move. The bytes of private memory are copied; shared
+//! memory is mapped anew.
 //!
 //! Promises: a call that fails has changed nothing.
 

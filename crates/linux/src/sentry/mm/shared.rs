@@ -1,11 +1,12 @@
-//! Memory that several see: shared mappings of files, and of no file, which are those of a file without a name.
+//! Memory that several see: shared mappings of files, and of no file, which are those of a file
+//! without a name.
 //!
-//! A file that can be written through such a mapping is live: all its shared mappings show one memory file
-//! ([`crate::shared_files`]). One that is only read is mapped like a private file, so that all guests share its pages;
-//! a call that changes it makes it live.
+//! A file that can be written through such a mapping is live: all its shared mappings show one
+//! memory file ([`crate::shared_files`]). One that is only read is mapped like a private file, so
+//! that all guests share its pages; a call that changes it makes it live.
 //!
-//! Promises: processes see each other's writes at once, and calls on the file see them as well. May break it: a change
-//! of a file in the tree outside [`Sentry::in_step`] and [`Sentry::with_files`].
+//! Promises: processes see each other's writes at once, and calls on the file see them as well. May
+//! break it: a change of a file in the tree outside [`Sentry::in_step`] and [`Sentry::with_files`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -86,8 +87,8 @@ impl Kernel {
         mapped
     }
 
-    /// Counts the shared bytes that processes have mapped, each once, and bytes of live files that take memory without
-    /// a mapping: `unmapped` finds them.
+    /// Counts the shared bytes that processes have mapped, each once, and bytes of live files that
+    /// take memory without a mapping: `unmapped` finds them.
     fn count_parts<E>(
         &mut self,
         unmapped: impl FnOnce(&Tree, &BTreeMap<Node, Ranges>) -> Result<u64, E>,
@@ -101,8 +102,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// Counts the shared bytes of a thawed guest, whose files `live` get the bytes of the tree. Returns the bytes of
-    /// memory that it needs.
+    /// Counts the shared bytes of a thawed guest, whose files `live` get the bytes of the tree.
+    /// Returns the bytes of memory that it needs.
     pub(crate) fn count_thawed(&mut self, live: &BTreeSet<Node>) -> u64 {
         let counted = self.count_parts(|tree, mapped| {
             let stored = |node: &Node| Some((tree.stored_ranges(*node).ok()?, mapped.get(node)?));
@@ -142,7 +143,8 @@ impl Kernel {
 }
 
 impl Sentry {
-    /// Keeps a file for a shared mapping of its bytes in `range`, and makes it live if the mapping can be written.
+    /// Keeps a file for a shared mapping of its bytes in `range`, and makes it live if the mapping
+    /// can be written.
     pub(in crate::sentry) fn keep_mapped(
         &mut self,
         node: Node,
@@ -155,7 +157,8 @@ impl Sentry {
         Ok(self.change().keep_shared(node)?)
     }
 
-    /// Makes a file live, before its bytes in `range` are mapped; guest processes can write it then, if it `opens`.
+    /// Makes a file live, before its bytes in `range` are mapped; guest processes can write it
+    /// then, if it `opens`.
     pub(in crate::sentry) fn make_live(
         &mut self,
         node: Node,
@@ -172,7 +175,8 @@ impl Sentry {
         Ok(())
     }
 
-    /// The mapped parts of a file, with `range`, and the memory that the limit leaves for its other bytes.
+    /// The mapped parts of a file, with `range`, and the memory that the limit leaves for its other
+    /// bytes.
     fn room_beside(&self, node: Node, range: Range<u64>) -> (Ranges, u64) {
         let mut mapped = self.state.mapped_parts().remove(&node).unwrap_or_default();
         let new = bytes_beside(vec![range.clone()], &mapped);
@@ -181,7 +185,8 @@ impl Sentry {
         (mapped, layout.limit().saturating_sub(layout.bytes_everywhere()).saturating_sub(new))
     }
 
-    /// Fails, before a call changes files, if the memory limit leaves no room to make one of them live.
+    /// Fails, before a call changes files, if the memory limit leaves no room to make one of them
+    /// live.
     fn check_room(&self, process: &Process, call: &Call, written: &[Node]) -> SyscallResult<()> {
         let changed = match call.number {
             // These empty a file, which takes no memory then.
@@ -201,7 +206,8 @@ impl Sentry {
         Ok(())
     }
 
-    /// Makes a file live that a call has changed, also beyond the memory limit: the call is done. The memory counts.
+    /// Makes a file live that a call has changed, also beyond the memory limit: the call is done.
+    /// The memory counts.
     fn show_change(&mut self, node: Node) -> Result<(), PlatformError> {
         let mapped = self.state.mapped_parts().remove(&node).unwrap_or_default();
         self.shared
@@ -367,7 +373,8 @@ impl Sentry {
         }
     }
 
-    /// Serves a call so that it and shared memory agree. A call that has changed something does not fail afterwards.
+    /// Serves a call so that it and shared memory agree. A call that has changed something does not
+    /// fail afterwards.
     pub(in crate::sentry) fn in_step(
         &mut self,
         process: &mut Process,

@@ -1,9 +1,10 @@
 //! Segments of shared memory that have keys and numbers in place of names (`shmget`, of System V).
 //!
-//! A segment is a file without a name, and attaching it maps that, so that its memory is shared, reset and saved as
-//! all shared memory is.
+//! A segment is a file without a name, and attaching it maps that, so that its memory is shared,
+//! reset and saved as all shared memory is.
 //!
-//! Promises: a segment lasts until it is removed and no process has it attached; the mappings are the attachments.
+//! Promises: a segment lasts until it is removed and no process has it attached; the mappings are
+//! the attachments.
 
 use std::collections::BTreeMap;
 

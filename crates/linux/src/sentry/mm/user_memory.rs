@@ -1,4 +1,5 @@
-//! Copies from and to the guest's memory. Addresses come from the guest; unmapped ones are `EFAULT`.
+//! Copies from and to the guest's memory. Addresses come from the guest; unmapped ones are
+//! `EFAULT`.
 
 use std::ops::Range;
 
@@ -9,14 +10,15 @@ use crate::sentry::mm::layout::Mapping;
 use crate::sentry::{Kernel, PAGE, PATH_LEN, SyscallResult};
 
 impl Kernel {
-    /// Whether the current process may write `len` bytes at `start`. Memory beyond the end of a file faults even so.
+    /// Whether the current process may write `len` bytes at `start`. Memory beyond the end of a
+    /// file faults even so.
     pub(crate) fn is_writable(&self, start: u64, len: usize) -> bool {
         let place = start..start.saturating_add(len as u64);
         place.is_empty() || self.layout.allows(&place, libc::PROT_WRITE as u64)
     }
 
-    /// Whether a write of `len` bytes at `start` cannot fault: the memory is writable, not shared, and not beyond the
-    /// end of a mapped file.
+    /// Whether a write of `len` bytes at `start` cannot fault: the memory is writable, not shared,
+    /// and not beyond the end of a mapped file.
     pub(crate) fn has_plain_memory(&self, start: u64, len: usize) -> bool {
         let place = start..start.saturating_add(len as u64);
         let is_plain = |part: &Range<u64>, mapping: &Mapping| {

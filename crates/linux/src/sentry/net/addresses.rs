@@ -141,7 +141,8 @@ impl Address {
         }
     }
 
-    /// The same address for a socket of `family`, which may be of the newer protocol while this is of the older one.
+    /// The same address for a socket of `family`, which may be of the newer protocol while this is
+    /// of the older one.
     pub(in crate::sentry) fn adapted(self, family: u16) -> Self {
         match (self.ip(), i32::from(self.family()), i32::from(family)) {
             (Some(ip), libc::AF_INET, libc::AF_INET6) => Self::of_ip(family, ip, self.port()),
@@ -149,7 +150,8 @@ impl Address {
         }
     }
 
-    /// The IP address that a message to here reaches: one to any address goes to the loopback address.
+    /// The IP address that a message to here reaches: one to any address goes to the loopback
+    /// address.
     pub(in crate::sentry) fn destination(&self) -> Option<IpAddr> {
         let ip = self.ip()?;
         Some(match ip {
@@ -172,8 +174,8 @@ impl Address {
         }
     }
 
-    /// Whether sockets that are bound to both addresses would get the same messages. `only` is whether the one of them takes
-    /// no messages of the older protocol.
+    /// Whether sockets that are bound to both addresses would get the same messages. `only` is
+    /// whether the one of them takes no messages of the older protocol.
     pub(in crate::sentry) fn overlaps(&self, only: bool, other: &Self, other_only: bool) -> bool {
         let (Some(one), Some(two)) = (self.ip(), other.ip()) else { return false };
         if self.port() != other.port() {
@@ -188,8 +190,8 @@ impl Address {
         }
     }
 
-    /// How well a socket that is bound here takes a message to `other`: `None` if not at all, and more for a specific
-    /// address than for any. `only` is as with [`Address::overlaps`].
+    /// How well a socket that is bound here takes a message to `other`: `None` if not at all, and
+    /// more for a specific address than for any. `only` is as with [`Address::overlaps`].
     pub(crate) fn fitness(&self, only: bool, other: &Self) -> Option<u8> {
         if !self.is_internet() {
             return match (self.path(), other.path()) {

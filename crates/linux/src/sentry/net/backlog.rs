@@ -1,7 +1,7 @@
 //! Connections that a listening socket has not accepted yet.
 //!
-//! Promises: of IP connections as many are established as the listener's backlog allows, and one more, as in Linux.
-//! Others wait for an accept, and are refused when the listener closes.
+//! Promises: of IP connections as many are established as the listener's backlog allows, and one
+//! more, as in Linux. Others wait for an accept, and are refused when the listener closes.
 
 use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::FileObject;
@@ -9,7 +9,8 @@ use crate::sentry::kernel::threads::MonotonicTime;
 use crate::sentry::net::sockets::{IncomingConnection, SocketState};
 
 impl Kernel {
-    /// The places of connections that can be accepted: those with data, if the listener wants data first.
+    /// The places of connections that can be accepted: those with data, if the listener wants data
+    /// first.
     pub(in crate::sentry) fn acceptable<'a>(
         &'a self,
         queue: &'a [IncomingConnection],

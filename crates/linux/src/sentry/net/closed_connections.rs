@@ -1,6 +1,8 @@
-//! Addresses of connections that this machine closed first. No socket can bind to them for a while (`TIME_WAIT`).
+//! Addresses of connections that this machine closed first. No socket can bind to them for a while
+//! (`TIME_WAIT`).
 //!
-//! Promises: their number is limited. They are not in snapshots: time passes while a guest is frozen.
+//! Promises: their number is limited. They are not in snapshots: time passes while a guest is
+//! frozen.
 
 use std::collections::VecDeque;
 

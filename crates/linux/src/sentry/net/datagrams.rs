@@ -1,8 +1,9 @@
-//! Datagrams: between local sockets, and over loopback addresses. Each socket has one channel, which others put whole
-//! messages into.
+//! Datagrams: between local sockets, and over loopback addresses. Each socket has one channel,
+//! which others put whole messages into.
 //!
-//! Promises: a message arrives whole, once, in order, or not at all; messages on their way are bounded by the
-//! receiver's channel. A local sender waits for room; over loopback, messages without room are lost, as on a network.
+//! Promises: a message arrives whole, once, in order, or not at all; messages on their way are
+//! bounded by the receiver's channel. A local sender waits for room; over loopback, messages
+//! without room are lost, as on a network.
 
 use rustix::io::Errno;
 
@@ -215,8 +216,8 @@ impl Sentry {
         Ok(sent)
     }
 
-    /// Control data on its way over a channel: descriptors, and the sender if one of both sides wants its credentials
-    /// sent.
+    /// Control data on its way over a channel: descriptors, and the sender if one of both sides
+    /// wants its credentials sent.
     pub(in crate::sentry) fn pack_up(
         &mut self,
         descriptor: u64,
@@ -322,8 +323,8 @@ impl Sentry {
         Ok(if peer.is_unnamed() { Address::default() } else { peer.clone() })
     }
 
-    /// The address that received bytes come from: that of a message, or the name that the peer of a local connection
-    /// was bound to later.
+    /// The address that received bytes come from: that of a message, or the name that the peer of a
+    /// local connection was bound to later.
     pub(in crate::sentry) fn sender_address(
         &self,
         descriptor: u64,
@@ -370,7 +371,8 @@ impl Sentry {
         Ok(SyscallControl::Value(bytes.len() as u64))
     }
 
-    /// Keeps the beginning of an unfinished datagram over loopback, or puts it in front of the rest.
+    /// Keeps the beginning of an unfinished datagram over loopback, or puts it in front of the
+    /// rest.
     pub(in crate::sentry) fn cork(
         &mut self,
         descriptor: u64,

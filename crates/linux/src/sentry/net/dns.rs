@@ -1,8 +1,8 @@
 //! Host names, resolved for a guest: DNS questions to port 53 of any address.
 //!
-//! Promises: every granted name has a unique address, which stays the same in the guest's state and means nothing
-//! outside; all other names do not exist. May break it: nothing outside; which server is behind a name is found out
-//! when it is connected to.
+//! Promises: every granted name has a unique address, which stays the same in the guest's state and
+//! means nothing outside; all other names do not exist. May break it: nothing outside; which server
+//! is behind a name is found out when it is connected to.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -64,7 +64,8 @@ impl ResolvedNames {
 }
 
 impl Address {
-    /// Whether a message to this address is a question to the sentry, if no socket of the guest takes it.
+    /// Whether a message to this address is a question to the sentry, if no socket of the guest
+    /// takes it.
     pub(in crate::sentry) fn is_for_names(&self) -> bool {
         self.is_internet() && self.port() == PORT
     }

@@ -1,5 +1,5 @@
-//! Host connections to listeners within a guest. They last until both sides close them, and are in every frozen
-//! state; a caller that continues from one hangs up foreign connections.
+//! Host connections to listeners within a guest. They last until both sides close them, and are in
+//! every frozen state; a caller that continues from one hangs up foreign connections.
 
 use crate::sentry::Kernel;
 use crate::sentry::kernel::channels::{Channel, ChannelEnd};
@@ -27,7 +27,8 @@ pub struct ExchangeResult {
 }
 
 impl Kernel {
-    /// Connects to the guest's listener on loopback `port`; `None` without one, or with a full backlog.
+    /// Connects to the guest's listener on loopback `port`; `None` without one, or with a full
+    /// backlog.
     pub(crate) fn dial(&mut self, port: u16) -> Option<InboundConnection> {
         let families = [libc::AF_INET, libc::AF_INET6].map(|family| family as u16);
         let listens =

@@ -1,6 +1,8 @@
-//! The one network interface that a guest has, `lo`, as programs list it: by netlink and by `ioctl`.
+//! The one network interface that a guest has, `lo`, as programs list it: by netlink and by
+//! `ioctl`.
 //!
-//! Promises: a request is answered from its own bytes alone, and a socket holds no more answers than datagrams.
+//! Promises: a request is answered from its own bytes alone, and a socket holds no more answers
+//! than datagrams.
 
 use rustix::io::Errno;
 

@@ -29,8 +29,8 @@ impl Kernel {
         })
     }
 
-    /// Of the sockets that fit a message best the last one, or, of those that share a port, the one that the sender's port
-    /// falls to.
+    /// Of the sockets that fit a message best the last one, or, of those that share a port, the one
+    /// that the sender's port falls to.
     fn choose(&self, fitting: Vec<(u8, u64)>, from: u16) -> Option<u64> {
         let best = fitting.iter().map(|(fitness, _)| *fitness).max()?;
         let best: Vec<u64> =
@@ -54,7 +54,8 @@ impl Kernel {
         self.choose(self.sockets().filter_map(listens).collect(), from)
     }
 
-    /// The receiver of datagrams from the address `own` of the socket `sender` to `to`, and its channel.
+    /// The receiver of datagrams from the address `own` of the socket `sender` to `to`, and its
+    /// channel.
     pub(in crate::sentry) fn addressee(&self, to: &Address, own: &Address) -> Option<(u64, u64)> {
         let fits = |(id, socket): (u64, &Socket)| {
             let fitness = socket.fitness(to).filter(|_| {
@@ -92,8 +93,9 @@ impl Kernel {
         })
     }
 
-    /// Whether a socket may not have an address, since others have it. A path decides for local sockets. Those of one port
-    /// that all share it (`SO_REUSEPORT`) may have one address, and those that reuse addresses, while none listens there.
+    /// Whether a socket may not have an address, since others have it. A path decides for local
+    /// sockets. Those of one port that all share it (`SO_REUSEPORT`) may have one address, and
+    /// those that reuse addresses, while none listens there.
     pub(in crate::sentry) fn is_taken(&self, socket: &Socket, address: &Address) -> bool {
         if address.path().is_some() {
             return false;
@@ -130,7 +132,8 @@ impl Kernel {
         self.holders(address, false, true).next().is_some()
     }
 
-    /// A name that is no file's, and that no socket has (as Linux makes them, five digits behind a zero).
+    /// A name that is no file's, and that no socket has (as Linux makes them, five digits behind a
+    /// zero).
     pub(in crate::sentry) fn free_name(&self) -> Result<Address, Errno> {
         let name = |number: u32| {
             let family = (libc::AF_UNIX as u16).to_le_bytes();
@@ -141,8 +144,8 @@ impl Kernel {
         (0..1 << 20).map(name).find(|name| !taken.contains(&name.0[..])).ok_or(Errno::NOSPC)
     }
 
-    /// A port that no socket of the kind has. Later sockets begin to look further on, so that a port that was closed is not
-    /// used again at once.
+    /// A port that no socket of the kind has. Later sockets begin to look further on, so that a
+    /// port that was closed is not used again at once.
     pub(in crate::sentry) fn free_port(&self, datagrams: bool) -> Result<u16, Errno> {
         let same = self.sockets().filter(|(_, socket)| socket.is_for_datagrams() == datagrams);
         let taken: std::collections::BTreeSet<u16> =

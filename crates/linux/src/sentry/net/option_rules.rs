@@ -1,7 +1,9 @@
-//! Options of sockets that a guest may set and get: their values before they are set, and the values that Linux takes.
+//! Options of sockets that a guest may set and get: their values before they are set, and the
+//! values that Linux takes.
 //!
-//! Promises: an option that is not here is an error (`ENOPROTOOPT`), and so is a value that Linux refuses. Options in this list
-//! are returned as they were set; few of them have an effect, for there is no network that they could affect.
+//! Promises: an option that is not here is an error (`ENOPROTOOPT`), and so is a value that Linux
+//! refuses. Options in this list are returned as they were set; few of them have an effect, for
+//! there is no network that they could affect.
 
 use rustix::io::Errno;
 
@@ -221,7 +223,8 @@ fn other_value(level: i32, name: i32, value: &[u8]) -> Option<Result<Vec<u8>, Er
     })
 }
 
-/// An option as it is kept. `stream` is whether its socket is a byte stream, and `open` whether it was connected or listens.
+/// An option as it is kept. `stream` is whether its socket is a byte stream, and `open` whether it
+/// was connected or listens.
 pub(in crate::sentry) fn encode_option(
     (level, name): (i32, i32),
     value: &[u8],

@@ -1,7 +1,7 @@
 //! Connections to the outside, in the guest: sockets whose channels end at the sentry.
 //!
-//! Promises: an address that was not granted is as unreachable as without a network; of a connection nothing is in a
-//! frozen state but that it is over.
+//! Promises: an address that was not granted is as unreachable as without a network; of a
+//! connection nothing is in a frozen state but that it is over.
 
 use afresh_egress::{ConnectionRecord, DestinationQuery, Outcome};
 use rustix::io::Errno;

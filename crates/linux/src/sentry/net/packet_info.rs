@@ -1,5 +1,5 @@
-//! Control messages that a receiver may ask for: the address that a datagram was sent to, its hop limit and class, and the time;
-//! and the bytes that a connection holds after a read.
+//! Control messages that a receiver may ask for: the address that a datagram was sent to, its hop
+//! limit and class, and the time; and the bytes that a connection holds after a read.
 
 use rustix::io::Errno;
 

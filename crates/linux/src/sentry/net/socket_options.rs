@@ -1,5 +1,6 @@
-//! Options of sockets: options that were set are returned, and those that only the system knows have its values. Time
-//! limits of waits hold, and the buffers of local sockets have the size that was set.
+//! Options of sockets: options that were set are returned, and those that only the system knows
+//! have its values. Time limits of waits hold, and the buffers of local sockets have the size that
+//! was set.
 //!
 //! Promises: their number and their sizes are limited. A frozen one is checked before it counts.
 
@@ -27,7 +28,8 @@ const MAX_OPTION_SIZE: usize = 64;
 const MIN_SEND_BUFFER: u32 = 4608;
 const MIN_RECEIVE_BUFFER: u32 = 2304;
 const MAX_BUFFER: u32 = 2 * MAX_SOCKET_BYTES as u32;
-/// Bytes of a packet over loopback, and of its content. A connection that is not made assumes `FIRST_SEGMENT`.
+/// Bytes of a packet over loopback, and of its content. A connection that is not made assumes
+/// `FIRST_SEGMENT`.
 const LOOPBACK_PACKET: u32 = 65_535;
 const LOOPBACK_SEGMENT: u32 = 65_483;
 const FIRST_SEGMENT: u32 = 536;
@@ -50,7 +52,8 @@ impl SocketOptions {
         Some(i32::from_le_bytes(value.get(..4)?.try_into().ok()?))
     }
 
-    /// Bytes that the sender's buffer has room for, if that was set. Half of it is for bookkeeping, as in Linux.
+    /// Bytes that the sender's buffer has room for, if that was set. Half of it is for bookkeeping,
+    /// as in Linux.
     pub(in crate::sentry) fn send_room(&self) -> Option<usize> {
         let value = self.get(libc::SOL_SOCKET, libc::SO_SNDBUF)?.get(..4)?;
         Some(u32::from_le_bytes(value.try_into().ok()?) as usize / 2)
@@ -97,7 +100,8 @@ const READ_ONLY: [i32; 8] = [
     libc::SO_COOKIE,
 ];
 
-/// Whether a socket has options of a level. The error differs between calls that set one and calls that get one.
+/// Whether a socket has options of a level. The error differs between calls that set one and calls
+/// that get one.
 fn check_level(socket: &Socket, level: i32, sets: bool) -> Result<(), Errno> {
     let transport = if socket.is_for_datagrams() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
     let newer = i32::from(socket.family) == libc::AF_INET6;
@@ -123,7 +127,8 @@ fn encode_size(name: i32, value: &[u8]) -> Result<Vec<u8>, Errno> {
 /// Bytes in the directions of a connection so far: received and sent.
 type Traffic = [u64; 2];
 
-/// `struct tcp_info` of a connection without delay or loss. `ended` is whether its peer sends no more.
+/// `struct tcp_info` of a connection without delay or loss. `ended` is whether its peer sends no
+/// more.
 fn tcp_info(socket: &Socket, [received, sent]: Traffic, ended: bool) -> Vec<u8> {
     // Microseconds until a packet is repeated, and bytes of a packet.
     const REPEAT: u32 = 204_000;
@@ -332,8 +337,8 @@ impl Sentry {
         })
     }
 
-    /// When a wait for `events` of a description ends by its socket's options: as they were when it began, or from
-    /// now on.
+    /// When a wait for `events` of a description ends by its socket's options: as they were when it
+    /// began, or from now on.
     pub(in crate::sentry) fn limited(&self, open: &FileObject, events: u16) -> Option<u64> {
         let FileObject::Socket(socket) = open else { return None };
         let length = socket.options.patience(events)?;
@@ -343,8 +348,8 @@ impl Sentry {
 }
 
 impl Kernel {
-    /// Puts options of a local socket into effect that concern its channels: the size of its sender's buffer, and
-    /// whether it wants credentials.
+    /// Puts options of a local socket into effect that concern its channels: the size of its
+    /// sender's buffer, and whether it wants credentials.
     pub(in crate::sentry) fn heed_options(&mut self, description: u64) {
         let Some(FileObject::Socket(socket)) =
             self.table.description(description).map(|description| &description.open)

@@ -1,4 +1,5 @@
-//! Sockets of a guest: streams and datagrams between its descriptors, to its caller, and to granted servers.
+//! Sockets of a guest: streams and datagrams between its descriptors, to its caller, and to granted
+//! servers.
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -22,8 +23,8 @@ pub(crate) struct IncomingConnection {
     pub(crate) own: Address,
     /// PID of the connecting process; 0 for the caller.
     pub(crate) process: u32,
-    /// The end of the time in which it is accepted only with data (`TCP_DEFER_ACCEPT`). A thawed one is accepted at
-    /// once.
+    /// The end of the time in which it is accepted only with data (`TCP_DEFER_ACCEPT`). A thawed
+    /// one is accepted at once.
     #[serde(skip)]
     pub(crate) until: Option<MonotonicTime>,
 }
@@ -124,7 +125,8 @@ impl Socket {
         matches!(self.stage, SocketState::Connected { .. })
     }
 
-    /// Refuses an address whose protocol is another than that of the address that the socket is bound to.
+    /// Refuses an address whose protocol is another than that of the address that the socket is
+    /// bound to.
     pub(in crate::sentry) fn check_protocol(&self, to: &Address) -> Result<(), Errno> {
         let (Some(own), Some(to)) = (self.own.ip(), to.ip()) else { return Ok(()) };
         let only = self.options.is_on(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY);

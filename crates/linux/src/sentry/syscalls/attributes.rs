@@ -132,8 +132,8 @@ impl Sentry {
         Ok(given)
     }
 
-    /// The file that an empty path means (`AT_EMPTY_PATH`): that of a descriptor, or the current directory; `None`
-    /// for a descriptor of something else.
+    /// The file that an empty path means (`AT_EMPTY_PATH`): that of a descriptor, or the current
+    /// directory; `None` for a descriptor of something else.
     fn described_file(&self, at: u64) -> SyscallResult<Option<Node>> {
         if at as i32 == libc::AT_FDCWD {
             return Ok(Some(self.state.directory));
@@ -311,7 +311,8 @@ impl Sentry {
         self.tell_file_system(process, kind, to)
     }
 
-    /// `struct statfs` of a file system: one in memory, as large as the guest may store, or one without files.
+    /// `struct statfs` of a file system: one in memory, as large as the guest may store, or one
+    /// without files.
     fn tell_file_system(&self, process: &mut Process, kind: u64, to: u64) -> SyscallResult {
         if kind != libc::TMPFS_MAGIC as u64 {
             let bytes = StructBuilder::default().word(kind).word(PAGE).zeros(48);

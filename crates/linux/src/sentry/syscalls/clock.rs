@@ -1,4 +1,5 @@
-//! System calls on clocks and sleeps. The clocks are the host's: they run between calls and never go back.
+//! System calls on clocks and sleeps. The clocks are the host's: they run between calls and never
+//! go back.
 
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;

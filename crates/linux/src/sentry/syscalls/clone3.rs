@@ -14,7 +14,8 @@ const CLEAR_HANDLERS: u64 = 1 << 32;
 const INTO_CGROUP: u64 = 1 << 33;
 
 impl Sentry {
-    /// `clone3`. A process that shares its parent's descriptors or table of signals is refused, as by `clone`.
+    /// `clone3`. A process that shares its parent's descriptors or table of signals is refused, as
+    /// by `clone`.
     pub(in crate::sentry) fn sys_clone3(
         &mut self,
         process: &mut Process,
@@ -57,7 +58,8 @@ impl Sentry {
         {
             return Err(Errno::INVAL.into());
         }
-        // There is one control group. `clone` has one place for the number of the parent and for the descriptor.
+        // There is one control group. `clone` has one place for the number of the parent and for
+        // the descriptor.
         if flags & INTO_CGROUP != 0 || described && told {
             return self.refuse_unknown(libc::SYS_clone3);
         }

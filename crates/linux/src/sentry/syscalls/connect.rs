@@ -165,7 +165,8 @@ impl Sentry {
         Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(vec![(to, ROOM)]), until)))
     }
 
-    /// A TCP socket that connects to its own address is its own peer, as in Linux. Other addresses have no listener.
+    /// A TCP socket that connects to its own address is its own peer, as in Linux. Other addresses
+    /// have no listener.
     fn connect_to_itself(
         &mut self,
         descriptor: u64,

@@ -1,4 +1,5 @@
-//! Copies from one descriptor to another without a way through memory: `sendfile` and `copy_file_range`.
+//! Copies from one descriptor to another without a way through memory: `sendfile` and
+//! `copy_file_range`.
 
 use afresh_files::Kind;
 use rustix::io::Errno;

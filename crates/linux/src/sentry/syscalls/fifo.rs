@@ -65,7 +65,8 @@ impl Sentry {
         Some(self.add_found(FileObject::Fifo(fifo), flags, found))
     }
 
-    /// `mknod` of a named pipe, an empty file or the name of an unbound socket. Devices are refused.
+    /// `mknod` of a named pipe, an empty file or the name of an unbound socket. Devices are
+    /// refused.
     pub(in crate::sentry) fn sys_mknodat(
         &mut self,
         process: &Process,

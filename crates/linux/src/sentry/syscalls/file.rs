@@ -168,7 +168,8 @@ impl Sentry {
         self.open_object(node, &stat, access, flags, Some((place.directory, place.name)))
     }
 
-    /// Opens a file or directory of the tree, or the device that a node stands for, unless `O_PATH` asks for the node itself.
+    /// Opens a file or directory of the tree, or the device that a node stands for, unless `O_PATH`
+    /// asks for the node itself.
     pub(in crate::sentry) fn open_object(
         &mut self,
         node: Node,

@@ -182,7 +182,8 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// Whether the process that `owner` is waits, over others or not, for a lock of the one that wants `lock`.
+    /// Whether the process that `owner` is waits, over others or not, for a lock of the one that
+    /// wants `lock`.
     pub(in crate::sentry) fn waits_for_us(&self, owner: LockOwner, lock: &FileLock) -> bool {
         let (mut next, mut seen) = (vec![owner], Vec::new());
         while let Some(owner) = next.pop() {

@@ -1,4 +1,5 @@
-//! Calls about the process itself: its user and names. The same in every guest and after every reset.
+//! Calls about the process itself: its user and names. The same in every guest and after every
+//! reset.
 
 use crate::platform::{GUEST, Process};
 use crate::sentry::abi::StructBuilder;

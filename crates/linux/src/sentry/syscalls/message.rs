@@ -57,7 +57,8 @@ struct GivenControl {
     packet: [Option<u8>; 2],
 }
 
-/// A number between `least` and 255 in the data of a control message; `None` for -1, the socket's own value.
+/// A number between `least` and 255 in the data of a control message; `None` for -1, the socket's
+/// own value.
 fn small_number(data: &[u8], least: i32) -> Result<Option<u8>, Errno> {
     let value = match *data {
         [byte] => i32::from(byte),
@@ -191,8 +192,8 @@ impl Sentry {
         }
     }
 
-    /// A receive without room for bytes: it waits for some, and takes the descriptors that come with the first of
-    /// them; `None` for sockets of datagrams and packets.
+    /// A receive without room for bytes: it waits for some, and takes the descriptors that come
+    /// with the first of them; `None` for sockets of datagrams and packets.
     fn receive_nothing(
         &mut self,
         descriptor: u64,
@@ -228,8 +229,8 @@ impl Sentry {
         Ok(Some((SyscallControl::Value(0), came)))
     }
 
-    /// Drops received bytes of TCP, as many as `pieces` have room for (`MSG_TRUNC`), unless they stay; `None` where
-    /// there are none, or for another socket.
+    /// Drops received bytes of TCP, as many as `pieces` have room for (`MSG_TRUNC`), unless they
+    /// stay; `None` where there are none, or for another socket.
     fn drop_received(
         &mut self,
         descriptor: u64,
@@ -256,7 +257,8 @@ impl Sentry {
         Ok(Some(len as u64))
     }
 
-    /// The credentials of the sender, if the socket asks for them. Bytes without credentials have user and group 65534.
+    /// The credentials of the sender, if the socket asks for them. Bytes without credentials have
+    /// user and group 65534.
     fn credentials(&self, descriptor: u64, sender: Option<u32>) -> SyscallResult<Option<Vec<u8>>> {
         let socket = self.socket_of(descriptor)?;
         if !socket.is_local() || !socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
@@ -273,7 +275,8 @@ impl Sentry {
         Ok(matches!(socket.stage, SocketState::Connected { .. }) && !socket.packets)
     }
 
-    /// Receives until all pieces are full or no more can come (`MSG_WAITALL`). A message with descriptors ends it.
+    /// Receives until all pieces are full or no more can come (`MSG_WAITALL`). A message with
+    /// descriptors ends it.
     fn receive_all(
         &mut self,
         process: &mut Process,

@@ -25,7 +25,8 @@ impl Sentry {
         let shared = match flags & libc::MAP_TYPE {
             libc::MAP_PRIVATE => false,
             libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE => true,
-            // `MAP_DROPPABLE`, for one: with it the vDSO would keep a generator of random numbers in memory that is brought back.
+            // `MAP_DROPPABLE`, for one: with it the vDSO would keep a generator of random numbers
+            // in memory that is brought back.
             _ => return Err(Errno::INVAL.into()),
         };
         let named = flags & libc::MAP_ANONYMOUS == 0;
@@ -101,7 +102,8 @@ impl Sentry {
         Ok(SyscallControl::Memory(start, change))
     }
 
-    /// The file that a shared mapping shows, which is kept: that of `descriptor`, or a new one without a name.
+    /// The file that a shared mapping shows, which is kept: that of `descriptor`, or a new one
+    /// without a name.
     fn shared_file(
         &mut self,
         descriptor: Option<u64>,
@@ -312,7 +314,8 @@ impl Sentry {
         Ok(SyscallControl::Memory(0, change))
     }
 
-    /// Discards the pages of one private mapping of a file, which then shows the file again; `None` for other memory.
+    /// Discards the pages of one private mapping of a file, which then shows the file again; `None`
+    /// for other memory.
     fn renew_file_pages(&mut self, start: u64, len: u64) -> SyscallResult<Option<Change>> {
         let Ok(range) = pages(start, len) else { return Ok(None) };
         let parts = self.state.layout.parts(&range);
@@ -344,7 +347,8 @@ impl Sentry {
     }
 }
 
-/// Whether a file can be long enough for a mapping. One without room among the addresses has another error.
+/// Whether a file can be long enough for a mapping. One without room among the addresses has
+/// another error.
 fn is_within_files(offset: u64, len: u64) -> bool {
     let len = if len > GUEST.end { 0 } else { len.next_multiple_of(PAGE) };
     offset.checked_add(len).is_some_and(|end| end <= i64::MAX as u64)

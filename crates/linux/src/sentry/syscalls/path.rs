@@ -162,7 +162,8 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// Creates an object at a path, if its directory allows that, and reports the new name to watches.
+    /// Creates an object at a path, if its directory allows that, and reports the new name to
+    /// watches.
     pub(in crate::sentry) fn create_name(
         &mut self,
         place: &ResolvedName,

@@ -1,7 +1,7 @@
 //! `process_vm_readv` and `process_vm_writev`: copies between the memories of processes.
 //!
-//! A process reaches its own memory, as programs do to look at addresses that may not be mapped. That of others takes a
-//! privilege of a tracer, which no guest has.
+//! A process reaches its own memory, as programs do to look at addresses that may not be mapped.
+//! That of others takes a privilege of a tracer, which no guest has.
 
 use rustix::io::Errno;
 

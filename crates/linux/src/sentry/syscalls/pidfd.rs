@@ -1,4 +1,5 @@
-//! Descriptors of processes (`pidfd`). Each means one process for good, since PIDs are never reused.
+//! Descriptors of processes (`pidfd`). Each means one process for good, since PIDs are never
+//! reused.
 //!
 //! Promises: they mean processes of the guest only, and signals reach those alone.
 

@@ -177,7 +177,8 @@ impl Sentry {
         Ok(SyscallControl::Wait(Wait { done, ..Wait::new(on, until) }))
     }
 
-    /// Reads a pipe, a socket, a counter or a timer into pieces of memory; `stays` leaves the bytes there.
+    /// Reads a pipe, a socket, a counter or a timer into pieces of memory; `stays` leaves the bytes
+    /// there.
     pub(in crate::sentry) fn take(
         &mut self,
         process: &mut Process,
@@ -323,7 +324,8 @@ impl Sentry {
         }
     }
 
-    /// As [`Sentry::pour`], but for datagrams; the first of the bytes that find room go with the descriptors of `control`.
+    /// As [`Sentry::pour`], but for datagrams; the first of the bytes that find room go with the
+    /// descriptors of `control`.
     pub(in crate::sentry) fn pour_with(
         &mut self,
         descriptor: u64,
@@ -387,8 +389,8 @@ impl Sentry {
             if reset && let Some(incoming) = incoming {
                 return Err(self.take_reset(incoming).into());
             }
-            // The first bytes to a peer that has closed are sent, and answered by a reset. One with unread bytes has reset
-            // the connection as it closed.
+            // The first bytes to a peer that has closed are sent, and answered by a reset. One with
+            // unread bytes has reset the connection as it closed.
             let first = is_socket && !self.is_local(descriptor) && !held.shut && held.is_empty();
             if first && let Some(channel) = self.change().channels.get_mut(channel) {
                 channel.shut = true;

@@ -134,7 +134,8 @@ impl Sentry {
         self.leave_time(process, a[4], until, 1000, outcome)
     }
 
-    /// Stores the time that is left of a call which is over, in seconds and parts of `unit` nanoseconds.
+    /// Stores the time that is left of a call which is over, in seconds and parts of `unit`
+    /// nanoseconds.
     fn leave_time(
         &self,
         process: &mut Process,
@@ -295,7 +296,8 @@ impl Sentry {
         self.wait_set_until(process, a[0], a[1], a[2], until)
     }
 
-    /// As [`Sentry::sys_epoll_wait`], with signals blocked; `fine` says that the timeout is a length in memory.
+    /// As [`Sentry::sys_epoll_wait`], with signals blocked; `fine` says that the timeout is a
+    /// length in memory.
     pub(in crate::sentry) fn epoll_pwait(
         &mut self,
         process: &mut Process,

@@ -65,7 +65,8 @@ impl Sentry {
                 let at = self.state.threads.current().cleared;
                 copy_out(process, value, &at.to_le_bytes())?;
             }
-            // As for a process without privileges: the bounding set is full, and no capability is held.
+            // As for a process without privileges: the bounding set is full, and no capability is
+            // held.
             libc::PR_CAPBSET_READ if value <= CAPABILITIES => return told(1),
             libc::PR_CAPBSET_DROP | libc::PR_SET_SECUREBITS | libc::PR_SET_MM => {
                 return Err(Errno::PERM.into());
@@ -138,8 +139,8 @@ impl Sentry {
 }
 
 impl Kernel {
-    /// The children of `id`, which ends, are told, and are whose descendants they are that has asked for them, or nobody's. `parent` is
-    /// that of `id`.
+    /// The children of `id`, which ends, are told, and are whose descendants they are that has
+    /// asked for them, or nobody's. `parent` is that of `id`.
     pub(in crate::sentry) fn leave_children(&mut self, id: u32, parent: u32) {
         let mut heir = parent;
         while let Some(kin) = self.family.kin(heir).filter(|kin| !kin.traits.adopts) {

@@ -1,7 +1,8 @@
-//! Futexes whose word has the owner's thread (`FUTEX_LOCK_PI` and its kind). Threads of a guest run by turns, so that
-//! an owner inherits no priority.
+//! Futexes whose word has the owner's thread (`FUTEX_LOCK_PI` and its kind). Threads of a guest run
+//! by turns, so that an owner inherits no priority.
 //!
-//! Promises: a lock goes to the thread that has waited longest, and an owner that does not exist is an error.
+//! Promises: a lock goes to the thread that has waited longest, and an owner that does not exist is
+//! an error.
 
 use rustix::io::Errno;
 

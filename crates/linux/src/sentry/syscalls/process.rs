@@ -60,7 +60,8 @@ impl Sentry {
         let flags = flags as i32;
         let waits = flags & libc::CLONE_VFORK != 0;
         let copies = flags & libc::CLONE_VM == 0;
-        // Memory is shared only while the parent waits. The lowest byte is the signal at the child's end.
+        // Memory is shared only while the parent waits. The lowest byte is the signal at the
+        // child's end.
         if flags & !SERVED & !0xff != 0 || !(copies || waits) {
             return self.refuse_unknown(libc::SYS_clone);
         }

@@ -1,5 +1,5 @@
-//! Calls that move bytes. A length is a wish: at most [`MAX_TRANSFER`] bytes go at a time, which callers must expect; of files more, for
-//! many callers do not expect it there.
+//! Calls that move bytes. A length is a wish: at most [`MAX_TRANSFER`] bytes go at a time, which
+//! callers must expect; of files more, for many callers do not expect it there.
 
 use afresh_snapshot::OutputStream;
 use rustix::io::Errno;
@@ -97,8 +97,8 @@ fn gather_some(process: &Process, pieces: &[(u64, u64)]) -> SyscallResult<Vec<u8
     Ok(bytes)
 }
 
-/// Stores bytes up to the first page that cannot be written, and returns their number; an error if that is the first
-/// one.
+/// Stores bytes up to the first page that cannot be written, and returns their number; an error if
+/// that is the first one.
 fn copy_out_some(process: &mut Process, to: u64, bytes: &[u8]) -> SyscallResult<u64> {
     let Err(error) = copy_out(process, to, bytes) else { return Ok(bytes.len() as u64) };
     let mut done = 0;
@@ -114,7 +114,8 @@ fn copy_out_some(process: &mut Process, to: u64, bytes: &[u8]) -> SyscallResult<
     if done == 0 { Err(error) } else { Ok(done as u64) }
 }
 
-/// The bytes that a write takes: all of them, or for a file those in front of memory that cannot be read.
+/// The bytes that a write takes: all of them, or for a file those in front of memory that cannot be
+/// read.
 fn written(
     process: &Process,
     description: &Description,
@@ -189,7 +190,8 @@ impl Sentry {
         Ok(())
     }
 
-    /// Bytes of the request; when none are left the guest is idle, unless there are others that may do something.
+    /// Bytes of the request; when none are left the guest is idle, unless there are others that may
+    /// do something.
     fn take_input(
         &mut self,
         process: &mut Process,

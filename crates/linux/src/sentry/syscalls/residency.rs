@@ -1,4 +1,5 @@
-//! Calls on memory that change nothing here: all guest memory is resident, and threads run one at a time.
+//! Calls on memory that change nothing here: all guest memory is resident, and threads run one at a
+//! time.
 
 use rustix::io::Errno;
 

@@ -1,4 +1,5 @@
-//! Priorities and scheduling. They are settings that are stored, and change nothing: the threads of a guest take turns.
+//! Priorities and scheduling. They are settings that are stored, and change nothing: the threads of
+//! a guest take turns.
 
 use rustix::io::Errno;
 

@@ -1,4 +1,5 @@
-//! Descriptors that signals are read from (`signalfd`): signals of the reading thread and of its process.
+//! Descriptors that signals are read from (`signalfd`): signals of the reading thread and of its
+//! process.
 
 use rustix::io::Errno;
 

@@ -1,5 +1,5 @@
-//! Calls about sockets. Connections are within the guest, or the caller's, or lead to where its opener lets them
-//! (`reach_calls`).
+//! Calls about sockets. Connections are within the guest, or the caller's, or lead to where its
+//! opener lets them (`reach_calls`).
 
 use crate::platform::Process;
 use crate::sentry::fs::devices::SOCKET;
@@ -97,7 +97,8 @@ impl Kernel {
         }
     }
 
-    /// A connection of the caller to the listening socket, with a request. Its output is the call's answer.
+    /// A connection of the caller to the listening socket, with a request. Its output is the call's
+    /// answer.
     pub(crate) fn call_in(&mut self, request: &[u8]) -> bool {
         let Some(to) = self.listener() else { return false };
         let Some(incoming) = self.channels.add_caller(ChannelEnd::Asks, request) else {

@@ -129,7 +129,8 @@ impl Sentry {
         Some((share.node, share.offset(address)))
     }
 
-    /// Wakes up to `count` threads of other processes that wait at the same place of shared memory; how many.
+    /// Wakes up to `count` threads of other processes that wait at the same place of shared memory;
+    /// how many.
     fn wake_others(&mut self, address: u64, count: u32, bits: u32) -> u64 {
         let Some(place) = self.shared_place(address).filter(|_| count > 0) else { return 0 };
         let mut left = count as usize;
@@ -291,7 +292,8 @@ fn wakes(count: u64) -> u32 {
     (count as i32).max(1) as u32
 }
 
-/// Performs the operation of `FUTEX_WAKE_OP` on the word at `address`, and returns whether its comparison holds.
+/// Performs the operation of `FUTEX_WAKE_OP` on the word at `address`, and returns whether its
+/// comparison holds.
 fn operate(process: &mut Process, address: u64, code: u32) -> SyscallResult<bool> {
     let old = int_in(process, address)?;
     let part = |value: u32| ((value << 20) as i32 >> 20) as u32;

@@ -157,7 +157,8 @@ impl Sentry {
             .enumerate()
             .any(|(at, byte)| *byte & if at == 0 { 0xfe } else { 0xff } != 0);
         let empty = nodes.iter().all(|byte| *byte == 0);
-        // The default and the local policy have no nodes; preferred ones may have none; others need one.
+        // The default and the local policy have no nodes; preferred ones may have none; others need
+        // one.
         let fits = match policy {
             0 | 4 => empty,
             1 | 5 => !beyond,

@@ -1,4 +1,5 @@
-//! System calls that are another call with some arguments fixed, as in Linux: `open` is `openat` from the current directory.
+//! System calls that are another call with some arguments fixed, as in Linux: `open` is `openat`
+//! from the current directory.
 
 use rustix::io::Errno;
 
@@ -125,7 +126,8 @@ impl Sentry {
         Ok(SyscallControl::Value(old.into()))
     }
 
-    /// `setfsuid` and `setfsgid` return the former number, whether or not it has changed: here it never does.
+    /// `setfsuid` and `setfsgid` return the former number, whether or not it has changed: here it
+    /// never does.
     pub(in crate::sentry) fn sys_setfsuid(&mut self) -> SyscallResult {
         Ok(SyscallControl::Value(USER))
     }

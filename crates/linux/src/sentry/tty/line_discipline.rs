@@ -1,6 +1,7 @@
 //! The line discipline: editing of lines, bytes that are signals, and processing of output.
 //!
-//! As in Linux (`N_TTY`), without delays, upper case and printed erasure, which no terminal of today needs.
+//! As in Linux (`N_TTY`), without delays, upper case and printed erasure, which no terminal of
+//! today needs.
 
 use crate::sentry::tty::terminals::{SHOWN, TYPED, Terminal, Termios};
 
@@ -348,7 +349,8 @@ impl Terminal {
         self.tell(FLUSH_WRITE, 0);
     }
 
-    /// Behaves otherwise from now on. Typed input stays: joined if the new mode has no lines, else as a line.
+    /// Behaves otherwise from now on. Typed input stays: joined if the new mode has no lines, else
+    /// as a line.
     pub(in crate::sentry) fn behave(&mut self, new: Termios) {
         let old = std::mem::replace(&mut self.termios, new);
         if old.is_canonical() && !self.termios.is_canonical() {

@@ -1,7 +1,8 @@
-//! Calls on terminals: opening them, reading and writing at both ends, and `ioctl`. The foreground process group
-//! decides who may.
+//! Calls on terminals: opening them, reading and writing at both ends, and `ioctl`. The foreground
+//! process group decides who may.
 //!
-//! Unlike Linux, a process that gives up its terminal without leading a session (`TIOCNOTTY`) keeps it as `/dev/tty`.
+//! Unlike Linux, a process that gives up its terminal without leading a session (`TIOCNOTTY`) keeps
+//! it as `/dev/tty`.
 
 use std::sync::Arc;
 
@@ -200,7 +201,8 @@ impl Sentry {
         self.change().terminals.get_mut(id).ok_or(Errno::IO)
     }
 
-    /// Has the current process's group stopped if it is in the background of `terminal`: then the call is made once more later.
+    /// Has the current process's group stopped if it is in the background of `terminal`: then the
+    /// call is made once more later.
     fn in_foreground(&mut self, id: u32, signal: i32) -> SyscallResult<Option<SyscallControl>> {
         let own = &self.state.family.own;
         let Some(terminal) = self.state.terminals.get(id) else { return Ok(None) };

@@ -1,8 +1,8 @@
 //! Terminals of a guest (`/dev/ptmx`, `/dev/pts/N`): each lasts until its master is closed.
 //!
-//! Promises: all of a terminal is plain data, and bounded; the line that is being typed, unread output and the
-//! foreground group are in every state. A frozen one is checked before it counts. `line_discipline` documents bytes, and
-//! `terminal` documents calls.
+//! Promises: all of a terminal is plain data, and bounded; the line that is being typed, unread
+//! output and the foreground group are in every state. A frozen one is checked before it counts.
+//! `line_discipline` documents bytes, and `terminal` documents calls.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,7 +24,8 @@ pub(in crate::sentry) const TYPED: usize = 4096;
 pub(in crate::sentry) const SHOWN: usize = 16 << 10;
 /// Room that makes a terminal writable again.
 const MIN_WRITE_ROOM: usize = 512;
-/// An event beside those of `poll`: at least as many bytes as the terminal's VMIN, or the end of input.
+/// An event beside those of `poll`: at least as many bytes as the terminal's VMIN, or the end of
+/// input.
 pub(in crate::sentry) const VMIN_REACHED: u16 = 0x400;
 pub(in crate::sentry) const SOME: u16 = 0x200;
 
@@ -77,7 +78,8 @@ impl Termios {
         self.local & libc::ICANON != 0
     }
 
-    /// The number of bytes that a read waits for, and its time (in tenths of a second), in non-canonical mode.
+    /// The number of bytes that a read waits for, and its time (in tenths of a second), in
+    /// non-canonical mode.
     pub(in crate::sentry) fn patience(&self) -> (usize, u64) {
         (self.chars[libc::VMIN].into(), self.chars[libc::VTIME].into())
     }
@@ -320,8 +322,8 @@ impl Kernel {
         terminal.edges += 1;
     }
 
-    /// The current process ends: if it leads a session, its terminal is hung up, and the foreground group there is
-    /// notified.
+    /// The current process ends: if it leads a session, its terminal is hung up, and the foreground
+    /// group there is notified.
     pub(in crate::sentry) fn leave_terminal(&mut self) {
         let own = &self.family.own;
         if own.session != own.id {

@@ -1,4 +1,5 @@
-//! Changes of a call are in every state taken since, and in no state that a reset, a rollback or a fork goes back to.
+//! Changes of a call are in every state taken since, and in no state that a reset, a rollback or a
+//! fork goes back to.
 
 use afresh_linux::{Frozen, Instance, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};

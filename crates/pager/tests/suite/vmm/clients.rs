@@ -60,7 +60,8 @@ impl Machine {
         }
     }
 
-    /// Sends a request while the guest is paused. Returns the answer, and what the guest had written.
+    /// Sends a request while the guest is paused. Returns the answer, and what the guest had
+    /// written.
     fn paused(&self, request: Value) -> (Option<Value>, Moment) {
         let mut vmm = self.vmm.lock().unwrap();
         let position = vmm.ask("pause").unwrap();
@@ -149,7 +150,8 @@ fn each_image_is_of_one_moment_whatever_several_clients_do() {
     for round in 0..ROUNDS {
         let bench = Bench::new();
         let how = json!({ "on_demand": round % 2 == 0, "window": 1 });
-        // Pages that are in place before the handshake have not been filled when the guest writes to them.
+        // Pages that are in place before the handshake have not been filled when the guest writes
+        // to them.
         let Some(mut vmm) = bench.vmm_by("vm", how, VmmProcess::start_early) else { return };
         vmm.ask(&format!("run {WRITTEN}")).unwrap();
         let machine = Machine {

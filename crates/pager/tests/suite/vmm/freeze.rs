@@ -14,7 +14,8 @@ use super::process::{EARLY_PAGES, VmmProcess};
 /// Pages that the guest writes to.
 pub(super) const WRITTEN: usize = 250;
 
-/// The memory of a guest that has written `round` to its pages before `page`, and the round before to the others.
+/// The memory of a guest that has written `round` to its pages before `page`, and the round before
+/// to the others.
 pub(super) fn memory_at(round: u64, page: usize) -> Vec<u8> {
     let mut memory = content();
     for number in 0..WRITTEN {
@@ -108,7 +109,8 @@ fn a_frozen_image_that_has_lost_a_page_is_not_saved() {
 fn copies_of_a_frozen_image_are_charged_to_the_budget() {
     let bench = Bench::new();
     let mut door = afresh_pager::vmm::DoorOptions::new("vm", "base", bench.path("vm"));
-    // Room for the states of the pages, the record of write protection, four copies, and lists of few ranges.
+    // Room for the states of the pages, the record of write protection, four copies, and lists of
+    // few ranges.
     let record = PAGES + PAGES.div_ceil(8);
     door.budget = Some(PAGES * 4 + record + 4 * (PAGE_SIZE + 64) + 1024);
     let source = bench.source("base");
@@ -154,7 +156,8 @@ fn a_vmm_whose_record_exceeds_the_budget_is_not_protected() {
     assert_eq!(bench.stats("vm")["watch"], serde_json::Value::Null);
 }
 
-/// Content that is in place before the handshake is the memory of the guest, as a snapshot of a paused one saves it.
+/// Content that is in place before the handshake is the memory of the guest, as a snapshot of a
+/// paused one saves it.
 #[test]
 fn pages_from_before_the_handshake_are_frozen_as_they_are() {
     let bench = Bench::new();

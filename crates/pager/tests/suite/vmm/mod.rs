@@ -67,7 +67,8 @@ fn a_guest_finds_every_page_whether_streamed_or_on_demand() {
             if !stream && window == 1 {
                 assert_eq!(served.faults, PAGES);
             } else if !stream {
-                // One a window, and one more where a page is touched while its window is being filled.
+                // One a window, and one more where a page is touched while its window is being
+                // filled.
                 assert!((2 + 4..PAGES / 4).contains(&served.faults), "{served:?}");
             }
         }

@@ -240,7 +240,8 @@ impl Writer {
         this
     }
 
-    /// Pauses the guest. Returns its round, and the first page that it has not written to in this round.
+    /// Pauses the guest. Returns its round, and the first page that it has not written to in this
+    /// round.
     fn pause(&self) -> String {
         self.rests.store(false, Ordering::Release);
         self.paused.store(true, Ordering::Release);

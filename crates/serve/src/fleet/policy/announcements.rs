@@ -1,8 +1,8 @@
-//! Sets of held things that a large fleet knows although each host hears a part of it: a host announces its set to all
-//! unless enough others have announced the same one lately.
+//! Sets of held things that a large fleet knows although each host hears a part of it: a host
+//! announces its set to all unless enough others have announced the same one lately.
 //!
-//! Promises: each set is announced about [`MIN_HEARD`] times in an interval, however many hosts have it, while one
-//! of them is up.
+//! Promises: each set is announced about [`MIN_HEARD`] times in an interval, however many hosts
+//! have it, while one of them is up.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,9 @@
 //! When another host's lease may be broken.
 //!
-//! Promises: only an entry that was seen unchanged for the whole time of a lease is given up, by this host's own
-//! clock, and sightings from before this host itself lost touch do not count. Breaking is a compare-and-set on the
-//! revision that was seen, so an owner that renews in between keeps it.
+//! Promises: only an entry that was seen unchanged for the whole time of a lease is given up, by
+//! this host's own clock, and sightings from before this host itself lost touch do not count.
+//! Breaking is a compare-and-set on the revision that was seen, so an owner that renews in between
+//! keeps it.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! The interval of heartbeats.
 //!
-//! Promises: for any number of hosts, the heartbeats that all of them receive together stay within a budget of bytes a
-//! second; hosts that were started together do not send together.
+//! Promises: for any number of hosts, the heartbeats that all of them receive together stay within
+//! a budget of bytes a second; hosts that were started together do not send together.
 
 use std::time::Duration;
 

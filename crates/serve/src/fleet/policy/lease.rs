@@ -1,9 +1,11 @@
-//! A host's right to answer for its sandboxes: an entry that it renews, and until when it may rely on it.
+//! A host's right to answer for its sandboxes: an entry that it renews, and until when it may rely
+//! on it.
 //!
-//! Promises: a host stops relying on its lease before another may break it, for every loss or delay of messages: it
-//! counts from when it *sent* the renewal that was acknowledged, others from when they first *saw* it, which is
-//! later. May break it: clocks of two hosts that run at speeds which differ by more than the margin, or a machine
-//! that is stopped as a whole in a way that its clock does not see.
+//! Promises: a host stops relying on its lease before another may break it, for every loss or delay
+//! of messages: it counts from when it *sent* the renewal that was acknowledged, others from when
+//! they first *saw* it, which is later. May break it: clocks of two hosts that run at speeds which
+//! differ by more than the margin, or a machine that is stopped as a whole in a way that its clock
+//! does not see.
 
 use std::time::Duration;
 
@@ -56,8 +58,9 @@ impl Lease {
         self.until = self.until.max(sent + self.terms.time - self.terms.margin());
     }
 
-    /// The entry was read, and is still this host's: a renewal arrived whose acknowledgement did not. The time of its
-    /// arrival is unknown, so only the revision for the next renewal is gained.
+    /// The entry was read, and is still this host's: a renewal arrived whose acknowledgement did
+    /// not. The time of its arrival is unknown, so only the revision for the next renewal is
+    /// gained.
     pub fn learnt(&mut self, revision: u64) {
         self.revision = revision;
     }
@@ -135,8 +138,9 @@ mod tests {
         Heir,
     }
 
-    /// A register that is changed by compare-and-set, a network that delays, loses and keeps messages until much
-    /// later, an owner that is stopped or cut off at times, and an heir. Clocks run at slightly different speeds.
+    /// A register that is changed by compare-and-set, a network that delays, loses and keeps
+    /// messages until much later, an owner that is stopped or cut off at times, and an heir. Clocks
+    /// run at slightly different speeds.
     fn world(seed: u64) -> (u32, u32) {
         let mut random = Seed::new(seed);
         let mut chance = move |of: usize| random.below(of) == 0;

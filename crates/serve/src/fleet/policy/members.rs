@@ -1,7 +1,7 @@
 //! The known hosts, and the things that each holds.
 //!
-//! Promises: a silent host is not chosen once its heartbeat has expired. The list of things that a host holds is
-//! bounded, and so is the number of hosts.
+//! Promises: a silent host is not chosen once its heartbeat has expired. The list of things that a
+//! host holds is bounded, and so is the number of hosts.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -220,8 +220,8 @@ impl Members {
         &self.hosts
     }
 
-    /// The `count` hosts that follow `host` in a ring of those that are `near`: whose leases it looks after. So each is
-    /// looked after by as many, however many there are.
+    /// The `count` hosts that follow `host` in a ring of those that are `near`: whose leases it
+    /// looks after. So each is looked after by as many, however many there are.
     #[must_use]
     pub fn after(&self, host: &str, count: usize, near: impl Fn(&str) -> bool) -> Vec<String> {
         let behind = self.all.range(host.to_owned()..).map(|(name, _)| name);

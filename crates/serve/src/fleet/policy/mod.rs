@@ -1,5 +1,6 @@
-//! Decisions of the hosts of a fleet, without their communication: pure functions and state machines over numbers and
-//! moments, which the property tests and the simulator drive as the server does.
+//! Decisions of the hosts of a fleet, without their communication: pure functions and state
+//! machines over numbers and moments, which the property tests and the simulator drive as the
+//! server does.
 
 mod announcements;
 mod failure_detector;
@@ -19,6 +20,6 @@ pub use neighbourhood::{Group, MAX_GROUP, Neighbourhood, place_tokens};
 pub use placement::{Placement, Seed};
 pub use tenant_uses::{KnownUses, MAX_REPORTED_TENANTS, TenantUse, TenantUses, UseReports};
 
-/// A moment: time since some beginning that is the same for all moments of one host. It advances while the process is
-/// stopped and while the machine sleeps.
+/// A moment: time since some beginning that is the same for all moments of one host. It advances
+/// while the process is stopped and while the machine sleeps.
 pub type Moment = std::time::Duration;

@@ -1,11 +1,13 @@
 //! The part of a large fleet that a host hears: its own group, and another that changes.
 //!
-//! The first bits of an id are the place of the host. A group is all hosts whose places begin with the same bits, and each
-//! host chooses by itself how many bits these are, so that it hears about as many hosts in any fleet. Hosts need not
-//! agree on that: a heartbeat is sent to the place, and reaches the listeners of each group around it.
+//! The first bits of an id are the place of the host. A group is all hosts whose places begin with
+//! the same bits, and each host chooses by itself how many bits these are, so that it hears about
+//! as many hosts in any fleet. Hosts need not agree on that: a heartbeat is sent to the place, and
+//! reaches the listeners of each group around it.
 //!
-//! Promises: in a fleet of up to [`MAX_GROUP`] hosts each hears all. Each host is heard by the others of its group,
-//! which watch its lease. The far group connects the groups: over time each host places work on all others.
+//! Promises: in a fleet of up to [`MAX_GROUP`] hosts each hears all. Each host is heard by the
+//! others of its group, which watch its lease. The far group connects the groups: over time each
+//! host places work on all others.
 
 use super::Seed;
 
@@ -13,7 +15,8 @@ use super::Seed;
 const PLACE_BITS: u32 = 12;
 /// Hosts of the own group from which it is halved.
 pub const MAX_GROUP: usize = 64;
-/// Hosts of the own group below which it is doubled: less than half of the maximum, so that neither follows the other.
+/// Hosts of the own group below which it is doubled: less than half of the maximum, so that neither
+/// follows the other.
 const MIN_GROUP: usize = 20;
 
 /// Hosts whose places begin with the same bits.
@@ -108,7 +111,8 @@ impl Neighbourhood {
         near << self.own.depth
     }
 
-    /// Hears more or fewer, where `near` hosts of the own group are known. Returns whether the groups changed.
+    /// Hears more or fewer, where `near` hosts of the own group are known. Returns whether the
+    /// groups changed.
     pub fn adjust(&mut self, near: usize, random: &mut Seed) -> bool {
         let depth = match near {
             near if near > MAX_GROUP && self.own.depth < PLACE_BITS => self.own.depth + 1,

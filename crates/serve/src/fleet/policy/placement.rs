@@ -1,9 +1,10 @@
-//! Placement of new work: on a host that holds the guest or template, and of two such on the one with less load.
+//! Placement of new work: on a host that holds the guest or template, and of two such on the one
+//! with less load.
 //!
-//! Promises: a host that is ending or full is not chosen while there is another; hosts whose adverts are a moment old
-//! are not all flooded by the same choice, as each choice looks at two at random (the power of two choices), and work
-//! sent since an advert counts. The choosing host prefers itself where the difference is small, because that saves a
-//! hop.
+//! Promises: a host that is ending or full is not chosen while there is another; hosts whose
+//! adverts are a moment old are not all flooded by the same choice, as each choice looks at two at
+//! random (the power of two choices), and work sent since an advert counts. The choosing host
+//! prefers itself where the difference is small, because that saves a hop.
 
 use super::Members;
 
@@ -33,7 +34,8 @@ impl Seed {
     }
 }
 
-/// Thousandths that a host may have more to do than another, and still be chosen because it is where the request is.
+/// Thousandths that a host may have more to do than another, and still be chosen because it is
+/// where the request is.
 const MAX_LOCAL_EXCESS: u32 = 100;
 /// Thousandths from which a host is full.
 const FULL_LOAD: u32 = 1000;
@@ -91,7 +93,8 @@ impl<'a> Placement<'a> {
         }
     }
 
-    /// A host for work that needs `held`: one with room that holds it, else any with room, else any that holds it.
+    /// A host for work that needs `held`: one with room that holds it, else any with room, else any
+    /// that holds it.
     #[must_use]
     pub fn host(&self, held: &str, random: &mut Seed) -> Option<&'a str> {
         if let Some(spare) = self.of(self.members.holders(held), SPREAD_LOAD, random) {
@@ -171,7 +174,8 @@ mod tests {
         assert!(others >= 50, "{others}");
     }
 
-    /// A thousand requests for ten hosts between two heartbeats: no host gets much more than its share.
+    /// A thousand requests for ten hosts between two heartbeats: no host gets much more than its
+    /// share.
     #[test]
     fn old_adverts_flood_no_host() {
         let mut random = Seed::new(5);

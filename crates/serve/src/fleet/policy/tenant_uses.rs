@@ -1,11 +1,13 @@
 //! The use of tenants on other hosts, as their heartbeats report it.
 //!
-//! A heartbeat has the uses of at most [`MAX_REPORTED_TENANTS`] tenants, those of one range of keys. The ranges follow
-//! each other, so a heartbeat that is lost is repaired by a later one of the same range.
+//! A heartbeat has the uses of at most [`MAX_REPORTED_TENANTS`] tenants, those of one range of
+//! keys. The ranges follow each other, so a heartbeat that is lost is repaired by a later one of
+//! the same range.
 //!
-//! Promises: a use of another window is not added. Memory and connections of a silent host count until its heartbeat
-//! has expired, and its use in a window until the window ends. Memory here is bounded, whatever other hosts send. May
-//! break it: clocks of hosts that differ, for windows are those of the wall clock.
+//! Promises: a use of another window is not added. Memory and connections of a silent host count
+//! until its heartbeat has expired, and its use in a window until the window ends. Memory here is
+//! bounded, whatever other hosts send. May break it: clocks of hosts that differ, for windows are
+//! those of the wall clock.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,4 +1,5 @@
-//! Roles of clients under `deploy/nats/fleet.conf`, with the certificates of the tests of the command.
+//! Roles of clients under `deploy/nats/fleet.conf`, with the certificates of the tests of the
+//! command.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -50,7 +51,8 @@ async fn first_refusal(links: &NatsConnection) -> String {
 async fn refusal(config: &FleetConfig, role: Role, subject: &str) -> Option<String> {
     let links = NatsConnection::open(config, "test", role).await.unwrap();
     let _answers = links.client.subscribe(subject.to_owned()).await.unwrap();
-    // The server answers in the order of requests, so that the refusal of the first subject arrives first.
+    // The server answers in the order of requests, so that the refusal of the first subject arrives
+    // first.
     let _refused = links.client.subscribe("afresh-test.refused").await.unwrap();
     links.client.flush().await.unwrap();
     Some(first_refusal(&links).await).filter(|refusal| refusal.contains(subject))

@@ -170,8 +170,8 @@ async fn perform(host: Arc<Fleet>, built: StoredSnapshot, change: Change) {
     }
 }
 
-/// Pairs of random changes, each pair at the same time on two hosts. Afterwards the catalog is as after one order of
-/// both, on both hosts, in lookups and in lists.
+/// Pairs of random changes, each pair at the same time on two hosts. Afterwards the catalog is as
+/// after one order of both, on both hosts, in lookups and in lists.
 #[tokio::test(flavor = "multi_thread")]
 async fn names_are_as_after_some_order_of_concurrent_changes() {
     const NAMES: [&str; 4] = ["web", "web:default", "web:v1", "web:v2"];

@@ -15,9 +15,9 @@ use tokio::task::JoinHandle;
 /// Far longer than anything takes on a busy host.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A module with the byte interface. It keeps a name; `warm` makes it "warm". A request is kept as the name and
-/// answered with the name of before, so every pristine answer is `warm`; `!spin` never returns, `!trap` traps, and
-/// `!grow` grows the memory by as much as it gets.
+/// A module with the byte interface. It keeps a name; `warm` makes it "warm". A request is kept as
+/// the name and answered with the name of before, so every pristine answer is `warm`; `!spin` never
+/// returns, `!trap` traps, and `!grow` grows the memory by as much as it gets.
 pub(crate) const KEEPER: &str = r#"(module
     (memory (export "memory") 3)
     (data (i32.const 16) "warm")

@@ -1,5 +1,5 @@
-//! How the names of an object store are guarded against concurrent writers: by conditions of its writes, which are
-//! checked once, or by a lock of the directory that it is.
+//! How the names of an object store are guarded against concurrent writers: by conditions of its
+//! writes, which are checked once, or by a lock of the directory that it is.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -46,7 +46,8 @@ impl Objects {
     }
 
     async fn probe(&self) -> Result<(), RemoteError> {
-        // A first answer may be lost, and the object may be there from an earlier check: the second is a conflict.
+        // A first answer may be lost, and the object may be there from an earlier check: the second
+        // is a conflict.
         if !self.conflicts(PutMode::Create).await? && !self.conflicts(PutMode::Create).await? {
             return Err(self.unconditional("If-None-Match"));
         }
@@ -85,8 +86,8 @@ impl Objects {
         lock().map_err(|e| SaveError::io(path, e).into())
     }
 
-    /// Refuses a manifest whose blobs are missing. In a directory, the collection of a local store removes them until
-    /// they have a name; it holds the lock of the names.
+    /// Refuses a manifest whose blobs are missing. In a directory, the collection of a local store
+    /// removes them until they have a name; it holds the lock of the names.
     pub(super) async fn check_blobs(&self, manifest: &[u8]) -> Result<(), RemoteError> {
         let manifest = Manifest::parse(manifest)?;
         for part in manifest.layers.iter().chain([&manifest.config]) {

@@ -1,8 +1,9 @@
 //! How a name of an object store gets another meaning: the session that it meant is closed before.
 //!
-//! Promises: a turn that was appended belongs to the meaning that a change replaces, or its append fails. The frame
-//! that closes a journal takes the place of its next turn, and the store writes each place once.
-//! May break it: a store that ignores the conditions of writes, which `conditions` refuses.
+//! Promises: a turn that was appended belongs to the meaning that a change replaces, or its append
+//! fails. The frame that closes a journal takes the place of its next turn, and the store writes
+//! each place once. May break it: a store that ignores the conditions of writes, which `conditions`
+//! refuses.
 
 use futures_util::TryStreamExt;
 use object_store::{ObjectMeta, ObjectStoreExt};
@@ -17,7 +18,8 @@ use crate::naming::Expected;
 use crate::turn::{CLOSING_LEN, JOURNAL_HEADER, closing_frame};
 
 impl Objects {
-    /// Whether `name` has the expected meaning. Closes the session that it means, unless another name means it, too.
+    /// Whether `name` has the expected meaning. Closes the session that it means, unless another
+    /// name means it, too.
     pub(super) async fn replaces(
         &self,
         index: &IndexJson,
@@ -40,7 +42,8 @@ impl Objects {
         self.close_session(before, length).await
     }
 
-    /// Closes the journal of the manifest `id`, if there is one. False if it has not the expected length.
+    /// Closes the journal of the manifest `id`, if there is one. False if it has not the expected
+    /// length.
     async fn close_session(&self, id: Sha256, expected: Option<u64>) -> Result<bool, RemoteError> {
         let manifest = match self.get("the manifest", &self.blob_path(id), MAX_MANIFEST).await {
             Ok((manifest, _)) => Manifest::parse(&manifest).ok(),

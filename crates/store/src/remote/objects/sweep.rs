@@ -97,7 +97,8 @@ impl Objects {
         let removing = stream::iter(removing)
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .try_collect::<Vec<_>>();
-        // Where this fails the mark stays, for some of the requests may be under way still. It is cleared away later.
+        // Where this fails the mark stays, for some of the requests may be under way still. It is
+        // cleared away later.
         let removed = tokio::time::timeout(REMOVING, removing).await.map_err(|_| {
             RemoteError::Timeout { what: "removing objects".to_owned(), after: REMOVING }
         })??;

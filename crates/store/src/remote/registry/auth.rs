@@ -55,8 +55,8 @@ struct Token {
 }
 
 impl Registry {
-    /// Answers a challenge: the header to send from now on, or `None` when there is nothing to answer
-    /// with, so that the refusal stands.
+    /// Answers a challenge: the header to send from now on, or `None` when there is nothing to
+    /// answer with, so that the refusal stands.
     pub(super) async fn authorize(
         &self,
         headers: &HeaderMap,

@@ -1,8 +1,8 @@
 //! Credentials for a registry.
 //!
-//! Looked for in this order: options of the address, the environment, the files and credential helpers of the Docker
-//! configuration. They are looked for only once a registry asks, and sent only to it and to the
-//! token server that it names.
+//! Looked for in this order: options of the address, the environment, the files and credential
+//! helpers of the Docker configuration. They are looked for only once a registry asks, and sent
+//! only to it and to the token server that it names.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -83,8 +83,8 @@ pub(super) fn find(registry: &str, limit: Duration) -> Result<Credentials, Remot
     from_config(&config, registry, limit).map_err(wrong)
 }
 
-/// The credentials in the environment for `registry`: they name their registry, so that no other registry, such as
-/// one in an address from elsewhere, receives them.
+/// The credentials in the environment for `registry`: they name their registry, so that no other
+/// registry, such as one in an address from elsewhere, receives them.
 fn from_environment(
     registry: &str,
     var: &dyn Fn(&str) -> Option<String>,

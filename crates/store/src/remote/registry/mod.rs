@@ -4,9 +4,9 @@
 //! are read by ranges, and nothing is read without a limit. The registry is trusted with the
 //! meaning of a tag; open by digest to trust it with nothing.
 //!
-//! Credentials go to the registry and its token server only: not to the storage that it redirects to, not
-//! over http where the registry itself speaks https. `docs/decisions/registry-client.md` says why this is
-//! not a library.
+//! Credentials go to the registry and its token server only: not to the storage that it redirects
+//! to, not over http where the registry itself speaks https. `docs/decisions/registry-client.md`
+//! says why this is not a library.
 
 mod address;
 mod auth;
@@ -168,8 +168,8 @@ impl Registry {
         };
         let header = if ours { self.session.header(access) } else { None };
         let mut response = send(header).await?;
-        // Only the registry itself may ask for credentials. Storage after a redirect could name any token server, or
-        // take the password.
+        // Only the registry itself may ask for credentials. Storage after a redirect could name any
+        // token server, or take the password.
         if ours
             && response.status() == StatusCode::UNAUTHORIZED
             && self.address.is_same_origin(response.url())

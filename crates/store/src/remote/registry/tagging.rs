@@ -1,12 +1,13 @@
 //! Tags: giving one a meaning, on the condition that it has the expected one.
 //!
-//! The distribution specification has no conditional writes. Some registries honour `If-Match` and `If-None-Match` as
-//! HTTP defines them, and all others ignore the headers. So a tag is compared before the write, the write carries the
-//! condition, and the tag is read back afterwards.
+//! The distribution specification has no conditional writes. Some registries honour `If-Match` and
+//! `If-None-Match` as HTTP defines them, and all others ignore the headers. So a tag is compared
+//! before the write, the write carries the condition, and the tag is read back afterwards.
 //!
-//! Promises: with a registry that honours conditions a tag never replaces a meaning that was not expected. With any
-//! other, a writer whose tag was replaced before it read it back gets an error. Not noticed is a write of another that
-//! falls between this one's comparison and its write, if the other read its tag back before.
+//! Promises: with a registry that honours conditions a tag never replaces a meaning that was not
+//! expected. With any other, a writer whose tag was replaced before it read it back gets an error.
+//! Not noticed is a write of another that falls between this one's comparison and its write, if the
+//! other read its tag back before.
 
 use std::time::Duration;
 

@@ -169,7 +169,8 @@ impl Registry {
     async fn progress(&self, what: &str, url: &Url) -> Result<(Url, u64), RemoteError> {
         let response = self.send(what, Access::Push, url, |url| self.client.get(url)).await?;
         let next = self.location(what, url, response.headers())?;
-        // `0-N`, N being the last byte; `0-0` is what an empty upload has too, and no part is so short.
+        // `0-N`, N being the last byte; `0-0` is what an empty upload has too, and no part is so
+        // short.
         let last = response
             .headers()
             .get(RANGE)

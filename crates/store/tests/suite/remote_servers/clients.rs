@@ -1,5 +1,5 @@
-//! Other people's tools carry our snapshots: skopeo, crane, oras and umoci, through a real registry and between
-//! folders. Each byte arrives on any path, and objects of others stay.
+//! Other people's tools carry our snapshots: skopeo, crane, oras and umoci, through a real registry
+//! and between folders. Each byte arrives on any path, and objects of others stay.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,8 @@ use afresh_store::Store;
 use super::servers::{Kind, Server};
 use crate::support::{bytes, memory, options, store};
 
-/// The program that `variable` names, or else one of that name in the path; prints a note where it is missing.
+/// The program that `variable` names, or else one of that name in the path; prints a note where it
+/// is missing.
 fn client(name: &str, variable: &str) -> Option<std::ffi::OsString> {
     let program = std::env::var_os(variable).unwrap_or_else(|| name.into());
     match Command::new(&program).arg("--help").output() {
@@ -128,7 +129,8 @@ fn oras_carries_a_snapshot_and_what_it_attaches_is_let_be() {
     run(&oras, dir.path(), &["cp", "--from-plain-http", &there, "--to-oci-layout", &mine]);
     arrived(&back, "mine", &wanted);
 
-    // A foreign artifact in the same repository is neither listed as a snapshot nor collected with one.
+    // A foreign artifact in the same repository is neither listed as a snapshot nor collected with
+    // one.
     std::fs::write(dir.path().join("notes.txt"), "of the operator's").unwrap();
     let attach = Command::new(&oras)
         .current_dir(dir.path())

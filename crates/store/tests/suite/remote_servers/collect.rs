@@ -150,7 +150,8 @@ fn a_collection_that_would_remove_too_much_is_refused() {
         let remote = server.remote(server.address, retry());
         assert!(matches!(remote.gc(None, GRACE_PERIOD), Err(RemoteError::NoCollection)));
     }
-    // The files of a local store, seen as a remote: who saves there holds locks that this knows nothing of.
+    // The files of a local store, seen as a remote: who saves there holds locks that this knows
+    // nothing of.
     let url = format!("file://{}", dir.path().join("store").display());
     let local = Remote::open(&url, retry()).unwrap();
     assert!(matches!(local.gc(None, GRACE_PERIOD), Err(RemoteError::Kept { .. })));

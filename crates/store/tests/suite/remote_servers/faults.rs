@@ -1,5 +1,5 @@
-//! Connections that break, answers that are cut or wrong, servers that die: an error that names the cause,
-//! never wrong bytes, never a hang beyond the time limit.
+//! Connections that break, answers that are cut or wrong, servers that die: an error that names the
+//! cause, never wrong bytes, never a hang beyond the time limit.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -9,8 +9,8 @@ use super::proxy::{Fault, Proxy};
 use super::servers::{KINDS, Server, retry};
 use crate::support::{options, page_of, store};
 
-/// A guest of 64 MiB: a quarter of its pages hold something, and runs touch a seventh of those, here and
-/// there.
+/// A guest of 64 MiB: a quarter of its pages hold something, and runs touch a seventh of those,
+/// here and there.
 #[test]
 fn a_warm_guest_of_64_mib_is_near_though_every_request_takes_5_ms() {
     const PAGES: usize = 16_384;

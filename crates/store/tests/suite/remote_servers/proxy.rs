@@ -148,8 +148,8 @@ fn answers(mut from: TcpStream, mut to: TcpStream, state: &State) {
                 let _ = to.write_all(&piece[..after - passed.min(after)]);
                 let mut how = Shutdown::Both;
                 if matches!(fault, Fault::Reset { .. }) {
-                    // With no time to linger, closing the last handle resets; the other one is in the
-                    // thread that reads requests, which ends when there is nothing to read.
+                    // With no time to linger, closing the last handle resets; the other one is in
+                    // the thread that reads requests, which ends when there is nothing to read.
                     rustix::net::sockopt::set_socket_linger(&to, Some(Duration::ZERO)).unwrap();
                     how = Shutdown::Read;
                 }

@@ -88,7 +88,8 @@ fn tag(tags: &Mutex<Tags>, conditions: Conditions, request: &str) -> Vec<u8> {
     }
 }
 
-/// A push over `expected` to a registry in the state that `prepare` makes, and the meaning of the tag afterwards.
+/// A push over `expected` to a registry in the state that `prepare` makes, and the meaning of the
+/// tag afterwards.
 fn push(
     (local, snapshot): (&Store, &Snapshot),
     conditions: Conditions,

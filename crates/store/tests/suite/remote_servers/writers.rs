@@ -1,5 +1,5 @@
-//! Two writers of one session in an object store: each of them appends turns and saves the session whole. Each
-//! acknowledged save is part of the meaning of the name.
+//! Two writers of one session in an object store: each of them appends turns and saves the session
+//! whole. Each acknowledged save is part of the meaning of the name.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -52,7 +52,8 @@ fn in_memory(server: &Arc<MemoryServer>) -> Remote {
     Remote::with_objects(server.clone(), Path::from("team"), retry).unwrap()
 }
 
-/// Adds numbers to the state of the session until `count` of them are acknowledged, and returns these.
+/// Adds numbers to the state of the session until `count` of them are acknowledged, and returns
+/// these.
 fn write(remote: &Remote, writer: u8, count: u8) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let local = store(dir.path());
@@ -128,7 +129,8 @@ fn a_whole_save_replaces_no_turn_of_another_writer() {
         assert!(is_moved(&refused), "{refused}");
         assert_eq!(remote.load("a").unwrap().state(), [0, 1]);
     }
-    // The other writer appends a turn, and replaces its own turns. The first one is refused from then on.
+    // The other writer appends a turn, and replaces its own turns. The first one is refused from
+    // then on.
     append(&mut other, &[0, 1], &[0, 1, 2]).unwrap();
     let mut new = push(&remote, &local, vec![3], ReplacedName::Journal(&other)).unwrap();
     assert!(matches!(append(&mut other, &[0, 1, 2], &[4]), Err(SaveError::Moved(_))));

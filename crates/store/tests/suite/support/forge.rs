@@ -1,8 +1,8 @@
-//! Snapshots from a stranger: any index, extent and configuration, with the digests made right, so that a
-//! reader gets as deep as it can.
+//! Snapshots from a stranger: any index, extent and configuration, with the digests made right, so
+//! that a reader gets as deep as it can.
 //!
-//! Shared by the tests of several crates and by the fuzz targets; it writes files and knows nothing of the
-//! crates that read them but how a blob's name is made.
+//! Shared by the tests of several crates and by the fuzz targets; it writes files and knows nothing
+//! of the crates that read them but how a blob's name is made.
 #![allow(dead_code, reason = "each user takes a part")]
 
 use std::fs;
@@ -96,7 +96,8 @@ impl Snapshot {
         Self { pages, layers, working_set, guest: ("arena".to_owned(), String::new()) }
     }
 
-    /// Writes it under `name` as the only snapshot of an image layout at `root`, and returns its id.
+    /// Writes it under `name` as the only snapshot of an image layout at `root`, and returns its
+    /// id.
     pub(crate) fn write(&self, root: &Path, name: &str) -> Sha256 {
         let blobs = root.join("blobs/sha256");
         fs::create_dir_all(&blobs).expect("the folder of the blobs is made");

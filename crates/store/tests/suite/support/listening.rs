@@ -1,7 +1,8 @@
-//! Whether a server started by a test accepts connections at its port, which was free when the test chose it.
+//! Whether a server started by a test accepts connections at its port, which was free when the test
+//! chose it.
 //!
-//! Another process or test may have taken the port since, so an accepted connection alone proves nothing. So the
-//! kernel is asked whose the socket is. Shared by the tests of several crates.
+//! Another process or test may have taken the port since, so an accepted connection alone proves
+//! nothing. So the kernel is asked whose the socket is. Shared by the tests of several crates.
 
 use std::net::SocketAddr;
 use std::process::Child;
@@ -21,7 +22,8 @@ pub(crate) fn listens(child: &mut Child, address: SocketAddr, patience: Duration
 
 /// Whether a process has a socket that listens at the port.
 fn has_socket(process: u32, port: u16) -> bool {
-    // "sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …", where 0A listens.
+    // "sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …", where 0A
+    // listens.
     let read = |table: &str| std::fs::read_to_string(format!("/proc/{process}/net/{table}"));
     let tables = [read("tcp"), read("tcp6")].map(Result::unwrap_or_default);
     let ends = format!(":{port:04X}");

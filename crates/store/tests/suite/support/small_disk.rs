@@ -24,7 +24,8 @@ fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> bool {
 }
 
 impl SmallDisk {
-    /// Mounts one of so many MiB at an empty directory. `None`, with a message, where that is not permitted.
+    /// Mounts one of so many MiB at an empty directory. `None`, with a message, where that is not
+    /// permitted.
     pub(crate) fn mount(dir: &Path, mib: usize) -> Option<Self> {
         let size = format!("size={mib}m");
         let arguments = ["-t", "tmpfs", "-o", &size, "tmpfs"].map(std::ffi::OsStr::new);

@@ -15,13 +15,13 @@ const SYNDROME: u32 = 0x4553_5201;
 /// Bytes of records: `__reserved` in `struct sigcontext`, which is aligned to 16.
 const RECORD_BYTES: usize = 4096;
 
-/// Where the records begin: after the fault's address, 31 registers, the stack pointer, the program counter and the
-/// processor's state.
+/// Where the records begin: after the fault's address, 31 registers, the stack pointer, the program
+/// counter and the processor's state.
 const RECORDS: usize =
     (offset_of!(libc::ucontext_t, uc_mcontext) + 35 * size_of::<u64>()).next_multiple_of(16);
 
-/// Whether the access was a write: a bit of the syndrome, which the kernel adds to the context of each fault that has
-/// an address.
+/// Whether the access was a write: a bit of the syndrome, which the kernel adds to the context of
+/// each fault that has an address.
 ///
 /// # Safety
 /// `context` must be the one that the kernel passed to a handler.

@@ -1,22 +1,26 @@
 //! Handlers of others, for faults outside our ranges.
 //!
-//! wasmtime, language runtimes, crash reporters and we all want SIGSEGV, and each remembers only its predecessor.
-//! Ours must be called first, so it is put on top again whenever a range is registered. That must lose no other
-//! handler, and must not end in a circle of handlers that pass faults to one another. Hence:
+//! wasmtime, language runtimes, crash reporters and we all want SIGSEGV, and each remembers only
+//! its predecessor. Ours must be called first, so it is put on top again whenever a range is
+//! registered. That must lose no other handler, and must not end in a circle of handlers that pass
+//! faults to one another. Hence:
 //!
-//! * **Each time we are put on top it is with another entry point**, a *layer*, that remembers the handler beneath
-//!   it. A handler above a layer that passes faults on comes back to that very layer, which continues downwards. A
-//!   handler that removes itself puts a layer back, which shows us that it has left.
-//! * **A fault carries a list of the handlers that had it already**, in the part of `siginfo_t` that the kernel
-//!   clears at each delivery (since Linux 4.20) and leaves unused. No handler is offered a fault twice; when all had
-//!   it the default action ends the process. As the list dies with the delivery, nothing is left over when a handler
-//!   jumps out (`siglongjmp`) and never comes back.
+//! * **Each time we are put on top it is with another entry point**, a *layer*, that remembers the
+//!   handler beneath it. A handler above a layer that passes faults on comes back to that very
+//!   layer, which continues downwards. A handler that removes itself puts a layer back, which shows
+//!   us that it has left.
+//! * **A fault carries a list of the handlers that had it already**, in the part of `siginfo_t`
+//!   that the kernel clears at each delivery (since Linux 4.20) and leaves unused. No handler is
+//!   offered a fault twice; when all had it the default action ends the process. As the list dies
+//!   with the delivery, nothing is left over when a handler jumps out (`siglongjmp`) and never
+//!   comes back.
 //!
-//! A handler beneath us is called as the kernel would have called it: with its mask, and once if it has
-//! `SA_RESETHAND`.
+//! A handler beneath us is called as the kernel would have called it: with its mask, and once if it
+//! has `SA_RESETHAND`.
 //!
-//! May break it: a handler installed over ours that neither knows the fault nor passes it on. Nothing can be done
-//! about that, here as anywhere. At most twelve foreign handlers at the same time, each on top of the last.
+//! May break it: a handler installed over ours that neither knows the fault nor passes it on.
+//! Nothing can be done about that, here as anywhere. At most twelve foreign handlers at the same
+//! time, each on top of the last.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
@@ -60,10 +64,11 @@ impl Foreign {
 /// The layers of one signal.
 pub(super) struct Chain {
     signal: libc::c_int,
-    /// The handler beneath each layer. Set before the layer is installed; never freed, as a handler may read it at
-    /// any time.
+    /// The handler beneath each layer. Set before the layer is installed; never freed, as a handler
+    /// may read it at any time.
     beneath: [AtomicPtr<Foreign>; LAYERS],
-    /// Layers that may be reached from the top. Changed by [`Chain::install`] and [`Chain::step_aside`] only.
+    /// Layers that may be reached from the top. Changed by [`Chain::install`] and
+    /// [`Chain::step_aside`] only.
     used: AtomicUsize,
 }
 
@@ -85,7 +90,8 @@ impl Chain {
         unsafe { self.beneath[layer].load(Ordering::Acquire).as_ref() }
     }
 
-    /// Puts a layer on top, unless one is there. The caller sees to it that one thread at a time does this.
+    /// Puts a layer on top, unless one is there. The caller sees to it that one thread at a time
+    /// does this.
     pub(super) fn install(&self) -> Result<(), SysError> {
         let top = self.exchange(None)?;
         if let Some(layer) = layer_of(&top) {
@@ -95,8 +101,8 @@ impl Chain {
         }
         let layer = self.remember(top)?;
         let replaced = self.exchange(Some(ENTRIES[layer]))?;
-        // A handler came or left between the two calls, and the first result may be outdated. If one of our layers
-        // came back, the new one replaces it.
+        // A handler came or left between the two calls, and the first result may be outdated. If
+        // one of our layers came back, the new one replaces it.
         match layer_of(&replaced) {
             Some(back) => self.foreign(back).into_iter().for_each(|f| self.set(layer, f.action)),
             None => self.set(layer, replaced),
@@ -119,8 +125,8 @@ impl Chain {
         Ok(layer)
     }
 
-    /// Forgets handlers that are remembered twice, the lower of the two, and `top`, which is on top now. Returns how
-    /// many there are left.
+    /// Forgets handlers that are remembered twice, the lower of the two, and `top`, which is on top
+    /// now. Returns how many there are left.
     fn gather(&self, top: &libc::sigaction) -> usize {
         let all: Vec<_> = (0..LAYERS).filter_map(|layer| self.foreign(layer)).collect();
         let last = |at: usize| {
@@ -140,12 +146,14 @@ impl Chain {
         });
         if !known {
             let foreign = Box::new(Foreign { action, spent: AtomicBool::new(false) });
-            // Leaked: a handler may read it at any time after. One for each handler that others install.
+            // Leaked: a handler may read it at any time after. One for each handler that others
+            // install.
             self.beneath[layer].store(Box::into_raw(foreign), Ordering::Release);
         }
     }
 
-    /// Takes our layers away as far as they are on top. The caller sees to it as for [`Chain::install`].
+    /// Takes our layers away as far as they are on top. The caller sees to it as for
+    /// [`Chain::install`].
     pub(super) fn step_aside(&self) -> Result<(), SysError> {
         while let Some(layer) = layer_of(&self.exchange(None)?) {
             let Some(foreign) = self.foreign(layer) else { break };
@@ -165,21 +173,22 @@ impl Chain {
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         if let Some(entry) = new {
             action.sa_sigaction = entry as usize;
-            // NODEFER: a fault inside a handler must reach us again. ONSTACK: a thread whose guest overflowed its stack
-            // can only run the handler on the alternate one.
+            // NODEFER: a fault inside a handler must reach us again. ONSTACK: a thread whose guest
+            // overflowed its stack can only run the handler on the alternate one.
             action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK;
             action.sa_mask = quiet();
         }
         let given = if new.is_some() { &raw const action } else { std::ptr::null() };
-        // SAFETY: both structures are initialised and live through the call; the handler is async-signal-safe.
+        // SAFETY: both structures are initialised and live through the call; the handler is
+        // async-signal-safe.
         if unsafe { libc::sigaction(self.signal, given, &mut old) } != 0 {
             return Err(SysError::last(Call::Signal));
         }
         Ok(old)
     }
 
-    /// Passes a fault that is not ours to the next handler that has not had it: the one beneath `layer`, or below
-    /// that.
+    /// Passes a fault that is not ours to the next handler that has not had it: the one beneath
+    /// `layer`, or below that.
     ///
     /// # Safety
     /// Must be called from a signal handler, with the arguments the kernel passed to it.
@@ -234,7 +243,8 @@ impl Chain {
         if action.sa_flags & libc::SA_RESETHAND != 0 {
             foreign.spent.store(true, Ordering::Relaxed);
         }
-        // SAFETY: the kernel passed the context; of its mask it fills one word. A `sigset_t` begins with that word too.
+        // SAFETY: the kernel passed the context; of its mask it fills one word. A `sigset_t` begins
+        // with that word too.
         let (interrupted, asked) = unsafe {
             let context = context.cast::<libc::ucontext_t>();
             let word = |set: *const libc::sigset_t| set.cast::<u64>().read();
@@ -255,8 +265,8 @@ impl Chain {
         set_mask(before);
     }
 
-    /// Puts the default action back. An access faults again on return, and the kernel ends the process with the right
-    /// signal and core dump; a signal that was sent is sent again.
+    /// Puts the default action back. An access faults again on return, and the kernel ends the
+    /// process with the right signal and core dump; a signal that was sent is sent again.
     ///
     /// # Safety
     /// As [`Chain::pass_on`].
@@ -275,8 +285,8 @@ impl Chain {
     }
 }
 
-/// The layers that had a fault: a word of `siginfo_t` that the kernel clears, and another that marks the first as
-/// valid.
+/// The layers that had a fault: a word of `siginfo_t` that the kernel clears, and another that
+/// marks the first as valid.
 #[repr(C)]
 pub(super) struct List {
     tag: u32,
@@ -289,8 +299,8 @@ impl List {
     /// The list that belongs to `info`.
     ///
     /// # Safety
-    /// `info` must be the one that the kernel passed to a handler, which is 128 bytes long and, for the signals here,
-    /// in use up to byte 48.
+    /// `info` must be the one that the kernel passed to a handler, which is 128 bytes long and, for
+    /// the signals here, in use up to byte 48.
     pub(super) unsafe fn of(info: *mut libc::siginfo_t) -> *mut Self {
         const { assert!(size_of::<libc::siginfo_t>() == 128) };
         // SAFETY: the last eight of 128 bytes, aligned as the structure is.
@@ -340,7 +350,8 @@ fn bit(signal: libc::c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// All signals except those that a thread raises by executing an instruction, which must not be blocked.
+/// All signals except those that a thread raises by executing an instruction, which must not be
+/// blocked.
 fn quiet() -> libc::sigset_t {
     // SAFETY: fills a local set, and takes valid numbers out of it.
     unsafe {

@@ -1,7 +1,8 @@
 //! Counts the users of a value, which must not be freed under a signal handler.
 //!
-//! A count belongs to a process: a child of a fork inherits the number, but not the threads it counted. So the word
-//! also holds the generation it was counted in, and counts of another generation are void.
+//! A count belongs to a process: a child of a fork inherits the number, but not the threads it
+//! counted. So the word also holds the generation it was counted in, and counts of another
+//! generation are void.
 
 use super::sync::{AtomicU64, Ordering, constant, wait_for_leavers, wake_waiters};
 
@@ -37,8 +38,8 @@ impl Readers {
         true
     }
 
-    /// As `enter`, when the word was another generation's a moment ago. Counts that are added to the old generation
-    /// are lost with it.
+    /// As `enter`, when the word was another generation's a moment ago. Counts that are added to
+    /// the old generation are lost with it.
     #[cold]
     fn enter_first(&self, generation: u32) -> bool {
         let mut word = self.word.load(Ordering::Acquire);
@@ -58,7 +59,8 @@ impl Readers {
         }
     }
 
-    /// Goes out again. A waiting thread may free this value once the count is down, so it is not touched afterwards.
+    /// Goes out again. A waiting thread may free this value once the count is down, so it is not
+    /// touched afterwards.
     pub(crate) fn leave(&self) {
         let before = self.word.fetch_sub(1, Ordering::AcqRel);
         if before & (CLOSED | COUNT) == CLOSED | 1 {
@@ -66,10 +68,12 @@ impl Readers {
         }
     }
 
-    /// Whether the count is zero. A thread that enters after a `true` sees everything that was done before the call.
+    /// Whether the count is zero. A thread that enters after a `true` sees everything that was done
+    /// before the call.
     pub(crate) fn none(&self, generation: u32) -> bool {
-        // An addition of zero, and not a load: in the order of changes to this word it stands either before an
-        // `enter`, which then sees the caller's earlier writes; or behind, and counts it.
+        // An addition of zero, and not a load: in the order of changes to this word it stands
+        // either before an `enter`, which then sees the caller's earlier writes; or behind, and
+        // counts it.
         let word = self.word.fetch_add(0, Ordering::AcqRel);
         word >> 32 != u64::from(generation) || word & COUNT == 0
     }

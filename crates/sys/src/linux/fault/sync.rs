@@ -1,4 +1,5 @@
-//! External operations of the table and its counts; their model (`tests/fault_model.rs`) replaces them.
+//! External operations of the table and its counts; their model (`tests/fault_model.rs`) replaces
+//! them.
 
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -7,7 +8,8 @@ pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use crate::linux::futex;
 
-/// Changes at every leave that a thread may wait for. One word for all: the value that was left may be freed.
+/// Changes at every leave that a thread may wait for. One word for all: the value that was left may
+/// be freed.
 static LEFT: AtomicU32 = AtomicU32::new(0);
 
 /// Wakes waiting threads, which look again. May be called in a signal handler.

@@ -1,20 +1,24 @@
-//! Maps ranges of addresses to their owners: a table that signal handlers read while others change it.
+//! Maps ranges of addresses to their owners: a table that signal handlers read while others change
+//! it.
 //!
-//! A balanced tree (a treap) whose nodes never change. Adding or removing a range copies the path from the root to
-//! it, some twenty nodes among ten thousand, and publishes the new root with one store.
+//! A balanced tree (a treap) whose nodes never change. Adding or removing a range copies the path
+//! from the root to it, some twenty nodes among ten thousand, and publishes the new root with one
+//! store.
 //!
 //! Promises:
 //! * A lookup takes no lock, allocates nothing and never waits.
 //! * Adding a range waits for no lookup and for no user of a value.
-//! * [`EntryGuard::close`] waits for users of the value of that very range only. Afterwards the value has no users.
+//! * [`EntryGuard::close`] waits for users of the value of that very range only. Afterwards the
+//!   value has no users.
 //!
-//! Why it is safe: two counts. One is of all *lookups*, which take a moment and run no code but this. Unpublished
-//! nodes are freed only when it was seen at zero afterwards; no thread waits for that, the next change looks again.
-//! The other is of each entry's *users*, which may take long; it is counted up inside the lookup, so the entry is
-//! alive then, and closed before the value is taken out.
+//! Why it is safe: two counts. One is of all *lookups*, which take a moment and run no code but
+//! this. Unpublished nodes are freed only when it was seen at zero afterwards; no thread waits for
+//! that, the next change looks again. The other is of each entry's *users*, which may take long; it
+//! is counted up inside the lookup, so the entry is alive then, and closed before the value is
+//! taken out.
 //!
-//! May break it: a thread that leaves a lookup or a value's use without coming back (`siglongjmp` out
-//! of a signal handler that interrupted it). The handler that calls this blocks signals.
+//! May break it: a thread that leaves a lookup or a value's use without coming back (`siglongjmp`
+//! out of a signal handler that interrupted it). The handler that calls this blocks signals.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -31,8 +35,8 @@ struct Entry<T> {
     value: UnsafeCell<Option<T>>,
 }
 
-// SAFETY: `value` is shared with users, which read, until `users` is closed and empty, and then belongs to the one
-// thread that closed it.
+// SAFETY: `value` is shared with users, which read, until `users` is closed and empty, and then
+// belongs to the one thread that closed it.
 unsafe impl<T: Send + Sync> Send for Entry<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Entry<T> {}
@@ -41,11 +45,12 @@ unsafe impl<T: Send + Sync> Sync for Entry<T> {}
 pub(crate) struct EntryGuard<T>(Arc<Entry<T>>);
 
 impl<T> EntryGuard<T> {
-    /// Waits until the entry has no users, and returns its value. It must have been removed before. Needs no lock.
+    /// Waits until the entry has no users, and returns its value. It must have been removed before.
+    /// Needs no lock.
     pub(crate) fn close(self, generation: u32) -> Option<T> {
         self.0.users.close(generation);
-        // SAFETY: closed and without users, so the value is not read now or later; an entry has only one `Held`,
-        // which is consumed here.
+        // SAFETY: closed and without users, so the value is not read now or later; an entry has
+        // only one `Held`, which is consumed here.
         unsafe { (*self.0.value.get()).take() }
     }
 }
@@ -145,7 +150,8 @@ fn last_at<T>(mut node: Option<&Node<T>>, address: usize) -> Option<&Entry<T>> {
     found
 }
 
-/// Trees that were unpublished and may still be looked at. Belongs to the thread that changes the table.
+/// Trees that were unpublished and may still be looked at. Belongs to the thread that changes the
+/// table.
 pub(crate) struct Unpublished<T> {
     roots: Vec<Arc<Node<T>>>,
 }
@@ -178,15 +184,15 @@ impl<T: Send + Sync> Table<T> {
         body: impl FnOnce(&T) -> R,
     ) -> Option<R> {
         self.lookups.enter(generation);
-        // SAFETY: a published tree is freed only after it was unpublished and `lookups` was seen at zero; we are
-        // counted, and see the trees published before that.
+        // SAFETY: a published tree is freed only after it was unpublished and `lookups` was seen at
+        // zero; we are counted, and see the trees published before that.
         let root = unsafe { self.root.load(Ordering::Acquire).as_ref() };
         let entry = last_at(root, address)
             .filter(|entry| address < entry.end && entry.users.enter(generation))
             .map(std::ptr::from_ref);
         self.lookups.leave();
-        // SAFETY: counted among its users before the lookup ended, so it is not closed so far, and the closing thread
-        // waits for us before it releases the entry or its value.
+        // SAFETY: counted among its users before the lookup ended, so it is not closed so far, and
+        // the closing thread waits for us before it releases the entry or its value.
         let entry = unsafe { &*entry? };
         // SAFETY: the value of an entry with users is never changed.
         let result = unsafe { &*entry.value.get() }.as_ref().map(body);
@@ -194,8 +200,8 @@ impl<T: Send + Sync> Table<T> {
         result
     }
 
-    /// Adds `start .. end`; `None` where it overlaps a range that is there. `unpublished` is the one of this process,
-    /// and its lock serialises changes.
+    /// Adds `start .. end`; `None` where it overlaps a range that is there. `unpublished` is the
+    /// one of this process, and its lock serialises changes.
     pub(crate) fn insert(
         &self,
         unpublished: &mut Unpublished<T>,
@@ -213,7 +219,8 @@ impl<T: Send + Sync> Table<T> {
         Some(EntryGuard(entry))
     }
 
-    /// Removes an entry; later lookups do not find it. Earlier users may still use it: see [`EntryGuard::close`].
+    /// Removes an entry; later lookups do not find it. Earlier users may still use it: see
+    /// [`EntryGuard::close`].
     pub(crate) fn remove(
         &self,
         unpublished: &mut Unpublished<T>,

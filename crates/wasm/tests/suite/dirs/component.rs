@@ -51,8 +51,8 @@ const INTERFACES: &str = r#"
         (export "descriptor" (type $descriptor (eq $outer)))
         (export "get-directories" (func (result (list (tuple (own $descriptor) string)))))))"#;
 
-/// A component whose functions return 0, or an error and one more. Directories are counted from 0; the number after
-/// them is the last file that was opened.
+/// A component whose functions return 0, or an error and one more. Directories are counted from 0;
+/// the number after them is the last file that was opened.
 fn component() -> Vec<u8> {
     const LOWERED: [(&str, &str, usize); 8] = [
         ("open", "[method]descriptor.open-at", 7),

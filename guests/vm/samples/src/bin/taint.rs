@@ -1,6 +1,6 @@
-//! Leaves all state behind that a program at privilege level 3 can, and reports the state at its own start: for tests
-//! that compare the two. The first byte of the input says what to leave; the output is always what the processor held
-//! at the first instruction of the call.
+//! Leaves all state behind that a program at privilege level 3 can, and reports the state at its
+//! own start: for tests that compare the two. The first byte of the input says what to leave; the
+//! output is always what the processor held at the first instruction of the call.
 //!
 //! | bytes | what they hold |
 //! |---|---|
@@ -46,7 +46,8 @@ extern "C" fn _start(boot: *const BootInfo) -> ! {
     unsafe { afresh_guest::ready(boot, init, enter) }
 }
 
-/// Stores the initial state before anything changes it, then continues to `act` as if that had been called.
+/// Stores the initial state before anything changes it, then continues to `act` as if that had been
+/// called.
 #[unsafe(naked)]
 extern "C" fn enter(_input: *const u8, _len: usize) -> ! {
     naked_asm!(
@@ -100,8 +101,9 @@ extern "C" fn enter(_input: *const u8, _len: usize) -> ! {
     )
 }
 
-/// Fills the general registers with values that must not be seen again, points RDI and RSI to memory that may be
-/// written and DX to the port, runs the given lines, and ends the call if that is still possible.
+/// Fills the general registers with values that must not be seen again, points RDI and RSI to
+/// memory that may be written and DX to the port, runs the given lines, and ends the call if that
+/// is still possible.
 macro_rules! leave {
     ($($line:expr),* $(,)?) => {
         asm!(
@@ -223,7 +225,8 @@ extern "C" fn act(input: *const u8, len: usize) -> ! {
             b'g' => leave!("mov rax, rdi", "wrfsbase rax"),
             b'G' => leave!("mov rax, rdi", "wrgsbase rax"),
             b'0' => leave!("mov eax, 0x40", "mov fs, ax"),
-            // Extended state: x87 with its pointers and control words, SSE, AVX, AVX-512, AMX, keys.
+            // Extended state: x87 with its pointers and control words, SSE, AVX, AVX-512, AMX,
+            // keys.
             b'x' => leave!(
                 "fld1",
                 "fldpi",

@@ -1,7 +1,9 @@
-//! Containers' images behind the front door: found in a layout, or a tar of one, or fetched from a registry, and made programs.
+//! Containers' images behind the front door: found in a layout, or a tar of one, or fetched from a
+//! registry, and made programs.
 //!
-//! Promises: nothing is unpacked before its digest was checked, and no more is fetched than an image may hold. May
-//! break it: a registry decides what a tag means; name a digest to trust it with nothing.
+//! Promises: nothing is unpacked before its digest was checked, and no more is fetched than an
+//! image may hold. May break it: a registry decides what a tag means; name a digest to trust it
+//! with nothing.
 
 #[cfg(feature = "remote")]
 mod fetch;
@@ -43,8 +45,8 @@ fn meant(reference: &Reference, error: &OpenError) -> ImageGuess {
     }
 }
 
-/// The program of the image that a reference names, warm, if it could not be opened as a snapshot; that error if it
-/// is not an image either.
+/// The program of the image that a reference names, warm, if it could not be opened as a snapshot;
+/// that error if it is not an image either.
 pub(crate) fn open(
     reference: &Reference,
     options: &Options,
@@ -60,8 +62,9 @@ pub(crate) fn open(
     super::warm(&reference.to_string(), program, options)
 }
 
-/// The program of the OCI image that a reference names: in a layout, in an archive, or in a registry. It is started as the
-/// image's configuration says, and finds programs where shells do if that names no `PATH`.
+/// The program of the OCI image that a reference names: in a layout, in an archive, or in a
+/// registry. It is started as the image's configuration says, and finds programs where shells do if
+/// that names no `PATH`.
 ///
 /// # Errors
 /// [`OpenError`] when there is no such image, or it cannot be fetched.
@@ -73,8 +76,9 @@ pub fn image_program(reference: &Reference, options: &Options) -> Result<Program
     Ok(if named { program } else { program.env("PATH", SEARCH_PATH) })
 }
 
-/// The program of a reference: that of an OCI image ([`image_program`]), or one with the files of a saved
-/// Linux program, whose command line is given by its arguments. `options` grant a saved program its directories.
+/// The program of a reference: that of an OCI image ([`image_program`]), or one with the files of a
+/// saved Linux program, whose command line is given by its arguments. `options` grant a saved
+/// program its directories.
 ///
 /// # Errors
 /// [`OpenError`] when there is neither, or it cannot be opened.

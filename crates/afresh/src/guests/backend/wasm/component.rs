@@ -14,8 +14,8 @@ use crate::{
     Answer, CallError, Cause, Guest, Kind, LeaseError, SaveError, SessionError, VerifyError,
 };
 
-/// The export that a WASI command begins at. In a component it is the `run` of `wasi:cli/run`, which this name also
-/// means.
+/// The export that a WASI command begins at. In a component it is the `run` of `wasi:cli/run`,
+/// which this name also means.
 const START: &str = "_start";
 
 impl WarmGuest for WarmComponent {

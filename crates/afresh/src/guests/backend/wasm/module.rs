@@ -201,7 +201,8 @@ impl FileOwner for Branch<Session> {
 }
 
 impl Guest {
-    /// The warm module, if it is one: for typed calls, host state, owned leases and calls that wait.
+    /// The warm module, if it is one: for typed calls, host state, owned leases and calls that
+    /// wait.
     #[must_use]
     pub fn as_module(&self) -> Option<&Warm> {
         match &self.inner().backend {

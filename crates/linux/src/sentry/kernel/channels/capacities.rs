@@ -1,7 +1,7 @@
 //! Capacities of channels: that of a new one, and changes by the program.
 //!
-//! Promises: all channels together hold a limited number of bytes, which the sentry has in addition to the memory
-//! limit.
+//! Promises: all channels together hold a limited number of bytes, which the sentry has in addition
+//! to the memory limit.
 
 use rustix::io::Errno;
 
@@ -9,8 +9,8 @@ use super::{CAPACITY, Channel, Channels, MAX_RESERVED, MAX_SOCKET_BYTES, PAGE};
 
 /// Bytes beyond the usual that all may hold together.
 const MAX_EXTRA_BYTES: usize = 64 << 20;
-/// Bytes that all may hold together, each up to the usual size (`pipe-user-pages-soft`). Later ones are one page, as in
-/// Linux.
+/// Bytes that all may hold together, each up to the usual size (`pipe-user-pages-soft`). Later ones
+/// are one page, as in Linux.
 const MAX_USUAL_BYTES: usize = 64 << 20;
 
 impl Channel {
