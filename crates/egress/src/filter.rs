@@ -5,6 +5,7 @@
 //! addresses where the name does not decide. An allowed destination precedes a denied one.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -113,10 +114,11 @@ thread_local! {
     static PRESENT: RefCell<Option<EgressFilter>> = const { RefCell::new(None) };
 }
 
-fn bounded(what: &str, count: usize) -> Result<(), FilterError> {
-    match count > MAX_ENTRIES {
-        true => Err(FilterError(format!("{what} has {count} entries, and may have {MAX_ENTRIES}"))),
-        false => Ok(()),
+/// Refuses one more entry of a list that has `count`.
+fn check_room(what: &str, count: usize) -> Result<(), FilterError> {
+    match count < MAX_ENTRIES {
+        true => Ok(()),
+        false => Err(FilterError(format!("{what} has more than {MAX_ENTRIES} entries"))),
     }
 }
 
@@ -143,6 +145,8 @@ impl EgressFilter {
     ) -> Result<Self, FilterError> {
         let mut parts = FilterParts::default();
         for text in allowed {
+            let count = parts.allowed.len() + parts.allowed_hosts.len();
+            check_room("the list of allowed destinations", count)?;
             match (text.parse(), host(text)) {
                 (Ok(range), _) => parts.allowed.push(range),
                 (Err(()), Some(host)) => parts.allowed_hosts.push(host),
@@ -156,6 +160,7 @@ impl EgressFilter {
             }
         }
         for text in denied {
+            check_room("the list of denied destinations", parts.denied.len())?;
             let range = text.parse().map_err(|()| {
                 FilterError(format!(
                     "`{}` cannot be denied: use an address or a range such as 192.0.2.0/24; a name is denied \
@@ -166,8 +171,6 @@ impl EgressFilter {
             parts.denied.push(range?);
         }
         let count = parts.allowed.len() + parts.allowed_hosts.len();
-        bounded("the list of allowed destinations", count)?;
-        bounded("the list of denied destinations", parts.denied.len())?;
         parts.denies_rest =
             parts.denied.iter().any(AddressRange::is_all) || parts.denied.is_empty() && count > 0;
         Ok(Self(Arc::new(parts)))
@@ -187,21 +190,23 @@ impl EgressFilter {
             let name = clipped(name);
             FilterError(format!("`{name}` is no name of a host, nor `*.` and the end of one"))
         })?;
-        let mut all = HeaderList::new();
+        check_room("the list of hosts with headers", self.0.headers.len())?;
+        let mut all = BTreeMap::new();
         for (header, value) in headers {
             let (header, value) = checked_header(&clipped(header), value).map_err(FilterError)?;
-            if OVERRIDES.contains(&&*folded(&header)) {
+            let name = folded(&header);
+            if OVERRIDES.contains(&&*name) {
                 let why = "replaces the method or the path, which a rule checks";
                 return Err(FilterError(format!("the header `{header}` {why}")));
             }
             // A later one replaces one before.
-            all.retain(|(other, _)| folded(other) != folded(&header));
-            all.push((header, value));
+            if !all.contains_key(&name) {
+                check_room("the list of headers", all.len())?;
+            }
+            all.insert(name, (header, value));
         }
-        bounded("the list of headers", all.len())?;
         let mut parts = Arc::try_unwrap(self.0).unwrap_or_else(|shared| (*shared).clone());
-        parts.headers.push((pattern, all));
-        bounded("the list of hosts with headers", parts.headers.len())?;
+        parts.headers.push((pattern, all.into_values().collect()));
         Ok(Self(Arc::new(parts)))
     }
 
@@ -367,7 +372,7 @@ mod tests {
             (&["api.test:443"], &[], "cannot be allowed"),
             (&[], &["api.test"], "`api.test` cannot be denied"),
             (&[""], &[], "cannot be allowed"),
-            (&["10.0.0.1"; 257], &[], "257 entries"),
+            (&["10.0.0.1"; 257], &[], "more than 256 entries"),
         ] {
             let error = EgressFilter::new(allowed.iter().copied(), denied.iter().copied());
             let error = error.unwrap_err().to_string();
@@ -401,6 +406,26 @@ mod tests {
                 "{name} {header}"
             );
         }
+    }
+
+    #[test]
+    fn lists_are_refused_at_their_first_entry_too_many() {
+        let taken = std::cell::Cell::new(0);
+        let count = |_: &usize| taken.set(taken.get() + 1);
+        let names: Vec<String> = (0..6_000).map(|number| format!("x-{number}")).collect();
+        let headers = (0..names.len()).inspect(count).map(|at| (&*names[at], ""));
+        let error = filter(&[], &[]).with_headers("api.test", headers).unwrap_err();
+        assert!(error.to_string().contains("more than 256"), "{error}");
+        assert_eq!(taken.replace(0), MAX_ENTRIES + 1);
+        let denied = (0..6_000).inspect(count).map(|_| "10.0.0.1");
+        EgressFilter::new([], denied).unwrap_err();
+        assert_eq!(taken.get(), MAX_ENTRIES + 1);
+        // One that replaces another takes no room.
+        let last = ("X_0", "last");
+        let headers = names[..MAX_ENTRIES].iter().map(|name| (&**name, "")).chain([last]);
+        let listed = filter(&[], &[]).with_headers("api.test", headers).unwrap();
+        assert_eq!(listed.headers("api.test").len(), MAX_ENTRIES);
+        assert_eq!(listed.headers("api.test")[0].1, b"last");
     }
 
     #[test]
