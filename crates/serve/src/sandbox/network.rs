@@ -5,6 +5,8 @@
 //! forks have them too. Each entry of `allowOut` and of `rules` has a grant of the template, or the
 //! request is refused.
 
+#[cfg(feature = "linux")]
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[cfg(feature = "linux")]
@@ -16,7 +18,7 @@ use hyper::StatusCode;
 use super::config::Template;
 use super::control::refuse_unsupported;
 use super::network_rules::NetworkRules;
-use super::registry::Sandboxes;
+use super::registry::{Sandboxes, to_its_end};
 use super::requests::NetworkUpdate;
 use super::routes::{Answer, TenantSandbox, json, short};
 use super::sandbox::Sandbox;
@@ -44,7 +46,10 @@ impl NetworkRules {
 impl NetworkRules {
     /// The filter of a sandbox with these rules; none without rules.
     fn filter(&self) -> Result<Option<EgressFilter>, String> {
-        if self.texts().next().is_none() && self.internet != Some(false) {
+        let lists = self.allow_out.iter().chain(&self.deny_out);
+        let is_empty =
+            lists.map(Vec::len).chain(self.rules.iter().map(BTreeMap::len)).sum::<usize>() == 0;
+        if is_empty && self.internet != Some(false) {
             return Ok(None);
         }
         let allowed = self.allow_out.iter().flatten().map(String::as_str);
@@ -91,16 +96,20 @@ impl NetworkRules {
 }
 
 impl NetworkRules {
-    /// Checks rules that a client sends for a sandbox of `template`, and that they are short.
+    /// Checks rules that a client sends for a sandbox of `template`, and that they are short. Their
+    /// length is that in a record, since empty lists and rules take memory too.
     pub(super) fn accept(&self, template: &Template) -> Result<(), ErrorResponse> {
-        short(self.texts())?;
+        // Texts and a flag.
+        short([&serde_json::to_string(self).unwrap_or_default()])?;
         self.check(template).map_err(|why| ErrorResponse::new(StatusCode::BAD_REQUEST, why))
     }
 }
 
 #[derive(Debug, Default)]
 struct NetworkState {
-    rules: NetworkRules,
+    rules: Arc<NetworkRules>,
+    /// Those that the record of the sandbox has.
+    written: Arc<NetworkRules>,
     #[cfg(feature = "linux")]
     filter: Option<EgressFilter>,
 }
@@ -111,8 +120,9 @@ pub(super) struct SandboxNetwork(Mutex<NetworkState>);
 
 impl SandboxNetwork {
     pub(super) fn new(rules: NetworkRules) -> Self {
-        let this = Self::default();
-        this.replace(rules);
+        let (this, rules) = (Self::default(), Arc::new(rules));
+        this.replace(rules.clone());
+        this.note_written(rules);
         this
     }
 
@@ -121,24 +131,27 @@ impl SandboxNetwork {
     }
 
     /// The present rules.
-    pub(super) fn rules(&self) -> NetworkRules {
+    pub(super) fn rules(&self) -> Arc<NetworkRules> {
         self.state().rules.clone()
     }
 
     /// Replaces the rules. Those that cannot be read, as of a damaged record, deny everything.
-    pub(super) fn replace(&self, rules: NetworkRules) {
+    fn replace(&self, rules: Arc<NetworkRules>) {
+        self.state().replace(rules);
+    }
+
+    /// Notes that the record has these rules.
+    fn note_written(&self, rules: Arc<NetworkRules>) {
+        self.state().written = rules;
+    }
+
+    /// Returns to the rules of the record, unless others have replaced `rules` since.
+    fn undo(&self, rules: &Arc<NetworkRules>) {
         let mut state = self.state();
-        if state.rules == rules {
-            return;
+        if Arc::ptr_eq(&state.rules, rules) {
+            let written = state.written.clone();
+            state.replace(written);
         }
-        #[cfg(feature = "linux")]
-        {
-            state.filter = rules.filter().unwrap_or_else(|error| {
-                tracing::error!(error, "rules of a sandbox are invalid: it reaches no server");
-                EgressFilter::new([], [ALL_TRAFFIC]).ok()
-            });
-        }
-        state.rules = rules;
     }
 
     /// Runs the sandbox with these rules.
@@ -146,6 +159,19 @@ impl SandboxNetwork {
     pub(super) fn within<T>(&self, run: impl FnOnce() -> T) -> T {
         let filter = self.state().filter.clone();
         EgressFilter::within(filter, run)
+    }
+}
+
+impl NetworkState {
+    fn replace(&mut self, rules: Arc<NetworkRules>) {
+        #[cfg(feature = "linux")]
+        if self.rules != rules {
+            self.filter = rules.filter().unwrap_or_else(|error| {
+                tracing::error!(error, "rules of a sandbox are invalid: it reaches no server");
+                EgressFilter::new([], [ALL_TRAFFIC]).ok()
+            });
+        }
+        self.rules = rules;
     }
 }
 
@@ -161,14 +187,27 @@ pub(super) async fn update(chosen: TenantSandbox, body: Bytes) -> Answer {
 }
 
 impl Sandboxes {
-    /// Replaces the rules of a sandbox. Its record has them before the client is answered.
+    /// Replaces the rules of a sandbox. Its record has them before the client is answered. Where
+    /// the record cannot be written, the rules before return.
     async fn set_network(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
         rules: NetworkRules,
     ) -> Result<(), ErrorResponse> {
-        sandbox.network.replace(rules);
-        self.note(sandbox, |_| ()).await
+        let (this, sandbox, rules) = (self.clone(), sandbox.clone(), Arc::new(rules));
+        // Also where the client leaves meanwhile.
+        to_its_end(async move {
+            sandbox.network.replace(rules.clone());
+            match this.note(&sandbox, |_| sandbox.network.rules()).await {
+                Ok(written) => sandbox.network.note_written(written),
+                Err(error) => {
+                    sandbox.network.undo(&rules);
+                    return Err(error);
+                }
+            }
+            Ok(())
+        })
+        .await
     }
 }
 
@@ -211,6 +250,8 @@ mod tests {
                 "`iam`",
             ),
             (json!({"allowOut": ["a".repeat(20_000)]}), "16384"),
+            (json!({"rules": {"api.test": vec![json!({}); 6_000]}}), "16384"),
+            (json!({"denyOut": vec![""; 6_000]}), "16384"),
         ] {
             let error = rules(bad.clone()).accept(&template).unwrap_err().message;
             assert!(error.contains(part), "{bad}: {error}");
@@ -221,7 +262,24 @@ mod tests {
     fn invalid_rules_of_a_record_deny_everything() {
         let network = SandboxNetwork::new(rules(json!({"denyOut": ["nonsense"]})));
         network.within(|| assert!(!EgressFilter::present().unwrap().admits_name("api.test")));
-        network.replace(NetworkRules::default());
+        network.replace(Arc::default());
         network.within(|| assert_eq!(EgressFilter::present(), None));
+    }
+
+    #[test]
+    fn rules_without_a_record_are_undone_unless_others_replaced_them() {
+        let all = |text: &str| Arc::new(rules(json!({"denyOut": [text]})));
+        let (first, failed, later) = (all("10.0.0.1"), all("10.0.0.2"), all("10.0.0.3"));
+        let network = SandboxNetwork::new((*first).clone());
+        network.replace(failed.clone());
+        network.undo(&failed);
+        assert_eq!(network.rules(), first);
+        network.replace(failed.clone());
+        network.replace(later.clone());
+        network.undo(&failed);
+        assert_eq!(network.rules(), later);
+        // The record had neither.
+        network.undo(&later);
+        assert_eq!(network.rules(), first);
     }
 }

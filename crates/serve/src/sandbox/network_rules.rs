@@ -44,18 +44,6 @@ impl NetworkRules {
         *self == Self::default()
     }
 
-    /// Their texts, which a record keeps.
-    pub(super) fn texts(&self) -> impl Iterator<Item = &String> {
-        let rules = self.rules.iter().flatten();
-        let headers = rules.clone().flat_map(|(_, rules)| rules).filter_map(|rule| {
-            rule.transform.as_ref().and_then(|transform| transform.headers.as_ref())
-        });
-        let lists = self.allow_out.iter().chain(&self.deny_out).flatten();
-        lists
-            .chain(rules.map(|(host, _)| host))
-            .chain(headers.flatten().flat_map(|(name, value)| [name, value]))
-    }
-
     /// Their fields in the description of a sandbox.
     pub(super) fn described(&self, public: bool) -> Value {
         let mut fields = json!({ "allowPublicTraffic": public });

@@ -232,7 +232,7 @@ impl Sandbox {
 
     /// Its settings as they are now.
     pub(super) fn present_settings(&self) -> SandboxSettings {
-        SandboxSettings { network: self.network.rules(), ..self.settings.clone() }
+        SandboxSettings { network: (*self.network.rules()).clone(), ..self.settings.clone() }
     }
 
     /// The record of the sandbox, without its pages.
