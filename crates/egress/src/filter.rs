@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::destination::{HostPattern, translated};
 use crate::request_head::{HeaderList, OVERRIDES, folded};
@@ -111,7 +111,42 @@ impl Eq for EgressFilter {}
 
 thread_local! {
     /// The filter of the guest that runs on this thread.
-    static PRESENT: RefCell<Option<EgressFilter>> = const { RefCell::new(None) };
+    static PRESENT: RefCell<Option<SharedFilter>> = const { RefCell::new(None) };
+}
+
+/// The filter of a guest, which its caller can replace while the guest runs. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct SharedFilter(Arc<Mutex<Option<EgressFilter>>>);
+
+impl SharedFilter {
+    /// `filter`, or none yet.
+    #[must_use]
+    pub fn new(filter: Option<EgressFilter>) -> Self {
+        Self(Arc::new(Mutex::new(filter)))
+    }
+
+    fn get(&self) -> Option<EgressFilter> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces the filter. A guest that runs has the new one for its next connection, and its
+    /// connections of the filter before are reset at their next activity.
+    pub fn replace(&self, filter: Option<EgressFilter>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = filter;
+    }
+
+    /// Runs a guest with this filter.
+    pub fn within<T>(&self, run: impl FnOnce() -> T) -> T {
+        struct Restore(Option<SharedFilter>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                PRESENT.with(|present| *present.borrow_mut() = self.0.take());
+            }
+        }
+        let before = PRESENT.with(|present| present.borrow_mut().replace(self.clone()));
+        let _restore = Restore(before);
+        run()
+    }
 }
 
 /// Refuses one more entry of a list that has `count`.
@@ -249,20 +284,7 @@ impl EgressFilter {
     /// The filter of the guest that runs on this thread, if its caller has set one.
     #[must_use]
     pub fn present() -> Option<Self> {
-        PRESENT.with(|present| present.borrow().clone())
-    }
-
-    /// Runs a guest with `filter`, or without any.
-    pub fn within<T>(filter: Option<Self>, run: impl FnOnce() -> T) -> T {
-        struct Restore(Option<EgressFilter>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                PRESENT.with(|present| *present.borrow_mut() = self.0.take());
-            }
-        }
-        let before = PRESENT.with(|present| std::mem::replace(&mut *present.borrow_mut(), filter));
-        let _restore = Restore(before);
-        run()
+        PRESENT.with(|present| present.borrow().as_ref().and_then(SharedFilter::get))
     }
 
     fn verdict(&self, name: &str) -> NameVerdict {
@@ -445,10 +467,14 @@ mod tests {
     #[test]
     fn the_present_filter_is_that_of_the_innermost_caller() {
         let (outer, inner) = (filter(&[], &[]), filter(&[], &[]));
-        EgressFilter::within(Some(outer.clone()), || {
-            EgressFilter::within(None, || assert_eq!(EgressFilter::present(), None));
-            EgressFilter::within(Some(inner.clone()), || {
+        SharedFilter::new(Some(outer.clone())).within(|| {
+            SharedFilter::default().within(|| assert_eq!(EgressFilter::present(), None));
+            let shared = SharedFilter::new(Some(inner.clone()));
+            shared.within(|| {
                 assert_eq!(EgressFilter::present(), Some(inner));
+                // The caller replaces it while the guest runs.
+                shared.replace(None);
+                assert_eq!(EgressFilter::present(), None);
             });
             assert_eq!(EgressFilter::present(), Some(outer));
         });

@@ -30,7 +30,7 @@ mod tls;
 pub use authority::{Authority, AuthorityError};
 pub use body::BodyDecoder;
 pub use destination::{DENIED, Destination, DestinationQuery, ParseDestinationError, Server};
-pub use filter::{EgressFilter, FilterError};
+pub use filter::{EgressFilter, FilterError, SharedFilter};
 pub use log::{ConnectionLog, ConnectionReceiver, ConnectionRecord, MAX_RECORDS, Outcome};
 pub use path::{ParsePatternError, PathPattern, RequestTarget};
 pub use policy::{EgressPolicy, Route};

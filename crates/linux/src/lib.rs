@@ -61,7 +61,7 @@ mod warm;
 
 pub use afresh_egress::{
     ConnectionLog, ConnectionReceiver, ConnectionRecord, Destination, EgressFilter, FilterError,
-    NetGrant, Outcome, ParseDestinationError, ParseGrantError, Rule,
+    NetGrant, Outcome, ParseDestinationError, ParseGrantError, Rule, SharedFilter,
 };
 pub use afresh_snapshot::{OutputSource, OutputStream};
 pub use call_names::call_name;

@@ -107,6 +107,13 @@ impl Link {
     }
 }
 
+/// The way of a connection, and the filter that admitted it.
+#[derive(Debug)]
+pub(crate) struct FilteredRoute {
+    route: Route,
+    filter: Option<EgressFilter>,
+}
+
 /// Limits of one guest that its processes and connections share. A reset does not renew them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OutboundLimits {
@@ -135,9 +142,9 @@ impl OutboundConnections {
         ConnectionLog::present().unwrap_or_else(|| self.limits.log.clone())
     }
 
-    /// The way of a connection, if it is granted, and the caller's filter admits it. A refusal is
-    /// logged.
-    pub(crate) fn route(&self, asked: DestinationQuery<'_>, port: u16) -> Option<Route> {
+    /// The way of a connection, if it is granted, and the caller's filter admits it, with that
+    /// filter. A refusal is logged.
+    pub(crate) fn route(&self, asked: DestinationQuery<'_>, port: u16) -> Option<FilteredRoute> {
         let filter = EgressFilter::present();
         let found = match &filter {
             Some(filter) => self.policy.filtered_route(asked, port, filter),
@@ -148,7 +155,7 @@ impl OutboundConnections {
             let record = ConnectionRecord::of(asked, port, Outcome::Refused);
             self.log().record(record.reason(if is_granted { DENIAL } else { "it is not granted" }));
         }
-        found
+        Some(FilteredRoute { route: found?, filter })
     }
 
     /// Whether a name is granted, and the caller's filter admits it. A refusal is logged.
@@ -171,7 +178,7 @@ impl OutboundConnections {
     /// many already.
     pub(crate) fn begin(
         &mut self,
-        route: Route,
+        FilteredRoute { route, filter }: FilteredRoute,
         asked: ConnectionRecord,
         from: u64,
         to: u64,
@@ -194,7 +201,6 @@ impl OutboundConnections {
                 }
             }
         };
-        let filter = EgressFilter::present();
         self.list.push(OutboundConnection { from, to, link, owed: true, filter, _share: share });
         self.start();
         true

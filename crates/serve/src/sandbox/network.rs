@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[cfg(feature = "linux")]
-use afresh::linux::EgressFilter;
+use afresh::linux::{EgressFilter, SharedFilter};
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use hyper::StatusCode;
@@ -111,7 +111,7 @@ struct NetworkState {
     /// Those that the record of the sandbox has.
     written: Arc<NetworkRules>,
     #[cfg(feature = "linux")]
-    filter: Option<EgressFilter>,
+    filter: SharedFilter,
 }
 
 /// The present rules of a sandbox. Its client can replace them.
@@ -154,11 +154,11 @@ impl SandboxNetwork {
         }
     }
 
-    /// Runs the sandbox with these rules.
+    /// Runs the sandbox with these rules, and with others once they are replaced.
     #[cfg(feature = "linux")]
     pub(super) fn within<T>(&self, run: impl FnOnce() -> T) -> T {
         let filter = self.state().filter.clone();
-        EgressFilter::within(filter, run)
+        filter.within(run)
     }
 }
 
@@ -166,10 +166,10 @@ impl NetworkState {
     fn replace(&mut self, rules: Arc<NetworkRules>) {
         #[cfg(feature = "linux")]
         if self.rules != rules {
-            self.filter = rules.filter().unwrap_or_else(|error| {
+            self.filter.replace(rules.filter().unwrap_or_else(|error| {
                 tracing::error!(error, "rules of a sandbox are invalid: it reaches no server");
                 EgressFilter::new([], [ALL_TRAFFIC]).ok()
-            });
+            }));
         }
         self.rules = rules;
     }
@@ -263,7 +263,12 @@ mod tests {
         let network = SandboxNetwork::new(rules(json!({"denyOut": ["nonsense"]})));
         network.within(|| assert!(!EgressFilter::present().unwrap().admits_name("api.test")));
         network.replace(Arc::default());
-        network.within(|| assert_eq!(EgressFilter::present(), None));
+        network.within(|| {
+            assert_eq!(EgressFilter::present(), None);
+            // New rules are those of a call that runs.
+            network.replace(Arc::new(rules(json!({"internet": false}))));
+            assert!(!EgressFilter::present().unwrap().admits_name("api.test"));
+        });
     }
 
     #[test]
