@@ -52,6 +52,10 @@ impl FromStr for AddressRange {
         if bits > width {
             return Err(());
         }
+        // Addresses are compared in their canonical form, so a mapped range is that of IPv4. One
+        // that begins before the mapped addresses has no such form.
+        let first = first.to_canonical();
+        let bits = bits.checked_sub(width - number(first).1).ok_or(())?;
         Ok(Self { first, bits })
     }
 }
@@ -372,6 +376,11 @@ mod tests {
             assert_eq!(some.admits_address(ip(address)), admits, "{address}");
         }
 
+        let mapped = filter(&["::ffff:10.1.2.3"], &["::ffff:10.0.0.0/104"]);
+        for (address, admits) in [("10.1.2.3", true), ("10.1.2.4", false), ("11.0.0.1", true)] {
+            assert_eq!(mapped.admits_address(ip(address)), admits, "{address}");
+        }
+
         // A list of allowed destinations alone denies the rest.
         let only = filter(&["api.test"], &[]);
         assert!(only.admits_name("api.test") && !only.admits_name("other.test"));
@@ -391,6 +400,7 @@ mod tests {
             (&["*"][..], &[][..], "`*` cannot be allowed"),
             (&["https://api.test"], &[], "cannot be allowed"),
             (&["10.0.0.0/33"], &[], "cannot be allowed"),
+            (&[], &["::ffff:10.0.0.0/64"], "`::ffff:10.0.0.0/64` cannot be denied"),
             (&["api.test:443"], &[], "cannot be allowed"),
             (&[], &["api.test"], "`api.test` cannot be denied"),
             (&[""], &[], "cannot be allowed"),
