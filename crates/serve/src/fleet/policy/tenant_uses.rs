@@ -23,6 +23,14 @@ const MAX_TENANTS: usize = 10_000;
 /// Maximum hosts that are remembered.
 const MAX_HOSTS: usize = 1_000;
 
+/// Digits of the key of a tenant.
+const KEY_DIGITS: usize = 16;
+
+/// Whether this is the key of a tenant, and no text of a stranger of any length.
+fn is_key(key: &str) -> bool {
+    key.len() == KEY_DIGITS && key.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// The uses of the tenants of a host whose keys are in a range.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -93,7 +101,9 @@ impl KnownUses {
         known.expires = expires;
         known.uses.retain(|key, _| !report.contains(key));
         let room = MAX_TENANTS.saturating_sub(known.uses.len()).min(MAX_REPORTED_TENANTS);
-        known.uses.extend(report.uses.into_iter().take(room));
+        let in_range = |key: &String| is_key(key) && report.contains(key);
+        let uses = report.uses.iter().filter(|(key, _)| in_range(key)).take(room);
+        known.uses.extend(uses.map(|(key, one)| (key.clone(), *one)));
     }
 
     /// The use of a tenant on all other hosts at `now`, in this window.
@@ -124,7 +134,11 @@ mod tests {
     }
 
     fn uses(list: &[(&str, TenantUse)]) -> BTreeMap<String, TenantUse> {
-        list.iter().map(|(key, one)| ((*key).to_owned(), *one)).collect()
+        list.iter().map(|(text, one)| (key(text), *one)).collect()
+    }
+
+    fn key(text: &str) -> String {
+        format!("{text:0>16}")
     }
 
     #[test]
@@ -141,27 +155,31 @@ mod tests {
         known.heard("two", two.next(&uses(&[("a", used(7, 5))])).unwrap(), at(10));
         let sum =
             TenantUse { window: 7, memory: 15, connections: 2, cpu: 15, sent: 2, outbound: 4 };
-        assert_eq!(known.elsewhere("a", 7, at(1)), sum);
-        assert_eq!(known.elsewhere("c", 7, at(1)), TenantUse { window: 7, ..TenantUse::default() });
+        assert_eq!(known.elsewhere(&key("a"), 7, at(1)), sum);
+        assert_eq!(
+            known.elsewhere(&key("c"), 7, at(1)),
+            TenantUse { window: 7, ..TenantUse::default() }
+        );
         // A host that is silent has no memory here, and has used what it used.
-        let later = known.elsewhere("a", 7, at(5));
+        let later = known.elsewhere(&key("a"), 7, at(5));
         assert_eq!((later.memory, later.connections, later.cpu), (5, 1, 15));
         // The next window begins with nothing.
-        let next = known.elsewhere("a", 8, at(1));
+        let next = known.elsewhere(&key("a"), 8, at(1));
         assert_eq!((next.memory, next.cpu, next.sent, next.outbound), (15, 0, 0, 0));
         // The last use of a tenant ended.
         known.heard("two", two.next(&uses(&[])).unwrap(), at(20));
-        assert_eq!(known.elsewhere("a", 7, at(12)).memory, 0);
-        assert_eq!(known.elsewhere("a", 7, at(1)).cpu, 10);
+        assert_eq!(known.elsewhere(&key("a"), 7, at(12)).memory, 0);
+        assert_eq!(known.elsewhere(&key("a"), 7, at(1)).cpu, 10);
     }
 
     #[test]
     fn many_tenants_are_reported_in_turn_and_a_lost_report_is_repaired() {
         let mut all: BTreeMap<String, TenantUse> =
-            (0..150).map(|number| (format!("{number:03}"), used(1, number))).collect();
+            (0..150).map(|number| (format!("{number:016}"), used(1, number))).collect();
         let (mut reports, mut known) = (UseReports::default(), KnownUses::default());
         let sum = |known: &KnownUses| {
-            let cpu = |number: u64| known.elsewhere(&format!("{number:03}"), 1, Duration::ZERO).cpu;
+            let cpu =
+                |number: u64| known.elsewhere(&format!("{number:016}"), 1, Duration::ZERO).cpu;
             (0..150).map(cpu).sum::<u64>()
         };
         for turn in 0..6 {
@@ -175,7 +193,7 @@ mod tests {
             }
         }
         assert_eq!(sum(&known), (0..150).sum::<u64>());
-        all.retain(|key, _| key.as_str() < "010" || key.as_str() > "140");
+        all.retain(|name, _| *name < key("010") || *name > key("140"));
         for _ in 0..2 {
             known.heard("one", reports.next(&all).unwrap(), Duration::MAX);
         }
@@ -190,9 +208,15 @@ mod tests {
             known.heard(&host.to_string(), report, Duration::from_secs(host as u64));
         }
         assert_eq!(known.0.len(), MAX_HOSTS);
-        let many = (0..20_000).map(|number| (number.to_string(), used(1, u64::MAX))).collect();
+        let many = (0..20_000).map(|number| (format!("{number:016}"), used(1, u64::MAX))).collect();
         known.heard("a", TenantUses { uses: many, ..TenantUses::default() }, Duration::MAX);
         assert_eq!(known.0["a"].uses.len(), MAX_REPORTED_TENANTS);
-        assert_eq!(known.elsewhere("0", 1, Duration::ZERO).cpu, u64::MAX);
+        assert_eq!(known.elsewhere(&key("0"), 1, Duration::ZERO).cpu, u64::MAX);
+        // No key of a tenant, or out of the range.
+        let odd = ["a".repeat(1 << 20), "g".repeat(16), String::new(), key("1"), key("5")];
+        let (after, up_to) = (Some(key("1")), Some(key("4")));
+        let odd = odd.into_iter().chain([key("3")]).map(|name| (name, used(1, 1))).collect();
+        known.heard("b", TenantUses { after, up_to, uses: odd }, Duration::MAX);
+        assert!(known.0["b"].uses.keys().eq([&key("3")]));
     }
 }
