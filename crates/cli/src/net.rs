@@ -1,7 +1,7 @@
 //! Options for the connections of Linux programs: grants, a file of them, and a log.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -56,7 +56,8 @@ impl ConnectionReceiver for LogFile {
         line.push('\n');
         let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = file.write_all(line.as_bytes()) {
-            eprintln!("afresh: --net-log: a line is lost: {error}");
+            // Standard error may be closed.
+            let _ = writeln!(io::stderr(), "afresh: --net-log: a line is lost: {error}");
         }
     }
 }
@@ -89,13 +90,11 @@ impl NetArguments {
         let mut all = self.net.clone();
         for path in &self.net_rules {
             let of = || format!("--net-rules {}", path.display());
-            let size = std::fs::metadata(path).with_context(of)?.len();
-            anyhow::ensure!(
-                size <= MAX_RULES_BYTES,
-                "{}: it has {size} bytes, and may have {MAX_RULES_BYTES}",
-                of()
-            );
-            let text = std::fs::read_to_string(path).with_context(of)?;
+            // The size of a pipe is not known before.
+            let mut text = String::new();
+            let mut file = File::open(path).with_context(of)?.take(MAX_RULES_BYTES + 1);
+            file.read_to_string(&mut text).with_context(of)?;
+            anyhow::ensure!(file.limit() > 0, "{}: it has more than {MAX_RULES_BYTES} bytes", of());
             let file: RulesFile = toml::from_str(&text).with_context(of)?;
             all.extend(file.net);
         }
@@ -109,5 +108,18 @@ impl NetArguments {
         let file = file.with_context(|| format!("--net-log {}", path.display()))?;
         let receiver = Arc::new(LogFile(Mutex::new(file)));
         Ok(Some(ConnectionLog::of_requests("", receiver)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_without_an_end_are_an_error() {
+        let net_rules = vec![PathBuf::from("/dev/zero")];
+        let arguments = NetArguments { net: Vec::new(), net_rules, net_log: None };
+        let error = arguments.grants().unwrap_err().to_string();
+        assert!(error.contains("/dev/zero: it has more than 1048576 bytes"), "{error}");
     }
 }
