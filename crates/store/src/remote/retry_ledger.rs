@@ -1,11 +1,12 @@
 //! Charges a client that repeats requests itself for its retries.
 //!
-//! Such a client repeats only some of the failed requests, and does not mark what it repeats. So the
-//! ledger notes failures, and takes the tokens of the [`RetryBudget`] when the same request begins
-//! again. Requests are the same if method and address are.
+//! Such a client repeats only some of the failed requests, and does not mark what it repeats. So
+//! the ledger notes failures, and takes the tokens of the [`RetryBudget`] when the same request
+//! begins again. Requests are the same if method and address are.
 //!
 //! Promises: first attempts, and failures without a retry, are free. May break it: a request that
-//! is the same as another one in flight, or as one that was given up up to [`FAILURE_LIFETIME`] ago.
+//! is the same as another one in flight, or as one that failed without a retry less than
+//! [`FAILURE_LIFETIME`] ago.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -25,7 +25,7 @@ enum CountedCache {
     /// Pages that were not used lately: reclaiming them costs little.
     Inactive,
     /// All pages, as in `MemAvailable` of the host: the kernel reclaims those in use before it ends
-    /// a process. What that costs shows as waits for memory.
+    /// a process. Waits for memory show if that is slow.
     All,
 }
 
