@@ -33,6 +33,7 @@ mod push;
 mod registry;
 mod retry;
 mod retry_budget;
+mod retry_ledger;
 mod turns;
 
 use std::path::PathBuf;

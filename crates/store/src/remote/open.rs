@@ -13,6 +13,7 @@ use super::listen::Listening;
 use super::objects::{Objects, PART};
 use super::registry::{self, Registry};
 use super::retry::Retrier;
+use super::retry_ledger::{MAX_PAUSE, RetryLedger};
 use super::{Remote, RemoteError, RetryPolicy};
 
 /// The forms of an address; the end of an error message.
@@ -72,9 +73,9 @@ impl Remote {
                     builder = builder.with_config(key, *value);
                 }
                 let client = client(retry, options);
-                let build = |retries, client, budget| {
+                let build = |retries, client, ledger| {
                     let builder = builder.clone().with_retry(retry_config(retry, retries));
-                    let builder = builder.with_http_connector(Listening { budget });
+                    let builder = builder.with_http_connector(Listening { ledger });
                     builder.with_client_options(client).build().map_err(object)
                 };
                 // The code that repeats a request also limits its time.
@@ -82,7 +83,8 @@ impl Remote {
                     Arc::new(build(0, client.clone().with_timeout_disabled(), None)?);
                 let retries = retry.attempts.saturating_sub(1);
                 let client = client.with_timeout(retry.sending(PART));
-                let uploads = build(retries, client, Some(budget.clone()))?;
+                let ledger = RetryLedger::new(budget.clone(), retry.attempts);
+                let uploads = build(retries, client, Some(Arc::new(ledger)))?;
                 (objects, Arc::new(uploads) as Arc<dyn ObjectStore>)
             }};
         }
@@ -107,7 +109,8 @@ impl Remote {
 }
 
 fn retry_config(retry: RetryPolicy, max_retries: u32) -> RetryConfig {
-    let backoff = BackoffConfig { init_backoff: retry.pause, ..BackoffConfig::default() };
+    let (init_backoff, max_backoff) = (retry.pause, MAX_PAUSE);
+    let backoff = BackoffConfig { init_backoff, max_backoff, ..BackoffConfig::default() };
     RetryConfig { backoff, max_retries: max_retries as usize, retry_timeout: retry.sending(PART) }
 }
 

@@ -226,15 +226,18 @@ impl Retrier {
                 // A guest that waits for its pages is served in an outage, at the slowest pace.
                 (cost, pause) = (0, LONGEST_PAUSE.max(policy.pause));
             }
-            let wait = match after.flatten() {
-                // The wait has a limit, whatever the server asks for.
-                Some(after) => after.min(outage.max(policy.timeout)),
-                None => jittered(pause),
-            };
-            let persists = error.is_outage() && start.elapsed() + wait < outage;
-            if refused && !persists {
+            // The wait has a limit, whatever the server asks for, and is never shorter than the
+            // pause: `Retry-After: 0` would cause a loop without one.
+            let left = outage.saturating_sub(start.elapsed());
+            let after = after.flatten().unwrap_or_default().min(policy.timeout.max(left));
+            let mut wait = after.max(jittered(pause));
+            if !left.is_zero() {
+                // The last attempt is at the end of the outage.
+                wait = wait.min(left);
+            } else if refused {
                 return Err(RemoteError::RetryRefused { source: Box::new(error) });
             }
+            let persists = error.is_outage() && !left.is_zero();
             if attempt >= policy.attempts && !persists {
                 return Err(error);
             }
@@ -450,6 +453,52 @@ mod tests {
             let start = Instant::now();
             retry.persist("a", once).await.unwrap();
             assert!(start.elapsed() >= LONGEST_PAUSE / 2);
+        });
+    }
+
+    #[test]
+    fn an_open_guest_is_not_refused_because_of_a_late_retry_or_a_wrong_length() {
+        runtime().block_on(async {
+            let retry = retrier(RetryPolicy { outage: Duration::from_secs(3), ..short() });
+            let left = Cell::new(1_u32);
+            let busy = || async {
+                match left.replace(0) {
+                    0 => Ok(()),
+                    _ => {
+                        heard(503, Some("3600"));
+                        Err(refused())
+                    }
+                }
+            };
+            let cut = || async {
+                let (what, found, wanted) = ("a".to_owned(), 1, 2);
+                match left.replace(0) {
+                    0 => Ok(()),
+                    _ => Err(RemoteError::Length { what, found, wanted }),
+                }
+            };
+            while retry.budget.take(RETRY_COST) {}
+            retry.persist("a", busy).await.unwrap();
+            left.set(1);
+            while retry.budget.take(RETRY_COST) {}
+            retry.persist("a", cut).await.unwrap();
+        });
+    }
+
+    #[test]
+    fn a_server_that_asks_for_no_pause_gets_one() {
+        runtime().block_on(async {
+            let pause = Duration::from_millis(100);
+            let retry = retrier(RetryPolicy { pause, ..short() });
+            let tries = Cell::new(0);
+            let busy = || async {
+                tries.set(tries.get() + 1);
+                heard(503, Some("0"));
+                Err::<(), _>(refused())
+            };
+            retry.persist("a", busy).await.unwrap_err();
+            // Pauses of at least 50, 100, 200 and 400 milliseconds in 600, and a last attempt.
+            assert!((3..=6).contains(&tries.get()), "{} attempts", tries.get());
         });
     }
 }

@@ -19,12 +19,35 @@ pub struct MemoryRoom {
     pub total: u64,
 }
 
+/// The file cache of a control group that counts as memory that is left.
+#[derive(Clone, Copy, Debug)]
+enum CountedCache {
+    /// Pages that were not used lately: reclaiming them costs little.
+    Inactive,
+    /// All pages, as in `MemAvailable` of the host: the kernel reclaims those in use before it ends
+    /// a process. Waits for memory show if that is slow.
+    All,
+}
+
+impl CountedCache {
+    /// Bytes of this cache, by a `memory.stat` whose fields of interest begin with `prefix`.
+    fn bytes(self, stat: &str, prefix: &str) -> u64 {
+        let names: &[&str] = match self {
+            Self::Inactive => &["inactive_file"],
+            Self::All => &["inactive_file", "active_file"],
+        };
+        let fields = stat.lines().filter_map(|line| line.strip_prefix(prefix)?.split_once(' '));
+        let counted = fields.filter(|(name, _)| names.contains(name));
+        counted.filter_map(|(_, bytes)| bytes.parse::<u64>().ok()).sum()
+    }
+}
+
 /// The memory of the host, and of each control group with a limit on the path to the root.
-fn memory_rooms() -> impl Iterator<Item = MemoryRoom> {
+fn memory_rooms(cache: CountedCache) -> impl Iterator<Item = MemoryRoom> {
     let host = fs::read_to_string("/proc/meminfo").ok().and_then(|text| host_room(&text));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let groups: Vec<MemoryRoom> =
-        groups.lines().filter_map(group_of).flat_map(|group| group.rooms()).collect();
+        groups.lines().filter_map(group_of).flat_map(|group| group.rooms(cache)).collect();
     host.into_iter().chain(groups)
 }
 
@@ -32,15 +55,16 @@ fn memory_rooms() -> impl Iterator<Item = MemoryRoom> {
 /// neither can be read.
 #[must_use]
 pub fn memory_headroom() -> Option<u64> {
-    memory_rooms().map(|room| room.left).min()
+    memory_rooms(CountedCache::Inactive).map(|room| room.left).min()
 }
 
 /// The memory of the host or of a control group, whichever has the smallest share left. `None` as
-/// for [`memory_headroom`].
+/// for [`memory_headroom`]. All file cache counts as left, also that in use: a process that reads
+/// many files fills its group with it, and has no need of memory.
 #[must_use]
 pub fn memory_room() -> Option<MemoryRoom> {
     let share = |room: &MemoryRoom| (u128::from(room.left) << 32) / u128::from(room.total.max(1));
-    memory_rooms().min_by_key(share)
+    memory_rooms(CountedCache::All).min_by_key(share)
 }
 
 /// Releases unused memory of the C library's allocator to the host. Costs some milliseconds at
@@ -94,8 +118,8 @@ struct Group {
     path: PathBuf,
     limit: &'static str,
     usage: &'static str,
-    /// Name, in `memory.stat`, of the file cache that is reclaimed under pressure.
-    cache: &'static str,
+    /// Beginning of the fields of `memory.stat` that include the groups below.
+    prefix: &'static str,
 }
 
 /// The memory group that a line of `/proc/self/cgroup` names, in either hierarchy.
@@ -107,12 +131,12 @@ fn group_of(line: &str) -> Option<Group> {
         let root = "/sys/fs/cgroup";
         let path = Path::new(root).join(path);
         let (limit, usage) = ("memory.max", "memory.current");
-        Some(Group { root, path, limit, usage, cache: "inactive_file " })
+        Some(Group { root, path, limit, usage, prefix: "" })
     } else if controllers.split(',').any(|name| name == "memory") {
         let root = "/sys/fs/cgroup/memory";
         let path = Path::new(root).join(path);
         let (limit, usage) = ("memory.limit_in_bytes", "memory.usage_in_bytes");
-        Some(Group { root, path, limit, usage, cache: "total_inactive_file " })
+        Some(Group { root, path, limit, usage, prefix: "total_" })
     } else {
         None
     }
@@ -120,7 +144,7 @@ fn group_of(line: &str) -> Option<Group> {
 
 impl Group {
     /// The memory of each group with a limit, from this one to the root.
-    fn rooms(&self) -> Vec<MemoryRoom> {
+    fn rooms(&self, cache: CountedCache) -> Vec<MemoryRoom> {
         let number = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
         self.path
             .ancestors()
@@ -129,9 +153,8 @@ impl Group {
                 let limit = number(directory.join(self.limit))?;
                 let used = number(directory.join(self.usage))?;
                 let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
-                let cache = stat.lines().find_map(|line| line.strip_prefix(self.cache));
-                let cache: u64 = cache.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-                let left = limit.saturating_sub(used.saturating_sub(cache));
+                let cached = cache.bytes(&stat, self.prefix);
+                let left = limit.saturating_sub(used.saturating_sub(cached));
                 Some(MemoryRoom { left, total: limit })
             })
             .collect()
@@ -273,6 +296,17 @@ mod tests {
         let room = MemoryRoom { left: 3 << 10, total: 9 << 10 };
         assert_eq!(host_room("MemTotal: 9 kB\nMemAvailable:    3 kB\n"), Some(room));
         assert_eq!(host_room("MemTotal: 9 kB\n"), None);
+    }
+
+    #[test]
+    fn cache_in_use_counts_only_where_all_cache_does() {
+        let new = "anon 9\nfile 6\ninactive_anon 9\nactive_file 4\ninactive_file 2\n";
+        assert_eq!(CountedCache::Inactive.bytes(new, ""), 2);
+        assert_eq!(CountedCache::All.bytes(new, ""), 6);
+        let old = "inactive_file 1\nactive_file 1\ntotal_inactive_file 2\ntotal_active_file 4\n";
+        assert_eq!(CountedCache::Inactive.bytes(old, "total_"), 2);
+        assert_eq!(CountedCache::All.bytes(old, "total_"), 6);
+        assert_eq!(CountedCache::All.bytes("", "total_"), 0);
     }
 
     #[test]
