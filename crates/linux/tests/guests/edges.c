@@ -88,6 +88,23 @@ static void *writer(void *none) {
     return (void *)(first > 0 && first < (long)sizeof big && write(ends[1], big, 1) == -1 && errno == EPIPE);
 }
 
+static int lock, held;
+static void *holder(void *waiting) {
+    syscall(SYS_futex, &lock, FUTEX_LOCK_PI, 0, 0), __atomic_store_n(&held, 1, __ATOMIC_SEQ_CST);
+    usleep(50000), pthread_kill((pthread_t)waiting, SIGUSR1), usleep(50000);
+    return (void *)syscall(SYS_futex, &lock, FUTEX_UNLOCK_PI, 0, 0);
+}
+
+// The wait for a lock continues after a handler, also without SA_RESTART.
+static void locks(void) {
+    struct sigaction action = {.sa_handler = ring};
+    pthread_t t;
+    void *result;
+    rings = 0, sigaction(SIGUSR1, &action, 0), pthread_create(&t, 0, holder, (void *)pthread_self());
+    while (!__atomic_load_n(&held, __ATOMIC_SEQ_CST)) usleep(1000);
+    say("locked", syscall(SYS_futex, &lock, FUTEX_LOCK_PI, 0, 0)), say("signals", rings), pthread_join(t, &result), say("unlocked", (long)result);
+}
+
 static void waits(void) {
     pthread_t t;
     void *result;
@@ -174,5 +191,5 @@ static void datagrams(void) {
 
 int main(void) {
     setvbuf(stdout, 0, _IOLBF, 0);
-    beyond(), files(), waits(), numbers(), connections(), datagrams();
+    beyond(), files(), waits(), locks(), numbers(), connections(), datagrams();
 }
