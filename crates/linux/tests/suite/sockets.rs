@@ -119,12 +119,16 @@ for line in sys.stdin:
         case "all": packets(); names(); peers(); options(); whole(); print("done", flush=True)
         case "hold":
             with open("/tmp/f", "w+") as file: file.write("sent"); file.flush(); socket.send_fds(held[0], [b"with"], [file.fileno()])
-            held[0].send(b""); held[0].send(b"last"); held[1].setsockopt(SOL_SOCKET, socket.SO_RCVBUF, 5000); print("held", flush=True)
+            held[0].send(b""); held[0].send(b"last"); held[1].setsockopt(SOL_SOCKET, socket.SO_RCVBUF, 5000)
+            server, callers = socket.create_server(("127.0.0.1", 0), backlog=0), [socket.socket() for _ in range(2)]
+            for caller in callers: caller.setblocking(False); caller.connect_ex(server.getsockname())
+            print("held", flush=True)
         case "look":
             held[1].setblocking(False)
             try: data, fds, _, _ = socket.recv_fds(held[1], 9, 1)
             except BlockingIOError: print("nothing", flush=True); continue
-            print(data, os.pread(fds[0], 9, 0), held[1].recv(9), held[1].recv(9), held[1].getsockopt(SOL_SOCKET, socket.SO_RCVBUF), flush=True)
+            accepted = [server.accept()[0] for _ in callers]; select.select([], callers[1:], [], 9); callers[1].send(b"late")
+            print(data, os.pread(fds[0], 9, 0), held[1].recv(9), held[1].recv(9), held[1].getsockopt(SOL_SOCKET, socket.SO_RCVBUF), accepted[1].recv(9), flush=True)
 "#;
 
 #[test]
@@ -134,6 +138,6 @@ fn packets_options_and_peers_are_as_in_linux_in_every_state() {
     let program = program.time_limit(LIMIT).start_limit(LIMIT);
     let Some(warm) = common::here(program.clone().warm()) else { return };
     pristine(&warm, "all", "done");
-    let held = "b'with' b'sent' b'' b'last' 10000";
+    let held = "b'with' b'sent' b'' b'last' 10000 b'late'";
     in_every_state(&program, &warm, "hold", ["look", held, "nothing"]);
 }

@@ -192,7 +192,10 @@ impl Kernel {
     /// Ends all connections to the outside, and fails those that are being made.
     pub(crate) fn cut_lines(&mut self) {
         let made = |stage: &SocketState| match stage {
-            SocketState::Reaching { incoming, outgoing } => Some((*incoming, *outgoing)),
+            // Others are within the guest, and wait for room in a listener's backlog.
+            SocketState::Reaching { incoming, outgoing } if self.has_line(*incoming) => {
+                Some((*incoming, *outgoing))
+            }
             _ => None,
         };
         let reaching: Vec<_> = self
