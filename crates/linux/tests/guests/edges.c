@@ -55,6 +55,8 @@ static void beyond(void) {
     }
     char *m = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE, f, 0);
     m[0] = 9, say("renewed", madvise(m, 4096, MADV_DONTNEED)), say("it is", m[0]);
+    char *other = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, f, 0);
+    other[0] = 3, say("renewed", madvise(m, 4096, MADV_DONTNEED)), say("it is", m[0]), munmap(other, 4096);
     say("all beyond", mmap(0, 4096, PROT_READ, MAP_PRIVATE, f, 1 << 20) != MAP_FAILED);
     say("too far", (long)mmap(0, 4096, PROT_READ, MAP_SHARED, f, 0x7ffffffffffff000)), say("behind", (long)mmap(0, 4096, PROT_READ, MAP_PRIVATE, f, -4096));
     char *s = mmap(0, 4096, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

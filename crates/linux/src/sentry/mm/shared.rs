@@ -252,7 +252,10 @@ impl Sentry {
     }
 
     /// Writes shared memory to these files.
-    fn publish(&mut self, nodes: impl IntoIterator<Item = Node>) -> Result<(), PlatformError> {
+    pub(in crate::sentry) fn publish(
+        &mut self,
+        nodes: impl IntoIterator<Item = Node>,
+    ) -> Result<(), PlatformError> {
         for node in nodes {
             if self.shared.is_written(node) {
                 let tree = &mut std::sync::Arc::make_mut(&mut self.state).tree;

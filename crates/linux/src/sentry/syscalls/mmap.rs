@@ -348,6 +348,8 @@ impl Sentry {
         if self.state.tree.stat(node).is_err() {
             return Ok(None);
         }
+        // It may be written through a shared mapping.
+        self.publish([node])?;
         let content = self.content_of(node, offset, range.end - range.start, mapping.protection)?;
         let (at, len) = (Some(range.start), range.end - range.start);
         let layout = &mut self.change().layout;
