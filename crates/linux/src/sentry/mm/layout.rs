@@ -106,8 +106,9 @@ impl Layout {
         for (&start, m) in &self.maps {
             let whole = start.is_multiple_of(PAGE) && m.end.is_multiple_of(PAGE);
             let protected = m.protection & !7 == 0 && (m.protection == 0 || !m.reserved);
-            // Shared memory is never only reserved, and shows whole pages of its file.
-            let shares = m.share.is_none_or(|s| !m.reserved && s.ahead.is_multiple_of(PAGE));
+            // Shared memory is never only reserved, and mappings show whole pages of their files.
+            let shares = m.share.is_none_or(|s| !m.reserved && s.ahead.is_multiple_of(PAGE))
+                && m.origin.is_none_or(|origin| origin.ahead.is_multiple_of(PAGE));
             if start < at || m.end <= start || m.end > GUEST.end || !whole || !protected || !shares
             {
                 return Err("its mappings overlap, or are outside the guest's range");

@@ -160,7 +160,7 @@ impl Socket {
             }
             _ => true,
         };
-        let plain = self.options.is_sound() && self.corked.len() <= CORKED;
+        let plain = self.options.is_sound() && self.corked.len() <= CORKED && self.edges < 1 << 62;
         let addresses = short(&self.own) && short(&self.peer) && short(&self.given);
         families.contains(&self.family.into()) && addresses && queue && plain
     }
