@@ -171,6 +171,24 @@ static void connections(void) {
     len = sizeof b, getsockname(d, (void *)&b, &len), recv(e, &c, 1, 0), close(d), close(e), d = socket(AF_INET, SOCK_STREAM, 0), say("closed first", bind(d, (void *)&b, sizeof b)), close(d), close(s);
 }
 
+static int first;
+static void *interrupter(void *waiting) {
+    usleep(100000), pthread_kill((pthread_t)waiting, SIGUSR1), usleep(100000);
+    return (void *)(long)accept(first, 0, 0);
+}
+
+// A connect that waits for room continues after a handler with SA_RESTART.
+static void interrupted(void) {
+    struct sigaction action = {.sa_handler = ring, .sa_flags = SA_RESTART};
+    struct sockaddr_in a;
+    pthread_t t;
+    void *accepted;
+    first = listener(&a, 0), sigaction(SIGUSR1, &action, 0);
+    int d = dial(&a, 0), e = socket(AF_INET, SOCK_STREAM, 0);
+    rings = 0, pthread_create(&t, 0, interrupter, (void *)pthread_self()), say("connected", connect(e, (void *)&a, sizeof a)), pthread_join(t, &accepted), say("accepted", (long)accepted >= 0), say("signals", rings);
+    say("again", connect(e, (void *)&a, sizeof a)), close(d), close(e), close((long)accepted), close(first);
+}
+
 static void add(struct msghdr *m, int kind, int value) {
     struct cmsghdr *c = (void *)((char *)m->msg_control + m->msg_controllen);
     *c = (struct cmsghdr){CMSG_LEN(sizeof value), IPPROTO_IP, kind}, memcpy(CMSG_DATA(c), &value, sizeof value), m->msg_controllen += CMSG_SPACE(sizeof value);
@@ -193,5 +211,5 @@ static void datagrams(void) {
 
 int main(void) {
     setvbuf(stdout, 0, _IOLBF, 0);
-    beyond(), files(), waits(), locks(), numbers(), connections(), datagrams();
+    beyond(), files(), waits(), locks(), numbers(), connections(), interrupted(), datagrams();
 }

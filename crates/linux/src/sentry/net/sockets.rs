@@ -73,7 +73,7 @@ pub(crate) struct Socket {
     pub(crate) given: Address,
     /// Whether it sends no more datagrams (`SHUT_WR`).
     pub(crate) mute: bool,
-    /// Whether a connect that did not wait was not reported yet.
+    /// Whether a connect that did not wait, or was interrupted, was not reported yet.
     pub(crate) connecting: bool,
     /// Connections that may wait behind the next one.
     pub(crate) backlog: u32,
