@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
 #include <sys/msg.h>
@@ -167,6 +168,11 @@ static void connections(void) {
     // A connection without data is accepted later.
     int seconds = 5;
     s = listener(&a, 5), setsockopt(s, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds), d = dial(&a, 0), fcntl(s, F_SETFL, O_NONBLOCK), say("without data", accept(s, 0, 0)), send(d, "x", 1, 0), say("with data", ready(s, POLLIN)), e = accept(s, 0, 0), say("accepted", e >= 0);
+    // Each connection with data is an edge of its own.
+    int set = epoll_create1(0), f = dial(&a, 0), g = dial(&a, 0);
+    struct epoll_event edge = {EPOLLIN | EPOLLET};
+    epoll_ctl(set, EPOLL_CTL_ADD, s, &edge), send(f, "x", 1, 0), say("edge", epoll_wait(set, &edge, 1, 9000)), close(accept(s, 0, 0));
+    send(g, "x", 1, 0), say("edge", epoll_wait(set, &edge, 1, 9000)), close(accept(s, 0, 0)), close(f), close(g), close(set);
     // An address whose connection was closed first is kept for a while.
     len = sizeof b, getsockname(d, (void *)&b, &len), recv(e, &c, 1, 0), close(d), close(e), d = socket(AF_INET, SOCK_STREAM, 0), say("closed first", bind(d, (void *)&b, sizeof b)), close(d), close(s);
 }

@@ -63,7 +63,7 @@ pub(crate) struct Socket {
     pub(crate) own: Address,
     pub(crate) peer: Address,
     pub(crate) stage: SocketState,
-    /// Goes up with every arrival.
+    /// Goes up with every arrival, and when a deferred one is accepted.
     pub(crate) edges: u64,
     /// Whether it connects packets instead of bytes.
     pub(crate) packets: bool,
