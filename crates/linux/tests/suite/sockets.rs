@@ -113,10 +113,17 @@ def whole():
         assert c.send(b"!") == 1 and s.recv(99) == b"one two!"; c.send(b"next"); assert s.recv(99) == b"next"
         c.send(b"x" * 60_000, socket.MSG_MORE); fails(errno.EMSGSIZE, c.send, b"x" * 6_000)
 
+def early():
+    # A connection beyond the backlog that is accepted before an earlier one without data is established.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as s, socket.socket() as c, socket.socket() as d:
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 500); c.connect(s.getsockname())
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 0); d.setblocking(False); d.connect_ex(s.getsockname())
+        e, _ = s.accept(); assert select.select([], [d], [], 9)[1]; d.send(b"x"); assert e.recv(9) == b"x"; e.close()
+
 held = socket.socketpair(AF_UNIX, SOCK_SEQPACKET)
 for line in sys.stdin:
     match line.strip():
-        case "all": packets(); names(); peers(); options(); whole(); print("done", flush=True)
+        case "all": packets(); names(); peers(); options(); whole(); early(); print("done", flush=True)
         case "hold":
             with open("/tmp/f", "w+") as file: file.write("sent"); file.flush(); socket.send_fds(held[0], [b"with"], [file.fileno()])
             held[0].send(b""); held[0].send(b"last"); held[1].setsockopt(SOL_SOCKET, socket.SO_RCVBUF, 5000)

@@ -424,6 +424,8 @@ impl Sentry {
             listening.edges += u64::from(arrival.until.is_some());
         }
         let listener = self.state.table.id(descriptor)?;
+        // One with data may be accepted before others that came earlier, also beyond the backlog.
+        self.change().line_is_made(arrival.outgoing);
         self.change().establish_connections(listener);
         if let Err(error) = told {
             // The connection is lost, as in Linux.
