@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::file_cache::MappedRange as Contents;
 use crate::platform::{Call, Continuation, PlatformError, StubCommands, is_memory_accounted};
+use crate::ranges::Ranges;
 use crate::sentry::{Change, Content, Order, PAGE};
 use crate::shared_files::Attachment;
 use crate::subprocess::Subprocess;
@@ -196,6 +197,15 @@ impl Subprocess {
     pub(crate) fn attach(&mut self, wanted: Vec<Attachment>) -> Result<(), PlatformError> {
         if self.attached == wanted {
             return Ok(());
+        }
+        // A mapping that no layout has any more must not outlive the next reset.
+        let mut strays = Ranges::default();
+        let gone = self.attached.iter().filter(|one| !wanted.contains(one));
+        gone.for_each(|one| strays.insert(one.range.clone()));
+        wanted.iter().for_each(|one| strays.remove(one.range.clone()));
+        for stray in strays.iter() {
+            self.disturbed.insert(stray.clone());
+            self.replaced.insert(stray);
         }
         let mut calls = Vec::new();
         let mut lent: Vec<(&Attachment, u64)> = Vec::new();

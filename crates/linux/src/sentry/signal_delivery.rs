@@ -6,6 +6,7 @@ use crate::platform::{
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::signals::{DefaultAction, SignalAction, SignalInfo, UNTOUCHABLE, bit};
 use crate::sentry::kernel::threads::{NO_STACK, Wait, WaitReason};
+use crate::sentry::syscalls::thread::takes_lock;
 use crate::sentry::{End, Sentry, SyscallControl, SyscallResult, copy_in, word_in};
 
 /// Flags that a program may change: arithmetic, direction, identification and alignment.
@@ -144,10 +145,12 @@ impl Sentry {
             libc::SYS_wait4 | libc::SYS_waitid | libc::SYS_fcntl | libc::SYS_flock => true,
             _ => false,
         };
+        // The wait for a lock restarts after every handler, as in Linux. Its timeout is absolute.
+        let locks = call.number == libc::SYS_futex && takes_lock(call.args[1]);
         let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
         if done > 0 {
             process.set_result(done as i64);
-        } else if again && action.has(libc::SA_RESTART) {
+        } else if locks || again && action.has(libc::SA_RESTART) {
             process.rewind();
         } else {
             process.set_result(-i64::from(libc::EINTR));

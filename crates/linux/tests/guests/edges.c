@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
 #include <sys/msg.h>
@@ -55,6 +56,8 @@ static void beyond(void) {
     }
     char *m = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE, f, 0);
     m[0] = 9, say("renewed", madvise(m, 4096, MADV_DONTNEED)), say("it is", m[0]);
+    char *other = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, f, 0);
+    other[0] = 3, say("renewed", madvise(m, 4096, MADV_DONTNEED)), say("it is", m[0]), munmap(other, 4096);
     say("all beyond", mmap(0, 4096, PROT_READ, MAP_PRIVATE, f, 1 << 20) != MAP_FAILED);
     say("too far", (long)mmap(0, 4096, PROT_READ, MAP_SHARED, f, 0x7ffffffffffff000)), say("behind", (long)mmap(0, 4096, PROT_READ, MAP_PRIVATE, f, -4096));
     char *s = mmap(0, 4096, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -86,6 +89,23 @@ static void *writer(void *none) {
     static char big[1 << 18];
     long first = write(ends[1], big, sizeof big);
     return (void *)(first > 0 && first < (long)sizeof big && write(ends[1], big, 1) == -1 && errno == EPIPE);
+}
+
+static int lock, held;
+static void *holder(void *waiting) {
+    syscall(SYS_futex, &lock, FUTEX_LOCK_PI, 0, 0), __atomic_store_n(&held, 1, __ATOMIC_SEQ_CST);
+    usleep(50000), pthread_kill((pthread_t)waiting, SIGUSR1), usleep(50000);
+    return (void *)syscall(SYS_futex, &lock, FUTEX_UNLOCK_PI, 0, 0);
+}
+
+// The wait for a lock continues after a handler, also without SA_RESTART.
+static void locks(void) {
+    struct sigaction action = {.sa_handler = ring};
+    pthread_t t;
+    void *result;
+    rings = 0, sigaction(SIGUSR1, &action, 0), pthread_create(&t, 0, holder, (void *)pthread_self());
+    while (!__atomic_load_n(&held, __ATOMIC_SEQ_CST)) usleep(1000);
+    say("locked", syscall(SYS_futex, &lock, FUTEX_LOCK_PI, 0, 0)), say("signals", rings), pthread_join(t, &result), say("unlocked", (long)result);
 }
 
 static void waits(void) {
@@ -148,8 +168,31 @@ static void connections(void) {
     // A connection without data is accepted later.
     int seconds = 5;
     s = listener(&a, 5), setsockopt(s, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds), d = dial(&a, 0), fcntl(s, F_SETFL, O_NONBLOCK), say("without data", accept(s, 0, 0)), send(d, "x", 1, 0), say("with data", ready(s, POLLIN)), e = accept(s, 0, 0), say("accepted", e >= 0);
+    // Each connection with data is an edge of its own.
+    int set = epoll_create1(0), f = dial(&a, 0), g = dial(&a, 0);
+    struct epoll_event edge = {EPOLLIN | EPOLLET};
+    epoll_ctl(set, EPOLL_CTL_ADD, s, &edge), send(f, "x", 1, 0), say("edge", epoll_wait(set, &edge, 1, 9000)), close(accept(s, 0, 0));
+    send(g, "x", 1, 0), say("edge", epoll_wait(set, &edge, 1, 9000)), close(accept(s, 0, 0)), close(f), close(g), close(set);
     // An address whose connection was closed first is kept for a while.
     len = sizeof b, getsockname(d, (void *)&b, &len), recv(e, &c, 1, 0), close(d), close(e), d = socket(AF_INET, SOCK_STREAM, 0), say("closed first", bind(d, (void *)&b, sizeof b)), close(d), close(s);
+}
+
+static int first;
+static void *interrupter(void *waiting) {
+    usleep(100000), pthread_kill((pthread_t)waiting, SIGUSR1), usleep(100000);
+    return (void *)(long)accept(first, 0, 0);
+}
+
+// A connect that waits for room continues after a handler with SA_RESTART.
+static void interrupted(void) {
+    struct sigaction action = {.sa_handler = ring, .sa_flags = SA_RESTART};
+    struct sockaddr_in a;
+    pthread_t t;
+    void *accepted;
+    first = listener(&a, 0), sigaction(SIGUSR1, &action, 0);
+    int d = dial(&a, 0), e = socket(AF_INET, SOCK_STREAM, 0);
+    rings = 0, pthread_create(&t, 0, interrupter, (void *)pthread_self()), say("connected", connect(e, (void *)&a, sizeof a)), pthread_join(t, &accepted), say("accepted", (long)accepted >= 0), say("signals", rings);
+    say("again", connect(e, (void *)&a, sizeof a)), close(d), close(e), close((long)accepted), close(first);
 }
 
 static void add(struct msghdr *m, int kind, int value) {
@@ -174,5 +217,5 @@ static void datagrams(void) {
 
 int main(void) {
     setvbuf(stdout, 0, _IOLBF, 0);
-    beyond(), files(), waits(), numbers(), connections(), datagrams();
+    beyond(), files(), waits(), locks(), numbers(), connections(), interrupted(), datagrams();
 }

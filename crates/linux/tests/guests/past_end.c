@@ -1,5 +1,5 @@
 // Calls that write their results beyond the end of a file that is mapped: they fail, and the process lives on. The line
-// "calls" is answered by "ok" or the calls that did otherwise; after a number the next line is read to a bad place.
+// "calls" and "full" are answered by "ok" or the calls that did otherwise; after a number the next line is read to a bad place.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -75,6 +75,22 @@ static void calls(void) {
     for (int n = 3; n < 32; ++n) close(n);
 }
 
+// A mapping that finds no room for its page beyond the end leaves the one in its place.
+static void full(void) {
+    int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, descriptor = open("/tmp/file", O_RDWR);
+    char *kept = mmap(0, 2 * P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (long length = 64L << 30; length >= P; length /= 2)
+        while (mmap(0, length, PROT_NONE, kind, -1, 0) != MAP_FAILED) {}
+    IS(mmap(kept, 2 * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, descriptor, 0) == MAP_FAILED && errno == ENOMEM);
+    IS(read(descriptor, kept + P, 8) == 8);
+    if (fork() == 0) kept[0] = 'k', _exit(0);
+    wait(0);
+    IS(kept[0] == 'k' && kept[P] == 'a');
+    // It is shared, so its bytes stay.
+    IS(madvise(kept, 2 * P, MADV_DONTNEED) == 0 && kept[0] == 'k' && kept[P] == 'a');
+    close(descriptor);
+}
+
 int main(void) {
     char page[P];
     memset(page, 'a', P);
@@ -91,6 +107,9 @@ int main(void) {
         answer[0] = 0;
         if (*line == 'c') {
             calls();
+            strcat(answer, *answer ? "\n" : "ok\n");
+        } else if (*line == 'f') {
+            full();
             strcat(answer, *answer ? "\n" : "ok\n");
         } else if (*line >= '0' && *line <= '4') {
             write(1, "next\n", 5);

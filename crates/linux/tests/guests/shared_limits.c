@@ -149,6 +149,11 @@ static int late(void) {
     // Another file is changed, and this one is emptied.
     if (open("/tmp/other", O_RDWR | O_CREAT | O_TRUNC, 0600) < 0 || truncate("/tmp/other", 10)) return 8;
     if (open("/tmp/late", O_RDWR | O_TRUNC) < 0 || pwrite(file, "c", 1, 0) != 1 || *seen != 'c') return 9;
+    // The bytes that a call adds need memory as well.
+    int more = sparse("/tmp/more", PAGE);
+    if (mmap(0, PAGE, PROT_READ, MAP_SHARED, more, 0) == MAP_FAILED) return 10;
+    while (mmap(0, MIB / 4, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED) {}
+    if (pwrite(more, part, MIB, PAGE) != -1 || errno != ENOMEM || lseek(more, 0, SEEK_END) != PAGE) return 11;
     return 1;
 }
 

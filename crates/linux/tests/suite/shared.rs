@@ -79,6 +79,16 @@ fn planted_bugs_are_caught() {
     );
 }
 
+#[test]
+fn a_mapping_without_room_for_its_pages_beyond_the_end_changes_nothing() {
+    let Some(mut instance) = common::warm("past_end.c", |program| program) else { return };
+    for _ in 0..2 {
+        instance.reset();
+        assert_eq!(String::from_utf8(instance.call(b"full\n").unwrap()).unwrap(), "ok\n");
+        instance.verify().unwrap();
+    }
+}
+
 const BEHIND: &str = r#"
 import mmap, os, sys
 page, memory, (asked, ask), (answered, answer) = mmap.PAGESIZE, mmap.mmap(-1, 64 * mmap.PAGESIZE), os.pipe(), os.pipe()

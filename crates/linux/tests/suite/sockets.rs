@@ -113,18 +113,29 @@ def whole():
         assert c.send(b"!") == 1 and s.recv(99) == b"one two!"; c.send(b"next"); assert s.recv(99) == b"next"
         c.send(b"x" * 60_000, socket.MSG_MORE); fails(errno.EMSGSIZE, c.send, b"x" * 6_000)
 
+def early():
+    # A connection beyond the backlog that is accepted before an earlier one without data is established.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as s, socket.socket() as c, socket.socket() as d:
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 500); c.connect(s.getsockname())
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 0); d.setblocking(False); d.connect_ex(s.getsockname())
+        e, _ = s.accept(); assert select.select([], [d], [], 9)[1]; d.send(b"x"); assert e.recv(9) == b"x"; e.close()
+
 held = socket.socketpair(AF_UNIX, SOCK_SEQPACKET)
 for line in sys.stdin:
     match line.strip():
-        case "all": packets(); names(); peers(); options(); whole(); print("done", flush=True)
+        case "all": packets(); names(); peers(); options(); whole(); early(); print("done", flush=True)
         case "hold":
             with open("/tmp/f", "w+") as file: file.write("sent"); file.flush(); socket.send_fds(held[0], [b"with"], [file.fileno()])
-            held[0].send(b""); held[0].send(b"last"); held[1].setsockopt(SOL_SOCKET, socket.SO_RCVBUF, 5000); print("held", flush=True)
+            held[0].send(b""); held[0].send(b"last"); held[1].setsockopt(SOL_SOCKET, socket.SO_RCVBUF, 5000)
+            server, callers = socket.create_server(("127.0.0.1", 0), backlog=0), [socket.socket() for _ in range(2)]
+            for caller in callers: caller.setblocking(False); caller.connect_ex(server.getsockname())
+            print("held", flush=True)
         case "look":
             held[1].setblocking(False)
             try: data, fds, _, _ = socket.recv_fds(held[1], 9, 1)
             except BlockingIOError: print("nothing", flush=True); continue
-            print(data, os.pread(fds[0], 9, 0), held[1].recv(9), held[1].recv(9), held[1].getsockopt(SOL_SOCKET, socket.SO_RCVBUF), flush=True)
+            accepted = [server.accept()[0] for _ in callers]; select.select([], callers[1:], [], 9); callers[1].send(b"late")
+            print(data, os.pread(fds[0], 9, 0), held[1].recv(9), held[1].recv(9), held[1].getsockopt(SOL_SOCKET, socket.SO_RCVBUF), accepted[1].recv(9), flush=True)
 "#;
 
 #[test]
@@ -134,6 +145,6 @@ fn packets_options_and_peers_are_as_in_linux_in_every_state() {
     let program = program.time_limit(LIMIT).start_limit(LIMIT);
     let Some(warm) = common::here(program.clone().warm()) else { return };
     pristine(&warm, "all", "done");
-    let held = "b'with' b'sent' b'' b'last' 10000";
+    let held = "b'with' b'sent' b'' b'last' 10000 b'late'";
     in_every_state(&program, &warm, "hold", ["look", held, "nothing"]);
 }

@@ -18,10 +18,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use afresh_sys::host::random_word;
-use rustix::io::retry_on_intr;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use super::{Expected, Process, ReceiptSource, STUB_TIMEOUT};
@@ -42,6 +43,9 @@ const FORK: [u64; 7] = [
     0,
     0,
 ];
+
+/// How long the child without a mark of a parent that has failed is looked for.
+const STRAY_TIMEOUT: Duration = Duration::from_secs(5);
 
 const FORKING: &str = "forking a guest's process";
 
@@ -150,7 +154,10 @@ impl Process {
             // It makes no child after this.
             self.born.kill();
             let _ = self.born.wait();
-            child = self.made_child(&mark).unwrap_or_default();
+            child = match mark.0 {
+                Some(_) => self.made_child(&mark).unwrap_or_default(),
+                None => self.stray(),
+            };
         }
         self.control.write_word(stub::CHILD_PID, 0);
         let first = match made {
@@ -243,6 +250,30 @@ impl Process {
         // Nothing has waited for the child, so the PID is its own.
         let pid = pid.filter(|pid| *pid != self.born.pid && mark.is_of(*pid));
         pid.map_or_else(|| Err(child_ended()), |pid| self.spawned(pid).map(Some))
+    }
+
+    /// The child without a mark that this process made before it ended, which calls soon. All other
+    /// processes of the listener wait for answers.
+    fn stray(&self) -> Option<SpawnedProcess> {
+        let deadline = Instant::now() + STRAY_TIMEOUT;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let timeout = Timespec::try_from(left).unwrap_or_default();
+            let mut wait = [PollFd::new(&*self.listener, PollFlags::IN)];
+            match poll(&mut wait, Some(&timeout)) {
+                Ok(1..) if wait[0].revents().contains(PollFlags::IN) => {}
+                Err(Errno::INTR) => continue,
+                // A hang-up alone: no process has this filter, so none is left.
+                _ => return None,
+            }
+            let Ok(Some(call)) = self.listener.receive() else { continue };
+            if let Some(pid) = call.process().filter(|pid| *pid != self.born.pid) {
+                return self.spawned(pid).ok();
+            }
+        }
     }
 
     /// The forked process `pid`, which is ended if this process has no room for its descriptor.
@@ -352,6 +383,19 @@ mod tests {
         let child = tracer.join().unwrap();
         assert!(test_kill_process(child).is_err(), "it was not reaped");
         assert!(parent.fork().is_err());
+    }
+
+    #[test]
+    fn a_child_without_a_mark_is_ended_with_its_parent() {
+        let Some(mut parent) = process() else { return };
+        let pid = parent.born.pid;
+        let low = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        set_limit(pid, RLIMIT_LOCKS, &low).unwrap();
+        let Some(tracer) = at_next_fork(pid, move |_| kill(pid)) else { return };
+        let error = parent.fork().unwrap_err();
+        assert!(matches!(error, PlatformError::Ended(_)), "{error}");
+        let child = tracer.join().unwrap();
+        assert!(test_kill_process(child).is_err(), "it was not ended");
     }
 
     #[test]

@@ -119,11 +119,13 @@ impl Kernel {
                 SocketState::Datagrams { .. } => self.mail_readiness(socket),
                 SocketState::Listening(queue) => {
                     let room = queue.len() <= socket.backlog as usize;
-                    let ready = self.acceptable(queue, streams.clock.now()).count();
-                    // One that was deferred is ready later than it came.
-                    let deferred = queue.iter().any(|arrival| arrival.until.is_some());
-                    let edges = socket.edges + if deferred { ready as u64 } else { 0 };
-                    (when(ready > 0, IN) | when(room, ROOM), edges)
+                    let (mut ready, mut late) = (false, 0);
+                    for at in self.acceptable(queue, streams.clock.now()) {
+                        ready = true;
+                        // One that was deferred is ready later than it came.
+                        late += u64::from(queue[at].until.is_some());
+                    }
+                    (when(ready, IN) | when(room, ROOM), socket.edges + late)
                 }
                 SocketState::Connected { incoming, outgoing } => {
                     let read = incoming.and_then(|id| self.channels.get(id));

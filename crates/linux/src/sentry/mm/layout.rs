@@ -106,8 +106,9 @@ impl Layout {
         for (&start, m) in &self.maps {
             let whole = start.is_multiple_of(PAGE) && m.end.is_multiple_of(PAGE);
             let protected = m.protection & !7 == 0 && (m.protection == 0 || !m.reserved);
-            // Shared memory is never only reserved, and shows whole pages of its file.
-            let shares = m.share.is_none_or(|s| !m.reserved && s.ahead.is_multiple_of(PAGE));
+            // Shared memory is never only reserved, and mappings show whole pages of their files.
+            let shares = m.share.is_none_or(|s| !m.reserved && s.ahead.is_multiple_of(PAGE))
+                && m.origin.is_none_or(|origin| origin.ahead.is_multiple_of(PAGE));
             if start < at || m.end <= start || m.end > GUEST.end || !whole || !protected || !shares
             {
                 return Err("its mappings overlap, or are outside the guest's range");
@@ -493,6 +494,8 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use afresh_files::{Budget, Time, Tree};
+
     use super::*;
 
     /// Random changes against an array of pages; the budget and the bounds hold throughout.
@@ -555,6 +558,18 @@ mod tests {
             assert_eq!([layout.bytes, layout.reserved], counts);
             assert!(layout.bytes <= layout.limit);
         }
+    }
+
+    #[test]
+    fn a_mapping_of_a_file_begins_at_a_page_of_it() {
+        let mut tree = Tree::new(Budget::default());
+        let node = tree.create_unnamed(0o600, Time::default()).unwrap();
+        let mut layout = Layout::new(48 * PAGE);
+        let (start, _) = layout.map(None, false, PAGE, 3, None).unwrap();
+        layout.originate(start..start + PAGE, Share::new(node, start, PAGE));
+        assert_eq!(layout.check(), Ok(()));
+        layout.originate(start..start + PAGE, Share::new(node, start, 1));
+        assert!(layout.check().is_err());
     }
 
     #[test]

@@ -9,7 +9,8 @@ use std::ops::Range;
 use rustix::io::Errno;
 
 use crate::sentry::mm::layout::{Layout, Mapping, PAGE};
-use crate::sentry::mm::orders::{Change, protect_order};
+use crate::sentry::mm::orders::{Change, Content, protect_order};
+use crate::sentry::mm::shared::Share;
 
 impl Mapping {
     /// Whether it is beyond the end of the file that it maps: a private mapping of a file that is
@@ -22,18 +23,36 @@ impl Mapping {
 impl Layout {
     /// The pages of a mapping at `range` that have no byte of its file: all after the first `len`
     /// bytes.
-    pub(in crate::sentry) fn pages_beyond(range: &Range<u64>, len: u64) -> Range<u64> {
+    fn pages_beyond(range: &Range<u64>, len: u64) -> Range<u64> {
         let len = len.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
         range.start.saturating_add(len).min(range.end)..range.end
     }
 
-    /// Makes a part of the mapping that was just made inaccessible, because it is beyond the end of
-    /// its file.
-    pub(in crate::sentry) fn close_beyond(
+    /// Maps a file of `size` bytes privately at `range`, which begins as `origin` of it. A failure
+    /// changes nothing.
+    pub(in crate::sentry) fn map_file(
         &mut self,
         range: Range<u64>,
-        change: &mut Change,
-    ) -> Result<(), Errno> {
+        protection: u64,
+        content: Option<Content>,
+        origin: Share,
+        size: u64,
+    ) -> Result<(u64, Change), Errno> {
+        let len = range.end - range.start;
+        let beyond = Self::pages_beyond(&range, size.saturating_sub(origin.offset(range.start)));
+        // There may be room for the mapping, but not for its pages beyond the end.
+        let before = (!beyond.is_empty()).then(|| self.clone());
+        let (start, mut change) = self.map(Some(range.start), false, len, protection, content)?;
+        self.originate(range, origin);
+        if let Some(before) = before {
+            self.close_beyond(beyond, &mut change).inspect_err(|_| *self = before)?;
+        }
+        Ok((start, change))
+    }
+
+    /// Makes a part of the mapping that was just made inaccessible, because it is beyond the end of
+    /// its file.
+    fn close_beyond(&mut self, range: Range<u64>, change: &mut Change) -> Result<(), Errno> {
         if range.is_empty() {
             return Ok(());
         }

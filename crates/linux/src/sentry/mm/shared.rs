@@ -197,13 +197,23 @@ impl Sentry {
             }
             _ => written.to_vec(),
         };
-        for node in changed.into_iter().filter(|node| !self.shared.has(*node)) {
-            let (mapped, room) = self.room_beside(node, 0..0);
-            if bytes_beside(self.state.tree.stored_ranges(node)?, &mapped) > room {
-                return Err(Errno::NOMEM.into());
-            }
+        changed.into_iter().try_for_each(|node| self.check_room_for(node, 0..0))
+    }
+
+    /// Fails, before bytes of a file in `range` are written, if the memory limit leaves no room to
+    /// make it live with them.
+    pub(in crate::sentry) fn check_room_for(
+        &self,
+        node: Node,
+        range: Range<u64>,
+    ) -> SyscallResult<()> {
+        if !self.state.shares.contains(&node) || self.shared.has(node) {
+            return Ok(());
         }
-        Ok(())
+        let (mapped, room) = self.room_beside(node, 0..0);
+        let mut held = self.state.tree.stored_ranges(node)?;
+        held.push(range);
+        if bytes_beside(held, &mapped) > room { Err(Errno::NOMEM.into()) } else { Ok(()) }
     }
 
     /// Makes a file live that a call has changed, also beyond the memory limit: the call is done.
@@ -252,7 +262,10 @@ impl Sentry {
     }
 
     /// Writes shared memory to these files.
-    fn publish(&mut self, nodes: impl IntoIterator<Item = Node>) -> Result<(), PlatformError> {
+    pub(in crate::sentry) fn publish(
+        &mut self,
+        nodes: impl IntoIterator<Item = Node>,
+    ) -> Result<(), PlatformError> {
         for node in nodes {
             if self.shared.is_written(node) {
                 let tree = &mut std::sync::Arc::make_mut(&mut self.state).tree;

@@ -16,7 +16,7 @@ use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::identity::USER;
 use crate::sentry::kernel::time::now;
-use crate::sentry::mm::layout::PAGE;
+use crate::sentry::mm::layout::{MAX_RESERVED, PAGE};
 use crate::sentry::mm::shared::Share;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
@@ -78,7 +78,8 @@ impl SharedSegments {
     /// Whether a guest could have made them; `is_file` knows the files.
     pub(in crate::sentry) fn is_sound(&self, is_file: impl Fn(Node) -> bool) -> bool {
         let sound = |(id, segment): (&u32, &SharedSegment)| {
-            *id < self.next && segment.mode & !0o777 == 0 && is_file(segment.node)
+            let sized = (1..=MAX_RESERVED).contains(&segment.size);
+            *id < self.next && segment.mode & !0o777 == 0 && sized && is_file(segment.node)
         };
         self.list.len() <= MAX_SEGMENTS && self.list.iter().all(sound)
     }

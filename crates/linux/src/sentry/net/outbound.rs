@@ -46,6 +46,7 @@ impl Sentry {
         let stage = SocketState::Reaching { incoming: from, outgoing: to };
         let socket = self.socket_mut(descriptor)?;
         (socket.own, socket.peer, socket.stage, socket.edges) = (own, address, stage, 0);
+        socket.connecting = true;
         if !self.lines.begin(route, record, from, to) {
             self.change().line_failed(from, to, libc::EAGAIN);
         }
@@ -56,8 +57,7 @@ impl Sentry {
     pub(in crate::sentry) fn go_on_connecting(&mut self, descriptor: u64) -> SyscallResult {
         let resumed = self.resumed.is_some();
         match self.socket_of(descriptor)?.stage {
-            SocketState::Connected { .. } if resumed => Ok(ZERO),
-            SocketState::Connected { .. } if self.socket_of(descriptor)?.connecting => {
+            SocketState::Connected { .. } if resumed || self.socket_of(descriptor)?.connecting => {
                 self.socket_mut(descriptor)?.connecting = false;
                 Ok(ZERO)
             }
@@ -192,7 +192,10 @@ impl Kernel {
     /// Ends all connections to the outside, and fails those that are being made.
     pub(crate) fn cut_lines(&mut self) {
         let made = |stage: &SocketState| match stage {
-            SocketState::Reaching { incoming, outgoing } => Some((*incoming, *outgoing)),
+            // Others are within the guest, and wait for room in a listener's backlog.
+            SocketState::Reaching { incoming, outgoing } if self.has_line(*incoming) => {
+                Some((*incoming, *outgoing))
+            }
             _ => None,
         };
         let reaching: Vec<_> = self

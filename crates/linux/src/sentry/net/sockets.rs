@@ -63,7 +63,7 @@ pub(crate) struct Socket {
     pub(crate) own: Address,
     pub(crate) peer: Address,
     pub(crate) stage: SocketState,
-    /// Goes up with every arrival.
+    /// Goes up with every arrival, and when a deferred one is accepted.
     pub(crate) edges: u64,
     /// Whether it connects packets instead of bytes.
     pub(crate) packets: bool,
@@ -73,7 +73,7 @@ pub(crate) struct Socket {
     pub(crate) given: Address,
     /// Whether it sends no more datagrams (`SHUT_WR`).
     pub(crate) mute: bool,
-    /// Whether a connect that did not wait was not reported yet.
+    /// Whether a connect that did not wait, or was interrupted, was not reported yet.
     pub(crate) connecting: bool,
     /// Connections that may wait behind the next one.
     pub(crate) backlog: u32,
@@ -160,7 +160,7 @@ impl Socket {
             }
             _ => true,
         };
-        let plain = self.options.is_sound() && self.corked.len() <= CORKED;
+        let plain = self.options.is_sound() && self.corked.len() <= CORKED && self.edges < 1 << 62;
         let addresses = short(&self.own) && short(&self.peer) && short(&self.given);
         families.contains(&self.family.into()) && addresses && queue && plain
     }

@@ -29,10 +29,11 @@ impl Sentry {
         at: u64,
         len: u64,
     ) -> SyscallResult {
+        let waits = self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 == 0;
         let socket = self.socket_of(descriptor)?;
         match socket.stage {
             SocketState::New => {}
-            SocketState::Reaching { .. } if self.resumed.is_none() => {
+            SocketState::Reaching { .. } if self.resumed.is_none() && !waits => {
                 return Err(Errno::ALREADY.into());
             }
             SocketState::Connected { .. }
@@ -72,7 +73,6 @@ impl Sentry {
         } else if !socket.is_bound() && socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
             own = self.state.free_name()?;
         }
-        let waits = self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 == 0;
         let Some(to) = self.state.listener_at(&address, own.port()) else {
             return match self.connect_to_itself(descriptor, own, &address) {
                 Err(SyscallError::Errno(Errno::CONNREFUSED)) if address.is_internet() && !waits => {
@@ -130,7 +130,8 @@ impl Sentry {
             false => SocketState::Connected { incoming: Some(incoming), outgoing: Some(outgoing) },
         };
         (socket.own, socket.peer, socket.stage, socket.mate) = (own, address, stage, mate);
-        socket.connecting = !socket.is_local() && !waits;
+        // A signal may interrupt a caller that waits, which then learns of it later as well.
+        socket.connecting = !socket.is_local() && (!waits || pending);
         let begun = socket.connecting;
         let description = self.state.table.id(descriptor)?;
         self.change().heed_options(description);

@@ -1,5 +1,7 @@
 //! System calls on the memory map. The layout decides; contents of files are read here.
 
+use std::ops::Range;
+
 use afresh_files::{Access, Kind, Node};
 use rustix::io::Errno;
 
@@ -12,7 +14,7 @@ use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::mm::layout::pages;
 use crate::sentry::mm::orders::{Change, Content};
 use crate::sentry::mm::shared::{Share, writes};
-use crate::sentry::{Kernel, Layout, PAGE, Sentry, SyscallControl, SyscallResult};
+use crate::sentry::{Kernel, PAGE, Sentry, SyscallControl, SyscallResult};
 
 /// Never a program, and sealed so.
 const MFD_NOEXEC_SEAL: u32 = 8;
@@ -72,34 +74,52 @@ impl Sentry {
             false => None,
         };
         let offset = if named { offset } else { 0 };
+        let origin = match node {
+            None if named => self.origin_of(descriptor, &planned, offset)?,
+            _ => None,
+        };
         let content = match node {
             Some(node) => self.shared_content(node, offset, whole, protection).map(Some),
             None if named => self.file_content(descriptor, offset, len, protection),
             None => Ok(None),
         };
-        let mapped = content
-            .and_then(|content| Ok(self.change().layout.map(at, low, len, protection, content)?));
-        let (start, mut change) = match mapped {
+        let mapped = content.and_then(|content| {
+            let layout = &mut self.change().layout;
+            Ok(match origin {
+                Some((origin, size)) => {
+                    layout.map_file(planned, protection, content, origin, size)?
+                }
+                None => layout.map(at, low, len, protection, content)?,
+            })
+        });
+        let (start, change) = match mapped {
             Ok(mapped) => mapped,
             Err(error) => {
                 self.drop_unshared()?;
                 return Err(error);
             }
         };
-        let mapped = start..start + whole;
         if let Some(node) = node {
             let state = self.change();
-            state.layout.share(mapped, Share::new(node, start, offset));
+            state.layout.share(start..start + whole, Share::new(node, start, offset));
             self.count_shared()?;
-        } else if named && let FileObject::File(open) = &self.state.table.get(descriptor)?.open {
-            let node = open.node;
-            let size = self.state.tree.stat(node)?.size;
-            let beyond = Layout::pages_beyond(&mapped, size.saturating_sub(offset));
-            let layout = &mut self.change().layout;
-            layout.originate(mapped, Share::new(node, start, offset));
-            layout.close_beyond(beyond, &mut change)?;
         }
         Ok(SyscallControl::Memory(start, change))
+    }
+
+    /// The part of the file of `descriptor` that a private mapping at `planned` begins as, and the
+    /// file's size; `None` for a device.
+    fn origin_of(
+        &self,
+        descriptor: u64,
+        planned: &Range<u64>,
+        offset: u64,
+    ) -> SyscallResult<Option<(Share, u64)>> {
+        let FileObject::File(open) = &self.state.table.get(descriptor)?.open else {
+            return Ok(None);
+        };
+        let size = self.state.tree.stat(open.node)?.size;
+        Ok(Some((Share::new(open.node, planned.start, offset), size)))
     }
 
     /// The file that a shared mapping shows, which is kept: that of `descriptor`, or a new one
@@ -328,6 +348,8 @@ impl Sentry {
         if self.state.tree.stat(node).is_err() {
             return Ok(None);
         }
+        // It may be written through a shared mapping.
+        self.publish([node])?;
         let content = self.content_of(node, offset, range.end - range.start, mapping.protection)?;
         let (at, len) = (Some(range.start), range.end - range.start);
         let layout = &mut self.change().layout;

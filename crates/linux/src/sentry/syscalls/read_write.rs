@@ -477,6 +477,7 @@ impl Sentry {
                 let end = from.saturating_add(bytes.len() as u64);
                 if !bytes.is_empty() {
                     self.state.seals.may_write(node, end, size)?;
+                    self.check_room_for(node, from..end)?;
                 }
                 let Kernel { table, tree, .. } = self.change();
                 let FileObject::File(open) = &mut table.get_mut(descriptor)?.open else {

@@ -417,10 +417,15 @@ impl Sentry {
         let told = address_out(process, &arrival.peer, to, len);
         let local = socket.is_local().then(|| socket.own.clone());
         let (family, packets, options) = (socket.family, socket.packets, socket.options.clone());
-        if let SocketState::Listening(queue) = &mut self.socket_mut(descriptor)?.stage {
+        let listening = self.socket_mut(descriptor)?;
+        if let SocketState::Listening(queue) = &mut listening.stage {
             queue.remove(at);
+            // A deferred one counted among the edges when it was ready, which must not go down.
+            listening.edges += u64::from(arrival.until.is_some());
         }
         let listener = self.state.table.id(descriptor)?;
+        // One with data may be accepted before others that came earlier, also beyond the backlog.
+        self.change().line_is_made(arrival.outgoing);
         self.change().establish_connections(listener);
         if let Err(error) = told {
             // The connection is lost, as in Linux.

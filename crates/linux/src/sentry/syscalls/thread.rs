@@ -29,6 +29,11 @@ const LOCK_PI2: i32 = 13;
 const PRIVATE: i32 = 128;
 const REALTIME: i32 = 256;
 
+/// Whether an operation of `futex` waits for a lock.
+pub(in crate::sentry) fn takes_lock(operation: u64) -> bool {
+    matches!(operation as i32 & 0x7f, LOCK_PI | LOCK_PI2)
+}
+
 pub(in crate::sentry) fn int_in(process: &Process, address: u64) -> SyscallResult<u32> {
     let bytes = copy_in(process, address, 4)?;
     Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
