@@ -41,6 +41,13 @@ def child(work):
         os._exit(0)
     return pid
 
+def until_it_waits(pid):
+    while True:
+        os.sched_yield()
+        with open("/proc/%d/stat" % pid) as stat:
+            if stat.read().split()[2] == "S":
+                return
+
 def ends(pid):
     assert os.waitpid(pid, 0) == (pid, 0)
 
@@ -67,10 +74,8 @@ def round():
 
     # A waiter continues when the middle of the range is unlocked; closing a second descriptor unlocks the rest.
     waiting = child(lambda: fcntl.lockf(file, EX, 2, 24))
-    os.sched_yield()
+    until_it_waits(waiting)
     assert os.waitpid(waiting, os.WNOHANG) == (0, 0)
-    with open("/proc/%d/stat" % waiting) as stat:
-        assert stat.read().split()[2] == "S"
     fcntl.lockf(file, UN, 4, 23)
     ends(waiting)
     ends(child(lambda: fails(errno.EAGAIN, fcntl.lockf, file, EX | NB, 1, 22)))
@@ -95,7 +100,7 @@ def round():
         fcntl.lockf(mine, EX, 1, 0)
     crossing = child(crosses)
     os.read(one[0], 1)
-    os.sched_yield()
+    until_it_waits(crossing)
     fails(errno.EDEADLK, fcntl.lockf, other, EX, 1, 1)
     fcntl.lockf(other, UN, 1, 0)
     ends(crossing)
