@@ -1,5 +1,6 @@
-// Calls that write their results beyond the end of a file that is mapped: they fail, and the process lives on. The line
-// "calls" and "full" are answered by "ok" or the calls that did otherwise; after a number the next line is read to a bad place.
+// Calls that write their results beyond the end of a file that is mapped: they fail, and the process
+// lives on. The lines "calls" and "full" are answered by "ok" or the calls that did otherwise; after a
+// number the next line is read to a bad place.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
