@@ -83,7 +83,8 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- The message of the last error in this thread; valid until the next call that fails here. Never null.
+ The message of the last error in this thread; valid until the next call that fails here. Never
+ null.
  */
 const char *afresh_last_error(void);
 
@@ -106,7 +107,8 @@ int32_t afresh_open(const char *store, const char *name, afresh_snapshot **out);
 uint64_t afresh_bytes(const afresh_snapshot *snapshot);
 
 /*
- Copies the guest state, at most `len` bytes of it, to `buffer`, and its whole length to `needed`.
+ Copies the guest state, at most `len` bytes of it, to `buffer`, and its whole length to
+ `needed`.
 
  # Safety
  `buffer` must be writable for `len` bytes, or null with `len` 0; `needed` must be writable.
@@ -114,14 +116,15 @@ uint64_t afresh_bytes(const afresh_snapshot *snapshot);
 int32_t afresh_state(const afresh_snapshot *snapshot, uint8_t *buffer, size_t len, size_t *needed);
 
 /*
- Starts to restore the snapshot's memory at `address`, whatever is mapped there now. The pages come when they are
- touched and, with most strategies, ahead of that. `strategy` is a name such as "stream", or null to let afresh
- choose.
+ Starts to restore the snapshot's memory at `address`, whatever is mapped there now. The pages
+ come when they are touched and, with most strategies, ahead of that. `strategy` is a name such
+ as "stream", or null to let afresh choose.
 
  # Safety
- `address .. address + afresh_bytes(snapshot)` must be mapped memory of the caller, aligned to 4096, that is not
- accessed until this returns and that stays mapped until the restore is closed. Only the restore may change its
- mappings until it is done. `out` must be writable. Close the handle with `afresh_restore_close`.
+ `address .. address + afresh_bytes(snapshot)` must be mapped memory of the caller, aligned to
+ 4096, that is not accessed until this returns and that stays mapped until the restore is closed.
+ Only the restore may change its mappings until it is done. `out` must be writable. Close the
+ handle with `afresh_restore_close`.
  */
 int32_t afresh_map(const afresh_snapshot *snapshot,
                    void *address,
@@ -129,15 +132,13 @@ int32_t afresh_map(const afresh_snapshot *snapshot,
                    afresh_restore **out);
 
 /*
- Puts the pages that hold `len` bytes at `offset` in place now, so that a system call may touch them: one
- that meets a missing page fails with EFAULT.
+ Puts the pages that hold `len` bytes at `offset` in place now, so that a system call may touch
+ them: one that meets a missing page fails with EFAULT.
 
  # Safety
  `restore` must be null or a live handle.
  */
-int32_t afresh_resolve(const afresh_restore *restore,
-                       size_t offset,
-                       size_t len);
+int32_t afresh_resolve(const afresh_restore *restore, size_t offset, size_t len);
 
 /*
  Waits until the memory is complete and nothing of the snapshot is mapped or open.
@@ -156,8 +157,8 @@ int32_t afresh_wait(const afresh_restore *restore, uint32_t timeout_ms);
 int32_t afresh_status_of(const afresh_restore *restore, afresh_status *out);
 
 /*
- Closes a restore. Before it is done this closes the memory too: touching it raises SIGSEGV. A null handle is
- ignored.
+ Closes a restore. Before it is done this closes the memory too: touching it raises SIGSEGV. A
+ null handle is ignored.
 
  # Safety
  `restore` must be null or a live handle, which is invalid afterwards.
@@ -176,22 +177,22 @@ void afresh_snapshot_close(afresh_snapshot *snapshot);
  Connects to the control socket of `afresh pager` at `path`.
 
  # Safety
- `path` must end in a zero byte; `out` must be writable. Close the handle with `afresh_control_close`.
+ `path` must end in a zero byte; `out` must be writable. Close the handle with
+ `afresh_control_close`.
  */
-int32_t afresh_control_open(const char *path,
-                            afresh_control **out);
+int32_t afresh_control_open(const char *path, afresh_control **out);
 
 /*
- Sends `request`, a JSON object, and waits for the answer. `answer` is the text of a JSON object, or null where no
- answer came; free it with `afresh_text_free`. A refused request gives `AFRESH_EREFUSED`, and its answer has the
- `error`. After `AFRESH_ECONNECTION` the connection is of no more use.
+ Sends `request`, a JSON object, and waits for the answer. `answer` is the text of a JSON object,
+ or null where no answer came; free it with `afresh_text_free`. A refused request gives
+ `AFRESH_EREFUSED`, and its answer has the `error`. After `AFRESH_ECONNECTION` the connection is
+ of no more use.
 
  # Safety
- `control` must be null or a live handle; `request` must end in a zero byte; `answer` must be null or writable.
+ `control` must be null or a live handle; `request` must end in a zero byte; `answer` must be
+ null or writable.
  */
-int32_t afresh_control_request(const afresh_control *control,
-                               const char *request,
-                               char **answer);
+int32_t afresh_control_request(const afresh_control *control, const char *request, char **answer);
 
 /*
  Frees an answer. Null is ignored.
