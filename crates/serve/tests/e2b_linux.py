@@ -5,7 +5,6 @@ import tempfile
 import threading
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 
 from e2b import CommandExitException, CommandHandle, PtySize, Template
