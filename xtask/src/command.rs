@@ -44,6 +44,49 @@ impl Drop for OwnedChild {
 pub(crate) fn run_watched(
     command: &mut Command,
     silence: Duration,
+    look: impl FnMut(&str) -> bool,
+) -> Result<()> {
+    watch(command.stderr(Stdio::inherit()), silence, look)
+}
+
+/// Like [`run_watched`] for `cargo test`, and returns also the reports of test programs that a
+/// signal ended.
+pub(crate) fn run_tests(
+    command: &mut Command,
+    silence: Duration,
+    look: impl FnMut(&str) -> bool,
+) -> (Result<()>, Vec<String>) {
+    let (errors, stderr) = match std::io::pipe() {
+        Ok(pipe) => pipe,
+        Err(error) => return (Err(error).context("cannot make a pipe"), Vec::new()),
+    };
+    let reader = std::thread::spawn(move || {
+        let mut signalled = Vec::new();
+        let mut errors = BufReader::new(errors);
+        let mut bytes = Vec::new();
+        while errors.read_until(b'\n', &mut bytes).is_ok_and(|length| length > 0) {
+            let text = String::from_utf8_lossy(&bytes);
+            eprint!("{text}");
+            signalled.extend(is_signal_report(&text).then(|| text.trim().to_owned()));
+            bytes.clear();
+        }
+        signalled
+    });
+    let result = watch(command.stderr(stderr), silence, look);
+    // The command has the last writing end of the pipe.
+    command.stderr(Stdio::inherit());
+    (result, reader.join().unwrap_or_default())
+}
+
+/// Whether cargo reports with this line that a signal ended a program.
+fn is_signal_report(line: &str) -> bool {
+    line.trim_start().starts_with("process didn't exit successfully: ")
+        && line.contains(" (signal: ")
+}
+
+fn watch(
+    command: &mut Command,
+    silence: Duration,
     mut look: impl FnMut(&str) -> bool,
 ) -> Result<()> {
     let line = describe(command);
@@ -219,6 +262,17 @@ mod tests {
         });
         assert_eq!(seen, ["one", "\u{fffd}two", "end"]);
         assert!(error.expect_err("exit 4").to_string().contains('4'));
+    }
+
+    #[test]
+    fn a_program_that_a_signal_ended_is_reported_and_a_failed_one_is_not() {
+        let mut command = Command::new("sh");
+        let report = "process didn't exit successfully: `target/suite` (signal: 9, SIGKILL: kill)";
+        command.args(["-c", r#"echo one; echo "  $0" >&2; echo "  $1" >&2; exit 101"#, report]);
+        command.arg("process didn't exit successfully: `target/suite` (exit status: 101)");
+        let (result, signalled) = run_tests(&mut command, Duration::from_secs(60), |_| false);
+        assert!(result.is_err());
+        assert_eq!(signalled, [report]);
     }
 
     #[test]

@@ -19,9 +19,8 @@ pub(crate) struct Tally {
     skipped: u64,
     /// Names of failed tests.
     pub(crate) failures: Vec<String>,
-    /// Test programs that began, and that printed a result.
-    begun: u64,
-    finished: u64,
+    /// Reports of test programs that a signal ended.
+    pub(crate) signalled: Vec<String>,
     /// Names of tests that failed and passed when they were run again.
     pub(crate) flaky: Vec<String>,
     /// The output of failed tests.
@@ -48,7 +47,6 @@ impl Tally {
     /// Counts one line.
     pub(crate) fn count(&mut self, line: &str) {
         if let Some(counts) = line.strip_prefix("test result: ") {
-            self.finished += 1;
             // "ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s"
             let (_, counts) = counts.split_once(". ").unwrap_or(("", counts));
             for part in counts.split(';') {
@@ -65,10 +63,6 @@ impl Tally {
             line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
         {
             self.failures.push(name.to_owned());
-        } else if line.starts_with("running ")
-            && (line.ends_with(" tests") || line.ends_with(" test"))
-        {
-            self.begun += 1;
         } else if line.trim_start().starts_with("SKIPPED:") {
             self.skipped += 1;
             if !self.skips.iter().any(|known| known == line.trim()) {
@@ -109,18 +103,13 @@ impl Tally {
         }
     }
 
-    /// Whether a test program ended without a result: a signal has ended it.
-    pub(crate) fn has_unfinished(&self) -> bool {
-        self.begun > self.finished
-    }
-
-    /// Adds a second run that passed: of the failed tests, or of all if a test program had no
-    /// result. Returns whether it had every failed test. These are flaky then, and no longer
+    /// Adds a second run that passed: of the failed tests, or of all if a signal ended a
+    /// test program. Returns whether it had every failed test. These are flaky then, and no longer
     /// failed.
     pub(crate) fn add_second_run(&mut self, second: &Self) -> bool {
         let failed = self.failures.len() as u64;
         let is_complete = failed == self.failed
-            && (failed > 0 || self.has_unfinished())
+            && (failed > 0 || !self.signalled.is_empty())
             && second.failed == 0
             && second.failures.is_empty()
             && second.passed >= failed.max(1);
@@ -128,9 +117,9 @@ impl Tally {
             self.failed = 0;
             self.passed += failed;
             self.flaky.append(&mut self.failures);
-            if self.has_unfinished() {
+            if !self.signalled.is_empty() {
                 self.passed = second.passed;
-                self.flaky.push("a test program that a signal ended".to_owned());
+                self.flaky.append(&mut self.signalled);
             }
         }
         is_complete
@@ -237,23 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn a_test_program_without_a_result_is_flaky_if_all_tests_pass_later() {
-        let mut tally = Tally::default();
-        for line in [
-            "running 2 tests",
-            "test a ... ok",
-            "test result: ok. 2 passed; 0 failed",
-            "running 1 test",
-        ] {
-            tally.read(line);
-        }
-        assert!(tally.has_unfinished());
+    fn a_test_program_that_a_signal_ended_is_flaky_if_all_tests_pass_later() {
+        let mut tally = Tally { signalled: vec!["suite: SIGKILL".to_owned()], ..Tally::default() };
+        tally.read("test result: ok. 2 passed; 0 failed");
         let second = |passed, failed| Tally { passed, failed, ..Tally::default() };
         assert!(!tally.add_second_run(&second(2, 1)));
         assert!(tally.add_second_run(&second(3, 0)));
-        assert_eq!(
-            (tally.line().as_str(), tally.flaky.len()),
-            ("3 passed, 0 failed, 0 skipped", 1)
-        );
+        assert_eq!(tally.line(), "3 passed, 0 failed, 0 skipped");
+        assert_eq!(tally.flaky, ["suite: SIGKILL"]);
     }
 }

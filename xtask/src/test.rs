@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{cargo, find, run, run_watched};
+use crate::command::{cargo, find, run, run_tests};
 use crate::tally::Tally;
 use crate::units::{self, Units};
 use crate::{
@@ -90,8 +90,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             test.get_envs().map(|(k, v)| (k.to_owned(), v.map(ToOwned::to_owned))).collect();
         // The output of passed tests is read for `SKIPPED:` lines.
         test.args(["--", "--show-output"]);
-        let result = run_watched(&mut test, OUTPUT_TIMEOUT, |line| tally.read(line));
-        let is_whole = tally.has_unfinished();
+        let (result, signalled) = run_tests(&mut test, OUTPUT_TIMEOUT, |line| tally.read(line));
+        let is_whole = !signalled.is_empty();
+        tally.signalled = signalled;
         if result.is_ok() || !options.retry || tally.failures.is_empty() && !is_whole {
             return result;
         }
@@ -99,14 +100,14 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         again.current_dir(host::repository()).args(ALL).arg("--no-fail-fast");
         again.envs(variables.into_iter().filter_map(|(name, value)| Some((name, value?))));
         if is_whole {
-            println!("== tests: a test program has no result; all run once more");
+            println!("== tests: a signal ended a test program; all run once more");
         } else {
             println!("== tests: the failed ones run once more");
             again.args(["--", "--exact"]).args(&tally.failures);
         }
         let mut second = Tally::default();
-        let passed = run_watched(&mut again, OUTPUT_TIMEOUT, |line| second.read(line)).is_ok();
-        if passed && tally.add_second_run(&second) { Ok(()) } else { result }
+        let (passed, _) = run_tests(&mut again, OUTPUT_TIMEOUT, |line| second.read(line));
+        if passed.is_ok() && tally.add_second_run(&second) { Ok(()) } else { result }
     });
     steps.run("programs", || {
         programs::short(|line| {
