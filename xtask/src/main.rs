@@ -12,6 +12,7 @@ mod adapters;
 mod book;
 mod chart;
 mod clients;
+mod columns;
 mod command;
 mod conformance;
 mod demo;

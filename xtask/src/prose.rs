@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
+use crate::columns;
 use crate::host::repository;
 use crate::names;
 
@@ -32,6 +33,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         bail!("usage: cargo xtask prose");
     }
     names::check()?;
+    columns::check()?;
     check()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -48,7 +48,8 @@ const untyped = (code) => {
   process.emitWarning = () => {};
   try { return strip(code, { mode: 'transform' }); } finally { process.emitWarning = warn; }
 };
-// A socket: a file's reader would wait in a thread, which code that ends the process would wait for.
+// A socket: the reader of a file would wait in a thread, and code that ends the process would wait
+// for that thread.
 const requests = new (require('net').Socket)({ fd: 3, readable: true, writable: false });
 const lines = require('readline').createInterface({ input: requests });
 (async () => {

@@ -1,8 +1,13 @@
 //! Serves lines with a warm program: each line of the input is a request, answered from the same
 //! state.
 //!
-//! `cargo run --release -p afresh-linux --example lines -- [--grant DIRECTORY]... PROGRAM [ARGUMENT]...`,
-//! where PROGRAM is an absolute path, reads lines, answers each and flushes. To see it forget:
+//! PROGRAM has an absolute path, reads lines, answers each and flushes.
+//!
+//! ```sh
+//! cargo run --release -p afresh-linux --example lines -- [--grant DIRECTORY]... PROGRAM [ARGUMENT]...
+//! ```
+//!
+//! To see it forget:
 //!
 //! ```sh
 //! printf '1\n2\n3\n' | cargo run --release -p afresh-linux --example lines -- /usr/bin/python3 -uc 'import sys

@@ -258,7 +258,7 @@ fn oversized_half_and_slow_requests_are_refused() {
         let mut head = b"GET / HTTP/1.1\r\nHost: h\r\nX: ".to_vec();
         head.extend(vec![b'x'; 200_000]);
         assert!(raw(server.addr, &head).await.contains(" 431 "));
-        // Half a head, and nothing at all: closed after the time for a head, without a word or with 408.
+        // A head that stays incomplete or empty: closed after its time, with 408 or without.
         for half in [&b"GET / HTTP/1.1\r\nHos"[..], b""] {
             let said = raw(server.addr, half).await;
             assert!(said.is_empty() || said.contains(" 408 "), "{said:?}");
