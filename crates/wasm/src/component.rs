@@ -1,60 +1,47 @@
 //! Components, in fresh mode: a new store and instance for every call, over memories that already
-//! hold the component's data, or its state after the warm-up ([`crate::nested`]).
+//! hold the component's data, or its state after the warm-up ([`crate::component::nested`]).
 //!
 //! The active data segments of every core module are moved into images. An instantiation of a
 //! probe, whose memories identify themselves, shows once in which order wasmtime makes the
 //! memories. Every later instantiation takes slots in that order. Between calls the slots are
 //! reset, and the pages that calls write stay resident.
 
+pub(crate) mod compiled;
+pub(crate) mod lease;
+pub(crate) mod nested;
+pub(crate) mod shared;
+
 use std::sync::Arc;
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
-use afresh_pool::{Budget, MappingCharge, Pool, PoolStats};
+use afresh_pool::{Budget, Pool, PoolStats};
 use afresh_rewrite::{
     AnalyzeError, DataSegment, MARK_BYTES, NestedModule, PreparedComponent, Roots, WarmState,
-    direct_calls, names, prepare_component,
+    names, prepare_component,
 };
 use afresh_sys::planted::{Bug, is};
 use wasmtime::component::types::ComponentItem;
-use wasmtime::component::{Component, ComponentExportIndex, InstancePre, Linker};
+use wasmtime::component::{InstancePre, Linker};
 
-use crate::call_path::{drive, now};
-use crate::clock::Clock;
-use crate::compare::Comparison;
-use crate::component_lease::{ComponentLease, OwnedComponentLease, functions};
-use crate::fresh::FreshMemories;
-use crate::frozen::Program;
+use crate::call::lease_options::LeaseOptions;
+use crate::call::stores::Stores;
+use crate::call::unsatisfied;
+use crate::component::compiled::{compile, compile_direct};
+use crate::component::lease::{ComponentLease, OwnedComponentLease, functions};
+use crate::component::shared::SharedComponent;
+use crate::engine::call_path::{drive, now};
+use crate::engine::linear::{GuestMemory, Shape, record_memories};
 use crate::guest::{Guest, GuestOptions, WarmUp};
 use crate::host::Host;
-use crate::leasing::{LeaseOptions, at_once};
-use crate::linear::{
-    GuestMemory, MemoryOwner, MemoryPolicy, Shape, record_memories, with_memories,
-};
-use crate::reset::{CODE_MAPPINGS, WarmMemory};
-use crate::stores::Stores;
-use crate::thaw::with_files;
-use crate::warm::next_generation;
-use crate::{Engine, FreezeError, Frozen, LoadError, ThawError, WarmError, nested, unsatisfied};
-
-pub(crate) struct Inner {
-    pub(crate) pre: InstancePre<Host>,
-    memories: Vec<WarmMemory>,
-    policy: MemoryPolicy,
-    pub(crate) stores: Stores,
-    pool: Pool<FreshMemories>,
-    pub(crate) roots: Roots,
-    /// The export that takes fresh entropy for each clone.
-    reseed: Option<ComponentExportIndex>,
-    /// The share of the process budget that the code holds.
-    _code: MappingCharge,
-    program: Program,
-    /// The clock's reading when the warm state was taken.
-    read: u64,
-    /// The state of its core modules, by their place in the binary; none where it cannot be kept.
-    state: Option<Vec<Option<WarmState>>>,
-    /// Why each instance starts as the component does, where instantiation does something.
-    rerun_reason: Option<String>,
-}
+use crate::host::clock::Clock;
+use crate::lease::leasing::at_once;
+use crate::warm::compare::Comparison;
+use crate::warm::fresh::FreshMemories;
+use crate::warm::frozen::Program;
+use crate::warm::instance_state::WarmMemory;
+use crate::warm::reset::CODE_MAPPINGS;
+use crate::warm::thaw::with_files;
+use crate::{Engine, FreezeError, Frozen, LoadError, ThawError, WarmError};
 
 /// A component before any of its code has run.
 struct Outline {
@@ -100,31 +87,13 @@ impl Outline {
 /// A component whose memories come warm; cheap to clone, usable from any thread.
 #[derive(Clone)]
 pub struct WarmComponent {
-    inner: Arc<Inner>,
+    inner: Arc<SharedComponent>,
 }
 
 impl std::fmt::Debug for WarmComponent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WarmComponent").field("memories", &self.inner.memories.len()).finish()
     }
-}
-
-/// Compiles a component, or takes it from the cache.
-pub(crate) fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
-    let compile = || engine.compile_anew(|engine| Component::new(engine, wasm));
-    let Some(cache) = engine.cache() else { return compile() };
-    let key = engine.cache_key(&[b"component", wasm]);
-    if let Some(component) = cache.component(engine.wasmtime(), &key) {
-        return Ok(component);
-    }
-    let component = compile()?;
-    cache.keep_component(&key, &component);
-    Ok(component)
-}
-
-/// As [`compile`], for the component of leases.
-fn compile_direct(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
-    compile(engine, &direct_calls(wasm))
 }
 
 /// A memory that a module of the component defines.
@@ -202,6 +171,37 @@ fn in_order<'a>(
     Ok(order)
 }
 
+impl Guest {
+    /// Like [`Guest::warm`], for a component without a warm-up: the state after its start functions
+    /// is kept where possible, and [`WarmComponent::rerun_reason`] gives the reason where it is
+    /// not.
+    ///
+    /// # Errors
+    /// [`WarmError`] for a core module, or when the component does not compile or link.
+    pub fn warm_component(&self) -> Result<WarmComponent, WarmError> {
+        self.warm_component_with(&WarmUp::new())
+    }
+
+    /// Like [`Guest::warm`], for components: every instance is a new one, and starts in the state
+    /// that the warm-up left.
+    ///
+    /// # Errors
+    /// [`WarmError`] for a core module, when the component does not compile or link, when a call of
+    /// the warm-up fails, or for state that no new instance can start with, by name.
+    pub fn warm_component_with(&self, warm_up: &WarmUp) -> Result<WarmComponent, WarmError> {
+        drive(self.way(), WarmComponent::new(self, warm_up))
+    }
+
+    /// As [`Guest::warm_component_with`], waiting for asynchronous host functions as a task does.
+    /// Compilation blocks the thread.
+    ///
+    /// # Errors
+    /// As [`Guest::warm_component_with`].
+    pub async fn warm_component_async(&self, warm_up: &WarmUp) -> Result<WarmComponent, WarmError> {
+        WarmComponent::new(self, warm_up).await
+    }
+}
+
 impl WarmComponent {
     pub(crate) async fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
         let engine = &guest.engine;
@@ -263,8 +263,8 @@ impl WarmComponent {
         let wasm = frozen.program.read()?;
         let options = &with_files(options, frozen);
         let outline = Outline::new(engine, options, &wasm, &Clock::from(frozen.read))?;
-        outline.stores.admit(frozen)?;
-        outline.stores.thaw_files(frozen)?;
+        frozen.check_limit(outline.stores.memory_limit)?;
+        outline.stores.thaw_files(frozen.files.as_ref())?;
         let (cold, warm) = (&outline.cold, &frozen.memories);
         if !cold.iter().map(|m| m.shape).eq(warm.iter().map(|m| m.shape)) {
             return Err(bad("its memories are not those of the component"));
@@ -306,7 +306,7 @@ impl WarmComponent {
             Some((ComponentItem::ComponentFunc(_), export)) => Some(export),
             _ => None,
         };
-        let inner = Inner {
+        let inner = SharedComponent {
             pre,
             reseed,
             roots: options.roots.clone(),
@@ -322,7 +322,7 @@ impl WarmComponent {
         };
         let this = Self { inner: Arc::new(inner) };
         // A first lease shows errors that every later lease would have.
-        drop(this.inner.take(&LeaseOptions::default()).await?);
+        drop(ComponentLease::begin(&this.inner, &LeaseOptions::default()).await?);
         Ok(this)
     }
 
@@ -360,7 +360,7 @@ impl WarmComponent {
     /// As [`WarmComponent::lease`]; [`WarmError::Load`] for a limit that the engine was not set up
     /// to keep, and for directories that do not fit those of the guest.
     pub fn lease_with(&self, options: &LeaseOptions) -> Result<ComponentLease<'_>, WarmError> {
-        at_once(self.inner.take(options))
+        at_once(ComponentLease::begin(&self.inner, options))
     }
 
     /// As [`WarmComponent::lease_with`], but the lease owns its guest. It can move to other threads
@@ -372,7 +372,7 @@ impl WarmComponent {
         let keep = self.inner.clone();
         // SAFETY: the lease gets `keep`, which it drops last; until then `keep` is dropped after
         // it.
-        let mut lease = at_once(unsafe { borrow_inner(&keep) }.take(options))?;
+        let mut lease = at_once(ComponentLease::begin(unsafe { borrow(&keep) }, options))?;
         lease.keep = Some(keep);
         Ok(lease)
     }
@@ -388,7 +388,7 @@ impl WarmComponent {
     ) -> Result<OwnedComponentLease, WarmError> {
         let keep = self.inner.clone();
         // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
-        let mut lease = unsafe { borrow_inner(&keep) }.take(options).await?;
+        let mut lease = ComponentLease::begin(unsafe { borrow(&keep) }, options).await?;
         lease.keep = Some(keep);
         Ok(lease)
     }
@@ -440,42 +440,11 @@ impl WarmComponent {
     }
 }
 
-impl Inner {
-    async fn take(&self, options: &LeaseOptions) -> Result<ComponentLease<'_>, WarmError> {
-        let limits = options.limits(&self.stores)?;
-        let memories = self.pool.get(0, |_| FreshMemories::new(&self.memories, &self.policy))?;
-        let mut store = self.stores.make()?;
-        store.data_mut().set_options(options);
-        store.data_mut().set_generation(next_generation());
-        // Start functions that run in every instance count as guest code.
-        store.data_mut().set_guests(self.rerun_reason.is_some());
-        let instantiate = self.stores.way.instantiate_component(&self.pre, &mut store);
-        let instance = with_memories(&memories.memories, MemoryOwner::Component, instantiate)
-            .await
-            .map_err(WarmError::Instantiate)?;
-        let mut lease = ComponentLease {
-            store,
-            instance,
-            memories,
-            warm: self,
-            limits,
-            unfinished: false,
-            keep: None,
-        };
-        if let Some(export) = &self.reseed {
-            let failed =
-                |error| WarmError::Call { name: names::RESEED_COMPONENT.to_owned(), error };
-            lease.reseed(export).await.map_err(failed)?;
-        }
-        Ok(lease)
-    }
-}
-
 /// The component, borrowed from `keep`.
 ///
 /// # Safety
 /// The reference, and everything borrowed from it, must not outlive `keep`.
-unsafe fn borrow_inner(keep: &Arc<Inner>) -> &'static Inner {
+unsafe fn borrow(keep: &Arc<SharedComponent>) -> &'static SharedComponent {
     // SAFETY: an `Arc` does not move its value, and the caller keeps the `Arc` until the last use.
     unsafe { &*Arc::as_ptr(keep) }
 }

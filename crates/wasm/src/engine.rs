@@ -1,5 +1,13 @@
 //! The wasmtime engine that all guests share, set up so that their memories are slots.
 
+pub(crate) mod address_space;
+pub(crate) mod cache;
+pub(crate) mod call_path;
+pub(crate) mod exclusive;
+pub(crate) mod linear;
+pub(crate) mod loaded;
+pub(crate) mod stacks;
+
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -11,10 +19,11 @@ use afresh_rewrite::linear_stack;
 use afresh_sys::{Inherited, PerProcess, fork, host};
 
 use crate::LoadError;
-use crate::cache::Cache;
-use crate::linear::{SlotMemories, record_memories};
-use crate::loaded::Loaded;
-use crate::stacks::Stacks;
+use crate::engine::address_space::Space;
+use crate::engine::cache::Cache;
+use crate::engine::linear::{SlotMemories, record_memories};
+use crate::engine::loaded::Loaded;
+use crate::engine::stacks::Stacks;
 
 /// Source of pages for memories that grow by whole 2 MiB. Pages that it has ready take no faults.
 #[derive(Clone, Debug, Default)]
@@ -281,46 +290,6 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Address space of one memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Space {
-    /// Bytes reserved behind the base. With [`WHOLE`] a 32-bit memory needs no bounds checks; with
-    /// less wasmtime checks every access, and a memory that is not larger from the start grows no
-    /// further.
-    pub(crate) reservation: u64,
-    /// Inaccessible bytes before the base and after the reservation.
-    pub(crate) guard: u64,
-}
-
-/// Bytes that 32 bits can address.
-const WHOLE: u64 = 4 << 30;
-
-impl Space {
-    /// The guard after the heap of wasmtime for GC objects. It differs, so that a request of
-    /// wasmtime for this heap is distinguished from one for a guest memory.
-    pub(crate) fn heap_guard(self) -> u64 {
-        self.guard / 2
-    }
-
-    /// The same for every memory of the process, and for its children.
-    pub(crate) fn of_process() -> Self {
-        static SPACE: Inherited<Space> = Inherited::new();
-        *SPACE.get_or_make(|| Self::fitting(host::address_space()))
-    }
-
-    /// The layout for a process that may reserve `left` bytes more.
-    fn fitting(left: Option<u64>) -> Self {
-        // Room for some memories at a time, and for all that is not one.
-        match left.map_or(WHOLE, |left| left / 8) {
-            WHOLE.. => Self { reservation: WHOLE, guard: 32 << 20 },
-            part => {
-                let reservation = 1 << part.max(16 << 20).ilog2();
-                Self { reservation, guard: 1 << 20 }
-            }
-        }
-    }
-}
-
 /// Bytes of address space that each Wasm memory reserves: 4 GiB, or less where the process may not
 /// use many addresses (`ulimit -v`). Asked once a process.
 #[must_use]
@@ -564,21 +533,5 @@ impl Engine {
             self.inner.ticking.store(0, Ordering::Release);
             LoadError::Engine(error.into())
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memories_reserve_what_there_are_addresses_for() {
-        let of = |left| Space::fitting(left).reservation;
-        assert_eq!(of(None), 4 << 30);
-        assert_eq!(of(Some(1 << 40)), 4 << 30);
-        assert_eq!(of(Some(32 << 30)), 4 << 30);
-        assert_eq!(of(Some((32 << 30) - 1)), 2 << 30);
-        assert_eq!(of(Some((2 << 30) - 1)), 128 << 20);
-        assert_eq!(of(Some(0)), 16 << 20);
     }
 }

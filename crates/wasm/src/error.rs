@@ -297,3 +297,21 @@ pub(crate) fn without_backtrace(error: &wasmtime::Error) -> (String, Option<Stri
         .collect();
     (causes.join(": "), backtrace)
 }
+
+/// Names, for an error.
+pub(crate) fn listed(mut names: Vec<String>) -> String {
+    names.sort_unstable();
+    if names.is_empty() {
+        "no function at all".to_owned()
+    } else {
+        afresh_rewrite::name_list(&names)
+    }
+}
+
+/// The error with which a function of a plug-in ended.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct PluginFailure {
+    pub(crate) status: i32,
+    pub(crate) message: String,
+}

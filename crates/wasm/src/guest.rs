@@ -1,5 +1,7 @@
 //! Guests: a module or component, and its options.
 
+pub(crate) mod extism;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,14 +11,14 @@ use afresh_rewrite::{Analysis, Roots, analyze, names};
 use serde::{Deserialize, Serialize};
 use wasmtime::{Linker, StoreContextMut, Val, component};
 
-use crate::call_path::{CallPath, drive};
+use crate::engine::call_path::CallPath;
+use crate::engine::linear::MemoryPolicy;
 #[cfg(feature = "call-hook")]
-use crate::hook::Hook;
+use crate::host::hook::Hook;
+use crate::host::uniqueness::entropy;
+use crate::host::watch::Watch;
 use crate::host::{Host, Limiter, State, Wasi};
-use crate::lease::entropy;
-use crate::linear::MemoryPolicy;
-use crate::watch::Watch;
-use crate::{Engine, LoadError, Warm, WarmComponent, WarmError};
+use crate::{Engine, LoadError};
 
 /// Which wall stands between two calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -213,7 +215,7 @@ impl GuestOptions {
                 true => wasmtime_wasi::p1::add_to_linker_async(&mut linker, Host::p1)?,
             }
             linker.allow_shadowing(true);
-            crate::preview1::link(&mut linker, self.asynchronous)?;
+            crate::host::preview1::link(&mut linker, self.asynchronous)?;
             linker.allow_shadowing(false);
             linker.func_wrap("afresh", "generation", |caller: wasmtime::Caller<'_, Host>| {
                 caller.data().generation() as i64
@@ -252,8 +254,8 @@ impl GuestOptions {
                 p3::filesystem::add_to_linker(&mut linker)?;
             }
             linker.allow_shadowing(true);
-            crate::preview2::link_io(&mut linker, self.asynchronous)?;
-            crate::preview2::link(&mut linker, self.asynchronous)?;
+            crate::host::preview2::link_io(&mut linker, self.asynchronous)?;
+            crate::host::preview2::link(&mut linker, self.asynchronous)?;
             linker.allow_shadowing(false);
             let mut clones = linker.instance(names::CLONES)?;
             clones.func_wrap("generation", |store: StoreContextMut<'_, Host>, ()| {
@@ -397,56 +399,7 @@ impl Guest {
         Ok(analyze(&self.wasm, &self.options.roots)?)
     }
 
-    /// Instantiates the module, runs the warm-up and keeps the resulting state.
-    ///
-    /// # Errors
-    /// [`WarmError`], naming the missing part of the guest or the host.
-    ///
-    /// # Panics
-    /// Within a task, for a guest with [`GuestOptions::asynchronous`]: see [`Guest::warm_async`].
-    pub fn warm(&self, warm_up: WarmUp) -> Result<Warm, WarmError> {
-        drive(self.way(), Warm::new(self, &warm_up))
-    }
-
-    /// As [`Guest::warm`], waiting for asynchronous host functions as a task does. Analysis and
-    /// compilation block the thread.
-    ///
-    /// # Errors
-    /// As [`Guest::warm`].
-    pub async fn warm_async(&self, warm_up: WarmUp) -> Result<Warm, WarmError> {
-        Warm::new(self, &warm_up).await
-    }
-
     pub(crate) fn way(&self) -> CallPath {
         CallPath::of(self.options.asynchronous, self.engine.deep())
-    }
-
-    /// Like [`Guest::warm`], for a component without a warm-up: the state after its start functions
-    /// is kept where possible, and [`WarmComponent::rerun_reason`] gives the reason where it is
-    /// not.
-    ///
-    /// # Errors
-    /// [`WarmError`] for a core module, or when the component does not compile or link.
-    pub fn warm_component(&self) -> Result<WarmComponent, WarmError> {
-        self.warm_component_with(&WarmUp::new())
-    }
-
-    /// Like [`Guest::warm`], for components: every instance is a new one, and starts in the state
-    /// that the warm-up left.
-    ///
-    /// # Errors
-    /// [`WarmError`] for a core module, when the component does not compile or link, when a call of
-    /// the warm-up fails, or for state that no new instance can start with, by name.
-    pub fn warm_component_with(&self, warm_up: &WarmUp) -> Result<WarmComponent, WarmError> {
-        drive(self.way(), WarmComponent::new(self, warm_up))
-    }
-
-    /// As [`Guest::warm_component_with`], waiting for asynchronous host functions as a task does.
-    /// Compilation blocks the thread.
-    ///
-    /// # Errors
-    /// As [`Guest::warm_component_with`].
-    pub async fn warm_component_async(&self, warm_up: &WarmUp) -> Result<WarmComponent, WarmError> {
-        WarmComponent::new(self, warm_up).await
     }
 }

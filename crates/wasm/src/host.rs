@@ -4,6 +4,19 @@
 //! and dropped with the lease. The table of component resources is separate: streams and resources
 //! of embedders need only the table.
 
+pub(crate) mod clock;
+pub(crate) mod descriptors;
+pub(crate) mod files;
+pub(crate) mod hand_over;
+#[cfg(feature = "call-hook")]
+pub(crate) mod hook;
+pub(crate) mod opened;
+pub(crate) mod preview1;
+pub(crate) mod preview2;
+pub(crate) mod uniqueness;
+pub(crate) mod wait;
+pub(crate) mod watch;
+
 mod limiter;
 mod output;
 
@@ -20,11 +33,10 @@ use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use afresh_files::Tree;
 
 use crate::LoadError;
-use crate::call_path::CallPath;
-use crate::clock::Clock;
-use crate::files::{Files, Live};
-use crate::leasing::LeaseOptions;
-use crate::watch::Watch;
+use crate::engine::call_path::CallPath;
+use crate::host::clock::Clock;
+use crate::host::files::{Files, Live};
+use crate::host::watch::Watch;
 
 pub use limiter::Limiter;
 pub(crate) use limiter::table_bytes;
@@ -483,14 +495,14 @@ impl Host {
         }
     }
 
-    /// Applies the context and output of its options to the calls of one lease.
-    pub(crate) fn set_options(&mut self, options: &LeaseOptions) {
-        if let Some(wasi) = &options.wasi {
-            self.own = Some(wasi.clone());
-        }
-        if let Some(output) = &options.output {
-            self.output = Some(output.clone());
-        }
+    /// Replaces the WASI configuration of its guest.
+    pub(crate) fn set_wasi(&mut self, wasi: Arc<Wasi>) {
+        self.own = Some(wasi);
+    }
+
+    /// Replaces the destination of its standard output and error.
+    pub(crate) fn set_output(&mut self, output: Output) {
+        self.output = Some(output);
     }
 
     fn builder(&mut self) -> WasiCtxBuilder {

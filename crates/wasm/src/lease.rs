@@ -1,56 +1,28 @@
 //! Leases: an instance in the warm state, for the time of a call.
 
-use std::marker::PhantomData;
+pub(crate) mod asynchronous;
+pub(crate) mod bytes;
+pub(crate) mod freezing;
+pub(crate) mod leasing;
+pub(crate) mod live;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use afresh_sys::PerProcess;
-use wasmtime::{Extern, Memory, ModuleExport, Val, WasmParams, WasmResults};
+use wasmtime::{Extern, Memory, Val, WasmParams, WasmResults};
 
-use crate::call_path::{CallPath, drive};
-use crate::compare::Comparison;
-use crate::dynamic::{call_dynamic, call_error};
+use crate::call::dynamic::{call_dynamic, call_error};
+use crate::call::entry::{Entry, typed};
+use crate::call::scope::forget_exception;
+use crate::call::stores::CallLimits;
+use crate::engine::call_path::{CallPath, drive};
+use crate::engine::linear::GuestMemory;
 use crate::host::Host;
-use crate::linear::GuestMemory;
-use crate::live::{Live, Parts, typed};
-use crate::reset::Present;
-use crate::scope::forget_exception;
-use crate::stores::CallLimits;
-use crate::warm::{Inner, next_generation};
+use crate::host::uniqueness::{entropy, next_generation};
+use crate::lease::live::{Live, Parts};
+use crate::warm::Inner;
+use crate::warm::compare::Comparison;
+use crate::warm::instance_state::InstanceState;
 use crate::{CallError, FreezeError, WarmError};
-
-/// A typed export, resolved once by [`crate::Warm::entry`].
-pub struct Entry<P, R> {
-    pub(crate) name: String,
-    pub(crate) export: ModuleExport,
-    pub(crate) number: usize,
-    /// The guest it belongs to.
-    pub(crate) guest: u64,
-    signature: PhantomData<fn(P) -> R>,
-}
-
-impl<P, R> Entry<P, R> {
-    pub(crate) fn new(name: &str, export: ModuleExport, number: usize, guest: u64) -> Self {
-        Self { name: name.to_owned(), export, number, guest, signature: PhantomData }
-    }
-
-    #[cold]
-    pub(crate) fn foreign(&self) -> CallError {
-        CallError::Interface(format!("the entry for {:?} belongs to another guest", self.name))
-    }
-}
-
-impl<P, R> Clone for Entry<P, R> {
-    fn clone(&self) -> Self {
-        Self::new(&self.name, self.export, self.number, self.guest)
-    }
-}
-
-impl<P, R> std::fmt::Debug for Entry<P, R> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Entry").field("name", &self.name).finish()
-    }
-}
 
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping
 /// it undoes them all.
@@ -73,39 +45,6 @@ impl std::fmt::Debug for Lease<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lease").field("host", self.host()).finish()
     }
-}
-
-/// 128 random bits, from the source that seeds a clone that exports `afresh_reseed`: for the
-/// embedder's host functions and requests that give a guest its entropy.
-#[must_use]
-pub fn entropy_bytes() -> [u8; 16] {
-    let (lo, hi) = entropy();
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&lo.to_le_bytes());
-    bytes[8..].copy_from_slice(&hi.to_le_bytes());
-    bytes
-}
-
-/// 128 bits that no other call in this or any other process gets: a keyed hash of a counter, under
-/// a key of the operating system's.
-pub(crate) fn entropy() -> (i64, i64) {
-    // A child of a fork must not continue with its parent's key and count: it would draw the same.
-    static SOURCE: PerProcess<([u8; 32], AtomicU64)> = PerProcess::new(|| {
-        let mut key = [0u8; 32];
-        for part in key.chunks_mut(8) {
-            part.copy_from_slice(&afresh_sys::host::random_word().to_le_bytes());
-        }
-        (key, AtomicU64::new(0))
-    });
-    let (key, counter) = SOURCE.get();
-    let count = counter.fetch_add(1, Ordering::Relaxed);
-    let hash = blake3::keyed_hash(key, &count.to_le_bytes());
-    let word = |at: usize| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&hash.as_bytes()[at..at + 8]);
-        i64::from_le_bytes(bytes)
-    };
-    (word(0), word(8))
 }
 
 impl<'a> Lease<'a> {
@@ -213,7 +152,7 @@ impl<'a> Lease<'a> {
     }
 
     /// The present state: memories, everything else, and the reading of the clock.
-    pub(crate) fn state(&mut self) -> Result<Present, FreezeError> {
+    pub(crate) fn state(&mut self) -> Result<InstanceState, FreezeError> {
         self.live.state()
     }
 

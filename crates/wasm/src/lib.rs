@@ -36,77 +36,42 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod bytes;
-mod cache;
-mod call_path;
-mod clock;
-mod compare;
+mod call;
 mod component;
-mod component_lease;
-mod descriptors;
-mod dynamic;
 mod engine;
 mod error;
-mod exclusive;
-mod extism;
-mod files;
-mod fresh;
-mod frozen;
 mod guest;
-#[cfg(feature = "call-hook")]
-mod hook;
 mod host;
 mod lease;
-mod lease_async;
-mod leasing;
-mod linear;
-mod live;
-mod loaded;
-mod nested;
-mod opened;
-mod ownership;
-mod plan;
-mod planted;
-mod preparation;
-mod preview1;
-mod preview2;
-mod reset;
-mod scope;
 mod session;
-mod stacks;
-mod state;
-mod states;
-mod stores;
-mod thaw;
-mod unsatisfied;
-mod values;
-mod wait;
 mod warm;
-mod watch;
 
 pub use afresh_files;
 pub use afresh_pager::SnapshotOptions;
 pub use afresh_pool::{Budget, LimitPolicy, Limits, PoolStats, ProcessLimits, Usage};
 pub use afresh_rewrite::{Analysis, LinkError, Refusal, Roots, link};
-pub use bytes::{BytesEntry, hand_over, hand_over_async};
-pub use compare::Comparison;
+pub use call::bytes_entry::BytesEntry;
+pub use call::entry::Entry;
+pub use call::lease_options::LeaseOptions;
+pub use call::values::{ArgumentError, parse_arguments, show_value};
 pub use component::WarmComponent;
-pub use component_lease::{ComponentLease, OwnedComponentLease};
+pub use component::lease::{ComponentLease, OwnedComponentLease};
 pub use engine::{Engine, EngineConfig, EpochSource, ZeroMemory, memory_reservation};
 pub use error::{CallError, FreezeError, LoadError, ThawError, WarmError};
-pub use extism::{
+pub use guest::extism::{
     Extism, LogLevel, extism_bytes, extism_bytes_async, extism_handle, extism_handle_async,
 };
-pub use files::Files;
-pub use frozen::Frozen;
 pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};
+pub use host::files::Files;
+pub use host::hand_over::{hand_over, hand_over_async};
 #[cfg(feature = "call-hook")]
-pub use hook::Hook;
+pub use host::hook::Hook;
+pub use host::uniqueness::entropy_bytes;
+pub use host::watch::Watch;
 pub use host::{Host, Limiter, Output, OutputHandler, StandardStream, State, Wasi};
-pub use lease::{Entry, Lease, OwnedLease, entropy_bytes};
-pub use leasing::LeaseOptions;
+pub use lease::{Lease, OwnedLease};
 pub use session::{Session, SessionError, SessionState};
-pub use values::{ArgumentError, parse_arguments, show_value};
+pub use warm::compare::Comparison;
+pub use warm::frozen::Frozen;
 pub use warm::{Warm, WarmReport};
 pub use wasmtime::{self, Val};
-pub use watch::Watch;

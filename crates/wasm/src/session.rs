@@ -11,6 +11,8 @@
 //! functions keep. WASI streams belong to the live session: they are not part of a state, and each
 //! switch makes new ones. So do host directories; a guest with open files in them cannot be frozen.
 
+pub(crate) mod states;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -21,18 +23,20 @@ use afresh_rewrite::{Visible, WarmState, WarmValue, names};
 use afresh_snapshot::{Frozen, Guest};
 use wasmtime::{AsContext, AsContextMut, Global, Instance, RootScope, Table, Val, ValType};
 
-use crate::files::Files;
+use crate::call::scope::forget_exception;
+use crate::engine::linear::{GuestMemory, MemoryPolicy};
 use crate::host::Host;
+use crate::host::descriptors;
+use crate::host::files::Files;
 use crate::lease::Lease;
-use crate::leasing::at_once;
-use crate::linear::{GuestMemory, MemoryPolicy};
-use crate::live::Live;
-use crate::ownership::{Ownership, SessionInstance};
-use crate::reset::{KEPT_HEAP, ResetInstance, ResetState};
-use crate::scope::forget_exception;
-use crate::state::{functions, missing, val, warm_value};
-use crate::warm::{Inner, Pools};
-use crate::{Warm, WarmError, descriptors};
+use crate::lease::leasing::at_once;
+use crate::lease::live::Live;
+use crate::warm::Inner;
+use crate::warm::ownership::{Ownership, SessionInstance};
+use crate::warm::pools::Pools;
+use crate::warm::reset::{KEPT_HEAP, ResetInstance, ResetState};
+use crate::warm::state::{functions, missing, val, warm_value};
+use crate::{Warm, WarmError};
 
 /// A session could not be made, frozen or moved.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,19 @@
 //! A warm guest: made once, leased for every call.
 
+pub(crate) mod compare;
+pub(crate) mod fresh;
+pub(crate) mod frozen;
+pub(crate) mod instance_state;
+pub(crate) mod module;
+pub(crate) mod ownership;
+pub(crate) mod plan;
+pub(crate) mod planted;
+pub(crate) mod pools;
+pub(crate) mod preparation;
+pub(crate) mod reset;
+pub(crate) mod state;
+pub(crate) mod thaw;
+
 use std::any::TypeId;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,33 +21,36 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh_memory::{PAGE_SIZE, Strategy};
-use afresh_pool::{Limits, Pool, PoolStats};
+use afresh_pool::{Pool, PoolStats};
 use afresh_rewrite::{AnalyzeError, Roots, WarmState, bake, names};
-use afresh_sys::host::random_word;
-use afresh_sys::{PerProcess, fork};
 use wasmtime::{
     AsContextMut, FuncType, Instance, ModuleExport, RootScope, Store, WasmParams, WasmResults,
 };
 
-use crate::bytes;
-use crate::call_path::{AsyncStore, CallPath};
-use crate::clock::Clock;
-use crate::compare::Comparison;
-use crate::component_lease::listed;
-use crate::dynamic::call_dynamic;
+use crate::call::bytes_entry;
+use crate::call::dynamic::call_dynamic;
+use crate::call::entry::Entry;
+use crate::call::lease_options::LeaseOptions;
+use crate::call::store_calls::AsyncStore;
+use crate::call::stores::CallLimits;
 use crate::engine::Compiled;
-use crate::fresh::{FreshMemories, FreshState};
-use crate::frozen::Program;
+use crate::engine::call_path::CallPath;
+use crate::engine::call_path::drive;
+use crate::engine::linear::GuestMemory;
+use crate::error::listed;
 use crate::guest::{Arguments, Guest, GuestOptions, Mode, WarmUp};
 use crate::host::Host;
-use crate::lease::Entry;
-use crate::leasing::LeaseOptions;
-use crate::linear::GuestMemory;
-use crate::plan::Plan;
-use crate::preparation::{INITIALIZE, Preparation};
-use crate::reset::{Blueprint, KEPT_HEAP, ResetInstance, ResetState, WarmMemory};
-use crate::stores::CallLimits;
-use crate::{CallError, LoadError, WarmError, descriptors, parse_arguments, state};
+use crate::host::clock::Clock;
+use crate::host::descriptors;
+use crate::warm::compare::Comparison;
+use crate::warm::fresh::FreshState;
+use crate::warm::frozen::Program;
+use crate::warm::instance_state::WarmMemory;
+use crate::warm::plan::Plan;
+use crate::warm::pools::Pools;
+use crate::warm::preparation::{INITIALIZE, Preparation};
+use crate::warm::reset::{Blueprint, KEPT_HEAP, ResetInstance, ResetState};
+use crate::{CallError, LoadError, WarmError, parse_arguments};
 
 /// How a guest was warmed.
 #[derive(Clone, Debug)]
@@ -65,40 +82,6 @@ pub(crate) struct Callable {
     pub(crate) ty: FuncType,
     /// Whether calls may name it.
     root: bool,
-}
-
-pub(crate) enum Pools {
-    Reset { state: Arc<ResetState>, pool: Pool<ResetInstance> },
-    Fresh { state: Box<FreshState>, pool: Pool<FreshMemories> },
-}
-
-impl Pools {
-    /// A pool whose first instance is there already.
-    pub(crate) fn reset(
-        state: Arc<ResetState>,
-        first: ResetInstance,
-        limits: Limits,
-    ) -> Result<Self, WarmError> {
-        let pool = Pool::new(limits);
-        let mut first = Some(first);
-        // Through the pool itself, so that its counts include the first instance.
-        drop(pool.get(0, |_| first.take().map_or_else(|| state.make(), Ok))?);
-        Ok(Self::Reset { state, pool })
-    }
-
-    pub(crate) fn memories(&self) -> &[WarmMemory] {
-        match self {
-            Pools::Reset { state, .. } => &state.memories,
-            Pools::Fresh { state, .. } => &state.memories,
-        }
-    }
-
-    pub(crate) fn blueprint(&self) -> &Blueprint {
-        match self {
-            Pools::Reset { state, .. } => &state.blueprint,
-            Pools::Fresh { state, .. } => &state.blueprint,
-        }
-    }
 }
 
 /// The times of making a guest.
@@ -135,24 +118,6 @@ impl std::fmt::Debug for Warm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Warm").field("report", &self.inner.report).finish()
     }
-}
-
-/// Numbers for clones, without a counter that all threads share: unique in this process for
-/// certain, elsewhere but for a tiny chance. A guest may keep its number in a snapshot that two
-/// processes thaw.
-pub(crate) fn next_generation() -> u64 {
-    const BLOCK: u64 = 1 << 16;
-    // A child of a fork begins elsewhere, also in the thread that forked.
-    static NEXT: PerProcess<AtomicU64> =
-        PerProcess::new(|| AtomicU64::new((random_word() >> 2) & !(BLOCK - 1)));
-    thread_local!(static MINE: std::cell::Cell<(u32, u64)> = const { std::cell::Cell::new((0, 0)) });
-    let process = fork::generation();
-    let (of, mut next) = MINE.get();
-    if of != process || next.is_multiple_of(BLOCK) {
-        next = NEXT.get().fetch_add(BLOCK, Ordering::Relaxed);
-    }
-    MINE.set((process, next + 1));
-    next + 1
 }
 
 struct Warmer<'a> {
@@ -210,7 +175,7 @@ impl Warmer<'_> {
                 }
                 .map_err(failed(name))?,
                 Arguments::Bytes(input) => {
-                    bytes::warm_up(way, store, instance, name, input)
+                    bytes_entry::warm_up(way, store, instance, name, input)
                         .await
                         .map_err(failed(name))?;
                     continue;
@@ -272,6 +237,28 @@ struct Warmed {
     memories: Vec<Arc<GuestMemory>>,
     warm: Vec<WarmMemory>,
     state: WarmState,
+}
+
+impl Guest {
+    /// Instantiates the module, runs the warm-up and keeps the resulting state.
+    ///
+    /// # Errors
+    /// [`WarmError`], naming the missing part of the guest or the host.
+    ///
+    /// # Panics
+    /// Within a task, for a guest with [`GuestOptions::asynchronous`]: see [`Guest::warm_async`].
+    pub fn warm(&self, warm_up: WarmUp) -> Result<Warm, WarmError> {
+        drive(self.way(), Warm::new(self, &warm_up))
+    }
+
+    /// As [`Guest::warm`], waiting for asynchronous host functions as a task does. Analysis and
+    /// compilation block the thread.
+    ///
+    /// # Errors
+    /// As [`Guest::warm`].
+    pub async fn warm_async(&self, warm_up: WarmUp) -> Result<Warm, WarmError> {
+        Warm::new(self, &warm_up).await
+    }
 }
 
 impl Warm {

@@ -1,0 +1,79 @@
+//! The options of one lease.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::LoadError;
+use crate::call::stores::{CallLimits, Stores};
+use crate::host::{Host, Output, Wasi};
+
+/// The options of one lease, where they differ from its guest's. The default is nothing.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct LeaseOptions {
+    timeout: Option<Duration>,
+    fuel: Option<u64>,
+    wasi: Option<Arc<Wasi>>,
+    output: Option<Output>,
+}
+
+impl LeaseOptions {
+    /// The guest's options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Time limit of each of its calls; as [`crate::GuestOptions::timeout`].
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Maximum fuel of each of its calls; needs [`crate::EngineConfig::fuel`].
+    pub fn fuel(mut self, fuel: u64) -> Self {
+        self.fuel = Some(fuel);
+        self
+    }
+
+    /// The WASI configuration of its calls, instead of [`crate::GuestOptions::wasi`]. Values that
+    /// the warm-up has read stay as they were: many C libraries copy arguments and environment when
+    /// they start. Directories that the guest's options give must be there too, at the same place
+    /// under the same name, though they may be others of the host; further ones come after them. A
+    /// file tree given here takes the place of the warm one, with nothing open in it; without one
+    /// the warm tree stays.
+    pub fn wasi(mut self, wasi: impl Into<Arc<Wasi>>) -> Self {
+        self.wasi = Some(wasi.into());
+        self
+    }
+
+    /// The destination of its standard output and error, instead of [`Wasi::output`].
+    pub fn output(mut self, output: Output) -> Self {
+        self.output = Some(output);
+        self
+    }
+
+    /// The limits of its calls, which the engine is known to keep.
+    ///
+    /// # Errors
+    /// [`LoadError`] for a limit that it does not keep, and for directories that do not fit.
+    #[inline]
+    pub(crate) fn limits(&self, stores: &Stores) -> Result<CallLimits, LoadError> {
+        if let Some(wasi) = &self.wasi {
+            stores.check_wasi(wasi)?;
+        }
+        match (self.timeout, self.fuel) {
+            (None, None) => Ok(stores.limits),
+            (timeout, fuel) => stores.limits(timeout, fuel),
+        }
+    }
+
+    /// Gives the lease's host state its own WASI context and output.
+    pub(crate) fn apply(&self, host: &mut Host) {
+        if let Some(wasi) = &self.wasi {
+            host.set_wasi(wasi.clone());
+        }
+        if let Some(output) = &self.output {
+            host.set_output(output.clone());
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Leases of components: calls of the exports of one new instance.
+//!
+//! Promises: an instance is the lease's own, store and all, and ends with it; a call that was
+//! dropped in the middle is the last that its lease makes.
+
+use std::sync::Arc;
+
+use afresh_pool::Lease as PoolLease;
+use afresh_rewrite::{Roots, names};
+use wasmtime::component::types::ComponentItem;
+use wasmtime::component::{ComponentExportIndex, Func, Instance, InstancePre, Type, Val};
+use wasmtime::{AsContextMut, Store, StoreContextMut};
+
+use crate::call::dynamic::call_error;
+use crate::call::lease_options::LeaseOptions;
+use crate::call::stores::CallLimits;
+use crate::call::values::{read_component_value, show_component_value};
+use crate::component::shared::SharedComponent;
+use crate::engine::call_path::{CallPath, drive};
+use crate::engine::linear::{MemoryOwner, with_memories};
+use crate::error::listed;
+use crate::host::Host;
+use crate::host::uniqueness::{entropy, next_generation};
+use crate::warm::compare::Comparison;
+use crate::warm::fresh::FreshMemories;
+use crate::{CallError, WarmError};
+
+/// A fresh instance of a component.
+pub struct ComponentLease<'a> {
+    /// Dropped before the memories come back to their pool.
+    pub(crate) store: Store<Host>,
+    pub(crate) instance: Instance,
+    pub(crate) memories: PoolLease<'a, FreshMemories>,
+    pub(crate) warm: &'a SharedComponent,
+    /// The limits of each of its calls.
+    pub(crate) limits: CallLimits,
+    /// A call on a fiber has begun and was not over when its future was dropped.
+    pub(crate) unfinished: bool,
+    /// The guest of an owned lease, dropped after everything that borrows from it.
+    pub(crate) keep: Option<Arc<SharedComponent>>,
+}
+
+/// A lease that keeps its component, and can be moved to other threads and tasks; see
+/// [`crate::WarmComponent::lease_owned`].
+pub type OwnedComponentLease = ComponentLease<'static>;
+
+impl std::fmt::Debug for ComponentLease<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ComponentLease").field("host", self.store.data()).finish()
+    }
+}
+
+/// Calls exports of one instance.
+pub(crate) struct Caller<'a> {
+    pub(crate) pre: &'a InstancePre<Host>,
+    pub(crate) store: &'a mut Store<Host>,
+    pub(crate) instance: Instance,
+    pub(crate) limits: CallLimits,
+    pub(crate) way: CallPath,
+    /// The exports that may be called.
+    pub(crate) roots: &'a Roots,
+}
+
+impl Caller<'_> {
+    pub(crate) async fn call(
+        &mut self,
+        name: &str,
+        arguments: &[Val],
+    ) -> Result<Vec<Val>, CallError> {
+        let func = self.function(name)?;
+        self.call_function(name, func, arguments).await
+    }
+
+    pub(crate) async fn call_text(
+        &mut self,
+        name: &str,
+        texts: &[String],
+    ) -> Result<String, CallError> {
+        let func = self.function(name)?;
+        let ty = func.ty(&*self.store);
+        let wanted: Vec<Type> = ty.params().map(|(_, ty)| ty).collect();
+        let wrong = |reason: String| CallError::Arguments {
+            name: name.to_owned(),
+            expected: format!("{} parameters", wanted.len()),
+            reason,
+        };
+        if wanted.len() != texts.len() {
+            return Err(wrong(format!("{} given", texts.len())));
+        }
+        let arguments = wanted
+            .iter()
+            .zip(texts)
+            .map(|(ty, text)| {
+                read_component_value(ty, text)
+                    .ok_or_else(|| wrong(format!("`{text}` cannot be read as {ty:?}")))
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let results = self.call_function(name, func, &arguments).await?;
+        Ok(results.iter().map(show_component_value).collect::<Vec<_>>().join(" "))
+    }
+
+    fn function(&mut self, name: &str) -> Result<Func, CallError> {
+        let pre = self.pre;
+        let missing =
+            || CallError::NoSuchExport { name: name.to_owned(), available: listed(functions(pre)) };
+        if let Roots::Named(roots) = self.roots
+            && !roots.iter().any(|root| root == name)
+            && functions(pre).iter().any(|function| function == name)
+        {
+            let roots = listed(roots.clone());
+            return Err(CallError::NotARoot { name: name.to_owned(), roots });
+        }
+        let function = match name.split_once('#') {
+            None => name,
+            Some((_, function)) => function,
+        };
+        let parent = match name.split_once('#') {
+            None => None,
+            Some((interface, _)) => Some(
+                self.instance
+                    .get_export_index(&mut *self.store, None, interface)
+                    .ok_or_else(missing)?,
+            ),
+        };
+        let export = self
+            .instance
+            .get_export_index(&mut *self.store, parent.as_ref(), function)
+            .ok_or_else(missing)?;
+        self.instance.get_func(&mut *self.store, export).ok_or_else(missing)
+    }
+
+    async fn call_function(
+        &mut self,
+        name: &str,
+        func: Func,
+        arguments: &[Val],
+    ) -> Result<Vec<Val>, CallError> {
+        let ty = func.ty(&*self.store);
+        if ty.params().len() != arguments.len() {
+            return Err(CallError::Arguments {
+                name: name.to_owned(),
+                expected: format!("{} parameters", ty.params().len()),
+                reason: format!("{} given", arguments.len()),
+            });
+        }
+        let mut results = vec![Val::Bool(false); ty.results().len()];
+        self.limits.apply(&mut *self.store);
+        let result = self.way.call_component(func, self.store, arguments, &mut results).await;
+        if let Some(failure) = self.store.data().failure() {
+            return Err(CallError::Wasi(failure.to_owned()));
+        }
+        result.map_err(|e| call_error(e, self.limits))?;
+        Ok(results)
+    }
+}
+
+impl<'a> ComponentLease<'a> {
+    /// Takes a new instance of a component.
+    pub(crate) async fn begin(
+        warm: &'a SharedComponent,
+        options: &LeaseOptions,
+    ) -> Result<Self, WarmError> {
+        let limits = options.limits(&warm.stores)?;
+        let memories = warm.pool.get(0, |_| FreshMemories::new(&warm.memories, &warm.policy))?;
+        let mut store = warm.stores.make()?;
+        options.apply(store.data_mut());
+        store.data_mut().set_generation(next_generation());
+        // Start functions that run in every instance count as guest code.
+        store.data_mut().set_guests(warm.rerun_reason.is_some());
+        let instantiate = warm.stores.way.instantiate_component(&warm.pre, &mut store);
+        let instance = with_memories(&memories.memories, MemoryOwner::Component, instantiate)
+            .await
+            .map_err(WarmError::Instantiate)?;
+        let mut lease =
+            Self { store, instance, memories, warm, limits, unfinished: false, keep: None };
+        if let Some(export) = &warm.reseed {
+            let failed =
+                |error| WarmError::Call { name: names::RESEED_COMPONENT.to_owned(), error };
+            lease.reseed(export).await.map_err(failed)?;
+        }
+        Ok(lease)
+    }
+}
+
+impl ComponentLease<'_> {
+    fn caller(&mut self) -> Caller<'_> {
+        Caller {
+            pre: &self.warm.pre,
+            store: &mut self.store,
+            instance: self.instance,
+            limits: self.limits,
+            way: self.warm.stores.way,
+            roots: &self.warm.roots,
+        }
+    }
+
+    /// Calls the component's export that takes fresh entropy.
+    pub(crate) async fn reseed(&mut self, export: &ComponentExportIndex) -> Result<(), CallError> {
+        let name = names::RESEED_COMPONENT;
+        let missing =
+            || CallError::NoSuchExport { name: name.to_owned(), available: String::new() };
+        let func = self.instance.get_func(&mut self.store, export).ok_or_else(missing)?;
+        let (lo, hi) = entropy();
+        let words = [Val::U64(lo.cast_unsigned()), Val::U64(hi.cast_unsigned())];
+        self.caller().call_function(name, func, &words).await.map(drop)
+    }
+
+    /// Refuses a plain call of a component whose calls may wait.
+    fn may_block(&self) -> Result<(), CallError> {
+        match self.warm.stores.way.waits() {
+            false => Ok(()),
+            true => Err(CallError::Asynchronous),
+        }
+    }
+
+    /// Refuses a call that may wait where none may, and one after a call that was cut off.
+    fn may_wait(&self) -> Result<(), CallError> {
+        match self.warm.stores.way.waits() {
+            false => Err(CallError::Synchronous),
+            true if self.unfinished => Err(CallError::CutOff),
+            true => Ok(()),
+        }
+    }
+
+    /// Calls an exported function of the component's world by name, or a function of an exported
+    /// interface by `interface#function`.
+    ///
+    /// # Errors
+    /// [`CallError`]; the lease is spent after a trap.
+    pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
+        self.may_block()?;
+        drive(CallPath::Direct, self.caller().call(name, arguments))
+    }
+
+    /// As [`ComponentLease::call`], for a guest with [`crate::GuestOptions::asynchronous`].
+    ///
+    /// # Errors
+    /// As [`ComponentLease::call`]; [`CallError::CutOff`] when the future of an earlier call was
+    /// dropped before it was over.
+    pub async fn call_async(
+        &mut self,
+        name: &str,
+        arguments: &[Val],
+    ) -> Result<Vec<Val>, CallError> {
+        self.may_wait()?;
+        self.unfinished = true;
+        let result = self.caller().call(name, arguments).await;
+        self.unfinished = false;
+        result
+    }
+
+    /// Like [`ComponentLease::call`], with arguments as text (numbers, `true`, `false`, characters
+    /// and strings) and the results as text.
+    ///
+    /// # Errors
+    /// As [`ComponentLease::call`]; parameters of other types cannot be given as text.
+    pub fn call_text(&mut self, name: &str, texts: &[String]) -> Result<String, CallError> {
+        self.may_block()?;
+        drive(CallPath::Direct, self.caller().call_text(name, texts))
+    }
+
+    /// As [`ComponentLease::call_text`], for a guest with [`crate::GuestOptions::asynchronous`].
+    ///
+    /// # Errors
+    /// As [`ComponentLease::call_text`] and [`ComponentLease::call_async`].
+    pub async fn call_text_async(
+        &mut self,
+        name: &str,
+        texts: &[String],
+    ) -> Result<String, CallError> {
+        self.may_wait()?;
+        self.unfinished = true;
+        let result = self.caller().call_text(name, texts).await;
+        self.unfinished = false;
+        result
+    }
+
+    /// The call's host state.
+    #[must_use]
+    pub fn host(&self) -> &Host {
+        self.store.data()
+    }
+
+    /// The call's host state, to set values for the embedder's host functions.
+    pub fn host_mut(&mut self) -> &mut Host {
+        self.store.data_mut()
+    }
+
+    /// Its store and instance, for code generated by `wasmtime::component::bindgen!`. It sets the
+    /// limits for one call: for several calls, call this before each.
+    pub fn bindings(&mut self) -> (StoreContextMut<'_, Host>, Instance) {
+        self.limits.apply(&mut self.store);
+        (self.store.as_context_mut(), self.instance)
+    }
+
+    /// Translates the failure of a call that was made through [`ComponentLease::bindings`].
+    #[must_use]
+    pub fn explain(&self, error: wasmtime::Error) -> CallError {
+        match self.store.data().failure() {
+            Some(failure) => CallError::Wasi(failure.to_owned()),
+            None => call_error(error, self.limits),
+        }
+    }
+
+    /// Bytes of component memories that differ from its initial state.
+    ///
+    /// # Errors
+    /// [`WarmError`] when the memory cannot be read.
+    pub fn differences(&mut self) -> Result<usize, WarmError> {
+        Ok(self.compare()?.bytes)
+    }
+
+    /// Differences from the component's initial state. Only memory is compared, because everything
+    /// else is made anew.
+    ///
+    /// # Errors
+    /// As [`ComponentLease::differences`].
+    pub fn compare(&mut self) -> Result<Comparison, WarmError> {
+        self.memories.compare()
+    }
+}
+
+/// The functions that a component exports, as [`ComponentLease::call`] names them.
+pub(crate) fn functions(pre: &InstancePre<Host>) -> Vec<String> {
+    let ty = pre.component().component_type();
+    let mut names = Vec::new();
+    for (name, item) in ty.exports(pre.engine()).filter(|(name, _)| *name != names::STATE) {
+        match item.ty {
+            ComponentItem::ComponentFunc(_) => names.push(name.to_owned()),
+            ComponentItem::ComponentInstance(interface) => {
+                let functions = interface
+                    .exports(pre.engine())
+                    .filter(|(_, item)| matches!(item.ty, ComponentItem::ComponentFunc(_)))
+                    .map(|(function, _)| format!("{name}#{function}"));
+                names.extend(functions);
+            }
+            _ => {}
+        }
+    }
+    names
+}

@@ -1,0 +1,50 @@
+//! Freezing: the state of a warm guest or of a lease, to be saved or thawed elsewhere.
+
+use crate::warm::instance_state::InstanceState;
+use crate::warm::pools::Pools;
+use crate::{FreezeError, Frozen, Lease, Warm};
+
+impl Warm {
+    /// The warm state, to be saved or thawed elsewhere. Shares the memory.
+    ///
+    /// # Errors
+    /// [`FreezeError::State`] for a guest whose warm state cannot be kept.
+    pub fn freeze(&self) -> Result<Frozen, FreezeError> {
+        let state = match &self.inner.pools {
+            Pools::Reset { state, .. } => Some(&state.state),
+            Pools::Fresh { state, .. } => state.state.as_ref(),
+        };
+        let state = state.ok_or_else(|| {
+            FreezeError::State(
+                "this guest starts from its module each time, for its warm state cannot be kept"
+                    .to_owned(),
+            )
+        })?;
+        let inner = &self.inner;
+        let memories = inner.pools.memories().to_vec();
+        let files = inner.pools.blueprint().stores.kept_files();
+        Frozen::new(
+            inner.program.clone(),
+            memories,
+            state.clone(),
+            inner.read,
+            None,
+            files.as_ref(),
+        )
+    }
+}
+
+impl Lease<'_> {
+    /// The present state, calls of this lease included, to be saved or thawed: a fork of a guest
+    /// that has run. The cost is proportional to the writes since the warm state.
+    ///
+    /// # Errors
+    /// [`FreezeError::State`] in fresh mode, and for references that no other instance can hold.
+    pub fn freeze(&mut self) -> Result<Frozen, FreezeError> {
+        let InstanceState { memories, state, files, read } = self.state()?;
+        if let Some(opaque) = state.opaque() {
+            return Err(FreezeError::State(opaque.to_string()));
+        }
+        Frozen::new(self.warm.program.clone(), memories, state, read, None, files.as_ref())
+    }
+}

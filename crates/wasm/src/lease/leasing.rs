@@ -1,0 +1,129 @@
+//! Taking leases. A lease is borrowed from its guest or owned; it has the guest's options, or its
+//! own limits and WASI context; it is taken at once, or waits for the guest's own initialisation.
+//!
+//! Promises: an owned lease keeps its guest, so it may outlive every handle to it and move to other
+//! threads and tasks; where it is dropped does not matter.
+
+use std::sync::Arc;
+
+use crate::call::lease_options::LeaseOptions;
+use crate::engine::call_path::poll_once;
+use crate::lease::live::{Fresh, Live};
+use crate::lease::{Lease, OwnedLease};
+use crate::warm::Inner;
+use crate::warm::ownership::Ownership;
+use crate::warm::pools::Pools;
+use crate::{Warm, WarmError};
+
+/// Polls a lease that must be ready at once; an error if its guest waits first.
+#[inline]
+pub(crate) fn at_once<T>(
+    taken: impl Future<Output = Result<T, WarmError>>,
+) -> Result<T, WarmError> {
+    poll_once(taken).unwrap_or_else(|| {
+        Err(WarmError::Instantiate(wasmtime::Error::msg(
+            "its initialisation waits for a host function; take the lease with `lease_async`",
+        )))
+    })
+}
+
+impl Inner {
+    /// Takes a lease; `new` for one of an instance made for it.
+    async fn take(&self, options: &LeaseOptions, new: bool) -> Result<Lease<'_>, WarmError> {
+        let limits = options.limits(&self.pools.blueprint().stores)?;
+        let live = match &self.pools {
+            Pools::Reset { state, pool } => {
+                let make = || state.make();
+                let mut item = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
+                options.apply(item.store.data_mut());
+                Live::Reset(Ownership::Pooled(item))
+            }
+            Pools::Fresh { state, pool } => {
+                let make = || state.make();
+                let memories = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
+                let (store, instance) = state.instantiate(&memories, options).await?;
+                Live::Fresh(Fresh { store, instance, unfinished: false, memories })
+            }
+        };
+        let mut lease = Lease::begin(self, live, limits);
+        lease.prepare().await?;
+        Ok(lease)
+    }
+}
+
+/// The guest, borrowed from `keep`.
+///
+/// # Safety
+/// The reference, and everything borrowed from it, must not outlive `keep`.
+unsafe fn borrow_inner(keep: &Arc<Inner>) -> &'static Inner {
+    // SAFETY: an `Arc` does not move its value, and the caller keeps the `Arc` until the last use.
+    unsafe { &*Arc::as_ptr(keep) }
+}
+
+impl Warm {
+    /// An instance in the warm state, for one call or several that belong together. Dropping the
+    /// lease brings it back.
+    ///
+    /// # Errors
+    /// [`WarmError`] when the pool is exhausted or a new instance cannot be made.
+    #[inline]
+    pub fn lease(&self) -> Result<Lease<'_>, WarmError> {
+        let inner = &*self.inner;
+        if let Pools::Reset { state, pool } = &inner.pools
+            && inner.reseed.is_none()
+        {
+            // The way of nearly every call.
+            let live = Live::Reset(Ownership::Pooled(pool.get(0, |_| state.make())?));
+            return Ok(Lease::begin(inner, live, inner.limits));
+        }
+        at_once(inner.take(&LeaseOptions::default(), false))
+    }
+
+    /// As [`Warm::lease`], with `options` for this lease.
+    ///
+    /// # Errors
+    /// As [`Warm::lease`]; [`WarmError::Load`] for a limit that the engine was not set up to keep,
+    /// and for directories that do not fit those of the guest.
+    pub fn lease_with(&self, options: &LeaseOptions) -> Result<Lease<'_>, WarmError> {
+        at_once(self.inner.take(options, false))
+    }
+
+    /// As [`Warm::lease_with`], but the lease owns its guest. It can move to other threads and
+    /// tasks, and can be kept without limit. It takes some nanoseconds more, for a count that all
+    /// threads share.
+    ///
+    /// # Errors
+    /// As [`Warm::lease_with`].
+    pub fn lease_owned(&self, options: &LeaseOptions) -> Result<OwnedLease, WarmError> {
+        let keep = self.inner.clone();
+        // SAFETY: the lease gets `keep`, which it drops last; until then `keep` is dropped after
+        // it.
+        let lease = at_once(unsafe { borrow_inner(&keep) }.take(options, false))?;
+        Ok(lease.keep(keep))
+    }
+
+    /// As [`Warm::lease_owned`], but asynchronous: it waits for the guest's own initialisation.
+    /// Only where each instance runs `_initialize`, `afresh_reseed` or a start function anew is
+    /// there anything to wait for.
+    ///
+    /// A pool that is exhausted and set to wait ([`crate::LimitPolicy::Wait`]) blocks the thread
+    /// all the same: give guests in tasks another bound, or a semaphore.
+    ///
+    /// # Errors
+    /// As [`Warm::lease_with`].
+    pub async fn lease_async(&self, options: &LeaseOptions) -> Result<OwnedLease, WarmError> {
+        let keep = self.inner.clone();
+        // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
+        let lease = unsafe { borrow_inner(&keep) }.take(options, false).await?;
+        Ok(lease.keep(keep))
+    }
+
+    /// An instance that has never run anything but the warm-up, made for this lease and dropped
+    /// with it, for comparison with a pooled one.
+    ///
+    /// # Errors
+    /// [`WarmError`] when it cannot be made.
+    pub fn lease_new(&self) -> Result<Lease<'_>, WarmError> {
+        at_once(self.inner.take(&LeaseOptions::default(), true))
+    }
+}

@@ -1,0 +1,393 @@
+//! A warm guest as pages and bytes: the contents of a snapshot.
+//!
+//! The pages are those of its module, so that a snapshot is all another machine needs, and then
+//! those of its memories, one after the other, and those of its files. The bytes hold the length of
+//! each, globals, tables, dropped segments, and everything of the file tree except the pages.
+//!
+//! Promises: a guest made from it starts in the frozen state, bit for bit. Data from elsewhere is
+//! checked before it is used: sizes against the pages that are present, the module against its
+//! digest, the state against the module.
+
+use std::sync::{Arc, OnceLock};
+
+use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, page_align_up};
+use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
+use afresh_rewrite::WarmState;
+use afresh_snapshot::SavedLayers;
+use afresh_store::{GuestBuild, Sha256, Snapshot, Store};
+use serde::{Deserialize, Serialize};
+
+use crate::engine::MOST_STACK;
+use crate::engine::linear::Shape;
+use crate::host::files::{Files, SavedFiles};
+use crate::host::table_bytes;
+use crate::warm::instance_state::WarmMemory;
+use crate::{Engine, FreezeError, ThawError};
+
+/// Kind of guest, in snapshots.
+const KIND: &str = "wasm";
+/// The version of the state: the form of the bytes below. Goes up when that changes in a way that
+/// older states do not survive. A golden of each version opens for ever.
+const ENGINE: &str = "afresh-wasm state 1";
+
+/// Maximum nanoseconds of a guest clock, so that additions to a reading fit: a century.
+const MAX_CLOCK: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
+
+/// Comes before the files.
+const FILES: &str = "files";
+
+/// Prefix of the layers below the files.
+const LAYERS: &str = "layers";
+
+/// Prefix of the state of nested modules.
+const NESTED: &str = "component";
+
+/// Comes before the size of the native stack.
+const STACK: &str = "stack";
+
+/// A guest's own binary.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    pub(crate) digest: [u8; 32],
+    bytes: usize,
+    source: Source,
+    /// Bytes of native stack that its engine allowed it, where that was more than usual.
+    stack: Option<u64>,
+    /// Its pages, made on first use and then shared, so that frequent saves do not make them again.
+    pages: Arc<OnceLock<Image>>,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Bytes(Arc<[u8]>),
+    Pages(Image),
+}
+
+impl Program {
+    pub(crate) fn new(engine: &Engine, wasm: Arc<[u8]>) -> Self {
+        Self {
+            digest: *blake3::hash(&wasm).as_bytes(),
+            bytes: wasm.len(),
+            source: Source::Bytes(wasm),
+            stack: engine.deep().then_some(engine.inner.config.stack as u64),
+            pages: Arc::default(),
+        }
+    }
+
+    /// The binary, checked against its digest.
+    pub(crate) fn read(&self) -> Result<Vec<u8>, ThawError> {
+        match &self.source {
+            Source::Bytes(bytes) => Ok(bytes.to_vec()),
+            Source::Pages(image) => {
+                // Only these pages: the memories can wait.
+                image.resolve(PageRange::new(0, image.pages())).map_err(ThawError::Image)?;
+                let mut wasm = vec![0; self.bytes];
+                image.read(0, &mut wasm);
+                if blake3::hash(&wasm) != blake3::Hash::from(self.digest) {
+                    return Err(ThawError::Program);
+                }
+                Ok(wasm)
+            }
+        }
+    }
+
+    fn image(&self) -> Result<Image, FreezeError> {
+        match &self.source {
+            Source::Pages(image) => Ok(image.clone()),
+            Source::Bytes(bytes) => {
+                if let Some(image) = self.pages.get() {
+                    return Ok(image.clone());
+                }
+                let mut image = ImageBuilder::new(page_align_up(bytes.len()) / PAGE_SIZE);
+                image.segment(0, bytes)?;
+                let image = image.build()?;
+                Ok(self.pages.get_or_init(|| image).clone())
+            }
+        }
+    }
+}
+
+/// The bytes of a frozen guest.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Header {
+    module: [u8; 32],
+    module_bytes: u64,
+    memories: Vec<(Shape, u64)>,
+    state: WarmState,
+}
+
+/// A frozen warm guest. Cheap to clone; it shares the memory of the guest it came from.
+#[derive(Clone, Debug)]
+pub struct Frozen {
+    pub(crate) program: Program,
+    pub(crate) memories: Vec<WarmMemory>,
+    pub(crate) state: WarmState,
+    /// An upper bound of the guest clock's readings.
+    pub(crate) read: u64,
+    /// The state of nested core modules, by their position in the binary, `None` for a module.
+    pub(crate) nested: Option<Vec<Option<WarmState>>>,
+    /// Its file tree and its open files, if it has one.
+    pub(crate) files: Option<SavedFiles>,
+    memory: SnapshotMemory,
+}
+
+impl Frozen {
+    pub(crate) fn new(
+        program: Program,
+        memories: Vec<WarmMemory>,
+        state: WarmState,
+        read: u64,
+        nested: Option<Vec<Option<WarmState>>>,
+        files: Option<&Files>,
+    ) -> Result<Self, FreezeError> {
+        let mut parts = vec![program.image()?];
+        parts.extend(memories.iter().map(|m| m.image.clone()));
+        let files = files.map(Files::save).transpose().map_err(FreezeError::State)?;
+        if let Some(files) = &files {
+            // Before the files' own pages, so that they stay where they are.
+            parts.extend(files.layers.as_ref().map(|layers| layers.image().clone()));
+            parts.push(files.image()?);
+        }
+        let memory = Image::join(&parts).into();
+        Ok(Self { program, memories, state, read, nested, files, memory })
+    }
+
+    /// Whether it is a component, which [`crate::WarmComponent::thaw`] thaws; a module is for
+    /// [`Warm::thaw`].
+    #[must_use]
+    pub fn is_component(&self) -> bool {
+        self.nested.is_some()
+    }
+
+    /// The native stack that its calls may take, if that is more than usual. Its engine needs the
+    /// same value ([`crate::EngineConfig::stack`]), to find the compiled code and to run the same
+    /// calls. In a stranger's snapshot the limit is that of a guest file.
+    #[must_use]
+    pub fn stack(&self) -> Option<usize> {
+        Some(self.program.stack?.min(MOST_STACK) as usize)
+    }
+
+    /// The pages: the module, then the memories.
+    #[must_use]
+    pub fn memory(&self) -> &SnapshotMemory {
+        &self.memory
+    }
+
+    /// The pages that hold the module. They are not needed if a cache has the module compiled.
+    #[must_use]
+    pub fn module_pages(&self) -> PageRange {
+        PageRange::new(0, page_align_up(self.program.bytes) / PAGE_SIZE)
+    }
+
+    /// Everything else, in a form of this crate's own.
+    ///
+    /// # Errors
+    /// [`FreezeError::State`] when it cannot be encoded.
+    pub fn bytes(&self) -> Result<Vec<u8>, FreezeError> {
+        let header = Header {
+            module: self.program.digest,
+            module_bytes: self.program.bytes as u64,
+            memories: self.memories.iter().map(|m| (m.shape, m.bytes as u64)).collect(),
+            state: self.state.clone(),
+        };
+        let failed = |e: postcard::Error| FreezeError::State(e.to_string());
+        let mut encoded = postcard::to_allocvec(&(header, self.read)).map_err(failed)?;
+        if let Some(nested) = &self.nested {
+            encoded.extend(postcard::to_allocvec(&(NESTED, nested)).map_err(failed)?);
+        }
+        if let Some(layers) = self.files.as_ref().and_then(|files| files.layers.as_ref()) {
+            encoded.extend(postcard::to_allocvec(&(LAYERS, layers.saved())).map_err(failed)?);
+        }
+        if let Some(files) = &self.files {
+            encoded.extend(postcard::to_allocvec(&(FILES, files)).map_err(failed)?);
+        }
+        if let Some(stack) = &self.program.stack {
+            encoded.extend(postcard::to_allocvec(&(STACK, stack)).map_err(failed)?);
+        }
+        Ok(encoded)
+    }
+
+    /// As [`Frozen::bytes`], without the time that its clock has come to: equal states have equal
+    /// bytes, whenever they are frozen.
+    ///
+    /// # Errors
+    /// As [`Frozen::bytes`].
+    pub fn timeless_bytes(&self) -> Result<Vec<u8>, FreezeError> {
+        Self { read: 0, ..self.clone() }.bytes()
+    }
+
+    /// The guest build that a snapshot of it belongs to.
+    #[must_use]
+    pub fn build(&self) -> GuestBuild {
+        GuestBuild {
+            kind: KIND.to_owned(),
+            module: format!("blake3:{}", blake3::Hash::from(self.program.digest).to_hex()),
+            engine: ENGINE.to_owned(),
+            cpu: Vec::new(),
+        }
+    }
+
+    /// Saves it under `name`.
+    ///
+    /// # Errors
+    /// [`FreezeError`]; the name keeps its meaning then.
+    pub fn save(
+        &self,
+        store: &Store,
+        name: &str,
+        with: &SnapshotOptions,
+    ) -> Result<Sha256, FreezeError> {
+        Ok(self.memory.save(store, name, self.build(), self.bytes()?, with)?)
+    }
+
+    /// Takes a guest out of pages and bytes that [`Frozen::memory`] and [`Frozen::bytes`] gave.
+    ///
+    /// # Errors
+    /// [`ThawError::State`] when they do not fit together.
+    pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
+        let pages = memory.pages();
+        let bad = |why: &str| ThawError::State(why.to_owned());
+        let broken = |e: postcard::Error| ThawError::State(e.to_string());
+        let ((header, read), mut rest): ((Header, u64), _) =
+            postcard::take_from_bytes(bytes).map_err(broken)?;
+        // Components and guests with files have further parts.
+        let (mut nested, mut files, mut stack) = (None, None::<SavedFiles>, None);
+        let mut layers = None::<SavedLayers>;
+        while !rest.is_empty() {
+            let (what, after): (String, _) = postcard::take_from_bytes(rest).map_err(broken)?;
+            match what.as_str() {
+                NESTED if nested.is_none() && files.is_none() => {
+                    let (states, after) = postcard::take_from_bytes(after).map_err(broken)?;
+                    (nested, rest) = (Some(states), after);
+                }
+                LAYERS if layers.is_none() && files.is_none() => {
+                    let (saved, after) = postcard::take_from_bytes(after).map_err(broken)?;
+                    (layers, rest) = (Some(saved), after);
+                }
+                FILES if files.is_none() => {
+                    let (saved, after) = postcard::take_from_bytes(after).map_err(broken)?;
+                    (files, rest) = (Some(saved), after);
+                }
+                STACK if stack.is_none() => {
+                    let (bytes, after) = postcard::take_from_bytes(after).map_err(broken)?;
+                    (stack, rest) = (Some(bytes), after);
+                }
+                _ => return Err(bad("there are bytes after its end")),
+            }
+        }
+        if read > MAX_CLOCK {
+            return Err(bad("its clock has run for longer than any machine"));
+        }
+        memory.limits().check_program(header.module_bytes)?;
+        let mut from = 0;
+        let mut part = |bytes: u64| {
+            let len = usize::try_from(bytes)
+                .ok()
+                .filter(|len| *len <= pages.pages().saturating_mul(PAGE_SIZE))
+                .map(|len| page_align_up(len) / PAGE_SIZE)
+                .filter(|len| *len <= pages.pages() - from)?;
+            from += len;
+            Some(pages.slice(PageRange::new(from - len, len)))
+        };
+        let module =
+            part(header.module_bytes).ok_or_else(|| bad("the module is outside its pages"))?;
+        let program = Program {
+            digest: header.module,
+            bytes: header.module_bytes as usize,
+            source: Source::Pages(module),
+            stack,
+            pages: Arc::default(),
+        };
+        let mut memories = Vec::new();
+        for (shape, bytes) in &header.memories {
+            let image = part(*bytes).ok_or_else(|| bad("a memory is outside its pages"))?;
+            memories.push(WarmMemory { shape: *shape, image, bytes: *bytes as usize });
+        }
+        if header.state.memories.len() != memories.len() {
+            return Err(bad("it has another number of memories than sizes"));
+        }
+        if let Some(layers) = layers {
+            let files = files.as_mut().ok_or_else(|| bad("it has layers, and no files"))?;
+            let image =
+                part(layers.page_bytes()).ok_or_else(|| bad("a layer is outside its pages"))?;
+            files.layers = Some(layers.take(image));
+        }
+        if let Some(files) = &mut files {
+            let image =
+                part(files.page_bytes()).ok_or_else(|| bad("a file is outside its pages"))?;
+            files.take(&image).map_err(ThawError::Image)?;
+        }
+        Ok(Self { program, memories, state: header.state, read, nested, files, memory })
+    }
+
+    /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
+    ///
+    /// # Errors
+    /// [`ThawError`]: a snapshot of another kind of guest, a damaged one, or no memory for it.
+    pub fn load(snapshot: Snapshot, options: &Options) -> Result<Self, ThawError> {
+        Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, options))
+    }
+
+    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists
+    /// them.
+    ///
+    /// # Errors
+    /// As [`Frozen::load`].
+    pub fn record(snapshot: Snapshot) -> Result<Self, ThawError> {
+        Self::open(snapshot, SnapshotMemory::record)
+    }
+
+    /// Refuses a frozen guest that is larger than calls may make it: `memory_limit` of the
+    /// options is also the limit of a snapshot.
+    ///
+    /// # Errors
+    /// [`ThawError::State`] with the sizes.
+    pub(crate) fn check_limit(&self, memory_limit: usize) -> Result<(), ThawError> {
+        let memories = self.memories.iter().map(|memory| memory.bytes);
+        let states = self.nested.iter().flatten().flatten().chain([&self.state]);
+        let tables =
+            states.flat_map(|state| state.tables.values()).map(|table| table_bytes(table.len()));
+        match memories.chain(tables).find(|bytes| *bytes > memory_limit) {
+            Some(bytes) => Err(ThawError::State(format!(
+                "a memory or table of the snapshot takes {bytes} bytes, and `memory_limit` allows {}: raise the limit, or \
+                 take a smaller snapshot",
+                memory_limit
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn open(
+        snapshot: Snapshot,
+        load: impl FnOnce(Snapshot) -> Result<SnapshotMemory, RestoreError>,
+    ) -> Result<Self, ThawError> {
+        let guest = snapshot.guest().clone();
+        let here = GuestBuild { kind: KIND.to_owned(), engine: ENGINE.to_owned(), ..guest.clone() };
+        snapshot.check_guest(&here)?;
+        let state = snapshot.state().to_vec();
+        let this = Self::from_parts(load(snapshot)?, &state)?;
+        if this.build().module != guest.module {
+            return Err(ThawError::Program);
+        }
+        Ok(this)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_of_terabytes_of_zeros_is_refused_before_it_is_read() {
+        let header = Header {
+            module: [0; 32],
+            module_bytes: 8 << 40,
+            memories: Vec::new(),
+            state: WarmState::default(),
+        };
+        let bytes = postcard::to_allocvec(&(header, 0_u64)).unwrap();
+        let memory = SnapshotMemory::from(Image::zero(1 << 32));
+        let error = Frozen::from_parts(memory, &bytes).unwrap_err().to_string();
+        assert!(error.contains("--limit program=SIZE"), "{error}");
+    }
+}
