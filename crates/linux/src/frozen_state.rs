@@ -105,13 +105,12 @@ impl Kernel {
     pub(crate) fn is_played_by(&self, parts: &[&MemoryPart]) -> bool {
         let of = |memory: u32| parts.iter().find(|part| part.memory == memory);
         let known = |part: &&MemoryPart| {
-            self.family.kin(part.holds).is_some_and(|kin| kin.memory == part.memory)
+            self.processes.info(part.holds).is_some_and(|info| info.memory == part.memory)
         };
-        let placed = self.family.kins().all(|kin| {
-            let (Some(part), Some(threads)) = (of(kin.memory), self.threads_of(kin.id)) else {
-                return false;
-            };
-            let held = part.holds == kin.id;
+        let placed = self.processes.iter().all(|process| {
+            let (info, threads) = (&process.info, &process.threads);
+            let Some(part) = of(info.memory) else { return false };
+            let held = part.holds == info.id;
             let mut contexts = threads.iter().filter_map(|(_, thread)| thread.context.as_ref());
             threads.current().context.is_none() == held
                 && contexts.all(|context| context.check(&part.registers).is_ok())

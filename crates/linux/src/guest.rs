@@ -227,14 +227,14 @@ impl Guest {
                         self.body.process.detach(id)?;
                     }
                     self.sentry.resumed = None;
-                    self.sentry.change().threads.current_mut().wait = Some(wait);
+                    self.sentry.change().current_mut().threads.current_mut().wait = Some(wait);
                 }
                 SyscallControl::Yield => self.body.process.set_result(0),
                 SyscallControl::Gone => {}
                 SyscallControl::Exec(command) => return self.exec(*command),
                 SyscallControl::Fork(fork) => {
                     self.fork(fork)?;
-                    if self.sentry.state.threads.current().wait.is_none() {
+                    if self.sentry.state.current().threads.current().wait.is_none() {
                         return self.go_on();
                     }
                 }
@@ -315,15 +315,15 @@ impl Guest {
 
     /// Makes a thread the one that is in the stub.
     fn switch(&mut self, id: u32) {
-        let threads = &self.sentry.state.threads;
+        let threads = &self.sentry.state.current().threads;
         if threads.current_id() == id {
             return;
         }
         let context = threads.get(threads.current_id()).map(|_| self.body.process.context());
-        if self.sentry.state.family.timed {
+        if self.sentry.state.processes.timed {
             self.sentry.account(&mut self.body.process);
         }
-        let context = self.sentry.change().threads.switch(id, context);
+        let context = self.sentry.change().current_mut().threads.switch(id, context);
         if let Some(context) = context {
             self.body.process.set_context(&context);
         }
@@ -356,15 +356,15 @@ impl Guest {
                     None => continue,
                 }
             };
-            self.seat(member)?;
+            self.switch_to(member)?;
             self.switch(id);
-            let Some(wait) = self.sentry.state.threads.current().wait.clone() else {
+            let Some(wait) = self.sentry.state.current().threads.current().wait.clone() else {
                 return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
             };
             let over = self.sentry.state.is_over(&self.sentry.streams, id, &wait, now);
             self.sentry.resumed = Some(wait);
             if over {
-                self.sentry.change().threads.current_mut().wait = None;
+                self.sentry.change().current_mut().threads.current_mut().wait = None;
                 return Ok(Next::Calls(self.body.process.call()));
             }
             match self.sentry.served_signals(&mut self.body.process, true)? {
@@ -373,7 +373,7 @@ impl Guest {
                 }
                 SignalDelivery::Handled => {
                     self.sentry.resumed = None;
-                    self.sentry.change().threads.current_mut().wait = None;
+                    self.sentry.change().current_mut().threads.current_mut().wait = None;
                     return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
                 }
                 // An ignored signal does not wake it.
@@ -384,14 +384,14 @@ impl Guest {
 
     /// The process and the thread that may run; expired timers send their signals.
     fn find(&mut self, now: u64) -> Option<(u32, u32)> {
-        if self.sentry.state.family.is_single() {
+        if self.sentry.state.processes.is_single() {
             self.sentry.ring(now);
             self.heed_stops();
             return self.sentry.next_ready(now).map(|id| (FIRST, id));
         }
         let mut stopped = false;
-        for member in self.sentry.state.family.in_turn() {
-            self.sentry.change().seat(member);
+        for member in self.sentry.state.processes.in_turn() {
+            self.sentry.change().switch_to(member);
             self.sentry.ring(now);
             stopped |= self.heed_stops();
             if let Some(id) = self.sentry.next_ready(now) {
@@ -415,7 +415,7 @@ impl Guest {
     pub(crate) fn settle(&mut self) -> Result<(), PlatformError> {
         self.come_home()?;
         self.sentry.resumed = None;
-        let threads = &self.sentry.state.threads;
+        let threads = &self.sentry.state.current().threads;
         if threads.get(threads.current_id()).is_none() {
             let first = threads.iter().next().map(|(id, _)| id);
             first.into_iter().for_each(|id| self.switch(id));

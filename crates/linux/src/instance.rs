@@ -239,7 +239,7 @@ impl Instance {
     /// Whether a process of the program with this PID lives.
     #[must_use]
     pub fn has_process(&self, id: u32) -> bool {
-        self.state().family.lives(id)
+        self.state().processes.lives(id)
     }
 
     /// A unique random number for a run from a frozen state: the same for calls that continue from

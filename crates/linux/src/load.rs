@@ -389,7 +389,7 @@ pub(crate) fn load(
         let program = Object::new(name, node, &head, size)?;
         Loadable::new(tree, name, &found, program, (args, env))?
     };
-    guest.sentry.change().be_known(loadable.identity());
+    guest.sentry.change().set_program(loadable.identity());
     place(guest, &loadable)
 }
 
@@ -466,7 +466,7 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
         words.extend([kind, value]);
     }
     let vector: Vec<u8> = words[before..].iter().flat_map(|word| word.to_le_bytes()).collect();
-    std::sync::Arc::make_mut(&mut guest.sentry.state).be_given(&vector);
+    std::sync::Arc::make_mut(&mut guest.sentry.state).set_auxiliary_vector(&vector);
     let table_at = (strings_at - 8 * words.len() as u64) & !15;
     let table: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let written = guest.body.process.write(strings_at, &strings)?

@@ -241,7 +241,7 @@ impl Guest {
         }
         self.sentry.resumed = None;
         let wait = Wait { woken: true, ..Wait::new(WaitReason::Nothing, None) };
-        self.sentry.change().threads.current_mut().wait = Some(wait);
+        self.sentry.change().current_mut().threads.current_mut().wait = Some(wait);
         Ok(IdleWait::Parked(InputSource::Input))
     }
 

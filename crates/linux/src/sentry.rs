@@ -48,13 +48,10 @@ pub(crate) use kernel::process_table::{FIRST, PROCESSES};
 pub(crate) use kernel::readiness::InputSource;
 pub use kernel::resource_limits::Resource;
 use kernel::semaphores::Semaphores;
-use kernel::signals::PendingSignals;
 pub use kernel::streams::End;
 pub(crate) use kernel::streams::{LogSink, OutputSink, OutputSinks, Streams};
-use kernel::threads::Threads;
 pub(crate) use kernel::threads::{Wait, WaitReason};
 pub(crate) use kernel::time::StoppedClock;
-use kernel::timers::Timers;
 pub(crate) use mm::layout::{Layout, MAX_RESERVED, PAGE, STACK_LEN};
 pub(crate) use mm::orders::{Change, Content, Order, protect_order, unmap_order};
 pub(crate) use mm::shared::{Share, Shared};
@@ -82,14 +79,8 @@ pub(crate) struct Kernel {
     /// Host directories below the file tree.
     layers: Arc<[PathBuf]>,
     pub(crate) table: FdTable,
-    pub(crate) directory: Node,
-    umask: u32,
-    /// Handlers by signal, as the program gave them.
-    handlers: BTreeMap<u64, [u8; 32]>,
-    /// Signals for any thread that takes them.
-    pub(crate) pending: PendingSignals,
-    alarms: Timers,
-    pub(crate) threads: Threads,
+    /// The current process and the others.
+    pub(crate) processes: ProcessTable,
     channels: Channels,
     terminals: Terminals,
     /// Locks on files.
@@ -110,8 +101,6 @@ pub(crate) struct Kernel {
     names: ResolvedNames,
     /// Addresses of closed connections.
     closed: net::closed_connections::ClosedConnections,
-    /// Which process all of this belongs to, and the others.
-    pub(crate) family: ProcessTable,
 }
 
 impl Kernel {
@@ -133,12 +122,7 @@ impl Kernel {
             base,
             layers: layers.into(),
             table: FdTable::new(),
-            directory: Tree::ROOT,
-            umask: 0o022,
-            handlers: BTreeMap::new(),
-            pending: PendingSignals::default(),
-            alarms: Timers::default(),
-            threads: Threads::new(),
+            processes: ProcessTable::new(),
             channels: Channels::default(),
             terminals: Terminals::default(),
             locks: FileLocks::default(),
@@ -153,7 +137,6 @@ impl Kernel {
             named_queues: PosixQueues::default(),
             names: ResolvedNames::default(),
             closed: Default::default(),
-            family: ProcessTable::new(),
         }
     }
 }

@@ -68,7 +68,7 @@ impl ParkedSubprocesses {
 
     /// Whether CPU times were in use in the state that resets return to.
     fn is_timed(&self) -> bool {
-        self.origin.as_ref().is_some_and(|(origin, _)| origin.rest.state.family.timed)
+        self.origin.as_ref().is_some_and(|(origin, _)| origin.rest.state.processes.timed)
     }
 
     fn frozen(&self, memory: u32) -> Result<FrozenMemory, PlatformError> {
@@ -198,18 +198,18 @@ impl Guest {
             Some(base) if base.same(ground) && !body.ran => Ok(()),
             _ => {
                 body.move_to(ground, None)?;
-                body.process.forget_spent(to.rest.state.family.timed);
+                body.process.forget_spent(to.rest.state.processes.timed);
                 Ok(())
             }
         });
-        self.body.process.forget_spent(to.rest.state.family.timed);
+        self.body.process.forget_spent(to.rest.state.processes.timed);
         self.body.move_to(&first, Some(&self.sentry.state.layout))
     }
 
     /// Makes the first process the current one. Its state will be replaced by the reset.
     fn go_home(&mut self) -> Result<(), PlatformError> {
-        if self.sentry.state.family.own.id != FIRST {
-            self.sentry.change().seat(FIRST);
+        if self.sentry.state.processes.current_id() != FIRST {
+            self.sentry.change().switch_to(FIRST);
         }
         self.swap_body(FIRST)
     }
@@ -241,14 +241,17 @@ impl Guest {
     }
 
     /// Makes `id` the current process of the guest, with its subprocess and registers.
-    pub(crate) fn seat(&mut self, id: u32) -> Result<(), PlatformError> {
-        let family = &self.sentry.state.family;
-        if family.own.id == id && self.body.holds == id && self.others.memory == family.own.memory {
+    pub(crate) fn switch_to(&mut self, id: u32) -> Result<(), PlatformError> {
+        let processes = &self.sentry.state.processes;
+        if processes.current_id() == id
+            && self.body.holds == id
+            && self.others.memory == processes.current.info.memory
+        {
             return Ok(());
         }
         self.note_spent();
-        self.sentry.change().seat(id);
-        let memory = self.sentry.state.family.own.memory;
+        self.sentry.change().switch_to(id);
+        let memory = self.sentry.state.current().info.memory;
         if self.others.memory != memory {
             self.swap_body(memory)?;
             self.attach()?;
@@ -259,17 +262,22 @@ impl Guest {
         }
         let state = self.sentry.change();
         // The former user may have its own memory now, or have ended.
-        if state.family.kin(held).is_some_and(|kin| kin.memory == memory) {
+        if state.processes.info(held).is_some_and(|info| info.memory == memory) {
             let context = self.body.process.context();
             state.with(held, |state| {
-                let current = state.threads.current_id();
-                if let Some(thread) = state.threads.get_mut(current) {
+                let current = state.processes.current.threads.current_id();
+                if let Some(thread) = state.processes.current.threads.get_mut(current) {
                     thread.context = Some(context);
                 }
             });
         }
-        let current = state.threads.current_id();
-        let context = state.threads.get_mut(current).and_then(|thread| thread.context.take());
+        let current = state.processes.current.threads.current_id();
+        let context = state
+            .processes
+            .current
+            .threads
+            .get_mut(current)
+            .and_then(|thread| thread.context.take());
         if let Some(context) = context {
             self.body.process.set_context(&context);
         }
@@ -279,7 +287,7 @@ impl Guest {
     /// Counts CPU time for the process that ran until now, where such times are in use.
     fn note_spent(&mut self) {
         let held = self.body.holds;
-        if self.sentry.state.family.timed && self.sentry.state.family.lives(held) {
+        if self.sentry.state.processes.timed && self.sentry.state.processes.lives(held) {
             let spent = self.body.process.take_spent();
             self.sentry.change().with(held, |state| state.spend(spent));
         }
@@ -287,27 +295,27 @@ impl Guest {
 
     /// Makes the first process the current one again, before the caller looks.
     pub(crate) fn come_home(&mut self) -> Result<(), PlatformError> {
-        self.seat(FIRST)
+        self.switch_to(FIRST)
     }
 
     /// Ends the current process, which is not the first, and the users of its memory.
-    pub(crate) fn bury(&mut self, end: End) -> Result<(), PlatformError> {
-        let id = self.sentry.state.family.own.id;
+    pub(crate) fn end_process(&mut self, end: End) -> Result<(), PlatformError> {
+        let id = self.sentry.state.processes.current_id();
         self.end_borrowers();
         self.sentry.mark_all_mutexes(&mut self.body.process)?;
         self.sentry.publish_lasting()?;
         let state = self.sentry.change();
-        let memory = state.family.own.memory;
+        let memory = state.processes.current.info.memory;
         // Its parent may query the times, even if no process has so far.
         if memory == id {
             state.spend(self.body.process.take_spent());
         }
-        state.bury(end);
+        state.end_process(end);
         self.sentry.prune_shared()?;
         self.sentry.resumed = None;
         if memory == id {
             // Another process first, then this one can end.
-            let heir = self.sentry.state.family.own.memory;
+            let heir = self.sentry.state.current().info.memory;
             self.swap_body(heir)?;
             self.others.bodies.remove(&id);
             self.attach()?;
@@ -317,12 +325,12 @@ impl Guest {
 
     /// Ends the users of the memory of the current process, which is about to end.
     fn end_borrowers(&mut self) {
-        let own = self.sentry.state.family.own.id;
-        for id in self.sentry.state.family.borrowers() {
+        let own = self.sentry.state.processes.current_id();
+        for id in self.sentry.state.processes.borrowers() {
             let state = self.sentry.change();
-            state.seat(id);
-            state.bury(End::Signal(libc::SIGKILL));
-            state.seat(own);
+            state.switch_to(id);
+            state.end_process(End::Signal(libc::SIGKILL));
+            state.switch_to(own);
         }
     }
 
@@ -333,12 +341,12 @@ impl Guest {
                 Ok(process) => self.adopt(fork, process)?,
                 // No room for a further process on this host.
                 Err(PlatformError::Missing { .. } | PlatformError::Kernel { .. }) => {
-                    let own = self.sentry.state.family.own.id;
+                    let own = self.sentry.state.processes.current_id();
                     let state = self.sentry.change();
-                    state.seat(fork.id);
-                    state.bury(End::Signal(libc::SIGKILL));
-                    state.seat(own);
-                    state.family.reap(fork.id);
+                    state.switch_to(fork.id);
+                    state.end_process(End::Signal(libc::SIGKILL));
+                    state.switch_to(own);
+                    state.processes.reap(fork.id);
                     if let Some(number) = fork.descriptor {
                         let gone = state.table.close(number).unwrap_or_default();
                         state.forget(gone);
@@ -352,7 +360,7 @@ impl Guest {
         if fork.waits {
             // The call is made once more then.
             let wait = Wait::new(WaitReason::Borrower(fork.id), None);
-            self.sentry.change().threads.current_mut().wait = Some(wait);
+            self.sentry.change().current_mut().threads.current_mut().wait = Some(wait);
         } else {
             self.body.process.set_result(fork.id.into());
         }
@@ -365,8 +373,13 @@ impl Guest {
             let _ = process.write(at, &fork.id.to_le_bytes())?;
         }
         let context = self.sentry.change().with(fork.id, |state| {
-            let current = state.threads.current_id();
-            state.threads.get_mut(current).and_then(|thread| thread.context.take())
+            let current = state.processes.current.threads.current_id();
+            state
+                .processes
+                .current
+                .threads
+                .get_mut(current)
+                .and_then(|thread| thread.context.take())
         });
         if let Some(context) = context {
             process.set_context(&context);
@@ -400,8 +413,8 @@ impl Guest {
         self.end_borrowers();
         self.sentry.mark_all_mutexes(&mut self.body.process)?;
         self.sentry.publish_lasting()?;
-        let own = self.sentry.state.family.own.id;
-        let borrows = self.sentry.state.family.own.memory != own;
+        let own = self.sentry.state.processes.current_id();
+        let borrows = self.sentry.state.current().info.memory != own;
         if borrows {
             let process = match self.others.start() {
                 Ok(process) => process,
@@ -417,11 +430,11 @@ impl Guest {
                 Err(error) => return Err(error),
             };
             self.others.bodies.insert(own, Subprocess::new(process, own));
-            self.sentry.change().shed(loadable.identity());
+            self.sentry.change().reset_for_exec(loadable.identity());
             self.swap_body(own)?;
         } else {
             let state = self.sentry.change();
-            state.shed(loadable.identity());
+            state.reset_for_exec(loadable.identity());
             let change = state.layout.clear();
             state.drop_unshared();
             self.sentry.prune_shared()?;
@@ -446,9 +459,9 @@ impl Guest {
     ) -> Result<Option<StopReason>, PlatformError> {
         match halt {
             Some(StopReason::End(end @ (End::Exit(_) | End::Signal(_)), _))
-                if self.sentry.state.family.own.id != FIRST =>
+                if self.sentry.state.processes.current_id() != FIRST =>
             {
-                self.bury(end)?;
+                self.end_process(end)?;
                 self.take_turns(deadline)
             }
             halt => Ok(halt),

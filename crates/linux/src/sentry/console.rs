@@ -302,7 +302,7 @@ impl Sentry {
             state.hang_up_terminal(TERMINAL);
             for signal in [libc::SIGHUP, libc::SIGCONT] {
                 let info = SignalInfo::new(signal as u8, 0x80, 0, 0);
-                if let Some(leader) = leader.filter(|leader| state.family.lives(*leader)) {
+                if let Some(leader) = leader.filter(|leader| state.processes.lives(*leader)) {
                     state.with(leader, |state| state.send(None, info));
                 }
             }

@@ -15,6 +15,7 @@ pub(super) mod message_queues;
 pub(super) mod packed_kernel;
 pub(super) mod posix_queues;
 pub(super) mod prctl_state;
+pub(super) mod process;
 pub(super) mod process_info;
 pub(super) mod process_table;
 pub(super) mod readiness;

@@ -47,7 +47,7 @@ pub(crate) enum SignalDelivery {
 impl Sentry {
     /// Whether the current thread has a signal to take, and ought to come to the stub for it.
     pub(crate) fn has_signal(&self) -> bool {
-        self.state.deliverable(self.state.threads.current_id())
+        self.state.deliverable(self.state.current().threads.current_id())
     }
 
     /// Has the current thread, which waits in the stub, take the signals that it may. `interrupted`
@@ -59,12 +59,14 @@ impl Sentry {
     ) -> SyscallResult<SignalDelivery> {
         let mut taken = SignalDelivery::Nothing;
         while self.has_signal() {
-            let id = self.state.threads.current_id();
+            let id = self.state.current().threads.current_id();
             let stopping = self.state.stopping();
             let state = self.change();
-            let Some(thread) = state.threads.get_mut(id) else { break };
+            let Some(thread) = state.processes.current.threads.get_mut(id) else { break };
             let open = !thread.blocked & !stopping;
-            let Some(info) = thread.pending.take(open).or_else(|| state.pending.take(open)) else {
+            let Some(info) =
+                thread.pending.take(open).or_else(|| state.processes.current.pending.take(open))
+            else {
                 break;
             };
             match self.state.fate(info.signal) {
@@ -101,7 +103,8 @@ impl Sentry {
         const FROM_KERNEL: i32 = 0x80;
         match self.state.fate(FAULT) {
             DefaultAction::Handled(action)
-                if signal != FAULT && self.state.threads.current().blocked & bit(FAULT) == 0 =>
+                if signal != FAULT
+                    && self.state.current().threads.current().blocked & bit(FAULT) == 0 =>
             {
                 self.handle(process, &SignalInfo::new(FAULT, FROM_KERNEL, 0, 0), action)
             }
@@ -132,7 +135,7 @@ impl Sentry {
         }
         if matches!(self.resumed, Some(Wait { on: WaitReason::Fifo(_), .. })) {
             let state = self.change();
-            let wait = state.threads.current_mut().wait.take();
+            let wait = state.processes.current.threads.current_mut().wait.take();
             state.give_up(wait);
         }
         let timed = until.is_some();
@@ -172,7 +175,7 @@ impl Sentry {
         }
         match self.state.fate(signal) {
             DefaultAction::Handled(action)
-                if self.state.threads.current().blocked & bit(signal) == 0 =>
+                if self.state.current().threads.current().blocked & bit(signal) == 0 =>
             {
                 self.handle(process, &info, action)
             }
@@ -190,7 +193,7 @@ impl Sentry {
         let frame = process.frame_bytes();
         let segfault = Ok(Some(End::Signal(libc::SIGSEGV)));
         let Some(vectors) = vectors(&frame, process.frame_address()) else { return segfault };
-        let thread = self.state.threads.current();
+        let thread = self.state.current().threads.current();
         let [stack, disabled, len] = thread.signal_stack;
         let pointer = process.register(Register::Rsp);
         // Its end belongs to the stack, its beginning does not.
@@ -234,12 +237,12 @@ impl Sentry {
             process.set_register(register, value);
         }
         let state = self.change();
-        let thread = state.threads.current_mut();
+        let thread = state.processes.current.threads.current_mut();
         thread.masked = None;
         let own = if action.has(libc::SA_NODEFER) { 0 } else { bit(info.signal) };
         thread.blocked = (thread.blocked | action.mask | own) & !UNTOUCHABLE;
         if action.has(libc::SA_RESETHAND) {
-            state.handlers.remove(&u64::from(info.signal));
+            state.processes.current.handlers.remove(&u64::from(info.signal));
         }
         Ok(None)
     }
@@ -277,7 +280,7 @@ impl Sentry {
         process.set_register(Register::Selectors, USER_SELECTORS);
         let stack = [word(STACK), word(STACK + 8), word(STACK + 16)];
         let mask = word(MASK) & !UNTOUCHABLE;
-        let thread = self.change().threads.current_mut();
+        let thread = self.change().current_mut().threads.current_mut();
         thread.blocked = mask;
         thread.signal_stack = if stack[1] & 2 == 0 { stack } else { NO_STACK };
         Ok(SyscallControl::Resumed)
@@ -297,7 +300,7 @@ impl Sentry {
             return Err(rustix::io::Errno::INVAL.into());
         }
         let mask = word_in(process, set)? & !UNTOUCHABLE;
-        let thread = self.change().threads.current_mut();
+        let thread = self.change().current_mut().threads.current_mut();
         thread.masked = Some(thread.blocked);
         thread.blocked = mask;
         Ok(())
@@ -305,8 +308,8 @@ impl Sentry {
 
     /// Ends the effect of [`Sentry::mask_in`].
     pub(crate) fn unmask(&mut self) {
-        if self.state.threads.current().masked.is_some() {
-            let thread = self.change().threads.current_mut();
+        if self.state.current().threads.current().masked.is_some() {
+            let thread = self.change().current_mut().threads.current_mut();
             if let Some(mask) = thread.masked.take() {
                 thread.blocked = mask;
             }

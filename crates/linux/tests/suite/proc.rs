@@ -238,3 +238,12 @@ fn a_program_is_known_without_links_and_called_as_it_was_named() {
     let expected = format!("{readlink}\n{readlink}\ntelling\nsh\nsaid\n");
     assert_eq!(String::from_utf8_lossy(&run.output), expected, "{run:?}");
 }
+
+#[test]
+fn status_shows_the_umask_of_its_process() {
+    let script = "umask 027; (umask 077; grep Umask /proc/$$/status /proc/self/status)";
+    let Some(run) = common::here(shell(script).run(b"")) else { return };
+    let output = String::from_utf8_lossy(&run.output);
+    let masks: Vec<_> = output.lines().filter_map(|line| line.split('\t').nth(1)).collect();
+    assert_eq!(masks, ["0027", "0077"], "{run:?}");
+}

@@ -73,10 +73,10 @@ impl Sentry {
                 None => Err(Errno::NOENT.into()),
             },
             ProcTarget::Program(id) => {
-                let kin = state.family.kin(*id).ok_or(Errno::NOENT)?;
-                Ok(state.tree.walk(&kin.program, Walk::new(Tree::ROOT))?.node()?)
+                let info = state.processes.info(*id).ok_or(Errno::NOENT)?;
+                Ok(state.tree.walk(&info.program, Walk::new(Tree::ROOT))?.node()?)
             }
-            ProcTarget::Current(id) => Ok(state.directory_of(*id).ok_or(Errno::NOENT)?),
+            ProcTarget::Current(id) => Ok(state.processes.get(*id).ok_or(Errno::NOENT)?.directory),
             ProcTarget::Root => Ok(Tree::ROOT),
             ProcTarget::Folder(ProcDir::All) => {
                 Ok(state.tree.walk(b"/proc", Walk::new(Tree::ROOT))?.node()?)
@@ -313,12 +313,12 @@ impl Kernel {
                 entries.push(named(BEHIND, folder.inode(), link, "self"));
                 let own = crate::sentry::fs::procfs::OWN_FILES.iter().zip(BEHIND + 1..);
                 entries.extend(own.map(|(name, at)| named(at, folder.inode(), file, name)));
-                let mut ids = self.family.numbers();
+                let mut ids = self.processes.numbers();
                 ids.sort_unstable();
                 entries.extend(ids.into_iter().map(|id| numbered(id, BEHIND, directory)));
             }
             ProcDir::Process(id) | ProcDir::Thread(id, _) => {
-                let lives = self.family.lives(id);
+                let lives = self.processes.lives(id);
                 let all = crate::sentry::fs::procfs::FILES.iter().filter(|name| lives || name.1);
                 let files = all.map(|(name, _)| (*name, file));
                 let links = [("cwd", link), ("exe", link), ("root", link)];
@@ -337,8 +337,8 @@ impl Kernel {
                 entries.extend(list.map(|(number, ..)| numbered(number, 0, kind)));
             }
             ProcDir::Threads(id) => {
-                let threads =
-                    self.threads_of(id).into_iter().flat_map(crate::sentry::Threads::iter);
+                let process = self.processes.get(id);
+                let threads = process.into_iter().flat_map(|process| process.threads.iter());
                 entries.extend(threads.map(|(thread, _)| numbered(thread, 0, directory)));
             }
         }

@@ -164,14 +164,14 @@ impl Kernel {
         }
         let rest = path.strip_prefix(b"/proc")?;
         let names: Vec<&[u8]> = rest.split(|&byte| byte == b'/').skip(1).collect();
-        let own = self.family.own.id;
+        let own = self.processes.current_id();
         let (id, names) = match names.split_first() {
             None => return Some(ProcTarget::Folder(ProcDir::All)),
             Some((&b"self", [])) => {
                 return Some(ProcTarget::Name(own.to_string().into_bytes(), ProcDir::Process(own)));
             }
             Some((&b"thread-self", names)) => {
-                let thread = self.threads.current_id();
+                let thread = self.processes.current.threads.current_id();
                 let name = format!("{own}/task/{thread}").into_bytes();
                 return match names {
                     [] => Some(ProcTarget::Name(name, ProcDir::Thread(own, thread))),
@@ -195,7 +195,7 @@ impl Kernel {
                 None => return None,
             },
         };
-        if !self.family.lives(id) && !self.family.is_ended(id) {
+        if !self.processes.lives(id) && !self.processes.is_ended(id) {
             return None;
         }
         match names {
@@ -203,7 +203,7 @@ impl Kernel {
             [b"task"] => Some(ProcTarget::Folder(ProcDir::Threads(id))),
             [b"task", thread, names @ ..] => {
                 let thread = number(thread)?;
-                self.threads_of(id)?.get(thread)?;
+                self.processes.get(id)?.threads.get(thread)?;
                 match names {
                     [] => Some(ProcTarget::Folder(ProcDir::Thread(id, thread))),
                     names => self.meant_of(id, thread, names),
@@ -238,9 +238,9 @@ impl Kernel {
                 Some(ProcTarget::Text(text))
             }
             [b"attr", b"current"] => Some(ProcTarget::Text(b"unconfined\n".to_vec())),
-            [b"exe"] => self.family.kin(id).map(|_| ProcTarget::Program(id)),
-            [b"cwd"] => self.family.kin(id).map(|_| ProcTarget::Current(id)),
-            [b"cwd", names @ ..] => beneath(self.directory_of(id)?, names),
+            [b"exe"] => self.processes.info(id).map(|_| ProcTarget::Program(id)),
+            [b"cwd"] => self.processes.info(id).map(|_| ProcTarget::Current(id)),
+            [b"cwd", names @ ..] => beneath(self.processes.get(id)?.directory, names),
             [b"root"] => Some(ProcTarget::Root),
             [b"root", names @ ..] => beneath(Tree::ROOT, names),
             [name] => Some(ProcTarget::Text(self.told_of(id, thread, name)?)),
@@ -258,7 +258,7 @@ impl Kernel {
         &self,
         id: u32,
     ) -> impl Iterator<Item = (u32, u64, &Description)> + '_ {
-        self.table.listed((id != self.family.own.id).then_some(id))
+        self.table.listed((id != self.processes.current_id()).then_some(id))
     }
 
     /// The target of a link, as it is read; `None` for other objects.
@@ -268,8 +268,8 @@ impl Kernel {
                 let found = self.descriptors_of(*id).find(|(n, _, _)| n == number)?;
                 Some(self.name_of(found.1, found.2))
             }
-            ProcTarget::Program(id) => Some(self.family.kin(*id)?.program.clone()),
-            ProcTarget::Current(id) => path_of(&self.tree, self.directory_of(*id)?).ok(),
+            ProcTarget::Program(id) => Some(self.processes.info(*id)?.program.clone()),
+            ProcTarget::Current(id) => path_of(&self.tree, self.processes.get(*id)?.directory).ok(),
             ProcTarget::Root => Some(b"/".to_vec()),
             ProcTarget::Name(name, _) => Some(name.clone()),
             ProcTarget::Folder(_)

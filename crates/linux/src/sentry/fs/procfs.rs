@@ -104,9 +104,8 @@ impl Kernel {
     pub(in crate::sentry) fn root_file(&self, name: &[u8]) -> Option<Vec<u8>> {
         let text = match name {
             b"loadavg" => {
-                let threads = self.family.kins().filter_map(|kin| self.threads_of(kin.id));
-                let all: usize = threads.map(|threads| threads.iter().count()).sum();
-                let last = self.family.numbers().into_iter().max().unwrap_or_default();
+                let all = self.processes.threads().count();
+                let last = self.processes.numbers().into_iter().max().unwrap_or_default();
                 format!("0.00 0.00 0.00 1/{all} {last}\n")
             }
             b"version" => format!("Linux version {RELEASE} (afresh) {VERSION}\n"),
@@ -120,7 +119,7 @@ impl Kernel {
     fn processor_lines(&self, since: u64) -> String {
         let (rest, begun) = (since / TICK, now().seconds - (since / 1_000_000_000) as i64);
         let times = format!("0 0 0 {rest} 0 0 0 0 0 0");
-        let runs = self.family.kins().count();
+        let runs = self.processes.infos().count();
         format!(
             "cpu  {times}\ncpu0 {times}\nintr 0\nctxt 0\nbtime {begun}\nprocesses {runs}\n\
              procs_running 1\nprocs_blocked 0\n"
@@ -129,34 +128,34 @@ impl Kernel {
 
     /// The content of a file of a process, or of one of its threads.
     pub(in crate::sentry) fn told_of(&self, id: u32, thread: u32, name: &[u8]) -> Option<Vec<u8>> {
-        let kin = self.family.kin(id);
+        let info = self.processes.info(id);
         match name {
             b"stat" => self.stat_line(id, thread),
             b"status" => self.status(id, thread),
             b"comm" => Some(self.thread_name(id, thread)? + "\n"),
-            b"maps" => self.maps(kin?.memory, false),
-            b"smaps" => self.maps(kin?.memory, true),
-            b"smaps_rollup" => self.rollup(kin?.memory),
-            b"auxv" => return Some(kin?.strings.vector().to_vec()),
-            b"sched" => kin.map(|kin| {
+            b"maps" => self.maps(info?.memory, false),
+            b"smaps" => self.maps(info?.memory, true),
+            b"smaps_rollup" => self.rollup(info?.memory),
+            b"auxv" => return Some(info?.strings.vector().to_vec()),
+            b"sched" => info.map(|info| {
                 let name = self.thread_name(id, thread).unwrap_or_default();
-                let spent = kin.spent as f64 / 1e6;
+                let spent = info.spent as f64 / 1e6;
                 format!("{name} ({thread}, #threads: 1)\nse.sum_exec_runtime : {spent:.6}\n")
             }),
-            b"limits" => kin.map(|_| self.limits(id)),
+            b"limits" => info.map(|_| self.limits(id)),
             b"statm" => {
                 let pages = self.memory_of(id)? / crate::sentry::PAGE;
                 Some(format!("{pages} {pages} 0 0 0 {pages} 0\n"))
             }
-            b"mounts" => kin.map(|_| MOUNTS.to_owned()),
+            b"mounts" => info.map(|_| MOUNTS.to_owned()),
             b"cmdline" => {
-                return Some(kin.map_or_else(Vec::new, |kin| kin.strings.args().to_vec()));
+                return Some(info.map_or_else(Vec::new, |info| info.strings.args().to_vec()));
             }
-            b"environ" => return Some(kin?.strings.env().to_vec()),
-            b"schedstat" => kin.map(|kin| format!("{} 0 0\n", kin.spent)),
+            b"environ" => return Some(info?.strings.env().to_vec()),
+            b"schedstat" => info.map(|info| format!("{} 0 0\n", info.spent)),
             name => {
                 let found = CONSTANT.iter().find(|(known, _)| known.as_bytes() == name);
-                kin.and(found).map(|(_, text)| (*text).to_owned())
+                info.and(found).map(|(_, text)| (*text).to_owned())
             }
         }
         .map(String::into_bytes)
@@ -173,7 +172,7 @@ impl Kernel {
         let mut text = format!("pos:\t{at}\nflags:\t0{flags:o}\nmnt_id:\t1\nino:\t{}\n", inode.0);
         // Writing to a string does not fail, here and below.
         if let FileObject::Process(meant) = description.open {
-            let known = self.family.lives(meant) || self.family.is_ended(meant);
+            let known = self.processes.lives(meant) || self.processes.is_ended(meant);
             let number = if known { i64::from(meant) } else { -1 };
             let _ = writeln!(text, "Pid:\t{number}\nNSpid:\t{number}");
         }
@@ -197,37 +196,42 @@ impl Kernel {
 
     /// Bytes that a process has mapped.
     fn memory_of(&self, id: u32) -> Option<u64> {
-        Some(self.layout_of(self.family.kin(id)?.memory)?.bytes())
+        Some(self.layout_of(self.processes.info(id)?.memory)?.bytes())
     }
 
     fn thread_name(&self, id: u32, thread: u32) -> Option<String> {
-        let name = self.threads_of(id)?.get(thread)?.name;
+        let name = self.processes.get(id)?.threads.get(thread)?.name;
         let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
         Some(String::from_utf8_lossy(name).into_owned())
     }
 
     /// Whether a thread runs (or could), sleeps, or has ended, as a letter.
     fn letter(&self, id: u32, thread: u32) -> Option<char> {
-        match self.threads_of(id) {
-            Some(_) if self.family.kin(id).is_some_and(|kin| kin.stopped.is_some()) => Some('T'),
-            Some(threads) => Some(if threads.get(thread)?.wait.is_some() { 'S' } else { 'R' }),
-            None => self.family.is_ended(id).then_some('Z'),
+        match self.processes.get(id) {
+            Some(process) if process.info.stopped.is_some() => Some('T'),
+            Some(process) => {
+                Some(if process.threads.get(thread)?.wait.is_some() { 'S' } else { 'R' })
+            }
+            None => self.processes.is_ended(id).then_some('Z'),
         }
     }
 
     /// Parent, group and session.
     fn relations(&self, id: u32) -> (u32, u32, u32) {
-        let kin = self.family.kin(id);
-        kin.map_or((self.family.own.id, id, id), |kin| (kin.parent, kin.group, kin.session))
+        let info = self.processes.info(id);
+        let ended = (self.processes.current_id(), id, id);
+        info.map_or(ended, |info| (info.parent, info.group, info.session))
     }
 
     fn stat_line(&self, id: u32, thread: u32) -> Option<String> {
         let letter = self.letter(id, thread)?;
         let name = self.thread_name(id, thread).unwrap_or_default();
         let (parent, group, session) = self.relations(id);
-        let threads = self.threads_of(id).map_or(1, crate::sentry::Threads::len);
+        let process = self.processes.get(id);
+        let info = process.map(|process| &process.info);
+        let threads = process.map_or(1, |process| process.threads.len());
         let memory = self.memory_of(id).unwrap_or_default();
-        let terminal = self.family.kin(id).and_then(|kin| self.terminals.of_session(kin.session));
+        let terminal = info.and_then(|info| self.terminals.of_session(info.session));
         let foreground = terminal.and_then(|id| self.terminals.get(id)).map(|t| i64::from(t.group));
         let device = terminal.map_or(0, |id| FIRST_DEVICE + u64::from(id));
         let foreground = foreground.unwrap_or(-1);
@@ -235,8 +239,8 @@ impl Kernel {
         let resident = memory / crate::sentry::PAGE;
         let zeros = " 0".repeat(28);
         let (spent, children) =
-            self.family.kin(id).map_or((0, 0), |kin| (kin.spent / TICK, kin.children / TICK));
-        let nice = self.family.kin(id).map_or(0, |kin| i32::from(kin.traits.nice));
+            info.map_or((0, 0), |info| (info.spent / TICK, info.children / TICK));
+        let nice = info.map_or(0, |info| i32::from(info.traits.nice));
         let priority = 20 + nice;
         Some(format!(
             "{thread} ({name}) {letter} {parent} {group} {session} {device} {foreground} 0 0 0 0 0 {spent} 0 {children} 0 {priority} {nice} {threads} 0 0 {memory} {resident}{zeros}\n"
@@ -253,15 +257,18 @@ impl Kernel {
             _ => "running",
         };
         let (parent, ..) = self.relations(id);
-        let threads = self.threads_of(id).map_or(1, crate::sentry::Threads::len);
-        let state = self.threads_of(id).and_then(|threads| threads.get(thread));
+        let process = self.processes.get(id);
+        let threads = process.map_or(1, |process| process.threads.len());
+        let state = process.and_then(|process| process.threads.get(thread));
         let (pending, blocked) =
             state.map_or((0, 0), |thread| (thread.pending.set(), thread.blocked));
-        let (shared, [ignored, caught]) = self.signals_of(id);
+        let (shared, [ignored, caught], umask) = process
+            .map(|process| (process.pending.set(), process.action_sets(), process.umask))
+            .unwrap_or_default();
         let none = 0;
-        let (umask, kib) = (self.umask, self.memory_of(id).unwrap_or_default() >> 10);
+        let kib = self.memory_of(id).unwrap_or_default() >> 10;
         let stack = (crate::sentry::STACK_LEN >> 10).min(kib);
-        let locked_down = self.family.kin(id).map_or(0, |kin| u8::from(kin.traits.unprivileged));
+        let locked_down = process.map_or(0, |process| u8::from(process.info.traits.unprivileged));
         let (_, group, session) = self.relations(id);
         let slots = self.descriptors_of(id).map(|(number, ..)| number + 1).max().unwrap_or(0);
         let slots = slots.next_multiple_of(64);

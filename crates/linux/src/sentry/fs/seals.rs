@@ -152,7 +152,7 @@ impl Sentry {
         }
         let mut added = added as u32;
         if added & WRITE != 0 && held & WRITE == 0 {
-            let layouts = std::iter::once(&self.state.layout).chain(self.state.family.layouts());
+            let layouts = std::iter::once(&self.state.layout).chain(self.state.processes.layouts());
             let mut shared = layouts.flat_map(crate::sentry::Layout::shared);
             let writable =
                 |s: &crate::sentry::mm::shared::Shared| s.protection & libc::PROT_WRITE as u64 != 0;

@@ -508,7 +508,7 @@ impl FdTable {
     }
 
     /// Has the descriptors of process `to` be the current ones, and keeps those of `from`.
-    pub(in crate::sentry) fn seat(&mut self, from: u32, to: u32) {
+    pub(in crate::sentry) fn switch(&mut self, from: u32, to: u32) {
         let now = self.others.remove(&to).unwrap_or_default();
         let left = std::mem::replace(&mut self.descriptors, now);
         self.others.insert(from, left);

@@ -58,7 +58,7 @@ impl Kernel {
                 FileObject::Fifo(fifo) => Some(fifo),
                 _ => None,
             });
-        let threads = self.threads.iter().chain(self.family.other_threads());
+        let threads = self.processes.threads();
         let waiting = threads.filter_map(|(_, thread)| opening(thread)).map(|o| &o.fifo);
         open.chain(waiting).find(|fifo| fifo.open.node == node).map(|fifo| fifo.channel)
     }
@@ -97,7 +97,7 @@ impl Kernel {
                 fifo.unmet = false;
             }
         }
-        let all = self.family.threads_mut().chain([&mut self.threads]);
+        let all = self.processes.threads_mut();
         for wait in all.flat_map(|threads| threads.values_mut()).filter_map(|t| t.wait.as_mut()) {
             if let WaitReason::Fifo(PendingOpen { fifo, .. }) = &wait.on
                 && fifo.channel == channel
@@ -117,12 +117,11 @@ impl Kernel {
 
     /// Cancels the waits of all threads of the current process except one.
     pub(in crate::sentry) fn give_up_all(&mut self, but: Option<u32>) {
-        let waits = self
-            .threads
-            .iter()
-            .filter(|(id, thread)| Some(*id) != but && opening(thread).is_some());
+        let threads = self.processes.current.threads.iter();
+        let waits = threads.filter(|(id, thread)| Some(*id) != but && opening(thread).is_some());
         for id in waits.map(|(id, _)| id).collect::<Vec<_>>() {
-            let wait = self.threads.get_mut(id).and_then(|thread| thread.wait.take());
+            let wait =
+                self.processes.current.threads.get_mut(id).and_then(|thread| thread.wait.take());
             self.give_up(wait);
         }
     }

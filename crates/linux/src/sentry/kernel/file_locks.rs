@@ -88,7 +88,7 @@ impl FileLocks {
 impl Kernel {
     /// Releases locks whose owners have ended.
     pub(in crate::sentry) fn drop_unowned(&mut self) {
-        let (family, table) = (&self.family, &self.table);
-        self.locks.retain(|id| family.lives(id), |id| table.description(id).is_some());
+        let (processes, table) = (&self.processes, &self.table);
+        self.locks.retain(|id| processes.lives(id), |id| table.description(id).is_some());
     }
 }

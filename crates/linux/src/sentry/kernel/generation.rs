@@ -134,7 +134,7 @@ impl Kernel {
 
     /// The signals, and their receivers, of descriptors with an older generation.
     fn generation_signals(&self, generation: u64) -> Vec<(i32, SignalInfo)> {
-        let parts = self.table.parts(self.family.own.id);
+        let parts = self.table.parts(self.processes.current_id());
         let mut signals = Vec::new();
         for (id, description) in &parts.descriptions {
             let FileObject::Device(Device::Generation(watch), _) = &description.open else {
@@ -241,13 +241,13 @@ impl Sentry {
             }
         }
         for (owner, info) in self.state.generation_signals(generation) {
-            let family = &self.state.family;
+            let processes = &self.state.processes;
             let targets = match owner {
-                group @ ..0 => family.group(group.unsigned_abs()),
+                group @ ..0 => processes.group(group.unsigned_abs()),
                 one => vec![one as u32],
             };
             for target in targets {
-                if self.state.family.lives(target) {
+                if self.state.processes.lives(target) {
                     self.change().with(target, |state| state.send(None, info.clone()));
                 }
             }

@@ -29,7 +29,8 @@ use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
 use crate::sentry::kernel::message_queues::MessageQueues;
 use crate::sentry::kernel::posix_queues::PosixQueues;
-use crate::sentry::kernel::process_table::{FIRST, ProcessTable};
+use crate::sentry::kernel::process::Process;
+use crate::sentry::kernel::process_table::{FIRST, PackedProcessTable};
 use crate::sentry::kernel::semaphores::Semaphores;
 use crate::sentry::kernel::signals::PendingSignals;
 use crate::sentry::kernel::threads::Threads;
@@ -56,7 +57,7 @@ pub(crate) struct PackedKernel {
     umask: u32,
     handlers: Vec<(u64, [u8; 32])>,
     pending: PendingSignals,
-    alarms: Timers,
+    timers: Timers,
     threads: Threads,
     channels: Channels,
     terminals: Terminals,
@@ -68,7 +69,7 @@ pub(crate) struct PackedKernel {
     queues: MessageQueues,
     named_queues: PosixQueues,
     names: ResolvedNames,
-    family: ProcessTable,
+    processes: PackedProcessTable,
 }
 
 /// Grants and limits of the opener of a snapshot.
@@ -119,7 +120,7 @@ impl Kernel {
         let lost = |error: &dyn std::fmt::Display| FreezeError::State(error.to_string());
         let stat = |open: &OpenFile| self.tree.stat(open.node).map_err(|error| lost(&error));
         let FdTableParts { descriptors, descriptions: open, next, carried } =
-            self.table.parts(self.family.own.id);
+            self.table.parts(self.processes.current_id());
         let mut descriptions = Vec::new();
         for (id, description) in open {
             let open = match &description.open {
@@ -152,6 +153,8 @@ impl Kernel {
             let found = description.found.as_ref().map(|(above, name)| (*above, name.to_vec()));
             descriptions.push((id, (open, description.flags, found)));
         }
+        let (current, processes) = PackedProcessTable::split(self.processes.clone());
+        let Process { directory, umask, handlers, pending, timers, threads, .. } = current;
         let packed = PackedKernel {
             layout: self.layout.clone(),
             layers: self.layers.iter().map(|path| root_files::bytes(path).to_vec()).collect(),
@@ -159,12 +162,12 @@ impl Kernel {
             descriptions,
             next,
             carried,
-            directory: self.directory,
-            umask: self.umask,
-            handlers: self.handlers.iter().map(|(&number, &handler)| (number, handler)).collect(),
-            pending: self.pending.clone(),
-            alarms: self.alarms.clone(),
-            threads: self.threads.clone(),
+            directory,
+            umask,
+            handlers: handlers.into_iter().collect(),
+            pending,
+            timers,
+            threads,
             channels: self.channels.clone(),
             terminals: self.terminals.clone(),
             locks: self.locks.clone(),
@@ -175,7 +178,7 @@ impl Kernel {
             queues: self.queues.clone(),
             named_queues: self.named_queues.clone(),
             names: self.names.clone(),
-            family: self.family.clone(),
+            processes,
         };
         let files = self.tree.saved().map_err(|error| lost(&error))?;
         Ok((packed, files.to_bytes()))
@@ -189,7 +192,16 @@ impl Kernel {
         base: Option<Arc<Base>>,
         opener: &OpenerGrants,
     ) -> Result<Self, ThawError> {
-        packed.family.check(&packed.threads, &packed.layout).map_err(damaged)?;
+        let processes = packed.processes.joined(|info| Process {
+            info,
+            directory: packed.directory,
+            umask: packed.umask & 0o777,
+            handlers: packed.handlers.into_iter().collect(),
+            pending: packed.pending,
+            timers: packed.timers,
+            threads: packed.threads,
+        });
+        processes.check(&packed.layout).map_err(damaged)?;
         let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
         let layers: Vec<PathBuf> = packed.layers.into_iter().map(path).collect();
         let below = root_files::over_named(base::over(base.as_ref()), &layers, &opener.granted)?;
@@ -252,7 +264,9 @@ impl Kernel {
                 // Its process may have ended: it is empty then.
                 PackedOpen::Folder(folder, at) => FileObject::Folder(folder, at),
                 // A number that is not given yet would be another's later.
-                PackedOpen::Process(id) if (FIRST..packed.threads.next()).contains(&id) => {
+                PackedOpen::Process(id)
+                    if (FIRST..processes.current.threads.next()).contains(&id) =>
+                {
                     FileObject::Process(id)
                 }
                 PackedOpen::Signals(set) => FileObject::Signals(set),
@@ -272,13 +286,12 @@ impl Kernel {
             let found = found.map(|(above, name)| (above, name.into()));
             descriptions.insert(id, Description { open, flags, found });
         }
-        let family = packed.family;
         let (descriptors, next) = (packed.descriptors, packed.next);
         let parts = FdTableParts { descriptors, descriptions, next, carried: packed.carried };
-        let table = FdTable::from_parts(parts, FIRST, |id| family.lives(id))
+        let table = FdTable::from_parts(parts, FIRST, |id| processes.lives(id))
             .ok_or_else(|| damaged("its descriptors do not fit together"))?;
         let mut ends: Vec<_> = table.descriptions().flat_map(|(_, d)| d.open.ends()).collect();
-        let threads = packed.threads.iter().chain(family.other_threads());
+        let threads = processes.threads();
         for opening in threads.filter_map(|(_, thread)| opening(thread)) {
             let stat = stat_open_file(&tree, &opening.fifo.open)?;
             if !opening.is_sound(stat.kind, stat.device) {
@@ -300,16 +313,16 @@ impl Kernel {
         if !table.carried().is_sound(is_open, packed.channels.parcels()) {
             return Err(damaged("descriptors in flight are invalid"));
         }
-        if !packed.pending.is_sound() {
+        if !processes.current.pending.is_sound() {
             return Err(damaged("an invalid signal"));
         }
         if !packed.names.is_sound() {
             return Err(damaged("an invalid host name"));
         }
-        if !packed.alarms.is_sound() {
+        if !processes.current.timers.is_sound() {
             return Err(damaged("an invalid timer"));
         }
-        if !packed.semaphores.is_sound(|process| family.lives(process)) {
+        if !packed.semaphores.is_sound(|process| processes.lives(process)) {
             return Err(damaged("a set of semaphores is invalid"));
         }
         if !packed.queues.is_sound() {
@@ -322,7 +335,7 @@ impl Kernel {
         if !packed.named_queues.is_sound(queues) {
             return Err(damaged("a named queue of messages is invalid"));
         }
-        let layouts = family.layouts().chain([&packed.layout]);
+        let layouts = processes.layouts().chain([&packed.layout]);
         let shared: Vec<_> = layouts.flat_map(Layout::shared).collect();
         let shares: BTreeSet<Node> = shared.iter().map(|shared| shared.share.node).collect();
         if shared.iter().any(|s| s.share.offset(s.range.start) > i64::MAX as u64 / 2) {
@@ -338,11 +351,11 @@ impl Kernel {
         if !shares.iter().all(file) {
             return Err(damaged("memory is shared through what is no file"));
         }
-        if packed.handlers.iter().any(|(number, _)| !(1..=64).contains(number)) {
+        if processes.current.handlers.keys().any(|number| !(1..=64).contains(number)) {
             return Err(damaged("a handler of no signal"));
         }
         let directory = |node| tree.stat(node).map(|stat| stat.kind) == Ok(Kind::Directory);
-        if !family.directories().chain([packed.directory]).all(directory) {
+        if !processes.iter().all(|process| directory(process.directory)) {
             return Err(damaged("its directory is invalid"));
         }
         let mut state = Self {
@@ -351,12 +364,6 @@ impl Kernel {
             base,
             layers: layers.into(),
             table,
-            directory: packed.directory,
-            umask: packed.umask & 0o777,
-            handlers: packed.handlers.into_iter().collect(),
-            pending: packed.pending,
-            alarms: packed.alarms,
-            threads: packed.threads,
             channels: packed.channels,
             terminals: packed.terminals,
             locks: packed.locks,
@@ -371,7 +378,7 @@ impl Kernel {
             closed: Default::default(),
             shares,
             shared_bytes: 0,
-            family,
+            processes,
         };
         state.cut_lines();
         state.drop_unowned();

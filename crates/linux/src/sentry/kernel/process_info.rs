@@ -73,18 +73,18 @@ pub(crate) struct Executable {
 
 impl Kernel {
     /// Sets the auxiliary vector of the current process.
-    pub(crate) fn be_given(&mut self, vector: &[u8]) {
-        self.family.own.strings.vector = vector.into();
+    pub(crate) fn set_auxiliary_vector(&mut self, vector: &[u8]) {
+        self.processes.current.info.strings.vector = vector.into();
     }
 
     /// Sets the program of the current process.
-    pub(crate) fn be_known(&mut self, known: Executable) {
-        let thread = self.threads.current_mut();
-        let told = known.name.len().min(thread.name.len() - 1);
+    pub(crate) fn set_program(&mut self, executable: Executable) {
+        let thread = self.processes.current.threads.current_mut();
+        let len = executable.name.len().min(thread.name.len() - 1);
         thread.name = Default::default();
-        thread.name[..told].copy_from_slice(&known.name[..told]);
-        self.family.own.program = known.program;
-        self.family.own.strings = known.strings;
+        thread.name[..len].copy_from_slice(&executable.name[..len]);
+        self.processes.current.info.program = executable.program;
+        self.processes.current.info.strings = executable.strings;
     }
 }
 

@@ -1,24 +1,25 @@
-//! Processes of a guest: plain data. One of them is the current one.
+//! Processes of a guest: plain data. One of them is the current one, whose calls are served.
 //!
-//! The state of the current process is in [`Kernel`](crate::sentry::Kernel) itself, so that every
-//! call finds it there; that of all others is here. All processes share files, pipes and open
-//! descriptions. A guest is frozen with all of them, the first being the current one.
+//! A switch to another process replaces [`ProcessTable::current`], and the memory and descriptors
+//! that belong to it in [`Kernel`]. All processes share files, pipes and open descriptions. A guest
+//! is frozen with all of them, the first being the current one.
 
 mod children;
+mod packed;
 
 use std::collections::BTreeMap;
 
-use afresh_files::Node;
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 
 pub(crate) use children::{ExitedProcess, WaitOptions, WaitTarget};
+pub(crate) use packed::PackedProcessTable;
 
 use crate::sentry::kernel::file_locks::FileLock;
 use crate::sentry::kernel::identity::PID;
+use crate::sentry::kernel::process::Process;
 use crate::sentry::kernel::process_info::{ChildEvent, Executable, NOBODY, ProcessInfo};
 use crate::sentry::kernel::signals::{PendingSignals, SignalInfo};
-use crate::sentry::kernel::threads::{MonotonicTime, Thread, Threads, Wait, WaitReason};
+use crate::sentry::kernel::threads::{Thread, Threads, Wait, WaitReason};
 use crate::sentry::kernel::timers::Timers;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::{End, Kernel};
@@ -27,23 +28,12 @@ use crate::sentry::{End, Kernel};
 pub(crate) const PROCESSES: usize = 256;
 /// The guest's first process.
 pub(crate) const FIRST: u32 = PID as u32;
-/// A process that is not the current one: all of it but memory and registers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct ProcessState {
-    kin: ProcessInfo,
-    directory: Node,
-    umask: u32,
-    handlers: BTreeMap<u64, [u8; 32]>,
-    pending: PendingSignals,
-    alarms: Timers,
-    threads: Threads,
-}
 
 /// All processes of a guest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessTable {
-    pub(crate) own: ProcessInfo,
-    others: BTreeMap<u32, ProcessState>,
+    pub(crate) current: Process,
+    others: BTreeMap<u32, Process>,
     /// Memory that the current process does not use.
     layouts: BTreeMap<u32, Layout>,
     ended: BTreeMap<u32, ExitedProcess>,
@@ -55,7 +45,7 @@ impl ProcessTable {
     /// The first process alone.
     pub(crate) fn new() -> Self {
         Self {
-            own: ProcessInfo::first(),
+            current: Process::first(),
             others: BTreeMap::new(),
             layouts: BTreeMap::new(),
             ended: BTreeMap::new(),
@@ -63,45 +53,31 @@ impl ProcessTable {
         }
     }
 
-    /// The first error of a table from a snapshot, whose current process has these threads and this
-    /// memory.
-    pub(in crate::sentry) fn check(
-        &self,
-        threads: &Threads,
-        layout: &Layout,
-    ) -> Result<(), &'static str> {
-        let next = threads.next();
+    /// The first error of a table from a snapshot, whose current process has this memory.
+    pub(in crate::sentry) fn check(&self, layout: &Layout) -> Result<(), &'static str> {
+        let next = self.current.threads.next();
         let later = |id: u32| (FIRST + 1..next).contains(&id);
-        let own = &self.own;
+        let own = &self.current.info;
         let first =
             own.id == FIRST && own.memory == FIRST && own.parent == NOBODY && own.is_sound();
         let room = self.others.len() + self.ended.len() < PROCESSES;
-        let sound = self.others.iter().all(|(&id, member)| {
-            let kin = &member.kin;
+        let sound = self.others.iter().all(|(&id, process)| {
+            let info = &process.info;
             // Relatives are older: no process descends from itself, or lends borrowed memory.
-            let parent = kin.parent == NOBODY || kin.parent < id && self.lives(kin.parent);
+            let parent = info.parent == NOBODY || info.parent < id && self.lives(info.parent);
             let lent = |lender: u32| {
-                lender < id && self.kin(lender).is_some_and(|kin| kin.memory == kin.id)
+                lender < id && self.info(lender).is_some_and(|info| info.memory == info.id)
             };
-            let memory = match kin.memory == id {
+            let memory = match info.memory == id {
                 true => self.layouts.contains_key(&id),
-                false => lent(kin.memory),
+                false => lent(info.memory),
             };
-            let handlers = member.handlers.keys().all(|number| (1..=64).contains(number));
-            kin.id == id
-                && later(id)
-                && parent
-                && memory
-                && kin.is_sound()
-                && handlers
-                && member.pending.is_sound()
-                && member.alarms.is_sound()
-                && member.umask & !0o777 == 0
+            info.id == id && later(id) && parent && memory && process.is_sound()
         });
         let ended = self.ended.iter().all(|(&id, ended)| {
             later(id) && !self.lives(id) && ended.parent < id && self.lives(ended.parent)
         });
-        let owned = |memory: &u32| self.kin(*memory).is_some_and(|kin| kin.memory == *memory);
+        let owned = |memory: &u32| self.info(*memory).is_some_and(|info| info.memory == *memory);
         if !(first
             && room
             && sound
@@ -110,9 +86,8 @@ impl ProcessTable {
         {
             return Err("its processes do not fit together");
         }
-        let all = || self.others.values().map(|member| &member.threads).chain([threads]);
-        all().try_for_each(|threads| threads.check(next))?;
-        let mut numbers: Vec<u32> = all().flat_map(Threads::iter).map(|(id, _)| id).collect();
+        self.iter().try_for_each(|process| process.threads.check(next))?;
+        let mut numbers: Vec<u32> = self.threads().map(|(id, _)| id).collect();
         let count = numbers.len();
         numbers.sort_unstable();
         numbers.dedup();
@@ -131,68 +106,83 @@ impl ProcessTable {
         Ok(())
     }
 
-    /// Directories that processes are in which are not the current one.
-    pub(in crate::sentry) fn directories(&self) -> impl Iterator<Item = Node> + '_ {
-        self.others.values().map(|member| member.directory)
+    pub(crate) fn current_id(&self) -> u32 {
+        self.current.info.id
+    }
+
+    /// The processes that live; the current one is the last.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Process> + '_ {
+        self.others.values().chain([&self.current])
+    }
+
+    /// The process `id`, if it lives.
+    pub(crate) fn get(&self, id: u32) -> Option<&Process> {
+        match self.current.info.id == id {
+            true => Some(&self.current),
+            false => self.others.get(&id),
+        }
+    }
+
+    /// Whether `id` lives.
+    pub(crate) fn lives(&self, id: u32) -> bool {
+        self.get(id).is_some()
+    }
+
+    pub(crate) fn infos(&self) -> impl Iterator<Item = &ProcessInfo> + '_ {
+        self.iter().map(|process| &process.info)
+    }
+
+    pub(crate) fn info(&self, id: u32) -> Option<&ProcessInfo> {
+        self.get(id).map(|process| &process.info)
+    }
+
+    pub(crate) fn info_mut(&mut self, id: u32) -> Option<&mut ProcessInfo> {
+        match self.current.info.id == id {
+            true => Some(&mut self.current.info),
+            false => self.others.get_mut(&id).map(|process| &mut process.info),
+        }
     }
 
     /// All PIDs, of live processes and zombies.
     pub(in crate::sentry) fn numbers(&self) -> Vec<u32> {
-        self.kins().map(|kin| kin.id).chain(self.ended.keys().copied()).collect()
+        self.infos().map(|info| info.id).chain(self.ended.keys().copied()).collect()
     }
 
     /// Whether the current process is the only one that lives, and it is the first.
     pub(crate) fn is_single(&self) -> bool {
-        self.others.is_empty() && self.own.id == FIRST
+        self.others.is_empty() && self.current.info.id == FIRST
     }
 
     /// The processes, from the one after the current on, which comes last.
     pub(crate) fn in_turn(&self) -> Vec<u32> {
-        let own = self.own.id;
+        let own = self.current_id();
         let behind = self.others.range(own..).map(|(&id, _)| id);
         let before = self.others.range(..own).map(|(&id, _)| id);
         behind.chain(before).chain([own]).collect()
     }
 
-    pub(crate) fn kins(&self) -> impl Iterator<Item = &ProcessInfo> + '_ {
-        self.others.values().map(|member| &member.kin).chain([&self.own])
-    }
-
-    /// Whether `id` lives.
-    pub(crate) fn lives(&self, id: u32) -> bool {
-        self.kin(id).is_some()
-    }
-
-    pub(crate) fn kin(&self, id: u32) -> Option<&ProcessInfo> {
-        self.kins().find(|kin| kin.id == id)
-    }
-
-    pub(crate) fn kin_mut(&mut self, id: u32) -> Option<&mut ProcessInfo> {
-        match self.own.id == id {
-            true => Some(&mut self.own),
-            false => self.others.get_mut(&id).map(|member| &mut member.kin),
-        }
-    }
-
     /// Members of a group, live ones and zombies.
     pub(crate) fn group(&self, group: u32) -> Vec<u32> {
-        self.kins().filter(|kin| kin.group == group).map(|kin| kin.id).collect()
+        self.infos().filter(|info| info.group == group).map(|info| info.id).collect()
     }
 
     /// Those that live, but for one.
     pub(crate) fn all_but(&self, one: u32) -> Vec<u32> {
-        self.kins().map(|kin| kin.id).filter(|id| *id != one).collect()
+        self.infos().map(|info| info.id).filter(|id| *id != one).collect()
     }
 
     /// Others that use the memory of the current process.
     pub(crate) fn borrowers(&self) -> Vec<u32> {
-        let own = self.own.id;
-        self.kins().filter(|kin| kin.memory == own && kin.id != own).map(|kin| kin.id).collect()
+        let own = self.current_id();
+        self.infos()
+            .filter(|info| info.memory == own && info.id != own)
+            .map(|info| info.id)
+            .collect()
     }
 
     /// Whether `id` has its own memory or has ended, so that the lender may continue.
     pub(crate) fn is_grown(&self, id: u32) -> bool {
-        self.kin(id).is_none_or(|kin| kin.memory == id)
+        self.info(id).is_none_or(|info| info.memory == id)
     }
 
     /// Whether a further one fits.
@@ -203,7 +193,7 @@ impl ProcessTable {
 
     /// Locks that threads of process `id`, which is not the current one, wait for.
     pub(in crate::sentry) fn wanted_locks(&self, id: u32) -> impl Iterator<Item = &FileLock> + '_ {
-        let threads = self.others.get(&id).into_iter().flat_map(|member| member.threads.iter());
+        let threads = self.others.get(&id).into_iter().flat_map(|process| process.threads.iter());
         threads.filter_map(|(_, thread)| match &thread.wait {
             Some(Wait { on: WaitReason::Lock(lock), .. }) => Some(lock),
             _ => None,
@@ -215,113 +205,92 @@ impl ProcessTable {
         self.layouts.values()
     }
 
-    /// Threads of processes that are not the current one.
-    pub(in crate::sentry) fn other_threads(&self) -> impl Iterator<Item = (u32, &Thread)> + '_ {
-        self.others.values().flat_map(|member| member.threads.iter())
+    /// Threads of all processes; those of the current one are the first.
+    pub(in crate::sentry) fn threads(&self) -> impl Iterator<Item = (u32, &Thread)> + '_ {
+        let others = self.others.values().flat_map(|process| process.threads.iter());
+        self.current.threads.iter().chain(others)
     }
 
-    /// Threads of the process `id`, which is not the current one.
+    /// As [`Self::threads`], a list for each process.
     pub(in crate::sentry) fn threads_mut(&mut self) -> impl Iterator<Item = &mut Threads> + '_ {
-        self.others.values_mut().map(|member| &mut member.threads)
+        let others = self.others.values_mut().map(|process| &mut process.threads);
+        std::iter::once(&mut self.current.threads).chain(others)
     }
 
-    /// When alarms ring of processes that are not the current one.
-    pub(in crate::sentry) fn other_alarms(
-        &self,
-    ) -> impl Iterator<Item = (u32, MonotonicTime)> + '_ {
-        self.others.iter().filter_map(|(id, member)| Some((*id, member.alarms.next()?)))
+    /// Threads of processes that are not the current one.
+    pub(in crate::sentry) fn other_threads_mut(
+        &mut self,
+    ) -> impl Iterator<Item = &mut Threads> + '_ {
+        self.others.values_mut().map(|process| &mut process.threads)
+    }
+
+    /// Replaces the current process by `id`, which lives and is another. Returns the memory of the
+    /// process before.
+    fn switch_to(&mut self, id: u32) -> Option<u32> {
+        let mut next = self.others.remove(&id)?;
+        // One row of numbers for all of them.
+        next.threads.continue_from(&self.current.threads);
+        let previous = std::mem::replace(&mut self.current, next);
+        let memory = previous.info.memory;
+        self.others.insert(previous.info.id, previous);
+        Some(memory)
     }
 }
 
 impl Kernel {
+    /// The process whose calls are served.
+    pub(crate) fn current(&self) -> &Process {
+        &self.processes.current
+    }
+
+    pub(crate) fn current_mut(&mut self) -> &mut Process {
+        &mut self.processes.current
+    }
+
     /// All memories, by their owners.
     pub(crate) fn memories(&self) -> BTreeMap<u32, &Layout> {
-        let others = self.family.layouts.iter().map(|(&id, layout)| (id, layout));
-        others.chain([(self.family.own.memory, &self.layout)]).collect()
+        let others = self.processes.layouts.iter().map(|(&id, layout)| (id, layout));
+        others.chain([(self.processes.current.info.memory, &self.layout)]).collect()
     }
 
     /// The memory of `memory`, whether it is the current process's or another's.
     pub(in crate::sentry) fn layout_of(&self, memory: u32) -> Option<&Layout> {
-        match self.family.own.memory == memory {
+        match self.processes.current.info.memory == memory {
             true => Some(&self.layout),
-            false => self.family.layouts.get(&memory),
-        }
-    }
-
-    /// The directory that a process which lives is in.
-    pub(in crate::sentry) fn directory_of(&self, id: u32) -> Option<Node> {
-        match self.family.own.id == id {
-            true => Some(self.directory),
-            false => self.family.others.get(&id).map(|member| member.directory),
-        }
-    }
-
-    /// Signals that are pending for all threads of a process, and those that it ignores and
-    /// handles, as sets.
-    pub(in crate::sentry) fn signals_of(&self, id: u32) -> (u64, [u64; 2]) {
-        let (pending, handlers) = match self.family.others.get(&id) {
-            _ if self.family.own.id == id => (&self.pending, &self.handlers),
-            Some(member) => (&member.pending, &member.handlers),
-            None => return (0, [0; 2]),
-        };
-        let mut sets = [0, 0];
-        for (number, action) in handlers {
-            let ignored = action[..8] == 1u64.to_le_bytes();
-            if action[..8] != [0; 8] {
-                sets[usize::from(!ignored)] |= 1 << (number - 1);
-            }
-        }
-        (pending.set(), sets)
-    }
-
-    /// The threads of a process that lives.
-    pub(crate) fn threads_of(&self, id: u32) -> Option<&Threads> {
-        match self.family.own.id == id {
-            true => Some(&self.threads),
-            false => self.family.others.get(&id).map(|member| &member.threads),
+            false => self.processes.layouts.get(&memory),
         }
     }
 
     /// Makes `id`, which lives, the current process.
-    pub(crate) fn seat(&mut self, id: u32) {
-        let Some(mut other) = self.family.others.remove(&id) else { return };
-        // One row of numbers for all of them.
-        other.threads.continue_from(&self.threads);
-        let left = self.family.own.id;
-        std::mem::swap(&mut self.family.own, &mut other.kin);
-        std::mem::swap(&mut self.directory, &mut other.directory);
-        std::mem::swap(&mut self.umask, &mut other.umask);
-        std::mem::swap(&mut self.handlers, &mut other.handlers);
-        std::mem::swap(&mut self.pending, &mut other.pending);
-        std::mem::swap(&mut self.alarms, &mut other.alarms);
-        std::mem::swap(&mut self.threads, &mut other.threads);
-        self.table.seat(left, id);
-        let (from, to) = (other.kin.memory, self.family.own.memory);
+    pub(crate) fn switch_to(&mut self, id: u32) {
+        let previous = self.processes.current_id();
+        let Some(from) = self.processes.switch_to(id) else { return };
+        self.table.switch(previous, id);
+        let to = self.processes.current.info.memory;
         if from != to
-            && let Some(layout) = self.family.layouts.remove(&to)
+            && let Some(layout) = self.processes.layouts.remove(&to)
         {
             let put_aside = std::mem::replace(&mut self.layout, layout);
-            self.family.layouts.insert(from, put_aside);
+            self.processes.layouts.insert(from, put_aside);
         }
-        self.family.others.insert(left, other);
         self.heed_limits();
         self.count_memory();
     }
 
     /// Adds the mappings of other processes to the layout's limit.
     pub(in crate::sentry) fn count_memory(&mut self) {
-        let own: u64 = self.family.layouts.values().map(Layout::own_bytes).sum();
+        let own: u64 = self.processes.layouts.values().map(Layout::own_bytes).sum();
         // Files beyond the limit of storage, which were written through mappings.
         let unpaid = self.tree.used().bytes.saturating_sub(self.tree.budget().bytes);
         let elsewhere = own.saturating_add(self.shared_bytes).saturating_add(unpaid);
-        let mappings = self.family.layouts.values().map(Layout::len).sum();
+        let mappings = self.processes.layouts.values().map(Layout::len).sum();
         self.layout.set_elsewhere(elsewhere, mappings);
     }
 
     /// Sets the memory limit of every process, and returns the bytes that they have mapped
     /// together.
     pub(crate) fn limit_memory(&mut self, limit: u64) -> u64 {
-        self.family.layouts.values_mut().for_each(|layout| layout.set_limit(limit));
+        self.processes.layouts.values_mut().for_each(|layout| layout.set_limit(limit));
         self.layout.set_limit(limit);
         self.layout.bytes_everywhere()
     }
@@ -332,12 +301,12 @@ impl Kernel {
     }
 
     /// The current process stops by a signal or continues; its parent is notified.
-    pub(in crate::sentry) fn halt(&mut self, by: Option<u8>) {
-        let own = &mut self.family.own;
+    pub(in crate::sentry) fn set_stopped(&mut self, by: Option<u8>) {
+        let own = &mut self.processes.current.info;
         own.stopped = by;
         own.news = Some(by.map_or(ChildEvent::Continued, ChildEvent::Stopped));
         let (id, parent) = (u64::from(own.id), own.parent);
-        if !self.family.lives(parent) {
+        if !self.processes.lives(parent) {
             return;
         }
         let (code, status) = match by {
@@ -353,10 +322,10 @@ impl Kernel {
 
     /// As another process, which lives.
     pub(crate) fn with<T>(&mut self, id: u32, work: impl FnOnce(&mut Self) -> T) -> T {
-        let own = self.family.own.id;
-        self.seat(id);
+        let own = self.processes.current_id();
+        self.switch_to(id);
         let result = work(self);
-        self.seat(own);
+        self.switch_to(own);
         result
     }
 
@@ -367,57 +336,67 @@ impl Kernel {
         thread: Thread,
         copies: bool,
     ) -> Result<u32, Errno> {
-        self.family.check_room()?;
+        self.processes.check_room()?;
         self.check_tasks()?;
         self.table.check_fork()?;
         if copies {
             self.layout.afford_copy()?;
         }
-        self.tree.hold(self.directory)?;
-        let id = self.threads.take_number()?;
-        let own = &self.family.own;
+        self.tree.hold(self.processes.current.directory)?;
+        let id = self.processes.current.threads.take_number()?;
+        let current = &self.processes.current;
+        let own = &current.info;
         let memory = if copies { id } else { own.memory };
         let (stopped, news, spent, children) = (None, None, 0, 0);
-        let traits = own.traits.inherited();
-        let (parent, family) = (own.id, own.clone());
-        let kin =
-            ProcessInfo { id, parent, memory, stopped, news, spent, children, traits, ..family };
-        if copies {
-            self.family.layouts.insert(id, self.layout.clone());
-        }
-        let member = ProcessState {
-            kin,
-            directory: self.directory,
-            umask: self.umask,
-            handlers: self.handlers.clone(),
-            pending: PendingSignals::default(),
-            alarms: Timers::default(),
-            threads: Threads::single(id, thread, &self.threads),
+        let (parent, traits) = (own.id, own.traits.inherited());
+        let info = ProcessInfo {
+            id,
+            parent,
+            memory,
+            stopped,
+            news,
+            spent,
+            children,
+            traits,
+            ..own.clone()
         };
-        self.family.others.insert(id, member);
+        let child = Process {
+            info,
+            directory: current.directory,
+            umask: current.umask,
+            handlers: current.handlers.clone(),
+            pending: PendingSignals::default(),
+            timers: Timers::default(),
+            threads: Threads::single(id, thread, &current.threads),
+        };
+        self.processes.others.insert(id, child);
+        if copies {
+            self.processes.layouts.insert(id, self.layout.clone());
+        }
         self.table.fork(id);
         self.count_memory();
         Ok(id)
     }
 
     /// The current process starts another program: state that does not outlast `exec` is dropped.
-    pub(crate) fn shed(&mut self, known: Executable) {
+    pub(crate) fn reset_for_exec(&mut self, known: Executable) {
         let state = &mut *self;
-        state.give_up_all(Some(state.threads.current_id()));
-        state.alarms.drop_timers();
+        state.give_up_all(Some(state.processes.current.threads.current_id()));
+        state.processes.current.timers.drop_timers();
         state.close_all(&state.table.closing());
         state.drop_unowned();
         // Ignored signals stay ignored.
-        state.handlers.retain(|_, action| action[..8] == 1u64.to_le_bytes());
-        state.handlers.values_mut().for_each(|action| action[8..].fill(0));
-        let id = state.family.own.id;
-        state.threads.become_single(id);
-        state.be_known(known);
-        let lender = std::mem::replace(&mut state.family.own.memory, id);
+        let handlers = &mut state.processes.current.handlers;
+        handlers.retain(|_, action| action[..8] == 1u64.to_le_bytes());
+        handlers.values_mut().for_each(|action| action[8..].fill(0));
+        let id = state.processes.current_id();
+        state.processes.current.threads.become_single(id);
+        state.set_program(known);
+        let lender = std::mem::replace(&mut state.processes.current.info.memory, id);
         if lender != id {
             let new = Layout::new(state.layout.limit());
             let lent = std::mem::replace(&mut state.layout, new);
-            state.family.layouts.insert(lender, lent);
+            state.processes.layouts.insert(lender, lent);
         }
         state.count_memory();
     }
@@ -425,24 +404,24 @@ impl Kernel {
     /// The current process, which is not the first, ends: its parent is notified, and becomes the
     /// current one. Processes that use its memory must have ended before. Only the part that its
     /// parent may wait for is kept.
-    pub(crate) fn bury(&mut self, end: End) {
+    pub(crate) fn end_process(&mut self, end: End) {
         self.give_up_all(None);
         self.leave_terminal();
-        self.semaphores.leave(self.family.own.id);
-        self.named_queues.drop_requests(self.family.own.id);
+        self.semaphores.leave(self.processes.current_id());
+        self.named_queues.drop_requests(self.processes.current_id());
         self.close_all(&self.table.numbers(0, u64::from(u32::MAX)));
-        let ProcessInfo { id, parent, group, memory, .. } = self.family.own.clone();
-        let (spent, groups) = (self.family.spent_by(id), self.kept_groups());
-        self.tree.release(self.directory);
+        let ProcessInfo { id, parent, group, memory, .. } = self.processes.current.info.clone();
+        let (spent, groups) = (self.processes.spent_by(id), self.kept_groups());
+        self.tree.release(self.processes.current.directory);
         self.leave_children(id, parent);
-        let heir = if self.family.lives(parent) { parent } else { FIRST };
-        self.seat(heir);
-        self.family.others.remove(&id);
+        let heir = if self.processes.lives(parent) { parent } else { FIRST };
+        self.switch_to(heir);
+        self.processes.others.remove(&id);
         self.table.drop_process(id);
         self.drop_unowned();
         self.wake_orphans(groups);
         if memory == id {
-            self.family.layouts.remove(&id);
+            self.processes.layouts.remove(&id);
             self.count_memory();
             self.drop_unshared();
         }
@@ -456,7 +435,7 @@ impl Kernel {
         };
         // A parent that ignores SIGCHLD does not wait.
         if !self.disowns() {
-            self.family.ended.insert(id, ExitedProcess { parent, group, status, spent });
+            self.processes.ended.insert(id, ExitedProcess { parent, group, status, spent });
         }
         let (signal, child) = (libc::SIGCHLD as u8, u64::from(id));
         self.send(None, SignalInfo::new(signal, code, child, told as u64));
@@ -468,56 +447,50 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_that_do_not_fit_together_are_refused() {
+    fn tables_that_do_not_fit_together_are_refused() {
         let (layout, mut threads) = (Layout::new(1 << 20), Threads::new());
         let (child, thread) = (FIRST + 1, threads.current().clone());
         assert_eq!(threads.take_number(), Ok(child));
         let check = |change: &dyn Fn(&mut ProcessTable)| {
-            let mut family = ProcessTable::new();
-            let kin =
+            let mut table = ProcessTable::new();
+            let info =
                 ProcessInfo { id: child, parent: FIRST, memory: child, ..ProcessInfo::first() };
-            let member = ProcessState {
-                kin,
-                directory: afresh_files::Tree::ROOT,
-                umask: 0,
-                handlers: BTreeMap::new(),
-                pending: PendingSignals::default(),
-                alarms: Timers::default(),
-                threads: Threads::single(child, thread.clone(), &threads),
-            };
-            family.others.insert(child, member);
-            family.layouts.insert(child, Layout::new(1 << 20));
-            change(&mut family);
-            family.check(&threads, &layout)
+            let threads_of_child = Threads::single(child, thread.clone(), &threads);
+            let process = Process { info, threads: threads_of_child, ..Process::first() };
+            table.current.threads = threads.clone();
+            table.others.insert(child, process);
+            table.layouts.insert(child, Layout::new(1 << 20));
+            change(&mut table);
+            table.check(&layout)
         };
-        fn own(family: &mut ProcessTable) -> &mut ProcessState {
-            family.others.get_mut(&(FIRST + 1)).unwrap()
+        fn own(table: &mut ProcessTable) -> &mut Process {
+            table.others.get_mut(&(FIRST + 1)).unwrap()
         }
         assert_eq!(check(&|_| ()), Ok(()));
-        assert_eq!(check(&|family| *family = ProcessTable::new()), Ok(()));
+        assert_eq!(check(&|table| *table = ProcessTable::new()), Ok(()));
         let odd: [&dyn Fn(&mut ProcessTable); 15] = [
-            &|family| family.own.id = 9,
-            &|family| family.own.memory = child,
-            &|family| family.own.parent = child,
-            &|family| family.own.stopped = Some(65),
-            &|family| own(family).kin.id = FIRST,
-            &|family| own(family).kin.parent = child,
-            &|family| own(family).kin.memory = child + 1,
+            &|table| table.current.info.id = 9,
+            &|table| table.current.info.memory = child,
+            &|table| table.current.info.parent = child,
+            &|table| table.current.info.stopped = Some(65),
+            &|table| own(table).info.id = FIRST,
+            &|table| own(table).info.parent = child,
+            &|table| own(table).info.memory = child + 1,
             // Its memory would have no owner.
-            &|family| own(family).kin.memory = FIRST,
-            &|family| family.layouts.clear(),
-            &|family| drop(family.layouts.insert(FIRST, Layout::new(1 << 20))),
-            &|family| drop(family.layouts.insert(child, Layout::new(1 << 21))),
-            &|family| own(family).threads = Threads::new(),
-            &|family| {
-                own(family).handlers.insert(65, [0; 32]);
+            &|table| own(table).info.memory = FIRST,
+            &|table| table.layouts.clear(),
+            &|table| drop(table.layouts.insert(FIRST, Layout::new(1 << 20))),
+            &|table| drop(table.layouts.insert(child, Layout::new(1 << 21))),
+            &|table| own(table).threads = Threads::new(),
+            &|table| {
+                own(table).handlers.insert(65, [0; 32]);
             },
-            &|family| {
-                let member = own(family).clone();
-                family.others.insert(child + 1, member);
+            &|table| {
+                let process = own(table).clone();
+                table.others.insert(child + 1, process);
             },
-            &|family| {
-                family.ended.insert(
+            &|table| {
+                table.ended.insert(
                     child,
                     ExitedProcess { parent: FIRST, group: FIRST, status: 0, spent: 0 },
                 );
@@ -526,9 +499,9 @@ mod tests {
         for (index, change) in odd.iter().enumerate() {
             assert!(check(change).is_err(), "{index}");
         }
-        let borrows = |family: &mut ProcessTable| {
-            family.layouts.clear();
-            own(family).kin.memory = FIRST;
+        let borrows = |table: &mut ProcessTable| {
+            table.layouts.clear();
+            own(table).info.memory = FIRST;
         };
         assert_eq!(check(&borrows), Ok(()));
     }

@@ -8,7 +8,7 @@ use crate::sentry::fs::devices::Device;
 use crate::sentry::kernel::channels::Channel;
 use crate::sentry::kernel::epoll::MAX_NESTING;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::kernel::threads::{MonotonicTime, Thread, Threads, Wait, WaitReason};
+use crate::sentry::kernel::threads::{MonotonicTime, Thread, Wait, WaitReason};
 use crate::sentry::net::sockets::SocketState;
 use crate::sentry::{Kernel, Streams};
 
@@ -86,8 +86,9 @@ impl Kernel {
             FileObject::Watches(watches) => watches.readiness(),
             FileObject::Terminal(end) => self.terminals.readiness(end),
             FileObject::Signals(set) => {
-                let own = self.threads.get(asker.thread).map(|thread| &thread.pending);
-                let all = || own.into_iter().chain([&self.pending]);
+                let own =
+                    self.processes.current.threads.get(asker.thread).map(|thread| &thread.pending);
+                let all = || own.into_iter().chain([&self.processes.current.pending]);
                 let pending = all().fold(0, |all, pending| all | pending.set());
                 (when(pending & set != 0, IN), all().map(|pending| pending.came).sum())
             }
@@ -95,7 +96,7 @@ impl Kernel {
                 (when(!queue.is_empty(), IN) | when(!queue.is_full(), OUT), queue.edges)
             }),
             FileObject::Process(id) => {
-                let ended = !self.family.lives(*id);
+                let ended = !self.processes.lives(*id);
                 (when(ended, IN), u64::from(ended))
             }
             FileObject::Event { count, edges, .. } => {
@@ -190,11 +191,12 @@ impl Kernel {
             WaitReason::MessageRoom(id, len) => self.queues.has_room(*id, *len),
             WaitReason::Message(id, wanted) => self.queues.has_message(*id, *wanted),
             // Others of its threads may wait already.
-            WaitReason::Children(asked) => self.family.answers(*asked),
-            WaitReason::Borrower(child) => self.family.is_grown(*child),
+            WaitReason::Children(asked) => self.processes.answers(*asked),
+            WaitReason::Borrower(child) => self.processes.is_grown(*child),
             WaitReason::Signals(set) => {
-                let own = self.threads.get(id).map_or(0, |thread| thread.pending.set());
-                (own | self.pending.set()) & set != 0
+                let own =
+                    self.processes.current.threads.get(id).map_or(0, |thread| thread.pending.set());
+                (own | self.processes.current.pending.set()) & set != 0
             }
             WaitReason::Files(list) => list.iter().any(|(description, events)| {
                 self.table.description(*description).is_none_or(|description| {
@@ -208,19 +210,20 @@ impl Kernel {
 
     /// Whether a thread waits for the caller's input on descriptor 0.
     pub(in crate::sentry) fn awaits_input(&self) -> bool {
-        let mut threads = self.threads.iter().chain(self.family.other_threads());
+        let mut threads = self.processes.threads();
         threads.any(|(_, thread)| self.reads_input(thread))
     }
 
     /// Whether the current process is in the stub, because its current thread waits or has ended.
     pub(crate) fn rests(&self) -> bool {
-        let current = self.threads.get(self.threads.current_id());
+        let current =
+            self.processes.current.threads.get(self.processes.current.threads.current_id());
         current.is_none_or(|thread| thread.wait.is_some())
     }
 
     /// Whether all threads wait.
     pub(crate) fn all_wait(&self) -> bool {
-        let mut threads = self.threads.iter().chain(self.family.other_threads());
+        let mut threads = self.processes.threads();
         threads.all(|(_, thread)| thread.wait.is_some())
     }
 
@@ -275,8 +278,9 @@ impl Kernel {
             !matches!(wait.on, WaitReason::Children(_) | WaitReason::Borrower(_) | WaitReason::Stop)
         };
         let servers = self.servers();
-        self.family.kins().filter(|kin| !servers.contains(&kin.id)).any(|kin| {
-            let mut threads = self.threads_of(kin.id).into_iter().flat_map(Threads::iter);
+        let mut others = self.processes.iter().filter(|p| !servers.contains(&p.info.id));
+        others.any(|process| {
+            let mut threads = process.threads.iter();
             threads.any(|(_, thread)| thread.wait.as_ref().is_none_or(works))
         })
     }
@@ -286,22 +290,23 @@ impl Kernel {
     pub(crate) fn may_answer(&self, now: MonotonicTime) -> bool {
         let servers = self.servers();
         let reads = |id: u32| {
-            let threads = self.threads_of(id).into_iter().flat_map(Threads::iter);
-            threads.into_iter().any(|(_, thread)| self.reads_input(thread))
+            let process = self.processes.get(id);
+            let mut threads = process.into_iter().flat_map(|process| process.threads.iter());
+            threads.any(|(_, thread)| self.reads_input(thread))
         };
         if servers.iter().any(|id| reads(*id)) {
             return self.next_moment(now).is_some();
         }
-        let others = self.family.kins().filter(|kin| !servers.contains(&kin.id));
-        let threads = others.filter_map(|kin| self.threads_of(kin.id)).flat_map(Threads::iter);
+        let others = || self.processes.iter().filter(|p| !servers.contains(&p.info.id));
+        let threads = others().flat_map(|process| process.threads.iter());
         let waits = threads.filter_map(|(_, t)| t.wait.as_ref().and_then(|w| w.until));
-        let alarms = self.all_alarms().filter(|(id, _)| !servers.contains(id)).map(|(_, at)| at);
-        waits.chain(alarms).chain(self.timers()).any(|at| at > now)
+        let rings = others().filter_map(|process| process.timers.next());
+        waits.chain(rings).chain(self.timers()).any(|at| at > now)
     }
 
     /// The processes that listen on a socket, and their descendants.
     fn servers(&self) -> BTreeSet<u32> {
-        let own = self.family.own.id;
+        let own = self.processes.current_id();
         let listens = |id: u64| {
             self.table.description(id).is_some_and(|description| match &description.open {
                 FileObject::Socket(socket) => matches!(socket.stage, SocketState::Listening(_)),
@@ -313,8 +318,9 @@ impl Kernel {
             .map(|(process, ..)| *process)
             .collect();
         // Their children have higher PIDs.
-        let kins: BTreeMap<u32, u32> = self.family.kins().map(|kin| (kin.id, kin.parent)).collect();
-        for (id, parent) in &kins {
+        let parents: BTreeMap<u32, u32> =
+            self.processes.infos().map(|info| (info.id, info.parent)).collect();
+        for (id, parent) in &parents {
             if servers.contains(parent) {
                 servers.insert(*id);
             }
@@ -334,7 +340,7 @@ impl Kernel {
     }
 
     fn moments(&self) -> impl Iterator<Item = MonotonicTime> + '_ {
-        let threads = self.threads.iter().chain(self.family.other_threads());
+        let threads = self.processes.threads();
         let waits = threads.filter_map(|(_, t)| t.wait.as_ref().and_then(|w| w.until));
         waits.chain(self.timers()).chain(self.rings_at())
     }
@@ -347,20 +353,14 @@ impl Kernel {
         })
     }
 
-    /// When the next alarm of each process rings.
-    fn all_alarms(&self) -> impl Iterator<Item = (u32, MonotonicTime)> + '_ {
-        let own = self.alarms.next().map(|at| (self.family.own.id, at));
-        own.into_iter().chain(self.family.other_alarms())
-    }
-
     /// When the next alarm rings, if one does.
     pub(crate) fn rings_at(&self) -> Option<MonotonicTime> {
-        self.all_alarms().map(|(_, at)| at).min()
+        self.processes.iter().filter_map(|process| process.timers.next()).min()
     }
 
     /// Whether nothing but the current thread ever does anything.
     pub(crate) fn is_alone(&self) -> bool {
-        let rings = self.alarms.next().is_some() || self.is_measured();
-        self.threads.len() == 1 && !rings && self.family.is_single()
+        let rings = self.processes.current.timers.next().is_some() || self.is_measured();
+        self.processes.current.threads.len() == 1 && !rings && self.processes.is_single()
     }
 }

@@ -131,7 +131,7 @@ impl ResourceLimits {
 impl Kernel {
     /// Soft and hard limit of a resource for process `id`, if the resource exists.
     pub(in crate::sentry) fn limit_of(&self, id: u32, resource: u32) -> Option<(u64, u64)> {
-        if let Some(set) = self.family.kin(id).and_then(|kin| kin.limits.get(resource)) {
+        if let Some(set) = self.processes.info(id).and_then(|info| info.limits.get(resource)) {
             return Some(set);
         }
         let limit = match resource {
@@ -150,7 +150,7 @@ impl Kernel {
     /// Gives the program a limit to begin with.
     pub(crate) fn set_limit(&mut self, resource: Resource, soft: u64, hard: u64) {
         let (soft, hard) = (soft.min(resource.most()), hard.min(resource.most()));
-        self.family.own.limits.set(resource.number(), (soft.min(hard), hard));
+        self.processes.current.info.limits.set(resource.number(), (soft.min(hard), hard));
         self.heed_limits();
     }
 
@@ -163,7 +163,7 @@ impl Kernel {
         replaced: &Range<u64>,
         data: bool,
     ) -> Result<(), Errno> {
-        let (total, own) = self.family.own.limits.address_space();
+        let (total, own) = self.processes.current.info.limits.address_space();
         if (total, own) == (u64::MAX, u64::MAX) {
             return Ok(());
         }
@@ -186,12 +186,16 @@ impl Kernel {
 
     /// Whether a further thread fits, in any process.
     pub(in crate::sentry) fn check_tasks(&self) -> Result<(), Errno> {
-        let tasks = self.threads.len() + self.family.other_threads().count();
-        if (tasks as u64) < self.family.own.limits.tasks() { Ok(()) } else { Err(Errno::AGAIN) }
+        let tasks = self.processes.threads().count();
+        if (tasks as u64) < self.processes.current.info.limits.tasks() {
+            Ok(())
+        } else {
+            Err(Errno::AGAIN)
+        }
     }
 
     /// Has the descriptors of the current process keep to its limit.
     pub(in crate::sentry) fn heed_limits(&mut self) {
-        self.table.set_room(self.family.own.limits.descriptors());
+        self.table.set_room(self.processes.current.info.limits.descriptors());
     }
 }

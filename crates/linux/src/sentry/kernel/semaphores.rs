@@ -216,7 +216,7 @@ impl Semaphores {
 impl Kernel {
     /// Threads that wait until a semaphore is zero, or, if not `zero`, until it grows.
     pub(in crate::sentry) fn waiting_for_semaphore(&self, id: u64, number: u64, zero: bool) -> u64 {
-        let threads = self.threads.iter().chain(self.family.other_threads());
+        let threads = self.processes.threads();
         let waits =
             threads.filter(|(_, thread)| match &thread.wait.as_ref().map(|wait| &wait.on) {
                 Some(WaitReason::Semaphores(set, operations)) if u64::from(*set) == id => {

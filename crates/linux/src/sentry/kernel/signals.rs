@@ -203,7 +203,12 @@ pub(in crate::sentry) enum DefaultAction {
 
 impl Kernel {
     fn action(&self, signal: u8) -> SignalAction {
-        self.handlers.get(&u64::from(signal)).map(SignalAction::of).unwrap_or_default()
+        self.processes
+            .current
+            .handlers
+            .get(&u64::from(signal))
+            .map(SignalAction::of)
+            .unwrap_or_default()
     }
 
     pub(in crate::sentry) fn fate(&self, signal: u8) -> DefaultAction {
@@ -226,12 +231,18 @@ impl Kernel {
     /// Whether the current thread ignores or blocks a signal.
     pub(in crate::sentry) fn shuns(&self, signal: u8) -> bool {
         self.fate(signal) == DefaultAction::Ignored
-            || self.threads.current().blocked & bit(signal) != 0
+            || self.processes.current.threads.current().blocked & bit(signal) != 0
     }
 
     /// Whether a signal of its terminal's that stops the current process is still on its way.
     pub(in crate::sentry) fn is_about_to_stop(&self) -> bool {
-        let own = self.threads.iter().map(|(_, thread)| &thread.pending).chain([&self.pending]);
+        let own = self
+            .processes
+            .current
+            .threads
+            .iter()
+            .map(|(_, thread)| &thread.pending)
+            .chain([&self.processes.current.pending]);
         let came = own.fold(0, |set, pending| set | pending.set());
         came & (bit(libc::SIGTTIN as u8) | bit(libc::SIGTTOU as u8)) != 0
     }
@@ -245,12 +256,16 @@ impl Kernel {
     /// Whether a signal that stops the current process has come to a thread that may take it.
     pub(crate) fn is_to_stop(&self) -> bool {
         let open = |(id, thread): (u32, &crate::sentry::kernel::threads::Thread)| {
-            let own = if id == self.threads.current_id() { self.pending.set() } else { 0 };
+            let own = if id == self.processes.current.threads.current_id() {
+                self.processes.current.pending.set()
+            } else {
+                0
+            };
             (thread.pending.set() | own) & !thread.blocked
         };
-        let came = self.threads.iter().fold(0, |set, thread| set | open(thread));
+        let came = self.processes.current.threads.iter().fold(0, |set, thread| set | open(thread));
         // Stopped, it would not come to its end.
-        let ends = (came | self.pending.set()) & bit(libc::SIGKILL as u8) != 0;
+        let ends = (came | self.processes.current.pending.set()) & bit(libc::SIGKILL as u8) != 0;
         came & STOPPING != 0 && !ends && came & self.stopping() != 0
     }
 
@@ -260,14 +275,14 @@ impl Kernel {
             return;
         }
         let stopping = self.stopping();
-        let mut by = self.pending.take(stopping);
-        for id in self.threads.iter().map(|(id, _)| id).collect::<Vec<_>>() {
-            let Some(thread) = self.threads.get_mut(id) else { continue };
+        let mut by = self.processes.current.pending.take(stopping);
+        for id in self.processes.current.threads.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            let Some(thread) = self.processes.current.threads.get_mut(id) else { continue };
             let open = stopping & !thread.blocked;
             by = by.or_else(|| thread.pending.take(open));
         }
         if let Some(info) = by {
-            self.halt(Some(info.signal));
+            self.set_stopped(Some(info.signal));
         }
     }
 
@@ -284,26 +299,26 @@ impl Kernel {
 
     /// The next signal that the thread would take, except ignored ones.
     pub(crate) fn deliverable(&self, id: u32) -> bool {
-        let Some(thread) = self.threads.get(id) else { return false };
+        let Some(thread) = self.processes.current.threads.get(id) else { return false };
         if matches!(&thread.wait, Some(Wait { on: WaitReason::Borrower(_), .. })) {
             // Its stack is the child's.
             return false;
         }
-        if thread.pending.is_empty() && self.pending.is_empty() {
+        if thread.pending.is_empty() && self.processes.current.pending.is_empty() {
             return false;
         }
         // Stop signals are for the process, when none of its threads runs.
-        let came = (thread.pending.set() | self.pending.set()) & !thread.blocked;
+        let came = (thread.pending.set() | self.processes.current.pending.set()) & !thread.blocked;
         came != 0 && (came & STOPPING == 0 || came & !self.stopping() != 0)
     }
 
     /// Records a signal: for one thread, or for any that takes it. Returns whether it fitted.
     pub(crate) fn send(&mut self, to: Option<u32>, info: SignalInfo) -> bool {
         let all = |state: &mut Self, gone: u64| {
-            let ids: Vec<_> = state.threads.iter().map(|(id, _)| id).collect();
+            let ids: Vec<_> = state.processes.current.threads.iter().map(|(id, _)| id).collect();
             for signal in (1..REAL_TIME).filter(|signal| gone & bit(*signal) != 0) {
-                state.pending.drop_all(signal);
-                let threads = &mut state.threads;
+                state.processes.current.pending.drop_all(signal);
+                let threads = &mut state.processes.current.threads;
                 ids.iter().for_each(|id| {
                     if let Some(thread) = threads.get_mut(*id) {
                         thread.pending.drop_all(signal);
@@ -314,32 +329,39 @@ impl Kernel {
         match i32::from(info.signal) {
             libc::SIGCONT => {
                 all(self, STOPPING);
-                if self.family.own.stopped.is_some() {
-                    self.halt(None);
+                if self.processes.current.info.stopped.is_some() {
+                    self.set_stopped(None);
                 }
             }
             // It ends in every state.
-            libc::SIGKILL => self.family.own.stopped = None,
+            libc::SIGKILL => self.processes.current.info.stopped = None,
             _ if STOPPING & bit(info.signal) != 0 => all(self, bit(libc::SIGCONT as u8)),
             _ => {}
         }
         // Ignored signals are dropped unless a thread may wait for them.
-        let blocked = match to.and_then(|id| self.threads.get(id)) {
+        let blocked = match to.and_then(|id| self.processes.current.threads.get(id)) {
             Some(thread) => thread.blocked,
-            None => self.threads.iter().fold(u64::MAX, |all, (_, thread)| all & thread.blocked),
+            None => self
+                .processes
+                .current
+                .threads
+                .iter()
+                .fold(u64::MAX, |all, (_, thread)| all & thread.blocked),
         };
         if self.fate(info.signal) == DefaultAction::Ignored && blocked & bit(info.signal) == 0 {
             return true;
         }
         // As in Linux the first thread takes signals for the process, if it takes them at all.
-        let first = self.family.own.id;
+        let first = self.processes.current_id();
         let open = |thread: &crate::sentry::kernel::threads::Thread| {
             thread.blocked & bit(info.signal) == 0
         };
-        let to = to.or_else(|| self.threads.get(first).filter(|t| open(t)).map(|_| first));
-        match to.and_then(|id| self.threads.get_mut(id)) {
+        let to = to.or_else(|| {
+            self.processes.current.threads.get(first).filter(|t| open(t)).map(|_| first)
+        });
+        match to.and_then(|id| self.processes.current.threads.get_mut(id)) {
             Some(thread) => thread.pending.add(info),
-            None => self.pending.add(info),
+            None => self.processes.current.pending.add(info),
         }
     }
 }

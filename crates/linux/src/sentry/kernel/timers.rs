@@ -153,10 +153,12 @@ impl Timers {
 impl Kernel {
     /// Sends the signals of timers that have expired by `now`.
     pub(in crate::sentry) fn ring(&mut self, now: MonotonicTime) {
-        if let Some((at, interval)) = self.alarms.alarm.filter(|(at, _)| *at <= now) {
+        if let Some((at, interval)) =
+            self.processes.current.timers.alarm.filter(|(at, _)| *at <= now)
+        {
             let missed = (now - at).checked_div(interval).map_or(0, |whole| whole + 1);
             let next = at.saturating_add(missed.saturating_mul(interval));
-            self.alarms.alarm = (interval > 0).then_some((next, interval));
+            self.processes.current.timers.alarm = (interval > 0).then_some((next, interval));
             self.send(None, SignalInfo::new(libc::SIGALRM as u8, 0x80, 0, 0));
         }
         self.ring_bells(now, None);
@@ -166,7 +168,7 @@ impl Kernel {
     /// time, or of all others.
     pub(in crate::sentry) fn ring_bells(&mut self, now: u64, processor: Option<u64>) {
         let mut sent = Vec::new();
-        for (&id, bell) in &mut self.alarms.bells {
+        for (&id, bell) in &mut self.processes.current.timers.bells {
             let meant = match processor {
                 Some(clock) => bell.clock == clock,
                 None => !bell.counts_processor(),
@@ -179,11 +181,12 @@ impl Kernel {
             }
         }
         for (id, signal, thread, value, times) in sent {
-            if thread.is_some_and(|thread| self.threads.get(thread).is_none()) {
+            if thread.is_some_and(|thread| self.processes.current.threads.get(thread).is_none()) {
                 continue;
             }
-            let threads = self.threads.values_mut().map(|thread| &mut thread.pending);
-            let mut all = threads.chain([&mut self.pending]);
+            let threads =
+                self.processes.current.threads.values_mut().map(|thread| &mut thread.pending);
+            let mut all = threads.chain([&mut self.processes.current.pending]);
             // One that is on its way counts the others.
             let on_its_way = all.find_map(|pending| pending.overran(id, times));
             drop(all);
@@ -195,7 +198,7 @@ impl Kernel {
                     overrun
                 }
             };
-            if let Some(bell) = self.alarms.bells.get_mut(&id) {
+            if let Some(bell) = self.processes.current.timers.bells.get_mut(&id) {
                 bell.overrun = overrun.min(COUNTED);
             }
         }

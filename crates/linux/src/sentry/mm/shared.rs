@@ -64,13 +64,13 @@ pub(in crate::sentry) fn writes(protection: u64) -> bool {
 impl Kernel {
     /// Files of shared mappings of any process.
     fn mapped_files(&self) -> Vec<Node> {
-        let layouts = std::iter::once(&self.layout).chain(self.family.layouts());
+        let layouts = std::iter::once(&self.layout).chain(self.processes.layouts());
         layouts.flat_map(Layout::shared).map(|shared| shared.share.node).collect()
     }
 
     /// Files that some process can write through a shared mapping.
     pub(crate) fn writable_shares(&self) -> BTreeSet<Node> {
-        let layouts = std::iter::once(&self.layout).chain(self.family.layouts());
+        let layouts = std::iter::once(&self.layout).chain(self.processes.layouts());
         let shared = layouts.flat_map(Layout::shared);
         shared.filter(|shared| writes(shared.protection)).map(|shared| shared.share.node).collect()
     }
@@ -78,7 +78,7 @@ impl Kernel {
     /// The parts of files that some process shares.
     fn mapped_parts(&self) -> BTreeMap<Node, Ranges> {
         let mut mapped: BTreeMap<Node, Ranges> = BTreeMap::new();
-        for layout in std::iter::once(&self.layout).chain(self.family.layouts()) {
+        for layout in std::iter::once(&self.layout).chain(self.processes.layouts()) {
             for Shared { range, share, .. } in layout.shared() {
                 let (from, to) = (share.offset(range.start), share.offset(range.end));
                 mapped.entry(share.node).or_default().insert(from..to);

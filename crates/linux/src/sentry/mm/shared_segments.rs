@@ -99,7 +99,7 @@ impl SharedSegments {
 impl Kernel {
     /// The number of attachments of a segment.
     fn attached(&self, node: Node) -> u64 {
-        let layouts = std::iter::once(&self.layout).chain(self.family.layouts());
+        let layouts = std::iter::once(&self.layout).chain(self.processes.layouts());
         // Parts of one that differ in protection have one beginning.
         let begins = |s: &crate::sentry::mm::shared::Shared| s.share.offset(s.range.start) == 0;
         layouts
@@ -147,7 +147,7 @@ impl Sentry {
         if full {
             return Err(Errno::NOSPC.into());
         }
-        let maker = self.state.family.own.id;
+        let maker = self.state.processes.current_id();
         let Kernel { tree, system_v, .. } = self.change();
         let node = tree.create_unnamed(0o600, now())?;
         if let Err(refused) = tree.set_size(node, whole, now()) {
@@ -206,7 +206,7 @@ impl Sentry {
                 return Err(errno.into());
             }
         };
-        let own = self.state.family.own.id;
+        let own = self.state.processes.current_id();
         let state = self.change();
         state.layout.share(start..start + len, Share::new(segment.node, start, 0));
         if let Some(segment) = state.system_v.list.get_mut(&(id as u32)) {
@@ -223,7 +223,7 @@ impl Sentry {
             |s: &crate::sentry::mm::shared::Shared| s.range.start == at && s.share.offset(at) == 0;
         let meant = self.state.layout.shared().into_iter().find(begins).ok_or(Errno::INVAL)?;
         let of = |(_, segment): &(&u32, &mut SharedSegment)| segment.node == meant.share.node;
-        let own = self.state.family.own.id;
+        let own = self.state.processes.current_id();
         let state = self.change();
         let (_, segment) = state.system_v.list.iter_mut().find(of).ok_or(Errno::INVAL)?;
         segment.last = own;

@@ -228,7 +228,7 @@ impl Sentry {
         let own = self.socket_of(descriptor)?;
         let named = own.is_local()
             && (control.named || wanted || own.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED));
-        let sender = named.then_some(self.state.family.own.id);
+        let sender = named.then_some(self.state.processes.current_id());
         let parcel = match control.rights {
             [] => None,
             rights => Some(self.change().table.carry(rights)?),

@@ -142,7 +142,9 @@ impl Sentry {
         let port = u32::from_le_bytes([port[0], port[1], port[2], port[3]]);
         let taken = |port: u32| self.state.has_name(&netlink_address(port));
         let port = match port {
-            0 => (self.state.family.own.id..).find(|port| !taken(*port)).ok_or(Errno::NOMEM)?,
+            0 => (self.state.processes.current_id()..)
+                .find(|port| !taken(*port))
+                .ok_or(Errno::NOMEM)?,
             port if taken(port) => return Err(Errno::ADDRINUSE.into()),
             port => port,
         };

@@ -136,7 +136,7 @@ impl Sentry {
     /// directory; `None` for a descriptor of something else.
     fn described_file(&self, at: u64) -> SyscallResult<Option<Node>> {
         if at as i32 == libc::AT_FDCWD {
-            return Ok(Some(self.state.directory));
+            return Ok(Some(self.state.current().directory));
         }
         Ok(match &self.state.table.get(at)?.open {
             FileObject::File(open)
@@ -265,7 +265,7 @@ impl Sentry {
 
     /// Refuses to make a file larger than the process may have files (`RLIMIT_FSIZE`).
     pub(in crate::sentry) fn check_size(&mut self, size: u64, new: u64) -> SyscallResult<()> {
-        if new > size && new > self.state.family.own.limits.file_size() {
+        if new > size && new > self.state.current().info.limits.file_size() {
             return Err(self.too_large().into());
         }
         Ok(())
@@ -273,8 +273,8 @@ impl Sentry {
 
     /// The error for a file that would be too large, which comes with a signal.
     pub(in crate::sentry) fn too_large(&mut self) -> Errno {
-        let id = self.state.threads.current_id();
-        let own = u64::from(self.state.family.own.id);
+        let id = self.state.current().threads.current_id();
+        let own = u64::from(self.state.processes.current_id());
         self.change().send(Some(id), SignalInfo::new(libc::SIGXFSZ as u8, 0, own, 0));
         Errno::FBIG
     }

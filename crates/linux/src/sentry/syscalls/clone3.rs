@@ -71,7 +71,7 @@ impl Sentry {
             && clears
         {
             self.change().with(fork.id, |state| {
-                state.handlers.retain(|_, handler| {
+                state.processes.current.handlers.retain(|_, handler| {
                     let entry = handler.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
                     entry == libc::SIG_IGN as u64
                 });

@@ -116,7 +116,7 @@ impl Sentry {
         if own.is_internet() && self.state.has_connection(&own, &address) {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
-        let process = self.state.family.own.id;
+        let process = self.state.processes.current_id();
         let (incoming, outgoing) = self.change().arrive(to, theirs, there, process)?;
         if let Some(seconds) = deferred.and_then(|seconds| u64::try_from(seconds).ok())
             && seconds > 0

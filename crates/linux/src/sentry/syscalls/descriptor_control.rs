@@ -199,12 +199,12 @@ impl Sentry {
                     }
                     _ => value as i32,
                 };
-                let family = &self.state.family;
+                let processes = &self.state.processes;
                 let known = match owner {
                     i32::MIN => return Err(Errno::INVAL.into()),
                     0 => true,
-                    group @ ..0 => !family.group(group.unsigned_abs()).is_empty(),
-                    one => family.lives(one as u32),
+                    group @ ..0 => !processes.group(group.unsigned_abs()).is_empty(),
+                    one => processes.lives(one as u32),
                 };
                 if !known {
                     return Err(Errno::SRCH.into());

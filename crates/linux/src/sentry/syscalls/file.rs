@@ -32,7 +32,7 @@ impl Sentry {
             return Ok(Tree::ROOT);
         }
         if at as i32 == libc::AT_FDCWD {
-            return Ok(self.state.directory);
+            return Ok(self.state.current().directory);
         }
         match &self.state.table.get(at)?.open {
             FileObject::File(open) if self.state.tree.stat(open.node)?.kind == Kind::Directory => {
@@ -106,7 +106,7 @@ impl Sentry {
             ResolvedPath::Place(place) => place,
             ResolvedPath::Own(meant) => return self.open_meant(&meant, flags),
         };
-        let mode = mode as u32 & 0o7777 & !self.state.umask;
+        let mode = mode as u32 & 0o7777 & !self.state.current().umask;
         let now = crate::sentry::kernel::time::now();
         let access = access_of(flags);
         if has(libc::O_TMPFILE) {
@@ -459,7 +459,7 @@ impl Sentry {
             if at as i32 != libc::AT_FDCWD {
                 return self.attributes_of(self.state.table.id(at)?, self.state.table.get(at)?);
             }
-            self.state.directory
+            self.state.current().directory
         } else {
             match self.reach(at, &path_in(process, path)?, |walk| walk.follow(follow))? {
                 ResolvedPath::Place(place) => place.node()?,

@@ -24,7 +24,7 @@ impl Sentry {
         closed: Vec<u64>,
         serve: impl FnOnce(&mut Self) -> SyscallResult,
     ) -> SyscallResult {
-        if self.state.named_queues.has_requests(self.state.family.own.id) {
+        if self.state.named_queues.has_requests(self.state.processes.current_id()) {
             self.drop_queue_requests(&closed);
         }
         if self.state.locks.0.is_empty() {
@@ -33,7 +33,7 @@ impl Sentry {
         let nodes: Vec<Node> =
             closed.into_iter().filter_map(|number| self.file_of(number)).collect();
         let outcome = serve(self)?;
-        let own = self.state.family.own.id;
+        let own = self.state.processes.current_id();
         let state = self.change();
         nodes.into_iter().for_each(|node| state.locks.close(own, node));
         state.drop_unowned();
@@ -97,7 +97,7 @@ impl Sentry {
             [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_OFD_GETLK].contains(&command);
         let owner = match of_description {
             true => LockOwner::Description(self.state.table.id(descriptor)?),
-            false => LockOwner::Process(self.state.family.own.id),
+            false => LockOwner::Process(self.state.processes.current_id()),
         };
         let (lock, frees) = self.lock_in(process, descriptor, address, owner)?;
         if command == libc::F_GETLK || command == libc::F_OFD_GETLK {
@@ -192,7 +192,7 @@ impl Sentry {
                 continue;
             }
             seen.push(id);
-            for wanted in self.state.family.wanted_locks(id) {
+            for wanted in self.state.processes.wanted_locks(id) {
                 let held = self.state.locks.0.iter().filter(|held| held.excludes(wanted));
                 for held in held {
                     if held.owner == lock.owner {

@@ -85,7 +85,7 @@ impl Sentry {
         size: u64,
         to: u64,
     ) -> SyscallResult {
-        if target != 0 && self.state.threads.get(target as u32).is_none() {
+        if target != 0 && self.state.current().threads.get(target as u32).is_none() {
             return Err(Errno::SRCH.into());
         }
         if size < 8 {

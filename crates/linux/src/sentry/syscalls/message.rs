@@ -446,7 +446,10 @@ impl Sentry {
             self.state.table.get(*number)?;
         }
         let user = crate::sentry::USER as u32;
-        if given.credentials.is_some_and(|named| named != [self.state.family.own.id, user, user]) {
+        if given
+            .credentials
+            .is_some_and(|named| named != [self.state.processes.current_id(), user, user])
+        {
             // Others may be named with privileges alone.
             return Err(Errno::PERM.into());
         }

@@ -71,7 +71,7 @@ impl Sentry {
             let on = WaitReason::MessageRoom(id, len);
             return Ok(SyscallControl::Wait(Wait::new(on, None)));
         }
-        let own = self.state.family.own.id;
+        let own = self.state.processes.current_id();
         let queue = self.change().queues.get_mut(id.into())?;
         queue.push((kind, bytes));
         (queue.times[0], queue.last[0]) = (now().seconds, own);
@@ -124,7 +124,7 @@ impl Sentry {
         copy_out(process, at, &kind.to_le_bytes())?;
         copy_out(process, at.wrapping_add(8), &bytes[..taken])?;
         if !copies {
-            let own = self.state.family.own.id;
+            let own = self.state.processes.current_id();
             let queue = self.change().queues.get_mut(id.into())?;
             queue.take(place);
             (queue.times[1], queue.last[1]) = (now().seconds, own);

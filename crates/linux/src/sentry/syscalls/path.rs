@@ -117,7 +117,7 @@ impl Sentry {
         to: u64,
         len: u64,
     ) -> SyscallResult {
-        let mut bytes = path_of(&self.state.tree, self.state.directory)?;
+        let mut bytes = path_of(&self.state.tree, self.state.current().directory)?;
         bytes.push(0);
         if bytes.len() as u64 > len {
             return Err(Errno::RANGE.into());
@@ -158,7 +158,11 @@ impl Sentry {
         mode: u64,
     ) -> SyscallResult {
         let place = self.place(process, at, path)?;
-        self.create_name(&place, New::Directory, mode as u32 & 0o7777 & !self.state.umask)?;
+        self.create_name(
+            &place,
+            New::Directory,
+            mode as u32 & 0o7777 & !self.state.current().umask,
+        )?;
         Ok(ZERO)
     }
 
@@ -288,8 +292,8 @@ impl Sentry {
     }
 
     pub(in crate::sentry) fn sys_umask(&mut self, mask: u64) -> SyscallResult {
-        let old = self.state.umask;
-        self.change().umask = mask as u32 & 0o777;
+        let old = self.state.current().umask;
+        self.change().current_mut().umask = mask as u32 & 0o777;
         Ok(SyscallControl::Value(u64::from(old)))
     }
 }
@@ -298,8 +302,8 @@ impl Kernel {
     /// Makes `node` the directory that relative paths start from.
     pub(crate) fn enter(&mut self, node: Node) -> Result<(), afresh_files::Refused> {
         self.tree.hold(node)?;
-        self.tree.release(self.directory);
-        self.directory = node;
+        self.tree.release(self.processes.current.directory);
+        self.processes.current.directory = node;
         Ok(())
     }
 }

@@ -40,9 +40,10 @@ impl Sentry {
         let local = pieces(process, local, local_count)?;
         let remote = pieces(process, remote, remote_count)?;
         let id = u32::try_from(id).map_err(|_| Errno::SRCH)?;
-        let is_own = id == self.state.family.own.id || self.state.threads.get(id).is_some();
+        let is_own = id == self.state.processes.current_id()
+            || self.state.current().threads.get(id).is_some();
         if !is_own {
-            let known = self.state.family.lives(id);
+            let known = self.state.processes.lives(id);
             return Err(if known { Errno::PERM } else { Errno::SRCH }.into());
         }
         let (from, to) = if writes { (local, remote) } else { (remote, local) };

@@ -16,10 +16,9 @@ impl Sentry {
         if flags as i32 & !libc::O_NONBLOCK != 0 || id as i32 <= 0 {
             return Err(Errno::INVAL.into());
         }
-        let (id, family) = (id as u32, &self.state.family);
-        if !family.lives(id) && !family.is_ended(id) {
-            let threads = self.state.threads.iter().chain(family.other_threads());
-            let is_thread = threads.into_iter().any(|(thread, _)| thread == id);
+        let (id, processes) = (id as u32, &self.state.processes);
+        if !processes.lives(id) && !processes.is_ended(id) {
+            let is_thread = processes.threads().any(|(thread, _)| thread == id);
             // A thread is no process.
             return Err(if is_thread { Errno::INVAL } else { Errno::SRCH }.into());
         }
@@ -47,7 +46,7 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let id = self.process_meant(descriptor)?;
-        let own = self.state.family.own.id;
+        let own = self.state.processes.current_id();
         let given = match info {
             0 => None,
             at => Some(copy_in(process, at, 32)?),
@@ -63,7 +62,7 @@ impl Sentry {
             }
         }
         // A zombie takes no signal, and a reaped process does not exist.
-        if !self.state.family.lives(id) && !self.state.family.is_ended(id) {
+        if !self.state.processes.lives(id) && !self.state.processes.is_ended(id) {
             return Err(Errno::SRCH.into());
         }
         self.post(id, None, number, |signal| match given {

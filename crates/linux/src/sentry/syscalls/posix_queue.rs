@@ -70,7 +70,7 @@ impl Sentry {
                         return Err(Errno::INVAL.into());
                     }
                 }
-                let mode = mode as u32 & 0o777 & !self.state.umask;
+                let mode = mode as u32 & 0o777 & !self.state.current().umask;
                 self.change().named_queues.add(PosixQueue::new(name, mode, count, size))?
             }
         };
@@ -152,7 +152,7 @@ impl Sentry {
 
     /// Whether a thread waits in a receive of this queue.
     fn awaits_message(&self, id: u32) -> bool {
-        let threads = self.state.threads.iter().chain(self.state.family.other_threads());
+        let threads = self.state.processes.threads();
         threads.filter_map(|(_, thread)| thread.wait.as_ref()).any(|wait| match &wait.on {
             WaitReason::Files(list) => list.iter().any(|(description, events)| {
                 let open = self.state.table.description(*description).map(|d| &d.open);
@@ -164,9 +164,9 @@ impl Sentry {
 
     fn notify_arrival(&mut self, request: ArrivalRequest) {
         let Some(signal) = request.signal else { return };
-        let own = self.state.family.own.id;
+        let own = self.state.processes.current_id();
         let info = SignalInfo::new(signal, OF_QUEUE, own.into(), request.value);
-        if self.state.family.lives(request.process) {
+        if self.state.processes.lives(request.process) {
             self.change().with(request.process, |state| state.send(None, info));
         }
     }
@@ -204,7 +204,7 @@ impl Sentry {
         descriptor: u64,
         event: u64,
     ) -> SyscallResult {
-        let own = self.state.family.own.id;
+        let own = self.state.processes.current_id();
         let request = match event {
             0 => None,
             event => {
@@ -233,7 +233,7 @@ impl Sentry {
 
     /// A process that closes a descriptor of a queue gets no signal for it any more.
     pub(in crate::sentry) fn drop_queue_requests(&mut self, closed: &[u64]) {
-        let own = self.state.family.own.id;
+        let own = self.state.processes.current_id();
         for descriptor in closed {
             if let Ok((id, _)) = self.posix_queue(*descriptor)
                 && let Some(queue) = self.change().named_queues.get_mut(id)

@@ -22,7 +22,7 @@ impl Sentry {
         a: &[u64; 6],
     ) -> SyscallResult {
         let value = a[1];
-        let own = self.state.family.own.traits;
+        let own = self.state.current().info.traits;
         let told = |value: u64| Ok(SyscallControl::Value(value));
         let switch = match value {
             0 | 1 => Ok(value == 1),
@@ -39,9 +39,11 @@ impl Sentry {
                         break;
                     }
                 }
-                self.change().threads.current_mut().name = name;
+                self.change().current_mut().threads.current_mut().name = name;
             }
-            libc::PR_GET_NAME => copy_out(process, value, &self.state.threads.current().name)?,
+            libc::PR_GET_NAME => {
+                copy_out(process, value, &self.state.current().threads.current().name)?
+            }
             libc::PR_SET_PDEATHSIG => match value {
                 0 => new.death = None,
                 1..=64 => new.death = Some(value as u8),
@@ -62,7 +64,7 @@ impl Sentry {
             libc::PR_SET_TIMERSLACK => new.slack = if value == 0 { SLACK } else { value },
             libc::PR_GET_TIMERSLACK => return told(own.slack),
             libc::PR_GET_TID_ADDRESS => {
-                let at = self.state.threads.current().cleared;
+                let at = self.state.current().threads.current().cleared;
                 copy_out(process, value, &at.to_le_bytes())?;
             }
             // As for a process without privileges: the bounding set is full, and no capability is
@@ -90,7 +92,7 @@ impl Sentry {
             _ => return Err(Errno::INVAL.into()),
         }
         if new != own {
-            self.change().family.own.traits = new;
+            self.change().current_mut().info.traits = new;
         }
         Ok(ZERO)
     }
@@ -114,7 +116,7 @@ impl Sentry {
             return if to == 0 { Ok(ZERO) } else { Err(Errno::INVAL.into()) };
         }
         let id = u32::from_le_bytes([known[4], known[5], known[6], known[7]]);
-        if id != 0 && !self.state.family.lives(id) {
+        if id != 0 && !self.state.processes.lives(id) {
             return Err(Errno::SRCH.into());
         }
         if to != 0 {
@@ -139,25 +141,25 @@ impl Sentry {
 }
 
 impl Kernel {
-    /// The children of `id`, which ends, are told, and are whose descendants they are that has
-    /// asked for them, or nobody's. `parent` is that of `id`.
+    /// Notifies the children of `id`, which ends, and gives them to the next ancestor that adopts
+    /// orphans, else to `init`. `parent` is that of `id`.
     pub(in crate::sentry) fn leave_children(&mut self, id: u32, parent: u32) {
         let mut heir = parent;
-        while let Some(kin) = self.family.kin(heir).filter(|kin| !kin.traits.adopts) {
-            heir = kin.parent;
+        while let Some(info) = self.processes.info(heir).filter(|info| !info.traits.adopts) {
+            heir = info.parent;
         }
-        let children = self.family.kins().filter(|kin| kin.parent == id);
-        let children: Vec<_> = children.map(|kin| (kin.id, kin.traits.death)).collect();
+        let children = self.processes.infos().filter(|info| info.parent == id);
+        let children: Vec<_> = children.map(|info| (info.id, info.traits.death)).collect();
         for (child, signal) in children {
-            let parent = if self.family.lives(heir) { heir } else { NOBODY };
-            if let Some(kin) = self.family.kin_mut(child) {
-                kin.parent = parent;
+            let parent = if self.processes.lives(heir) { heir } else { NOBODY };
+            if let Some(info) = self.processes.info_mut(child) {
+                info.parent = parent;
             }
             if let Some(signal) = signal {
                 let info = SignalInfo::new(signal, 0, id.into(), 0);
                 self.with(child, |state| state.send(None, info));
             }
         }
-        self.family.hand_over(id, heir);
+        self.processes.reparent_ended(id, heir);
     }
 }

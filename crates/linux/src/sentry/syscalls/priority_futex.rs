@@ -18,7 +18,7 @@ const OWNER: u32 = OWNER_DIED - 1;
 impl Sentry {
     /// Takes a lock that is free; whether it is the caller's now.
     fn take_lock(&mut self, process: &mut Process, word: u64) -> SyscallResult<bool> {
-        let own = self.state.threads.current_id();
+        let own = self.state.current().threads.current_id();
         let value = int_in(process, word)?;
         let owner = value & OWNER;
         if owner == 0 {
@@ -28,8 +28,7 @@ impl Sentry {
         if owner == own {
             return Err(Errno::DEADLK.into());
         }
-        let lives = self.state.threads.get(owner).is_some()
-            || self.state.family.other_threads().any(|(id, _)| id == owner);
+        let lives = self.state.processes.threads().any(|(id, _)| id == owner);
         if lives { Ok(false) } else { Err(Errno::SRCH.into()) }
     }
 
@@ -44,7 +43,7 @@ impl Sentry {
             if !wait.woken {
                 return Err(Errno::TIMEDOUT.into());
             }
-            if int_in(process, word)? & OWNER == self.state.threads.current_id() {
+            if int_in(process, word)? & OWNER == self.state.current().threads.current_id() {
                 return Ok(ZERO);
             }
         }
@@ -53,7 +52,7 @@ impl Sentry {
         }
         let value = int_in(process, word)?;
         copy_out(process, word, &(value | WAITERS).to_le_bytes())?;
-        let order = self.change().threads.next_order();
+        let order = self.change().current_mut().threads.next_order();
         let place = self.shared_place(word);
         let on = WaitReason::Futex { address: word, bits: u32::MAX, order, place };
         Ok(SyscallControl::Wait(Wait::new(on, until)))
@@ -74,17 +73,18 @@ impl Sentry {
         process: &mut Process,
         word: u64,
     ) -> SyscallResult {
-        if int_in(process, word)? & OWNER != self.state.threads.current_id() {
+        if int_in(process, word)? & OWNER != self.state.current().threads.current_id() {
             return Err(Errno::PERM.into());
         }
         let place = self.shared_place(word);
         let state = self.change();
-        let mut waiting = state.threads.waiting(word, u32::MAX);
+        let mut waiting = state.processes.current.threads.waiting(word, u32::MAX);
         let mut heir = None;
         if let Some(&id) = waiting.first() {
-            heir = state.threads.get_mut(id).and_then(|thread| thread.wait.as_mut());
+            heir =
+                state.processes.current.threads.get_mut(id).and_then(|thread| thread.wait.as_mut());
         } else if let Some(place) = place {
-            for threads in state.family.threads_mut() {
+            for threads in state.processes.other_threads_mut() {
                 waiting = threads.waiting_in(place, u32::MAX);
                 if let Some(&id) = waiting.first() {
                     heir = threads.get_mut(id).and_then(|thread| thread.wait.as_mut());

@@ -78,7 +78,7 @@ impl Sentry {
             return Err(Errno::PERM.into());
         }
         let context = process.context().child((stack != 0).then_some(stack), base);
-        let current = self.state.threads.current();
+        let current = self.state.current().threads.current();
         let thread = Thread {
             context: Some(context),
             wait: None,
@@ -157,7 +157,7 @@ impl Sentry {
         }
         let which = match target as i32 {
             -1 => WaitTarget::Any,
-            0 => WaitTarget::Group(self.state.family.own.group),
+            0 => WaitTarget::Group(self.state.current().info.group),
             group @ ..0 => WaitTarget::Group(group.unsigned_abs()),
             one => WaitTarget::One(one as u32),
         };
@@ -168,15 +168,15 @@ impl Sentry {
             stopped: flag(libc::WUNTRACED),
             continued: flag(libc::WCONTINUED),
         };
-        let Some((id, ended)) = self.state.family.child_ended(which) else {
-            let Some((id, news)) = self.state.family.child_changed(asked) else {
+        let Some((id, ended)) = self.state.processes.child_ended(which) else {
+            let Some((id, news)) = self.state.processes.child_changed(asked) else {
                 return self.wait_longer(asked, options);
             };
             if status != 0 {
                 copy_out(process, status, &news.status().to_le_bytes())?;
             }
             if usage != 0 {
-                let spent = self.state.family.spent_by(id);
+                let spent = self.state.processes.spent_by(id);
                 copy_out(process, usage, &cpu_time::usage(spent, 0))?;
             }
             self.forget_news(id);
@@ -188,7 +188,7 @@ impl Sentry {
         if usage != 0 {
             copy_out(process, usage, &cpu_time::usage(ended.spent, 0))?;
         }
-        self.change().family.ask_for(id);
+        self.change().processes.reap_child(id);
         Ok(SyscallControl::Value(id.into()))
     }
 
@@ -203,7 +203,7 @@ impl Sentry {
             libc::P_ALL => WaitTarget::Any,
             libc::P_PID => WaitTarget::One(id as u32),
             libc::P_PIDFD => WaitTarget::One(self.process_meant(id)?),
-            libc::P_PGID if id == 0 => WaitTarget::Group(self.state.family.own.group),
+            libc::P_PGID if id == 0 => WaitTarget::Group(self.state.current().info.group),
             libc::P_PGID => WaitTarget::Group(id as u32),
             _ => return Err(Errno::INVAL.into()),
         };
@@ -217,19 +217,19 @@ impl Sentry {
             stopped: flag(libc::WSTOPPED),
             continued: flag(libc::WCONTINUED),
         };
-        let gone = self.state.family.child_ended(which).filter(|_| asked.ended);
+        let gone = self.state.processes.child_ended(which).filter(|_| asked.ended);
         let found = match gone {
             Some((id, ended)) => Some(match ended.status & 0x7f {
                 0 => (id, libc::CLD_EXITED, ended.status >> 8),
                 signal => (id, libc::CLD_KILLED, signal),
             }),
-            None => self.state.family.child_changed(asked).map(|(id, news)| match news {
+            None => self.state.processes.child_changed(asked).map(|(id, news)| match news {
                 ChildEvent::Stopped(signal) => (id, libc::CLD_STOPPED, signal.into()),
                 ChildEvent::Continued => (id, libc::CLD_CONTINUED, libc::SIGCONT),
             }),
         };
         let Some((id, code, status)) = found else {
-            let own = self.state.family.has_child(which);
+            let own = self.state.processes.has_child(which);
             if own && kind as u32 == libc::P_PIDFD && options & libc::WNOHANG as u64 == 0 {
                 // One that does not wait has no wait done through it.
                 let flags = self.state.table.get(id)?.flags;
@@ -257,12 +257,12 @@ impl Sentry {
             copy_out(process, info, &bytes.0)?;
         }
         if usage != 0 {
-            let spent = self.state.family.spent_by(id);
+            let spent = self.state.processes.spent_by(id);
             copy_out(process, usage, &cpu_time::usage(spent, 0))?;
         }
         if options & libc::WNOWAIT as u64 == 0 {
             match has_gone {
-                true => self.change().family.ask_for(id),
+                true => self.change().processes.reap_child(id),
                 false => self.forget_news(id),
             }
         }
@@ -271,13 +271,13 @@ impl Sentry {
 
     /// The parent of `id` was notified.
     fn forget_news(&mut self, id: u32) {
-        if let Some(kin) = self.change().family.kin_mut(id) {
-            kin.news = None;
+        if let Some(info) = self.change().processes.info_mut(id) {
+            info.news = None;
         }
     }
 
     fn wait_longer(&self, asked: WaitOptions, options: u64) -> SyscallResult {
-        if !self.state.family.may_change(asked) {
+        if !self.state.processes.may_change(asked) {
             return Err(Errno::CHILD.into());
         }
         if options & libc::WNOHANG as u64 != 0 {
@@ -288,7 +288,7 @@ impl Sentry {
 
     /// The source of output that the current process writes to `stream`.
     pub(in crate::sentry) fn output_source(&self, stream: OutputStream) -> OutputSource {
-        let session = self.state.family.own.session;
+        let session = self.state.current().info.session;
         OutputSource::new(stream, (session != FIRST).then_some(session))
     }
 
@@ -298,43 +298,43 @@ impl Sentry {
         id: u64,
         session: bool,
     ) -> SyscallResult {
-        let family = &self.state.family;
-        let id = if id == 0 { family.own.id } else { id as u32 };
-        let kin = family.kin(id).ok_or(Errno::SRCH)?;
-        Ok(SyscallControl::Value(if session { kin.session } else { kin.group }.into()))
+        let processes = &self.state.processes;
+        let id = if id == 0 { processes.current_id() } else { id as u32 };
+        let info = processes.info(id).ok_or(Errno::SRCH)?;
+        Ok(SyscallControl::Value(if session { info.session } else { info.group }.into()))
     }
 
     pub(in crate::sentry) fn sys_setpgid(&mut self, id: u64, group: u64) -> SyscallResult {
-        let own = self.state.family.own.clone();
+        let own = self.state.current().info.clone();
         let id = if id == 0 { own.id } else { id as u32 };
         let group = if group == 0 { id } else { group as u32 };
         if group > i32::MAX as u32 {
             return Err(Errno::INVAL.into());
         }
-        let kin = self.state.family.kin(id).ok_or(Errno::SRCH)?;
-        if kin.id != own.id && kin.parent != own.id {
+        let info = self.state.processes.info(id).ok_or(Errno::SRCH)?;
+        if info.id != own.id && info.parent != own.id {
             return Err(Errno::SRCH.into());
         }
         // A child that runs another program than its parent is its own.
-        if kin.id != own.id && kin.program != own.program {
+        if info.id != own.id && info.program != own.program {
             return Err(Errno::ACCESS.into());
         }
-        let known = group == id || !self.state.family.group(group).is_empty();
-        if kin.session != own.session || kin.session == kin.id || !known {
+        let known = group == id || !self.state.processes.group(group).is_empty();
+        if info.session != own.session || info.session == info.id || !known {
             return Err(Errno::PERM.into());
         }
-        if let Some(kin) = self.change().family.kin_mut(id) {
-            kin.group = group;
+        if let Some(info) = self.change().processes.info_mut(id) {
+            info.group = group;
         }
         Ok(ZERO)
     }
 
     pub(in crate::sentry) fn sys_setsid(&mut self) -> SyscallResult {
-        let id = self.state.family.own.id;
-        if self.state.family.own.group == id {
+        let id = self.state.processes.current_id();
+        if self.state.current().info.group == id {
             return Err(Errno::PERM.into());
         }
-        let own = &mut self.change().family.own;
+        let own = &mut self.change().current_mut().info;
         (own.group, own.session) = (id, id);
         Ok(SyscallControl::Value(id.into()))
     }

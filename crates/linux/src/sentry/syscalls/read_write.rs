@@ -469,7 +469,7 @@ impl Sentry {
             FileObject::File(open) => {
                 let (node, size) = (open.node, self.state.tree.stat(open.node)?.size);
                 let from = if open.access.append { size } else { at.unwrap_or(open.offset) };
-                let limit = self.state.family.own.limits.file_size();
+                let limit = self.state.current().info.limits.file_size();
                 if from >= limit && !bytes.is_empty() {
                     return Err(self.too_large().into());
                 }

@@ -7,7 +7,7 @@ use crate::sentry::kernel::threads::MonotonicTime;
 impl Sentry {
     /// The current thread, as one that asks.
     pub(in crate::sentry) fn asker(&self) -> PortCaller<'_> {
-        PortCaller { streams: &self.streams, thread: self.state.threads.current_id() }
+        PortCaller { streams: &self.streams, thread: self.state.current().threads.current_id() }
     }
 
     /// Whether a thread may run, or its wait is over, or a signal ends it.
@@ -27,10 +27,10 @@ impl Sentry {
 
     /// The next thread in turn that may run; the current one last.
     pub(crate) fn next_ready(&self, now: MonotonicTime) -> Option<u32> {
-        if self.state.family.own.stopped.is_some() {
+        if self.state.current().info.stopped.is_some() {
             return None;
         }
-        let mut turns = self.state.threads.in_turn();
+        let mut turns = self.state.current().threads.in_turn();
         turns.find(|(id, thread)| self.is_ready(*id, thread, now)).map(|(id, _)| id)
     }
 }

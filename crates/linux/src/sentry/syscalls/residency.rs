@@ -98,14 +98,14 @@ impl Sentry {
         if flags != 0 {
             return Err(Errno::INVAL.into());
         }
-        let barriers = self.state.family.own.traits.barriers;
+        let barriers = self.state.current().info.traits.barriers;
         match command {
             QUERY => Ok(SyscallControl::Value(COMMANDS.into())),
             // A thread that runs has seen all that others did before.
             GLOBAL | GLOBAL_EXPEDITED => Ok(ZERO),
             command if command.is_power_of_two() && command & registers != 0 => {
                 if barriers & command == 0 {
-                    self.change().family.own.traits.barriers |= command;
+                    self.change().current_mut().info.traits.barriers |= command;
                 }
                 Ok(ZERO)
             }

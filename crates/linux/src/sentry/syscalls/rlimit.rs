@@ -15,10 +15,10 @@ impl Sentry {
         new: u64,
         old: u64,
     ) -> SyscallResult {
-        let id = if id == 0 { self.state.family.own.id } else { id as u32 };
+        let id = if id == 0 { self.state.processes.current_id() } else { id as u32 };
         let resource = resource as u32;
         let known = self.state.limit_of(id, resource).ok_or(Errno::INVAL)?;
-        if !self.state.family.lives(id) {
+        if !self.state.processes.lives(id) {
             return Err(Errno::SRCH.into());
         }
         let new = match new {
@@ -38,8 +38,8 @@ impl Sentry {
         }
         if let Some(new) = new.filter(|new| *new != known) {
             let state = self.change();
-            if let Some(kin) = state.family.kin_mut(id) {
-                kin.limits.set(resource, new);
+            if let Some(info) = state.processes.info_mut(id) {
+                info.limits.set(resource, new);
             }
             state.heed_limits();
         }

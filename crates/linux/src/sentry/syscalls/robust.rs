@@ -21,8 +21,8 @@ impl Sentry {
         if size != HEAD_LEN {
             return Err(Errno::INVAL.into());
         }
-        if self.state.threads.current().robust != head {
-            self.change().threads.current_mut().robust = head;
+        if self.state.current().threads.current().robust != head {
+            self.change().current_mut().threads.current_mut().robust = head;
         }
         Ok(ZERO)
     }
@@ -34,7 +34,7 @@ impl Sentry {
         head: u64,
         len: u64,
     ) -> SyscallResult {
-        let threads = &self.state.threads;
+        let threads = &self.state.current().threads;
         let id = if thread as u32 == 0 { threads.current_id() } else { thread as u32 };
         let robust = threads.get(id).ok_or(Errno::SRCH)?.robust;
         copy_out(process, len, &HEAD_LEN.to_le_bytes())?;
@@ -44,8 +44,8 @@ impl Sentry {
 
     /// The current thread ends, or runs another program: marks the mutexes that it holds.
     pub(in crate::sentry) fn mark_mutexes(&mut self, process: &mut Process) -> SyscallResult<()> {
-        let thread = self.state.threads.current_id();
-        let head = self.state.threads.current().robust;
+        let thread = self.state.current().threads.current_id();
+        let head = self.state.current().threads.current().robust;
         if head == 0 {
             return Ok(());
         }
@@ -54,7 +54,7 @@ impl Sentry {
 
     /// The current process ends: marks the mutexes of all of its threads.
     pub(crate) fn mark_all_mutexes(&mut self, process: &mut Process) -> Result<(), PlatformError> {
-        let threads = self.state.threads.iter().filter(|(_, thread)| thread.robust != 0);
+        let threads = self.state.current().threads.iter().filter(|(_, thread)| thread.robust != 0);
         let lists: Vec<_> = threads.map(|(id, thread)| (id, thread.robust)).collect();
         for (thread, head) in lists {
             match self.mark_list(process, thread, head) {

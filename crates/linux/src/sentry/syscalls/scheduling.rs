@@ -40,28 +40,28 @@ impl Sentry {
         if id < 0 {
             return Err(Errno::INVAL);
         }
-        if id == 0 || state.threads.get(id as u32).is_some() {
-            return Ok(state.family.own.id);
+        if id == 0 || state.processes.current.threads.get(id as u32).is_some() {
+            return Ok(state.processes.current_id());
         }
-        state.family.kin(id as u32).map(|kin| kin.id).ok_or(Errno::SRCH)
+        state.processes.info(id as u32).map(|info| info.id).ok_or(Errno::SRCH)
     }
 
     fn traits_of(&self, process: u32) -> Result<PrctlState, Errno> {
-        self.state.family.kin(process).map(|kin| kin.traits).ok_or(Errno::SRCH)
+        self.state.processes.info(process).map(|info| info.traits).ok_or(Errno::SRCH)
     }
 
     fn change_traits(&mut self, process: u32, change: impl FnOnce(&mut PrctlState)) {
-        self.change().with(process, |state| change(&mut state.family.own.traits));
+        self.change().with(process, |state| change(&mut state.processes.current.info.traits));
     }
 
     /// The processes that `getpriority` and its like mean.
     fn named_processes(&self, which: i32, who: u64) -> Result<Vec<u32>, Errno> {
-        let (own, who) = (&self.state.family.own, who as u32);
+        let (own, who) = (&self.state.current().info, who as u32);
         let found = match which {
             PROCESS => vec![self.scheduled(who.into())?],
-            GROUP => self.state.family.group(if who == 0 { own.group } else { who }),
+            GROUP => self.state.processes.group(if who == 0 { own.group } else { who }),
             OF_USER if who == 0 || u64::from(who) == crate::sentry::USER => {
-                self.state.family.kins().map(|kin| kin.id).collect()
+                self.state.processes.infos().map(|info| info.id).collect()
             }
             OF_USER => Vec::new(),
             _ => return Err(Errno::INVAL),

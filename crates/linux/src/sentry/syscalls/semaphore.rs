@@ -128,7 +128,7 @@ impl Sentry {
             Err(_) if self.resumed.is_some() => return Err(Errno::IDRM.into()),
             Err(errno) => return Err(errno.into()),
         }
-        let own = self.state.family.own.id;
+        let own = self.state.processes.current_id();
         match self.change().semaphores.operate(id, &operations, own, now().seconds) {
             Ok(()) => Ok(ZERO),
             Err(Refusal::Waits(true)) => Err(Errno::AGAIN.into()),
@@ -219,7 +219,7 @@ impl Sentry {
 
     /// Gives values to the semaphores from `first` on.
     fn set_semaphores(&mut self, id: u64, first: usize, values: &[u16]) -> SyscallResult<()> {
-        let own = self.state.family.own.id;
+        let own = self.state.processes.current_id();
         let all = &mut self.change().semaphores;
         let number = if values.len() == 1 { u16::try_from(first).ok() } else { None };
         all.forget_adjustments(id, number);

@@ -16,17 +16,17 @@ const TO_THREAD: i32 = -6;
 impl Sentry {
     /// Sends to processes: which of them `target` means is as for `kill`.
     pub(in crate::sentry) fn sys_kill(&mut self, target: u64, number: u64) -> SyscallResult {
-        let family = &self.state.family;
-        let own = family.own.id;
+        let processes = &self.state.processes;
+        let own = processes.current_id();
         let targets = match target as i32 {
-            -1 => family.all_but(own),
-            0 => family.group(family.own.group),
-            group @ ..0 => family.group(group.unsigned_abs()),
+            -1 => processes.all_but(own),
+            0 => processes.group(processes.current.info.group),
+            group @ ..0 => processes.group(group.unsigned_abs()),
             // The number of a thread stands for its process.
             one => vec![self.home_of(None, one as u32).unwrap_or(one as u32)],
         };
         // A zombie exists until it is reaped, and takes no signal.
-        let known = targets.iter().any(|id| family.lives(*id) || family.is_ended(*id));
+        let known = targets.iter().any(|id| processes.lives(*id) || processes.is_ended(*id));
         if !known {
             return Err(Errno::SRCH.into());
         }
@@ -35,7 +35,7 @@ impl Sentry {
         }
         let info = |signal| SignalInfo::new(signal, 0, own.into(), 0);
         for target in targets.into_iter().filter(|_| number != 0) {
-            if self.state.family.lives(target) {
+            if self.state.processes.lives(target) {
                 self.change().with(target, |state| state.send(None, info(number as u8)));
             }
         }
@@ -52,7 +52,7 @@ impl Sentry {
         if id as i32 <= 0 || process.is_some_and(|process| process as i32 <= 0) {
             return Err(Errno::INVAL.into());
         }
-        let own = u64::from(self.state.family.own.id);
+        let own = u64::from(self.state.processes.current_id());
         let thread = id as u32;
         let home = self.home_of(process.map(|process| process as u32), thread)?;
         self.post(home, Some(thread), number, |signal| SignalInfo::new(signal, TO_THREAD, own, 0))
@@ -61,12 +61,12 @@ impl Sentry {
     /// The process of a thread, if that is the one which is meant.
     fn home_of(&self, process: Option<u32>, thread: u32) -> Result<u32, Errno> {
         let has = |id: &u32| {
-            let threads = self.state.threads_of(*id);
-            threads.is_some_and(|threads| threads.get(thread).is_some())
+            let home = self.state.processes.get(*id);
+            home.is_some_and(|home| home.threads.get(thread).is_some())
         };
         let home = match process {
             Some(process) => Some(process).filter(has),
-            None => self.state.family.kins().map(|kin| kin.id).find(has),
+            None => self.state.processes.infos().map(|info| info.id).find(has),
         };
         home.ok_or(Errno::SRCH)
     }
@@ -84,11 +84,11 @@ impl Sentry {
         let code = i32::from_le_bytes([given[8], given[9], given[10], given[11]]);
         if let Some(thread) = to.1 {
             self.home_of(Some(id), thread as u32)?;
-        } else if !self.state.family.lives(id) && !self.state.family.is_ended(id) {
+        } else if !self.state.processes.lives(id) && !self.state.processes.is_ended(id) {
             return Err(Errno::SRCH.into());
         }
         // Only to itself may a process claim another sender.
-        if (code >= 0 || code == TO_THREAD) && id != self.state.family.own.id {
+        if (code >= 0 || code == TO_THREAD) && id != self.state.processes.current_id() {
             return Err(Errno::PERM.into());
         }
         let thread = to.1.map(|thread| thread as u32);
@@ -103,7 +103,7 @@ impl Sentry {
         number: u64,
         info: impl FnOnce(u8) -> SignalInfo,
     ) -> SyscallResult {
-        let lives = self.state.family.lives(id);
+        let lives = self.state.processes.lives(id);
         match number {
             1..=64 if lives => {
                 let info = info(number as u8);
@@ -126,7 +126,7 @@ impl Sentry {
         if !(1..=64).contains(&signal) || size != 8 {
             return Err(Errno::INVAL.into());
         }
-        let known = self.state.handlers.get(&signal).copied().unwrap_or_default();
+        let known = self.state.current().handlers.get(&signal).copied().unwrap_or_default();
         if new != 0 {
             if UNTOUCHABLE & 1 << (signal - 1) != 0 {
                 return Err(Errno::INVAL.into());
@@ -134,10 +134,15 @@ impl Sentry {
             let bytes = copy_in(process, new, 32)?;
             let bytes: [u8; 32] = bytes.try_into().map_err(|_| Errno::FAULT)?;
             let state = self.change();
-            state.handlers.insert(signal, bytes);
+            state.processes.current.handlers.insert(signal, bytes);
             if bytes[..8] == [1, 0, 0, 0, 0, 0, 0, 0] {
-                state.pending.drop_all(signal as u8);
-                state.threads.values_mut().for_each(|t| t.pending.drop_all(signal as u8));
+                state.processes.current.pending.drop_all(signal as u8);
+                state
+                    .processes
+                    .current
+                    .threads
+                    .values_mut()
+                    .for_each(|t| t.pending.drop_all(signal as u8));
             }
         }
         if old != 0 {
@@ -157,7 +162,7 @@ impl Sentry {
         if size != 8 {
             return Err(Errno::INVAL.into());
         }
-        let blocked = self.state.threads.current().blocked;
+        let blocked = self.state.current().threads.current().blocked;
         if set != 0 {
             let set = word_in(process, set)?;
             let new = match how as i32 {
@@ -168,7 +173,7 @@ impl Sentry {
             };
             let new = new & !UNTOUCHABLE;
             if new != blocked {
-                self.change().threads.current_mut().blocked = new;
+                self.change().current_mut().threads.current_mut().blocked = new;
             }
         }
         if old != 0 {
@@ -186,8 +191,8 @@ impl Sentry {
         if size > 8 {
             return Err(Errno::INVAL.into());
         }
-        let thread = self.state.threads.current();
-        let set = (thread.pending.set() | self.state.pending.set()) & thread.blocked;
+        let thread = self.state.current().threads.current();
+        let set = (thread.pending.set() | self.state.current().pending.set()) & thread.blocked;
         copy_out(process, to, &set.to_le_bytes()[..size as usize])?;
         Ok(ZERO)
     }
@@ -198,7 +203,7 @@ impl Sentry {
         new: u64,
         old: u64,
     ) -> SyscallResult {
-        let known = self.state.threads.current().signal_stack;
+        let known = self.state.current().threads.current().signal_stack;
         let on_it = process.register(Register::Rsp).wrapping_sub(known[0]) < known[2];
         if new != 0 {
             let mut stack = [0; 3];
@@ -216,7 +221,7 @@ impl Sentry {
                 _ => return Err(Errno::INVAL.into()),
             };
             if stack != known {
-                self.change().threads.current_mut().signal_stack = stack;
+                self.change().current_mut().threads.current_mut().signal_stack = stack;
             }
         }
         if old != 0 {

@@ -76,7 +76,8 @@ impl Sentry {
         if room == 0 {
             return Err(Errno::INVAL.into());
         }
-        let pending = self.state.threads.current().pending.set() | self.state.pending.set();
+        let pending = self.state.current().threads.current().pending.set()
+            | self.state.current().pending.set();
         if pending & set == 0 {
             return self.wait_for(descriptor, IN, 0);
         }
@@ -84,8 +85,10 @@ impl Sentry {
         for &(to, len) in pieces {
             for at in 0..len / TOLD as u64 {
                 let state = self.change();
-                let own = state.threads.current_mut().pending.take(set);
-                let Some(info) = own.or_else(|| state.pending.take(set)) else { break };
+                let own = state.processes.current.threads.current_mut().pending.take(set);
+                let Some(info) = own.or_else(|| state.processes.current.pending.take(set)) else {
+                    break;
+                };
                 match copy_out(process, to.wrapping_add(at * TOLD as u64), &encode_signal(&info)) {
                     Ok(()) => done += TOLD as u64,
                     // Signals were taken before.

@@ -232,7 +232,7 @@ impl Sentry {
             _ => return Err(Errno::AFNOSUPPORT.into()),
         }
         let flags = kind as i32 & libc::O_NONBLOCK | libc::O_RDWR;
-        let mate = self.state.family.own.id;
+        let mate = self.state.processes.current_id();
         let state = self.change();
         let mut channel = || match datagrams {
             true => state.channels.add_inbox().ok_or(Errno::NFILE),
@@ -330,7 +330,7 @@ impl Sentry {
         if place.found.is_some() {
             return Err(Errno::ADDRINUSE.into());
         }
-        self.create_name(&place, New::Device(SOCKET), 0o777 & !self.state.umask)
+        self.create_name(&place, New::Device(SOCKET), 0o777 & !self.state.current().umask)
     }
 
     /// Refuses a path that names no local socket any more.
@@ -385,7 +385,7 @@ impl Sentry {
         if socket.own.is_internet() && self.state.is_heard(socket) {
             return Err(Errno::ADDRINUSE.into());
         }
-        let own = self.state.family.own.id;
+        let own = self.state.processes.current_id();
         let socket = self.socket_mut(descriptor)?;
         socket.stage = SocketState::Listening(Vec::new());
         socket.backlog = (backlog as u32).min(MAX_BACKLOG);

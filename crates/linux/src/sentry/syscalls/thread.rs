@@ -51,14 +51,14 @@ impl Sentry {
         if flags & SHARED != SHARED {
             return self.refuse_unknown(libc::SYS_clone);
         }
-        self.state.threads.check_room()?;
+        self.state.current().threads.check_room()?;
         self.state.check_tasks()?;
         let base = (flags & libc::CLONE_SETTLS != 0).then_some(base);
         if base.is_some_and(|base| base >= GUEST.end) {
             return Err(Errno::PERM.into());
         }
         let context = process.context().child((stack != 0).then_some(stack), base);
-        let threads = &mut self.change().threads;
+        let threads = &mut self.change().current_mut().threads;
         let (blocked, name) = (threads.current().blocked, threads.current().name);
         let id = threads.add(Thread {
             context: Some(context),
@@ -87,14 +87,14 @@ impl Sentry {
         process: &mut Process,
         status: u64,
     ) -> SyscallResult {
-        if self.state.threads.len() == 1 {
+        if self.state.current().threads.len() == 1 {
             return Ok(SyscallControl::End(End::Exit(status as i32 & 0xff)));
         }
         if let Err(SyscallError::Broken(error)) = self.mark_mutexes(process) {
             return Err(error.into());
         }
-        let cleared = self.state.threads.current().cleared;
-        self.change().threads.remove_current();
+        let cleared = self.state.current().threads.current().cleared;
+        self.change().current_mut().threads.remove_current();
         if cleared != 0 {
             let _ = process.write(cleared, &[0; 4])?;
             self.wake(cleared, 1, u32::MAX);
@@ -103,18 +103,18 @@ impl Sentry {
     }
 
     pub(in crate::sentry) fn sys_set_tid_address(&mut self, address: u64) -> SyscallResult {
-        if self.state.threads.current().cleared != address {
-            self.change().threads.current_mut().cleared = address;
+        if self.state.current().threads.current().cleared != address {
+            self.change().current_mut().threads.current_mut().cleared = address;
         }
-        Ok(SyscallControl::Value(self.state.threads.current_id().into()))
+        Ok(SyscallControl::Value(self.state.current().threads.current_id().into()))
     }
 
     /// Wakes up to `count` waiters at `address`, and returns their number.
     pub(in crate::sentry) fn wake(&mut self, address: u64, count: u32, bits: u32) -> u64 {
-        let waiting = self.state.threads.waiting(address, bits);
+        let waiting = self.state.current().threads.waiting(address, bits);
         let woken = waiting.len().min(count as usize);
         if woken > 0 {
-            let threads = &mut self.change().threads;
+            let threads = &mut self.change().current_mut().threads;
             for id in &waiting[..woken] {
                 if let Some(wait) = threads.get_mut(*id).and_then(|thread| thread.wait.as_mut()) {
                     wait.woken = true;
@@ -126,7 +126,7 @@ impl Sentry {
 
     /// The place of the word at `address` in a shared file.
     pub(in crate::sentry) fn shared_place(&self, address: u64) -> Option<(Node, u64)> {
-        if self.state.family.is_single() {
+        if self.state.processes.is_single() {
             return None;
         }
         let parts = self.state.layout.parts(&(address..address.checked_add(1)?));
@@ -139,7 +139,7 @@ impl Sentry {
     fn wake_others(&mut self, address: u64, count: u32, bits: u32) -> u64 {
         let Some(place) = self.shared_place(address).filter(|_| count > 0) else { return 0 };
         let mut left = count as usize;
-        for threads in self.change().family.threads_mut() {
+        for threads in self.change().processes.other_threads_mut() {
             for id in threads.waiting_in(place, bits).into_iter().take(left) {
                 if let Some(wait) = threads.get_mut(id).and_then(|thread| thread.wait.as_mut()) {
                     wait.woken = true;
@@ -184,7 +184,7 @@ impl Sentry {
                         Some(self.moment_after(clock as u64, length, kind == WAIT_BITSET)?)
                     }
                 };
-                let order = self.change().threads.next_order();
+                let order = self.change().current_mut().threads.next_order();
                 let place = match operation & PRIVATE {
                     0 => self.shared_place(word),
                     _ => None,
@@ -200,9 +200,9 @@ impl Sentry {
                     return Err(Errno::AGAIN.into());
                 }
                 let woken = self.wake(word, value as u32, u32::MAX);
-                let waiting = self.state.threads.waiting(word, u32::MAX);
+                let waiting = self.state.current().threads.waiting(word, u32::MAX);
                 let moved = waiting.len().min(timeout as u32 as usize);
-                let threads = &mut self.change().threads;
+                let threads = &mut self.change().current_mut().threads;
                 for id in &waiting[..moved] {
                     let wait = threads.get_mut(*id).and_then(|thread| thread.wait.as_mut());
                     if let Some(Wait { on: WaitReason::Futex { address, .. }, .. }) = wait {
@@ -266,11 +266,12 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let set = word_in(process, set)? & !crate::sentry::kernel::signals::UNTOUCHABLE;
-        let pending = self.state.threads.current().pending.set() | self.state.pending.set();
+        let pending = self.state.current().threads.current().pending.set()
+            | self.state.current().pending.set();
         if pending & set != 0 {
             let state = self.change();
-            let own = state.threads.current_mut().pending.take(set);
-            if let Some(taken) = own.or_else(|| state.pending.take(set)) {
+            let own = state.processes.current.threads.current_mut().pending.take(set);
+            if let Some(taken) = own.or_else(|| state.processes.current.pending.take(set)) {
                 if info != 0 {
                     copy_out(process, info, &taken.all())?;
                 }

@@ -36,14 +36,14 @@ impl Sentry {
 
     /// Nanoseconds until the alarm, and between alarms.
     fn alarm_left(&self) -> (u64, u64) {
-        let (at, interval) = self.state.alarms.alarm.unwrap_or_default();
+        let (at, interval) = self.state.current().timers.alarm.unwrap_or_default();
         if at == 0 { (0, 0) } else { (at.saturating_sub(self.now()).max(1), interval) }
     }
 
     fn set_alarm(&mut self, after: u64, interval: u64) {
         let alarm = (after > 0).then(|| (self.now().saturating_add(after), interval));
-        if self.state.alarms.alarm != alarm {
-            self.change().alarms.alarm = alarm;
+        if self.state.current().timers.alarm != alarm {
+            self.change().current_mut().timers.alarm = alarm;
         }
     }
 
@@ -61,12 +61,13 @@ impl Sentry {
         if by_processor.is_some() {
             self.account(process);
         }
-        let spent = self.state.family.own.spent;
-        let (left, every) = match by_processor.map(|which| self.state.alarms.by_processor[which]) {
-            None => self.alarm_left(),
-            Some(None) => (0, 0),
-            Some(Some((at, every))) => (at.saturating_sub(spent).max(1000), every),
-        };
+        let spent = self.state.current().info.spent;
+        let (left, every) =
+            match by_processor.map(|which| self.state.current().timers.by_processor[which]) {
+                None => self.alarm_left(),
+                Some(None) => (0, 0),
+                Some(Some((at, every))) => (at.saturating_sub(spent).max(1000), every),
+            };
         if let Some(new) = new {
             let (every, first) = match new {
                 0 => (0, 0),
@@ -76,7 +77,7 @@ impl Sentry {
                 None => self.set_alarm(first, every),
                 Some(which) => {
                     let alarm = (first > 0).then(|| (spent.saturating_add(first), every));
-                    self.change().alarms.by_processor[which] = alarm;
+                    self.change().current_mut().timers.by_processor[which] = alarm;
                 }
             }
         }
@@ -119,20 +120,20 @@ impl Sentry {
                     BY_SIGNAL | BY_THREAD => bell(Some(signal.ok_or(Errno::INVAL)?), None, value),
                     TO_THREAD => {
                         let thread = int(16);
-                        self.state.threads.get(thread).ok_or(Errno::INVAL)?;
+                        self.state.current().threads.get(thread).ok_or(Errno::INVAL)?;
                         bell(Some(signal.ok_or(Errno::INVAL)?), Some(thread), value)
                     }
                     _ => return Err(Errno::INVAL.into()),
                 }
             }
         };
-        let id = self.change().alarms.add(bell)?;
+        let id = self.change().current_mut().timers.add(bell)?;
         if event == 0 {
             // It is identified by its number.
-            self.change().alarms.get_mut(id.into())?.value = id.into();
+            self.change().current_mut().timers.get_mut(id.into())?.value = id.into();
         }
         if let Err(stop) = copy_out(process, to, &id.to_le_bytes()) {
-            self.change().alarms.remove(id.into())?;
+            self.change().current_mut().timers.remove(id.into())?;
             return Err(stop);
         }
         Ok(ZERO)
@@ -147,7 +148,7 @@ impl Sentry {
         new: u64,
         old: u64,
     ) -> SyscallResult {
-        let bell = self.state.alarms.get(id & u64::from(u32::MAX))?.clone();
+        let bell = self.state.current().timers.get(id & u64::from(u32::MAX))?.clone();
         let every = nanoseconds(length_in(process, new)?);
         let first = length_in(process, new.wrapping_add(16))?;
         let absolute = flags & libc::TIMER_ABSTIME as u64 != 0;
@@ -164,7 +165,8 @@ impl Sentry {
             copy_out(process, old, &times(bell.every, bell.left(now)))?;
         }
         let id = id & u64::from(u32::MAX);
-        *self.change().alarms.get_mut(id)? = PosixTimer { at, every, overrun: 0, ..bell };
+        *self.change().current_mut().timers.get_mut(id)? =
+            PosixTimer { at, every, overrun: 0, ..bell };
         Ok(ZERO)
     }
 
@@ -174,7 +176,7 @@ impl Sentry {
         id: u64,
         to: u64,
     ) -> SyscallResult {
-        let bell = self.state.alarms.get(id & u64::from(u32::MAX))?.clone();
+        let bell = self.state.current().timers.get(id & u64::from(u32::MAX))?.clone();
         let now = self.timer_now(process, bell.clock)?;
         copy_out(process, to, &times(bell.every, bell.left(now)))?;
         Ok(ZERO)
@@ -201,14 +203,14 @@ impl Sentry {
     }
 
     pub(in crate::sentry) fn sys_timer_getoverrun(&mut self, id: u64) -> SyscallResult {
-        let bell = self.state.alarms.get(id & u64::from(u32::MAX))?;
+        let bell = self.state.current().timers.get(id & u64::from(u32::MAX))?;
         Ok(SyscallControl::Value(bell.overrun))
     }
 
     pub(in crate::sentry) fn sys_timer_delete(&mut self, id: u64) -> SyscallResult {
         let id = id & u64::from(u32::MAX);
-        self.state.alarms.get(id)?;
-        self.change().alarms.remove(id)?;
+        self.state.current().timers.get(id)?;
+        self.change().current_mut().timers.remove(id)?;
         Ok(ZERO)
     }
 }
@@ -216,7 +218,7 @@ impl Sentry {
 impl Sentry {
     /// Sends the signals of timers of the current process that have expired by `now`.
     pub(crate) fn ring(&mut self, now: MonotonicTime) {
-        if self.state.alarms.next().is_some_and(|at| at <= now) {
+        if self.state.current().timers.next().is_some_and(|at| at <= now) {
             self.change().ring(now);
         }
     }

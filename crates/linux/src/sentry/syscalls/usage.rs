@@ -12,7 +12,7 @@ impl Sentry {
     pub(crate) fn account(&mut self, process: &mut Process) {
         let spent = process.take_spent();
         let state = self.change();
-        state.family.timed = true;
+        state.processes.timed = true;
         state.spend(spent);
     }
 
@@ -32,9 +32,9 @@ impl Sentry {
     ) -> SyscallResult {
         self.account(process);
         let spent = match who as i32 {
-            libc::RUSAGE_SELF => self.state.family.own.spent,
-            libc::RUSAGE_CHILDREN => self.state.family.own.children,
-            libc::RUSAGE_THREAD => self.state.threads.current().spent,
+            libc::RUSAGE_SELF => self.state.current().info.spent,
+            libc::RUSAGE_CHILDREN => self.state.current().info.children,
+            libc::RUSAGE_THREAD => self.state.current().threads.current().spent,
             _ => return Err(Errno::INVAL.into()),
         };
         copy_out(process, to, &usage(spent, self.state.layout.bytes()))?;
@@ -43,7 +43,7 @@ impl Sentry {
 
     pub(in crate::sentry) fn sys_times(&mut self, process: &mut Process, to: u64) -> SyscallResult {
         self.account(process);
-        let own = &self.state.family.own;
+        let own = &self.state.current().info;
         let (spent, children) = (own.spent / TICK, own.children / TICK);
         if to != 0 {
             let bytes = StructBuilder::default().word(spent).word(0).word(children).word(0);

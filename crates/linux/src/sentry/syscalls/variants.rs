@@ -116,12 +116,12 @@ impl Sentry {
 
     /// `personality`: there is one, whose flags are stored.
     pub(in crate::sentry) fn sys_personality(&mut self, persona: u64) -> SyscallResult {
-        let (new, old) = (persona as u32, self.state.family.own.traits.persona);
+        let (new, old) = (persona as u32, self.state.current().info.traits.persona);
         if new != u32::MAX && new != old {
             if new & 0xff != 0 {
                 return Err(Errno::INVAL.into());
             }
-            self.change().family.own.traits.persona = new;
+            self.change().current_mut().info.traits.persona = new;
         }
         Ok(SyscallControl::Value(old.into()))
     }
@@ -419,15 +419,15 @@ impl Sentry {
     }
 
     pub(in crate::sentry) fn sys_getpid(&self) -> SyscallResult {
-        Ok(SyscallControl::Value(self.state.family.own.id.into()))
+        Ok(SyscallControl::Value(self.state.processes.current_id().into()))
     }
 
     pub(in crate::sentry) fn sys_getppid(&self) -> SyscallResult {
-        Ok(SyscallControl::Value(self.state.family.own.parent.into()))
+        Ok(SyscallControl::Value(self.state.current().info.parent.into()))
     }
 
     pub(in crate::sentry) fn sys_gettid(&self) -> SyscallResult {
-        Ok(SyscallControl::Value(self.state.threads.current_id().into()))
+        Ok(SyscallControl::Value(self.state.current().threads.current_id().into()))
     }
 
     pub(in crate::sentry) fn sys_getpgrp(&self) -> SyscallResult {

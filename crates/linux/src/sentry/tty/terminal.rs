@@ -65,26 +65,27 @@ fn decode(bytes: &[u8], old: &Termios) -> Termios {
 impl Kernel {
     /// The terminal that controls the current process.
     fn own_terminal(&self) -> Option<u32> {
-        self.terminals.of_session(self.family.own.session)
+        self.terminals.of_session(self.processes.current.info.session)
     }
 
     /// Whether a group is orphaned: no process of its session outside of it could continue it.
     fn is_orphaned(&self, group: u32) -> bool {
         let cares = |id: u32| {
-            let kin = self.family.kin(id);
-            let parent = kin.and_then(|kin| self.family.kin(kin.parent));
-            let outside = |kin: &ProcessInfo, of: &ProcessInfo| {
-                of.group != kin.group && of.session == kin.session
+            let info = self.processes.info(id);
+            let parent = info.and_then(|info| self.processes.info(info.parent));
+            let outside = |info: &ProcessInfo, of: &ProcessInfo| {
+                of.group != info.group && of.session == info.session
             };
-            kin.zip(parent).is_some_and(|(kin, parent)| outside(kin, parent))
+            info.zip(parent).is_some_and(|(info, parent)| outside(info, parent))
         };
-        !self.family.group(group).into_iter().any(cares)
+        !self.processes.group(group).into_iter().any(cares)
     }
 
     /// Groups that may become orphaned when the current process ends.
     pub(in crate::sentry) fn kept_groups(&self) -> Vec<u32> {
-        let own = &self.family.own;
-        let children = self.family.kins().filter(|kin| kin.parent == own.id).map(|kin| kin.group);
+        let own = &self.processes.current.info;
+        let children =
+            self.processes.infos().filter(|info| info.parent == own.id).map(|info| info.group);
         let mut groups: Vec<_> = children.chain([own.group]).collect();
         groups.sort_unstable();
         groups.dedup();
@@ -95,8 +96,9 @@ impl Kernel {
     /// Sends SIGHUP and SIGCONT to those of `groups` that are orphaned and have a stopped process.
     pub(in crate::sentry) fn wake_orphans(&mut self, groups: Vec<u32>) {
         for group in groups {
-            let stopped = |id: u32| self.family.kin(id).is_some_and(|kin| kin.stopped.is_some());
-            if self.is_orphaned(group) && self.family.group(group).into_iter().any(stopped) {
+            let stopped =
+                |id: u32| self.processes.info(id).is_some_and(|info| info.stopped.is_some());
+            if self.is_orphaned(group) && self.processes.group(group).into_iter().any(stopped) {
                 self.signal_group(group, libc::SIGHUP);
                 self.signal_group(group, libc::SIGCONT);
             }
@@ -168,7 +170,11 @@ impl Sentry {
     ) -> SyscallResult {
         let state = self.change();
         let open = state.tree.open(node, access)?;
-        let own = (state.family.own.id, state.family.own.session, state.family.own.group);
+        let own = (
+            state.processes.current_id(),
+            state.processes.current.info.session,
+            state.processes.current.info.group,
+        );
         let free = own.0 == own.1 && state.own_terminal().is_none();
         if let Some(terminal) = state.terminals.get_mut(id) {
             terminal.slaves += 1;
@@ -204,7 +210,7 @@ impl Sentry {
     /// Has the current process's group stopped if it is in the background of `terminal`: then the
     /// call is made once more later.
     fn in_foreground(&mut self, id: u32, signal: i32) -> SyscallResult<Option<SyscallControl>> {
-        let own = &self.state.family.own;
+        let own = &self.state.current().info;
         let Some(terminal) = self.state.terminals.get(id) else { return Ok(None) };
         let controls = terminal.session == Some(own.session) && terminal.group != 0;
         if !controls || terminal.group == own.group {
@@ -213,7 +219,7 @@ impl Sentry {
         if self.state.shuns(signal as u8) {
             return if signal == libc::SIGTTIN { Err(Errno::IO.into()) } else { Ok(None) };
         }
-        if self.state.is_orphaned(self.state.family.own.group) {
+        if self.state.is_orphaned(self.state.current().info.group) {
             return Err(Errno::IO.into());
         }
         let group = own.group;
@@ -381,7 +387,7 @@ impl Sentry {
             TIOCGPKT if master => int(terminal.packet.is_some().into()).to_vec(),
             TIOCGPTLCK if master => int(terminal.locked.into()).to_vec(),
             ioctl::TIOCGPGRP | ioctl::TIOCGSID => {
-                let own = terminal.session == Some(self.state.family.own.session);
+                let own = terminal.session == Some(self.state.current().info.session);
                 if !master && !own {
                     return Err(Errno::NOTTY.into());
                 }
@@ -428,7 +434,7 @@ impl Sentry {
             let bytes = copy_in(process, value, 4)?;
             Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
         };
-        let own = self.state.family.own.clone();
+        let own = self.state.current().info.clone();
         match request {
             ioctl::TCSETS | ioctl::TCSETSW | ioctl::TCSETSF | TCSETS2..=TCSETSF2 => {
                 let two = (TCSETS2..=TCSETSF2).contains(&request);
@@ -455,12 +461,12 @@ impl Sentry {
                 if known != Some(own.session) {
                     return Err(Errno::NOTTY.into());
                 }
-                let members = self.state.family.group(group);
-                let first = members.first().and_then(|id| self.state.family.kin(*id));
+                let members = self.state.processes.group(group);
+                let first = members.first().and_then(|id| self.state.processes.info(*id));
                 match first {
                     _ if group as i32 <= 0 => return Err(Errno::INVAL.into()),
                     None => return Err(Errno::SRCH.into()),
-                    Some(kin) if kin.session != own.session => return Err(Errno::PERM.into()),
+                    Some(info) if info.session != own.session => return Err(Errno::PERM.into()),
                     Some(_) => self.terminal_mut(id)?.group = group,
                 }
             }

@@ -263,7 +263,7 @@ impl Kernel {
         if group == 0 {
             return;
         }
-        for id in self.family.group(group) {
+        for id in self.processes.group(group) {
             let info = SignalInfo::new(signal as u8, FROM_KERNEL, 0, 0);
             self.with(id, |state| state.send(None, info));
         }
@@ -282,7 +282,7 @@ impl Kernel {
         }
         let leader = self.terminals.get(id).and_then(|terminal| terminal.session);
         self.hang_up_terminal(id);
-        if let Some(leader) = leader.filter(|leader| self.family.lives(*leader)) {
+        if let Some(leader) = leader.filter(|leader| self.processes.lives(*leader)) {
             for signal in [libc::SIGHUP, libc::SIGCONT] {
                 let info = SignalInfo::new(signal as u8, 0x80, 0, 0);
                 self.with(leader, |state| state.send(None, info));
@@ -325,7 +325,7 @@ impl Kernel {
     /// The current process ends: if it leads a session, its terminal is hung up, and the foreground
     /// group there is notified.
     pub(in crate::sentry) fn leave_terminal(&mut self) {
-        let own = &self.family.own;
+        let own = &self.processes.current.info;
         if own.session != own.id {
             return;
         }

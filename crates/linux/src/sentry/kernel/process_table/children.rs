@@ -46,19 +46,19 @@ impl WaitTarget {
 impl ProcessTable {
     /// The first child of the current process that has ended, of those that are meant.
     pub(crate) fn child_ended(&self, which: WaitTarget) -> Option<(u32, &ExitedProcess)> {
-        let own = self.own.id;
+        let own = self.current_id();
         let mut ended = self.ended.iter().map(|(&id, ended)| (id, ended));
         ended.find(|(id, ended)| ended.parent == own && which.means(*id, ended.group))
     }
 
     /// A child of the current process with an event that a wait asks for.
     pub(crate) fn child_changed(&self, asked: WaitOptions) -> Option<(u32, ChildEvent)> {
-        let own = self.own.id;
-        let children = self.kins().filter(|kin| kin.parent == own);
-        let mut meant = children.filter(|kin| asked.which.means(kin.id, kin.group));
-        meant.find_map(|kin| match kin.news? {
-            news @ ChildEvent::Stopped(_) if asked.stopped => Some((kin.id, news)),
-            news @ ChildEvent::Continued if asked.continued => Some((kin.id, news)),
+        let own = self.current_id();
+        let children = self.infos().filter(|info| info.parent == own);
+        let mut meant = children.filter(|info| asked.which.means(info.id, info.group));
+        meant.find_map(|info| match info.news? {
+            news @ ChildEvent::Stopped(_) if asked.stopped => Some((info.id, news)),
+            news @ ChildEvent::Continued if asked.continued => Some((info.id, news)),
             _ => None,
         })
     }
@@ -72,15 +72,15 @@ impl ProcessTable {
 
     /// Whether a wait for children can have an event. One that has ended changes no more.
     pub(crate) fn may_change(&self, asked: WaitOptions) -> bool {
-        let own = self.own.id;
-        self.kins().any(|kin| kin.parent == own && asked.which.means(kin.id, kin.group))
+        let own = self.current_id();
+        self.infos().any(|info| info.parent == own && asked.which.means(info.id, info.group))
             || asked.ended && self.child_ended(asked.which).is_some()
     }
 
     /// Whether the current process has a child, of those that are meant.
     pub(crate) fn has_child(&self, which: WaitTarget) -> bool {
-        let own = self.own.id;
-        self.kins().any(|kin| kin.parent == own && which.means(kin.id, kin.group))
+        let own = self.current_id();
+        self.infos().any(|info| info.parent == own && which.means(info.id, info.group))
             || self.child_ended(which).is_some()
     }
 
@@ -89,19 +89,21 @@ impl ProcessTable {
     }
 
     /// The current process reaps a child.
-    pub(in crate::sentry) fn ask_for(&mut self, id: u32) {
-        self.own.children = self.own.children.saturating_add(self.spent_by(id));
+    pub(in crate::sentry) fn reap_child(&mut self, id: u32) {
+        let spent = self.spent_by(id);
+        let info = &mut self.current.info;
+        info.children = info.children.saturating_add(spent);
         self.reap(id);
     }
 
     /// The CPU time of a process and its reaped children.
     pub(in crate::sentry) fn spent_by(&self, id: u32) -> u64 {
-        let lives = self.kin(id).map(|kin| kin.spent.saturating_add(kin.children));
+        let lives = self.info(id).map(|info| info.spent.saturating_add(info.children));
         lives.or(self.ended.get(&id).map(|ended| ended.spent)).unwrap_or_default()
     }
 
-    /// Children of `from` that have ended are another's, or are forgotten.
-    pub(in crate::sentry) fn hand_over(&mut self, from: u32, to: u32) {
+    /// Ended children of `from` become those of `to`, or are removed if that has ended too.
+    pub(in crate::sentry) fn reparent_ended(&mut self, from: u32, to: u32) {
         let lives = self.lives(to);
         self.ended.retain(|_, ended| lives || ended.parent != from);
         let ended = self.ended.values_mut().filter(|ended| ended.parent == from);
