@@ -12,7 +12,8 @@ use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use serde_json::json;
 
 use crate::concurrency::Rejected;
-use crate::failure::{describe, is_disk_full};
+use crate::disk_full::is_disk_full;
+use afresh::describe_error as describe;
 
 /// Seconds after which a client may try again, where the server knows no better.
 const RETRY_SECONDS: u64 = 1;

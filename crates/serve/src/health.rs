@@ -13,45 +13,11 @@ use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
 
 use crate::error_response::ErrorResponse;
+use crate::health_check::Check;
 use crate::service::{Phase, Shared};
 
 /// Interval of probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
-
-/// A part that is probed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Check {
-    #[cfg(feature = "fleet")]
-    Lease,
-    /// The directory of saved sandboxes.
-    Directory,
-    #[cfg(feature = "fleet")]
-    Store,
-}
-
-impl Check {
-    /// Its name in metrics.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            #[cfg(feature = "fleet")]
-            Self::Lease => "lease",
-            Self::Directory => "directory",
-            #[cfg(feature = "fleet")]
-            Self::Store => "store",
-        }
-    }
-
-    /// The fault, for any client.
-    fn fault(self) -> &'static str {
-        match self {
-            #[cfg(feature = "fleet")]
-            Self::Lease => "the lease is lost, and sandboxes are refused until NATS renews it",
-            Self::Directory => "the directory cannot be written, and saves are refused",
-            #[cfg(feature = "fleet")]
-            Self::Store => "the fleet's store does not answer, and saves are refused",
-        }
-    }
-}
 
 /// The results of the last probes.
 #[derive(Debug, Default)]

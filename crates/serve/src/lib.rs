@@ -34,6 +34,7 @@ mod budget;
 mod concurrency;
 mod config;
 mod cpu_time;
+mod disk_full;
 mod error;
 mod error_response;
 mod failure;
@@ -42,6 +43,9 @@ pub mod fleet;
 mod guest_log;
 mod handler;
 mod health;
+mod health_check;
+mod labels;
+mod logged_lease;
 mod manifest;
 mod metrics;
 #[cfg(feature = "oidc")]
@@ -54,6 +58,7 @@ mod proxy;
 #[doc(hidden)]
 pub mod reference;
 mod reload;
+mod resident;
 mod reuse;
 mod route;
 mod routing_table;

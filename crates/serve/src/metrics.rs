@@ -12,12 +12,12 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::audit::AuditLog;
-use crate::health::Check;
+use crate::health_check::Check;
+use crate::labels::{Labels, gauge, labels, two};
 use crate::pool_metrics::{PoolMetrics, Pools};
+use crate::resident::resident_bytes;
 #[cfg(feature = "fleet")]
 use crate::store_metrics::StoreRetries;
-
-pub(crate) type Labels = Vec<(&'static str, String)>;
 
 /// Bounds of the histograms in seconds: from a warm call to a long computation.
 const BOUNDS: [f64; 15] = [
@@ -87,35 +87,6 @@ pub(crate) struct GuestMetrics {
     pub(crate) seconds: Histogram,
     failures: Family<Labels, Counter>,
     guest: String,
-}
-
-/// A guest's name as a label; the library writes labels as they are.
-fn named(guest: &str) -> (&'static str, String) {
-    ("guest", escape(guest))
-}
-
-/// Text as a label's value.
-pub(crate) fn escape(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-pub(crate) fn labels(guest: &str) -> Labels {
-    vec![named(guest)]
-}
-
-pub(crate) fn two(guest: &str, name: &'static str, value: impl ToString) -> Labels {
-    vec![named(guest), (name, value.to_string())]
-}
-
-pub(crate) fn gauge(value: usize) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-/// Resident memory of this process; 0 if `/proc` does not report it.
-pub(crate) fn resident_bytes() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
-    pages.unwrap_or(0).saturating_mul(rustix::param::page_size())
 }
 
 impl Metrics {

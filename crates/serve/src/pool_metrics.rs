@@ -16,7 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::metrics::{Labels, gauge, labels, two};
+use crate::labels::{Labels, gauge, labels, two};
 
 type Count = Counter<u64, AtomicU64>;
 

@@ -28,9 +28,9 @@ use wasmtime_wasi_http::{
 use crate::body::BodyError;
 use crate::concurrency::Permit;
 use crate::failure::{Failure, describe};
+use crate::logged_lease::{LoggedLease, Logging};
 use crate::paced::Paced;
 use crate::reuse::ReusePool;
-use crate::runner::{LoggedLease, Logging};
 
 /// State of wasi:http for one lease.
 struct Http {

@@ -24,7 +24,7 @@ use crate::failure::Failure;
 use crate::metrics::{GuestMetrics, Metrics};
 use crate::pool_metrics::PoolMetrics;
 use crate::runner::Runner;
-use crate::service::REQUEST_ID;
+use crate::span::REQUEST_ID;
 use crate::{span, wire};
 
 /// A guest under its route.

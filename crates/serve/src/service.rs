@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body::Body as HttpBody;
 use http_body_util::BodyExt;
-use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use tokio::sync::watch;
 use tracing::Instrument;
@@ -34,10 +34,8 @@ use crate::routing_table::RoutingTable;
 use crate::sandbox::store::{RouteSubject, SandboxHost, SandboxStore};
 use crate::sandbox::{Routes, Sandboxes, Scope};
 use crate::span;
+use crate::span::REQUEST_ID;
 use crate::status::Viewer;
-
-/// The header that a request's number comes and goes in.
-pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Paths that the server answers itself.
 const OPERATIONS: [&str; 6] =

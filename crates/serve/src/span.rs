@@ -8,7 +8,10 @@ use tracing::Span;
 use tracing::field::Empty;
 
 use crate::error_response::RefusalReason;
-use crate::service::REQUEST_ID;
+use hyper::header::HeaderName;
+
+/// The header that a request's number comes and goes in.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// A span for a request, which continues the trace that the request came with; handlers of the
 /// request continue the span.

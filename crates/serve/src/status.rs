@@ -11,7 +11,7 @@ use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, Header
 use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
-use crate::metrics::resident_bytes;
+use crate::resident::resident_bytes;
 use crate::service::{Phase, Shared};
 
 const PAGE: &str = include_str!("status.html");

@@ -10,8 +10,9 @@ use hyper::StatusCode;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Anchor, Entry, State};
 use super::{Fleet, lock};
+use crate::disk_full::is_disk_full;
 use crate::error_response::ErrorResponse;
-use crate::failure::{describe, is_disk_full};
+use crate::failure::describe;
 use crate::sandbox::store::{SandboxRecord, milliseconds};
 
 /// The outcome of taking a sandbox.

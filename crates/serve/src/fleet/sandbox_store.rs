@@ -13,8 +13,9 @@ use hyper::StatusCode;
 use super::placement_store::TakeOutcome;
 use super::routing::no_template;
 use super::{Fleet, lock};
+use crate::disk_full::is_disk_full;
 use crate::error_response::ErrorResponse;
-use crate::failure::{describe, internal, is_disk_full};
+use crate::failure::{describe, internal};
 use crate::sandbox::store::{
     SandboxHost, SandboxRecord, SandboxStore, SavedState, SnapshotRecord, State, StoredSandbox,
     StoredSnapshot, TenantUse, state_reference,

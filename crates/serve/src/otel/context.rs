@@ -3,14 +3,10 @@
 //! Promises: a header that does not follow the recommendation is ignored, with its `tracestate`.
 
 use hyper::HeaderMap;
-use hyper::header::{HeaderName, HeaderValue};
-use tracing_subscriber::Registry;
-use tracing_subscriber::registry::LookupSpan;
+use hyper::header::HeaderName;
 
-use super::layer::Spanned;
-
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+pub(super) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+pub(super) const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// Maximum characters of `tracestate` that are kept; longer ones may be dropped whole.
 const STATE: usize = 512;
@@ -71,29 +67,10 @@ pub(crate) fn read_headers(headers: &HeaderMap) -> Option<(&str, &str)> {
     Some((parent, if usable { state } else { "" }))
 }
 
-/// The context of a span, if a [`Layer`](super::Layer) has seen it.
-pub(super) fn context_of(span: &tracing::Span) -> Option<Context> {
-    let found = span.with_subscriber(|(id, dispatch)| {
-        let span = dispatch.downcast_ref::<Registry>()?.span(id)?;
-        span.extensions().get::<Spanned>().map(|spanned| spanned.context)
-    });
-    found.flatten()
-}
-
-/// Adds headers that continue the trace of `span`. Without a trace they stay unchanged.
-pub(crate) fn hand_on(span: &tracing::Span, headers: &mut HeaderMap) {
-    let Some(context) = context_of(span) else { return };
-    if read_headers(headers).is_none() {
-        // It would belong to another trace.
-        headers.remove(TRACESTATE);
-    }
-    if let Ok(value) = HeaderValue::try_from(context.text()) {
-        headers.insert(TRACEPARENT, value);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use hyper::header::HeaderValue;
+
     use super::*;
 
     #[test]

@@ -294,7 +294,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
-    use crate::otel::context::context_of;
+    use crate::otel::propagation::context_of;
 
     fn layer(queue: usize) -> (Layer, mpsc::Receiver<FinishedSpan>) {
         let (sender, receiver) = mpsc::channel(queue);

@@ -9,6 +9,7 @@
 mod context;
 mod encode;
 mod layer;
+mod propagation;
 mod sampler;
 mod send;
 mod settings;
@@ -25,9 +26,10 @@ pub use context::Context;
 pub use layer::Layer;
 pub use settings::{Settings, SettingsError};
 
-pub(crate) use context::{hand_on, read_headers};
+pub(crate) use context::read_headers;
+pub(crate) use propagation::hand_on;
 
-use crate::metrics::Labels;
+use crate::labels::Labels;
 
 /// Counts of spans by outcome.
 #[derive(Clone, Debug)]

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::budgets::{Budgets, Limits};
+use super::lock::lock;
 use super::record::Records;
-use super::registry::lock;
 use super::store::{SandboxStore, TenantUse};
 use super::tenant_use::window_at;
 use crate::error_response::{BudgetExcess, BudgetOwner, ErrorResponse};

@@ -18,11 +18,14 @@ use hyper::StatusCode;
 
 use super::accounts::Account;
 use super::budgets::Limits;
+use super::lock::lock;
 use super::record::SandboxRecord;
-use super::registry::{Sandboxes, lock, to_its_end};
+use super::registry::Sandboxes;
 use super::sandbox::Sandbox;
 #[cfg(doc)]
 use super::store::SandboxStore;
+use super::stored_elsewhere::COUNT_LIFETIME;
+use super::tasks::to_its_end;
 use crate::error_response::ErrorResponse;
 
 /// The budget of the number of sandboxes.
@@ -269,5 +272,31 @@ impl Sandboxes {
         total.stored = total.stored.saturating_sub(replaced);
         admit_stored(&self.accounts.of(tenant), &limits, &held, more)?;
         admit_stored(&self.accounts.server, &budgets.server, &total, more)
+    }
+}
+
+impl Sandboxes {
+    /// Counts the saved states of a tenant in the fleet before they are checked, if there is a
+    /// budget of them and the last count is old.
+    pub(super) async fn count_stored(&self, tenant: &Arc<str>) -> Result<(), ErrorResponse> {
+        if !self.ledger.releases() || self.accounts.budgets().of(tenant).stored.is_none() {
+            return Ok(());
+        }
+        let count = self.stored_elsewhere.count(tenant);
+        let mut counted = count.reading.lock().await;
+        if counted.is_some_and(|at| at.elapsed() < COUNT_LIFETIME) {
+            return Ok(());
+        }
+        self.quota.count(&*self.ledger, tenant).await?;
+        let records = self.ledger.sandboxes_of(tenant, usize::MAX).await?;
+        let bytes = {
+            let (all, killed) = (lock(&self.all), lock(&self.killed));
+            let is_elsewhere = |id: &String| !all.contains_key(id) && !killed.contains_key(id);
+            let elsewhere = records.iter().filter(|record| is_elsewhere(&record.id));
+            elsewhere.fold(0, |sum: u64, record| sum.saturating_add(record.stored))
+        };
+        *lock(&count.bytes) = bytes;
+        *counted = Some(Instant::now());
+        Ok(())
     }
 }

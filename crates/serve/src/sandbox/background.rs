@@ -13,9 +13,11 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::connect::ConnectError;
+use super::lock::lock;
 use super::output_router::OutputRouter;
-use super::registry::{Operation, Sandboxes, lock};
+use super::registry::Sandboxes;
 use super::sandbox::{Sandbox, command, go_on};
+use super::undo_point::Operation;
 use crate::error_response::ErrorResponse;
 
 impl Sandboxes {

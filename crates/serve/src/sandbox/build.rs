@@ -19,11 +19,14 @@ use super::build_request::{Action, BuildPlan, Step, tagged};
 use super::builds::Build;
 use super::config::Template;
 use super::creation::CreateOptions;
+use super::lock::lock;
 use super::process::CommandTarget;
 use super::record::{BuiltTemplate, IMAGE, LAYER, SandboxSettings, SnapshotRecord};
-use super::registry::{Sandboxes, blocking, lock};
-use super::sandbox::{Sandbox, refused};
+use super::registry::Sandboxes;
+use super::sandbox::Sandbox;
+use super::session_error::refused;
 use super::snapshots::KeepOptions;
+use super::tasks::blocking;
 use super::template::Warm;
 use crate::error_response::ErrorResponse;
 
@@ -354,7 +357,7 @@ impl Sandboxes {
                     let content = content.ok_or_else(missing)?;
                     let written = self.files(sandbox, move |tree| {
                         let put = tree.write_path(ARCHIVE, &content, Time::now()).map(drop);
-                        put.map_err(|error| super::envd::refused(ARCHIVE, &error))
+                        put.map_err(|error| super::file_entry::refused(ARCHIVE, &error))
                     });
                     written.await.map_err(|refusal| failed(refusal.message))?;
                     let to = around.path(to);

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant, SystemTime};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use super::control::rfc3339;
-use super::registry::{lock, random};
+use super::answer::rfc3339;
+use super::lock::lock;
+use super::random::random;
 use super::template::Warm;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;

@@ -17,7 +17,7 @@ use tokio::time::{Instant, Interval, interval_at};
 
 use super::byte_channel::{Receiver, SendError, Sender, byte_channel};
 use super::connect::{self, ConnectError};
-use super::registry::lock;
+use super::lock::lock;
 use crate::concurrency::Permit;
 
 /// Subscribers to commands in a sandbox, and its background work.

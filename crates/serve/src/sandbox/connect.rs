@@ -15,8 +15,8 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::answer::answer;
 use super::requests::ConnectMessages;
-use super::routes::answer;
 use crate::error_response::{ErrorResponse, RefusalReason};
 
 /// Flag of a message that ends a stream.

@@ -12,11 +12,15 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
+use super::answer::{Answer, answer, json, short};
+use super::authorization::AuthorizedSandbox;
 use super::connect::went_back;
-use super::registry::{Sandboxes, lock, random};
+use super::lock::lock;
+use super::random::random;
+use super::registry::Sandboxes;
 use super::requests::ContextRequest;
-use super::routes::{Answer, AuthorizedSandbox, answer, json, short};
-use super::sandbox::{Sandbox, command, refused};
+use super::sandbox::{Sandbox, command};
+use super::session_error::refused;
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;

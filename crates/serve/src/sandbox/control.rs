@@ -1,7 +1,7 @@
 //! The control plane in E2B's shape: making, pausing, forking and ending sandboxes.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::State;
@@ -10,6 +10,9 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
+use super::answer::rfc3339;
+use super::answer::{Answer, answer, json, short};
+use super::authorization::{Tenant, TenantSandbox};
 use super::build_request::check_reserved;
 use super::creation::CreateOptions;
 use super::network_rules::NetworkRules;
@@ -17,7 +20,6 @@ use super::record::SandboxSettings;
 use super::registry::Sandboxes;
 use super::request_record::RequestNotes;
 use super::requests::{CreateRequest, TimeoutRequest, Unsupported};
-use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
 use super::sandbox::Sandbox;
 use super::snapshots::KeepOptions;
 use crate::error_response::ErrorResponse;
@@ -47,11 +49,6 @@ fn reach(sandbox: &Sandbox) -> Value {
         "envdAccessToken": sandbox.token,
         "trafficAccessToken": sandbox.token,
     })
-}
-
-/// Milliseconds since 1970, as RFC 3339 writes them.
-pub(super) fn rfc3339(time: SystemTime) -> String {
-    humantime::format_rfc3339_millis(time).to_string()
 }
 
 pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {

@@ -9,9 +9,12 @@ use afresh::Session;
 use hyper::StatusCode;
 
 use super::charge::Charge;
+use super::random::random;
 use super::record::SandboxSettings;
-use super::registry::{Sandboxes, blocking, random};
-use super::sandbox::{Residency, Sandbox, Times, next_event, refused};
+use super::registry::Sandboxes;
+use super::sandbox::{Residency, Sandbox, Times, next_event};
+use super::session_error::refused;
+use super::tasks::blocking;
 use crate::concurrency::Permit;
 use crate::error_response::ErrorResponse;
 

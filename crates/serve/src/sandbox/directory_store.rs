@@ -6,12 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 
+use super::random::random;
 use super::record::Records;
-use super::registry::{blocking, random};
+use super::record::state_reference;
 use super::store::{
     SandboxRecord, SandboxStore, SavedState, SnapshotRecord, StoredSandbox, StoredSnapshot,
 };
-use super::template::state_reference;
+use super::tasks::blocking;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 

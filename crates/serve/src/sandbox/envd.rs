@@ -6,27 +6,25 @@
 
 use std::sync::Arc;
 
-use afresh::files::{DirEntry, Kind, Refused, Rename, Stat, Time, Tree, Walk};
+use afresh::files::{DirEntry, Kind, Refused, Rename, Time, Tree, Walk};
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use hyper::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
-use super::connect::{self, ConnectError};
-use super::file_metadata;
+use super::answer::{answer, json};
+use super::authorization::AuthorizedSandbox;
+use super::connect::{self};
+use super::file_entry::{absolute, entry, meaning};
 use super::registry::Sandboxes;
 use super::requests::FilesystemRequest;
-use super::routes::{AuthorizedSandbox, answer, json};
 use super::sandbox::Sandbox;
 use super::user;
-use super::watchers;
-use crate::error_response::ErrorResponse;
+use super::watch_requests;
 
 type All = State<Arc<Sandboxes>>;
 
-/// The start of relative paths.
-const HOME: &str = "/home/user";
 /// Maximum bytes of the paths that one listing names.
 const MAX_LISTING_BYTES: usize = 4 << 20;
 /// Maximum levels of directories in one listing.
@@ -37,117 +35,6 @@ const MAX_ENTRIES: usize = 10_000;
 /// The sandbox is there.
 pub(super) async fn health(_: AuthorizedSandbox) -> StatusCode {
     StatusCode::NO_CONTENT
-}
-
-/// A path in the form of the sandbox.
-pub(super) fn absolute(path: &str) -> String {
-    let path = path.strip_prefix("~/").unwrap_or(path);
-    if path.starts_with('/') { path.to_owned() } else { format!("{HOME}/{path}") }
-}
-
-/// A refusal as a status of HTTP and a code of Connect.
-fn meaning(refused: &Refused) -> (StatusCode, &'static str) {
-    match refused {
-        Refused::Missing => (StatusCode::NOT_FOUND, "not_found"),
-        Refused::Exists => (StatusCode::CONFLICT, "already_exists"),
-        Refused::Full | Refused::TooLarge => {
-            (StatusCode::INSUFFICIENT_STORAGE, "resource_exhausted")
-        }
-        Refused::NotPermitted | Refused::Busy => (StatusCode::FORBIDDEN, "permission_denied"),
-        Refused::Layer(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
-        _ => (StatusCode::BAD_REQUEST, "invalid_argument"),
-    }
-}
-
-pub(super) fn refused(path: &str, refused: &Refused) -> ErrorResponse {
-    ErrorResponse::new(meaning(refused).0, format!("{path}: {refused}"))
-}
-
-/// A refusal as an error of Connect.
-pub(super) fn connect_error(path: &str, refused: &Refused) -> ConnectError {
-    ConnectError::new(meaning(refused).1, format!("{path}: {refused}"))
-}
-
-/// The name at the end of a path.
-pub(super) fn name(path: &str) -> &str {
-    path.rsplit('/').find(|name| !name.is_empty()).unwrap_or("/")
-}
-
-/// The entry at a path, in the agent's form: a link has the type of its target.
-pub(super) fn entry(tree: &Tree, path: &str) -> Result<Value, Refused> {
-    let link = tree.walk(path.as_bytes(), Walk::new(Tree::ROOT).follow(false))?.node()?;
-    let itself = tree.stat(link)?;
-    let target = match itself.kind {
-        Kind::Link => Some(tree.read_link(link)?),
-        _ => None,
-    };
-    let stat = match target {
-        Some(_) => tree.walk(path.as_bytes(), Walk::new(Tree::ROOT)).and_then(|found| found.node()),
-        None => Ok(link),
-    };
-    let stat = stat.and_then(|node| tree.stat(node)).unwrap_or(itself);
-    let mut entry = entry_info(path, &stat);
-    let metadata = file_metadata::of(tree, stat.node);
-    if !metadata.is_empty() {
-        entry["metadata"] = json!(metadata);
-    }
-    if let Some(target) = target {
-        entry["symlinkTarget"] = json!(resolved(path, &String::from_utf8_lossy(&target)));
-        entry["isSymlink"] = json!(true);
-    }
-    Ok(entry)
-}
-
-/// The target of a link as an absolute path.
-fn resolved(link: &str, target: &str) -> String {
-    let (folder, _) = link.rsplit_once('/').unwrap_or_default();
-    let whole =
-        if target.starts_with('/') { target.to_owned() } else { format!("{folder}/{target}") };
-    let mut names = Vec::new();
-    for name in whole.split('/') {
-        match name {
-            "" | "." => {}
-            ".." => drop(names.pop()),
-            name => names.push(name),
-        }
-    }
-    format!("/{}", names.join("/"))
-}
-
-fn entry_info(path: &str, stat: &Stat) -> Value {
-    let kind = match stat.kind {
-        Kind::Directory => "FILE_TYPE_DIRECTORY",
-        Kind::Link => "FILE_TYPE_SYMLINK",
-        _ => "FILE_TYPE_FILE",
-    };
-    let nanos = stat.times.modified.nanos();
-    let modified = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(nanos);
-    json!({
-        "name": name(path),
-        "type": kind,
-        "path": path,
-        // Numbers of 64 bits are text in the JSON of protocol buffers.
-        "size": stat.size.to_string(),
-        "mode": stat.mode,
-        "permissions": permissions(stat),
-        "owner": "user",
-        "group": "user",
-        "modifiedTime": humantime::format_rfc3339_millis(modified).to_string(),
-    })
-}
-
-/// A mode as `ls` writes it.
-fn permissions(stat: &Stat) -> String {
-    let first = match stat.kind {
-        Kind::Directory => 'd',
-        Kind::Link => 'l',
-        _ => '-',
-    };
-    let bits = (0..9).map(|bit| match stat.mode >> (8 - bit) & 1 {
-        1 => ['r', 'w', 'x'][bit % 3],
-        _ => '-',
-    });
-    std::iter::once(first).chain(bits).collect()
 }
 
 /// The entries below a directory, up to a depth; those of a directory follow it.
@@ -230,8 +117,8 @@ pub(super) async fn filesystem(
     if let Err(refused) = user::check(&headers) {
         return refused.into_response();
     }
-    if watchers::METHODS.contains(&method.as_str()) {
-        let watching = watchers::answer(&all, &sandbox, &method, &headers, &body);
+    if watch_requests::METHODS.contains(&method.as_str()) {
+        let watching = watch_requests::answer(&all, &sandbox, &method, &headers, &body);
         return watching.await.unwrap_or_else(|failed| match method.as_str() {
             "WatchDir" => failed.into_stream(),
             _ => failed.into_response(),
@@ -321,8 +208,6 @@ mod tests {
             ask(&mut tree, "ListDir", json!({"path": "/new/b.txt"})),
             Err(Refused::NotDirectory)
         );
-        assert_eq!(resolved("/home/user/link", "../x/./y"), "/home/x/y");
-        assert_eq!(resolved("/link", "/a//b"), "/a/b");
         for _ in 0..2 {
             ask(&mut tree, "Remove", json!({"path": "dir"})).unwrap();
         }

@@ -12,10 +12,11 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
+use super::answer::{Answer, json};
+use super::authorization::AuthorizedSandbox;
 use super::contexts::known_context;
 use super::registry::Sandboxes;
 use super::requests::ExecuteRequest;
-use super::routes::{Answer, AuthorizedSandbox, json};
 use super::sandbox::Sandbox;
 use super::streaming::{Shape, run_streaming};
 use crate::error_response::ErrorResponse;

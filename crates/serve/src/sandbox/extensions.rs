@@ -13,9 +13,11 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::answer::{Answer, answer, json, short};
+use super::authorization::TenantSandbox;
 use super::connect::went_back;
-use super::routes::{Answer, TenantSandbox, answer, json, short};
-use super::sandbox::{MARK, refused};
+use super::session_error::refused;
+use super::undo_point::MARK;
 use crate::error_response::ErrorResponse;
 
 /// The OpenAPI description of the operations.

@@ -10,9 +10,10 @@ use std::time::Duration;
 use afresh::files::Tree;
 
 use super::registry::Sandboxes;
+use super::sandbox::Sandbox;
+use super::session_error::refused;
 #[cfg(feature = "linux")]
-use super::registry::blocking;
-use super::sandbox::{Sandbox, refused};
+use super::tasks::blocking;
 use crate::error_response::ErrorResponse;
 
 /// How long a read of files waits for a view of those of a running program, before it waits for the

@@ -19,14 +19,15 @@ use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue
 use hyper::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
-use super::envd::{absolute, name, refused};
+use super::answer::{Answer, answer};
 use super::file_body::{FileBody, MAX_PIECE_BYTES};
+use super::file_entry::{absolute, name, refused};
 use super::file_metadata::{self, FileMetadata};
 use super::form::{self, FormError};
-use super::registry::{Sandboxes, blocking};
-use super::routes::{Answer, answer};
+use super::registry::Sandboxes;
 use super::sandbox::Sandbox;
 use super::signature::FileAccess;
+use super::tasks::blocking;
 use crate::body::{Chunked, Meter};
 use crate::error_response::ErrorResponse;
 

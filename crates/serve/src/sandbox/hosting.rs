@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hyper::HeaderMap;
 
+use super::authorization::TOKENS;
 use super::connect::ConnectError;
 use super::keys::same;
-use super::registry::{Sandboxes, lock};
-use super::routes::TOKENS;
+use super::lock::lock;
+use super::registry::Sandboxes;
 use super::sandbox::{Residency, Sandbox};
 use super::store::{Anchor, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse};
 use crate::error_response::ErrorResponse;

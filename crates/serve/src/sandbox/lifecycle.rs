@@ -13,9 +13,11 @@ use std::time::{Duration, Instant};
 use afresh::Reference;
 
 use super::connect::ConnectError;
-use super::registry::{Sandboxes, blocking, lock, to_its_end};
+use super::lock::lock;
+use super::record::state_reference;
+use super::registry::Sandboxes;
 use super::sandbox::{Residency, Sandbox};
-use super::template::state_reference;
+use super::tasks::{blocking, to_its_end};
 use crate::concurrency::Permit;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;

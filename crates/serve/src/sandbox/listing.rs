@@ -13,11 +13,12 @@ use hyper::StatusCode;
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
+use super::answer::{Answer, answer};
+use super::authorization::Tenant;
 use super::control::detailed;
 use super::record::SnapshotRecord;
 use super::record::milliseconds;
 use super::registry::Sandboxes;
-use super::routes::{Answer, Tenant, answer};
 use super::sandbox::Sandbox;
 use crate::error_response::ErrorResponse;
 

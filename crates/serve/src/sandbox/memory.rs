@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper::StatusCode;
 
-use super::registry::blocking;
+use super::tasks::blocking;
 use crate::error_response::ErrorResponse;
-use crate::metrics::resident_bytes;
+use crate::resident::resident_bytes;
 
 /// The charge of a new sandbox until memory is measured again.
 const NEW_SANDBOX_BYTES: u64 = 4 << 20;

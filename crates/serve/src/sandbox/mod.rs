@@ -8,6 +8,8 @@
 
 mod accounts;
 mod admission;
+mod answer;
+mod authorization;
 mod background;
 mod budgets;
 mod build;
@@ -30,6 +32,7 @@ mod execute;
 mod extensions;
 mod file_access;
 mod file_body;
+mod file_entry;
 mod file_metadata;
 mod file_transfer;
 mod form;
@@ -38,37 +41,45 @@ mod hosting;
 mod keys;
 mod lifecycle;
 mod listing;
+mod lock;
 mod memory;
 mod memory_directory;
 mod network;
 mod network_rules;
+mod network_update;
 mod output_router;
 mod overview;
 #[cfg(feature = "linux")]
 mod port;
 mod process;
 mod quota;
+mod random;
 mod record;
 mod registry;
 mod request_record;
 mod requests;
 #[expect(clippy::module_inception, reason = "the file of the type `Sandbox`")]
 mod sandbox;
+mod sandbox_metrics;
 mod saving;
+mod session_error;
 mod signature;
 mod snapshots;
 pub(crate) mod store;
 mod stored_elsewhere;
 mod streaming;
+mod tasks;
 mod template;
 mod templates;
 mod tenant_queue;
 mod tenant_use;
 #[cfg(feature = "linux")]
 mod tunnels;
+mod undo_point;
 mod usage;
 mod usage_report;
 mod user;
+mod watch_requests;
 mod watchers;
 
 pub use budgets::{Budgets, Limits};

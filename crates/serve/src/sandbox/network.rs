@@ -5,105 +5,14 @@
 //! forks have them too. Each entry of `allowOut` and of `rules` has a grant of the template, or the
 //! request is refused.
 
-#[cfg(feature = "linux")]
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[cfg(feature = "linux")]
 use afresh::linux::{EgressFilter, SharedFilter};
-use axum::response::IntoResponse;
-use bytes::Bytes;
-use hyper::StatusCode;
-
-use super::config::Template;
-use super::control::refuse_unsupported;
-use super::network_rules::NetworkRules;
-use super::registry::{Sandboxes, to_its_end};
-use super::requests::NetworkUpdate;
-use super::routes::{Answer, TenantSandbox, json, short};
-use super::sandbox::Sandbox;
-use crate::error_response::ErrorResponse;
-
-/// Destinations that stand for all of them.
-const ALL_TRAFFIC: &str = "0.0.0.0/0";
-
-impl NetworkRules {
-    /// Whether some server of the template can be reached.
-    pub(super) fn has_internet(&self, template: &Template) -> bool {
-        let denied = self.deny_out.iter().flatten().any(|entry| entry == ALL_TRAFFIC);
-        #[cfg(feature = "linux")]
-        let granted = !template.net.is_empty();
-        #[cfg(not(feature = "linux"))]
-        let granted = {
-            let _ = template;
-            false
-        };
-        granted && self.internet != Some(false) && !denied
-    }
-}
 
 #[cfg(feature = "linux")]
-impl NetworkRules {
-    /// The filter of a sandbox with these rules; none without rules.
-    fn filter(&self) -> Result<Option<EgressFilter>, String> {
-        let lists = self.allow_out.iter().chain(&self.deny_out);
-        let is_empty =
-            lists.map(Vec::len).chain(self.rules.iter().map(BTreeMap::len)).sum::<usize>() == 0;
-        if is_empty && self.internet != Some(false) {
-            return Ok(None);
-        }
-        let allowed = self.allow_out.iter().flatten().map(String::as_str);
-        let offline = (self.internet == Some(false)).then_some(ALL_TRAFFIC);
-        let denied = self.deny_out.iter().flatten().map(String::as_str).chain(offline);
-        let filter = EgressFilter::new(allowed, denied);
-        let mut filter = filter.map_err(|error| format!("`network`: {error}"))?;
-        for (host, rules) in self.rules.iter().flatten() {
-            let transforms = rules.iter().filter_map(|rule| rule.transform.as_ref());
-            let headers = transforms.flat_map(|transform| transform.headers.iter().flatten());
-            let headers = headers.map(|(name, value)| (name.as_str(), value.as_str()));
-            if let Some((name, _)) = headers.clone().find(|(_, value)| value.contains("${e2b.")) {
-                return Err(format!(
-                    "`network.rules`: the header `{name}` for `{host}` has a placeholder of `iam`, which this \
-                     server does not have; send its value"
-                ));
-            }
-            let added = filter.with_headers(host, headers);
-            filter = added.map_err(|error| format!("`network.rules`: {error}"))?;
-        }
-        Ok(Some(filter))
-    }
-
-    /// Checks rules that a client sends for a sandbox of `template`.
-    fn check(&self, template: &Template) -> Result<(), String> {
-        let Some(filter) = self.filter()? else { return Ok(()) };
-        filter.check(&template.net).map_err(|error| {
-            let name = &template.name;
-            format!("`network`: {error}: the `net` of the template `{name}` has the grants")
-        })
-    }
-}
-
-#[cfg(not(feature = "linux"))]
-impl NetworkRules {
-    /// Checks rules that a client sends: without Linux programs nothing outside is reached.
-    fn check(&self, _: &Template) -> Result<(), String> {
-        let allowed = self.allow_out.iter().flatten().find(|entry| *entry != ALL_TRAFFIC);
-        match allowed.or_else(|| self.rules.iter().flatten().map(|(host, _)| host).next()) {
-            Some(entry) => Err(format!("`network`: `{entry}` is not granted to this guest")),
-            None => Ok(()),
-        }
-    }
-}
-
-impl NetworkRules {
-    /// Checks rules that a client sends for a sandbox of `template`, and that they are short. Their
-    /// length is that in a record, since empty lists and rules take memory too.
-    pub(super) fn accept(&self, template: &Template) -> Result<(), ErrorResponse> {
-        // Texts and a flag.
-        short([&serde_json::to_string(self).unwrap_or_default()])?;
-        self.check(template).map_err(|why| ErrorResponse::new(StatusCode::BAD_REQUEST, why))
-    }
-}
+use super::network_rules::ALL_TRAFFIC;
+use super::network_rules::NetworkRules;
 
 #[derive(Debug, Default)]
 struct NetworkState {
@@ -136,17 +45,17 @@ impl SandboxNetwork {
     }
 
     /// Replaces the rules. Those that cannot be read, as of a damaged record, deny everything.
-    fn replace(&self, rules: Arc<NetworkRules>) {
+    pub(super) fn replace(&self, rules: Arc<NetworkRules>) {
         self.state().replace(rules);
     }
 
     /// Notes that the record has these rules.
-    fn note_written(&self, rules: Arc<NetworkRules>) {
+    pub(super) fn note_written(&self, rules: Arc<NetworkRules>) {
         self.state().written = rules;
     }
 
     /// Returns to the rules of the record, unless others have replaced `rules` since.
-    fn undo(&self, rules: &Arc<NetworkRules>) {
+    pub(super) fn undo(&self, rules: &Arc<NetworkRules>) {
         let mut state = self.state();
         if Arc::ptr_eq(&state.rules, rules) {
             let written = state.written.clone();
@@ -175,47 +84,12 @@ impl NetworkState {
     }
 }
 
-/// Replaces the rules of a sandbox. A field without a value is cleared.
-pub(super) async fn update(chosen: TenantSandbox, body: Bytes) -> Answer {
-    let update: NetworkUpdate = json(&body)?;
-    refuse_unsupported(update.unsupported())?;
-    let (all, sandbox) = chosen.sandbox()?;
-    let rules = update.rules();
-    rules.accept(&all.template(&sandbox.template).config)?;
-    all.set_network(&sandbox, rules).await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
-}
-
-impl Sandboxes {
-    /// Replaces the rules of a sandbox. Its record has them before the client is answered. Where
-    /// the record cannot be written, the rules before return.
-    async fn set_network(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-        rules: NetworkRules,
-    ) -> Result<(), ErrorResponse> {
-        let (this, sandbox, rules) = (self.clone(), sandbox.clone(), Arc::new(rules));
-        // Also where the client leaves meanwhile.
-        to_its_end(async move {
-            sandbox.network.replace(rules.clone());
-            match this.note(&sandbox, |_| sandbox.network.rules()).await {
-                Ok(written) => sandbox.network.note_written(written),
-                Err(error) => {
-                    sandbox.network.undo(&rules);
-                    return Err(error);
-                }
-            }
-            Ok(())
-        })
-        .await
-    }
-}
-
 #[cfg(all(test, feature = "linux"))]
 mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::sandbox::Template;
 
     fn template(net: &[&str]) -> Template {
         let mut template = Template::new("base", "python3", afresh::Options::new());

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::byte_channel::{Receiver, SendError, Sender, byte_channel};
 use super::commands::{Commands, Subscriber};
 use super::connect::{self, ConnectError};
-use super::registry::lock;
+use super::lock::lock;
 use crate::concurrency::Permit;
 use crate::error_response::ErrorResponse;
 

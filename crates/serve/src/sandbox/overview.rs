@@ -10,8 +10,12 @@ use serde_json::{Value, json};
 use afresh::Session;
 use hyper::StatusCode;
 
-use super::registry::{Sandboxes, blocking, lock};
-use super::sandbox::{MARK, Residency, Sandbox, refused};
+use super::lock::lock;
+use super::registry::Sandboxes;
+use super::sandbox::{Residency, Sandbox};
+use super::session_error::refused;
+use super::tasks::blocking;
+use super::undo_point::MARK;
 use crate::error_response::ErrorResponse;
 
 /// Maximum sandboxes shown, and maximum states of one.

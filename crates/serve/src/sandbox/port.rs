@@ -16,8 +16,8 @@ use hyper::upgrade::OnUpgrade;
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 
+use super::authorization::{AuthorizedSandbox, SANDBOX, TOKENS, awake, called};
 use super::registry::Sandboxes;
-use super::routes::{AuthorizedSandbox, SANDBOX, TOKENS, awake, called};
 use super::tunnels::dial;
 use crate::address_limits::CLIENT;
 use crate::body::Chunked;

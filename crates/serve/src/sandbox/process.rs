@@ -20,12 +20,13 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::authorization::AuthorizedSandbox;
 use super::commands::{EventStream, Subscriber};
 use super::connect::{self, ConnectError};
+use super::lock::lock;
 use super::output_router::OutputRouter;
-use super::registry::{Sandboxes, lock};
+use super::registry::Sandboxes;
 use super::requests::{Chosen, Input, Part, Selector, Signal, StartRequest, Terminal};
-use super::routes::AuthorizedSandbox;
 use super::sandbox::{Sandbox, command};
 use super::user;
 use crate::body::Chunked;

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::accounts::Account;
+use super::lock::lock;
 use super::record::SnapshotRecord;
-use super::registry::lock;
 use super::store::SandboxStore;
 use crate::error_response::ErrorResponse;
 

@@ -205,6 +205,11 @@ fn sync(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
+/// The reference of an object in the store.
+pub(crate) fn state_reference(dir: &std::path::Path, name: &str) -> String {
+    format!("{}@{name}", dir.join("snapshots").display())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,27 +6,32 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use afresh::{Guest, Reference, Session};
 use hyper::StatusCode;
 use tokio::sync::OwnedMutexGuard;
-use tracing::Instrument;
 
 use super::accounts::Accounts;
 use super::builds::Builds;
 use super::config::SandboxConfig;
 use super::directory::Directory;
 use super::directory_store::DirectoryStore;
+use super::lock::lock;
 use super::memory::Memory;
 use super::quota::Quota;
+use super::random::random;
 use super::record::IMAGE;
-use super::sandbox::{Residency, Sandbox, Times, next_event, refused};
+use super::record::state_reference;
+use super::sandbox::{Residency, Sandbox, Times, next_event};
+use super::session_error::refused;
 use super::store::SandboxStore;
 use super::stored_elsewhere::StoredElsewhere;
-use super::template::{Warm, state_reference};
+use super::tasks::{blocking, to_its_end};
+use super::template::Warm;
 use super::tenant_queue::TenantQueue;
+use super::undo_point::Operation;
 use crate::audit::AuditLog;
 use crate::cpu_time::{CpuTimer, take_outbound_bytes};
 use crate::error::ServeError;
@@ -86,58 +91,6 @@ const WAIT_WARNING: Duration = Duration::from_secs(10);
 
 /// How long background work waits for a place: it has no client that retries.
 const BACKGROUND_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// Why a sandbox has a turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
-    /// It is called.
-    Call,
-    /// A client connects to a program in it.
-    #[cfg(feature = "linux")]
-    Connection,
-    /// It does background work, if it is live.
-    Slice,
-}
-
-/// Random bytes, as text.
-pub(super) fn random(bytes: usize) -> Result<String, ErrorResponse> {
-    let mut random = vec![0; bytes];
-    let filled = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
-    if filled != Ok(bytes) {
-        let message = "the host has no randomness to name a sandbox with";
-        return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message));
-    }
-    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Runs blocking work on a thread for such.
-pub(super) async fn blocking<R: Send + 'static>(
-    work: impl FnOnce() -> Result<R, ErrorResponse> + Send + 'static,
-) -> Result<R, ErrorResponse> {
-    let span = tracing::Span::current();
-    match tokio::task::spawn_blocking(move || span.in_scope(work)).await {
-        Ok(result) => result,
-        Err(error) => {
-            tracing::error!(%error, "a call of a sandbox panicked");
-            Err(ErrorResponse::host())
-        }
-    }
-}
-
-/// Runs work that must not be cut off. It continues when its client disconnects; its waits must
-/// end.
-pub(super) async fn to_its_end<R: Send + 'static>(
-    work: impl Future<Output = Result<R, ErrorResponse>> + Send + 'static,
-) -> Result<R, ErrorResponse> {
-    match tokio::spawn(work.in_current_span()).await {
-        Ok(result) => result,
-        Err(error) => Err(internal(&error)),
-    }
-}
 
 /// The life of a sandbox, once the calls before have ended. A long wait is in the log.
 async fn live(sandbox: &Sandbox, kind: Operation) -> OwnedMutexGuard<Residency> {

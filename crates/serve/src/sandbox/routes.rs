@@ -1,33 +1,27 @@
 //! The requests about sandboxes, and their handlers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, FromRequestParts, RawPathParams};
+use axum::extract::DefaultBodyLimit;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, post, put};
-use hyper::header::HOST;
-use hyper::http::request::Parts;
 use hyper::service::Service;
-use hyper::{HeaderMap, Request, StatusCode};
+use hyper::{Request, StatusCode};
 use hyper_util::service::TowerToHyperService;
-use serde::de::DeserializeOwned;
 
-use super::keys::{Identity, Scope, same};
+use super::authorization::sandbox_id;
+use super::keys::Scope;
 use super::registry::Sandboxes;
 use super::request_record::{RequestRecord, TOKEN};
 use super::sandbox::Sandbox;
 use super::signature::is_signed;
 use super::{
-    contexts, control, envd, execute, extensions, file_transfer, listing, network, process,
-    templates, usage, usage_report,
+    contexts, control, envd, execute, extensions, file_transfer, listing, network_update, process,
+    sandbox_metrics, templates, usage_report,
 };
 use crate::error_response::ErrorResponse;
-
-/// The header of E2B clients that names a sandbox where the host does not.
-pub(super) const SANDBOX: &str = "e2b-sandbox-id";
 
 /// Words of paths that are not names.
 const ROUTE_WORDS: [&str; 30] = [
@@ -104,54 +98,6 @@ pub(crate) struct Routes {
     inside: TowerToHyperService<Router>,
 }
 
-/// The tenant of a request to the control plane.
-pub(super) struct Tenant(pub(super) Arc<str>);
-
-impl FromRequestParts<Arc<Sandboxes>> for Tenant {
-    type Rejection = ErrorResponse;
-
-    async fn from_request_parts(
-        parts: &mut Parts,
-        all: &Arc<Sandboxes>,
-    ) -> Result<Self, ErrorResponse> {
-        let known = parts.extensions.get::<Identity>().cloned();
-        let identity = known.map_or_else(|| all.config.keys.identity(&parts.headers), Ok)?;
-        Ok(Self(identity.allow(&[Scope::Use])?))
-    }
-}
-
-/// The sandbox or snapshot of a tenant that a path of the control plane names.
-pub(super) struct TenantSandbox {
-    pub(super) all: Arc<Sandboxes>,
-    pub(super) tenant: Arc<str>,
-    pub(super) id: String,
-}
-
-impl FromRequestParts<Arc<Sandboxes>> for TenantSandbox {
-    type Rejection = ErrorResponse;
-
-    async fn from_request_parts(
-        parts: &mut Parts,
-        all: &Arc<Sandboxes>,
-    ) -> Result<Self, ErrorResponse> {
-        let Tenant(tenant) = Tenant::from_request_parts(parts, all).await?;
-        // The first that the path names; a handler without any would have no use for this.
-        let named = RawPathParams::from_request_parts(parts, all).await;
-        let named = named
-            .map_err(|error| ErrorResponse::new(StatusCode::BAD_REQUEST, error.body_text()))?;
-        let id = named.iter().next().map(|(_, id)| id.to_owned()).unwrap_or_default();
-        Ok(Self { all: all.clone(), tenant, id })
-    }
-}
-
-impl TenantSandbox {
-    /// The sandbox, which is looked up last: errors of the request come first.
-    pub(super) fn sandbox(self) -> Result<(Arc<Sandboxes>, Arc<Sandbox>), ErrorResponse> {
-        let sandbox = self.all.of(&self.tenant, &self.id)?;
-        Ok((self.all, sandbox))
-    }
-}
-
 /// A path of the control plane without its version.
 fn unversioned(path: &str) -> &str {
     ["/v2", "/v3"].iter().find_map(|version| path.strip_prefix(version)).unwrap_or(path)
@@ -170,99 +116,9 @@ fn named(path: &str) -> Option<&str> {
     path.split('/').nth(2).filter(|id| !id.is_empty())
 }
 
-/// Minimum lifetime of a sandbox that a request resumes.
-const AUTO_RESUME_TIME: Duration = Duration::from_secs(300);
-
-/// The headers that a sandbox's token is shown in.
-pub(super) const TOKENS: [&str; 2] = ["x-access-token", "e2b-traffic-access-token"];
-
-/// The sandbox that a request is sent into, by a client with its token.
-pub(super) struct AuthorizedSandbox(pub(super) Arc<Sandbox>);
-
-impl FromRequestParts<Arc<Sandboxes>> for AuthorizedSandbox {
-    type Rejection = ErrorResponse;
-
-    async fn from_request_parts(
-        parts: &mut Parts,
-        all: &Arc<Sandboxes>,
-    ) -> Result<Self, ErrorResponse> {
-        let sandbox = called(all, &parts.headers)?;
-        if !shows_token(&parts.headers, &sandbox) {
-            return Err(ErrorResponse::new(
-                StatusCode::UNAUTHORIZED,
-                "the request does not show the sandbox's token",
-            ));
-        }
-        Ok(Self(awake(all, sandbox).await?))
-    }
-}
-
-/// The sandbox of a request into one, without a check of its token. One that is paused counts as
-/// absent unless requests resume it.
-pub(super) fn called(all: &Sandboxes, headers: &HeaderMap) -> Result<Arc<Sandbox>, ErrorResponse> {
-    let id = sandbox_id(headers).unwrap_or_default();
-    let answers = |sandbox: &Arc<Sandbox>| !sandbox.times().paused || sandbox.settings.auto_resume;
-    all.any(&id)
-        .filter(answers)
-        .ok_or_else(|| all.moved(&id).unwrap_or_else(|| Sandbox::not_running(&id)))
-}
-
-/// Whether a request shows the token of a sandbox.
-pub(super) fn shows_token(headers: &HeaderMap, sandbox: &Sandbox) -> bool {
-    let shown = TOKENS.iter().filter_map(|name| headers.get(*name));
-    shown.into_iter().any(|shown| same(shown.as_bytes(), sandbox.token.as_bytes()))
-}
-
-/// A sandbox for a request into it. One that requests resume is resumed.
-pub(super) async fn awake(
-    all: &Arc<Sandboxes>,
-    sandbox: Arc<Sandbox>,
-) -> Result<Arc<Sandbox>, ErrorResponse> {
-    if sandbox.times().paused {
-        all.resume(&sandbox, Some(AUTO_RESUME_TIME)).await?;
-    }
-    Ok(sandbox)
-}
-
-/// The sandbox that a request names: in a header, or in its host (`49999-ID.domain`).
-pub(super) fn sandbox_id(headers: &HeaderMap) -> Option<String> {
-    if let Some(id) = headers.get(SANDBOX) {
-        return id.to_str().ok().map(str::to_owned);
-    }
-    let host = headers.get(HOST)?.to_str().ok()?;
-    let (port, rest) = host.split_once('-')?;
-    let (id, _) = rest.split_once('.')?;
-    port.bytes().all(|byte| byte.is_ascii_digit()).then(|| id.to_owned())
-}
-
-/// A body as JSON; nothing is an empty object.
-pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ErrorResponse> {
-    let body = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(body).map_err(|error| {
-        ErrorResponse::new(
-            StatusCode::BAD_REQUEST,
-            format!("the body is not what it should be: {error}"),
-        )
-    })
-}
-
 /// Maximum bytes of a body that is neither code nor a file: lists and labels take many times their
 /// size once they are decoded.
 const MAX_MESSAGE: usize = 1 << 20;
-
-/// Maximum bytes of all labels of a sandbox together.
-const MAX_LABEL_BYTES: usize = 16 << 10;
-
-/// Refuses names that are too long, since they are stored with the sandbox.
-pub(super) fn short<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<(), ErrorResponse> {
-    let bytes: usize = names.into_iter().map(String::len).sum();
-    if bytes > MAX_LABEL_BYTES {
-        let message =
-            format!("names, labels and rules have {bytes} bytes; they may have {MAX_LABEL_BYTES}");
-        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
-    }
-    Ok(())
-}
 
 async fn unknown() -> ErrorResponse {
     ErrorResponse::new(
@@ -282,14 +138,14 @@ impl Routes {
             .route("/sandboxes/{id}", get(control::detail).delete(control::kill))
             .route("/sandboxes/{id}/timeout", post(control::timeout))
             .route("/sandboxes/{id}/refreshes", post(control::refresh))
-            .route("/sandboxes/{id}/network", put(network::update))
+            .route("/sandboxes/{id}/network", put(network_update::update))
             .route("/sandboxes/{id}/pause", post(control::pause))
             .route("/sandboxes/{id}/connect", post(control::connect))
             .route("/v2/sandboxes/{id}/connect", post(control::connect))
             .route("/sandboxes/{id}/resume", post(control::resume))
             .route("/sandboxes/{id}/fork", post(control::fork))
             .route("/sandboxes/{id}/snapshots", post(control::snapshot))
-            .route("/sandboxes/{id}/metrics", get(usage::metrics))
+            .route("/sandboxes/{id}/metrics", get(sandbox_metrics::metrics))
             .route("/snapshots", get(listing::snapshots))
             .route("/v3/templates", post(templates::announce))
             .route("/templates", get(templates::list))
@@ -478,14 +334,6 @@ fn control(path: &str) -> bool {
         .any(|own| path.starts_with(own))
 }
 
-/// Lets handlers give `Result<_, Refusal>`.
-pub(super) type Answer = Result<Response, ErrorResponse>;
-
-/// An answer in JSON.
-pub(super) fn answer(status: StatusCode, value: &serde_json::Value) -> Response {
-    (status, axum::Json(value)).into_response()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -501,18 +349,5 @@ mod tests {
         ] {
             assert_eq!(Routes::pattern(path), pattern);
         }
-    }
-
-    #[test]
-    fn a_sandbox_is_named_by_a_header_or_by_its_host() {
-        let of = |name: &'static str, value: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(name, value.parse().unwrap());
-            sandbox_id(&headers)
-        };
-        assert_eq!(of("e2b-sandbox-id", "abc").as_deref(), Some("abc"));
-        assert_eq!(of("host", "49999-abc.example").as_deref(), Some("abc"));
-        assert_eq!(of("host", "localhost:8080"), None);
-        assert_eq!(of("host", "my-host.example"), None);
     }
 }

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use afresh::snapshot::SnapshotId;
 use afresh::{Session, SessionError};
 use afresh_interpreter::{Answer as Outcome, COMMAND, Language, Request, Thrown, Tools, evaluate};
 use hyper::StatusCode;
@@ -22,22 +21,16 @@ use super::connection_audit::connection_log;
 use super::network::SandboxNetwork;
 use super::output_router::OutputRouter;
 use super::record::{SandboxRecord, SandboxSettings, milliseconds};
-use super::registry::Operation;
+use super::session_error::refused;
 use super::store::{StoreEntry, StoredSandbox};
+use super::undo_point::{UndoPoint, undo};
 use super::usage::Usage;
 use super::watchers::Watchers;
 use crate::error_response::ErrorResponse;
 use crate::failure::describe;
 
-/// The name of the internal states in which pieces of code began.
-pub(super) const MARK: &str = "";
-
 /// Maximum bytes of an answer from the guest.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
-
-/// Age of connection data that a rollback may undo.
-#[cfg(feature = "linux")]
-const DELIVERY_TIME: Duration = Duration::from_secs(1);
 
 /// Maximum calls that wait for one sandbox.
 const MAX_WAITING_CALLS: usize = 64;
@@ -288,71 +281,6 @@ impl Sandbox {
     pub(super) fn not_found(id: &str) -> ErrorResponse {
         ErrorResponse::new(StatusCode::NOT_FOUND, format!("the sandbox {id} was not found"))
     }
-}
-
-/// The answer to a client for a refusal of its session.
-pub(super) fn refused(error: &SessionError) -> ErrorResponse {
-    let status = match error {
-        SessionError::Tree(_) => StatusCode::NOT_FOUND,
-        SessionError::Guest(_) => StatusCode::BAD_REQUEST,
-        SessionError::NoFiles(_) => StatusCode::NOT_IMPLEMENTED,
-        SessionError::Failed { .. } => StatusCode::CONFLICT,
-        SessionError::Call(afresh::CallError::Request { .. }) => StatusCode::BAD_REQUEST,
-        // Other errors may name things of this host.
-        SessionError::Call(afresh::CallError::Lease(_)) => {
-            let logged = ErrorResponse::logged(StatusCode::SERVICE_UNAVAILABLE, error);
-            return ErrorResponse { later: true, ..logged };
-        }
-        _ => return ErrorResponse::logged(StatusCode::INTERNAL_SERVER_ERROR, error),
-    };
-    ErrorResponse::new(status, describe(error))
-}
-
-/// The state that a sandbox rolls back to when its work is cut short.
-#[derive(Default)]
-pub(super) struct UndoPoint {
-    state: Option<SnapshotId>,
-    /// The last call ended there; otherwise it began there.
-    after: bool,
-    /// When.
-    put: Option<Instant>,
-}
-
-impl UndoPoint {
-    /// The next work follows this. Calls are not to be undone, and data of connections would cost a
-    /// checkpoint each.
-    pub(super) fn followed_by(&mut self, turn: Operation) {
-        self.after &= match turn {
-            Operation::Call => false,
-            #[cfg(feature = "linux")]
-            Operation::Connection => self.put.is_some_and(|put| put.elapsed() < DELIVERY_TIME),
-            Operation::Slice => true,
-        };
-    }
-
-    /// Puts it where the session is now.
-    fn set_mark(
-        &mut self,
-        session: &mut Session,
-        after: bool,
-    ) -> Result<SnapshotId, ErrorResponse> {
-        let here = session.checkpoint(MARK).map_err(|error| refused(&error))?;
-        (self.after, self.put) = (after, Some(Instant::now()));
-        if let Some(old) = self.state.replace(here) {
-            // A rollback may have dropped it.
-            let _ = session.drop_checkpoint(old);
-        }
-        Ok(here)
-    }
-}
-
-fn undo(
-    session: &mut Session,
-    to: SnapshotId,
-    speaker: &OutputRouter,
-) -> Result<(), ErrorResponse> {
-    speaker.undone();
-    session.rollback(to).map(drop).map_err(|error| refused(&error))
 }
 
 /// Runs something in a session: what is wanted, and its source. Output is passed to `speaker` at

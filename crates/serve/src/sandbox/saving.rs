@@ -13,13 +13,15 @@ use hyper::StatusCode;
 use tokio::sync::OwnedMutexGuard;
 
 use super::connect::ConnectError;
+use super::lock::lock;
 use super::memory_directory::MemoryDirectory;
 use super::record::SandboxRecord;
-use super::registry::{Sandboxes, blocking, lock, to_its_end};
+use super::record::state_reference;
+use super::registry::Sandboxes;
 use super::sandbox::{Residency, Sandbox, next_event};
 use super::snapshots::own_bytes;
 use super::store::SavedState;
-use super::template::state_reference;
+use super::tasks::{blocking, to_its_end};
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 

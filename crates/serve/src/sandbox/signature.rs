@@ -14,10 +14,11 @@ use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use super::authorization::{AuthorizedSandbox, sandbox_id};
 use super::keys::same;
-use super::registry::{Sandboxes, lock};
+use super::lock::lock;
+use super::registry::Sandboxes;
 use super::request_record::{RequestNotes, TOKEN};
-use super::routes::{AuthorizedSandbox, sandbox_id};
 use super::sandbox::Sandbox;
 use super::user;
 use crate::error_response::ErrorResponse;

@@ -10,12 +10,15 @@ use std::time::SystemTime;
 
 use afresh::{Guest, Reference, SaveOptions, SavedSnapshot};
 
+use super::lock::lock;
 use super::quota::SnapshotReservation;
+use super::record::state_reference;
 use super::record::{BuiltTemplate, SnapshotRecord, milliseconds};
-use super::registry::{Sandboxes, blocking, lock, to_its_end};
+use super::registry::Sandboxes;
 use super::sandbox::Sandbox;
 use super::store::StoredSnapshot;
-use super::template::{Warm, state_reference};
+use super::tasks::{blocking, to_its_end};
+use super::template::Warm;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 

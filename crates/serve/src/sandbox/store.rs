@@ -236,7 +236,7 @@ mod shared {
     use super::{SandboxRecord, StoredSandbox, TenantUse};
     use crate::error_response::ErrorResponse;
     pub(crate) use crate::sandbox::record::milliseconds;
-    pub(crate) use crate::sandbox::template::state_reference;
+    pub(crate) use crate::sandbox::record::state_reference;
 
     /// A saved state in the store of a fleet.
     #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

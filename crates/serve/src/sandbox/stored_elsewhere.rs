@@ -9,25 +9,24 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::registry::{Sandboxes, lock};
-use crate::error_response::ErrorResponse;
+use super::lock::lock;
 
 /// How long a count is valid.
-const COUNT_LIFETIME: Duration = Duration::from_secs(10);
+pub(super) const COUNT_LIFETIME: Duration = Duration::from_secs(10);
 
 /// The bytes of each tenant.
 #[derive(Default)]
 pub(super) struct StoredElsewhere(Mutex<HashMap<Arc<str>, Arc<Count>>>);
 
 #[derive(Default)]
-struct Count {
+pub(super) struct Count {
     /// Held while the ledger is read; others wait for the result.
-    reading: tokio::sync::Mutex<Option<Instant>>,
-    bytes: Mutex<u64>,
+    pub(super) reading: tokio::sync::Mutex<Option<Instant>>,
+    pub(super) bytes: Mutex<u64>,
 }
 
 impl StoredElsewhere {
-    fn count(&self, tenant: &Arc<str>) -> Arc<Count> {
+    pub(super) fn count(&self, tenant: &Arc<str>) -> Arc<Count> {
         lock(&self.0).entry(tenant.clone()).or_default().clone()
     }
 
@@ -51,32 +50,6 @@ impl StoredElsewhere {
             let mut sum = lock(&count.bytes);
             *sum = sum.saturating_sub(bytes);
         }
-    }
-}
-
-impl Sandboxes {
-    /// Counts the saved states of a tenant in the fleet before they are checked, if there is a
-    /// budget of them and the last count is old.
-    pub(super) async fn count_stored(&self, tenant: &Arc<str>) -> Result<(), ErrorResponse> {
-        if !self.ledger.releases() || self.accounts.budgets().of(tenant).stored.is_none() {
-            return Ok(());
-        }
-        let count = self.stored_elsewhere.count(tenant);
-        let mut counted = count.reading.lock().await;
-        if counted.is_some_and(|at| at.elapsed() < COUNT_LIFETIME) {
-            return Ok(());
-        }
-        self.quota.count(&*self.ledger, tenant).await?;
-        let records = self.ledger.sandboxes_of(tenant, usize::MAX).await?;
-        let bytes = {
-            let (all, killed) = (lock(&self.all), lock(&self.killed));
-            let is_elsewhere = |id: &String| !all.contains_key(id) && !killed.contains_key(id);
-            let elsewhere = records.iter().filter(|record| is_elsewhere(&record.id));
-            elsewhere.fold(0, |sum: u64, record| sum.saturating_add(record.stored))
-        };
-        *lock(&count.bytes) = bytes;
-        *counted = Some(Instant::now());
-        Ok(())
     }
 }
 

@@ -10,8 +10,9 @@ use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, is_module, listen
 
 use super::config::{SandboxConfig, Template};
 use super::output_router::OutputRouter;
-use super::sandbox::UndoPoint;
+use super::record::state_reference;
 use super::store::SandboxStore;
+use super::undo_point::UndoPoint;
 
 /// Maximum bytes of output from code or a command. Nothing of it is kept.
 #[cfg(feature = "linux")]
@@ -214,9 +215,4 @@ impl Warm {
         .map_err(|refusal| refusal.message)?;
         Ok(Self { config: template.clone(), language, guest, options: opening.saved, digest })
     }
-}
-
-/// The reference of an object in the store.
-pub(crate) fn state_reference(dir: &Path, name: &str) -> String {
-    format!("{}@{name}", dir.join("snapshots").display())
 }

@@ -12,12 +12,14 @@ use hyper::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::answer::rfc3339;
+use super::answer::{Answer, answer, json, short};
+use super::authorization::{Tenant, TenantSandbox};
 use super::build_request::{BuildPlan, NewTemplate, TagRequest, check_tags, split, tagged};
-use super::control::rfc3339;
 use super::record::{BuiltTemplate, SnapshotRecord};
-use super::registry::{Sandboxes, blocking};
-use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
+use super::registry::Sandboxes;
 use super::store::StoredSnapshot;
+use super::tasks::blocking;
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;

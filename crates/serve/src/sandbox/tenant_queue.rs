@@ -12,7 +12,7 @@ use hyper::StatusCode;
 
 use super::accounts::Accounts;
 use super::budgets::Limits;
-use super::registry::lock;
+use super::lock::lock;
 use crate::concurrency::{ConcurrencyLimiter, Permit, Share};
 use crate::error_response::ErrorResponse;
 

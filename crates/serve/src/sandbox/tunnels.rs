@@ -15,8 +15,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Notify, mpsc};
 
 use super::accounts::{Accounts, ConnectionGuard};
-use super::registry::{Operation, Sandboxes, lock};
-use super::sandbox::{Sandbox, refused};
+use super::lock::lock;
+use super::registry::Sandboxes;
+use super::sandbox::Sandbox;
+use super::session_error::refused;
+use super::undo_point::Operation;
 use crate::error_response::ErrorResponse;
 
 /// Bytes that wait to be taken by a program.

@@ -22,11 +22,11 @@ use serde_json::{Value, json};
 use super::accounts::MAX_LABELLED_TENANTS;
 use super::accounts::Totals;
 use super::admission::Holdings;
+use super::answer::{Answer, answer};
 use super::budgets::Limits;
 use super::keys::{Identity, KeyError, Scope};
 use super::registry::Sandboxes;
-use super::routes::{Answer, answer};
-use crate::metrics::{Labels, escape};
+use crate::labels::{Labels, escape};
 
 /// The shared label of tenants without a separate one. No tenant has this name: names have no
 /// spaces.

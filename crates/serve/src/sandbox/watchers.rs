@@ -7,28 +7,18 @@
 //! one call is not seen.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::Mutex;
 
 use afresh::Session;
 use afresh::files::{Kind, Node, Refused, Tree};
-use axum::body::Body;
-use axum::response::{IntoResponse, Response};
-use hyper::HeaderMap;
 use serde_json::{Value, json};
 
 use super::commands::Subscriber;
 use super::connect::{self, ConnectError};
-use super::envd::{absolute, connect_error, entry};
-use super::process::{alive, decode_request, streamed};
-use super::registry::{Sandboxes, lock, random};
+use super::file_entry::{absolute, connect_error, entry};
+use super::lock::lock;
 use super::requests::WatchRequest;
-use super::sandbox::Sandbox;
-use crate::body::Chunked;
 
-/// The methods of watchers.
-pub(super) const METHODS: [&str; 4] =
-    ["WatchDir", "CreateWatcher", "GetWatcherEvents", "RemoveWatcher"];
 /// Maximum watchers of a sandbox.
 const MAX_WATCHERS: usize = 16;
 /// Maximum entries below a watched directory, and bytes of their names.
@@ -36,8 +26,6 @@ const MAX_ENTRIES: usize = 10_000;
 const MAX_NAME_BYTES: usize = 1 << 20;
 /// Maximum events that wait for a client that polls.
 const MAX_EVENTS: usize = 1000;
-/// How long a poll waits for the present call.
-const POLL_PATIENCE: Duration = Duration::from_millis(500);
 /// Maximum levels of directories.
 const MAX_DEPTH: usize = 32;
 
@@ -54,7 +42,7 @@ struct Watcher {
     receiver: EventReceiver,
 }
 
-enum EventReceiver {
+pub(super) enum EventReceiver {
     /// Events that wait for the next poll, or the reason why there are no more.
     Polled(Result<Vec<Value>, ConnectError>),
     /// `None` once it has ended.
@@ -232,7 +220,7 @@ impl Watchers {
         lock(&self.0).iter().any(|watcher| streams(watcher) && !watcher.is_left())
     }
 
-    fn add(
+    pub(super) fn add(
         &self,
         tree: &Tree,
         wanted: &WatchRequest,
@@ -258,7 +246,7 @@ impl Watchers {
     }
 
     /// The events since the last poll.
-    fn take(&self, id: &str) -> Result<Vec<Value>, ConnectError> {
+    pub(super) fn take(&self, id: &str) -> Result<Vec<Value>, ConnectError> {
         let mut all = lock(&self.0);
         match all.iter_mut().find(|watcher| watcher.id == id).map(|found| &mut found.receiver) {
             Some(EventReceiver::Polled(waiting)) => {
@@ -268,7 +256,7 @@ impl Watchers {
         }
     }
 
-    fn remove(&self, id: &str) -> Result<(), ConnectError> {
+    pub(super) fn remove(&self, id: &str) -> Result<(), ConnectError> {
         let mut all = lock(&self.0);
         let at = all.iter().position(|watcher| watcher.id == id).ok_or_else(|| unknown(id))?;
         all.swap_remove(at);
@@ -278,61 +266,6 @@ impl Watchers {
 
 fn unknown(id: &str) -> ConnectError {
     ConnectError::new("not_found", format!("the watcher {id} was not found"))
-}
-
-fn keepalive() -> Vec<u8> {
-    connect::message(0, &json!({"keepalive": {}}))
-}
-
-/// Answers a request about watchers.
-pub(super) async fn answer(
-    all: &Arc<Sandboxes>,
-    sandbox: &Arc<Sandbox>,
-    method: &str,
-    headers: &HeaderMap,
-    body: &[u8],
-) -> Result<Response, ConnectError> {
-    match method {
-        "WatchDir" => {
-            let (client, heard) = Subscriber::with_keepalive(alive(headers), keepalive);
-            let _ = client.send(connect::message(0, &json!({"start": {}})));
-            let receiver = EventReceiver::Streamed(Some(client));
-            add(all, sandbox, connect::decode_stream_request(body)?, String::new(), receiver)
-                .await?;
-            let mut response = streamed(Body::new(heard));
-            response.extensions_mut().insert(Chunked);
-            Ok(response)
-        }
-        "CreateWatcher" => {
-            let id = random(8)?;
-            let receiver = EventReceiver::Polled(Ok(Vec::new()));
-            add(all, sandbox, decode_request(body)?, id.clone(), receiver).await?;
-            Ok(axum::Json(json!({ "watcherId": id })).into_response())
-        }
-        _ => {
-            let wanted: WatchRequest = decode_request(body)?;
-            if method == "RemoveWatcher" {
-                sandbox.watchers.remove(&wanted.watcher_id)?;
-                return Ok(axum::Json(json!({})).into_response());
-            }
-            // A client may know of a change by the end of a command, before the call that it ended
-            // in. A call that lasts is not waited for.
-            let _ = tokio::time::timeout(POLL_PATIENCE, all.with(sandbox, |_| Ok(()))).await;
-            let events = sandbox.watchers.take(&wanted.watcher_id)?;
-            Ok(axum::Json(json!({ "events": events })).into_response())
-        }
-    }
-}
-
-async fn add(
-    all: &Arc<Sandboxes>,
-    sandbox: &Arc<Sandbox>,
-    wanted: WatchRequest,
-    id: String,
-    receiver: EventReceiver,
-) -> Result<(), ConnectError> {
-    let own = sandbox.clone();
-    all.tree(sandbox, move |tree| Ok(own.watchers.add(tree, &wanted, id, receiver))).await?
 }
 
 #[cfg(test)]
