@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 
 mod aarch64;
 mod adapters;
+mod arrows;
 mod book;
 mod chart;
 mod clients;

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
+use crate::arrows;
 use crate::columns;
 use crate::host::repository;
 use crate::names;
@@ -34,6 +35,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     }
     names::check()?;
     columns::check()?;
+    arrows::check()?;
     check()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -21,8 +21,8 @@ use crate::command::{cargo, find, run, run_tests};
 use crate::tally::Tally;
 use crate::units::{self, Units};
 use crate::{
-    book, clients, columns, deploy, fuzz, guests, host, miri, names, node, packages, programs,
-    prose, python, tools,
+    arrows, book, clients, columns, deploy, fuzz, guests, host, miri, names, node, packages,
+    programs, prose, python, tools,
 };
 
 /// The arguments of cargo for the tests.
@@ -223,6 +223,7 @@ fn compile_and_lint(steps: &mut Steps) {
     steps.run("names", names::check);
     steps.run("prose", prose::check);
     steps.run("columns", columns::check);
+    steps.run("arrows", arrows::check);
     steps.run("book", book::check);
     steps.run("deploy", deploy::check);
     steps.run("parts", || of(parts));

@@ -1,10 +1,10 @@
 //! WASI preview 2: `wasi:filesystem`'s types and preopens are our own, over a guest's file tree or
 //! host directories; all else is wasmtime-wasi's.
 //!
-//! Promises: as [`crate::host::preview1`]. Nothing of it waits but for the host's file system, so the
-//! functions for guests that wait and for those that do not are the same, except `sync`. May break
-//! it: a handle is a number in wasmtime-wasi's table with our value behind it; code that reads the
-//! table directly would find it.
+//! Promises: as [`crate::host::preview1`]. Nothing of it waits but for the host's file system, so
+//! the functions for guests that wait and for those that do not are the same, except `sync`. May
+//! break it: a handle is a number in wasmtime-wasi's table with our value behind it; code that
+//! reads the table directly would find it.
 
 mod descriptor;
 mod streams;

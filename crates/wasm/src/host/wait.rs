@@ -203,7 +203,8 @@ fn lower<T>(
     },))
 }
 
-/// Replaces the functions of `wasi:io` that wait; `waits` as [`crate::engine::call_path::CallPath::waits`].
+/// Replaces the functions of `wasi:io` that wait; `waits` as
+/// [`crate::engine::call_path::CallPath::waits`].
 pub(crate) fn link(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
     macro_rules! define {
         ($interface:expr, $($name:literal => ($($argument:ident: $type:ty),*) |$host:ident| $run:expr;)*) => {{
