@@ -3,10 +3,8 @@
 use std::io;
 
 use afresh_memory::ImageError;
-use afresh_store::OpenError;
+use afresh_store::{OpenError, SaveError};
 use afresh_sys::SysError;
-
-use crate::memory::SaveMemoryError;
 
 /// A page source could not deliver pages.
 #[derive(Debug, thiserror::Error)]
@@ -108,4 +106,16 @@ pub enum ThawError<E: std::error::Error + 'static> {
     /// The guest cannot be made here.
     #[error(transparent)]
     Guest(E),
+}
+
+/// Saving a frozen guest failed; the name means what it meant before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveMemoryError {
+    /// Its pages are not all there.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The snapshot could not be written.
+    #[error(transparent)]
+    Save(#[from] SaveError),
 }

@@ -37,9 +37,9 @@ mod sum;
 mod turn;
 pub mod vmm;
 
-pub use error::{FreezeError, RestoreError, SourceError, ThawError};
+pub use error::{FreezeError, RestoreError, SaveMemoryError, SourceError, ThawError};
 pub use image::LazyImage;
-pub use memory::{SaveMemoryError, SnapshotMemory, SnapshotOptions};
+pub use memory::{SnapshotMemory, SnapshotOptions};
 pub use options::Options;
 pub use recorder::Recorder;
 pub use restore::{Restore, Status};

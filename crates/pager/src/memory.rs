@@ -6,10 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_memory::{Image, ImageError};
-use afresh_store::{Encoding, GuestBuild, Limits, SaveError, SaveOptions, Sha256, Snapshot, Store};
+use afresh_memory::Image;
+use afresh_store::{Encoding, GuestBuild, Limits, SaveOptions, Sha256, Snapshot, Store};
 use afresh_sys::PageRange;
 
+use crate::error::SaveMemoryError;
 use crate::{LazyImage, Options, PageSource, RestoreError, SnapshotSource};
 
 /// How a frozen guest is saved.
@@ -45,18 +46,6 @@ impl Default for SnapshotOptions {
             sign: None,
         }
     }
-}
-
-/// Saving a frozen guest failed; the name means what it meant before.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SaveMemoryError {
-    /// Its pages are not all there.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// The snapshot could not be written.
-    #[error(transparent)]
-    Save(#[from] SaveError),
 }
 
 /// The pages of a frozen guest. Cheap to clone.

@@ -27,14 +27,17 @@ mod keeper;
 mod listener;
 mod memory;
 mod metrics;
+mod page;
 mod pages;
 mod ranges;
 mod request;
+mod request_error;
 mod serve;
 mod service;
 mod stage;
 mod vm;
 mod watch;
+mod watch_end;
 mod watches;
 
 use std::io;
@@ -54,11 +57,11 @@ pub use keeper::{Keeper, keep};
 pub use listener::{ListenError, Listener};
 pub use metrics::MetricsServer;
 pub use request::{Request, parse_mode, parse_owner, parse_request};
+pub use request_error::RequestError;
 pub use serve::{Served, serve};
 pub use stage::Stage;
-pub use vm::{RequestError, Touched, Vm, VmSaveOptions, VmState, VmStats};
-pub use watch::Loss;
-pub use watches::{WatchEnd, WatchId};
+pub use vm::{Touched, Vm, VmSaveOptions, VmState, VmStats};
+pub use watch_end::{Loss, WatchEnd, WatchId};
 
 pub use afresh_sys::socket::SocketAccess;
 

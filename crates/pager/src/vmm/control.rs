@@ -24,7 +24,8 @@ use serde_json::{Value, json};
 use super::host::{HostEvent, PAUSE, VmmHost};
 use super::listener::{ListenError, Listener};
 use super::request::{Request, parse_request};
-use super::vm::{RequestError, Vm, VmSaveOptions};
+use super::request_error::RequestError;
+use super::vm::{Vm, VmSaveOptions};
 use crate::PageSource;
 
 /// Maximum length of a line.

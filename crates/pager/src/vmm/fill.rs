@@ -11,7 +11,8 @@ use afresh_sys::{PAGE_SIZE, PageRange, SysError};
 
 use super::VmmError;
 use super::handshake::Mapping;
-use super::pages::{Job, Page};
+use super::page::Page;
+use super::pages::Job;
 use super::service::Service;
 use crate::SourceError;
 

@@ -22,10 +22,11 @@ use super::VmmError;
 use super::fill::{Attempts, Postponed};
 use super::memory::check;
 use super::pages::Pages;
+use super::request_error::RequestError;
 use super::service::Service;
-use super::vm::RequestError;
-use super::watch::{Loss, Watch};
-use super::watches::{WatchEnd, WatchId};
+use super::watch::Watch;
+use super::watch_end::Loss;
+use super::watch_end::{WatchEnd, WatchId};
 
 /// Pages protected without letting go of the lock: a fraction of a millisecond.
 const CHUNK: usize = 512;

@@ -13,12 +13,12 @@ use std::sync::atomic::Ordering;
 use afresh_store::Pages;
 use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
 
-use super::pages::Page;
+use super::page::Page;
 use super::ranges::{ChargedList, runs};
+use super::request_error::RequestError;
 use super::service::Service;
-use super::vm::RequestError;
 use super::watch::Origin;
-use super::watches::WatchId;
+use super::watch_end::WatchId;
 
 /// Pages compared with the source at a time.
 const BATCH: usize = 64;

@@ -14,22 +14,10 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 use super::Served;
 use super::handshake::Mapping;
+use super::page::Page;
 use super::ranges::runs;
 use super::watch::Watch;
 use super::watches::Watches;
-
-/// The state of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Page {
-    Missing,
-    /// Somebody reads it.
-    Filling,
-    Present,
-    /// The VMM has discarded it: it is zero.
-    Removed,
-    /// The VMM maps it no more.
-    Unmapped,
-}
 
 /// The state of a page.
 #[derive(Clone, Copy, Debug)]

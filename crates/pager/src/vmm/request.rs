@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::host::DoorOptions;
-use super::watches::WatchId;
+use super::watch_end::WatchId;
 
 /// Default time that a request waits for a VMM to be detached.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);

@@ -13,7 +13,8 @@ use afresh_sys::socket::Peer;
 use afresh_sys::{PAGE_SIZE, Uffd, UffdEvent, poll};
 
 use super::handshake::{Mapping, Refusal, receive};
-use super::pages::{PAGE_COST, Page};
+use super::page::Page;
+use super::pages::PAGE_COST;
 use super::service::{Phase, Service, Sizes, VmSource};
 use super::{VmmError, VmmOptions};
 use crate::PageSource;

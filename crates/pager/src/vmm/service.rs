@@ -12,8 +12,8 @@ use super::VmmError;
 use super::handshake::Mapping;
 use super::keeper::KeptVm;
 use super::pages::Pages;
+use super::request_error::RequestError;
 use super::stage::Stage;
-use super::vm::RequestError;
 use crate::PageSource;
 
 /// Sizes in pages, by how far away the source is.

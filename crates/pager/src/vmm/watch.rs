@@ -16,9 +16,10 @@ use afresh_budget::{Budget, Charge, Exceeded};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
 
-use super::pages::Page;
+use super::page::Page;
 use super::ranges::runs;
-use super::watches::WatchId;
+use super::watch_end::Loss;
+use super::watch_end::WatchId;
 
 /// Pages between two open ones that are protected again with them: cheaper than a call for each.
 const MERGE_GAP: usize = 16;
@@ -31,27 +32,6 @@ pub(super) enum Origin {
     Source,
     Process,
     Zero,
-}
-
-/// Why a frozen image cannot be stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Loss {
-    /// The VMM has discarded a page of it.
-    #[error(
-        "the VMM discarded a page of its frozen memory before it was saved: stop its balloon, and freeze it again"
-    )]
-    Discarded,
-    /// The VMM has moved a part of it.
-    #[error(
-        "the VMM moved a mapping of its frozen memory before it was saved: freeze it again after the move"
-    )]
-    Moved,
-    /// Its copies exceed the budget.
-    #[error(
-        "the guest wrote more pages than the budget has room for before they were saved: raise the budget of the door"
-    )]
-    Budget,
 }
 
 /// A page of a frozen image, copied before the guest wrote to it.

@@ -7,64 +7,13 @@
 //! never reaches another. The record of those that are over is bounded.
 
 use std::collections::VecDeque;
-use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
-use super::vm::RequestError;
-use super::watch::{Loss, Watch};
+use super::request_error::RequestError;
+use super::watch::Watch;
+use super::watch_end::{WatchEnd, WatchId};
 
 /// Watches whose end is remembered.
 const MAX_ENDED: usize = 16;
-
-/// The number of a watch. No other watch of this process has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct WatchId(u64);
-
-impl WatchId {
-    /// The watch with this number.
-    #[must_use]
-    pub fn new(number: u64) -> Self {
-        Self(number)
-    }
-
-    /// Its number.
-    #[must_use]
-    pub fn number(self) -> u64 {
-        self.0
-    }
-}
-
-impl fmt::Display for WatchId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// Why a watch is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WatchEnd {
-    /// A snapshot of it was saved.
-    #[error("it was saved")]
-    Saved,
-    /// A client has given it up.
-    #[error("it was given up with `thaw`")]
-    Thawed,
-    /// The VMM was detached.
-    #[error("the VMM was detached")]
-    Detached,
-    /// The kernel has refused to protect a page.
-    #[error("its pages could not be protected")]
-    Unprotected,
-    /// Its image has lost a page.
-    #[error("{0}")]
-    Lost(Loss),
-    /// It never was one of this VMM, or its end was long ago.
-    #[error("the VMM has no such watch")]
-    Unknown,
-}
 
 /// The watches of a VMM.
 #[derive(Debug, Default)]
