@@ -219,6 +219,9 @@ impl Kernel {
         if used.files > opener.storage.files {
             return Err(damaged("it has more files than a program may have"));
         }
+        if packed.seals != packed.seals.lasting(&tree) {
+            return Err(damaged("a seal is not on a file"));
+        }
         let mut descriptions = BTreeMap::new();
         for (id, (open, flags, found)) in packed.descriptions {
             let open = match open {

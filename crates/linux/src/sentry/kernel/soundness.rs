@@ -150,7 +150,8 @@ impl Kernel {
             from < to && to <= MAX_OFFSET
         });
         ensure(within, "memory is shared beyond the end of any file")?;
-        ensure(self.seals.is_sound(|node| self.is_file(node)), "a seal is not on a file")?;
+        let seals = self.seals.lasting(&self.tree);
+        ensure(seals.is_sound(|node| self.is_file(node)), "a seal is not on a file")?;
         let segments = self.system_v.is_sound(|node| self.is_file(node));
         ensure(segments, "a segment of shared memory is invalid")?;
         let shares: BTreeSet<Node> = shared.iter().map(|shared| shared.share.node).collect();
