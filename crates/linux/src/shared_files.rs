@@ -34,8 +34,8 @@ const PAGE: u64 = PAGE_SIZE as u64;
 const CHUNK_SIZE: u64 = 256 << 10;
 /// Longest change of a file that is compared as a whole. Of a longer one holes are skipped.
 const MAX_WHOLE_CHANGE: u64 = 4 << 20;
-/// Offsets of mappings are below this. Bytes of a file beyond it need no memory.
-const MAX_OFFSET: u64 = i64::MAX as u64 / 2;
+/// Shared mappings end at this offset of their file at most. Bytes beyond it need no memory.
+pub(crate) const MAX_OFFSET: u64 = i64::MAX as u64 / 2;
 
 /// The memory of a live file, which shared mappings show.
 #[derive(Debug)]

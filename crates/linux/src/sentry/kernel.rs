@@ -22,6 +22,7 @@ pub(super) mod readiness;
 pub(super) mod resource_limits;
 pub(super) mod semaphores;
 pub(super) mod signals;
+pub(super) mod soundness;
 pub(super) mod streams;
 pub(super) mod threads;
 pub(super) mod time;

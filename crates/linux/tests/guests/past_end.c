@@ -1,10 +1,13 @@
 // Calls that write their results beyond the end of a file that is mapped: they fail, and the process
-// lives on. The lines "calls" and "full" are answered by "ok" or the calls that did otherwise; after a
-// number the next line is read to a bad place.
+// lives on. The lines "calls" and "full" are answered by "ok" or the calls that did otherwise; "where"
+// by the address that "full" used, and "=ADDRESS" by the byte there or "gone". After a number the next
+// line is read to a bad place.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +35,8 @@ static char answer[4096];
     } while (0)
 #define IS(what) do { if (!(what)) strcat(answer, #what " "); } while (0)
 
-static char *file, *past;
+static char *file, *past, *kept;
+static sigjmp_buf fault;
 static const char constant[P] = "constant";
 
 static void calls(void) {
@@ -79,7 +83,7 @@ static void calls(void) {
 // A mapping that finds no room for its page beyond the end leaves the one in its place.
 static void full(void) {
     int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, descriptor = open("/tmp/file", O_RDWR);
-    char *kept = mmap(0, 2 * P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    kept = mmap(0, 2 * P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (long length = 64L << 30; length >= P; length /= 2)
         while (mmap(0, length, PROT_NONE, kind, -1, 0) != MAP_FAILED) {}
     IS(mmap(kept, 2 * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, descriptor, 0) == MAP_FAILED && errno == ENOMEM);
@@ -92,7 +96,17 @@ static void full(void) {
     close(descriptor);
 }
 
+static void faulted(int signal) {
+    siglongjmp(fault, signal);
+}
+
+static void look(const volatile char *at) {
+    if (sigsetjmp(fault, 1)) strcpy(answer, "gone\n");
+    else sprintf(answer, "%d\n", *at);
+}
+
 int main(void) {
+    signal(SIGSEGV, faulted);
     char page[P];
     memset(page, 'a', P);
     int descriptor = open("/tmp/file", O_RDWR | O_CREAT, 0600);
@@ -112,6 +126,10 @@ int main(void) {
         } else if (*line == 'f') {
             full();
             strcat(answer, *answer ? "\n" : "ok\n");
+        } else if (*line == 'w') {
+            sprintf(answer, "%lx\n", (long)kept);
+        } else if (*line == '=') {
+            look((char *)strtol(line + 1, 0, 16));
         } else if (*line >= '0' && *line <= '4') {
             write(1, "next\n", 5);
             errno = 0;

@@ -157,6 +157,17 @@ static int late(void) {
     return 1;
 }
 
+// Memory that two processes share, of more than half of the limit.
+static int common(void) {
+    static char *memory;
+    if (memory) return ++*memory;
+    memory = share(-1, 5 * STEP, 0);
+    if (memory == MAP_FAILED) return 0;
+    *memory = 7;
+    if (!fork()) for (;;) pause();
+    return *memory;
+}
+
 int main(void) {
     char line[64];
     setvbuf(stdout, 0, _IONBF, 0);
@@ -172,6 +183,7 @@ int main(void) {
         case 'h' << 8 | 'u': done = huge(); break;
         case 'h' << 8 | 'o': done = holes(); break;
         case 'l' << 8 | 'a': done = late(); break;
+        case 'c' << 8 | 'o': done = common(); break;
         }
         printf("%d\n", done);
     }

@@ -34,6 +34,7 @@ mod pristine;
 mod proc;
 mod processes;
 mod python;
+mod random;
 mod session;
 mod shared;
 mod shared_limits;

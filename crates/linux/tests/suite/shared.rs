@@ -4,11 +4,13 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use crate::common;
+use crate::common::states::ask;
 
 use std::time::Duration;
 
 use afresh_linux::{Frozen, Instance, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
+use afresh_snapshot::{Branch, Tree};
 use afresh_store::Store;
 use afresh_sys::planted::{self, Bug};
 
@@ -86,6 +88,28 @@ fn a_mapping_without_room_for_its_pages_beyond_the_end_changes_nothing() {
         instance.reset();
         assert_eq!(String::from_utf8(instance.call(b"full\n").unwrap()).unwrap(), "ok\n");
         instance.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_mapping_that_failed_leaves_no_memory_behind_a_rollback() {
+    let Some(path) = common::compiled("past_end.c", &["-static"]) else { return };
+    let Some(warm) = common::here(Program::new(path).warm()) else { return };
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
+    let root = line.at();
+    for _ in 0..2 {
+        let guest = line.guest_mut().unwrap();
+        assert_eq!(ask(guest, "full"), "ok");
+        let place = format!("={}", ask(guest, "where"));
+        assert_eq!(ask(guest, &place), "107", "the byte that a child wrote");
+        let with = line.checkpoint().unwrap();
+        line.rollback(root).unwrap();
+        let guest = line.guest_mut().unwrap();
+        guest.verify().unwrap();
+        assert_eq!(ask(guest, &place), "gone");
+        line.rollback(with).unwrap();
+        assert_eq!(ask(line.guest_mut().unwrap(), &place), "107");
+        line.rollback(root).unwrap();
     }
 }
 

@@ -5,7 +5,10 @@
 
 use std::time::Duration;
 
+use afresh_linux::{Program, Warm};
+
 use crate::common;
+use crate::common::states::ask;
 
 const LIMIT: u64 = 64 << 20;
 const STORAGE: u64 = 16 << 20;
@@ -47,4 +50,17 @@ fn a_write_to_a_mapped_file_without_room_for_its_bytes_fails_before_it_changes_a
         assert_eq!(instance.call_pristine(b"late\n").unwrap(), b"1\n");
         instance.verify().unwrap();
     }
+}
+
+#[test]
+fn a_snapshot_of_processes_with_common_memory_opens_under_the_same_limit() {
+    let Some(path) = common::compiled("shared_limits.c", &["-static"]) else { return };
+    let program = Program::new(path).memory_limit(LIMIT).storage_limit(STORAGE);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    assert_eq!(ask(&mut instance, "common"), "7");
+    let frozen = instance.freeze().unwrap();
+    let mut thawed = Warm::thaw(&frozen, &program).unwrap().instance();
+    assert_eq!(ask(&mut thawed, "common"), "8");
+    thawed.verify().unwrap();
 }

@@ -429,7 +429,12 @@ impl Channels {
                 && channel.readers == readers + u32::from(channel.end.reads());
             *id < self.next && fits && channel.is_sound()
         });
-        if known && sound && self.list.len() <= CHANNELS && self.is_affordable() {
+        if known
+            && sound
+            && self.next < COUNTED
+            && self.list.len() <= CHANNELS
+            && self.is_affordable()
+        {
             Ok(())
         } else {
             Err("its pipes and connections do not fit together")

@@ -13,6 +13,7 @@ use crate::sentry::kernel::epoll::EpollSet;
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
+use crate::sentry::kernel::soundness::MAX_EVENTS;
 use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::net::sockets::Socket;
 use crate::sentry::tty::terminals::TerminalEnd;
@@ -266,6 +267,14 @@ impl FdTable {
             room: DESCRIPTORS,
             carried,
         })
+    }
+
+    /// Whether it has no more than a guest may have.
+    pub(in crate::sentry) fn check(&self) -> Result<(), &'static str> {
+        let fits = self.descriptions.len() <= MAX_DESCRIPTIONS
+            && self.check_all(0).is_ok()
+            && self.next < MAX_EVENTS;
+        if fits { Ok(()) } else { Err("it has more descriptors than a program may have") }
     }
 
     pub(crate) fn get(&self, descriptor: u64) -> Result<&Description, Errno> {

@@ -3,6 +3,7 @@
 //! the others. Plain data, like all else.
 
 use afresh_files::Node;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::Kernel;
@@ -50,20 +51,33 @@ impl FileLocks {
         self.0.iter().find(|held| held.excludes(wanted))
     }
 
-    /// Releases the owner's locks in the range of `what`.
-    pub(in crate::sentry) fn release(&mut self, what: &FileLock) {
+    /// Releases the owner's locks in the range of `what`, which is held then if it `holds`. A
+    /// failure changes nothing.
+    pub(in crate::sentry) fn replace(&mut self, what: &FileLock, holds: bool) -> Result<(), Errno> {
         let own = |held: &FileLock| {
             (held.node, held.owner, held.whole) == (what.node, what.owner, what.whole)
                 && held.start < what.end
                 && what.start < held.end
         };
-        let (cut, kept): (Vec<FileLock>, Vec<FileLock>) = self.0.iter().partition(|held| own(held));
-        self.0 = kept;
+        let (cut, mut kept): (Vec<FileLock>, Vec<FileLock>) =
+            self.0.iter().partition(|held| own(held));
         for held in cut {
             let before = FileLock { end: what.start, ..held };
             let behind = FileLock { start: what.end, ..held };
-            self.0.extend([before, behind].into_iter().filter(|part| part.start < part.end));
+            kept.extend([before, behind].into_iter().filter(|part| part.start < part.end));
         }
+        kept.extend(holds.then_some(*what));
+        // Also a release can leave two locks where there was one.
+        if kept.len() > LOCKS {
+            return Err(Errno::NOLCK);
+        }
+        self.0 = kept;
+        Ok(())
+    }
+
+    /// Whether a guest may have so many.
+    pub(in crate::sentry) fn is_sound(&self) -> bool {
+        self.0.len() <= LOCKS
     }
 
     /// Releases the locks of `process` on a file, one of whose descriptors it has closed.
@@ -90,5 +104,33 @@ impl Kernel {
     pub(in crate::sentry) fn drop_unowned(&mut self) {
         let (processes, table) = (&self.processes, &self.table);
         self.locks.retain(|id| processes.lives(id), |id| table.description(id).is_some());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh_files::Tree;
+
+    use super::*;
+
+    #[test]
+    fn locks_are_bounded_also_where_a_release_cuts_them() {
+        let owner = LockOwner::Process(2);
+        let (node, writes, whole) = (Tree::ROOT, true, false);
+        let part = |start, end| FileLock { node, owner, start, end, writes, whole };
+        let far = 2 * LOCKS as u64;
+        let single = (1..LOCKS as u64 - 1).map(|at| part(2 * at, 2 * at + 1));
+        let mut locks = FileLocks(single.chain([part(far - 2, u64::MAX)]).collect());
+        locks.replace(&part(far, far + 1), false).unwrap();
+        assert!(locks.0.len() == LOCKS && locks.is_sound());
+        let full = locks.clone();
+        let far = far + 8;
+        assert_eq!(locks.replace(&part(far, far + 1), false), Err(Errno::NOLCK));
+        // A lock of another kind takes the place of a part.
+        let read = FileLock { writes: false, ..part(far, far + 1) };
+        assert_eq!(locks.replace(&read, true), Err(Errno::NOLCK));
+        assert_eq!(locks, full);
+        locks.replace(&part(0, u64::MAX), false).unwrap();
+        assert_eq!(locks, FileLocks::default());
     }
 }

@@ -243,6 +243,22 @@ impl Kernel {
         let watches = |(_, d): &(u64, &Description)| matches!(d.open, FileObject::Watches(_));
         self.watchers = self.table.descriptions().filter(watches).count() as u32;
     }
+
+    /// Watches of all descriptors.
+    pub(in crate::sentry) fn all_watches(&self) -> usize {
+        let counts = self.table.descriptions().map(|(_, description)| match &description.open {
+            FileObject::Watches(watches) => watches.list.len(),
+            _ => 0,
+        });
+        counts.sum()
+    }
+
+    /// Whether there are no more watches and descriptors of them than a guest may have.
+    pub(in crate::sentry) fn are_watches_bounded(&self) -> bool {
+        let watches = |(_, d): &(u64, &Description)| matches!(d.open, FileObject::Watches(_));
+        let descriptors = self.table.descriptions().filter(watches).count();
+        descriptors <= MAX_INSTANCES as usize && self.all_watches() <= WATCHES
+    }
 }
 
 #[cfg(test)]

@@ -4,25 +4,26 @@
 //! grant, request no more than every guest may have, and are refused if they are inconsistent. No
 //! host path is opened before that is known.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use afresh_files::{Budget, Kind, Node, OpenFile, SavedTree, Time, Tree};
+use afresh_files::{Budget, Kind, Node, OpenFile, SavedTree, Stat, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::base::{self, Base};
 use crate::error::{FreezeError, Incompatible, ThawError};
-use crate::sentry::fs::devices::{Device, FIFO};
+use crate::sentry::Kernel;
+use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::proc_paths::ProcDir;
 use crate::sentry::fs::root_files;
 use crate::sentry::fs::seals::Seals;
 use crate::sentry::kernel::channels::Channels;
 use crate::sentry::kernel::epoll::EpollSet;
 use crate::sentry::kernel::fd_table::{Description, FdTable, FdTableParts, FileObject};
-use crate::sentry::kernel::fifos::{Fifo, opening};
+use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::kernel::file_locks::FileLocks;
 use crate::sentry::kernel::generation::GenerationWatch;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
@@ -40,8 +41,7 @@ use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::shared_segments::SharedSegments;
 use crate::sentry::net::dns::ResolvedNames;
 use crate::sentry::net::sockets::Socket;
-use crate::sentry::tty::terminals::{FIRST_DEVICE, TerminalEnd, Terminals};
-use crate::sentry::{Kernel, NAME};
+use crate::sentry::tty::terminals::{TerminalEnd, Terminals};
 
 /// [`Kernel`] but for its files, in a form that is written down.
 #[derive(Serialize, Deserialize)]
@@ -115,9 +115,11 @@ pub(crate) fn damaged(what: &str) -> ThawError {
 }
 
 impl Kernel {
-    /// The state, and the files that the guest has written.
+    /// The state, and the files that the guest has written. A state that could not be opened is
+    /// refused.
     pub(crate) fn pack(&self) -> Result<(PackedKernel, Vec<u8>), FreezeError> {
         let lost = |error: &dyn std::fmt::Display| FreezeError::State(error.to_string());
+        self.check().map_err(|error| lost(&error))?;
         let stat = |open: &OpenFile| self.tree.stat(open.node).map_err(|error| lost(&error));
         let FdTableParts { descriptors, descriptions: open, next, carried } =
             self.table.parts(self.processes.current_id());
@@ -201,6 +203,7 @@ impl Kernel {
             timers: packed.timers,
             threads: packed.threads,
         });
+        // Of processes that do not fit together, nothing else is looked at.
         processes.check(&packed.layout).map_err(damaged)?;
         let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
         let layers: Vec<PathBuf> = packed.layers.into_iter().map(path).collect();
@@ -216,6 +219,9 @@ impl Kernel {
         if used.files > opener.storage.files {
             return Err(damaged("it has more files than a program may have"));
         }
+        if packed.seals != packed.seals.lasting(&tree) {
+            return Err(damaged("a seal is not on a file"));
+        }
         let mut descriptions = BTreeMap::new();
         for (id, (open, flags, found)) in packed.descriptions {
             let open = match open {
@@ -223,10 +229,9 @@ impl Kernel {
                 PackedOpen::Output => FileObject::Output,
                 PackedOpen::Messages => FileObject::Messages,
                 PackedOpen::File(open, size, modified) => {
-                    let stat = stat_open_file(&tree, &open)?;
-                    if stat.kind == Kind::File
-                        && (stat.size, stat.times.modified) != (size, modified)
-                    {
+                    let stat = tree.stat(open.node);
+                    let same = |stat: &Stat| (stat.size, stat.times.modified) == (size, modified);
+                    if stat.is_ok_and(|stat| stat.kind == Kind::File && !same(&stat)) {
                         let path = PathBuf::from(format!("descriptor {id}"));
                         return Err(
                             Incompatible::File { path, why: "its file has changed since" }.into()
@@ -235,54 +240,27 @@ impl Kernel {
                     FileObject::File(open)
                 }
                 PackedOpen::Device(number, open) => {
-                    stat_open_file(&tree, &open)?;
                     let device = Device::of(number).ok_or_else(|| damaged("an unknown device"))?;
                     FileObject::Device(device, open)
                 }
                 PackedOpen::Pipe(channel, writes) => FileObject::Pipe { channel, writes },
-                PackedOpen::Fifo(fifo) => {
-                    let stat = stat_open_file(&tree, &fifo.open)?;
-                    if stat.kind != Kind::Device || stat.device != FIFO {
-                        return Err(damaged("a named pipe has another kind of file"));
-                    }
-                    FileObject::Fifo(fifo)
-                }
-                PackedOpen::Terminal(end) => {
-                    stat_open_file(&tree, &end.open)?;
-                    FileObject::Terminal(end)
-                }
-                PackedOpen::Watches(watches) if watches.is_sound() => FileObject::Watches(watches),
-                PackedOpen::Watches(_) => return Err(damaged("a watcher of files is invalid")),
+                PackedOpen::Fifo(fifo) => FileObject::Fifo(fifo),
+                PackedOpen::Terminal(end) => FileObject::Terminal(end),
+                PackedOpen::Watches(watches) => FileObject::Watches(watches),
                 PackedOpen::Event(count, semaphore, edges) => {
                     FileObject::Event { count, semaphore, edges }
                 }
                 PackedOpen::Timer(timer) => FileObject::Timer(timer),
-                PackedOpen::Epoll(set) if set.is_sound() => FileObject::Epoll(set),
-                PackedOpen::Epoll(_) => return Err(damaged("a set of descriptors is invalid")),
-                PackedOpen::Socket(socket) if socket.is_sound() => FileObject::Socket(socket),
-                PackedOpen::Socket(_) => return Err(damaged("a socket is invalid")),
-                // Its process may have ended: it is empty then.
+                PackedOpen::Epoll(set) => FileObject::Epoll(set),
+                PackedOpen::Socket(socket) => FileObject::Socket(socket),
                 PackedOpen::Folder(folder, at) => FileObject::Folder(folder, at),
-                // A number that is not given yet would be another's later.
-                PackedOpen::Process(id)
-                    if (FIRST..processes.current.threads.next()).contains(&id) =>
-                {
-                    FileObject::Process(id)
-                }
+                PackedOpen::Process(id) => FileObject::Process(id),
                 PackedOpen::Signals(set) => FileObject::Signals(set),
                 PackedOpen::Queue(id) => FileObject::Queue(id),
-                PackedOpen::Generation(watch, open) if watch.is_sound() => {
-                    stat_open_file(&tree, &open)?;
+                PackedOpen::Generation(watch, open) => {
                     FileObject::Device(Device::Generation(watch), open)
                 }
-                PackedOpen::Generation(..) => {
-                    return Err(damaged("a descriptor of the generation sends no signal"));
-                }
-                PackedOpen::Process(_) => return Err(damaged("a descriptor of no process")),
             };
-            if found.as_ref().is_some_and(|(_, name)| name.len() > NAME) {
-                return Err(damaged("the name of an open file is longer than names are"));
-            }
             let found = found.map(|(above, name)| (above, name.into()));
             descriptions.insert(id, Description { open, flags, found });
         }
@@ -290,74 +268,9 @@ impl Kernel {
         let parts = FdTableParts { descriptors, descriptions, next, carried: packed.carried };
         let table = FdTable::from_parts(parts, FIRST, |id| processes.lives(id))
             .ok_or_else(|| damaged("its descriptors do not fit together"))?;
-        let mut ends: Vec<_> = table.descriptions().flat_map(|(_, d)| d.open.ends()).collect();
-        let threads = processes.threads();
-        for opening in threads.filter_map(|(_, thread)| opening(thread)) {
-            let stat = stat_open_file(&tree, &opening.fifo.open)?;
-            if !opening.is_sound(stat.kind, stat.device) {
-                return Err(damaged("a thread waits to open what is no named pipe"));
-            }
-            ends.extend(opening.fifo.ends());
-        }
-        packed.channels.check(&ends).map_err(damaged)?;
-        let terminals = table.descriptions().filter_map(|(_, d)| match &d.open {
-            FileObject::Terminal(end) => Some(end),
-            _ => None,
-        });
-        let is_terminal = |node: Node, id: u32| {
-            let device = tree.stat(node).map(|stat| (stat.kind, stat.device));
-            device == Ok((Kind::Device, FIRST_DEVICE + u64::from(id)))
-        };
-        packed.terminals.check(terminals, is_terminal).map_err(damaged)?;
-        let is_open = |id| table.description(id).is_some();
-        if !table.carried().is_sound(is_open, packed.channels.parcels()) {
-            return Err(damaged("descriptors in flight are invalid"));
-        }
-        if !processes.current.pending.is_sound() {
-            return Err(damaged("an invalid signal"));
-        }
-        if !packed.names.is_sound() {
-            return Err(damaged("an invalid host name"));
-        }
-        if !processes.current.timers.is_sound() {
-            return Err(damaged("an invalid timer"));
-        }
-        if !packed.semaphores.is_sound(|process| processes.lives(process)) {
-            return Err(damaged("a set of semaphores is invalid"));
-        }
-        if !packed.queues.is_sound() {
-            return Err(damaged("a queue of messages is invalid"));
-        }
-        let queues = table.descriptions().filter_map(|(_, d)| match d.open {
-            FileObject::Queue(id) => Some(id),
-            _ => None,
-        });
-        if !packed.named_queues.is_sound(queues) {
-            return Err(damaged("a named queue of messages is invalid"));
-        }
         let layouts = processes.layouts().chain([&packed.layout]);
-        let shared: Vec<_> = layouts.flat_map(Layout::shared).collect();
-        let shares: BTreeSet<Node> = shared.iter().map(|shared| shared.share.node).collect();
-        if shared.iter().any(|s| s.share.offset(s.range.start) > i64::MAX as u64 / 2) {
-            return Err(damaged("memory is shared beyond the end of any file"));
-        }
-        let file = |node: &Node| tree.stat(*node).map(|stat| stat.kind) == Ok(Kind::File);
-        if !packed.seals.is_sound(|node| file(&node)) {
-            return Err(damaged("a seal is not on a file"));
-        }
-        if !packed.system_v.is_sound(|node| file(&node)) {
-            return Err(damaged("a segment of shared memory is invalid"));
-        }
-        if !shares.iter().all(file) {
-            return Err(damaged("memory is shared through what is no file"));
-        }
-        if processes.current.handlers.keys().any(|number| !(1..=64).contains(number)) {
-            return Err(damaged("a handler of no signal"));
-        }
-        let directory = |node| tree.stat(node).map(|stat| stat.kind) == Ok(Kind::Directory);
-        if !processes.iter().all(|process| directory(process.directory)) {
-            return Err(damaged("its directory is invalid"));
-        }
+        let shared = layouts.flat_map(Layout::shared);
+        let shares = shared.map(|shared| shared.share.node).collect();
         let mut state = Self {
             layout: packed.layout,
             tree,
@@ -370,6 +283,7 @@ impl Kernel {
             seals: packed.seals,
             watchers: 0,
             moves: packed.moves,
+            nests: false,
             system_v: packed.system_v,
             semaphores: packed.semaphores,
             queues: packed.queues,
@@ -380,28 +294,19 @@ impl Kernel {
             shared_bytes: 0,
             processes,
         };
+        state.check().map_err(damaged)?;
         state.cut_lines();
         state.drop_unowned();
         state.count_watchers();
+        let nests = state.sets().any(|set| state.contains_sets(set));
+        state.nests = nests;
         state.heed_limits();
         let live = state.writable_shares();
         state.count_thawed(&live);
-        if state.check_nesting().is_err() {
-            return Err(damaged("its sets of descriptors contain too many others, or each other"));
-        }
         let needed = state.limit_memory(opener.memory);
         if needed > opener.memory {
             return Err(limit("memory", needed, opener.memory, "memory_limit").into());
         }
         Ok(state)
     }
-}
-
-/// The kind of an open file.
-fn stat_open_file(tree: &Tree, open: &OpenFile) -> Result<afresh_files::Stat, ThawError> {
-    let stat = tree.stat(open.node).ok();
-    if open.offset > i64::MAX as u64 {
-        return Err(damaged("an offset is negative"));
-    }
-    stat.ok_or_else(|| damaged("an open file does not exist"))
 }

@@ -18,10 +18,11 @@ use crate::sentry::kernel::file_locks::FileLock;
 use crate::sentry::kernel::identity::PID;
 use crate::sentry::kernel::process::Process;
 use crate::sentry::kernel::process_info::{ChildEvent, Executable, NOBODY, ProcessInfo};
+use crate::sentry::kernel::resource_limits::MAX_TASKS;
 use crate::sentry::kernel::signals::{PendingSignals, SignalInfo};
 use crate::sentry::kernel::threads::{Thread, Threads, Wait, WaitReason};
 use crate::sentry::kernel::timers::Timers;
-use crate::sentry::mm::layout::Layout;
+use crate::sentry::mm::layout::{Layout, MAX_ALL_MAPPINGS};
 use crate::sentry::{End, Kernel};
 
 /// Processes a guest may have, those that ended and were not waited for included.
@@ -94,12 +95,19 @@ impl ProcessTable {
         if numbers.len() < count {
             return Err("two of its threads have one number");
         }
+        if count as u64 > MAX_TASKS {
+            return Err("it has more threads than a program may have");
+        }
         let mut left = layout.limit();
-        for memory in self.layouts.values().chain([layout]) {
+        let all = || self.layouts.values().chain([layout]);
+        if all().map(Layout::len).sum::<usize>() > MAX_ALL_MAPPINGS {
+            return Err("its mappings are more than it may have");
+        }
+        for memory in all() {
             memory.check()?;
             let fits = memory.limit() == layout.limit();
             left = left
-                .checked_sub(memory.bytes())
+                .checked_sub(memory.own_bytes())
                 .filter(|_| fits)
                 .ok_or("its mappings are more than it may have")?;
         }

@@ -11,12 +11,14 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::platform::Context;
+use crate::sentry::kernel::fd_table::DESCRIPTORS;
 use crate::sentry::kernel::fifos::PendingOpen;
 use crate::sentry::kernel::file_locks::FileLock;
 use crate::sentry::kernel::message_queues::WantedMessage;
 use crate::sentry::kernel::process_table::{FIRST, WaitOptions};
-use crate::sentry::kernel::semaphores::SemaphoreOperation;
+use crate::sentry::kernel::semaphores::{MAX_OPERATIONS, SemaphoreOperation};
 use crate::sentry::kernel::signals::PendingSignals;
+use crate::sentry::kernel::soundness::MAX_EVENTS;
 
 /// Threads that a process may have.
 pub(crate) const THREADS: usize = 4096;
@@ -54,6 +56,18 @@ pub(crate) enum WaitReason {
     Message(u32, WantedMessage),
     /// Time alone, or a signal that interrupts.
     Nothing,
+}
+
+impl WaitReason {
+    /// Whether a call can wait for so much.
+    fn is_bounded(&self) -> bool {
+        match self {
+            // Of `select`, for reading and for writing.
+            Self::Files(list) => list.len() <= 2 * DESCRIPTORS as usize,
+            Self::Semaphores(_, operations) => operations.len() <= MAX_OPERATIONS,
+            _ => true,
+        }
+    }
 }
 
 /// A wait, and the call that waits is made once more when it is over.
@@ -162,7 +176,10 @@ impl Threads {
         let placed = others.into_iter().all(|(_, thread)| thread.context.is_some());
         let known = self.list.contains_key(&self.current) && self.list.len() <= THREADS;
         let pending = self.list.values().all(|thread| thread.pending.is_sound());
-        if numbered && placed && known && pending {
+        let waits = self.list.values().filter_map(|thread| thread.wait.as_ref());
+        let waits = waits.into_iter().all(|wait| wait.on.is_bounded());
+        let counted = self.order < MAX_EVENTS;
+        if numbered && placed && known && pending && waits && counted {
             Ok(())
         } else {
             Err("its threads do not fit together")

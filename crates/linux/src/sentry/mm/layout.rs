@@ -5,6 +5,8 @@
 
 mod limits;
 
+pub(in crate::sentry) use limits::MAX_ALL_MAPPINGS;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -120,7 +122,8 @@ impl Layout {
         let fits = (bytes, reserved, shared) == (self.bytes, self.reserved, self.shared)
             && shared <= bytes
             && reserved <= RESERVED
-            && bytes <= self.limit
+            // Shared bytes count once, however many mappings they have.
+            && bytes - shared <= self.limit
             && self.limit <= MAX_RESERVED;
         if !fits || self.maps.len() > MAPPINGS || self.heap > self.brk || self.brk > CEILING {
             return Err("its mappings are more than it may have");
@@ -292,11 +295,8 @@ impl Layout {
         let range = pages(start, len)?;
         let reserved = is_reserved(protection, file);
         let more = len - self.counted(&range, reserved);
-        if reserved {
-            self.afford_reserve(more)?
-        } else {
-            self.afford(more)?
-        }
+        self.check_room(self.growth(&range, 1))?;
+        self.afford(more, reserved)?;
         Ok(range)
     }
 
@@ -362,11 +362,7 @@ impl Layout {
 
     pub(crate) fn unmap(&mut self, start: u64, len: u64) -> Result<Change, Errno> {
         let range = pages(start, len).map_err(|_| Errno::INVAL)?;
-        let cuts_one = self.parts(&range).iter().any(|(_, m)| m.end > range.end)
-            && self.maps.range(..range.start).next_back().is_some_and(|(_, m)| m.end > range.end);
-        if cuts_one && !self.has_room() {
-            return Err(Errno::NOMEM);
-        }
+        self.check_room(self.growth(&range, 0))?;
         let mut change = Change::default();
         if self.touches(&range) {
             change.before.push(unmap_order(start, range.end - start));
@@ -394,10 +390,11 @@ impl Layout {
         }
         // Pages beyond the end of a file stay closed.
         let mut parts = self.parts(&range);
+        self.check_room(self.growth(&range, parts.len()))?;
         parts.retain(|(_, m)| !m.is_beyond());
         let opens = |m: &Mapping| m.reserved && protection != 0;
         let opened = parts.iter().filter(|(_, m)| opens(m)).map(|(part, _)| part.end - part.start);
-        self.afford(opened.sum())?;
+        self.afford(opened.sum(), false)?;
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for (part, m) in parts {
             let (end, reserved) = (part.end, m.reserved && protection == 0);
@@ -451,8 +448,9 @@ impl Layout {
         }
     }
 
-    /// Sets where the break begins.
+    /// Sets where the break begins. Without room below the mappings of `mmap` it cannot grow.
     pub(crate) fn start_heap(&mut self, at: u64) {
+        let at = at.min(CEILING);
         self.heap = at;
         self.brk = at;
     }
@@ -471,12 +469,16 @@ impl Layout {
         }
         let new = brk.next_multiple_of(PAGE);
         if new > old {
-            if self.touches(&(old..new)) || self.afford(new - old).is_err() {
+            let fits = self.check_room(self.growth(&(old..new), 1));
+            if self.touches(&(old..new)) || fits.and(self.afford(new - old, false)).is_err() {
                 return (self.brk, change);
             }
             self.insert(old..new, READ_WRITE, false);
             change.before.push(map_order(old, new - old, READ_WRITE));
         } else if new < old {
+            if self.check_room(self.growth(&(new..old), 0)).is_err() {
+                return (self.brk, change);
+            }
             self.remove(&(new..old));
             change.before.push(unmap_order(new, old - new));
         }

@@ -56,8 +56,10 @@ impl Layout {
         if range.is_empty() {
             return Ok(());
         }
-        self.afford_reserve(range.end - range.start)?;
-        for (part, mapping) in self.parts(&range) {
+        let parts = self.parts(&range);
+        self.check_room(self.growth(&range, parts.len()))?;
+        self.afford(range.end - range.start, true)?;
+        for (part, mapping) in parts {
             let end = part.end;
             self.place(part, Mapping { end, protection: 0, reserved: true, ..mapping });
         }

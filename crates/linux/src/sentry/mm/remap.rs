@@ -81,7 +81,8 @@ impl Layout {
         }
         let tail = old.end..old.start.checked_add(new_len).ok_or(Errno::NOMEM)?;
         if stays && tail.end <= GUEST.end && !self.touches(&tail) {
-            self.afford_more(new_len - len, mapping.reserved)?;
+            // It becomes a part of the mapping.
+            self.afford(new_len - len, mapping.reserved)?;
             let order = map_order(tail.start, tail.end - tail.start, mapping.protection);
             self.place(tail.clone(), Mapping { end: tail.end, ..mapping });
             return Ok((old.start, Change { before: vec![order], ..Change::default() }));
@@ -89,9 +90,11 @@ impl Layout {
         if !remap.has(MAY_MOVE) {
             return Err(Errno::NOMEM);
         }
-        self.afford_more(new_len, mapping.reserved)?;
+        self.afford(new_len, mapping.reserved)?;
         let start = remap.to.map_or_else(|| self.free(new_len, CEILING), Ok)?;
         let new = start..start + new_len;
+        let left = if remap.has(KEEPS_OLD) { 0 } else { self.growth(&old, 0) };
+        self.check_room(self.growth(&new, 1) + left)?;
         if let Some(origin) = &mut mapping.origin {
             *origin = Share::new(origin.node, start, origin.offset(old.start));
         }
@@ -119,9 +122,10 @@ impl Layout {
         Ok((start, change))
     }
 
-    /// Whether a mapping of the same kind as another fits.
-    fn afford_more(&self, more: u64, reserved: bool) -> Result<(), Errno> {
-        if reserved { self.afford_reserve(more) } else { self.afford(more) }
+    /// [`Self::remap`] by the arguments of a call.
+    #[cfg(test)]
+    pub(super) fn remap_by(&mut self, a: &[u64; 6]) -> Result<(u64, Change), Errno> {
+        self.remap(&Remap::new(a)?)
     }
 }
 

@@ -22,7 +22,7 @@ use crate::sentry::kernel::time::now;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::orders::Content;
 use crate::sentry::{Kernel, Sentry, SyscallError, SyscallResult};
-use crate::shared_files::{Attachment, bytes_beside};
+use crate::shared_files::{Attachment, MAX_OFFSET, bytes_beside};
 
 /// Which bytes a shared mapping shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -233,7 +233,8 @@ impl Sentry {
         std::sync::Arc::make_mut(state).count_parts(|_, mapped| shared.unmapped_bytes(mapped))
     }
 
-    /// The bytes that a shared mapping of a file begins with.
+    /// The bytes that a shared mapping of a file begins with; `EOVERFLOW` for bytes that no file
+    /// has.
     pub(in crate::sentry) fn shared_content(
         &mut self,
         node: Node,
@@ -241,6 +242,9 @@ impl Sentry {
         len: u64,
         protection: u64,
     ) -> SyscallResult<Content> {
+        if offset.checked_add(len).is_none_or(|end| end > MAX_OFFSET) {
+            return Err(Errno::OVERFLOW.into());
+        }
         match self.shared.get(node) {
             Some(memory) => Ok(Content::Shared(memory.clone(), offset, len, protection)),
             None => self.content_of(node, offset, len, protection),

@@ -34,14 +34,15 @@ impl Kernel {
         }
     }
 
-    /// Bytes of unfinished datagrams.
-    fn corked_bytes(&self) -> usize {
+    /// Refuses `more` bytes of unfinished datagrams if all sockets have too many.
+    pub(in crate::sentry) fn check_corked(&self, more: usize) -> Result<(), Errno> {
         let sockets =
             self.table.descriptions().filter_map(|(_, description)| match &description.open {
                 FileObject::Socket(socket) => Some(socket.corked.len()),
                 _ => None,
             });
-        sockets.sum()
+        let all = sockets.sum::<usize>() + more;
+        if all <= MAX_CORKED_BYTES { Ok(()) } else { Err(Errno::NOBUFS) }
     }
 
     /// The readiness of a datagram socket.
@@ -386,9 +387,7 @@ impl Sentry {
         if socket.corked.len() + bytes.len() > CORKED {
             return Err(Errno::MSGSIZE.into());
         }
-        if self.state.corked_bytes() + bytes.len() > MAX_CORKED_BYTES {
-            return Err(Errno::NOBUFS.into());
-        }
+        self.state.check_corked(bytes.len())?;
         let corked = &mut self.socket_mut(descriptor)?.corked;
         corked.extend(bytes);
         Ok(Some(if more { Vec::new() } else { std::mem::take(corked) }))

@@ -3,7 +3,7 @@
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::file_locks::{FileLock, LOCKS, LockOwner};
+use crate::sentry::kernel::file_locks::{FileLock, LockOwner};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 use afresh_files::Node;
@@ -160,7 +160,7 @@ impl Sentry {
     ) -> SyscallResult {
         if frees {
             if !self.state.locks.0.is_empty() {
-                self.change().locks.release(&lock);
+                self.change().locks.replace(&lock, false)?;
             }
             return Ok(ZERO);
         }
@@ -173,12 +173,7 @@ impl Sentry {
             }
             return Ok(SyscallControl::Wait(Wait::new(WaitReason::Lock(lock), None)));
         }
-        let locks = &mut self.change().locks;
-        locks.release(&lock);
-        if locks.0.len() >= LOCKS {
-            return Err(Errno::NOLCK.into());
-        }
-        locks.0.push(lock);
+        self.change().locks.replace(&lock, true)?;
         Ok(ZERO)
     }
 

@@ -4,7 +4,8 @@ use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::kernel::epoll::{
-    EDGE, EpollInterest, EpollSet, MAX_INTERESTS, MAX_SETS, ONCE, READ_TOO, WRITE_TOO, plain,
+    EDGE, EpollInterest, EpollSet, INTERESTS_UNCHECKED, MAX_INTERESTS, MAX_SETS, ONCE, READ_TOO,
+    WRITE_TOO, plain,
 };
 use crate::sentry::kernel::fd_table::{DESCRIPTORS, FileObject};
 use crate::sentry::kernel::readiness::{ALWAYS, ERR, HUP, IN, OUT};
@@ -261,7 +262,7 @@ impl Sentry {
             libc::EPOLL_CTL_ADD if is_there => return Err(Errno::EXIST.into()),
             libc::EPOLL_CTL_ADD => {
                 // A sum over all sets is not for every call.
-                let is_rounded = known.0.len().is_multiple_of(64);
+                let is_rounded = known.0.len().is_multiple_of(INTERESTS_UNCHECKED);
                 if is_rounded && self.state.all_interests() >= MAX_INTERESTS {
                     return Err(Errno::NOSPC.into());
                 }
@@ -269,7 +270,8 @@ impl Sentry {
             _ if !is_there => return Err(Errno::NOENT.into()),
             _ => {}
         }
-        let nests = operation as i32 == libc::EPOLL_CTL_ADD && matches!(open, FileObject::Epoll(_));
+        let adds = operation as i32 == libc::EPOLL_CTL_ADD;
+        let nests = self.state.nests || matches!(open, FileObject::Epoll(_));
         let put = |state: &mut Kernel, interest: Option<EpollInterest>| {
             if let FileObject::Epoll(known) = &mut state.table.get_mut(set)?.open {
                 match interest {
@@ -280,9 +282,12 @@ impl Sentry {
             Ok::<_, Errno>(())
         };
         put(self.change(), interest)?;
-        if nests && let Err(error) = self.state.check_nesting() {
-            put(self.change(), None)?;
-            return Err(error.into());
+        if adds && nests {
+            if let Err(error) = self.state.check_nesting() {
+                put(self.change(), None)?;
+                return Err(error.into());
+            }
+            self.change().nests = true;
         }
         Ok(ZERO)
     }

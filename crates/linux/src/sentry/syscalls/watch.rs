@@ -55,12 +55,7 @@ impl Sentry {
             return Err(Errno::NOTDIR.into());
         }
         self.state.may(node, READ)?;
-        let counts =
-            self.state.table.descriptions().map(|(_, description)| match &description.open {
-                FileObject::Watches(watches) => watches.list.len(),
-                _ => 0,
-            });
-        let all: usize = counts.sum();
+        let all = self.state.all_watches();
         let watches = self.watches(set)?;
         let kept = mask & (libc::IN_ALL_EVENTS | libc::IN_ONESHOT);
         if let Some(watch) = watches.list.get_mut(&node) {

@@ -1,13 +1,17 @@
 //! Limits of a layout: bytes and mappings, of one process and of all.
 //!
-//! Promises: a mapping is made only where the limits allow it, and so is a copy of all of them.
+//! Promises: a change is made only if its result is within the limits, rests of mappings that it
+//! cuts included, and so is a copy of all of them. So [`Layout::check`] accepts every layout that a
+//! guest has made.
+
+use std::ops::Range;
 
 use rustix::io::Errno;
 
 use super::{Layout, MAPPINGS, RESERVED};
 
 /// Maximum mappings of all processes. Those that only reserve addresses have no other bound.
-const MAX_ALL_MAPPINGS: usize = 1 << 19;
+pub(in crate::sentry) const MAX_ALL_MAPPINGS: usize = 1 << 19;
 
 impl Layout {
     /// Bytes that may be mapped.
@@ -49,10 +53,23 @@ impl Layout {
         self.maps.len()
     }
 
-    /// Whether the number of mappings allows another one.
-    pub(super) fn has_room(&self) -> bool {
-        let all = self.maps.len() + self.mappings_elsewhere;
-        self.maps.len() < MAPPINGS && all < MAX_ALL_MAPPINGS
+    /// The number of further mappings if `range` has `pieces` in place of its present mappings.
+    /// Pieces that merge with a neighbour count as well.
+    pub(in crate::sentry) fn growth(&self, range: &Range<u64>, pieces: usize) -> isize {
+        let mut growth = pieces as isize;
+        let mapped = self.maps.range(..range.end).rev().take_while(|(_, m)| m.end > range.start);
+        for (&start, m) in mapped {
+            let rests = isize::from(start < range.start) + isize::from(m.end > range.end);
+            growth += rests - 1;
+        }
+        growth
+    }
+
+    /// Refuses a change that makes too many mappings of this process or of all.
+    pub(in crate::sentry) fn check_room(&self, growth: isize) -> Result<(), Errno> {
+        let len = self.maps.len().saturating_add_signed(growth);
+        let fits = len <= MAPPINGS && len + self.mappings_elsewhere <= MAX_ALL_MAPPINGS;
+        if fits || growth <= 0 { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
     /// Whether as much as is mapped, and not shared, fits into the budget once more.
@@ -71,21 +88,22 @@ impl Layout {
         if taken.is_some_and(|bytes| bytes <= self.limit) { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
-    /// Whether `more` bytes in another mapping fit into the budget.
-    pub(in crate::sentry) fn afford(&self, more: u64) -> Result<(), Errno> {
-        if self.has_room() { self.afford_bytes(more) } else { Err(Errno::NOMEM) }
-    }
-
-    /// Whether `more` bytes may be reserved.
-    pub(in crate::sentry) fn afford_reserve(&self, more: u64) -> Result<(), Errno> {
+    /// Refuses `more` bytes beyond the budget, or beyond the bound of `reserved` ones.
+    pub(in crate::sentry) fn afford(&self, more: u64, reserved: bool) -> Result<(), Errno> {
+        if !reserved {
+            return self.afford_bytes(more);
+        }
         let within = self.reserved.checked_add(more).is_some_and(|bytes| bytes <= RESERVED);
-        if within && self.has_room() { Ok(()) } else { Err(Errno::NOMEM) }
+        if within { Ok(()) } else { Err(Errno::NOMEM) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sentry::PAGE;
+
+    const BASE: u64 = 0x10_0000;
 
     #[test]
     fn mappings_of_all_processes_are_bounded() {
@@ -94,11 +112,88 @@ mod tests {
             layout.map(Some(at << 32), false, 1, 3, None).unwrap();
         }
         layout.set_elsewhere(0, MAX_ALL_MAPPINGS - 6);
-        assert_eq!((layout.afford_copy(), layout.afford(1)), (Ok(()), Ok(())));
+        assert_eq!((layout.afford_copy(), layout.check_room(1)), (Ok(()), Ok(())));
         layout.set_elsewhere(0, MAX_ALL_MAPPINGS - 5);
-        assert_eq!((layout.afford_copy(), layout.afford(1)), (Err(Errno::NOMEM), Ok(())));
+        assert_eq!((layout.afford_copy(), layout.check_room(1)), (Err(Errno::NOMEM), Ok(())));
         layout.set_elsewhere(0, MAX_ALL_MAPPINGS - 3);
         let reserve = layout.map(Some(9 << 32), false, 1, 0, None).map(drop);
-        assert_eq!((reserve, layout.afford(0)), (Err(Errno::NOMEM), Err(Errno::NOMEM)));
+        assert_eq!((reserve, layout.check_room(1)), (Err(Errno::NOMEM), Err(Errno::NOMEM)));
+    }
+
+    /// A layout with as many mappings as a process may have, of 3 pages each and with gaps.
+    fn full() -> Layout {
+        let mut layout = Layout::new(1 << 32);
+        for at in 0..MAPPINGS as u64 {
+            layout.map(Some(BASE + at * 4 * PAGE), false, 3 * PAGE, 3, None).unwrap();
+        }
+        layout
+    }
+
+    #[test]
+    fn a_change_that_cuts_a_mapping_counts_its_rests() {
+        let middle = BASE + PAGE;
+        type Change<'a> = &'a dyn Fn(&mut Layout) -> Result<(), Errno>;
+        let one_more: [Change<'_>; 2] =
+            [&|layout| layout.unmap(middle, PAGE).map(drop), &|layout| {
+                layout.protect(BASE, PAGE, 1).map(drop)
+            }];
+        let two_more: [Change<'_>; 3] = [
+            &|layout| layout.map(Some(middle), false, PAGE, 1, None).map(drop),
+            &|layout| layout.map(Some(middle), false, PAGE, 0, None).map(drop),
+            &|layout| layout.protect(middle, PAGE, 0).map(drop),
+        ];
+        let changes = one_more.map(|change| (change, 1)).into_iter();
+        let full = full();
+        for (change, more) in changes.chain(two_more.map(|change| (change, 2))) {
+            let mut layout = full.clone();
+            for freed in 0..=more {
+                let before = layout.clone();
+                let fits = freed == more;
+                assert_eq!(change(&mut layout).is_ok(), fits, "{more} with room for {freed}");
+                assert!(fits || layout == before, "a failure changes nothing");
+                assert_eq!(layout.check(), Ok(()));
+                let _ = layout.unmap(BASE + 4 * PAGE * (9 + freed), 3 * PAGE).unwrap();
+            }
+        }
+        // Changes that cut nothing are possible all the same.
+        let mut layout = full;
+        layout.protect(BASE, 3 * PAGE, 1).map(drop).unwrap();
+        layout.map(Some(BASE), false, 3 * PAGE, 3, None).map(drop).unwrap();
+        assert_eq!((layout.len(), layout.check()), (MAPPINGS, Ok(())));
+    }
+
+    /// After random changes near the limit the layout is one that a snapshot may have.
+    #[test]
+    fn no_change_exceeds_the_number_of_mappings() {
+        const ROOM: usize = 24;
+        let mut random = 11u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % below
+        };
+        let (mut layout, mut full) = (Layout::new(1 << 32), 0);
+        layout.set_elsewhere(0, MAX_ALL_MAPPINGS - ROOM);
+        layout.start_heap(BASE);
+        for _ in 0..20_000 {
+            let (start, len) = (next(96), 1 + next(6));
+            let (at, bytes) = (BASE + start * PAGE, len * PAGE);
+            let before = layout.clone();
+            let done = match next(6) {
+                0 => layout.map(Some(at), false, bytes, next(4), None).is_ok(),
+                1 => layout.unmap(at, bytes).is_ok(),
+                2 => layout.protect(at, bytes, next(4)).is_ok(),
+                3 => layout.set_brk(at).0 == at,
+                _ => {
+                    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+                    let keeps = next(2) * libc::MREMAP_DONTUNMAP as u64;
+                    let to = BASE + next(96) * PAGE;
+                    layout.remap_by(&[at, bytes, bytes, flags | keeps, to, 0]).is_ok()
+                }
+            };
+            assert!(done || layout == before, "a failure changes nothing");
+            assert!(layout.len() <= ROOM && layout.check() == Ok(()));
+            full += usize::from(layout.len() == ROOM);
+        }
+        assert!(full > 100, "the limit was met {full} times");
     }
 }
