@@ -18,9 +18,9 @@ use hyper::StatusCode;
 
 use super::accounts::Account;
 use super::budgets::Limits;
-use super::record::SandboxRecord;
 use super::registry::{Sandboxes, lock, to_its_end};
 use super::sandbox::Sandbox;
+use super::store::RecordedSandboxes;
 #[cfg(doc)]
 use super::store::SandboxStore;
 use crate::error_response::ErrorResponse;
@@ -119,7 +119,7 @@ impl Sandboxes {
     fn take_in(
         &self,
         new: &[Arc<Sandbox>],
-        known: Option<&[SandboxRecord]>,
+        known: Option<&RecordedSandboxes>,
     ) -> Result<(), ErrorResponse> {
         let Some(first) = new.first() else { return Ok(()) };
         let mut all = lock(&self.all);
@@ -137,7 +137,8 @@ impl Sandboxes {
             None => self.ledger.elsewhere(&first.tenant, &mut own.into_iter()),
             Some(known) => {
                 let here = |id: &String| all.contains_key(id) || killed.contains_key(id);
-                Some(known.iter().filter(|record| !here(&record.id)).count())
+                let elsewhere = known.records.iter().filter(|record| !here(&record.id)).count();
+                Some(elsewhere + known.unreadable)
             }
         };
         let own = elsewhere.map_or(usize::MAX, |elsewhere| here + elsewhere) as u64;

@@ -17,10 +17,12 @@ use hyper::StatusCode;
 
 use super::config::Template;
 use super::control::refuse_unsupported;
+use super::entry_size::check_label_bytes;
 use super::network_rules::NetworkRules;
+use super::record::SandboxSettings;
 use super::registry::{Sandboxes, to_its_end};
 use super::requests::NetworkUpdate;
-use super::routes::{Answer, TenantSandbox, json, short};
+use super::routes::{Answer, TenantSandbox, json};
 use super::sandbox::Sandbox;
 use crate::error_response::ErrorResponse;
 
@@ -100,7 +102,7 @@ impl NetworkRules {
     /// length is that in a record, since empty lists and rules take memory too.
     pub(super) fn accept(&self, template: &Template) -> Result<(), ErrorResponse> {
         // Texts and a flag.
-        short([&serde_json::to_string(self).unwrap_or_default()])?;
+        check_label_bytes(serde_json::to_vec(self).map_or(usize::MAX, |json| json.len()))?;
         self.check(template).map_err(|why| ErrorResponse::new(StatusCode::BAD_REQUEST, why))
     }
 }
@@ -182,6 +184,7 @@ pub(super) async fn update(chosen: TenantSandbox, body: Bytes) -> Answer {
     let (all, sandbox) = chosen.sandbox()?;
     let rules = update.rules();
     rules.accept(&all.template(&sandbox.template).config)?;
+    SandboxSettings { network: rules.clone(), ..sandbox.settings.clone() }.check_size()?;
     all.set_network(&sandbox, rules).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -15,6 +15,7 @@ use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::service::TowerToHyperService;
 use serde::de::DeserializeOwned;
 
+use super::entry_size::{check_label_bytes, encoded_length};
 use super::keys::{Identity, Scope, same};
 use super::registry::Sandboxes;
 use super::request_record::{RequestRecord, TOKEN};
@@ -250,18 +251,9 @@ pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ErrorResponse>
 /// size once they are decoded.
 const MAX_MESSAGE: usize = 1 << 20;
 
-/// Maximum bytes of all labels of a sandbox together.
-const MAX_LABEL_BYTES: usize = 16 << 10;
-
 /// Refuses names that are too long, since they are stored with the sandbox.
 pub(super) fn short<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<(), ErrorResponse> {
-    let bytes: usize = names.into_iter().map(String::len).sum();
-    if bytes > MAX_LABEL_BYTES {
-        let message =
-            format!("names, labels and rules have {bytes} bytes; they may have {MAX_LABEL_BYTES}");
-        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
-    }
-    Ok(())
+    check_label_bytes(names.into_iter().map(|name| encoded_length(name)).sum())
 }
 
 async fn unknown() -> ErrorResponse {

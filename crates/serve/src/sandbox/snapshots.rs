@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use afresh::{Guest, Reference, SaveOptions, SavedSnapshot};
 
+use super::entry_size::check_inherited;
 use super::quota::SnapshotReservation;
 use super::record::{BuiltTemplate, SnapshotRecord, milliseconds};
 use super::registry::{Sandboxes, blocking, lock, to_its_end};
@@ -55,6 +56,7 @@ impl Sandboxes {
         options: KeepOptions,
     ) -> Result<SnapshotRecord, ErrorResponse> {
         let KeepOptions { names, built, envs, directory } = options;
+        check_inherited(&envs, directory.as_deref())?;
         let record = SnapshotRecord {
             id: self.ledger.new_id(&sandbox.tenant)?,
             tenant: sandbox.tenant.to_string(),

@@ -67,11 +67,12 @@ impl Sandboxes {
             return Ok(());
         }
         self.quota.count(&*self.ledger, tenant).await?;
-        let records = self.ledger.sandboxes_of(tenant, usize::MAX).await?;
+        // The size of an unreadable entry is not known.
+        let known = self.ledger.sandboxes_of(tenant, usize::MAX).await?;
         let bytes = {
             let (all, killed) = (lock(&self.all), lock(&self.killed));
             let is_elsewhere = |id: &String| !all.contains_key(id) && !killed.contains_key(id);
-            let elsewhere = records.iter().filter(|record| is_elsewhere(&record.id));
+            let elsewhere = known.records.iter().filter(|record| is_elsewhere(&record.id));
             elsewhere.fold(0, |sum: u64, record| sum.saturating_add(record.stored))
         };
         *lock(&count.bytes) = bytes;
