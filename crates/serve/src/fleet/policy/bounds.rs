@@ -23,7 +23,7 @@ pub fn is_life(text: &str) -> bool {
     (1..=MAX_LIFE).contains(&text.len()) && text.bytes().all(sane)
 }
 
-/// Cuts a list of held things. The rest of them is found by asking hosts that are less suited.
+/// Cuts a list of held things. Requests that need the rest may go to hosts without it.
 pub fn bound_held(held: &mut Vec<String>) {
     let mut bytes = 0_usize;
     let fits = |held: &&String| {
@@ -35,7 +35,7 @@ pub fn bound_held(held: &mut Vec<String>) {
     held.shrink_to_fit();
 }
 
-/// Whether the texts of a heartbeat or status are as long as those that hosts send.
+/// Whether the life and the name in a heartbeat or status have lengths that hosts send.
 #[must_use]
 pub fn is_bounded(host: &str, name: &str) -> bool {
     is_life(host) && name.len() <= MAX_HOST_NAME
@@ -53,7 +53,7 @@ impl Heartbeat {
 }
 
 impl NodeStatus {
-    /// As [`Heartbeat::bounded`]. The list is cut later, by its digest it is known whole.
+    /// As [`Heartbeat::bounded`], with the whole list: its digest is that of the set.
     #[must_use]
     pub fn bounded(self) -> Option<Self> {
         is_bounded(&self.host, &self.name).then_some(self)

@@ -299,3 +299,20 @@ async fn a_host_releases_sandboxes_whose_taking_had_no_answer() {
     assert_eq!((owner().await, notes(&host).await), (None, 0));
     assert!(lock(&host.unfinished).is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_has_the_sandboxes_beside_an_unreadable_entry() {
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let (good, damaged) = (sandbox(600_000), sandbox(600_000));
+    saved(&host, &good).await;
+    let key = record::key(&damaged.id).unwrap();
+    nats::put(&host.links.sandboxes, &key, Bytes::from_static(b"{")).await.unwrap();
+    let list = host.entries_of(TENANT, 100).await.unwrap();
+    assert_eq!((list.records.len(), list.unreadable), (1, 1));
+    assert_eq!((&list.records[0].id, host.counts.unreadable.get()), (&good.id, 1));
+    // A snapshot as well.
+    nats::put(&host.links.kept, &format!("id.{key}"), Bytes::from_static(b"{")).await.unwrap();
+    assert!(host.snapshots_of(TENANT).await.unwrap().is_empty());
+    assert_eq!(host.counts.unreadable.get(), 2);
+}
