@@ -1,4 +1,4 @@
-//! Lists of entries that leave out unreadable ones: those that another key sealed, and damaged ones.
+//! Lists of entries without the unreadable ones: those that another key sealed, and damaged ones.
 //!
 //! Promises: an unreadable entry keeps no other from a list. It is logged, counted in the metric
 //! `afresh_fleet_unreadable_total`, and in the list.
