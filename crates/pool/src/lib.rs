@@ -28,6 +28,7 @@
 //! ```
 
 mod budget;
+mod discard;
 mod gate;
 mod limits;
 mod pool;

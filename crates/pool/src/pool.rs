@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
@@ -50,7 +49,7 @@ pub struct Pool<T: Recycle> {
 
 /// The state of a pool; the process budget reads it as well.
 pub(crate) struct Shared<T: Recycle> {
-    shards: Box<[Shard<T>]>,
+    pub(crate) shards: Box<[Shard<T>]>,
     limits: Limits,
     /// The budget of the process that made the pool.
     pub(crate) budget: &'static Budget,
@@ -130,7 +129,8 @@ impl<T: Recycle> Pool<T> {
         self.shared.trim_idle(ticks)
     }
 
-    /// Drops every idle item, of `key` or of all.
+    /// Drops every item that is idle now, of `key` or of all, a few at a time: those that have been
+    /// idle longest first. The others can be handed out meanwhile, and then come back.
     pub fn clear(&self, key: Option<usize>) {
         self.shared.clear(key);
     }
@@ -427,26 +427,6 @@ impl<T: Recycle> Shared<T> {
         (count, bytes)
     }
 
-    /// Drops all items, also if the code of one panics, and passes the first panic on.
-    fn discard_all(&self, items: Vec<Box<Idle<T>>>) {
-        let mut first = None;
-        for idle in items {
-            let discarded = catch_unwind(AssertUnwindSafe(|| self.discard(*idle)));
-            first = first.or(discarded.err());
-        }
-        if let Some(panic) = first {
-            resume_unwind(panic);
-        }
-    }
-
-    fn clear(&self, key: Option<usize>) {
-        let mut all = Vec::new();
-        for shard in &self.shards {
-            all.extend(shard.take_where(|idle| key.is_none_or(|key| idle.item.key() == key)));
-        }
-        self.discard_all(all);
-    }
-
     fn stats(&self) -> PoolStats {
         let mut stats = PoolStats {
             alive: self.alive.load(Ordering::Acquire),
@@ -490,27 +470,18 @@ impl<T: Recycle> Evict for Shared<T> {
     }
 
     fn evict(&self, until: u64, keep: usize, wanted: &Room, freed: &mut Room) -> u64 {
-        let mut gone = 0;
-        for shard in &self.shards {
-            let alive = self.alive.load(Ordering::Relaxed);
-            if alive <= keep {
-                break;
+        // Its items may be made and dropped meanwhile.
+        let mut left = self.alive.load(Ordering::Relaxed).saturating_sub(keep);
+        let more = |idle: &Idle<T>| {
+            let goes = left > 0 && !freed.covers(wanted);
+            if goes {
+                left -= 1;
+                freed.add(&Room { items: 1, bytes: idle.resident, mappings: idle.mappings });
+                self.evicted.fetch_add(1, Ordering::Relaxed);
             }
-            let mut left = alive - keep;
-            // One at a time would look at the same items again and again.
-            let old = shard.take_where(|idle| {
-                let goes = left > 0 && idle.stamp <= until && !freed.covers(wanted);
-                if goes {
-                    left -= 1;
-                    freed.add(&Room { items: 1, bytes: idle.resident, mappings: idle.mappings });
-                }
-                goes
-            });
-            gone += old.len() as u64;
-            self.evicted.fetch_add(old.len() as u64, Ordering::Relaxed);
-            self.discard_all(old);
-        }
-        gone
+            goes
+        };
+        self.discard_oldest(|idle| idle.stamp <= until, more)
     }
 
     fn relieve(&self, until: u64, wanted: usize) -> (u64, usize) {

@@ -1,9 +1,10 @@
 //! The promises of a pool: affinity, limits, waiting, budgets, and that no broken item is returned.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
-use afresh_pool::{LimitPolicy, Limits, Pool, PoolError, Recycle, ResetCost};
+use afresh_pool::{Lease, LimitPolicy, Limits, Pool, PoolError, Recycle, ResetCost};
 use afresh_sys::planted::{self, Bug};
 
 /// Counts its resets and breaks on demand.
@@ -260,4 +261,70 @@ fn planted_bugs_are_caught() {
     planted::must_be_caught(&[Bug::Key], &["an_item_comes_back_clean_and_to_its_key"]);
     let fork = ["a_child_of_a_fork_is_handed_nothing_that_its_parent_made"];
     planted::must_be_caught(&[Bug::Parents], &fork);
+}
+
+/// An item that looks at its pool while it is dropped.
+struct Witness {
+    number: usize,
+    dropped: mpsc::Sender<(usize, usize)>,
+    pool: Arc<OnceLock<Pool<Witness>>>,
+}
+
+impl Recycle for Witness {
+    type Error = &'static str;
+    fn key(&self) -> usize {
+        1
+    }
+    fn recycle(&mut self) -> Result<ResetCost, Self::Error> {
+        Ok(ResetCost::default())
+    }
+    fn reason(error: &Self::Error) -> &'static str {
+        error
+    }
+    fn resident_bytes(&self) -> usize {
+        0
+    }
+    fn trim(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        let Some(pool) = self.pool.get() else { return };
+        let _ = self.dropped.send((self.number, pool.stats().idle));
+    }
+}
+
+#[test]
+fn a_pool_that_is_cleared_has_items_for_calls_until_its_last_batch() {
+    const COUNT: usize = 100;
+    let place = Arc::new(OnceLock::new());
+    let (dropped, seen) = mpsc::channel();
+    let pool = place.get_or_init(|| Pool::new(Limits { items: COUNT, ..Limits::default() }));
+    let leases: Vec<_> = (0..COUNT)
+        .map(|number| {
+            let (dropped, pool) = (dropped.clone(), place.clone());
+            pool_item(place.get().unwrap(), Witness { number, dropped, pool })
+        })
+        .collect();
+    // Another pool advances the clock, so that the items have been idle for different times.
+    let other = Pool::new(Limits::default());
+    for lease in leases {
+        drop(lease);
+        other.clear(None);
+        drop(other.get(1, item(1)).unwrap());
+    }
+    pool.clear(Some(1));
+    let seen: Vec<_> = seen.try_iter().collect();
+    assert_eq!((seen.len(), pool.stats().alive), (COUNT, 0));
+    // Idle items were there while the others were dropped, but for the last batch.
+    assert!(seen[0].1 >= COUNT / 2, "{seen:?}");
+    assert_eq!(seen.iter().filter(|(_, idle)| *idle == 0).count(), COUNT % 16);
+    // Those that had been idle longest went first.
+    assert!(seen[..16].iter().all(|(number, _)| *number < 16), "{seen:?}");
+}
+
+fn pool_item(pool: &Pool<Witness>, witness: Witness) -> Lease<'_, Witness> {
+    pool.get(1, |_| Ok::<_, Never>(witness)).unwrap()
 }

@@ -175,6 +175,11 @@ impl Metrics {
                 "Sandboxes that ended, or were lost before they were ever saved",
                 &counts.lost,
             ),
+            (
+                "unreadable",
+                "Times that a list left out an entry that cannot be read",
+                &counts.unreadable,
+            ),
             ("adverts", "Heartbeats received from hosts", &counts.adverts),
         ];
         for (name, help, counter) in all {

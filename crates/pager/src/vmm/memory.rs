@@ -182,7 +182,7 @@ pub(super) fn check(service: &Service<'_>, process: &ProcessMemory) -> Result<bo
             }
         }
     }
-    let kind = process.mapping_kind(&mapped).map_err(RequestError::Process)?;
+    let kind = process.mapping_kind(&mut mapped).map_err(RequestError::Process)?;
     if kind.watched {
         service.verified.store(true, Ordering::Release);
     } else if !service.verified.load(Ordering::Acquire) {

@@ -14,10 +14,12 @@ use async_nats::Subscriber;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::SelectAll;
+use tokio::sync::Semaphore;
 
 use super::clock::now;
 use super::policy::{
-    Group, Heartbeat, HeartbeatCost, Neighbourhood, NodeStatus, expiry, place_tokens, set_digest,
+    Group, Heartbeat, HeartbeatCost, Neighbourhood, NodeStatus, bound_held, expiry, place_tokens,
+    set_digest,
 };
 use super::{Fleet, lease_renewal, lock, record};
 
@@ -37,6 +39,8 @@ const SUBSCRIBE_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_INTERVAL: Duration = Duration::from_secs(600);
 /// Sets that are remembered.
 const MAX_SETS: usize = 1_000;
+/// Hosts that are asked for their status at the same time because of their heartbeats.
+static STATUS_REQUESTS: Semaphore = Semaphore::const_new(256);
 /// Bytes of the protocol around a message, without its subject.
 const MESSAGE_OVERHEAD: usize = 24;
 
@@ -45,11 +49,13 @@ const MESSAGE_OVERHEAD: usize = 24;
 pub(super) struct KnownSets(HashMap<String, Vec<String>>);
 
 impl KnownSets {
-    fn learn(&mut self, set: Vec<String>) {
+    fn learn(&mut self, mut set: Vec<String>) {
         if self.0.len() >= MAX_SETS {
             self.0.clear();
         }
-        self.0.insert(set_digest(&set), set);
+        let digest = set_digest(&set);
+        bound_held(&mut set);
+        self.0.insert(digest, set);
     }
 }
 
@@ -140,7 +146,8 @@ async fn receiving(fleet: Weak<Fleet>, mut heard: SelectAll<Subscriber>) {
                     this.regrouped.notify_one();
                     continue;
                 };
-                let Ok(beat) = serde_json::from_slice::<Heartbeat>(&message.payload) else { continue };
+                let beat = serde_json::from_slice::<Heartbeat>(&message.payload).ok();
+                let Some(beat) = beat.and_then(Heartbeat::bounded) else { continue };
                 if message.subject.ends_with(SETS) && beat.host != this.life() {
                     lock(&this.announcements).heard(&beat.set);
                 }
@@ -265,8 +272,11 @@ impl Fleet {
             self.hear(beat.status(&set), every);
             return;
         }
+        // Further hosts are asked at their next heartbeats.
+        let Ok(turn) = STATUS_REQUESTS.try_acquire() else { return };
         let this = self.clone();
         tokio::spawn(async move {
+            let _turn = turn;
             if !this.ask_status(&beat.host).await {
                 // Its lease is watched all the same, and it holds what it held as far as is known.
                 let held =
@@ -302,6 +312,7 @@ impl Fleet {
 
     /// The status of a host that was asked for it.
     fn hear_status(&self, status: NodeStatus) {
+        let Some(status) = status.bounded() else { return };
         lock(&self.sets).learn(split(&status.held).0);
         // In a large fleet its next heartbeat may be far off.
         let least = match lock(&self.neighbourhood).is_partial() {

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use super::cipher;
 use super::config::FleetConfig;
 use super::credentials::Role;
-use super::nats::{self, BucketEntry, NatsConnection, NatsError};
+use super::nats::{self, Bucket, BucketEntry, NatsConnection, NatsError};
 use super::record::Entry;
 use super::{catalog, keeper, lease_renewal};
 
@@ -191,6 +191,26 @@ struct RestingEntry {
     value: Bytes,
 }
 
+impl BackupReport {
+    /// Notes an entry of the ledger that cannot be read.
+    fn leave_out(&mut self, key: &str) {
+        let missing = format!("the entry {key}, which is sealed by another key or damaged");
+        if !self.missing.contains(&missing) {
+            self.missing.push(missing);
+        }
+    }
+}
+
+/// An entry as it was before it was sealed. One that cannot be read is left out.
+fn readable(bucket: &Bucket, found: BucketEntry, report: &mut BackupReport) -> Option<BucketEntry> {
+    let key = found.key.clone();
+    let opened = super::readable::open(bucket, found);
+    if opened.is_none() {
+        report.leave_out(&key);
+    }
+    opened
+}
+
 /// The entries of the ledger.
 async fn read_ledger(
     links: &NatsConnection,
@@ -199,7 +219,8 @@ async fn read_ledger(
     // Twice: an entry that changes during the read moves to the end of the list.
     let mut lines = BTreeMap::new();
     for _ in 0..2 {
-        for found in nats::every(&links.client, &links.kept).await.map_err(ledger)? {
+        for found in nats::every_stored(&links.client, &links.kept).await.map_err(ledger)? {
+            let Some(found) = readable(&links.kept, found, report) else { continue };
             let state = catalog::digest(&found.key, &found.value);
             let value = catalog::at_rest(&found.key, found.value);
             lines.insert(found.key, (state, value));
@@ -209,13 +230,18 @@ async fn read_ledger(
         .into_iter()
         .map(|(key, (state, value))| RestingEntry { bucket: Kind::Kept, key, state, value })
         .collect();
-    let sandboxes = nats::every(&links.client, &links.sandboxes).await.map_err(ledger)?;
+    let sandboxes = nats::every_stored(&links.client, &links.sandboxes).await.map_err(ledger)?;
     let leases = nats::every(&links.client, &links.hosts).await.map_err(ledger)?;
     // The clock of the NATS servers, as of the last change: hosts renew their leases all the time.
     let times = sandboxes.iter().chain(&leases).map(|found| found.time);
     let now = times.max().unwrap_or_default();
-    for BucketEntry { key, value, time, .. } in sandboxes {
-        let entry: Entry = serde_json::from_slice(&value).map_err(ledger)?;
+    for found in sandboxes {
+        let Some(found) = readable(&links.sandboxes, found, report) else { continue };
+        let BucketEntry { key, value, time, .. } = found;
+        let Ok(entry) = serde_json::from_slice::<Entry>(&value) else {
+            report.leave_out(&key);
+            continue;
+        };
         let Some(state) = entry.state.as_ref().map(|state| state.digest.clone()) else {
             report.unsaved.push(entry.record.id);
             continue;

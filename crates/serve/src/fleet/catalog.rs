@@ -14,7 +14,7 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::Fleet;
-use super::nats::{self, NatsError};
+use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, State};
 use crate::error_response::ErrorResponse;
 use crate::sandbox::store::SnapshotRecord;
@@ -372,23 +372,21 @@ impl Fleet {
         tenant: &str,
     ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
         let prefix = record::tenant_prefix(tenant);
-        let (client, kept) = (&self.links.client, &self.links.kept);
-        let found = nats::all(client, kept, &format!("id.{prefix}.*"), MAX_LISTED).await?;
-        let entries = found
-            .iter()
-            .filter_map(|found| serde_json::from_slice::<CatalogEntry>(&found.value).ok());
+        let parse = |found: &BucketEntry| serde_json::from_slice::<CatalogEntry>(&found.value).ok();
+        let filter = format!("id.{prefix}.*");
+        let list = self.readable(|links| &links.kept, &filter, MAX_LISTED, parse).await?;
+        let entries = list.entries.into_iter();
         let mut records: Vec<SnapshotRecord> =
             entries.map(|entry| entry.record).filter(|record| record.tenant == tenant).collect();
         if records.iter().all(|record| record.names.is_empty()) {
             return Ok(records);
         }
         let filter = format!("{NAME}{prefix}.*");
-        let found = nats::all(client, kept, &filter, MAX_LISTED_NAMES).await?;
-        let whole = found.len() < MAX_LISTED_NAMES;
-        let pointers: HashMap<String, String> = found
-            .into_iter()
-            .filter_map(|found| Some((found.key, pointer(&found.value)?.id)))
-            .collect();
+        let parse = |found: &BucketEntry| Some((found.key.clone(), pointer(&found.value)?.id));
+        let list = self.readable(|links| &links.kept, &filter, MAX_LISTED_NAMES, parse).await?;
+        // An unreadable name may mean the snapshot.
+        let whole = list.entries.len() < MAX_LISTED_NAMES && list.unreadable == 0;
+        let pointers: HashMap<String, String> = list.entries.into_iter().collect();
         let claims: HashSet<(String, String)> = records
             .iter()
             .flat_map(|record| record.names.iter().map(|name| (record.id.clone(), name.clone())))

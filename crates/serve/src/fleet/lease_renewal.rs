@@ -183,6 +183,7 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
                 if !own.lease.safe(sent) {
                     // Entries that could not change in that time prove nothing.
                     lock(&fleet.suspicion).reset();
+                    lock(&fleet.torn).reset();
                     tracing::warn!(life, "the lease is back");
                 }
                 own.lease.renewed(revision, sent);
@@ -271,6 +272,7 @@ pub(super) async fn watching(fleet: Weak<Fleet>) {
         }
         if this.safe() {
             this.sweep_next().await;
+            this.release_unfinished().await;
         }
         let pause = this.terms.renewal();
         drop(this);

@@ -15,6 +15,7 @@ mod clock;
 mod collect;
 mod config;
 mod credentials;
+mod first_entry;
 mod frame;
 mod host;
 mod lease_renewal;
@@ -23,6 +24,7 @@ mod operators;
 mod owned_index;
 mod placement_store;
 pub mod policy;
+mod readable;
 mod record;
 mod routing;
 mod rpc_client;
@@ -31,6 +33,8 @@ mod sandbox_store;
 mod seal;
 mod tenant_budgets;
 mod tenant_counts;
+mod torn_takes;
+mod unfinished_takes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -80,6 +84,10 @@ pub(crate) struct Fleet {
     /// Lives whose leases are broken and whose sandboxes this host has not swept, by the time of
     /// the next attempt.
     unswept: Mutex<BTreeMap<String, Moment>>,
+    /// Entries of these lives that hosts keep or take at this moment, or that are torn.
+    torn: Mutex<torn_takes::TornTakes>,
+    /// Sandboxes whose entries may name this host, which does not hold them.
+    unfinished: Mutex<BTreeSet<String>>,
     /// The last known hosts of sandboxes.
     ways: Mutex<HashMap<String, String>>,
     /// One for the sandboxes that share a place in it, so that one host takes a sandbox once.
@@ -127,6 +135,8 @@ pub(crate) struct Counts {
     pub(crate) taken: prometheus_client::metrics::counter::Counter,
     /// Sandboxes that were lost to another host, or with their lease.
     pub(crate) lost: prometheus_client::metrics::counter::Counter,
+    /// Entries that were left out of lists because they cannot be read.
+    pub(crate) unreadable: prometheus_client::metrics::counter::Counter,
     /// Received heartbeats.
     pub(crate) adverts: prometheus_client::metrics::counter::Counter,
 }
@@ -187,6 +197,13 @@ impl Fleet {
         let node = digits(6)?;
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let name = config.name.clone().unwrap_or_else(|| host.trim().to_owned());
+        if name.len() > policy::MAX_HOST_NAME {
+            let (bytes, most) = (name.len(), policy::MAX_HOST_NAME);
+            return Err(format!(
+                "the name of this host has {bytes} bytes, and other hosts learn at most {most}: choose a shorter `name`"
+            )
+            .into());
+        }
         let links = NatsConnection::open(config, &name, Role::Host).await?;
         let store = match config.store.clone() {
             // It blocks on threads.
@@ -227,6 +244,8 @@ impl Fleet {
             suspects: Mutex::default(),
             over: Mutex::default(),
             unswept: Mutex::default(),
+            torn: Mutex::default(),
+            unfinished: Mutex::default(),
             ways: Mutex::default(),
             taking: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
             random: Mutex::new(Seed::new(seed)),

@@ -28,6 +28,7 @@ use super::cipher::{self, CipherError, FleetKey};
 use super::config::FleetConfig;
 use super::credentials::{self, Role};
 use crate::error_response::ErrorResponse;
+use crate::sandbox::store::MAX_ENTRY;
 
 /// Longest wait for an answer about an entry.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,8 +39,6 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 const JOIN_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// Lifetime of a removal marker: longer than any message is under way.
 const MARKER_LIFETIME: Duration = Duration::from_secs(3600);
-/// Maximum bytes of an entry.
-const MAX_ENTRY: i32 = 64 << 10;
 /// The smallest message limit that works: a piece of a body, and its head.
 const MIN_MESSAGE: usize = 128 << 10;
 
@@ -208,7 +207,7 @@ impl NatsConnection {
         let bucket = |what: &str| Config {
             bucket: format!("afresh-{}-{what}", config.fleet),
             history: 1,
-            max_value_size: MAX_ENTRY,
+            max_value_size: i32::try_from(MAX_ENTRY).unwrap_or(i32::MAX),
             num_replicas: config.replicas.max(1),
             limit_markers: Some(MARKER_LIFETIME),
             ..Config::default()
@@ -480,6 +479,16 @@ pub(crate) async fn all(
         read(client, bucket, filter, most).await
     };
     within(ANSWER_TIMEOUT, reading).await
+}
+
+/// As [`all`], with the values as they are stored: sealed, if they are.
+pub(super) async fn all_stored(
+    client: &Client,
+    bucket: &Bucket,
+    filter: &str,
+    most: usize,
+) -> Result<Vec<BucketEntry>, NatsError> {
+    all(client, &Bucket { is_raw: true, ..bucket.clone() }, filter, most).await
 }
 
 async fn read(

@@ -3,9 +3,12 @@
 //!
 //! Promises: the key is written before an entry of the ledger names the host as its owner, and
 //! removed after the entry names it no more. A key that is left costs a sweep one read. Its value
-//! has the life of the host, and the sweep of a life leaves the keys of later ones. An entry that
-//! cannot be read keeps no other from being swept. May break it: a host that pauses between both
-//! writes for longer than its lease, and dies after that before it has settled the sandbox.
+//! has the life of the host, and the sweep of a life leaves the keys of later ones. An entry of
+//! that life with such a key is swept once it is torn: see [`super::torn_takes`]. A sweep changes
+//! the revision of an entry that it leaves to another owner, and fences a missing one, so that the
+//! write of a host that paused after it wrote the key does not pass. An entry that cannot be read
+//! keeps no other from being swept. May break it: a host that pauses between both writes for longer
+//! than an hour, makes the sandbox then, and dies before it has settled it.
 
 use std::time::Duration;
 
@@ -16,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::clock::now;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Entry};
-use super::{Fleet, lock};
+use super::{Fleet, first_entry, lock};
 
 /// The first part of the keys.
 const OWN: &str = "own";
@@ -43,6 +46,8 @@ enum SweptEntry {
     Other,
     /// A later life of the host has it.
     Later,
+    /// A later life of the host is about to have it, unless that is torn.
+    Waiting,
     /// Its entry cannot be read.
     Unreadable,
 }
@@ -54,6 +59,8 @@ pub(super) struct Sweep {
     released: usize,
     /// Sandboxes whose entries cannot be read.
     unreadable: usize,
+    /// Sandboxes that are released once they are torn.
+    pub(super) waiting: usize,
 }
 
 /// The host and the number of a life.
@@ -63,9 +70,14 @@ fn parts(life: &str) -> Option<(&str, u64)> {
 }
 
 impl Fleet {
+    /// The key of the note that a sandbox is this host's.
+    pub(super) fn note_key(&self, id: &str) -> String {
+        format!("{OWN}.{}.{id}", self.node)
+    }
+
     /// Notes that `life` of this host is about to own a sandbox; returns the revision of the note.
     pub(super) async fn note_owned(&self, id: &str, life: &str) -> Result<u64, NatsError> {
-        let key = format!("{OWN}.{}.{id}", self.node);
+        let key = self.note_key(id);
         let note = OwnedNote { life: parts(life).map_or(0, |(_, number)| number) };
         let value = Bytes::from(serde_json::to_vec(&note).unwrap_or_default());
         nats::put(&self.links.hosts, &key, value).await
@@ -73,7 +85,7 @@ impl Fleet {
 
     /// Removes that note, unless a later one has taken its place.
     pub(super) async fn forget_owned(&self, id: &str, revision: u64) {
-        let key = format!("{OWN}.{}.{id}", self.node);
+        let key = self.note_key(id);
         match nats::remove(&self.links.hosts, &key, revision).await {
             Ok(()) | Err(NatsError::Changed) => {}
             Err(error) => tracing::debug!(%error, id, "a note of a sandbox is left to a sweep"),
@@ -87,13 +99,16 @@ impl Fleet {
         let Some((node, last)) = parts(life) else { return Ok(Sweep::default()) };
         let filter = format!("{OWN}.{node}.*");
         let links = &self.links;
-        let mut noted = nats::all(&links.client, &links.hosts, &filter, usize::MAX).await?;
+        let noted = nats::all(&links.client, &links.hosts, &filter, usize::MAX).await?;
         // The host is back, and notes the sandboxes that it keeps or takes before their entries
         // name its new life.
         let of = |note: &BucketEntry| serde_json::from_slice::<OwnedNote>(&note.value);
-        noted.retain(|note| of(note).unwrap_or_default().life <= last);
+        let is_later = |note: &BucketEntry| of(note).unwrap_or_default().life > last;
         let swept: Vec<SweptEntry> = futures_util::stream::iter(noted)
-            .map(|note| self.sweep_one((node, last), note))
+            .map(async |note| match is_later(&note) {
+                true => self.sweep_torn((node, last), note).await,
+                false => self.sweep_one((node, last), note).await,
+            })
             .buffer_unordered(MAX_CONCURRENT_ENTRIES)
             .try_collect()
             .await?;
@@ -102,17 +117,65 @@ impl Fleet {
             match swept {
                 SweptEntry::Released => sweep.released += 1,
                 SweptEntry::Unreadable => sweep.unreadable += 1,
+                SweptEntry::Waiting => sweep.waiting += 1,
                 SweptEntry::Other | SweptEntry::Later => {}
             }
         }
-        let Sweep { released, unreadable } = sweep;
+        let Sweep { released, unreadable, waiting } = sweep;
         tracing::info!(
             life,
             released,
             unreadable,
+            waiting,
             "released the sandboxes of a host that has ended"
         );
         Ok(sweep)
+    }
+
+    /// Releases the sandbox of a note if a life of the host up to `last` owns it although a later
+    /// life has noted it, and neither has changed for a while. The note stays, for the sweep of
+    /// that life.
+    async fn sweep_torn(
+        &self,
+        (node, last): (&str, u64),
+        note: BucketEntry,
+    ) -> Result<SweptEntry, NatsError> {
+        let Some(key) = note.key.rsplit('.').next().and_then(record::key) else {
+            return Ok(SweptEntry::Other);
+        };
+        // That life's sweep reports an unreadable entry.
+        let found = match nats::find(&self.links.sandboxes, &key).await {
+            Err(NatsError::Sealed { .. }) => return Ok(SweptEntry::Later),
+            found => found?,
+        };
+        let entry = found.and_then(|found| {
+            let entry = serde_json::from_slice::<Entry>(&found.value).ok()?;
+            let (owner, life) = entry.owner.as_deref().and_then(parts)?;
+            (owner == node && life <= last).then_some((found, entry))
+        });
+        let Some((found, entry)) = entry else {
+            lock(&self.torn).forget(&key);
+            return Ok(SweptEntry::Later);
+        };
+        let seen = (found.revision, note.revision);
+        if !lock(&self.torn).saw(&key, seen, now(), self.terms) {
+            return Ok(SweptEntry::Waiting);
+        }
+        match self.release_entry(&key, found, entry).await {
+            Ok(()) => {
+                lock(&self.torn).forget(&key);
+                Ok(SweptEntry::Released)
+            }
+            // Its host changed it at this moment.
+            Err(NatsError::Changed) => Ok(SweptEntry::Waiting),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sweeps the sandbox of one note of this host, whose life is `life`.
+    pub(super) async fn sweep_note(&self, life: &str, note: BucketEntry) -> Result<(), NatsError> {
+        let Some(of) = parts(life) else { return Ok(()) };
+        self.sweep_one(of, note).await.map(drop)
     }
 
     /// Sweeps a sandbox of the lives of a host up to `last`, and removes its note.
@@ -151,7 +214,15 @@ impl Fleet {
     /// Releases the sandbox of a key if a life of the host up to `last` owns it.
     async fn release(&self, (node, last): (&str, u64), key: &str) -> Result<SweptEntry, NatsError> {
         let sandboxes = &self.links.sandboxes;
-        let Some(found) = nats::find(sandboxes, key).await? else { return Ok(SweptEntry::Other) };
+        let Some(found) = nats::find(sandboxes, key).await? else {
+            return match first_entry::fence(sandboxes, key).await {
+                // The marker of a removed entry fences too.
+                Err(NatsError::Changed) if nats::find(sandboxes, key).await?.is_none() => {
+                    Ok(SweptEntry::Other)
+                }
+                fenced => fenced.map(|()| SweptEntry::Other),
+            };
+        };
         let Ok(entry) = serde_json::from_slice::<Entry>(&found.value) else {
             tracing::error!(key, "an entry of the ledger is damaged");
             return Ok(SweptEntry::Unreadable);
@@ -159,18 +230,40 @@ impl Fleet {
         match entry.owner.as_deref().and_then(parts) {
             Some((owner, life)) if owner == node && life <= last => {}
             Some((owner, _)) if owner == node => return Ok(SweptEntry::Later),
-            _ => return Ok(SweptEntry::Other),
+            // The host may be about to take it at this revision.
+            _ => return self.touch(key, found, entry).await.map(|()| SweptEntry::Other),
         }
-        match entry.state {
-            Some(_) => {
-                let free = Entry { owner: None, ..entry.passed_on(found.time).undone() };
-                let lifetime = free.unowned_lifetime(found.time, found.time);
-                let value = Bytes::from(serde_json::to_vec(&free).unwrap_or_default());
-                nats::update_for(sandboxes, key, value, found.revision, lifetime).await?;
-            }
-            None => nats::remove(sandboxes, key, found.revision).await?,
-        }
+        self.release_entry(key, found, entry).await?;
         Ok(SweptEntry::Released)
+    }
+
+    /// Releases a sandbox whose entry is still as it was found.
+    async fn release_entry(
+        &self,
+        key: &str,
+        found: BucketEntry,
+        entry: Entry,
+    ) -> Result<(), NatsError> {
+        let sandboxes = &self.links.sandboxes;
+        if entry.state.is_none() {
+            return nats::remove(sandboxes, key, found.revision).await;
+        }
+        let free = Entry { owner: None, ..entry.passed_on(found.time).undone() };
+        let lifetime = free.unowned_lifetime(found.time, found.time);
+        let value = Bytes::from(serde_json::to_vec(&free).unwrap_or_default());
+        nats::update_for(sandboxes, key, value, found.revision, lifetime).await.map(drop)
+    }
+
+    /// Gives an entry another revision, and leaves all else as it is.
+    async fn touch(&self, key: &str, found: BucketEntry, entry: Entry) -> Result<(), NatsError> {
+        // The clock of the NATS servers, as of this host's last renewal.
+        let renewal = nats::find(&self.links.hosts, &self.life()).await?;
+        let now = renewal.map_or(found.time, |renewal| renewal.time.max(found.time));
+        let entry = entry.passed_on(found.time);
+        let lifetime = entry.unowned_lifetime(found.time, now);
+        let value = Bytes::from(serde_json::to_vec(&entry).unwrap_or_default());
+        let sandboxes = &self.links.sandboxes;
+        nats::update_for(sandboxes, key, value, found.revision, lifetime).await.map(drop)
     }
 
     /// Finds lives whose leases other hosts broke, and did not live to sweep.
@@ -198,23 +291,27 @@ impl Fleet {
             life.clone()
         };
         let sweeping = async {
-            if self.sweep(&life).await?.unreadable > 0 {
-                return Ok(false);
+            let sweep = self.sweep(&life).await?;
+            if sweep.waiting > 0 {
+                return Ok(Some(self.terms.time));
+            }
+            if sweep.unreadable > 0 {
+                return Ok(Some(UNREADABLE_PAUSE));
             }
             super::lease_renewal::forget_broken(&self.links, &life).await?;
             // A host that broke leases may have died before it swept.
             self.find_unswept().await?;
-            Ok::<_, NatsError>(true)
+            Ok::<_, NatsError>(None)
         };
         let swept = sweeping.await;
         let mut unswept = lock(&self.unswept);
         // Others come first.
         let pause = match swept {
-            Ok(true) => {
+            Ok(None) => {
                 unswept.remove(&life);
                 return;
             }
-            Ok(false) => UNREADABLE_PAUSE,
+            Ok(Some(pause)) => pause,
             Err(error) => {
                 tracing::warn!(%error, life, "sandboxes of a lost host are not swept yet");
                 self.terms.renewal()

@@ -9,11 +9,12 @@ use hyper::StatusCode;
 
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Anchor, Entry, State};
-use super::{Fleet, lock};
+use super::unfinished_takes::TakeGuard;
+use super::{Fleet, first_entry, lock};
 use crate::disk_full::is_disk_full;
 use crate::error_response::ErrorResponse;
 use crate::failure::describe;
-use crate::sandbox::store::{SandboxRecord, milliseconds};
+use crate::sandbox::store::{RecordedSandboxes, SandboxRecord, milliseconds};
 
 /// The outcome of taking a sandbox.
 pub(crate) enum TakeOutcome {
@@ -74,18 +75,34 @@ impl Fleet {
         self.check_lease()?;
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
         let life = self.life();
-        let note = self.note_owned(&record.id, &life).await?;
-        let entry = Entry { owner: Some(life), record, state: None, written: None };
-        match nats::create(&self.links.sandboxes, &key, bytes(&entry)).await {
-            Ok(revision) => Ok(Anchor::new(revision, note, None)),
+        let id = record.id.clone();
+        let guard = TakeGuard::new(self, &id);
+        let note = self.note_owned(&id, &life).await?;
+        // A sweep that missed the entry has fenced its key.
+        match self.create_entry(&key, record, life).await {
+            Ok(revision) => {
+                guard.finish();
+                Ok(Anchor::new(revision, note, None))
+            }
             Err(error) => {
                 // Without an answer the entry may be there: then the note is needed.
                 if matches!(error, NatsError::Changed) {
-                    self.forget_owned(&entry.record.id, note).await;
+                    self.forget_owned(&id, note).await;
+                    guard.finish();
                 }
                 Err(error.into())
             }
         }
+    }
+
+    pub(super) async fn create_entry(
+        &self,
+        key: &str,
+        record: SandboxRecord,
+        life: String,
+    ) -> Result<u64, NatsError> {
+        let entry = Entry { owner: Some(life), record, state: None, written: None };
+        first_entry::create_first(&self.links.sandboxes, key, bytes(&entry)).await
     }
 
     async fn entry(&self, key: &str) -> Result<Option<(u64, Entry)>, ErrorResponse> {
@@ -274,10 +291,13 @@ impl Fleet {
         // be an old one, which a replica had that lags behind. Only a change of the revision that
         // was read proves that it is the present one.
         let mut ours = entry.taken_by(&life, again, found.time);
+        let guard = TakeGuard::new(self, id);
         let note = self.note_owned(id, &life).await?;
         let taken = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await;
         if let Err(NatsError::Changed) = &taken {
             self.forget_owned(id, note).await;
+            guard.finish();
+            return Err(NatsError::Changed.into());
         }
         let mut revision = taken?;
         if !again {
@@ -290,7 +310,10 @@ impl Fleet {
             revision = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await?;
         }
         let anchor = Anchor::new(revision, note, ours.state);
-        self.adopt_sandbox(&key, Owned { record: ours.record, anchor, life }, over).await
+        let owned = Owned { record: ours.record, anchor, life };
+        let outcome = self.adopt_sandbox(&key, owned, over).await?;
+        guard.finish();
+        Ok(outcome)
     }
 
     /// Sets the end of a sandbox that was just taken, by this host's clock. The servers' clock
@@ -324,24 +347,25 @@ impl Fleet {
         Ok(TakeOutcome::Ours(Box::new(owned)))
     }
 
-    /// The sandboxes of a tenant, at most `most`.
+    /// The sandboxes of a tenant, at most `most`. Unreadable entries may be those of a tenant with
+    /// the same prefix.
     pub(super) async fn entries_of(
         &self,
         tenant: &str,
         most: usize,
-    ) -> Result<Vec<SandboxRecord>, ErrorResponse> {
+    ) -> Result<RecordedSandboxes, ErrorResponse> {
         let filter = format!("{}.*", record::tenant_prefix(tenant));
-        let found = nats::all(&self.links.client, &self.links.sandboxes, &filter, most).await?;
-        let mut records = Vec::with_capacity(found.len());
-        for found in found {
-            let entry: Entry = read(&found)?;
+        let parse = |found: &BucketEntry| serde_json::from_slice::<Entry>(&found.value).ok();
+        let list = self.readable(|links| &links.sandboxes, &filter, most, parse).await?;
+        let mut records = Vec::with_capacity(list.entries.len());
+        for entry in list.entries {
             let lost = entry.state.is_none()
                 && entry.owner.as_ref().is_some_and(|life| self.is_over(life));
             if entry.record.tenant == tenant && !lost {
                 records.push(entry.record);
             }
         }
-        Ok(records)
+        Ok(RecordedSandboxes { records, unreadable: list.unreadable })
     }
 
     /// Sends a saved state to the store. Blocks.

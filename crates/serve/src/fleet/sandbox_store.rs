@@ -17,8 +17,8 @@ use crate::disk_full::is_disk_full;
 use crate::error_response::ErrorResponse;
 use crate::failure::{describe, internal};
 use crate::sandbox::store::{
-    SandboxHost, SandboxRecord, SandboxStore, SavedState, SnapshotRecord, State, StoredSandbox,
-    StoredSnapshot, TenantUse, state_reference,
+    RecordedSandboxes, SandboxHost, SandboxRecord, SandboxStore, SavedState, SnapshotRecord, State,
+    StoredSandbox, StoredSnapshot, TenantUse, state_reference,
 };
 
 /// Maximum bytes of a difference that is fetched whole, since its base is here already. Pages of a
@@ -154,7 +154,14 @@ impl SandboxStore for Fleet {
 
     async fn remove(&self, sandbox: &dyn StoredSandbox) -> Result<(), ErrorResponse> {
         match &*sandbox.entry().anchor.lock().await {
-            Some(anchor) => self.erase(sandbox.id(), anchor).await,
+            Some(anchor) => {
+                let erased = self.erase(sandbox.id(), anchor).await;
+                if erased.is_err() && anchor.state.is_none() && anchor.pending.is_none() {
+                    // One whose making failed is nowhere else.
+                    self.note_unfinished(sandbox.id());
+                }
+                erased
+            }
             None => Ok(()),
         }
     }
@@ -178,7 +185,7 @@ impl SandboxStore for Fleet {
         &self,
         tenant: &str,
         most: usize,
-    ) -> Result<Vec<SandboxRecord>, ErrorResponse> {
+    ) -> Result<RecordedSandboxes, ErrorResponse> {
         self.entries_of(tenant, most).await
     }
 

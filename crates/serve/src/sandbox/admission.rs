@@ -19,9 +19,9 @@ use hyper::StatusCode;
 use super::accounts::Account;
 use super::budgets::Limits;
 use super::lock::lock;
-use super::record::SandboxRecord;
 use super::registry::Sandboxes;
 use super::sandbox::Sandbox;
+use super::store::RecordedSandboxes;
 #[cfg(doc)]
 use super::store::SandboxStore;
 use super::stored_elsewhere::COUNT_LIFETIME;
@@ -122,7 +122,7 @@ impl Sandboxes {
     fn take_in(
         &self,
         new: &[Arc<Sandbox>],
-        known: Option<&[SandboxRecord]>,
+        known: Option<&RecordedSandboxes>,
     ) -> Result<(), ErrorResponse> {
         let Some(first) = new.first() else { return Ok(()) };
         let mut all = lock(&self.all);
@@ -140,7 +140,8 @@ impl Sandboxes {
             None => self.ledger.elsewhere(&first.tenant, &mut own.into_iter()),
             Some(known) => {
                 let here = |id: &String| all.contains_key(id) || killed.contains_key(id);
-                Some(known.iter().filter(|record| !here(&record.id)).count())
+                let elsewhere = known.records.iter().filter(|record| !here(&record.id)).count();
+                Some(elsewhere + known.unreadable)
             }
         };
         let own = elsewhere.map_or(usize::MAX, |elsewhere| here + elsewhere) as u64;
@@ -288,11 +289,12 @@ impl Sandboxes {
             return Ok(());
         }
         self.quota.count(&*self.ledger, tenant).await?;
-        let records = self.ledger.sandboxes_of(tenant, usize::MAX).await?;
+        // The size of an unreadable entry is not known.
+        let known = self.ledger.sandboxes_of(tenant, usize::MAX).await?;
         let bytes = {
             let (all, killed) = (lock(&self.all), lock(&self.killed));
             let is_elsewhere = |id: &String| !all.contains_key(id) && !killed.contains_key(id);
-            let elsewhere = records.iter().filter(|record| is_elsewhere(&record.id));
+            let elsewhere = known.records.iter().filter(|record| is_elsewhere(&record.id));
             elsewhere.fold(0, |sum: u64, record| sum.saturating_add(record.stored))
         };
         *lock(&count.bytes) = bytes;

@@ -4,6 +4,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
 use serde::de::DeserializeOwned;
 
+use super::entry_size::{check_label_bytes, encoded_length};
 use crate::error_response::ErrorResponse;
 
 /// The answer of a handler.
@@ -25,18 +26,9 @@ pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ErrorResponse>
     })
 }
 
-/// Maximum bytes of all labels of a sandbox together.
-const MAX_LABEL_BYTES: usize = 16 << 10;
-
 /// Refuses names that are too long, since they are stored with the sandbox.
 pub(super) fn short<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<(), ErrorResponse> {
-    let bytes: usize = names.into_iter().map(String::len).sum();
-    if bytes > MAX_LABEL_BYTES {
-        let message =
-            format!("names, labels and rules have {bytes} bytes; they may have {MAX_LABEL_BYTES}");
-        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
-    }
-    Ok(())
+    check_label_bytes(names.into_iter().map(|name| encoded_length(name)).sum())
 }
 
 /// Milliseconds since 1970, as RFC 3339 writes them.

@@ -88,6 +88,7 @@ impl Sandboxes {
         session: Session,
         times: Times,
     ) -> Result<Arc<Sandbox>, ErrorResponse> {
+        settings.check_size()?;
         let charge = Charge::default();
         charge.measure(&session);
         let life = Residency::Live(Box::new(session));

@@ -28,6 +28,10 @@ type Pairs = Query<Vec<(String, String)>>;
 /// Maximum sandboxes or snapshots of one page.
 const MAX_PAGE_ITEMS: usize = 100;
 
+/// The header with the number of sandboxes that a list lacks because their entries in the ledger of
+/// the fleet cannot be read.
+const UNREADABLE: &str = "x-afresh-unreadable";
+
 /// A list that a client asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Listing {
@@ -171,11 +175,15 @@ fn paged(items: Vec<Value>, next: Option<String>) -> Answer {
 pub(super) async fn list(State(all): All, Tenant(tenant): Tenant, Query(pairs): Pairs) -> Answer {
     let known = ["limit", "metadata", "nextToken", "order", "startedAfter", "state", "template"];
     let listing = Listing::read(pairs, &known)?;
-    let mut own = all.list(&tenant).await?;
+    let (mut own, unreadable) = all.list(&tenant).await?;
     own.retain(|sandbox| listing.has(sandbox));
     let key = |sandbox: &Arc<Sandbox>| (milliseconds(sandbox.started), sandbox.id.clone());
     let (own, next) = listing.page(own, key)?;
-    paged(own.iter().map(|sandbox| detailed(&all, sandbox)).collect(), next)
+    let mut response = paged(own.iter().map(|sandbox| detailed(&all, sandbox)).collect(), next)?;
+    if unreadable > 0 {
+        response.headers_mut().insert(UNREADABLE, unreadable.into());
+    }
+    Ok(response)
 }
 
 /// The snapshots of a tenant.

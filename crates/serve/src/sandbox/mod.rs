@@ -27,6 +27,7 @@ mod control;
 mod creation;
 mod directory;
 mod directory_store;
+mod entry_size;
 mod envd;
 mod execute;
 mod extensions;

@@ -10,8 +10,8 @@ use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::answer::short;
 use super::config::Template;
+use super::entry_size::check_label_bytes;
 use crate::error_response::ErrorResponse;
 
 /// Headers for requests to a host.
@@ -141,7 +141,7 @@ impl NetworkRules {
     /// length is that in a record, since empty lists and rules take memory too.
     pub(super) fn accept(&self, template: &Template) -> Result<(), ErrorResponse> {
         // Texts and a flag.
-        short([&serde_json::to_string(self).unwrap_or_default()])?;
+        check_label_bytes(serde_json::to_vec(self).map_or(usize::MAX, |json| json.len()))?;
         self.check(template).map_err(|why| ErrorResponse::new(StatusCode::BAD_REQUEST, why))
     }
 }

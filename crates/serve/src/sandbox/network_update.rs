@@ -10,6 +10,7 @@ use super::answer::{Answer, json};
 use super::authorization::TenantSandbox;
 use super::control::refuse_unsupported;
 use super::network_rules::NetworkRules;
+use super::record::SandboxSettings;
 use super::registry::Sandboxes;
 use super::requests::NetworkUpdate;
 use super::sandbox::Sandbox;
@@ -23,6 +24,7 @@ pub(super) async fn update(chosen: TenantSandbox, body: Bytes) -> Answer {
     let (all, sandbox) = chosen.sandbox()?;
     let rules = update.rules();
     rules.accept(&all.template(&sandbox.template).config)?;
+    SandboxSettings { network: rules.clone(), ..sandbox.settings.clone() }.check_size()?;
     all.set_network(&sandbox, rules).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

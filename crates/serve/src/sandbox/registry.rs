@@ -277,19 +277,24 @@ impl Sandboxes {
     }
 
     /// The sandboxes of a tenant, oldest first.
-    pub(super) async fn list(&self, tenant: &str) -> Result<Vec<Arc<Sandbox>>, ErrorResponse> {
+    /// The second value is the number of entries that cannot be read.
+    pub(super) async fn list(
+        &self,
+        tenant: &str,
+    ) -> Result<(Vec<Arc<Sandbox>>, usize), ErrorResponse> {
         let mut own: Vec<_> = lock(&self.all)
             .values()
             .filter(|sandbox| *sandbox.tenant == *tenant)
             .cloned()
             .collect();
-        for record in self.ledger.sandboxes_of(tenant, MAX_LISTED).await? {
+        let known = self.ledger.sandboxes_of(tenant, MAX_LISTED).await?;
+        for record in known.records {
             if !own.iter().any(|sandbox| sandbox.id == record.id) {
                 own.push(Arc::new(Sandbox::recorded(record)));
             }
         }
         own.sort_by(|one, two| (one.started, &one.id).cmp(&(two.started, &two.id)));
-        Ok(own)
+        Ok((own, known.unreadable))
     }
 
     /// A life that begins now.

@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use afresh::{Guest, Reference, SaveOptions, SavedSnapshot};
 
+use super::entry_size::check_inherited;
 use super::lock::lock;
 use super::quota::SnapshotReservation;
 use super::record::state_reference;
@@ -58,6 +59,7 @@ impl Sandboxes {
         options: KeepOptions,
     ) -> Result<SnapshotRecord, ErrorResponse> {
         let KeepOptions { names, built, envs, directory } = options;
+        check_inherited(&envs, directory.as_deref())?;
         let record = SnapshotRecord {
             id: self.ledger.new_id(&sandbox.tenant)?,
             tenant: sandbox.tenant.to_string(),

@@ -43,6 +43,14 @@ pub(crate) struct SavedState {
     pub(crate) state: Option<State>,
 }
 
+/// The sandboxes of a tenant in a store.
+#[derive(Default)]
+pub(crate) struct RecordedSandboxes {
+    pub(crate) records: Vec<SandboxRecord>,
+    /// The number of entries that cannot be read. Each may be a sandbox of the tenant.
+    pub(crate) unreadable: usize,
+}
+
 /// A snapshot and its state.
 #[derive(Clone)]
 pub(crate) struct StoredSnapshot {
@@ -168,9 +176,9 @@ pub(crate) trait SandboxStore: Send + Sync {
         &self,
         tenant: &str,
         most: usize,
-    ) -> Result<Vec<SandboxRecord>, ErrorResponse> {
+    ) -> Result<RecordedSandboxes, ErrorResponse> {
         let _ = (tenant, most);
-        Ok(Vec::new())
+        Ok(RecordedSandboxes::default())
     }
 
     /// The snapshots that are known without a request.
@@ -235,6 +243,7 @@ mod shared {
 
     use super::{SandboxRecord, StoredSandbox, TenantUse};
     use crate::error_response::ErrorResponse;
+    pub(crate) use crate::sandbox::entry_size::MAX_ENTRY;
     pub(crate) use crate::sandbox::record::milliseconds;
     pub(crate) use crate::sandbox::record::state_reference;
 

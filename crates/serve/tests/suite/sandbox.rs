@@ -575,6 +575,8 @@ fn unread_files_and_long_labels_are_bounded() {
         let long = "x".repeat(20 << 10);
         for (path, body) in [
             ("/sandboxes".to_owned(), json!({"templateID": "script", "metadata": {"a": long}})),
+            // As JSON, each of these bytes takes six.
+            ("/sandboxes".to_owned(), json!({"metadata": {"a": "\u{1}".repeat(4 << 10)}})),
             (path(&sandbox, "/checkpoints"), json!({ "name": long })),
             (path(&sandbox, "/snapshots"), json!({ "name": long })),
         ] {

@@ -73,25 +73,24 @@ impl ProcessMemory {
         self.pid
     }
 
-    /// How `ranges` are mapped. The kernel walks all page tables of the process for it.
+    /// How `ranges` are mapped. The kernel walks all page tables of the process for it. The ranges
+    /// are sorted, and read once along the mappings.
     ///
     /// # Errors
     /// `EFAULT` where a part of them is not mapped.
-    pub fn mapping_kind(&self, ranges: &[Range<usize>]) -> io::Result<MappingKind> {
+    pub fn mapping_kind(&self, ranges: &mut [Range<usize>]) -> io::Result<MappingKind> {
         let mut file = &self.smaps;
         file.seek(SeekFrom::Start(0))?;
         let mut kind = MappingKind { watched: true, shared: false };
-        let mut left: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+        let mut wanted = SortedRanges::new(ranges);
+        let mut left = wanted.byte_len();
         let mut inside = false;
         for line in BufReader::new(file).lines() {
             let line = line?;
             if let Some((start, end)) = addresses(&line) {
-                let common = |range: &Range<usize>| {
-                    range.end.min(end).saturating_sub(range.start.max(start))
-                };
-                let bytes: usize = ranges.iter().map(common).sum();
+                let bytes = wanted.take_common(start..end);
                 inside = bytes > 0;
-                left = left.saturating_sub(bytes);
+                left -= bytes;
             } else if let (Some(flags), true) = (line.strip_prefix("VmFlags:"), inside) {
                 kind.watched &= flags.split_whitespace().any(|flag| flag == "um");
                 kind.shared |= flags.split_whitespace().any(|flag| flag == "sh");
@@ -169,6 +168,53 @@ impl ProcessMemory {
     }
 }
 
+/// Ranges in order, which are compared with mappings in order. Each range and each mapping is read
+/// once, however many there are.
+struct SortedRanges<'a> {
+    ranges: &'a [Range<usize>],
+    /// The first range with bytes behind the last mapping.
+    next: usize,
+}
+
+impl<'a> SortedRanges<'a> {
+    /// Sorts `ranges`, and joins those that overlap.
+    fn new(ranges: &'a mut [Range<usize>]) -> Self {
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut count = 0;
+        for at in 0..ranges.len() {
+            let range = ranges[at].clone();
+            match ranges[..count].last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => {
+                    ranges[count] = range;
+                    count += 1;
+                }
+            }
+        }
+        Self { ranges: &ranges[..count], next: 0 }
+    }
+
+    fn byte_len(&self) -> usize {
+        self.ranges.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// The number of bytes that the ranges have in common with a mapping. Each mapping is behind
+    /// the one before.
+    fn take_common(&mut self, mapping: Range<usize>) -> usize {
+        let mut bytes = 0;
+        while let Some(range) = self.ranges.get(self.next)
+            && range.start < mapping.end
+        {
+            bytes += range.end.min(mapping.end).saturating_sub(range.start.max(mapping.start));
+            if range.end > mapping.end {
+                break;
+            }
+            self.next += 1;
+        }
+        bytes
+    }
+}
+
 /// The addresses that a line of `smaps` begins with, if it begins a mapping.
 fn addresses(line: &str) -> Option<(usize, usize)> {
     let (start, end) = line.split(' ').next()?.split_once('-')?;
@@ -221,15 +267,34 @@ mod tests {
         let mut page = [0; PAGE_SIZE];
         memory.read(start + 4 * PAGE_SIZE, &mut page).unwrap();
         assert_eq!(page[0], 4);
-        assert!(!memory.mapping_kind(std::slice::from_ref(&range)).unwrap().watched);
+        assert!(!memory.mapping_kind(&mut [range.clone()]).unwrap().watched);
         let Ok(uffd) = Uffd::open(UffdMode::Events) else { return };
         uffd.register(own.page_ptr(0), 700 * PAGE_SIZE, Interest::MISSING).unwrap();
         let kind = MappingKind { watched: true, shared: false };
-        assert_eq!(memory.mapping_kind(std::slice::from_ref(&range)).unwrap(), kind);
+        assert_eq!(memory.mapping_kind(&mut [range.clone()]).unwrap(), kind);
         // A part that is not registered, and a part that is not mapped.
         uffd.unregister(own.page_ptr(699), PAGE_SIZE).unwrap();
-        assert!(!memory.mapping_kind(std::slice::from_ref(&range)).unwrap().watched);
-        let unmapped = 0..PAGE_SIZE;
-        assert!(memory.mapping_kind(std::slice::from_ref(&unmapped)).is_err());
+        assert!(!memory.mapping_kind(&mut [range.clone()]).unwrap().watched);
+        assert!(memory.mapping_kind(&mut [range, 0..PAGE_SIZE]).is_err());
+    }
+
+    #[test]
+    fn each_range_is_compared_with_the_mappings_around_it_alone() {
+        const COUNT: usize = 30_000;
+        // As many mappings as ranges, and the ranges in the worst order.
+        let mut ranges: Vec<_> = (0..COUNT).rev().map(|at| at * 10 + 5..at * 10 + 12).collect();
+        ranges.extend([3..4, 3..5, 7..8]);
+        let mut wanted = SortedRanges::new(&mut ranges);
+        assert_eq!(wanted.byte_len(), 2 + COUNT * 7);
+        let (mut found, mut steps) = (0, 0);
+        for at in 0..COUNT {
+            let before = wanted.next;
+            found += wanted.take_common(at * 10..at * 10 + 9);
+            steps += wanted.next - before;
+        }
+        // Bytes 9 of each ten are in no mapping, and 0 and 1 of the last range behind all.
+        assert_eq!(found, 2 + COUNT * 6 - 2);
+        assert!(steps <= COUNT + 1, "{steps}");
+        assert_eq!(SortedRanges::new(&mut []).take_common(0..10), 0);
     }
 }

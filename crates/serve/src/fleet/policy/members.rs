@@ -1,18 +1,19 @@
 //! The known hosts, and the things that each holds.
 //!
 //! Promises: a silent host is not chosen once its heartbeat has expired. The list of things that a
-//! host holds is bounded, and so is the number of hosts.
+//! host holds is bounded, and so are the number of hosts and the bytes of their lists together.
 
 use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
+use super::bounds::{bound_held, is_bounded};
 use super::{Moment, TenantUses};
 
-/// Most things that one advert says a host holds.
-const MAX_HELD: usize = 128;
 /// Most hosts that are remembered.
 const MAX_HOSTS: usize = 100_000;
+/// Maximum bytes of the names of held things of all hosts together.
+const MAX_ALL_HELD_BYTES: usize = 256 << 20;
 
 /// The heartbeat of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,13 +121,22 @@ pub struct Member {
 pub struct Members {
     all: BTreeMap<String, Member>,
     held: HashMap<String, Vec<String>>,
+    /// Bytes of the lists of all hosts.
+    held_bytes: usize,
     hosts: Vec<String>,
+}
+
+fn byte_len(held: &[String]) -> usize {
+    held.iter().map(|one| one.len() + size_of::<String>()).sum()
 }
 
 impl Members {
     /// A heartbeat of a host, which counts until `expires`.
     pub fn heard(&mut self, mut advert: NodeStatus, expires: Moment) {
-        advert.held.truncate(MAX_HELD);
+        if !is_bounded(&advert.host, &advert.name) {
+            return;
+        }
+        bound_held(&mut advert.held);
         let host = advert.host.clone();
         let room = self.all.len() < MAX_HOSTS;
         match self.all.get_mut(&host) {
@@ -141,6 +151,11 @@ impl Members {
             None if !room => return,
             None => self.hosts.push(host.clone()),
         }
+        // Such a host is still watched, and gets what any host can do.
+        if self.held_bytes + byte_len(&advert.held) > MAX_ALL_HELD_BYTES {
+            advert.held = Vec::new();
+        }
+        self.held_bytes += byte_len(&advert.held);
         for held in &advert.held {
             self.held.entry(held.clone()).or_default().push(host.clone());
         }
@@ -148,6 +163,7 @@ impl Members {
     }
 
     fn holds_no_more(&mut self, host: &str, held: &[String]) {
+        self.held_bytes -= byte_len(held);
         for held in held {
             if let Some(hosts) = self.held.get_mut(held) {
                 hosts.retain(|other| other != host);
@@ -246,6 +262,7 @@ impl Members {
 mod tests {
     use std::time::Duration;
 
+    use super::super::bounds::MAX_HELD;
     use super::*;
 
     fn advert(host: &str, held: &[&str]) -> NodeStatus {
@@ -276,6 +293,20 @@ mod tests {
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         members.heard(advert("c", &many), at(30));
         assert_eq!(members.get("c").unwrap().advert.held.len(), MAX_HELD);
+        // A host with a long name is not remembered, and the lists of the others are counted.
+        members.heard(advert(&"d".repeat(1 << 20), &[]), at(30));
+        members.heard(advert("e", &["z"]), at(30));
+        assert_eq!(members.len(), 2);
+        assert!(members.held_bytes > MAX_HELD * size_of::<String>());
+        members.heard(advert("c", &[]), at(30));
+        assert_eq!(members.held_bytes, 1 + size_of::<String>());
+        members.remove("e");
+        assert_eq!(members.held_bytes, 0);
+        members.held_bytes = MAX_ALL_HELD_BYTES;
+        members.heard(advert("f", &["z"]), at(30));
+        assert!(
+            members.get("f").unwrap().advert.held.is_empty() && members.holders("z").is_empty()
+        );
     }
 
     #[test]

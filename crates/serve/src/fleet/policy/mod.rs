@@ -3,6 +3,7 @@
 //! server does.
 
 mod announcements;
+mod bounds;
 mod failure_detector;
 mod heartbeat_interval;
 mod lease;
@@ -12,6 +13,7 @@ mod placement;
 mod tenant_uses;
 
 pub use announcements::Announcements;
+pub use bounds::{MAX_HOST_NAME, bound_held, is_bounded, is_life};
 pub use failure_detector::{FailureDetector, Verdict};
 pub use heartbeat_interval::{HeartbeatCost, HeartbeatInterval, expiry};
 pub use lease::{Lease, Terms};

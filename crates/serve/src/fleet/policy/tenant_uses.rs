@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-use super::Moment;
+use super::{Moment, is_life};
 pub use crate::sandbox::store::TenantUse;
 
 /// Maximum tenants in one heartbeat.
@@ -92,6 +92,9 @@ pub struct KnownUses(HashMap<String, HostUses>);
 impl KnownUses {
     /// A host reports uses, which count until `expires`. `host` is the same in all of its lives.
     pub fn heard(&mut self, host: &str, report: TenantUses, expires: Moment) {
+        if !is_life(host) {
+            return;
+        }
         if !self.0.contains_key(host) && self.0.len() >= MAX_HOSTS {
             let oldest = self.0.iter().min_by_key(|(_, known)| known.expires);
             let Some(oldest) = oldest.map(|(host, _)| host.clone()) else { return };
@@ -208,6 +211,11 @@ mod tests {
             known.heard(&host.to_string(), report, Duration::from_secs(host as u64));
         }
         assert_eq!(known.0.len(), MAX_HOSTS);
+        for host in ["a".repeat(1 << 20), String::new(), "a b".to_owned()] {
+            let report = TenantUses { uses: uses(&[("a", used(1, 1))]), ..TenantUses::default() };
+            known.heard(&host, report, Duration::MAX);
+            assert!(!known.0.contains_key(&host));
+        }
         let many = (0..20_000).map(|number| (format!("{number:016}"), used(1, u64::MAX))).collect();
         known.heard("a", TenantUses { uses: many, ..TenantUses::default() }, Duration::MAX);
         assert_eq!(known.0["a"].uses.len(), MAX_REPORTED_TENANTS);

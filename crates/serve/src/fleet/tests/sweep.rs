@@ -8,10 +8,12 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 
 use super::NatsServer;
-use crate::fleet::nats::NatsConnection;
+use crate::fleet::nats::{NatsConnection, NatsError};
 use crate::fleet::placement_store::TakeOutcome;
 use crate::fleet::record::Entry;
 use crate::fleet::record::tests::record as empty_record;
+use crate::fleet::torn_takes::TornTakes;
+use crate::fleet::unfinished_takes::TakeGuard;
 use crate::fleet::{Fleet, lock, nats, record, restore};
 use crate::sandbox::store::{Anchor, SandboxRecord, State};
 
@@ -210,4 +212,107 @@ async fn a_restored_sandbox_that_no_client_uses_ends() {
     assert_eq!(restore(&config, dir.path()).await.unwrap().sandboxes, 1);
     let host = server.host().await;
     until_gone(&host.links, &short.id).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_pauses_before_it_takes_a_sandbox_does_not_take_it_after_its_sweep() {
+    let Some(server) = NatsServer::start() else { return };
+    let (lost, other) = (server.host().await, server.host().await);
+    let (free, new, erased) = (sandbox(600_000), sandbox(600_000), sandbox(600_000));
+    let mut anchor = other.enter(free.clone()).await.unwrap();
+    other.change(&mut anchor, free.clone(), state(), true).await.unwrap();
+    let ended = other.enter(erased.clone()).await.unwrap();
+    other.erase(&erased.id, &ended).await.unwrap();
+    // The host has read the entry and written its notes, and pauses.
+    let (life, key) = (lost.life(), record::key(&free.id).unwrap());
+    let found = nats::find(&lost.links.sandboxes, &key).await.unwrap().unwrap();
+    for one in [&free, &new, &erased] {
+        lost.note_owned(&one.id, &life).await.unwrap();
+    }
+    assert_eq!(lose(&lost, &other).await, life);
+    other.sweep(&life).await.unwrap();
+    assert_eq!(notes(&other).await, 0);
+    // It continues where it was.
+    let entry: Entry = serde_json::from_slice(&found.value).unwrap();
+    let taken = entry.taken_by(&life, false, found.time);
+    let value = Bytes::from(serde_json::to_vec(&taken).unwrap());
+    let update = nats::update(&lost.links.sandboxes, &key, value, found.revision).await;
+    assert!(matches!(update, Err(NatsError::Changed)), "{update:?}");
+    for one in [&new, &erased] {
+        let key = record::key(&one.id).unwrap();
+        let made = lost.create_entry(&key, one.clone(), life.clone()).await;
+        assert!(matches!(made, Err(NatsError::Changed)), "{made:?}");
+        assert!(other.look_up(&one.id).await.unwrap().is_none());
+    }
+    // The sandbox is as it was.
+    let entry = other.look_up(&free.id).await.unwrap().unwrap();
+    assert_eq!((entry.owner, entry.record.generation, entry.state), (None, 0, state()));
+    assert!(matches!(other.take(&free.id, |_| Ok(())).await.unwrap(), TakeOutcome::Ours(_)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_whose_host_noted_it_for_its_next_life_and_died_is_released() {
+    let Some(server) = NatsServer::start() else { return };
+    let (host, other) = (server.host().await, server.host().await);
+    let kept = sandbox(600_000);
+    saved(&host, &kept).await;
+    let old = host.life();
+    let next = format!("{}-2", old.split_once('-').unwrap().0);
+    // It noted the sandbox for its next life, and the change of the entry was lost.
+    host.note_owned(&kept.id, &next).await.unwrap();
+    let owner = async || other.look_up(&kept.id).await.unwrap().unwrap().owner;
+    assert_eq!(other.sweep(&old).await.unwrap().waiting, 1);
+    let age = || lock(&other.torn).age(TornTakes::timeout(other.terms));
+    // It tries again.
+    age();
+    host.note_owned(&kept.id, &next).await.unwrap();
+    assert_eq!(other.sweep(&old).await.unwrap().waiting, 1);
+    assert_eq!(other.sweep(&old).await.unwrap().waiting, 1);
+    assert_eq!((owner().await, notes(&other).await), (Some(old.clone()), 1));
+    // It does not try again.
+    age();
+    assert_eq!(other.sweep(&old).await.unwrap().waiting, 0);
+    assert_eq!((owner().await, notes(&other).await), (None, 1));
+    other.sweep(&next).await.unwrap();
+    assert_eq!((owner().await, notes(&other).await), (None, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_releases_sandboxes_whose_taking_had_no_answer() {
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let (taken, made) = (sandbox(600_000), sandbox(600_000));
+    saved(&host, &taken).await;
+    host.enter(made.clone()).await.unwrap();
+    for one in [&taken, &made] {
+        drop(TakeGuard::new(&host, &one.id));
+    }
+    // A later take succeeds, and is kept.
+    let outcome = host.take(&taken.id, |_| Ok(())).await.unwrap();
+    assert!(matches!(outcome, TakeOutcome::Ours(_)));
+    host.release_unfinished().await;
+    assert!(host.look_up(&made.id).await.unwrap().is_none());
+    let owner = async || host.look_up(&taken.id).await.unwrap().unwrap().owner;
+    assert_eq!((owner().await, notes(&host).await), (Some(host.life()), 1));
+    drop(TakeGuard::new(&host, &taken.id));
+    host.release_unfinished().await;
+    assert_eq!((owner().await, notes(&host).await), (None, 0));
+    assert!(lock(&host.unfinished).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_has_the_sandboxes_beside_an_unreadable_entry() {
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let (good, damaged) = (sandbox(600_000), sandbox(600_000));
+    saved(&host, &good).await;
+    let key = record::key(&damaged.id).unwrap();
+    nats::put(&host.links.sandboxes, &key, Bytes::from_static(b"{")).await.unwrap();
+    let list = host.entries_of(TENANT, 100).await.unwrap();
+    assert_eq!((list.records.len(), list.unreadable), (1, 1));
+    assert_eq!((&list.records[0].id, host.counts.unreadable.get()), (&good.id, 1));
+    // A snapshot as well.
+    nats::put(&host.links.kept, &format!("id.{key}"), Bytes::from_static(b"{")).await.unwrap();
+    assert!(host.snapshots_of(TENANT).await.unwrap().is_empty());
+    assert_eq!(host.counts.unreadable.get(), 2);
 }
