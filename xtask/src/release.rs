@@ -218,14 +218,18 @@ fn artifacts(target: &str, profile: &str) -> PathBuf {
     host::target_folder().join(target).join(folder)
 }
 
-/// Flags that keep the paths of the sources and of the package cache out of a program, so that
-/// every checkout gives the same bytes.
+/// Flags that keep the paths of the sources, of the package cache and of generated sources out of a
+/// program, so that every checkout and every target folder give the same bytes. The last prefix
+/// that fits replaces a path.
 fn flags() -> Result<String> {
     let home = output(Command::new("sh").args(["-c", "echo \"${CARGO_HOME:-$HOME/.cargo}\""]))?;
-    Ok(format!(
-        "--remap-path-prefix={}=/afresh --remap-path-prefix={home}=/cargo",
-        host::repository().display()
-    ))
+    let prefixes = [
+        (host::repository().display().to_string(), "/afresh"),
+        (home, "/cargo"),
+        (host::target_folder().display().to_string(), "/afresh/target"),
+    ];
+    let flags = prefixes.map(|(from, to)| format!("--remap-path-prefix={from}={to}"));
+    Ok(flags.join(" "))
 }
 
 /// Seconds since 1970 of the last commit, which all packages have as their time;
