@@ -8,15 +8,14 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 use kube::Resource;
-use kube::api::{DeleteParams, ObjectMeta, PostParams};
+use kube::api::{ObjectMeta, PostParams};
 use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 
 use crate::condition::{self, FINISHED, READY};
 use crate::context::{Context, Failure, MANAGER, code};
 use crate::fields::{
-    ClaimSpec, EnvPolicy, RUNTIME_CLASS, SandboxPlan, ShutdownPolicy, read_claim, read_template,
-    runtime_class,
+    ClaimSpec, EnvPolicy, RUNTIME_CLASS, SandboxPlan, read_claim, read_template, runtime_class,
 };
 use crate::resource::{
     ClaimKind, ClaimStatus, ClaimedSandbox, PoolKind, Sandbox, SandboxClaim, SandboxKind,
@@ -24,7 +23,7 @@ use crate::resource::{
 };
 use crate::sandbox::{FINALIZER, delete, until};
 
-/// Interval of checks whether a deleted `Sandbox` is gone, beside its events.
+/// Interval of checks for the end of a deleted `Sandbox`, beside its events.
 const DELETION_CHECK: Duration = Duration::from_secs(5);
 
 /// Reconciles one claim.
@@ -32,6 +31,9 @@ const DELETION_CHECK: Duration = Duration::from_secs(5);
 /// # Errors
 /// If the Kubernetes API fails; the condition `Ready` has the cause.
 pub async fn reconcile(claim: Arc<SandboxClaim>, context: Arc<Context>) -> Result<Action, Failure> {
+    if let Some(pause) = context.pause(&claim) {
+        return Ok(pause);
+    }
     if claim.metadata.deletion_timestamp.is_some() {
         return end(&claim, &context).await;
     }
@@ -58,13 +60,13 @@ pub async fn reconcile(claim: Arc<SandboxClaim>, context: Arc<Context>) -> Resul
     }
 }
 
-/// Deletes the `Sandbox`; whether it is gone.
+/// Deletes the `Sandbox`. Returns true once it does not exist any more.
 async fn remove_sandbox(claim: &SandboxClaim, context: &Context) -> Result<bool, Failure> {
     let api = context.api::<SandboxKind>(claim.namespace());
     match api.get_opt(claim.name()).await? {
         Some(found) if found.is_controlled_by(claim.uid()) => {
             if found.metadata.deletion_timestamp.is_none() {
-                delete(&api, &found, DeleteParams::default()).await?;
+                delete(&api, &found).await?;
             }
             Ok(false)
         }
@@ -152,7 +154,7 @@ impl Reconciliation<'_> {
             condition::set(conditions, READY, false, "UnsupportedField", &message, generation);
         }
         let wait = self.time_left(&spec).map_or(context.settings.resync, |left| {
-            context.settings.resync.min(left + Duration::from_millis(1))
+            context.settings.resync.min(left.saturating_add(Duration::from_millis(1)))
         });
         Ok(Outcome::Action(Action::requeue(wait)))
     }
@@ -271,16 +273,10 @@ impl Reconciliation<'_> {
     async fn expire(self, spec: &ClaimSpec) -> Result<Action, Failure> {
         let (claim, context) = (self.claim, self.context);
         let api = context.api::<ClaimKind>(claim.namespace());
-        match spec.policy {
-            ShutdownPolicy::Retain => {}
-            ShutdownPolicy::Delete => {
-                delete(&api, claim, DeleteParams::default()).await?;
-                return Ok(Action::await_change());
-            }
-            ShutdownPolicy::DeleteForeground => {
-                delete(&api, claim, DeleteParams::foreground()).await?;
-                return Ok(Action::await_change());
-            }
+        if spec.delete_at_end {
+            // The finalizer keeps it until its sandbox has ended.
+            delete(&api, claim).await?;
+            return Ok(Action::await_change());
         }
         let gone = remove_sandbox(claim, context).await?;
         self.status.sandbox = ClaimedSandbox::default();

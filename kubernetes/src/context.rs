@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::Action;
@@ -92,7 +92,16 @@ pub struct Context {
     /// The identifier of the cluster.
     pub cluster: String,
     /// Failures of each object since its last success.
-    failures: Mutex<HashMap<String, u32>>,
+    failures: Mutex<HashMap<String, FailureRecord>>,
+}
+
+/// The failures of an object.
+#[derive(Clone, Copy, Debug)]
+struct FailureRecord {
+    count: u32,
+    retry: Instant,
+    /// The version of the specification that failed.
+    generation: Option<i64>,
 }
 
 impl Context {
@@ -102,7 +111,7 @@ impl Context {
         Self { client, server, settings, cluster, failures: Mutex::default() }
     }
 
-    fn failures(&self) -> MutexGuard<'_, HashMap<String, u32>> {
+    fn failures(&self) -> MutexGuard<'_, HashMap<String, FailureRecord>> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,10 +178,20 @@ impl Context {
         let api = self.api::<K>(object.namespace());
         let parameters = PatchParams::apply(MANAGER);
         match api.patch_metadata(object.name(), &parameters, &Patch::Merge(patch)).await {
-            // It is gone, with its finalizers.
+            // The object does not exist any more, and neither do its finalizers.
             Err(error) if code(&error) == 404 => Ok(()),
             other => Ok(other.map(drop)?),
         }
+    }
+
+    /// The rest of the pause after a failure. The write of the status is an event of the object,
+    /// and must not begin the next attempt. A change of the specification ends the pause.
+    #[must_use]
+    pub fn pause<K: Kind>(&self, object: &CustomObject<K>) -> Option<Action> {
+        let record = self.failures().get(object.uid()).copied()?;
+        let left = record.retry.saturating_duration_since(Instant::now());
+        let applies = record.generation == object.metadata.generation && !left.is_zero();
+        applies.then(|| Action::requeue(left))
     }
 
     /// Forgets the failures of an object.
@@ -183,9 +202,14 @@ impl Context {
     /// Counts a failure of an object: when to try again.
     pub fn fail<K: Kind>(&self, object: &CustomObject<K>, failure: &Failure) -> Action {
         let mut failures = self.failures();
-        let count = failures.entry(object.uid().to_owned()).or_default();
-        let pause = FIRST_RETRY.saturating_mul(1 << (*count).min(16)).min(MAX_RETRY);
-        *count = count.saturating_add(1);
+        let count = failures.get(object.uid()).map_or(0, |record| record.count);
+        let pause = FIRST_RETRY.saturating_mul(1 << count.min(16)).min(MAX_RETRY);
+        let record = FailureRecord {
+            count: count.saturating_add(1),
+            retry: Instant::now() + pause,
+            generation: object.metadata.generation,
+        };
+        failures.insert(object.uid().to_owned(), record);
         drop(failures);
         let (kind, namespace, name) = (K::KIND, object.namespace(), object.name());
         tracing::warn!(kind, namespace, name, %failure, ?pause, "not reconciled");

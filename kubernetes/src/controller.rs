@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::Namespace;
@@ -151,8 +150,6 @@ pub async fn run(
         () = holder.hold() => false,
     };
     if stopped {
-        // What is under way ends first.
-        tokio::time::sleep(Duration::from_millis(1)).await;
         holder.release().await;
     }
     Ok(stopped)

@@ -24,7 +24,7 @@ impl Faults {
         self.0.push(fault);
     }
 
-    /// Whether there is none.
+    /// True without a fault.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -316,18 +316,6 @@ pub fn read_template(spec: &Value) -> (SandboxPlan, EnvPolicy, Faults) {
     (plan, policy.unwrap_or_default(), faults)
 }
 
-/// The end of a claim's object when its time is over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ShutdownPolicy {
-    /// It stays, without its sandbox.
-    #[default]
-    Retain,
-    /// It is deleted.
-    Delete,
-    /// It is deleted, and is visible until its sandbox has ended.
-    DeleteForeground,
-}
-
 /// The specification of a `SandboxClaim`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimSpec {
@@ -339,8 +327,8 @@ pub struct ClaimSpec {
     pub shutdown_time: Option<Timestamp>,
     /// Seconds between the end of the sandbox and that of the claim.
     pub ttl_after_finished: Option<u32>,
-    /// What happens to the object then.
-    pub policy: ShutdownPolicy,
+    /// Whether the claim is deleted then.
+    pub delete_at_end: bool,
     /// Variables.
     pub envs: BTreeMap<String, String>,
     /// The container that variables name, if they name one.
@@ -371,12 +359,12 @@ pub fn read_claim(spec: &Value) -> (ClaimSpec, Faults) {
         let expected = "`Retain`, `Delete` or `DeleteForeground`";
         let policy =
             lifecycle.take_as("shutdownPolicy", expected, |value| match value.as_str()? {
-                "Retain" => Some(ShutdownPolicy::Retain),
-                "Delete" => Some(ShutdownPolicy::Delete),
-                "DeleteForeground" => Some(ShutdownPolicy::DeleteForeground),
+                "Retain" => Some(false),
+                // A claim is always visible until its sandbox has ended.
+                "Delete" | "DeleteForeground" => Some(true),
                 _ => None,
             });
-        read.policy = policy.unwrap_or_default();
+        read.delete_at_end = policy.unwrap_or(false);
     });
     section.section("additionalPodMetadata", |pod| read.labels = pod.take_texts("labels"));
     for (index, entry) in section.take_list("env").into_iter().enumerate() {
@@ -509,10 +497,7 @@ mod tests {
         }));
         assert!(faults.is_empty(), "{faults}");
         assert_eq!(claim.pool.as_deref(), Some("fast"));
-        assert_eq!(
-            (claim.ttl_after_finished, claim.policy),
-            (Some(5), ShutdownPolicy::DeleteForeground)
-        );
+        assert_eq!((claim.ttl_after_finished, claim.delete_at_end), (Some(5), true));
         assert_eq!(claim.shutdown_time, "2027-01-01T00:00:00Z".parse().ok());
     }
 }

@@ -15,6 +15,10 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Minimum age of sandboxes that are ended for want of an object. Longer than any request to make one.
 const ORPHAN_AGE: Duration = Duration::from_secs(120);
 
+/// Limits of `--keep`.
+const MIN_KEEP: Duration = Duration::from_secs(60);
+const MAX_KEEP: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// Serves the custom resources of agent-sandbox by sandboxes of an afresh server.
 #[derive(Debug, Parser)]
 #[command(name = "afresh-kube", version)]
@@ -62,7 +66,10 @@ impl Options {
             let is_http = url.is_none_or(|url| matches!(url.scheme(), "http" | "https"));
             ensure!(is_http, "{name} needs a URL that begins with http:// or https://");
         }
-        ensure!(self.keep >= Duration::from_secs(60), "--keep must be at least 60s");
+        ensure!(
+            (MIN_KEEP..=MAX_KEEP).contains(&self.keep),
+            "--keep must be from 60s to 365days, and no more than the `timeout` of the server"
+        );
         ensure!(self.resync >= Duration::from_secs(1), "--resync must be at least 1s");
         ensure!(
             self.resync <= self.keep / 3,

@@ -20,6 +20,9 @@ pub async fn reconcile(
     pool: Arc<SandboxWarmPool>,
     context: Arc<Context>,
 ) -> Result<Action, Failure> {
+    if let Some(pause) = context.pause(&pool) {
+        return Ok(pause);
+    }
     if pool.metadata.deletion_timestamp.is_some() {
         return Ok(Action::await_change());
     }

@@ -42,6 +42,9 @@ pub fn until(when: Timestamp) -> Duration {
 /// # Errors
 /// If the Kubernetes API or the server fails; the condition `Ready` has the cause.
 pub async fn reconcile(sandbox: Arc<Sandbox>, context: Arc<Context>) -> Result<Action, Failure> {
+    if let Some(pause) = context.pause(&sandbox) {
+        return Ok(pause);
+    }
     if sandbox.metadata.deletion_timestamp.is_some() {
         return end(&sandbox, &context).await;
     }
@@ -149,7 +152,9 @@ impl Reconciliation<'_> {
     /// When to look again without a change.
     fn wait(&self, spec: &SandboxSpec) -> Action {
         let end = spec.shutdown_time.map_or(Duration::MAX, until);
-        Action::requeue(self.context.settings.resync.min(end + Duration::from_millis(1)))
+        Action::requeue(
+            self.context.settings.resync.min(end.saturating_add(Duration::from_millis(1))),
+        )
     }
 
     fn suspend(&mut self, exists: bool) {
@@ -309,7 +314,7 @@ impl Reconciliation<'_> {
         self.set(READY, false, "SandboxExpired", "spec.shutdownTime is over");
         if spec.delete_at_end {
             let api = self.context.api::<SandboxKind>(self.sandbox.namespace());
-            delete(&api, self.sandbox, DeleteParams::default()).await?;
+            delete(&api, self.sandbox).await?;
         }
         Ok(Action::await_change())
     }
@@ -318,13 +323,12 @@ impl Reconciliation<'_> {
 /// Deletes exactly this object.
 ///
 /// # Errors
-/// If the API refuses it for another reason than that the object is gone.
+/// If the API refuses it. An object that does not exist any more is no error.
 pub async fn delete<K: crate::resource::Kind>(
     api: &Api<crate::resource::CustomObject<K>>,
     object: &crate::resource::CustomObject<K>,
-    parameters: DeleteParams,
 ) -> Result<(), Failure> {
-    let parameters = parameters.preconditions(kube::api::Preconditions {
+    let parameters = DeleteParams::default().preconditions(kube::api::Preconditions {
         uid: object.metadata.uid.clone(),
         resource_version: None,
     });

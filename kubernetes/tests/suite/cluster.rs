@@ -137,6 +137,8 @@ impl Cluster {
         };
         // Only a second one in this process fails, which uses the first.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        // The log of a failed test has the warnings of the controllers.
+        let _ = tracing_subscriber::fmt().with_test_writer().with_ansi(false).try_init();
         let cluster = Arc::new(Self::start(programs).await);
         *shared = Arc::downgrade(&cluster);
         Some(cluster)
@@ -157,15 +159,15 @@ impl Cluster {
         let tokens =
             format!("{ADMIN},admin,1,\"system:masters\"\n{CONTROLLER},afresh-controller,2,\n");
         std::fs::write(path("tokens.csv"), tokens).unwrap();
-        let key = repository().join("crates/serve/tests/suite/tls/key.pem");
+        let keys = repository().join("crates/serve/tests/suite/tls");
         let mut apiserver = Command::new(&programs.apiserver);
         apiserver.args(["--etcd-servers", &client, "--bind-address", "127.0.0.1"]);
         apiserver.args(["--secure-port", &secure.to_string(), "--authorization-mode", "RBAC"]);
         apiserver.args(["--service-cluster-ip-range", "10.0.0.0/24"]);
         apiserver.args(["--service-account-issuer", "https://127.0.0.1"]);
         apiserver.args(["--disable-admission-plugins", "ServiceAccount"]);
-        apiserver.arg("--service-account-key-file").arg(&key);
-        apiserver.arg("--service-account-signing-key-file").arg(&key);
+        apiserver.arg("--service-account-key-file").arg(keys.join("certificate.pem"));
+        apiserver.arg("--service-account-signing-key-file").arg(keys.join("key.pem"));
         apiserver.arg("--cert-dir").arg(path("certificates"));
         apiserver.arg("--token-auth-file").arg(path("tokens.csv"));
         let apiserver = Process::start(&mut apiserver, &path("apiserver.log"));

@@ -1,15 +1,16 @@
 //! The life of sandboxes: claims, restarts of the controller, suspension, and ends.
 
 use afresh_kube::condition;
-use afresh_kube::resource::{ClaimKind, SandboxKind};
+use afresh_kube::resource::{ClaimKind, SandboxClaim, SandboxKind};
 use afresh_kube::server::{NewSandbox, UID_LABEL};
 use jiff::{SignedDuration, Timestamp};
+use kube::runtime::wait::await_condition;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, claim, template};
-use crate::process::wait_for;
+use crate::process::PATIENCE;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_applied_claim_gets_a_sandbox_that_runs_code_and_ends_with_it() {
@@ -45,7 +46,7 @@ async fn an_applied_claim_gets_a_sandbox_that_runs_code_and_ends_with_it() {
 async fn a_controller_takes_the_sandbox_that_one_before_it_made_and_did_not_note() {
     let Some(cluster) = Cluster::shared().await else { return };
     let space = cluster.space("adopted").await;
-    // What a controller leaves that ends between creation and the write of the status.
+    // The state that a controller leaves when it ends between creation and the write of the status.
     let object = space.add::<SandboxKind>("one", template()).await;
     let label = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     let metadata: BTreeMap<String, String> =
@@ -149,11 +150,12 @@ async fn times_from_creation_to_ready_are_measured() {
         let name = format!("claim-{number}");
         let begun = Instant::now();
         space.add::<ClaimKind>(&name, claim()).await;
-        wait_for("readiness", async || {
-            let claim = space.claim(&name).await?;
-            condition::is_true(&claim.status().conditions, condition::READY).then_some(())
-        })
-        .await;
+        let is_ready = |claim: Option<&SandboxClaim>| {
+            let conditions = claim.map(|claim| claim.status().conditions).unwrap_or_default();
+            condition::is_true(&conditions, condition::READY)
+        };
+        let ready = await_condition(space.api::<ClaimKind>(), &name, is_ready);
+        tokio::time::timeout(PATIENCE, ready).await.unwrap().unwrap();
         times.push(begun.elapsed());
     }
     // The first one waits for the lease.

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// How long a test waits for anything.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A program that ends with its test.
 pub(crate) struct Process(Child);
@@ -37,7 +37,7 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The program in a variable, or why there is none.
+/// The program in a variable, or the reason of its absence.
 pub(crate) fn program(variable: &str) -> Result<PathBuf, String> {
     match std::env::var_os(variable) {
         Some(path) if Path::new(&path).is_file() => Ok(path.into()),
