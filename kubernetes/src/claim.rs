@@ -26,6 +26,12 @@ use crate::sandbox::{FINALIZER, delete, until};
 /// Interval of checks for the end of a deleted `Sandbox`, beside its events.
 const DELETION_CHECK: Duration = Duration::from_secs(5);
 
+/// The annotation of a `Sandbox` with the fingerprint of its claim.
+const CLAIM_ANNOTATION: &str = "agents.x-k8s.io/afresh-claim";
+/// The message for a claim that differs from that of its sandbox.
+const SPEC_CHANGED: &str = "the template, variables or labels of the claim were changed after its \
+    sandbox was made, which has no effect on it; restore them, or delete the claim and make another";
+
 /// Reconciles one claim.
 ///
 /// # Errors
@@ -47,6 +53,9 @@ pub async fn reconcile(claim: Arc<SandboxClaim>, context: Arc<Context>) -> Resul
             Ok(action)
         }
         Err(failure) => {
+            if let Some(action) = failure.conflict() {
+                return Ok(action);
+            }
             let message = failure.to_string();
             let (reason, generation) = (failure.reason(), claim.metadata.generation);
             condition::set(&mut status.conditions, READY, false, reason, &message, generation);
@@ -148,10 +157,18 @@ impl Reconciliation<'_> {
             return refuse("SandboxNameConflict", message);
         }
         self.mirror(&found);
-        if !faults.is_empty() {
-            let (message, generation) = (faults.to_string(), claim.metadata.generation);
-            let conditions = &mut self.status.conditions;
-            condition::set(conditions, READY, false, "UnsupportedField", &message, generation);
+        let annotations = found.metadata.annotations.as_ref();
+        let made_from = annotations.and_then(|annotations| annotations.get(CLAIM_ANNOTATION));
+        let fault = if !faults.is_empty() {
+            Some(("UnsupportedField", faults.to_string()))
+        } else if made_from.is_some_and(|made_from| *made_from != spec.fingerprint()) {
+            Some(("SpecChanged", SPEC_CHANGED.to_owned()))
+        } else {
+            None
+        };
+        if let Some((reason, message)) = fault {
+            let (conditions, generation) = (&mut self.status.conditions, claim.metadata.generation);
+            condition::set(conditions, READY, false, reason, &message, generation);
         }
         let wait = self.time_left(&spec).map_or(context.settings.resync, |left| {
             context.settings.resync.min(left.saturating_add(Duration::from_millis(1)))
@@ -210,6 +227,7 @@ impl Reconciliation<'_> {
             name: Some(self.claim.name().to_owned()),
             namespace: Some(self.claim.namespace().to_owned()),
             owner_references: self.claim.controller_owner_ref(&()).map(|owner| vec![owner]),
+            annotations: Some([(CLAIM_ANNOTATION.to_owned(), spec.fingerprint())].into()),
             // From the beginning, which spares a request.
             finalizers: Some(vec![FINALIZER.to_owned()]),
             ..ObjectMeta::default()
@@ -247,6 +265,10 @@ impl Reconciliation<'_> {
         let status = found.status();
         let generation = self.claim.metadata.generation;
         let conditions = &mut self.status.conditions;
+        if status.conditions.is_empty() && conditions.is_empty() {
+            // Its first status follows within milliseconds, and is worth one write.
+            return;
+        }
         self.status.sandbox =
             ClaimedSandbox { name: Some(found.name().to_owned()), access: status.access };
         match condition::find(&status.conditions, READY) {

@@ -61,6 +61,13 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// The next attempt, if the object was changed while it was reconciled.
+    #[must_use]
+    pub fn conflict(&self) -> Option<Action> {
+        let is_conflict = matches!(self, Self::Kubernetes(error) if code(error) == 409);
+        is_conflict.then(|| Action::requeue(CONFLICT_RETRY))
+    }
+
     /// The reason in a condition.
     #[must_use]
     pub fn reason(&self) -> &'static str {
@@ -71,6 +78,9 @@ impl Failure {
         }
     }
 }
+
+/// Pause after a conflict with another writer, whose event follows.
+const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 
 /// The status code of an error of the Kubernetes API.
 #[must_use]

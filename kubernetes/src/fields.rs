@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// The runtime class of pod templates that afresh runs.
 pub const RUNTIME_CLASS: &str = "afresh";
@@ -186,6 +186,23 @@ pub struct SandboxPlan {
     pub ports: Vec<Port>,
 }
 
+/// A short text that differs where the values differ, in all versions of this program: FNV-1a.
+fn fingerprint(values: &Value) -> String {
+    let bytes = values.to_string().into_bytes();
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{hash:016x}")
+}
+
+impl SandboxPlan {
+    /// The fingerprint of the values that a sandbox has from its creation on.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        fingerprint(&json!([self.template, self.envs, self.labels]))
+    }
+}
+
 /// The runtime class of a pod template.
 #[must_use]
 pub fn runtime_class(spec: &Value) -> Option<&str> {
@@ -337,6 +354,14 @@ pub struct ClaimSpec {
     pub labels: BTreeMap<String, String>,
 }
 
+impl ClaimSpec {
+    /// The fingerprint of the values that the `Sandbox` has from its creation on.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        fingerprint(&json!([self.template, self.envs, self.labels]))
+    }
+}
+
 /// Reads the specification of a `SandboxClaim`.
 #[must_use]
 pub fn read_claim(spec: &Value) -> (ClaimSpec, Faults) {
@@ -417,8 +442,6 @@ pub fn read_pool(spec: &Value) -> (PoolSpec, Faults) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn pod(container: Value) -> Value {

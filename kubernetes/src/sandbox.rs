@@ -23,13 +23,18 @@ use crate::context::{Context, Failure, MANAGER, code};
 use crate::fields::{RUNTIME_CLASS, SandboxSpec, read_sandbox, runtime_class};
 use crate::resource::{Access, PortAddress, Sandbox, SandboxKind, SandboxStatus};
 use crate::server::{
-    CLUSTER_LABEL, NAME_LABEL, NAMESPACE_LABEL, NewSandbox, RemoteSandbox, UID_LABEL,
+    CLUSTER_LABEL, NAME_LABEL, NAMESPACE_LABEL, NewSandbox, PLAN_LABEL, RemoteSandbox, UID_LABEL,
 };
 
 /// The finalizer of objects with a sandbox.
 pub const FINALIZER: &str = "agents.x-k8s.io/afresh";
 /// The server pauses a sandbox this long after its shutdown time, if no controller ends it.
 const SHUTDOWN_MARGIN: Duration = Duration::from_secs(60);
+
+/// The message for a template, variables or labels that differ from those of the sandbox.
+const SPEC_CHANGED: &str = "the image, variables or labels of spec.podTemplate were changed after \
+    the sandbox was made, which has no effect on it; restore them, or delete this object and make \
+    another";
 
 /// Time from now to `when`.
 #[must_use]
@@ -46,7 +51,11 @@ pub async fn reconcile(sandbox: Arc<Sandbox>, context: Arc<Context>) -> Result<A
         return Ok(pause);
     }
     if sandbox.metadata.deletion_timestamp.is_some() {
-        return end(&sandbox, &context).await;
+        let ended = end(&sandbox, &context).await;
+        return match ended {
+            Ok(action) => Ok(action),
+            Err(failure) => report(&sandbox, &context, sandbox.status(), failure).await,
+        };
     }
     let other = runtime_class(&sandbox.spec).is_none_or(|class| class != RUNTIME_CLASS);
     if other && context.settings.ignore_other_runtimes {
@@ -60,15 +69,25 @@ pub async fn reconcile(sandbox: Arc<Sandbox>, context: Arc<Context>) -> Result<A
             context.succeed(sandbox.uid());
             Ok(action)
         }
-        Err(failure) => {
-            let generation = sandbox.metadata.generation;
-            let message = failure.to_string();
-            let conditions = &mut status.conditions;
-            condition::set(conditions, READY, false, failure.reason(), &message, generation);
-            context.write_status(&sandbox, &status).await?;
-            Err(failure)
-        }
+        Err(failure) => report(&sandbox, &context, status, failure).await,
     }
+}
+
+/// Writes a failure into the condition `Ready`.
+async fn report(
+    sandbox: &Sandbox,
+    context: &Context,
+    mut status: SandboxStatus,
+    failure: Failure,
+) -> Result<Action, Failure> {
+    if let Some(action) = failure.conflict() {
+        return Ok(action);
+    }
+    let (generation, message) = (sandbox.metadata.generation, failure.to_string());
+    let conditions = &mut status.conditions;
+    condition::set(conditions, READY, false, failure.reason(), &message, generation);
+    context.write_status(sandbox, &status).await?;
+    Err(failure)
 }
 
 /// Ends the sandbox of an object, and then lets the object go.
@@ -133,6 +152,11 @@ impl Reconciliation<'_> {
                 }
             },
         };
+        let plan = remote.metadata.get(PLAN_LABEL);
+        if plan.is_some_and(|plan| *plan != spec.plan.fingerprint()) {
+            self.set(READY, false, "SpecChanged", SPEC_CHANGED);
+            return Ok(self.wait(&spec));
+        }
         if spec.suspended {
             if !remote.is_paused() {
                 self.context.server.pause(&remote.id).await?;
@@ -196,6 +220,7 @@ impl Reconciliation<'_> {
             (UID_LABEL, sandbox.uid()),
             (NAMESPACE_LABEL, sandbox.namespace()),
             (NAME_LABEL, sandbox.name()),
+            (PLAN_LABEL, &spec.plan.fingerprint()),
         ];
         metadata.extend(own.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let new = NewSandbox {

@@ -30,6 +30,8 @@ pub const CLUSTER_LABEL: &str = "kubernetes-cluster";
 pub const UID_LABEL: &str = "kubernetes-uid";
 /// The label with its namespace.
 pub const NAMESPACE_LABEL: &str = "kubernetes-namespace";
+/// The label with the fingerprint of its pod template.
+pub const PLAN_LABEL: &str = "kubernetes-plan";
 /// The label with its name.
 pub const NAME_LABEL: &str = "kubernetes-name";
 

@@ -24,6 +24,8 @@ async fn a_lost_server_is_a_condition_until_it_is_back() {
     space.claim_reason("before", "ServerUnavailable").await;
     // An object waits for the end of its sandbox.
     space.delete::<ClaimKind>("before").await;
+    let deleted = space.sandbox_reason("before", "ServerUnavailable").await;
+    assert!(deleted.metadata.finalizers.is_some());
     afresh.start_again().await;
     space.ready("during").await;
     space.is_gone::<ClaimKind>("before").await;

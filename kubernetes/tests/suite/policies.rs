@@ -1,6 +1,6 @@
 //! Specifications: fields that are not served, variables, templates and pools.
 
-use afresh_kube::resource::{ClaimKind, PoolKind, TemplateKind};
+use afresh_kube::resource::{ClaimKind, PoolKind, SandboxKind, TemplateKind};
 use serde_json::json;
 
 use crate::cluster::{Cluster, claim, template};
@@ -23,6 +23,17 @@ async fn a_field_that_is_not_served_is_named_until_it_is_removed() {
         json!({"spec": {"networkPolicy": null, "podTemplate": {"spec": {"hostNetwork": null}}}});
     space.change::<TemplateKind>("other", removed).await;
     space.ready("one").await;
+    // A change that would need another sandbox.
+    let other = json!({"spec": {"sandboxTemplateRef": {"name": "script"}}});
+    space.change::<ClaimKind>("one", other).await;
+    let message = space.claim_reason("one", "SpecChanged").await;
+    assert!(message.contains("no effect"), "{message}");
+    let before = json!({"spec": {"sandboxTemplateRef": {"name": "other"}}});
+    space.change::<ClaimKind>("one", before).await;
+    space.ready("one").await;
+    let labels = json!({"spec": {"podTemplate": {"metadata": {"labels": {"a": "b"}}}}});
+    space.change::<SandboxKind>("one", labels).await;
+    space.sandbox_reason("one", "SpecChanged").await;
     // On the claim itself.
     let mut spec = claim();
     spec["additionalPodMetadata"] = json!({"annotations": {"a": "b"}});
