@@ -23,7 +23,7 @@ use crate::resource::{
 };
 use crate::sandbox::{FINALIZER, delete, until};
 
-/// Interval of checks for the end of a deleted `Sandbox`, beside its events.
+/// Interval of checks for the end of a deleted `Sandbox`, in case its event is lost.
 const DELETION_CHECK: Duration = Duration::from_secs(5);
 
 /// The annotation of a `Sandbox` with the fingerprint of its claim.
