@@ -116,29 +116,30 @@ impl Reconciliation<'_> {
     async fn run(mut self) -> Result<Outcome, Failure> {
         let (claim, context) = (self.claim, self.context);
         let (spec, faults) = read_claim(&claim.spec);
-        if let Some(left) = self.time_left(&spec)
-            && left.is_zero()
-        {
-            return self.expire(&spec).await.map(Outcome::Action);
-        }
         let finalizers = claim.metadata.finalizers.as_deref().unwrap_or_default();
         let is_taken = finalizers.iter().any(|name| name == FINALIZER);
         let api = context.api::<SandboxKind>(claim.namespace());
-        let mut found = None;
+        let (mut found, mut template) = (None, None);
         if is_taken {
             found = api.get_opt(claim.name()).await?;
+        }
+        if found.is_none() {
+            let templates = context.api::<TemplateKind>(claim.namespace());
+            template = templates.get_opt(&spec.template).await?;
+            let other = template.as_ref().is_none_or(|template| {
+                runtime_class(&template.spec).is_none_or(|class| class != RUNTIME_CLASS)
+            });
+            // Not even its end is ours.
+            if context.settings.ignore_other_runtimes && other && !is_taken {
+                return Ok(Outcome::NotOurs);
+            }
+        }
+        if self.time_left(&spec).is_some_and(|left| left.is_zero()) {
+            return self.expire(&spec).await.map(Outcome::Action);
         }
         let found = match found {
             Some(found) => found,
             None => {
-                let templates = context.api::<TemplateKind>(claim.namespace());
-                let template = templates.get_opt(&spec.template).await?;
-                let other = template.as_ref().is_some_and(|template| {
-                    runtime_class(&template.spec).is_none_or(|class| class != RUNTIME_CLASS)
-                });
-                if context.settings.ignore_other_runtimes && (other || template.is_none()) {
-                    return Ok(Outcome::NotOurs);
-                }
                 if !faults.is_empty() {
                     return refuse("UnsupportedField", faults.to_string());
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::Namespace;
-use kube::runtime::controller::{Config, Controller};
+use kube::runtime::controller::{self, Config, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client};
@@ -37,6 +37,13 @@ fn claims_of(
         .collect()
 }
 
+/// Logs an error of a watch, which is begun again. Failures of objects are logged where they occur.
+async fn note_watch_error<T>(result: Result<T, controller::Error<Failure, watcher::Error>>) {
+    if let Err(controller::Error::QueueError(error)) = result {
+        tracing::warn!(%error, "a watch of the Kubernetes API failed");
+    }
+}
+
 /// Reconciles until `stop` is ready; no lease is taken.
 pub async fn reconcile_all(context: Arc<Context>, stop: impl Future<Output = ()>) {
     let config = || Config::default().concurrency(MAX_CONCURRENT);
@@ -49,7 +56,7 @@ pub async fn reconcile_all(context: Arc<Context>, stop: impl Future<Output = ()>
             |object, failure: &Failure, context| context.fail(&object, failure),
             context.clone(),
         )
-        .for_each(|_| async {});
+        .for_each(note_watch_error);
 
     let claims = Controller::new(context.api_of_all::<ClaimKind>(), watch()).with_config(config());
     let (by_template, by_pool) = (claims.store(), claims.store());
@@ -68,7 +75,7 @@ pub async fn reconcile_all(context: Arc<Context>, stop: impl Future<Output = ()>
             |object, failure: &Failure, context| context.fail(&object, failure),
             context.clone(),
         )
-        .for_each(|_| async {});
+        .for_each(note_watch_error);
 
     let pools = Controller::new(context.api_of_all::<PoolKind>(), watch()).with_config(config());
     let store = pools.store();
@@ -86,7 +93,7 @@ pub async fn reconcile_all(context: Arc<Context>, stop: impl Future<Output = ()>
             |object, failure: &Failure, context| context.fail(&object, failure),
             context.clone(),
         )
-        .for_each(|_| async {});
+        .for_each(note_watch_error);
 
     let sweeps = async {
         loop {

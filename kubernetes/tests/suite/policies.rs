@@ -111,7 +111,15 @@ async fn templates_of_other_runtimes_are_left_to_other_controllers_on_request() 
     let _controller = space.control_with(|settings| settings.ignore_other_runtimes = true);
     let pod = json!({"runtimeClassName": "gvisor", "containers": [{"name": "a", "image": "b"}]});
     space.add::<TemplateKind>("other", json!({"podTemplate": {"spec": pod}})).await;
-    space.add::<ClaimKind>("other", json!({"sandboxTemplateRef": {"name": "other"}})).await;
+    // Whose time is over.
+    let lifecycle = json!({"shutdownTime": "2026-01-01T00:00:00Z", "shutdownPolicy": "Delete"});
+    let mut spec = json!({"sandboxTemplateRef": {"name": "other"}});
+    spec["lifecycle"] = lifecycle.clone();
+    space.add::<ClaimKind>("other", spec).await;
+    let mut spec = claim();
+    spec["lifecycle"] = lifecycle;
+    space.add::<ClaimKind>("over", spec).await;
+    space.is_gone::<ClaimKind>("over").await;
     space.add::<ClaimKind>("own", claim()).await;
     space.ready("own").await;
     let other = space.claim("other").await.unwrap();
