@@ -24,6 +24,7 @@ mod fuzz;
 mod guests;
 mod host;
 mod inspector;
+mod kube;
 mod layers;
 mod miri;
 mod names;
@@ -77,6 +78,9 @@ Commands:
   guests [--only NAME]   Build the guests (installing compilers and targets that are missing)
                          into target/guests. Guests with unchanged inputs are skipped.
                          NAME: component, js, quickjs, sieve or vm; may be repeated.
+  kube [FILTER…]         Build, lint and test the Kubernetes controller in kubernetes/, which is outside of the
+                         workspace, with a real kube-apiserver and etcd. Builds them from the Go module proxy at first,
+                         which takes a quarter of an hour or more. A FILTER is a part of the names of the tests.
   lint                   Compile every test, and run clippy and rustdoc.
   miri                   Run the engine's bookkeeping in Miri, over a simulated kernel. Installs the nightly
                          toolchain if it is missing.
@@ -153,6 +157,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("e2b-suite", rest)) => e2b_suite::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("fuzz", rest)) => fuzz::main(rest),
         Some(("guests", rest)) => guests::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("kube", rest)) => kube::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("lint", rest)) => test::lint(rest),
         Some(("miri", rest)) => miri::main(rest),
         Some(("node", rest)) => node::main(rest).map(|()| ExitCode::SUCCESS),

@@ -17,18 +17,24 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
 // Types of the objects that the chart makes. Another kind is an error.
 var types = map[string]func() any{
-	"apps/v1 StatefulSet":                func() any { return new(appsv1.StatefulSet) },
-	"v1 Secret":                          func() any { return new(corev1.Secret) },
-	"v1 Service":                         func() any { return new(corev1.Service) },
-	"v1 ServiceAccount":                  func() any { return new(corev1.ServiceAccount) },
-	"policy/v1 PodDisruptionBudget":      func() any { return new(policyv1.PodDisruptionBudget) },
-	"networking.k8s.io/v1 NetworkPolicy": func() any { return new(networkingv1.NetworkPolicy) },
+	"apps/v1 Deployment":                              func() any { return new(appsv1.Deployment) },
+	"apps/v1 StatefulSet":                             func() any { return new(appsv1.StatefulSet) },
+	"v1 Secret":                                       func() any { return new(corev1.Secret) },
+	"v1 Service":                                      func() any { return new(corev1.Service) },
+	"v1 ServiceAccount":                               func() any { return new(corev1.ServiceAccount) },
+	"policy/v1 PodDisruptionBudget":                   func() any { return new(policyv1.PodDisruptionBudget) },
+	"networking.k8s.io/v1 NetworkPolicy":              func() any { return new(networkingv1.NetworkPolicy) },
+	"rbac.authorization.k8s.io/v1 Role":               func() any { return new(rbacv1.Role) },
+	"rbac.authorization.k8s.io/v1 RoleBinding":        func() any { return new(rbacv1.RoleBinding) },
+	"rbac.authorization.k8s.io/v1 ClusterRole":        func() any { return new(rbacv1.ClusterRole) },
+	"rbac.authorization.k8s.io/v1 ClusterRoleBinding": func() any { return new(rbacv1.ClusterRoleBinding) },
 }
 
 // Kinds of other projects, whose types Kubernetes does not have.

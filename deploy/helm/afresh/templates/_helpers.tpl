@@ -39,3 +39,15 @@ entry-key = "/etc/afresh/entry-key/key"
 require-sealed = true
 {{- end }}
 {{- end }}
+
+{{- define "afresh.agentSandboxSelector" -}}
+app.kubernetes.io/name: afresh-agent-sandbox
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "afresh.agentSandboxLabels" -}}
+{{ include "afresh.agentSandboxSelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
+{{- end }}

@@ -1,0 +1,17 @@
+//! A Kubernetes controller that serves the custom resources of agent-sandbox (`Sandbox`,
+//! `SandboxTemplate`, `SandboxClaim`, `SandboxWarmPool`) by sandboxes of `afresh serve`.
+//!
+//! A pod template with the runtime class `afresh` names a template of the server as its image. A
+//! `Sandbox` is one sandbox of that template, and is ready within milliseconds.
+
+pub mod claim;
+pub mod condition;
+pub mod context;
+pub mod controller;
+pub mod fields;
+pub mod lease;
+pub mod pool;
+pub mod resource;
+pub mod sandbox;
+pub mod server;
+pub mod sweep;

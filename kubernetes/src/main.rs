@@ -1,0 +1,130 @@
+//! The command `afresh-kube`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use afresh_kube::context::Settings;
+use afresh_kube::controller::{LeaseSettings, run};
+use afresh_kube::server::Server;
+use anyhow::{Context, ensure};
+use clap::Parser;
+use reqwest::Url;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Minimum age of sandboxes that are ended for want of an object. Longer than any request to make one.
+const ORPHAN_AGE: Duration = Duration::from_secs(120);
+
+/// Limits of `--keep`.
+const MIN_KEEP: Duration = Duration::from_secs(60);
+const MAX_KEEP: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// Serves the custom resources of agent-sandbox by sandboxes of an afresh server.
+#[derive(Debug, Parser)]
+#[command(name = "afresh-kube", version)]
+struct Options {
+    /// URL of `afresh serve`
+    #[arg(long, env = "AFRESH_URL")]
+    server: Url,
+    /// File with an API key of the server
+    #[arg(long)]
+    api_key_file: PathBuf,
+    /// URL of the server in statuses and Secrets; that of --server if absent
+    #[arg(long)]
+    public_url: Option<Url>,
+    /// Domain of the server: ports of containers have the address PORT-ID.DOMAIN in the status
+    #[arg(long)]
+    domain: Option<String>,
+    /// Serve this namespace only
+    #[arg(long)]
+    namespace: Option<String>,
+    /// Leave objects whose pod template has another runtime class than `afresh` to other controllers
+    #[arg(long)]
+    ignore_other_runtimes: bool,
+    /// Time after which the server pauses a sandbox while no controller runs; at most the `timeout` of the server
+    #[arg(long, default_value = "1h", value_parser = humantime::parse_duration)]
+    keep: Duration,
+    /// Interval of checks of each sandbox
+    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+    resync: Duration,
+    /// Interval of searches for sandboxes without an object
+    #[arg(long, default_value = "5m", value_parser = humantime::parse_duration)]
+    sweep: Duration,
+    /// Namespace of the lease; that of the service account if absent
+    #[arg(long)]
+    lease_namespace: Option<String>,
+    /// Name of the lease
+    #[arg(long, default_value = "afresh-kube")]
+    lease: String,
+}
+
+impl Options {
+    fn check(&self) -> anyhow::Result<()> {
+        for (name, url) in
+            [("--server", Some(&self.server)), ("--public-url", self.public_url.as_ref())]
+        {
+            let is_http = url.is_none_or(|url| matches!(url.scheme(), "http" | "https"));
+            ensure!(is_http, "{name} needs a URL that begins with http:// or https://");
+        }
+        ensure!(
+            (MIN_KEEP..=MAX_KEEP).contains(&self.keep),
+            "--keep must be from 60s to 365days, and no more than the `timeout` of the server"
+        );
+        ensure!(self.resync >= Duration::from_secs(1), "--resync must be at least 1s");
+        ensure!(
+            self.resync <= self.keep / 3,
+            "--resync must be at most a third of --keep, so that sandboxes are prolonged in time"
+        );
+        ensure!(self.sweep >= Duration::from_secs(1), "--sweep must be at least 1s");
+        Ok(())
+    }
+}
+
+async fn serve(options: Options) -> anyhow::Result<bool> {
+    options.check()?;
+    let config = kube::Config::infer().await.context("cannot find the Kubernetes API")?;
+    let namespace = options.lease_namespace.unwrap_or_else(|| config.default_namespace.clone());
+    let client = kube::Client::try_from(config).context("cannot reach the Kubernetes API")?;
+    let server = Server::new(options.server.clone(), options.api_key_file)?;
+    let settings = Settings {
+        public_url: options.public_url.unwrap_or(options.server),
+        domain: options.domain,
+        namespace: options.namespace,
+        ignore_other_runtimes: options.ignore_other_runtimes,
+        keep: options.keep,
+        resync: options.resync,
+        sweep: options.sweep,
+        orphan_age: ORPHAN_AGE,
+    };
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+        .context("cannot draw a name for this process")?;
+    let identity = format!("{}_{}", host.trim(), boot.trim());
+    let lease = LeaseSettings { namespace, name: options.lease, identity };
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+    };
+    run(client, server, settings, lease, stop).await
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let options = Options::parse();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
+        tracing::error!("a provider of cryptography is installed already");
+        return ExitCode::FAILURE;
+    }
+    match serve(options).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! The client of the sandboxes of `afresh serve`.
+//!
+//! Promises: each request has a time limit, and an answer has a limit of bytes. The key is read from
+//! its file for each request, so a renewed Secret needs no restart.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use reqwest::{Method, StatusCode, Url};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// Time for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum bytes of an answer: a page of 100 sandboxes with 16 KiB of labels each, escaped.
+const MAX_ANSWER_BYTES: usize = 8 << 20;
+/// Maximum bytes of the file with the key.
+const MAX_KEY_BYTES: u64 = 4096;
+/// Maximum pages of one list.
+const MAX_PAGES: usize = 1000;
+
+/// The label with the identifier of the cluster.
+pub const CLUSTER_LABEL: &str = "kubernetes-cluster";
+/// The label with the identifier of the `Sandbox`.
+pub const UID_LABEL: &str = "kubernetes-uid";
+/// The label with its namespace.
+pub const NAMESPACE_LABEL: &str = "kubernetes-namespace";
+/// The label with the fingerprint of its pod template.
+pub const PLAN_LABEL: &str = "kubernetes-plan";
+/// The label with its name.
+pub const NAME_LABEL: &str = "kubernetes-name";
+
+/// Why a request has no useful answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// No answer.
+    #[error("the afresh server at {url} does not answer: {why}; check that it runs")]
+    Unreachable {
+        /// The server.
+        url: String,
+        /// The cause.
+        why: String,
+    },
+    /// An answer with an error.
+    #[error("the afresh server answered {status}: {message}")]
+    Refused {
+        /// The status.
+        status: u16,
+        /// Its message.
+        message: String,
+    },
+    /// The key cannot be read.
+    #[error("cannot read the API key from {path}: {why}; mount the Secret with the key there")]
+    Key {
+        /// The file.
+        path: String,
+        /// The cause.
+        why: String,
+    },
+    /// An answer that is no answer of afresh.
+    #[error("{url} is no afresh server with sandboxes: {why}")]
+    Answer {
+        /// The server.
+        url: String,
+        /// The cause.
+        why: String,
+    },
+}
+
+impl ServerError {
+    /// The reason in a condition.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Refused { status: 401 | 403, .. } | Self::Key { .. } => "KeyRefused",
+            Self::Refused { status: 404, .. } => "TemplateNotFound",
+            Self::Refused { status: 429, .. } => "BudgetExceeded",
+            Self::Refused { status: 400..=499, .. } => "SandboxRejected",
+            Self::Refused { .. } | Self::Unreachable { .. } | Self::Answer { .. } => {
+                "ServerUnavailable"
+            }
+        }
+    }
+
+    fn is(&self, wanted: StatusCode) -> bool {
+        matches!(self, Self::Refused { status, .. } if *status == wanted.as_u16())
+    }
+}
+
+/// A sandbox, as the server describes it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RemoteSandbox {
+    /// Its identifier.
+    #[serde(rename = "sandboxID")]
+    pub id: String,
+    /// The token of requests into it; not in lists.
+    #[serde(rename = "envdAccessToken")]
+    pub token: Option<String>,
+    /// `running` or `paused`; none right after creation.
+    pub state: Option<String>,
+    /// When it began.
+    pub started_at: Option<Timestamp>,
+    /// When the server pauses it.
+    pub end_at: Option<Timestamp>,
+    /// Its labels.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl RemoteSandbox {
+    /// Whether it is paused.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.state.as_deref() == Some("paused")
+    }
+}
+
+/// A sandbox to be made.
+#[derive(Clone, Debug)]
+pub struct NewSandbox<'a> {
+    /// The template.
+    pub template: &'a str,
+    /// Variables.
+    pub envs: &'a BTreeMap<String, String>,
+    /// Labels.
+    pub metadata: &'a BTreeMap<String, String>,
+    /// Time until the server pauses it, unless it is prolonged.
+    pub time: Duration,
+}
+
+/// The server, and the key.
+#[derive(Clone, Debug)]
+pub struct Server {
+    url: Url,
+    key: PathBuf,
+    http: reqwest::Client,
+}
+
+impl Server {
+    /// A client of the server at `url`, with the key in a file.
+    ///
+    /// # Errors
+    /// If no TLS client can be made on this host.
+    pub fn new(url: Url, key: PathBuf) -> anyhow::Result<Self> {
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(REQUEST_TIMEOUT)
+            .redirect(reqwest::redirect::Policy::none())
+            .build()?;
+        Ok(Self { url, key, http })
+    }
+
+    fn key(&self) -> Result<String, ServerError> {
+        let wrong = |why: String| ServerError::Key { path: self.key.display().to_string(), why };
+        let metadata = std::fs::metadata(&self.key).map_err(|error| wrong(error.to_string()))?;
+        if metadata.len() > MAX_KEY_BYTES {
+            return Err(wrong(format!("it has more than {MAX_KEY_BYTES} bytes")));
+        }
+        let text = std::fs::read_to_string(&self.key).map_err(|error| wrong(error.to_string()))?;
+        match text.trim() {
+            "" => Err(wrong("it is empty".to_owned())),
+            key => Ok(key.to_owned()),
+        }
+    }
+
+    /// Sends a request: the body of the answer, and the start of the next page.
+    async fn send(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, &str)],
+        body: Option<&Value>,
+    ) -> Result<(Vec<u8>, Option<String>), ServerError> {
+        let mut url = self.url.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(path);
+        }
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        let unreachable = |error: reqwest::Error| {
+            let error = error.without_url();
+            let mut why = error.to_string();
+            let mut cause = std::error::Error::source(&error);
+            while let Some(error) = cause {
+                why = format!("{why}: {error}");
+                cause = error.source();
+            }
+            ServerError::Unreachable { url: self.url.to_string(), why }
+        };
+        let mut request = self.http.request(method, url).header("X-API-Key", self.key()?);
+        if let Some(body) = body {
+            request = request.header("Content-Type", "application/json").body(body.to_string());
+        }
+        let mut answer = request.send().await.map_err(unreachable)?;
+        let status = answer.status();
+        let next = answer.headers().get("x-next-token");
+        let next = next.and_then(|next| next.to_str().ok()).map(str::to_owned);
+        let mut bytes = Vec::new();
+        while let Some(part) = answer.chunk().await.map_err(unreachable)? {
+            if bytes.len() + part.len() > MAX_ANSWER_BYTES {
+                let why = format!("an answer has more than {MAX_ANSWER_BYTES} bytes");
+                return Err(ServerError::Answer { url: self.url.to_string(), why });
+            }
+            bytes.extend_from_slice(&part);
+        }
+        if status.is_success() {
+            return Ok((bytes, next));
+        }
+        let said: Option<Value> = serde_json::from_slice(&bytes).ok();
+        let message = said.and_then(|said| Some(said.get("message")?.as_str()?.to_owned()));
+        let message = message.unwrap_or_else(|| "without a message".to_owned());
+        Err(ServerError::Refused { status: status.as_u16(), message })
+    }
+
+    fn decode<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ServerError> {
+        serde_json::from_slice(bytes).map_err(|error| ServerError::Answer {
+            url: self.url.to_string(),
+            why: error.to_string(),
+        })
+    }
+
+    /// Makes a sandbox.
+    ///
+    /// # Errors
+    /// If the server refuses it or does not answer.
+    pub async fn create(&self, new: &NewSandbox<'_>) -> Result<RemoteSandbox, ServerError> {
+        let body = json!({
+            "templateID": new.template, "envVars": new.envs, "metadata": new.metadata,
+            "timeout": new.time.as_secs(), "autoPause": true,
+        });
+        let (bytes, _) = self.send(Method::POST, &["sandboxes"], &[], Some(&body)).await?;
+        self.decode(&bytes)
+    }
+
+    /// The sandboxes with this value of a label.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn list(&self, label: &str, value: &str) -> Result<Vec<RemoteSandbox>, ServerError> {
+        let labels = format!("{label}={value}");
+        let (mut all, mut token) = (Vec::new(), None::<String>);
+        for _ in 0..MAX_PAGES {
+            let mut query = vec![("metadata", labels.as_str()), ("order", "asc")];
+            query.extend(token.as_deref().map(|token| ("nextToken", token)));
+            let (bytes, next) = self.send(Method::GET, &["v2", "sandboxes"], &query, None).await?;
+            all.extend(self.decode::<Vec<RemoteSandbox>>(&bytes)?);
+            match next {
+                Some(next) => token = Some(next),
+                None => break,
+            }
+        }
+        Ok(all)
+    }
+
+    /// A sandbox, if it exists.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn get(&self, id: &str) -> Result<Option<RemoteSandbox>, ServerError> {
+        match self.send(Method::GET, &["sandboxes", id], &[], None).await {
+            Ok((bytes, _)) => self.decode(&bytes).map(Some),
+            Err(error) if error.is(StatusCode::NOT_FOUND) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends a sandbox, if it exists.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn kill(&self, id: &str) -> Result<(), ServerError> {
+        match self.send(Method::DELETE, &["sandboxes", id], &[], None).await {
+            Err(error) if !error.is(StatusCode::NOT_FOUND) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Pauses a sandbox, if it runs.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn pause(&self, id: &str) -> Result<(), ServerError> {
+        match self.send(Method::POST, &["sandboxes", id, "pause"], &[], Some(&json!({}))).await {
+            Err(error) if !error.is(StatusCode::CONFLICT) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Resumes a sandbox if it is paused, for this time.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn connect(&self, id: &str, time: Duration) -> Result<(), ServerError> {
+        let body = json!({"timeout": time.as_secs()});
+        self.send(Method::POST, &["sandboxes", id, "connect"], &[], Some(&body)).await.map(drop)
+    }
+
+    /// Sets the time until the server pauses a sandbox.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn set_timeout(&self, id: &str, time: Duration) -> Result<(), ServerError> {
+        let body = json!({"timeout": time.as_secs()});
+        self.send(Method::POST, &["sandboxes", id, "timeout"], &[], Some(&body)).await.map(drop)
+    }
+
+    /// Whether the server has a template.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn has_template(&self, name: &str) -> Result<bool, ServerError> {
+        match self.send(Method::GET, &["templates", "aliases", name], &[], None).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is(StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The controller against a real kube-apiserver with etcd, and a real `afresh serve`. All of them
+//! listen on loopback.
+
+mod cluster;
+mod faults;
+mod lifecycle;
+mod policies;
+mod process;
