@@ -68,7 +68,9 @@ async fn forward(
             format!("the listener on port {port} of the sandbox did not answer with HTTP");
         ErrorResponse::new(StatusCode::BAD_GATEWAY, message)
     };
-    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(client));
+    // As proxies write them: some programs compare names of headers byte by byte.
+    let mut http = hyper::client::conn::http1::Builder::new();
+    let handshake = http.title_case_headers(true).handshake(TokioIo::new(client));
     let (mut sender, connection) = handshake.await.map_err(hung_up)?;
     tokio::spawn(connection.with_upgrades());
     wire::strip(&mut parts.headers);

@@ -82,7 +82,7 @@ impl Sandboxes {
         self.save(sandbox, Saving { pause: true, ending: false, files_only: !memory }).await
     }
 
-    /// Starts the guest of a sandbox's template with the files of the sandbox, in its place. The
+    /// Starts the guest of the template with the files of a sandbox, in its place. The
     /// processes of the sandbox, its contexts and its checkpoints end.
     fn restart_guest(&self, sandbox: &Sandbox, session: &mut Session) -> Result<(), ErrorResponse> {
         let mut tree = session.files().map_err(|error| refused(&error))?.tree();
