@@ -121,7 +121,7 @@ impl Counts {
             if tests.is_empty() && file["status"] == "failed" {
                 all.entry(format!("{path}::all tests of the file")).or_default();
             }
-            // Tests of one name are told apart by their order.
+            // Tests of one name have their order behind it.
             let mut seen: BTreeMap<String, usize> = BTreeMap::new();
             for test in tests {
                 let name = format!("{path}::{}", test["fullName"].as_str().unwrap_or_default());

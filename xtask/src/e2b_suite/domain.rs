@@ -95,7 +95,7 @@ impl Domain {
         format!("{:?}", STAND_INS.iter().map(grant).collect::<Vec<_>>())
     }
 
-    /// The lines of the server's configuration.
+    /// Lines for the configuration of the server.
     pub(super) fn config(&self) -> String {
         let file = |name| self.folder.join(name).display().to_string();
         format!("tls-cert = {:?}\ntls-key = {:?}\n", file("server.pem"), file("server.key"))
