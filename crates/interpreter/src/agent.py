@@ -11,6 +11,7 @@ import _thread
 import base64
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import select
@@ -36,19 +37,25 @@ os.close(_null)
 # Held by the thread that reads requests: the first one between two evaluations, and any that waits for a tool.
 _reading = _thread.allocate_lock()
 _PROCESS = os.getpid()
-# Maximum bytes of one read of a request.
+# Bytes of the first read of a request, which is all of most, and maximum bytes of another one.
+_FIRST = 4096
 _PART = 1 << 18
+# Bytes of requests that were read and not used.
+_unused = b""
 
 
 def _exactly(length):
     """So many bytes of the requests; None at their end."""
-    data = bytearray()
+    global _unused
+    data = bytearray(_unused)
+    _unused = b""
     while len(data) < length:
-        piece = os.read(_REQUESTS, min(length - len(data), _PART))
+        piece = os.read(_REQUESTS, min(max(length - len(data), _FIRST), _PART))
         if not piece:
             return None
         data += piece
-    return bytes(data)
+    _unused = bytes(data[length:])
+    return bytes(data[:length])
 
 
 def _message():
@@ -70,8 +77,20 @@ _LAST = 64
 _held = 0
 # Whether a command may have ended since the last report.
 _due = False
-# A pipe that is readable after each signal.
+# A pipe that is readable after each signal, if no code has taken its place.
 _woken = os.pipe()
+_set_wakeup_fd = signal.set_wakeup_fd
+_is_wakeup_taken = True
+
+
+@functools.wraps(_set_wakeup_fd)
+def _take_wakeup_fd(*arguments, **options):
+    global _is_wakeup_taken
+    _is_wakeup_taken = True
+    return _set_wakeup_fd(*arguments, **options)
+
+
+signal.set_wakeup_fd = _take_wakeup_fd
 
 
 @contextlib.contextmanager
@@ -129,10 +148,14 @@ def _show(number):
 
 def _wait():
     """Passes on what terminals show and the ends of commands until there is a request."""
-    # Code may have taken the descriptor.
-    signal.set_wakeup_fd(_woken[1], warn_on_full_buffer=False)
+    global _is_wakeup_taken
+    if _is_wakeup_taken:
+        # It is a system call.
+        _set_wakeup_fd(_woken[1], warn_on_full_buffer=False)
+        _is_wakeup_taken = False
     _tell_ended()
-    while True:
+    # Without commands there is nothing to pass on, and the read of the request waits for it.
+    while (_commands or _terminals) and not _unused:
         ready = select.select((_REQUESTS, _woken[0], *_terminals.values()), (), ())[0]
         if _woken[0] in ready:
             # A signal may have come just before the wait, where its handler is not called during it.

@@ -7,6 +7,7 @@
 
 import base64
 import contextlib
+import functools
 import importlib
 import importlib.machinery
 import io
@@ -222,9 +223,23 @@ def _flush_figures():
         _show_figures()
 
 
+def _change_images(image_class):
+    """Makes Pillow send images to the host that code shows, and those that it saves under a name, as E2B does."""
+    save = image_class.save
+
+    @functools.wraps(save)
+    def save_shown(image, fp, format=None, **options):
+        if isinstance(fp, str):
+            display(image)
+        save(image, fp, format, **options)
+
+    image_class.show = lambda image, *_arguments, **_options: display(image)
+    image_class.save = save_shown
+
+
 class _Importer:
     """Imports the backend of figures, and changes three modules when code imports them: matplotlib gets the backend, and
-    IPython's `display` and Pillow's `show` send to the host.
+    IPython's `display` and Pillow's `show` send to the host, as an image that code saves under a name.
     """
 
     def __init__(self, loader=None):
@@ -256,7 +271,7 @@ class _Importer:
         if module.__name__ == _IPYTHON:
             module.display, module.publish_display_data = display, _publish
         elif module.__name__ == "PIL.Image":
-            module.Image.show = lambda image, *_arguments, **_options: display(image)
+            _change_images(module.Image)
         elif "MPLBACKEND" not in os.environ and not isinstance(dict.get(module.rcParams, "backend"), str):
             # Neither the environment nor a file chooses another.
             module.rcParams["backend"] = f"module://{_BACKEND}"

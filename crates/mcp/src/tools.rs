@@ -10,7 +10,7 @@ use rmcp::model::{CallToolResult, ContentBlock, JsonObject, Tool, ToolAnnotation
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::arguments::{
@@ -60,23 +60,44 @@ fn tool<A: JsonSchema + 'static, R: JsonSchema + 'static>(
     let schemas = [Some(&mut tool.input_schema), tool.output_schema.as_mut()];
     for schema in schemas.into_iter().flatten() {
         let known = Arc::make_mut(schema);
-        known.values_mut().for_each(remove_rust_formats);
+        let mut whole = Value::Object(std::mem::take(known));
+        make_portable(&mut whole);
+        if let Value::Object(portable) = whole {
+            *known = portable;
+        }
     }
     tool
 }
 
-/// Removes the formats of unsigned numbers: no standard has them, and validators of clients warn of
-/// each.
-fn remove_rust_formats(schema: &mut Value) {
+/// Rewrites a schema for clients that map it to other dialects, such as that of Gemini. Formats of
+/// unsigned numbers are removed, because no standard has them. A property has one type: one that may
+/// be missing is never null. A property of any type names all types.
+fn make_portable(schema: &mut Value) {
     match schema {
         Value::Object(parts) => {
             let is_rust = |format: &Value| format.as_str().is_some_and(|at| at.starts_with("uint"));
             if parts.get("format").is_some_and(is_rust) {
                 parts.remove("format");
             }
-            parts.values_mut().for_each(remove_rust_formats);
+            if let Some(Value::Array(types)) = parts.get_mut("type") {
+                types.retain(|name| name != "null");
+                if let [only] = &types[..] {
+                    let only = only.clone();
+                    parts.insert("type".to_owned(), only);
+                }
+            }
+            let properties = parts.get_mut("properties").and_then(Value::as_object_mut);
+            for property in properties.into_iter().flat_map(|all| all.values_mut()) {
+                let Value::Object(keywords) = property else { continue };
+                if keywords.keys().all(|name| ["title", "description"].contains(&&**name)) {
+                    let types = ["object", "array", "string", "number", "boolean", "null"];
+                    let types: Vec<Value> = types.map(|name| json!({ "type": name })).into();
+                    keywords.insert("anyOf".to_owned(), types.into());
+                }
+            }
+            parts.values_mut().for_each(make_portable);
         }
-        Value::Array(parts) => parts.iter_mut().for_each(remove_rust_formats),
+        Value::Array(parts) => parts.iter_mut().for_each(make_portable),
         _ => {}
     }
 }
@@ -356,10 +377,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn schemas_have_standard_formats_only() {
+    fn schemas_are_portable() {
         let tool = tool::<ReadArguments, FileContent>("read", Effect::Reads, String::new());
         let text = serde_json::to_string(&tool).unwrap();
         assert!(text.contains("next_offset") && text.contains("\"minimum\":0"), "{text}");
         assert!(!text.contains("uint"), "{text}");
+        let run = super::tool::<CodeArguments, CodeResult>("run", Effect::Reads, String::new());
+        assert_eq!(run.input_schema["properties"]["timeout"]["type"], "number");
+        let output = run.output_schema.unwrap();
+        assert_eq!(output["properties"]["text"]["type"], "string");
+        assert_eq!(output["properties"]["json"]["anyOf"].as_array().unwrap().len(), 6);
     }
 }

@@ -1,58 +1,11 @@
 'use strict'
 const assert = require('node:assert/strict')
-const { spawn } = require('node:child_process')
-const { mkdtempSync, rmSync, writeFileSync } = require('node:fs')
-const { createServer } = require('node:net')
-const { tmpdir } = require('node:os')
-const path = require('node:path')
 const test = require('node:test')
 const { Client, ExecutionError, HttpError } = require('afresh/client')
 
-const command = process.env.AFRESH_TEST_COMMAND
+const { command, serve } = require('./common.js')
+
 const skip = !command && 'SKIPPED: $AFRESH_TEST_COMMAND does not name the command `afresh`'
-
-/** A port that nothing listens on. */
-const freePort = () =>
-  new Promise((resolve) => {
-    const server = createServer().listen(0, '127.0.0.1', () => {
-      const { port } = server.address()
-      server.close(() => resolve(port))
-    })
-  })
-
-/** Starts a server; gives its address. */
-async function serve(t) {
-  const folder = mkdtempSync(path.join(tmpdir(), 'afresh-node-serve-'))
-  const port = await freePort()
-  const guest = path.join(__dirname, '../guests/js.wasm')
-  writeFileSync(path.join(folder, 'keys'), 'me secret-key\n', { mode: 0o600 })
-  writeFileSync(path.join(folder, 'serve.toml'), `addr = "127.0.0.1:${port}"
-[sandboxes]
-keys = "keys"
-store = "sandboxes"
-[[sandboxes.template]]
-name = "script"
-language = "javascript"
-guest = ${JSON.stringify(guest)}
-memory-mib = 256
-`)
-  const server = spawn(command, ['serve', '--config', path.join(folder, 'serve.toml')], { stdio: ['ignore', 'ignore', 'pipe'] })
-  let said = ''
-  server.stderr.on('data', (piece) => (said += piece))
-  const ended = new Promise((resolve) => server.once('exit', resolve))
-  t.after(async () => {
-    server.kill()
-    await ended
-    rmSync(folder, { recursive: true })
-  })
-  const url = `http://127.0.0.1:${port}`
-  for (let tries = 0; tries < 600 && server.exitCode === null; tries += 1) {
-    const up = await fetch(`${url}/readyz`).then((response) => response.ok, () => false)
-    if (up) return url
-    await new Promise((resolve) => setTimeout(resolve, 100))
-  }
-  throw new Error(`the server did not start: ${said}`)
-}
 
 test('sandboxes of a server', { skip }, async (t) => {
   const url = await serve(t)

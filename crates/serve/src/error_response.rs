@@ -59,16 +59,18 @@ pub(crate) struct ErrorResponse {
     pub(crate) later: bool,
     /// The budget that the request exceeds.
     pub(crate) budget: Option<Box<BudgetExcess>>,
+    /// The id of the sandbox that was not found, in the form of E2B's edge.
+    pub(crate) sandbox: Option<Box<str>>,
 }
 
 impl ErrorResponse {
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), later: false, budget: None }
+        Self { status, message: message.into(), later: false, budget: None, sandbox: None }
     }
 
     /// One that may be tried again.
     pub(crate) fn busy(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), later: true, budget: None }
+        Self { status, message: message.into(), later: true, budget: None, sandbox: None }
     }
 
     /// A refusal for a budget: 429 for a client's own, 503 for one of all clients together.
@@ -174,10 +176,15 @@ impl IntoResponse for ErrorResponse {
                 "retryAfter": excess.retry_after,
             });
         }
+        let mut reason = self.message;
+        if let Some(sandbox) = &self.sandbox {
+            text["sandboxId"] = json!(sandbox);
+            reason = format!("{reason}: {sandbox}");
+        }
         let text = text.to_string();
         let mut response = Response::new(Body::new(Full::from(text)));
         *response.status_mut() = self.status;
-        response.extensions_mut().insert(RefusalReason(self.message));
+        response.extensions_mut().insert(RefusalReason(reason));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if self.later {

@@ -138,8 +138,8 @@ struct Sandboxes {
     max_snapshots: Option<usize>,
     max_running_calls: Option<usize>,
     max_memory_mib: Option<u64>,
-    #[serde(default)]
-    build_images: Vec<String>,
+    build_images: Option<Vec<String>>,
+    public_traffic: Option<bool>,
     idle_timeout: Option<Time>,
     timeout: Option<Time>,
     call_timeout: Option<Time>,
@@ -351,8 +351,7 @@ impl Sandboxes {
         {
             return Err(ManifestError::TenantKey { key });
         }
-        let limits = self.limits.map(Spanned::into_inner);
-        set(&mut config.budgets.server, limits.map(Limits::from));
+        set(&mut config.budgets.server, self.limits.map(|limits| limits.into_inner().into()));
         set(&mut config.budgets.tenant, self.tenant_limits.map(Limits::from));
         let tenants = self.tenants.into_iter();
         config.budgets.tenants =
@@ -361,7 +360,8 @@ impl Sandboxes {
         set(&mut config.max_snapshots, self.max_snapshots);
         set(&mut config.max_running_calls, self.max_running_calls);
         set(&mut config.max_memory, self.max_memory_mib.map(|mib| mib.saturating_mul(1 << 20)));
-        config.build_images = self.build_images;
+        set(&mut config.build_images, self.build_images);
+        set(&mut config.public_traffic, self.public_traffic);
         set(&mut config.idle_timeout, self.idle_timeout.map(|time| time.0));
         set(&mut config.timeout, self.timeout.map(|time| time.0));
         set(&mut config.call_timeout, self.call_timeout.map(|time| time.0));

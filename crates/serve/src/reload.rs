@@ -66,6 +66,7 @@ fn compare_sandboxes(all: &mut Differences, one: &SandboxConfig, two: &SandboxCo
     all.compare("sandboxes.max-running-calls", &one.max_running_calls, &two.max_running_calls);
     all.compare("sandboxes.max-memory-mib", &one.max_memory, &two.max_memory);
     all.compare("sandboxes.build-images", &one.build_images, &two.build_images);
+    all.compare("sandboxes.public-traffic", &one.public_traffic, &two.public_traffic);
     all.compare("sandboxes.idle-timeout", &one.idle_timeout, &two.idle_timeout);
     all.compare("sandboxes.timeout", &one.timeout, &two.timeout);
     all.compare("sandboxes.call-timeout", &one.call_timeout, &two.call_timeout);

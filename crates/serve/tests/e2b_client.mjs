@@ -5,7 +5,7 @@ import { createRequire } from "node:module";
 
 // Wherever it was installed.
 const require = createRequire(`${process.env.AFRESH_TEST_E2B_JS}/`);
-const { Sandbox, AuthenticationError, FileNotFoundError } = require("@e2b/code-interpreter");
+const { Sandbox, AuthenticationError, FileNotFoundError, TimeoutError } = require("@e2b/code-interpreter");
 
 const sandbox = await Sandbox.create("script", { timeoutMs: 600_000, metadata: { who: "test" } });
 assert(await sandbox.isRunning());
@@ -24,6 +24,10 @@ assert.deepEqual(execution.results[0].json, { answer: 42 });
 const failed = await sandbox.runCode("null.nothing");
 assert.equal(failed.error?.name, "TypeError");
 assert.equal((await sandbox.runCode("x += 1")).text, "41");
+
+// The time limit of silent code ends it.
+await assert.rejects(sandbox.runCode("x = 0; for (;;) {}", { timeoutMs: 300 }), TimeoutError);
+assert.equal((await sandbox.runCode("x")).text, "41");
 
 const info = await sandbox.getInfo();
 assert.equal(info.sandboxId, sandbox.sandboxId);
@@ -48,8 +52,8 @@ assert(!(await sandbox.files.exists("/data/bytes")));
 const seen = [];
 const watch = await sandbox.files.watchDir("deep", (event) => seen.push(`${event.type} ${event.name}`));
 await sandbox.files.write("deep/watched", "1");
-while (seen.length < 2) await new Promise((resolve) => setTimeout(resolve, 10));
-assert.deepEqual(seen, ["create watched", "write watched"]);
+while (seen.length < 3) await new Promise((resolve) => setTimeout(resolve, 10));
+assert.deepEqual(seen, ["create watched", "chmod watched", "write watched"]);
 await watch.stop();
 await assert.rejects(sandbox.files.watchDir("nothing", () => {}), FileNotFoundError);
 

@@ -275,19 +275,49 @@ def contexts(sandbox: Sandbox) -> None:
         assert sandbox.run_code("let typed: number = 1", language="js").error is not None
 
 
+# A server that answers with the host that it is asked for.
+HOST = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.headers["Host"].encode())
+http.server.HTTPServer(("", 8000), Handler).serve_forever()
+"""
+
+
+def restarted(sandbox: Sandbox) -> None:
+    """A pause without memory keeps the files, and starts the template's program."""
+    boot = "/proc/sys/kernel/random/boot_id"
+    sandbox.files.write("/home/user/kept", "kept")
+    before = sandbox.files.read(boot)
+    assert sandbox.run_code("base").text == "40"
+    sleeper = sandbox.commands.run("sleep 600", background=True, timeout=0)
+    assert sandbox.pause(keep_memory=False)
+    again = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+    assert again.files.read("/home/user/kept") == "kept"
+    assert again.files.read(boot) not in ("", before)
+    assert again.run_code("json.dumps([name in globals() for name in ('json', 'base')])").text == "[true, false]"
+    assert sleeper.pid not in {found.pid for found in again.commands.list()}
+
+
 def chosen() -> None:
     """Settings of a sandbox are honoured or refused."""
-    sandbox = Sandbox.create(timeout=600, envs={"GIVEN": "yes"}, network={"allow_public_traffic": True})
+    network = {"allow_public_traffic": True, "mask_request_host": "masked.test:${PORT}"}
+    sandbox = Sandbox.create(timeout=600, envs={"GIVEN": "yes"}, network=network)
     assert sandbox.commands.run("echo $GIVEN").stdout == "yes\n"
     assert sandbox.commands.run("echo $GIVEN", envs={"GIVEN": "other"}).stdout == "other\n"
     assert sandbox.run_code("import os; os.environ['GIVEN']").text == "yes"
     fork = sandbox.fork(count=1, timeout=600)[0]
     assert fork.commands.run("echo $GIVEN").stdout == "yes\n" and fork.kill()
-    server = sandbox.commands.run("python3 -m http.server 8000", background=True, timeout=0)
+    sandbox.files.write("/home/user/host.py", HOST)
+    server = sandbox.commands.run("python3 host.py", background=True, timeout=0)
     until = time.monotonic() + LONG
-    while ask(sandbox, 8000, "/", shown=False).status != 200:
+    while (answer := ask(sandbox, 8000, "/", shown=False)).status != 200:
         assert time.monotonic() < until, "a port of a public sandbox asks for a token"
         time.sleep(0.05)
+    assert answer.read() == b"masked.test:8000"
     assert server.kill()
     shown = sandbox.commands.run("whoami; id -u; touch own; stat -c %U:%G own", user="user").stdout
     assert shown == "user\n1000\nuser:user\n", shown
@@ -350,6 +380,7 @@ def watched(sandbox: Sandbox) -> None:
     told = [(event.type.value, event.name) for event in watch.get_new_events()]
     assert told == [
         ("create", "one"),
+        ("chmod", "one"),
         ("write", "one"),
         ("rename", "one"),
         ("create", "deep/two"),
@@ -563,6 +594,7 @@ def main() -> None:
     kept(sandbox)
     with tempfile.TemporaryDirectory() as files:
         built(pathlib.Path(files))
+    restarted(resumed)
     for live in (sandbox, resumed, *forks):
         assert live.kill()
     print("all done")

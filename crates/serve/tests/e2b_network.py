@@ -82,7 +82,7 @@ def from_outside(sandbox: Sandbox) -> None:
     """A server on port 8000 is asked from outside, and one that takes its time."""
     assert ask(sandbox, 8000, "/page").read() == b"served well"
     assert ask(sandbox, 8000, "/sandboxes").status == 404 and ask(sandbox, 8002, "/").status == 502
-    assert ask(sandbox, 8000, "/page", shown=False).status == 401
+    assert ask(sandbox, 8000, "/page", shown=False).status == 403
     sandbox.files.write("/home/user/large", "x" * 3_000_000)
     assert len(ask(sandbox, 8000, "/large").read()) == 3_000_000
     sandbox.files.write("/home/user/echo.py", ECHO)

@@ -46,13 +46,14 @@ const HOME: &str = "/home/user";
 const ARCHIVE: &str = "/tmp/.afresh-files.tar";
 
 /// Unpacks the archive and copies what the source names: a file to the target, or into it where
-/// that is a directory; the contents of a directory into the target.
+/// that is a directory; the contents of a directory into the target. Links may be absolute, which
+/// the filter `data` of newer Pythons refuses.
 const COPY: &str = r#"
 import glob, os, shutil, sys, tarfile, tempfile
 archive, source, target, mode = sys.argv[1:]
 into = tempfile.mkdtemp()
 with tarfile.open(archive) as files:
-    files.extractall(into, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    files.extractall(into, **({"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}))
 found = sorted(glob.glob(os.path.join(into, source), recursive=True))
 if not found:
     sys.exit(f"{source} is not among the uploaded files")

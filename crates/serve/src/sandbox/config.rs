@@ -38,6 +38,8 @@ pub struct SandboxConfig {
     pub build_images: Vec<String>,
     /// Whether clients reach the server by HTTPS.
     pub https: bool,
+    /// Whether programs in sandboxes are reached without a token where their clients do not choose.
+    pub public_traffic: bool,
     /// After so long without a call a sandbox is saved, and comes back with the next.
     pub idle_timeout: Duration,
     /// Minimum time between removals of unreferenced objects from the directory.
@@ -66,6 +68,7 @@ impl SandboxConfig {
             max_memory: super::memory::usual_limit(),
             build_images: Vec::new(),
             https: false,
+            public_traffic: false,
             idle_timeout: Duration::from_secs(60),
             tidy_interval: Duration::from_secs(60),
             timeout: Duration::from_secs(24 * 60 * 60),

@@ -15,7 +15,7 @@ use super::answer::{Answer, answer, json, short};
 use super::authorization::{Tenant, TenantSandbox};
 use super::build_request::check_reserved;
 use super::creation::CreateOptions;
-use super::network_rules::NetworkRules;
+use super::network_rules::{NetworkRules, check_host};
 use super::record::SandboxSettings;
 use super::registry::Sandboxes;
 use super::request_record::RequestNotes;
@@ -63,7 +63,7 @@ pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
         "envdVersion": AGENT,
         "envdAccessToken": sandbox.token,
         "allowInternetAccess": network.has_internet(&template.config),
-        "network": network.described(sandbox.settings.public),
+        "network": network.described(&sandbox.settings),
         "startedAt": rfc3339(sandbox.started),
         "endAt": rfc3339(times.ends_at()),
         "state": if sandbox.is_paused() { "paused" } else { "running" },
@@ -96,6 +96,7 @@ pub(super) async fn create(
     let labels = new.metadata.iter().chain(&new.env_vars).flatten();
     short(labels.flat_map(|(name, value)| [name, value]).chain([&new.template]))?;
     let network = new.network.unwrap_or_default();
+    check_host(network.mask_request_host.as_deref())?;
     let wanted = CreateOptions {
         template: new.template,
         time: Duration::from_secs(new.timeout.unwrap_or(DEFAULT_TIMEOUT_SECONDS)),
@@ -103,7 +104,9 @@ pub(super) async fn create(
         settings: SandboxSettings {
             metadata: new.metadata.unwrap_or_default(),
             envs: new.env_vars.unwrap_or_default(),
-            public: network.allow_public_traffic == Some(true),
+            public: network.allow_public_traffic.unwrap_or(all.config.public_traffic),
+            host: network.mask_request_host,
+            files_only: new.auto_pause_memory == Some(false),
             auto_resume: new.auto_resume.is_some_and(|resume| resume.enabled),
             directory: None,
             network: NetworkRules {
@@ -151,23 +154,23 @@ pub(super) async fn refresh(chosen: TenantSandbox, body: Bytes) -> Answer {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Refuses a saved state without its memory.
+/// Refuses a snapshot without its memory.
 fn with_memory(wanted: &TimeoutRequest) -> Result<(), ErrorResponse> {
     if wanted.memory == Some(false) {
-        let message = "`memory: false` is not supported: a saved state has memory and files";
+        let message = "`memory: false` is for pauses: a snapshot has memory and files";
         return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
     }
     Ok(())
 }
 
 pub(super) async fn pause(chosen: TenantSandbox, body: Bytes) -> Answer {
-    with_memory(&json(&body)?)?;
+    let wanted: TimeoutRequest = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
     if sandbox.times().paused {
         let message = format!("the sandbox {} is paused already", sandbox.id);
         return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }
-    all.pause(&sandbox).await?;
+    all.pause(&sandbox, wanted.memory != Some(false)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

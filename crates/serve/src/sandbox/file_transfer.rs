@@ -196,15 +196,21 @@ async fn keep(
     files: Vec<(String, Bytes)>,
     metadata: FileMetadata,
 ) -> Answer {
+    let own = sandbox.clone();
     let written = all
         .files(sandbox, move |tree| {
-            let mut written = Vec::new();
+            let (mut written, mut created) = (Vec::new(), Vec::new());
             // All of them or none.
             let mut changed = tree.clone();
             for (path, bytes) in &files {
+                let is_new = changed.find(path).is_err();
                 let put = changed.write_path(path, bytes, Time::now());
-                let put = put.and_then(|node| file_metadata::set(&mut changed, node, &metadata));
-                put.map_err(|error| refused(path, &error))?;
+                let put = put.and_then(|node| {
+                    file_metadata::set(&mut changed, node, &metadata)?;
+                    Ok(node)
+                });
+                let node = put.map_err(|error| refused(path, &error))?;
+                created.extend(is_new.then_some(node));
                 let mut said = json!({"path": path, "name": name(path), "type": "file"});
                 if !metadata.is_empty() {
                     said["metadata"] = json!(metadata);
@@ -212,6 +218,7 @@ async fn keep(
                 written.push(said);
             }
             *tree = changed;
+            own.watchers.add_uploaded(created);
             Ok(written)
         })
         .await?;

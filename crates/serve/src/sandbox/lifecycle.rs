@@ -17,6 +17,7 @@ use super::lock::lock;
 use super::record::state_reference;
 use super::registry::Sandboxes;
 use super::sandbox::{Residency, Sandbox};
+use super::saving::Saving;
 use super::tasks::{blocking, to_its_end};
 use crate::concurrency::Permit;
 use crate::error_response::ErrorResponse;
@@ -247,7 +248,11 @@ impl Sandboxes {
         if !(pause || is_live && self.is_idle(sandbox)) {
             return Ok(());
         }
-        let saving = self.clone().save_now(sandbox.clone(), life, pause, false);
+        let saving = self.clone().save_now(
+            sandbox.clone(),
+            life,
+            Saving { pause, files_only: pause && sandbox.settings.files_only, ..Saving::default() },
+        );
         let saved = to_its_end(async move {
             let _place = place;
             saving.await
@@ -293,9 +298,9 @@ impl Sandboxes {
         let until = Instant::now() + SAVE_ALL_TIMEOUT;
         let mut complete = true;
         for sandbox in all {
-            let paused = sandbox.times().paused;
+            let how = Saving { pause: sandbox.times().paused, ending: true, ..Saving::default() };
             loop {
-                let Err(refusal) = self.save(&sandbox, paused, true).await else { break };
+                let Err(refusal) = self.save(&sandbox, how).await else { break };
                 if !lock(&self.all).contains_key(&sandbox.id) {
                     // A client has paused or ended it since then, or another host has it: nothing
                     // is lost here.

@@ -7,12 +7,17 @@ use std::collections::BTreeMap;
 #[cfg(feature = "linux")]
 use afresh::linux::EgressFilter;
 use hyper::StatusCode;
+use hyper::header::HeaderValue;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::config::Template;
 use super::entry_size::check_label_bytes;
+use super::record::SandboxSettings;
 use crate::error_response::ErrorResponse;
+
+/// Maximum bytes of a `Host` that a sandbox has for its programs.
+const MAX_HOST: usize = 255;
 
 /// Headers for requests to a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,8 +57,11 @@ impl NetworkRules {
     }
 
     /// Their fields in the description of a sandbox.
-    pub(super) fn described(&self, public: bool) -> Value {
-        let mut fields = json!({ "allowPublicTraffic": public });
+    pub(super) fn described(&self, settings: &SandboxSettings) -> Value {
+        let mut fields = json!({ "allowPublicTraffic": settings.public });
+        if let Some(host) = &settings.host {
+            fields["maskRequestHost"] = json!(host);
+        }
         let lists = [("allowOut", &self.allow_out), ("denyOut", &self.deny_out)];
         for (name, list) in lists.into_iter().filter(|(_, list)| list.is_some()) {
             fields[name] = json!(list);
@@ -143,5 +151,35 @@ impl NetworkRules {
         // Texts and a flag.
         check_label_bytes(serde_json::to_vec(self).map_or(usize::MAX, |json| json.len()))?;
         self.check(template).map_err(|why| ErrorResponse::new(StatusCode::BAD_REQUEST, why))
+    }
+}
+
+/// The `Host` of requests to a port.
+pub(super) fn host_of(host: &str, port: u16) -> Option<HeaderValue> {
+    HeaderValue::from_str(&host.replace("${PORT}", &port.to_string())).ok()
+}
+
+/// Refuses a `Host` that a header cannot have.
+pub(super) fn check_host(host: Option<&str>) -> Result<(), ErrorResponse> {
+    let Some(host) = host else { return Ok(()) };
+    let fits = host_of(host, 0).is_some_and(|host| !host.is_empty() && host.len() <= MAX_HOST);
+    if fits && !host.contains(char::is_whitespace) {
+        return Ok(());
+    }
+    let message = format!("`network.maskRequestHost` is a host name of at most {MAX_HOST} bytes");
+    Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_host_has_the_port_and_fits_into_a_header() {
+        assert_eq!(host_of("a.example:${PORT}", 8000).unwrap(), "a.example:8000");
+        assert!(check_host(None).is_ok() && check_host(Some("a.example")).is_ok());
+        for wrong in ["", "a b", "a\nb", &"a".repeat(MAX_HOST + 1)] {
+            assert!(check_host(Some(wrong)).is_err(), "{wrong:?}");
+        }
     }
 }

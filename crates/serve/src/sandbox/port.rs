@@ -1,13 +1,12 @@
 //! HTTP to programs that listen in a sandbox: `PORT-ID.domain`, as E2B's `get_host` names it.
 //!
 //! Promises: request and answer pass unchanged and piece by piece, except for headers of the
-//! connection and the sandbox's token. A client without the token gets nothing, unless the sandbox
-//! was made for public traffic.
+//! connection and the sandbox's token, and for `Host` where the sandbox was made with another. A
+//! client without the token gets nothing, unless the sandbox was made for public traffic.
 
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::FromRequestParts;
 use axum::response::{IntoResponse, Response};
 use http_body_util::Limited;
 use hyper::header::{CONNECTION, HOST, HeaderValue, UPGRADE};
@@ -16,7 +15,8 @@ use hyper::upgrade::OnUpgrade;
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 
-use super::authorization::{AuthorizedSandbox, SANDBOX, TOKENS, awake, called};
+use super::authorization::{SANDBOX, TOKENS, awake, called, shows_token};
+use super::network_rules::host_of;
 use super::registry::Sandboxes;
 use super::tunnels::dial;
 use crate::address_limits::CLIENT;
@@ -58,7 +58,8 @@ async fn forward(
     let sandbox = called(all, &parts.headers)?;
     let sandbox = match sandbox.settings.public {
         true => awake(all, sandbox).await?,
-        false => AuthorizedSandbox::from_request_parts(&mut parts, all).await?.0,
+        false if shows_token(&parts.headers, &sandbox) => awake(all, sandbox).await?,
+        false => return Err(no_token(&sandbox.id, port)),
     };
     let client = dial(all, &sandbox, port).await?;
     let hung_up = |error: hyper::Error| {
@@ -67,12 +68,17 @@ async fn forward(
             format!("the listener on port {port} of the sandbox did not answer with HTTP");
         ErrorResponse::new(StatusCode::BAD_GATEWAY, message)
     };
-    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(client));
+    // As proxies write them: some programs compare names of headers byte by byte.
+    let mut http = hyper::client::conn::http1::Builder::new();
+    let handshake = http.title_case_headers(true).handshake(TokioIo::new(client));
     let (mut sender, connection) = handshake.await.map_err(hung_up)?;
     tokio::spawn(connection.with_upgrades());
     wire::strip(&mut parts.headers);
     for secret in TOKENS.iter().chain(&[SANDBOX, PORT, CLIENT.as_str()]) {
         parts.headers.remove(*secret);
+    }
+    if let Some(host) = sandbox.settings.host.as_deref().and_then(|host| host_of(host, port)) {
+        parts.headers.insert(HOST, host);
     }
     speaks(&mut parts.headers, protocol);
     let path = parts.uri.path_and_query().cloned();
@@ -91,6 +97,16 @@ async fn forward(
     }
     parts.extensions.insert(Chunked);
     Ok(Response::from_parts(parts, Body::new(body)))
+}
+
+/// A request to a program without the token. E2B's edge answers so.
+fn no_token(id: &str, port: u16) -> ErrorResponse {
+    let message = format!(
+        "port {port} of the sandbox {id} needs its token, in the header `{}`; or make the sandbox with \
+         `allowPublicTraffic`",
+        TOKENS[0]
+    );
+    ErrorResponse::new(StatusCode::FORBIDDEN, message)
 }
 
 /// Repeats the protocol that the connection switches to. Among the headers about a connection, only

@@ -24,6 +24,12 @@ pub(crate) struct SandboxSettings {
     /// Programs in it are reached from outside without its token.
     #[serde(default)]
     pub(crate) public: bool,
+    /// The `Host` of requests to its programs, where `${PORT}` stands for the port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<String>,
+    /// A pause at its end keeps its files alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) files_only: bool,
     /// A request into it resumes it after a pause.
     #[serde(default)]
     pub(crate) auto_resume: bool,

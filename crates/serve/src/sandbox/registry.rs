@@ -393,7 +393,7 @@ impl Sandboxes {
         .await
     }
 
-    fn restore(&self, sandbox: &Sandbox) -> Result<Session, ErrorResponse> {
+    pub(super) fn restore(&self, sandbox: &Sandbox) -> Result<Session, ErrorResponse> {
         self.memory.admit_now(1)?;
         self.admit_resume(sandbox)?;
         let restored = self.open_saved(sandbox);

@@ -55,8 +55,8 @@ pub(super) struct Network {
     pub(super) dns_servers: Presence,
     #[serde(default)]
     pub(super) egress_proxy: Presence,
-    #[serde(default)]
-    pub(super) mask_request_host: Presence,
+    /// The `Host` of requests to programs, where `${PORT}` stands for the port.
+    pub(super) mask_request_host: Option<String>,
     #[serde(default)]
     pub(super) https_ports: Presence,
     pub(super) rules: Option<BTreeMap<String, Vec<NetworkRule>>>,
@@ -165,10 +165,8 @@ impl CreateRequest {
         let none = NO_SERVICE;
         let all = [
             (self.secure == Some(false), "secure", "every sandbox asks for its token"),
-            (self.auto_pause_memory == Some(false), "autoPauseMemory", "a pause keeps the memory"),
             (of(|rules| rules.dns_servers), "network.dnsServers", OWN_DNS),
             (of(|rules| rules.egress_proxy), "network.egressProxy", none),
-            (of(|rules| rules.mask_request_host), "network.maskRequestHost", none),
             (of(|rules| rules.https_ports), "network.httpsPorts", none),
             (self.mcp.0, "mcp", none),
             (self.iam.0, "iam", none),
@@ -184,7 +182,7 @@ pub(super) struct TimeoutRequest {
     pub(super) duration: Option<u64>,
     pub(super) count: Option<usize>,
     pub(super) name: Option<String>,
-    /// Whether the memory is kept. False is refused.
+    /// Whether the memory is kept.
     pub(super) memory: Option<bool>,
 }
 

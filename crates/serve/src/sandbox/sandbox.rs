@@ -275,7 +275,9 @@ impl Sandbox {
 
     /// The answer of the E2B edge for a sandbox that does not run, which its clients expect.
     pub(super) fn not_running(id: &str) -> ErrorResponse {
-        ErrorResponse::new(StatusCode::BAD_GATEWAY, format!("The sandbox {id} was not found"))
+        let mut response = ErrorResponse::new(StatusCode::BAD_GATEWAY, "The sandbox was not found");
+        response.sandbox = Some(id.into());
+        response
     }
 
     pub(super) fn not_found(id: &str) -> ErrorResponse {

@@ -1,6 +1,7 @@
 //! Saves of sandboxes: pauses by clients, saves of idle ones, and saves of a server that ends.
 //!
-//! Promises: a paused sandbox and its record are in the store before its client is answered. Saves
+//! Promises: a paused sandbox and its record are in the store before its client is answered. A pause
+//! without memory keeps the files, and starts the guest of the template with them. Saves
 //! that are not forced by the end of the server take turns by tenant. A host of a fleet that ends
 //! saves its sandboxes also with a full disk.
 
@@ -8,22 +9,41 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use afresh::files::Time;
 use afresh::{Reference, SaveOptions, Session};
 use hyper::StatusCode;
 use tokio::sync::OwnedMutexGuard;
 
 use super::connect::ConnectError;
+use super::file_entry;
 use super::lock::lock;
 use super::memory_directory::MemoryDirectory;
+use super::random::random;
 use super::record::SandboxRecord;
 use super::record::state_reference;
 use super::registry::Sandboxes;
 use super::sandbox::{Residency, Sandbox, next_event};
+use super::session_error::refused;
 use super::snapshots::own_bytes;
 use super::store::SavedState;
 use super::tasks::{blocking, to_its_end};
+use super::undo_point::UndoPoint;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
+
+/// The identity of a start of a Linux guest, which is a file.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// How a sandbox is saved.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Saving {
+    /// It is paused.
+    pub(super) pause: bool,
+    /// The server ends.
+    pub(super) ending: bool,
+    /// Its memory is dropped.
+    pub(super) files_only: bool,
+}
 
 /// Whether a save was refused because the disk is full.
 fn is_full(refusal: &ErrorResponse) -> bool {
@@ -37,18 +57,17 @@ impl Sandboxes {
     pub(super) async fn save(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-        pause: bool,
-        ending: bool,
+        how: Saving,
     ) -> Result<(), ErrorResponse> {
         let life = sandbox.life.clone().lock_owned().await;
-        let place = match ending {
+        let place = match how.ending {
             true => None,
             false => {
                 let patience = self.config.call_timeout;
                 Some(self.pauses.enter(&self.accounts, &sandbox.tenant, patience).await?)
             }
         };
-        let saving = self.clone().save_now(sandbox.clone(), life, pause, ending);
+        let saving = self.clone().save_now(sandbox.clone(), life, how);
         to_its_end(async move {
             let _place = place;
             saving.await
@@ -56,14 +75,40 @@ impl Sandboxes {
         .await
     }
 
-    /// Pauses a sandbox for its client, within the budget of saved states.
+    /// Pauses a sandbox for its client, within the budget of saved states, with its memory or with
+    /// its files alone.
     pub(super) async fn pause(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
+        memory: bool,
     ) -> Result<(), ErrorResponse> {
         self.count_stored(&sandbox.tenant).await?;
         self.check_stored(&sandbox.tenant, sandbox.charge.stored(), 0)?;
-        self.save(sandbox, true, false).await
+        self.save(sandbox, Saving { pause: true, ending: false, files_only: !memory }).await
+    }
+
+    /// Starts the guest of the template with the files of a sandbox, in its place. The
+    /// processes of the sandbox, its contexts and its checkpoints end.
+    fn restart_guest(&self, sandbox: &Sandbox, session: &mut Session) -> Result<(), ErrorResponse> {
+        let mut tree = session.files().map_err(|error| refused(&error))?.tree();
+        if tree.find(BOOT_ID).is_ok() {
+            let id = random(16)?;
+            let parts = [&id[..8], &id[8..12], &id[12..16], &id[16..20], &id[20..]];
+            let text = format!("{}\n", parts.join("-"));
+            tree.write_path(BOOT_ID, text.as_bytes(), Time::now())
+                .map_err(|error| file_entry::refused(BOOT_ID, &error))?;
+        }
+        let warm = self.template(&sandbox.template);
+        let mut fresh = warm.guest.session().map_err(|error| refused(&error))?;
+        let put = fresh.files().map_err(|error| refused(&error))?.change("", |old| {
+            *old = tree;
+            Ok(())
+        });
+        put.map_err(|error| refused(&error))?;
+        *session = fresh;
+        *lock(&sandbox.mark) = UndoPoint::default();
+        sandbox.branched.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Refuses a call of a sandbox that an ending server has not released yet. Its save may fail,
@@ -115,17 +160,22 @@ impl Sandboxes {
         self: Arc<Self>,
         sandbox: Arc<Sandbox>,
         mut life: OwnedMutexGuard<Residency>,
-        pause: bool,
-        ending: bool,
+        Saving { pause, ending, files_only }: Saving,
     ) -> Result<(), ErrorResponse> {
         let (this, own) = (self.clone(), sandbox.clone());
         let (mut life, saved) = blocking(move || {
+            if files_only && matches!(*life, Residency::Saved) {
+                *life = Residency::Live(Box::new(this.restore(&own)?));
+            }
             let session = match &mut *life {
                 Residency::Live(session) => session,
                 Residency::Saved => return Ok((life, None)),
                 other => return Err(other.absent(&own.id)),
             };
             this.ledger.check(&*own)?;
+            if files_only {
+                this.restart_guest(&own, session)?;
+            }
             own.goes_on.store(next_event(session).is_some(), Ordering::Relaxed);
             let here = this.store_state(&own, session, &this.config.dir);
             let (bytes, saved) = match here {

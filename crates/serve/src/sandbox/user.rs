@@ -19,7 +19,7 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
         other => {
             let other: String = other.chars().take(64).collect();
             Err(format!(
-                "the user `{other}` is not supported: programs run as `{USER}`, who owns all files; leave the user \
+                "invalid username: '{other}': programs run as `{USER}`, who owns all files; leave the user \
                  out, or name `{USER}`"
             ))
         }

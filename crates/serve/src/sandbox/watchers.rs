@@ -31,7 +31,11 @@ const MAX_DEPTH: usize = 32;
 
 /// The watchers of a sandbox.
 #[derive(Default)]
-pub(super) struct Watchers(Mutex<Vec<Watcher>>);
+pub(super) struct Watchers {
+    all: Mutex<Vec<Watcher>>,
+    /// Files that uploads have created since the last comparison.
+    uploaded: Mutex<Vec<Node>>,
+}
 
 struct Watcher {
     id: String,
@@ -91,8 +95,9 @@ fn scan(tree: &Tree, path: &str, recursive: bool) -> Result<Entries, Refused> {
     Ok(found)
 }
 
-/// The events that lead from one state to the next: names and types, in the words of the agent.
-fn compare(old: &Entries, new: &Entries) -> Vec<(String, &'static str)> {
+/// The events that lead from one state to the next: names and types, in the words of the agent. The
+/// agent changes the owner of a file that it creates for an upload, which is an event.
+fn compare(old: &Entries, new: &Entries, uploaded: &[Node]) -> Vec<(String, &'static str)> {
     let mut events = Vec::new();
     let moved: BTreeMap<Node, &String> = old
         .iter()
@@ -111,6 +116,9 @@ fn compare(old: &Entries, new: &Entries) -> Vec<(String, &'static str)> {
                 }
                 None => {
                     events.push((name.clone(), "EVENT_TYPE_CREATE"));
+                    if uploaded.contains(&is.node) {
+                        events.push((name.clone(), "EVENT_TYPE_CHMOD"));
+                    }
                     if is.kind == Kind::File && is.size > 0 {
                         events.push((name.clone(), "EVENT_TYPE_WRITE"));
                     }
@@ -136,7 +144,7 @@ fn exhausted(why: String) -> ConnectError {
 
 impl Watcher {
     /// Compares the directory with how it was, and notes the events.
-    fn look(&mut self, tree: &Tree) {
+    fn look(&mut self, tree: &Tree, uploaded: &[Node]) {
         let now = match scan(tree, &self.path, self.recursive) {
             Ok(now) => now,
             Err(Refused::TooLarge) => {
@@ -146,7 +154,7 @@ impl Watcher {
             // The directory was removed.
             Err(_) => Entries::new(),
         };
-        let events = compare(&self.seen, &now);
+        let events = compare(&self.seen, &now, uploaded);
         self.seen = now;
         for (name, kind) in events {
             let mut event = json!({"name": name, "type": kind});
@@ -199,25 +207,31 @@ impl Watcher {
 impl Watchers {
     /// Compares the directories with how they were.
     pub(super) fn observe(&self, session: &mut Session) {
-        let mut all = lock(&self.0);
+        let uploaded = std::mem::take(&mut *lock(&self.uploaded));
+        let mut all = lock(&self.all);
         all.retain(|watcher| !watcher.is_left());
         if all.is_empty() {
             return;
         }
         let Ok(files) = session.files() else { return };
         let tree = files.tree();
-        all.iter_mut().for_each(|watcher| watcher.look(&tree));
+        all.iter_mut().for_each(|watcher| watcher.look(&tree, &uploaded));
+    }
+
+    /// An upload of this turn has created files.
+    pub(super) fn add_uploaded(&self, files: Vec<Node>) {
+        lock(&self.uploaded).extend(files);
     }
 
     /// Ends all of them with the reason.
     pub(super) fn end(&self, why: &ConnectError) {
-        lock(&self.0).drain(..).for_each(|mut watcher| watcher.end(why));
+        lock(&self.all).drain(..).for_each(|mut watcher| watcher.end(why));
     }
 
     /// Whether a client reads events as they come.
     pub(super) fn has_streams(&self) -> bool {
         let streams = |one: &Watcher| matches!(one.receiver, EventReceiver::Streamed(_));
-        lock(&self.0).iter().any(|watcher| streams(watcher) && !watcher.is_left())
+        lock(&self.all).iter().any(|watcher| streams(watcher) && !watcher.is_left())
     }
 
     pub(super) fn add(
@@ -233,7 +247,7 @@ impl Watchers {
             return Err(refused(Refused::NotDirectory));
         }
         let seen = scan(tree, &path, wanted.recursive).map_err(refused)?;
-        let mut all = lock(&self.0);
+        let mut all = lock(&self.all);
         all.retain(|watcher| !watcher.is_left());
         if all.len() >= MAX_WATCHERS {
             let why = format!("a sandbox has at most {MAX_WATCHERS} watchers; stop one");
@@ -247,7 +261,7 @@ impl Watchers {
 
     /// The events since the last poll.
     pub(super) fn take(&self, id: &str) -> Result<Vec<Value>, ConnectError> {
-        let mut all = lock(&self.0);
+        let mut all = lock(&self.all);
         match all.iter_mut().find(|watcher| watcher.id == id).map(|found| &mut found.receiver) {
             Some(EventReceiver::Polled(waiting)) => {
                 waiting.as_mut().map(std::mem::take).map_err(|why| why.clone())
@@ -257,7 +271,7 @@ impl Watchers {
     }
 
     pub(super) fn remove(&self, id: &str) -> Result<(), ConnectError> {
-        let mut all = lock(&self.0);
+        let mut all = lock(&self.all);
         let at = all.iter().position(|watcher| watcher.id == id).ok_or_else(|| unknown(id))?;
         all.swap_remove(at);
         Ok(())
@@ -299,7 +313,8 @@ mod tests {
         };
         let (from, to) = (place("/dir/old"), place("/dir/moved"));
         changed.rename_at(&from, &to, afresh::files::Rename::default(), now()).unwrap();
-        let events = compare(&deep, &scan(&changed, "/dir", true).unwrap());
+        let uploaded = [changed.write_path("/dir/sent", b"1", now()).unwrap()];
+        let events = compare(&deep, &scan(&changed, "/dir", true).unwrap(), &uploaded);
         let told: Vec<_> = events
             .iter()
             .map(|(name, kind)| format!("{name} {}", kind.trim_start_matches("EVENT_TYPE_")))
@@ -313,10 +328,13 @@ mod tests {
             "moved CREATE",
             "new CREATE",
             "new WRITE",
+            "sent CREATE",
+            "sent CHMOD",
+            "sent WRITE",
             "gone REMOVE",
         ];
         assert_eq!(told, expected);
-        let flat = compare(&flat, &scan(&changed, "/dir", false).unwrap());
+        let flat = compare(&flat, &scan(&changed, "/dir", false).unwrap(), &[]);
         assert!(flat.iter().all(|(name, _)| !name.contains('/')));
     }
 
@@ -331,7 +349,7 @@ mod tests {
         for number in 0..=MAX_EVENTS {
             tree.write_path(format!("/dir/{number}"), b"", Time::now()).unwrap();
         }
-        lock(&watchers.0)[0].look(&tree);
+        lock(&watchers.all)[0].look(&tree, &[]);
         assert!(watchers.take("a").is_err() && watchers.take("b").is_err());
         watchers.remove("a").unwrap();
         for number in 0..MAX_WATCHERS {
@@ -339,7 +357,7 @@ mod tests {
         }
         assert!(watchers.add(&tree, &wanted(), "more".to_owned(), polled()).is_err());
         watchers.end(&unknown("x"));
-        assert!(lock(&watchers.0).is_empty());
+        assert!(lock(&watchers.all).is_empty());
         let nowhere = WatchRequest { path: "/nowhere".to_owned(), ..WatchRequest::default() };
         assert!(watchers.add(&tree, &nowhere, "a".to_owned(), polled()).is_err());
     }

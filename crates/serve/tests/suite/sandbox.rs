@@ -473,7 +473,7 @@ fn keys_and_tokens_are_asked_for_and_tenants_are_kept_apart() {
             (json!({"templateID": "script", "mcp": {"server": {}}}), 400),
             (json!({"templateID": "script", "volumeMounts": [{}]}), 400),
             (json!({"templateID": "script", "network": {"allowOut": ["10.0.0.1"]}}), 400),
-            (json!({"templateID": "script", "autoPauseMemory": false}), 400),
+            (json!({"templateID": "script", "network": {"maskRequestHost": "a b"}}), 400),
             (json!({"templateID": "script", "envVars": {"A": "b"}}), 400),
             (json!({"templateID": "scripts"}), 404),
         ] {
@@ -481,7 +481,7 @@ fn keys_and_tokens_are_asked_for_and_tenants_are_kept_apart() {
             assert_eq!(status, expected, "{body}: {said}");
         }
         let (status, _) =
-            client.ask(Method::POST, &path(&own, "/pause"), json!({"memory": false})).await;
+            client.ask(Method::POST, &path(&own, "/snapshots"), json!({"memory": false})).await;
         assert_eq!(status, 400);
         for query in ["colour=red", "state=gone", "order=up", "limit=0", "nextToken=x"] {
             let (status, _) =
