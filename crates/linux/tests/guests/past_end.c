@@ -1,7 +1,7 @@
 // Calls that write their results beyond the end of a file that is mapped: they fail, and the process
-// lives on. The lines "calls" and "full" are answered by "ok" or the calls that did otherwise; "where"
-// by the address that "full" used, and "=ADDRESS" by the byte there or "gone". After a number the next
-// line is read to a bad place.
+// lives on. The lines "calls", "full" and "half", a part of that, are answered by "ok" or the calls
+// that did otherwise; "where" by the address that "full" used, and "=ADDRESS" by the byte there or
+// "gone". After a number the next line is read to a bad place.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -81,12 +81,18 @@ static void calls(void) {
 }
 
 // A mapping that finds no room for its page beyond the end leaves the one in its place.
-static void full(void) {
+static int fill(void) {
     int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, descriptor = open("/tmp/file", O_RDWR);
     kept = mmap(0, 2 * P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (long length = 64L << 30; length >= P; length /= 2)
         while (mmap(0, length, PROT_NONE, kind, -1, 0) != MAP_FAILED) {}
     IS(mmap(kept, 2 * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, descriptor, 0) == MAP_FAILED && errno == ENOMEM);
+    kept[0] = 'h';
+    return descriptor;
+}
+
+static void full(void) {
+    int descriptor = fill();
     IS(read(descriptor, kept + P, 8) == 8);
     if (fork() == 0) kept[0] = 'k', _exit(0);
     wait(0);
@@ -125,6 +131,9 @@ int main(void) {
             strcat(answer, *answer ? "\n" : "ok\n");
         } else if (*line == 'f') {
             full();
+            strcat(answer, *answer ? "\n" : "ok\n");
+        } else if (*line == 'h') {
+            close(fill());
             strcat(answer, *answer ? "\n" : "ok\n");
         } else if (*line == 'w') {
             sprintf(answer, "%lx\n", (long)kept);
