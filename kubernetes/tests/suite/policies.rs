@@ -111,7 +111,7 @@ async fn templates_of_other_runtimes_are_left_to_other_controllers_on_request() 
     let _controller = space.control_with(|settings| settings.ignore_other_runtimes = true);
     let pod = json!({"runtimeClassName": "gvisor", "containers": [{"name": "a", "image": "b"}]});
     space.add::<TemplateKind>("other", json!({"podTemplate": {"spec": pod}})).await;
-    // Whose time is over.
+    // Claims whose time is over.
     let lifecycle = json!({"shutdownTime": "2026-01-01T00:00:00Z", "shutdownPolicy": "Delete"});
     let mut spec = json!({"sandboxTemplateRef": {"name": "other"}});
     spec["lifecycle"] = lifecycle.clone();
