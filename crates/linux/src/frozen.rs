@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use afresh_budget::decode;
 use afresh_files::Node;
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
@@ -98,6 +99,11 @@ impl PackedPart {
     }
 }
 
+/// Maximum bytes of a state once it is decoded.
+const MAX_DECODED: usize = 512 << 20;
+/// States of at most this many bytes are within [`MAX_DECODED`] whatever they hold: a byte becomes
+/// at most 512.
+const MAX_UNCHECKED: usize = 1 << 20;
 /// Maximum bytes that describe files, without their content.
 const DESCRIPTIONS: u64 = 64 << 20;
 
@@ -126,6 +132,11 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
         files: files.len() as u64,
     };
     let bytes = postcard::to_allocvec(&header).map_err(|e| FreezeError::State(e.to_string()))?;
+    // What is written can be read.
+    if bytes.len() > MAX_UNCHECKED {
+        let read = decode::<Header>(&bytes, MAX_DECODED);
+        read.map_err(|e| FreezeError::State(e.to_string()))?;
+    }
     let below = layers.iter().map(LayerImage::image);
     let images: Vec<_> = below.chain(standing.images.iter()).chain([&pages]).cloned().collect();
     let memory = Image::join(&images).into();
@@ -169,8 +180,8 @@ impl Warm {
     /// # Errors
     /// [`ThawError`].
     pub fn thaw(frozen: &Frozen, program: &Program) -> Result<Self, ThawError> {
-        let (header, left): (Header, _) = postcard::take_from_bytes(&frozen.bytes)
-            .map_err(|e| ThawError::State(e.to_string()))?;
+        let (header, left): (Header, _) =
+            decode(&frozen.bytes, MAX_DECODED).map_err(|e| ThawError::State(e.to_string()))?;
         if !left.is_empty() {
             return Err(damaged("there are bytes after its end"));
         }
@@ -276,6 +287,30 @@ fn same_mappings(
     ends(&mut { one }) == ends(&mut { other })
 }
 
+/// Decodes a state, checks as much of it as is possible without its files, and encodes it again, for
+/// a fuzz target.
+///
+/// # Errors
+/// [`ThawError::State`] when it has another form.
+#[cfg(fuzzing)]
+pub fn read_state(bytes: &[u8]) -> Result<(), ThawError> {
+    let state = |e: &dyn std::fmt::Display| ThawError::State(e.to_string());
+    let (header, _): (Header, _) = decode(bytes, MAX_DECODED).map_err(|e| state(&e))?;
+    let encoded = postcard::to_allocvec(&header).map_err(|e| state(&e))?;
+    let (header, left): (Header, _) = decode(&encoded, MAX_DECODED).map_err(|e| state(&e))?;
+    assert!(left.is_empty(), "a state is encoded with bytes after it");
+    let mut pages = Image::zero(1 << 20);
+    for part in header.parts {
+        let _ = part.open(&mut pages);
+    }
+    let _ = header.clock.is_sound();
+    let files = afresh_files::Tree::new(afresh_files::Budget::default()).saved();
+    let files = files.map_err(|e| state(&e))?.to_bytes();
+    let opener = Program::new("/bin/sh").opener();
+    let _ = Kernel::unpack(header.state, &files, None, &opener);
+    Ok(())
+}
+
 impl Frozen {
     /// The pages.
     #[must_use]
@@ -366,3 +401,5 @@ impl Frozen {
 
 #[cfg(test)]
 mod golden;
+#[cfg(test)]
+mod hostile;

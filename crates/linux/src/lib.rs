@@ -36,6 +36,8 @@ mod file_mappings;
 mod file_view;
 mod frozen;
 mod frozen_state;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod guest;
 mod host_file_cache;
 mod host_program;

@@ -144,6 +144,21 @@ impl Elf {
     }
 }
 
+/// The segments of a program in its file and in memory, for a fuzz target.
+///
+/// # Errors
+/// The reason why it is no program.
+#[cfg(fuzzing)]
+pub fn parse_program(file: &[u8]) -> Result<Vec<(Range<u64>, Range<u64>)>, &'static str> {
+    let head = &file[..file.len().min(HEAD as usize)];
+    let parts = Elf::parse(head, file.len() as u64)?.parts;
+    let ranges = |part: Part| {
+        let Part { offset, address, file_len, memory_len, .. } = part;
+        (offset..offset + file_len, address..address + memory_len)
+    };
+    Ok(parts.into_iter().map(ranges).collect())
+}
+
 /// The interpreter line of a script, without the marker.
 fn interpreter(line: &[u8]) -> String {
     let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();

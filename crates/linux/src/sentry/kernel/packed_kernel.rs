@@ -405,3 +405,17 @@ fn stat_open_file(tree: &Tree, open: &OpenFile) -> Result<afresh_files::Stat, Th
     }
     stat.ok_or_else(|| damaged("an open file does not exist"))
 }
+
+#[cfg(test)]
+impl PackedKernel {
+    /// Adds directories without a name, which are one byte each.
+    pub(crate) fn add_empty_layers(&mut self, count: usize) {
+        self.layers.resize(self.layers.len() + count, Vec::new());
+    }
+
+    /// Adds open files of the shortest form.
+    pub(crate) fn add_descriptions(&mut self, count: usize) {
+        let description = || (PackedOpen::Input, 0, None);
+        self.descriptions.extend((0..count as u64).map(|id| (id, description())));
+    }
+}
