@@ -287,30 +287,6 @@ fn same_mappings(
     ends(&mut { one }) == ends(&mut { other })
 }
 
-/// Decodes a state, checks as much of it as is possible without its files, and encodes it again, for
-/// a fuzz target.
-///
-/// # Errors
-/// [`ThawError::State`] when it has another form.
-#[cfg(fuzzing)]
-pub fn read_state(bytes: &[u8]) -> Result<(), ThawError> {
-    let state = |e: &dyn std::fmt::Display| ThawError::State(e.to_string());
-    let (header, _): (Header, _) = decode(bytes, MAX_DECODED).map_err(|e| state(&e))?;
-    let encoded = postcard::to_allocvec(&header).map_err(|e| state(&e))?;
-    let (header, left): (Header, _) = decode(&encoded, MAX_DECODED).map_err(|e| state(&e))?;
-    assert!(left.is_empty(), "a state is encoded with bytes after it");
-    let mut pages = Image::zero(1 << 20);
-    for part in header.parts {
-        let _ = part.open(&mut pages);
-    }
-    let _ = header.clock.is_sound();
-    let files = afresh_files::Tree::new(afresh_files::Budget::default()).saved();
-    let files = files.map_err(|e| state(&e))?.to_bytes();
-    let opener = Program::new("/bin/sh").opener();
-    let _ = Kernel::unpack(header.state, &files, None, &opener);
-    Ok(())
-}
-
 impl Frozen {
     /// The pages.
     #[must_use]

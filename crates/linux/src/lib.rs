@@ -30,14 +30,13 @@
 
 mod base;
 mod call_names;
+mod elf;
 mod error;
 mod file_cache;
 mod file_mappings;
 mod file_view;
 mod frozen;
 mod frozen_state;
-#[cfg(fuzzing)]
-pub mod fuzzing;
 mod guest;
 mod host_file_cache;
 mod host_program;
