@@ -25,7 +25,7 @@ const FILES: u64 = 1024;
 const TASKS: u64 = 4096;
 
 /// Most threads of all processes. Each takes some KiB of the host.
-const MAX_TASKS: u64 = 1 << 15;
+pub(in crate::sentry) const MAX_TASKS: u64 = 1 << 15;
 
 /// Whether memory counts as data of its process.
 pub(in crate::sentry) fn is_data(protection: u64, shared: bool) -> bool {

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use super::{Layout, MAPPINGS, RESERVED};
 
 /// Maximum mappings of all processes. Those that only reserve addresses have no other bound.
-const MAX_ALL_MAPPINGS: usize = 1 << 19;
+pub(in crate::sentry) const MAX_ALL_MAPPINGS: usize = 1 << 19;
 
 impl Layout {
     /// Bytes that may be mapped.
