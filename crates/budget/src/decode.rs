@@ -88,7 +88,7 @@ impl Room {
     }
 }
 
-/// A part of serde's machinery that subtracts memory and passes calls to another.
+/// Subtracts memory and passes calls to another implementation of the same trait of serde.
 struct Bounded<'m, T> {
     inner: T,
     room: &'m Room,
@@ -116,7 +116,7 @@ impl<'m, A> Items<'m, A> {
         Self { inner, room, list, first: true, key: 0 }
     }
 
-    /// Subtracts an item of `size` bytes, of which growth needs `times` as many.
+    /// Subtracts an item of `size` bytes, times the factor for growth.
     fn item<E: Error>(&mut self, size: usize, times: usize) -> Result<(), E> {
         if !self.list {
             return Ok(());
@@ -296,7 +296,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for BoundedVisitor<'_, V> {
     }
 }
 
-/// The place of a value's parts in memory.
+/// The place of the parts of a value.
 enum Kind {
     /// It has none, or its visitor subtracts them.
     Plain,

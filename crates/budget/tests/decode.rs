@@ -1,5 +1,5 @@
-//! What a decoded value takes is subtracted from the limit: for values of every shape, as large as
-//! their bytes can make them.
+//! The memory of a decoded value is subtracted from the limit: for values of every shape, as large
+//! as their bytes can make them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::Debug;
@@ -72,7 +72,7 @@ fn no_value_takes_more_than_was_subtracted() {
 
 #[test]
 fn a_length_without_items_reserves_nothing() {
-    // Nested lists of which each claims as many items as there are bytes.
+    // Nested lists. Each claims as many items as there are bytes.
     let bytes = [0xff, 0xff, 0x3f].repeat(1 << 20);
     let (decoded, _) = within(64 << 10, || decode::<Vec<Vec<Vec<u64>>>>(&bytes, 32 << 10));
     assert_eq!(decoded.unwrap_err(), DecodeError::Exceeded { limit: 32 << 10 });

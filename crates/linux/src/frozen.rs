@@ -132,7 +132,7 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
         files: files.len() as u64,
     };
     let bytes = postcard::to_allocvec(&header).map_err(|e| FreezeError::State(e.to_string()))?;
-    // What is written can be read.
+    // A reader would refuse it.
     if bytes.len() > MAX_UNCHECKED {
         let read = decode::<Header>(&bytes, MAX_DECODED);
         read.map_err(|e| FreezeError::State(e.to_string()))?;

@@ -1,5 +1,5 @@
 //! The sum of the maxima of all lists that a guest sizes: the memory that the sentry may keep for
-//! one guest. Its memory and files have limits of their own.
+//! one guest. Other limits bound its memory and files.
 //! `docs/decisions/bounded-sentry.md` lists them.
 
 use super::kernel::channels::capacities::{MAX_EXTRA_BYTES, MAX_USUAL_BYTES};

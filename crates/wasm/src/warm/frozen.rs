@@ -257,7 +257,7 @@ impl Frozen {
         if let Some(stack) = &self.program.stack {
             encoded.extend(postcard::to_allocvec(&(STACK, stack)).map_err(failed)?);
         }
-        // What is written can be read.
+        // A reader would refuse it.
         if encoded.len() > MAX_UNCHECKED {
             State::decode(&encoded).map_err(|e| FreezeError::State(e.to_string()))?;
         }
