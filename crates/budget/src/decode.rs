@@ -309,7 +309,11 @@ enum Kind {
 /// Deserializes with arguments that pass unchanged.
 macro_rules! deserialize {
     ($($method:ident($($name:ident: $type:ty),*): $kind:expr,)*) => {$(
-        fn $method<V: Visitor<'de>>(self, $($name: $type,)* visitor: V) -> Result<V::Value, D::Error> {
+        fn $method<V: Visitor<'de>>(
+            self,
+            $($name: $type,)*
+            visitor: V,
+        ) -> Result<V::Value, D::Error> {
             if matches!($kind, Kind::Whole) {
                 self.room.take(size_of::<V::Value>())?;
             }
