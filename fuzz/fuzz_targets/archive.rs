@@ -7,10 +7,20 @@
 
 use std::fs;
 use std::ops::Range;
+use std::path::Path;
 
+use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::{BLOCK, accepted, expand, sum_headers};
 use afresh_store::{OpenError, Sha256, Store, archive};
 use libfuzzer_sys::fuzz_target;
+
+#[global_allocator]
+static ALLOCATOR: Meter = Meter;
+
+/// Bytes of memory for a byte of the archive.
+const EACH: usize = 64;
+/// Memory for buffers: pages of the target, and streams of compressed pages.
+const ROOM: usize = 16 << 20;
 
 const BLOBS: &[u8] = b"blobs/sha256/";
 
@@ -57,17 +67,22 @@ fuzz_target!(|data: &[u8]| {
     file.extend_from_slice(&[0; 2 * BLOCK]);
     let Ok(dir) = tempfile::tempdir() else { return };
     let path = dir.path().join("a");
+    let bytes = file.len();
     if fs::write(&path, file).is_err() {
         return;
     }
-    if let Some(snapshot) = accepted(archive::open(&path)) {
+    within(EACH * bytes + ROOM, || check(dir.path(), &path));
+});
+
+fn check(dir: &Path, path: &Path) {
+    if let Some(snapshot) = accepted(archive::open(path)) {
         let mut pages = vec![0; snapshot.pages().min(64) * 4096];
         let _ = snapshot.read(0, &mut pages);
         let _ = accepted(snapshot.read_working_set(|_, _| Ok::<(), OpenError>(())));
         let _ = accepted(snapshot.verify());
-        let _ = accepted(archive::export(&snapshot, &dir.path().join("b"), None));
-        if let Ok(store) = Store::create(dir.path().join("s")) {
-            let _ = accepted(archive::import(&path, &store, "a"));
+        let _ = accepted(archive::export(&snapshot, &dir.join("b"), None));
+        if let Ok(store) = Store::create(dir.join("s")) {
+            let _ = accepted(archive::import(path, &store, "a"));
         }
     }
-});
+}

@@ -6,9 +6,18 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::accepted;
 use afresh_store::{OpenError, Sha256, Store};
 use libfuzzer_sys::fuzz_target;
+
+#[global_allocator]
+static ALLOCATOR: Meter = Meter;
+
+/// Bytes of memory for a byte of JSON, and for the layers that it can name.
+const EACH: usize = 256;
+/// Memory for buffers: pages of the target, and streams of compressed pages.
+const ROOM: usize = 16 << 20;
 
 /// The layers: digest and content.
 static LAYERS: LazyLock<Vec<(Sha256, Vec<u8>)>> = LazyLock::new(|| {
@@ -58,9 +67,13 @@ fuzz_target!(|data: &[u8]| {
     if fs::write(dir.path().join("index.json"), named(index, 'M', id)).is_err() {
         return;
     }
+    within(EACH * data.len() + ROOM, || check(&store, id.0));
+});
+
+fn check(store: &Store, id: Sha256) {
     let _ = store.load("a");
     let _ = accepted(store.tags());
-    if let Some(snapshot) = accepted(store.load_id(id.0)) {
+    if let Some(snapshot) = accepted(store.load_id(id)) {
         let _ = snapshot.inspect();
         let _ = accepted(snapshot.verify());
         let mut pages = vec![0; snapshot.pages().min(64) * 4096];
@@ -68,4 +81,4 @@ fuzz_target!(|data: &[u8]| {
         let _ = accepted(snapshot.read_working_set(|_, _| Ok::<(), OpenError>(())));
     }
     let _ = store.gc();
-});
+}

@@ -1,12 +1,22 @@
 //! Any bytes as a page layer: it is refused, or every page it claims can be read or is refused.
 //! Under `cfg(fuzzing)` digests are not compared, so that the code behind them is reached.
+//! It takes memory in proportion to its bytes.
 #![no_main]
 
 use std::io;
 
+use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::accepted;
 use afresh_store::{BlobRead, Layer, Sha256};
 use libfuzzer_sys::fuzz_target;
+
+#[global_allocator]
+static ALLOCATOR: Meter = Meter;
+
+/// Bytes of memory for a byte of the layer: an index is compressed.
+const EACH: usize = 64;
+/// Memory for buffers and messages.
+const ROOM: usize = 1 << 20;
 
 struct Bytes(Vec<u8>);
 
@@ -25,6 +35,11 @@ impl BlobRead for Bytes {
 }
 
 fuzz_target!(|data: &[u8]| {
+    // Of each of the layers, with its pages and buffers of this target.
+    within(4 * data.len() * EACH + 4 * ROOM, || check(data));
+});
+
+fn check(data: &[u8]) {
     // Pages are long and uninteresting: the input is the tail, after as many pages of zeros as its
     // first byte gives.
     let Some((pages, tail)) = data.split_first() else { return };
@@ -48,4 +63,4 @@ fuzz_target!(|data: &[u8]| {
         let _ = layer.read(layer.stored() / 2, &mut some[..half]);
     }
     let _ = fresh.check(&mut |_| {});
-});
+}

@@ -12,6 +12,7 @@ mod forge;
 use std::sync::Arc;
 use std::time::Duration;
 
+use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::accepted;
 use afresh_pager::{FillStrategy, LazyImage, Options, PageSource, Restore, SnapshotSource};
 use afresh_store::{Access, Limits, Store};
@@ -20,6 +21,11 @@ use forge::{BASE, DELTA, Layer, PAGE, Snapshot, WORKING_SET, ZERO};
 use libfuzzer_sys::arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 
+#[global_allocator]
+static ALLOCATOR: Meter = Meter;
+
+/// Memory for a snapshot of a few layers and extents.
+const ROOM: usize = 16 << 20;
 /// Longest memory that is looked at page by page.
 const MAX_PAGES: usize = 2048;
 /// Pages next to a restored memory that must stay as they are.
@@ -79,9 +85,10 @@ fuzz_target!(|input: Input| {
     let limits = Limits { memory: 1 << 30, content: 64 << 20, ..Limits::default() };
     let access = Access::new().with_limits(limits);
     let Ok(store) = Store::open(dir.path()) else { return };
-    let Some(snapshot) = accepted(store.load_with("a", &access)) else { return };
-    let _ = snapshot.inspect();
-    let _ = snapshot.page_summary(7);
+    let (snapshot, _) = within(ROOM, || store.load_with("a", &access));
+    let Some(snapshot) = accepted(snapshot) else { return };
+    let _ = within(ROOM, || snapshot.inspect());
+    let _ = within(ROOM, || snapshot.page_summary(7));
     let pages = snapshot.pages();
     if snapshot.verify().is_err() || pages > MAX_PAGES {
         return;

@@ -1,16 +1,26 @@
 //! Any bytes as a turn of a session: it is refused, or its result is exactly as its bytes describe.
 //! Under `cfg(fuzzing)` digests are not compared, so that the code behind them is reached.
+//! It takes memory in proportion to its bytes.
 #![no_main]
 
+use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::accepted;
 use afresh_store::{Limits, Turn, TurnPiece};
 use libfuzzer_sys::fuzz_target;
 
+#[global_allocator]
+static ALLOCATOR: Meter = Meter;
+
 const PAGE: usize = 4096;
+/// Bytes of memory for a byte of the turn.
+const EACH: usize = 64;
+/// Memory for tables and messages.
+const ROOM: usize = 1 << 20;
 
 fuzz_target!(|data: &[u8]| {
     let limits = Limits { memory: 64 << 20, expansion: 64, ..Limits::default() };
-    let Some(turn) = accepted(Turn::parse(data, &limits)) else { return };
+    let (parsed, _) = within(data.len() * EACH + ROOM, || Turn::parse(data, &limits));
+    let Some(turn) = accepted(parsed) else { return };
     let mut made = 0;
     let pieces = turn.pieces(|piece| {
         made += match piece {

@@ -26,7 +26,7 @@ pub(crate) const SECONDS: u32 = 20;
 const IN_TESTS: u32 = 5;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.
-const TARGETS: [&str; 17] = [
+const TARGETS: [&str; 18] = [
     "page_layer",
     "layout",
     "archive",
@@ -44,6 +44,7 @@ const TARGETS: [&str; 17] = [
     "oci",
     "tree",
     "http",
+    "elf",
 ];
 
 /// Instrumentation for the fuzzer: edges that ran, and operands of comparisons.
@@ -362,6 +363,7 @@ fn seeds(folder: &Path) -> Result<BTreeMap<&'static str, Vec<Vec<u8>>>> {
     all.insert("egress", REQUEST_HEADS.map(<[u8]>::to_vec).to_vec());
     all.insert("oci", vec![oci_seed()]);
     all.insert("tree", tree_seeds());
+    all.insert("elf", vec![linux_program_seed()]);
     all.insert("http", EXCHANGES.map(<[u8]>::to_vec).to_vec());
     Ok(all)
 }
@@ -454,6 +456,33 @@ fn program_seed() -> Vec<u8> {
     entries.into_iter().flat_map(|(tag, value)| [tag, value]).for_each(|value| put(value, 8));
     // A word that becomes the base and 5; a word, and the third and fifth behind it.
     [DATA, 8, 5, DATA + 64, 0b10_1001].into_iter().for_each(|value| put(value, 8));
+    file
+}
+
+/// A program of a Linux guest: a segment of code with the headers, one of data, and a loader.
+fn linux_program_seed() -> Vec<u8> {
+    const LOADER: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
+    let headers = 64 + 3 * 56;
+    let len = headers + LOADER.len() as u64;
+    let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+    let mut put = |value: u64, size: usize| file.extend_from_slice(&value.to_le_bytes()[..size]);
+    put(0, 8);
+    put(0, 1);
+    let sizes = [2, 2, 4, 8, 8, 8, 4, 2, 2, 2, 2, 2, 2];
+    let header = [3, 62, 1, 64, 64, 0, 0, 64, 56, 3, 0, 0, 0];
+    header.into_iter().zip(sizes).for_each(|(value, size)| put(value, size));
+    // Type, flags, offset, address, length in the file and in memory.
+    let segments = [
+        [3, 4, headers, headers, LOADER.len() as u64, LOADER.len() as u64],
+        [1, 5, 0, 0, len, len],
+        [1, 6, 0, 4096, 16, 8192],
+    ];
+    for [kind, flags, offset, address, stored, size] in segments {
+        put(kind, 4);
+        put(flags, 4);
+        [offset, address, address, stored, size, 4096].into_iter().for_each(|value| put(value, 8));
+    }
+    file.extend_from_slice(LOADER);
     file
 }
 

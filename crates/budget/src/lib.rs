@@ -8,12 +8,17 @@
 //! refused charge changes nothing. Bytes return when their [`Charge`] is dropped. May break it: a
 //! decoder that allocates first or charges too little. [`meter`] measures that.
 
+#[cfg(feature = "postcard")]
+mod decode;
 #[cfg(feature = "meter")]
 pub mod meter;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+#[cfg(feature = "postcard")]
+pub use decode::{DecodeError, decode};
 
 /// A limit on bytes in use. Clones share it.
 #[derive(Clone, Debug)]

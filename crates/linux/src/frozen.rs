@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use afresh_budget::decode;
 use afresh_files::Node;
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
@@ -98,6 +99,11 @@ impl PackedPart {
     }
 }
 
+/// Maximum bytes of a state once it is decoded.
+const MAX_DECODED: usize = 512 << 20;
+/// States of at most this many bytes are within [`MAX_DECODED`] whatever they hold: a byte becomes
+/// at most 512.
+const MAX_UNCHECKED: usize = 1 << 20;
 /// Maximum bytes that describe files, without their content.
 const DESCRIPTIONS: u64 = 64 << 20;
 
@@ -126,6 +132,11 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
         files: files.len() as u64,
     };
     let bytes = postcard::to_allocvec(&header).map_err(|e| FreezeError::State(e.to_string()))?;
+    // A reader would refuse it.
+    if bytes.len() > MAX_UNCHECKED {
+        let read = decode::<Header>(&bytes, MAX_DECODED);
+        read.map_err(|e| FreezeError::State(e.to_string()))?;
+    }
     let below = layers.iter().map(LayerImage::image);
     let images: Vec<_> = below.chain(standing.images.iter()).chain([&pages]).cloned().collect();
     let memory = Image::join(&images).into();
@@ -169,8 +180,8 @@ impl Warm {
     /// # Errors
     /// [`ThawError`].
     pub fn thaw(frozen: &Frozen, program: &Program) -> Result<Self, ThawError> {
-        let (header, left): (Header, _) = postcard::take_from_bytes(&frozen.bytes)
-            .map_err(|e| ThawError::State(e.to_string()))?;
+        let (header, left): (Header, _) =
+            decode(&frozen.bytes, MAX_DECODED).map_err(|e| ThawError::State(e.to_string()))?;
         if !left.is_empty() {
             return Err(damaged("there are bytes after its end"));
         }
@@ -366,3 +377,5 @@ impl Frozen {
 
 #[cfg(test)]
 mod golden;
+#[cfg(test)]
+mod hostile;

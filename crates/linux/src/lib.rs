@@ -30,6 +30,7 @@
 
 mod base;
 mod call_names;
+mod elf;
 mod error;
 mod file_cache;
 mod file_mappings;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use afresh_files::{Kind, Node, ResolvedName, Tree, Walk};
 use rustix::io::Errno;
 
+use crate::elf::Elf;
 use crate::error::WarmError;
 use crate::file_cache::FileCache;
 use crate::guest::Guest;
@@ -22,127 +23,10 @@ const LOADER_BASE: u64 = 0x6fff_f000_0000;
 const MAX_PROGRAM_SIZE: u64 = 1 << 30;
 /// Maximum bytes at the beginning of a file that describe its loading.
 const HEAD: u64 = 64 << 10;
-/// Program headers one file may have.
-const HEADERS: usize = 256;
 /// Bytes of arguments and environment.
 const STRINGS: usize = (crate::sentry::STACK_LEN / 4) as usize;
 /// Maximum depth of interpreters that are scripts, and the program at the end.
 const SCRIPTS: usize = 5;
-
-/// A `PT_LOAD` header.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    flags: u32,
-    offset: u64,
-    address: u64,
-    file_len: u64,
-    memory_len: u64,
-}
-
-/// A parsed file.
-#[derive(Debug)]
-struct Elf {
-    anywhere: bool,
-    entry: u64,
-    headers_at: u64,
-    headers: u64,
-    parts: Vec<Part>,
-    loader: Option<PathBuf>,
-}
-
-/// Numbers out of a file that may be too short.
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    fn get<const N: usize>(&self, at: u64) -> Result<[u8; N], &'static str> {
-        let start = usize::try_from(at).map_err(|_| "it is cut short")?;
-        let end = start.checked_add(N).ok_or("it is cut short")?;
-        self.0.get(start..end).and_then(|bytes| bytes.try_into().ok()).ok_or("it is cut short")
-    }
-
-    fn half(&self, at: u64) -> Result<u16, &'static str> {
-        Ok(u16::from_le_bytes(self.get(at)?))
-    }
-
-    fn int(&self, at: u64) -> Result<u32, &'static str> {
-        Ok(u32::from_le_bytes(self.get(at)?))
-    }
-
-    fn word(&self, at: u64) -> Result<u64, &'static str> {
-        Ok(u64::from_le_bytes(self.get(at)?))
-    }
-}
-
-impl Elf {
-    /// Parses `head`, the beginning of a file of `size` bytes.
-    fn parse(head: &[u8], size: u64) -> Result<Self, &'static str> {
-        let file = Fields(head);
-        if file.get::<7>(0)? != [0x7f, b'E', b'L', b'F', 2, 1, 1] || file.half(18)? != 62 {
-            return Err("it is not an ELF program for x86-64");
-        }
-        let anywhere = match file.half(16)? {
-            2 => false,
-            3 => true,
-            _ => return Err("it is not an executable"),
-        };
-        let (entry, headers_at) = (file.word(24)?, file.word(32)?);
-        let (step, headers) = (u64::from(file.half(54)?), file.half(56)?);
-        if step != 56 || usize::from(headers) > HEADERS {
-            return Err("its program headers are not of this format");
-        }
-        let mut elf = Self {
-            anywhere,
-            entry,
-            headers_at: 0,
-            headers: headers.into(),
-            parts: Vec::new(),
-            loader: None,
-        };
-        for index in 0..u64::from(headers) {
-            let at = headers_at.checked_add(index * step).ok_or("it is cut short")?;
-            let (kind, flags, offset) = (file.int(at)?, file.int(at + 4)?, file.word(at + 8)?);
-            let part = Part {
-                flags,
-                offset,
-                address: file.word(at + 16)?,
-                file_len: file.word(at + 32)?,
-                memory_len: file.word(at + 40)?,
-            };
-            let end = offset.checked_add(part.file_len).filter(|&end| end <= size);
-            match kind {
-                1 => {
-                    let end = end.ok_or("a segment is longer than the file")?;
-                    if part.memory_len < part.file_len
-                        || part.address % PAGE != offset % PAGE
-                        || part.address.checked_add(part.memory_len).is_none()
-                    {
-                        return Err("a segment is inconsistent");
-                    }
-                    if (offset..end).contains(&headers_at) {
-                        elf.headers_at = part.address + (headers_at - offset);
-                    }
-                    if part.memory_len > 0 {
-                        elf.parts.push(part);
-                    }
-                }
-                3 => {
-                    let end = end.ok_or("a segment is longer than the file")?;
-                    let name = head.get(offset as usize..end as usize);
-                    let name = name.ok_or("the name of its loader is too far behind its start")?;
-                    let name = name.split(|&b| b == 0).next();
-                    elf.loader = name.map(|name| PathBuf::from(OsStr::from_bytes(name)));
-                }
-                _ => {}
-            }
-        }
-        if elf.parts.is_empty()
-            || elf.parts.windows(2).any(|p| p[0].address + p[0].memory_len > p[1].address)
-        {
-            return Err("it has no segments, or they overlap");
-        }
-        Ok(elf)
-    }
-}
 
 /// The interpreter line of a script, without the marker.
 fn interpreter(line: &[u8]) -> String {

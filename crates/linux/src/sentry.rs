@@ -9,6 +9,8 @@ mod abi;
 mod console;
 mod fs;
 mod kernel;
+#[cfg(test)]
+mod maxima;
 mod mm;
 mod net;
 mod signal_delivery;

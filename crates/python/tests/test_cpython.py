@@ -151,6 +151,45 @@ async def test_asynchronous_sandboxes_stream_and_are_cancelled(python: afresh.Wa
             await task
 
 
+# Waits of the guest, each far longer than any test may take.
+WAITS = ["import time; time.sleep(100_000)", "import select; select.select([], [], [], 100_000)"]
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_of_the_guest_ends_at_its_limit_and_when_it_is_stopped(python: afresh.Warm, wait: str) -> None:
+    with python.sandbox(timeout=1) as sb:
+        clean = sb.checkpoint("clean")
+        assert isinstance(sb.run_code(wait).error, afresh.TimeLimitError)
+        sb.rollback(clean)
+        assert sb.eval("1 + 1") == 2
+    with python.sandbox() as sb:
+        waits = threading.Event()
+
+        def stop() -> None:
+            waits.wait(60)
+            sb.stop()
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        result = sb.run_code(f"print('waits')\n{wait}", on_output=lambda *_: waits.set())
+        assert isinstance(result.error, afresh.StoppedError)
+        thread.join()
+
+
+@pytest.mark.parametrize("wait", WAITS)
+async def test_a_cancelled_wait_of_the_guest_ends(python: afresh.Warm, wait: str) -> None:
+    waits = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with python.async_sandbox() as sb:
+        begin = sb.run_code(f"print('waits')\n{wait}", on_output=lambda *_: loop.call_soon_threadsafe(waits.set))
+        task = asyncio.create_task(begin)
+        await asyncio.wait_for(waits.wait(), 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 60)
+        assert sb.failed
+
+
 def test_what_never_ends_is_ended(python: afresh.Warm) -> None:
     with python.sandbox(timeout=5) as sb:
         clean = sb.checkpoint("clean")

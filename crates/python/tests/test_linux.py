@@ -54,6 +54,18 @@ def test_checkpoints_rollbacks_and_forks_keep_memory_files_and_processes(box: af
     assert box.diff("one", "two")
 
 
+def test_clones_draw_different_numbers_except_from_objects_of_their_own(box: afresh.Sandbox) -> None:
+    box.run_code("import random; random.seed(42); own = random.Random(42); random.random()")
+    start = box.checkpoint("seeded")
+    a, b = box.fork(2)
+    with a, b:
+        draws = [one.eval("(random.random(), own.random())") for one in (a, b)]
+    box.rollback(start)
+    draws.append(box.eval("(random.random(), own.random())"))
+    assert len({drawn for drawn, _ in draws}) == 3
+    assert len({drawn for _, drawn in draws}) == 1
+
+
 def test_the_warm_state_answers_and_forgets(python: afresh.Warm) -> None:
     assert python.run_code("warm += 1; warm").value == 42
     assert python.eval("warm") == 41

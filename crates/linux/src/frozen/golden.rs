@@ -28,6 +28,13 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/state-{version}.bin.gz"))
 }
 
+/// The content of the golden.
+pub(super) fn golden_bytes() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    GzDecoder::new(std::fs::File::open(golden()).unwrap()).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
 /// Writes the golden, if it is missing and this is asked for.
 fn write() {
     if golden().exists() || std::env::var_os("AFRESH_WRITE_GOLDEN").is_none() {
@@ -46,9 +53,7 @@ fn write() {
 #[test]
 fn the_state_of_version_11_is_read_and_written_as_it_was() {
     write();
-    let mut bytes = Vec::new();
-    GzDecoder::new(std::fs::File::open(golden()).unwrap()).read_to_end(&mut bytes).unwrap();
-    let golden = bytes;
+    let golden = golden_bytes();
     let (header, rest): (Header, _) = postcard::take_from_bytes(&golden).unwrap();
     assert!(rest.is_empty());
     assert_eq!(header.parts.len(), 5, "two shells, two sleeps and `cat`");

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use super::{Sentry, SyscallResult};
 
 /// Maximum call numbers that are counted as not served.
-const MAX_UNSERVED: usize = 1024;
+pub(in crate::sentry) const MAX_UNSERVED: usize = 1024;
 
 impl Sentry {
     /// Refuses a call that is not served.

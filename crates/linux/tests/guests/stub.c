@@ -4,7 +4,7 @@
  * with a frame in the control area that shows a call which waits. If the sentry takes that for a guest at rest, it
  * sends the next reset to code that never runs it. "look" shows what of the last call is left.
  *
- * Requests: "look", "plant TEXT", "flags BITS", "interrupt", or "attack OFFSET FLAGS MASK STACK CALL ENTRY KEYS SECRET": see `attack`. */
+ * Requests: "look", "plant TEXT", "flags BITS", "interrupt", "frame SIGNAL SIZE PLACE GIVEN", or "attack OFFSET FLAGS MASK STACK CALL ENTRY KEYS SECRET": see `attack`. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <signal.h>
@@ -53,6 +53,26 @@ static void plant(const char *text) {
     for (int i = 0; i < 1200; i++) strcpy(pages[i], text);
 }
 
+/* What "frame" forges in the frame: the signal, the size of the state of the vector registers, its distance from the
+ * end of the control area, if it is moved, and the state that a return from a handler is given. */
+static long signal_shown, size_shown, place_shown, state_given;
+#define LEGACY_SIZE 464
+
+static void forge(long *last, long *shown) {
+    char *state = (char *)shown[VECTORS];
+    if (place_shown) state = (char *)END - place_shown;
+    shown[VECTORS] = (long)state;
+    unsigned sizes[2] = {0x46505853, size_shown};
+    if (state + LEGACY_SIZE + sizeof sizes <= (char *)END) memcpy(state + LEGACY_SIZE, sizes, sizeof sizes);
+    int *info = (int *)(last + REGISTERS + MASK + 1);
+    info[0] = signal_shown;
+    if (signal_shown == SIGSYS) { /* A return from a handler, with a frame in the guest's own memory. */
+        shown[RAX] = SYS_rt_sigreturn;
+        shown[RSP] = (long)stack + 8;
+        ((long *)stack)[REGISTERS + VECTORS] = state_given ? (long)pages : 0;
+    }
+}
+
 static void attack(char *arguments) {
     unsigned offset, call, where, entry, keys;
     long flags, mask;
@@ -73,6 +93,7 @@ static void attack(char *arguments) {
     long calls[][5] = {{SYS_poll, (long)&input, 1, -1}, {SYS_read, 0, (long)in, 256}, {SYS_ppoll, (long)&input, 1, 0, 0}, {SYS_select, 1, (long)set, 0, 0}, {SYS_pause}};
     long *waits = calls[call % 5];
     shown[RAX] = waits[0], shown[RDI] = waits[1], shown[RSI] = waits[2], shown[RDX] = waits[3], shown[R10] = waits[4];
+    if (signal_shown) forge(last, shown);
     /* The frame to return from. */
     const unsigned char *asks = find("\xb8\x6e\x00\x00\x00\x0f\x05", 7), *returns = find("\xb8\x0f\x00\x00\x00\x0f\x05", 7);
     if (!asks || !returns) _exit(4);
@@ -99,6 +120,8 @@ static void attack(char *arguments) {
 /* What the frame of the interrupt says of its sender: the code and the PID of its `siginfo_t`. */
 static volatile int interrupts, code, sender;
 
+static void answer(int signal) { _exit(signal); }
+
 static void ring(int signal) {
     for (int *at = (void *)SIGNAL_STACK; at < (int *)(END - 128); at++)
         if (at[0] == SIGURG && at[1] == 0 && at[2] <= 0) code = at[2], sender = at[4], interrupts++;
@@ -113,6 +136,11 @@ int main(void) {
         if (n <= 0) return 0;
         in[n] = 0;
         if (!strncmp(in, "attack ", 7)) attack(in + 7);
+        if (!strncmp(in, "frame ", 6)) {
+            sscanf(in + 6, "%ld %ld %ld %ld", &signal_shown, &size_shown, &place_shown, &state_given);
+            signal(SIGSEGV, answer);
+            attack("0 0 0 0 0 0 0 SECRET");
+        }
         if (!strncmp(in, "plant ", 6)) plant(in + 6);
         if (!strncmp(in, "flags ", 6)) { /* Two that `rt_sigreturn` does not set. */
             long flags = strtol(in + 6, 0, 16), before;

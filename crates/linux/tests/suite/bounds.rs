@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::common;
 
 const SCRIPT: &str = r#"
-import ctypes, errno, os, select, struct, sys
+import ctypes, errno, os, resource, select, socket, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
 def error(work):
     try: work()
@@ -54,6 +54,25 @@ def sparse():
         try: os.execv("/tmp/sparse", ["sparse"])
         finally: os._exit(7)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+def channels():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 16, 1 << 16))
+    ends, held = [], 0
+    while True:
+        try: ends.append(os.pipe())
+        except OSError as e:
+            why = errno.errorcode[e.errno]
+            break
+    for _, end in ends:
+        os.set_blocking(end, False)
+        try:
+            while True: held += os.write(end, bytes(1 << 16))
+        except BlockingIOError: pass
+    sockets = error(lambda: [socket.socketpair() for _ in range(4096)])
+    for pair in ends:
+        for end in pair: os.close(end)
+    # All are free again.
+    again = os.pipe()
+    return [len(ends), why, held, sockets]
 for line in sys.stdin:
     print(globals()[line.strip()](), flush=True)
 "#;
@@ -71,6 +90,8 @@ fn the_sentry_bounds_what_it_keeps_for_a_guest() {
         ("looped", "['ELOOP', 'ELOOP']"),
         ("watched", "[64, 'EMFILE', True]"),
         ("unserved", "None"),
+        // 1024 of 64 KiB, and then pages.
+        ("channels", "[4096, 'EMFILE', 79691776, 'ENFILE']"),
         ("sparse", "True"),
     ] {
         let said = instance.call_pristine(format!("{request}\n").as_bytes()).unwrap();

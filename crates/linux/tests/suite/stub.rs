@@ -129,6 +129,35 @@ fn an_interrupt_does_not_show_its_sender() {
     assert_eq!(String::from_utf8_lossy(&answer), expected);
 }
 
+/// Sizes of the extended processor state in a frame: around the smallest that is valid, usual ones,
+/// and beyond every frame.
+const SIZES: [u32; 16] =
+    [0, 1, 511, 512, 513, 515, 516, 575, 576, 579, 580, 581, 832, 2696, 1 << 20, u32::MAX];
+/// Distances of that state from the end of the control area; 0 is where the kernel put it.
+const PLACES: [u64; 6] = [0, 8, 504, 512, 576, 580];
+
+#[test]
+fn a_frame_whose_processor_state_is_cut_short_harms_only_its_guest() {
+    let Some(mut instance) = warm() else { return };
+    // A fault with a handler, and the return from one with a state and without.
+    for (signal, given) in [(libc::SIGSEGV, 0), (libc::SIGSYS, 0), (libc::SIGSYS, 1)] {
+        for (size, place) in SIZES.into_iter().flat_map(|size| PLACES.map(|place| (size, place))) {
+            let request = format!("frame {signal} {size} {place} {given}");
+            let answer = instance.call_pristine(request.as_bytes());
+            if let Err(CallError::Platform { source: PlatformError::Panicked(panic), .. }) = answer
+            {
+                panic!("{request}: {panic}");
+            }
+            match instance.call_pristine(b"look") {
+                Ok(next) => assert_eq!(next, PRISTINE, "{request}"),
+                Err(CallError::Late { .. }) => println!("late after {request}"),
+                Err(error) => panic!("{request} made the next call fail: {error}"),
+            }
+        }
+    }
+    instance.verify().unwrap();
+}
+
 /// Default number of attacks; `AFRESH_STUB_ATTACKS` changes it.
 const ATTACKS: usize = 300;
 

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use afresh_budget::decode;
 use afresh_files::{Access, Budget, HostHandle, SavedTree, Tree, TreeError};
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_snapshot::LayerImage;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::opened::Opened;
 use crate::host::preview1::rights;
+use crate::warm::frozen::MAX_DECODED;
 
 /// Maximum descriptors of a guest.
 const MAX_DESCRIPTORS: usize = 4096;
@@ -239,7 +241,7 @@ impl SavedFiles {
             files: most(allowed.files, had.files, used.files),
         });
         let (descriptors, rest): (BTreeMap<u32, Descriptor>, _) =
-            postcard::take_from_bytes(&self.descriptors).map_err(|e| e.to_string())?;
+            decode(&self.descriptors, MAX_DECODED).map_err(|e| e.to_string())?;
         if !rest.is_empty() || descriptors.len() > MAX_DESCRIPTORS {
             return Err("its descriptors are damaged".to_owned());
         }

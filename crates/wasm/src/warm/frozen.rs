@@ -10,6 +10,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use afresh_budget::{DecodeError, decode};
 use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, page_align_up};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
 use afresh_rewrite::WarmState;
@@ -32,6 +33,12 @@ const ENGINE: &str = "afresh-wasm state 1";
 
 /// Maximum nanoseconds of a guest clock, so that additions to a reading fit: a century.
 const MAX_CLOCK: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
+
+/// Maximum bytes of each part of a state once it is decoded: three million elements of tables.
+pub(crate) const MAX_DECODED: usize = 512 << 20;
+/// States of at most this many bytes are within [`MAX_DECODED`] whatever they hold: a byte becomes
+/// at most 512.
+const MAX_UNCHECKED: usize = 1 << 20;
 
 /// Comes before the files.
 const FILES: &str = "files";
@@ -114,6 +121,52 @@ struct Header {
     module_bytes: u64,
     memories: Vec<(Shape, u64)>,
     state: WarmState,
+}
+
+/// All parts of the bytes of a frozen guest.
+struct State {
+    header: Header,
+    read: u64,
+    nested: Option<Vec<Option<WarmState>>>,
+    layers: Option<SavedLayers>,
+    files: Option<SavedFiles>,
+    stack: Option<u64>,
+}
+
+impl State {
+    fn decode(bytes: &[u8]) -> Result<Self, ThawError> {
+        let broken = |e: DecodeError| ThawError::State(e.to_string());
+        let ((header, read), mut rest): ((Header, u64), _) =
+            decode(bytes, MAX_DECODED).map_err(broken)?;
+        // Components and guests with files have further parts.
+        let (mut nested, mut files, mut stack) = (None, None::<SavedFiles>, None);
+        let mut layers = None::<SavedLayers>;
+        while !rest.is_empty() {
+            let (what, after): (String, _) = decode(rest, MAX_DECODED).map_err(broken)?;
+            match what.as_str() {
+                NESTED if nested.is_none() && files.is_none() => {
+                    let (states, after) = decode(after, MAX_DECODED).map_err(broken)?;
+                    (nested, rest) = (Some(states), after);
+                }
+                LAYERS if layers.is_none() && files.is_none() => {
+                    let (saved, after) = decode(after, MAX_DECODED).map_err(broken)?;
+                    (layers, rest) = (Some(saved), after);
+                }
+                FILES if files.is_none() => {
+                    let (saved, after) = decode(after, MAX_DECODED).map_err(broken)?;
+                    (files, rest) = (Some(saved), after);
+                }
+                STACK if stack.is_none() => {
+                    let (bytes, after) = decode(after, MAX_DECODED).map_err(broken)?;
+                    (stack, rest) = (Some(bytes), after);
+                }
+                _ => {
+                    return Err(ThawError::State("there are bytes after its end".to_owned()));
+                }
+            }
+        }
+        Ok(Self { header, read, nested, layers, files, stack })
+    }
 }
 
 /// A frozen warm guest. Cheap to clone; it shares the memory of the guest it came from.
@@ -204,6 +257,10 @@ impl Frozen {
         if let Some(stack) = &self.program.stack {
             encoded.extend(postcard::to_allocvec(&(STACK, stack)).map_err(failed)?);
         }
+        // A reader would refuse it.
+        if encoded.len() > MAX_UNCHECKED {
+            State::decode(&encoded).map_err(|e| FreezeError::State(e.to_string()))?;
+        }
         Ok(encoded)
     }
 
@@ -247,34 +304,7 @@ impl Frozen {
     pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
         let pages = memory.pages();
         let bad = |why: &str| ThawError::State(why.to_owned());
-        let broken = |e: postcard::Error| ThawError::State(e.to_string());
-        let ((header, read), mut rest): ((Header, u64), _) =
-            postcard::take_from_bytes(bytes).map_err(broken)?;
-        // Components and guests with files have further parts.
-        let (mut nested, mut files, mut stack) = (None, None::<SavedFiles>, None);
-        let mut layers = None::<SavedLayers>;
-        while !rest.is_empty() {
-            let (what, after): (String, _) = postcard::take_from_bytes(rest).map_err(broken)?;
-            match what.as_str() {
-                NESTED if nested.is_none() && files.is_none() => {
-                    let (states, after) = postcard::take_from_bytes(after).map_err(broken)?;
-                    (nested, rest) = (Some(states), after);
-                }
-                LAYERS if layers.is_none() && files.is_none() => {
-                    let (saved, after) = postcard::take_from_bytes(after).map_err(broken)?;
-                    (layers, rest) = (Some(saved), after);
-                }
-                FILES if files.is_none() => {
-                    let (saved, after) = postcard::take_from_bytes(after).map_err(broken)?;
-                    (files, rest) = (Some(saved), after);
-                }
-                STACK if stack.is_none() => {
-                    let (bytes, after) = postcard::take_from_bytes(after).map_err(broken)?;
-                    (stack, rest) = (Some(bytes), after);
-                }
-                _ => return Err(bad("there are bytes after its end")),
-            }
-        }
+        let State { header, read, nested, layers, mut files, stack } = State::decode(bytes)?;
         if read > MAX_CLOCK {
             return Err(bad("its clock has run for longer than any machine"));
         }
@@ -375,7 +405,58 @@ impl Frozen {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use afresh_budget::meter::{Meter, peak};
+    use afresh_rewrite::WarmValue;
+
     use super::*;
+
+    #[global_allocator]
+    static METER: Meter = Meter;
+
+    fn state_of(state: WarmState) -> Vec<u8> {
+        let header = Header { module: [0; 32], module_bytes: 0, memories: Vec::new(), state };
+        postcard::to_allocvec(&(header, 0_u64)).unwrap()
+    }
+
+    /// States whose bytes are worth the most memory: nested modules without a state, a table of null,
+    /// empty tables, and modules with one entry in each map.
+    fn hostile_states(items: u32) -> [Vec<u8>; 4] {
+        let empty = (0..items).map(|table| (table, Vec::new())).collect();
+        let full = BTreeMap::from([(0, vec![WarmValue::Null; items as usize])]);
+        let with = |tables| state_of(WarmState { tables, ..WarmState::default() });
+        let nested = |states: &[Option<WarmState>]| {
+            let parts = postcard::to_allocvec(&(NESTED, states)).unwrap();
+            [state_of(WarmState::default()), parts].concat()
+        };
+        let none = nested(&vec![None; items as usize]);
+        let one = WarmState {
+            memories: vec![0],
+            globals: BTreeMap::from([(0, WarmValue::Null)]),
+            tables: BTreeMap::from([(0, vec![WarmValue::Null])]),
+            dropped_data: [0].into(),
+            dropped_elements: [0].into(),
+        };
+        [none, with(full), with(empty), nested(&vec![Some(one); items as usize / 16])]
+    }
+
+    #[test]
+    fn a_hostile_state_is_refused_before_it_takes_the_memory() {
+        for (kind, bytes) in hostile_states(MAX_UNCHECKED as u32 / 32).iter().enumerate() {
+            assert!(bytes.len() <= MAX_UNCHECKED);
+            let (state, taken) = peak(|| State::decode(bytes));
+            let (times, len) = (taken / bytes.len(), bytes.len());
+            println!("{kind}: {len} bytes become {taken}, {times} times as many");
+            assert!(state.is_ok() && taken <= len * (MAX_DECODED / MAX_UNCHECKED));
+        }
+        let [bytes, ..] = hostile_states(3 << 20);
+        let (state, taken) = peak(|| State::decode(&bytes).map(drop));
+        println!("{} bytes: {state:?}, {taken} taken", bytes.len());
+        assert!(taken <= MAX_DECODED);
+        let error = state.unwrap_err().to_string();
+        assert!(error.contains("takes more than"), "{error}");
+    }
 
     #[test]
     fn a_program_of_terabytes_of_zeros_is_refused_before_it_is_read() {

@@ -1,6 +1,6 @@
 //! Streams of bytes within a guest, which pipes and connected sockets are made of.
 
-mod capacities;
+pub(in crate::sentry) mod capacities;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,11 +14,11 @@ pub(crate) const CAPACITY: usize = 64 << 10;
 pub(in crate::sentry) const MAX_RESERVED: usize = 1 << 20;
 /// Maximum bytes of one between sockets: half of the largest buffer that a program may set.
 pub(in crate::sentry) const MAX_SOCKET_BYTES: usize = 4 << 20;
-const PAGE: usize = 4096;
+pub(in crate::sentry) const PAGE: usize = 4096;
 /// Room that makes a pipe writable again.
 const PIPE_BUF: usize = 4096;
 /// Channels a guest may have.
-const CHANNELS: usize = 4096;
+pub(in crate::sentry) const CHANNELS: usize = 4096;
 
 /// Counters of a channel stay below this, however long it lasts.
 const COUNTED: u64 = 1 << 62;
@@ -27,9 +27,9 @@ const LETTER_ROOM: usize = CAPACITY / 2;
 /// Bytes of the head of a datagram.
 const DATAGRAM_HEAD: usize = 32;
 /// Datagrams that a channel of the usual size holds. Smaller ones hold fewer.
-const LETTERS: usize = 256;
+pub(in crate::sentry) const LETTERS: usize = 256;
 /// Messages with descriptors or credentials that a channel holds.
-const MAX_MESSAGES: usize = 1024;
+pub(in crate::sentry) const MAX_MESSAGES: usize = 1024;
 
 /// Data that bytes are sent with: descriptors, and the process that sent them if its credentials
 /// count.
@@ -44,7 +44,7 @@ pub(crate) struct Ancillary {
 /// A message in a stream: its bytes, from and until, counted from the channel's first, and the data
 /// that they were sent with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct InFlightMessage {
+pub(in crate::sentry) struct InFlightMessage {
     id: Option<u64>,
     sender: Option<u32>,
     from: u64,

@@ -21,8 +21,8 @@ use crate::sentry::tty::terminals::TerminalEnd;
 /// Descriptors a process may have.
 pub(crate) const DESCRIPTORS: u32 = 1 << 16;
 /// Open descriptions of a guest (`fs.file-max`), and descriptors of all its processes.
-const MAX_DESCRIPTIONS: usize = 1 << 16;
-const MAX_ALL_DESCRIPTORS: usize = 1 << 18;
+pub(in crate::sentry) const MAX_DESCRIPTIONS: usize = 1 << 16;
+pub(in crate::sentry) const MAX_ALL_DESCRIPTORS: usize = 1 << 18;
 
 /// The object of an open description.
 #[derive(Clone, Debug, PartialEq, Eq)]

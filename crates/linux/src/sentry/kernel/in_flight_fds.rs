@@ -15,7 +15,7 @@ use crate::sentry::net::sockets::{Socket, SocketState};
 
 /// Descriptors that may be on their way: the default limit of open files, which Linux compares them
 /// with.
-const CARRIED: usize = 1024;
+pub(in crate::sentry) const CARRIED: usize = 1024;
 /// Descriptors that one message may have (`SCM_MAX_FD`).
 const TOGETHER: usize = 253;
 

@@ -13,7 +13,7 @@ pub(in crate::sentry) const MAX_QUEUES: usize = 1024;
 pub(in crate::sentry) const MAX_BYTES: u64 = 16 << 10;
 pub(in crate::sentry) const MAX_MESSAGE: u64 = 8 << 10;
 /// Maximum messages of all queues. Short ones take more memory than their bytes.
-const MAX_MESSAGES: usize = 256 << 10;
+pub(in crate::sentry) const MAX_MESSAGES: usize = 256 << 10;
 
 /// A message: its type and its bytes.
 pub(crate) type Message = (i64, Vec<u8>);

@@ -310,3 +310,17 @@ impl Kernel {
         Ok(state)
     }
 }
+
+#[cfg(test)]
+impl PackedKernel {
+    /// Adds directories without a name, which are one byte each.
+    pub(crate) fn add_empty_layers(&mut self, count: usize) {
+        self.layers.resize(self.layers.len() + count, Vec::new());
+    }
+
+    /// Adds open files of the shortest form.
+    pub(crate) fn add_descriptions(&mut self, count: usize) {
+        let description = || (PackedOpen::Input, 0, None);
+        self.descriptions.extend((0..count as u64).map(|id| (id, description())));
+    }
+}

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 /// Queues that there may be, messages in each, and bytes of one message (`/proc/sys/fs/mqueue`).
-const MAX_QUEUES: usize = 256;
+pub(in crate::sentry) const MAX_QUEUES: usize = 256;
 pub(in crate::sentry) const MAX_COUNT: u64 = 10;
 pub(in crate::sentry) const MAX_SIZE: u64 = 8192;
 /// Priorities are below this (`MQ_PRIO_MAX`).

@@ -15,7 +15,7 @@ use crate::sentry::kernel::resource_limits::ResourceLimits;
 /// The PID that adopts orphans (`init`), and never reaps them.
 pub(in crate::sentry) const NOBODY: u32 = 1;
 /// Maximum bytes of arguments, of variables, and of a path.
-const MAX_ARGUMENT_BYTES: usize = (crate::sentry::STACK_LEN / 4) as usize;
+pub(in crate::sentry) const MAX_ARGUMENT_BYTES: usize = (crate::sentry::STACK_LEN / 4) as usize;
 
 /// Arguments and variables that a program was started with, each with a zero behind it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

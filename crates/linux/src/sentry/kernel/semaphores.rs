@@ -14,12 +14,12 @@ use crate::sentry::kernel::threads::WaitReason;
 /// Sets that there may be, semaphores of a set and of all, and operations of a call.
 pub(in crate::sentry) const MAX_SETS: usize = 32_000;
 pub(in crate::sentry) const MAX_IN_SET: usize = 32000;
-const MAX_SEMAPHORES: usize = 256 << 10;
+pub(in crate::sentry) const MAX_SEMAPHORES: usize = 256 << 10;
 pub(in crate::sentry) const MAX_OPERATIONS: usize = 500;
 /// The highest value of a semaphore.
 pub(in crate::sentry) const MAX_VALUE: u16 = 32767;
 /// Adjustments of all processes.
-const MAX_ADJUSTMENTS: usize = 64 << 10;
+pub(in crate::sentry) const MAX_ADJUSTMENTS: usize = 64 << 10;
 
 /// An operation of `semop`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 
 /// Signals that are kept for a thread or for all of them.
-const PENDING: usize = 128;
+pub(in crate::sentry) const PENDING: usize = 128;
 /// From here on signals are queued each, not only noted.
 const REAL_TIME: u8 = 32;
 /// Signals that cannot be blocked, handled or ignored.

@@ -15,7 +15,7 @@ use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::threads::MonotonicTime;
 
 /// Timers that a process may have.
-const TIMERS: u32 = 256;
+pub(in crate::sentry) const TIMERS: u32 = 256;
 /// The highest count of how often a timer has run out (`DELAYTIMER_MAX`).
 const COUNTED: u64 = i32::MAX as u64;
 

@@ -3,7 +3,7 @@
 //! The kernel chooses nothing: each address comes from here, and the orders that put it into effect
 //! contain all arguments. So the mappings are known without a query, and can be restored.
 
-mod limits;
+pub(in crate::sentry) mod limits;
 
 pub(in crate::sentry) use limits::MAX_ALL_MAPPINGS;
 

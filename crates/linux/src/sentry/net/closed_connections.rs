@@ -12,7 +12,7 @@ use crate::sentry::kernel::time::now;
 use crate::sentry::net::sockets::{Address, Socket, SocketState};
 
 /// Maximum number of addresses; later ones replace the oldest.
-const MAX_ADDRESSES: usize = 4096;
+pub(in crate::sentry) const MAX_ADDRESSES: usize = 4096;
 
 /// An address that a connection had.
 #[derive(Clone, Debug, PartialEq, Eq)]

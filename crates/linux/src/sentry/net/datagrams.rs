@@ -21,7 +21,7 @@ use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
 /// Maximum bytes of a datagram over loopback.
 const LONGEST_INTERNET: usize = 65507;
 /// Maximum bytes of unfinished datagrams of all sockets.
-const MAX_CORKED_BYTES: usize = 16 << 20;
+pub(in crate::sentry) const MAX_CORKED_BYTES: usize = 16 << 20;
 
 impl Kernel {
     pub(in crate::sentry) fn datagram_socket(&self, id: u64) -> Option<(&Socket, u64)> {

@@ -18,7 +18,7 @@ const PORT: u16 = 53;
 /// The first address that stands for a name, in a block for benchmarks of networks (RFC 2544).
 const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 1]);
 /// Maximum names that a guest may resolve.
-const NAMES: usize = 4096;
+pub(in crate::sentry) const NAMES: usize = 4096;
 
 /// The type of a question for any record.
 const ANY: u16 = 255;

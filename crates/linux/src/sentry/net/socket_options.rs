@@ -22,8 +22,8 @@ use crate::sentry::{Kernel, Sentry, SyscallResult, ZERO, copy_in, copy_out};
 const SO_RCVTIMEO_NEW: i32 = 66;
 const SO_SNDTIMEO_NEW: i32 = 67;
 /// Options that a socket may have set, and bytes of each.
-const OPTIONS: usize = 64;
-const MAX_OPTION_SIZE: usize = 64;
+pub(in crate::sentry) const OPTIONS: usize = 64;
+pub(in crate::sentry) const MAX_OPTION_SIZE: usize = 64;
 /// Minimum and maximum sizes of buffers, which Linux doubles.
 const MIN_SEND_BUFFER: u32 = 4608;
 const MIN_RECEIVE_BUFFER: u32 = 2304;

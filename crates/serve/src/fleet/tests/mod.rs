@@ -2,6 +2,7 @@
 
 mod access;
 mod catalog;
+mod joining;
 #[path = "../../../../store/tests/suite/support/listening.rs"]
 mod listening;
 mod sealed;

@@ -8,10 +8,10 @@ use rustix::io::Errno;
 use super::{CAPACITY, Channel, Channels, MAX_RESERVED, MAX_SOCKET_BYTES, PAGE};
 
 /// Bytes beyond the usual that all may hold together.
-const MAX_EXTRA_BYTES: usize = 64 << 20;
+pub(in crate::sentry) const MAX_EXTRA_BYTES: usize = 64 << 20;
 /// Bytes that all may hold together, each up to the usual size (`pipe-user-pages-soft`). Later ones
 /// are one page, as in Linux.
-const MAX_USUAL_BYTES: usize = 64 << 20;
+pub(in crate::sentry) const MAX_USUAL_BYTES: usize = 64 << 20;
 
 impl Channel {
     fn larger(&self) -> usize {

@@ -1,0 +1,87 @@
+//! The memory of a decoded value is subtracted from the limit: for values of every shape, as large
+//! as their bytes can make them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::fmt::Debug;
+
+use afresh_budget::meter::{Meter, peak, within};
+use afresh_budget::{DecodeError, decode};
+use serde::{Deserialize, Serialize};
+
+#[global_allocator]
+static METER: Meter = Meter;
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Large {
+    words: [u64; 32],
+    name: Option<String>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+enum Part {
+    None,
+    Boxed(Box<Large>),
+    Pair { left: Vec<u8>, right: (u16, i128) },
+    Many(BTreeMap<u8, Vec<Part>>),
+}
+
+/// Bytes that are decoded, and subtracted at most so often as they are taken.
+fn check<T: for<'de> Deserialize<'de> + Serialize + PartialEq + Debug>(value: &T) {
+    let bytes = postcard::to_allocvec(value).unwrap();
+    let (decoded, taken) = peak(|| decode::<T>(&bytes, usize::MAX).unwrap());
+    assert!(decoded.0 == *value && decoded.1.is_empty());
+    // The smallest limit under which it is decoded.
+    let (mut low, mut high) = (0, 1 << 30);
+    while low < high {
+        let limit = (low + high) / 2;
+        match decode::<T>(&bytes, limit) {
+            Ok(_) => high = limit,
+            Err(error) => {
+                assert_eq!(error, DecodeError::Exceeded { limit });
+                low = limit + 1;
+            }
+        }
+    }
+    println!("{}: {taken} taken, {low} subtracted", std::any::type_name::<T>());
+    assert!(taken <= low, "{taken} taken, {low} subtracted");
+}
+
+#[test]
+fn no_value_takes_more_than_was_subtracted() {
+    for count in [1_u32, 2, 5, 12, 100, 1000, 1025] {
+        let each = 0..count;
+        check(&vec![Vec::<u64>::new(); count as usize]);
+        check(&each.clone().map(|n| vec![n; 1]).collect::<Vec<_>>());
+        check(&each.clone().map(|n| BTreeMap::from([(n, [1_u8; 32])])).collect::<Vec<_>>());
+        check(&each.clone().map(|n| BTreeSet::from([n])).collect::<Vec<_>>());
+        check(&each.clone().map(|n| (n, u64::from(n))).collect::<BTreeMap<_, _>>());
+        check(&each.clone().rev().map(|n| (n, ())).collect::<BTreeMap<_, _>>());
+        check(&each.clone().map(|n| (n * 0x9e37) as u16).collect::<BTreeSet<_>>());
+        check(&each.clone().map(|n| (n, n.to_string())).collect::<HashMap<_, _>>());
+        check(&each.clone().map(|n| n as u8).collect::<VecDeque<_>>());
+        check(&"x".repeat(count as usize));
+        let large = || Box::new(Large { words: [0; 32], name: Some("name".to_owned()) });
+        check(&each.clone().map(|_| Part::Boxed(large())).collect::<Vec<_>>());
+        check(&each.clone().map(|_| Some(large())).collect::<Vec<_>>());
+        let pair = |n| Part::Pair { left: vec![7; n as usize % 50], right: (1, -1) };
+        check(&each.clone().map(pair).collect::<Vec<_>>());
+        let many = |n| Part::Many(BTreeMap::from([(1, vec![Part::None, pair(n)]), (2, vec![])]));
+        check(&each.map(many).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_length_without_items_reserves_nothing() {
+    // Nested lists. Each claims as many items as there are bytes.
+    let bytes = [0xff, 0xff, 0x3f].repeat(1 << 20);
+    let (decoded, _) = within(64 << 10, || decode::<Vec<Vec<Vec<u64>>>>(&bytes, 32 << 10));
+    assert_eq!(decoded.unwrap_err(), DecodeError::Exceeded { limit: 32 << 10 });
+}
+
+#[test]
+fn other_bytes_are_malformed() {
+    let short = decode::<Vec<String>>(&[1, 5, b'x'], 1 << 20);
+    assert!(matches!(short, Err(DecodeError::Malformed(_))), "{short:?}");
+    let (value, rest) = decode::<Option<u32>>(&[1, 7, 9], 1 << 20).unwrap();
+    assert_eq!((value, rest), (Some(7), &[9][..]));
+}
