@@ -156,6 +156,9 @@ impl Description {
     /// The flags that a process sees. Linux adds one for large files to each open of a file.
     pub(in crate::sentry) fn status_flags(&self) -> u32 {
         const LARGE_FILE: u32 = 0o100_000;
+        if self.is_path() {
+            return self.flags & (libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW) as u32;
+        }
         let opened = matches!(
             self.open,
             FileObject::File(_)
@@ -164,7 +167,7 @@ impl Description {
                 | FileObject::Folder(..)
                 | FileObject::Terminal(_)
         );
-        if opened && !self.is_path() { self.flags | LARGE_FILE } else { self.flags }
+        if opened { self.flags | LARGE_FILE } else { self.flags }
     }
 }
 

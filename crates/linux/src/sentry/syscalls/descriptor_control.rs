@@ -14,11 +14,15 @@ const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
 const F_SETOWN_EX: i32 = 15;
 const F_GETOWN_EX: i32 = 16;
-/// `F_OWNER_PID` and `F_OWNER_PGRP`, of `struct f_owner_ex`.
+/// `F_OWNER_TID`, `F_OWNER_PID` and `F_OWNER_PGRP`, of `struct f_owner_ex`.
+const OWNER_THREAD: i32 = 0;
 const OWNER_PROCESS: i32 = 1;
 const OWNER_GROUP: i32 = 2;
 const F_SETPIPE_SZ: i32 = 1031;
 const F_GETPIPE_SZ: i32 = 1032;
+/// Commands that a descriptor takes which only names a file (`O_PATH`).
+const PATH_COMMANDS: [i32; 5] =
+    [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL];
 
 impl Sentry {
     pub(in crate::sentry) fn sys_fcntl(
@@ -29,6 +33,9 @@ impl Sentry {
         value: u64,
     ) -> SyscallResult {
         let description = self.state.table.get(descriptor)?;
+        if description.is_path() && !PATH_COMMANDS.contains(&(code as i32)) {
+            return Err(Errno::BADF.into());
+        }
         match code as i32 {
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
                 let close_on_exec = code as i32 == libc::F_DUPFD_CLOEXEC;
@@ -66,8 +73,15 @@ impl Sentry {
             {
                 self.control_generation(process, descriptor, watch, command, value)
             }
-            // No other descriptor sends `SIGIO`.
-            libc::F_SETOWN if description.open.is_stream() => Ok(ZERO),
+            libc::F_SETOWN if description.open.is_stream() => {
+                self.check_owner(value as i32)?;
+                Ok(ZERO)
+            }
+            command @ (libc::F_GETOWN | F_SETSIG | F_GETSIG | F_SETOWN_EX | F_GETOWN_EX)
+                if description.open.is_stream() =>
+            {
+                self.control_unowned(process, command, value)
+            }
             F_GETPIPE_SZ | F_SETPIPE_SZ
                 if matches!(description.open, FileObject::Pipe { .. } | FileObject::Fifo(_)) =>
             {
@@ -123,8 +137,22 @@ impl Sentry {
                 let control = self.control_interface(process, request, value)?;
                 control.ok_or_else(|| Errno::NOTTY.into())
             }
-            ioctl::FIOASYNC if description.open.is_stream() => {
-                copy_in(process, value, 4)?;
+            ioctl::FIOASYNC => {
+                let on = copy_in(process, value, 4)? != [0; 4];
+                let takes = description.open.is_stream() || !on;
+                if takes { Ok(ZERO) } else { Err(Errno::NOTTY.into()) }
+            }
+            ioctl::FIOSETOWN | ioctl::SIOCSPGRP
+                if matches!(description.open, FileObject::Socket(_)) =>
+            {
+                let owner = copy_in(process, value, 4)?;
+                self.check_owner(i32::from_le_bytes([owner[0], owner[1], owner[2], owner[3]]))?;
+                Ok(ZERO)
+            }
+            ioctl::FIOGETOWN | ioctl::SIOCGPGRP
+                if matches!(description.open, FileObject::Socket(_)) =>
+            {
+                copy_out(process, value, &[0; 4])?;
                 Ok(ZERO)
             }
             ioctl::FIONREAD if let FileObject::Watches(watches) = &description.open => {
@@ -160,6 +188,43 @@ impl Sentry {
             }
             _ => Err(Errno::NOTTY.into()),
         }
+    }
+
+    /// Refuses an owner of a descriptor that does not exist: a process, a group if it is negative,
+    /// or 0 for none.
+    fn check_owner(&self, owner: i32) -> Result<(), Errno> {
+        let processes = &self.state.processes;
+        let known = match owner {
+            i32::MIN => return Err(Errno::INVAL),
+            0 => true,
+            group @ ..0 => !processes.group(group.unsigned_abs()).is_empty(),
+            one => processes.lives(one as u32),
+        };
+        if known { Ok(()) } else { Err(Errno::SRCH) }
+    }
+
+    /// The owner and the signal of a stream. It sends no `SIGIO`, so it has neither.
+    fn control_unowned(&self, process: &mut Process, command: i32, value: u64) -> SyscallResult {
+        match command {
+            F_GETOWN_EX => copy_out(process, value, &[0; 8])?,
+            F_SETOWN_EX => {
+                let [kind, id] = int_pair(process, value)?;
+                match kind {
+                    OWNER_THREAD | OWNER_PROCESS | OWNER_GROUP if id < 0 => {
+                        return Err(Errno::SRCH.into());
+                    }
+                    OWNER_THREAD | OWNER_PROCESS => self.check_owner(id)?,
+                    OWNER_GROUP => self.check_owner(-id)?,
+                    _ => return Err(Errno::INVAL.into()),
+                }
+                if id != 0 {
+                    return Err(Errno::INVAL.into());
+                }
+            }
+            F_SETSIG if value != 0 => return Err(Errno::INVAL.into()),
+            _ => {}
+        }
+        Ok(ZERO)
     }
 
     /// The owner and the signal of a descriptor of `/dev/afresh/generation`.
@@ -199,16 +264,7 @@ impl Sentry {
                     }
                     _ => value as i32,
                 };
-                let processes = &self.state.processes;
-                let known = match owner {
-                    i32::MIN => return Err(Errno::INVAL.into()),
-                    0 => true,
-                    group @ ..0 => !processes.group(group.unsigned_abs()).is_empty(),
-                    one => processes.lives(one as u32),
-                };
-                if !known {
-                    return Err(Errno::SRCH.into());
-                }
+                self.check_owner(owner)?;
                 self.watch_generation(descriptor, |watch| watch.owner = owner)?;
             }
         }

@@ -207,7 +207,10 @@ impl Sentry {
             libc::P_PGID => WaitTarget::Group(id as u32),
             _ => return Err(Errno::INVAL.into()),
         };
-        if options & (libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED) as u64 == 0 {
+        const EVENTS: i32 = libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED;
+        const CHILDREN: i32 = libc::__WNOTHREAD | libc::__WALL | libc::__WCLONE;
+        let known = EVENTS | CHILDREN | libc::WNOHANG | libc::WNOWAIT;
+        if options as i32 & EVENTS == 0 || options as i32 & !known != 0 {
             return Err(Errno::INVAL.into());
         }
         let flag = |flag: i32| options as i32 & flag != 0;
