@@ -12,7 +12,8 @@ use clap::Parser;
 use reqwest::Url;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Minimum age of sandboxes that are ended for want of an object. Longer than any request to make one.
+/// Minimum age of sandboxes that are ended for want of an object. Longer than any request to make
+/// one.
 const ORPHAN_AGE: Duration = Duration::from_secs(120);
 
 /// Limits of `--keep`.
@@ -38,10 +39,12 @@ struct Options {
     /// Serve this namespace only
     #[arg(long)]
     namespace: Option<String>,
-    /// Leave objects whose pod template has another runtime class than `afresh` to other controllers
+    /// Leave objects whose pod template has another runtime class than `afresh` to other
+    /// controllers
     #[arg(long)]
     ignore_other_runtimes: bool,
-    /// Time after which the server pauses a sandbox while no controller runs; at most the `timeout` of the server
+    /// Time after which the server pauses a sandbox while no controller runs; at most the `timeout`
+    /// of the server
     #[arg(long, default_value = "1h", value_parser = humantime::parse_duration)]
     keep: Duration,
     /// Interval of checks of each sandbox

@@ -1,9 +1,9 @@
 //! The reconciler of `Sandbox`: one object is one sandbox of the afresh server.
 //!
-//! Promises: the sandbox has the identifier of its object as a label, and is looked up by that before
-//! one is made, so a controller that ended between creation and the write of the status makes no
-//! second one. An object is removed after its sandbox has ended. The status is written after the
-//! Secret with the token.
+//! Promises: the sandbox has the identifier of its object as a label, and is looked up by that
+//! before one is made, so a controller that ended between creation and the write of the status
+//! makes no second one. An object is removed after its sandbox has ended. The status is written
+//! after the Secret with the token.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

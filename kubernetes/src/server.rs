@@ -1,7 +1,7 @@
 //! The client of the sandboxes of `afresh serve`.
 //!
-//! Promises: each request has a time limit, and an answer has a limit of bytes. The key is read from
-//! its file for each request, so a renewed Secret needs no restart.
+//! Promises: each request has a time limit, and an answer has a limit of bytes. The key is read
+//! from its file for each request, so a renewed Secret needs no restart.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

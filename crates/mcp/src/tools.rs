@@ -70,8 +70,8 @@ fn tool<A: JsonSchema + 'static, R: JsonSchema + 'static>(
 }
 
 /// Rewrites a schema for clients that map it to other dialects, such as that of Gemini. Formats of
-/// unsigned numbers are removed, because no standard has them. A property has one type: one that may
-/// be missing is never null. A property of any type names all types.
+/// unsigned numbers are removed, because no standard has them. A property has one type: one that
+/// may be missing is never null. A property of any type names all types.
 fn make_portable(schema: &mut Value) {
     match schema {
         Value::Object(parts) => {

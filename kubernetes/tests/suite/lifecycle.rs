@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, claim, template};
-use crate::process::PATIENCE;
+use crate::process::WAIT_TIMEOUT;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_applied_claim_gets_a_sandbox_that_runs_code_and_ends_with_it() {
@@ -162,7 +162,7 @@ async fn times_from_creation_to_ready_are_measured() {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, ready).await.unwrap();
+        tokio::time::timeout(WAIT_TIMEOUT, ready).await.unwrap();
         times.push(begun.elapsed());
     }
     // The first one waits for the lease.

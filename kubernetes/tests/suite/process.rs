@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// How long a test waits for anything.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A program that ends with its test.
 pub(crate) struct Process(Child);
@@ -56,6 +56,6 @@ pub(crate) async fn wait_for<T>(what: &str, mut look: impl AsyncFnMut() -> Optio
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let found = tokio::time::timeout(PATIENCE, found).await;
-    found.unwrap_or_else(|_| panic!("{what} did not happen in {} s", PATIENCE.as_secs()))
+    let found = tokio::time::timeout(WAIT_TIMEOUT, found).await;
+    found.unwrap_or_else(|_| panic!("{what} did not happen in {} s", WAIT_TIMEOUT.as_secs()))
 }

@@ -1,7 +1,7 @@
 //! How the tests of E2B's suites went, and the page that says so.
 //!
-//! A test without a reason in [`REASONS`] fails the command. A reason is either outside, as R or the
-//! internet, or a limitation of the server. The page has both shares.
+//! A test without a reason in [`REASONS`] fails the command. A reason is either outside, as R or
+//! the internet, or a limitation of the server. The page has both shares.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

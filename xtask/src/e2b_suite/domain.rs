@@ -1,9 +1,9 @@
 //! The domain of the sandboxes under test, and servers in place of some on the internet.
 //!
-//! Clients reach programs in a sandbox at `PORT-ID.DOMAIN` by HTTPS. Names of the domain lead to this
-//! host within the tests alone, so that no name server is needed. Sandboxes reach the servers of
-//! [`STAND_INS`] through the `net` of their template, which leads to one on this host. It shows a
-//! certificate for all of them.
+//! Clients reach programs in a sandbox at `PORT-ID.DOMAIN` by HTTPS. Names of the domain lead to
+//! this host within the tests alone, so that no name server is needed. Sandboxes reach the servers
+//! of [`STAND_INS`] through the `net` of their template, which leads to one on this host. It shows
+//! a certificate for all of them.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -1,9 +1,9 @@
 //! Saves of sandboxes: pauses by clients, saves of idle ones, and saves of a server that ends.
 //!
-//! Promises: a paused sandbox and its record are in the store before its client is answered. A pause
-//! without memory keeps the files, and starts the guest of the template with them. Saves
-//! that are not forced by the end of the server take turns by tenant. A host of a fleet that ends
-//! saves its sandboxes also with a full disk.
+//! Promises: a paused sandbox and its record are in the store before its client is answered. A
+//! pause without memory keeps the files, and starts the guest of the template with them. Saves that
+//! are not forced by the end of the server take turns by tenant. A host of a fleet that ends saves
+//! its sandboxes also with a full disk.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! An answer that begins while its call still runs: the output, then the result.
 //!
-//! Promises: it begins with the first output, or once code has run silently for [`SILENCE`]. Clients
-//! measure the time limit of code from the head of the answer.
+//! Promises: it begins with the first output, or once code has run silently for [`SILENCE`].
+//! Clients measure the time limit of code from the head of the answer.
 
 use std::pin::Pin;
 use std::sync::Arc;

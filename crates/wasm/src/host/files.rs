@@ -19,7 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::opened::Opened;
 use crate::host::preview1::rights;
-use crate::warm::frozen::MAX_DECODED;
+
+/// Maximum bytes of each part of a state once it is decoded: three million elements of tables.
+pub(crate) const MAX_DECODED: usize = 512 << 20;
 
 /// Maximum descriptors of a guest.
 const MAX_DESCRIPTORS: usize = 4096;

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::MOST_STACK;
 use crate::engine::linear::Shape;
-use crate::host::files::{Files, SavedFiles};
+use crate::host::files::{Files, MAX_DECODED, SavedFiles};
 use crate::host::table_bytes;
 use crate::warm::instance_state::WarmMemory;
 use crate::{Engine, FreezeError, ThawError};
@@ -34,8 +34,6 @@ const ENGINE: &str = "afresh-wasm state 1";
 /// Maximum nanoseconds of a guest clock, so that additions to a reading fit: a century.
 const MAX_CLOCK: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
 
-/// Maximum bytes of each part of a state once it is decoded: three million elements of tables.
-pub(crate) const MAX_DECODED: usize = 512 << 20;
 /// States of at most this many bytes are within [`MAX_DECODED`] whatever they hold: a byte becomes
 /// at most 512.
 const MAX_UNCHECKED: usize = 1 << 20;
@@ -420,8 +418,8 @@ mod tests {
         postcard::to_allocvec(&(header, 0_u64)).unwrap()
     }
 
-    /// States whose bytes are worth the most memory: nested modules without a state, a table of null,
-    /// empty tables, and modules with one entry in each map.
+    /// States whose bytes are worth the most memory: nested modules without a state, a table of
+    /// null, empty tables, and modules with one entry in each map.
     fn hostile_states(items: u32) -> [Vec<u8>; 4] {
         let empty = (0..items).map(|table| (table, Vec::new())).collect();
         let full = BTreeMap::from([(0, vec![WarmValue::Null; items as usize])]);
