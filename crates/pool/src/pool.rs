@@ -130,7 +130,7 @@ impl<T: Recycle> Pool<T> {
     }
 
     /// Drops every item that is idle now, of `key` or of all, a few at a time: those that have been
-    /// idle longest first. The others can be handed out meanwhile, and then come back.
+    /// idle longest first. The others can be handed out, and come back later.
     pub fn clear(&self, key: Option<usize>) {
         self.shared.clear(key);
     }

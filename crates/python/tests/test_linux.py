@@ -54,7 +54,7 @@ def test_checkpoints_rollbacks_and_forks_keep_memory_files_and_processes(box: af
     assert box.diff("one", "two")
 
 
-def test_clones_draw_different_numbers_except_from_objects_of_their_own(box: afresh.Sandbox) -> None:
+def test_clones_draw_different_numbers_from_the_global_generators(box: afresh.Sandbox) -> None:
     box.run_code("import random; random.seed(42); own = random.Random(42); random.random()")
     start = box.checkpoint("seeded")
     a, b = box.fork(2)

@@ -1,4 +1,4 @@
-//! How the tests of E2B's suites went, and the page that says so.
+//! Counts of the E2B suites, and the page that lists them.
 //!
 //! A test without a reason in [`REASONS`] fails the command. A reason is either outside, as R or
 //! the internet, or a limitation of the server. The page has both shares.
@@ -45,7 +45,7 @@ const REASONS: [(&str, &str); 34] = [
     ("test_java.py", JAVA),
     ("java_kernel", JAVA),
     ("cwd_java", JAVA),
-    ("systemd.py", "services of E2B's machine"),
+    ("systemd.py", "services of the E2B machine"),
     ("firewall transform", HTTPBIN),
     ("MCP gateway", "the service `mcp`"),
     ("xattrs is surfaced", "extended attributes in the sandbox"),
@@ -62,7 +62,7 @@ const REASONS: [(&str, &str); 34] = [
     ("cwd r", R),
     ("env_vars/r.test.ts", R),
     ("r kernel", R),
-    ("systemd.test.ts", "services of E2B's machine"),
+    ("systemd.test.ts", "services of the E2B machine"),
 ];
 
 /// How the tests of a suite went, by their names.

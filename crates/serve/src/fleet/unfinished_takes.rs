@@ -56,7 +56,7 @@ impl Fleet {
         let all: BTreeSet<String> =
             lock(&self.unfinished).iter().take(MAX_RELEASES).cloned().collect();
         for id in all {
-            // Nothing takes the sandbox meanwhile.
+            // Nothing else takes the sandbox.
             let _turn = self.turn(&id).lock().await;
             let is_held = || Some(self.host()?.sandboxes()?.has(&id));
             if !lock(&self.unfinished).contains(&id) || is_held() == Some(true) {
