@@ -46,6 +46,7 @@ mod lock;
 mod memory;
 mod memory_directory;
 mod network;
+mod network_policy;
 mod network_rules;
 mod network_update;
 mod output_router;
@@ -57,6 +58,7 @@ mod quota;
 mod random;
 mod record;
 mod registry;
+mod request_host;
 mod request_record;
 mod requests;
 #[expect(clippy::module_inception, reason = "the file of the type `Sandbox`")]

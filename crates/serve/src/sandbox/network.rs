@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use afresh::linux::{EgressFilter, SharedFilter};
 
 #[cfg(feature = "linux")]
-use super::network_rules::ALL_TRAFFIC;
+use super::network_policy::ALL_TRAFFIC;
 use super::network_rules::NetworkRules;
 
 #[derive(Debug, Default)]

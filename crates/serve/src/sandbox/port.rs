@@ -16,8 +16,8 @@ use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 
 use super::authorization::{SANDBOX, TOKENS, awake, called, shows_token};
-use super::network_rules::host_of;
 use super::registry::Sandboxes;
+use super::request_host::host_of;
 use super::tunnels::dial;
 use crate::address_limits::CLIENT;
 use crate::body::Chunked;

@@ -10,7 +10,7 @@ use crate::engine::call_path::{CallPath, now};
 use crate::host::Host;
 
 /// Passes bytes to the guest from one of its host functions. The guest's own allocator
-/// ([`BytesEntry`] names it) provides the memory, and the guest owns the bytes from then on.
+/// ([`BytesEntry`](crate::BytesEntry) names it) provides the memory, and the guest owns the bytes from then on.
 /// Returns `None` when the guest has no room, or when its allocator returns an address outside its
 /// memory.
 ///

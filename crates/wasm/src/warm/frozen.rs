@@ -204,7 +204,7 @@ impl Frozen {
     }
 
     /// Whether it is a component, which [`crate::WarmComponent::thaw`] thaws; a module is for
-    /// [`Warm::thaw`].
+    /// [`Warm::thaw`](crate::Warm::thaw).
     #[must_use]
     pub fn is_component(&self) -> bool {
         self.nested.is_some()
