@@ -10,9 +10,9 @@ use crate::engine::call_path::{CallPath, now};
 use crate::host::Host;
 
 /// Passes bytes to the guest from one of its host functions. The guest's own allocator
-/// ([`BytesEntry`](crate::BytesEntry) names it) provides the memory, and the guest owns the bytes from then on.
-/// Returns `None` when the guest has no room, or when its allocator returns an address outside its
-/// memory.
+/// ([`BytesEntry`](crate::BytesEntry) names it) provides the memory, and the guest owns the bytes
+/// from then on. Returns `None` when the guest has no room, or when its allocator returns an
+/// address outside its memory.
 ///
 /// The allocator runs within the call's limits. Where calls run on a separate stack, it runs on one
 /// as well, so it has a full stack even when the guest is deep in its own. In a guest that is
