@@ -27,6 +27,7 @@ use super::config::FleetConfig;
 use super::credentials::Role;
 use super::nats::{self, Bucket, BucketEntry, NatsConnection, NatsError};
 use super::record::Entry;
+use super::whole_ledger;
 use super::{catalog, keeper, lease_renewal};
 
 /// The file of the ledger.
@@ -59,6 +60,11 @@ pub enum BackupError {
     /// The ledger could not be read or written.
     #[error("the ledger of the fleet cannot be read or written")]
     Ledger(#[source] afresh::Cause),
+    /// No entry could be read.
+    #[error(
+        "none of the {0} entries can be read, so the backup is unchanged: name the key that sealed them as `entry-key`"
+    )]
+    Unreadable(usize),
     /// A store could not be opened.
     #[error("the store cannot be opened")]
     Store(#[source] afresh::Cause),
@@ -366,6 +372,10 @@ pub async fn backup(config: &FleetConfig, dir: &Path) -> Result<BackupReport, Ba
     fs::create_dir_all(dir).map_err(file_error(dir))?;
     let mut report = BackupReport::default();
     let entries = read_ledger(&links, &mut report).await?;
+    if entries.is_empty() && !report.missing.is_empty() {
+        return Err(BackupError::Unreadable(report.missing.len()));
+    }
+    let is_whole = report.missing.is_empty();
     let digests = entries.iter().filter_map(|entry| entry.state.clone()).collect();
     let scratch = dir.join(SCRATCH);
     let copied = copy_all(place, states_in(dir), keeper(config), scratch, digests).await?;
@@ -394,7 +404,9 @@ pub async fn backup(config: &FleetConfig, dir: &Path) -> Result<BackupReport, Ba
         };
         lines.push(serde_json::to_string(&line).map_err(ledger)?);
     }
-    write(&dir.join(LEDGER), &lines)?;
+    let file = dir.join(LEDGER);
+    whole_ledger::keep(&file, is_whole).map_err(file_error(&file))?;
+    write(&file, &lines)?;
     Ok(report)
 }
 

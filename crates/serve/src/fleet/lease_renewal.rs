@@ -239,6 +239,7 @@ async fn begin_again(fleet: &Arc<Fleet>) {
             let lease = Lease::from_request(fleet.terms, revision, sent);
             *lock(&fleet.own) = super::OwnLease { life, lease, lives };
             lock(&fleet.suspicion).reset();
+            lock(&fleet.torn).reset();
             lock(&fleet.ways).clear();
             fleet.drain.notify_one();
             settle(fleet);

@@ -35,6 +35,7 @@ mod tenant_budgets;
 mod tenant_counts;
 mod torn_takes;
 mod unfinished_takes;
+mod whole_ledger;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};

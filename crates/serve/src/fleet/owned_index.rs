@@ -187,7 +187,7 @@ impl Fleet {
         let mut swept = SweptEntry::Other;
         if let Some(key) = note.key.rsplit('.').next().and_then(record::key) {
             for attempt in 1.. {
-                match self.release((node, last), &key).await {
+                match self.release((node, last), &key, attempt > 1).await {
                     // Another host took it first, or it is this host's again, or its entry was
                     // sealed.
                     Err(NatsError::Changed) if attempt < MAX_ENTRY_READS => {}
@@ -211,8 +211,14 @@ impl Fleet {
         }
     }
 
-    /// Releases the sandbox of a key if a life of the host up to `last` owns it.
-    async fn release(&self, (node, last): (&str, u64), key: &str) -> Result<SweptEntry, NatsError> {
+    /// Releases the sandbox of a key if a life of the host up to `last` owns it. `has_changed` is
+    /// whether its entry got a new revision since the sweep began.
+    async fn release(
+        &self,
+        (node, last): (&str, u64),
+        key: &str,
+        has_changed: bool,
+    ) -> Result<SweptEntry, NatsError> {
         let sandboxes = &self.links.sandboxes;
         let Some(found) = nats::find(sandboxes, key).await? else {
             return match first_entry::fence(sandboxes, key).await {
@@ -230,6 +236,8 @@ impl Fleet {
         match entry.owner.as_deref().and_then(parts) {
             Some((owner, life)) if owner == node && life <= last => {}
             Some((owner, _)) if owner == node => return Ok(SweptEntry::Later),
+            // No take at the revision before can succeed any more. A busy owner changes it often.
+            _ if has_changed => return Ok(SweptEntry::Other),
             // The host may be about to take it at this revision.
             _ => return self.touch(key, found, entry).await.map(|()| SweptEntry::Other),
         }

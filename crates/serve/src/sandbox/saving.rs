@@ -87,9 +87,12 @@ impl Sandboxes {
         self.save(sandbox, Saving { pause: true, ending: false, files_only: !memory }).await
     }
 
-    /// Starts the guest of the template with the files of a sandbox, in its place. The
-    /// processes of the sandbox, its contexts and its checkpoints end.
-    fn restart_guest(&self, sandbox: &Sandbox, session: &mut Session) -> Result<(), ErrorResponse> {
+    /// The guest of the template, started with the files of a sandbox.
+    fn restart_guest(
+        &self,
+        sandbox: &Sandbox,
+        session: &mut Session,
+    ) -> Result<Session, ErrorResponse> {
         let mut tree = session.files().map_err(|error| refused(&error))?.tree();
         if tree.find(BOOT_ID).is_ok() {
             let id = random(16)?;
@@ -105,10 +108,7 @@ impl Sandboxes {
             Ok(())
         });
         put.map_err(|error| refused(&error))?;
-        *session = fresh;
-        *lock(&sandbox.mark) = UndoPoint::default();
-        sandbox.branched.store(false, Ordering::Relaxed);
-        Ok(())
+        Ok(fresh)
     }
 
     /// Refuses a call of a sandbox that an ending server has not released yet. Its save may fail,
@@ -173,11 +173,14 @@ impl Sandboxes {
                 other => return Err(other.absent(&own.id)),
             };
             this.ledger.check(&*own)?;
-            if files_only {
-                this.restart_guest(&own, session)?;
-            }
-            own.goes_on.store(next_event(session).is_some(), Ordering::Relaxed);
-            let here = this.store_state(&own, session, &this.config.dir);
+            // A pause that is refused leaves the guest as it was.
+            let mut fresh = match files_only {
+                true => Some(this.restart_guest(&own, session)?),
+                false => None,
+            };
+            let kept = fresh.as_mut().unwrap_or(session);
+            own.goes_on.store(next_event(kept).is_some(), Ordering::Relaxed);
+            let here = this.store_state(&own, kept, &this.config.dir);
             let (bytes, saved) = match here {
                 Ok(stored) => {
                     this.ledger.saved_here(&*own);
@@ -186,11 +189,17 @@ impl Sandboxes {
                     stored
                 }
                 Err(refusal) if ending && is_full(&refusal) && this.ledger.releases() => {
-                    this.store_state_past_disk(&own, session, refusal)?
+                    this.store_state_past_disk(&own, kept, refusal)?
                 }
                 Err(refusal) => return Err(refusal),
             };
             own.charge.store(bytes);
+            if let Some(fresh) = fresh {
+                // The processes, contexts and checkpoints of the old guest end.
+                **session = fresh;
+                *lock(&own.mark) = UndoPoint::default();
+                own.branched.store(false, Ordering::Relaxed);
+            }
             if pause || ending {
                 let why = "the sandbox is saved, and its programs with it";
                 let why = ConnectError::new("unavailable", why);
