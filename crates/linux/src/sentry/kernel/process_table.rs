@@ -22,7 +22,7 @@ use crate::sentry::kernel::resource_limits::MAX_TASKS;
 use crate::sentry::kernel::signals::{PendingSignals, SignalInfo};
 use crate::sentry::kernel::threads::{Thread, Threads, Wait, WaitReason};
 use crate::sentry::kernel::timers::Timers;
-use crate::sentry::mm::layout::{Layout, MAX_ALL_MAPPINGS};
+use crate::sentry::mm::layout::{Layout, MAX_ALL_MAPPINGS, MAX_RESERVED};
 use crate::sentry::{End, Kernel};
 
 /// Processes a guest may have, those that ended and were not waited for included.
@@ -98,7 +98,7 @@ impl ProcessTable {
         if count as u64 > MAX_TASKS {
             return Err("it has more threads than a program may have");
         }
-        let mut left = layout.limit();
+        let mut left = MAX_RESERVED;
         let all = || self.layouts.values().chain([layout]);
         if all().map(Layout::len).sum::<usize>() > MAX_ALL_MAPPINGS {
             return Err("its mappings are more than it may have");

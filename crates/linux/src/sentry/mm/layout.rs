@@ -122,8 +122,9 @@ impl Layout {
         let fits = (bytes, reserved, shared) == (self.bytes, self.reserved, self.shared)
             && shared <= bytes
             && reserved <= RESERVED
-            // Shared bytes count once, however many mappings they have.
-            && bytes - shared <= self.limit
+            // Shared bytes count once, however many mappings they have. What was mapped before the
+            // limit was lowered stays; the opener compares the sum with its own limit.
+            && bytes - shared <= MAX_RESERVED
             && self.limit <= MAX_RESERVED;
         if !fits || self.maps.len() > MAPPINGS || self.heap > self.brk || self.brk > CEILING {
             return Err("its mappings are more than it may have");
@@ -256,6 +257,12 @@ impl Layout {
         parts.filter(|(_, m)| m.reserved == reserved).map(|(part, _)| part.end - part.start).sum()
     }
 
+    /// Bytes in a range that are shared.
+    fn shared_in(&self, range: &Range<u64>) -> u64 {
+        let parts = self.parts(range).into_iter().filter(|(_, m)| m.share.is_some());
+        parts.map(|(part, _)| part.end - part.start).sum()
+    }
+
     /// The highest free range of `len` bytes below `ceiling`.
     pub(in crate::sentry) fn free(&self, len: u64, ceiling: u64) -> Result<u64, Errno> {
         let mut end = ceiling;
@@ -294,9 +301,11 @@ impl Layout {
         };
         let range = pages(start, len)?;
         let reserved = is_reserved(protection, file);
-        let more = len - self.counted(&range, reserved);
+        // Shared memory is counted once for all of its mappings, so replacing one frees none of it.
+        let replaced =
+            self.counted(&range, reserved) - if reserved { 0 } else { self.shared_in(&range) };
         self.check_room(self.growth(&range, 1))?;
-        self.afford(more, reserved)?;
+        self.afford(len - replaced, reserved)?;
         Ok(range)
     }
 
