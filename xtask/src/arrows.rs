@@ -123,10 +123,11 @@ fn imports(text: &str, module: &[String]) -> Vec<Vec<String>> {
             expand(String::new(), tree, &mut paths);
         }
     }
-    // Paths in code.
-    paths.extend(code.split("crate::").skip(1).map(|path| {
+    // Paths in code. The head of a tree of imports is not one.
+    paths.extend(code.split("crate::").skip(1).filter_map(|path| {
         let end = path.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
-        format!("crate::{}", &path[..end.unwrap_or(path.len())])
+        let path = &path[..end.unwrap_or(path.len())];
+        (!path.ends_with("::")).then(|| format!("crate::{path}"))
     }));
     paths.iter().filter_map(|path| absolute(path, module)).collect()
 }
@@ -217,7 +218,10 @@ mod tests {
             ("a", "mod inner;\nuse crate::c::{C, D as E};\n"),
             ("a::inner", "use super::super::d::X;\n// use crate::a::A;\n"),
             ("c", "use crate::{B, e};\nfn f() { crate::d::run() }\n"),
-            ("d", "use std::fmt;\n#[cfg(test)]\nmod tests {\nuse crate::a::A;\n}\n"),
+            (
+                "d",
+                "use std::fmt;\nuse crate::a::{inner};\n#[cfg(test)]\nmod tests {\nuse crate::a::A;\n}\n",
+            ),
             ("e", "use crate::A;\n"),
         ];
         let found = largest_circle(&arrows(&texts(&files)));
