@@ -6,13 +6,14 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use hyper::HeaderMap;
 use hyper::header::HeaderName;
 
 use crate::error_response::{BudgetExcess, BudgetOwner, ErrorResponse};
+use crate::lock::lock;
 
 /// The header that carries a client's address between the hosts of a fleet. Those of clients are
 /// removed.
@@ -55,7 +56,7 @@ pub(crate) struct AddressPermit {
 
 impl Drop for AddressPermit {
     fn drop(&mut self) {
-        let mut all = self.limits.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.limits.connections);
         if let Some(count) = all.get_mut(&self.address) {
             *count -= 1;
             if *count == 0 {
@@ -105,7 +106,7 @@ impl AddressLimits {
     /// Counts a connection.
     pub(crate) fn connect(self: &Arc<Self>, peer: IpAddr) -> AddressPermit {
         let address = client_of(peer);
-        let mut all = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.connections);
         let count = all.entry(address).or_default();
         *count += 1;
         let over = self.config.connections.filter(|limit| *count > *limit);
@@ -120,7 +121,7 @@ impl AddressLimits {
     pub(crate) fn request(&self, client: IpAddr) -> Result<(), ErrorResponse> {
         let Some(limit) = self.config.requests else { return Ok(()) };
         let (capacity, now) = (f64::from(limit), Instant::now());
-        let mut all = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.requests);
         let address = client_of(client);
         let filled = |bucket: &Bucket| {
             let since = now.saturating_duration_since(bucket.at).as_secs_f64();

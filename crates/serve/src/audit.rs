@@ -9,13 +9,14 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use hyper::StatusCode;
 use prometheus_client::metrics::counter::Counter;
 use serde_json::{Map, Value, json};
 
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 /// Permissions of a new log: its owner's alone.
 const MODE: u32 = 0o600;
@@ -103,7 +104,7 @@ impl AuditLog {
     pub(crate) fn reopen(&self) {
         match open(&self.config) {
             Ok(file) => {
-                *self.file.lock().unwrap_or_else(PoisonError::into_inner) = LineWriter::new(file);
+                *lock(&self.file) = LineWriter::new(file);
             }
             Err(error) => {
                 self.failures.inc();
@@ -125,7 +126,7 @@ impl AuditLog {
         line.insert("time".to_owned(), Value::String(time));
         line.extend(fields.into_iter().filter(|(_, value)| !value.is_null()));
         let line = Value::Object(line).to_string();
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = lock(&self.file);
         let written = file.append(&line);
         drop(file);
         match written {

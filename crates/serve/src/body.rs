@@ -4,7 +4,7 @@
 //! length; a client that sends a byte now and then is refused after the time for a body.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::budget::{Budget, Share};
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 /// Limits of one body.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +109,7 @@ impl Meter {
 
     /// Counts bytes of the body, or decompressed bytes. False if they do not fit.
     pub(crate) fn add(&self, bytes: usize) -> bool {
-        let mut metered = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut metered = lock(&self.state);
         let fits = metered.share.add(bytes.saturating_mul(self.weight));
         metered.exceeded |= !fits;
         fits
@@ -116,7 +117,7 @@ impl Meter {
 
     /// Whether the body did not fit.
     pub(crate) fn is_exceeded(&self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).exceeded
+        lock(&self.state).exceeded
     }
 }
 

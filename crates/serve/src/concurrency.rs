@@ -9,11 +9,13 @@
 //! At most as many park as there are places.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tracing::Instrument;
+
+use crate::lock::lock;
 
 /// Concurrent requests of one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +166,7 @@ impl ConcurrencyLimiter {
 
     fn state(&self) -> MutexGuard<'_, LimiterState> {
         // Nothing in here unwinds half-way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Adds a line, and gives its number.

@@ -5,9 +5,11 @@
 //! [`LINE_LIMIT`] in an event. An event is one line of printable text: a guest cannot end a line of
 //! the log, nor control a terminal.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use afresh::wasm::{OutputHandler, StandardStream};
+
+use crate::lock::lock;
 
 /// The target of the events.
 pub(crate) const TARGET: &str = "afresh_serve::guest";
@@ -67,7 +69,7 @@ impl GuestLog {
     }
 
     fn lock(&self) -> MutexGuard<'_, CallLog> {
-        self.call.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.call)
     }
 
     /// Logs whole lines, and keeps the beginning of the next one.

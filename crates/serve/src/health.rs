@@ -6,7 +6,7 @@
 //! `afresh_healthy` has them for alerts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::response::{IntoResponse, Response};
@@ -14,6 +14,7 @@ use hyper::StatusCode;
 
 use crate::error_response::ErrorResponse;
 use crate::health_check::Check;
+use crate::lock::lock;
 use crate::service::{Phase, Shared};
 
 /// Interval of probes.
@@ -44,7 +45,7 @@ impl Health {
     pub(crate) fn probe(shared: &Arc<Shared>) {
         let this = &shared.health;
         {
-            let mut probed = this.probed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut probed = lock(&this.probed);
             if probed.is_some_and(|probed| probed.elapsed() < PROBE_INTERVAL) {
                 return;
             }

@@ -45,6 +45,7 @@ mod handler;
 mod health;
 mod health_check;
 mod labels;
+mod lock;
 mod logged_lease;
 mod manifest;
 mod metrics;
@@ -55,6 +56,7 @@ pub mod otel;
 mod paced;
 mod pool_metrics;
 mod proxy;
+mod random;
 #[doc(hidden)]
 pub mod reference;
 mod reload;

@@ -2,7 +2,7 @@
 //!
 //! Promises: counting a request takes no lock that other guests' requests want.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -14,6 +14,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::audit::AuditLog;
 use crate::health_check::Check;
 use crate::labels::{Labels, gauge, labels, two};
+use crate::lock::lock;
 use crate::pool_metrics::{PoolMetrics, Pools};
 use crate::resident::resident_bytes;
 #[cfg(feature = "fleet")]
@@ -274,7 +275,7 @@ impl GuestMetrics {
             None => self.other.get_or_create(&two(&self.guest, "code", status)).inc(),
         };
         self.seconds.observe(seconds);
-        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut times = lock(&self.times);
         let place = usize::try_from(times.requests % MAX_RECENT_REQUESTS as u64).unwrap_or(0);
         let microseconds = (seconds * 1e6) as f32;
         match times.microseconds.get_mut(place) {
@@ -286,7 +287,7 @@ impl GuestMetrics {
 
     /// Times of the last requests.
     pub(crate) fn recent(&self) -> Recent {
-        let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = lock(&self.times);
         let (requests, mut sorted) = (times.requests, times.microseconds.clone());
         drop(times);
         sorted.sort_by(f32::total_cmp);

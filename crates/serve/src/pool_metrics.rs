@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use afresh::pool::{PoolStats, ResetStats};
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
@@ -17,6 +17,7 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::labels::{Labels, gauge, labels, two};
+use crate::lock::lock;
 
 type Count = Counter<u64, AtomicU64>;
 
@@ -30,7 +31,7 @@ impl TypedMetric for PageCounts {
 
 impl EncodeMetric for PageCounts {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        let sums = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sums = *lock(&self.0);
         let bounds = ResetStats::BOUNDS.into_iter().map(|bound| bound as f64).chain([f64::MAX]);
         let buckets: Vec<(f64, u64)> = bounds.zip(sums.by_pages).collect();
         encoder.encode_histogram::<Labels>(sums.pages as f64, sums.count(), &buckets, None)
@@ -138,7 +139,7 @@ impl PoolMetrics {
 
     /// Adds the counts since the last time.
     fn add(&self, now: PoolStats) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(&self.seen);
         let labels = labels(&self.guest);
         let (resets, before) = (&now.resets, &seen.resets);
         for (family, now, before) in [
@@ -166,7 +167,7 @@ impl PoolMetrics {
             self.pools.quarantined.get_or_create(&labels).inc_by(count.saturating_sub(before));
         }
         let pages = self.pools.pages.get_or_create_owned(&labels);
-        pages.0.lock().unwrap_or_else(PoisonError::into_inner).join(&resets.since(before));
+        lock(&pages.0).join(&resets.since(before));
         *seen = now;
     }
 

@@ -3,8 +3,10 @@
 //! Promises: no instance answers more requests than it may, and an unused one is reset after a
 //! while. By default an instance answers one request, and never comes here.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use crate::lock::lock;
 
 /// Leases that have requests left.
 pub(crate) struct ReusePool<L> {
@@ -31,7 +33,7 @@ impl<L> ReusePool<L> {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Vec<Waiting<L>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.waiting)
     }
 
     /// The lease that was put back last, if any.

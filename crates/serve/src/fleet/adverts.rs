@@ -21,7 +21,8 @@ use super::policy::{
     Group, Heartbeat, HeartbeatCost, Neighbourhood, NodeStatus, bound_held, expiry, place_tokens,
     set_digest,
 };
-use super::{Fleet, lease_renewal, lock, record};
+use super::{Fleet, lease_renewal, record};
+use crate::lock::lock;
 
 /// Subject of announcements to all hosts.
 const SETS: &str = "sets";

@@ -10,10 +10,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::Fleet;
 use super::clock::now;
 use super::nats::{self, BucketEntry, NatsConnection, NatsError};
 use super::policy::{Lease, Moment, Terms, Verdict};
-use super::{Fleet, lock};
+use crate::lock::lock;
 
 /// Neighbours that each host watches.
 const WATCHED_NEIGHBOURS: usize = 2;

@@ -39,7 +39,7 @@ mod whole_ledger;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
@@ -53,6 +53,8 @@ pub(crate) use routing::{RouteDecision, route_of};
 pub use seal::{SealError, SealReport, seal};
 
 use crate::error::ServeError;
+use crate::lock::lock;
+use crate::random::hex_digits;
 use clock::now;
 use credentials::Role;
 use nats::NatsConnection;
@@ -142,20 +144,6 @@ pub(crate) struct Counts {
     pub(crate) adverts: prometheus_client::metrics::counter::Counter,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Random hex digits from `bytes` bytes.
-fn digits(bytes: usize) -> Result<String, afresh::Cause> {
-    let mut random = vec![0; bytes];
-    let flags = rustix::rand::GetRandomFlags::empty();
-    if rustix::rand::getrandom(&mut random, flags) != Ok(bytes) {
-        return Err("the host has no randomness to name itself with".into());
-    }
-    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
 /// Makes the buckets of a fleet, so that hosts need no permission to do so.
 ///
 /// # Errors
@@ -195,7 +183,7 @@ impl Fleet {
                 "a lease takes at least 500 ms: hosts could not renew a shorter one in time".into(),
             );
         }
-        let node = digits(6)?;
+        let node = hex_digits(6).ok_or("the host has no randomness to name itself with")?;
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let name = config.name.clone().unwrap_or_else(|| host.trim().to_owned());
         if name.len() > policy::MAX_HOST_NAME {

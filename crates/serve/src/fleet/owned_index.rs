@@ -19,7 +19,8 @@ use serde::{Deserialize, Serialize};
 use super::clock::now;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Entry};
-use super::{Fleet, first_entry, lock};
+use super::{Fleet, first_entry};
+use crate::lock::lock;
 
 /// The first part of the keys.
 const OWN: &str = "own";

@@ -10,10 +10,12 @@ use hyper::StatusCode;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Anchor, Entry, State};
 use super::unfinished_takes::TakeGuard;
-use super::{Fleet, first_entry, lock};
+use super::{Fleet, first_entry};
 use crate::disk_full::is_disk_full;
 use crate::error_response::ErrorResponse;
 use crate::failure::describe;
+use crate::lock::lock;
+use crate::random::hex_digits;
 use crate::sandbox::store::{RecordedSandboxes, SandboxRecord, milliseconds};
 
 /// The outcome of taking a sandbox.
@@ -66,7 +68,7 @@ impl Fleet {
 
     /// An id for something of a tenant.
     pub(crate) fn id(tenant: &str) -> Result<String, ErrorResponse> {
-        let random = super::digits(8).map_err(|_| ErrorResponse::host())?;
+        let random = hex_digits(8).ok_or_else(ErrorResponse::host)?;
         Ok(record::tenant_prefix(tenant) + &random)
     }
 

@@ -11,11 +11,12 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::{Request, StatusCode};
 
+use super::Fleet;
 use super::policy::Placement;
 use super::rpc_client::ForwardResult;
-use super::{Fleet, lock};
 use crate::config::GuestConfig;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 use crate::routing_table::{below, without_port};
 use crate::sandbox::store::{RouteSubject, SandboxHost, SandboxRecord, SandboxStore, State};
 

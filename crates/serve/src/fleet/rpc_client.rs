@@ -22,12 +22,13 @@ use hyper::http::request::Parts;
 use hyper::{Request, StatusCode};
 use tracing::Instrument;
 
+use super::Fleet;
 use super::clock::clock_milliseconds;
 use super::frame::{self, Call, RpcReply, RpcRequest};
 use super::nats::NatsError;
 use super::rpc_server::BodyReader;
-use super::{Fleet, lock};
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 /// How often a waiting call checks the other host.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);

@@ -22,9 +22,10 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::Fleet;
 use super::clock::clock_milliseconds;
 use super::frame::{self, Call, Damaged, RpcReply, RpcRequest};
-use super::{Fleet, lock};
+use crate::lock::lock;
 
 /// Requests of other hosts that are under way at the same time.
 const MAX_TRANSFERS: usize = 4096;

@@ -10,12 +10,13 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use hyper::StatusCode;
 
+use super::Fleet;
 use super::placement_store::TakeOutcome;
 use super::routing::no_template;
-use super::{Fleet, lock};
 use crate::disk_full::is_disk_full;
 use crate::error_response::ErrorResponse;
 use crate::failure::{describe, internal};
+use crate::lock::lock;
 use crate::sandbox::store::{
     RecordedSandboxes, SandboxHost, SandboxRecord, SandboxStore, SavedState, SnapshotRecord, State,
     StoredSandbox, StoredSnapshot, TenantUse, state_reference,

@@ -13,9 +13,10 @@ use std::sync::Mutex;
 
 use sha2::{Digest, Sha256};
 
+use super::Fleet;
 use super::clock::now;
 use super::policy::{KnownUses, Moment, TenantUse, TenantUses, UseReports};
-use super::{Fleet, lock};
+use crate::lock::lock;
 
 /// Uses of other hosts, and the reports of this one.
 #[derive(Default)]

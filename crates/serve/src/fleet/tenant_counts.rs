@@ -14,7 +14,8 @@ use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
 use super::nats::{self, Watched};
-use super::{Fleet, lock, record};
+use super::{Fleet, record};
+use crate::lock::lock;
 
 /// Pause before the watch is begun again.
 const AGAIN: Duration = Duration::from_secs(1);

@@ -7,8 +7,9 @@
 
 use std::collections::BTreeSet;
 
+use super::Fleet;
 use super::nats::{self, NatsError};
-use super::{Fleet, lock};
+use crate::lock::lock;
 
 /// Maximum sandboxes that are remembered.
 const MAX_UNFINISHED: usize = 65_536;

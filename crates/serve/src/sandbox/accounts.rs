@@ -16,11 +16,11 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::budgets::{Budgets, Limits};
-use super::lock::lock;
 use super::record::Records;
 use super::store::{SandboxStore, TenantUse};
 use super::tenant_use::window_at;
 use crate::error_response::{BudgetExcess, BudgetOwner, ErrorResponse};
+use crate::lock::lock;
 
 /// Interval of writes of the totals.
 pub(super) const WRITE_INTERVAL: Duration = Duration::from_secs(10);

@@ -18,7 +18,6 @@ use hyper::StatusCode;
 
 use super::accounts::Account;
 use super::budgets::Limits;
-use super::lock::lock;
 use super::registry::Sandboxes;
 use super::sandbox::Sandbox;
 use super::store::RecordedSandboxes;
@@ -27,6 +26,7 @@ use super::store::SandboxStore;
 use super::stored_elsewhere::COUNT_LIFETIME;
 use super::tasks::to_its_end;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 /// The budget of the number of sandboxes.
 const SANDBOXES: &str = "max-sandboxes";

@@ -13,12 +13,12 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::connect::ConnectError;
-use super::lock::lock;
 use super::output_router::OutputRouter;
 use super::registry::Sandboxes;
 use super::sandbox::{Sandbox, command, go_on};
 use super::undo_point::Operation;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 impl Sandboxes {
     /// The output router of a call of a sandbox.

@@ -19,7 +19,6 @@ use super::build_request::{Action, BuildPlan, Step, tagged};
 use super::builds::Build;
 use super::config::Template;
 use super::creation::CreateOptions;
-use super::lock::lock;
 use super::process::CommandTarget;
 use super::record::{BuiltTemplate, IMAGE, LAYER, SandboxSettings, SnapshotRecord};
 use super::registry::Sandboxes;
@@ -29,6 +28,7 @@ use super::snapshots::KeepOptions;
 use super::tasks::blocking;
 use super::template::Warm;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 /// The time limit of a build, and of one step.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(60 * 60);

@@ -16,11 +16,11 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use super::answer::rfc3339;
-use super::lock::lock;
 use super::random::random;
 use super::template::Warm;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
+use crate::lock::lock;
 
 /// Maximum builds of a tenant that have not ended.
 const MAX_RUNNING: usize = 4;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use afresh::Session;
 
-use super::lock::lock;
 use super::undo_point::MARK;
+use crate::lock::lock;
 
 /// Minimum time between two measurements: one takes a moment with many checkpoints.
 const MEASURE_INTERVAL: Duration = Duration::from_millis(200);

@@ -17,8 +17,8 @@ use tokio::time::{Instant, Interval, interval_at};
 
 use super::byte_channel::{Receiver, SendError, Sender, byte_channel};
 use super::connect::{self, ConnectError};
-use super::lock::lock;
 use crate::concurrency::Permit;
+use crate::lock::lock;
 
 /// Subscribers to commands in a sandbox, and its background work.
 #[derive(Default)]

@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use super::answer::{Answer, answer, json, short};
 use super::authorization::AuthorizedSandbox;
 use super::connect::went_back;
-use super::lock::lock;
 use super::random::random;
 use super::registry::Sandboxes;
 use super::requests::ContextRequest;
 use super::sandbox::{Sandbox, command};
 use super::session_error::refused;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 type All = State<Arc<Sandboxes>>;
 

@@ -10,8 +10,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use super::answer::rfc3339;
-use super::answer::{Answer, answer, json, short};
+use super::answer::{Answer, answer, json, rfc3339, short};
 use super::authorization::{Tenant, TenantSandbox};
 use super::build_request::check_reserved;
 use super::creation::CreateOptions;

@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use async_trait::async_trait;
 
 use super::random::random;
-use super::record::Records;
-use super::record::state_reference;
+use super::record::{Records, state_reference};
 use super::store::{
     SandboxRecord, SandboxStore, SavedState, SnapshotRecord, StoredSandbox, StoredSnapshot,
 };
 use super::tasks::blocking;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
+use crate::lock::lock;
 
 /// Random bytes of an id.
 const ID_BYTES: usize = 10;
@@ -66,7 +66,7 @@ impl DirectoryStore {
     }
 
     fn lock_known(&self) -> MutexGuard<'_, BTreeMap<String, SnapshotRecord>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 }
 

@@ -8,11 +8,11 @@ use hyper::HeaderMap;
 use super::authorization::TOKENS;
 use super::connect::ConnectError;
 use super::keys::same;
-use super::lock::lock;
 use super::registry::Sandboxes;
 use super::sandbox::{Residency, Sandbox};
 use super::store::{Anchor, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse};
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 impl SandboxHost for Sandboxes {
     fn has(&self, id: &str) -> bool {

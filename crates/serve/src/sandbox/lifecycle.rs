@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use afresh::Reference;
 
 use super::connect::ConnectError;
-use super::lock::lock;
 use super::record::state_reference;
 use super::registry::Sandboxes;
 use super::sandbox::{Residency, Sandbox};
@@ -22,6 +21,7 @@ use super::tasks::{blocking, to_its_end};
 use crate::concurrency::Permit;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
+use crate::lock::lock;
 
 /// How long a client waits for the end of a sandbox with a running call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);

@@ -42,7 +42,6 @@ mod hosting;
 mod keys;
 mod lifecycle;
 mod listing;
-mod lock;
 mod memory;
 mod memory_directory;
 mod network;

@@ -5,7 +5,7 @@
 //! forks have them too. Each entry of `allowOut` and of `rules` has a grant of the template, or the
 //! request is refused.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 #[cfg(feature = "linux")]
 use afresh::linux::{EgressFilter, SharedFilter};
@@ -13,6 +13,8 @@ use afresh::linux::{EgressFilter, SharedFilter};
 #[cfg(feature = "linux")]
 use super::network_policy::ALL_TRAFFIC;
 use super::network_rules::NetworkRules;
+
+use crate::lock::lock;
 
 #[derive(Debug, Default)]
 struct NetworkState {
@@ -36,7 +38,7 @@ impl SandboxNetwork {
     }
 
     fn state(&self) -> MutexGuard<'_, NetworkState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// The present rules.

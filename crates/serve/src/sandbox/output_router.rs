@@ -17,9 +17,9 @@ use tokio::time::Instant;
 use super::byte_channel::{Receiver, SendError, Sender, byte_channel};
 use super::commands::{Commands, Subscriber};
 use super::connect::{self, ConnectError};
-use super::lock::lock;
 use crate::concurrency::Permit;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 /// Maximum bytes of one piece of output.
 pub(super) const MAX_PIECE_BYTES: usize = 32 << 10;

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use afresh::Session;
 use hyper::StatusCode;
 
-use super::lock::lock;
 use super::registry::Sandboxes;
 use super::sandbox::{Residency, Sandbox};
 use super::session_error::refused;
 use super::tasks::blocking;
 use super::undo_point::MARK;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 /// Maximum sandboxes shown, and maximum states of one.
 const MAX_SHOWN: usize = 50;

@@ -23,13 +23,13 @@ use serde_json::{Value, json};
 use super::authorization::AuthorizedSandbox;
 use super::commands::{EventStream, Subscriber};
 use super::connect::{self, ConnectError};
-use super::lock::lock;
 use super::output_router::OutputRouter;
 use super::registry::Sandboxes;
 use super::requests::{Chosen, Input, Part, Selector, Signal, StartRequest, Terminal};
 use super::sandbox::{Sandbox, command};
 use super::user;
 use crate::body::Chunked;
+use crate::lock::lock;
 
 /// The client's interval of keepalives, in seconds.
 const ALIVE: &str = "keepalive-ping-interval";

@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::accounts::Account;
-use super::lock::lock;
 use super::record::SnapshotRecord;
 use super::store::SandboxStore;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 /// How long a count is valid.
 const COUNT_LIFETIME: Duration = Duration::from_secs(30);

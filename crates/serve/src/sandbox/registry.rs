@@ -18,12 +18,10 @@ use super::builds::Builds;
 use super::config::SandboxConfig;
 use super::directory::Directory;
 use super::directory_store::DirectoryStore;
-use super::lock::lock;
 use super::memory::Memory;
 use super::quota::Quota;
 use super::random::random;
-use super::record::IMAGE;
-use super::record::state_reference;
+use super::record::{IMAGE, state_reference};
 use super::sandbox::{Residency, Sandbox, Times, next_event};
 use super::session_error::refused;
 use super::store::SandboxStore;
@@ -37,6 +35,7 @@ use crate::cpu_time::{CpuTimer, take_outbound_bytes};
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
+use crate::lock::lock;
 
 /// All sandboxes of a server.
 pub(crate) struct Sandboxes {

@@ -1,4 +1,4 @@
-//! The `Host` that programs of a sandbox get instead of its own.
+//! The `Host` of requests to the programs of a sandbox, where its client has set one.
 
 use hyper::StatusCode;
 use hyper::header::HeaderValue;

@@ -17,10 +17,10 @@ use hyper::{Request, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::keys::KeyError;
-use super::lock::lock;
 use super::registry::Sandboxes;
 use crate::address_limits::CLIENT;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 use crate::span::REQUEST_ID;
 
 /// The key of a request that shows the token of a sandbox, or a signature by it.

@@ -6,7 +6,7 @@
 //! call, lazily.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use afresh::{Session, SessionError};
@@ -28,6 +28,7 @@ use super::usage::Usage;
 use super::watchers::Watchers;
 use crate::error_response::ErrorResponse;
 use crate::failure::describe;
+use crate::lock::lock;
 
 /// Maximum bytes of an answer from the guest.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
@@ -260,7 +261,7 @@ impl Sandbox {
     }
 
     pub(super) fn times(&self) -> MutexGuard<'_, Times> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.times)
     }
 
     /// Whether clients see it as paused: it was paused, or its life is over and its state is in the

@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 
 use super::answer::{Answer, answer, rfc3339};
 use super::authorization::TenantSandbox;
-use super::lock::lock;
 use super::registry::Sandboxes;
 use super::sandbox::{Residency, Sandbox};
 use super::tasks::blocking;
 use super::usage::Sample;
+use crate::lock::lock;
 
 /// The interval of samples that a client asks for, in seconds since 1970.
 #[derive(Deserialize)]

@@ -16,11 +16,9 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::connect::ConnectError;
 use super::file_entry;
-use super::lock::lock;
 use super::memory_directory::MemoryDirectory;
 use super::random::random;
-use super::record::SandboxRecord;
-use super::record::state_reference;
+use super::record::{SandboxRecord, state_reference};
 use super::registry::Sandboxes;
 use super::sandbox::{Residency, Sandbox, next_event};
 use super::session_error::refused;
@@ -30,6 +28,7 @@ use super::tasks::{blocking, to_its_end};
 use super::undo_point::UndoPoint;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
+use crate::lock::lock;
 
 /// The identity of a start of a Linux guest, which is a file.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";

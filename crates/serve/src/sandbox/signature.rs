@@ -16,12 +16,12 @@ use sha2::{Digest, Sha256};
 
 use super::authorization::{AuthorizedSandbox, sandbox_id};
 use super::keys::same;
-use super::lock::lock;
 use super::registry::Sandboxes;
 use super::request_record::{RequestNotes, TOKEN};
 use super::sandbox::Sandbox;
 use super::user;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 /// The query of a request for a file.
 #[derive(Deserialize)]

@@ -11,10 +11,8 @@ use std::time::SystemTime;
 use afresh::{Guest, Reference, SaveOptions, SavedSnapshot};
 
 use super::entry_size::check_inherited;
-use super::lock::lock;
 use super::quota::SnapshotReservation;
-use super::record::state_reference;
-use super::record::{BuiltTemplate, SnapshotRecord, milliseconds};
+use super::record::{BuiltTemplate, SnapshotRecord, milliseconds, state_reference};
 use super::registry::Sandboxes;
 use super::sandbox::Sandbox;
 use super::store::StoredSnapshot;
@@ -22,6 +20,7 @@ use super::tasks::{blocking, to_its_end};
 use super::template::Warm;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
+use crate::lock::lock;
 
 /// Guests of snapshots that are kept open for the next sandbox.
 const MAX_OPEN_SNAPSHOTS: usize = 32;

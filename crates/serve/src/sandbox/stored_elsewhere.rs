@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::lock::lock;
+use crate::lock::lock;
 
 /// How long a count is valid.
 pub(super) const COUNT_LIFETIME: Duration = Duration::from_secs(10);

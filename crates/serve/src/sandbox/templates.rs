@@ -12,8 +12,7 @@ use hyper::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::answer::rfc3339;
-use super::answer::{Answer, answer, json, short};
+use super::answer::{Answer, answer, json, rfc3339, short};
 use super::authorization::{Tenant, TenantSandbox};
 use super::build_request::{BuildPlan, NewTemplate, TagRequest, check_tags, split, tagged};
 use super::record::{BuiltTemplate, SnapshotRecord};

@@ -12,9 +12,9 @@ use hyper::StatusCode;
 
 use super::accounts::Accounts;
 use super::budgets::Limits;
-use super::lock::lock;
 use crate::concurrency::{ConcurrencyLimiter, Permit, Share};
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 /// Maximum weight of a tenant.
 pub(crate) const MAX_WEIGHT: u32 = 1000;

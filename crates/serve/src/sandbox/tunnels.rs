@@ -15,12 +15,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Notify, mpsc};
 
 use super::accounts::{Accounts, ConnectionGuard};
-use super::lock::lock;
 use super::registry::Sandboxes;
 use super::sandbox::Sandbox;
 use super::session_error::refused;
 use super::undo_point::Operation;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 
 /// Bytes that wait to be taken by a program.
 const MAX_INBOX_BYTES: usize = 64 << 10;

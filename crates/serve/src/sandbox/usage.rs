@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::lock::lock;
 use super::record::milliseconds;
+use crate::lock::lock;
 
 /// Maximum samples of a sandbox.
 const MAX_SAMPLES: usize = 120;

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use super::commands::Subscriber;
 use super::connect::{self, ConnectError};
 use super::file_entry::{absolute, connect_error, entry};
-use super::lock::lock;
 use super::requests::WatchRequest;
+use crate::lock::lock;
 
 /// Maximum watchers of a sandbox.
 const MAX_WATCHERS: usize = 16;

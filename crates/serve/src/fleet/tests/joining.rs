@@ -43,7 +43,7 @@ async fn buckets_of_fewer_replicas_than_configured_are_refused() {
     assert!(why.contains(expected) && why.contains("--replicas 3"), "{why}");
     let why = chain(&init(&config).await.unwrap_err());
     assert!(why.contains(expected), "{why}");
-    // The commands of operators have no number of replicas of their own.
+    // The commands of operators set no number of replicas.
     assert!(nodes(&config).await.unwrap().is_empty());
     config.replicas = 1;
     Fleet::join(&config).await.unwrap();

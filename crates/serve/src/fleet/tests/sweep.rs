@@ -14,7 +14,8 @@ use crate::fleet::record::Entry;
 use crate::fleet::record::tests::record as empty_record;
 use crate::fleet::torn_takes::TornTakes;
 use crate::fleet::unfinished_takes::TakeGuard;
-use crate::fleet::{Fleet, lock, nats, record, restore};
+use crate::fleet::{Fleet, nats, record, restore};
+use crate::lock::lock;
 use crate::sandbox::store::{Anchor, SandboxRecord, State};
 
 const TENANT: &str = "acme";
