@@ -16,6 +16,13 @@ use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 
+/// Maximum bytes of each part of the state of a guest once it is decoded: three million elements of
+/// tables, for example.
+pub const MAX_DECODED: usize = 512 << 20;
+/// States of at most this many bytes are within [`MAX_DECODED`] whatever they hold: a byte becomes
+/// at most 512.
+pub const MAX_UNCHECKED: usize = 1 << 20;
+
 /// A vector that has just grown has the old items and room for twice as many.
 const LIST_ITEMS: usize = 3;
 /// A hash table that has just grown, with an eighth of it free.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[cfg(feature = "postcard")]
-pub use decode::{DecodeError, decode};
+pub use decode::{DecodeError, MAX_DECODED, MAX_UNCHECKED, decode};
 
 /// A limit on bytes in use. Clones share it.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_budget::decode;
+use afresh_budget::{MAX_DECODED, MAX_UNCHECKED, decode};
 use afresh_files::Node;
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
@@ -99,11 +99,6 @@ impl PackedPart {
     }
 }
 
-/// Maximum bytes of a state once it is decoded.
-const MAX_DECODED: usize = 512 << 20;
-/// States of at most this many bytes are within [`MAX_DECODED`] whatever they hold: a byte becomes
-/// at most 512.
-const MAX_UNCHECKED: usize = 1 << 20;
 /// Maximum bytes that describe files, without their content.
 const DESCRIPTIONS: u64 = 64 << 20;
 

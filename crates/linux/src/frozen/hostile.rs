@@ -1,12 +1,12 @@
 //! States from strangers whose bytes are worth the most memory.
 
-use afresh_budget::decode;
 use afresh_budget::meter::{Meter, peak};
+use afresh_budget::{MAX_DECODED, MAX_UNCHECKED, decode};
 use afresh_files::Node;
 use afresh_memory::Image;
 
 use super::golden::golden_bytes;
-use super::{Frozen, Header, MAX_DECODED, MAX_UNCHECKED};
+use super::{Frozen, Header};
 use crate::program::Program;
 use crate::warm::Warm;
 

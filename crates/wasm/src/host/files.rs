@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use afresh_budget::decode;
+use afresh_budget::{MAX_DECODED, decode};
 use afresh_files::{Access, Budget, HostHandle, SavedTree, Tree, TreeError};
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_snapshot::LayerImage;
@@ -19,9 +19,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::opened::Opened;
 use crate::host::preview1::rights;
-
-/// Maximum bytes of each part of a state once it is decoded: three million elements of tables.
-pub(crate) const MAX_DECODED: usize = 512 << 20;
 
 /// Maximum descriptors of a guest.
 const MAX_DESCRIPTORS: usize = 4096;

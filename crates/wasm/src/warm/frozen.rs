@@ -10,7 +10,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use afresh_budget::{DecodeError, decode};
+use afresh_budget::{DecodeError, MAX_DECODED, MAX_UNCHECKED, decode};
 use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, page_align_up};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
 use afresh_rewrite::WarmState;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::MOST_STACK;
 use crate::engine::linear::Shape;
-use crate::host::files::{Files, MAX_DECODED, SavedFiles};
+use crate::host::files::{Files, SavedFiles};
 use crate::host::table_bytes;
 use crate::warm::instance_state::WarmMemory;
 use crate::{Engine, FreezeError, ThawError};
@@ -33,10 +33,6 @@ const ENGINE: &str = "afresh-wasm state 1";
 
 /// Maximum nanoseconds of a guest clock, so that additions to a reading fit: a century.
 const MAX_CLOCK: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
-
-/// States of at most this many bytes are within [`MAX_DECODED`] whatever they hold: a byte becomes
-/// at most 512.
-const MAX_UNCHECKED: usize = 1 << 20;
 
 /// Comes before the files.
 const FILES: &str = "files";
