@@ -25,9 +25,8 @@ use wasmtime::{AsContext, AsContextMut, Global, Instance, RootScope, Table, Val,
 
 use crate::call::scope::forget_exception;
 use crate::engine::linear::{GuestMemory, MemoryPolicy};
-use crate::host::Host;
-use crate::host::descriptors;
 use crate::host::files::Files;
+use crate::host::{Host, descriptors};
 use crate::lease::Lease;
 use crate::lease::leasing::at_once;
 use crate::lease::live::Live;

@@ -25,8 +25,7 @@ use super::pages::Pages;
 use super::request_error::RequestError;
 use super::service::Service;
 use super::watch::Watch;
-use super::watch_end::Loss;
-use super::watch_end::{WatchEnd, WatchId};
+use super::watch_end::{Loss, WatchEnd, WatchId};
 
 /// Pages protected without letting go of the lock: a fraction of a millisecond.
 const CHUNK: usize = 512;

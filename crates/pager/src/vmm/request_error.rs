@@ -7,8 +7,7 @@ use afresh_budget::Exceeded;
 use afresh_store::{OpenError, SaveError};
 use afresh_sys::SysError;
 
-use super::watch_end::Loss;
-use super::watch_end::{WatchEnd, WatchId};
+use super::watch_end::{Loss, WatchEnd, WatchId};
 
 /// A request of a VMM was refused or failed. The VMM is not affected.
 #[derive(Debug, thiserror::Error)]

@@ -18,8 +18,7 @@ use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
 
 use super::page::Page;
 use super::ranges::runs;
-use super::watch_end::Loss;
-use super::watch_end::WatchId;
+use super::watch_end::{Loss, WatchId};
 
 /// Pages between two open ones that are protected again with them: cheaper than a call for each.
 const MERGE_GAP: usize = 16;

@@ -19,7 +19,7 @@ use crate::host::Host;
 /// [asynchronous](crate::GuestOptions::asynchronous) use [`hand_over_async`].
 ///
 /// # Errors
-/// What ended the allocator, or that the guest exports none. The host function has to end with it.
+/// The failure of the allocator, or its absence. The host function has to end with it.
 pub fn hand_over(caller: &mut Caller<'_, Host>, bytes: &[u8]) -> wasmtime::Result<Option<u32>> {
     match caller.data().way() {
         CallPath::Direct => {

@@ -7,8 +7,7 @@
 use wasmtime::{Val, WasmParams, WasmResults};
 
 use crate::CallError;
-use crate::call::entry::Entry;
-use crate::call::entry::typed;
+use crate::call::entry::{Entry, typed};
 use crate::lease::Lease;
 use crate::lease::live::Parts;
 

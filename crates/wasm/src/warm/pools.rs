@@ -1,4 +1,4 @@
-//! The pool of a guest's instances, in either mode.
+//! Pools of instances, in either mode.
 
 use std::sync::Arc;
 

@@ -24,14 +24,12 @@ use crate::engine::call_path::{CallPath, now};
 use crate::engine::linear::{GuestMemory, MemoryOwner, MemoryPolicy, with_memories};
 use crate::engine::stacks::{self, KeptStack};
 use crate::guest::GuestOptions;
-use crate::host::Host;
 use crate::host::clock::Clock;
-use crate::host::descriptors;
+use crate::host::{Host, descriptors};
 use crate::warm::compare::Comparison;
 use crate::warm::instance_state::{InstanceState, WarmMemory};
 use crate::warm::plan::Plan;
-use crate::warm::planted;
-use crate::warm::state;
+use crate::warm::{planted, state};
 use crate::{Engine, LoadError, Mode, WarmError};
 
 /// The parts from which every instance of a guest is made.

@@ -122,8 +122,8 @@ impl Layout {
         let fits = (bytes, reserved, shared) == (self.bytes, self.reserved, self.shared)
             && shared <= bytes
             && reserved <= RESERVED
-            // Shared bytes count once, however many mappings they have. What was mapped before the
-            // limit was lowered stays; the opener compares the sum with its own limit.
+            // Shared bytes count once, however many mappings they have. A lowered limit unmaps
+            // nothing, and the opener compares the sum with its own.
             && bytes - shared <= MAX_RESERVED
             && self.limit <= MAX_RESERVED;
         if !fits || self.maps.len() > MAPPINGS || self.heap > self.brk || self.brk > CEILING {
@@ -251,16 +251,12 @@ impl Layout {
         self.maps.insert(range.start, Mapping { end: range.end, ..new });
     }
 
-    /// Bytes in a range that are counted in `bytes`, or those that are only reserved.
-    fn counted(&self, range: &Range<u64>, reserved: bool) -> u64 {
+    /// Bytes that are no longer counted if a range is unmapped, or those that are only reserved.
+    /// Shared memory is counted once for all of its mappings, so that of one frees none.
+    fn freed(&self, range: &Range<u64>, reserved: bool) -> u64 {
         let parts = self.parts(range).into_iter();
-        parts.filter(|(_, m)| m.reserved == reserved).map(|(part, _)| part.end - part.start).sum()
-    }
-
-    /// Bytes in a range that are shared.
-    fn shared_in(&self, range: &Range<u64>) -> u64 {
-        let parts = self.parts(range).into_iter().filter(|(_, m)| m.share.is_some());
-        parts.map(|(part, _)| part.end - part.start).sum()
+        let freed = parts.filter(|(_, m)| m.reserved == reserved && m.share.is_none());
+        freed.map(|(part, _)| part.end - part.start).sum()
     }
 
     /// The highest free range of `len` bytes below `ceiling`.
@@ -301,11 +297,8 @@ impl Layout {
         };
         let range = pages(start, len)?;
         let reserved = is_reserved(protection, file);
-        // Shared memory is counted once for all of its mappings, so replacing one frees none of it.
-        let replaced =
-            self.counted(&range, reserved) - if reserved { 0 } else { self.shared_in(&range) };
         self.check_room(self.growth(&range, 1))?;
-        self.afford(len - replaced, reserved)?;
+        self.afford(len - self.freed(&range, reserved), reserved)?;
         Ok(range)
     }
 
