@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use super::ArchiveError;
 use super::tar::{BLOCK, Extended, MAX_EXTENDED, parse, parse_extended};
-use crate::blob::BlobRead;
-use crate::blobs::{FileBlob, open_file};
-use crate::open::Blobs;
+use crate::blobs::file::{FileBlob, open_file};
+use crate::blobs::source::Blobs;
+use crate::format::blob::BlobRead;
 use crate::{OpenError, Sha256};
 
 /// Most members: a snapshot has at most 133, and as much padding.

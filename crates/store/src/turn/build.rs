@@ -7,7 +7,7 @@ use afresh_sys::PAGE_SIZE;
 
 use super::body::{COPY, PATCH, WHOLE, ZERO};
 use super::{Head, LEVEL, MAX_BODY, Turn, TurnError};
-use crate::manifest::MAX_STATE;
+use crate::format::manifest::MAX_STATE;
 use crate::{Limits, SaveError};
 
 /// Bytes between two changes that are written with them, for a further run would take as many.

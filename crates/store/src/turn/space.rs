@@ -19,7 +19,7 @@ use super::body::{PATCH_OVERHEAD, patch};
 use super::cost::{ChainCost, RUN_WORK};
 use super::grow::Charged;
 use super::{Head, Step, Turn, TurnError};
-use crate::map::{MapRun, Origin, PageMap};
+use crate::format::map::{MapRun, Origin, PageMap};
 use crate::{Limits, OpenError};
 
 /// Where a run of pages is.
