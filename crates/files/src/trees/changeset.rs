@@ -9,10 +9,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::Refused;
-use crate::layer::{EntryKind, Item, Source, names_of};
-use crate::node::{Body, Inode, Kind, Node, Times};
-use crate::path::Walk;
-use crate::tree::{New, Tree, check_name};
+use crate::layers::item::{EntryKind, Item, names_of};
+use crate::nodes::inode::{Body, Inode};
+use crate::nodes::name::check_name;
+use crate::nodes::node::{Kind, Node, Times};
+use crate::nodes::source::Source;
+use crate::trees::path::Walk;
+use crate::trees::tree::{New, Tree};
 
 /// An archive that is being applied.
 pub(crate) struct Changeset<'i> {
@@ -175,7 +178,7 @@ impl<'i> Changeset<'i> {
                 let source = Source::Archive { layer: self.layer, file: *file };
                 if let Some(inode) = tree.nodes.get_mut(&node) {
                     Arc::make_mut(inode).body =
-                        Body::File(crate::content::Content::of(source, *len));
+                        Body::File(crate::nodes::content::Content::of(source, *len));
                 }
                 node
             }

@@ -19,12 +19,14 @@ use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
 use sha2::{Digest, Sha256};
 
-use crate::content::Content;
 use crate::error::{LayerError, Refused};
-use crate::kept::LayerBytes;
-use crate::layer::Source;
-use crate::map::Map;
-use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Time, Times};
+use crate::layers::layer_bytes::LayerBytes;
+use crate::nodes::content::Content;
+use crate::nodes::inode::{Body, Directory, Entry, Inode};
+use crate::nodes::map::Map;
+use crate::nodes::name::Name;
+use crate::nodes::node::{Kind, Node, Time, Times};
+use crate::nodes::source::Source;
 
 /// The bit of numbers of hosts' files. The 14 bits from 48 on are the layer's number.
 pub(crate) const HOST: u64 = 1 << 62;

@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Refused;
-use crate::layer::{Layers, Source};
-use crate::map::Map;
+use crate::nodes::map::Map;
+use crate::nodes::source::{LowerBytes, Source};
 
 /// Bytes of a page.
 pub(crate) const PAGE: usize = 4096;
@@ -59,7 +59,7 @@ impl Content {
     }
 
     /// The page as it is below.
-    fn page_of_layer(&self, layers: &Layers, number: u64) -> Result<Vec<u8>, Refused> {
+    fn page_of_layer(&self, layers: &impl LowerBytes, number: u64) -> Result<Vec<u8>, Refused> {
         let Some(under) = &self.under else { return Ok(Vec::new()) };
         let at = number * PAGE as u64;
         let len = under.len.saturating_sub(at).min(PAGE as u64) as usize;
@@ -73,7 +73,7 @@ impl Content {
     /// Reads from `offset` on as much as there is.
     pub(crate) fn read(
         &self,
-        layers: &Layers,
+        layers: &impl LowerBytes,
         offset: u64,
         out: &mut [u8],
     ) -> Result<usize, Refused> {
@@ -107,7 +107,7 @@ impl Content {
     /// Reads the layer's bytes between `from` and `to` into `out`, which begins at `base`.
     fn read_below(
         &self,
-        layers: &Layers,
+        layers: &impl LowerBytes,
         base: u64,
         from: u64,
         to: u64,
@@ -125,7 +125,7 @@ impl Content {
     /// Writes as much as `room` pays for; returns the number of bytes, and the change of the cost.
     pub(crate) fn write(
         &mut self,
-        layers: &Layers,
+        layers: &impl LowerBytes,
         offset: u64,
         bytes: &[u8],
         mut room: u64,
@@ -152,7 +152,7 @@ impl Content {
     /// Writes into one page; returns the change of its cost.
     fn write_page(
         &mut self,
-        layers: &Layers,
+        layers: &impl LowerBytes,
         number: u64,
         from: usize,
         part: &[u8],
@@ -272,7 +272,7 @@ impl Content {
     }
 
     /// The first page from `number` on that is stored. Holes of host files are left out.
-    pub(crate) fn next_page(&self, layers: &Layers, number: u64) -> Option<u64> {
+    pub(crate) fn next_page(&self, layers: &impl LowerBytes, number: u64) -> Option<u64> {
         let own = self.pages.from(&number).next().map(|(number, _)| *number);
         let under = self.under.as_ref().filter(|_| self.page_below(number));
         let below = under.and_then(|under| {

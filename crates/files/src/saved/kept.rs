@@ -10,29 +10,22 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::archive::{Archive, Stored};
-use crate::content::PAGE;
 use crate::error::Refused;
-use crate::footprint;
-use crate::layer::{Layers, Part};
-use crate::map::Map;
-use crate::tree::{Budget, Ground, Tree};
-use crate::wire::{Loader, Saved, SavedNode, TreeError, damaged};
+use crate::layers::archive::{Archive, Stored};
+use crate::layers::layer_bytes::LayerBytes;
+use crate::layers::stack::{Layers, Part};
+use crate::nodes::content::PAGE;
+use crate::nodes::map::Map;
+use crate::saved::description::{Saved, SavedNode, TreeError, damaged};
+use crate::saved::footprint;
+use crate::saved::wire::Loader;
+use crate::trees::ground::Ground;
+use crate::trees::tree::{Budget, Tree};
 
 /// The form that is written here.
 const FORM: u32 = 1;
 /// Pages that are read at a time.
 const BATCH: u64 = 256;
-
-/// Where the bytes of kept layers are: the pages that [`KeptLayers::read`] gave, one after the
-/// other.
-pub trait LayerBytes: std::fmt::Debug + Send + Sync {
-    /// Reads the bytes at `at`.
-    ///
-    /// # Errors
-    /// The reason why they cannot be read, as text.
-    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), String>;
-}
 
 /// The layers of a tree, to be written.
 #[derive(Debug)]

@@ -4,9 +4,9 @@
 //! Paths begin at the root, with or without a slash, and follow symbolic links within the tree.
 
 use crate::error::Refused;
-use crate::node::{Kind, Node, Stat, Time};
-use crate::path::Walk;
-use crate::tree::{DirEntry, New, Tree};
+use crate::nodes::node::{Kind, Node, Stat, Time};
+use crate::trees::path::Walk;
+use crate::trees::tree::{DirEntry, New, Tree};
 
 /// Bytes of holes that any file may have to be read whole.
 const MIN_HOLES: u64 = 1 << 20;

@@ -14,10 +14,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::archive::Archive;
 use crate::error::LayerError;
-use crate::image::{LAYERS, NAMES, OciDocument};
-use crate::layer::EntryKind;
+use crate::layers::archive::Archive;
+use crate::layers::item::EntryKind;
+use crate::layers::oci_document::{LAYERS, NAMES, OciDocument};
 
 /// Images of an archive, at most.
 const IMAGES: usize = 64;

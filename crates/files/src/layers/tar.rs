@@ -12,11 +12,11 @@ use ::tar::{EntryType, PaxExtensions};
 use afresh_budget::Budget;
 use sha2::{Digest, Sha256};
 
-use crate::archive::{Archive, Counter, Stored, names_budget};
 use crate::error::LayerError;
-use crate::layer::{EntryKind, Item, LayerLimits};
-use crate::node::Time;
-use crate::tree::PATH;
+use crate::layers::archive::{Archive, Counter, Stored, names_budget};
+use crate::layers::item::{EntryKind, Item, LayerLimits};
+use crate::nodes::name::PATH;
+use crate::nodes::node::Time;
 
 /// Bytes that headers may take for a file, above its content.
 const HEADERS: u64 = 4096;

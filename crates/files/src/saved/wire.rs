@@ -10,117 +10,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-use crate::content::{Content, PAGE, Under, cost as page_cost};
 use crate::error::Refused;
-use crate::footprint;
-use crate::host::HOST;
-use crate::layer::{Part, Source};
-use crate::map::Map;
-use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Times};
-use crate::tree::{Budget, PATH, Tree, check_name, cost, name_cost};
-
-/// The form that is written here.
-const FORM: u32 = 1;
-
-/// The bytes are not a tree, or not one over these layers.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TreeError {
-    /// They are damaged, or hostile.
-    #[error("the saved file tree is damaged: {0}")]
-    Damaged(String),
-    /// The saved tree was over other layers.
-    #[error(
-        "the saved file tree was over {expected}, and these layers are {found}; give it the same, in order"
-    )]
-    Layers {
-        /// The layers when it was saved.
-        expected: String,
-        /// The layers given now.
-        found: String,
-    },
-    /// A layer could not be read.
-    #[error(transparent)]
-    Layer(#[from] Refused),
-    /// It takes more memory than a saved tree may, or would when it is read again.
-    #[error("the saved file tree has too many files or names: {0}")]
-    Exceeded(#[from] afresh_budget::Exceeded),
-}
-
-/// A tree as bytes: its description, and the pages of its files, in an order that the description
-/// knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SavedTree {
-    /// Everything but the pages.
-    pub description: Vec<u8>,
-    /// The pages, of 4096 bytes or less; the missing rest of one is zeros.
-    pub pages: Vec<Arc<Vec<u8>>>,
-}
-
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Saved {
-    form: u32,
-    budget: (u64, u64),
-    next: u64,
-    layers: Vec<String>,
-    /// Numbers of hosts' files, and their paths below their directories.
-    hosts: Vec<(u64, Vec<u8>)>,
-    nodes: Vec<(u64, SavedNode)>,
-    /// Numbers of removed files of layers.
-    gone: Vec<u64>,
-    held: Vec<(u64, u32)>,
-    pages: u64,
-}
-
-impl Saved {
-    /// The files of layers alone.
-    pub(crate) fn of_layers(next: u64, nodes: Vec<(u64, SavedNode)>) -> Self {
-        let (layers, hosts, gone, held) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { form: FORM, budget: (0, 0), next, layers, hosts, nodes, gone, held, pages: 0 }
-    }
-}
-
-#[derive(Serialize, Deserialize)]
-pub(crate) struct SavedNode {
-    mode: u32,
-    times: Times,
-    paid: bool,
-    body: SavedBody,
-}
-
-#[derive(Serialize, Deserialize)]
-enum SavedBody {
-    File {
-        size: u64,
-        /// Number in the file, and length; in the order of the pages.
-        pages: Vec<(u64, u32)>,
-        /// And how many bytes of it count.
-        under: Option<(SavedSource, u64)>,
-    },
-    Directory {
-        parent: u64,
-        /// The differences from the layers.
-        entries: Vec<SavedEntry>,
-    },
-    Link(Vec<u8>),
-    Device(u64),
-}
-
-#[derive(Serialize, Deserialize)]
-pub(crate) enum SavedSource {
-    Host(u64),
-    Archive(u32, u32),
-}
-
-/// A name, and its target: the number of a file, its kind, and whether the name was paid for.
-pub(crate) type SavedEntry = (Vec<u8>, Option<(u64, Kind, bool)>);
-
-pub(crate) fn damaged(why: impl Into<String>) -> TreeError {
-    TreeError::Damaged(why.into())
-}
+use crate::layers::host::HOST;
+use crate::layers::stack::Part;
+use crate::nodes::content::{Content, PAGE, Under, cost as page_cost};
+use crate::nodes::inode::{Body, Directory, Entry, Inode};
+use crate::nodes::map::Map;
+use crate::nodes::name::{Name, PATH, check_name};
+use crate::nodes::node::{Kind, Node};
+use crate::nodes::source::Source;
+use crate::saved::description::{
+    FORM, Saved, SavedBody, SavedNode, SavedSource, SavedTree, TreeError, damaged,
+};
+use crate::saved::footprint;
+use crate::trees::tree::{Budget, Tree, cost, name_cost};
 
 impl Part {
     /// The identity of a layer.
@@ -544,52 +447,5 @@ impl Tree {
             settled.append(&mut path);
         }
         Ok(())
-    }
-}
-
-impl SavedTree {
-    /// Puts one together that was kept apart.
-    #[must_use]
-    pub fn new(description: Vec<u8>, pages: Vec<Arc<Vec<u8>>>) -> Self {
-        Self { description, pages }
-    }
-
-    /// Both in one, for a file or a message.
-    #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let pages: usize = self.pages.iter().map(|page| page.len() + 4).sum();
-        let mut bytes = Vec::with_capacity(8 + self.description.len() + pages);
-        bytes.extend((self.description.len() as u64).to_le_bytes());
-        bytes.extend(&self.description);
-        for page in &self.pages {
-            bytes.extend((page.len() as u32).to_le_bytes());
-            bytes.extend(&**page);
-        }
-        bytes
-    }
-
-    /// The way back.
-    ///
-    /// # Errors
-    /// [`TreeError::Damaged`].
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, TreeError> {
-        let short = || damaged("it ends in the middle");
-        let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(short)?;
-        let len = usize::try_from(u64::from_le_bytes(*len)).map_err(|_| short())?;
-        let (description, mut rest) = rest.split_at_checked(len).ok_or_else(short)?;
-        let mut pages = Vec::new();
-        while let Some((len, after)) = rest.split_first_chunk::<4>() {
-            let len = u32::from_le_bytes(*len) as usize;
-            if len > PAGE {
-                return Err(damaged("a page is too long"));
-            }
-            let (page, after) = after.split_at_checked(len).ok_or_else(short)?;
-            pages.push(Arc::new(page.to_vec()));
-            rest = after;
-        }
-        match rest {
-            [] => Ok(Self { description: description.to_vec(), pages }),
-            _ => Err(short()),
-        }
     }
 }

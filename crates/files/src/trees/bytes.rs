@@ -6,10 +6,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::content::{Content, PAGE};
 use crate::error::Refused;
-use crate::node::{Body, Node};
-use crate::tree::Tree;
+use crate::nodes::content::{Content, PAGE};
+use crate::nodes::inode::Body;
+use crate::nodes::node::Node;
+use crate::trees::tree::Tree;
 
 /// The bytes of a file as they were. Later changes do not show.
 #[derive(Clone, Debug)]

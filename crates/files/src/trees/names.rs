@@ -5,11 +5,13 @@
 
 use std::sync::Arc;
 
-use crate::content::Content;
 use crate::error::Refused;
-use crate::map::Map;
-use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Time};
-use crate::tree::{NODE_COST, New, PATH, Rename, Tree, check_name, name_cost};
+use crate::nodes::content::Content;
+use crate::nodes::inode::{Body, Directory, Entry, Inode};
+use crate::nodes::map::Map;
+use crate::nodes::name::{Name, PATH, check_name};
+use crate::nodes::node::{Kind, Node, Time};
+use crate::trees::tree::{NODE_COST, New, Rename, Tree, name_cost};
 
 /// Names of one file, at most.
 const LINKS: u32 = 1 << 16;
@@ -161,7 +163,7 @@ impl Tree {
         if let Some(inode) = self.nodes.remove(&node)
             && inode.paid
         {
-            self.bytes -= crate::tree::cost(&inode);
+            self.bytes -= crate::trees::tree::cost(&inode);
             self.files -= 1;
         }
     }

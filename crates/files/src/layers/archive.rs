@@ -10,11 +10,11 @@ use afresh_budget::{Budget, Charge};
 use sha2::{Digest, Sha256};
 
 use crate::error::{LayerError, Refused};
-use crate::host::HostDirectory;
-use crate::kept::LayerBytes;
-use crate::layer::{EntryKind, Item, LayerLimits};
-use crate::node::{Node, Time};
-use crate::zip::Packed;
+use crate::layers::host::HostDirectory;
+use crate::layers::item::{EntryKind, Item, LayerLimits};
+use crate::layers::layer_bytes::LayerBytes;
+use crate::layers::packed::Packed;
+use crate::nodes::node::{Node, Time};
 
 /// Where an archive's file has its bytes.
 #[derive(Debug)]

@@ -15,9 +15,11 @@ use afresh_budget::{Budget, Charge};
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::archive::Stored;
-use crate::node::{Entry, Inode, Kind, Name, Node, Times};
-use crate::wire::{SavedEntry, SavedNode, SavedSource, TreeError, damaged};
+use crate::layers::archive::Stored;
+use crate::nodes::inode::{Entry, Inode};
+use crate::nodes::name::Name;
+use crate::nodes::node::{Kind, Node, Times};
+use crate::saved::description::{SavedEntry, SavedNode, SavedSource, TreeError, damaged};
 
 /// Maximum bytes that a description may take when it is decoded: half a million files.
 pub(crate) const MAX_DECODED: usize = 512 << 20;

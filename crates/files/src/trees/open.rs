@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Refused;
-use crate::node::{Kind, Node, Time};
-use crate::tree::{DirEntry, Tree};
+use crate::nodes::node::{Kind, Node, Time};
+use crate::trees::tree::{DirEntry, Tree};
 
 /// Access rights of an open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

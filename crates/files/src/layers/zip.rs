@@ -2,64 +2,18 @@
 //! than the size in its directory entry.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use ::zip::{CompressionMethod, ZipArchive};
 
-use crate::archive::{Archive, Counter, Stored, names_budget};
 use crate::error::LayerError;
-use crate::layer::{EntryKind, Item, LayerLimits};
-use crate::node::Time;
-use crate::tree::PATH;
-
-/// A file shared by several readers, each with its own position.
-#[derive(Clone, Debug)]
-pub(crate) struct Shared {
-    file: Arc<File>,
-    at: u64,
-}
-
-impl Read for Shared {
-    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
-        let len = self.file.read_at(out, self.at)?;
-        self.at += len as u64;
-        Ok(len)
-    }
-}
-
-impl Seek for Shared {
-    fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
-        let at = match to {
-            SeekFrom::Start(at) => Some(at),
-            SeekFrom::Current(by) => self.at.checked_add_signed(by),
-            SeekFrom::End(by) => self.file.metadata()?.len().checked_add_signed(by),
-        };
-        self.at = at.ok_or(std::io::ErrorKind::InvalidInput)?;
-        Ok(self.at)
-    }
-}
-
-/// A zip whose files can be unpacked.
-#[derive(Debug)]
-pub(crate) struct Packed(ZipArchive<Shared>);
-
-impl Packed {
-    /// All bytes of a file, whose number must equal `size`.
-    pub(crate) fn unpack(&self, number: usize, size: u64) -> Result<Vec<u8>, String> {
-        let mut archive = self.0.clone();
-        let file = archive.by_index(number).map_err(|e| e.to_string())?;
-        let mut bytes = Vec::new();
-        // Reading one more byte checks the checksum at its end.
-        file.take(size + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
-        if bytes.len() as u64 != size {
-            return Err("a file in it has another length than stated".to_owned());
-        }
-        Ok(bytes)
-    }
-}
+use crate::layers::archive::{Archive, Counter, Stored, names_budget};
+use crate::layers::item::{EntryKind, Item, LayerLimits};
+use crate::layers::packed::{Packed, PositionedFile};
+use crate::nodes::name::PATH;
+use crate::nodes::node::Time;
 
 fn read_error(path: &Path) -> impl Fn(std::io::Error) -> LayerError {
     let path = path.display().to_string();
@@ -78,7 +32,8 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
     let name = path.display().to_string();
     let bad = |why: String| LayerError::Bad { path: name.clone(), why };
     let file = File::open(path).map_err(read_error(path))?;
-    let shared = Shared { file: Arc::new(file.try_clone().map_err(read_error(path))?), at: 0 };
+    let shared =
+        PositionedFile { file: Arc::new(file.try_clone().map_err(read_error(path))?), at: 0 };
     let mut zip = ZipArchive::new(shared).map_err(|e| bad(e.to_string()))?;
     let mut counter = Counter::new(&name, limits, &names_budget());
     let (mut items, mut files) = (Vec::new(), Vec::new());

@@ -10,10 +10,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::content::{Content, PAGE};
 use crate::error::Refused;
-use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node};
-use crate::tree::Tree;
+use crate::nodes::content::{Content, PAGE};
+use crate::nodes::inode::{Body, Directory, Entry, Inode};
+use crate::nodes::name::Name;
+use crate::nodes::node::{Kind, Node};
+use crate::trees::tree::Tree;
 
 /// Bytes of paths that one comparison lists.
 const LISTED: usize = 64 << 20;

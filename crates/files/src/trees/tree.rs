@@ -9,14 +9,16 @@
 //! May break it: holding a file and never releasing it keeps it; a held number is invalid in a tree
 //! that is not a relative.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::error::Refused;
-use crate::gathered::Gathered;
-use crate::host::HostFile;
-use crate::layer::Layers;
-use crate::map::Map;
-use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Stat, Time};
+use crate::layers::host::HostFile;
+use crate::layers::stack::Layers;
+use crate::nodes::inode::{Body, Directory, Entry, Inode};
+use crate::nodes::map::Map;
+use crate::nodes::name::{NAME, Name};
+use crate::nodes::node::{Kind, Node, Stat, Time};
+use crate::trees::ground::Ground;
 
 /// The number that new files of a tree begin at.
 const FIRST: u64 = 2;
@@ -24,10 +26,6 @@ const FIRST: u64 = 2;
 pub(crate) const NODE_COST: u64 = 256;
 /// Bytes that a name costs in addition to its letters.
 const NAME_COST: u64 = 64;
-/// Bytes of a name, at most.
-pub(crate) const NAME: usize = 255;
-/// Maximum bytes of a path, and of the target of a link.
-pub(crate) const PATH: usize = 4096;
 
 /// The limit of the data that a tree stores itself: changes and additions over the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,27 +74,6 @@ pub enum New<'a> {
     Device(u64),
 }
 
-/// The files of the layers before any change, shared by all relatives.
-#[derive(Debug, Default)]
-pub(crate) struct Ground {
-    pub(crate) nodes: Map<Node, Arc<Inode>>,
-    pub(crate) next: u64,
-    pub(crate) layers: Layers,
-    /// The same with host directories as they were found, once they were gathered.
-    pub(crate) gathered: OnceLock<Arc<Gathered>>,
-}
-
-impl Ground {
-    pub(crate) fn new(nodes: Map<Node, Arc<Inode>>, next: u64, layers: Layers) -> Self {
-        Self { nodes, next, layers, gathered: OnceLock::new() }
-    }
-
-    /// Layers that have shown nothing.
-    pub(crate) fn bare(layers: Layers) -> Self {
-        Self::new(Map::default(), 0, layers)
-    }
-}
-
 /// A file tree. Cheap to clone; see the crate's documentation.
 #[derive(Clone)]
 pub struct Tree {
@@ -130,21 +107,6 @@ impl PartialEq for Tree {
 }
 
 impl Eq for Tree {}
-
-/// Checks one name of a path.
-pub(crate) fn check_name(name: &[u8]) -> Result<(), Refused> {
-    if name.len() > NAME {
-        return Err(Refused::NameTooLong);
-    }
-    if name.is_empty()
-        || name == b"."
-        || name == b".."
-        || name.iter().any(|b| matches!(b, 0 | b'/'))
-    {
-        return Err(Refused::Invalid);
-    }
-    Ok(())
-}
 
 impl Tree {
     /// The directory at the top.

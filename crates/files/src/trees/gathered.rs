@@ -10,24 +10,16 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::archive::{Archive, Stored};
 use crate::error::Refused;
-use crate::host::HOST;
-use crate::layer::{Layers, Part, Source};
-use crate::map::Map;
-use crate::node::{Body, Inode, Kind, Node};
-use crate::tree::{Ground, Tree};
-
-/// A ground whose host directories are archives.
-#[derive(Debug)]
-pub(crate) struct Gathered {
-    ground: Arc<Ground>,
-    /// For each layer, its files by their numbers in the archive, sorted; empty for a layer that
-    /// was an archive before.
-    files: Vec<Vec<Node>>,
-    /// Names that were listed, and led to nothing when they were looked at.
-    gone: BTreeSet<Node>,
-}
+use crate::layers::archive::{Archive, Stored};
+use crate::layers::host::HOST;
+use crate::layers::stack::{Layers, Part};
+use crate::nodes::inode::{Body, Inode};
+use crate::nodes::map::Map;
+use crate::nodes::node::{Kind, Node};
+use crate::nodes::source::Source;
+use crate::trees::ground::{Gathered, Ground};
+use crate::trees::tree::Tree;
 
 impl Gathered {
     /// All that the layers of a tree show, before anything is changed.
@@ -120,7 +112,7 @@ impl Gathered {
         Ok(inode)
     }
 
-    fn directory(&self, node: Node) -> Option<&crate::node::Directory> {
+    fn directory(&self, node: Node) -> Option<&crate::nodes::inode::Directory> {
         match &self.ground.nodes.get(&node)?.body {
             Body::Directory(inside) => Some(inside),
             _ => None,

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 
 use crate::error::Refused;
-use crate::node::{Kind, Node, Time};
-use crate::tree::{NAME, New, PATH, Rename, Tree};
+use crate::nodes::name::{NAME, PATH};
+use crate::nodes::node::{Kind, Node, Time};
+use crate::trees::tree::{New, Rename, Tree};
 
 /// Links that one path may lead through.
 const LINKS: usize = 40;
