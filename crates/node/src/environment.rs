@@ -11,31 +11,18 @@ use std::time::Duration;
 use crate::call::Call;
 use crate::error::Failure;
 use crate::mailbox::{Event, EventKind, Mailbox};
-use crate::operation::{self, Reply};
-use crate::session::Session;
+use crate::objects::Objects;
+use crate::operation;
+use crate::reply::Reply;
 use crate::threads;
-use crate::warm::Warm;
 
 /// Maximum time that the end of an environment waits for operations.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An object that JavaScript refers to by its number.
-#[derive(Clone)]
-enum Object {
-    Warm(Arc<Warm>),
-    Session(Arc<Session>),
-}
-
-#[derive(Default)]
-struct Objects {
-    next: u32,
-    all: HashMap<u32, Object>,
-}
-
 /// One environment.
 pub(crate) struct Environment {
     mailbox: Arc<Mailbox>,
-    objects: Mutex<Objects>,
+    objects: Objects,
     pending: Mutex<HashMap<u32, Arc<Pending>>>,
     finished: Condvar,
     ended: AtomicBool,
@@ -49,7 +36,7 @@ impl Environment {
     pub(crate) fn new(mailbox: Mailbox) -> Self {
         Self {
             mailbox: Arc::new(mailbox),
-            objects: Mutex::default(),
+            objects: Objects::default(),
             pending: Mutex::default(),
             finished: Condvar::new(),
             ended: AtomicBool::new(false),
@@ -60,53 +47,9 @@ impl Environment {
         &self.mailbox
     }
 
-    fn add(&self, object: Object) -> u32 {
-        let mut objects = lock(&self.objects);
-        while objects.all.contains_key(&objects.next) {
-            objects.next = objects.next.wrapping_add(1);
-        }
-        let handle = objects.next;
-        objects.next = handle.wrapping_add(1);
-        objects.all.insert(handle, object);
-        handle
-    }
-
-    /// Keeps a guest; returns its handle.
-    pub(crate) fn add_warm(&self, warm: Warm) -> u32 {
-        self.add(Object::Warm(Arc::new(warm)))
-    }
-
-    /// Keeps a session; returns its handle.
-    pub(crate) fn add_session(&self, session: Session) -> u32 {
-        self.add(Object::Session(Arc::new(session)))
-    }
-
-    fn object(&self, handle: u32) -> Option<Object> {
-        lock(&self.objects).all.get(&handle).cloned()
-    }
-
-    /// The guest of this handle.
-    pub(crate) fn warm(&self, handle: u32) -> Result<Arc<Warm>, Failure> {
-        match self.object(handle) {
-            Some(Object::Warm(warm)) => Ok(warm),
-            _ => Err(Failure::sandbox("this guest was disposed of")),
-        }
-    }
-
-    /// The session of this handle.
-    pub(crate) fn session(&self, handle: u32) -> Result<Arc<Session>, Failure> {
-        match self.object(handle) {
-            Some(Object::Session(session)) => Ok(session),
-            _ => Err(Failure::sandbox("this sandbox is closed")),
-        }
-    }
-
     /// Forgets an object, which ends with the last operation that uses it.
     pub(crate) fn release(&self, handle: u32) {
-        let object = lock(&self.objects).all.remove(&handle);
-        if let Some(Object::Session(session)) = &object {
-            session.begin_close();
-        }
+        let object = self.objects.remove(handle);
         // Unmapping memory takes time, which JavaScript's thread does not have.
         if let Some(object) = object.filter(|_| !self.has_ended()) {
             threads::run(move || drop(object));
@@ -119,7 +62,7 @@ impl Environment {
 
     /// Stops the call of a session that is under way; with `close` it is the last one.
     pub(crate) fn interrupt(&self, handle: u32, close: bool) {
-        if let Some(Object::Session(session)) = self.object(handle) {
+        if let Ok(session) = self.objects.session(handle) {
             match close {
                 true => session.begin_close(),
                 false => session.stop(),
@@ -166,8 +109,7 @@ impl Environment {
         all.iter().for_each(|pending| pending.stop());
         let busy = |pending: &mut HashMap<_, _>| !pending.is_empty();
         drop(self.finished.wait_timeout_while(lock(&self.pending), END_TIMEOUT, busy));
-        let objects = std::mem::take(&mut lock(&self.objects).all);
-        drop(objects);
+        self.objects.clear();
     }
 }
 
@@ -192,7 +134,7 @@ impl Pending {
     /// Runs it, unless it was stopped before.
     fn run(&self) {
         let Some(Queued { mut ticket, request, bytes }) = self.take() else { return };
-        let reply = operation::run(&ticket.environment, &ticket.call, &request, &bytes);
+        let reply = operation::run(&ticket.environment.objects, &ticket.call, &request, &bytes);
         ticket.reply = Some(reply);
     }
 
