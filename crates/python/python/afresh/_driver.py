@@ -28,7 +28,8 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-# The kind of a request: run source, a module, a function with arguments, or a setup, which has to succeed.
+# The kind of a request: run source, a module, a function with arguments, or a setup, which has to
+# succeed.
 RUN, MODULE, APPLY, SETUP = 0, 1, 2, 4
 ANSWER, STDOUT, STDERR, TOOL = 0, 1, 2, 3
 
@@ -435,7 +436,8 @@ def _begin(generation: int, entropy: bytes) -> None:
         random.seed(int.from_bytes(entropy, "little"))
     numpy = modules.get("numpy.random")
     if numpy is not None:
-        # Takes 32 bits at once, or more of them in ten times the time. No two clones of a process have the same.
+        # Takes 32 bits at once, or more of them in ten times the time. No two clones of a process
+        # have the same.
         numpy.seed(_scattered(generation & 0xFFFFFFFF))
     tempfile = modules.get("tempfile")
     if tempfile is not None:

@@ -18,7 +18,8 @@ from ._native import __version__
 from .errors import OpenError
 
 _GUESTS = Path(__file__).resolve().parent / "guests"
-# Guests that were compiled when the wheel was built. A package without the folder compiles them at the first use.
+# Guests that were compiled when the wheel was built. A package without the folder compiles them at
+# the first use.
 _PRECOMPILED = _GUESTS / "precompiled"
 
 # A host file in a guest: its directory there, its name, its path on the host, and its identity.
@@ -130,12 +131,14 @@ def _is_installed() -> bool:
         return False
 
 
-# The results of earlier lookups by the value of ``$AFRESH_PYTHON``, with the files that they were read from: their
-# paths and identities. Finding it reads the distributions that are installed, for milliseconds.
+# The results of earlier lookups by the value of ``$AFRESH_PYTHON``, with the files that they were
+# read from: their paths and identities. Finding it reads the distributions that are installed, for
+# milliseconds.
 _Seen: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
 _found: dict[str | None, tuple[_Seen, tuple[Below, ...]]] = {}
 
-# Seconds after which the times of a file distinguish two changes: clocks of file systems are coarse.
+# Seconds after which the times of a file distinguish two changes: clocks of file systems are
+# coarse.
 _SETTLES = 2.0
 
 
