@@ -23,7 +23,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct Environment {
     mailbox: Arc<Mailbox>,
     objects: Objects,
-    pending: Mutex<HashMap<u32, Arc<Pending>>>,
+    pending: Mutex<HashMap<u32, Arc<PendingOperation>>>,
     finished: Condvar,
     ended: AtomicBool,
 }
@@ -74,8 +74,8 @@ impl Environment {
     pub(crate) fn start(self: &Arc<Self>, number: u32, request: String, bytes: Vec<u8>) {
         let call = Arc::new(Call::new(number, Arc::clone(&self.mailbox)));
         let ticket = Ticket { environment: Arc::clone(self), call: Arc::clone(&call), reply: None };
-        let queued = Mutex::new(Some(Queued { ticket, request, bytes }));
-        let claim = Claim(Arc::new(Pending { call, queued }));
+        let queued = Mutex::new(Some(QueuedWork { ticket, request, bytes }));
+        let claim = Claim(Arc::new(PendingOperation { call, queued }));
         lock(&self.pending).insert(number, Arc::clone(&claim.0));
         // `end` may have looked at the operations before.
         if !self.has_ended() {
@@ -83,7 +83,7 @@ impl Environment {
         }
     }
 
-    fn find(&self, number: u32) -> Option<Arc<Pending>> {
+    fn find(&self, number: u32) -> Option<Arc<PendingOperation>> {
         lock(&self.pending).get(&number).cloned()
     }
 
@@ -114,26 +114,26 @@ impl Environment {
 }
 
 /// An operation that has not ended.
-struct Pending {
+struct PendingOperation {
     call: Arc<Call>,
     /// Its work, until a thread takes it.
-    queued: Mutex<Option<Queued>>,
+    queued: Mutex<Option<QueuedWork>>,
 }
 
-struct Queued {
+struct QueuedWork {
     ticket: Ticket,
     request: String,
     bytes: Vec<u8>,
 }
 
-impl Pending {
-    fn take(&self) -> Option<Queued> {
+impl PendingOperation {
+    fn take(&self) -> Option<QueuedWork> {
         lock(&self.queued).take()
     }
 
     /// Runs it, unless it was stopped before.
     fn run(&self) {
-        let Some(Queued { mut ticket, request, bytes }) = self.take() else { return };
+        let Some(QueuedWork { mut ticket, request, bytes }) = self.take() else { return };
         let reply = operation::run(&ticket.environment.objects, &ticket.call, &request, &bytes);
         ticket.reply = Some(reply);
     }
@@ -149,7 +149,7 @@ impl Pending {
 }
 
 /// The work of a thread, which ends the operation even if it never runs.
-struct Claim(Arc<Pending>);
+struct Claim(Arc<PendingOperation>);
 
 impl Drop for Claim {
     fn drop(&mut self) {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use afresh_files::{FileDifference, Refused, Tree};
 use afresh_memory::{Features, ImageError, SlotError, Strategy};
 use afresh_pool::{Budget, MappingCharge};
-use afresh_rewrite::{Visible, WarmState, WarmValue, names};
+use afresh_rewrite::{VisibleState, WarmState, WarmValue, names};
 use afresh_snapshot::{Frozen, Guest};
 use wasmtime::{AsContext, AsContextMut, Global, Instance, RootScope, Table, Val, ValType};
 
@@ -29,7 +29,7 @@ use crate::host::files::Files;
 use crate::host::{Host, descriptors};
 use crate::lease::Lease;
 use crate::lease::leasing::at_once;
-use crate::lease::live::Live;
+use crate::lease::live::LiveInstance;
 use crate::warm::Inner;
 use crate::warm::ownership::{Ownership, SessionInstance};
 use crate::warm::pools::Pools;
@@ -156,7 +156,7 @@ impl Values {
         guest: u64,
         bytes: Vec<usize>,
         state: &WarmState,
-        visible: &Visible,
+        visible: &VisibleState,
         files: Option<Files>,
     ) -> Self {
         let global = |index| state.globals.get(index).copied().unwrap_or(WarmValue::Null);
@@ -188,7 +188,7 @@ impl InstanceLayout {
     fn find(
         store: &mut impl AsContextMut<Data = Host>,
         instance: Instance,
-        visible: &Visible,
+        visible: &VisibleState,
     ) -> Result<Self, WarmError> {
         let mut global =
             |name: String| instance.get_global(&mut *store, &name).ok_or_else(|| missing(&name));
@@ -337,7 +337,8 @@ impl Session {
     /// Gives the instance a generation and entropy that no other has.
     fn begin(&mut self) -> Result<(), WarmError> {
         let inner = &*self.warm.inner;
-        let live = Live::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance)));
+        let live =
+            LiveInstance::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance)));
         let mut lease = Lease::begin(inner, live, inner.limits);
         at_once(lease.prepare())
     }
@@ -356,7 +357,7 @@ impl Session {
         }
         Lease::resume(
             &self.warm.inner,
-            Live::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance))),
+            LiveInstance::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance))),
         )
     }
 

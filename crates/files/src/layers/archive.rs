@@ -13,7 +13,7 @@ use crate::error::{LayerError, Refused};
 use crate::layers::host::HostDirectory;
 use crate::layers::item::{EntryKind, Item, LayerLimits};
 use crate::layers::layer_bytes::LayerBytes;
-use crate::layers::packed::Packed;
+use crate::layers::packed::PackedZip;
 use crate::nodes::node::{Node, Time};
 
 /// Where an archive's file has its bytes.
@@ -53,7 +53,7 @@ pub(crate) struct Archive {
     pub(crate) items: Vec<Item>,
     pub(crate) files: Vec<Stored>,
     data: Data,
-    pub(crate) packed: Option<Packed>,
+    pub(crate) packed: Option<PackedZip>,
     /// Maximum number of files and directories that it makes.
     pub(crate) max_nodes: u64,
     /// The memory of `items`.
@@ -70,7 +70,7 @@ impl Archive {
         items: Vec<Item>,
         files: Vec<Stored>,
         data: File,
-        packed: Option<Packed>,
+        packed: Option<PackedZip>,
         counter: Counter,
     ) -> Self {
         Self {

@@ -36,9 +36,9 @@ impl Seek for PositionedFile {
 
 /// A zip whose files can be unpacked.
 #[derive(Debug)]
-pub(crate) struct Packed(pub(crate) ZipArchive<PositionedFile>);
+pub(crate) struct PackedZip(pub(crate) ZipArchive<PositionedFile>);
 
-impl Packed {
+impl PackedZip {
     /// All bytes of a file, whose number must equal `size`.
     pub(crate) fn unpack(&self, number: usize, size: u64) -> Result<Vec<u8>, String> {
         let mut archive = self.0.clone();

@@ -11,7 +11,7 @@ use ::zip::{CompressionMethod, ZipArchive};
 use crate::error::LayerError;
 use crate::layers::archive::{Archive, Counter, Stored, names_budget};
 use crate::layers::item::{EntryKind, Item, LayerLimits};
-use crate::layers::packed::{Packed, PositionedFile};
+use crate::layers::packed::{PackedZip, PositionedFile};
 use crate::nodes::name::PATH;
 use crate::nodes::node::Time;
 
@@ -66,12 +66,12 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
         let usual = if matches!(what, EntryKind::Directory) { 0o755 } else { 0o644 };
         let mode = mode.map_or(usual, |mode| mode & 0o7777);
         let what = if is_link && size <= PATH as u64 {
-            let target = Packed(zip.clone()).unpack(number, size).map_err(&bad)?;
+            let target = PackedZip(zip.clone()).unpack(number, size).map_err(&bad)?;
             EntryKind::Link(target)
         } else {
             what
         };
         items.push(Item { path, what, mode, time: Time::default() });
     }
-    Ok(Archive::new(name, items, files, file, Some(Packed(zip)), counter))
+    Ok(Archive::new(name, items, files, file, Some(PackedZip(zip)), counter))
 }

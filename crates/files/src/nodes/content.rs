@@ -22,7 +22,7 @@ const MAX_FILE_SIZE: u64 = i64::MAX as u64;
 
 /// Where the bytes are that a layer below has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Under {
+pub(crate) struct LowerContent {
     pub(crate) source: Source,
     /// Bytes of it that still count: a file that was cut shorter does not get them back.
     pub(crate) len: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Content {
     pub(crate) size: u64,
     /// By number; bytes after the end of one are zeros.
     pub(crate) pages: Map<u64, Arc<Vec<u8>>>,
-    pub(crate) under: Option<Under>,
+    pub(crate) under: Option<LowerContent>,
     /// The cost of the pages.
     pub(crate) paid: u64,
 }
@@ -46,7 +46,7 @@ pub(crate) fn cost(page: usize) -> u64 {
 impl Content {
     /// Bytes of a layer.
     pub(crate) fn of(source: Source, len: u64) -> Self {
-        Self { size: len, under: Some(Under { source, len }), ..Self::default() }
+        Self { size: len, under: Some(LowerContent { source, len }), ..Self::default() }
     }
 
     /// Bytes that are stored for it, here or below.

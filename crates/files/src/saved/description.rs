@@ -48,7 +48,7 @@ pub struct SavedTree {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Saved {
+pub(crate) struct SavedDescription {
     pub(super) form: u32,
     pub(super) budget: (u64, u64),
     pub(super) next: u64,
@@ -62,7 +62,7 @@ pub(crate) struct Saved {
     pub(super) pages: u64,
 }
 
-impl Saved {
+impl SavedDescription {
     /// The files of layers alone.
     pub(crate) fn of_layers(next: u64, nodes: Vec<(u64, SavedNode)>) -> Self {
         let (layers, hosts, gone, held) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

@@ -63,7 +63,7 @@ impl<'de, T: Deserialize<'de> + Cost> Deserialize<'de> for Sum<T> {
     }
 }
 
-/// Fields of `wire::Saved`.
+/// Fields of `wire::SavedDescription`.
 #[derive(Deserialize)]
 #[expect(dead_code, reason = "fields without owned memory are skipped")]
 struct TreeShape<'a>(

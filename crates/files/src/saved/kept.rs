@@ -16,7 +16,7 @@ use crate::layers::layer_bytes::LayerBytes;
 use crate::layers::stack::{Layers, Part};
 use crate::nodes::content::PAGE;
 use crate::nodes::map::Map;
-use crate::saved::description::{Saved, SavedNode, TreeError, damaged};
+use crate::saved::description::{SavedDescription, SavedNode, TreeError, damaged};
 use crate::saved::footprint;
 use crate::saved::wire::Loader;
 use crate::trees::ground::Ground;
@@ -195,7 +195,7 @@ impl Tree {
         let (nodes, held) = (Map::default(), Map::default());
         let base = Self { nodes, held, next: 0, bytes: 0, files: 0, budget, ground };
         let loader = Loader { base: &base, tree: base.clone(), pages: [].iter() };
-        let mut tree = loader.load(Saved::of_layers(kept.next, kept.nodes))?;
+        let mut tree = loader.load(SavedDescription::of_layers(kept.next, kept.nodes))?;
         if tree.used() != (Budget { bytes: 0, files: 0 }) {
             return Err(damaged("its layers have what was paid for"));
         }

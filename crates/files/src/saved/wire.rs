@@ -13,14 +13,14 @@ use std::sync::Arc;
 use crate::error::Refused;
 use crate::layers::host::HOST;
 use crate::layers::stack::Part;
-use crate::nodes::content::{Content, PAGE, Under, cost as page_cost};
+use crate::nodes::content::{Content, LowerContent, PAGE, cost as page_cost};
 use crate::nodes::inode::{Body, Directory, Entry, Inode};
 use crate::nodes::map::Map;
 use crate::nodes::name::{Name, PATH, check_name};
 use crate::nodes::node::{Kind, Node};
 use crate::nodes::source::Source;
 use crate::saved::description::{
-    FORM, Saved, SavedBody, SavedNode, SavedSource, SavedTree, TreeError, damaged,
+    FORM, SavedBody, SavedDescription, SavedNode, SavedSource, SavedTree, TreeError, damaged,
 };
 use crate::saved::footprint;
 use crate::trees::tree::{Budget, Tree, cost, name_cost};
@@ -76,7 +76,7 @@ impl Tree {
             let path = self.ground.layers.path(*node)?;
             Some((node.0, path.as_os_str().as_bytes().to_vec()))
         };
-        let saved = Saved {
+        let saved = SavedDescription {
             form: FORM,
             budget: (self.budget.bytes, self.budget.files),
             next: self.next,
@@ -144,7 +144,7 @@ impl Tree {
     /// [`TreeError`].
     pub fn restored(&self, saved: &SavedTree) -> Result<Self, TreeError> {
         let _charge = footprint::charge_tree(&saved.description, self.budget.files)?;
-        let (description, rest): (Saved, _) =
+        let (description, rest): (SavedDescription, _) =
             postcard::take_from_bytes(&saved.description).map_err(|e| damaged(e.to_string()))?;
         if !rest.is_empty() {
             return Err(damaged("there are bytes after its end"));
@@ -202,7 +202,7 @@ pub(crate) struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    pub(crate) fn load(mut self, saved: Saved) -> Result<Tree, TreeError> {
+    pub(crate) fn load(mut self, saved: SavedDescription) -> Result<Tree, TreeError> {
         if saved.pages != self.pages.len() as u64 {
             return Err(damaged("it has another number of pages than stated"));
         }
@@ -315,7 +315,7 @@ impl Loader<'_> {
             if len > most || len > size {
                 return Err(damaged("a file has more of a layer than there is"));
             }
-            content.under = Some(Under { source, len });
+            content.under = Some(LowerContent { source, len });
         }
         Ok(Body::File(content))
     }

@@ -18,10 +18,10 @@ use crate::nodes::inode::{Body, Inode};
 use crate::nodes::map::Map;
 use crate::nodes::node::{Kind, Node};
 use crate::nodes::source::Source;
-use crate::trees::ground::{Gathered, Ground};
+use crate::trees::ground::{GatheredGround, Ground};
 use crate::trees::tree::Tree;
 
-impl Gathered {
+impl GatheredGround {
     /// All that the layers of a tree show, before anything is changed.
     fn of(tree: &Tree) -> Result<Self, Refused> {
         let layers = &tree.ground.layers;
@@ -139,7 +139,7 @@ impl Tree {
         let all = match self.ground.gathered.get() {
             Some(all) => all,
             None => {
-                let all = Arc::new(Gathered::of(self)?);
+                let all = Arc::new(GatheredGround::of(self)?);
                 // Two concurrent callers get the same result, because every looked-up file is
                 // cached.
                 self.ground.gathered.get_or_init(|| all)

@@ -15,7 +15,7 @@ pub(crate) struct Ground {
     pub(crate) next: u64,
     pub(crate) layers: Layers,
     /// The same with host directories as they were found, once they were gathered.
-    pub(crate) gathered: OnceLock<Arc<Gathered>>,
+    pub(crate) gathered: OnceLock<Arc<GatheredGround>>,
 }
 
 impl Ground {
@@ -31,7 +31,7 @@ impl Ground {
 
 /// A ground whose host directories are archives.
 #[derive(Debug)]
-pub(crate) struct Gathered {
+pub(crate) struct GatheredGround {
     pub(crate) ground: Arc<Ground>,
     /// For each layer, its files by their numbers in the archive, sorted; empty for a layer that
     /// was an archive before.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use afresh_sys::{PageRange, Protection, Reservation};
 
-use super::backing::Filling;
+use super::backing::FillState;
 use super::{Extent, Image, Inserter, build};
 use crate::ImageError;
 
@@ -65,7 +65,7 @@ impl Image {
         let (backing, inserter, arrived) = Inserter::open(end, joined)?;
         let live = inserter.is_live();
         let backing = Arc::new(
-            backing.filled_by(stored.clone(), Filling { filler: make(inserter)?, arrived, live }),
+            backing.filled_by(stored.clone(), FillState { filler: make(inserter)?, arrived, live }),
         );
         let extents = stored
             .into_iter()
@@ -114,7 +114,7 @@ impl Image {
 
 /// The lazily filled parts of the mappings, for the handler of faults on missing pages.
 #[derive(Debug)]
-pub(crate) struct Missing {
+pub(crate) struct MissingRuns {
     runs: Vec<Extent>,
     memory: Arc<Reservation>,
     /// Pages of `memory` before the slot's page 0.
@@ -133,7 +133,7 @@ pub(crate) enum FaultOutcome {
     Closed,
 }
 
-impl Missing {
+impl MissingRuns {
     /// The incomplete parts of `image` in a slot, if there are any.
     pub(crate) fn of(
         image: &Image,

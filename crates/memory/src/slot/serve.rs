@@ -28,7 +28,7 @@ use afresh_sys::{
 
 use super::{Slot, State};
 use crate::SlotError;
-use crate::image::{FaultOutcome, Missing};
+use crate::image::{FaultOutcome, MissingRuns};
 
 /// Threads there are at most.
 const THREADS: usize = 64;
@@ -105,7 +105,7 @@ struct Fault {
 
 /// One slot.
 struct Entry {
-    missing: Missing,
+    missing: MissingRuns,
     /// Whether the slot's memory is still filled by `missing`: only then may it be closed.
     current: Mutex<bool>,
     /// The thread ended, or the filler panicked.
@@ -270,15 +270,15 @@ impl Server {
 }
 
 /// A slot that the thread answers for, until this is dropped.
-pub(super) struct Served {
+pub(super) struct ServedSlot {
     server: &'static Server,
     entry: Arc<Entry>,
     /// What is registered.
     parts: Vec<PageRange>,
 }
 
-impl Served {
-    fn start(missing: Missing, regions: &[PageRange]) -> Result<Self, SysError> {
+impl ServedSlot {
+    fn start(missing: MissingRuns, regions: &[PageRange]) -> Result<Self, SysError> {
         let server = Server::get()?;
         let (current, broken) = (Mutex::new(true), AtomicBool::new(false));
         let entry = Arc::new(Entry { missing, current, broken });
@@ -310,7 +310,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServedSlot {
     fn drop(&mut self) {
         // In the child of a fork the descriptor still refers to the parent's memory, whose pages
         // are still missing.
@@ -333,12 +333,12 @@ impl Slot {
     pub(super) fn serve(&mut self) -> Result<(), SlotError> {
         let features = self.config.features.as_ref().unwrap_or_else(|| Features::host());
         let missing =
-            Missing::of(&self.image, &self.space.memory, self.space.first, self.space.capacity);
+            MissingRuns::of(&self.image, &self.space.memory, self.space.first, self.space.capacity);
         let (Some(missing), State::Filling(filling)) = (missing, &mut self.state) else {
             return Ok(());
         };
         if features.has(Feature::UffdKernel)
-            && let Ok(served) = Served::start(missing, &self.space.regions)
+            && let Ok(served) = ServedSlot::start(missing, &self.space.regions)
         {
             filling.served = Some(served);
             return Ok(());

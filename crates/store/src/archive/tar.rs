@@ -110,15 +110,15 @@ fn number(field: &[u8]) -> Option<u64> {
 
 /// The changes of a POSIX extended header to the next header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Extended {
+pub(super) struct ExtendedHeader {
     pub(super) path: Option<Vec<u8>>,
     pub(super) size: Option<u64>,
 }
 
 /// Parses records of the form `<length> <key>=<value>\n`. Times and owners are ignored; what would
 /// make the member another kind of file is refused.
-pub(super) fn parse_extended(mut bytes: &[u8]) -> Option<Extended> {
-    let mut out = Extended::default();
+pub(super) fn parse_extended(mut bytes: &[u8]) -> Option<ExtendedHeader> {
+    let mut out = ExtendedHeader::default();
     while !bytes.is_empty() {
         let space = bytes.iter().take(20).position(|byte| *byte == b' ')?;
         let len: usize = std::str::from_utf8(&bytes[..space]).ok()?.parse().ok()?;
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn extended_headers_give_name_and_size_and_nothing_else() {
         let read = parse_extended(b"30 mtime=1350244992.023960108\n12 path=a/b\n13 size=4096\n");
-        assert_eq!(read, Some(Extended { path: Some(b"a/b".to_vec()), size: Some(4096) }));
+        assert_eq!(read, Some(ExtendedHeader { path: Some(b"a/b".to_vec()), size: Some(4096) }));
         for bad in [
             "12 path=a/b",
             "13 path=a/b\n",

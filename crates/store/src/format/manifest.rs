@@ -57,7 +57,7 @@ pub(crate) struct Manifest {
 /// The type fields of any document.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Foreign {
+struct ForeignManifest {
     manifests: Option<serde::de::IgnoredAny>,
     config: Option<ForeignConfig>,
 }
@@ -68,7 +68,7 @@ struct ForeignConfig {
     media_type: String,
 }
 
-impl Foreign {
+impl ForeignManifest {
     fn is_image(&self) -> bool {
         let image = |config: &ForeignConfig| IMAGE_TYPES.contains(&&*config.media_type);
         self.manifests.is_some() || self.config.as_ref().is_some_and(image)
@@ -80,7 +80,7 @@ impl Manifest {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, OpenError> {
         let parsed = parse::<Self>("the manifest", bytes);
         let checked = parsed.and_then(|manifest| manifest.check().map(|()| manifest));
-        checked.map_err(|error| match serde_json::from_slice::<Foreign>(bytes) {
+        checked.map_err(|error| match serde_json::from_slice::<ForeignManifest>(bytes) {
             Ok(foreign) if foreign.is_image() => OpenError::ContainerImage,
             _ => error,
         })

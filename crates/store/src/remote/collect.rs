@@ -50,9 +50,9 @@ pub struct GcRoot<'a> {
 
 /// When names were read, by two clocks: the one stands still while the host is suspended, the other
 /// may be set.
-struct Reading(Instant, SystemTime);
+struct ReadTime(Instant, SystemTime);
 
-impl Reading {
+impl ReadTime {
     fn now() -> Self {
         Self(Instant::now(), SystemTime::now())
     }
@@ -95,7 +95,7 @@ impl Remote {
         if let Some(other) = keepers.into_iter().find(|name| Some(name.as_str()) != own) {
             return Err(RemoteError::Kept { by: other });
         }
-        let mut read = Reading::now();
+        let mut read = ReadTime::now();
         let mut live = self.named(keeper.as_mut())?;
         // A journal is one thing: as young as its last turn.
         let young: HashSet<&str> = stored
@@ -111,7 +111,7 @@ impl Remote {
         let (mut collected, mut gone) = (CollectionReport::default(), 0);
         for batch in dead.chunks(BATCH) {
             if read.is_outdated() {
-                read = Reading::now();
+                read = ReadTime::now();
                 live = self.named(keeper.as_mut())?;
             }
             let batch: Vec<StoredObject> =
@@ -204,10 +204,10 @@ mod tests {
     #[test]
     fn names_are_read_again_before_a_named_object_is_as_old_as_the_grace() {
         assert!(NAMES_TIMEOUT + NAMED_WITHIN + TRUSTED < GRACE_PERIOD);
-        assert!(!Reading::now().is_outdated());
+        assert!(!ReadTime::now().is_outdated());
         let (instant, wall) = (Instant::now(), SystemTime::now());
         // The host was suspended, or its clock was set.
-        assert!(Reading(instant, wall - NAMES_TIMEOUT).is_outdated());
-        assert!(Reading(instant, wall + NAMES_TIMEOUT).is_outdated());
+        assert!(ReadTime(instant, wall - NAMES_TIMEOUT).is_outdated());
+        assert!(ReadTime(instant, wall + NAMES_TIMEOUT).is_outdated());
     }
 }
