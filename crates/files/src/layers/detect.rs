@@ -1,4 +1,4 @@
-//! Layers by what a path holds.
+//! The kind of layer at a path.
 
 use std::path::Path;
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from . import _driver, _native
+from . import _driver, _marshal, _native
 from ._native import __version__
 from .errors import OpenError
 
@@ -93,11 +93,11 @@ class Language:
 
 
 def python_prelude() -> str:
-    """The first source that CPython runs: the driver, in a separate module."""
-    source = Path(_driver.__file__).read_text(encoding="utf-8")
+    """The first source that CPython runs: values and the driver, in a separate module."""
+    sources = [Path(part.__file__).read_text(encoding="utf-8") for part in (_marshal, _driver)]
+    runs = [f"exec(compile({source!r}, '<afresh>', 'exec'), sys.modules['_afresh'].__dict__)\n" for source in sources]
     return (
-        f"import sys, types\nsys.modules['_afresh'] = types.ModuleType('_afresh')\n"
-        f"exec(compile({source!r}, '<afresh>', 'exec'), sys.modules['_afresh'].__dict__)\n"
+        f"import sys, types\nsys.modules['_afresh'] = types.ModuleType('_afresh')\n{''.join(runs)}"
         f"sys.modules['_afresh'].install()\ndel sys, types\n"
     )
 

@@ -1,4 +1,4 @@
-//! What a collection keeps: the blobs and journals that descriptors name, in any field.
+//! The blobs and journals that a collection keeps: those that descriptors name, in any field.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! The objects of a store, as a collection and the writers beside it see them.
+//! The objects of a store, as collections and concurrent writers see them.
 
 use std::time::Duration;
 
