@@ -114,9 +114,9 @@ impl Store {
         .map_err(|e| SaveError::io(&path, e))
     }
 
-    /// Keeps `gc` from running, for a moment: [`Staging`](crate::local::staging::Staging) keeps blobs for
-    /// longer. Waits for a `gc` that waits itself, so that a stream of writers cannot keep it
-    /// waiting.
+    /// Keeps `gc` from running, for a moment: [`Staging`](crate::local::staging::Staging) keeps
+    /// blobs for longer. Waits for a `gc` that waits itself, so that a stream of writers cannot
+    /// keep it waiting.
     pub(crate) fn lock_blobs(&self) -> Result<File, SaveError> {
         drop(self.lock(GC_LOCK, false)?);
         self.lock(BLOB_LOCK, false)
