@@ -34,7 +34,7 @@ pub(crate) use build::read_parts;
 pub use file::ImageFile;
 pub use inserter::Inserter;
 pub use lazy::Filler;
-pub(crate) use lazy::{FaultOutcome, MissingRuns};
+pub(crate) use lazy::{FaultOutcome, Missing};
 pub use lent::{BorrowedFile, FileOwner};
 pub use since::PageOrigin;
 

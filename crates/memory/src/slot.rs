@@ -39,7 +39,7 @@ use afresh_sys::{
     fork, page_align_up,
 };
 
-use crate::image::MissingRuns;
+use crate::image::Missing;
 use crate::strategy::{Choice, HostAccess, Strategy};
 use crate::write_set::WriteSet;
 use crate::{Image, ImageError, SlotError, Tracker, TrackerKind, tracker};
@@ -275,13 +275,9 @@ impl Slot {
 
     fn method_for(&self, strategy: Strategy) -> Result<Method, SlotError> {
         let tracker = |kind| {
-            let missing = MissingRuns::of(
-                &self.image,
-                &self.space.memory,
-                self.space.first,
-                self.space.capacity,
-            )
-            .filter(|_| self.state.filling().is_some());
+            let missing =
+                Missing::of(&self.image, &self.space.memory, self.space.first, self.space.capacity)
+                    .filter(|_| self.state.filling().is_some());
             tracker::build(kind, &self.space.memory, self.space.first, self.space.capacity, missing)
         };
         Ok(match strategy {

@@ -23,7 +23,7 @@ pub use dirty::DirtyPages;
 pub(crate) use dirty::push_run;
 
 use crate::TrackError;
-use crate::image::MissingRuns;
+use crate::image::Missing;
 
 /// The mechanisms this crate has; a guest adapter may bring its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -159,7 +159,7 @@ pub(crate) fn build(
     memory: &Arc<Reservation>,
     first: usize,
     capacity: usize,
-    missing: Option<MissingRuns>,
+    missing: Option<Missing>,
 ) -> Result<Box<dyn Tracker>, TrackError> {
     let base = memory.page_ptr(first);
     Ok(match kind {

@@ -126,16 +126,16 @@ pub struct Budget {
     /// Advances with each item made and with each look at idle ones: when items came back, in
     /// order.
     clock: AtomicU64,
-    pools: Mutex<Vec<WeakPool>>,
+    pools: Mutex<Vec<Pooled>>,
     /// The process that made it, and the one in which the keeper runs: its generation and one, or 0
     /// for none.
     generation: u32,
     keeper: AtomicU32,
 }
 
-struct WeakPool(Weak<dyn Evict>);
+struct Pooled(Weak<dyn Evict>);
 
-impl std::fmt::Debug for WeakPool {
+impl std::fmt::Debug for Pooled {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Pooled")
     }
@@ -243,7 +243,7 @@ impl Budget {
 
     /// The list of pools. In a forked child a thread of the parent may hold the lock. Then this
     /// returns `None`, nothing is evicted, and each pool still keeps its own limits.
-    fn list(&self) -> Option<MutexGuard<'_, Vec<WeakPool>>> {
+    fn list(&self) -> Option<MutexGuard<'_, Vec<Pooled>>> {
         /// Times that a child looks whether the list is free.
         const MAX_LOCK_ATTEMPTS: u32 = 1000;
         if fork::generation() == self.generation {
@@ -264,7 +264,7 @@ impl Budget {
         if pools.len() == pools.capacity() {
             pools.retain(|pool| pool.0.strong_count() > 0);
         }
-        pools.push(WeakPool(pool));
+        pools.push(Pooled(pool));
     }
 
     /// The pools that are there. The list is unlocked when they are used, because dropping an item
@@ -277,7 +277,7 @@ impl Budget {
 
     /// Whether there are pools. None of them is held for it, so that each goes with its owner.
     fn has_pools(&self) -> bool {
-        let live = |pool: &WeakPool| pool.0.strong_count() > 0;
+        let live = |pool: &Pooled| pool.0.strong_count() > 0;
         self.list().is_some_and(|pools| pools.iter().any(live))
     }
 
@@ -412,7 +412,7 @@ impl Budget {
     fn start_keeper(&'static self) {
         // Also where the thread does not start: the bounds are kept all the same, and the next item
         // tries again.
-        let keeping = KeeperThread(self);
+        let keeping = Keeping(self);
         let thread = std::thread::Builder::new().name("afresh-pool".to_owned());
         let work = move || {
             let budget = keeping.0;
@@ -466,9 +466,9 @@ impl Budget {
 }
 
 /// The thread of a budget, while it works or is being started.
-struct KeeperThread(&'static Budget);
+struct Keeping(&'static Budget);
 
-impl Drop for KeeperThread {
+impl Drop for Keeping {
     fn drop(&mut self) {
         // Acquires what a thread did that found the keeper at work and started none: its pool is
         // seen, or its bounds.

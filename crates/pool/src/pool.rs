@@ -13,7 +13,7 @@ use afresh_sys::{Inherited, fork};
 
 use crate::budget::{Budget, Evict, Room};
 use crate::gate::Gate;
-use crate::returning::{Failures, ReturnGuard};
+use crate::returning::{Failures, Returning};
 use crate::shard::{Idle, Shard};
 use crate::sync::locked;
 use crate::trims::Trims;
@@ -44,11 +44,11 @@ pub enum PoolError<E> {
 
 /// A sharded pool of recyclable items.
 pub struct Pool<T: Recycle> {
-    shared: Arc<PoolState<T>>,
+    shared: Arc<Shared<T>>,
 }
 
 /// The state of a pool; the process budget reads it as well.
-pub(crate) struct PoolState<T: Recycle> {
+pub(crate) struct Shared<T: Recycle> {
     pub(crate) shards: Box<[Shard<T>]>,
     limits: Limits,
     /// The budget of the process that made the pool.
@@ -89,8 +89,8 @@ impl<T: Recycle> Pool<T> {
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         let budget = Budget::process();
-        let shared = Arc::new(PoolState::new(limits, budget));
-        let weak: Weak<PoolState<T>> = Arc::downgrade(&shared);
+        let shared = Arc::new(Shared::new(limits, budget));
+        let weak: Weak<Shared<T>> = Arc::downgrade(&shared);
         budget.register(weak);
         Self { shared }
     }
@@ -161,7 +161,7 @@ fn home() -> usize {
     })
 }
 
-impl<T: Recycle> PoolState<T> {
+impl<T: Recycle> Shared<T> {
     fn new(limits: Limits, budget: &'static Budget) -> Self {
         Self {
             shards: (0..shards()).map(|_| Shard::default()).collect(),
@@ -328,7 +328,7 @@ impl<T: Recycle> PoolState<T> {
             self.abandoned.fetch_add(1, Ordering::Relaxed);
             return self.discard(*idle);
         }
-        let mut returning = ReturnGuard::new(self, idle);
+        let mut returning = Returning::new(self, idle);
         if !returning.clean(spare) {
             return;
         }
@@ -410,7 +410,7 @@ impl<T: Recycle> PoolState<T> {
         for address in found {
             let ongoing = self.trims.begin(&self.gate);
             let taken = self.shard(at).take_at(address);
-            let mut returning = taken.map(|idle| ReturnGuard::new(self, idle));
+            let mut returning = taken.map(|idle| Returning::new(self, idle));
             // It ends before the item is dropped, whose code may wait for an item of this pool.
             let _ongoing = ongoing;
             let Some(returning) = &mut returning else { continue };
@@ -456,7 +456,7 @@ impl<T: Recycle> PoolState<T> {
     }
 }
 
-impl<T: Recycle> Evict for PoolState<T> {
+impl<T: Recycle> Evict for Shared<T> {
     fn ages(&self, ages: &mut BTreeMap<u64, Room>) {
         if self.alive.load(Ordering::Relaxed) == 0 {
             return;
@@ -505,7 +505,7 @@ impl<T: Recycle> Evict for PoolState<T> {
     }
 }
 
-impl<T: Recycle> Drop for PoolState<T> {
+impl<T: Recycle> Drop for Shared<T> {
     fn drop(&mut self) {
         // Through the accounts: the budget outlives the pool.
         self.clear(None);
@@ -513,7 +513,7 @@ impl<T: Recycle> Drop for PoolState<T> {
 }
 
 /// The place of an item that is being made or dropped; given up with this value.
-struct Reservation<'a, T: Recycle>(&'a PoolState<T>);
+struct Reservation<'a, T: Recycle>(&'a Shared<T>);
 
 impl<T: Recycle> Drop for Reservation<'_, T> {
     fn drop(&mut self) {
@@ -523,7 +523,7 @@ impl<T: Recycle> Drop for Reservation<'_, T> {
 
 /// An item in use. Dropping it recycles the item and returns it to its pool.
 pub struct Lease<'a, T: Recycle> {
-    pool: &'a PoolState<T>,
+    pool: &'a Shared<T>,
     idle: ManuallyDrop<Box<Idle<T>>>,
     /// Beyond the limit: dropped on return.
     spare: bool,

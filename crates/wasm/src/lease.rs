@@ -18,7 +18,7 @@ use crate::engine::call_path::{CallPath, drive};
 use crate::engine::linear::GuestMemory;
 use crate::host::Host;
 use crate::host::uniqueness::{entropy, next_generation};
-use crate::lease::live::{LiveInstance, Parts};
+use crate::lease::live::{Live, Parts};
 use crate::warm::Inner;
 use crate::warm::compare::Comparison;
 use crate::warm::instance_state::InstanceState;
@@ -27,7 +27,7 @@ use crate::{CallError, FreezeError, WarmError};
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping
 /// it undoes them all.
 pub struct Lease<'a> {
-    pub(crate) live: LiveInstance<'a>,
+    pub(crate) live: Live<'a>,
     pub(crate) warm: &'a Inner,
     /// The limits of each of its calls.
     pub(crate) limits: CallLimits,
@@ -49,14 +49,14 @@ impl std::fmt::Debug for Lease<'_> {
 
 impl<'a> Lease<'a> {
     #[inline]
-    pub(crate) fn begin(warm: &'a Inner, live: LiveInstance<'a>, limits: CallLimits) -> Self {
+    pub(crate) fn begin(warm: &'a Inner, live: Live<'a>, limits: CallLimits) -> Self {
         let mut lease = Self { live, warm, limits, keep: None };
         lease.host_mut().set_generation(next_generation());
         lease
     }
 
     /// A lease of an instance that continues where it was.
-    pub(crate) fn resume(warm: &'a Inner, live: LiveInstance<'a>) -> Self {
+    pub(crate) fn resume(warm: &'a Inner, live: Live<'a>) -> Self {
         Self { live, warm, limits: warm.limits, keep: None }
     }
 

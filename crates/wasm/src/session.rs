@@ -29,7 +29,7 @@ use crate::host::files::Files;
 use crate::host::{Host, descriptors};
 use crate::lease::Lease;
 use crate::lease::leasing::at_once;
-use crate::lease::live::LiveInstance;
+use crate::lease::live::Live;
 use crate::warm::Inner;
 use crate::warm::ownership::{Ownership, SessionInstance};
 use crate::warm::pools::Pools;
@@ -337,8 +337,7 @@ impl Session {
     /// Gives the instance a generation and entropy that no other has.
     fn begin(&mut self) -> Result<(), WarmError> {
         let inner = &*self.warm.inner;
-        let live =
-            LiveInstance::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance)));
+        let live = Live::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance)));
         let mut lease = Lease::begin(inner, live, inner.limits);
         at_once(lease.prepare())
     }
@@ -357,7 +356,7 @@ impl Session {
         }
         Lease::resume(
             &self.warm.inner,
-            LiveInstance::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance))),
+            Live::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance))),
         )
     }
 

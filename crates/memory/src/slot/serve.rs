@@ -28,7 +28,7 @@ use afresh_sys::{
 
 use super::{Slot, State};
 use crate::SlotError;
-use crate::image::{FaultOutcome, MissingRuns};
+use crate::image::{FaultOutcome, Missing};
 
 /// Threads there are at most.
 const THREADS: usize = 64;
@@ -105,7 +105,7 @@ struct Fault {
 
 /// One slot.
 struct Entry {
-    missing: MissingRuns,
+    missing: Missing,
     /// Whether the slot's memory is still filled by `missing`: only then may it be closed.
     current: Mutex<bool>,
     /// The thread ended, or the filler panicked.
@@ -278,7 +278,7 @@ pub(super) struct ServedSlot {
 }
 
 impl ServedSlot {
-    fn start(missing: MissingRuns, regions: &[PageRange]) -> Result<Self, SysError> {
+    fn start(missing: Missing, regions: &[PageRange]) -> Result<Self, SysError> {
         let server = Server::get()?;
         let (current, broken) = (Mutex::new(true), AtomicBool::new(false));
         let entry = Arc::new(Entry { missing, current, broken });
@@ -333,7 +333,7 @@ impl Slot {
     pub(super) fn serve(&mut self) -> Result<(), SlotError> {
         let features = self.config.features.as_ref().unwrap_or_else(|| Features::host());
         let missing =
-            MissingRuns::of(&self.image, &self.space.memory, self.space.first, self.space.capacity);
+            Missing::of(&self.image, &self.space.memory, self.space.first, self.space.capacity);
         let (Some(missing), State::Filling(filling)) = (missing, &mut self.state) else {
             return Ok(());
         };

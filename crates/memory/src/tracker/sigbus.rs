@@ -26,7 +26,7 @@ use afresh_sys::{HUGE_PAGES, HUGE_SIZE, Interest, PAGE_SIZE, PageRange, Uffd};
 use super::descriptor::SIGBUS;
 use super::{DirtyPages, Tracker, TrackerKind};
 use crate::TrackError;
-use crate::image::{FaultOutcome, MissingRuns};
+use crate::image::{FaultOutcome, Missing};
 
 /// Largest number of pages opened for one fault when writes run forward. A page opened in excess is
 /// copied back needlessly until the write set sheds it, so the window stays small.
@@ -48,7 +48,7 @@ struct Watch {
     next: AtomicUsize,
     window: AtomicUsize,
     dirty: DirtyPages,
-    missing: Option<MissingRuns>,
+    missing: Option<Missing>,
     /// The page that was opened last, and how often it has faulted since with no other in between.
     again: AtomicUsize,
     repeats: AtomicUsize,
@@ -141,7 +141,7 @@ impl Sigbus {
     pub(super) fn new(
         base: *mut u8,
         capacity: usize,
-        missing: Option<MissingRuns>,
+        missing: Option<Missing>,
     ) -> Result<Self, TrackError> {
         let watch = Arc::new(Watch {
             uffd: SIGBUS.get()?,

@@ -13,7 +13,7 @@ use wasmtime::{StoreContextMut, Trap, UpdateDeadline};
 
 use crate::host::Host;
 
-type WatchFunction = dyn Fn(&mut Host) -> bool + Send + Sync;
+type Ask = dyn Fn(&mut Host) -> bool + Send + Sync;
 
 /// A callback that decides, while a call or a module's warm-up runs, whether it may continue. The
 /// default has no callback.
@@ -21,7 +21,7 @@ type WatchFunction = dyn Fn(&mut Host) -> bool + Send + Sync;
 /// Needs [`crate::EngineConfig::timeouts`]. A call that is ended fails with
 /// [`crate::CallError::Stopped`].
 #[derive(Clone, Default)]
-pub struct Watch(Option<Arc<WatchFunction>>);
+pub struct Watch(Option<Arc<Ask>>);
 
 impl Watch {
     /// A watch that ends a call by `false`, or by a panic, which becomes an error of the call. It
@@ -44,7 +44,7 @@ impl Watch {
         // would run unwatched.
         match catch_unwind(AssertUnwindSafe(|| ask(host))) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(WatchStop.into()),
+            Ok(false) => Err(Stopped.into()),
             Err(_) => Err(wasmtime::Error::msg("the embedder's watch panicked")),
         }
     }
@@ -59,7 +59,7 @@ impl std::fmt::Debug for Watch {
 /// How a call ends that the watch ended.
 #[derive(Debug, thiserror::Error)]
 #[error("the embedder's watch ended the call")]
-pub(crate) struct WatchStop;
+pub(crate) struct Stopped;
 
 /// Handles a tick of a call that is watched, or that gives way.
 pub(crate) fn look(

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::call::lease_options::LeaseOptions;
 use crate::engine::call_path::poll_once;
-use crate::lease::live::{FreshInstance, LiveInstance};
+use crate::lease::live::{Fresh, Live};
 use crate::lease::{Lease, OwnedLease};
 use crate::warm::Inner;
 use crate::warm::ownership::Ownership;
@@ -36,13 +36,13 @@ impl Inner {
                 let make = || state.make();
                 let mut item = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
                 options.apply(item.store.data_mut());
-                LiveInstance::Reset(Ownership::Pooled(item))
+                Live::Reset(Ownership::Pooled(item))
             }
             Pools::Fresh { state, pool } => {
                 let make = || state.make();
                 let memories = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
                 let (store, instance) = state.instantiate(&memories, options).await?;
-                LiveInstance::Fresh(FreshInstance { store, instance, unfinished: false, memories })
+                Live::Fresh(Fresh { store, instance, unfinished: false, memories })
             }
         };
         let mut lease = Lease::begin(self, live, limits);
@@ -73,7 +73,7 @@ impl Warm {
             && inner.reseed.is_none()
         {
             // The way of nearly every call.
-            let live = LiveInstance::Reset(Ownership::Pooled(pool.get(0, |_| state.make())?));
+            let live = Live::Reset(Ownership::Pooled(pool.get(0, |_| state.make())?));
             return Ok(Lease::begin(inner, live, inner.limits));
         }
         at_once(inner.take(&LeaseOptions::default(), false))

@@ -17,15 +17,15 @@ use crate::{FreezeError, WarmError};
 
 /// An instance on lease.
 #[allow(clippy::large_enum_variant, reason = "one of them is on every lease's own stack")]
-pub(crate) enum LiveInstance<'a> {
+pub(crate) enum Live<'a> {
     /// From a pool or a session, which resets it when the lease ends.
     Reset(Ownership<'a>),
     /// Dropped with the lease.
-    Fresh(FreshInstance<'a>),
+    Fresh(Fresh<'a>),
 }
 
 /// An instance that was made for the lease.
-pub(crate) struct FreshInstance<'a> {
+pub(crate) struct Fresh<'a> {
     /// Has one instance; dropped before the memories come back to their pool.
     pub(crate) store: Store<Host>,
     /// The store's only one.
@@ -49,7 +49,7 @@ pub(crate) struct Parts<'l> {
     pub(crate) known: Option<&'l mut TypedFunctions>,
 }
 
-impl<'a> LiveInstance<'a> {
+impl<'a> Live<'a> {
     #[inline]
     pub(crate) fn parts(&mut self) -> Parts<'_> {
         match self {
@@ -138,7 +138,7 @@ impl<'a> LiveInstance<'a> {
     pub(crate) fn discard(self) {
         match self {
             Self::Reset(lease) => lease.discard(),
-            Self::Fresh(FreshInstance { store, memories, .. }) => {
+            Self::Fresh(Fresh { store, memories, .. }) => {
                 drop(store);
                 memories.discard();
             }
