@@ -52,11 +52,11 @@ const COMMANDS: [&str; 8] =
 
 /// Completes commands, and names of states after them.
 #[derive(Default, Helper, Highlighter, Hinter, Validator)]
-struct Completing {
+struct CommandCompleter {
     names: Vec<String>,
 }
 
-impl Completer for Completing {
+impl Completer for CommandCompleter {
     type Candidate = String;
 
     fn complete(
@@ -219,8 +219,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let first = arguments.guest.open(&options)?.session()?;
     let mut sessions = Sessions { all: vec![first], at: 0, call: &arguments.call, language };
     let config = Config::builder().auto_add_history(true).build();
-    let mut editor: Editor<Completing, DefaultHistory> = Editor::with_config(config)?;
-    editor.set_helper(Some(Completing::default()));
+    let mut editor: Editor<CommandCompleter, DefaultHistory> = Editor::with_config(config)?;
+    editor.set_helper(Some(CommandCompleter::default()));
     if let Some(path) = &arguments.history {
         // The file does not exist at the first use.
         let _ = editor.load_history(path);

@@ -9,7 +9,7 @@ use afresh::files::Kind as FileKind;
 use afresh::snapshot::{SnapshotId, TreeError};
 use afresh::{CallError, Kind, Session, SessionError, describe_error};
 use afresh_interpreter::{
-    Answer, CELL, COMMAND, Language, RUN, Rendered, Request, Tools, evaluate,
+    Answer, CELL, COMMAND, Language, RUN, RenderedValue, Request, Tools, evaluate,
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -117,7 +117,7 @@ impl Sandbox {
         displayed.into_iter().for_each(|displayed| result.take_displayed(displayed));
         match answer {
             Ok(Answer::Done) => {}
-            Ok(Answer::Value(Rendered { text, json, .. })) => {
+            Ok(Answer::Value(RenderedValue { text, json, .. })) => {
                 result.text = Some(text);
                 result.json = json;
             }

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use crate::call::{Call, CallState, Stop};
 use crate::error::Failure;
-use crate::operation::Reply;
 use crate::outcome::{Outcome, Parties, Setup, evaluate};
+use crate::reply::Reply;
 use crate::threads;
 use crate::warm::{Warm, no_interpreter, reference};
 

@@ -24,7 +24,7 @@ const NEVER: u64 = u64::MAX - 2;
 
 /// Why a call was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stopped {
+pub(crate) enum StopReason {
     Timeout,
     Handle,
 }
@@ -85,11 +85,11 @@ impl Watch {
     }
 
     /// Whether the running call must stop. If not, a stale stop flag is lowered.
-    pub(crate) fn interrupted(&self) -> Option<Stopped> {
+    pub(crate) fn interrupted(&self) -> Option<StopReason> {
         let flag = lock(&self.flag);
         match self.deadline.load(Ordering::SeqCst) {
-            TIMED_OUT => Some(Stopped::Timeout),
-            STOPPED => Some(Stopped::Handle),
+            TIMED_OUT => Some(StopReason::Timeout),
+            STOPPED => Some(StopReason::Handle),
             _ => {
                 if let Some(flag) = flag.as_ref() {
                     flag.lower();
@@ -100,10 +100,10 @@ impl Watch {
     }
 
     /// Whether the running call must stop, between two looks at the guest.
-    pub(crate) fn stopped(&self) -> Option<Stopped> {
+    pub(crate) fn stopped(&self) -> Option<StopReason> {
         match self.deadline.load(Ordering::Relaxed) {
-            TIMED_OUT => Some(Stopped::Timeout),
-            STOPPED => Some(Stopped::Handle),
+            TIMED_OUT => Some(StopReason::Timeout),
+            STOPPED => Some(StopReason::Handle),
             _ => None,
         }
     }

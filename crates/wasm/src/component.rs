@@ -98,12 +98,12 @@ impl std::fmt::Debug for WarmComponent {
 
 /// A memory that a module of the component defines.
 #[derive(Clone, Copy)]
-struct Declared<'a> {
+struct DeclaredMemory<'a> {
     module: &'a NestedModule,
     index: u32,
 }
 
-impl<'a> Declared<'a> {
+impl<'a> DeclaredMemory<'a> {
     fn all(module: &'a NestedModule) -> impl Iterator<Item = Self> + 'a {
         (0u32..)
             .zip(&module.memories)
@@ -135,7 +135,7 @@ impl<'a> Declared<'a> {
 fn in_order<'a>(
     prepared: &'a PreparedComponent,
     probed: &[Arc<GuestMemory>],
-) -> Result<Vec<Declared<'a>>, WarmError> {
+) -> Result<Vec<DeclaredMemory<'a>>, WarmError> {
     let unknown = |memory: &GuestMemory| {
         WarmError::State(format!(
             "the component makes a memory of {} bytes, which its modules do not declare",
@@ -149,13 +149,13 @@ fn in_order<'a>(
             memory.slot().read(0, &mut mark)?;
         }
         let declared = match prepared.marked(mark) {
-            Some((module, index)) => Declared { module: &prepared.modules[module], index },
+            Some((module, index)) => DeclaredMemory { module: &prepared.modules[module], index },
             // Without room for a mark the memory has no data either, so any memory with the same
             // declaration fits.
             None => prepared
                 .modules
                 .iter()
-                .flat_map(Declared::all)
+                .flat_map(DeclaredMemory::all)
                 .filter(|d| !d.module.memories[d.index as usize].has_mark())
                 .find(|d| d.shape() == memory.shape() && d.segments().next().is_none())
                 .ok_or_else(|| unknown(memory))?,
