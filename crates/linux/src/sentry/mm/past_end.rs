@@ -57,12 +57,15 @@ impl Layout {
             return Ok(());
         }
         let parts = self.parts(&range);
-        self.check_room(self.growth(&range, parts.len()))?;
+        let close = |layout: &mut Self| {
+            for (part, mapping) in &parts {
+                let new = Mapping { end: part.end, protection: 0, reserved: true, ..*mapping };
+                layout.place(part.clone(), new);
+            }
+        };
+        self.check_change(&[&range], self.growth(&range, parts.len()), close)?;
         self.afford(range.end - range.start, true)?;
-        for (part, mapping) in parts {
-            let end = part.end;
-            self.place(part, Mapping { end, protection: 0, reserved: true, ..mapping });
-        }
+        close(self);
         change.after.push(protect_order(range.start, range.end - range.start, 0));
         Ok(())
     }

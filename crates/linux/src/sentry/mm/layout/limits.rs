@@ -43,6 +43,14 @@ impl Layout {
         self.shared
     }
 
+    /// Bytes that are no longer counted if a range is unmapped, or those that are only reserved.
+    /// Shared memory is counted once for all of its mappings, so that of one frees none.
+    pub(super) fn freed(&self, range: &Range<u64>, reserved: bool) -> u64 {
+        let parts = self.parts(range).into_iter();
+        let freed = parts.filter(|(_, m)| m.reserved == reserved && m.share.is_none());
+        freed.map(|(part, _)| part.end - part.start).sum()
+    }
+
     /// Adds the mappings of other processes and all shared memory to the limit.
     pub(in crate::sentry) fn set_elsewhere(&mut self, bytes: u64, mappings: usize) {
         (self.elsewhere, self.mappings_elsewhere) = (bytes, mappings);
@@ -72,6 +80,27 @@ impl Layout {
         if fits || growth <= 0 { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
+    /// Refuses a change at `ranges` after which there are too many mappings, of this process or of
+    /// all. It adds at most `growth` of them. Only if these do not fit, mappings that it merges are
+    /// counted: on a copy of those nearby.
+    pub(in crate::sentry) fn check_change(
+        &self,
+        ranges: &[&Range<u64>],
+        growth: isize,
+        change: impl FnOnce(&mut Self),
+    ) -> Result<(), Errno> {
+        self.check_room(growth).or_else(|_| {
+            let near = ranges.iter().flat_map(|range| {
+                let before = self.maps.range(..=range.end).rev();
+                before.take_while(|(_, m)| m.end >= range.start)
+            });
+            let mut near = Self { maps: near.map(|(&start, &m)| (start, m)).collect(), ..*self };
+            let before = near.maps.len() as isize;
+            change(&mut near);
+            self.check_room(near.maps.len() as isize - before)
+        })
+    }
+
     /// Whether as much as is mapped, and not shared, fits into the budget once more.
     pub(in crate::sentry) fn afford_copy(&self) -> Result<(), Errno> {
         let all = 2 * self.maps.len() + self.mappings_elsewhere;
@@ -85,7 +114,9 @@ impl Layout {
     /// Whether `more` bytes fit into the budget.
     fn afford_bytes(&self, more: u64) -> Result<(), Errno> {
         let taken = self.bytes_everywhere().checked_add(more);
-        if taken.is_some_and(|bytes| bytes <= self.limit) { Ok(()) } else { Err(Errno::NOMEM) }
+        // Under a limit that was lowered, changes without more bytes are possible.
+        let fits = more == 0 || taken.is_some_and(|bytes| bytes <= self.limit);
+        if fits { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
     /// Refuses `more` bytes beyond the budget, or beyond the bound of `reserved` ones.
@@ -93,8 +124,12 @@ impl Layout {
         if !reserved {
             return self.afford_bytes(more);
         }
-        let within = self.reserved.checked_add(more).is_some_and(|bytes| bytes <= RESERVED);
-        if within { Ok(()) } else { Err(Errno::NOMEM) }
+        let taken = self.reserved.checked_add(more);
+        if more == 0 || taken.is_some_and(|bytes| bytes <= RESERVED) {
+            Ok(())
+        } else {
+            Err(Errno::NOMEM)
+        }
     }
 }
 
