@@ -80,7 +80,7 @@ fn a_length_without_items_reserves_nothing() {
 
 #[test]
 fn items_without_bytes_are_counted() {
-    // 2^28 of them, of which none is in the input.
+    // 2^28 items, none of which has a byte in the input.
     let bytes = [0x80, 0x80, 0x80, 0x80, 1];
     let limit = 64 << 10;
     let list = decode::<Vec<()>>(&bytes, limit).map(drop);

@@ -248,4 +248,14 @@ mod tests {
         state.add_child(thread, true).unwrap();
         assert_eq!(state.check(), Ok(()));
     }
+
+    #[test]
+    fn a_guest_beyond_a_lowered_limit_is_saved() {
+        let mut state = new();
+        state.layout.map(Some(4 << 20), false, 400 << 10, 3, None).unwrap();
+        let thread = state.current().threads.current().clone();
+        state.add_child(thread, true).unwrap();
+        assert_eq!(state.limit_memory(4096), 800 << 10);
+        assert_eq!((state.check(), state.pack().is_ok()), (Ok(()), true));
+    }
 }

@@ -76,3 +76,26 @@ impl Layout {
         self.parts(&(address..end)).iter().any(|(_, mapping)| mapping.is_beyond())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use afresh_files::{Budget, Time, Tree};
+
+    use super::*;
+
+    #[test]
+    fn a_mapping_without_room_for_its_pages_beyond_the_end_changes_nothing() {
+        let mut tree = Tree::new(Budget::default());
+        let node = tree.create_unnamed(0o600, Time::default()).unwrap();
+        let (mut layout, at) = (Layout::new(1 << 30), 1 << 20);
+        layout.map(Some(at), false, 2 * PAGE, 3, None).unwrap();
+        layout.share(at..at + 2 * PAGE, Share::new(node, at, 0));
+        // All addresses that may be reserved.
+        layout.map(None, false, 64 << 30, 0, None).unwrap();
+        let before = layout.clone();
+        let range = at..at + 2 * PAGE;
+        let origin = Share::new(node, at, 0);
+        let mapped = layout.map_file(range, 3, None, origin, PAGE).map(drop);
+        assert_eq!((mapped, layout == before), (Err(Errno::NOMEM), true));
+    }
+}
