@@ -79,6 +79,16 @@ fn a_length_without_items_reserves_nothing() {
 }
 
 #[test]
+fn items_without_bytes_are_counted() {
+    // 2^28 items, none of which has a byte in the input.
+    let bytes = [0x80, 0x80, 0x80, 0x80, 1];
+    let limit = 64 << 10;
+    let list = decode::<Vec<()>>(&bytes, limit).map(drop);
+    let map = decode::<HashMap<(), ()>>(&bytes, limit).map(drop);
+    assert_eq!([list, map], [(); 2].map(|()| Err(DecodeError::Exceeded { limit })));
+}
+
+#[test]
 fn other_bytes_are_malformed() {
     let short = decode::<Vec<String>>(&[1, 5, b'x'], 1 << 20);
     assert!(matches!(short, Err(DecodeError::Malformed(_))), "{short:?}");

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_budget::{MAX_DECODED, MAX_UNCHECKED, decode};
+use afresh_budget::{MAX_DECODED, decode, encode};
 use afresh_files::Node;
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
@@ -126,12 +126,8 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
         seen: HostTraits::here(),
         files: files.len() as u64,
     };
-    let bytes = postcard::to_allocvec(&header).map_err(|e| FreezeError::State(e.to_string()))?;
-    // A reader would refuse it.
-    if bytes.len() > MAX_UNCHECKED {
-        let read = decode::<Header>(&bytes, MAX_DECODED);
-        read.map_err(|e| FreezeError::State(e.to_string()))?;
-    }
+    // A reader would refuse others.
+    let bytes = encode(&header).map_err(|e| FreezeError::State(e.to_string()))?;
     let below = layers.iter().map(LayerImage::image);
     let images: Vec<_> = below.chain(standing.images.iter()).chain([&pages]).cloned().collect();
     let memory = Image::join(&images).into();

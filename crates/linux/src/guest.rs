@@ -315,11 +315,10 @@ impl Guest {
 
     /// Makes a thread the one that is in the stub.
     fn switch(&mut self, id: u32) {
-        let threads = &self.sentry.state.current().threads;
-        if threads.current_id() == id {
+        if self.sentry.state.current().threads.current_id() == id {
             return;
         }
-        let context = threads.get(threads.current_id()).map(|_| self.body.process.context());
+        let context = self.body.process.context();
         if self.sentry.state.processes.timed {
             self.sentry.account(&mut self.body.process);
         }
@@ -415,11 +414,6 @@ impl Guest {
     pub(crate) fn settle(&mut self) -> Result<(), PlatformError> {
         self.come_home()?;
         self.sentry.resumed = None;
-        let threads = &self.sentry.state.current().threads;
-        if threads.get(threads.current_id()).is_none() {
-            let first = threads.iter().next().map(|(id, _)| id);
-            first.into_iter().for_each(|id| self.switch(id));
-        }
         Ok(())
     }
 

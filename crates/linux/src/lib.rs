@@ -45,6 +45,7 @@ mod instance;
 mod ioctl;
 mod load;
 mod outbound;
+mod packed_bytes;
 mod platform;
 mod program;
 mod ranges;

@@ -91,8 +91,6 @@ pub(crate) struct Kernel {
     /// Descriptors that watch files, and how often a name was given away for their sake.
     watchers: u32,
     moves: u32,
-    /// Whether a set of descriptors (`epoll`) may contain others.
-    nests: bool,
     /// Files that are held because memory is shared through them.
     shares: BTreeSet<Node>,
     /// Bytes of them that processes have mapped, each once.
@@ -133,7 +131,6 @@ impl Kernel {
             seals: Seals::default(),
             watchers: 0,
             moves: 0,
-            nests: false,
             shares: BTreeSet::new(),
             shared_bytes: 0,
             system_v: mm::shared_segments::SharedSegments::default(),

@@ -283,7 +283,6 @@ impl Kernel {
             seals: packed.seals,
             watchers: 0,
             moves: packed.moves,
-            nests: false,
             system_v: packed.system_v,
             semaphores: packed.semaphores,
             queues: packed.queues,
@@ -294,12 +293,11 @@ impl Kernel {
             shared_bytes: 0,
             processes,
         };
+        state.find_inner_sets();
         state.check().map_err(damaged)?;
         state.cut_lines();
         state.drop_unowned();
         state.count_watchers();
-        let nests = state.sets().any(|set| state.contains_sets(set));
-        state.nests = nests;
         state.heed_limits();
         let live = state.writable_shares();
         state.count_thawed(&live);

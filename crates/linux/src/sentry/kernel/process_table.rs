@@ -156,6 +156,13 @@ impl ProcessTable {
         self.infos().map(|info| info.id).chain(self.ended.keys().copied()).collect()
     }
 
+    /// Whether it is the number of a thread, of a zombie, or of a group or session with members.
+    pub(in crate::sentry) fn is_in_use(&self, number: u32) -> bool {
+        self.threads().any(|(id, _)| id == number)
+            || self.infos().any(|info| [info.id, info.group, info.session].contains(&number))
+            || self.ended.iter().any(|(&id, ended)| [id, ended.group].contains(&number))
+    }
+
     /// Whether the current process is the only one that lives, and it is the first.
     pub(crate) fn is_single(&self) -> bool {
         self.others.is_empty() && self.current.info.id == FIRST

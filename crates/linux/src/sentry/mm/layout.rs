@@ -251,14 +251,6 @@ impl Layout {
         self.maps.insert(range.start, Mapping { end: range.end, ..new });
     }
 
-    /// Bytes that are no longer counted if a range is unmapped, or those that are only reserved.
-    /// Shared memory is counted once for all of its mappings, so that of one frees none.
-    fn freed(&self, range: &Range<u64>, reserved: bool) -> u64 {
-        let parts = self.parts(range).into_iter();
-        let freed = parts.filter(|(_, m)| m.reserved == reserved && m.share.is_none());
-        freed.map(|(part, _)| part.end - part.start).sum()
-    }
-
     /// The highest free range of `len` bytes below `ceiling`.
     pub(in crate::sentry) fn free(&self, len: u64, ceiling: u64) -> Result<u64, Errno> {
         let mut end = ceiling;
@@ -297,7 +289,14 @@ impl Layout {
         };
         let range = pages(start, len)?;
         let reserved = is_reserved(protection, file);
-        self.check_room(self.growth(&range, 1))?;
+        let growth = self.growth(&range, 1);
+        match file {
+            // It becomes unlike its neighbours once its file is known.
+            true => self.check_room(growth)?,
+            false => self.check_change(&[&range], growth, |layout| {
+                layout.insert(range.clone(), protection, file);
+            })?,
+        }
         self.afford(len - self.freed(&range, reserved), reserved)?;
         Ok(range)
     }
@@ -390,22 +389,28 @@ impl Layout {
         if !self.allows(&range, 0) {
             return Err(Errno::NOMEM);
         }
-        // Pages beyond the end of a file stay closed.
         let mut parts = self.parts(&range);
-        self.check_room(self.growth(&range, parts.len()))?;
+        let growth = self.growth(&range, parts.len());
+        // Pages beyond the end of a file stay closed.
         parts.retain(|(_, m)| !m.is_beyond());
+        let set = |layout: &mut Self| {
+            for (part, m) in &parts {
+                let (end, reserved) = (part.end, m.reserved && protection == 0);
+                layout.place(part.clone(), Mapping { end, protection, reserved, ..*m });
+            }
+        };
+        self.check_change(&[&range], growth, set)?;
         let opens = |m: &Mapping| m.reserved && protection != 0;
         let opened = parts.iter().filter(|(_, m)| opens(m)).map(|(part, _)| part.end - part.start);
         self.afford(opened.sum(), false)?;
         let mut ranges: Vec<Range<u64>> = Vec::new();
-        for (part, m) in parts {
-            let (end, reserved) = (part.end, m.reserved && protection == 0);
+        for (part, _) in &parts {
             match ranges.last_mut().filter(|last| last.end == part.start) {
-                Some(last) => last.end = end,
+                Some(last) => last.end = part.end,
                 None => ranges.push(part.clone()),
             }
-            self.place(part, Mapping { end, protection, reserved, ..m });
         }
+        set(self);
         let order =
             |range: Range<u64>| protect_order(range.start, range.end - range.start, protection);
         Ok(Change { before: ranges.into_iter().map(order).collect(), ..Change::default() })
@@ -471,11 +476,12 @@ impl Layout {
         }
         let new = brk.next_multiple_of(PAGE);
         if new > old {
-            let fits = self.check_room(self.growth(&(old..new), 1));
+            let grow = |layout: &mut Self| layout.insert(old..new, READ_WRITE, false);
+            let fits = self.check_change(&[&(old..new)], self.growth(&(old..new), 1), grow);
             if self.touches(&(old..new)) || fits.and(self.afford(new - old, false)).is_err() {
                 return (self.brk, change);
             }
-            self.insert(old..new, READ_WRITE, false);
+            grow(self);
             change.before.push(map_order(old, new - old, READ_WRITE));
         } else if new < old {
             if self.check_room(self.growth(&(new..old), 0)).is_err() {
