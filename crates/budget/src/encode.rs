@@ -7,19 +7,19 @@ use serde::de::DeserializeOwned;
 use crate::decode::{DecodeError, MAX_DECODED, MAX_UNCHECKED, decode};
 
 /// A piece of so many bytes is a string or a list of bytes: all else is written in smaller ones.
-const LONG: usize = 64;
+const MIN_LONG_PIECE: usize = 64;
 /// Bytes of such a piece once it is decoded, for each of it: its counters and its rounding are less
 /// than it.
-const OF_LONG: usize = 2;
+const CHARGE_OF_LONG_BYTE: usize = 2;
 
-/// Encoded bytes, and those of them that are in long pieces.
+/// Encoded bytes, and the number of them that are in long pieces.
 #[derive(Default)]
-struct Encoded {
+struct EncodedBytes {
     bytes: Vec<u8>,
     long: usize,
 }
 
-impl Flavor for Encoded {
+impl Flavor for EncodedBytes {
     type Output = Self;
 
     fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
@@ -28,7 +28,7 @@ impl Flavor for Encoded {
     }
 
     fn try_extend(&mut self, piece: &[u8]) -> postcard::Result<()> {
-        self.long += if piece.len() >= LONG { piece.len() } else { 0 };
+        self.long += if piece.len() >= MIN_LONG_PIECE { piece.len() } else { 0 };
         self.bytes.extend_from_slice(piece);
         Ok(())
     }
@@ -47,11 +47,12 @@ impl Flavor for Encoded {
 /// # Errors
 /// [`DecodeError`]: decoded, it takes more memory.
 pub fn encode<T: Serialize + DeserializeOwned>(value: &T) -> Result<Vec<u8>, DecodeError> {
-    let Encoded { bytes, long } = postcard::serialize_with_flavor(value, Encoded::default())
-        .map_err(|error| DecodeError::Malformed(error.to_string()))?;
+    let EncodedBytes { bytes, long } =
+        postcard::serialize_with_flavor(value, EncodedBytes::default())
+            .map_err(|error| DecodeError::Malformed(error.to_string()))?;
     let times = MAX_DECODED / MAX_UNCHECKED;
     let others = (bytes.len() - long).saturating_mul(times);
-    if others.saturating_add(OF_LONG.saturating_mul(long)) > MAX_DECODED {
+    if others.saturating_add(CHARGE_OF_LONG_BYTE.saturating_mul(long)) > MAX_DECODED {
         decode::<T>(&bytes, MAX_DECODED)?;
     }
     Ok(bytes)
