@@ -14,10 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use afresh::Session;
 use hyper::StatusCode;
 
 use super::accounts::Account;
 use super::budgets::Limits;
+use super::charge::memory_of;
 use super::registry::Sandboxes;
 use super::sandbox::Sandbox;
 use super::store::RecordedSandboxes;
@@ -253,6 +255,23 @@ impl Sandboxes {
         let (all, killed) = (lock(&self.all), lock(&self.killed));
         self.memory_in(&all, &killed, &sandbox.tenant, sandbox.charge.expected())?;
         sandbox.charge.resume();
+        Ok(())
+    }
+
+    /// Charges a restarted sandbox with the memory that it has, in place of the memory that it was
+    /// expected to have.
+    pub(super) fn admit_restarted(
+        &self,
+        sandbox: &Sandbox,
+        session: &Session,
+    ) -> Result<(), ErrorResponse> {
+        let bytes = memory_of(session);
+        let (all, killed) = (lock(&self.all), lock(&self.killed));
+        let more = bytes.saturating_sub(sandbox.charge.memory());
+        if more > 0 {
+            self.memory_in(&all, &killed, &sandbox.tenant, more)?;
+        }
+        sandbox.charge.set(bytes);
         Ok(())
     }
 

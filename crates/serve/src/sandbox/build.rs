@@ -27,6 +27,7 @@ use super::session_error::refused;
 use super::snapshots::KeepOptions;
 use super::tasks::blocking;
 use super::template::Warm;
+use super::unknown_fields::UnknownFields;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 
@@ -243,6 +244,8 @@ impl Sandboxes {
                 let times = self.times(BUILD_TIMEOUT, false);
                 let session = warm.guest.session().map_err(|error| refused(&error))?;
                 let of = self.linux_template()?.config.name.clone();
+                // Its files are those of the image, which no template of the configuration has.
+                let of = (of, None);
                 let sandbox = self.assemble(&build.tenant, of, settings, session, times)?;
                 self.admit(vec![sandbox.clone()]).await?;
                 return Ok(sandbox);
@@ -386,6 +389,7 @@ impl Sandboxes {
             template: build.template.clone(),
             // Set when the build is recorded.
             made: 0,
+            unknown: UnknownFields::default(),
         };
         let names = build.tags.iter().flat_map(|tag| tagged(&build.template, tag)).collect();
         let keep = KeepOptions {

@@ -18,6 +18,22 @@ const MEASURE_INTERVAL: Duration = Duration::from_millis(200);
 /// The memory of a sandbox that was never measured.
 const UNKNOWN_MEMORY: u64 = 4 << 20;
 
+/// The memory of the present state of a session and of its named checkpoints.
+pub(super) fn memory_of(session: &Session) -> u64 {
+    let at = session.at();
+    let page = rustix::param::page_size();
+    let states = session.tree();
+    let bytes = states.iter().map(|state| {
+        let named = state.name.as_deref().is_some_and(|name| name != MARK);
+        match (state.id == at, named) {
+            (true, _) => state.stored_pages.saturating_mul(page),
+            (false, true) => state.own_bytes,
+            (false, false) => 0,
+        }
+    });
+    bytes.fold(0, usize::saturating_add) as u64
+}
+
 /// Bytes that a sandbox is charged for.
 #[derive(Default)]
 pub(super) struct Charge {
@@ -44,20 +60,23 @@ impl Charge {
             }
             *last = Some(Instant::now());
         }
-        let at = session.at();
-        let page = rustix::param::page_size();
-        let states = session.tree();
-        let bytes = states.iter().map(|state| {
-            let named = state.name.as_deref().is_some_and(|name| name != MARK);
-            match (state.id == at, named) {
-                (true, _) => state.stored_pages.saturating_mul(page),
-                (false, true) => state.own_bytes,
-                (false, false) => 0,
-            }
-        });
-        let bytes = bytes.fold(0, usize::saturating_add) as u64;
+        self.measure_now(session);
+    }
+
+    /// Measures a live sandbox.
+    pub(super) fn measure_now(&self, session: &Session) {
+        self.set(memory_of(session));
+    }
+
+    /// Charges a live sandbox with these bytes of memory.
+    pub(super) fn set(&self, bytes: u64) {
         self.measured.store(bytes, Ordering::Relaxed);
         self.live.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The memory that a saved sandbox has had says nothing any more.
+    pub(super) fn forget_measured(&self) {
+        self.measured.store(0, Ordering::Relaxed);
     }
 
     /// Charges the memory of a sandbox that is about to be live.

@@ -114,7 +114,9 @@ pub(super) async fn create(
                 deny_out: network.deny_out,
                 rules: network.rules,
                 internet: new.internet,
+                ..NetworkRules::default()
             },
+            ..SandboxSettings::default()
         },
     };
     let sandbox = all.create(&tenant, wanted).await?;

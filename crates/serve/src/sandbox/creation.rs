@@ -8,6 +8,7 @@ use std::time::Duration;
 use afresh::Session;
 use hyper::StatusCode;
 
+use super::base_state::BaseState;
 use super::charge::Charge;
 use super::random::random;
 use super::record::SandboxSettings;
@@ -53,6 +54,11 @@ impl Sandboxes {
         }
         wanted.settings.network.accept(&warm.config)?;
         let name = warm.config.name.clone();
+        let base = match snapshot.as_ref().map(|known| &known.record) {
+            None => Some(BaseState::template(&warm.identity)),
+            Some(record) if record.built.is_some() => Some(BaseState::build(&record.id)),
+            Some(record) => record.base.clone(),
+        };
         let session = match snapshot {
             None => warm.guest.session().map_err(|error| refused(&error))?,
             Some(known) => {
@@ -69,7 +75,7 @@ impl Sandboxes {
         let mut settings = wanted.settings;
         settings.envs = envs.into_iter().chain(settings.envs).collect();
         settings.directory = settings.directory.or(directory);
-        let sandbox = self.assemble(tenant, name, settings, session, times)?;
+        let sandbox = self.assemble(tenant, (name, base), settings, session, times)?;
         self.admit(vec![sandbox.clone()]).await?;
         self.goes_on(&sandbox, due);
         Ok(sandbox)
@@ -80,10 +86,11 @@ impl Sandboxes {
         self.pulls.enter(&self.accounts, tenant, self.config.call_timeout).await
     }
 
+    /// A new sandbox. Without a base it is not restarted without its memory.
     pub(super) fn assemble(
         &self,
         tenant: &Arc<str>,
-        template: String,
+        (template, base): (String, Option<BaseState>),
         settings: SandboxSettings,
         session: Session,
         times: Times,
@@ -95,7 +102,7 @@ impl Sandboxes {
         let of = (tenant.clone(), template);
         let id = self.ledger.new_id(tenant)?;
         let mut sandbox = Sandbox::new(id, random(24)?, of, settings, life, times);
-        sandbox.charge = charge;
+        (sandbox.charge, sandbox.base) = (charge, base);
         Ok(Arc::new(sandbox))
     }
 }

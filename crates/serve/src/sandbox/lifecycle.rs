@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use afresh::Reference;
+use hyper::StatusCode;
 
 use super::connect::ConnectError;
 use super::record::state_reference;
@@ -248,11 +249,9 @@ impl Sandboxes {
         if !(pause || is_live && self.is_idle(sandbox)) {
             return Ok(());
         }
-        let saving = self.clone().save_now(
-            sandbox.clone(),
-            life,
-            Saving { pause, files_only: pause && sandbox.settings.files_only, ..Saving::default() },
-        );
+        let files_only = pause && sandbox.settings.files_only && self.can_restart(sandbox).await?;
+        let how = Saving { pause, files_only, ..Saving::default() };
+        let saving = self.clone().save_now(sandbox.clone(), life, how);
         let saved = to_its_end(async move {
             let _place = place;
             saving.await
@@ -263,6 +262,18 @@ impl Sandboxes {
             self.record_own("pause at the end of its life", sandbox, result);
         }
         saved
+    }
+
+    /// Whether a sandbox can lose its memory at its end. One that cannot keeps it, and is paused
+    /// all the same.
+    async fn can_restart(&self, sandbox: &Sandbox) -> Result<bool, ErrorResponse> {
+        match self.base_guest(sandbox).await {
+            Err(refusal) if refusal.status == StatusCode::BAD_REQUEST => {
+                tracing::warn!(id = sandbox.id, why = refusal.message, "paused with its memory");
+                Ok(false)
+            }
+            found => found.map(|_| true),
+        }
     }
 
     /// Removes unreferenced objects from the store at intervals. Open ones stay readable.

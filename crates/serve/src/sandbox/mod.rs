@@ -11,6 +11,8 @@ mod admission;
 mod answer;
 mod authorization;
 mod background;
+mod base_guest;
+mod base_state;
 mod budgets;
 mod build;
 mod build_request;
@@ -60,6 +62,7 @@ mod registry;
 mod request_host;
 mod request_record;
 mod requests;
+mod restart;
 #[expect(clippy::module_inception, reason = "the file of the type `Sandbox`")]
 mod sandbox;
 mod sandbox_metrics;
@@ -75,9 +78,12 @@ mod template;
 mod templates;
 mod tenant_queue;
 mod tenant_use;
+#[cfg(test)]
+mod tests;
 #[cfg(feature = "linux")]
 mod tunnels;
 mod undo_point;
+mod unknown_fields;
 mod usage;
 mod usage_report;
 mod user;

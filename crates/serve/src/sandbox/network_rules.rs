@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::unknown_fields::UnknownFields;
+
 /// Headers for requests to a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -35,6 +37,8 @@ pub(crate) struct NetworkRules {
     /// False denies all destinations that are not allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) internet: Option<bool>,
+    #[serde(flatten)]
+    pub(super) unknown: UnknownFields,
 }
 
 impl NetworkRules {

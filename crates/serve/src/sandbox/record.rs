@@ -11,7 +11,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::base_state::BaseState;
 use super::network_rules::NetworkRules;
+use super::unknown_fields::UnknownFields;
 
 /// Settings that a client chose for a sandbox. Its forks have the same.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -39,6 +41,9 @@ pub(crate) struct SandboxSettings {
     /// Rules for its connections.
     #[serde(default, skip_serializing_if = "NetworkRules::is_default")]
     pub(crate) network: NetworkRules,
+    /// Fields of the whole record that a later version has added. Forks inherit them.
+    #[serde(flatten)]
+    pub(crate) unknown: UnknownFields,
 }
 
 /// A template that was built over the API.
@@ -50,6 +55,8 @@ pub(crate) struct BuiltTemplate {
     pub(crate) template: String,
     /// Milliseconds since 1970.
     pub(crate) made: u64,
+    #[serde(flatten)]
+    pub(crate) unknown: UnknownFields,
 }
 
 /// A sandbox that was saved.
@@ -82,6 +89,20 @@ pub(crate) struct SandboxRecord {
     /// Bytes of memory that it had when it was live.
     #[serde(default)]
     pub(crate) memory: u64,
+    /// The state that it began in, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<BaseState>,
+    /// The next resume drops the memory of its saved state: it starts `base` with its files.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) restarts: bool,
+}
+
+impl SandboxRecord {
+    /// Has the next resume drop the memory of the saved state.
+    pub(crate) fn drop_memory(&mut self) {
+        // The memory after the restart is not known yet.
+        (self.restarts, self.memory) = (true, 0);
+    }
 }
 
 /// A snapshot that sandboxes can be made from.
@@ -104,6 +125,11 @@ pub(crate) struct SnapshotRecord {
     /// Bytes that it stores.
     #[serde(default)]
     pub(crate) stored: u64,
+    /// The state that its sandbox began in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<BaseState>,
+    #[serde(flatten)]
+    pub(crate) unknown: UnknownFields,
 }
 
 /// Milliseconds since 1970.
@@ -218,7 +244,29 @@ pub(crate) fn state_reference(dir: &std::path::Path, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::sandbox::Sandbox;
     use super::*;
+
+    #[test]
+    fn a_server_keeps_the_fields_that_a_later_version_has_added() {
+        let text = json!({
+            "id": "i", "tenant": "acme", "template": "script", "token": "t", "metadata": {},
+            "started": 1, "ends": 9, "paused": true, "pause_at_end": false, "runs": 0,
+            "base": "later:1", "restarts": true, "network": {"internet": true, "later": [1]},
+            "later": {"a": null},
+        });
+        let record: SandboxRecord = serde_json::from_value(text.clone()).unwrap();
+        let again = serde_json::to_value(Sandbox::recorded(record).record()).unwrap();
+        for field in ["base", "restarts", "network", "later"] {
+            assert_eq!(again[field], text[field], "{again}");
+        }
+        // One with more than a server keeps is refused.
+        let mut long = text;
+        long["later"] = Value::String("x".repeat(1 << 20));
+        assert!(serde_json::from_value::<SandboxRecord>(long).is_err());
+    }
 
     #[test]
     fn stored_records_are_found_and_a_damaged_one_hides_no_other() {
@@ -234,6 +282,8 @@ mod tests {
             directory: None,
             built: None,
             stored: 0,
+            base: None,
+            unknown: UnknownFields::default(),
         };
         records.store_record("a", &record).unwrap();
         records.store_record("b", &record).unwrap();

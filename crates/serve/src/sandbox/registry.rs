@@ -14,6 +14,7 @@ use hyper::StatusCode;
 use tokio::sync::OwnedMutexGuard;
 
 use super::accounts::Accounts;
+use super::base_guest::BaseGuest;
 use super::builds::Builds;
 use super::config::SandboxConfig;
 use super::directory::Directory;
@@ -335,12 +336,17 @@ impl Sandboxes {
             let message = format!("the sandbox {} is paused; connect to it first", sandbox.id);
             return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
         }
+        let base = match &*life {
+            Residency::Saved if kind != Operation::Slice => self.restart_source(sandbox).await?,
+            _ => None,
+        };
         let (this, sandbox) = (self.clone(), sandbox.clone());
         blocking(move || {
             let _place = sandbox.commands.hold(place);
             let wakes = kind != Operation::Slice;
             if wakes && matches!(*life, Residency::Saved) {
-                let restored = tracing::debug_span!("resume").in_scope(|| this.restore(&sandbox));
+                let restored = tracing::debug_span!("resume")
+                    .in_scope(|| this.restore(&sandbox, base.as_ref()));
                 *life = Residency::Live(Box::new(restored?));
             }
             let used = || {
@@ -362,6 +368,8 @@ impl Sandboxes {
                     };
                     #[cfg(not(feature = "linux"))]
                     let done = call();
+                    // The tenant chooses how much there is to compare.
+                    sandbox.watchers.observe(session);
                     let ran = timer.stop();
                     this.accounts.add_outbound(&sandbox.tenant, take_outbound_bytes());
                     sandbox.usage.ran(ran);
@@ -375,7 +383,6 @@ impl Sandboxes {
                         false => next_event(session),
                     };
                     this.goes_on(&sandbox, due);
-                    sandbox.watchers.observe(session);
                     done
                 }
                 other => Err(other.absent(&sandbox.id)),
@@ -392,10 +399,19 @@ impl Sandboxes {
         .await
     }
 
-    pub(super) fn restore(&self, sandbox: &Sandbox) -> Result<Session, ErrorResponse> {
+    /// Opens a saved sandbox; with `base` its memory is dropped.
+    fn restore(
+        &self,
+        sandbox: &Sandbox,
+        base: Option<&BaseGuest>,
+    ) -> Result<Session, ErrorResponse> {
         self.memory.admit_now(1)?;
         self.admit_resume(sandbox)?;
-        let restored = self.open_saved(sandbox);
+        let saved = self.open_saved(sandbox);
+        let restored = match base {
+            Some(base) => saved.and_then(|saved| self.restart_resumed(sandbox, base, saved)),
+            None => saved,
+        };
         if restored.is_err() {
             sandbox.charge.release();
         }
@@ -416,6 +432,11 @@ impl Sandboxes {
         time: Option<Duration>,
     ) -> Result<(), ErrorResponse> {
         let ends = time.map(|time| Instant::now() + time.min(self.config.timeout));
+        if sandbox.is_overdue() && sandbox.settings.files_only {
+            // The sweep has not recorded its pause yet.
+            sandbox.set_restarts(true);
+            sandbox.charge.forget_measured();
+        }
         {
             let mut times = sandbox.times();
             let later = ends.filter(|ends| times.paused || *ends > times.ends);
@@ -484,8 +505,9 @@ impl Sandboxes {
         let times = self.times(time, sandbox.times().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {
-            let (template, settings) = (sandbox.template.clone(), sandbox.present_settings());
-            let fork = self.assemble(&sandbox.tenant, template, settings, session, times)?;
+            let of = (sandbox.template.clone(), sandbox.base.clone());
+            let settings = sandbox.present_settings();
+            let fork = self.assemble(&sandbox.tenant, of, settings, session, times)?;
             fork.branched.store(true, Ordering::Relaxed);
             made.push(fork);
         }

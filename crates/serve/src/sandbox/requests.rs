@@ -95,7 +95,7 @@ impl NetworkUpdate {
 
     pub(super) fn rules(self) -> NetworkRules {
         let Self { allow_out, deny_out, rules, internet, .. } = self;
-        NetworkRules { allow_out, deny_out, rules, internet }
+        NetworkRules { allow_out, deny_out, rules, internet, ..NetworkRules::default() }
     }
 }
 

@@ -14,6 +14,7 @@ use afresh_interpreter::{Answer as Outcome, COMMAND, Language, Request, Thrown, 
 use hyper::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::base_state::BaseState;
 use super::charge::Charge;
 use super::commands::Commands;
 #[cfg(feature = "linux")]
@@ -109,6 +110,10 @@ pub(super) struct Sandbox {
     connections: std::sync::OnceLock<afresh::linux::ConnectionLog>,
     /// Whether something in it went on by itself when it was saved.
     pub(super) goes_on: AtomicBool,
+    /// The state that it began in, if that is known.
+    pub(super) base: Option<BaseState>,
+    /// The next resume drops the memory of its saved state.
+    restarts: AtomicBool,
     /// Its standing in the store of sandboxes.
     #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for shared stores"))]
     pub(super) standing: StoreEntry,
@@ -200,6 +205,8 @@ impl Sandbox {
             #[cfg(feature = "linux")]
             connections: std::sync::OnceLock::new(),
             goes_on: AtomicBool::new(false),
+            base: None,
+            restarts: AtomicBool::new(false),
             standing: StoreEntry::default(),
         }
     }
@@ -221,6 +228,8 @@ impl Sandbox {
         this.saved = AtomicBool::new(true);
         this.goes_on = AtomicBool::new(record.goes_on);
         this.charge = Charge::saved(record.memory, record.stored);
+        this.base = record.base;
+        this.set_restarts(record.restarts);
         this
     }
 
@@ -248,7 +257,27 @@ impl Sandbox {
             goes_on: self.goes_on.load(Ordering::Relaxed),
             stored: self.charge.stored(),
             memory: self.charge.measured(),
+            base: self.base.clone(),
+            restarts: self.restarts(),
         }
+    }
+
+    /// Whether the next resume drops the memory of its saved state.
+    pub(super) fn restarts(&self) -> bool {
+        self.restarts.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_restarts(&self, restarts: bool) {
+        self.restarts.store(restarts, Ordering::Relaxed);
+    }
+
+    /// Whether its time ended with a pause that no server has recorded: its state is in the store
+    /// alone.
+    pub(super) fn is_overdue(&self) -> bool {
+        let times = *self.times();
+        times.pause_at_end
+            && times.ends <= Instant::now()
+            && self.life.try_lock().is_ok_and(|life| matches!(*life, Residency::Saved))
     }
 
     /// Room in the line of those that wait for this sandbox.
@@ -267,11 +296,7 @@ impl Sandbox {
     /// Whether clients see it as paused: it was paused, or its life is over and its state is in the
     /// store alone.
     pub(super) fn is_paused(&self) -> bool {
-        let times = *self.times();
-        let is_overdue = times.pause_at_end && times.ends <= Instant::now();
-        times.paused
-            || is_overdue
-                && self.life.try_lock().is_ok_and(|life| matches!(*life, Residency::Saved))
+        self.times().paused || self.is_overdue()
     }
 
     /// The answer of the E2B edge for a sandbox that does not run, which its clients expect.

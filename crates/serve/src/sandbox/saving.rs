@@ -1,27 +1,24 @@
 //! Saves of sandboxes: pauses by clients, saves of idle ones, and saves of a server that ends.
 //!
 //! Promises: a paused sandbox and its record are in the store before its client is answered. A
-//! pause without memory keeps the files, and starts the guest of the template with them. Saves that
-//! are not forced by the end of the server take turns by tenant. A host of a fleet that ends saves
-//! its sandboxes also with a full disk.
+//! pause without memory keeps the files, and starts the state that the sandbox began in with them:
+//! at once, or at the next resume if the sandbox is in the store already. Saves that are not forced
+//! by the end of the server take turns by tenant. A host of a fleet that ends saves its sandboxes
+//! also with a full disk.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use afresh::files::Time;
 use afresh::{Reference, SaveOptions, Session};
 use hyper::StatusCode;
 use tokio::sync::OwnedMutexGuard;
 
 use super::connect::ConnectError;
-use super::file_entry;
 use super::memory_directory::MemoryDirectory;
-use super::random::random;
 use super::record::{SandboxRecord, state_reference};
 use super::registry::Sandboxes;
 use super::sandbox::{Residency, Sandbox, next_event};
-use super::session_error::refused;
 use super::snapshots::own_bytes;
 use super::store::SavedState;
 use super::tasks::{blocking, to_its_end};
@@ -29,9 +26,6 @@ use super::undo_point::UndoPoint;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
-
-/// The identity of a start of a Linux guest, which is a file.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// How a sandbox is saved.
 #[derive(Clone, Copy, Default)]
@@ -86,30 +80,6 @@ impl Sandboxes {
         self.save(sandbox, Saving { pause: true, ending: false, files_only: !memory }).await
     }
 
-    /// The guest of the template, started with the files of a sandbox.
-    fn restart_guest(
-        &self,
-        sandbox: &Sandbox,
-        session: &mut Session,
-    ) -> Result<Session, ErrorResponse> {
-        let mut tree = session.files().map_err(|error| refused(&error))?.tree();
-        if tree.find(BOOT_ID).is_ok() {
-            let id = random(16)?;
-            let parts = [&id[..8], &id[8..12], &id[12..16], &id[16..20], &id[20..]];
-            let text = format!("{}\n", parts.join("-"));
-            tree.write_path(BOOT_ID, text.as_bytes(), Time::now())
-                .map_err(|error| file_entry::refused(BOOT_ID, &error))?;
-        }
-        let warm = self.template(&sandbox.template);
-        let mut fresh = warm.guest.session().map_err(|error| refused(&error))?;
-        let put = fresh.files().map_err(|error| refused(&error))?.change("", |old| {
-            *old = tree;
-            Ok(())
-        });
-        put.map_err(|error| refused(&error))?;
-        Ok(fresh)
-    }
-
     /// Refuses a call of a sandbox that an ending server has not released yet. Its save may fail,
     /// and a call that was answered would be lost; or the state is saved, and the ledger does not
     /// name it yet.
@@ -161,11 +131,12 @@ impl Sandboxes {
         mut life: OwnedMutexGuard<Residency>,
         Saving { pause, ending, files_only }: Saving,
     ) -> Result<(), ErrorResponse> {
+        let base = match files_only {
+            true => Some(self.base_guest(&sandbox).await?),
+            false => None,
+        };
         let (this, own) = (self.clone(), sandbox.clone());
         let (mut life, saved) = blocking(move || {
-            if files_only && matches!(*life, Residency::Saved) {
-                *life = Residency::Live(Box::new(this.restore(&own)?));
-            }
             let session = match &mut *life {
                 Residency::Live(session) => session,
                 Residency::Saved => return Ok((life, None)),
@@ -173,9 +144,9 @@ impl Sandboxes {
             };
             this.ledger.check(&*own)?;
             // A pause that is refused leaves the guest as it was.
-            let mut fresh = match files_only {
-                true => Some(this.restart_guest(&own, session)?),
-                false => None,
+            let mut fresh = match &base {
+                Some(base) => Some(this.restart_guest(base, session)?),
+                None => None,
             };
             let kept = fresh.as_mut().unwrap_or(session);
             own.goes_on.store(next_event(kept).is_some(), Ordering::Relaxed);
@@ -193,7 +164,10 @@ impl Sandboxes {
                 Err(refusal) => return Err(refusal),
             };
             own.charge.store(bytes);
+            // A state that was to be restarted has a successor.
+            own.set_restarts(false);
             if let Some(fresh) = fresh {
+                own.charge.measure_now(&fresh);
                 // The processes, contexts and checkpoints of the old guest end.
                 **session = fresh;
                 *lock(&own.mark) = UndoPoint::default();
@@ -215,8 +189,20 @@ impl Sandboxes {
         sandbox.saved.store(true, Ordering::Relaxed);
         let release =
             self.ledger.releases() && (ending || pause && matches!(*life, Residency::Saved));
-        let record = SandboxRecord { paused: pause, ..sandbox.record() };
+        // It needs no memory now, and loses that of its saved state when it is resumed.
+        let drops = files_only && saved.is_none();
+        let mut record = SandboxRecord { paused: pause, ..sandbox.record() };
+        if drops {
+            record.drop_memory();
+        }
         self.ledger.update(&*sandbox, record, saved, release).await?;
+        if drops {
+            sandbox.set_restarts(true);
+            sandbox.charge.forget_measured();
+            let why = ConnectError::new("unavailable", "the sandbox is paused without its memory");
+            sandbox.commands.end(&why);
+            sandbox.watchers.end(&why);
+        }
         // Only now: a client that sees a paused sandbox relies on its save.
         sandbox.times().paused = pause;
         if release {

@@ -18,6 +18,7 @@ use super::sandbox::Sandbox;
 use super::store::StoredSnapshot;
 use super::tasks::{blocking, to_its_end};
 use super::template::Warm;
+use super::unknown_fields::UnknownFields;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
@@ -69,6 +70,8 @@ impl Sandboxes {
             directory,
             built,
             stored: 0,
+            base: sandbox.base.clone(),
+            unknown: UnknownFields::default(),
         };
         self.count_stored(&sandbox.tenant).await?;
         self.check_stored(&sandbox.tenant, 0, 0)?;

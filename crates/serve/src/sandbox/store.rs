@@ -17,6 +17,8 @@ pub(crate) use super::record::BuiltTemplate;
 pub(crate) use super::record::{SandboxRecord, SnapshotRecord};
 pub use super::tenant_use::TenantUse;
 #[cfg(feature = "fleet")]
+pub(crate) use super::unknown_fields::UnknownFields;
+#[cfg(feature = "fleet")]
 pub(crate) use shared::*;
 
 use crate::error_response::ErrorResponse;
@@ -241,7 +243,7 @@ mod shared {
     use hyper::HeaderMap;
     use serde::{Deserialize, Serialize};
 
-    use super::{SandboxRecord, StoredSandbox, TenantUse};
+    use super::{SandboxRecord, StoredSandbox, TenantUse, UnknownFields};
     use crate::error_response::ErrorResponse;
     pub(crate) use crate::sandbox::entry_size::MAX_ENTRY;
     pub(crate) use crate::sandbox::record::milliseconds;
@@ -256,6 +258,8 @@ mod shared {
         pub(crate) bytes: u64,
         /// The life of the host that saved it.
         pub(crate) by: String,
+        #[serde(flatten)]
+        pub(crate) unknown: UnknownFields,
     }
 
     /// The entry of a sandbox as its owner knows it.
@@ -268,11 +272,19 @@ mod shared {
         /// A later state, which is in the store and which no entry names yet: the change that would
         /// have named it failed. The next change of the entry names it.
         pub(crate) pending: Option<State>,
+        /// Fields of the entry that a later version has added.
+        pub(crate) unknown: UnknownFields,
     }
 
     impl Anchor {
-        pub(crate) fn new(revision: u64, note: u64, state: Option<State>) -> Self {
-            Self { revision, note, state, pending: None }
+        pub(crate) fn new(revision: u64, note: u64) -> Self {
+            let unknown = UnknownFields::default();
+            Self { revision, note, state: None, pending: None, unknown }
+        }
+
+        /// The entry has this revision now, and names this state. No later one is pending.
+        pub(crate) fn note_change(&mut self, revision: u64, state: Option<State>) {
+            (self.revision, self.state, self.pending) = (revision, state, None);
         }
     }
 

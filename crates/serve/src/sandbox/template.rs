@@ -7,6 +7,7 @@ use afresh::files::{Budget, Time, Tree};
 use afresh::wasm::{Engine, EngineConfig, GuestOptions, Watch};
 use afresh::{Guest, Options, Reference, SaveOptions};
 use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, is_module, listener};
+use sha2::{Digest, Sha256};
 
 use super::config::{SandboxConfig, Template};
 use super::output_router::OutputRouter;
@@ -28,6 +29,18 @@ pub(super) struct Warm {
     /// The digest of its manifest, on which the hosts of a fleet agree.
     #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for other hosts"))]
     pub(super) digest: String,
+    /// The digest of all that its guest comes from, the same after a restart of the server.
+    pub(super) identity: String,
+}
+
+/// The digest of texts, and of where each ends.
+fn identity(parts: &[&[u8]]) -> String {
+    let mut digest = Sha256::new();
+    for part in parts {
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// How the guests of a template are opened.
@@ -182,25 +195,23 @@ impl Warm {
             opening.guest(template, language)?.save(&kept, &SaveOptions::new())?;
             Ok(())
         };
+        let contents = std::fs::read(&template.reference);
+        let contents = contents.unwrap_or_else(|_| template.reference.clone().into_bytes());
+        let how = format!(
+            "{} {} {} {} {} {:?} {:?} {:?}",
+            env!("CARGO_PKG_VERSION"),
+            template.language,
+            template.linux,
+            template.memory,
+            template.files,
+            template.warm,
+            template.setup,
+            opening.library,
+        );
+        let parts: [&[u8]; 3] = [template.name.as_bytes(), &contents, how.as_bytes()];
         let digest = match ledger {
             None => make().map(|()| String::new())?,
-            Some(ledger) => {
-                let guest = std::fs::read(&template.reference);
-                let guest = guest.unwrap_or_else(|_| template.reference.clone().into_bytes());
-                let how = format!(
-                    "{} {} {} {} {} {:?} {:?} {:?}",
-                    env!("CARGO_PKG_VERSION"),
-                    template.language,
-                    template.linux,
-                    template.memory,
-                    template.files,
-                    template.warm,
-                    template.setup,
-                    opening.library,
-                );
-                let parts: [&[u8]; 3] = [template.name.as_bytes(), &guest, how.as_bytes()];
-                ledger.template(&parts, &kept, &make)?
-            }
+            Some(ledger) => ledger.template(&parts, &kept, &make)?,
         };
         let guest = afresh::open(kept.to_string(), &opening.saved)?;
         // A guest that has no sessions, or does not evaluate the language, is found out now.
@@ -213,6 +224,13 @@ impl Warm {
             &mut OutputRouter::default(),
         )
         .map_err(|refusal| refusal.message)?;
-        Ok(Self { config: template.clone(), language, guest, options: opening.saved, digest })
+        Ok(Self {
+            config: template.clone(),
+            language,
+            guest,
+            options: opening.saved,
+            digest,
+            identity: identity(&parts),
+        })
     }
 }

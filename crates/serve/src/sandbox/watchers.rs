@@ -6,7 +6,7 @@
 //! watcher with more is ended with an error. May break it: a file that is made and removed within
 //! one call is not seen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 use afresh::Session;
@@ -34,7 +34,7 @@ const MAX_DEPTH: usize = 32;
 pub(super) struct Watchers {
     all: Mutex<Vec<Watcher>>,
     /// Files that uploads have created since the last comparison.
-    uploaded: Mutex<Vec<Node>>,
+    uploaded: Mutex<BTreeSet<Node>>,
 }
 
 struct Watcher {
@@ -97,20 +97,20 @@ fn scan(tree: &Tree, path: &str, recursive: bool) -> Result<Entries, Refused> {
 
 /// The events that lead from one state to the next: names and types, in the words of the agent. The
 /// agent changes the owner of a file that it creates for an upload, which is an event.
-fn compare(old: &Entries, new: &Entries, uploaded: &[Node]) -> Vec<(String, &'static str)> {
+fn compare(old: &Entries, new: &Entries, uploaded: &BTreeSet<Node>) -> Vec<(String, &'static str)> {
     let mut events = Vec::new();
     let moved: BTreeMap<Node, &String> = old
         .iter()
         .filter(|(name, was)| new.get(*name).is_none_or(|is| is.node != was.node))
         .map(|(name, was)| (was.node, name))
         .collect();
-    let mut renamed = Vec::new();
+    let mut renamed = BTreeSet::new();
     for (name, is) in new {
         let was = old.get(name).filter(|was| was.node == is.node);
         let Some(was) = was else {
             match moved.get(&is.node) {
                 Some(before) => {
-                    renamed.push(*before);
+                    renamed.insert(*before);
                     events.push(((*before).clone(), "EVENT_TYPE_RENAME"));
                     events.push((name.clone(), "EVENT_TYPE_CREATE"));
                 }
@@ -144,7 +144,7 @@ fn exhausted(why: String) -> ConnectError {
 
 impl Watcher {
     /// Compares the directory with how it was, and notes the events.
-    fn look(&mut self, tree: &Tree, uploaded: &[Node]) {
+    fn look(&mut self, tree: &Tree, uploaded: &BTreeSet<Node>) {
         let now = match scan(tree, &self.path, self.recursive) {
             Ok(now) => now,
             Err(Refused::TooLarge) => {
@@ -313,7 +313,7 @@ mod tests {
         };
         let (from, to) = (place("/dir/old"), place("/dir/moved"));
         changed.rename_at(&from, &to, afresh::files::Rename::default(), now()).unwrap();
-        let uploaded = [changed.write_path("/dir/sent", b"1", now()).unwrap()];
+        let uploaded = BTreeSet::from([changed.write_path("/dir/sent", b"1", now()).unwrap()]);
         let events = compare(&deep, &scan(&changed, "/dir", true).unwrap(), &uploaded);
         let told: Vec<_> = events
             .iter()
@@ -334,8 +334,32 @@ mod tests {
             "gone REMOVE",
         ];
         assert_eq!(told, expected);
-        let flat = compare(&flat, &scan(&changed, "/dir", false).unwrap(), &[]);
+        let flat = compare(&flat, &scan(&changed, "/dir", false).unwrap(), &BTreeSet::new());
         assert!(flat.iter().all(|(name, _)| !name.contains('/')));
+    }
+
+    /// With time in proportion to the product of old and new entries this would take hours.
+    #[test]
+    fn many_renames_and_uploads_are_compared_in_little_time() {
+        const COUNT: usize = 200_000;
+        let mut tree = Tree::new(Budget::default());
+        tree.write_path("/file", b"1", Time::now()).unwrap();
+        let stat = tree.stat_path("/file").unwrap();
+        let entries = |name: &str, count: usize| -> Entries {
+            let entry = |number: usize| Entry {
+                node: Node(number as u64),
+                kind: stat.kind,
+                mode: stat.mode,
+                size: 1,
+                modified: 0,
+            };
+            (0..count).map(|number| (format!("{name}{number}"), entry(number))).collect()
+        };
+        let (old, new) = (entries("a", COUNT), entries("b", 2 * COUNT));
+        let uploaded: BTreeSet<Node> = new.values().map(|entry| entry.node).collect();
+        let events = compare(&old, &new, &uploaded);
+        let count = |kind: &str| events.iter().filter(|(_, of)| of.ends_with(kind)).count();
+        assert_eq!((count("RENAME"), count("REMOVE"), count("CHMOD")), (COUNT, 0, COUNT));
     }
 
     #[test]
@@ -349,7 +373,7 @@ mod tests {
         for number in 0..=MAX_EVENTS {
             tree.write_path(format!("/dir/{number}"), b"", Time::now()).unwrap();
         }
-        lock(&watchers.all)[0].look(&tree, &[]);
+        lock(&watchers.all)[0].look(&tree, &BTreeSet::new());
         assert!(watchers.take("a").is_err() && watchers.take("b").is_err());
         watchers.remove("a").unwrap();
         for number in 0..MAX_WATCHERS {
