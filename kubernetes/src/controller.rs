@@ -6,11 +6,13 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{Api, Client};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::condition::{self, READY};
@@ -25,6 +27,10 @@ use crate::server::Server;
 use crate::watch::watch;
 use crate::{claim, pool, sandbox, sweep};
 
+/// Watches of [`reconcile_all`].
+const WATCHES: u32 = 4;
+/// Time for the first lists, before the work begins without them.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The namespace whose identifier is that of the cluster.
 const CLUSTER_NAMESPACE: &str = "kube-system";
 
@@ -143,7 +149,14 @@ async fn reconcile(key: &ObjectKey, context: &Context) -> Wait {
 }
 
 /// Takes objects from the queue, as many at once as it allows. Ends never.
-async fn work(context: &Arc<Context>, queue: &Arc<FairQueue>) {
+///
+/// It begins after the lists, so that namespaces take turns from the beginning. One that fails, as
+/// without a definition of its kind, delays it only for a while.
+async fn work(context: &Arc<Context>, queue: &Arc<FairQueue>, listed: &Semaphore) {
+    let all = tokio::time::timeout(LIST_TIMEOUT, listed.acquire_many(WATCHES)).await;
+    if all.is_err() {
+        tracing::warn!("some kinds are not listed yet");
+    }
     // Dropping it ends the work, which a controller without its lease must do at once.
     let mut tasks = JoinSet::new();
     loop {
@@ -167,6 +180,7 @@ pub async fn reconcile_all(context: Arc<Context>, stop: impl Future<Output = ()>
         None => MAX_RUNNING_OF_NAMESPACE,
     };
     let queue = Arc::new(FairQueue::new(limit));
+    let listed = Semaphore::new(0);
     let sweeps = async {
         loop {
             match sweep::sweep(&context).await {
@@ -183,11 +197,11 @@ pub async fn reconcile_all(context: Arc<Context>, stop: impl Future<Output = ()>
         }
     };
     tokio::select! {
-        () = watch::<SandboxKind>(&context, &queue) => {}
-        () = watch::<ClaimKind>(&context, &queue) => {}
-        () = watch::<PoolKind>(&context, &queue) => {}
-        () = watch::<TemplateKind>(&context, &queue) => {}
-        () = work(&context, &queue) => {}
+        () = watch::<SandboxKind>(&context, &queue, &listed) => {}
+        () = watch::<ClaimKind>(&context, &queue, &listed) => {}
+        () = watch::<PoolKind>(&context, &queue, &listed) => {}
+        () = watch::<TemplateKind>(&context, &queue, &listed) => {}
+        () = work(&context, &queue, &listed) => {}
         () = sweeps => {}
         () = stop => {}
     }

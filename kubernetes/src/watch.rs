@@ -5,6 +5,7 @@
 
 use futures_util::{Stream, StreamExt};
 use kube::runtime::{WatchStreamExt, watcher};
+use tokio::sync::Semaphore;
 
 use crate::context::Context;
 use crate::queue::{FairQueue, ObjectKey};
@@ -37,8 +38,10 @@ fn concerned<K: Kind>(context: &Context, header: &ObjectHeader<K>) -> Vec<Object
     keys
 }
 
-/// Puts each object that changes into the queue. Ends never.
-pub async fn watch<K: Kind>(context: &Context, queue: &FairQueue) {
+/// Puts each object that changes into the queue, and tells when all that exist are there. Ends
+/// never.
+pub async fn watch<K: Kind>(context: &Context, queue: &FairQueue, listed: &Semaphore) {
+    let mut is_listed = false;
     let mut events = std::pin::pin!(events::<K>(context));
     while let Some(event) = events.next().await {
         match event {
@@ -47,7 +50,12 @@ pub async fn watch<K: Kind>(context: &Context, queue: &FairQueue) {
                 | watcher::Event::InitApply(header)
                 | watcher::Event::Delete(header),
             ) => concerned(context, &header).into_iter().for_each(|key| queue.add(key)),
-            Ok(watcher::Event::Init | watcher::Event::InitDone) => {}
+            Ok(watcher::Event::Init) => {}
+            Ok(watcher::Event::InitDone) if is_listed => {}
+            Ok(watcher::Event::InitDone) => {
+                is_listed = true;
+                listed.add_permits(1);
+            }
             Err(error) => {
                 tracing::warn!(kind = K::KIND, %error, "a watch of the Kubernetes API failed");
             }

@@ -47,6 +47,7 @@ pub(super) async fn serve<H: Handler>(handler: Arc<H>) -> u16 {
 }
 
 async fn connection<H: Handler>(stream: TcpStream, handler: &H) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     loop {
@@ -78,17 +79,16 @@ async fn connection<H: Handler>(stream: TcpStream, handler: &H) -> std::io::Resu
             Reply::Lines(mut lines) => {
                 writer.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n").await?;
                 while let Some(line) = lines.recv().await {
-                    writer.write_all(line.as_bytes()).await?;
-                    writer.write_all(b"\n").await?;
+                    writer.write_all(format!("{line}\n").as_bytes()).await?;
                 }
                 return Ok(());
             }
         };
-        let head = format!(
-            "HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n",
+        // At once: two writes wait for each other's acknowledgement.
+        let answer = format!(
+            "HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{text}",
             text.len()
         );
-        writer.write_all(head.as_bytes()).await?;
-        writer.write_all(text.as_bytes()).await?;
+        writer.write_all(answer.as_bytes()).await?;
     }
 }
