@@ -191,27 +191,36 @@ impl Reconciliation<'_> {
         // Before they are read, so that no change is lost.
         let named = spec.template.as_ref().map(template);
         context.interests.set(&key, pool.clone().into_iter().chain(named).collect());
-        let mut of_pool = None;
-        if let Some(pool) = &spec.pool {
-            let found = context.read::<PoolKind>(namespace, pool).await?;
-            let Some(found) = found else {
-                return refuse("WarmPoolNotFound", format!("there is no SandboxWarmPool {pool}"));
-            };
-            of_pool = Some(read_pool(found.spec()).0.template);
+        let mut found = None;
+        if let Some(name) = &spec.template {
+            found = Some(self.read_template(name).await?);
         }
-        let name = match (&spec.template, of_pool) {
-            (Some(name), Some(other)) if *name != other => {
-                let pool = spec.pool.as_deref().unwrap_or_default();
-                let message = format!(
-                    "the SandboxWarmPool {pool} is for the template {other}, and not for {name}"
-                );
-                return refuse("WarmPoolNotFound", message);
-            }
-            (Some(name), _) => name.clone(),
-            (None, name) => name.unwrap_or_default(),
+        let Some(pool_name) = &spec.pool else {
+            let fault = || "the claim names no template and no pool".to_owned();
+            return found.map_or_else(|| refuse("TemplateNotFound", fault()), Ok);
         };
-        context.interests.set(&key, pool.into_iter().chain([template(&name)]).collect());
-        match context.read::<TemplateKind>(namespace, &name).await? {
+        let Some(of_pool) = context.read::<PoolKind>(namespace, pool_name).await? else {
+            return refuse("WarmPoolNotFound", format!("there is no SandboxWarmPool {pool_name}"));
+        };
+        let other = read_pool(of_pool.spec()).0.template;
+        match found {
+            Some(found) if found.name() == other => Ok(found),
+            Some(found) => refuse(
+                "WarmPoolNotFound",
+                format!(
+                    "the SandboxWarmPool {pool_name} is for the template {other}, and not for {}",
+                    found.name()
+                ),
+            ),
+            None => {
+                context.interests.set(&key, pool.into_iter().chain([template(&other)]).collect());
+                self.read_template(&other).await
+            }
+        }
+    }
+
+    async fn read_template(&self, name: &str) -> Result<SandboxTemplate, Failure> {
+        match self.context.read::<TemplateKind>(self.claim.namespace(), name).await? {
             Some(template) => Ok(template),
             None => refuse("TemplateNotFound", format!("there is no SandboxTemplate {name}")),
         }

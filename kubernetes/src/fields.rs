@@ -146,10 +146,9 @@ pub fn read_sandbox(spec: Specification<'_>) -> (SandboxSpec, Faults) {
             "Suspended" => Some(true),
             _ => None,
         });
-    let by_replicas = replicas.map(|replicas| replicas == 0);
-    read.suspended = mode.or(by_replicas).unwrap_or(false);
-    if mode.zip(by_replicas).is_some_and(|(mode, by_replicas)| mode != by_replicas) {
-        let fault = "spec.operatingMode and spec.replicas contradict each other; remove one";
+    read.suspended = mode == Some(true) || replicas == Some(0);
+    if (mode, replicas) == (Some(false), Some(0)) {
+        let fault = "spec.replicas is 0 and spec.operatingMode is Running; change one";
         section.faults.add(fault.to_owned());
     }
     read.shutdown_time = section.take_time("shutdownTime");
@@ -426,6 +425,7 @@ mod tests {
         assert_eq!(read(json!({})), (false, true));
         assert_eq!(read(json!({"replicas": 0})), (true, true));
         assert_eq!(read(json!({"operatingMode": "Suspended"})), (true, true));
+        assert_eq!(read(json!({"operatingMode": "Suspended", "replicas": 1})), (true, true));
         assert_eq!(read(json!({"operatingMode": "Running", "replicas": 1})), (false, true));
         assert!(!read(json!({"operatingMode": "Running", "replicas": 0})).1);
         assert!(!read(json!({"operatingMode": "Off"})).1);
