@@ -332,8 +332,7 @@ impl Context {
     pub fn pause<K: Kind>(&self, object: &CustomObject<K>) -> Wait {
         let record = lock(&self.failures).get(&key_of(object)).cloned()?;
         let left = record.retry.saturating_duration_since(Instant::now());
-        let is_same =
-            record.uid == object.uid() && record.generation == object.metadata.generation;
+        let is_same = record.uid == object.uid() && record.generation == object.metadata.generation;
         Some(left).filter(|left| is_same && !left.is_zero())
     }
 

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-pub use crate::section::{Faults, Specification};
 use crate::section::Section;
+pub use crate::section::{Faults, Specification};
 
 /// The runtime class of pod templates that afresh runs.
 pub const RUNTIME_CLASS: &str = "afresh";
@@ -140,12 +140,13 @@ pub fn read_sandbox(spec: Specification<'_>) -> (SandboxSpec, Faults) {
     section.section("podTemplate", |pod| read_pod(pod, &mut read.plan));
     let replicas = section
         .take_as("replicas", "0 or 1", |value| value.as_u64().filter(|replicas| *replicas < 2));
-    let mode =
-        section.take_as("operatingMode", "`Running` or `Suspended`", |value| match value.as_str()? {
+    let mode = section.take_as("operatingMode", "`Running` or `Suspended`", |value| {
+        match value.as_str()? {
             "Running" => Some(false),
             "Suspended" => Some(true),
             _ => None,
-        });
+        }
+    });
     read.suspended = mode == Some(true) || replicas == Some(0);
     if (mode, replicas) == (Some(false), Some(0)) {
         let fault = "spec.replicas is 0 and spec.operatingMode is Running; change one";

@@ -446,7 +446,8 @@ impl Reconciliation<'_> {
         let since = since.unwrap_or_else(Instant::now);
         self.observe_missing(Some(since));
         let id = self.status.access.sandbox_id.clone().unwrap_or_default();
-        let message = format!("the afresh server does not know the sandbox {id}; it is asked again");
+        let message =
+            format!("the afresh server does not know the sandbox {id}; it is asked again");
         self.set(READY, false, "SandboxNotFound", &message);
         Some(confirmation.saturating_sub(since.elapsed()).max(Duration::from_millis(1)))
     }

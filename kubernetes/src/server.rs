@@ -255,7 +255,10 @@ impl Server {
         let said = said.filter(|said| said.code == status.as_u16());
         let is_own = said.is_some();
         let message = said.map_or_else(
-            || "without a message of afresh; check what is between it and the controller".to_owned(),
+            || {
+                "without a message of afresh; check what is between it and the controller"
+                    .to_owned()
+            },
             |said| said.message,
         );
         Err(ServerError::Refused { status: status.as_u16(), message, is_own })

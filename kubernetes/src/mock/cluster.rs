@@ -123,7 +123,8 @@ impl State {
             all.by_ref().take(end - start).map(|(_, object)| object.clone()).collect();
         let token = all.next().map(|_| format!("{end}:{version}")).unwrap_or_default();
         let metadata = json!({"resourceVersion": version, "continue": token});
-        let list = json!({"apiVersion": "v1", "kind": "List", "metadata": metadata, "items": items});
+        let list =
+            json!({"apiVersion": "v1", "kind": "List", "metadata": metadata, "items": items});
         Reply::Json(200, list)
     }
 

@@ -49,7 +49,7 @@ async fn malformed_objects_get_a_condition_and_stop_no_other() {
     world.add::<TemplateKind>("a", "good", script());
     world.add::<ClaimKind>("a", "good", json!({"sandboxTemplateRef": {"name": "good"}}));
     world.sandbox_reason("a", "good", "DependenciesReady").await;
-    for number in 0..all.len() {
+    for (number, spec) in all.iter().enumerate() {
         let name = format!("bad-{number}");
         let found = wait_for(&format!("a condition of {name}"), async || {
             let conditions = world.object::<SandboxKind>("a", &name)?.status().conditions;
@@ -58,7 +58,7 @@ async fn malformed_objects_get_a_condition_and_stop_no_other() {
         .await;
         // `metadata: {}` with labels that are absent is well-formed.
         let is_good = found.reason == "DependenciesReady";
-        assert!(is_good || found.reason == "UnsupportedField", "{:?}: {found:?}", all[number]);
+        assert!(is_good || found.reason == "UnsupportedField", "{spec}: {found:?}");
         for name in [format!("of-{name}"), format!("is-{name}")] {
             wait_for(&format!("a condition of the claim {name}"), async || {
                 let conditions = world.object::<ClaimKind>("a", &name)?.status().conditions;

@@ -63,7 +63,7 @@ async fn of_two_sandboxes_for_one_object_the_older_one_stays() {
     // It appears between the list and the creation.
     let first = world.afresh.make_hidden_until_creation(&labels);
     reconcile(&mut object, &context).await.expect("it is reconciled");
-    assert_eq!(world.afresh.ids(), [first.clone()]);
+    assert_eq!(world.afresh.ids(), std::slice::from_ref(&first));
     let object = world.object::<SandboxKind>("a", "one").expect("it exists");
     assert_eq!(object.status().access.sandbox_id, Some(first));
 }
@@ -76,9 +76,8 @@ async fn two_controllers_at_work_leave_one_sandbox_for_each_object() {
         world.add::<SandboxKind>(&format!("space-{}", number % 5), &format!("{number}"), script());
     }
     // Both believe that they hold the lease.
-    let tasks = [(); 2].map(|()| {
-        tokio::spawn(reconcile_all(Arc::clone(&context), std::future::pending()))
-    });
+    let tasks =
+        [(); 2].map(|()| tokio::spawn(reconcile_all(Arc::clone(&context), std::future::pending())));
     for number in 0..50 {
         let (namespace, name) = (format!("space-{}", number % 5), format!("{number}"));
         world.sandbox_reason(&namespace, &name, "DependenciesReady").await;

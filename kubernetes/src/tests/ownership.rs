@@ -1,7 +1,5 @@
 //! Only sandboxes of the object, the namespace, the cluster and the controller are touched.
 
-use std::time::Duration;
-
 use serde_json::json;
 
 use crate::context::Settings;
@@ -40,7 +38,7 @@ async fn a_forged_status_reaches_no_sandbox_of_another_object() {
         world.object::<SandboxKind>("attacker", "two").is_none().then_some(())
     })
     .await;
-    assert_eq!(world.afresh.ids(), [victim.clone()]);
+    assert_eq!(world.afresh.ids(), std::slice::from_ref(&victim));
     let touched: Vec<_> = world.afresh.requests().split_off(before);
     let of_victim = |request: &&String| request.contains(&victim) && !request.starts_with("GET");
     assert_eq!(touched.iter().find(of_victim), None);
@@ -63,9 +61,11 @@ async fn two_controllers_of_one_cluster_leave_each_other_alone() {
     world.sandbox_reason("a", "two", "DependenciesReady").await;
     for (context, name) in [(&first, "default/one"), (&second, "default/two")] {
         assert_eq!(sweep(context).await.unwrap(), SweepReport::default());
-        let own = world.afresh.ids().into_iter().filter(|id| {
-            world.afresh.get(id).unwrap()["metadata"][CONTROLLER_LABEL] == name
-        });
+        let own = world
+            .afresh
+            .ids()
+            .into_iter()
+            .filter(|id| world.afresh.get(id).unwrap()["metadata"][CONTROLLER_LABEL] == name);
         assert_eq!(own.count(), 1);
     }
     // The end of an object waits for its own controller.
@@ -122,7 +122,7 @@ async fn a_sweep_follows_no_forged_status() {
 async fn images_are_templates_or_those_of_the_option() {
     let world = World::new().await;
     let context = world.context().await;
-    let _controller = World::run(&context);
+    let running = World::run(&context);
     let image = |image: &str| {
         let mut spec = script();
         spec["podTemplate"]["spec"]["containers"][0]["image"] = image.into();
@@ -142,8 +142,7 @@ async fn images_are_templates_or_those_of_the_option() {
     let controller = "default/two".to_owned();
     let settings = Settings { images, controller, ..world.settings.clone() };
     let context = world.context_of("two", settings).await;
-    let world_of_two = "b";
-    drop(_controller);
+    drop(running);
     let _controller = World::run(&context);
     for (name, with, reason) in [
         ("one", "golden-1", "DependenciesReady"),
@@ -151,8 +150,7 @@ async fn images_are_templates_or_those_of_the_option() {
         ("three", "script", "ImageNotAllowed"),
         ("four", "silver", "ImageNotAllowed"),
     ] {
-        world.add::<SandboxKind>(world_of_two, name, image(with));
-        world.sandbox_reason(world_of_two, name, reason).await;
+        world.add::<SandboxKind>("b", name, image(with));
+        world.sandbox_reason("b", name, reason).await;
     }
-    tokio::time::sleep(Duration::ZERO).await;
 }

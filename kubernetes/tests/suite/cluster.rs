@@ -387,7 +387,8 @@ impl Space {
             let _ = stopped.await;
         };
         let (client, server) = (self.cluster.client(CONTROLLER), self.server.clone());
-        let task = tokio::spawn(run(client, server, settings, Some(CLUSTER.to_owned()), lease, stopped));
+        let task =
+            tokio::spawn(run(client, server, settings, Some(CLUSTER.to_owned()), lease, stopped));
         RunningController { stop: Some(stop), task }
     }
 

@@ -137,7 +137,10 @@ async fn the_rights_of_the_chart_reach_no_other_secret_or_lease() {
     let client = space.controller_client();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &space.name);
     let is_refused = |result: Result<(), kube::Error>| {
-        assert!(matches!(&result, Err(kube::Error::Api(status)) if status.code == 403), "{result:?}");
+        assert!(
+            matches!(&result, Err(kube::Error::Api(status)) if status.code == 403),
+            "{result:?}"
+        );
     };
     is_refused(secrets.get("other").await.map(drop));
     is_refused(secrets.list(&ListParams::default()).await.map(drop));
