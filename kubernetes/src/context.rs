@@ -87,7 +87,7 @@ impl Failure {
         matches!(self, Self::Kubernetes(error) if code(error) == 409)
     }
 
-    /// Whether it is told in the status of the object.
+    /// Whether the status of the object names it.
     #[must_use]
     pub fn is_reported(&self) -> bool {
         !self.is_conflict() && !matches!(self, Self::LeaseLost)
@@ -143,10 +143,10 @@ struct FailureRecord {
     generation: Option<i64>,
 }
 
-/// What this process has seen of a sandbox.
+/// The memory of this process of a sandbox.
 #[derive(Clone, Debug, Default)]
 pub struct Observation {
-    /// The object that it was seen of.
+    /// The identifier of the object.
     pub uid: String,
     /// Since when the server does not know it.
     pub missing: Option<Instant>,
@@ -341,14 +341,14 @@ impl Context {
         lock(&self.failures).remove(&key_of(object));
     }
 
-    /// Forgets everything about an object that is gone.
+    /// Forgets an object that does not exist any more.
     pub fn forget(&self, key: &ObjectKey) {
         lock(&self.failures).remove(key);
         lock(&self.observations).remove(key);
         self.interests.set(key, Vec::new());
     }
 
-    /// What this process has seen of the sandbox of an object.
+    /// The memory of this process of the sandbox of an object.
     #[must_use]
     pub fn observation<K: Kind>(&self, object: &CustomObject<K>) -> Observation {
         let found = lock(&self.observations).get(&key_of(object)).cloned();

@@ -11,7 +11,7 @@ struct State {
     wanted: HashMap<ObjectKey, Vec<ObjectKey>>,
 }
 
-/// Who waits for what.
+/// Objects that wait, with the objects that they wait for.
 #[derive(Debug, Default)]
 pub struct InterestTable(Mutex<State>);
 

@@ -33,7 +33,7 @@ pub fn decode(text: &str) -> Result<Value, String> {
     seed.deserialize(&mut text).map_err(|error| error.to_string())
 }
 
-/// What is left for one value.
+/// The rest of the limits, for one value.
 #[derive(Clone, Copy)]
 struct Budget<'a> {
     levels: usize,

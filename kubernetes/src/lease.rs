@@ -50,7 +50,7 @@ impl LeaseHolder {
         renewed.is_some_and(|renewed| renewed.elapsed() < RENEWAL_LIMIT)
     }
 
-    /// Asks the API whether this process still holds the lease. The own clock alone does not tell,
+    /// Asks the API whether this process still holds the lease. The own clock alone is not enough,
     /// since a host may stop between the look at it and the next request.
     ///
     /// # Errors

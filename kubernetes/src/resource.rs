@@ -243,7 +243,7 @@ impl<K: Kind> Serialize for CustomObject<K> {
     }
 }
 
-/// What a watch and the sweep read of an object.
+/// The part of an object that a watch and the sweep read.
 #[derive(Clone, Debug)]
 pub struct ObjectHeader<K: Kind> {
     metadata: ObjectMeta,

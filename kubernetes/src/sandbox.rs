@@ -165,7 +165,7 @@ struct Reconciliation<'a> {
     status: &'a mut SandboxStatus,
 }
 
-/// What the server has for an object.
+/// The state of an object on the server.
 enum Finding {
     Exists(RemoteSandbox),
     /// There was none yet.
@@ -273,8 +273,8 @@ impl Reconciliation<'_> {
         Ok(self.find_listed().await?.map_or(Finding::New, Finding::Exists))
     }
 
-    /// The oldest of the object's sandboxes, if two controllers were at work; the sweep ends the
-    /// other one.
+    /// The oldest sandbox of the object, if two controllers were at work; the sweep ends the other
+    /// one.
     async fn find_listed(&self) -> Result<Option<RemoteSandbox>, Failure> {
         let all = list(self.sandbox, self.context).await?;
         let Some(first) = all.into_iter().next() else { return Ok(None) };

@@ -59,7 +59,7 @@ pub enum ServerError {
         status: u16,
         /// Its message.
         message: String,
-        /// Whether it has the form of afresh's own errors. That of a proxy has another one.
+        /// Whether it has the form of errors of afresh. One of a proxy has another form.
         is_own: bool,
     },
     /// The key cannot be read.

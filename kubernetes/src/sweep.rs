@@ -13,7 +13,7 @@ use crate::resource::{ObjectHeader, SandboxKind};
 use crate::server::{CLUSTER_LABEL, CONTROLLER_LABEL, NAMESPACE_LABEL, UID_LABEL};
 use crate::watch::PAGE_ITEMS;
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
     /// Sandboxes that were ended.
@@ -67,7 +67,7 @@ pub async fn sweep(context: &Context) -> Result<SweepReport, Failure> {
         return Ok(SweepReport::default());
     }
     let objects = wanted(context).await?;
-    // The status is a hint of users: it counts only if it names one of the object's own sandboxes.
+    // The status is a hint of users: it counts only if it names a sandbox of the object.
     let own = |uid: &String, id: &String| {
         remotes.iter().any(|other| other.metadata.get(UID_LABEL) == Some(uid) && other.id == *id)
     };

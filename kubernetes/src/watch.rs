@@ -38,8 +38,8 @@ fn concerned<K: Kind>(context: &Context, header: &ObjectHeader<K>) -> Vec<Object
     keys
 }
 
-/// Puts each object that changes into the queue, and tells when all that exist are there. Ends
-/// never.
+/// Puts each object that changes into the queue, and adds a permit to `listed` once all that exist
+/// are there. Ends never.
 pub async fn watch<K: Kind>(context: &Context, queue: &FairQueue, listed: &Semaphore) {
     let mut is_listed = false;
     let mut events = std::pin::pin!(events::<K>(context));

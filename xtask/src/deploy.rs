@@ -71,7 +71,7 @@ fn files(folder: &str) -> Result<Vec<String>> {
 fn unbounded(definition: &str) -> Vec<usize> {
     let lines: Vec<&str> = definition.lines().collect();
     let indent = |line: &str| line.len() - line.trim_start().len();
-    // The keys beside a line: its block up to the next line further out.
+    // The keys of the object with a line: its block up to the next line further out.
     let block = |at: usize| {
         let depth = indent(lines[at]);
         let inside = |line: &&&str| indent(line) >= depth;

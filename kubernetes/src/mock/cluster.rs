@@ -50,7 +50,7 @@ fn refusal(status: u16, reason: &str) -> Reply {
 }
 
 impl State {
-    /// Stores an object, or removes one whose last finalizer is gone, and tells the watches.
+    /// Stores an object, or removes one without finalizers that is deleted, and sends an event.
     fn store(&mut self, place: Place, mut object: Value, mut event: &str) -> Value {
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();

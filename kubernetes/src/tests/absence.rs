@@ -1,4 +1,4 @@
-//! Sandboxes that a server does not know, and times that go on.
+//! Sandboxes that a server does not know, and those of wrong specifications.
 
 use serde_json::json;
 
@@ -45,7 +45,7 @@ async fn a_missing_sandbox_is_looked_for_again_before_it_counts_as_ended() {
     world.sandbox_reason("a", "one", "SandboxNotFound").await;
     world.afresh.fail(Faults::default());
     world.sandbox_reason("a", "one", "DependenciesReady").await;
-    // One that is gone from the list as well.
+    // One that is not in the list either.
     let sandbox = world.afresh.get(&ids[0]).expect("it exists");
     world.afresh.remove(&ids[0]);
     let found = world.sandbox_reason("a", "one", "SandboxNotFound").await;
