@@ -55,7 +55,8 @@ pub struct Settings {
     pub sweep: Duration,
     /// Minimum age of sandboxes that such a search ends: younger ones may be in the making.
     pub orphan_age: Duration,
-    /// Time between two looks at a sandbox that the server does not know, before it counts as ended.
+    /// Time between two looks at a sandbox that the server does not know, before it counts as
+    /// ended.
     pub confirmation: Duration,
 }
 

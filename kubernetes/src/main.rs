@@ -64,12 +64,12 @@ struct Options {
     /// namespace and the name of the lease if absent
     #[arg(long)]
     controller_id: Option<String>,
-    /// Identifier of the cluster, which no other cluster with the same API key may have; that of the
-    /// namespace `kube-system` if absent
+    /// Identifier of the cluster, which no other cluster with the same API key may have; that of
+    /// the namespace `kube-system` if absent
     #[arg(long)]
     cluster_id: Option<String>,
-    /// Image that objects may name, or the start of images before a `*`; may be repeated. Without it
-    /// all templates of the server, and no snapshots
+    /// Image that objects may name, or the start of images before a `*`; may be repeated. Without
+    /// it all templates of the server, and no snapshots
     #[arg(long = "image", value_name = "IMAGE")]
     images: Vec<String>,
     /// Name of the lease

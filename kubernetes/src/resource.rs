@@ -1,8 +1,9 @@
 //! The custom resources of agent-sandbox, as far as afresh serves them.
 //!
 //! Promises: an object with any content decodes, so one malformed object cannot stop a watch. A
-//! specification that is beyond the limits of [`crate::json`] is an error of its object alone. Specs
-//! stay JSON here, and [`crate::fields`] reads them and reports each field that it does not know.
+//! specification that is beyond the limits of [`crate::json`] is an error of its object alone.
+//! Specs stay JSON here, and [`crate::fields`] reads them and reports each field that it does not
+//! know.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

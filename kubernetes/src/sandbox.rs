@@ -1,10 +1,10 @@
 //! The reconciler of `Sandbox`: one object is one sandbox of the afresh server.
 //!
 //! Promises: only a sandbox that carries the identifier of its object, its namespace, its cluster
-//! and its controller is used or ended; the status, which users may write, is a hint. The sandbox is
-//! looked up by that identifier before and after one is made, so of two controllers that made one
-//! each the older sandbox stays. An object is removed after its sandbox has ended. The status is
-//! written after the Secret with the token.
+//! and its controller is used or ended; the status, which users may write, is a hint. The sandbox
+//! is looked up by that identifier before and after one is made, so of two controllers that made
+//! one each the older sandbox stays. An object is removed after its sandbox has ended. The status
+//! is written after the Secret with the token.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,9 +1,9 @@
 //! The client of the sandboxes of `afresh serve`.
 //!
 //! Promises: each request has a time limit, and an answer has a limit of bytes. The key is read
-//! from its file for each request, so a renewed Secret needs no restart. A sandbox counts as missing
-//! only if afresh says so of exactly that sandbox; a 404 of a proxy does not. A list is complete or
-//! an error.
+//! from its file for each request, so a renewed Secret needs no restart. A sandbox counts as
+//! missing only if afresh says so of exactly that sandbox; a 404 of a proxy does not. A list is
+//! complete or an error.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -105,7 +105,8 @@ impl ServerError {
 
     /// Whether afresh itself says that it does not have what the request names.
     fn is_missing(&self, name: &str) -> bool {
-        matches!(self, Self::Refused { status: 404, message, is_own: true } if message.contains(name))
+        let Self::Refused { status: 404, message, is_own: true } = self else { return false };
+        message.contains(name)
     }
 
     fn is_conflict(&self) -> bool {

@@ -196,8 +196,9 @@ f:
   x-kubernetes-preserve-unknown-fields: true
 ";
         assert_eq!(unbounded(bounded), [0; 0]);
-        for limit in ["maxLength: 5", "maxItems: 2", "maxProperties: 3", "maxLength: 4", "maxItems: 3"]
-        {
+        let limits =
+            ["maxLength: 5", "maxItems: 2", "maxProperties: 3", "maxLength: 4", "maxItems: 3"];
+        for limit in limits {
             let without = bounded.replace(limit, "x: y");
             assert!(!unbounded(&without).is_empty(), "{limit}");
         }
