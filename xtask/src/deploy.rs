@@ -33,14 +33,7 @@ pub(crate) fn check() -> Result<()> {
             .with_context(|| format!("cannot read {path}"))
     };
     let mut faults = faults(&read(RULES)?, &read(DASHBOARD)?, &read(METRICS)?, &read(RUNBOOKS)?);
-    for path in files(DEFINITIONS)? {
-        let unbounded = unbounded(&read(&path)?);
-        faults.extend(unbounded.into_iter().map(|line| format!("{path}:{line} has no limit")));
-    }
-    for path in files(RIGHTS)? {
-        let rights = read(&path)?;
-        faults.extend(excessive(&rights).into_iter().map(|why| format!("{path}: {why}")));
-    }
+    faults.extend(controller_faults()?);
     if !faults.is_empty() {
         bail!("{} faults in deploy:\n    {}", faults.len(), faults.join("\n    "));
     }
@@ -53,6 +46,20 @@ pub(crate) fn check() -> Result<()> {
             Ok(())
         }
     }
+}
+
+/// Faults of the definitions of agent-sandbox, and of the rights of its controller.
+fn controller_faults() -> Result<Vec<String>> {
+    let mut faults = Vec::new();
+    for path in files(DEFINITIONS)? {
+        let unbounded = unbounded(&std::fs::read_to_string(repository().join(&path))?);
+        faults.extend(unbounded.into_iter().map(|line| format!("{path}:{line} has no limit")));
+    }
+    for path in files(RIGHTS)? {
+        let rights = std::fs::read_to_string(repository().join(&path))?;
+        faults.extend(excessive(&rights).into_iter().map(|why| format!("{path}: {why}")));
+    }
+    Ok(faults)
 }
 
 /// The paths of the files in a folder, in order.
@@ -172,6 +179,11 @@ mod tests {
         for wanted in ["afresh_c", "no section One", "section Two"] {
             assert!(found.iter().any(|fault| fault.contains(wanted)), "{found:?}");
         }
+    }
+
+    #[test]
+    fn definitions_and_rights_of_the_controller_have_no_fault() {
+        assert_eq!(controller_faults().expect("the files are readable"), [String::new(); 0]);
     }
 
     #[test]
