@@ -115,7 +115,7 @@ async fn reconcile_one<K: Reconciled>(key: &ObjectKey, context: &Context) -> Wai
     }
 }
 
-/// Tells of a panic in the status of its object.
+/// Writes a panic into the status of its object.
 async fn report_panic<K: Reconciled>(key: &ObjectKey, context: &Context) -> Result<(), Failure> {
     let Some(object) = context.read::<K>(&key.namespace, &key.name).await? else { return Ok(()) };
     let mut status = object.status();
@@ -134,7 +134,7 @@ async fn reconcile_isolated<K: Reconciled>(key: &ObjectKey, context: &Context) -
     tracing::error!(kind = K::KIND, namespace, name, "the work on an object panicked");
     let told = AssertUnwindSafe(report_panic::<K>(key, context)).catch_unwind().await;
     if !matches!(told, Ok(Ok(()))) {
-        tracing::warn!(kind = K::KIND, namespace, name, "its status does not tell of the panic");
+        tracing::warn!(kind = K::KIND, namespace, name, "its status does not name the panic");
     }
     Some(MAX_RETRY)
 }
