@@ -69,7 +69,7 @@ mod tree;
 mod wire;
 mod zip;
 
-pub use bytes::FileBytes;
+pub use bytes::{FileBytes, FileReader};
 pub use diff::{Change, FileChange, FileDifference};
 pub use error::{LayerError, Refused};
 pub use granted::{Durability, HostEntry, HostHandle, HostKind, HostOpening, HostStat};

@@ -110,6 +110,7 @@ impl SandboxHost for Sandboxes {
         tokio::spawn(async move {
             // A call that is under way ends first; its answer is refused.
             *sandbox.life.lock().await = Residency::Moved;
+            sandbox.charge.downloads.end();
             let why = "another host has the sandbox now";
             sandbox.commands.end(&ConnectError::new("unavailable", why));
         });

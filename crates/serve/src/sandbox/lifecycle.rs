@@ -114,10 +114,12 @@ impl Sandboxes {
         sandbox.watchers.end(&why);
         // A call that runs notices it, and ends.
         sandbox.killed.store(true, Ordering::Relaxed);
+        sandbox.charge.downloads.end();
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
             *sandbox.life.clone().lock_owned().await = Residency::Gone;
             // Also those that began after the first end.
+            sandbox.charge.downloads.end();
             sandbox.commands.end(&why);
             sandbox.watchers.end(&why);
             let struck = this.strike(&sandbox).await;

@@ -71,6 +71,9 @@ pub(crate) struct Sandboxes {
     pub(super) pauses: TenantQueue,
     /// Snapshots that are fetched and opened.
     pub(super) pulls: TenantQueue,
+    /// Reads of the files of running programs.
+    #[cfg(feature = "linux")]
+    pub(super) views: TenantQueue,
     directory: Mutex<Option<Directory>>,
 }
 
@@ -78,6 +81,10 @@ pub(crate) struct Sandboxes {
 const MAX_IDLE_SAVES: usize = 4;
 const MAX_PAUSES: usize = 16;
 const MAX_PULLS: usize = 16;
+/// Maximum reads of the files of running programs at the same time. Each has a thread, and waits
+/// for its program.
+#[cfg(feature = "linux")]
+const MAX_VIEWS: usize = 16;
 
 /// Maximum sandboxes of a tenant in a list.
 const MAX_LISTED: usize = 10_000;
@@ -193,6 +200,8 @@ impl Sandboxes {
             idle_saves: TenantQueue::new("save", MAX_IDLE_SAVES, usize::MAX),
             pauses: TenantQueue::new("save", MAX_PAUSES, usize::MAX),
             pulls: TenantQueue::new("pull of the snapshot", MAX_PULLS, waiting),
+            #[cfg(feature = "linux")]
+            views: TenantQueue::new("read of the files", MAX_VIEWS, waiting),
             directory: Mutex::new(Some(directory)),
             boot,
             builds: Builds::default(),

@@ -222,6 +222,9 @@ impl Sandboxes {
         if release {
             // Calls that wait for it are made again, elsewhere.
             *life = Residency::Moved;
+            if !ending {
+                sandbox.charge.downloads.end();
+            }
             lock(&self.all).remove(&sandbox.id);
             self.stored_elsewhere.add(&sandbox.tenant, sandbox.charge.stored());
         }
