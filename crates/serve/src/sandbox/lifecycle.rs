@@ -171,6 +171,7 @@ impl Sandboxes {
     /// Starts to end expired sandboxes and to save idle ones.
     pub(crate) fn sweep(self: &Arc<Self>) {
         self.measure_use();
+        self.builds.expire();
         if !self.ledger.is_owner() {
             return;
         }
