@@ -81,7 +81,7 @@ impl SandboxHost for Sandboxes {
         // Under the lock that `doubt_all` takes after the life was given up: one of the two sees
         // the other.
         let doubt = AtomicBool::new(!is_current());
-        sandbox.standing = StoreEntry { anchor: Some(anchor).into(), doubt, from };
+        sandbox.standing = StoreEntry { anchor: Arc::new(Some(anchor).into()), doubt, from };
         all.insert(id, Arc::new(sandbox));
     }
 

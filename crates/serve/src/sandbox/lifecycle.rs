@@ -103,8 +103,13 @@ impl Sandboxes {
         let Some(killed) = KillGuard::begin(&self.killed, sandbox) else {
             return Err(Sandbox::not_found(&sandbox.id));
         };
-        if lock(&self.all).remove(&sandbox.id).is_none() {
-            return Err(Sandbox::not_found(&sandbox.id));
+        {
+            let mut all = lock(&self.all);
+            if all.remove(&sandbox.id).is_none() {
+                return Err(Sandbox::not_found(&sandbox.id));
+            }
+            // A call that runs notices it, and ends. Whoever makes the sandbox refuses it.
+            sandbox.killed.store(true, Ordering::Release);
         }
         // With this code clients ask whether the sandbox runs. Before running work is cut short,
         // which would give its commands another reason.
@@ -112,8 +117,6 @@ impl Sandboxes {
         let why = ConnectError::new("unavailable", why);
         sandbox.commands.end(&why);
         sandbox.watchers.end(&why);
-        // A call that runs notices it, and ends.
-        sandbox.killed.store(true, Ordering::Relaxed);
         sandbox.charge.downloads.end();
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
@@ -204,7 +207,7 @@ impl Sandboxes {
     /// Whether a sandbox is idle, so that it can be saved.
     fn is_idle(&self, sandbox: &Sandbox) -> bool {
         sandbox.times().used.elapsed() >= self.config.idle_timeout
-            && !sandbox.branched.load(Ordering::Relaxed)
+            && !sandbox.is_branched()
             && !sandbox.commands.is_driven()
             && !sandbox.commands.in_use()
             && !sandbox.watchers.has_streams()

@@ -371,6 +371,8 @@ impl Sandboxes {
                     };
                     #[cfg(not(feature = "linux"))]
                     let done = call();
+                    // Watchers are at the expense of the tenant too.
+                    sandbox.watchers.observe(session);
                     let ran = timer.stop();
                     this.accounts.add_outbound(&sandbox.tenant, take_outbound_bytes());
                     sandbox.usage.ran(ran);
@@ -384,7 +386,6 @@ impl Sandboxes {
                         false => next_event(session),
                     };
                     this.goes_on(&sandbox, due);
-                    sandbox.watchers.observe(session);
                     done
                 }
                 other => Err(other.absent(&sandbox.id)),
@@ -485,17 +486,18 @@ impl Sandboxes {
         let forking = self.with(sandbox, move |session| {
             let forks = session.fork(count).map_err(|e| refused(&e))?;
             // Before any other operation: a sandbox with forks is not saved and dropped.
-            own.branched.store(true, Ordering::Relaxed);
-            Ok(forks)
+            own.note_checkpoints(session);
+            Ok((forks, own.family(), own.has_checkpoints.load(Ordering::Relaxed)))
         });
-        let forks = forking.await?;
+        let (forks, family, has_checkpoints) = forking.await?;
         let due = forks.first().and_then(next_event);
         let times = self.times(time, sandbox.times().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {
             let (template, settings) = (sandbox.template.clone(), sandbox.present_settings());
             let fork = self.assemble(&sandbox.tenant, template, settings, session, times)?;
-            fork.branched.store(true, Ordering::Relaxed);
+            fork.join(&family);
+            fork.has_checkpoints.store(has_checkpoints, Ordering::Relaxed);
             made.push(fork);
         }
         self.admit(made.clone()).await?;

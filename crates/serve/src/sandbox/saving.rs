@@ -197,7 +197,7 @@ impl Sandboxes {
                 // The processes, contexts and checkpoints of the old guest end.
                 **session = fresh;
                 *lock(&own.mark) = UndoPoint::default();
-                own.branched.store(false, Ordering::Relaxed);
+                own.leave_family();
             }
             if pause || ending {
                 let why = "the sandbox is saved, and its programs with it";
@@ -205,7 +205,7 @@ impl Sandboxes {
                 own.commands.end(&why);
                 own.watchers.end(&why);
             }
-            if !own.branched.load(Ordering::Relaxed) {
+            if !own.is_branched() {
                 *life = Residency::Saved;
                 own.charge.release();
             }

@@ -5,6 +5,7 @@ mod catalog;
 mod joining;
 #[path = "../../../../store/tests/suite/support/listening.rs"]
 mod listening;
+mod recording;
 mod sealed;
 mod sweep;
 
