@@ -1,7 +1,7 @@
 //! The budget for bytes of requests and answers in memory, over all guests.
 //!
 //! Promises: a byte is counted before it is kept, and no longer than that. A part of the budget
-//! counts its bytes in the whole as well, and has a limit of its own.
+//! has its own limit, and counts its bytes in the whole as well.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -82,7 +82,7 @@ impl Sandboxes {
     ) -> Result<(), ErrorResponse> {
         let Some(tenant) = new.first().map(|first| first.tenant.clone()) else { return Ok(()) };
         self.count_stored(&tenant).await?;
-        // Before others see them: who kills one waits until it is recorded.
+        // Before others see them: the end of one that is killed waits until it is recorded.
         let entries = new.iter().map(|sandbox| sandbox.standing.begin());
         let entries: Option<Vec<_>> = entries.collect();
         let entries = entries.ok_or_else(ErrorResponse::host)?;

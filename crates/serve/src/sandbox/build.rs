@@ -177,7 +177,7 @@ impl Sandboxes {
     ) {
         let ended = self.run_build(&build, &plan, &steps).await;
         if let Err(BuildFailure { step, exit_code, .. }) = &ended {
-            // Not the reason: it may have words of the tenant's steps, which have secrets.
+            // Not the reason: it may quote a step, and steps have secrets.
             tracing::info!(template = build.template, step, exit_code, "a build failed");
         }
         build.end(ended);

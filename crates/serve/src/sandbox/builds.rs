@@ -61,11 +61,11 @@ struct Progress {
 /// Why a build failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct BuildFailure {
-    /// For the tenant: it may have words of its steps, secrets among them.
+    /// For the tenant alone: it may quote a step, with its secrets.
     pub(super) why: String,
     /// The number of the step.
     pub(super) step: Option<usize>,
-    /// The exit code of the step's command.
+    /// The exit code of the command that failed.
     pub(super) exit_code: Option<i64>,
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Charge {
     measured: AtomicU64,
     stored: AtomicU64,
     last: Mutex<Option<Instant>>,
-    /// Versions of files that clients download, also once it is saved or gone.
+    /// Versions of files that clients download, also while it is saved.
     pub(super) downloads: Downloads,
 }
 

@@ -1,7 +1,7 @@
 //! The records of sandboxes and snapshots in files of one server.
 //!
 //! Promises: a change of snapshots is on the disk before a client sees it; one that the disk
-//! refuses has no effect. Who reads them waits for no disk.
+//! refuses has no effect. A reader waits for no disk.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -99,7 +99,7 @@ impl Downloads {
         Ok(Download { all: self.clone(), number })
     }
 
-    /// Ends all of them, since the sandbox ends. Their clients see them break off.
+    /// Ends all of them, since the sandbox ends. The answers to their clients break off.
     pub(super) fn end(&self) {
         for open in lock(&self.0.versions).drain(..) {
             self.0.bytes.fetch_sub(open.reader.memory(), Ordering::Relaxed);

@@ -108,7 +108,7 @@ impl Sandboxes {
             if all.remove(&sandbox.id).is_none() {
                 return Err(Sandbox::not_found(&sandbox.id));
             }
-            // A call that runs notices it, and ends. Whoever makes the sandbox refuses it.
+            // A call that runs notices it, and ends. An admission that is under way refuses it.
             sandbox.killed.store(true, Ordering::Release);
         }
         // With this code clients ask whether the sandbox runs. Before running work is cut short,

@@ -95,7 +95,7 @@ pub(super) struct Sandbox {
     times: Mutex<Times>,
     /// It has named checkpoints.
     pub(super) has_checkpoints: AtomicBool,
-    /// It shares memory with its forks, or with what it was forked from.
+    /// Its forks, and the sandbox that it was forked from.
     family: Mutex<Family>,
     /// The number of hosts that were lost with it, and calls with them.
     pub(super) generation: u64,

@@ -2,7 +2,8 @@
 //!
 //! Promises: a signature is for one path, one operation and one user, and ends at its time. A URL
 //! that does not name a sandbox is for the one whose token signed it. A request hashes its path
-//! once, and a token of a sandbox in one or two blocks: who has no key makes the server do no more.
+//! once, and a token of a sandbox in one or two blocks, so that a client without a key makes little
+//! work.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -68,7 +69,7 @@ impl Signature {
 
 /// A file operation that is signed by one token or another.
 struct SignedOperation {
-    /// The hash of what comes before the token.
+    /// The hash of the text before the token.
     begun: Sha256,
     /// The text behind the token.
     end: String,

@@ -36,8 +36,8 @@ pub(crate) struct StoreEntry {
     pub(crate) from: std::sync::Mutex<Option<State>>,
 }
 
-/// The entry of a sandbox that is not recorded yet. Who needs the entry waits until this is
-/// dropped: a sandbox that is killed meanwhile is struck out after it was recorded.
+/// The entry of a sandbox that is not recorded yet. Its other users wait until this is dropped: a
+/// sandbox that is killed meanwhile is struck out after it was recorded.
 pub(crate) struct NewEntry {
     #[cfg(feature = "fleet")]
     pub(crate) anchor: tokio::sync::OwnedMutexGuard<Option<Anchor>>,
