@@ -103,13 +103,8 @@ impl Sandboxes {
         let Some(killed) = KillGuard::begin(&self.killed, sandbox) else {
             return Err(Sandbox::not_found(&sandbox.id));
         };
-        {
-            let mut all = lock(&self.all);
-            if all.remove(&sandbox.id).is_none() {
-                return Err(Sandbox::not_found(&sandbox.id));
-            }
-            // A call that runs notices it, and ends. An admission that is under way refuses it.
-            sandbox.killed.store(true, Ordering::Release);
+        if lock(&self.all).remove(&sandbox.id).is_none() {
+            return Err(Sandbox::not_found(&sandbox.id));
         }
         // With this code clients ask whether the sandbox runs. Before running work is cut short,
         // which would give its commands another reason.
@@ -117,6 +112,8 @@ impl Sandboxes {
         let why = ConnectError::new("unavailable", why);
         sandbox.commands.end(&why);
         sandbox.watchers.end(&why);
+        // A call that runs notices it, and ends. An admission that is under way refuses it.
+        sandbox.killed.store(true, Ordering::Release);
         sandbox.charge.downloads.end();
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
