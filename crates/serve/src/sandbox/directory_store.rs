@@ -57,9 +57,8 @@ impl DirectoryStore {
         change: impl FnOnce(&Known) -> Option<SnapshotRecord>,
     ) -> Result<bool, ErrorResponse> {
         let changing = self.changing.clone().lock_owned().await;
-        let Some(changed) = change(&self.lock_known()).map(|new| self.with_losers(new)) else {
-            return Ok(false);
-        };
+        let new = change(&self.lock_known());
+        let Some(changed) = new.map(|new| self.with_losers(new)) else { return Ok(false) };
         let (records, known) = (self.snapshots.clone(), self.known.clone());
         blocking(move || {
             // Also if the client leaves meanwhile.
