@@ -126,6 +126,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_download_breaks_off_with_its_sandbox() {
+        let mut tree = Tree::new(Budget::default());
+        let node = tree.write_path("/a", &vec![1; 300 << 10], Time::now()).unwrap();
+        let downloads = Downloads::default();
+        let download = downloads.begin(&tree, node, u64::MAX, |_| Ok(())).unwrap();
+        let mut body = FileBody::new(download, 300 << 10);
+        assert!(body.frame().await.unwrap().is_ok() && downloads.bytes() >= 300 << 10);
+        downloads.end();
+        assert!(body.frame().await.unwrap().is_err());
+        assert_eq!(downloads.bytes(), 0);
+    }
+
+    #[tokio::test]
     async fn a_hole_takes_a_piece_of_memory() {
         let mut tree = Tree::new(Budget::default());
         let node = tree.write_path("/hole", b"", Time::now()).unwrap();
