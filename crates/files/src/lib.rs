@@ -62,7 +62,7 @@ pub use layers::oci_document::{OciBlob, OciDocument};
 pub use nodes::node::{Kind, Node, Stat, Time, Times};
 pub use saved::description::{SavedTree, TreeError};
 pub use saved::kept::KeptLayers;
-pub use trees::bytes::FileBytes;
+pub use trees::bytes::{FileBytes, FileReader};
 pub use trees::diff::{Change, FileChange, FileDifference};
 pub use trees::open::{Access, OpenFile, Whence};
 pub use trees::path::{ResolvedName, Walk};

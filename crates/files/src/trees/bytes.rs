@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Refused;
+use crate::layers::stack::Layers;
 use crate::nodes::content::{Content, PAGE};
 use crate::nodes::inode::Body;
 use crate::nodes::node::Node;
@@ -16,7 +17,39 @@ use crate::trees::tree::Tree;
 #[derive(Clone, Debug)]
 pub struct FileBytes(Content);
 
+/// A file as it was, to be read without its tree. Of the tree only this file is kept.
+#[derive(Clone, Debug)]
+pub struct FileReader {
+    content: Content,
+    layers: Layers,
+}
+
+impl FileReader {
+    /// Reads bytes from `offset`, and returns how many there are before the end of the file.
+    ///
+    /// # Errors
+    /// [`Refused::Layer`].
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize, Refused> {
+        self.content.read(&self.layers, offset, out)
+    }
+
+    /// Bytes of memory that it keeps: those of layers and holes are not.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        self.content.paid
+    }
+}
+
 impl Tree {
+    /// A file as it is, to be read later.
+    ///
+    /// # Errors
+    /// As [`Tree::bytes_of`].
+    pub fn reader(&self, node: Node) -> Result<FileReader, Refused> {
+        let FileBytes(content) = self.bytes_of(node)?;
+        Ok(FileReader { content, layers: self.ground.layers.clone() })
+    }
+
     /// The present bytes of a file.
     ///
     /// # Errors
@@ -90,6 +123,21 @@ impl Content {
 mod tests {
     use super::*;
     use crate::{Budget, Time};
+
+    #[test]
+    fn a_reader_keeps_its_file_as_it_was_and_no_other() {
+        let now = Time::default();
+        let mut tree = Tree::new(Budget::default());
+        let node = tree.write_path("/a", &[7; 2 * PAGE], now).unwrap();
+        tree.set_size(node, 1 << 30, now).unwrap();
+        let reader = tree.reader(node).unwrap();
+        assert_eq!(reader.memory(), 2 * PAGE as u64);
+        tree.write_path("/a", b"later", now).unwrap();
+        let mut read = vec![1; 3 * PAGE];
+        assert_eq!(reader.read(PAGE as u64, &mut read).unwrap(), 3 * PAGE);
+        assert!(read[..PAGE].iter().all(|byte| *byte == 7) && read[PAGE..].iter().all(|b| *b == 0));
+        assert!(tree.reader(Tree::ROOT).is_err());
+    }
 
     /// Random writes and cuts: every position where two bytes differ is listed.
     #[test]

@@ -7,7 +7,8 @@
 //! more does not count. The memory of a tenant on other hosts is late by their reports
 //! ([`SandboxStore::use_elsewhere`]), and its saved states there by
 //! [`stored_elsewhere`](super::stored_elsewhere). Budgets of all tenants together are for this
-//! server. Sandboxes that this server admits at the same time never exceed a budget together.
+//! server. Sandboxes that this server admits at the same time never exceed a budget together. One
+//! that is killed while it is recorded is struck out again, and its client gets an error.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -83,6 +84,10 @@ impl Sandboxes {
     ) -> Result<(), ErrorResponse> {
         let Some(tenant) = new.first().map(|first| first.tenant.clone()) else { return Ok(()) };
         self.count_stored(&tenant).await?;
+        // Before others see them: the end of one that is killed waits until it is recorded.
+        let entries = new.iter().map(|sandbox| sandbox.standing.begin());
+        let entries: Option<Vec<_>> = entries.collect();
+        let entries = entries.ok_or_else(ErrorResponse::host)?;
         if let Err(refusal) = self.take_in(&new, None) {
             let is_count = |refusal: &ErrorResponse| {
                 refusal.budget.as_ref().is_some_and(|excess| excess.name == SANDBOXES)
@@ -97,9 +102,13 @@ impl Sandboxes {
         }
         let this = self.clone();
         to_its_end(async move {
-            let entering = new.iter().map(|sandbox| this.ledger.create(&**sandbox));
+            let entering = new.iter().zip(entries);
+            let entering = entering.map(|(sandbox, entry)| this.ledger.create(&**sandbox, entry));
             let entered = futures_util::future::join_all(entering).await;
             let entered: Result<(), _> = entered.into_iter().collect();
+            let killed = new.iter().find(|sandbox| sandbox.killed.load(Ordering::Acquire));
+            let entered =
+                entered.and(killed.map_or(Ok(()), |one| Err(Sandbox::not_found(&one.id))));
             if entered.is_err() {
                 for sandbox in &new {
                     lock(&this.all).remove(&sandbox.id);

@@ -16,7 +16,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::build_request::{Action, BuildPlan, Step, tagged};
-use super::builds::Build;
+use super::builds::{Build, BuildFailure};
 use super::config::Template;
 use super::creation::CreateOptions;
 use super::process::CommandTarget;
@@ -29,6 +29,7 @@ use super::tasks::blocking;
 use super::template::Warm;
 use super::unknown_fields::UnknownFields;
 use crate::error_response::ErrorResponse;
+use crate::failure::internal;
 use crate::lock::lock;
 
 /// The time limit of a build, and of one step.
@@ -37,6 +38,8 @@ const BUILD_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 const READY_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// How often it is tried.
 const READY_INTERVAL: Duration = Duration::from_millis(250);
+/// Maximum characters of a step in a message.
+const MAX_SHOWN_CHARS: usize = 200;
 /// Maximum states after steps that are kept for a tenant.
 const MAX_LAYERS: usize = 64;
 /// Maximum images that are kept open.
@@ -77,9 +80,6 @@ shutil.rmtree(into)
 os.remove(archive)
 "#;
 
-/// Why a build failed, and the number of its step.
-type Failed = (String, Option<usize>);
-
 /// The directory and the variables of later steps and of commands.
 #[derive(Clone, Default)]
 struct Surroundings {
@@ -111,6 +111,24 @@ impl Surroundings {
             }
         }
     }
+}
+
+/// How a command of a step failed.
+enum LineEnd {
+    /// With this exit code.
+    Exit(i64),
+    /// It did not run to its end.
+    Broken(String),
+}
+
+/// The beginning of a line, for a message.
+fn shortened(line: &str) -> String {
+    let mut shown = line.trim().chars();
+    let mut short: String = shown.by_ref().take(MAX_SHOWN_CHARS).collect();
+    if shown.next().is_some() {
+        short.push('\u{2026}');
+    }
+    short
 }
 
 /// An image's name with its registry.
@@ -159,8 +177,9 @@ impl Sandboxes {
         steps: Vec<Step>,
     ) {
         let ended = self.run_build(&build, &plan, &steps).await;
-        if let Err((why, _)) = &ended {
-            tracing::info!(template = build.template, why, "a build failed");
+        if let Err(BuildFailure { step, exit_code, .. }) = &ended {
+            // Not the reason: it may quote a step, and steps have secrets.
+            tracing::info!(template = build.template, step, exit_code, "a build failed");
         }
         build.end(ended);
     }
@@ -170,8 +189,8 @@ impl Sandboxes {
         build: &Arc<Build>,
         plan: &BuildPlan,
         steps: &[Step],
-    ) -> Result<(), Failed> {
-        let early = |why: String| (why, None);
+    ) -> Result<(), BuildFailure> {
+        let early = BuildFailure::from;
         let base = plan.base().map_err(early)?;
         let keys = self.layer_keys(&build.tenant, &base, steps).await.map_err(early)?;
         // The longest run of steps whose state is there.
@@ -240,6 +259,8 @@ impl Sandboxes {
             (None, Base::Template(name)) => name.clone(),
             (None, Base::Image(name)) => {
                 build.log("info", &format!("FROM {name}"));
+                // Before the pull, which takes memory itself.
+                self.memory.admit(1).await?;
                 let warm = self.image(&build.tenant, name).await?;
                 let times = self.times(BUILD_TIMEOUT, false);
                 let session = warm.guest.session().map_err(|error| refused(&error))?;
@@ -328,7 +349,7 @@ impl Sandboxes {
         (steps, first): (&[Step], usize),
         sandbox: &Arc<Sandbox>,
         keys: &[String],
-    ) -> Result<(), Failed> {
+    ) -> Result<(), BuildFailure> {
         let mut around = Surroundings {
             directory: sandbox.settings.directory.clone(),
             envs: sandbox.settings.envs.clone(),
@@ -336,11 +357,12 @@ impl Sandboxes {
         let target = CommandTarget { all: self.clone(), sandbox: sandbox.clone() };
         let begun = Instant::now();
         for (at, step) in steps.iter().enumerate() {
-            let failed = |why: String| (why, Some(at));
+            let failed = |why: String| BuildFailure { step: Some(at), ..why.into() };
             if begun.elapsed() > BUILD_TIMEOUT {
                 return Err(failed("the build takes longer than an hour".to_owned()));
             }
             around.follow(&step.action);
+            let title = shortened(&step.action.title());
             if at < first {
                 build.log("info", &format!("CACHED {}", step.action.title()));
                 continue;
@@ -355,10 +377,11 @@ impl Sandboxes {
                     self.run_line(build, &target, &shell, &around).await.map(|()| true)
                 }
                 Action::Copy { source, target: to, mode, files, .. } => {
-                    let content = self.builds.file(&build.tenant, files);
-                    let content = content.map_err(|error| failed(error.to_string()))?;
-                    let missing = || failed(format!("the files for {source} were not uploaded"));
-                    let content = content.ok_or_else(missing)?;
+                    let missing = || failed(format!("the files for `{title}` were not uploaded"));
+                    let uploaded = self.builds.file(&build.tenant, files).ok_or_else(missing)?;
+                    let read = move || uploaded.read().map_err(|error| internal(&error));
+                    let content =
+                        blocking(read).await.map_err(|refusal| failed(refusal.message))?;
                     let written = self.files(sandbox, move |tree| {
                         let put = tree.write_path(ARCHIVE, &content, Time::now()).map(drop);
                         put.map_err(|error| super::file_entry::refused(ARCHIVE, &error))
@@ -376,13 +399,20 @@ impl Sandboxes {
                 }
                 Action::Environment(_) | Action::User { .. } => Ok(false),
             };
-            if ran.map_err(failed)? {
+            let ran = ran.map_err(|ended| match ended {
+                LineEnd::Exit(code) => BuildFailure {
+                    exit_code: Some(code),
+                    ..failed(format!("`{title}` failed with exit code {code}"))
+                },
+                LineEnd::Broken(why) => failed(why),
+            });
+            if ran? {
                 self.keep_layer(sandbox, &keys[at + 1], &around)
                     .await
                     .map_err(|refusal| failed(refusal.message))?;
             }
         }
-        let late = |why: String| (why, None);
+        let late = BuildFailure::from;
         self.start(build, plan, &target, &around).await.map_err(late)?;
         let built = BuiltTemplate {
             id: build.id.clone(),
@@ -411,7 +441,7 @@ impl Sandboxes {
         target: &CommandTarget,
         command: &[&str],
         around: &Surroundings,
-    ) -> Result<(), String> {
+    ) -> Result<(), LineEnd> {
         let wanted = json!({
             "op": "start",
             "cmd": command[0],
@@ -420,13 +450,10 @@ impl Sandboxes {
             "cwd": around.directory,
             "stdin": false,
         });
-        let status = target.run(&wanted, BUILD_TIMEOUT, |text| build.log("debug", text)).await?;
-        match status {
-            0 => Ok(()),
-            status => Err(format!(
-                "`{}` failed with exit code {status}",
-                command[command.len().min(4) - 1].trim()
-            )),
+        match target.run(&wanted, BUILD_TIMEOUT, |text| build.log("debug", text)).await {
+            Ok(0) => Ok(()),
+            Ok(code) => Err(LineEnd::Exit(code)),
+            Err(why) => Err(LineEnd::Broken(why)),
         }
     }
 
@@ -502,6 +529,7 @@ impl Sandboxes {
                 Ok(0) => return Ok(()),
                 _ if begun.elapsed() > READY_TIMEOUT => {
                     let limit = READY_TIMEOUT.as_secs();
+                    let line = shortened(line);
                     return Err(format!("`{line}` did not succeed within {limit} s"));
                 }
                 _ => tokio::time::sleep(READY_INTERVAL).await,
@@ -524,6 +552,14 @@ mod tests {
         ] {
             assert_eq!(full_image_name(given), full);
         }
+    }
+
+    #[test]
+    fn a_line_is_shortened_for_messages() {
+        assert_eq!(shortened(" true\n"), "true");
+        let long = shortened(&"ä".repeat(1 << 20));
+        assert_eq!(long.chars().count(), MAX_SHOWN_CHARS + 1);
+        assert!(long.ends_with("ä\u{2026}"));
     }
 
     #[test]

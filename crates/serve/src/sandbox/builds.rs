@@ -7,7 +7,8 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -57,6 +58,23 @@ struct Progress {
     begun: Instant,
 }
 
+/// Why a build failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct BuildFailure {
+    /// For the tenant alone: it may quote a step, with its secrets.
+    pub(super) why: String,
+    /// The number of the step.
+    pub(super) step: Option<usize>,
+    /// The exit code of the command that failed.
+    pub(super) exit_code: Option<i64>,
+}
+
+impl From<String> for BuildFailure {
+    fn from(why: String) -> Self {
+        Self { why, ..Self::default() }
+    }
+}
+
 /// Where a build is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Stage {
@@ -64,8 +82,7 @@ enum Stage {
     Waiting,
     Running,
     Ready,
-    /// With the reason, and the number of the step.
-    Failed(String, Option<usize>),
+    Failed(BuildFailure),
 }
 
 struct LogEntry {
@@ -113,14 +130,14 @@ impl Build {
         waits
     }
 
-    /// It has ended; an error has the number of its step.
-    pub(super) fn end(&self, result: Result<(), (String, Option<usize>)>) {
-        if let Err((why, _)) = &result {
-            self.log("error", why);
+    /// It has ended.
+    pub(super) fn end(&self, result: Result<(), BuildFailure>) {
+        if let Err(failure) = &result {
+            self.log("error", &failure.why);
         }
         lock(&self.progress).stage = match result {
             Ok(()) => Stage::Ready,
-            Err((why, step)) => Stage::Failed(why, step),
+            Err(failure) => Stage::Failed(failure),
         };
     }
 
@@ -150,7 +167,7 @@ impl Build {
             "logs": entries.iter().map(|entry| entry.text.as_str()).collect::<Vec<_>>(),
             "logEntries": entries.iter().map(|entry| entry.to_json()).collect::<Vec<_>>(),
         });
-        if let Stage::Failed(why, step) = &progress.stage {
+        if let Stage::Failed(BuildFailure { why, step, .. }) = &progress.stage {
             said["reason"] = json!({"message": why, "logEntries": []});
             if let Some(step) = step {
                 // Clients count the base as the first.
@@ -167,14 +184,46 @@ struct Upload {
     files: String,
     /// The right to send the file.
     token: String,
-    content: Option<File>,
+    content: Option<UploadedFile>,
+    /// When it expires.
+    ends: Instant,
+}
+
+/// A file that was uploaded.
+#[derive(Clone)]
+pub(super) struct UploadedFile {
+    file: Arc<File>,
     bytes: u64,
-    since: Instant,
+}
+
+impl UploadedFile {
+    /// Its content. Blocks.
+    pub(super) fn read(&self) -> io::Result<Vec<u8>> {
+        // Several builds may read it at the same time.
+        let mut content = vec![0; usize::try_from(self.bytes).map_err(io::Error::other)?];
+        self.file.read_exact_at(&mut content, 0)?;
+        Ok(content)
+    }
 }
 
 impl Upload {
     fn is_for(&self, files: &str, token: &str) -> bool {
-        self.files == files && super::keys::same(self.token.as_bytes(), token.as_bytes())
+        !self.is_over()
+            && self.files == files
+            && super::keys::same(self.token.as_bytes(), token.as_bytes())
+    }
+
+    fn is_over(&self) -> bool {
+        self.ends <= Instant::now()
+    }
+
+    /// It is used now.
+    fn renew(&mut self) {
+        self.ends = Instant::now() + UPLOAD_LIFETIME;
+    }
+
+    fn bytes(&self) -> u64 {
+        self.content.as_ref().map_or(0, |content| content.bytes)
     }
 }
 
@@ -258,10 +307,10 @@ impl Builds {
         files: &str,
     ) -> Result<(String, bool), ErrorResponse> {
         let mut uploads = lock(&self.uploads);
-        uploads.retain(|upload| upload.since.elapsed() < UPLOAD_LIFETIME);
+        uploads.retain(|upload| !upload.is_over());
         let mut own = uploads.iter_mut().filter(|upload| upload.tenant == *tenant);
         if let Some(upload) = own.find(|upload| upload.files == files) {
-            upload.since = Instant::now();
+            upload.renew();
             return Ok((upload.token.clone(), upload.content.is_some()));
         }
         if uploads.iter().filter(|upload| upload.tenant == *tenant).count() >= MAX_UPLOADS {
@@ -273,16 +322,21 @@ impl Builds {
             files: files.to_owned(),
             token: token.clone(),
             content: None,
-            bytes: 0,
-            since: Instant::now(),
+            ends: Instant::now() + UPLOAD_LIFETIME,
         });
         Ok((token, false))
     }
 
-    /// Refuses a link without the token of an upload.
-    pub(super) fn check_link(&self, files: &str, token: &str) -> Result<(), ErrorResponse> {
-        let known = lock(&self.uploads).iter().any(|upload| upload.is_for(files, token));
-        if known { Ok(()) } else { Err(invalid_link()) }
+    /// The tenant of a link. One without the token of an upload is refused.
+    pub(super) fn check_link(&self, files: &str, token: &str) -> Result<Arc<str>, ErrorResponse> {
+        let uploads = lock(&self.uploads);
+        let known = uploads.iter().find(|upload| upload.is_for(files, token));
+        known.map(|upload| upload.tenant.clone()).ok_or_else(invalid_link)
+    }
+
+    /// Removes uploads that have expired.
+    pub(super) fn expire(&self) {
+        lock(&self.uploads).retain(|upload| !upload.is_over());
     }
 
     /// Keeps a file, in `dir`.
@@ -300,29 +354,23 @@ impl Builds {
         let tenant = uploads[at].tenant.clone();
         let others = uploads.iter().enumerate().filter(|(other, _)| *other != at);
         let held: u64 =
-            others.filter(|(_, one)| one.tenant == tenant).map(|(_, one)| one.bytes).sum();
+            others.filter(|(_, one)| one.tenant == tenant).map(|(_, one)| one.bytes()).sum();
         let bytes = content.len() as u64;
         if held.saturating_add(bytes) > MAX_UPLOADED_BYTES {
             return Err(full("a tenant uploads at most 1 GiB within an hour"));
         }
         let upload = &mut uploads[at];
-        (upload.content, upload.bytes, upload.since) = (Some(stored), bytes, Instant::now());
+        upload.content = Some(UploadedFile { file: stored.into(), bytes });
+        upload.renew();
         Ok(())
     }
 
     /// An uploaded file.
-    pub(super) fn file(&self, tenant: &str, files: &str) -> io::Result<Option<Vec<u8>>> {
-        let uploads = lock(&self.uploads);
-        let is_it = |upload: &&Upload| *upload.tenant == *tenant && upload.files == files;
-        let Some(file) = uploads.iter().find(is_it).and_then(|upload| upload.content.as_ref())
-        else {
-            return Ok(None);
+    pub(super) fn file(&self, tenant: &str, files: &str) -> Option<UploadedFile> {
+        let is_it = |upload: &&Upload| {
+            *upload.tenant == *tenant && upload.files == files && !upload.is_over()
         };
-        let mut file = file.try_clone()?;
-        file.rewind()?;
-        let mut content = Vec::new();
-        file.read_to_end(&mut content)?;
-        Ok(Some(content))
+        lock(&self.uploads).iter().find(is_it).and_then(|upload| upload.content.clone())
     }
 }
 
@@ -347,7 +395,7 @@ mod tests {
         let all: Vec<_> = (0..MAX_RUNNING).map(|_| add().unwrap()).collect();
         assert_eq!(add().map(|build| build.id.clone()).unwrap_err().status, 429);
         assert!(all[0].begin() && !all[0].begin());
-        all[0].end(Err(("no".to_owned(), Some(2))));
+        all[0].end(Err(BuildFailure { step: Some(2), ..BuildFailure::from("no".to_owned()) }));
         let other = Arc::<str>::from("other");
         assert!(builds.add(&other, "a".to_owned(), Vec::new()).is_ok());
         assert!(builds.of("other", "a", &all[0].id).is_err());
@@ -383,8 +431,23 @@ mod tests {
         assert!(!there && builds.put(dir.path(), ("0a", "guess"), b"x").is_err());
         builds.put(dir.path(), ("0a", &token), b"content").unwrap();
         assert_eq!(builds.expect(&tenant, "0a").unwrap(), (token, true));
-        assert_eq!(builds.file("t", "0a").unwrap().unwrap(), b"content");
-        assert_eq!(builds.file("other", "0a").unwrap(), None);
+        assert_eq!(builds.file("t", "0a").unwrap().read().unwrap(), b"content");
+        assert!(builds.file("other", "0a").is_none());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn an_upload_that_has_expired_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (builds, tenant) = (Builds::default(), Arc::<str>::from("t"));
+        let (token, _) = builds.expect(&tenant, "0a").unwrap();
+        builds.put(dir.path(), ("0a", &token), b"content").unwrap();
+        assert_eq!(builds.check_link("0a", &token).unwrap(), tenant);
+        lock(&builds.uploads)[0].ends = Instant::now();
+        assert!(builds.check_link("0a", &token).is_err());
+        assert!(builds.put(dir.path(), ("0a", &token), b"later").is_err());
+        assert!(builds.file("t", "0a").is_none());
+        builds.expire();
+        assert!(lock(&builds.uploads).is_empty());
     }
 }

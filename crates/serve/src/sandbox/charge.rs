@@ -1,7 +1,7 @@
 //! The memory and the saved state of one sandbox, as they count in budgets and bills.
 //!
-//! Memory is that of the present state at its last measurement, and of named checkpoints. A fork
-//! counts the checkpoints that it shares. May break it: memory that the last call added counts from
+//! Memory is that of the present state at its last measurement, of named checkpoints, and of files
+//! that clients download. A fork counts the checkpoints that it shares. May break it: memory that the last call added counts from
 //! the next measurement.
 
 use std::sync::Mutex;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use afresh::Session;
 
+use super::downloads::Downloads;
 use super::undo_point::MARK;
 use crate::lock::lock;
 
@@ -43,6 +44,8 @@ pub(super) struct Charge {
     measured: AtomicU64,
     stored: AtomicU64,
     last: Mutex<Option<Instant>>,
+    /// Versions of files that clients download, also while it is saved.
+    pub(super) downloads: Downloads,
 }
 
 impl Charge {
@@ -94,9 +97,9 @@ impl Charge {
         self.stored.store(bytes, Ordering::Relaxed);
     }
 
-    /// Memory while it is live.
+    /// Memory while it is live, and of downloads from it.
     pub(super) fn memory(&self) -> u64 {
-        self.live.load(Ordering::Relaxed)
+        self.live.load(Ordering::Relaxed).saturating_add(self.downloads.bytes())
     }
 
     /// Memory that it had when it was last live, or 0.

@@ -2,8 +2,6 @@
 //!
 //! `openapi.json` describes it, and a test holds it against the routes.
 
-use std::sync::atomic::Ordering;
-
 use afresh::snapshot::SnapshotInfo;
 use axum::extract::{Path, Query};
 use axum::response::{IntoResponse, Response};
@@ -60,8 +58,8 @@ pub(super) async fn checkpoint(chosen: TenantSandbox, body: Bytes) -> Answer {
                     format!("a sandbox has at most {MAX_STATES} states; drop a checkpoint");
                 return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
             }
-            own.branched.store(true, Ordering::Relaxed);
             let id = session.checkpoint(&name).map_err(|error| refused(&error))?;
+            own.note_checkpoints(session);
             Ok(json!({"checkpointID": id.to_string(), "name": name}))
         })
         .await?;
@@ -73,9 +71,12 @@ pub(super) async fn drop_checkpoint(
     Path((_, checkpoint)): Path<(String, String)>,
 ) -> Answer {
     let (all, sandbox) = chosen.sandbox()?;
+    let own = sandbox.clone();
     all.with(&sandbox, move |session| {
         let dropped = session.find_state(&checkpoint);
-        dropped.and_then(|state| session.drop_checkpoint(state)).map_err(|error| refused(&error))
+        let dropped = dropped.and_then(|state| session.drop_checkpoint(state));
+        own.note_checkpoints(session);
+        dropped.map_err(|error| refused(&error))
     })
     .await?;
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -84,13 +85,14 @@ pub(super) async fn drop_checkpoint(
 pub(super) async fn rollback(chosen: TenantSandbox, body: Bytes) -> Answer {
     let RollbackTarget { to } = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
-    let commands = sandbox.commands.clone();
+    let own = sandbox.clone();
     let at = all
         .with(&sandbox, move |session| {
             let state = session.find_state(&to);
             let at = state.and_then(|state| session.rollback(state));
+            own.note_checkpoints(session);
             let at = at.map_err(|error| refused(&error))?;
-            commands.dismiss(&went_back());
+            own.commands.dismiss(&went_back());
             Ok(at)
         })
         .await?;

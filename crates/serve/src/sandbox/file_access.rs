@@ -1,9 +1,12 @@
 //! The files of a sandbox, read and changed in its turn.
 //!
 //! Promises: a change that fails has no effect. A read does not wait for a call of a Linux program:
-//! it gets the files as they are during the call.
+//! it gets the files as they are during the call. It is a call itself: its tenant has CPU time left,
+//! it has a place among those of all tenants, and its CPU time counts.
 
 use std::sync::Arc;
+#[cfg(feature = "linux")]
+use std::sync::atomic::Ordering;
 #[cfg(feature = "linux")]
 use std::time::Duration;
 
@@ -14,6 +17,8 @@ use super::sandbox::Sandbox;
 use super::session_error::refused;
 #[cfg(feature = "linux")]
 use super::tasks::blocking;
+#[cfg(feature = "linux")]
+use crate::cpu_time::CpuTimer;
 use crate::error_response::ErrorResponse;
 
 /// How long a read of files waits for a view of those of a running program, before it waits for the
@@ -21,15 +26,45 @@ use crate::error_response::ErrorResponse;
 #[cfg(feature = "linux")]
 const VIEW_PATIENCE: Duration = Duration::from_millis(500);
 
-/// The files of a Linux program that is called now, as they are during the call.
 #[cfg(feature = "linux")]
-async fn running_files(sandbox: &Arc<Sandbox>) -> Result<Option<Tree>, ErrorResponse> {
-    if sandbox.life.try_lock().is_ok() || sandbox.times().paused {
-        return Ok(None);
+impl Sandboxes {
+    /// Reads the files of a Linux program that is called now, as they are during the call. Gives
+    /// `read` back if no program shows its files.
+    async fn read_running<R, Read>(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        read: Read,
+    ) -> Result<Result<R, Read>, ErrorResponse>
+    where
+        R: Send + 'static,
+        Read: FnOnce(&Tree) -> Result<R, ErrorResponse> + Send + 'static,
+    {
+        if sandbox.life.try_lock().is_ok() || sandbox.times().paused {
+            return Ok(Err(read));
+        }
+        let waiting = sandbox.wait()?;
+        self.accounts.check_call(&sandbox.tenant)?;
+        // Not of those for calls: the call that runs may have the only one of its tenant.
+        let patience = self.config.call_timeout;
+        let place = self.views.enter(&self.accounts, &sandbox.tenant, patience).await?;
+        self.ledger.check(&**sandbox)?;
+        let (this, own) = (self.clone(), sandbox.clone());
+        blocking(move || {
+            let (_place, _waiting) = (place, waiting);
+            let timer = CpuTimer::start();
+            let Some(tree) = own.commands.view.look(VIEW_PATIENCE) else { return Ok(Err(read)) };
+            let done = read(&tree);
+            let ran = timer.stop();
+            own.usage.ran(ran);
+            this.accounts.add_run(&own.tenant, ran, true);
+            if own.killed.load(Ordering::Relaxed) {
+                return Err(Sandbox::not_running(&own.id));
+            }
+            this.ledger.check(&*own)?;
+            done.map(Ok)
+        })
+        .await
     }
-    let _waiting = sandbox.wait()?;
-    let view = sandbox.commands.view.clone();
-    blocking(move || Ok(view.look(VIEW_PATIENCE))).await
 }
 
 impl Sandboxes {
@@ -40,10 +75,10 @@ impl Sandboxes {
         read: impl FnOnce(&Tree) -> Result<R, ErrorResponse> + Send + 'static,
     ) -> Result<R, ErrorResponse> {
         #[cfg(feature = "linux")]
-        if let Some(tree) = running_files(sandbox).await? {
-            self.ledger.check(&**sandbox)?;
-            return blocking(move || read(&tree)).await;
-        }
+        let read = match self.read_running(sandbox, read).await? {
+            Ok(done) => return Ok(done),
+            Err(read) => read,
+        };
         self.with(sandbox, |session| {
             let tree = session.files().map_err(|error| refused(&error))?.tree();
             read(&tree)

@@ -1,15 +1,18 @@
 //! A file of a sandbox on its way to a client, piece by piece.
 //!
 //! Promises: the client gets the file as it was at the request. One piece at a time is in memory,
-//! however large the file is and however much of it is holes.
+//! however large the file is and however much of it is holes. The version of the file that a slow
+//! client keeps is charged to its sandbox, see [`Downloads`](super::downloads::Downloads).
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use afresh::files::{Node, Refused, Tree};
+use afresh::files::Refused;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::task::JoinHandle;
+
+use super::downloads::Download;
 
 /// Maximum bytes of a piece.
 pub(super) const MAX_PIECE_BYTES: u64 = 128 << 10;
@@ -20,21 +23,15 @@ pub(super) struct FileBody {
     state: State,
 }
 
-/// A file of an immutable tree.
-struct OpenedFile {
-    tree: Tree,
-    node: Node,
-}
-
 enum State {
     /// The file, and where its rest begins.
-    Idle(Box<OpenedFile>, u64),
+    Idle(Download, u64),
     Reading(JoinHandle<Read>),
     Over,
 }
 
 /// A piece, and the offset of the rest.
-type Read = (Box<OpenedFile>, u64, Result<Vec<u8>, Refused>);
+type Read = (Download, u64, Result<Vec<u8>, Refused>);
 
 /// The file ends before it should, or cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -43,8 +40,8 @@ struct BrokenOff;
 
 impl FileBody {
     /// All of a file of `size` bytes.
-    pub(super) fn new(tree: Tree, node: Node, size: u64) -> Self {
-        Self { left: size, state: State::Idle(Box::new(OpenedFile { tree, node }), 0) }
+    pub(super) fn new(file: Download, size: u64) -> Self {
+        Self { left: size, state: State::Idle(file, 0) }
     }
 }
 
@@ -65,7 +62,10 @@ impl Body for FileBody {
                     // Host layers may take time to read.
                     let reading = tokio::task::spawn_blocking(move || {
                         let mut bytes = vec![0; piece];
-                        let read = file.tree.read(file.node, at, &mut bytes).map(|length| {
+                        // The sandbox may have been killed.
+                        let reader = file.reader().ok_or(Refused::Missing);
+                        let read = reader.and_then(|reader| reader.read(at, &mut bytes));
+                        let read = read.map(|length| {
                             bytes.truncate(length);
                             bytes
                         });
@@ -103,20 +103,39 @@ impl Body for FileBody {
 
 #[cfg(test)]
 mod tests {
-    use afresh::files::{Budget, Time};
+    use afresh::files::{Budget, Node, Time, Tree};
     use http_body_util::BodyExt;
 
+    use super::super::downloads::Downloads;
     use super::*;
+
+    fn body_of(tree: &Tree, node: Node, size: u64) -> FileBody {
+        let download = Downloads::default().begin(tree, node, u64::MAX, |_| Ok(())).unwrap();
+        FileBody::new(download, size)
+    }
 
     #[tokio::test]
     async fn a_file_comes_in_pieces_as_it_was() {
         let mut tree = Tree::new(Budget::default());
         let bytes: Vec<u8> = (0..300_000_u32).flat_map(|number| number.to_le_bytes()).collect();
         let node = tree.write_path("/a", &bytes, Time::now()).unwrap();
-        let body = FileBody::new(tree.clone(), node, bytes.len() as u64);
+        let body = body_of(&tree, node, bytes.len() as u64);
         assert_eq!(body.size_hint().exact(), Some(bytes.len() as u64));
         tree.write_path("/a", b"later", Time::now()).unwrap();
         assert!(body.collect().await.unwrap().to_bytes() == bytes);
+    }
+
+    #[tokio::test]
+    async fn a_download_breaks_off_with_its_sandbox() {
+        let mut tree = Tree::new(Budget::default());
+        let node = tree.write_path("/a", &vec![1; 300 << 10], Time::now()).unwrap();
+        let downloads = Downloads::default();
+        let download = downloads.begin(&tree, node, u64::MAX, |_| Ok(())).unwrap();
+        let mut body = FileBody::new(download, 300 << 10);
+        assert!(body.frame().await.unwrap().is_ok() && downloads.bytes() >= 300 << 10);
+        downloads.end();
+        assert!(body.frame().await.unwrap().is_err());
+        assert_eq!(downloads.bytes(), 0);
     }
 
     #[tokio::test]
@@ -124,7 +143,7 @@ mod tests {
         let mut tree = Tree::new(Budget::default());
         let node = tree.write_path("/hole", b"", Time::now()).unwrap();
         tree.set_size(node, 1 << 30, Time::now()).unwrap();
-        let mut body = FileBody::new(tree, node, 1 << 30);
+        let mut body = body_of(&tree, node, 1 << 30);
         let mut length = 0;
         while let Some(frame) = body.frame().await {
             let bytes = frame.unwrap().into_data().unwrap();

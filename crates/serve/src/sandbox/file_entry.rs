@@ -10,11 +10,23 @@ use crate::error_response::ErrorResponse;
 
 /// The start of relative paths.
 const HOME: &str = "/home/user";
+/// Maximum bytes of a path in Linux, with the byte that ends it.
+const MAX_PATH_BYTES: usize = 4096;
 
 /// A path in the form of the sandbox.
 pub(super) fn absolute(path: &str) -> String {
     let path = path.strip_prefix("~/").unwrap_or(path);
     if path.starts_with('/') { path.to_owned() } else { format!("{HOME}/{path}") }
+}
+
+/// Refuses a path that no file can have, before it is copied or hashed.
+pub(super) fn check_path(path: &str) -> Result<(), ErrorResponse> {
+    if path.len() < MAX_PATH_BYTES {
+        return Ok(());
+    }
+    let message =
+        format!("a path of {} bytes is too long; it has fewer than {MAX_PATH_BYTES}", path.len());
+    Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message))
 }
 
 /// A refusal as a status of HTTP and a code of Connect.

@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use afresh::files::{Kind, Refused, Time};
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request, State};
 use axum::response::Response;
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::answer::{Answer, answer};
 use super::file_body::{FileBody, MAX_PIECE_BYTES};
-use super::file_entry::{absolute, name, refused};
+use super::file_entry::{absolute, check_path, name, refused};
 use super::file_metadata::{self, FileMetadata};
 use super::form::{self, FormError};
 use super::registry::Sandboxes;
@@ -47,9 +48,15 @@ fn wants_gzip(headers: &HeaderMap) -> bool {
 }
 
 /// Gives a whole file.
-pub(super) async fn read(State(all): All, file: FileAccess, headers: HeaderMap) -> Answer {
+pub(super) async fn read(
+    State(all): All,
+    meter: Option<Extension<Meter>>,
+    file: FileAccess,
+    headers: HeaderMap,
+) -> Answer {
     let path = absolute(&file.path.unwrap_or_default());
     let zips = wants_gzip(&headers);
+    let (this, own) = (all.clone(), file.sandbox.clone());
     let found = all.tree(&file.sandbox, move |tree| {
         let refuse = |error| refused(&path, &error);
         if tree.stat_path(&path).map_err(refuse)?.kind != Kind::File {
@@ -63,6 +70,10 @@ pub(super) async fn read(State(all): All, file: FileAccess, headers: HeaderMap) 
             return Err(refuse(Refused::TooLarge));
         }
         if zips && size <= MAX_COMPRESSED {
+            // The compressed file takes as much at most, for a moment together with the plain one.
+            if meter.is_some_and(|Extension(meter)| !meter.add(2 * size as usize)) {
+                return Err(ErrorResponse::no_memory());
+            }
             let plain = tree.read_path(&path, MAX_COMPRESSED).map_err(refuse)?;
             return Ok((Body::from(compressed(&plain)?), true));
         }
@@ -72,7 +83,10 @@ pub(super) async fn read(State(all): All, file: FileAccess, headers: HeaderMap) 
                 false,
             ));
         }
-        Ok((Body::new(FileBody::new(tree.clone(), node, size)), false))
+        let most = this.template(&own.template).config.files;
+        let admit = |bytes| this.check_memory(&own.tenant, bytes);
+        let download = own.charge.downloads.begin(tree, node, most, admit)?;
+        Ok((Body::new(FileBody::new(download, size)), false))
     });
     let (body, zipped) = found.await?;
     let whole =
@@ -174,20 +188,29 @@ fn broken(error: FormError) -> ErrorResponse {
     ErrorResponse::new(status, format!("the form is broken: {error}"))
 }
 
-/// The files of a form, which share its bytes. A query can name the only one.
+/// The files of a form, which share its bytes. A query can name the only one: the path of a query
+/// would be copied for each of several.
 fn form_files(
     body: &Bytes,
     boundary: &str,
     path: Option<&str>,
 ) -> Result<Vec<(String, Bytes)>, ErrorResponse> {
+    let bad = |message: String| ErrorResponse::new(StatusCode::BAD_REQUEST, message);
     let file = |file: form::FormFile| {
-        let named = path.map(str::to_owned).or(file.name).ok_or_else(|| {
-            let message = "the form is broken: a file has no name";
-            ErrorResponse::new(StatusCode::BAD_REQUEST, message)
-        })?;
+        let named = path.map(str::to_owned).or(file.name);
+        let named =
+            named.ok_or_else(|| bad("the form is broken: a file has no name".to_owned()))?;
+        check_path(&named)?;
         Ok((absolute(&named), body.slice(file.content)))
     };
-    form::files(body, boundary).map_err(broken)?.into_iter().map(file).collect()
+    let files = form::files(body, boundary).map_err(broken)?;
+    if path.is_some() && files.len() != 1 {
+        let count = files.len();
+        return Err(bad(format!(
+            "the query names one path and the form has {count} files; send one file, or name each in the form"
+        )));
+    }
+    files.into_iter().map(file).collect()
 }
 
 async fn keep(
@@ -228,7 +251,28 @@ async fn keep(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::body_shares::BodyShares;
     use crate::budget::Budget;
+
+    #[test]
+    fn a_path_of_the_query_is_for_one_file_of_a_form() {
+        let part = |name: &str| {
+            format!("--b\r\nContent-Disposition: form-data; filename=\"{name}\"\r\n\r\nx\r\n")
+        };
+        let form = |parts: &str| Bytes::from(format!("{parts}--b--"));
+        let one = form(&part("a"));
+        let files = form_files(&one, "b", Some("/named")).unwrap();
+        assert_eq!(files, [("/named".to_owned(), Bytes::from_static(b"x"))]);
+        // 10,000 copies of a long path are 600 MB, from 70 KB.
+        for parts in [String::new(), part("a").repeat(2), "--b\r\n\r\n\r\n".repeat(10_000)] {
+            let refused = form_files(&form(&parts), "b", Some("/named")).unwrap_err();
+            assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{}", refused.message);
+        }
+        assert_eq!(form_files(&form(&part("a").repeat(2)), "b", None).unwrap().len(), 2);
+        let long = "x".repeat(4096);
+        assert!(form_files(&form(&part(&long)), "b", None).is_err());
+        assert!(form_files(&form(&part(&long[1..])), "b", None).is_ok());
+    }
 
     #[test]
     fn a_compressed_body_takes_no_more_memory_than_it_may() {
@@ -237,7 +281,7 @@ mod tests {
         assert!(zipped.len() < 1 << 14);
         assert!(decompressed(&zipped, 1 << 20, None).unwrap() == plain);
         let refused = |most, budget: usize| {
-            let meter = Meter::new(&Budget::new(budget), 1);
+            let meter = Meter::new(&BodyShares::new(&Budget::new(4 * budget)), 1);
             decompressed(&zipped, most, Some(&meter)).unwrap_err().status.as_u16()
         };
         assert_eq!(refused((1 << 20) - 1, 4 << 20), 413);

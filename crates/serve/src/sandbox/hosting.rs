@@ -81,7 +81,7 @@ impl SandboxHost for Sandboxes {
         // Under the lock that `doubt_all` takes after the life was given up: one of the two sees
         // the other.
         let doubt = AtomicBool::new(!is_current());
-        sandbox.standing = StoreEntry { anchor: Some(anchor).into(), doubt, from };
+        sandbox.standing = StoreEntry { anchor: Arc::new(Some(anchor).into()), doubt, from };
         all.insert(id, Arc::new(sandbox));
     }
 
@@ -110,6 +110,7 @@ impl SandboxHost for Sandboxes {
         tokio::spawn(async move {
             // A call that is under way ends first; its answer is refused.
             *sandbox.life.lock().await = Residency::Moved;
+            sandbox.charge.downloads.end();
             let why = "another host has the sandbox now";
             sandbox.commands.end(&ConnectError::new("unavailable", why));
         });

@@ -113,12 +113,14 @@ impl Sandboxes {
         let why = ConnectError::new("unavailable", why);
         sandbox.commands.end(&why);
         sandbox.watchers.end(&why);
-        // A call that runs notices it, and ends.
-        sandbox.killed.store(true, Ordering::Relaxed);
+        // A call that runs notices it, and ends. An admission that is under way refuses it.
+        sandbox.killed.store(true, Ordering::Release);
+        sandbox.charge.downloads.end();
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
             *sandbox.life.clone().lock_owned().await = Residency::Gone;
             // Also those that began after the first end.
+            sandbox.charge.downloads.end();
             sandbox.commands.end(&why);
             sandbox.watchers.end(&why);
             let struck = this.strike(&sandbox).await;
@@ -170,6 +172,7 @@ impl Sandboxes {
     /// Starts to end expired sandboxes and to save idle ones.
     pub(crate) fn sweep(self: &Arc<Self>) {
         self.measure_use();
+        self.builds.expire();
         if !self.ledger.is_owner() {
             return;
         }
@@ -202,7 +205,7 @@ impl Sandboxes {
     /// Whether a sandbox is idle, so that it can be saved.
     fn is_idle(&self, sandbox: &Sandbox) -> bool {
         sandbox.times().used.elapsed() >= self.config.idle_timeout
-            && !sandbox.branched.load(Ordering::Relaxed)
+            && !sandbox.is_branched()
             && !sandbox.commands.is_driven()
             && !sandbox.commands.in_use()
             && !sandbox.watchers.has_streams()

@@ -29,6 +29,7 @@ mod control;
 mod creation;
 mod directory;
 mod directory_store;
+mod downloads;
 mod entry_size;
 mod envd;
 mod execute;

@@ -174,19 +174,28 @@ impl Records {
 
     /// Keeps a record, in place of the one before.
     pub(super) fn store_record(&self, id: &str, record: &impl Serialize) -> io::Result<()> {
-        let path = self.path(id);
-        let part = path.with_extension("part");
-        let text = serde_json::to_vec(record)?;
-        let written = File::create(&part).and_then(|mut file| {
+        self.store_all(&[(id, record)])
+    }
+
+    /// Keeps several records, in place of those before: all of them, or none where one cannot be
+    /// written.
+    pub(super) fn store_all<R: Serialize>(&self, records: &[(&str, &R)]) -> io::Result<()> {
+        let part = |id: &str| self.path(id).with_extension("part");
+        let write = |(id, record): &(&str, &R)| {
+            let text = serde_json::to_vec(record)?;
+            let mut file = File::create(part(id))?;
             file.write_all(&text)?;
             file.sync_all()
-        });
-        if let Err(error) = written {
+        };
+        if let Err(error) = records.iter().try_for_each(write) {
             // On a full disk even that may fail; the next record of this id takes its place.
-            let _ = fs::remove_file(&part);
+            records.iter().for_each(|(id, _)| drop(fs::remove_file(part(id))));
             return Err(error);
         }
-        fs::rename(&part, &path)?;
+        // Names are exchanged once every record is on the disk.
+        for (id, _) in records {
+            fs::rename(part(id), self.path(id))?;
+        }
         sync(&self.dir)
     }
 

@@ -72,6 +72,9 @@ pub(crate) struct Sandboxes {
     pub(super) pauses: TenantQueue,
     /// Snapshots that are fetched and opened.
     pub(super) pulls: TenantQueue,
+    /// Reads of the files of running programs.
+    #[cfg(feature = "linux")]
+    pub(super) views: TenantQueue,
     directory: Mutex<Option<Directory>>,
 }
 
@@ -79,6 +82,10 @@ pub(crate) struct Sandboxes {
 const MAX_IDLE_SAVES: usize = 4;
 const MAX_PAUSES: usize = 16;
 const MAX_PULLS: usize = 16;
+/// Maximum reads of the files of running programs at the same time. Each has a thread, and waits
+/// for its program.
+#[cfg(feature = "linux")]
+const MAX_VIEWS: usize = 16;
 
 /// Maximum sandboxes of a tenant in a list.
 const MAX_LISTED: usize = 10_000;
@@ -194,6 +201,8 @@ impl Sandboxes {
             idle_saves: TenantQueue::new("save", MAX_IDLE_SAVES, usize::MAX),
             pauses: TenantQueue::new("save", MAX_PAUSES, usize::MAX),
             pulls: TenantQueue::new("pull of the snapshot", MAX_PULLS, waiting),
+            #[cfg(feature = "linux")]
+            views: TenantQueue::new("read of the files", MAX_VIEWS, waiting),
             directory: Mutex::new(Some(directory)),
             boot,
             builds: Builds::default(),
@@ -497,10 +506,10 @@ impl Sandboxes {
         let forking = self.with(sandbox, move |session| {
             let forks = session.fork(count).map_err(|e| refused(&e))?;
             // Before any other operation: a sandbox with forks is not saved and dropped.
-            own.branched.store(true, Ordering::Relaxed);
-            Ok(forks)
+            own.note_checkpoints(session);
+            Ok((forks, own.family(), own.has_checkpoints.load(Ordering::Relaxed)))
         });
-        let forks = forking.await?;
+        let (forks, family, has_checkpoints) = forking.await?;
         let due = forks.first().and_then(next_event);
         let times = self.times(time, sandbox.times().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
@@ -508,7 +517,8 @@ impl Sandboxes {
             let of = (sandbox.template.clone(), sandbox.base.clone());
             let settings = sandbox.present_settings();
             let fork = self.assemble(&sandbox.tenant, of, settings, session, times)?;
-            fork.branched.store(true, Ordering::Relaxed);
+            fork.join(&family);
+            fork.has_checkpoints.store(has_checkpoints, Ordering::Relaxed);
             made.push(fork);
         }
         self.admit(made.clone()).await?;

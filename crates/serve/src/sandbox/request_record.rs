@@ -19,6 +19,7 @@ use serde_json::{Map, Value, json};
 use super::keys::KeyError;
 use super::registry::Sandboxes;
 use crate::address_limits::CLIENT;
+use crate::body::Meter;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::span::REQUEST_ID;
@@ -27,7 +28,7 @@ use crate::span::REQUEST_ID;
 pub(super) const TOKEN: &str = "token";
 
 /// Facts about a request: from its head, and from its handler. Clones share them.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct RequestNotes(Arc<Mutex<Notes>>);
 
 #[derive(Default)]
@@ -37,13 +38,22 @@ struct Notes {
     sandbox: Option<String>,
     made: Vec<String>,
     reason: Option<String>,
+    /// Counts the bytes of the request for its tenant.
+    meter: Option<Meter>,
 }
 
 impl RequestNotes {
+    fn new(meter: Option<Meter>) -> Self {
+        Self(Arc::new(Mutex::new(Notes { meter, ..Notes::default() })))
+    }
+
     /// The request is by this tenant, with this key.
     pub(super) fn set_caller(&self, tenant: &Arc<str>, key: &str) {
         let mut notes = lock(&self.0);
         (notes.tenant, notes.key) = (Some(tenant.clone()), Some(key.into()));
+        if let Some(meter) = &notes.meter {
+            meter.set_tenant(Some(tenant));
+        }
     }
 
     /// The key or token of the request does not count.
@@ -99,7 +109,7 @@ impl RequestRecord {
         ]);
         Self {
             all: all.clone(),
-            notes: RequestNotes::default(),
+            notes: RequestNotes::new(request.extensions().get().cloned()),
             fields,
             begun: Instant::now(),
             is_counted: true,
@@ -150,6 +160,9 @@ impl RequestRecord {
         // A stranger's requests are not at the expense of the tenant.
         let is_denied = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&self.status);
         self.is_counted &= !is_denied;
+        if let Some(meter) = lock(&self.notes.0).meter.as_ref().filter(|_| is_denied) {
+            meter.set_tenant(None);
+        }
         response.map(|body| Body::new(CountedAnswer { body, record: self }))
     }
 }

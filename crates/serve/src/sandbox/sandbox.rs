@@ -24,7 +24,7 @@ use super::output_router::OutputRouter;
 use super::record::{SandboxRecord, SandboxSettings, milliseconds};
 use super::session_error::refused;
 use super::store::{StoreEntry, StoredSandbox};
-use super::undo_point::{UndoPoint, undo};
+use super::undo_point::{MARK, UndoPoint, undo};
 use super::usage::Usage;
 use super::watchers::Watchers;
 use crate::error_response::ErrorResponse;
@@ -60,6 +60,17 @@ impl Residency {
     }
 }
 
+/// Sandboxes that were forked from one another. Each has a clone until it is dropped.
+#[derive(Clone, Default)]
+pub(super) struct Family(Arc<()>);
+
+impl Family {
+    /// Whether another clone exists.
+    fn has_others(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+}
+
 /// When a sandbox ends, and how.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
@@ -83,8 +94,10 @@ pub(super) struct Sandbox {
     pub(super) started: SystemTime,
     pub(super) life: Arc<tokio::sync::Mutex<Residency>>,
     times: Mutex<Times>,
-    /// It has checkpoints or relatives, so more than its present state is kept.
-    pub(super) branched: AtomicBool,
+    /// It has named checkpoints.
+    pub(super) has_checkpoints: AtomicBool,
+    /// Its forks, and the sandbox that it was forked from.
+    family: Mutex<Family>,
     /// The number of hosts that were lost with it, and calls with them.
     pub(super) generation: u64,
     /// Pieces of code that were run.
@@ -115,7 +128,6 @@ pub(super) struct Sandbox {
     /// The next resume drops the memory of its saved state.
     restarts: AtomicBool,
     /// Its standing in the store of sandboxes.
-    #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for shared stores"))]
     pub(super) standing: StoreEntry,
 }
 
@@ -190,7 +202,8 @@ impl Sandbox {
             started: SystemTime::now(),
             life: Arc::new(tokio::sync::Mutex::new(life)),
             times: Mutex::new(times),
-            branched: AtomicBool::new(false),
+            has_checkpoints: AtomicBool::new(false),
+            family: Mutex::default(),
             generation: 0,
             runs: AtomicU64::new(0),
             saved: AtomicBool::new(false),
@@ -278,6 +291,35 @@ impl Sandbox {
         times.pause_at_end
             && times.ends <= Instant::now()
             && self.life.try_lock().is_ok_and(|life| matches!(*life, Residency::Saved))
+    }
+
+    /// Whether more than its present state is kept: it has checkpoints, or relatives that live. Such
+    /// a sandbox stays in memory.
+    pub(super) fn is_branched(&self) -> bool {
+        self.has_checkpoints.load(Ordering::Relaxed) || lock(&self.family).has_others()
+    }
+
+    /// Its family, for forks of it.
+    pub(super) fn family(&self) -> Family {
+        lock(&self.family).clone()
+    }
+
+    /// It is a fork in this family.
+    pub(super) fn join(&self, family: &Family) {
+        *lock(&self.family) = family.clone();
+    }
+
+    /// It has a new guest, without checkpoints and relatives.
+    pub(super) fn leave_family(&self) {
+        self.has_checkpoints.store(false, Ordering::Relaxed);
+        *lock(&self.family) = Family::default();
+    }
+
+    /// Notes whether a session has named checkpoints.
+    pub(super) fn note_checkpoints(&self, session: &Session) {
+        let is_named = |name: &Option<String>| name.as_deref().is_some_and(|name| name != MARK);
+        let has = session.tree().iter().any(|state| is_named(&state.name));
+        self.has_checkpoints.store(has, Ordering::Relaxed);
     }
 
     /// Room in the line of those that wait for this sandbox.
@@ -424,4 +466,39 @@ fn cut_short(error: &SessionError, late: bool) -> Outcome {
     };
     let message = format!("{}; the code was undone", describe(error));
     Outcome::Threw(Thrown { name: name.to_owned(), message, trace: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_is_that_of_those_that_live() {
+        let times = Times {
+            ends: Instant::now(),
+            used: Instant::now(),
+            paused: false,
+            pause_at_end: false,
+        };
+        let sandbox = |id: &str| {
+            let (of, settings) = (("t".into(), "x".to_owned()), SandboxSettings::default());
+            Sandbox::new(id.to_owned(), String::new(), of, settings, Residency::Saved, times)
+        };
+        let source = sandbox("a");
+        assert!(!source.is_branched());
+        // The session is forked, and the forks are refused.
+        let family = source.family();
+        assert!(source.is_branched());
+        let forks = [sandbox("b"), sandbox("c")];
+        forks.iter().for_each(|fork| fork.join(&family));
+        drop(family);
+        assert!(source.is_branched() && forks[0].is_branched());
+        drop(forks);
+        assert!(!source.is_branched());
+        let fork = sandbox("d");
+        fork.join(&source.family());
+        source.has_checkpoints.store(true, Ordering::Relaxed);
+        source.leave_family();
+        assert!(!source.is_branched() && !fork.is_branched());
+    }
 }

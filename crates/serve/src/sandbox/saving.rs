@@ -171,7 +171,7 @@ impl Sandboxes {
                 // The processes, contexts and checkpoints of the old guest end.
                 **session = fresh;
                 *lock(&own.mark) = UndoPoint::default();
-                own.branched.store(false, Ordering::Relaxed);
+                own.leave_family();
             }
             if pause || ending {
                 let why = "the sandbox is saved, and its programs with it";
@@ -179,7 +179,7 @@ impl Sandboxes {
                 own.commands.end(&why);
                 own.watchers.end(&why);
             }
-            if !own.branched.load(Ordering::Relaxed) {
+            if !own.is_branched() {
                 *life = Residency::Saved;
                 own.charge.release();
             }
@@ -208,6 +208,9 @@ impl Sandboxes {
         if release {
             // Calls that wait for it are made again, elsewhere.
             *life = Residency::Moved;
+            if !ending {
+                sandbox.charge.downloads.end();
+            }
             lock(&self.all).remove(&sandbox.id);
             self.stored_elsewhere.add(&sandbox.tenant, sandbox.charge.stored());
         }

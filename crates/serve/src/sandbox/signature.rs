@@ -1,7 +1,9 @@
 //! Signed URLs of files: `signature` proves the token of a sandbox without showing it.
 //!
 //! Promises: a signature is for one path, one operation and one user, and ends at its time. A URL
-//! that does not name a sandbox is for the one whose token signed it.
+//! that does not name a sandbox is for the one whose token signed it. A request hashes its path
+//! once, and a token of a sandbox in one or two blocks, so that a client without a key makes little
+//! work.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +17,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use super::authorization::{AuthorizedSandbox, sandbox_id};
-use super::keys::same;
+use super::file_entry::check_path;
 use super::registry::Sandboxes;
 use super::request_record::{RequestNotes, TOKEN};
 use super::sandbox::Sandbox;
@@ -44,13 +46,46 @@ pub(super) fn is_signed(path: &str, query: Option<&str>) -> bool {
     path == "/files" && query.is_some_and(|query| query.split('&').any(signed))
 }
 
-/// The signature of a file operation.
-fn sign(signed: &str, token: &str, expiration: Option<i64>) -> String {
-    let mut text = format!("{signed}:{token}");
-    if let Some(expiration) = expiration {
-        text.push_str(&format!(":{expiration}"));
+/// The signature of a file operation, without its prefix `v1_` and decoded.
+#[derive(Clone, Copy, Debug)]
+struct Signature([u8; 32]);
+
+impl Signature {
+    /// A signature as a query has it.
+    fn read(text: &str) -> Option<Self> {
+        let mut bytes = [0; 32];
+        let text = text.strip_prefix("v1_")?;
+        match STANDARD_NO_PAD.decode_slice(text, &mut bytes) {
+            Ok(32) => Some(Self(bytes)),
+            _ => None,
+        }
     }
-    format!("v1_{}", STANDARD_NO_PAD.encode(Sha256::digest(text.as_bytes())))
+
+    /// Whether two are the same, in a time that does not depend on their bytes.
+    fn is(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).fold(0, |differs, (one, two)| differs | (one ^ two)) == 0
+    }
+}
+
+/// A file operation that is signed by one token or another.
+struct SignedOperation {
+    /// The hash of the text before the token.
+    begun: Sha256,
+    /// The text behind the token.
+    end: String,
+}
+
+impl SignedOperation {
+    fn new(path: &str, operation: &str, user: &str, expiration: Option<i64>) -> Self {
+        let begun = Sha256::new_with_prefix(format!("{path}:{operation}:{user}:"));
+        let end = expiration.map(|expiration| format!(":{expiration}")).unwrap_or_default();
+        Self { begun, end }
+    }
+
+    /// The signature by a token.
+    fn sign(&self, token: &str) -> Signature {
+        Signature(self.begun.clone().chain_update(token).chain_update(&self.end).finalize().into())
+    }
 }
 
 fn unauthorized(why: &str) -> ErrorResponse {
@@ -61,14 +96,12 @@ fn unauthorized(why: &str) -> ErrorResponse {
 fn signer(
     all: &Sandboxes,
     id: Option<&str>,
-    signed: &str,
-    query: &FileQuery,
+    given: &str,
+    operation: &SignedOperation,
+    expiration: Option<i64>,
 ) -> Result<Arc<Sandbox>, ErrorResponse> {
-    let given = query.signature.as_deref().unwrap_or_default();
-    let is_it = |sandbox: &Arc<Sandbox>| {
-        let own = sign(signed, &sandbox.token, query.signature_expiration);
-        same(own.as_bytes(), given.as_bytes())
-    };
+    let given = Signature::read(given).ok_or_else(|| unauthorized("invalid signature"))?;
+    let is_it = |sandbox: &Arc<Sandbox>| operation.sign(&sandbox.token).is(&given);
     let found = match id {
         Some(id) => Some(all.any(id).ok_or_else(|| Sandbox::not_running(id))?).filter(is_it),
         None => {
@@ -78,7 +111,7 @@ fn signer(
     };
     let sandbox = found.ok_or_else(|| unauthorized("invalid signature"))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    if query.signature_expiration.is_some_and(|ends| u64::try_from(ends).unwrap_or(0) < now) {
+    if expiration.is_some_and(|ends| u64::try_from(ends).unwrap_or(0) < now) {
         return Err(unauthorized("signature is already expired"));
     }
     if sandbox.times().paused {
@@ -100,13 +133,15 @@ impl FromRequestParts<Arc<Sandboxes>> for FileAccess {
         let user = query.username.as_deref().unwrap_or_default();
         user::check_name(user).map_err(|why| ErrorResponse::new(StatusCode::UNAUTHORIZED, why))?;
         let path = query.path.as_deref().unwrap_or_default();
-        let sandbox = match query.signature {
-            Some(_) => {
+        check_path(path)?;
+        let sandbox = match &query.signature {
+            Some(given) => {
                 let writes = parts.method == Method::POST || parts.method == Method::PUT;
                 let operation = if writes { "write" } else { "read" };
                 let id = sandbox_id(&parts.headers);
-                let signed = format!("{path}:{operation}:{user}");
-                let sandbox = signer(all, id.as_deref(), &signed, &query)?;
+                let expiration = query.signature_expiration;
+                let signed = SignedOperation::new(path, operation, user, expiration);
+                let sandbox = signer(all, id.as_deref(), given, &signed, expiration)?;
                 if let Some(notes) = parts.extensions.get::<RequestNotes>() {
                     notes.set_caller(&sandbox.tenant, TOKEN);
                     notes.set_sandbox(&sandbox.id);
@@ -126,15 +161,24 @@ mod tests {
 
     #[test]
     fn signatures_are_those_of_clients() {
+        let signed = |path, operation, user, expiration, text| {
+            let own = SignedOperation::new(path, operation, user, expiration).sign("token");
+            own.is(&Signature::read(text).unwrap())
+        };
         // As the client in Python makes them.
-        assert_eq!(
-            sign("/home/user/a.txt:read:", "token", None),
-            "v1_9d+9NQHwSJMj04fFBbl0/qkmU2zFSlzEB4IWXDbnuNE"
+        let (read, write) = (
+            "v1_9d+9NQHwSJMj04fFBbl0/qkmU2zFSlzEB4IWXDbnuNE",
+            "v1_/zKJXrBq5lgBJ6rHhckFX7KZ+ahRYVrWjU+wH5eNJJ0",
         );
-        assert_eq!(
-            sign("a:write:user", "token", Some(7)),
-            "v1_/zKJXrBq5lgBJ6rHhckFX7KZ+ahRYVrWjU+wH5eNJJ0"
+        assert!(signed("/home/user/a.txt", "read", "", None, read));
+        assert!(signed("a", "write", "user", Some(7), write));
+        assert!(
+            !signed("a", "write", "user", Some(8), write) && !signed("a", "read", "", None, read)
         );
+        for malformed in ["", "v1_", &read[3..], &read[..40], &format!("{read}="), &read.repeat(2)]
+        {
+            assert!(Signature::read(malformed).is_none(), "{malformed}");
+        }
         assert!(is_signed("/files", Some("path=a&signature=v1_x")));
         for (path, query) in
             [("/files", "path=a"), ("/file", "signature=v1_x"), ("/files", "signature=x")]

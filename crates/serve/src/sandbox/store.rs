@@ -28,7 +28,7 @@ use crate::error_response::ErrorResponse;
 pub(crate) struct StoreEntry {
     /// Its entry, as this host knows it.
     #[cfg(feature = "fleet")]
-    pub(crate) anchor: tokio::sync::Mutex<Option<Anchor>>,
+    pub(crate) anchor: std::sync::Arc<tokio::sync::Mutex<Option<Anchor>>>,
     /// The lease was lost, and the ledger has not confirmed yet that this host still owns the
     /// sandbox.
     #[cfg(feature = "fleet")]
@@ -36,6 +36,23 @@ pub(crate) struct StoreEntry {
     /// The state that it is opened from, if that is not in the directory of this host.
     #[cfg(feature = "fleet")]
     pub(crate) from: std::sync::Mutex<Option<State>>,
+}
+
+/// The entry of a sandbox that is not recorded yet. Its other users wait until this is dropped: a
+/// sandbox that is killed meanwhile is struck out after it was recorded.
+pub(crate) struct NewEntry {
+    #[cfg(feature = "fleet")]
+    pub(crate) anchor: tokio::sync::OwnedMutexGuard<Option<Anchor>>,
+}
+
+impl StoreEntry {
+    /// Begins to record a sandbox that no other task knows yet. `None` if one does.
+    pub(crate) fn begin(&self) -> Option<NewEntry> {
+        Some(NewEntry {
+            #[cfg(feature = "fleet")]
+            anchor: self.anchor.clone().try_lock_owned().ok()?,
+        })
+    }
 }
 
 /// A saved state, for the record of its sandbox or snapshot.
@@ -132,8 +149,12 @@ pub(crate) trait SandboxStore: Send + Sync {
     }
 
     /// Records a new sandbox. A store in files records only saved ones.
-    async fn create(&self, sandbox: &dyn StoredSandbox) -> Result<(), ErrorResponse> {
-        let _ = sandbox;
+    async fn create(
+        &self,
+        sandbox: &dyn StoredSandbox,
+        entry: NewEntry,
+    ) -> Result<(), ErrorResponse> {
+        let _ = (sandbox, entry);
         Ok(())
     }
 

@@ -19,6 +19,7 @@ use super::record::{BuiltTemplate, SnapshotRecord};
 use super::registry::Sandboxes;
 use super::store::StoredSnapshot;
 use super::tasks::blocking;
+use crate::body::Meter;
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
@@ -130,7 +131,10 @@ pub(super) async fn upload(
     request: Request,
 ) -> Answer {
     // Before the body, which anyone can send.
-    all.builds.check_link(&files, &shown.token)?;
+    let tenant = all.builds.check_link(&files, &shown.token)?;
+    if let Some(meter) = request.extensions().get::<Meter>() {
+        meter.set_tenant(Some(&tenant));
+    }
     let body = Bytes::from_request(request, &())
         .await
         .map_err(|error| ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, error.body_text()))?;

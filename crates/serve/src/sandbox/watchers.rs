@@ -133,7 +133,7 @@ fn compare(old: &Entries, new: &Entries, uploaded: &BTreeSet<Node>) -> Vec<(Stri
             events.push((name.clone(), "EVENT_TYPE_CHMOD"));
         }
     }
-    let removed = old.keys().filter(|name| !new.contains_key(*name) && !renamed.contains(name));
+    let removed = old.keys().filter(|name| !new.contains_key(*name) && !renamed.contains(*name));
     events.extend(removed.map(|name| (name.clone(), "EVENT_TYPE_REMOVE")));
     events
 }
@@ -157,6 +157,9 @@ impl Watcher {
         let events = compare(&self.seen, &now, uploaded);
         self.seen = now;
         for (name, kind) in events {
+            if self.is_ended() {
+                return;
+            }
             let mut event = json!({"name": name, "type": kind});
             if self.with_entry
                 && let Ok(entry) = entry(tree, &format!("{}/{name}", self.path))
@@ -186,6 +189,7 @@ impl Watcher {
 
     /// Ends it with the reason.
     fn end(&mut self, why: &ConnectError) {
+        self.seen.clear();
         match &mut self.receiver {
             EventReceiver::Polled(waiting) => *waiting = Err(why.clone()),
             EventReceiver::Streamed(client) => {
@@ -194,6 +198,11 @@ impl Watcher {
                 }
             }
         }
+    }
+
+    /// Whether it has no more events: it has failed, and its client has not learnt of that yet.
+    fn is_ended(&self) -> bool {
+        matches!(self.receiver, EventReceiver::Polled(Err(_)) | EventReceiver::Streamed(None))
     }
 
     fn is_left(&self) -> bool {
@@ -210,12 +219,14 @@ impl Watchers {
         let uploaded = std::mem::take(&mut *lock(&self.uploaded));
         let mut all = lock(&self.all);
         all.retain(|watcher| !watcher.is_left());
-        if all.is_empty() {
+        if all.iter().all(Watcher::is_ended) {
             return;
         }
         let Ok(files) = session.files() else { return };
         let tree = files.tree();
-        all.iter_mut().for_each(|watcher| watcher.look(&tree, &uploaded));
+        for watcher in all.iter_mut().filter(|watcher| !watcher.is_ended()) {
+            watcher.look(&tree, &uploaded);
+        }
     }
 
     /// An upload of this turn has created files.
@@ -374,6 +385,8 @@ mod tests {
             tree.write_path(format!("/dir/{number}"), b"", Time::now()).unwrap();
         }
         lock(&watchers.all)[0].look(&tree, &BTreeSet::new());
+        // It has ended, and keeps and compares nothing any more.
+        assert!(lock(&watchers.all)[0].is_ended() && lock(&watchers.all)[0].seen.is_empty());
         assert!(watchers.take("a").is_err() && watchers.take("b").is_err());
         watchers.remove("a").unwrap();
         for number in 0..MAX_WATCHERS {

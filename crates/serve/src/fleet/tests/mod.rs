@@ -6,6 +6,7 @@ mod joining;
 #[path = "../../../../store/tests/suite/support/listening.rs"]
 mod listening;
 mod mixed;
+mod recording;
 mod sealed;
 mod sweep;
 
