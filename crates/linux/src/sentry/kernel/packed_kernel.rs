@@ -18,6 +18,7 @@ use crate::error::{FreezeError, Incompatible, ThawError};
 use crate::sentry::Kernel;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::proc_paths::ProcDir;
+use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::fs::root_files;
 use crate::sentry::fs::seals::Seals;
 use crate::sentry::kernel::channels::Channels;
@@ -37,6 +38,7 @@ use crate::sentry::kernel::signals::PendingSignals;
 use crate::sentry::kernel::threads::Threads;
 use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::kernel::timers::Timers;
+use crate::sentry::kernel::user_namespaces::UserNamespaces;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::shared_segments::SharedSegments;
 use crate::sentry::net::dns::ResolvedNames;
@@ -70,6 +72,12 @@ pub(crate) struct PackedKernel {
     named_queues: PosixQueues,
     names: ResolvedNames,
     processes: PackedProcessTable,
+}
+
+/// The part of a state that version 12 of snapshots added.
+#[derive(Default, Serialize, Deserialize)]
+pub(crate) struct PackedAdditions {
+    namespaces: UserNamespaces,
 }
 
 /// Grants and limits of the opener of a snapshot.
@@ -107,6 +115,7 @@ enum PackedOpen {
     Signals(u64),
     Generation(GenerationWatch, OpenFile),
     Queue(u32),
+    Proc(ProcFile),
 }
 
 /// A state that does not fit together.
@@ -117,7 +126,9 @@ pub(crate) fn damaged(what: &str) -> ThawError {
 impl Kernel {
     /// The state, and the files that the guest has written. A state that could not be opened is
     /// refused.
-    pub(crate) fn pack(&self) -> Result<(PackedKernel, Vec<u8>), FreezeError> {
+    pub(crate) fn pack(
+        &self,
+    ) -> Result<(PackedKernel, PackedAdditions, Vec<u8>), FreezeError> {
         let lost = |error: &dyn std::fmt::Display| FreezeError::State(error.to_string());
         self.check().map_err(|error| lost(&error))?;
         let stat = |open: &OpenFile| self.tree.stat(open.node).map_err(|error| lost(&error));
@@ -151,6 +162,7 @@ impl Kernel {
                 FileObject::Process(id) => PackedOpen::Process(*id),
                 FileObject::Signals(set) => PackedOpen::Signals(*set),
                 FileObject::Queue(id) => PackedOpen::Queue(*id),
+                FileObject::Proc(file) => PackedOpen::Proc(*file),
             };
             let found = description.found.as_ref().map(|(above, name)| (*above, name.to_vec()));
             descriptions.push((id, (open, description.flags, found)));
@@ -183,13 +195,15 @@ impl Kernel {
             processes,
         };
         let files = self.tree.saved().map_err(|error| lost(&error))?;
-        Ok((packed, files.to_bytes()))
+        let additions = PackedAdditions { namespaces: self.namespaces.clone() };
+        Ok((packed, additions, files.to_bytes()))
     }
 
     /// The state that was packed, over `base` and the opener's grants, which must include all
     /// directories that it had. The opener's limits replace its own.
     pub(crate) fn unpack(
         packed: PackedKernel,
+        additions: PackedAdditions,
         files: &[u8],
         base: Option<Arc<Base>>,
         opener: &OpenerGrants,
@@ -257,6 +271,7 @@ impl Kernel {
                 PackedOpen::Process(id) => FileObject::Process(id),
                 PackedOpen::Signals(set) => FileObject::Signals(set),
                 PackedOpen::Queue(id) => FileObject::Queue(id),
+                PackedOpen::Proc(file) => FileObject::Proc(file),
                 PackedOpen::Generation(watch, open) => {
                     FileObject::Device(Device::Generation(watch), open)
                 }
@@ -288,6 +303,7 @@ impl Kernel {
             semaphores: packed.semaphores,
             queues: packed.queues,
             named_queues: packed.named_queues,
+            namespaces: additions.namespaces,
             names: packed.names,
             closed: Default::default(),
             shares,

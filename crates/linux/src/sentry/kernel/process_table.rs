@@ -382,6 +382,7 @@ impl Kernel {
             self.processes.layouts.insert(id, self.layout.clone());
         }
         self.table.fork(id);
+        self.namespaces.fork(parent, id);
         self.count_memory();
         Ok(id)
     }
@@ -400,6 +401,7 @@ impl Kernel {
         let id = state.processes.current_id();
         state.processes.current.threads.become_single(id);
         state.set_program(known);
+        state.reset_capabilities();
         let lender = std::mem::replace(&mut state.processes.current.info.memory, id);
         if lender != id {
             let new = Layout::new(state.layout.limit());
@@ -426,6 +428,7 @@ impl Kernel {
         self.switch_to(heir);
         self.processes.others.remove(&id);
         self.table.drop_process(id);
+        self.namespaces.leave(id);
         self.drop_unowned();
         self.wake_orphans(groups);
         if memory == id {
