@@ -64,6 +64,7 @@ use net::dns::ResolvedNames;
 pub use net::inbound::{ExchangeResult, InboundConnection};
 pub(crate) use signal_delivery::SignalDelivery;
 pub(crate) use syscalls::path::path_of;
+pub(crate) use syscalls::peer_memory::PeerCopy;
 pub(crate) use syscalls::process::ForkRequest;
 use tty::terminals::Terminals;
 
@@ -164,6 +165,8 @@ pub(crate) enum SyscallControl {
     Fork(ForkRequest),
     /// Its process runs another program, if that can be opened.
     Exec(Box<Command>),
+    /// Bytes are copied between two processes; it returns their number.
+    Peer(Box<PeerCopy>),
     /// Its thread has ended.
     Gone,
     /// It does not return: the registers have the values that it set.

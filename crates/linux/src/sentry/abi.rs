@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(bytes[48..56], 513u64.to_le_bytes());
         assert_eq!(bytes[72..80], 5u64.to_le_bytes());
         assert_eq!(bytes[88..96], 3u64.to_le_bytes());
-        let bytes = statx(&attributes);
+        let bytes = statx(&attributes, [1000, 1001]);
         assert_eq!(bytes.len(), size_of::<libc::statx>());
         assert_eq!(bytes[40..48], 513u64.to_le_bytes());
         assert_eq!(bytes[112..120], 3u64.to_le_bytes());

@@ -271,12 +271,14 @@ impl Kernel {
         let slots = self.descriptors_of(id).map(|(number, ..)| number + 1).max().unwrap_or(0);
         let slots = slots.next_multiple_of(64);
         let [user, member] = self.owner();
+        let memory = process.and_then(|process| self.layout_of(process.info.memory));
+        let locked = memory.map_or(0, |layout| layout.locked_bytes() >> 10);
         let Credentials { effective, permitted, inheritable, .. } = self.namespaces.of(id);
         Some(format!(
             "Name:\t{name}\nUmask:\t{umask:04o}\nState:\t{letter} ({word})\nTgid:\t{id}\nNgid:\t0\nPid:\t{thread}\nPPid:\t{parent}\n\
              TracerPid:\t0\nUid:\t{user}\t{user}\t{user}\t{user}\nGid:\t{member}\t{member}\t{member}\t{member}\n\
              FDSize:\t{slots}\nGroups:\t\nNStgid:\t{id}\nNSpid:\t{thread}\nNSpgid:\t{group}\nNSsid:\t{session}\n\
-             VmPeak:\t{kib:>8} kB\nVmSize:\t{kib:>8} kB\nVmLck:\t{none:>8} kB\nVmPin:\t{none:>8} kB\nVmHWM:\t{kib:>8} kB\nVmRSS:\t{kib:>8} kB\n\
+             VmPeak:\t{kib:>8} kB\nVmSize:\t{kib:>8} kB\nVmLck:\t{locked:>8} kB\nVmPin:\t{none:>8} kB\nVmHWM:\t{kib:>8} kB\nVmRSS:\t{kib:>8} kB\n\
              RssAnon:\t{kib:>8} kB\nRssFile:\t{none:>8} kB\nRssShmem:\t{none:>8} kB\nVmData:\t{kib:>8} kB\nVmStk:\t{stack:>8} kB\n\
              VmExe:\t{none:>8} kB\nVmLib:\t{none:>8} kB\nVmPTE:\t{none:>8} kB\nVmSwap:\t{none:>8} kB\n\
              CoreDumping:\t0\nTHP_enabled:\t0\nThreads:\t{threads}\nSigQ:\t0/128\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\n\
@@ -321,6 +323,7 @@ impl Kernel {
                     (w == 'w', " wr"),
                     (x == 'x', " ex"),
                     (shared == 's', " sh"),
+                    (mapping.locked, " lo"),
                 ];
                 let flags: String =
                     flags.iter().filter(|(has, _)| *has).map(|(_, flag)| *flag).collect();

@@ -40,6 +40,7 @@ use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::kernel::timers::Timers;
 use crate::sentry::kernel::user_namespaces::UserNamespaces;
 use crate::sentry::mm::layout::Layout;
+use crate::sentry::mm::layout::locks::PackedLocks;
 use crate::sentry::mm::shared_segments::SharedSegments;
 use crate::sentry::net::dns::ResolvedNames;
 use crate::sentry::net::sockets::Socket;
@@ -78,6 +79,8 @@ pub(crate) struct PackedKernel {
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct PackedAdditions {
     namespaces: UserNamespaces,
+    /// Locked memory, by the owner of the memory.
+    locks: Vec<(u32, PackedLocks)>,
 }
 
 /// Grants and limits of the opener of a snapshot.
@@ -195,7 +198,10 @@ impl Kernel {
             processes,
         };
         let files = self.tree.saved().map_err(|error| lost(&error))?;
-        let additions = PackedAdditions { namespaces: self.namespaces.clone() };
+        let locks = self.memories().into_iter();
+        let locks = locks.filter_map(|(id, layout)| Some((id, layout.packed_locks()?)));
+        let (namespaces, locks) = (self.namespaces.clone(), locks.collect());
+        let additions = PackedAdditions { namespaces, locks };
         Ok((packed, additions, files.to_bytes()))
     }
 
@@ -310,6 +316,12 @@ impl Kernel {
             shared_bytes: 0,
             processes,
         };
+        for (memory, locks) in additions.locks {
+            let layout = state.layout_of_mut(memory);
+            if !layout.is_some_and(|layout| layout.unpack_locks(locks)) {
+                return Err(damaged("memory is locked that is not mapped"));
+            }
+        }
         state.check().map_err(damaged)?;
         state.cut_lines();
         state.drop_unowned();

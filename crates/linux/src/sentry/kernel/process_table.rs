@@ -269,6 +269,14 @@ impl Kernel {
         }
     }
 
+    /// As [`Self::layout_of`], to be changed.
+    pub(in crate::sentry) fn layout_of_mut(&mut self, memory: u32) -> Option<&mut Layout> {
+        match self.processes.current.info.memory == memory {
+            true => Some(&mut self.layout),
+            false => self.processes.layouts.get_mut(&memory),
+        }
+    }
+
     /// Makes `id`, which lives, the current process.
     pub(crate) fn switch_to(&mut self, id: u32) {
         let previous = self.processes.current_id();
@@ -379,7 +387,7 @@ impl Kernel {
         };
         self.processes.others.insert(id, child);
         if copies {
-            self.processes.layouts.insert(id, self.layout.clone());
+            self.processes.layouts.insert(id, self.layout.unlocked());
         }
         self.table.fork(id);
         self.namespaces.fork(parent, id);

@@ -27,6 +27,8 @@ pub(in crate::sentry) const ALL_CAPABILITIES: u64 = (1 << (CAPABILITIES + 1)) - 
 /// and groups.
 pub(in crate::sentry) const SYS_ADMIN: u32 = 21;
 pub(in crate::sentry) const SETGID: u32 = 6;
+/// The capability to look into processes (`CAP_SYS_PTRACE`).
+pub(in crate::sentry) const SYS_PTRACE: u32 = 19;
 pub(in crate::sentry) const SETUID: u32 = 7;
 
 /// A user namespace other than the first.

@@ -28,11 +28,20 @@ pub(in crate::sentry) fn pieces(
     vector: u64,
     count: u64,
 ) -> SyscallResult<Vec<(u64, u64)>> {
+    pieces_of(process, vector, count, MAX_TRANSFER)
+}
+
+/// Pieces of guest memory, at most `room` bytes together.
+pub(in crate::sentry) fn pieces_of(
+    process: &Process,
+    vector: u64,
+    count: u64,
+    mut room: u64,
+) -> SyscallResult<Vec<(u64, u64)>> {
     if count > PIECES {
         return Err(Errno::INVAL.into());
     }
     let bytes = copy_in(process, vector, count as usize * 16)?;
-    let mut room = MAX_TRANSFER;
     let mut pieces = Vec::new();
     let word = |piece: &[u8], at: usize| {
         piece[at..at + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
