@@ -45,6 +45,7 @@ mod instance;
 mod ioctl;
 mod load;
 mod outbound;
+mod peer_copy;
 mod platform;
 mod program;
 mod ranges;

@@ -116,8 +116,14 @@ impl Layout {
             true => map_order(old.start, len, mapping.protection),
             false => unmap_order(old.start, len),
         });
-        if !remap.has(KEEPS_OLD) {
-            self.remove(&old);
+        match remap.has(KEEPS_OLD) {
+            // The lock moves with the bytes.
+            true if mapping.locked => {
+                let end = old.end;
+                self.place(old, Mapping { end, locked: false, ..mapping });
+            }
+            true => {}
+            false => self.remove(&old),
         }
         Ok((start, change))
     }
@@ -143,6 +149,9 @@ impl Sentry {
         let more = if remap.has(KEEPS_OLD) { len } else { remap.new_len.saturating_sub(len) };
         let old = self.state.layout.whole(&remap.old);
         let data = old.is_ok_and(|m| is_data(m.protection, m.share.is_some()));
+        if old.is_ok_and(|m| m.locked) && remap.new_len > len {
+            self.may_lock_more(remap.new_len - len)?;
+        }
         self.state.check_address_space(more, &(0..0), data)?;
         let (start, change) = match old.map(|m| m.share) {
             Ok(Some(share)) if !stays => self.remap_shared(&remap, share)?,

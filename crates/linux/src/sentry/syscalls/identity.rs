@@ -4,7 +4,7 @@
 use crate::platform::{GUEST, Process};
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::root_files::HOST;
-use crate::sentry::kernel::identity::{RELEASE, USER, VERSION};
+use crate::sentry::kernel::identity::{RELEASE, VERSION};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 use rustix::time::ClockId;
 
@@ -39,8 +39,23 @@ impl Sentry {
         process: &mut Process,
         a: &[u64; 6],
     ) -> SyscallResult {
+        let user = self.state.user_id();
+        Self::tell_ids(process, a, user)
+    }
+
+    pub(in crate::sentry) fn sys_getresgid(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let group = self.state.group_id();
+        Self::tell_ids(process, a, group)
+    }
+
+    /// Stores the real, effective and saved number, which are one.
+    fn tell_ids(process: &mut Process, a: &[u64; 6], id: u32) -> SyscallResult {
         for address in &a[..3] {
-            copy_out(process, *address, &(USER as u32).to_le_bytes())?;
+            copy_out(process, *address, &id.to_le_bytes())?;
         }
         Ok(ZERO)
     }
