@@ -1,7 +1,7 @@
 //! Extended attributes of files: names with values that programs attach to them.
 //!
-//! Promises: each is paid for out of the tree's budget, and the limits of Linux hold: 255 bytes of
-//! a name, 64 KiB of a value, and 64 KiB of the names of a file. Files of layers have none until a
+//! Promises: the budget of the tree pays for each, and the limits of Linux hold: 255 bytes of a
+//! name, 64 KiB of a value, and 64 KiB of the names of a file. Files of layers have none until a
 //! program attaches one.
 
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ impl Attributes {
         self.0.as_ref()?.get(name)
     }
 
-    /// Their part of the tree's budget.
+    /// Bytes that the tree pays for them.
     pub(crate) fn cost(&self) -> u64 {
         self.iter().map(|(name, value)| cost(name, value)).sum()
     }

@@ -220,8 +220,7 @@ impl Inode {
             (Body::Device(a), Body::Device(b)) => a == b,
             _ => false,
         };
-        body
-            && self.mode == other.mode
+        body && self.mode == other.mode
             && self.links == other.links
             && self.times == other.times
             && self.attributes == other.attributes

@@ -24,7 +24,10 @@ fn an_attribute_is_set_replaced_listed_and_removed() {
     tree.set_attribute(node, b"user.a", Some(b""), NOW).unwrap();
     assert_eq!(tree.stat(node).unwrap().times.changed, NOW);
     let names = tree.attribute_names(node).unwrap();
-    assert_eq!(names.iter().map(|name| name.to_vec()).collect::<Vec<_>>(), [b"user.a".to_vec(), NAME.to_vec()]);
+    assert_eq!(
+        names.iter().map(|name| name.to_vec()).collect::<Vec<_>>(),
+        [b"user.a".to_vec(), NAME.to_vec()]
+    );
     let paid = tree.used().bytes;
     tree.set_attribute(node, NAME, Some(b"longer"), NOW).unwrap();
     assert_eq!((value(&tree, node), tree.used().bytes), (Some(b"longer".to_vec()), paid + 3));
@@ -49,7 +52,7 @@ fn attributes_stay_within_their_limits_and_the_budget() {
     }
     assert_eq!((&tree, tree.used()), (&before, before.used()));
     assert_eq!(tree.set_attribute(Node(99), NAME, None, NOW), Err(Refused::Missing));
-    // The names of one file have a limit of their own.
+    // The names of one file have a limit, too.
     let (mut tree, node) = with_file(Budget::default());
     let set = |tree: &mut Tree, number: u32| {
         tree.set_attribute(node, format!("user.{number:0>249}").as_bytes(), Some(b""), NOW)

@@ -27,7 +27,9 @@ use crate::frozen_state::{FrozenMemory, FrozenState, IdleWait, MemoryPart, unsto
 use crate::instance::Instance;
 use crate::platform::{HostTraits, Registers, Segment, Segments};
 use crate::program::Program;
-use crate::sentry::{Kernel, Layout, PROCESSES, PackedAdditions, PackedKernel, StoppedClock, damaged};
+use crate::sentry::{
+    Kernel, Layout, PROCESSES, PackedAdditions, PackedKernel, StoppedClock, damaged,
+};
 use crate::session::ProgramState;
 use crate::warm::Warm;
 

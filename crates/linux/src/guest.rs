@@ -273,7 +273,11 @@ impl Guest {
     }
 
     /// The call returns, and its thread continues.
-    pub(crate) fn finish(&mut self, call: &Call, value: u64) -> Result<Option<StopReason>, PlatformError> {
+    pub(crate) fn finish(
+        &mut self,
+        call: &Call,
+        value: u64,
+    ) -> Result<Option<StopReason>, PlatformError> {
         self.sentry.resumed = None;
         self.sentry.unmask();
         match call.place {

@@ -94,7 +94,8 @@ impl Guest {
         let mut from = Cursor { pieces: &copy.from, passed: 0 };
         let mut to = Cursor { pieces: &copy.to, passed: 0 };
         let (mut done, mut failed) = (0, false);
-        while let (Some((start, len)), Some((end, room)), false) = (from.next(), to.next(), failed) {
+        while let (Some((start, len)), Some((end, room)), false) = (from.next(), to.next(), failed)
+        {
             if Instant::now() >= deadline {
                 return Ok(Some(StopReason::Late));
             }

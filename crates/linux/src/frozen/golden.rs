@@ -3,8 +3,8 @@
 //!
 //! The goldens in `tests/golden` are never written again. A change that makes these tests fail
 //! needs a new version, a further golden, and code that still reads these. `AFRESH_WRITE_GOLDEN=1`
-//! writes the golden of the present version if it is missing. The guest's memory is not part of it: `crates/store` has
-//! goldens of pages.
+//! writes the golden of the present version if it is missing. The guest's memory is not part of it:
+//! `crates/store` has goldens of pages.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -59,7 +59,10 @@ fn the_state_of_version_11_is_read_and_written_as_it_was() {
     check(&header);
     assert!(postcard::to_allocvec(&header).unwrap() == golden, "the state has another form");
     let (_, additions) = read_header(&golden).unwrap();
-    assert_eq!(postcard::to_allocvec(&additions), postcard::to_allocvec(&PackedAdditions::default()));
+    assert_eq!(
+        postcard::to_allocvec(&additions),
+        postcard::to_allocvec(&PackedAdditions::default())
+    );
     refuse_parts(&golden);
 }
 

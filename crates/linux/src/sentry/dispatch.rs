@@ -11,7 +11,11 @@ use crate::sentry::{Sentry, SyscallResult};
 
 impl Sentry {
     /// Serves a call by its number.
-    pub(in crate::sentry) fn dispatch(&mut self, process: &mut Process, call: &Call) -> SyscallResult {
+    pub(in crate::sentry) fn dispatch(
+        &mut self,
+        process: &mut Process,
+        call: &Call,
+    ) -> SyscallResult {
         let a = call.args;
         match call.number {
             libc::SYS_read => self.sys_read(process, a[0], a[1], a[2]),

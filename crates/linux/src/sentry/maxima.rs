@@ -23,11 +23,11 @@ use super::kernel::semaphores::{
 use super::kernel::signals::{PENDING, SignalInfo};
 use super::kernel::threads::Thread;
 use super::kernel::timers::TIMERS;
+use super::kernel::user_namespaces::MAX_NAMESPACES;
 use super::mm::layout::Mapping;
 use super::mm::layout::limits::MAX_ALL_MAPPINGS;
 use super::mm::shared_segments::MAX_SEGMENTS;
 use super::net::closed_connections::MAX_ADDRESSES;
-use super::kernel::user_namespaces::MAX_NAMESPACES;
 use super::net::datagrams::MAX_CORKED_BYTES;
 use super::net::dns::NAMES;
 use super::net::socket_options::{MAX_OPTION_SIZE, OPTIONS};

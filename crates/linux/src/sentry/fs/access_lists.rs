@@ -75,9 +75,8 @@ impl AccessList {
     /// Whether its entries are in order and complete.
     fn is_valid(&self) -> bool {
         let tags = || self.0.iter().map(|entry| entry.tag);
-        let known = tags().all(|tag| {
-            matches!(tag, OWNER | USER | OWNING_GROUP | GROUP | MASK | OTHER)
-        });
+        let known =
+            tags().all(|tag| matches!(tag, OWNER | USER | OWNING_GROUP | GROUP | MASK | OTHER));
         let count = |wanted: u16| tags().filter(|tag| *tag == wanted).count();
         let named = count(USER) + count(GROUP) > 0;
         known
@@ -231,7 +230,7 @@ impl Kernel {
         let inherited = self.inheritance(place.directory, mode, is_directory)?;
         let node = self.tree.create_at(place, new, inherited.mode, now)?;
         if let Err(error) = self.set_inherited(node, &inherited) {
-            // There is no room for its lists, so that there is none for it.
+            // Without room for its lists it is not made.
             let mut made = place.clone();
             made.found = Some((node, self.tree.stat(node)?.kind));
             match is_directory {

@@ -6,8 +6,8 @@
 use afresh_files::{Kind, Node, Tree};
 use serde::{Deserialize, Serialize};
 
-use crate::sentry::fs::proc_settings::{NAMESPACES, ProcSetting, USER_KIND};
 use crate::sentry::fs::machine_files::{identifier, network};
+use crate::sentry::fs::proc_settings::{NAMESPACES, ProcSetting, USER_KIND};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::kernel::user_namespaces::INITIAL;

@@ -19,7 +19,7 @@ const MAX_RANGES: usize = 340;
 /// A line of a map: the first number inside, the first one outside, and their count.
 type MappedRange = (u32, u32, u32);
 
-/// The ranges in a map that is written. What follows a zero is ignored.
+/// The ranges in a map that is written. Bytes behind a zero are ignored.
 fn ranges_in(text: &[u8]) -> Result<Vec<MappedRange>, Errno> {
     let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
     let text = std::str::from_utf8(text).map_err(|_| Errno::INVAL)?;
@@ -35,7 +35,8 @@ fn ranges_in(text: &[u8]) -> Result<Vec<MappedRange>, Errno> {
             return Err(Errno::INVAL);
         }
         let overlap = |a: u32, b: u32, len: u32| a < b + len && b < a + count;
-        let meets = |&(i, o, len): &MappedRange| overlap(inside, i, len) || overlap(outside, o, len);
+        let meets =
+            |&(i, o, len): &MappedRange| overlap(inside, i, len) || overlap(outside, o, len);
         if ranges.len() >= MAX_RANGES || ranges.iter().any(meets) {
             return Err(Errno::INVAL);
         }

@@ -129,9 +129,7 @@ pub(crate) fn damaged(what: &str) -> ThawError {
 impl Kernel {
     /// The state, and the files that the guest has written. A state that could not be opened is
     /// refused.
-    pub(crate) fn pack(
-        &self,
-    ) -> Result<(PackedKernel, PackedAdditions, Vec<u8>), FreezeError> {
+    pub(crate) fn pack(&self) -> Result<(PackedKernel, PackedAdditions, Vec<u8>), FreezeError> {
         let lost = |error: &dyn std::fmt::Display| FreezeError::State(error.to_string());
         self.check().map_err(|error| lost(&error))?;
         let stat = |open: &OpenFile| self.tree.stat(open.node).map_err(|error| lost(&error));

@@ -378,7 +378,8 @@ impl Sentry {
         let allowed =
             self.state.check_address_space(brk.saturating_sub(now), &(0..0), true).is_ok();
         let allowed = allowed
-            && (!self.state.layout.locks_new() || self.may_lock_more(brk.saturating_sub(now)).is_ok());
+            && (!self.state.layout.locks_new()
+                || self.may_lock_more(brk.saturating_sub(now)).is_ok());
         let brk = if brk > now && !allowed { now } else { brk };
         let (brk, change) = self.change().layout.set_brk(brk);
         Ok(SyscallControl::Memory(brk, change))

@@ -1,7 +1,7 @@
 //! User namespaces and capabilities: `unshare`, `setns`, `capget`, `capset`, and `setuid` and its
 //! kind.
 //!
-//! Promises: a process in a namespace of its own gains no right over the rest of its guest. A guest
+//! Promises: a process in a new namespace gains no right over the rest of its guest. A guest
 //! has no further namespaces of other kinds, as on a kernel that is built without them.
 
 use rustix::io::Errno;
@@ -10,9 +10,7 @@ use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::proc_settings::{ProcFile, ProcSetting, USER_KIND};
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::user_namespaces::{
-    ALL_CAPABILITIES, Credentials, INITIAL, SYS_ADMIN,
-};
+use crate::sentry::kernel::user_namespaces::{ALL_CAPABILITIES, Credentials, INITIAL, SYS_ADMIN};
 use crate::sentry::{Sentry, SyscallResult, ZERO, copy_in, copy_out};
 
 /// Form of `capget` and `capset`, the last one (`_LINUX_CAPABILITY_VERSION_3`).
@@ -92,7 +90,9 @@ impl Sentry {
             _ => return Err(Errno::INVAL.into()),
         };
         if kind != USER_KIND {
-            return Err(if kinds & libc::CLONE_NEWUSER == 0 { Errno::PERM } else { Errno::INVAL }.into());
+            return Err(
+                if kinds & libc::CLONE_NEWUSER == 0 { Errno::PERM } else { Errno::INVAL }.into()
+            );
         }
         if kinds != 0 && kinds != libc::CLONE_NEWUSER {
             return Err(Errno::INVAL.into());
@@ -145,9 +145,11 @@ impl Sentry {
             return if to == 0 { Ok(ZERO) } else { Err(Errno::INVAL.into()) };
         };
         if to != 0 {
-            let Credentials { effective, permitted, inheritable, .. } = self.state.namespaces.of(id);
+            let Credentials { effective, permitted, inheritable, .. } =
+                self.state.namespaces.of(id);
             let sets = [effective, permitted, inheritable];
-            let halves = [0, 32].into_iter().flat_map(|shift| sets.map(|set| (set >> shift) as u32));
+            let halves =
+                [0, 32].into_iter().flat_map(|shift| sets.map(|set| (set >> shift) as u32));
             copy_out(process, to, &halves.fold(StructBuilder::default(), StructBuilder::int).0)?;
         }
         Ok(ZERO)

@@ -158,11 +158,7 @@ impl Sentry {
         mode: u64,
     ) -> SyscallResult {
         let place = self.place(process, at, path)?;
-        self.create_name(
-            &place,
-            New::Directory,
-            mode as u32 & 0o7777,
-        )?;
+        self.create_name(&place, New::Directory, mode as u32 & 0o7777)?;
         Ok(ZERO)
     }
 

@@ -1,10 +1,10 @@
 //! `prctl`, and system calls on users and capabilities. A guest has one user without privileges.
 
 use crate::platform::Process;
-use crate::sentry::kernel::user_namespaces::Credentials;
 use crate::sentry::kernel::prctl_state::{CAPABILITIES, SLACK};
 use crate::sentry::kernel::process_info::NOBODY;
 use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::user_namespaces::Credentials;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 use rustix::io::Errno;
@@ -85,9 +85,7 @@ impl Sentry {
                 self.change().namespaces.set(id, credentials);
             }
             libc::PR_GET_KEEPCAPS => return told(self.state.credentials().keeps.into()),
-            libc::PR_GET_SECUREBITS
-            | libc::PR_GET_SECCOMP
-            | libc::PR_GET_THP_DISABLE => {}
+            libc::PR_GET_SECUREBITS | libc::PR_GET_SECCOMP | libc::PR_GET_THP_DISABLE => {}
             // There is no tracer, and names of memory are not shown.
             PR_SET_PTRACER | PR_SET_VMA | libc::PR_SET_THP_DISABLE => {}
             _ => return Err(Errno::INVAL.into()),

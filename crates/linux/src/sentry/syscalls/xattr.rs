@@ -14,7 +14,9 @@ use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::tty::terminals::TerminalEnd;
-use crate::sentry::{NAME, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, path_in};
+use crate::sentry::{
+    NAME, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, path_in,
+};
 
 /// Maximum bytes of a value, and of a list of names.
 const MAX_VALUE: u64 = 64 << 10;
@@ -181,17 +183,11 @@ impl Sentry {
     ) -> SyscallResult {
         let Some(node) = self.xattr_file(process, file)? else { return Ok(ZERO) };
         let names = self.state.tree.attribute_names(node)?;
-        let list: Vec<u8> =
-            names.iter().flat_map(|name| name.iter().copied().chain([0])).collect();
+        let list: Vec<u8> = names.iter().flat_map(|name| name.iter().copied().chain([0])).collect();
         answer(process, &list, to, size)
     }
 
-    fn remove_xattr(
-        &mut self,
-        process: &Process,
-        file: XattrFile,
-        name: u64,
-    ) -> SyscallResult {
+    fn remove_xattr(&mut self, process: &Process, file: XattrFile, name: u64) -> SyscallResult {
         let name = name_in(process, name)?;
         let node = self.xattr_file(process, file)?;
         let kind = Namespace::of(&name)?;
@@ -212,27 +208,15 @@ impl Sentry {
 // The calls: each names its file by a path, by one whose last link is not followed (`l`), or by a
 // descriptor (`f`).
 impl Sentry {
-    pub(in crate::sentry) fn sys_setxattr(
-        &mut self,
-        p: &Process,
-        a: &[u64; 6],
-    ) -> SyscallResult {
+    pub(in crate::sentry) fn sys_setxattr(&mut self, p: &Process, a: &[u64; 6]) -> SyscallResult {
         self.set_xattr(p, XattrFile::Path(a[0]), [a[1], a[2], a[3], a[4]])
     }
 
-    pub(in crate::sentry) fn sys_lsetxattr(
-        &mut self,
-        p: &Process,
-        a: &[u64; 6],
-    ) -> SyscallResult {
+    pub(in crate::sentry) fn sys_lsetxattr(&mut self, p: &Process, a: &[u64; 6]) -> SyscallResult {
         self.set_xattr(p, XattrFile::Link(a[0]), [a[1], a[2], a[3], a[4]])
     }
 
-    pub(in crate::sentry) fn sys_fsetxattr(
-        &mut self,
-        p: &Process,
-        a: &[u64; 6],
-    ) -> SyscallResult {
+    pub(in crate::sentry) fn sys_fsetxattr(&mut self, p: &Process, a: &[u64; 6]) -> SyscallResult {
         self.set_xattr(p, XattrFile::Descriptor(a[0]), [a[1], a[2], a[3], a[4]])
     }
 
