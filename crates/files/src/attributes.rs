@@ -20,7 +20,10 @@ const MAX_NAMES: usize = 64 << 10;
 
 /// The extended attributes of a file. Versions of the file that have the same share them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Attributes(Option<Arc<BTreeMap<Arc<[u8]>, Arc<[u8]>>>>);
+pub(crate) struct Attributes(Option<Arc<AttributeMap>>);
+
+/// Values by name.
+type AttributeMap = BTreeMap<Arc<[u8]>, Arc<[u8]>>;
 
 impl Attributes {
     /// Names and values, in the order of the names.
