@@ -1,7 +1,7 @@
 //! Extended attributes of files: names with values that programs attach to them.
 //!
-//! Promises: each is paid for out of the tree's budget, and the limits of Linux hold: 255 bytes of
-//! a name, 64 KiB of a value, and 64 KiB of the names of a file. Files of layers have none until a
+//! Promises: the budget of the tree pays for each, and the limits of Linux hold: 255 bytes of a
+//! name, 64 KiB of a value, and 64 KiB of the names of a file. Files of layers have none until a
 //! program attaches one.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,10 @@ const MAX_NAMES: usize = 64 << 10;
 
 /// The extended attributes of a file. Versions of the file that have the same share them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Attributes(Option<Arc<BTreeMap<Arc<[u8]>, Arc<[u8]>>>>);
+pub(crate) struct Attributes(Option<Arc<AttributeMap>>);
+
+/// Values by name.
+type AttributeMap = BTreeMap<Arc<[u8]>, Arc<[u8]>>;
 
 impl Attributes {
     /// Names and values, in the order of the names.
@@ -32,7 +35,7 @@ impl Attributes {
         self.0.as_ref()?.get(name)
     }
 
-    /// Their part of the tree's budget.
+    /// Bytes that the tree pays for them.
     pub(crate) fn cost(&self) -> u64 {
         self.iter().map(|(name, value)| cost(name, value)).sum()
     }

@@ -55,7 +55,7 @@ def inside():
     write("/proc/self/uid_map", "0 1000 1\n"); write("/proc/self/gid_map", "7 1000 1"); fails(errno.EPERM, write, "/proc/self/uid_map", "0 1000 1")
     assert read("/proc/self/uid_map").split() == ["0", "1000", "1"] and (os.getuid(), os.getgid(), os.stat("/").st_uid, os.stat("/").st_gid) == (0, 7, 0, 7)
     os.setuid(0); fails(errno.EINVAL, os.setuid, 1000); fails(errno.EPERM, os.setgroups, []); fails(errno.EPERM, os.chown, "/tmp", 5, 5); os.chown("/tmp", 0, 7)
-    # What belongs to the first namespace stays out of reach.
+    # Resources of the first namespace stay out of reach.
     with socket.socket(socket.AF_UNIX) as s: fails(errno.EPERM, s.setsockopt, socket.SOL_SOCKET, 33, 1 << 20)
     fails(errno.EPERM, call, "sethostname", b"x", 1); fails(errno.EPERM, os.nice, -5); fails(errno.EPERM, call, "mount", b"x", b"/tmp", b"tmpfs", 0, None); fails(errno.EPERM, os.setxattr, "/tmp", "trusted.a", b"")
     fails(errno.EINVAL, call, "unshare", NEWNS)

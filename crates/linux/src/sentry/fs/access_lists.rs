@@ -230,7 +230,7 @@ impl Kernel {
         let inherited = self.inheritance(place.directory, mode, is_directory)?;
         let node = self.tree.create_at(place, new, inherited.mode, now)?;
         if let Err(error) = self.set_inherited(node, &inherited) {
-            // There is no room for its lists, so that there is none for it.
+            // Without room for its lists it is not made.
             let mut made = place.clone();
             made.found = Some((node, self.tree.stat(node)?.kind));
             match is_directory {

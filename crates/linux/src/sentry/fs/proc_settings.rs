@@ -24,7 +24,7 @@ pub(in crate::sentry) const USER_KIND: u8 = 8;
 /// Inode numbers of further namespaces begin here.
 const FIRST_INODE: u64 = 0xf000_0000;
 
-/// What a file of `/proc` is about.
+/// The setting that a file of `/proc` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ProcSetting {
     /// The numbers of users in a namespace (`uid_map`).

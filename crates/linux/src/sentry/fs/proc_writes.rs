@@ -19,7 +19,7 @@ const MAX_RANGES: usize = 340;
 /// A line of a map: the first number inside, the first one outside, and their count.
 type MappedRange = (u32, u32, u32);
 
-/// The ranges in a map that is written. What follows a zero is ignored.
+/// The ranges in a map that is written. Bytes behind a zero are ignored.
 fn ranges_in(text: &[u8]) -> Result<Vec<MappedRange>, Errno> {
     let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
     let text = std::str::from_utf8(text).map_err(|_| Errno::INVAL)?;

@@ -79,7 +79,7 @@ const MOUNT_INFO: &str = "1 0 0:1 / / rw - tmpfs afresh rw\n2 1 0:2 / /proc rw -
     3 1 0:3 / /sys ro - sysfs sysfs ro\n4 1 0:4 / /dev rw - devtmpfs devtmpfs rw\n\
     5 4 0:5 / /dev/pts rw - devpts devpts rw\n6 4 0:6 / /dev/shm rw - tmpfs tmpfs rw\n";
 /// Files of a process that say the same of each.
-const CONSTANT: [(&str, &str); 11] = [
+const CONSTANT: [(&str, &str); 10] = [
     ("cgroup", "0::/\n"),
     ("coredump_filter", "00000033\n"),
     (
@@ -91,7 +91,6 @@ const CONSTANT: [(&str, &str); 11] = [
     ("mountinfo", MOUNT_INFO),
     ("oom_score", "0\n"),
     ("oom_score_adj", "0\n"),
-    ("personality", "00000000\n"),
     ("sessionid", "4294967295"),
     ("timerslack_ns", "50000\n"),
     ("wchan", "0"),
@@ -140,6 +139,7 @@ impl Kernel {
                 let spent = info.spent as f64 / 1e6;
                 format!("{name} ({thread}, #threads: 1)\nse.sum_exec_runtime : {spent:.6}\n")
             }),
+            b"personality" => info.map(|info| format!("{:08x}\n", info.traits.persona)),
             b"limits" => info.map(|_| self.limits(id)),
             b"statm" => {
                 let pages = self.memory_of(id)? / crate::sentry::PAGE;

@@ -1,5 +1,5 @@
 //! The credentials of the current process: its user namespace, its capabilities there, and the
-//! numbers of the guest's user and group as it sees them.
+//! numbers that the only user and group have for it.
 
 use rustix::io::Errno;
 
@@ -16,12 +16,12 @@ impl Kernel {
         self.namespaces.of(self.processes.current_id())
     }
 
-    /// The number of the guest's user, as the current process sees it.
+    /// The number of the only user, as the current process sees it.
     pub(crate) fn user_id(&self) -> u32 {
         self.namespaces.number(self.credentials().namespace, false).unwrap_or(UNMAPPED)
     }
 
-    /// The number of the guest's group, as the current process sees it.
+    /// The number of the only group, as the current process sees it.
     pub(crate) fn group_id(&self) -> u32 {
         self.namespaces.number(self.credentials().namespace, true).unwrap_or(UNMAPPED)
     }

@@ -1,6 +1,6 @@
 //! User namespaces, and the credentials of processes in them.
 //!
-//! A guest has one user and one group. A namespace gives each at most one number of its own: an
+//! A guest has one user and one group. A namespace gives each at most one number: an
 //! unprivileged process can map no other, and numbers without a map are 65534 inside. A process
 //! that makes a namespace has all capabilities there. They give no rights over the resources of the
 //! first namespace, which all other resources of a guest belong to.
@@ -35,7 +35,7 @@ pub(in crate::sentry) const SETUID: u32 = 7;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::sentry) struct UserNamespace {
     pub(in crate::sentry) parent: u32,
-    /// The numbers of the guest's user and group in it, once they are mapped.
+    /// The numbers of the only user and group in it, once they are mapped.
     pub(in crate::sentry) user: Option<u32>,
     pub(in crate::sentry) group: Option<u32>,
     /// Whether `setgroups` is denied.
@@ -94,9 +94,9 @@ impl UserNamespaces {
     }
 
     pub(in crate::sentry) fn set(&mut self, process: u32, credentials: Credentials) {
-        match credentials == Credentials::default() {
-            true => drop(self.members.remove(&process)),
-            false => drop(self.members.insert(process, credentials)),
+        self.members.remove(&process);
+        if credentials != Credentials::default() {
+            self.members.insert(process, credentials);
         }
     }
 
@@ -116,7 +116,7 @@ impl UserNamespaces {
         std::iter::successors(Some(id), up).filter(|id| *id != INITIAL)
     }
 
-    /// The number of the guest's user, or group, in a namespace.
+    /// The number of the only user, or group, in a namespace.
     pub(in crate::sentry) fn number(&self, id: u32, group: bool) -> Option<u32> {
         match self.get(id) {
             Some(namespace) if group => namespace.group,
@@ -136,7 +136,7 @@ impl UserNamespaces {
     }
 
     /// Refuses a namespace within `parent` that would be nested too deeply, or that is made by a
-    /// process without a number of its own.
+    /// process without a number there.
     pub(in crate::sentry) fn check_new(&self, parent: u32) -> Result<(), Errno> {
         if [false, true].map(|group| self.number(parent, group)).contains(&None) {
             return Err(Errno::PERM);
@@ -201,13 +201,14 @@ impl UserNamespaces {
 mod tests {
     use super::*;
 
+    fn new(parent: u32) -> UserNamespace {
+        UserNamespace { parent, user: None, group: None, denies_groups: false }
+    }
+
     #[test]
     fn an_owner_has_all_capabilities_over_namespaces_within_its_own_and_none_above() {
         let mut all = UserNamespaces::default();
-        for (id, parent) in [(1, INITIAL), (2, 1), (3, INITIAL)] {
-            let new = UserNamespace { parent, user: None, group: None, denies_groups: false };
-            all.all.insert(id, new);
-        }
+        all.all.extend([(1, new(INITIAL)), (2, new(1)), (3, new(INITIAL))]);
         let first = Credentials::default();
         let inner = Credentials::within(1);
         let weak = Credentials { effective: 0, ..inner };
@@ -227,24 +228,20 @@ mod tests {
 
     #[test]
     fn namespaces_that_no_guest_can_have_are_refused() {
-        let new = |parent| UserNamespace { parent, user: None, group: None, denies_groups: false };
         let mut sound = UserNamespaces { last: 2, ..Default::default() };
         sound.all.extend([(1, new(INITIAL)), (2, new(1))]);
         sound.set(2, Credentials::within(2));
         let check = |all: &UserNamespaces| all.is_sound(|id| id == 2, [1].into_iter());
         assert!(check(&sound) && !sound.is_sound(|_| true, [3].into_iter()));
-        let odd: [&dyn Fn(&mut UserNamespaces); 8] = [
-            &|all| all.last = 1,
-            &|all| drop(all.all.insert(1, new(2))),
-            &|all| drop(all.all.insert(1, new(1))),
-            &|all| drop(all.all.remove(&1)),
-            &|all| drop(all.all.insert(1, UserNamespace { user: Some(u32::MAX), ..new(0) })),
-            &|all| drop(all.members.insert(3, Credentials::within(1))),
-            &|all| drop(all.members.insert(2, Credentials::within(INITIAL))),
-            &|all| {
-                let own = Credentials { permitted: 0, ..Credentials::within(1) };
-                all.members.insert(2, own);
-            },
+        let odd: [fn(&mut UserNamespaces); 8] = [
+            |all| all.last = 1,
+            |all| all.all.extend([(1, new(2))]),
+            |all| all.all.extend([(1, new(1))]),
+            |all| all.all.retain(|id, _| *id != 1),
+            |all| all.all.extend([(1, UserNamespace { user: Some(u32::MAX), ..new(0) })]),
+            |all| all.members.extend([(3, Credentials::within(1))]),
+            |all| all.members.extend([(2, Credentials::within(INITIAL))]),
+            |all| all.members.extend([(2, Credentials { permitted: 0, ..Credentials::within(1) })]),
         ];
         for (index, change) in odd.iter().enumerate() {
             let mut all = sound.clone();

@@ -10,6 +10,8 @@ use rustix::time::ClockId;
 
 use rustix::io::Errno;
 
+/// The personality of programs of 32 bits.
+const PER_LINUX32: u32 = 8;
 const ARCH_SET_GS: u64 = 0x1001;
 const ARCH_SET_FS: u64 = 0x1002;
 const ARCH_GET_FS: u64 = 0x1003;
@@ -62,8 +64,9 @@ impl Sentry {
 
     pub(in crate::sentry) fn sys_uname(&mut self, process: &mut Process, to: u64) -> SyscallResult {
         let mut bytes = vec![0; 6 * 65];
-        for (index, name) in
-            ["Linux", HOST, RELEASE, VERSION, "x86_64", "(none)"].iter().enumerate()
+        let is_short = self.state.current().info.traits.persona & 0xff == PER_LINUX32;
+        let machine = if is_short { "i686" } else { "x86_64" };
+        for (index, name) in ["Linux", HOST, RELEASE, VERSION, machine, "(none)"].iter().enumerate()
         {
             bytes[index * 65..index * 65 + name.len()].copy_from_slice(name.as_bytes());
         }

@@ -1,7 +1,7 @@
 //! User namespaces and capabilities: `unshare`, `setns`, `capget`, `capset`, and `setuid` and its
 //! kind.
 //!
-//! Promises: a process in a namespace of its own gains no right over the rest of its guest. A guest
+//! Promises: a process in a new namespace gains no right over the rest of its guest. A guest
 //! has no further namespaces of other kinds, as on a kernel that is built without them.
 
 use rustix::io::Errno;

@@ -113,13 +113,10 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `personality`: there is one, whose flags are stored.
+    /// `personality`: it is stored. That of 32 bits has `uname` name another machine.
     pub(in crate::sentry) fn sys_personality(&mut self, persona: u64) -> SyscallResult {
         let (new, old) = (persona as u32, self.state.current().info.traits.persona);
         if new != u32::MAX && new != old {
-            if new & 0xff != 0 {
-                return Err(Errno::INVAL.into());
-            }
             self.change().current_mut().info.traits.persona = new;
         }
         Ok(SyscallControl::Value(old.into()))

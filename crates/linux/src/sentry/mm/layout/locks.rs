@@ -78,7 +78,7 @@ impl Layout {
         copy
     }
 
-    /// The locks, unless there are none.
+    /// The locks, if there are any.
     pub(in crate::sentry) fn packed_locks(&self) -> Option<PackedLocks> {
         let locked = self.maps.iter().filter(|(_, m)| m.locked).map(|(&start, _)| start);
         (self.locked > 0 || self.locks_new).then(|| (locked.collect(), self.locks_new))
