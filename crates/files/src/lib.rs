@@ -26,7 +26,7 @@
 //!
 //! * A file is a [`Node`], its inode number: [`Tree::stat`], [`Tree::read`], [`Tree::write`],
 //!   [`Tree::set_size`], [`Tree::set_mode`], [`Tree::set_times`], [`Tree::read_link`],
-//!   [`Tree::list`].
+//!   [`Tree::list`], and for extended attributes [`Tree::set_attribute`].
 //! * A path is followed by [`Tree::walk`], as Linux does ([`Walk::new`]) or as WASI does
 //!   ([`Walk::beneath`]). It gives a [`ResolvedName`]: a directory, the last name, and the file
 //!   with that name, if it exists. To make, remove or move a name, walk with [`Walk::name`], and

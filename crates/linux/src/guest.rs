@@ -188,9 +188,7 @@ impl Guest {
             self.sentry.pump();
             match self.sentry.serve(&mut self.body.process, &call)? {
                 SyscallControl::Value(value) if self.sentry.unattached => {
-                    if let Trap::Kernel(id) = call.place {
-                        self.body.process.detach(id)?;
-                    }
+                    self.body.detach(&call)?;
                     self.attach()?;
                     return self.finish(&Call { place: Trap::Stub, ..call }, value);
                 }
@@ -216,22 +214,19 @@ impl Guest {
                 }
                 SyscallControl::Resumed => return self.go_on(),
                 SyscallControl::Idle => {
-                    if let Trap::Kernel(id) = call.place {
-                        self.body.process.detach(id)?;
-                    }
+                    self.body.detach(&call)?;
                     return Ok(Some(StopReason::Idle(IdleWait::of(self, &call)?)));
                 }
                 SyscallControl::End(end) => return Ok(Some(StopReason::End(end, call.place))),
                 SyscallControl::Wait(wait) => {
-                    if let Trap::Kernel(id) = call.place {
-                        self.body.process.detach(id)?;
-                    }
+                    self.body.detach(&call)?;
                     self.sentry.resumed = None;
                     self.sentry.change().current_mut().threads.current_mut().wait = Some(wait);
                 }
                 SyscallControl::Yield => self.body.process.set_result(0),
                 SyscallControl::Gone => {}
                 SyscallControl::Exec(command) => return self.exec(*command),
+                SyscallControl::Peer(copy) => return self.copy_peer(&call, &copy, deadline),
                 SyscallControl::Fork(fork) => {
                     self.fork(fork)?;
                     if self.sentry.state.current().threads.current().wait.is_none() {
@@ -278,7 +273,11 @@ impl Guest {
     }
 
     /// The call returns, and its thread continues.
-    fn finish(&mut self, call: &Call, value: u64) -> Result<Option<StopReason>, PlatformError> {
+    pub(crate) fn finish(
+        &mut self,
+        call: &Call,
+        value: u64,
+    ) -> Result<Option<StopReason>, PlatformError> {
         self.sentry.resumed = None;
         self.sentry.unmask();
         match call.place {

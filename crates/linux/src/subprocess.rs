@@ -22,8 +22,8 @@ use crate::file_cache::MappedRange as Contents;
 use crate::file_mappings::FileMappings;
 use crate::frozen_state::{FrozenMemory, MemoryPart};
 use crate::platform::{
-    Continuation, IMAGE, MappedImage, Origin, PlatformError, Process, Segment, Segments,
-    StubCommands,
+    Call, Continuation, IMAGE, MappedImage, Origin, PlatformError, Process, Segment, Segments,
+    StubCommands, Trap,
 };
 use crate::ranges::Ranges;
 use crate::sentry::{Change, Layout, protect_order, unmap_order};
@@ -196,6 +196,14 @@ fn copies(pages: &[PageRange], segments: &Segments) -> StubCommands {
 }
 
 impl Subprocess {
+    /// Takes a call to the stub, if it waits in the kernel.
+    pub(crate) fn detach(&mut self, call: &Call) -> Result<(), PlatformError> {
+        match call.place {
+            Trap::Kernel(id) => self.process.detach(id),
+            Trap::Stub => Ok(()),
+        }
+    }
+
     /// A process that shows nothing.
     pub(crate) fn new(process: Process, holds: u32) -> Self {
         Self {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::nodes::attributes::Attributes;
 use crate::nodes::content::Content;
 use crate::nodes::map::Map;
 use crate::nodes::name::Name;
@@ -29,6 +30,7 @@ pub(crate) struct Inode {
     /// The name it has, and the directory that is in. Known if there was never a second one; the
     /// name of a removed file is not valid.
     pub(crate) name: Option<(Node, Name)>,
+    pub(crate) attributes: Attributes,
 }
 
 #[derive(Clone, Debug)]
@@ -50,7 +52,8 @@ impl Inode {
     pub(crate) fn new(body: Body, mode: u32, now: Time) -> Self {
         let links = if matches!(body, Body::Directory(_)) { 2 } else { 1 };
         let (mode, times) = (mode & 0o7777, Times::all(now));
-        Self { body, mode, links, times, paid: true, name: None }
+        let attributes = Attributes::default();
+        Self { body, mode, links, times, paid: true, name: None, attributes }
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -93,6 +96,9 @@ impl Inode {
             (Body::Device(a), Body::Device(b)) => a == b,
             _ => false,
         };
-        body && self.mode == other.mode && self.links == other.links && self.times == other.times
+        body && self.mode == other.mode
+            && self.links == other.links
+            && self.times == other.times
+            && self.attributes == other.attributes
     }
 }

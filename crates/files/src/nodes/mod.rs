@@ -1,5 +1,6 @@
 //! The files of a tree as data: numbers, names, attributes and contents. It imports no other room.
 
+pub(crate) mod attributes;
 pub(crate) mod content;
 pub(crate) mod inode;
 pub(crate) mod map;

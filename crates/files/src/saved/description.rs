@@ -8,8 +8,10 @@ use crate::error::Refused;
 use crate::nodes::content::PAGE;
 use crate::nodes::node::{Kind, Times};
 
-/// The form that is written here.
+/// The form of a tree without extended attributes.
 pub(super) const FORM: u32 = 1;
+/// The form of a tree with extended attributes, which follow the description.
+pub(super) const FORM_WITH_ATTRIBUTES: u32 = 2;
 
 /// The bytes are not a tree, or not one over these layers.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +63,9 @@ pub(crate) struct SavedDescription {
     pub(super) held: Vec<(u64, u32)>,
     pub(super) pages: u64,
 }
+
+/// Extended attributes by file, in the order of the numbers.
+pub(super) type SavedAttributes = Vec<(u64, Vec<(Vec<u8>, Vec<u8>)>)>;
 
 impl SavedDescription {
     /// The files of layers alone.

@@ -16,10 +16,13 @@ use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::layers::archive::Stored;
+use crate::nodes::attributes::Attributes;
 use crate::nodes::inode::{Entry, Inode};
 use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node, Times};
-use crate::saved::description::{SavedEntry, SavedNode, SavedSource, TreeError, damaged};
+use crate::saved::description::{
+    FORM_WITH_ATTRIBUTES, SavedEntry, SavedNode, SavedSource, TreeError, damaged,
+};
 
 /// Maximum bytes that a description may take when it is decoded: half a million files.
 pub(crate) const MAX_DECODED: usize = 512 << 20;
@@ -131,6 +134,25 @@ impl Cost for (u64, &[u8]) {
     }
 }
 
+impl Cost for (&[u8], &[u8]) {
+    fn cost(&self) -> u64 {
+        let copied = |bytes: &[u8]| 2 * (bytes.len() + BLOCK) as u64;
+        let decoded = twice::<(Vec<u8>, Vec<u8>)>() + twice::<(Arc<[u8]>, Arc<[u8]>)>();
+        decoded + copied(self.0) + copied(self.1)
+    }
+}
+
+/// The extended attributes of a file.
+type AttributesShape<'a> = (u64, Sum<(&'a [u8], &'a [u8])>);
+
+impl Cost for AttributesShape<'_> {
+    fn cost(&self) -> u64 {
+        let file = twice::<(u64, Vec<(Vec<u8>, Vec<u8>)>)>() + twice::<(Node, Attributes)>();
+        // The map of the attributes has at least one node.
+        self.1.0.saturating_add(file + 512)
+    }
+}
+
 impl Cost for (&[u8], Sum<u64>) {
     fn cost(&self) -> u64 {
         self.1.0.saturating_add(1024 + 3 * self.0.len() as u64)
@@ -162,21 +184,24 @@ impl Cost for (u64, NodeShape<'_>) {
 
 /// Charges the memory of the `description` of a tree, under a budget of `files` files.
 pub(crate) fn charge_tree(description: &[u8], files: u64) -> Result<Charge, TreeError> {
-    let shape = walk::<TreeShape<'_>>(description)?;
-    let costs = [shape.3.0, shape.4.0, shape.5.0, shape.6.0, shape.7.0];
+    let (shape, rest) = walk::<TreeShape<'_>>(description)?;
+    let attributes = match shape.0 {
+        FORM_WITH_ATTRIBUTES => walk::<Sum<AttributesShape<'_>>>(rest)?.0.0,
+        _ => 0,
+    };
+    let costs = [shape.3.0, shape.4.0, shape.5.0, shape.6.0, shape.7.0, attributes];
     charge(&costs, files.saturating_mul(FILE))
 }
 
 /// Charges the memory of a description of kept layers.
 pub(crate) fn charge_layers(description: &[u8]) -> Result<Charge, TreeError> {
-    let shape = walk::<LayersShape<'_>>(description)?;
+    let (shape, _) = walk::<LayersShape<'_>>(description)?;
     charge(&[shape.2.0, shape.3.0], 0)
 }
 
-fn walk<'a, T: Deserialize<'a>>(description: &'a [u8]) -> Result<T, TreeError> {
-    let walked = postcard::take_from_bytes(description);
-    let (shape, _) = walked.map_err(|error| damaged(error.to_string()))?;
-    Ok(shape)
+/// The shape of an item, and the bytes behind it.
+fn walk<'a, T: Deserialize<'a>>(description: &'a [u8]) -> Result<(T, &'a [u8]), TreeError> {
+    postcard::take_from_bytes(description).map_err(|error| damaged(error.to_string()))
 }
 
 fn charge(costs: &[u64], more: u64) -> Result<Charge, TreeError> {
@@ -210,7 +235,7 @@ mod tests {
     /// Trees that have many items of one kind each.
     fn trees() -> impl Iterator<Item = Tree> {
         let now = Time::default();
-        (0..5).map(move |kind| {
+        (0..6).map(move |kind| {
             let mut tree = Tree::new(BUDGET);
             let file = tree.write_path("/file", b"", now).unwrap();
             for number in 0_u32..5000 {
@@ -221,6 +246,10 @@ mod tests {
                     1 => drop(tree.create(Tree::ROOT, name, New::Directory, 0o755, now).unwrap()),
                     2 => drop(tree.create(Tree::ROOT, name, New::Link(b"x"), 0o777, now).unwrap()),
                     3 => tree.link(file, Tree::ROOT, name, now).unwrap(),
+                    4 => {
+                        let node = tree.create(Tree::ROOT, name, New::File, 0o644, now).unwrap();
+                        tree.set_attribute(node, b"user.x", Some(b"y"), now).unwrap();
+                    }
                     _ => drop(tree.write(file, u64::from(number) << 13, b"x", now).unwrap()),
                 }
             }

@@ -194,7 +194,8 @@ impl Tree {
         let ground = Arc::new(Ground::bare(layers.clone()));
         let (nodes, held) = (Map::default(), Map::default());
         let base = Self { nodes, held, next: 0, bytes: 0, files: 0, budget, ground };
-        let loader = Loader { base: &base, tree: base.clone(), pages: [].iter() };
+        let (tree, pages, attributes) = (base.clone(), [].iter(), Default::default());
+        let loader = Loader { base: &base, tree, pages, attributes };
         let mut tree = loader.load(SavedDescription::of_layers(kept.next, kept.nodes))?;
         if tree.used() != (Budget { bytes: 0, files: 0 }) {
             return Err(damaged("its layers have what was paid for"));

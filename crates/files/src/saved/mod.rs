@@ -3,4 +3,5 @@
 pub(crate) mod description;
 pub(crate) mod footprint;
 pub(crate) mod kept;
+pub(crate) mod soundness;
 pub(crate) mod wire;

@@ -13,17 +13,19 @@ use std::sync::Arc;
 use crate::error::Refused;
 use crate::layers::host::HOST;
 use crate::layers::stack::Part;
+use crate::nodes::attributes::Attributes;
 use crate::nodes::content::{Content, LowerContent, PAGE, cost as page_cost};
 use crate::nodes::inode::{Body, Directory, Entry, Inode};
 use crate::nodes::map::Map;
 use crate::nodes::name::{Name, PATH, check_name};
-use crate::nodes::node::{Kind, Node};
+use crate::nodes::node::Node;
 use crate::nodes::source::Source;
 use crate::saved::description::{
-    FORM, SavedBody, SavedDescription, SavedNode, SavedSource, SavedTree, TreeError, damaged,
+    FORM, FORM_WITH_ATTRIBUTES, SavedAttributes, SavedBody, SavedDescription, SavedNode,
+    SavedSource, SavedTree, TreeError, damaged,
 };
 use crate::saved::footprint;
-use crate::trees::tree::{Budget, Tree, cost, name_cost};
+use crate::trees::tree::{Budget, Tree};
 
 impl Part {
     /// The identity of a layer.
@@ -63,11 +65,15 @@ impl Tree {
     pub fn saved(&self) -> Result<SavedTree, TreeError> {
         let mut pages = Vec::new();
         let (mut nodes, mut gone, mut hosts) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let mut attributes = SavedAttributes::new();
         for (node, _, now) in self.ground.nodes.differing(&self.nodes, Arc::ptr_eq) {
             match now {
                 None => gone.push(node.0),
                 Some(inode) => {
-                    nodes.push((node.0, self.saved_node(*node, inode, &mut pages, &mut hosts)))
+                    let list = inode.attributes.iter();
+                    let list: Vec<_> = list.map(|(n, v)| (n.to_vec(), v.to_vec())).collect();
+                    attributes.extend((!list.is_empty()).then_some((node.0, list)));
+                    nodes.push((node.0, self.saved_node(*node, inode, &mut pages, &mut hosts)));
                 }
             }
         }
@@ -77,7 +83,7 @@ impl Tree {
             Some((node.0, path.as_os_str().as_bytes().to_vec()))
         };
         let saved = SavedDescription {
-            form: FORM,
+            form: if attributes.is_empty() { FORM } else { FORM_WITH_ATTRIBUTES },
             budget: (self.budget.bytes, self.budget.files),
             next: self.next,
             layers: self.identities()?,
@@ -87,7 +93,11 @@ impl Tree {
             held: self.held.iter().map(|(node, count)| (node.0, *count)).collect(),
             pages: pages.len() as u64,
         };
-        let description = postcard::to_allocvec(&saved).map_err(|e| damaged(e.to_string()))?;
+        let written = |error: postcard::Error| damaged(error.to_string());
+        let mut description = postcard::to_allocvec(&saved).map_err(written)?;
+        if !attributes.is_empty() {
+            description = postcard::to_extend(&attributes, description).map_err(written)?;
+        }
         // Readers refuse more.
         footprint::charge_tree(&description, self.budget.files)?;
         Ok(SavedTree { description, pages })
@@ -146,11 +156,18 @@ impl Tree {
         let _charge = footprint::charge_tree(&saved.description, self.budget.files)?;
         let (description, rest): (SavedDescription, _) =
             postcard::take_from_bytes(&saved.description).map_err(|e| damaged(e.to_string()))?;
+        let (attributes, rest): (SavedAttributes, _) = match description.form {
+            FORM => (Vec::new(), rest),
+            FORM_WITH_ATTRIBUTES => {
+                postcard::take_from_bytes(rest).map_err(|e| damaged(e.to_string()))?
+            }
+            form => {
+                let known = format!("{FORM} and {FORM_WITH_ATTRIBUTES} are known");
+                return Err(damaged(format!("its form is {form}, and {known}")));
+            }
+        };
         if !rest.is_empty() {
             return Err(damaged("there are bytes after its end"));
-        }
-        if description.form != FORM {
-            return Err(damaged(format!("its form is {}, and {FORM} is known", description.form)));
         }
         let found = self.identities()?;
         if found != description.layers {
@@ -163,7 +180,9 @@ impl Tree {
                 found: say(&found),
             });
         }
-        Loader { base: self, tree: self.blank(), pages: saved.pages.iter() }.load(description)
+        let attributes = checked_attributes(attributes)?;
+        let (tree, pages) = (self.blank(), saved.pages.iter());
+        Loader { base: self, tree, pages, attributes }.load(description)
     }
 
     /// Whether it is over layers.
@@ -199,6 +218,21 @@ pub(crate) struct Loader<'a> {
     pub(crate) base: &'a Tree,
     pub(crate) tree: Tree,
     pub(crate) pages: std::slice::Iter<'a, Arc<Vec<u8>>>,
+    /// Extended attributes of files that have not been built yet.
+    pub(crate) attributes: BTreeMap<Node, Attributes>,
+}
+
+/// Extended attributes by file; those of a stranger are checked.
+fn checked_attributes(saved: SavedAttributes) -> Result<BTreeMap<Node, Attributes>, TreeError> {
+    let mut all = BTreeMap::new();
+    for (number, list) in saved {
+        let list = Attributes::checked(list);
+        let list = list.ok_or_else(|| damaged("extended attributes that no file can have"))?;
+        if all.insert(Node(number), list).is_some() {
+            return Err(damaged("a file has two lists of extended attributes"));
+        }
+    }
+    Ok(all)
 }
 
 impl Loader<'_> {
@@ -235,6 +269,9 @@ impl Loader<'_> {
             }
             let inode = self.node(Node(number), node)?;
             self.tree.nodes.insert(Node(number), Arc::new(inode));
+        }
+        if !self.attributes.is_empty() {
+            return Err(damaged("extended attributes are of no file"));
         }
         let mut tree = self.tree;
         for (number, count) in saved.held {
@@ -276,7 +313,11 @@ impl Loader<'_> {
         }
         let (mode, times, paid) = (saved.mode, saved.times, saved.paid);
         // Link counts and the name follow from the directories, which are checked after all nodes.
-        Ok(Inode { body, mode, links: 0, times, paid, name: None })
+        let attributes = self.attributes.remove(&node).unwrap_or_default();
+        if attributes != Attributes::default() && !paid {
+            return Err(damaged("a file that was not paid for has extended attributes"));
+        }
+        Ok(Inode { body, mode, links: 0, times, paid, name: None, attributes })
     }
 
     fn file(
@@ -318,134 +359,5 @@ impl Loader<'_> {
             content.under = Some(LowerContent { source, len });
         }
         Ok(Body::File(content))
-    }
-}
-
-impl Tree {
-    /// Checks that it is a tree, counts names, notes the directory of each file, and adds up the
-    /// cost.
-    fn check(&mut self) -> Result<(), TreeError> {
-        let mut links: BTreeMap<Node, (u32, Option<(Node, Name)>)> = BTreeMap::new();
-        let mut seen = BTreeSet::from([Self::ROOT]);
-        let mut ahead = vec![Self::ROOT];
-        let mut names = 0;
-        // Directories of hosts that are shown as they are there.
-        let mut untouched = BTreeSet::new();
-        while let Some(at) = ahead.pop() {
-            let inode = self.inode(at)?;
-            let Body::Directory(inside) = &inode.body else {
-                return Err(damaged("a directory's inode has another kind"));
-            };
-            let mut below = 0;
-            for (name, entry) in inside.entries.iter() {
-                names += if entry.paid { name_cost(&name.0) } else { 0 };
-                let here = self.nodes.get(&entry.node);
-                let kind = match here {
-                    Some(inode) => inode.kind(),
-                    // Host files are taken as they are; only changed directories are followed.
-                    None if self.ground.layers.is_known(entry.node) => entry.kind,
-                    None => return Err(damaged("a name leads to nothing")),
-                };
-                if kind != entry.kind {
-                    return Err(damaged("a name has another kind than its file"));
-                }
-                if kind == Kind::Directory {
-                    below += 1;
-                    if !seen.insert(entry.node) {
-                        return Err(damaged("a directory has two names"));
-                    }
-                    links.entry(entry.node).or_default().1 = Some((at, name.clone()));
-                    if let Some(inode) = here {
-                        match &inode.body {
-                            Body::Directory(d) if self.ground.layers.mounted(d.parent) == at => {}
-                            _ => {
-                                return Err(damaged("a directory's parent differs from its entry"));
-                            }
-                        }
-                        ahead.push(entry.node);
-                    } else {
-                        // A directory that was moved is the tree's own.
-                        if self.ground.layers.parent(entry.node) != Some(at) {
-                            return Err(damaged("a host directory is in another than on its host"));
-                        }
-                        untouched.insert(entry.node);
-                    }
-                } else {
-                    let (count, only) = links.entry(entry.node).or_default();
-                    *count += 1;
-                    *only = (*count == 1).then(|| (at, name.clone()));
-                }
-            }
-            links.entry(at).or_default().0 = 2 + below;
-        }
-        let all: Vec<Node> = self.nodes.iter().map(|(node, _)| *node).collect();
-        self.check_loops(&all, &untouched)?;
-        let (mut bytes, mut files) = (names, 0_u64);
-        for node in all {
-            let (count, name) = links.remove(&node).unwrap_or_default();
-            if count == 0 && self.held.get(&node).is_none() {
-                return Err(damaged("a file has no name, and is not held"));
-            }
-            let inode = self.nodes.get(&node).ok_or_else(|| damaged("a file is missing"))?;
-            if count == 0
-                && let Body::Directory(inside) = &inode.body
-                && !inside.entries.is_empty()
-            {
-                return Err(damaged("a directory that was removed is not empty"));
-            }
-            if inode.paid {
-                bytes += cost(inode);
-                files += 1;
-            } else if let Body::File(content) = &inode.body
-                && content.paid > 0
-            {
-                return Err(damaged("a file that was not paid for has pages"));
-            }
-            // A file of the layers stays shared with them, and knows its directory.
-            let below = self.ground.nodes.get(&node);
-            let shared = below.is_some_and(|below| Arc::ptr_eq(below, inode));
-            if (inode.links != count || (!shared && inode.name != name))
-                && let Some(inode) = self.nodes.get_mut(&node)
-            {
-                let inode = Arc::make_mut(inode);
-                (inode.links, inode.name) = (count, name);
-            }
-        }
-        (self.bytes, self.files) = (bytes, files);
-        Ok(())
-    }
-}
-
-impl Tree {
-    /// Refuses directories that are within themselves. `own` are the files that the tree has
-    /// itself, and `untouched` the host directories that it shows unchanged.
-    fn check_loops(&self, own: &[Node], untouched: &BTreeSet<Node>) -> Result<(), TreeError> {
-        let within = || damaged("a directory is within itself");
-        // Directories whose parents lead to the root, or to a directory that was removed.
-        let mut settled = BTreeSet::from([Self::ROOT]);
-        for &node in own {
-            // Files of hosts are changed together with the directories above them, so none of those
-            // is untouched.
-            let mut above = self.ground.layers.parent(node);
-            while let Some(directory) = above.filter(|above| self.nodes.get(above).is_none()) {
-                if untouched.contains(&directory) {
-                    return Err(within());
-                }
-                above = self.ground.layers.parent(directory).filter(|next| *next != directory);
-            }
-            let (mut at, mut path) = (node, BTreeSet::new());
-            while !settled.contains(&at) {
-                let parent = match self.nodes.get(&at).map(|inode| &inode.body) {
-                    Some(Body::Directory(inside)) => self.ground.layers.mounted(inside.parent),
-                    _ => break,
-                };
-                if !path.insert(at) {
-                    return Err(within());
-                }
-                at = parent;
-            }
-            settled.append(&mut path);
-        }
-        Ok(())
     }
 }

@@ -11,3 +11,4 @@ pub(crate) mod outside;
 pub(crate) mod over;
 pub(crate) mod path;
 pub(crate) mod tree;
+pub(crate) mod tree_attributes;

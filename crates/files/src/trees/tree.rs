@@ -509,6 +509,7 @@ fn listed((name, entry): (&Name, &Entry)) -> DirEntry {
 /// The cost of a file, without its names.
 pub(crate) fn cost(inode: &Inode) -> u64 {
     NODE_COST
+        + inode.attributes.cost()
         + match &inode.body {
             Body::File(content) => content.paid,
             Body::Link(target) => target.len() as u64,

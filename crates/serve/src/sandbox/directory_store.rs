@@ -26,13 +26,13 @@ const ID_BYTES: usize = 10;
 pub(super) struct DirectoryStore {
     sandboxes: Records,
     snapshots: Records,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<KnownRecords>>,
     /// Held by the change that is being written, until it is known.
     changing: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Snapshots by their ids.
-type Known = BTreeMap<String, SnapshotRecord>;
+type KnownRecords = BTreeMap<String, SnapshotRecord>;
 
 impl DirectoryStore {
     /// The records in `dir`.
@@ -54,7 +54,7 @@ impl DirectoryStore {
     /// `false` if it makes none.
     async fn assign(
         &self,
-        change: impl FnOnce(&Known) -> Option<SnapshotRecord>,
+        change: impl FnOnce(&KnownRecords) -> Option<SnapshotRecord>,
     ) -> Result<bool, ErrorResponse> {
         let changing = self.changing.clone().lock_owned().await;
         let new = change(&self.lock_known());
@@ -88,7 +88,7 @@ impl DirectoryStore {
         losers
     }
 
-    fn lock_known(&self) -> MutexGuard<'_, Known> {
+    fn lock_known(&self) -> MutexGuard<'_, KnownRecords> {
         lock(&self.known)
     }
 }
@@ -146,7 +146,7 @@ impl SandboxStore for DirectoryStore {
         record: &SnapshotRecord,
         names: &[String],
     ) -> Result<bool, ErrorResponse> {
-        let add = |all: &Known| {
+        let add = |all: &KnownRecords| {
             let mut record = all.get(&record.id).cloned()?;
             for name in names {
                 if !record.names.contains(name) {
@@ -163,7 +163,7 @@ impl SandboxStore for DirectoryStore {
         record: &SnapshotRecord,
         names: &[String],
     ) -> Result<(), ErrorResponse> {
-        let remove = |all: &Known| {
+        let remove = |all: &KnownRecords| {
             let mut record = all.get(&record.id).cloned()?;
             record.names.retain(|name| !names.contains(name));
             Some(record)

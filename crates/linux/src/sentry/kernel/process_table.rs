@@ -276,6 +276,14 @@ impl Kernel {
         }
     }
 
+    /// As [`Self::layout_of`], to be changed.
+    pub(in crate::sentry) fn layout_of_mut(&mut self, memory: u32) -> Option<&mut Layout> {
+        match self.processes.current.info.memory == memory {
+            true => Some(&mut self.layout),
+            false => self.processes.layouts.get_mut(&memory),
+        }
+    }
+
     /// Makes `id`, which lives, the current process.
     pub(crate) fn switch_to(&mut self, id: u32) {
         let previous = self.processes.current_id();
@@ -386,9 +394,10 @@ impl Kernel {
         };
         self.processes.others.insert(id, child);
         if copies {
-            self.processes.layouts.insert(id, self.layout.clone());
+            self.processes.layouts.insert(id, self.layout.unlocked());
         }
         self.table.fork(id);
+        self.namespaces.fork(parent, id);
         self.count_memory();
         Ok(id)
     }
@@ -407,6 +416,7 @@ impl Kernel {
         let id = state.processes.current_id();
         state.processes.current.threads.become_single(id);
         state.set_program(known);
+        state.reset_capabilities();
         let lender = std::mem::replace(&mut state.processes.current.info.memory, id);
         if lender != id {
             let new = Layout::new(state.layout.limit());
@@ -433,6 +443,7 @@ impl Kernel {
         self.switch_to(heir);
         self.processes.others.remove(&id);
         self.table.drop_process(id);
+        self.namespaces.leave(id);
         self.drop_unowned();
         self.wake_orphans(groups);
         if memory == id {

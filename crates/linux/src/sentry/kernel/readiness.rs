@@ -73,7 +73,10 @@ impl Kernel {
                 let generation = streams.generation.get();
                 (when(watch.differs(generation), IN), generation)
             }
-            FileObject::File(_) | FileObject::Device(..) | FileObject::Folder(..) => (IN | OUT, 0),
+            FileObject::File(_)
+            | FileObject::Device(..)
+            | FileObject::Folder(..)
+            | FileObject::Proc(_) => (IN | OUT, 0),
             FileObject::Epoll(_) => (0, 0),
             FileObject::Pipe { channel, writes } => {
                 let Some(channel) = self.channels.get(*channel) else { return (ERR, 0) };

@@ -39,6 +39,8 @@ impl Kernel {
         ensure(self.locks.is_sound(), "it has more locks than a program may have")?;
         let lives = |process| self.processes.lives(process);
         ensure(self.semaphores.is_sound(lives), "a set of semaphores is invalid")?;
+        let used = self.described_namespaces();
+        ensure(self.namespaces.is_sound(lives, used), "a user namespace is invalid")?;
         ensure(self.queues.is_sound(), "a queue of messages is invalid")?;
         let queues = self.table.descriptions().filter_map(|(_, d)| match d.open {
             FileObject::Queue(id) => Some(id),
@@ -93,6 +95,7 @@ impl Kernel {
             }
             FileObject::Epoll(set) => ensure(set.is_sound(), "a set of descriptors is invalid")?,
             FileObject::Socket(socket) => ensure(socket.is_sound(), "a socket is invalid")?,
+            FileObject::Proc(file) => ensure(file.is_sound(), "a file of /proc is invalid")?,
             FileObject::Process(id) => {
                 // A number that is not given yet would be another's later.
                 let given = (FIRST..self.current().threads.next()).contains(id);

@@ -3,7 +3,9 @@
 //! The kernel chooses nothing: each address comes from here, and the orders that put it into effect
 //! contain all arguments. So the mappings are known without a query, and can be restored.
 
+mod heap;
 pub(in crate::sentry) mod limits;
+pub(in crate::sentry) mod locks;
 
 pub(in crate::sentry) use limits::MAX_ALL_MAPPINGS;
 
@@ -47,6 +49,9 @@ pub(crate) struct Mapping {
     pub(crate) share: Option<Share>,
     /// The part of a file that it began as, if it is not shared.
     pub(crate) origin: Option<Share>,
+    /// Whether it is locked. A snapshot has the locks of all mappings behind its older parts.
+    #[serde(skip)]
+    pub(crate) locked: bool,
 }
 
 /// The mappings of a guest. None overlap; neighbours that are alike are one.
@@ -66,6 +71,11 @@ pub(crate) struct Layout {
     mappings_elsewhere: usize,
     heap: u64,
     brk: u64,
+    /// Mapped bytes that are locked, and whether new mappings are.
+    #[serde(skip)]
+    locked: u64,
+    #[serde(skip)]
+    locks_new: bool,
 }
 
 /// Whether a new mapping only reserves its addresses.
@@ -99,6 +109,8 @@ impl Layout {
             mappings_elsewhere: 0,
             heap: 0,
             brk: 0,
+            locked: 0,
+            locks_new: false,
         }
     }
 
@@ -215,6 +227,7 @@ impl Layout {
             }
             *self.counter(m.reserved) -= part.end - part.start;
             self.shared -= m.share.map_or(0, |_| part.end - part.start);
+            self.locked -= if m.locked { part.end - part.start } else { 0 };
         }
     }
 
@@ -226,7 +239,8 @@ impl Layout {
     fn insert(&mut self, range: Range<u64>, protection: u64, file: bool) {
         let end = range.end;
         let reserved = is_reserved(protection, file);
-        self.place(range, Mapping { end, protection, file, reserved, share: None, origin: None });
+        let (share, origin, locked) = (None, None, false);
+        self.place(range, Mapping { end, protection, file, reserved, share, origin, locked });
     }
 
     /// Has a mapping like `new` at a place.
@@ -235,6 +249,7 @@ impl Layout {
         self.remove(&range);
         *self.counter(new.reserved) += range.end - range.start;
         self.shared += new.share.map_or(0, |_| range.end - range.start);
+        self.locked += if new.locked { range.end - range.start } else { 0 };
         if let Some((&start, m)) = self.maps.range(..range.start).next_back()
             && m.end == range.start
             && alike(m)
@@ -428,7 +443,7 @@ impl Layout {
         match advice as i32 {
             libc::MADV_DONTNEED => {
                 let parts = self.parts(&range);
-                if parts.iter().any(|(_, m)| m.file && m.share.is_none()) {
+                if parts.iter().any(|(_, m)| m.locked || m.file && m.share.is_none()) {
                     return Err(Errno::INVAL);
                 }
                 // Shared memory keeps its bytes.
@@ -453,45 +468,6 @@ impl Layout {
             | libc::MADV_PAGEOUT => Ok(Change::default()),
             _ => Err(Errno::INVAL),
         }
-    }
-
-    /// Sets where the break begins. Without room below the mappings of `mmap` it cannot grow.
-    pub(crate) fn start_heap(&mut self, at: u64) {
-        let at = at.min(CEILING);
-        self.heap = at;
-        self.brk = at;
-    }
-
-    /// The end of the heap.
-    pub(in crate::sentry) fn brk(&self) -> u64 {
-        self.brk
-    }
-
-    /// `brk`: the new break, or the old one if it is not possible.
-    pub(crate) fn set_brk(&mut self, brk: u64) -> (u64, Change) {
-        let old = self.brk.next_multiple_of(PAGE);
-        let mut change = Change::default();
-        if brk < self.heap || brk > CEILING {
-            return (self.brk, change);
-        }
-        let new = brk.next_multiple_of(PAGE);
-        if new > old {
-            let grow = |layout: &mut Self| layout.insert(old..new, READ_WRITE, false);
-            let fits = self.check_change(&[&(old..new)], self.growth(&(old..new), 1), grow);
-            if self.touches(&(old..new)) || fits.and(self.afford(new - old, false)).is_err() {
-                return (self.brk, change);
-            }
-            grow(self);
-            change.before.push(map_order(old, new - old, READ_WRITE));
-        } else if new < old {
-            if self.check_room(self.growth(&(new..old), 0)).is_err() {
-                return (self.brk, change);
-            }
-            self.remove(&(new..old));
-            change.before.push(unmap_order(new, old - new));
-        }
-        self.brk = brk;
-        (brk, change)
     }
 
     /// Maps the stack; its lowest and highest address.

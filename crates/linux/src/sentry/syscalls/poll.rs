@@ -242,8 +242,13 @@ impl Sentry {
         }
         let open = &self.state.table.get(number)?.open;
         let watched = matches!(open, FileObject::Device(Device::Generation(_), _));
-        let plain =
-            matches!(open, FileObject::File(_) | FileObject::Device(..) | FileObject::Folder(..));
+        let plain = matches!(
+            open,
+            FileObject::File(_)
+                | FileObject::Device(..)
+                | FileObject::Folder(..)
+                | FileObject::Proc(_)
+        );
         if plain && !watched {
             return Err(Errno::PERM.into());
         }
