@@ -30,7 +30,9 @@
 mod budget;
 mod discard;
 mod gate;
+mod lease;
 mod limits;
+mod next_item;
 mod pool;
 mod pressure;
 mod returning;
@@ -40,8 +42,10 @@ mod sync;
 mod trims;
 
 pub use budget::{Budget, MappingCharge, ProcessLimits, Usage};
+pub use lease::{Lease, OwnedLease};
 pub use limits::{LimitPolicy, Limits};
-pub use pool::{Lease, Pool, PoolError};
+pub use next_item::NextItem;
+pub use pool::{Pool, PoolError};
 pub use stats::{PoolStats, ResetCost, ResetStats};
 
 use afresh_memory::{PAGE_SIZE, ResetError, Slot};
