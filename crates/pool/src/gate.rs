@@ -46,11 +46,7 @@ pub(crate) struct Turn {
 impl Gate {
     pub(crate) fn new() -> Self {
         let tasks = TaskQueue { tasks: VecDeque::new(), next: 0 };
-        Self {
-            waiting: AtomicUsize::new(0),
-            tasks: Mutex::new(tasks),
-            came_back: Condvar::new(),
-        }
+        Self { waiting: AtomicUsize::new(0), tasks: Mutex::new(tasks), came_back: Condvar::new() }
     }
 
     /// Waits for a [`Gate::signal`] unless `there` finds an item; `false` at the deadline, if one
@@ -78,7 +74,12 @@ impl Gate {
     /// Whether a task may look for an item: `there` finds one, or a signal came since its last
     /// poll. If not, the next signal wakes `waker`, unless other tasks have waited for longer.
     /// `there` as for [`Gate::wait`].
-    pub(crate) fn poll(&self, turn: &mut Turn, waker: &Waker, there: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn poll(
+        &self,
+        turn: &mut Turn,
+        waker: &Waker,
+        there: impl FnOnce() -> bool,
+    ) -> bool {
         let mut queue = locked(&self.tasks);
         if let Some(number) = turn.number {
             let Some(at) = queue.tasks.iter().position(|task| task.number == number) else {

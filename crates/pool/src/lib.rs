@@ -27,6 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod blocking;
 mod budget;
 mod discard;
 mod gate;
@@ -41,6 +42,7 @@ mod stats;
 mod sync;
 mod trims;
 
+pub use blocking::run_blocking;
 pub use budget::{Budget, MappingCharge, ProcessLimits, Usage};
 pub use lease::{Lease, OwnedLease};
 pub use limits::{LimitPolicy, Limits};
