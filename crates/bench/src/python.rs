@@ -108,7 +108,7 @@ fn ours(path: &Path, engine: &Engine, mode: Mode) -> anyhow::Result<Guest> {
     for call in language.warm_up() {
         options = options.warm(call);
     }
-    Ok(afresh::open(path.to_string_lossy(), &options.warm(language.setup(SETUP)))?)
+    Ok(afresh::open(path, &options.warm(language.setup(SETUP)))?)
 }
 
 /// The contest on the module in the file `path`.

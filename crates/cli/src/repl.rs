@@ -5,9 +5,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use afresh::Session;
 use afresh::snapshot::SnapshotInfo;
 use afresh::wasm::wasmtime;
+use afresh::{Session, SessionError};
 use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, Request, Stream, Tools, evaluate};
 use anyhow::Context;
 use clap::Args;
@@ -122,9 +122,10 @@ impl Sessions<'_> {
         };
         let form = language.form;
         let request = Request::new(form, RUN, &Tools::default(), line, "<repl>", None);
-        let answer = self
-            .current_session()
-            .with(|lease| evaluate(lease, form.function(), request, Terminal).answer)?;
+        let answer = self.current_session().with(|lease| {
+            let done = evaluate(lease, form.function(), request, Terminal);
+            Ok::<_, SessionError>(done.answer?)
+        })?;
         match Answer::read(&answer)? {
             Answer::Done => {}
             Answer::Value(value) => say!("{}", value.text)?,

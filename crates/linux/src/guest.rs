@@ -129,7 +129,7 @@ impl Guest {
 
     /// The part of a wait of `length` before the caller is polled again.
     fn bounded(&self, length: Duration) -> Duration {
-        if self.sentry.streams.is_heard() { length.min(self.poll) } else { length }
+        if self.sentry.streams.is_polled() { length.min(self.poll) } else { length }
     }
 
     /// Whether other threads, an alarm or the caller have waited for long enough. A thread that
@@ -148,7 +148,7 @@ impl Guest {
         let state = &self.sentry.state;
         let now = Instant::now();
         if state.is_alone() {
-            return match self.sentry.streams.is_heard() {
+            return match self.sentry.streams.is_polled() {
                 true => deadline.min(now + self.poll),
                 false => deadline,
             };

@@ -81,4 +81,4 @@ pub use program::{Program, find_in_path};
 pub use run::{EndedRun, HostStreams, Run};
 pub use sentry::{End, ExchangeResult, InboundConnection, Resource, RunControl};
 pub use session::{InstanceTemplate, ProgramState};
-pub use warm::{Stats, Warm};
+pub use warm::{Stats, StopHandle, Warm};

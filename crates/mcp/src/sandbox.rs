@@ -80,7 +80,7 @@ impl Sandbox {
         let answer = self.session.with(|lease| {
             let done = evaluate(lease, form.function(), request, std::mem::take(collector));
             *collector = done.listener;
-            done.answer
+            Ok::<_, SessionError>(done.answer?)
         })?;
         if answer.len() > MAX_ANSWER {
             return Err(SandboxError::Refused(format!(
@@ -255,7 +255,7 @@ impl Sandbox {
         let proceeded = self.session.with(|lease| {
             let (done, listener) = afresh_interpreter::proceed(lease, std::mem::take(collector));
             *collector = listener;
-            done
+            Ok::<_, SessionError>(done?)
         });
         Ok(proceeded?)
     }

@@ -27,10 +27,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod blocking;
 mod budget;
 mod discard;
 mod gate;
+mod lease;
 mod limits;
+mod next_item;
 mod pool;
 mod pressure;
 mod returning;
@@ -39,9 +42,12 @@ mod stats;
 mod sync;
 mod trims;
 
+pub use blocking::run_blocking;
 pub use budget::{Budget, MappingCharge, ProcessLimits, Usage};
+pub use lease::{Lease, OwnedLease};
 pub use limits::{LimitPolicy, Limits};
-pub use pool::{Lease, Pool, PoolError};
+pub use next_item::NextItem;
+pub use pool::{Pool, PoolError};
 pub use stats::{PoolStats, ResetCost, ResetStats};
 
 use afresh_memory::{PAGE_SIZE, ResetError, Slot};

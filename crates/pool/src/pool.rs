@@ -2,8 +2,6 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
@@ -13,6 +11,8 @@ use afresh_sys::{Inherited, fork};
 
 use crate::budget::{Budget, Evict, Room};
 use crate::gate::Gate;
+use crate::lease::{Lease, OwnedLease};
+use crate::next_item::{NextItem, WaitingRoom};
 use crate::returning::{Failures, Returning};
 use crate::shard::{Idle, Shard};
 use crate::sync::locked;
@@ -107,7 +107,40 @@ impl<T: Recycle> Pool<T> {
         key: usize,
         make: impl FnOnce(Option<T>) -> Result<T, E>,
     ) -> Result<Lease<'_, T>, PoolError<E>> {
-        self.shared.get(key, make)
+        self.shared.get(key, self.shared.limits.exhausted, make)
+    }
+
+    /// As [`Pool::get`], with `exhausted` as the response at the limit.
+    ///
+    /// # Errors
+    /// As [`Pool::get`].
+    pub fn get_with<E>(
+        &self,
+        key: usize,
+        exhausted: LimitPolicy,
+        make: impl FnOnce(Option<T>) -> Result<T, E>,
+    ) -> Result<Lease<'_, T>, PoolError<E>> {
+        self.shared.get(key, exhausted, make)
+    }
+
+    /// As [`Pool::get_with`], for a lease that keeps the pool.
+    ///
+    /// # Errors
+    /// As [`Pool::get`].
+    pub fn get_owned<E>(
+        &self,
+        key: usize,
+        exhausted: LimitPolicy,
+        make: impl FnOnce(Option<T>) -> Result<T, E>,
+    ) -> Result<OwnedLease<T>, PoolError<E>> {
+        let lease = self.shared.get(key, exhausted, make)?;
+        Ok(OwnedLease::new(Arc::clone(&self.shared), lease))
+    }
+
+    /// Waits, as a task, for an item to come back when the pool is at its limit.
+    #[must_use]
+    pub fn room(&self) -> NextItem {
+        NextItem::new(Arc::clone(&self.shared) as Arc<dyn WaitingRoom>)
     }
 
     /// Makes a new item for comparisons, regardless of idle items and of the limit. It is dropped
@@ -191,6 +224,7 @@ impl<T: Recycle> Shared<T> {
     fn get<E>(
         &self,
         key: usize,
+        exhausted: LimitPolicy,
         make: impl FnOnce(Option<T>) -> Result<T, E>,
     ) -> Result<Lease<'_, T>, PoolError<E>> {
         match self.shard(home()).take(key, || self.gate.signal()) {
@@ -199,20 +233,21 @@ impl<T: Recycle> Shared<T> {
             }
             other => {
                 other.into_iter().for_each(|idle| self.discard(*idle));
-                self.get_elsewhere(key, make)
+                self.get_elsewhere(key, exhausted, make)
             }
         }
     }
 
     #[inline]
     fn lease(&self, idle: Box<Idle<T>>, spare: bool) -> Lease<'_, T> {
-        Lease { pool: self, idle: ManuallyDrop::new(idle), spare }
+        Lease::new(self, idle, spare)
     }
 
     #[cold]
     fn get_elsewhere<E>(
         &self,
         key: usize,
+        exhausted: LimitPolicy,
         make: impl FnOnce(Option<T>) -> Result<T, E>,
     ) -> Result<Lease<'_, T>, PoolError<E>> {
         let mut deadline = None;
@@ -240,7 +275,7 @@ impl<T: Recycle> Shared<T> {
                 let item = self.strike(*other);
                 return self.create(Some(item), false, make);
             }
-            match self.limits.exhausted {
+            match exhausted {
                 LimitPolicy::Error | LimitPolicy::OnDemand
                     if self.trims.may_have_hidden(trims_ended) =>
                 {
@@ -322,7 +357,7 @@ impl<T: Recycle> Shared<T> {
     }
 
     #[inline]
-    fn give_back(&self, idle: Box<Idle<T>>, spare: bool) {
+    pub(crate) fn give_back(&self, idle: Box<Idle<T>>, spare: bool) {
         if std::thread::panicking() && !is(Bug::Unwound) {
             // The unwound code may have left the item in an unknown state.
             self.abandoned.fetch_add(1, Ordering::Relaxed);
@@ -456,6 +491,16 @@ impl<T: Recycle> Shared<T> {
     }
 }
 
+impl<T: Recycle> WaitingRoom for Shared<T> {
+    fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    fn has_room(&self) -> bool {
+        self.has_room()
+    }
+}
+
 impl<T: Recycle> Evict for Shared<T> {
     fn ages(&self, ages: &mut BTreeMap<u64, Room>) {
         if self.alive.load(Ordering::Relaxed) == 0 {
@@ -518,54 +563,5 @@ struct Reservation<'a, T: Recycle>(&'a Shared<T>);
 impl<T: Recycle> Drop for Reservation<'_, T> {
     fn drop(&mut self) {
         self.0.note_dropped();
-    }
-}
-
-/// An item in use. Dropping it recycles the item and returns it to its pool.
-pub struct Lease<'a, T: Recycle> {
-    pool: &'a Shared<T>,
-    idle: ManuallyDrop<Box<Idle<T>>>,
-    /// Beyond the limit: dropped on return.
-    spare: bool,
-}
-
-impl<T: Recycle> Lease<'_, T> {
-    /// Drops the item instead of returning it.
-    pub fn discard(mut self) {
-        // SAFETY: `self` is forgotten right after, so the item is taken exactly once.
-        let idle = unsafe { ManuallyDrop::take(&mut self.idle) };
-        let pool = self.pool;
-        std::mem::forget(self);
-        pool.discard(*idle);
-    }
-}
-
-impl<T: Recycle + std::fmt::Debug> std::fmt::Debug for Lease<'_, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Lease").field(&**self).finish()
-    }
-}
-
-impl<T: Recycle> Deref for Lease<'_, T> {
-    type Target = T;
-    #[inline]
-    fn deref(&self) -> &T {
-        &self.idle.item
-    }
-}
-
-impl<T: Recycle> DerefMut for Lease<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.idle.item
-    }
-}
-
-impl<T: Recycle> Drop for Lease<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: `drop` runs once, and `discard` forgets the lease instead of dropping it.
-        let idle = unsafe { ManuallyDrop::take(&mut self.idle) };
-        self.pool.give_back(idle, self.spare);
     }
 }

@@ -39,6 +39,10 @@ pub(crate) struct Watch {
     thread: AtomicI32,
     /// Nanoseconds since the watchdog's epoch, or one of the constants above.
     deadline: AtomicU64,
+    /// Whether the watchdog looks after it.
+    registered: AtomicBool,
+    /// Whether calls are stopped until the next reset.
+    stops: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -54,13 +58,18 @@ impl Watch {
             signal: install_kick_handler()?,
             thread: AtomicI32::new(0),
             deadline: AtomicU64::new(IDLE),
+            registered: AtomicBool::new(false),
+            stops: AtomicBool::new(false),
         });
         Ok(watch)
     }
 
     /// Lets the watchdog look after this vCPU.
     pub(crate) fn register(self: &Arc<Self>) -> io::Result<()> {
-        watchdog()?.add(self);
+        if !self.registered.load(Ordering::Relaxed) {
+            watchdog()?.add(self);
+            self.registered.store(true, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -81,7 +90,16 @@ impl Watch {
         {
             watchdog.wake_if_parked();
         }
+        // After the deadline: a handle that came before it saw no call.
+        if self.stops.load(Ordering::SeqCst) {
+            self.stop(deadline, STOPPED);
+        }
         thread
+    }
+
+    /// Calls are no longer stopped.
+    pub(crate) fn permit_calls(&self) {
+        self.stops.store(false, Ordering::SeqCst);
     }
 
     /// Whether the running call must stop. If not, a stale stop flag is lowered.
@@ -158,6 +176,12 @@ impl StopHandle {
         if deadline != IDLE && self.0.process == fork::generation() {
             self.0.stop(deadline, STOPPED);
         }
+    }
+
+    /// Stops the running call, and every later one until the sandbox is reset.
+    pub fn stop_until_reset(&self) {
+        self.0.stops.store(true, Ordering::SeqCst);
+        self.stop();
     }
 }
 

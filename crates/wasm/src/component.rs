@@ -14,7 +14,7 @@ pub(crate) mod shared;
 use std::sync::Arc;
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
-use afresh_pool::{Budget, Pool, PoolStats};
+use afresh_pool::{Budget, NextItem, Pool, PoolStats};
 use afresh_rewrite::{
     AnalyzeError, DataSegment, MARK_BYTES, NestedModule, PreparedComponent, Roots, WarmState,
     names, prepare_component,
@@ -377,20 +377,37 @@ impl WarmComponent {
         Ok(lease)
     }
 
-    /// As [`WarmComponent::lease_owned`], but asynchronous: it waits for the start functions of the
-    /// component where each instance runs them anew ([`WarmComponent::rerun_reason`]).
+    /// As [`WarmComponent::lease_owned`], but asynchronous: it waits for an instance where all are
+    /// in use, and for the start functions of the component where each instance runs them anew
+    /// ([`WarmComponent::rerun_reason`]). Dropping the future ends the wait.
     ///
     /// # Errors
-    /// As [`WarmComponent::lease_with`].
+    /// As [`WarmComponent::lease_with`], but no limit of the pool is an error.
     pub async fn lease_async(
         &self,
         options: &LeaseOptions,
     ) -> Result<OwnedComponentLease, WarmError> {
-        let keep = self.inner.clone();
-        // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
-        let mut lease = ComponentLease::begin(unsafe { borrow(&keep) }, options).await?;
-        lease.keep = Some(keep);
-        Ok(lease)
+        let attempt = options.without_blocking(self.inner.pool.limits().exhausted);
+        let mut next = None;
+        loop {
+            let keep = self.inner.clone();
+            // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
+            match ComponentLease::begin(unsafe { borrow(&keep) }, &attempt).await {
+                Err(WarmError::Exhausted { .. }) => {}
+                taken => {
+                    let mut lease = taken?;
+                    lease.keep = Some(keep);
+                    return Ok(lease);
+                }
+            }
+            next.get_or_insert_with(|| self.next_instance()).wait().await;
+        }
+    }
+
+    /// Waits, as a task, for an instance to end when the pool is at its limit.
+    #[must_use]
+    pub fn next_instance(&self) -> NextItem {
+        self.inner.pool.room()
     }
 
     /// Compares the memories that the pool would lease next with the component's initial state.

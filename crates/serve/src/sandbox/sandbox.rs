@@ -424,7 +424,8 @@ pub(super) fn go_on(
         let (went, hearing) = afresh_interpreter::proceed(lease, std::mem::take(speaker));
         *speaker = hearing;
         went?;
-        speaker.exchange(lease)
+        speaker.exchange(lease)?;
+        Ok(())
     });
     match went {
         Err(_) if session.failed().is_some() => {

@@ -160,7 +160,8 @@ pub(super) async fn dial(
                 format!("the sandbox has {MAX_CONNECTIONS} connections already; try again");
             return Err(ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message));
         }
-        let dialed = session.with(|lease| lease.dial(port)).map_err(|error| refused(&error))?;
+        let dialed =
+            session.with(|lease| Ok(lease.dial(port)?)).map_err(|error| refused(&error))?;
         let dialed = dialed.ok_or_else(|| {
             let message = format!("nothing listens on port {port} of the sandbox");
             ErrorResponse::new(StatusCode::BAD_GATEWAY, message)
