@@ -81,10 +81,10 @@
 //!
 //! # Options
 //!
-//! [`Options`] of a guest, [`LeaseOptions`], [`CallOptions`] and [`SaveOptions`] are set alike: each
-//! method has the name of its option, takes the options and returns them. An option that is not set
-//! at one level comes from the next one: first the call, then its lease, then the guest, then the
-//! default of the kind. In [`Options`] those of all kinds go before those of one kind
+//! [`Options`] of a guest, [`LeaseOptions`], [`CallOptions`] and [`SaveOptions`] are set alike:
+//! each method has the name of its option, takes the options and returns them. An option that is
+//! not set at one level comes from the next one: first the call, then its lease, then the guest,
+//! then the default of the kind. In [`Options`] those of all kinds go before those of one kind
 //! (`Options::wasm`, `Options::vm`, `Options::linux`).
 //!
 //! # Features

@@ -52,8 +52,8 @@ impl Gate {
     /// Waits for a [`Gate::signal`] unless `there` finds an item; `false` at the deadline, if one
     /// is set.
     ///
-    /// Whatever `there` loads must be stored with `SeqCst`, or under a lock that it takes, before
-    /// the signal.
+    /// The values that `there` loads must be stored with `SeqCst`, or under a lock that it takes,
+    /// before the signal.
     pub(crate) fn wait(&self, deadline: Option<Instant>, there: impl FnOnce() -> bool) -> bool {
         let guard = locked(&self.tasks);
         self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -112,7 +112,7 @@ impl Gate {
         false
     }
 
-    /// A task stops waiting. If it was woken and did not look, the next one is woken in its place.
+    /// A task stops waiting. If it was woken and did not look, the next one is woken.
     pub(crate) fn leave(&self, turn: &mut Turn) {
         let Some(number) = turn.number.take() else { return };
         let mut queue = locked(&self.tasks);

@@ -8,12 +8,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::Recycle;
-use crate::pool::Shared;
+use crate::pool_state::PoolState;
 use crate::shard::Idle;
 
 /// An item in use. Dropping it recycles the item and returns it to its pool.
 pub struct Lease<'a, T: Recycle> {
-    pool: &'a Shared<T>,
+    pool: &'a PoolState<T>,
     idle: ManuallyDrop<Box<Idle<T>>>,
     /// Beyond the limit: dropped on return.
     spare: bool,
@@ -21,7 +21,7 @@ pub struct Lease<'a, T: Recycle> {
 
 impl<'a, T: Recycle> Lease<'a, T> {
     #[inline]
-    pub(crate) fn new(pool: &'a Shared<T>, idle: Box<Idle<T>>, spare: bool) -> Self {
+    pub(crate) fn new(pool: &'a PoolState<T>, idle: Box<Idle<T>>, spare: bool) -> Self {
         Self { pool, idle: ManuallyDrop::new(idle), spare }
     }
 
@@ -68,7 +68,7 @@ impl<T: Recycle> Drop for Lease<'_, T> {
 /// An item in use, with the pool that it returns to. It borrows nothing, so that tasks and threads
 /// can own it.
 pub struct OwnedLease<T: Recycle> {
-    pool: Arc<Shared<T>>,
+    pool: Arc<PoolState<T>>,
     /// Taken when the lease ends.
     idle: ManuallyDrop<Box<Idle<T>>>,
     spare: bool,
@@ -76,7 +76,7 @@ pub struct OwnedLease<T: Recycle> {
 
 impl<T: Recycle> OwnedLease<T> {
     /// Owns the item of `lease`, which is one of `pool`.
-    pub(crate) fn new(pool: Arc<Shared<T>>, lease: Lease<'_, T>) -> Self {
+    pub(crate) fn new(pool: Arc<PoolState<T>>, lease: Lease<'_, T>) -> Self {
         let mut lease = ManuallyDrop::new(lease);
         // SAFETY: `lease` is not dropped, so the item is taken exactly once.
         let idle = unsafe { ManuallyDrop::take(&mut lease.idle) };

@@ -88,8 +88,8 @@ pub(crate) enum Counting {
     Pieces(Meter),
 }
 
-/// The memory of a request and its answer: of a body that is kept as a whole, of values decoded from
-/// it, and of pieces. Clones share the count.
+/// The memory of a request and its answer: of a body that is kept as a whole, of values decoded
+/// from it, and of pieces. Clones share the count.
 #[derive(Clone)]
 pub(crate) struct Meter {
     shares: Arc<BodyShares>,

@@ -32,7 +32,7 @@ use crate::metrics::Metrics;
 use crate::reload::settings_for_restart;
 use crate::routing_table::RoutingTable;
 #[cfg(feature = "fleet")]
-use crate::sandbox::store::{RouteSubject, SandboxHost, SandboxStore};
+use crate::sandbox::records::store::{RouteSubject, SandboxHost, SandboxStore};
 use crate::sandbox::{Routes, Sandboxes, Scope};
 use crate::span;
 use crate::span::REQUEST_ID;
@@ -122,8 +122,8 @@ impl RequestIds {
     }
 }
 
-/// Counts the retained bytes of an answer about sandboxes: all of them if they are there already, or
-/// piece by piece.
+/// Counts the retained bytes of an answer about sandboxes: all of them if they are there already,
+/// or piece by piece.
 async fn hold(response: Response, meter: &Meter) -> Response {
     let (parts, body) = response.into_parts();
     if parts.extensions.get::<Chunked>().is_some() {

@@ -17,7 +17,7 @@ use super::Fleet;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, State};
 use crate::error_response::ErrorResponse;
-use crate::sandbox::store::{SnapshotRecord, UnknownFields};
+use crate::sandbox::records::store::{SnapshotRecord, UnknownFields};
 
 /// The first part of the keys of names.
 const NAME: &str = "name.";

@@ -16,7 +16,9 @@ use crate::error_response::ErrorResponse;
 use crate::failure::describe;
 use crate::lock::lock;
 use crate::random::hex_digits;
-use crate::sandbox::store::{RecordedSandboxes, SandboxRecord, UnknownFields, milliseconds};
+use crate::sandbox::records::store::{
+    RecordedSandboxes, SandboxRecord, UnknownFields, milliseconds,
+};
 
 /// The outcome of taking a sandbox.
 pub(crate) enum TakeOutcome {

@@ -7,8 +7,8 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-pub(crate) use crate::sandbox::store::{Anchor, State};
-use crate::sandbox::store::{SandboxRecord, UnknownFields};
+pub(crate) use crate::sandbox::records::store::{Anchor, State};
+use crate::sandbox::records::store::{SandboxRecord, UnknownFields};
 
 /// A sandbox in the ledger.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -17,7 +17,7 @@ use crate::disk_full::is_disk_full;
 use crate::error_response::ErrorResponse;
 use crate::failure::{describe, internal};
 use crate::lock::lock;
-use crate::sandbox::store::{
+use crate::sandbox::records::store::{
     NewEntry, RecordedSandboxes, SandboxHost, SandboxRecord, SandboxStore, SavedState,
     SnapshotRecord, State, StoredSandbox, StoredSnapshot, TenantUse, state_reference,
 };

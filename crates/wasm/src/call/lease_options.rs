@@ -60,9 +60,9 @@ impl LeaseOptions {
         self
     }
 
-    /// The response where all instances are in use, instead of that of [`crate::GuestOptions::limits`].
-    /// A lease that waits as a task ([`crate::Warm::lease_async`]) waits until it is dropped, unless
-    /// instances are made on demand.
+    /// The response where all instances are in use, instead of that of
+    /// [`crate::GuestOptions::limits`]. A lease that waits as a task ([`crate::Warm::lease_async`])
+    /// waits until it is dropped, unless instances are made on demand.
     pub fn exhausted(mut self, exhausted: LimitPolicy) -> Self {
         self.exhausted = Some(exhausted);
         self

@@ -81,10 +81,11 @@ impl Options {
         self
     }
 
-    /// Lets calls of a Wasm guest be ended while they run, by a [`CallOptions::timeout`](crate::CallOptions::timeout) or by
-    /// dropping a call of an [`AsyncLease`](crate::AsyncLease), though [`Options::timeout`] is not
-    /// set. The guest is compiled with a check in each loop and function. Guests of other kinds can
-    /// always be interrupted. A given engine must have `EngineConfig::timeouts`.
+    /// Lets calls of a Wasm guest be ended while they run, by a
+    /// [`CallOptions::timeout`](crate::CallOptions::timeout) or by dropping a call of an
+    /// [`AsyncLease`](crate::AsyncLease), though [`Options::timeout`] is not set. The guest is
+    /// compiled with a check in each loop and function. Guests of other kinds can always be
+    /// interrupted. A given engine must have `EngineConfig::timeouts`.
     pub fn interruptible(mut self) -> Self {
         self.guest.wasm.interruptible = true;
         self

@@ -2,8 +2,8 @@
 //! reads them back, and its children inherit them.
 //!
 //! Promises: none is ever above the limit of every guest. Only those of [`Resource`] and those of
-//! the address space, of data and of locked memory are enforced; the guest's own bounds hold in any case. Frozen
-//! limits are checked before use.
+//! the address space, of data and of locked memory are enforced; the guest's own bounds hold in any
+//! case. Frozen limits are checked before use.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

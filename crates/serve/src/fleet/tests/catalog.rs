@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::NatsServer;
 use crate::fleet::policy::Seed;
 use crate::fleet::{Fleet, nats};
-use crate::sandbox::store::{
+use crate::sandbox::records::store::{
     BuiltTemplate, SandboxStore, SavedState, SnapshotRecord, State, StoredSnapshot, UnknownFields,
 };
 

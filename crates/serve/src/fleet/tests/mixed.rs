@@ -8,7 +8,7 @@ use super::sweep::{lose, sandbox, saved, state};
 use crate::fleet::nats::Bucket;
 use crate::fleet::placement_store::TakeOutcome;
 use crate::fleet::{Fleet, nats, record};
-use crate::sandbox::store::SandboxStore;
+use crate::sandbox::records::store::SandboxStore;
 
 /// Paths of the objects in an entry of a sandbox, and in one of a snapshot.
 const SANDBOX: [&str; 4] = ["", "/record", "/record/network", "/state"];

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::NatsServer;
 use super::sweep::sandbox;
 use crate::fleet::{Fleet, nats};
-use crate::sandbox::store::{SandboxRecord, SandboxStore, StoreEntry, StoredSandbox};
+use crate::sandbox::records::store::{SandboxRecord, SandboxStore, StoreEntry, StoredSandbox};
 
 struct NewSandbox {
     record: SandboxRecord,

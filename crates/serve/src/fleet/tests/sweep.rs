@@ -17,7 +17,7 @@ use crate::fleet::torn_takes::TornTakes;
 use crate::fleet::unfinished_takes::TakeGuard;
 use crate::fleet::{Fleet, lease_renewal, nats, record, restore};
 use crate::lock::lock;
-use crate::sandbox::store::{Anchor, MAX_ENTRY, SandboxRecord, State};
+use crate::sandbox::records::store::{Anchor, MAX_ENTRY, SandboxRecord, State};
 
 const TENANT: &str = "acme";
 /// Far longer than the servers take to remove an entry.

@@ -1,7 +1,7 @@
 //! Ends of sandboxes, and the number that a tenant may have.
 
 use super::*;
-use crate::sandbox::saving::Saving;
+use crate::sandbox::life::saving::Saving;
 
 /// The tenants of other sandboxes. One alone does not get all places.
 const OTHERS: [&str; 4] = ["a", "b", "c", "d"];

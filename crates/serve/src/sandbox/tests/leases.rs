@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 
 use super::*;
-use crate::sandbox::directory_store::DirectoryStore;
-use crate::sandbox::store::{
+use crate::sandbox::records::directory_store::DirectoryStore;
+use crate::sandbox::records::store::{
     SandboxRecord, SavedState, SnapshotRecord, StoredSandbox, StoredSnapshot,
 };
 

@@ -12,14 +12,14 @@ use afresh::Options;
 use afresh_interpreter::{Answer, RUN};
 use tempfile::TempDir;
 
-use super::config::{SandboxConfig, Template};
-use super::creation::CreateOptions;
-use super::record::SandboxSettings;
-use super::registry::Sandboxes;
-use super::sandbox::{Residency, Sandbox, run};
-use super::store::SandboxStore;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
+use crate::sandbox::config::{SandboxConfig, Template};
+use crate::sandbox::life::creation::CreateOptions;
+use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::life::sandbox::{Residency, Sandbox, run};
+use crate::sandbox::records::record::SandboxSettings;
+use crate::sandbox::records::store::SandboxStore;
 
 /// Far longer than anything takes on a busy host.
 const TEST_TIMEOUT: Duration = Duration::from_secs(300);

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::*;
-use crate::sandbox::budgets::Limits;
+use crate::sandbox::tenants::budgets::Limits;
 
 const FILE: &str = "/home/user/kept";
 
@@ -104,7 +104,7 @@ async fn a_snapshot_of_a_sandbox_has_its_base() {
     let all = open(&config(&dir)).await;
     let sandbox = make(&all, options(HOUR)).await;
     log(&all, &sandbox, "00000001").await.unwrap();
-    let keep = crate::sandbox::snapshots::KeepOptions::like(&sandbox, Vec::new());
+    let keep = crate::sandbox::catalog::snapshots::KeepOptions::like(&sandbox, Vec::new());
     let snapshot = all.keep(&sandbox, keep).await.unwrap();
     let of = |template: &str| CreateOptions { template: template.to_owned(), ..options(HOUR) };
     let made = make(&all, of(&snapshot.id)).await;
@@ -113,14 +113,15 @@ async fn a_snapshot_of_a_sandbox_has_its_base() {
     all.resume(&made, Some(HOUR)).await.unwrap();
     assert_eq!(log(&all, &made, "00000003").await.unwrap(), "00000003");
     // One of a build is restarted from the build, while that exists.
-    let built = crate::sandbox::record::BuiltTemplate {
+    let built = crate::sandbox::records::record::BuiltTemplate {
         id: "b".to_owned(),
         template: "web".to_owned(),
         made: 0,
         unknown: Default::default(),
     };
-    let keep = crate::sandbox::snapshots::KeepOptions::like(&sandbox, vec!["web".to_owned()]);
-    let keep = crate::sandbox::snapshots::KeepOptions { built: Some(built), ..keep };
+    let keep =
+        crate::sandbox::catalog::snapshots::KeepOptions::like(&sandbox, vec!["web".to_owned()]);
+    let keep = crate::sandbox::catalog::snapshots::KeepOptions { built: Some(built), ..keep };
     let build = all.keep(&sandbox, keep).await.unwrap();
     let made = make(&all, of("web")).await;
     log(&all, &made, "00000002").await.unwrap();
