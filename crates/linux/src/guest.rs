@@ -111,7 +111,7 @@ impl Guest {
     }
 
     /// Whether the caller lets the call continue, polled at each interval.
-    fn proceeds(&mut self) -> bool {
+    pub(crate) fn proceeds(&mut self) -> bool {
         if self.asked.elapsed() < self.poll {
             return true;
         }

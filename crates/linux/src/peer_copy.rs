@@ -96,8 +96,10 @@ impl Guest {
         let (mut done, mut failed) = (0, false);
         while let (Some((start, len)), Some((end, room)), false) = (from.next(), to.next(), failed)
         {
-            if Instant::now() >= deadline {
-                return Ok(Some(StopReason::Late));
+            let late = Instant::now() >= deadline;
+            if late || !self.proceeds() {
+                self.switch_to(own)?;
+                return Ok(Some(if late { StopReason::Late } else { StopReason::Unheard }));
             }
             let len = len.min(room).min(MAX_PART);
             self.switch_to(source)?;

@@ -35,8 +35,8 @@ impl Kernel {
     pub(in crate::sentry) fn make_room_for_namespace(&mut self) -> Result<(), Errno> {
         self.namespaces.check_new(self.credentials().namespace)?;
         if !self.namespaces.has_room() {
-            let used: Vec<u32> = self.described_namespaces().collect();
-            self.namespaces.drop_unused(used.into_iter());
+            let used = self.described_namespaces().collect();
+            self.namespaces.drop_unused(used);
         }
         if self.namespaces.has_room() { Ok(()) } else { Err(Errno::NOSPC) }
     }

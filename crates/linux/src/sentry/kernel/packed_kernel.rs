@@ -227,7 +227,10 @@ impl Kernel {
         let layers: Vec<PathBuf> = packed.layers.into_iter().map(path).collect();
         let below = root_files::over_named(base::over(base.as_ref()), &layers, &opener.granted)?;
         let saved = SavedTree::from_bytes(files).map_err(Incompatible::Files)?;
-        let tree = below.restored(&saved).map_err(Incompatible::Files)?.with_budget(opener.storage);
+        // The layers below count against no budget, and the opener allows so many files.
+        let allowed = Budget { files: opener.storage.files, ..below.budget() };
+        let tree = below.with_budget(allowed).restored(&saved).map_err(Incompatible::Files)?;
+        let tree = tree.with_budget(opener.storage);
         let limit =
             |what, needed, limit, way_out| Incompatible::Limit { what, needed, limit, way_out };
         let used = tree.used();

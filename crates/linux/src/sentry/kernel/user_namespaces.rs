@@ -162,9 +162,9 @@ impl UserNamespaces {
     }
 
     /// Drops the namespaces that no process uses and that are not in `used`, or around those.
-    pub(in crate::sentry) fn drop_unused(&mut self, used: impl Iterator<Item = u32>) {
-        let own = self.members.values().map(|own| own.namespace);
-        let used = own.chain(used).flat_map(|id| self.ancestry(id)).collect::<BTreeSet<u32>>();
+    pub(in crate::sentry) fn drop_unused(&mut self, mut used: BTreeSet<u32>) {
+        used.extend(self.members.values().map(|own| own.namespace));
+        let used: BTreeSet<u32> = used.into_iter().flat_map(|id| self.ancestry(id)).collect();
         self.all.retain(|id, _| used.contains(id));
     }
 

@@ -188,8 +188,11 @@ impl Layout {
         self.maps.range(..range.end).next_back().is_some_and(|(_, m)| m.end > range.start)
     }
 
-    /// The parts of mappings in `range`.
+    /// The parts of mappings in `range`; none in an empty one.
     pub(in crate::sentry) fn parts(&self, range: &Range<u64>) -> Vec<(Range<u64>, Mapping)> {
+        if range.is_empty() {
+            return Vec::new();
+        }
         let mut parts: Vec<_> = self
             .maps
             .range(..range.end)
@@ -245,6 +248,9 @@ impl Layout {
 
     /// Has a mapping like `new` at a place.
     pub(in crate::sentry) fn place(&mut self, mut range: Range<u64>, new: Mapping) {
+        if range.is_empty() {
+            return;
+        }
         let alike = |m: &Mapping| Mapping { end: new.end, ..*m } == new;
         self.remove(&range);
         *self.counter(new.reserved) += range.end - range.start;

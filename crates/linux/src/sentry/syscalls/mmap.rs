@@ -74,6 +74,8 @@ impl Sentry {
         }
         if locked {
             self.may_lock_more(whole - self.state.layout.locked_within(&planned))?;
+            // It merges with no mapping that is not locked.
+            self.state.layout.check_room(self.state.layout.growth(&planned, 1))?;
         }
         // Devices share nothing: their mappings are private.
         let node = match shared {

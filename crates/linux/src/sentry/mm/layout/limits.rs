@@ -64,6 +64,9 @@ impl Layout {
     /// The number of further mappings if `range` has `pieces` in place of its present mappings.
     /// Pieces that merge with a neighbour count as well.
     pub(in crate::sentry) fn growth(&self, range: &Range<u64>, pieces: usize) -> isize {
+        if range.is_empty() {
+            return 0;
+        }
         let mut growth = pieces as isize;
         let mapped = self.maps.range(..range.end).rev().take_while(|(_, m)| m.end > range.start);
         for (&start, m) in mapped {

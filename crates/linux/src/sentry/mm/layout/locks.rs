@@ -112,6 +112,20 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_range_inside_a_mapping_changes_nothing() {
+        let mut layout = new();
+        let before = layout.clone();
+        let at = BASE + PAGE;
+        layout.set_locked(&(at..at), true).unwrap();
+        assert_eq!((&layout, layout.growth(&(at..at), 0)), (&before, 0));
+        layout.protect(at, 0, 1).unwrap();
+        layout.unmap(BASE, 2 * PAGE).unwrap();
+        // The rest is still known: a reset unmaps it.
+        assert!(layout.touches(&(at + PAGE..BASE + 8 * PAGE)));
+        assert_eq!(layout.bytes(), 6 * PAGE);
+    }
+
+    #[test]
     fn locks_are_counted_through_every_change_and_merge_where_they_end() {
         let mut layout = new();
         let range = BASE + PAGE..BASE + 3 * PAGE;
