@@ -419,6 +419,11 @@ impl Sandboxes {
         let saved = self.open_saved(sandbox);
         let restored = match base {
             Some(base) => saved.and_then(|saved| self.restart_resumed(sandbox, base, saved)),
+            // Its memory was no part of its charge any more, and cannot be dropped.
+            None if sandbox.restarts() => saved.and_then(|saved| {
+                self.admit_restarted(sandbox, &saved)?;
+                Ok(saved)
+            }),
             None => saved,
         };
         if restored.is_err() {

@@ -104,6 +104,7 @@ impl Sandboxes {
             // A guest without files has nothing else to keep.
             Err(refusal) if refusal.status == StatusCode::NOT_IMPLEMENTED => {
                 tracing::warn!(id = sandbox.id, why = refusal.message, "resumed with its memory");
+                self.admit_restarted(sandbox, &session)?;
                 return Ok(session);
             }
             fresh => fresh?,

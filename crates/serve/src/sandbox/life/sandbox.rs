@@ -288,7 +288,8 @@ impl Sandbox {
     /// alone.
     pub(crate) fn is_overdue(&self) -> bool {
         let times = *self.times();
-        times.pause_at_end
+        !times.paused
+            && times.pause_at_end
             && times.ends <= Instant::now()
             && self.life.try_lock().is_ok_and(|life| matches!(*life, Residency::Saved))
     }

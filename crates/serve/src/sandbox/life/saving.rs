@@ -179,6 +179,10 @@ impl Sandboxes {
                 own.commands.end(&why);
                 own.watchers.end(&why);
             }
+            if let Residency::Live(session) = &mut *life {
+                // A relative may have made or dropped some.
+                own.note_checkpoints(session);
+            }
             if !own.is_branched() {
                 *life = Residency::Saved;
                 own.charge.release();

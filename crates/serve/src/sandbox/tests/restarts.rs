@@ -198,4 +198,9 @@ async fn a_sandbox_loses_its_memory_at_its_end_also_where_no_server_was_there_to
     assert!(saved.is_paused());
     all.resume(&saved, Some(HOUR)).await.unwrap();
     assert_eq!(log(&all, &saved, "00000003").await.unwrap(), "00000003");
+    // A client that paused it with its memory has that, also after the time of the sandbox.
+    all.pause(&saved, true).await.unwrap();
+    saved.times().ends = Instant::now();
+    all.resume(&saved, Some(HOUR)).await.unwrap();
+    assert_eq!(log(&all, &saved, "00000004").await.unwrap(), "0000000300000004");
 }
