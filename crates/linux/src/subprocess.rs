@@ -299,8 +299,8 @@ impl Subprocess {
         Some((&mut held.slot, hands))
     }
 
-    /// Maps the image of `ground` at `ranges`, and unmaps ranges that it does not have, whatever the
-    /// sentry takes to be there. The pages of it that are there.
+    /// Maps the image of `ground` at `ranges`, and unmaps ranges that it does not have. It unmaps
+    /// them all, also where the sentry knows of no mapping. The pages of the image that are there.
     fn map_back(
         &mut self,
         ground: &FrozenMemory,
