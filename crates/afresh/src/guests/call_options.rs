@@ -91,17 +91,4 @@ impl LeaseOptions {
         self.exhausted = Some(exhausted);
         self
     }
-
-    /// The response where all instances are in use, of a guest with `limits`.
-    pub(crate) fn policy(&self, limits: LimitPolicy) -> LimitPolicy {
-        self.exhausted.unwrap_or(limits)
-    }
-
-    /// The response of one attempt of a lease that waits as a task.
-    pub(crate) fn without_blocking(self, limits: LimitPolicy) -> Self {
-        match self.policy(limits) {
-            LimitPolicy::OnDemand => self.exhausted(LimitPolicy::OnDemand),
-            _ => self.exhausted(LimitPolicy::Error),
-        }
-    }
 }

@@ -207,3 +207,18 @@ impl<T: Reset, P> ResetPool<T, P> {
         self.pool.stats()
     }
 }
+
+impl LeaseOptions {
+    /// The response where all instances are in use, of a guest with `limits`.
+    fn policy(&self, limits: LimitPolicy) -> LimitPolicy {
+        self.exhausted.unwrap_or(limits)
+    }
+
+    /// The response of one attempt of a lease that waits as a task.
+    fn without_blocking(self, limits: LimitPolicy) -> Self {
+        match self.policy(limits) {
+            LimitPolicy::OnDemand => self.exhausted(LimitPolicy::OnDemand),
+            _ => self.exhausted(LimitPolicy::Error),
+        }
+    }
+}
