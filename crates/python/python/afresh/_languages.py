@@ -94,7 +94,7 @@ class Language:
 
 def python_prelude() -> str:
     """The first source that CPython runs: values and the driver, in a separate module."""
-    sources = [Path(part.__file__).read_text(encoding="utf-8") for part in (_marshal, _driver)]
+    sources = [Path(path).read_text(encoding="utf-8") for path in (_marshal.__file__, _driver.__file__)]
     runs = [f"exec(compile({source!r}, '<afresh>', 'exec'), sys.modules['_afresh'].__dict__)\n" for source in sources]
     return (
         f"import sys, types\nsys.modules['_afresh'] = types.ModuleType('_afresh')\n{''.join(runs)}"
