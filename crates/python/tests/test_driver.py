@@ -11,8 +11,7 @@ from typing import Any
 import afresh
 import pytest
 from afresh import _driver as driver
-from afresh import _marshal
-from afresh import _native
+from afresh import _marshal, _native
 
 
 class Host:
