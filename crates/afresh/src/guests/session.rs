@@ -213,7 +213,8 @@ impl Session {
         let result = run(&mut lease);
         let failure = match &result {
             Ok(_) => None,
-            Err(error) => lease.failed().map(str::to_owned).or_else(|| cut_short(error)),
+            // The caller may know more about the reason than the guest.
+            Err(error) => cut_short(error).or_else(|| lease.failed().map(str::to_owned)),
         };
         drop(lease);
         self.state = failure.map_or(State::Ready, State::Failed);
