@@ -1,4 +1,4 @@
-//! What runs in a sandbox, in the shape of E2B's agent: code, commands, watchers, and their output.
+//! The agent of a sandbox, in E2B's shape: code, commands, watchers, and their output.
 
 pub(crate) mod byte_channel;
 pub(crate) mod commands;

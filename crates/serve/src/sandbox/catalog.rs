@@ -1,4 +1,4 @@
-//! What sandboxes are made of: templates, builds and snapshots.
+//! Sources of sandboxes: templates, builds and snapshots.
 
 pub(crate) mod base_guest;
 pub(crate) mod base_state;

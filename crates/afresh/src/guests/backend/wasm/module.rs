@@ -6,7 +6,7 @@ use afresh_pool::PoolStats;
 use afresh_snapshot::{Branch, Frozen};
 use afresh_wasm::{Session, Val, Warm, parse_arguments, show_value};
 
-use super::{call_error, lease_options, unavailable};
+use super::{FunctionEntry, call_error, lease_options, unavailable};
 use crate::guests::backend::session_line::{self, SessionGuest, SessionLine, unmoved};
 use crate::guests::backend::{
     Backend, FileOwner, FrozenGuest, Instance, LiveInstance, StopCall, WarmGuest,
@@ -89,6 +89,20 @@ impl WarmGuest for Warm {
     }
 }
 
+/// The function to call: that of the callee, or the one of its name, which goes to `looked_up`.
+#[inline]
+fn find_entry<'e>(
+    guest: &Guest,
+    callee: Entry<'e>,
+    looked_up: &'e mut Option<FunctionEntry>,
+) -> Result<&'e FunctionEntry, CallError> {
+    if let Entry::Function(Function { entry: Some(entry), .. }) = callee {
+        return Ok(entry);
+    }
+    *looked_up = guest.function(callee.name())?.entry;
+    looked_up.as_ref().ok_or_else(|| misplaced(callee.name()))
+}
+
 impl LiveInstance for afresh_wasm::Lease<'_> {
     fn limited<T>(
         &mut self,
@@ -125,15 +139,8 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
         options: CallOptions,
     ) -> Result<Vec<u8>, CallError> {
         let name = callee.name();
-        let looked_up;
-        let entry = match callee {
-            Entry::Function(Function { entry: Some(entry), .. }) => entry,
-            _ => {
-                looked_up = guest.function(name)?.entry;
-                let Some(entry) = &looked_up else { return Err(misplaced(name)) };
-                entry
-            }
-        };
+        let mut looked_up = None;
+        let entry = find_entry(guest, callee, &mut looked_up)?;
         let before = self.set_limits(options.timeout, options.fuel);
         let before = before.map_err(|error| CallError::option(name, error.into()))?;
         let answer = self.call_bytes_async(entry, input).await;
@@ -164,15 +171,8 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
         callee: Entry<'_>,
         input: &[u8],
     ) -> Result<Vec<u8>, CallError> {
-        let looked_up;
-        let entry = match callee {
-            Entry::Function(Function { entry: Some(entry), .. }) => entry,
-            _ => {
-                looked_up = guest.function(callee.name())?.entry;
-                let Some(entry) = &looked_up else { return Err(misplaced(callee.name())) };
-                entry
-            }
-        };
+        let mut looked_up = None;
+        let entry = find_entry(guest, callee, &mut looked_up)?;
         self.call_bytes(entry, input).map_err(|error| call_error(callee.name(), error))
     }
 
