@@ -38,6 +38,7 @@ pub(crate) use console::{Console, HostInput};
 pub(crate) use fs::root_files::{bytes, prepare, settle, tell, thawed_budget};
 use fs::seals::Seals;
 use kernel::channels::Channels;
+pub(crate) use kernel::epoll::ReadySets;
 use kernel::fd_table::FdTable;
 use kernel::file_locks::FileLocks;
 pub(crate) use kernel::generation::Generation;

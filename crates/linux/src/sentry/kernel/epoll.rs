@@ -117,10 +117,42 @@ impl FromIterator<(u32, EpollInterest)> for EpollSet {
     }
 }
 
-/// Sets that one question about readiness has looked at, and their answers. So it looks at each set
-/// once, in however many others that is.
+/// Answers of sets to one question about readiness, for one thread or for all in turn. So each set
+/// is looked at once, however many threads wait for it and however many sets contain it.
 #[derive(Debug, Default)]
-pub(in crate::sentry) struct ReadySets(BTreeMap<u64, bool>);
+pub(crate) struct ReadySets {
+    answers: BTreeMap<u64, bool>,
+    /// Sets whose answer depends on the thread: those with a descriptor of signals.
+    personal: BTreeSet<u64>,
+    /// Whether the answer that is being found depends on the thread.
+    is_personal: bool,
+    /// Descriptors and interests that were looked at.
+    looks: usize,
+}
+
+impl ReadySets {
+    /// Forgets answers that do not hold for other threads.
+    pub(in crate::sentry) fn begin_thread(&mut self) {
+        for id in std::mem::take(&mut self.personal) {
+            self.answers.remove(&id);
+        }
+    }
+
+    /// Notes that an answer depends on the signals of the thread.
+    pub(in crate::sentry) fn note_signals(&mut self) {
+        self.is_personal = true;
+    }
+
+    /// Adds to the number of looks.
+    pub(in crate::sentry) fn count(&mut self, looks: usize) {
+        self.looks += looks;
+    }
+
+    /// The number of looks so far.
+    pub(crate) fn looks(&self) -> usize {
+        self.looks
+    }
+}
 
 /// Maximum sets of a guest.
 pub(in crate::sentry) const MAX_SETS: usize = 1024;
@@ -222,13 +254,19 @@ impl Kernel {
         set: &EpollSet,
         sets: &mut ReadySets,
     ) -> bool {
-        if let Some(ready) = sets.0.get(&id) {
+        if let Some(ready) = sets.answers.get(&id) {
+            sets.is_personal |= sets.personal.contains(&id);
             return *ready;
         }
         // No set contains itself.
-        sets.0.insert(id, false);
+        sets.answers.insert(id, false);
+        let outer = std::mem::take(&mut sets.is_personal);
         let ready = set.interests().any(|interest| self.concern(asker, interest, sets).is_some());
-        sets.0.insert(id, ready);
+        sets.answers.insert(id, ready);
+        if sets.is_personal {
+            sets.personal.insert(id);
+        }
+        sets.is_personal |= outer;
         ready
     }
 }
@@ -237,4 +275,59 @@ impl Kernel {
 pub(in crate::sentry) fn plain(events: u16) -> u16 {
     let also = |name: u16, event: u16| if events & name != 0 { event } else { 0 };
     events & (IN | OUT | RDHUP) | also(READ_TOO, IN) | also(WRITE_TOO, OUT)
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh_files::{Budget, Tree};
+
+    use super::*;
+    use crate::sentry::kernel::fd_table::Description;
+    use crate::sentry::kernel::threads::{Wait, WaitReason};
+    use crate::sentry::{Layout, Streams};
+
+    const THREADS: usize = 50;
+    const INTERESTS: u32 = 10_000;
+
+    /// The looks of a round in which each thread waits for a set with so many interests, and with
+    /// one in a descriptor of signals if it `differs` for each thread.
+    fn looks_of_round(differs: bool) -> usize {
+        let layout = Layout::new(1 << 20);
+        let mut state = Kernel::new(layout, Tree::new(Budget::default()), None, Vec::new());
+        let mut open = |open: FileObject| {
+            let descriptor = state.table.add(Description::new(open, 0), false).unwrap();
+            state.table.id(descriptor.into()).unwrap()
+        };
+        let counter = FileObject::Event { count: 0, semaphore: false, edges: 0 };
+        let (event, signals) = (open(counter), open(FileObject::Signals(1 << 11)));
+        let first = if differs { signals } else { event };
+        let interest = |description| {
+            let (wanted, data, told, off) = (IN.into(), 0, None, false);
+            EpollInterest { description, wanted, data, told, off }
+        };
+        let interests = (0..INTERESTS).map(|n| (n, interest(if n == 0 { first } else { event })));
+        let inner = open(FileObject::Epoll(interests.collect()));
+        let outer = open(FileObject::Epoll([(0, interest(inner))].into_iter().collect()));
+        let wait = Wait::new(WaitReason::Files(vec![(outer, IN); 9]), None);
+        let (streams, mut sets) = (Streams::default(), ReadySets::default());
+        for _ in 0..THREADS {
+            let thread = state.current().threads.current_id();
+            assert!(!state.is_over(&streams, thread, &wait, 0, &mut sets));
+        }
+        let FileObject::Event { count, .. } = &mut state.table.description_mut(event).unwrap().open
+        else {
+            unreachable!()
+        };
+        *count = 1;
+        let thread = state.current().threads.current_id();
+        assert!(state.is_over(&streams, thread, &wait, 0, &mut ReadySets::default()));
+        sets.looks()
+    }
+
+    #[test]
+    fn a_round_over_threads_looks_at_each_interest_once_and_at_signals_for_each_thread() {
+        let once = INTERESTS as usize + 1;
+        assert_eq!(looks_of_round(false), once + 9 * THREADS);
+        assert_eq!(looks_of_round(true), (once + 9) * THREADS);
+    }
 }

@@ -39,6 +39,10 @@ pub(in crate::sentry) struct PortCaller<'a> {
     pub(in crate::sentry) thread: u32,
 }
 
+/// Sets that were looked at, and whether each has an interest in the caller's input.
+#[derive(Debug, Default)]
+struct InputSets(BTreeMap<u64, bool>);
+
 impl Kernel {
     /// The readiness of a description, if it is open, and a number that grows whenever it becomes
     /// ready for more. Questions with the same `sets` are one.
@@ -51,6 +55,10 @@ impl Kernel {
         Some(match &self.table.description(id)?.open {
             FileObject::Epoll(set) => {
                 (if self.is_set_ready(asker, id, set, sets) { IN } else { 0 }, 0)
+            }
+            open @ FileObject::Signals(_) => {
+                sets.note_signals();
+                self.object_readiness(asker, open)
             }
             open => self.object_readiness(asker, open),
         })
@@ -173,20 +181,24 @@ impl Kernel {
         interest: &EpollInterest,
         sets: &mut ReadySets,
     ) -> Option<(u16, u64)> {
+        sets.count(1);
         let (events, edges) = self.readiness(asker, interest.description, sets)?;
         let told = events & (interest.events() | ALWAYS);
         let again = !interest.is_edge() || interest.told != Some(edges);
         (told != 0 && again && !interest.is_off()).then_some((told, edges))
     }
 
-    /// Whether a wait is over.
+    /// Whether a wait of thread `id` is over. Sets that other threads have asked about answer from
+    /// `sets`.
     pub(crate) fn is_over(
         &self,
         streams: &Streams,
         id: u32,
         wait: &Wait,
         now: MonotonicTime,
+        sets: &mut ReadySets,
     ) -> bool {
+        sets.count(wait.on.looks());
         if wait.woken || wait.until.is_some_and(|until| until <= now) {
             return true;
         }
@@ -206,9 +218,10 @@ impl Kernel {
                 (own | self.processes.current.pending.set()) & set != 0
             }
             WaitReason::Files(list) => {
-                let (asker, mut sets) = (PortCaller { streams, thread: id }, ReadySets::default());
+                let asker = PortCaller { streams, thread: id };
+                sets.begin_thread();
                 list.iter().any(|(description, events)| {
-                    let ready = self.readiness(asker, *description, &mut sets);
+                    let ready = self.readiness(asker, *description, sets);
                     ready.is_none_or(|(ready, _)| ready & (events | ALWAYS) != 0)
                 })
             }
@@ -217,8 +230,8 @@ impl Kernel {
 
     /// Whether a thread waits for the caller's input on descriptor 0.
     pub(in crate::sentry) fn awaits_input(&self) -> bool {
-        let mut threads = self.processes.threads();
-        threads.any(|(_, thread)| self.reads_input(thread))
+        let (mut threads, mut sets) = (self.processes.threads(), InputSets::default());
+        threads.any(|(_, thread)| self.reads_input(thread, &mut sets))
     }
 
     /// Whether the current process is in the stub, because its current thread waits or has ended.
@@ -234,15 +247,17 @@ impl Kernel {
         threads.all(|(_, thread)| thread.wait.is_some())
     }
 
-    /// Whether a thread does.
-    fn reads_input(&self, thread: &Thread) -> bool {
-        let is_input = |id: u64| {
+    /// Whether a thread does. Sets that other threads wait for answer from `sets`.
+    fn reads_input(&self, thread: &Thread, sets: &mut InputSets) -> bool {
+        let mut is_input = |id: u64| {
             self.table.description(id).is_some_and(|description| match &description.open {
                 FileObject::Input => true,
-                FileObject::Epoll(set) => set.interests().any(|interest| {
-                    let found = self.table.description(interest.description);
-                    found.is_some_and(|d| d.open == FileObject::Input)
-                        && interest.events() & IN != 0
+                FileObject::Epoll(set) => *sets.0.entry(id).or_insert_with(|| {
+                    set.interests().any(|interest| {
+                        let found = self.table.description(interest.description);
+                        found.is_some_and(|d| d.open == FileObject::Input)
+                            && interest.events() & IN != 0
+                    })
                 }),
                 _ => false,
             })
@@ -295,11 +310,11 @@ impl Kernel {
     /// Whether a timer expires after `now` in a process that may still answer the input: any except
     /// pure servers, which wake up periodically.
     pub(crate) fn may_answer(&self, now: MonotonicTime) -> bool {
-        let servers = self.servers();
-        let reads = |id: u32| {
+        let (servers, mut sets) = (self.servers(), InputSets::default());
+        let mut reads = |id: u32| {
             let process = self.processes.get(id);
             let mut threads = process.into_iter().flat_map(|process| process.threads.iter());
-            threads.any(|(_, thread)| self.reads_input(thread))
+            threads.any(|(_, thread)| self.reads_input(thread, &mut sets))
         };
         if servers.iter().any(|id| reads(*id)) {
             return self.next_moment(now).is_some();

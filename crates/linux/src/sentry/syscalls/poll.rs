@@ -114,10 +114,16 @@ impl Sentry {
             ready += u64::from(events != 0);
         }
         if ready == 0 && !self.passed(until) {
-            return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(on), until)));
+            return self.wait_for_files(on, until);
         }
         copy_out(process, list, &told)?;
         Ok(SyscallControl::Value(ready))
+    }
+
+    /// Waits for any of the events, if all threads together wait for no more than they may.
+    fn wait_for_files(&self, on: Vec<(u64, u16)>, until: Option<MonotonicTime>) -> SyscallResult {
+        self.state.processes.check_wait(on.len())?;
+        Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(on), until)))
     }
 
     pub(in crate::sentry) fn sys_select(
@@ -207,7 +213,7 @@ impl Sentry {
             told.push((set, out));
         }
         if ready == 0 && !self.passed(until) {
-            return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(on), until)));
+            return self.wait_for_files(on, until);
         }
         for (set, out) in told {
             copy_out(process, set, &out)?;
