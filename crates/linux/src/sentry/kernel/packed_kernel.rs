@@ -345,6 +345,11 @@ impl PackedKernel {
         self.layers.resize(self.layers.len() + count, Vec::new());
     }
 
+    /// Removes the granted host directories.
+    pub(crate) fn remove_layers(&mut self) {
+        self.layers.clear();
+    }
+
     /// Adds open files of the shortest form.
     pub(crate) fn add_descriptions(&mut self, count: usize) {
         let description = || (PackedOpen::Input, 0, None);
