@@ -230,7 +230,7 @@ mod tests {
                 });
                 is_held.recv().unwrap();
                 // SAFETY: the child uses the allocator, which the C library's fork keeps whole, and
-                // locks of its own.
+                // new locks.
                 let child = unsafe { libc::fork() };
                 if child == 0 {
                     // SAFETY: ends a child that waits.

@@ -19,10 +19,8 @@ fn prints_the_same(script: &str, wrapper: &[&str], expected: &str) {
     let answer = warm.instance().call(b"go\n").unwrap();
     let answer = String::from_utf8_lossy(&answer);
     assert!(answer.contains(expected), "{answer}");
-    let [program, arguments @ ..] = &[wrapper, &["python3", "-c", script]].concat()[..] else {
-        unreachable!()
-    };
-    let native = Command::new(program).args(arguments).output().unwrap();
+    let command = [wrapper, &["python3", "-c", script]].concat();
+    let native = Command::new(command[0]).args(&command[1..]).output().unwrap();
     let error = String::from_utf8_lossy(&native.stderr);
     if !wrapper.is_empty() && !native.status.success() {
         return println!("SKIPPED: {wrapper:?}: {error}");
@@ -136,15 +134,9 @@ for kind, flags in ((16, 5), (24, 5), (18, 4), (1, 5)): print(ask(kind, flags, l
 
 #[test]
 fn routes_rules_and_links_are_answered_as_on_linux() {
-    // Natively in a network of its own, as root there without rights outside.
-    let wrapper = [
-        "unshare",
-        "--map-root-user",
-        "--net",
-        "sh",
-        "-c",
-        "ip link set lo up && sleep 1 && exec setpriv --inh-caps=-all --bounding-set=-all \"$@\"",
-        "sh",
-    ];
+    // Natively in a new network namespace, without capabilities.
+    let alone = "ip link set lo up && sleep 1 && \
+                 exec setpriv --inh-caps=-all --bounding-set=-all \"$@\"";
+    let wrapper = ["unshare", "--map-root-user", "--net", "sh", "-c", alone, "sh"];
     prints_the_same(&[START, ROUTES].concat(), &wrapper, "24 020800");
 }

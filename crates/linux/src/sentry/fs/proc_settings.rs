@@ -35,7 +35,7 @@ pub(crate) enum ProcSetting {
     GroupSwitch(u32),
     /// A namespace of a kind in [`NAMESPACES`].
     Namespace(u8, u32),
-    /// The name of a process's thread (`comm`).
+    /// The name of a thread (`comm`), by process and thread.
     ThreadName(u32, u32),
     /// The memory of a process (`mem`).
     Memory(u32),

@@ -15,7 +15,7 @@ pub(crate) use children::{ExitedProcess, WaitOptions, WaitTarget};
 pub(crate) use packed::PackedProcessTable;
 
 use crate::sentry::kernel::file_locks::FileLock;
-use crate::sentry::kernel::identity::PID;
+use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process::Process;
 use crate::sentry::kernel::process_info::{ChildEvent, Executable, NOBODY, ProcessInfo};
 use crate::sentry::kernel::resource_limits::MAX_TASKS;
@@ -29,9 +29,6 @@ use crate::sentry::{End, Kernel};
 
 /// Processes a guest may have, those that ended and were not waited for included.
 pub(crate) const PROCESSES: usize = 256;
-/// The guest's first process.
-pub(crate) const FIRST: u32 = PID as u32;
-
 /// All processes of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessTable {

@@ -6,22 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::sentry::fs::devices::Device;
 use crate::sentry::kernel::channels::Channel;
-use crate::sentry::kernel::epoll::{EpollInterest, ReadySets};
+use crate::sentry::kernel::epoll::ReadySets;
+use crate::sentry::kernel::epoll_set::{EpollInterest, EpollSet};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::kernel::threads::{MonotonicTime, Thread, Wait, WaitReason};
+use crate::sentry::kernel::poll_events::{ALWAYS, ERR, HUP, IN, OUT, RDHUP, ROOM};
+use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
+use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::net::sockets::SocketState;
 use crate::sentry::{Kernel, Streams};
-
-// Events, as `poll` and `epoll` name them.
-pub(crate) const IN: u16 = libc::POLLIN as u16;
-pub(crate) const OUT: u16 = libc::POLLOUT as u16;
-pub(crate) const ERR: u16 = libc::POLLERR as u16;
-pub(crate) const HUP: u16 = libc::POLLHUP as u16;
-pub(crate) const RDHUP: u16 = 0x2000;
-/// Room for a datagram, for waiting senders. `poll` has no such event.
-pub(in crate::sentry) const ROOM: u16 = 0x800;
-/// Events that are always reported.
-pub(crate) const ALWAYS: u16 = ERR | HUP;
 
 /// The object that the caller talks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,6 +164,23 @@ impl Kernel {
                 }
             },
         }
+    }
+
+    /// Whether a set has an event; `sets` has the answers so far.
+    pub(in crate::sentry) fn is_set_ready(
+        &self,
+        asker: PortCaller<'_>,
+        id: u64,
+        set: &EpollSet,
+        sets: &mut ReadySets,
+    ) -> bool {
+        if let Some(ready) = sets.answer(id) {
+            return ready;
+        }
+        let begun = sets.begin_set(id);
+        let ready = set.interests().any(|interest| self.concern(asker, interest, sets).is_some());
+        sets.end_set(id, begun, ready);
+        ready
     }
 
     /// The events that an interest would report now, and its state; `None` without events.

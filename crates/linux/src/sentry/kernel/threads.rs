@@ -11,14 +11,16 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::platform::Context;
-use crate::sentry::kernel::fd_table::DESCRIPTORS;
 use crate::sentry::kernel::fifos::PendingOpen;
 use crate::sentry::kernel::file_locks::FileLock;
+use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::message_queues::WantedMessage;
-use crate::sentry::kernel::process_table::{FIRST, WaitOptions};
+use crate::sentry::kernel::poll_events::MAX_EVENTS;
+use crate::sentry::kernel::process_table::WaitOptions;
+use crate::sentry::kernel::resource_limits::DESCRIPTORS;
 use crate::sentry::kernel::semaphores::{MAX_OPERATIONS, SemaphoreOperation};
 use crate::sentry::kernel::signals::PendingSignals;
-use crate::sentry::kernel::soundness::MAX_EVENTS;
+use crate::sentry::kernel::time::MonotonicTime;
 
 /// Threads that a process may have.
 pub(crate) const THREADS: usize = 4096;
@@ -29,9 +31,6 @@ pub(in crate::sentry) const MAX_WAITED: usize = 1 << 18;
 pub(in crate::sentry) const WAITED_UNCHECKED: usize = 64;
 /// The signal stack of a thread that has none (`SS_DISABLE`).
 pub(crate) const NO_STACK: [u64; 3] = [0, 2, 0];
-
-/// A moment: nanoseconds of `CLOCK_MONOTONIC` in the guest.
-pub(crate) type MonotonicTime = u64;
 
 /// The event that a thread waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

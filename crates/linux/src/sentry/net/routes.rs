@@ -1,5 +1,5 @@
-//! Routes of the guest's network and rules for their tables, as netlink lists them: those that
-//! Linux has for the interface `lo`.
+//! Routes of the interface `lo`, and rules for the tables of routes, as netlink lists them in
+//! Linux.
 
 use rustix::io::Errno;
 

@@ -46,12 +46,12 @@ impl Sentry {
         let Some((id, _)) = memory_of(description) else {
             return self.bytes_at(description, offset, len);
         };
-        let len = self.mapped_len(offset, len);
+        let (wanted, len) = (len, self.mapped_len(offset, len));
         let bytes = match self.state.has_memory_of(id) {
             true => read_some(process, offset, len)?,
             false => Vec::new(),
         };
-        if bytes.is_empty() { Err(Errno::IO.into()) } else { Ok(bytes) }
+        if bytes.is_empty() && wanted > 0 { Err(Errno::IO.into()) } else { Ok(bytes) }
     }
 
     /// Writes bytes to a file: to memory, or as [`Sentry::put`].

@@ -3,13 +3,15 @@
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::devices::Device;
-use crate::sentry::kernel::epoll::{
-    EDGE, EpollInterest, EpollSet, INTERESTS_UNCHECKED, MAX_INTERESTS, MAX_SETS, ONCE, READ_TOO,
-    ReadySets, WRITE_TOO, plain,
+use crate::sentry::kernel::epoll::{INTERESTS_UNCHECKED, MAX_INTERESTS, MAX_SETS, ReadySets};
+use crate::sentry::kernel::epoll_set::{
+    EDGE, EpollInterest, EpollSet, ONCE, READ_TOO, WRITE_TOO, plain,
 };
-use crate::sentry::kernel::fd_table::{DESCRIPTORS, FileObject};
-use crate::sentry::kernel::readiness::{ALWAYS, ERR, HUP, IN, OUT};
-use crate::sentry::kernel::threads::{MonotonicTime, Wait, WaitReason};
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::poll_events::{ALWAYS, ERR, HUP, IN, OUT};
+use crate::sentry::kernel::resource_limits::DESCRIPTORS;
+use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::syscalls::clock::{length_in, micro_in};
 use crate::sentry::{
     Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, word_in,

@@ -225,7 +225,9 @@ impl Sentry {
                     }
                     return Ok(SyscallControl::Value(bytes.len() as u64));
                 }
-                None => return self.wait_for(descriptor, crate::sentry::kernel::readiness::IN, 0),
+                None => {
+                    return self.wait_for(descriptor, crate::sentry::kernel::poll_events::IN, 0);
+                }
             }
         }
         let rest = &self.streams.input[self.streams.taken..];
@@ -236,7 +238,7 @@ impl Sentry {
             let waits = self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 == 0;
             return match waits && self.state.is_alone() {
                 true => Ok(SyscallControl::Idle),
-                false => self.wait_for(descriptor, crate::sentry::kernel::readiness::IN, 0),
+                false => self.wait_for(descriptor, crate::sentry::kernel::poll_events::IN, 0),
             };
         }
         let now = rest.len().min(len as usize);
@@ -298,7 +300,10 @@ impl Sentry {
         let mut done = 0;
         for &(to, len) in pieces {
             let from = offset.saturating_add(done);
-            let bytes = self.bytes_or_memory_at(process, description, from, len)?;
+            let bytes = match self.bytes_or_memory_at(process, description, from, len) {
+                Err(SyscallError::Errno(_)) if done > 0 => break,
+                bytes => bytes?,
+            };
             match copy_out_some(process, to, &bytes) {
                 Ok(some) if some == len => done += some,
                 Ok(some) => return Ok(done + some),

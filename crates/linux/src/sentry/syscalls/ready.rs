@@ -3,7 +3,7 @@
 use crate::sentry::Sentry;
 use crate::sentry::kernel::epoll::ReadySets;
 use crate::sentry::kernel::readiness::PortCaller;
-use crate::sentry::kernel::threads::MonotonicTime;
+use crate::sentry::kernel::time::MonotonicTime;
 
 impl Sentry {
     /// The current thread, as one that asks.
