@@ -7,6 +7,7 @@ use afresh_memory::{Image, ImageBuilder, PAGE_SIZE};
 
 use super::golden::golden_bytes;
 use super::{ENGINE_BEFORE, Frozen, Header};
+use crate::platform::HostTraits;
 use crate::program::Program;
 use crate::warm::Warm;
 
@@ -43,7 +44,7 @@ fn a_byte_of_a_state_becomes_at_most_512() {
 /// against no budget, so that the opener's number of files limits the tree.
 #[test]
 fn a_file_tree_that_decodes_to_more_than_its_opener_allows_is_refused_before_it_takes_the_memory() {
-    const ITEMS: usize = 24 << 20;
+    const ITEMS: usize = 32 << 20;
     let none: Vec<(u64, u64)> = Vec::new();
     let (form, room, numbers) = (1u32, (u64::MAX, u64::MAX), vec![0u64; ITEMS]);
     let description = (form, room, 0u64, &none, &none, &none, numbers, &none, 0u64);
@@ -55,6 +56,7 @@ fn a_file_tree_that_decodes_to_more_than_its_opener_allows_is_refused_before_it_
     let bytes = hostile_state(
         |header, files| {
             header.files = files as u64;
+            header.seen = HostTraits::here();
             header.state.remove_layers();
         },
         tree.len(),

@@ -271,8 +271,6 @@ mod tests {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (random >> 33) % below
         };
-        let mut tree = Tree::new(Budget::default());
-        let node = tree.create_unnamed(0o600, Time::default()).unwrap();
         let (mut layout, mut full) = (Layout::new(1 << 32), 0);
         layout.set_elsewhere(0, MAX_ALL_MAPPINGS - ROOM);
         layout.start_heap(BASE);
@@ -280,25 +278,11 @@ mod tests {
             let (start, len) = (next(96), 1 + next(6));
             let (at, bytes) = (BASE + start * PAGE, len * PAGE);
             let before = layout.clone();
-            let done = match next(8) {
+            let done = match next(6) {
                 0 => layout.map(Some(at), false, bytes, next(4), None).is_ok(),
                 1 => layout.unmap(at, bytes).is_ok(),
                 2 => layout.protect(at, bytes, next(4)).is_ok(),
                 3 => layout.set_brk(at).0 == at,
-                4 => {
-                    let range = at..at + bytes;
-                    let whole = layout.allows(&range, 0);
-                    // Up to a gap the pages are locked, and the call fails.
-                    layout.set_locked(&range, next(2) == 0).is_ok() || !whole
-                }
-                5 => {
-                    layout.set_locks_new(next(2) == 0);
-                    true
-                }
-                6 => {
-                    let (origin, size) = (Share::new(node, BASE, 0), next(40) * PAGE);
-                    layout.map_file(at..at + bytes, next(4), None, origin, size).is_ok()
-                }
                 _ => {
                     let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
                     let keeps = next(2) * libc::MREMAP_DONTUNMAP as u64;
