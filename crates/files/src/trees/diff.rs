@@ -1,10 +1,10 @@
 //! The differences of two trees: paths, and numbers of bytes.
 //!
 //! Promises: every path whose content, target, mode, extended attributes or kind differs is listed,
-//! up to a documented limit; times alone make no difference. The cost is proportional to the difference: each file
-//! knows its directory, so unchanged directories are skipped, and in the others only the relevant
-//! names are compared. A changed file that had several names is the exception: it is looked for
-//! everywhere.
+//! up to a documented limit; times alone make no difference. The cost is proportional to the
+//! difference: each file knows its directory, so unchanged directories are skipped, and in the
+//! others only the relevant names are compared. A changed file that had several names is the
+//! exception: it is looked for everywhere.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
