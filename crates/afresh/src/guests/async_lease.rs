@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use afresh_pool::run_blocking;
+use afresh_pool::{JobHandle, run_blocking};
 
 use crate::guests::backend::{LiveInstance, StopCall, WarmGuest, dispatch};
 use crate::guests::call::{CallInput, Entry, Function};
@@ -263,22 +263,36 @@ impl Guest {
 /// The result of a call on another thread, or its panic.
 type Outcome<T> = std::thread::Result<(OwnedLease, Result<T, CallError>)>;
 
-/// The stage of a call on another thread.
+/// The stage of a call on another thread, with the waker of the task that awaits it.
 enum Stage<T> {
-    /// It waits for its thread, or runs.
+    /// It waits for its thread.
+    Queued(Option<Waker>),
     Running(Option<Waker>),
     Done(Box<Outcome<T>>),
     /// Nothing awaits it.
     Dropped,
 }
 
-/// A call on another thread. Dropping it stops the call.
+impl<T> Stage<T> {
+    /// The place of the waker, until the call is done.
+    fn waker_mut(&mut self) -> Option<&mut Option<Waker>> {
+        match self {
+            Self::Queued(waker) | Self::Running(waker) => Some(waker),
+            Self::Done(_) | Self::Dropped => None,
+        }
+    }
+}
+
+/// A call on another thread. Dropping it stops the call, or withdraws it from the queue of calls
+/// that wait for a thread: its lease ends at once then.
 struct BlockingCall<T> {
     stage: Arc<Mutex<Stage<T>>>,
+    job: JobHandle,
     stop: StopCall,
 }
 
-/// Locks a stage. No panic leaves one half-changed.
+/// Locks a stage. No panic leaves one half-changed. Neither a waker nor an outcome is dropped under
+/// the lock: both are foreign code.
 fn locked<T>(stage: &Mutex<Stage<T>>) -> MutexGuard<'_, Stage<T>> {
     stage.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -289,10 +303,10 @@ impl<T: Send + 'static> BlockingCall<T> {
         stop: StopCall,
         call: impl FnOnce(&mut OwnedLease) -> Result<T, CallError> + Send + 'static,
     ) -> Result<Self, LeaseError> {
-        let stage = Arc::new(Mutex::new(Stage::Running(None)));
+        let stage = Arc::new(Mutex::new(Stage::Queued(None)));
         let shared = Arc::clone(&stage);
         let run = move || {
-            if matches!(*locked(&shared), Stage::Dropped) {
+            if !begin(&shared) {
                 return;
             }
             let mut lease = lease;
@@ -307,36 +321,47 @@ impl<T: Send + 'static> BlockingCall<T> {
             };
             finish(&shared, outcome);
         };
-        run_blocking(run).map_err(|error| LeaseError::Create(error.into()))?;
-        Ok(Self { stage, stop })
+        let job = run_blocking(run).map_err(|error| LeaseError::Create(error.into()))?;
+        Ok(Self { stage, job, stop })
     }
 
     fn poll(&self, context: &Context<'_>) -> Poll<(OwnedLease, Result<T, CallError>)> {
+        let mut waker = Some(context.waker().clone());
         let mut stage = locked(&self.stage);
-        match std::mem::replace(&mut *stage, Stage::Dropped) {
+        if let Some(last) = stage.waker_mut() {
+            std::mem::swap(last, &mut waker);
+            drop(stage);
+            return Poll::Pending;
+        }
+        let last = std::mem::replace(&mut *stage, Stage::Dropped);
+        drop(stage);
+        match last {
             Stage::Done(outcome) => {
-                drop(stage);
                 Poll::Ready(outcome.unwrap_or_else(|panic| resume_unwind(panic)))
             }
-            _ => {
-                *stage = Stage::Running(Some(context.waker().clone()));
-                Poll::Pending
-            }
+            // Polled after its end.
+            _ => Poll::Pending,
         }
     }
 }
 
+/// Begins a call; `false` where nothing awaits it any more.
+fn begin<T>(stage: &Mutex<Stage<T>>) -> bool {
+    let mut stage = locked(stage);
+    let Stage::Queued(waker) = &mut *stage else { return false };
+    *stage = Stage::Running(waker.take());
+    true
+}
+
 /// Hands the outcome over, or drops it where nothing awaits it: the instance comes back then.
 fn finish<T>(stage: &Mutex<Stage<T>>, outcome: Outcome<T>) {
+    let outcome = Box::new(outcome);
     let mut stage = locked(stage);
-    let waker = match &mut *stage {
-        Stage::Running(waker) => waker.take(),
-        _ => {
-            drop(stage);
-            return drop(outcome);
-        }
+    let Some(waker) = stage.waker_mut().map(Option::take) else {
+        drop(stage);
+        return drop(outcome);
     };
-    *stage = Stage::Done(Box::new(outcome));
+    *stage = Stage::Done(outcome);
     drop(stage);
     if let Some(waker) = waker {
         waker.wake();
@@ -352,6 +377,10 @@ impl<T> Drop for BlockingCall<T> {
             (self.stop)();
         }
         drop(stage);
+        if matches!(last, Stage::Queued(_)) {
+            // If a thread took it meanwhile, that thread drops the lease.
+            self.job.withdraw();
+        }
         drop(last);
     }
 }

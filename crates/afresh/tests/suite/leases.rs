@@ -2,12 +2,12 @@
 
 use std::error::Error;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use afresh::pool::{LimitPolicy, Limits};
+use afresh::pool::{LimitPolicy, Limits, MAX_CALL_THREADS, run_blocking};
 use afresh::wasm::{EngineConfig, GuestOptions, Imports};
 use afresh::{
     AsyncLease, Call, CallError, CallOptions, Guest, LeaseError, LeaseOptions, Options, OwnedLease,
@@ -225,6 +225,46 @@ fn a_dropped_call_ends_and_its_instance_comes_back_pristine() {
         assert_eq!(guest.ask_async(add("1")).await.unwrap().text(), "1");
     });
     assert_eq!(guest.pool_stats().in_use, 0);
+}
+
+/// Keeps every thread for calls busy until it is dropped.
+struct BusyThreads(Arc<(Mutex<bool>, Condvar)>);
+
+impl BusyThreads {
+    fn new() -> Self {
+        let gate = Arc::new((Mutex::new(false), Condvar::new()));
+        for _ in 0..MAX_CALL_THREADS {
+            let gate = Arc::clone(&gate);
+            let wait = move || {
+                let open = gate.0.lock().unwrap();
+                drop(gate.1.wait_while(open, |open| !*open));
+            };
+            run_blocking(wait).unwrap();
+        }
+        Self(gate)
+    }
+}
+
+impl Drop for BusyThreads {
+    fn drop(&mut self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+}
+
+#[test]
+fn a_dropped_call_that_waits_for_a_thread_gives_its_instance_back_at_once() {
+    let guest = guest(&one(LimitPolicy::Error));
+    let mut lease = block_on(guest.lease_async()).unwrap();
+    let busy = BusyThreads::new();
+    let mut call = Box::pin(lease.call("bytes", *b"four"));
+    assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(guest.lease().is_err());
+    drop(call);
+    let mut next = guest.lease().unwrap();
+    assert_eq!(next.ask(&add("1")).unwrap().text(), "1");
+    assert!(lease.is_closed());
+    drop(busy);
 }
 
 /// A guest that calls the host.
