@@ -27,7 +27,7 @@ fn a_job_that_waits_for_a_thread_can_be_withdrawn_and_one_that_has_begun_cannot(
         .map(|_| {
             let (gate, begun) = (Arc::clone(&gate), begun.clone());
             end_of_job(move || {
-                // The receiver is gone after the first one.
+                // Only the first one has a receiver.
                 let _ = begun.send(());
                 let open = gate.0.lock().unwrap();
                 drop(gate.1.wait_while(open, |open| !*open));
