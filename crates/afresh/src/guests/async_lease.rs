@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use afresh_pool::{JobHandle, run_blocking};
 
-use crate::guests::backend::{LiveInstance, StopCall, WarmGuest, dispatch};
+use crate::guests::backend::{LeaseControl, LiveInstance, StopCall, WarmGuest, dispatch};
 use crate::guests::call::{CallInput, Entry, Function};
 use crate::{Answer, Call, CallError, CallOptions, Guest, LeaseError, LeaseOptions, OwnedLease};
 
@@ -126,7 +126,8 @@ impl AsyncLease {
     ) -> Result<Vec<u8>, CallError> {
         let (entry, input, options) = (OwnedEntry::new(function.into()), input.into(), *options);
         if self.is_task() {
-            return self.call_in_task(&entry, &input, options).await;
+            let answer = self.run_in_task(entry.entry(), &CallInput::Bytes(input), options).await?;
+            return Ok(answer.into_bytes());
         }
         self.run(move |lease| lease.call_with(entry.entry(), &input, &options)).await
     }
@@ -150,7 +151,7 @@ impl AsyncLease {
     ) -> Result<Answer, CallError> {
         let options = *options;
         if self.is_task() {
-            return self.ask_in_task(&call, options).await;
+            return self.run_in_task(Entry::Name(&call.function), &call.given, options).await;
         }
         self.run(move |lease| lease.ask_with(&call, &options)).await
     }
@@ -162,39 +163,33 @@ impl AsyncLease {
             .is_some_and(|lease| dispatch!(Instance, &lease.instance, live => live.runs_in_task()))
     }
 
-    async fn call_in_task(
+    /// Makes a call in the task. A lease that is dropped with the future ends, and its instance is
+    /// replaced.
+    async fn run_in_task(
         &mut self,
-        entry: &OwnedEntry,
-        input: &[u8],
-        options: CallOptions,
-    ) -> Result<Vec<u8>, CallError> {
-        // Dropped with the future, and then its instance is replaced.
-        let mut lease = self.lease.take().ok_or(LeaseError::Closed)?;
-        let (guest, entry) = (lease.guest.clone(), entry.entry());
-        let called = dispatch!(Instance, &mut lease.instance, live => {
-            live.answer_bytes_async(&guest, entry, input, options).await
-        });
-        let called = lease.noted(called);
-        self.lease = Some(lease);
-        called
-    }
-
-    async fn ask_in_task(
-        &mut self,
-        call: &Call,
+        entry: Entry<'_>,
+        given: &CallInput,
         options: CallOptions,
     ) -> Result<Answer, CallError> {
-        let texts = match &call.given {
-            CallInput::Bytes(input) => {
-                let entry = OwnedEntry::Name(call.function.clone());
-                return self.call_in_task(&entry, input, options).await.map(Answer::Bytes);
-            }
-            CallInput::Text(texts) => texts,
-        };
         let mut lease = self.lease.take().ok_or(LeaseError::Closed)?;
         let guest = lease.guest.clone();
         let called = dispatch!(Instance, &mut lease.instance, live => {
-            live.answer_text_async(&guest, &call.function, texts, options).await
+            match live.set_options(&options) {
+                Err(source) => Err(CallError::option(entry.name(), source)),
+                Ok(before) => {
+                    let called = match given {
+                        CallInput::Bytes(input) => {
+                            let answer = live.answer_bytes_async(&guest, entry, input).await;
+                            answer.map(Answer::Bytes)
+                        }
+                        CallInput::Text(texts) => {
+                            live.answer_text_async(&guest, entry.name(), texts).await
+                        }
+                    };
+                    live.restore_options(before);
+                    called
+                }
+            }
         });
         let called = lease.noted(called);
         self.lease = Some(lease);
@@ -247,8 +242,21 @@ impl Guest {
         function: impl Into<Entry<'f>>,
         input: impl Into<Vec<u8>>,
     ) -> Result<Vec<u8>, CallError> {
+        self.call_async_with(function, input, &CallOptions::new()).await
+    }
+
+    /// As [`Guest::call_async`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`AsyncLease::call_with`].
+    pub async fn call_async_with<'f>(
+        &self,
+        function: impl Into<Entry<'f>>,
+        input: impl Into<Vec<u8>>,
+        options: &CallOptions,
+    ) -> Result<Vec<u8>, CallError> {
         let (entry, input) = (OwnedEntry::new(function.into()), input.into());
-        self.lease_async().await?.call(entry.entry(), input).await
+        self.lease_async().await?.call_with(entry.entry(), input, options).await
     }
 
     /// As [`Guest::ask`], waiting as a task does; see [`AsyncLease`].
@@ -257,6 +265,18 @@ impl Guest {
     /// As [`AsyncLease::call`].
     pub async fn ask_async(&self, call: Call) -> Result<Answer, CallError> {
         self.lease_async().await?.ask(call).await
+    }
+
+    /// As [`Guest::ask_async`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`AsyncLease::call_with`].
+    pub async fn ask_async_with(
+        &self,
+        call: Call,
+        options: &CallOptions,
+    ) -> Result<Answer, CallError> {
+        self.lease_async().await?.ask_with(call, options).await
     }
 }
 

@@ -140,7 +140,86 @@ fn options_of_a_call_go_before_those_of_its_lease_and_its_guest() {
         assert!(lease.ask(count.clone()).await.is_ok());
         assert!(lease.ask_with(count.clone(), &less).await.is_err());
         assert!(guest.ask_async(count.clone()).await.is_err());
+        drop(lease);
+        assert!(guest.ask_async_with(count.clone(), &more).await.is_ok());
     });
+}
+
+/// Grows its memory by a number of pages.
+const GROWING: &str = r#"(module (memory (export "memory") 1)
+    (func (export "grow") (param i32) (result i32) (memory.grow (local.get 0)))
+    (func (export "pages") (result i32) (memory.size)))"#;
+
+#[test]
+fn a_memory_limit_of_a_call_goes_before_that_of_its_lease_and_its_guest() {
+    let wasm = wat::parse_str(GROWING).unwrap();
+    let open = |options: &Options| Guest::from_bytes("growing", &wasm, options).unwrap();
+    let grow = |pages: &str| Call::text("grow", [pages]);
+    let limit = |pages: u64| CallOptions::new().memory(pages << 16);
+    let guest = open(&one(LimitPolicy::Error).memory(4 << 16));
+
+    assert_eq!(guest.ask(&grow("3")).unwrap().text(), "1");
+    assert_eq!(guest.ask(&grow("4")).unwrap().text(), "-1");
+    assert_eq!(guest.ask_with(&grow("4"), &limit(5)).unwrap().text(), "1");
+    assert_eq!(guest.ask_with(&grow("1"), &limit(1)).unwrap().text(), "-1");
+    assert_eq!(guest.ask(&grow("4")).unwrap().text(), "-1");
+
+    let mut lease = guest.lease_with(&LeaseOptions::new().memory(2 << 16)).unwrap();
+    assert_eq!(lease.ask(&grow("2")).unwrap().text(), "-1");
+    assert_eq!(lease.ask_with(&grow("2"), &limit(3)).unwrap().text(), "1");
+    // It has more than the lease allows, and keeps it.
+    assert_eq!(lease.ask(&grow("1")).unwrap().text(), "-1");
+    assert_eq!(lease.ask(&Call::text("pages", [""; 0])).unwrap().text(), "3");
+    drop(lease);
+    assert_eq!(guest.ask(&grow("3")).unwrap().text(), "1");
+
+    let mut session = guest.session().unwrap();
+    let root = session.at();
+    assert_eq!(session.ask_with(&grow("8"), &limit(9)).unwrap().text(), "1");
+    assert_eq!(session.ask(&grow("1")).unwrap().text(), "-1");
+    // A limit of a call does not outlast it: a state of any size can be reached.
+    session.checkpoint("large").unwrap();
+    session.rollback(root).unwrap();
+    assert_eq!(session.ask_with(&grow("1"), &limit(1)).unwrap().text(), "-1");
+    session.rollback("large").unwrap();
+    let mut fork = session.fork(1).unwrap().remove(0);
+    for session in [&mut session, &mut fork] {
+        assert_eq!(session.ask(&Call::text("pages", [""; 0])).unwrap().text(), "9");
+        assert_eq!(session.ask(&grow("1")).unwrap().text(), "-1");
+    }
+    session.rollback(root).unwrap();
+    assert_eq!(session.ask(&grow("3")).unwrap().text(), "1");
+
+    let error = open(&Options::new()).ask_with(&grow("1"), &limit(9)).unwrap_err();
+    assert!(matches!(error, CallError::Option { .. }), "{error:?}");
+    assert!(error.source().unwrap().to_string().contains("GuestOptions::memory_limit"));
+}
+
+#[test]
+fn every_form_of_a_call_takes_options() {
+    let with = GuestOptions { fuel: Some(1_000), ..GuestOptions::default() };
+    let guest = guest(&Options::new().wasm(with));
+    let none = CallOptions::new().fuel(1);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let hear = move |_, piece: &[u8]| sender.send(piece.to_vec()).is_ok();
+    let mut lease = guest.lease().unwrap();
+    lease.call_streaming("bytes", b"four", hear.clone()).unwrap();
+    assert_eq!(receiver.recv().unwrap().len(), 4);
+    let streamed = lease.call_streaming_with("bytes", b"four", &none, hear);
+    let logged = lease.call_logged_with("bytes", b"four", &none, |_, _| {});
+    let errors = [streamed.unwrap_err(), logged.unwrap_err()];
+    drop(lease);
+    let call = block_on(guest.call_async_with("bytes", *b"four", &none));
+    for error in errors.into_iter().chain(call.err()) {
+        assert!(matches!(error, CallError::Guest { .. }), "{error:?}");
+    }
+    assert!(receiver.recv().is_err());
+    let mut lease = guest.lease().unwrap();
+    assert_eq!(lease.call_logged("bytes", b"four", |_, _| {}).unwrap().len(), 4);
+    // A kind that lacks an option refuses it in each form.
+    let unlimited = CallOptions::new().timeout(END_TIMEOUT);
+    let error = lease.call_streaming_with("bytes", b"", &unlimited, |_, _| true).unwrap_err();
+    assert!(matches!(error, CallError::Option { .. }), "{error:?}");
 }
 
 #[test]
