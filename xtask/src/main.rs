@@ -36,6 +36,7 @@ mod prose;
 mod python;
 mod registry;
 mod release;
+mod signatures;
 mod soak;
 mod stamp;
 mod tally;

@@ -22,7 +22,7 @@ use crate::tally::Tally;
 use crate::units::{self, Units};
 use crate::{
     arrows, book, clients, columns, deploy, fuzz, guests, host, miri, names, node, packages,
-    programs, prose, python, tools,
+    programs, prose, python, signatures, tools,
 };
 
 /// The arguments of cargo for the tests.
@@ -221,6 +221,7 @@ fn compile_and_lint(steps: &mut Steps) {
         of(Units::clippy)
     });
     steps.run("names", names::check);
+    steps.run("signatures", signatures::check);
     steps.run("prose", prose::check);
     steps.run("columns", columns::check);
     steps.run("arrows", arrows::check);

@@ -7,13 +7,12 @@ pub(crate) mod leasing;
 pub(crate) mod live;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use wasmtime::{Extern, Memory, Val, WasmParams, WasmResults};
 
 use crate::call::dynamic::{call_dynamic, call_error};
 use crate::call::entry::{Entry, typed};
-use crate::call::lease_options::LeaseLimits;
+use crate::call::lease_options::{CallOptions, LeaseLimits};
 use crate::call::scope::forget_exception;
 use crate::call::stores::CallLimits;
 use crate::engine::call_path::{CallPath, drive};
@@ -346,13 +345,9 @@ impl<'a> Lease<'a> {
     ///
     /// # Errors
     /// [`LoadError::Limit`] for a limit that the engine was not set up to keep; nothing is changed.
-    pub fn set_limits(
-        &mut self,
-        timeout: Option<Duration>,
-        fuel: Option<u64>,
-    ) -> Result<LeaseLimits, LoadError> {
+    pub fn set_limits(&mut self, options: &CallOptions) -> Result<LeaseLimits, LoadError> {
         let stores = &self.warm.pools.blueprint().stores;
-        let set = self.limits.with(timeout, fuel, stores)?;
+        let set = stores.limits_over(options, self.limits)?;
         Ok(LeaseLimits(std::mem::replace(&mut self.limits, set)))
     }
 
