@@ -11,6 +11,7 @@
 
 mod backing;
 mod build;
+mod copier;
 mod diff;
 #[cfg(not(miri))]
 mod file;
@@ -29,6 +30,7 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 pub(crate) use backing::Backing;
 use backing::Release;
 pub use build::ImageBuilder;
+pub(crate) use copier::PageCopier;
 pub(crate) use build::read_parts;
 #[cfg(not(miri))]
 pub use file::ImageFile;

@@ -88,6 +88,8 @@ impl Slot {
             .iter()
             .flat_map(|p| self.space.accessible().filter_map(|r| r.intersect(*p)))
             .collect();
+        // Opening a page skips the handler that would copy it.
+        self.settle_capture()?;
         let Method::WriteSet(tracker) = &mut self.method else { return Ok(()) };
         if self.adapt.discarding() {
             return Ok(());

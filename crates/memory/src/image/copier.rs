@@ -1,0 +1,275 @@
+//! Copies the pages of a capture while its guest runs.
+//!
+//! A slot that is frozen this way protects the pages that may differ from its image, and hands their
+//! content to a [`PageCopier`]. Whoever reads the new image has the copier fetch the pages it needs.
+//! A guest that writes to a page first has it copied by its fault handler, before the page opens.
+//!
+//! Each captured page is *pending* until one thread takes it, and *secured* from the moment at
+//! which a write to it can no longer reach the image:
+//!
+//! * A fault handler takes the page, inserts it, and then marks it as secured. The page stays
+//!   protected meanwhile: every other handler that wants to open it waits for the mark.
+//! * A reader copies the page into its own buffer first, and takes it afterwards. If it gets the
+//!   page, no handler had taken it, so it was protected during the copy and the buffer has its
+//!   content. If it does not, a handler has the content, and the buffer is discarded. So a handler
+//!   never waits for a reader that the scheduler has suspended during a copy.
+//!
+//! Promises: each page of the image has the content that the slot had at the capture, or the image
+//! has failed with the cause. May break it: a page that is opened without [`PageCopier::keep`], and
+//! a guest that runs during the capture itself.
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use afresh_sys::{Call, PAGE_SIZE, PageRange, Reservation, SysError};
+
+use super::backing::Filling;
+use super::inserter::Arrived;
+use super::{Extent, Filler, Image, Inserter, build};
+use crate::ImageError;
+
+/// Pages that a reader copies at a time.
+const BATCH_PAGES: usize = 64;
+
+/// A bit for each captured page.
+struct PageBits(Box<[AtomicU64]>);
+
+impl PageBits {
+    fn new(pages: usize) -> Self {
+        Self((0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn set(&self, page: usize) {
+        self.0[page / 64].fetch_or(1 << (page % 64), Ordering::AcqRel);
+    }
+
+    fn has(&self, page: usize) -> bool {
+        self.0[page / 64].load(Ordering::Acquire) & (1 << (page % 64)) != 0
+    }
+
+    /// Clears the bit and returns whether it was set.
+    fn take(&self, page: usize) -> bool {
+        let bit = 1 << (page % 64);
+        self.0[page / 64].fetch_and(!bit, Ordering::AcqRel) & bit != 0
+    }
+}
+
+/// Pages that follow one another in the slot and in the backing.
+struct CapturedRun {
+    range: PageRange,
+    /// Their first page in the backing.
+    at: usize,
+}
+
+/// The captured pages of a slot, on their way into an image.
+pub(crate) struct PageCopier {
+    /// Address of the slot's page 0.
+    base: usize,
+    /// The slot's memory, which stays mapped until every page has arrived.
+    memory: Mutex<Option<Arc<Reservation>>>,
+    /// Ascending in both positions, and without gaps in the backing.
+    runs: Vec<CapturedRun>,
+    inserter: Inserter,
+    arrived: Arc<Arrived>,
+    /// Pages whose content is only in the slot.
+    pending: PageBits,
+    /// Pages whose content is elsewhere too.
+    secured: PageBits,
+    /// The error of the first page that could not be kept; 0 for none.
+    errno: AtomicI32,
+}
+
+impl PageCopier {
+    fn new(
+        captured: &[PageRange],
+        memory: &Arc<Reservation>,
+        base: *const u8,
+        (inserter, arrived): (Inserter, Arc<Arrived>),
+    ) -> Self {
+        let mut at = 0;
+        let runs = captured.iter().map(|range| {
+            let run = CapturedRun { range: *range, at };
+            at += range.len;
+            run
+        });
+        let runs = runs.collect();
+        let (pending, secured) = (PageBits::new(at), PageBits::new(at));
+        (0..at).for_each(|page| pending.set(page));
+        Self {
+            base: base as usize,
+            memory: Mutex::new(Some(memory.clone())),
+            runs,
+            inserter,
+            arrived,
+            pending,
+            secured,
+            errno: AtomicI32::new(0),
+        }
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Option<Arc<Reservation>>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn address(&self, page: usize) -> *const u8 {
+        (self.base + page * PAGE_SIZE) as *const u8
+    }
+
+    fn has_failed(&self) -> bool {
+        self.errno.load(Ordering::Acquire) != 0
+    }
+
+    fn fail(&self, error: &SysError) {
+        self.errno.store(error.errno, Ordering::Release);
+    }
+
+    /// Copies the captured pages in `range`, which are the slot's. When it returns, writes to
+    /// `range` do not reach the image. The caller is a fault handler of the slot, which opens the
+    /// pages afterwards.
+    pub(crate) fn keep(&self, range: PageRange) {
+        let first = self.runs.partition_point(|run| run.range.end() <= range.start);
+        for run in &self.runs[first..] {
+            let Some(part) = run.range.intersect(range) else { break };
+            let at = run.at + part.start - run.range.start;
+            (0..part.len).for_each(|n| self.keep_page(at + n, part.start + n));
+        }
+    }
+
+    /// As [`PageCopier::keep`], for the page `at` of the backing, which is `page` of the slot.
+    fn keep_page(&self, at: usize, page: usize) {
+        if !self.pending.take(at) {
+            // A failed image needs no content, and a page without it must not stop the guest.
+            while !self.secured.has(at) && !self.has_failed() {
+                std::thread::yield_now();
+            }
+            return;
+        }
+        // SAFETY: the page is accessible in a slot that has not been reset since the capture. It is
+        // write-protected, and no handler opens it before it is marked as secured below.
+        let content = unsafe { std::slice::from_raw_parts(self.address(page), PAGE_SIZE) };
+        if let Err(error) = self.inserter.put(at, content) {
+            self.fail(&error);
+        }
+        self.secured.set(at);
+    }
+
+    /// Copies what is still pending of the `len` pages from `at` of the backing on, which are those
+    /// from `page` of the slot on.
+    fn copy(&self, at: usize, page: usize, len: usize, buffer: &mut [u8]) -> Result<(), SysError> {
+        if self.arrived.has_all(PageRange::new(at, len)) {
+            return Ok(());
+        }
+        // SAFETY: the caller holds the slot's memory, in which captured pages stay accessible until
+        // the slot has had all of them copied; `buffer` has room for `len` pages. The copy uses a
+        // raw pointer because the guest may write to a page once a handler has kept it: the buffer
+        // then holds some mixture, which is not used.
+        unsafe {
+            let to = buffer[..len * PAGE_SIZE].as_mut_ptr();
+            self.address(page).copy_to_nonoverlapping(to, len * PAGE_SIZE);
+        }
+        let mut from = 0;
+        while from < len {
+            let taken = (from..len).take_while(|n| self.pending.take(at + n)).count();
+            let content = &buffer[from * PAGE_SIZE..(from + taken) * PAGE_SIZE];
+            (from..from + taken).for_each(|n| self.secured.set(at + n));
+            if taken > 0 {
+                self.inserter.put(at + from, content)?;
+            }
+            // The page behind them is a handler's.
+            from += taken + 1;
+        }
+        Ok(())
+    }
+
+    /// Copies `pages` of the backing, or waits for handlers that do.
+    fn copy_all(&self, pages: PageRange) -> Result<(), SysError> {
+        let Some(memory) = self.memory().clone() else { return Ok(()) };
+        let mut buffer = vec![0; BATCH_PAGES.min(pages.len) * PAGE_SIZE];
+        let first = self.runs.partition_point(|run| run.at + run.range.len <= pages.start);
+        for run in &self.runs[first..] {
+            let Some(part) = PageRange::new(run.at, run.range.len).intersect(pages) else { break };
+            let shift = part.start - run.at;
+            for n in (0..part.len).step_by(BATCH_PAGES) {
+                let len = BATCH_PAGES.min(part.len - n);
+                self.copy(part.start + n, run.range.start + shift + n, len, &mut buffer)?;
+            }
+        }
+        for page in pages.start..pages.end() {
+            while !self.arrived.has(page) && !self.has_failed() {
+                std::thread::yield_now();
+            }
+        }
+        drop(memory);
+        if self.arrived.all() {
+            *self.memory() = None;
+        }
+        Ok(())
+    }
+
+    /// Copies everything, before the slot's memory changes.
+    pub(crate) fn finish(&self) {
+        self.fill(PageRange::new(0, self.inserter.pages()));
+    }
+}
+
+impl Filler for PageCopier {
+    fn fill_in_handler(&self, page: usize) -> bool {
+        let run = self.runs.partition_point(|run| run.at + run.range.len <= page);
+        let Some(run) = self.runs.get(run) else { return false };
+        self.keep_page(page, run.range.start + page - run.at);
+        while !self.arrived.has(page) && !self.has_failed() {
+            std::thread::yield_now();
+        }
+        !self.has_failed()
+    }
+
+    fn fill(&self, pages: PageRange) -> bool {
+        if let Err(error) = self.copy_all(pages) {
+            self.fail(&error);
+        }
+        !self.has_failed()
+    }
+
+    fn failure(&self) -> Option<String> {
+        let errno = self.errno.load(Ordering::Acquire);
+        let error = (errno != 0).then(|| SysError::new(Call::UffdFill, errno))?;
+        Some(format!("a page of a capture could not be stored: {error}"))
+    }
+}
+
+impl Image {
+    /// This image with `pages` pages, except that `captured` (sorted and disjoint) have the content
+    /// of a slot whose page 0 is at `base` in `memory`. That content is copied on demand: the slot
+    /// must call the copier before any of these pages changes.
+    ///
+    /// # Errors
+    /// [`ImageError`] when memory or descriptors ran out.
+    pub(crate) fn capture_behind(
+        &self,
+        pages: usize,
+        captured: &[PageRange],
+        memory: &Arc<Reservation>,
+        base: *const u8,
+    ) -> Result<(Image, Option<Arc<PageCopier>>), ImageError> {
+        build::check_sorted(captured, pages)?;
+        let mut extents = self.kept_extents(pages, captured);
+        let all = PageRange::new(0, captured.iter().map(|range| range.len).sum());
+        if all.is_empty() {
+            return Ok((Image::from_extents(pages, extents), None));
+        }
+        let (backing, inserter, arrived) = Inserter::open(all.len, vec![all])?;
+        let copier = PageCopier::new(captured, memory, base, (inserter, arrived.clone()));
+        let copier = Arc::new(copier);
+        // Slots wait until all is copied: a fault of theirs would make one guest wait for another.
+        let filling = Filling { filler: copier.clone(), arrived, live: false };
+        let backing = Arc::new(backing.filled_by(vec![all], filling));
+        let extent = |run: &CapturedRun| Extent {
+            range: run.range,
+            backing: backing.clone(),
+            at: run.at,
+        };
+        extents.extend(copier.runs.iter().map(extent));
+        extents.sort_by_key(|extent| extent.range.start);
+        Ok((Image::from_extents(pages, extents), Some(copier)))
+    }
+}
