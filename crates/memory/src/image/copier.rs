@@ -35,8 +35,9 @@ const BATCH_PAGES: usize = 64;
 struct PageBits(Box<[AtomicU64]>);
 
 impl PageBits {
-    fn new(pages: usize) -> Self {
-        Self((0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    fn new(pages: usize, set: bool) -> Self {
+        let word = if set { u64::MAX } else { 0 };
+        Self((0..pages.div_ceil(64)).map(|_| AtomicU64::new(word)).collect())
     }
 
     fn set(&self, page: usize) {
@@ -93,8 +94,7 @@ impl PageCopier {
             run
         });
         let runs = runs.collect();
-        let (pending, secured) = (PageBits::new(at), PageBits::new(at));
-        (0..at).for_each(|page| pending.set(page));
+        let (pending, secured) = (PageBits::new(at, true), PageBits::new(at, false));
         Self {
             base: base as usize,
             memory: Mutex::new(Some(memory.clone())),
@@ -153,29 +153,32 @@ impl PageCopier {
         self.secured.set(at);
     }
 
-    /// Copies what is still pending of the `len` pages from `at` of the backing on, which are those
-    /// from `page` of the slot on.
-    fn copy(&self, at: usize, page: usize, len: usize, buffer: &mut [u8]) -> Result<(), SysError> {
-        if self.arrived.has_all(PageRange::new(at, len)) {
-            return Ok(());
-        }
-        // SAFETY: the caller holds the slot's memory, in which captured pages stay accessible until
-        // the slot has had all of them copied; `buffer` has room for `len` pages. The copy uses a
-        // raw pointer because the guest may write to a page once a handler has kept it: the buffer
-        // then holds some mixture, which is not used.
-        unsafe {
-            let to = buffer[..len * PAGE_SIZE].as_mut_ptr();
-            self.address(page).copy_to_nonoverlapping(to, len * PAGE_SIZE);
+    /// Copies what is still pending of `pages` of the backing, for which `buffer` has room. The run
+    /// `first` has the first of them.
+    fn copy(&self, pages: PageRange, first: usize, buffer: &mut [u8]) -> Result<(), SysError> {
+        let mut to = &mut *buffer;
+        for run in &self.runs[first..] {
+            let place = PageRange::new(run.at, run.range.len);
+            let Some(part) = place.intersect(pages) else { break };
+            let (now, rest) = to.split_at_mut(part.byte_len());
+            let from = self.address(run.range.start + part.start - run.at);
+            // SAFETY: the caller holds the slot's memory, in which captured pages stay accessible
+            // until the slot has had all of them copied. The copy uses a raw pointer because the
+            // guest may write to a page once a handler has kept it: the buffer then holds some
+            // mixture, which is not used.
+            unsafe { from.copy_to_nonoverlapping(now.as_mut_ptr(), now.len()) };
+            to = rest;
         }
         let mut from = 0;
-        while from < len {
-            let taken = (from..len).take_while(|n| self.pending.take(at + n)).count();
+        while from < pages.len {
+            let at = pages.start + from;
+            let taken = (at..pages.end()).take_while(|page| self.pending.take(*page)).count();
             let content = &buffer[from * PAGE_SIZE..(from + taken) * PAGE_SIZE];
-            (from..from + taken).for_each(|n| self.secured.set(at + n));
+            (at..at + taken).for_each(|page| self.secured.set(page));
             if taken > 0 {
-                self.inserter.put(at + from, content)?;
+                self.inserter.put(at, content)?;
             }
-            // The page behind them is a handler's.
+            // The page behind them is a handler's, or another reader's.
             from += taken + 1;
         }
         Ok(())
@@ -185,13 +188,11 @@ impl PageCopier {
     fn copy_all(&self, pages: PageRange) -> Result<(), SysError> {
         let Some(memory) = self.memory().clone() else { return Ok(()) };
         let mut buffer = vec![0; BATCH_PAGES.min(pages.len) * PAGE_SIZE];
-        let first = self.runs.partition_point(|run| run.at + run.range.len <= pages.start);
-        for run in &self.runs[first..] {
-            let Some(part) = PageRange::new(run.at, run.range.len).intersect(pages) else { break };
-            let shift = part.start - run.at;
-            for n in (0..part.len).step_by(BATCH_PAGES) {
-                let len = BATCH_PAGES.min(part.len - n);
-                self.copy(part.start + n, run.range.start + shift + n, len, &mut buffer)?;
+        for start in (pages.start..pages.end()).step_by(BATCH_PAGES) {
+            let batch = PageRange::new(start, BATCH_PAGES.min(pages.end() - start));
+            if !self.arrived.has_all(batch) {
+                let first = self.runs.partition_point(|run| run.at + run.range.len <= start);
+                self.copy(batch, first, &mut buffer[..batch.byte_len()])?;
             }
         }
         for page in pages.start..pages.end() {

@@ -341,7 +341,7 @@ impl ResetInstance {
         let logs = &self.of.blueprint.page_log2;
         for (((memory, _), warm), log2) in self.memories.iter().zip(&self.of.memories).zip(logs) {
             let bytes = memory.bytes();
-            let image = memory.slot().freeze()?;
+            let image = memory.slot().freeze_behind()?;
             sizes.push((bytes >> log2) as u64);
             memories.push(WarmMemory { shape: warm.shape, image, bytes });
         }
