@@ -11,7 +11,7 @@ use super::backend::{FrozenGuest, LiveInstance, WarmGuest, dispatch};
 use super::keys::SaveKeys;
 use super::remote_saves::push;
 use super::scratch::Scratch;
-use super::{Call, Guest, Lease, SaveError, SavePoint};
+use super::{Call, Guest, Lease, SaveError, SavePoint, SavePreparation};
 use crate::{Cause, LATEST, Options, Place, Reference, ReferenceError};
 
 /// How a guest is saved.
@@ -256,6 +256,15 @@ impl Lease<'_> {
         options: &SaveOptions,
     ) -> Result<SavedSnapshot, SaveError> {
         self.save_point()?.save(to, options)
+    }
+
+    /// Begins a save point, for which [`Lease::save_point`] then stops the guest for less time.
+    ///
+    /// # Errors
+    /// As [`Lease::save_point`].
+    pub fn prepare_save_point(&mut self) -> Result<SavePreparation, SaveError> {
+        let work = dispatch!(Instance, &mut self.instance, live => live.prepare_present()?);
+        Ok(SavePreparation::new(work))
     }
 
     /// The present state, to be saved while the guest runs.

@@ -1,5 +1,7 @@
 //! Freezing: the state of a warm guest or of a lease, to be saved or thawed elsewhere.
 
+use afresh_memory::FreezePreparation;
+
 use crate::warm::instance_state::InstanceState;
 use crate::warm::pools::Pools;
 use crate::{FreezeError, Frozen, Lease, Warm};
@@ -35,8 +37,19 @@ impl Warm {
 }
 
 impl Lease<'_> {
+    /// Begins a freeze. The work that is returned can be done in other threads while the guest is
+    /// called; then [`Lease::freeze`] takes less time. A reset abandons it.
+    ///
+    /// # Errors
+    /// As [`Lease::freeze`].
+    pub fn prepare_freeze(&mut self) -> Result<Vec<FreezePreparation>, FreezeError> {
+        self.live.prepare_freeze()
+    }
+
     /// The present state, calls of this lease included, to be saved or thawed: a fork of a guest
-    /// that has run. The cost is proportional to the writes since the warm state.
+    /// that has run. The cost is proportional to the writes since the warm state, or since
+    /// [`Lease::prepare_freeze`]. Pages are copied when they are read or written: see
+    /// [`afresh_memory::Slot::freeze_behind`].
     ///
     /// # Errors
     /// [`FreezeError::State`] in fresh mode, and for references that no other instance can hold.

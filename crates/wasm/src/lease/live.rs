@@ -4,6 +4,7 @@
 //! modes. Operations that depend on the mode (reading the state, comparing, unusual ends) are
 //! implemented here, once each.
 
+use afresh_memory::FreezePreparation;
 use wasmtime::{AsContext, AsContextMut, Instance, Memory, Store, StoreContextMut};
 
 use crate::call::entry::TypedFunctions;
@@ -112,6 +113,14 @@ impl<'a> Live<'a> {
         match self {
             Self::Reset(lease) => lease.memories.first().map(|(_, handle)| *handle),
             Self::Fresh(_) => None,
+        }
+    }
+
+    /// Begins the freeze of each memory; none in fresh mode.
+    pub(crate) fn prepare_freeze(&mut self) -> Result<Vec<FreezePreparation>, FreezeError> {
+        match self {
+            Self::Reset(lease) => Ok(lease.prepare_freeze()?),
+            Self::Fresh(_) => Ok(Vec::new()),
         }
     }
 

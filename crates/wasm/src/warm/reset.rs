@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use afresh_memory::FreezePreparation;
 use afresh_pool::{Budget, MappingCharge, Recycle, ResetCost};
 use afresh_rewrite::{Visible, WarmState, names};
 use afresh_sys::planted::{Bug, is};
@@ -334,7 +335,13 @@ impl ResetInstance {
         Ok(true)
     }
 
-    /// The present state, as one that later instances could start from.
+    /// Begins the freeze of each memory.
+    pub(crate) fn prepare_freeze(&mut self) -> Result<Vec<FreezePreparation>, WarmError> {
+        self.memories.iter().map(|(memory, _)| Ok(memory.slot().prepare_freeze()?)).collect()
+    }
+
+    /// The present state, as one that later instances could start from. Written pages are copied
+    /// when they are read, or written again.
     pub(crate) fn freeze(&mut self) -> Result<InstanceState, WarmError> {
         descriptors::check(self.store.data_mut())?;
         let (mut memories, mut sizes) = (Vec::new(), Vec::new());

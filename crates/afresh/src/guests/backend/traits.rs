@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use afresh_files::{Refused, Tree};
-use afresh_memory::{Feature, Image};
+use afresh_memory::{Feature, FreezePreparation, Image};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
 use afresh_pool::PoolStats;
 use afresh_store::{Sha256, Snapshot, Store};
@@ -144,6 +144,12 @@ pub(crate) trait LiveInstance {
 
     /// Differing bytes of memory and other items.
     fn count_differences(&mut self) -> Result<(usize, usize), VerifyError>;
+
+    /// Begins a freeze of the present state: work that other threads can do while the guest is
+    /// called.
+    fn prepare_present(&mut self) -> Result<Vec<FreezePreparation>, SaveError> {
+        Ok(Vec::new())
+    }
 
     /// Freezes the present state.
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError>;

@@ -1,6 +1,7 @@
 //! Wasm core modules.
 
 use afresh_files::{FileDifference, Refused, Tree};
+use afresh_memory::FreezePreparation;
 use afresh_pager::SnapshotMemory;
 use afresh_pool::PoolStats;
 use afresh_snapshot::{Branch, Frozen};
@@ -115,6 +116,10 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
 
     fn count_differences(&mut self) -> Result<(usize, usize), VerifyError> {
         self.differences().map_err(|error| VerifyError::Compare(error.into()))
+    }
+
+    fn prepare_present(&mut self) -> Result<Vec<FreezePreparation>, SaveError> {
+        self.prepare_freeze().map_err(|error| SaveError::Freeze(error.into()))
     }
 
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
