@@ -30,8 +30,8 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 pub(crate) use backing::Backing;
 use backing::Release;
 pub use build::ImageBuilder;
-pub(crate) use copier::PageCopier;
 pub(crate) use build::read_parts;
+pub(crate) use copier::PageCopier;
 #[cfg(not(miri))]
 pub use file::ImageFile;
 pub use inserter::Inserter;

@@ -264,13 +264,46 @@ impl Image {
         // Slots wait until all is copied: a fault of theirs would make one guest wait for another.
         let filling = Filling { filler: copier.clone(), arrived, live: false };
         let backing = Arc::new(backing.filled_by(vec![all], filling));
-        let extent = |run: &CapturedRun| Extent {
-            range: run.range,
-            backing: backing.clone(),
-            at: run.at,
-        };
+        let extent =
+            |run: &CapturedRun| Extent { range: run.range, backing: backing.clone(), at: run.at };
         extents.extend(copier.runs.iter().map(extent));
         extents.sort_by_key(|extent| extent.range.start);
         Ok((Image::from_extents(pages, extents), Some(copier)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh_sys::Protection;
+
+    use super::*;
+
+    #[test]
+    fn each_page_is_copied_once_by_handlers_and_readers_together() {
+        const PAGES: usize = 12;
+        let memory = Arc::new(Reservation::new(PAGES).unwrap());
+        memory.map_anonymous(PageRange::new(0, PAGES), Protection::ReadWrite).unwrap();
+        let base = memory.page_ptr(0);
+        for page in 0..PAGES {
+            // SAFETY: inside the mapping, which only this thread uses so far.
+            unsafe { base.add(page * PAGE_SIZE).write_bytes(page as u8 + 1, PAGE_SIZE) };
+        }
+        let captured = [PageRange::new(1, 3), PageRange::new(5, 1), PageRange::new(7, 4)];
+        let before = Image::zero(PAGES);
+        let (image, copier) = before.capture_behind(PAGES, &captured, &memory, base).unwrap();
+        let copier = copier.unwrap();
+        drop(memory);
+        assert!(!image.is_complete());
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..PAGES).rev().for_each(|page| copier.keep(PageRange::new(page, 2))));
+            scope.spawn(|| image.complete().unwrap());
+            scope.spawn(|| image.resolve(PageRange::new(3, 6)).unwrap());
+        });
+        assert!(image.is_complete() && copier.memory().is_none());
+        for page in 0..PAGES {
+            let byte = if captured.iter().any(|run| run.contains(page)) { page + 1 } else { 0 };
+            assert!(image.page_is(page, &[byte as u8; PAGE_SIZE]), "page {page}");
+        }
+        assert_eq!(before.differing_content(&image).unwrap(), captured);
     }
 }

@@ -120,9 +120,7 @@ impl Image {
                 }
             }
         }
-        request.map_or(Ok(()), |last| {
-            last.backing.resolve(PageRange::new(last.at, last.range.len))
-        })
+        request.map_or(Ok(()), |last| last.backing.resolve(PageRange::new(last.at, last.range.len)))
     }
 
     /// Waits until everything is in place.

@@ -36,6 +36,9 @@ use super::{Method, Slot};
 use crate::image::PageCopier;
 use crate::{Image, ImageError, SlotError, TrackError, WriteBarrier};
 
+/// Pages of a capture without a preparation that are copied at the stop: a file for them would take
+/// longer, and each holds two mappings.
+const FEW_PAGES: usize = 32;
 /// Runs that a preparation protects before it looks whether the stop has come.
 const CHUNK_RUNS: usize = 8;
 
@@ -149,7 +152,8 @@ impl Slot {
     /// complete, a system call that writes to one of these pages fails with `EFAULT`, as on any
     /// other page that is protected.
     ///
-    /// Without a tracker that can do this, all is copied at once, and the image is complete.
+    /// Without a tracker that can do this, and where only a few pages were written, all is copied at
+    /// once, and the image is complete.
     ///
     /// # Errors
     /// As [`Slot::freeze`]. A page that cannot be copied later fails the image, not the slot.
@@ -159,6 +163,10 @@ impl Slot {
         }
         let Some(barrier) = self.barrier() else { return self.freeze() };
         let since = self.learn_written()?;
+        if self.capture.is_none() && self.write_set.len() <= FEW_PAGES {
+            self.plan()?;
+            return self.freeze();
+        }
         let (mut capture, reopened) = match self.capture.take() {
             Some(prepared) => (prepared, since),
             None => (self.capture_of(barrier.clone()), Vec::new()),
@@ -183,8 +191,7 @@ impl Slot {
             return self.freeze();
         }
         let memory = &self.space.memory;
-        let behind =
-            self.image.capture_behind(self.space.end, &capture.runs, memory, self.base());
+        let behind = self.image.capture_behind(self.space.end, &capture.runs, memory, self.base());
         let image = behind.map(|(image, copier)| {
             barrier.set_copier(copier.clone());
             capture.copier = copier;

@@ -5,8 +5,8 @@ use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection};
 
 use super::adapt::Next;
 use super::{FORKED, Method, Slot, State};
-use crate::{ResetError, SlotError};
 use crate::write_set::restore_if_changed;
+use crate::{ResetError, SlotError};
 
 /// The result of a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -143,8 +143,7 @@ fn freeze_a_counting_guest(kind: TrackerKind) {
                     std::thread::yield_now();
                 }
             }
-            let (frozen, last) =
-                counter.stopped(|last| (slot.freeze_behind().unwrap(), last));
+            let (frozen, last) = counter.stopped(|last| (slot.freeze_behind().unwrap(), last));
             let (frozen, before) = (frozen, before.clone());
             let reader = scope.spawn(move || {
                 if round % 2 == 0 {
@@ -261,8 +260,7 @@ fn a_page_that_cannot_be_copied_fails_the_image_and_not_the_slot() {
     let Some(mut slot) = slot(TrackerKind::UffdSigbus) else { return };
     dirty(&mut slot, 3);
     let frozen = slot.freeze_behind().unwrap();
-    let plan =
-        inject::Plan { call: Some(Call::UffdFill), after: 0, times: 1, errno: libc::ENOMEM };
+    let plan = inject::Plan { call: Some(Call::UffdFill), after: 0, times: 1, errno: libc::ENOMEM };
     // The handler of this write must copy the page.
     let ((), fired) = inject::with(plan, || dirty(&mut slot, 4));
     assert_eq!(fired, 1);
