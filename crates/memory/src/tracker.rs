@@ -124,8 +124,8 @@ pub unsafe trait Tracker: Send {
         let _ = range;
     }
 
-    /// What protects pages while the guest runs, and has captured pages copied before they open;
-    /// `None` where the mechanism opens pages by itself or cannot be used from other threads.
+    /// The barrier that protects pages while the guest runs, and has captured pages copied before
+    /// they open. `None` where the kernel opens pages, or other threads cannot protect them.
     fn barrier(&self) -> Option<WriteBarrier> {
         None
     }

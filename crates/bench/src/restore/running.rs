@@ -249,7 +249,7 @@ pub(super) fn slot(
         slot.prepare_freeze()?.run()?;
         let preparation = started.elapsed();
         preparing.push(preparation.as_secs_f64() * 1e3);
-        // The writes of a guest that ran beside it.
+        // The writes of a guest that ran meanwhile.
         poke(&slot, (preparation.as_secs_f64() * pages as f64 / 100.0).ceil() as usize);
         let started = Instant::now();
         let state = slot.freeze_behind()?;

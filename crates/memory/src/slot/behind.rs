@@ -22,7 +22,7 @@
 //!
 //! Without a barrier, the pages are copied at the stop, as [`Slot::freeze`] does: where the kernel
 //! opens pages by itself (the scan), where KVM or another owner tracks the writes, where nothing is
-//! tracked, and while pages of the slot's own image are missing.
+//! tracked, and while the image of the slot has missing pages.
 //!
 //! May break it: a guest that runs during the freeze.
 
@@ -51,7 +51,7 @@ pub(super) struct Capture {
     copier: Option<Arc<PageCopier>>,
 }
 
-/// The pages to protect, of which the first are protected.
+/// The pages to protect, in order, and the number of runs that are protected.
 struct Protection {
     barrier: WriteBarrier,
     /// Keeps the addresses from being used again.
@@ -214,7 +214,7 @@ impl Slot {
         }
     }
 
-    /// A capture of the pages of the write set, none of which is protected yet.
+    /// A capture of the pages of the write set, all still open.
     fn capture_of(&self, barrier: WriteBarrier) -> Capture {
         let runs = self.captured_runs();
         let protection = Protection {

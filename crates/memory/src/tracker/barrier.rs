@@ -14,7 +14,7 @@ use afresh_sys::planted::{self, Bug};
 use crate::TrackError;
 use crate::image::PageCopier;
 
-/// What a tracker implements for it.
+/// The part of a tracker that a barrier uses.
 pub(crate) trait Barrier: Send + Sync {
     /// Protects pages, at any time and in any thread. A write after it is reported.
     fn protect(&self, range: PageRange) -> Result<(), TrackError>;
