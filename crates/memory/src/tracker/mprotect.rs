@@ -107,7 +107,8 @@ impl Watch {
     /// Pages that one fault opens, a power of two.
     fn block(&self) -> usize {
         let part = self.part.load(Ordering::Relaxed).max(1);
-        let runs = self.runs.load(Ordering::Relaxed);
+        // Threads that open and protect pages at the same time may even count below zero.
+        let runs = self.runs.load(Ordering::Relaxed).min(part);
         if BUDGET.runs.load(Ordering::Relaxed) >= BUDGET.all() {
             return 1 << MAX_ORDER;
         }
