@@ -129,10 +129,11 @@ enum Method {
 
 /// A range of address space that holds one image and returns to it.
 pub struct Slot {
+    /// A capture that is prepared, or whose pages are copied while the guest runs: see `behind`.
+    /// Dropped before `method`, whose barrier it uses.
+    capture: Option<Capture>,
     /// Dropped before `space`: a tracker may watch the range.
     method: Method,
-    /// A capture that is prepared, or whose pages are copied while the guest runs: see `behind`.
-    capture: Option<Capture>,
     space: Space,
     state: State,
     /// The image that a reset returns to.

@@ -9,19 +9,24 @@
 //!
 //! * A fault handler takes the page, inserts it, and then marks it as secured. The page stays
 //!   protected meanwhile: every other handler that wants to open it waits for the mark.
-//! * A reader copies the page into its own buffer first, and takes it afterwards. If it gets the
-//!   page, no handler had taken it, so it was protected during the copy and the buffer has its
-//!   content. If it does not, a handler has the content, and the buffer is discarded. So a handler
-//!   never waits for a reader that the scheduler has suspended during a copy.
+//! * A reader copies the page into its own buffer first, and marks it as secured afterwards, if it
+//!   is still pending, in one atomic step. If it was, no handler had taken it, so it was protected
+//!   during the copy and the buffer has its content. Otherwise the buffer is discarded. So a handler
+//!   never waits for a reader that the scheduler has suspended.
+//!
+//! Readers hold a lock while they copy from the slot. [`PageCopier::finish`] waits for it, and takes
+//! the memory away: nothing is copied from the slot afterwards. No handler takes that lock. A forked
+//! child copies nothing and waits for nothing: its image has failed unless it was complete.
 //!
 //! Promises: each page of the image has the content that the slot had at the capture, or the image
 //! has failed with the cause. May break it: a page that is opened without [`PageCopier::keep`], and
 //! a guest that runs during the capture itself.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use afresh_sys::{Call, PAGE_SIZE, PageRange, Reservation, SysError};
+use afresh_sys::errno::ESRCH;
+use afresh_sys::{Call, PAGE_SIZE, PageRange, Reservation, SysError, fork};
 
 use super::backing::Filling;
 use super::inserter::Arrived;
@@ -31,29 +36,52 @@ use crate::ImageError;
 /// Pages that a reader copies at a time.
 const BATCH_PAGES: usize = 64;
 
-/// A bit for each captured page.
-struct PageBits(Box<[AtomicU64]>);
+/// Two bits for each captured page. None is set while it is pending.
+struct PageStates(Box<[AtomicU64]>);
 
-impl PageBits {
-    fn new(pages: usize, set: bool) -> Self {
-        let word = if set { u64::MAX } else { 0 };
-        Self((0..pages.div_ceil(64)).map(|_| AtomicU64::new(word)).collect())
+/// A fault handler has taken the page.
+const TAKEN: u64 = 1;
+/// Its content is outside of the slot, or will never be used.
+const SECURED: u64 = 2;
+
+impl PageStates {
+    fn new(pages: usize) -> Self {
+        Self((0..pages.div_ceil(32)).map(|_| AtomicU64::new(0)).collect())
     }
 
-    fn set(&self, page: usize) {
-        self.0[page / 64].fetch_or(1 << (page % 64), Ordering::AcqRel);
+    fn word(&self, page: usize) -> (&AtomicU64, usize) {
+        (&self.0[page / 32], page % 32 * 2)
     }
 
-    fn has(&self, page: usize) -> bool {
-        self.0[page / 64].load(Ordering::Acquire) & (1 << (page % 64)) != 0
-    }
-
-    /// Clears the bit and returns whether it was set.
+    /// Takes a pending page for a handler; returns whether it was pending.
     fn take(&self, page: usize) -> bool {
-        let bit = 1 << (page % 64);
-        self.0[page / 64].fetch_and(!bit, Ordering::AcqRel) & bit != 0
+        let (word, shift) = self.word(page);
+        word.fetch_or(TAKEN << shift, Ordering::AcqRel) >> shift & (TAKEN | SECURED) == 0
+    }
+
+    /// Marks a page that a handler took.
+    fn secure(&self, page: usize) {
+        let (word, shift) = self.word(page);
+        word.fetch_or(SECURED << shift, Ordering::AcqRel);
+    }
+
+    /// Marks a pending page in one step; returns whether it was pending.
+    fn secure_pending(&self, page: usize) -> bool {
+        let (word, shift) = self.word(page);
+        let secured =
+            |bits: u64| (bits >> shift & (TAKEN | SECURED) == 0).then_some(bits | SECURED << shift);
+        word.fetch_update(Ordering::AcqRel, Ordering::Acquire, secured).is_ok()
+    }
+
+    fn is_secured(&self, page: usize) -> bool {
+        let (word, shift) = self.word(page);
+        word.load(Ordering::Acquire) >> shift & SECURED != 0
     }
 }
+
+/// All that the captured pages need while they are in the slot: its memory, and the images whose
+/// files it maps, which captured pages without a private copy show.
+pub(crate) type CapturedMemory = (Arc<Reservation>, Image, Option<Image>);
 
 /// Pages that follow one another in the slot and in the backing.
 struct CapturedRun {
@@ -66,16 +94,15 @@ struct CapturedRun {
 pub(crate) struct PageCopier {
     /// Address of page 0 of the slot.
     base: usize,
-    /// The slot's memory, which stays mapped until every page has arrived.
-    memory: Mutex<Option<Arc<Reservation>>>,
+    /// `None` once nothing may be copied from the slot any more. Held for reading during copies.
+    memory: RwLock<Option<CapturedMemory>>,
     /// Ascending in both positions, and without gaps in the backing.
     runs: Vec<CapturedRun>,
     inserter: Inserter,
     arrived: Arc<Arrived>,
-    /// Pages whose content is only in the slot.
-    pending: PageBits,
-    /// Pages whose content is elsewhere too.
-    secured: PageBits,
+    states: PageStates,
+    /// The process that made the capture. A child may inherit locked locks and taken pages.
+    generation: u32,
     /// The error of the first page that could not be kept; 0 for none.
     errno: AtomicI32,
 }
@@ -83,7 +110,7 @@ pub(crate) struct PageCopier {
 impl PageCopier {
     fn new(
         captured: &[PageRange],
-        memory: &Arc<Reservation>,
+        memory: CapturedMemory,
         base: *const u8,
         (inserter, arrived): (Inserter, Arc<Arrived>),
     ) -> Self {
@@ -94,21 +121,31 @@ impl PageCopier {
             run
         });
         let runs = runs.collect();
-        let (pending, secured) = (PageBits::new(at, true), PageBits::new(at, false));
         Self {
             base: base as usize,
-            memory: Mutex::new(Some(memory.clone())),
+            memory: RwLock::new(Some(memory)),
             runs,
             inserter,
             arrived,
-            pending,
-            secured,
+            states: PageStates::new(at),
+            generation: fork::generation(),
             errno: AtomicI32::new(0),
         }
     }
 
-    fn memory(&self) -> MutexGuard<'_, Option<Arc<Reservation>>> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    fn memory(&self) -> RwLockReadGuard<'_, Option<CapturedMemory>> {
+        self.memory.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for readers that copy from the slot, and lets none begin.
+    fn release_memory(&self) {
+        let memory = self.memory.write().unwrap_or_else(PoisonError::into_inner).take();
+        drop(memory);
+    }
+
+    /// Whether this is a forked child of the process that made the capture.
+    pub(crate) fn is_of_parent(&self) -> bool {
+        self.generation != fork::generation()
     }
 
     fn address(&self, page: usize) -> *const u8 {
@@ -120,13 +157,16 @@ impl PageCopier {
     }
 
     fn fail(&self, error: &SysError) {
-        self.errno.store(error.errno, Ordering::Release);
+        let _ = self.errno.compare_exchange(0, error.errno, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// Copies the captured pages in `range`, which are the slot's. When it returns, writes to
     /// `range` do not reach the image. The caller is a fault handler of the slot, which opens the
     /// pages afterwards.
     pub(crate) fn keep(&self, range: PageRange) {
+        if self.is_of_parent() {
+            return;
+        }
         let first = self.runs.partition_point(|run| run.range.end() <= range.start);
         for run in &self.runs[first..] {
             let Some(part) = run.range.intersect(range) else { break };
@@ -137,9 +177,9 @@ impl PageCopier {
 
     /// As [`PageCopier::keep`], for the page `at` of the backing, which is `page` of the slot.
     fn keep_page(&self, at: usize, page: usize) {
-        if !self.pending.take(at) {
-            // A failed image needs no content, and a page without it must not stop the guest.
-            while !self.secured.has(at) && !self.has_failed() {
+        if !self.states.take(at) {
+            // Another handler marks it, also when it cannot store the page.
+            while !self.states.is_secured(at) {
                 std::thread::yield_now();
             }
             return;
@@ -150,11 +190,11 @@ impl PageCopier {
         if let Err(error) = self.inserter.put(at, content) {
             self.fail(&error);
         }
-        self.secured.set(at);
+        self.states.secure(at);
     }
 
     /// Copies what is still pending of `pages` of the backing, for which `buffer` has room. The run
-    /// `first` has the first of them.
+    /// `first` has the first of them. The caller holds the lock of `memory`.
     fn copy(&self, pages: PageRange, first: usize, buffer: &mut [u8]) -> Result<(), SysError> {
         let mut to = &mut *buffer;
         for run in &self.runs[first..] {
@@ -162,8 +202,8 @@ impl PageCopier {
             let Some(part) = place.intersect(pages) else { break };
             let (now, rest) = to.split_at_mut(part.byte_len());
             let from = self.address(run.range.start + part.start - run.at);
-            // SAFETY: the caller holds the slot's memory, in which captured pages stay accessible
-            // until the slot has had all of them copied. The copy uses a raw pointer because the
+            // SAFETY: the caller holds the lock of the slot's memory, in which captured pages stay
+            // accessible until the slot has taken that memory away. The copy uses a raw pointer because the
             // guest may write to a page once a handler has kept it: the buffer then holds some
             // mixture, which is not used.
             unsafe { from.copy_to_nonoverlapping(now.as_mut_ptr(), now.len()) };
@@ -172,9 +212,9 @@ impl PageCopier {
         let mut from = 0;
         while from < pages.len {
             let at = pages.start + from;
-            let taken = (at..pages.end()).take_while(|page| self.pending.take(*page)).count();
+            let taken =
+                (at..pages.end()).take_while(|page| self.states.secure_pending(*page)).count();
             let content = &buffer[from * PAGE_SIZE..(from + taken) * PAGE_SIZE];
-            (at..at + taken).for_each(|page| self.secured.set(page));
             if taken > 0 {
                 self.inserter.put(at, content)?;
             }
@@ -186,11 +226,14 @@ impl PageCopier {
 
     /// Copies `pages` of the backing, or waits for handlers that do.
     fn copy_all(&self, pages: PageRange) -> Result<(), SysError> {
-        let Some(memory) = self.memory().clone() else { return Ok(()) };
         let mut buffer = vec![0; BATCH_PAGES.min(pages.len) * PAGE_SIZE];
         for start in (pages.start..pages.end()).step_by(BATCH_PAGES) {
             let batch = PageRange::new(start, BATCH_PAGES.min(pages.end() - start));
             if !self.arrived.has_all(batch) {
+                let memory = self.memory();
+                if memory.is_none() || self.has_failed() {
+                    break;
+                }
                 let first = self.runs.partition_point(|run| run.at + run.range.len <= start);
                 self.copy(batch, first, &mut buffer[..batch.byte_len()])?;
             }
@@ -200,32 +243,38 @@ impl PageCopier {
                 std::thread::yield_now();
             }
         }
-        drop(memory);
-        if self.arrived.all() {
-            *self.memory() = None;
+        if self.arrived.all() && self.memory().is_some() {
+            self.release_memory();
         }
         Ok(())
     }
 
-    /// Copies everything, before the slot's memory changes.
-    pub(crate) fn finish(&self) {
-        self.fill(PageRange::new(0, self.inserter.pages()));
+    /// Copies everything if the image is `used`, before the slot's memory changes. Nothing is copied
+    /// from the slot afterwards: pages that could not be copied fail the image.
+    pub(crate) fn finish(&self, used: bool) {
+        if self.is_of_parent() {
+            return;
+        }
+        if used {
+            self.fill(PageRange::new(0, self.inserter.pages()));
+        }
+        if !self.arrived.all() {
+            self.fail(&SysError::new(Call::UffdFill, ESRCH));
+        }
+        self.release_memory();
     }
 }
 
 impl Filler for PageCopier {
     fn fill_in_handler(&self, page: usize) -> bool {
-        let run = self.runs.partition_point(|run| run.at + run.range.len <= page);
-        let Some(run) = self.runs.get(run) else { return false };
-        self.keep_page(page, run.range.start + page - run.at);
-        while !self.arrived.has(page) && !self.has_failed() {
-            std::thread::yield_now();
-        }
-        !self.has_failed()
+        // Slots map the image when it is complete: see `capture_behind`.
+        self.arrived.has(page)
     }
 
     fn fill(&self, pages: PageRange) -> bool {
-        if let Err(error) = self.copy_all(pages) {
+        if self.is_of_parent() {
+            self.fail(&SysError::new(Call::UffdFill, ESRCH));
+        } else if let Err(error) = self.copy_all(pages) {
             self.fail(&error);
         }
         !self.has_failed()
@@ -249,7 +298,7 @@ impl Image {
         &self,
         pages: usize,
         captured: &[PageRange],
-        memory: &Arc<Reservation>,
+        memory: CapturedMemory,
         base: *const u8,
     ) -> Result<(Image, Option<Arc<PageCopier>>), ImageError> {
         build::check_sorted(captured, pages)?;
@@ -290,9 +339,9 @@ mod tests {
         }
         let captured = [PageRange::new(1, 3), PageRange::new(5, 1), PageRange::new(7, 4)];
         let before = Image::zero(PAGES);
-        let (image, copier) = before.capture_behind(PAGES, &captured, &memory, base).unwrap();
+        let held = (memory, before.clone(), None);
+        let (image, copier) = before.capture_behind(PAGES, &captured, held, base).unwrap();
         let copier = copier.unwrap();
-        drop(memory);
         assert!(!image.is_complete());
         std::thread::scope(|scope| {
             scope.spawn(|| (0..PAGES).rev().for_each(|page| copier.keep(PageRange::new(page, 2))));
@@ -301,12 +350,58 @@ mod tests {
         });
         assert!(image.is_complete());
         // Handlers free nothing.
-        copier.finish();
+        copier.finish(true);
         assert!(copier.memory().is_none());
         for page in 0..PAGES {
             let byte = if captured.iter().any(|run| run.contains(page)) { page + 1 } else { 0 };
             assert!(image.page_is(page, &[byte as u8; PAGE_SIZE]), "page {page}");
         }
         assert_eq!(before.differing_content(&image).unwrap(), captured);
+    }
+    fn capture_of(memory: &Arc<Reservation>, pages: usize) -> (Image, Arc<PageCopier>) {
+        let all = PageRange::new(0, pages);
+        memory.map_anonymous(all, Protection::ReadWrite).unwrap();
+        let before = Image::zero(pages);
+        let held = (memory.clone(), before.clone(), None);
+        let base = memory.page_ptr(0);
+        let (image, copier) = before.capture_behind(pages, &[all], held, base).unwrap();
+        (image, copier.unwrap())
+    }
+
+    #[test]
+    fn the_end_of_a_capture_waits_for_readers_of_the_slot() {
+        let memory = Arc::new(Reservation::new(4).unwrap());
+        let (image, copier) = capture_of(&memory, 4);
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = copier.memory();
+            scope.spawn(|| {
+                copier.finish(true);
+                over.store(true, Ordering::Release);
+            });
+            while !copier.arrived.all() {
+                std::thread::yield_now();
+            }
+            (0..1000).for_each(|_| std::thread::yield_now());
+            assert!(!over.load(Ordering::Acquire));
+            drop(reader);
+        });
+        assert_eq!(Arc::strong_count(&memory), 1);
+        image.complete().unwrap();
+    }
+
+    #[test]
+    fn nothing_is_copied_from_the_slot_after_the_end_of_a_capture() {
+        let memory = Arc::new(Reservation::new(4).unwrap());
+        let (image, copier) = capture_of(&memory, 4);
+        copier.keep(PageRange::new(1, 1));
+        // As if a page could not be stored.
+        copier.fail(&SysError::new(Call::UffdFill, 12));
+        copier.finish(true);
+        assert_eq!(Arc::strong_count(&memory), 1);
+        assert!(image.complete().is_err());
+        assert!(image.resolve(PageRange::new(2, 1)).is_err());
+        image.resolve(PageRange::new(1, 1)).unwrap();
+        assert!(!copier.arrived.has(2));
     }
 }

@@ -12,7 +12,8 @@
 //! * A page outside the write set at the stop equals the slot's image, whose page the capture
 //!   shares. The tracker has reported every other page, or would at this drain.
 //! * A page of the write set is protected at the stop. It was protected by the preparation, and the
-//!   tracker reports each that was opened again afterwards; or the stop protects it.
+//!   tracker reports each that was opened again afterwards; or the stop protects it. That includes
+//!   pages of the set that the slot has grown into since the preparation: they are open.
 //! * No captured page opens before it is copied. Only fault handlers and methods of the slot open
 //!   pages. Handlers call the copier. Every method that opens, changes, hides or discards pages
 //!   first has the rest copied ([`Slot::settle_capture`]).
@@ -30,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use afresh_sys::planted::{Bug, but_last};
-use afresh_sys::{PageRange, Reservation};
+use afresh_sys::{PageRange, Reservation, fork};
 
 use super::{Method, Slot};
 use crate::image::PageCopier;
@@ -61,9 +62,15 @@ struct Protection {
     done: Mutex<usize>,
     /// Set when the slot needs the lock, or the preparation is over.
     over: AtomicBool,
+    /// The process that made it. A forked child may inherit `done` locked.
+    generation: u32,
 }
 
 impl Protection {
+    fn is_of_parent(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
     fn done(&self) -> MutexGuard<'_, usize> {
         self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -103,12 +110,16 @@ impl FreezePreparation {
     /// [`TrackError`] when the kernel refuses. The freeze tries again.
     pub fn run(&self) -> Result<(), TrackError> {
         let Some(protection) = &self.0 else { return Ok(()) };
-        while !protection.over.load(Ordering::Acquire) {
-            if protection.protect_some(&mut protection.done())? {
-                break;
+        if protection.is_of_parent() {
+            return Ok(());
+        }
+        loop {
+            let mut done = protection.done();
+            // Under the lock: its last holder may have ended the preparation.
+            if protection.over.load(Ordering::Acquire) || protection.protect_some(&mut done)? {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
     /// Whether there is nothing to prepare: the freeze copies all pages at the stop.
@@ -118,10 +129,37 @@ impl FreezePreparation {
     }
 }
 
+/// The parts of `runs` that are not in `others`. Both are sorted and disjoint.
+fn outside(runs: &[PageRange], others: &[PageRange]) -> Vec<PageRange> {
+    let mut parts = Vec::new();
+    for run in runs {
+        let mut from = run.start;
+        let first = others.partition_point(|other| other.end() <= run.start);
+        for other in others[first..].iter().take_while(|other| other.start < run.end()) {
+            if other.start > from {
+                parts.push(PageRange::new(from, other.start - from));
+            }
+            from = other.end();
+        }
+        if from < run.end() {
+            parts.push(PageRange::new(from, run.end() - from));
+        }
+    }
+    parts
+}
+
 impl Drop for Capture {
     fn drop(&mut self) {
+        if self.protection.is_of_parent() {
+            return;
+        }
         // A preparation may outlive the slot.
         drop(self.protection.take_over());
+        if let Some(copier) = &self.copier {
+            // The tracker and the capture hold it; a third holder is the image.
+            copier.finish(Arc::strong_count(copier) > 2);
+            self.protection.barrier.set_copier(None);
+        }
     }
 }
 
@@ -182,15 +220,17 @@ impl Slot {
                 }
             }
         };
+        // Pages that a growth has made accessible again are in the set, and open without a report.
+        let others = outside(&outside(&capture.runs, &capture.protection.runs), &reopened);
         let reopened = but_last(Bug::Prepare, &reopened);
-        let protected =
-            protected.and_then(|()| reopened.iter().try_for_each(|run| barrier.protect(*run)));
+        let mut open = reopened.iter().chain(&others);
+        let protected = protected.and_then(|()| open.try_for_each(|run| barrier.protect(*run)));
         if protected.is_err() {
             // The kernel has no mapping left, say.
             self.capture = Some(capture);
             return self.freeze();
         }
-        let memory = &self.space.memory;
+        let memory = (self.space.memory.clone(), self.image.clone(), self.shown.clone());
         let behind = self.image.capture_behind(self.space.end, &capture.runs, memory, self.base());
         let image = behind.map(|(image, copier)| {
             barrier.set_copier(copier.clone());
@@ -223,6 +263,7 @@ impl Slot {
             runs: runs.clone(),
             done: Mutex::new(0),
             over: AtomicBool::new(false),
+            generation: fork::generation(),
         };
         Capture { protection: Arc::new(protection), runs, copier: None }
     }
@@ -252,17 +293,11 @@ impl Slot {
     /// Has the rest of a capture copied, if its image is still in use, and opens its pages. Called
     /// by every method that is about to change pages or their protection.
     pub(super) fn settle_capture(&mut self) -> Result<(), SlotError> {
-        let Some(capture) = self.capture.take() else { return Ok(()) };
-        drop(capture.protection.take_over());
-        if let Some(copier) = &capture.copier {
-            // The tracker and the capture hold it; a third holder is the image.
-            if Arc::strong_count(copier) > 2 {
-                copier.finish();
-            }
-            capture.protection.barrier.set_copier(None);
-        }
+        let Some(mut capture) = self.capture.take() else { return Ok(()) };
+        let runs = std::mem::take(&mut capture.runs);
+        drop(capture);
         if let Method::WriteSet(tracker) = &mut self.method
-            && let Err(error) = tracker.open(&capture.runs)
+            && let Err(error) = tracker.open(&runs)
         {
             self.quarantine(error.to_string());
             return Err(error.into());

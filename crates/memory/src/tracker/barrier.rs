@@ -5,11 +5,11 @@
 //! it: a copier that is set or removed while a guest runs.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use afresh_sys::PageRange;
 use afresh_sys::planted::{self, Bug};
+use afresh_sys::{PageRange, fork};
 
 use crate::TrackError;
 use crate::image::PageCopier;
@@ -53,21 +53,27 @@ impl WriteBarrier {
 /// The copier of a capture under way, if there is one.
 #[derive(Default)]
 pub(crate) struct CopierCell {
+    copier: Mutex<Option<Arc<PageCopier>>>,
     /// Whether there is one: all that a fault looks at in a slot without a capture.
     any: AtomicBool,
-    copier: Mutex<Option<Arc<PageCopier>>>,
+    /// The process that set it. A forked child may inherit the lock locked.
+    generation: AtomicU32,
 }
 
 impl CopierCell {
     fn set(&self, copier: Option<Arc<PageCopier>>) {
         let any = copier.is_some();
         *self.copier.lock().unwrap_or_else(PoisonError::into_inner) = copier;
+        self.generation.store(fork::generation(), Ordering::Relaxed);
         self.any.store(any, Ordering::Release);
     }
 
     /// Copies the captured pages of `range`, which a fault handler is about to open.
     pub(super) fn keep(&self, range: PageRange) {
         if !self.any.load(Ordering::Acquire) || planted::is_in_handler(Bug::CopyBehind) {
+            return;
+        }
+        if self.generation.load(Ordering::Relaxed) != fork::generation() {
             return;
         }
         // The lock is held for the clone alone, which touches no guest memory, so no handler

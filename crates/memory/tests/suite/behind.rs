@@ -321,3 +321,55 @@ fn a_tracker_without_a_barrier_copies_at_the_stop() {
         assert_eq!(frozen.digest(), slot.freeze().unwrap().digest());
     }
 }
+
+#[test]
+fn pages_that_a_prepared_slot_grows_into_again_are_frozen_as_they_were_at_the_stop() {
+    for kind in KINDS {
+        let Some(mut slot) = slot(kind) else { continue };
+        let write = |slot: &mut Slot, byte| {
+            (PAGES..PAGES + 8).for_each(|page| slot.write(page * PAGE_SIZE, &[byte]).unwrap());
+        };
+        slot.grow(PAGES + 8).unwrap();
+        write(&mut slot, 1);
+        slot.reset().unwrap();
+        dirty(&mut slot, 3);
+        slot.prepare_freeze().unwrap().run().unwrap();
+        slot.grow(PAGES + 8).unwrap();
+        write(&mut slot, 2);
+        let frozen = slot.freeze_behind().unwrap();
+        assert!(!frozen.is_complete());
+        write(&mut slot, 3);
+        for page in PAGES..PAGES + 8 {
+            let mut byte = [0];
+            frozen.resolve(PageRange::new(page, 1)).unwrap();
+            frozen.read(page * PAGE_SIZE, &mut byte);
+            assert_eq!(byte, [2], "{kind}: page {page}");
+        }
+    }
+}
+
+#[test]
+fn a_capture_outlives_its_slot_and_the_image_below_it() {
+    for kind in KINDS {
+        let Some(mut slot) = slot(kind) else { continue };
+        // In sequence, so that more pages open than are written.
+        for page in 0..100 {
+            slot.write(page * PAGE_SIZE, &[9]).unwrap();
+        }
+        let frozen = slot.freeze_behind().unwrap();
+        let expected = slot.image().clone();
+        let contents: Vec<_> = (0..PAGES).map(|page| expected.page(page).copied()).collect();
+        drop(expected);
+        drop(slot);
+        frozen.complete().unwrap();
+        for (page, content) in contents.into_iter().enumerate() {
+            let mut content = content.unwrap_or([0; PAGE_SIZE]);
+            if page < 100 {
+                content[0] = 9;
+            }
+            let mut found = [0; PAGE_SIZE];
+            frozen.read(page * PAGE_SIZE, &mut found);
+            assert!(found == content, "{kind}: page {page}");
+        }
+    }
+}
