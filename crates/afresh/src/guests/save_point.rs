@@ -12,7 +12,9 @@ use super::save::Parent;
 use super::{Guest, Lease, SaveError, SaveOptions, SavedSnapshot, Session};
 use crate::{Cause, Place, Reference};
 
-/// The work of a save point that is done while the guest runs, in any thread.
+/// The work of a save point that is done while the guest runs, in any thread. Written pages are
+/// protected again: a system call of a host function that writes to guest memory may fail with
+/// `EFAULT`.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -94,6 +96,9 @@ impl SavePoint {
 
 impl Session {
     /// Begins a save point, for which [`Session::save_point`] then stops the session for less time.
+    ///
+    /// A system call of a host function that writes to guest memory may fail with `EFAULT` from here
+    /// on. Read into a buffer of the host, and copy from there.
     ///
     /// # Errors
     /// As [`Session::save_point`].

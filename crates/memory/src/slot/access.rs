@@ -65,7 +65,8 @@ impl Slot {
     }
 
     /// Makes a range writable without a fault, so that a system call may write it under every
-    /// tracker. The next reset restores it.
+    /// tracker. The next reset restores it. [`Slot::prepare_freeze`] and [`Slot::freeze_behind`]
+    /// protect it again: open it anew before a system call writes it.
     ///
     /// # Errors
     /// [`SlotError::OutOfBounds`]; any other error quarantines the slot.

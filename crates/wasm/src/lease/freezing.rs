@@ -49,7 +49,8 @@ impl Lease<'_> {
     /// The present state, calls of this lease included, to be saved or thawed: a fork of a guest
     /// that has run. The cost is proportional to the writes since the warm state, or since
     /// [`Lease::prepare_freeze`]. Pages are copied when they are read or written: see
-    /// [`afresh_memory::Slot::freeze_behind`].
+    /// [`afresh_memory::Slot::freeze_behind`]. Until then a system call of a host function that writes
+    /// to guest memory may fail with `EFAULT`, also where the function touched that memory before.
     ///
     /// # Errors
     /// [`FreezeError::State`] in fresh mode, and for references that no other instance can hold.
