@@ -404,4 +404,21 @@ mod tests {
         image.resolve(PageRange::new(1, 1)).unwrap();
         assert!(!copier.arrived.has(2));
     }
+    #[test]
+    fn a_handler_waits_for_a_page_that_another_copies_also_in_a_failed_image() {
+        let memory = Arc::new(Reservation::new(4).unwrap());
+        let (_image, copier) = capture_of(&memory, 4);
+        assert!(copier.states.take(2));
+        copier.fail(&SysError::new(Call::UffdFill, 12));
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                copier.keep(PageRange::new(2, 1));
+                over.store(true, Ordering::Release);
+            });
+            (0..1000).for_each(|_| std::thread::yield_now());
+            assert!(!over.load(Ordering::Acquire));
+            copier.states.secure(2);
+        });
+    }
 }
