@@ -18,7 +18,10 @@ export type CommandTools = SandboxTools & {
   run_command: Tool<{ command: string }, string>
 }
 
-/** The tools of a sandbox of this process or of a server, for `generateText`, `streamText` and agents. */
+/**
+ * The tools of a sandbox of this process or of a server, for `generateText`, `streamText` and
+ * agents.
+ */
 export function sandboxTools(sandbox: Sandbox | RemoteSandbox, options?: { commands?: false }): SandboxTools
 /** With `commands`, for a sandbox of a Linux program in this process. */
 export function sandboxTools(sandbox: Sandbox, options: { commands: true }): CommandTools

@@ -17,7 +17,10 @@ export class ExecutionError extends AfreshError {
 export interface ExecutionResult {
   readonly text?: string
   readonly is_main_result?: boolean
-  /** The value in other forms: `json`, and those that Linux programs display, such as `html` and `png`. */
+  /**
+   * The value in other forms: `json`, and those that Linux programs display, such as `html` and
+   * `png`.
+   */
   readonly [format: string]: unknown
 }
 

@@ -1,5 +1,6 @@
 /**
- * Sandboxes that start warm, fork, and roll back: JavaScript and Python in Wasm, and unmodified Linux programs.
+ * Sandboxes that start warm, fork, and roll back: JavaScript and Python in Wasm, and unmodified
+ * Linux programs.
  *
  * Values between JavaScript and a guest:
  *
@@ -79,7 +80,8 @@ export class Result<T = unknown> {
   readonly error: Error | undefined
   /** Whether more was printed than is kept. */
   readonly truncated: boolean
-  /** Pages of memory (4 KiB) that differ from the last state; `undefined` if they are not counted. */
+  /** Pages of memory (4 KiB) that differ from the last state; `undefined` if they are not counted.
+   */
   readonly dirtyPages: number | undefined
   /** Microseconds that the guest ran. */
   readonly microseconds: number
@@ -100,15 +102,19 @@ export interface RunOptions extends Cancellable {
 }
 
 /**
- * A function that programs call by its name, synchronous or asynchronous. `this.signal` is aborted when the call that
- * wants its result has ended. Named arguments of Python come as an object after the others.
+ * A function that programs call by its name, synchronous or asynchronous. `this.signal` is aborted
+ * when the call that wants its result has ended. Named arguments of Python come as an object after
+ * the others.
  */
 export type Tool = (this: { readonly signal: AbortSignal }, ...args: any[]) => unknown
 /** Tools by their names, or functions with names. */
 export type Tools = Readonly<Record<string, Tool>> | readonly Tool[]
 
 export interface SandboxOptions {
-  /** Maximum milliseconds of a call. One that takes longer fails, and the sandbox has to be rolled back. */
+  /**
+   * Maximum milliseconds of a call. One that takes longer fails, and the sandbox has to be rolled
+   * back.
+   */
   timeoutMs?: number | undefined
   /** Maximum memory of the guest. */
   memoryLimit?: Size | undefined
@@ -260,7 +266,10 @@ export interface Port {
   post(path: string, body: Data, options?: Omit<PortOptions, 'body'>): Promise<PortResponse>
 }
 
-/** A live guest whose calls continue from one another. One operation at a time; others fail with a `BusyError`. */
+/**
+ * A live guest whose calls continue from one another. One operation at a time; others fail with a
+ * `BusyError`.
+ */
 export class Sandbox implements AsyncDisposable, Disposable {
   private constructor()
   readonly files: Files
@@ -325,7 +334,10 @@ export class Warm implements AsyncDisposable, Disposable {
   sandbox(options?: SandboxOptions): Promise<Sandbox>
   /** A sandbox in the state that a delta makes of the warm state. */
   apply(delta: Uint8Array, options?: SandboxOptions): Promise<Sandbox>
-  /** Calls a function with each input, each time from the warm state. Results are in the order of the inputs. */
+  /**
+   * Calls a function with each input, each time from the warm state. Results are in the order of
+   * the inputs.
+   */
   map<T = unknown>(code: string, inputs: Iterable<unknown>, options?: MapOptions): Promise<Result<T>[]>
   /** Saves the warm state as a snapshot; gives its id. */
   save(to: Location): Promise<string>
@@ -338,7 +350,10 @@ export class Warm implements AsyncDisposable, Disposable {
 export interface WarmOptions extends Cancellable {
   /** Code that an interpreter runs once. */
   setup?: string | undefined
-  /** Calls that warm up a guest that is no interpreter: names of exports, and the bytes that each is given. */
+  /**
+   * Calls that warm up a guest that is no interpreter: names of exports, and the bytes that each is
+   * given.
+   */
   calls?: readonly (readonly [name: string, input?: Data])[] | undefined
   /** Maximum milliseconds of a call of `Warm` itself. */
   timeoutMs?: number | undefined
@@ -379,7 +394,8 @@ export interface NetRule {
 export interface Grants {
   /** Host directories that the program may read. Its changes never reach the host. */
   dirs?: readonly Location[] | undefined
-  /** Servers that it may connect to: `"api.example.org:443"`, `"*.example.org:*"`. None by default. */
+  /** Servers that it may connect to: `"api.example.org:443"`, `"*.example.org:*"`. None by default.
+   */
   net?: readonly (string | NetRule)[] | undefined
   /** Maximum memory that its processes may map together; 4 GiB if not set. */
   memoryLimit?: Size | undefined
@@ -418,8 +434,8 @@ export interface ExecOptions extends Grants, Cancellable {
 }
 
 /**
- * Opens a guest and warms it up: `"js"`, `"python"` (with `$AFRESH_PYTHON`), the path of a Wasm module or component or
- * of a micro-VM program, or a snapshot.
+ * Opens a guest and warms it up: `"js"`, `"python"` (with `$AFRESH_PYTHON`), the path of a Wasm
+ * module or component or of a micro-VM program, or a snapshot.
  */
 export function warm(guest: Location, options?: WarmOptions): Promise<Warm>
 /** Opens a snapshot that `Warm.save` or `Sandbox.save` made, here or on another machine. */

@@ -2,14 +2,17 @@
 //! It takes memory in proportion to its bytes.
 #![no_main]
 
-#[path = "../../crates/serve/src/sandbox/form.rs"]
+#[path = "../../crates/serve/src/sandbox/bodies/form.rs"]
 mod form;
-#[path = "../../crates/serve/src/sandbox/network_rules.rs"]
+#[path = "../../crates/serve/src/sandbox/bodies/network_rules.rs"]
 #[allow(dead_code, reason = "the fields are read by the server")]
 mod network_rules;
-#[path = "../../crates/serve/src/sandbox/requests.rs"]
+#[path = "../../crates/serve/src/sandbox/bodies/requests.rs"]
 #[allow(dead_code, reason = "the fields are read by the server")]
 mod requests;
+#[path = "../../crates/serve/src/sandbox/bodies/unknown_fields.rs"]
+#[allow(dead_code, reason = "the fields are read by the server")]
+mod unknown_fields;
 
 use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::accepted;

@@ -1,6 +1,8 @@
-// A handler of wasi:http for componentize-js: a catalogue that is made when the component is built, and queries of it.
+// A handler of wasi:http for componentize-js: a catalogue that is made when the component is built,
+// and queries of it.
 //
-// `GET /?under=N` counts the cheap things in it; a body is planted into the state, where a request that came later could find it.
+// `GET /?under=N` counts the cheap things in it; a body is planted into the state, where a request
+// that came later could find it.
 
 const catalogue = new Map();
 for (let number = 0; number < 20000; number++) {

@@ -1,4 +1,5 @@
-// A module of AssemblyScript, whose heap is kept by its own collector: a warehouse that is filled once, and changed by every call.
+// A module of AssemblyScript, whose heap is kept by its own collector: a warehouse that is filled
+// once, and changed by every call.
 
 class Thing {
   constructor(public id: i32, public name: string) {}
@@ -19,7 +20,10 @@ export function warm(): void {
   for (let id = 0; id < 20000; id++) add(id, "thing " + id.toString());
 }
 
-/** Adds something, and tells how often it was asked, how much there is, and whether `id` was there before. */
+/**
+ * Adds something, and tells how often it was asked, how much there is, and whether `id` was there
+ * before.
+ */
 export function handle(id: i32): i64 {
   served++;
   const before = byName.has("canary " + id.toString());

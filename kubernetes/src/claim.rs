@@ -3,25 +3,24 @@
 //! Promises: the `Sandbox` has the name of its claim, so a claim never gets two. A `Sandbox` of
 //! another owner is not touched. The status mirrors that of the `Sandbox`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use kube::Resource;
 use kube::api::{ObjectMeta, PostParams};
-use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 
 use crate::condition::{self, FINISHED, READY};
-use crate::context::{Context, Failure, MANAGER, code};
+use crate::context::{Context, FINALIZER, Failure, MANAGER, Wait, code, key_of};
 use crate::fields::{
-    ClaimSpec, EnvPolicy, RUNTIME_CLASS, SandboxPlan, read_claim, read_template, runtime_class,
+    ClaimSpec, EnvPolicy, RUNTIME_CLASS, SandboxPlan, is_afresh, read_claim, read_pool,
+    read_template,
 };
+use crate::queue::ObjectKey;
 use crate::resource::{
-    ClaimKind, ClaimStatus, ClaimedSandbox, PoolKind, Sandbox, SandboxClaim, SandboxKind,
-    TemplateKind,
+    CONTROLLER_ANNOTATION, ClaimStatus, ClaimedSandbox, PoolKind, Sandbox, SandboxClaim,
+    SandboxKind, SandboxTemplate, TemplateKind,
 };
-use crate::sandbox::{FINALIZER, delete, until};
+use crate::sandbox::until;
 
 /// Interval of checks for the end of a deleted `Sandbox`, in case its event is lost.
 const DELETION_CHECK: Duration = Duration::from_secs(5);
@@ -36,33 +35,29 @@ const SPEC_CHANGED: &str = "the template, variables or labels of the claim were 
 ///
 /// # Errors
 /// If the Kubernetes API fails; the condition `Ready` has the cause.
-pub async fn reconcile(claim: Arc<SandboxClaim>, context: Arc<Context>) -> Result<Action, Failure> {
-    if let Some(pause) = context.pause(&claim) {
-        return Ok(pause);
-    }
+pub async fn reconcile(claim: &mut SandboxClaim, context: &Context) -> Result<Wait, Failure> {
     if claim.metadata.deletion_timestamp.is_some() {
-        return end(&claim, &context).await;
+        return end(claim, context).await;
     }
     let mut status = claim.status();
-    let work = Reconciliation { claim: &claim, context: &context, status: &mut status };
+    let work = Reconciliation { claim, context, status: &mut status };
     match work.run().await {
-        Ok(Outcome::NotOurs) => Ok(Action::await_change()),
-        Ok(Outcome::Action(action)) => {
-            context.write_status(&claim, &status).await?;
-            context.succeed(claim.uid());
-            Ok(action)
+        Ok(Outcome::NotOurs) => Ok(None),
+        Ok(Outcome::Wait(wait)) => {
+            context.write_status(claim, &status).await?;
+            Ok(wait)
         }
         Err(failure) => {
-            if let Some(action) = failure.conflict() {
-                return Ok(action);
+            if !failure.is_reported() {
+                return Err(failure);
             }
             let message = failure.to_string();
             let (reason, generation) = (failure.reason(), claim.metadata.generation);
             condition::set(&mut status.conditions, READY, false, reason, &message, generation);
-            context.write_status(&claim, &status).await?;
+            context.write_status(claim, &status).await?;
             // The object that is missing wakes the claim when it appears.
             match failure {
-                Failure::Cluster { .. } => Ok(Action::requeue(context.settings.resync)),
+                Failure::Cluster { .. } => Ok(Some(context.settings.resync)),
                 failure => Err(failure),
             }
         }
@@ -71,11 +66,10 @@ pub async fn reconcile(claim: Arc<SandboxClaim>, context: Arc<Context>) -> Resul
 
 /// Deletes the `Sandbox`. Returns true once it does not exist any more.
 async fn remove_sandbox(claim: &SandboxClaim, context: &Context) -> Result<bool, Failure> {
-    let api = context.api::<SandboxKind>(claim.namespace());
-    match api.get_opt(claim.name()).await? {
+    match context.read::<SandboxKind>(claim.namespace(), claim.name()).await? {
         Some(found) if found.is_controlled_by(claim.uid()) => {
             if found.metadata.deletion_timestamp.is_none() {
-                delete(&api, &found).await?;
+                context.delete(&found).await?;
             }
             Ok(false)
         }
@@ -83,17 +77,14 @@ async fn remove_sandbox(claim: &SandboxClaim, context: &Context) -> Result<bool,
     }
 }
 
-async fn end(claim: &SandboxClaim, context: &Context) -> Result<Action, Failure> {
-    let mut finalizers = claim.metadata.finalizers.clone().unwrap_or_default();
-    if finalizers.iter().any(|name| name == FINALIZER) {
+async fn end(claim: &mut SandboxClaim, context: &Context) -> Result<Wait, Failure> {
+    if claim.has_finalizer(FINALIZER) {
         if !remove_sandbox(claim, context).await? {
-            return Ok(Action::requeue(DELETION_CHECK));
+            return Ok(Some(DELETION_CHECK));
         }
-        finalizers.retain(|name| name != FINALIZER);
-        context.set_finalizers(claim, &finalizers).await?;
+        context.release(claim).await?;
     }
-    context.succeed(claim.uid());
-    Ok(Action::await_change())
+    Ok(None)
 }
 
 fn refuse<T>(reason: &'static str, message: String) -> Result<T, Failure> {
@@ -103,78 +94,81 @@ fn refuse<T>(reason: &'static str, message: String) -> Result<T, Failure> {
 enum Outcome {
     /// The claim belongs to another controller.
     NotOurs,
-    Action(Action),
+    Wait(Wait),
 }
 
 struct Reconciliation<'a> {
-    claim: &'a SandboxClaim,
+    claim: &'a mut SandboxClaim,
     context: &'a Context,
     status: &'a mut ClaimStatus,
 }
 
 impl Reconciliation<'_> {
     async fn run(mut self) -> Result<Outcome, Failure> {
-        let (claim, context) = (self.claim, self.context);
-        let (spec, faults) = read_claim(&claim.spec);
-        let finalizers = claim.metadata.finalizers.as_deref().unwrap_or_default();
-        let is_taken = finalizers.iter().any(|name| name == FINALIZER);
-        let api = context.api::<SandboxKind>(claim.namespace());
-        let (mut found, mut template) = (None, None);
+        let context = self.context;
+        let (spec, faults) = read_claim(self.claim.spec());
+        let is_taken = self.claim.has_finalizer(FINALIZER);
+        let mut found = None;
         if is_taken {
-            found = api.get_opt(claim.name()).await?;
+            found = context.read(self.claim.namespace(), self.claim.name()).await?;
         }
+        let mut source = None;
         if found.is_none() {
-            let templates = context.api::<TemplateKind>(claim.namespace());
-            template = templates.get_opt(&spec.template).await?;
-            let other = template.as_ref().is_none_or(|template| {
-                runtime_class(&template.spec).is_none_or(|class| class != RUNTIME_CLASS)
-            });
+            let read = self.read_source(&spec).await;
+            let other = match &read {
+                Ok(template) => !is_afresh(template.spec()),
+                Err(Failure::Cluster { .. }) => true,
+                Err(_) => false,
+            };
             // Not even its end is ours.
             if context.settings.ignore_other_runtimes && other && !is_taken {
                 return Ok(Outcome::NotOurs);
             }
+            source = Some(read);
         }
         if self.time_left(&spec).is_some_and(|left| left.is_zero()) {
-            return self.expire(&spec).await.map(Outcome::Action);
+            return self.expire(&spec).await.map(Outcome::Wait);
         }
-        let found = match found {
-            Some(found) => found,
-            None => {
+        let found = match (found, source) {
+            (Some(found), _) => found,
+            (None, source) => {
                 if !faults.is_empty() {
                     return refuse("UnsupportedField", faults.to_string());
                 }
-                let Some(template) = template else {
-                    let message = format!("there is no SandboxTemplate {}", spec.template);
-                    return refuse("TemplateNotFound", message);
+                let template = match source {
+                    Some(template) => template?,
+                    None => self.read_source(&spec).await?,
                 };
-                self.check_pool(&spec).await?;
-                let body = self.sandbox(&spec, &template.spec)?;
-                self.create(&api, &body, is_taken).await?
+                let body = self.sandbox(&spec, &template)?;
+                self.create(&body).await?
             }
         };
-        if !found.is_controlled_by(claim.uid()) {
-            let name = claim.name();
+        let key = key_of(self.claim);
+        // A change of the template affects later claims only.
+        context.interests.set(&key, Vec::new());
+        if !found.is_controlled_by(self.claim.uid()) {
+            let name = self.claim.name();
             let message = format!("the Sandbox {name} is not one of this claim; rename the claim");
             return refuse("SandboxNameConflict", message);
         }
         self.mirror(&found);
-        let annotations = found.metadata.annotations.as_ref();
-        let made_from = annotations.and_then(|annotations| annotations.get(CLAIM_ANNOTATION));
+        let made_from = found.annotation(CLAIM_ANNOTATION);
         let fault = if !faults.is_empty() {
             Some(("UnsupportedField", faults.to_string()))
-        } else if made_from.is_some_and(|made_from| *made_from != spec.fingerprint()) {
+        } else if made_from.is_some_and(|made_from| made_from != spec.fingerprint()) {
             Some(("SpecChanged", SPEC_CHANGED.to_owned()))
         } else {
             None
         };
         if let Some((reason, message)) = fault {
-            let (conditions, generation) = (&mut self.status.conditions, claim.metadata.generation);
+            let generation = self.claim.metadata.generation;
+            let conditions = &mut self.status.conditions;
             condition::set(conditions, READY, false, reason, &message, generation);
         }
         let wait = self.time_left(&spec).map_or(context.settings.resync, |left| {
             context.settings.resync.min(left.saturating_add(Duration::from_millis(1)))
         });
-        Ok(Outcome::Action(Action::requeue(wait)))
+        Ok(Outcome::Wait(Some(wait)))
     }
 
     /// Time until the claim ends.
@@ -188,77 +182,87 @@ impl Reconciliation<'_> {
         spec.shutdown_time.into_iter().chain(ttl).map(until).min()
     }
 
-    async fn check_pool(&self, spec: &ClaimSpec) -> Result<(), Failure> {
-        let Some(name) = &spec.pool else { return Ok(()) };
-        let pools = self.context.api::<PoolKind>(self.claim.namespace());
-        let pool = pools.get_opt(name).await?;
-        let template = pool.map(|pool| crate::fields::read_pool(&pool.spec).0.template);
-        match template {
-            Some(template) if template == spec.template => Ok(()),
-            Some(template) => refuse(
+    /// The template of the claim: the one that it names, or that of its pool.
+    async fn read_source(&self, spec: &ClaimSpec) -> Result<SandboxTemplate, Failure> {
+        let (context, namespace) = (self.context, self.claim.namespace());
+        let pool = spec.pool.as_ref().map(|name| ObjectKey::new::<PoolKind>(namespace, name));
+        let template = |name: &String| ObjectKey::new::<TemplateKind>(namespace, name);
+        let key = key_of(self.claim);
+        // Before they are read, so that no change is lost.
+        let named = spec.template.as_ref().map(template);
+        context.interests.set(&key, pool.clone().into_iter().chain(named).collect());
+        let mut found = None;
+        if let Some(name) = &spec.template {
+            found = Some(self.read_template(name).await?);
+        }
+        let Some(pool_name) = &spec.pool else {
+            let fault = || "the claim names no template and no pool".to_owned();
+            return found.map_or_else(|| refuse("TemplateNotFound", fault()), Ok);
+        };
+        let Some(of_pool) = context.read::<PoolKind>(namespace, pool_name).await? else {
+            return refuse("WarmPoolNotFound", format!("there is no SandboxWarmPool {pool_name}"));
+        };
+        let other = read_pool(of_pool.spec()).0.template;
+        match found {
+            Some(found) if found.name() == other => Ok(found),
+            Some(found) => refuse(
                 "WarmPoolNotFound",
                 format!(
-                    "the SandboxWarmPool {name} is for the template {template}, and not for {}",
-                    spec.template
+                    "the SandboxWarmPool {pool_name} is for the template {other}, and not for {}",
+                    found.name()
                 ),
             ),
-            None => refuse("WarmPoolNotFound", format!("there is no SandboxWarmPool {name}")),
+            None => {
+                context.interests.set(&key, pool.into_iter().chain([template(&other)]).collect());
+                self.read_template(&other).await
+            }
+        }
+    }
+
+    async fn read_template(&self, name: &str) -> Result<SandboxTemplate, Failure> {
+        match self.context.read::<TemplateKind>(self.claim.namespace(), name).await? {
+            Some(template) => Ok(template),
+            None => refuse("TemplateNotFound", format!("there is no SandboxTemplate {name}")),
         }
     }
 
     /// The `Sandbox` of the claim.
-    fn sandbox(&self, spec: &ClaimSpec, template: &Value) -> Result<Sandbox, Failure> {
-        let (plan, policy, faults) = read_template(template);
+    fn sandbox(&self, spec: &ClaimSpec, template: &SandboxTemplate) -> Result<Sandbox, Failure> {
+        let (plan, policy, faults) = read_template(template.spec());
         if !faults.is_empty() {
-            let name = &spec.template;
-            let message = format!("the SandboxTemplate {name}: {faults}");
+            let message = format!("the SandboxTemplate {}: {faults}", template.name());
             return refuse("UnsupportedField", message);
         }
         check_envs(spec, &plan, policy)?;
-        // The template without the fields that a Sandbox does not have.
-        let mut pod = template.get("podTemplate").cloned().unwrap_or_default();
-        let mut envs = plan.envs;
-        envs.extend(spec.envs.clone());
-        let envs = envs.into_iter().map(|(name, value)| json!({"name": name, "value": value}));
-        pod["spec"]["containers"][0]["env"] = envs.collect();
-        let mut labels = plan.labels;
-        labels.extend(spec.labels.clone());
-        pod["metadata"]["labels"] = json!(labels);
+        let controller = self.context.settings.controller.clone();
+        let annotations = [
+            (CLAIM_ANNOTATION.to_owned(), spec.fingerprint()),
+            (CONTROLLER_ANNOTATION.to_owned(), controller),
+        ];
         let metadata = ObjectMeta {
             name: Some(self.claim.name().to_owned()),
             namespace: Some(self.claim.namespace().to_owned()),
-            owner_references: self.claim.controller_owner_ref(&()).map(|owner| vec![owner]),
-            annotations: Some([(CLAIM_ANNOTATION.to_owned(), spec.fingerprint())].into()),
+            owner_references: Some(vec![self.claim.owner_reference()]),
+            annotations: Some(annotations.into()),
             // From the beginning, which spares a request.
             finalizers: Some(vec![FINALIZER.to_owned()]),
             ..ObjectMeta::default()
         };
-        Ok(Sandbox::new(metadata, json!({"podTemplate": pod})))
+        Ok(Sandbox::new(metadata, json!({"podTemplate": pod(spec, plan)})))
     }
 
-    async fn create(
-        &self,
-        api: &kube::Api<Sandbox>,
-        body: &Sandbox,
-        is_taken: bool,
-    ) -> Result<Sandbox, Failure> {
-        let parameters = PostParams { field_manager: Some(MANAGER.to_owned()), dry_run: false };
+    async fn create(&mut self, body: &Sandbox) -> Result<Sandbox, Failure> {
+        let context = self.context;
+        let api = context.api::<SandboxKind>(self.claim.namespace());
         let create = async {
+            let parameters = PostParams { field_manager: Some(MANAGER.to_owned()), dry_run: false };
             match api.create(&parameters, body).await {
-                Err(error) if code(&error) == 409 => Ok(api.get(self.claim.name()).await?),
+                Err(error) if code(&error) == 409 => Ok(api.get(body.name()).await?),
                 other => Ok(other?),
             }
         };
-        let take = async {
-            if is_taken {
-                return Ok(());
-            }
-            let mut finalizers = self.claim.metadata.finalizers.clone().unwrap_or_default();
-            finalizers.push(FINALIZER.to_owned());
-            self.context.set_finalizers(self.claim, &finalizers).await
-        };
         // At once: the owner reference protects from a leak between them.
-        let (found, ()) = tokio::try_join!(create, take)?;
+        let (found, ()) = tokio::try_join!(create, context.take(self.claim))?;
         Ok(found)
     }
 
@@ -293,21 +297,44 @@ impl Reconciliation<'_> {
     }
 
     /// The time of the claim is over.
-    async fn expire(self, spec: &ClaimSpec) -> Result<Action, Failure> {
-        let (claim, context) = (self.claim, self.context);
-        let api = context.api::<ClaimKind>(claim.namespace());
+    async fn expire(self, spec: &ClaimSpec) -> Result<Wait, Failure> {
         if spec.delete_at_end {
             // The finalizer keeps it until its sandbox has ended.
-            delete(&api, claim).await?;
-            return Ok(Action::await_change());
+            self.context.delete(self.claim).await?;
+            return Ok(None);
         }
-        let gone = remove_sandbox(claim, context).await?;
+        let gone = remove_sandbox(self.claim, self.context).await?;
         self.status.sandbox = ClaimedSandbox::default();
-        let (generation, message) = (claim.metadata.generation, "the time of the claim is over");
+        let generation = self.claim.metadata.generation;
+        let message = "the time of the claim is over";
         let conditions = &mut self.status.conditions;
         condition::set(conditions, READY, false, "ClaimExpired", message, generation);
-        Ok(if gone { Action::await_change() } else { Action::requeue(DELETION_CHECK) })
+        Ok(if gone { None } else { Some(DELETION_CHECK) })
     }
+}
+
+/// The pod template of a `Sandbox`: what was read of the `SandboxTemplate`, and the variables and
+/// labels of the claim.
+fn pod(spec: &ClaimSpec, plan: SandboxPlan) -> Value {
+    let SandboxPlan { template, container, mut envs, mut labels, ports } = plan;
+    envs.extend(spec.envs.clone());
+    labels.extend(spec.labels.clone());
+    let envs = envs.into_iter().map(|(name, value)| json!({"name": name, "value": value}));
+    let ports = ports.into_iter().map(|port| {
+        let mut entry = json!({"containerPort": port.number, "protocol": "TCP"});
+        if !port.name.is_empty() {
+            entry["name"] = port.name.into();
+        }
+        entry
+    });
+    let container = json!({
+        "name": container, "image": template, "env": envs.collect::<Value>(),
+        "ports": ports.collect::<Value>(),
+    });
+    json!({
+        "metadata": {"labels": labels},
+        "spec": {"runtimeClassName": RUNTIME_CLASS, "containers": [container]},
+    })
 }
 
 /// Refuses variables that the template does not allow.
@@ -357,5 +384,31 @@ mod tests {
         let claim = ClaimSpec { env_container, ..claim };
         assert!(check_envs(&claim, &plan, EnvPolicy::Overrides).is_err());
         assert!(check_envs(&ClaimSpec::default(), &plan, EnvPolicy::Disallowed).is_ok());
+    }
+
+    #[test]
+    fn a_pod_template_is_read_back_as_it_was_made() {
+        let envs = [("A".to_owned(), "1".to_owned())].into();
+        let plan = SandboxPlan {
+            template: "script".to_owned(),
+            container: "main".to_owned(),
+            envs,
+            labels: [("a".to_owned(), "b".to_owned())].into(),
+            ports: vec![
+                crate::fields::Port { name: "web".to_owned(), number: 80 },
+                crate::fields::Port { name: String::new(), number: 81 },
+            ],
+        };
+        let claim = ClaimSpec {
+            envs: [("B".to_owned(), "2".to_owned())].into(),
+            labels: [("a".to_owned(), "c".to_owned())].into(),
+            ..ClaimSpec::default()
+        };
+        let spec = json!({"podTemplate": pod(&claim, plan.clone())});
+        let (read, faults) = crate::fields::read_sandbox(Ok(&spec));
+        assert!(faults.is_empty(), "{faults}");
+        assert_eq!(read.plan.ports, plan.ports);
+        assert_eq!(read.plan.envs.len(), 2);
+        assert_eq!(read.plan.labels["a"], "c");
     }
 }

@@ -1,28 +1,42 @@
 //! State that all reconcilers share, and their errors.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kube::api::{Patch, PatchParams};
-use kube::runtime::controller::Action;
-use kube::{Api, Client};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::{Api, Client, Resource};
 use reqwest::Url;
 use serde_json::json;
+use tokio::sync::Semaphore;
 
-use crate::resource::{CustomObject, Kind};
+use crate::interest::InterestTable;
+use crate::lease::LeaseHolder;
+use crate::queue::ObjectKey;
+use crate::resource::{CONTROLLER_ANNOTATION, CustomObject, Kind};
 use crate::server::{Server, ServerError};
 
 /// The name in managed fields.
 pub const MANAGER: &str = "afresh-kube";
+/// The finalizer of objects with a sandbox.
+pub const FINALIZER: &str = "agents.x-k8s.io/afresh";
 /// Pause after the first failure; it doubles with each further one.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 /// Maximum pause after a failure.
-const MAX_RETRY: Duration = Duration::from_secs(30);
+pub const MAX_RETRY: Duration = Duration::from_secs(30);
+/// Pause after a conflict with another writer, whose event follows.
+const CONFLICT_RETRY: Duration = Duration::from_millis(100);
+/// Objects that are read at once: an object has up to 3 MiB until it is decoded.
+const MAX_READS: usize = 16;
+
+/// When an object is looked at again. None waits for a change.
+pub type Wait = Option<Duration>;
 
 /// Settings of the controller.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// The identifier of the controller, which no other one of the cluster may have.
+    pub controller: String,
     /// The URL of the server in statuses.
     pub public_url: Url,
     /// The domain of the server, if ports have addresses.
@@ -31,6 +45,8 @@ pub struct Settings {
     pub namespace: Option<String>,
     /// Templates of other runtime classes belong to another controller.
     pub ignore_other_runtimes: bool,
+    /// Images that objects may name; empty for the templates of the server.
+    pub images: Vec<String>,
     /// Time after which the server pauses a sandbox that no controller prolongs.
     pub keep: Duration,
     /// Interval of checks of a sandbox.
@@ -39,6 +55,9 @@ pub struct Settings {
     pub sweep: Duration,
     /// Minimum age of sandboxes that such a search ends: younger ones may be in the making.
     pub orphan_age: Duration,
+    /// Time between two looks at a sandbox that the server does not know, before it counts as
+    /// ended.
+    pub confirmation: Duration,
 }
 
 /// Why an object is not as it should be.
@@ -58,29 +77,33 @@ pub enum Failure {
         /// Cause and way out.
         message: String,
     },
+    /// Another controller is at work, and this one must change nothing.
+    #[error("another controller has taken the lease")]
+    LeaseLost,
 }
 
 impl Failure {
-    /// The next attempt, if the object was changed while it was reconciled.
+    /// Whether the object was changed while it was reconciled.
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Kubernetes(error) if code(error) == 409)
+    }
+
+    /// Whether the status of the object names it.
     #[must_use]
-    pub fn conflict(&self) -> Option<Action> {
-        let is_conflict = matches!(self, Self::Kubernetes(error) if code(error) == 409);
-        is_conflict.then(|| Action::requeue(CONFLICT_RETRY))
+    pub fn is_reported(&self) -> bool {
+        !self.is_conflict() && !matches!(self, Self::LeaseLost)
     }
 
     /// The reason in a condition.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Kubernetes(_) => "ReconcilerError",
+            Self::Kubernetes(_) | Self::LeaseLost => "ReconcilerError",
             Self::Server(error) => error.reason(),
             Self::Cluster { reason, .. } => reason,
         }
     }
 }
-
-/// Pause after a conflict with another writer, whose event follows.
-const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 
 /// The status code of an error of the Kubernetes API.
 #[must_use]
@@ -101,28 +124,68 @@ pub struct Context {
     pub settings: Settings,
     /// The identifier of the cluster.
     pub cluster: String,
+    /// The lease of this controller.
+    pub lease: Arc<LeaseHolder>,
+    /// Objects that wait for others.
+    pub interests: InterestTable,
+    reads: Semaphore,
     /// Failures of each object since its last success.
-    failures: Mutex<HashMap<String, FailureRecord>>,
+    failures: Mutex<HashMap<ObjectKey, FailureRecord>>,
+    observations: Mutex<HashMap<ObjectKey, Observation>>,
 }
 
 /// The failures of an object.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct FailureRecord {
+    uid: String,
     count: u32,
     retry: Instant,
     /// The version of the specification that failed.
     generation: Option<i64>,
 }
 
+/// The memory of this process of a sandbox.
+#[derive(Clone, Debug, Default)]
+pub struct Observation {
+    /// The identifier of the object.
+    pub uid: String,
+    /// Since when the server does not know it.
+    pub missing: Option<Instant>,
+    /// When its Secret was last written or seen.
+    pub secret: Option<Instant>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The name of an object.
+#[must_use]
+pub fn key_of<K: Kind>(object: &CustomObject<K>) -> ObjectKey {
+    ObjectKey::new::<K>(object.namespace(), object.name())
+}
+
 impl Context {
     /// A context without failures.
     #[must_use]
-    pub fn new(client: Client, server: Server, settings: Settings, cluster: String) -> Self {
-        Self { client, server, settings, cluster, failures: Mutex::default() }
-    }
-
-    fn failures(&self) -> MutexGuard<'_, HashMap<String, FailureRecord>> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn new(
+        client: Client,
+        server: Server,
+        settings: Settings,
+        cluster: String,
+        lease: Arc<LeaseHolder>,
+    ) -> Self {
+        Self {
+            client,
+            server,
+            settings,
+            cluster,
+            lease,
+            interests: InterestTable::default(),
+            reads: Semaphore::new(MAX_READS),
+            failures: Mutex::default(),
+            observations: Mutex::default(),
+        }
     }
 
     /// The API of a kind, in the namespace of an object.
@@ -133,17 +196,42 @@ impl Context {
 
     /// The API of a kind in all namespaces of the controller.
     #[must_use]
-    pub fn api_of_all<K: Kind>(&self) -> Api<CustomObject<K>> {
+    pub fn api_of_all<R>(&self) -> Api<R>
+    where
+        R: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
         match &self.settings.namespace {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
             None => Api::all(self.client.clone()),
         }
     }
 
-    /// Writes the status of an object, if it differs.
+    /// Reads an object, if it exists.
     ///
     /// # Errors
-    /// If the API refuses it, or drops fields of it.
+    /// If the API refuses it.
+    pub async fn read<K: Kind>(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<CustomObject<K>>, Failure> {
+        // The semaphore is never closed.
+        let _permit = self.reads.acquire().await;
+        Ok(self.api::<K>(namespace).get_opt(name).await?)
+    }
+
+    /// Whether another controller of the cluster serves an object.
+    #[must_use]
+    pub fn is_foreign<K: Kind>(&self, object: &CustomObject<K>) -> bool {
+        let controller = object.annotation(CONTROLLER_ANNOTATION);
+        controller.is_some_and(|controller| controller != self.settings.controller)
+    }
+
+    /// Writes the status of the version of an object that was read, if it differs.
+    ///
+    /// # Errors
+    /// If the API refuses it, the object changed in the meantime, or fields of the status are
+    /// dropped.
     pub async fn write_status<K: Kind>(
         &self,
         object: &CustomObject<K>,
@@ -153,8 +241,11 @@ impl Context {
             return Ok(());
         }
         let api = self.api::<K>(object.namespace());
-        // The identifier protects a new object of the same name.
-        let patch = json!({"metadata": {"uid": object.uid()}, "status": status});
+        // A controller that lost its lease overwrites nothing, and a new object of the same name is
+        // another one.
+        let version = &object.metadata.resource_version;
+        let metadata = json!({"uid": object.uid(), "resourceVersion": version});
+        let patch = json!({"metadata": metadata, "status": status});
         let parameters = PatchParams::apply(MANAGER);
         let written = api.patch_status(object.name(), &parameters, &Patch::Merge(patch)).await;
         let written = match written {
@@ -172,24 +263,66 @@ impl Context {
         Err(Failure::Cluster { reason: "DefinitionMismatch", message })
     }
 
-    /// Sets the finalizers of an object.
+    async fn write_metadata<K: Kind>(
+        &self,
+        object: &mut CustomObject<K>,
+        mut metadata: serde_json::Value,
+    ) -> Result<(), Failure> {
+        metadata["resourceVersion"] = json!(object.metadata.resource_version);
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        let api = self.api::<K>(object.namespace());
+        match api.patch(object.name(), &PatchParams::apply(MANAGER), &patch).await {
+            // The object does not exist any more, and neither do its finalizers.
+            Err(error) if code(&error) == 404 => Ok(()),
+            other => {
+                object.metadata = other?.metadata;
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes this controller the one of an object, whose end waits for it from now on.
     ///
     /// # Errors
     /// If the API refuses it, or the object changed in the meantime.
-    pub async fn set_finalizers<K: Kind>(
-        &self,
-        object: &CustomObject<K>,
-        finalizers: &[String],
-    ) -> Result<(), Failure> {
-        let patch = json!({"metadata": {
-            "resourceVersion": object.metadata.resource_version,
-            "finalizers": finalizers,
-        }});
-        let api = self.api::<K>(object.namespace());
-        let parameters = PatchParams::apply(MANAGER);
-        match api.patch_metadata(object.name(), &parameters, &Patch::Merge(patch)).await {
-            // The object does not exist any more, and neither do its finalizers.
-            Err(error) if code(&error) == 404 => Ok(()),
+    pub async fn take<K: Kind>(&self, object: &mut CustomObject<K>) -> Result<(), Failure> {
+        let is_ours = object.annotation(CONTROLLER_ANNOTATION).is_some();
+        if object.has_finalizer(FINALIZER) && is_ours {
+            return Ok(());
+        }
+        let mut finalizers = object.metadata.finalizers.clone().unwrap_or_default();
+        finalizers.retain(|name| name != FINALIZER);
+        finalizers.push(FINALIZER.to_owned());
+        let annotations = json!({CONTROLLER_ANNOTATION: self.settings.controller});
+        let metadata = json!({"finalizers": finalizers, "annotations": annotations});
+        self.write_metadata(object, metadata).await
+    }
+
+    /// Lets an object go.
+    ///
+    /// # Errors
+    /// If the API refuses it, or the object changed in the meantime.
+    pub async fn release<K: Kind>(&self, object: &mut CustomObject<K>) -> Result<(), Failure> {
+        let mut finalizers = object.metadata.finalizers.clone().unwrap_or_default();
+        finalizers.retain(|name| name != FINALIZER);
+        self.write_metadata(object, json!({"finalizers": finalizers})).await
+    }
+
+    /// Deletes exactly this object.
+    ///
+    /// # Errors
+    /// If the API refuses it. An object that does not exist any more is no error.
+    pub async fn delete<K: Kind>(&self, object: &CustomObject<K>) -> Result<(), Failure> {
+        let parameters = DeleteParams::default().preconditions(Preconditions {
+            uid: object.metadata.uid.clone(),
+            resource_version: None,
+        });
+        let path = <CustomObject<K> as Resource>::url_path(&(), Some(object.namespace()));
+        let request = kube::core::Request::new(path).delete(object.name(), &parameters);
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        // The answer has the whole object, which is of no interest.
+        match self.client.request_text(request).await {
+            Err(error) if matches!(code(&error), 404 | 409) => Ok(()),
             other => Ok(other.map(drop)?),
         }
     }
@@ -197,32 +330,58 @@ impl Context {
     /// The rest of the pause after a failure. The write of the status is an event of the object,
     /// and must not begin the next attempt. A change of the specification ends the pause.
     #[must_use]
-    pub fn pause<K: Kind>(&self, object: &CustomObject<K>) -> Option<Action> {
-        let record = self.failures().get(object.uid()).copied()?;
+    pub fn pause<K: Kind>(&self, object: &CustomObject<K>) -> Wait {
+        let record = lock(&self.failures).get(&key_of(object)).cloned()?;
         let left = record.retry.saturating_duration_since(Instant::now());
-        let applies = record.generation == object.metadata.generation && !left.is_zero();
-        applies.then(|| Action::requeue(left))
+        let is_same = record.uid == object.uid() && record.generation == object.metadata.generation;
+        Some(left).filter(|left| is_same && !left.is_zero())
     }
 
     /// Forgets the failures of an object.
-    pub fn succeed(&self, uid: &str) {
-        self.failures().remove(uid);
+    pub fn succeed<K: Kind>(&self, object: &CustomObject<K>) {
+        lock(&self.failures).remove(&key_of(object));
+    }
+
+    /// Forgets an object that does not exist any more.
+    pub fn forget(&self, key: &ObjectKey) {
+        lock(&self.failures).remove(key);
+        lock(&self.observations).remove(key);
+        self.interests.set(key, Vec::new());
+    }
+
+    /// The memory of this process of the sandbox of an object.
+    #[must_use]
+    pub fn observation<K: Kind>(&self, object: &CustomObject<K>) -> Observation {
+        let found = lock(&self.observations).get(&key_of(object)).cloned();
+        let found = found.filter(|found| found.uid == object.uid());
+        found.unwrap_or_else(|| Observation { uid: object.uid().to_owned(), ..Default::default() })
+    }
+
+    /// Remembers it.
+    pub fn observe<K: Kind>(&self, object: &CustomObject<K>, observation: Observation) {
+        lock(&self.observations).insert(key_of(object), observation);
     }
 
     /// Counts a failure of an object: when to try again.
-    pub fn fail<K: Kind>(&self, object: &CustomObject<K>, failure: &Failure) -> Action {
-        let mut failures = self.failures();
-        let count = failures.get(object.uid()).map_or(0, |record| record.count);
+    pub fn fail<K: Kind>(&self, object: &CustomObject<K>, failure: &Failure) -> Wait {
+        let (kind, namespace, name) = (K::KIND, object.namespace(), object.name());
+        if failure.is_conflict() {
+            return Some(CONFLICT_RETRY);
+        }
+        let mut failures = lock(&self.failures);
+        let key = key_of(object);
+        let before = failures.get(&key).filter(|record| record.uid == object.uid());
+        let count = before.map_or(0, |record| record.count);
         let pause = FIRST_RETRY.saturating_mul(1 << count.min(16)).min(MAX_RETRY);
         let record = FailureRecord {
+            uid: object.uid().to_owned(),
             count: count.saturating_add(1),
             retry: Instant::now() + pause,
             generation: object.metadata.generation,
         };
-        failures.insert(object.uid().to_owned(), record);
+        failures.insert(key, record);
         drop(failures);
-        let (kind, namespace, name) = (K::KIND, object.namespace(), object.name());
         tracing::warn!(kind, namespace, name, %failure, ?pause, "not reconciled");
-        Action::requeue(pause)
+        Some(pause)
     }
 }

@@ -1,112 +1,207 @@
-//! The controller: its lease, the reconcilers and the sweep.
+//! The controller: its lease, the watches, the reconcilers and the sweep.
+//!
+//! Promises: each object is read and reconciled on its own. One that cannot be decoded, or whose
+//! work panics, gets a condition, and no other object notices.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::Namespace;
-use kube::runtime::controller::{self, Config, Controller};
-use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{Api, Client};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
-use crate::context::{Context, Failure, Settings};
-use crate::fields::{read_claim, read_pool};
+use crate::condition::{self, READY};
+use crate::context::{Context, Failure, MAX_RETRY, Settings, Wait};
 use crate::lease::LeaseHolder;
+use crate::queue::{FairQueue, MAX_RUNNING, MAX_RUNNING_OF_NAMESPACE, ObjectKey};
 use crate::resource::{
-    ClaimKind, PoolKind, SandboxClaim, SandboxKind, SandboxTemplate, SandboxWarmPool, TemplateKind,
+    ClaimKind, ClaimStatus, CustomObject, Kind, PoolKind, PoolStatus, SandboxKind, SandboxStatus,
+    TemplateKind,
 };
 use crate::server::Server;
+use crate::watch::watch;
 use crate::{claim, pool, sandbox, sweep};
 
-/// Objects of one kind that are reconciled at once.
-const MAX_CONCURRENT: u16 = 64;
+/// Watches of [`reconcile_all`].
+const WATCHES: u32 = 4;
+/// Time for the first lists, before the work begins without them.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The namespace whose identifier is that of the cluster.
 const CLUSTER_NAMESPACE: &str = "kube-system";
 
-/// The claims of a store that a change concerns.
-fn claims_of(
-    store: &Store<SandboxClaim>,
-    namespace: &str,
-    concerns: impl Fn(&crate::fields::ClaimSpec) -> bool,
-) -> Vec<ObjectRef<SandboxClaim>> {
-    let all = store.state().into_iter();
-    let own = all.filter(|claim| claim.namespace() == namespace);
-    own.filter(|claim| concerns(&read_claim(&claim.spec).0))
-        .map(|claim| ObjectRef::from_obj(&*claim))
-        .collect()
+/// A kind that is reconciled.
+trait Reconciled: Kind {
+    fn reconcile(
+        object: &mut CustomObject<Self>,
+        context: &Context,
+    ) -> impl Future<Output = Result<Wait, Failure>> + Send;
+
+    fn conditions(status: &mut Self::Status) -> &mut Vec<Condition>;
 }
 
-/// Logs an error of a watch, which is begun again. Failures of objects are logged where they occur.
-async fn note_watch_error<T>(result: Result<T, controller::Error<Failure, watcher::Error>>) {
-    if let Err(controller::Error::QueueError(error)) = result {
-        tracing::warn!(%error, "a watch of the Kubernetes API failed");
+impl Reconciled for SandboxKind {
+    async fn reconcile(
+        object: &mut CustomObject<Self>,
+        context: &Context,
+    ) -> Result<Wait, Failure> {
+        sandbox::reconcile(object, context).await
+    }
+
+    fn conditions(status: &mut SandboxStatus) -> &mut Vec<Condition> {
+        &mut status.conditions
+    }
+}
+
+impl Reconciled for ClaimKind {
+    async fn reconcile(
+        object: &mut CustomObject<Self>,
+        context: &Context,
+    ) -> Result<Wait, Failure> {
+        claim::reconcile(object, context).await
+    }
+
+    fn conditions(status: &mut ClaimStatus) -> &mut Vec<Condition> {
+        &mut status.conditions
+    }
+}
+
+impl Reconciled for PoolKind {
+    async fn reconcile(
+        object: &mut CustomObject<Self>,
+        context: &Context,
+    ) -> Result<Wait, Failure> {
+        pool::reconcile(object, context).await
+    }
+
+    fn conditions(status: &mut PoolStatus) -> &mut Vec<Condition> {
+        &mut status.conditions
+    }
+}
+
+/// Reads one object, and reconciles it.
+async fn reconcile_one<K: Reconciled>(key: &ObjectKey, context: &Context) -> Wait {
+    let (namespace, name) = (&key.namespace, &key.name);
+    let mut object = match context.read::<K>(namespace, name).await {
+        Ok(Some(object)) => object,
+        Ok(None) => {
+            context.forget(key);
+            return None;
+        }
+        Err(failure) => {
+            tracing::warn!(kind = K::KIND, namespace, name, %failure, "not read");
+            return Some(MAX_RETRY);
+        }
+    };
+    if context.is_foreign(&object) {
+        tracing::debug!(kind = K::KIND, namespace, name, "another controller serves it");
+        return None;
+    }
+    if let Some(pause) = context.pause(&object) {
+        return Some(pause);
+    }
+    #[cfg(test)]
+    assert!(name != crate::mock::PLANTED_PANIC, "a planted panic");
+    match K::reconcile(&mut object, context).await {
+        Ok(wait) => {
+            context.succeed(&object);
+            wait
+        }
+        Err(failure) => context.fail(&object, &failure),
+    }
+}
+
+/// Writes a panic into the status of its object.
+async fn report_panic<K: Reconciled>(key: &ObjectKey, context: &Context) -> Result<(), Failure> {
+    let Some(object) = context.read::<K>(&key.namespace, &key.name).await? else { return Ok(()) };
+    let mut status = object.status();
+    let message = "the controller failed at this object, and its log has the cause; the object is \
+                   tried again";
+    let generation = object.metadata.generation;
+    condition::set(K::conditions(&mut status), READY, false, "InternalError", message, generation);
+    context.write_status(&object, &status).await
+}
+
+async fn reconcile_isolated<K: Reconciled>(key: &ObjectKey, context: &Context) -> Wait {
+    if let Ok(wait) = AssertUnwindSafe(reconcile_one::<K>(key, context)).catch_unwind().await {
+        return wait;
+    }
+    let (namespace, name) = (&key.namespace, &key.name);
+    tracing::error!(kind = K::KIND, namespace, name, "the work on an object panicked");
+    let told = AssertUnwindSafe(report_panic::<K>(key, context)).catch_unwind().await;
+    if !matches!(told, Ok(Ok(()))) {
+        tracing::warn!(kind = K::KIND, namespace, name, "its status does not name the panic");
+    }
+    Some(MAX_RETRY)
+}
+
+async fn reconcile(key: &ObjectKey, context: &Context) -> Wait {
+    match key.kind {
+        SandboxKind::KIND => reconcile_isolated::<SandboxKind>(key, context).await,
+        ClaimKind::KIND => reconcile_isolated::<ClaimKind>(key, context).await,
+        PoolKind::KIND => reconcile_isolated::<PoolKind>(key, context).await,
+        _ => None,
+    }
+}
+
+/// Takes objects from the queue, as many at once as it allows. Ends never.
+///
+/// It begins after the lists, so that namespaces take turns from the beginning. One that fails, as
+/// without a definition of its kind, delays it only for a while.
+async fn work(context: &Arc<Context>, queue: &Arc<FairQueue>, listed: &Semaphore) {
+    let all = tokio::time::timeout(LIST_TIMEOUT, listed.acquire_many(WATCHES)).await;
+    if all.is_err() {
+        tracing::warn!("some kinds are not listed yet");
+    }
+    // Dropping it ends the work, which a controller without its lease must do at once.
+    let mut tasks = JoinSet::new();
+    loop {
+        tokio::select! {
+            key = queue.next() => {
+                let (context, queue) = (context.clone(), queue.clone());
+                tasks.spawn(async move {
+                    let wait = reconcile(&key, &context).await;
+                    queue.finish(key, wait);
+                });
+            }
+            Some(_) = tasks.join_next() => {}
+        }
     }
 }
 
 /// Reconciles until `stop` is ready; no lease is taken.
 pub async fn reconcile_all(context: Arc<Context>, stop: impl Future<Output = ()>) {
-    let config = || Config::default().concurrency(MAX_CONCURRENT);
-    let watch = watcher::Config::default;
-
-    let sandboxes = Controller::new(context.api_of_all::<SandboxKind>(), watch())
-        .with_config(config())
-        .run(
-            sandbox::reconcile,
-            |object, failure: &Failure, context| context.fail(&object, failure),
-            context.clone(),
-        )
-        .for_each(note_watch_error);
-
-    let claims = Controller::new(context.api_of_all::<ClaimKind>(), watch()).with_config(config());
-    let (by_template, by_pool) = (claims.store(), claims.store());
-    let claims = claims
-        .owns(context.api_of_all::<SandboxKind>(), watch())
-        .watches(context.api_of_all::<TemplateKind>(), watch(), move |template: SandboxTemplate| {
-            let name = template.name().to_owned();
-            claims_of(&by_template, template.namespace(), |claim| claim.template == name)
-        })
-        .watches(context.api_of_all::<PoolKind>(), watch(), move |pool: SandboxWarmPool| {
-            let name = Some(pool.name().to_owned());
-            claims_of(&by_pool, pool.namespace(), |claim| claim.pool == name)
-        })
-        .run(
-            claim::reconcile,
-            |object, failure: &Failure, context| context.fail(&object, failure),
-            context.clone(),
-        )
-        .for_each(note_watch_error);
-
-    let pools = Controller::new(context.api_of_all::<PoolKind>(), watch()).with_config(config());
-    let store = pools.store();
-    let pools = pools
-        .watches(context.api_of_all::<TemplateKind>(), watch(), move |template: SandboxTemplate| {
-            let all = store.state().into_iter();
-            let own = all.filter(|pool| {
-                pool.namespace() == template.namespace()
-                    && read_pool(&pool.spec).0.template == template.name()
-            });
-            own.map(|pool| ObjectRef::from_obj(&*pool)).collect::<Vec<_>>()
-        })
-        .run(
-            pool::reconcile,
-            |object, failure: &Failure, context| context.fail(&object, failure),
-            context.clone(),
-        )
-        .for_each(note_watch_error);
-
+    let limit = match context.settings.namespace {
+        Some(_) => MAX_RUNNING,
+        None => MAX_RUNNING_OF_NAMESPACE,
+    };
+    let queue = Arc::new(FairQueue::new(limit));
+    let listed = Semaphore::new(0);
     let sweeps = async {
         loop {
-            if let Err(failure) = sweep::sweep(&context).await {
-                tracing::warn!(%failure, "sandboxes without an object are not searched");
+            match sweep::sweep(&context).await {
+                Ok(report) if report.failed > 0 => {
+                    let sweep::SweepReport { ended, failed } = report;
+                    tracing::warn!(ended, failed, "sandboxes without an object remain");
+                }
+                Ok(_) => {}
+                Err(failure) => {
+                    tracing::warn!(%failure, "sandboxes without an object are not searched");
+                }
             }
             tokio::time::sleep(context.settings.sweep).await;
         }
     };
     tokio::select! {
-        () = sandboxes => {}
-        () = claims => {}
-        () = pools => {}
+        () = watch::<SandboxKind>(&context, &queue, &listed) => {}
+        () = watch::<ClaimKind>(&context, &queue, &listed) => {}
+        () = watch::<PoolKind>(&context, &queue, &listed) => {}
+        () = watch::<TemplateKind>(&context, &queue, &listed) => {}
+        () = work(&context, &queue, &listed) => {}
         () = sweeps => {}
         () = stop => {}
     }
@@ -123,7 +218,21 @@ pub struct LeaseSettings {
     pub identity: String,
 }
 
-/// Runs the controller until `stop` is ready or the lease is lost; whether it was stopped.
+/// The identifier of the cluster: that of a namespace which no cluster lacks.
+async fn find_cluster(client: &Client) -> anyhow::Result<String> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let found = namespaces.get_metadata(CLUSTER_NAMESPACE).await.map_err(|error| {
+        anyhow::anyhow!(
+            "cannot read the namespace {CLUSTER_NAMESPACE}, which names the cluster: {error}; \
+             give --cluster-id, or the right to read it"
+        )
+    })?;
+    let uid = found.metadata.uid.filter(|uid| !uid.is_empty());
+    uid.ok_or_else(|| anyhow::anyhow!("the namespace {CLUSTER_NAMESPACE} has no identifier"))
+}
+
+/// Runs the controller until `stop` is ready or the lease is lost; whether it was stopped. Without
+/// an identifier of the cluster one is read from it.
 ///
 /// # Errors
 /// If the API refuses what the controller needs from the beginning.
@@ -131,19 +240,18 @@ pub async fn run(
     client: Client,
     server: Server,
     settings: Settings,
+    cluster: Option<String>,
     lease: LeaseSettings,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<bool> {
     let mut stop = std::pin::pin!(stop);
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    let cluster = namespaces.get_metadata(CLUSTER_NAMESPACE).await.map_err(|error| {
-        anyhow::anyhow!(
-            "cannot read the namespace {CLUSTER_NAMESPACE}, which names the cluster: {error}"
-        )
-    })?;
-    let cluster = cluster.metadata.uid.unwrap_or_default();
+    let cluster = match cluster {
+        Some(cluster) => cluster,
+        None => find_cluster(&client).await?,
+    };
     let holder =
         LeaseHolder::new(client.clone(), &lease.namespace, &lease.name, lease.identity.clone());
+    let holder = Arc::new(holder);
     tokio::select! {
         () = &mut stop => return Ok(true),
         acquired = holder.acquire() => acquired.map_err(|error| {
@@ -151,7 +259,7 @@ pub async fn run(
         })?,
     }
     tracing::info!(lease.identity, "this controller holds the lease");
-    let context = Arc::new(Context::new(client, server, settings, cluster));
+    let context = Arc::new(Context::new(client, server, settings, cluster, holder.clone()));
     let stopped = tokio::select! {
         () = reconcile_all(context, &mut stop) => true,
         () = holder.hold() => false,

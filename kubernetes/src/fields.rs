@@ -1,167 +1,17 @@
 //! Reads specifications, and reports every field that afresh does not serve.
 //!
-//! Promises: a field that is not read is a fault with its path. Null and empty values count as
-//! absent. Lists have limits.
+//! Promises: a field that is not read is a fault with its path, as [`crate::section`] says.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+
+use crate::section::Section;
+pub use crate::section::{Faults, Specification};
 
 /// The runtime class of pod templates that afresh runs.
 pub const RUNTIME_CLASS: &str = "afresh";
-/// Maximum ports and variables of one sandbox.
-const MAX_ENTRIES: usize = 256;
-/// Faults that one message lists.
-const MAX_FAULTS: usize = 8;
-
-/// Faults of a specification.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Faults(Vec<String>);
-
-impl Faults {
-    fn add(&mut self, fault: String) {
-        self.0.push(fault);
-    }
-
-    /// True without a fault.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
-impl std::fmt::Display for Faults {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let shown = self.0.len().min(MAX_FAULTS);
-        f.write_str(&self.0[..shown].join("; "))?;
-        match self.0.len() - shown {
-            0 => Ok(()),
-            rest => write!(f, "; and {rest} more"),
-        }
-    }
-}
-
-/// The fields of one object that are not read yet.
-struct Section<'a> {
-    path: String,
-    fields: Map<String, Value>,
-    faults: &'a mut Faults,
-}
-
-fn is_absent(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(fields) => fields.is_empty(),
-        Value::Bool(_) | Value::Number(_) => false,
-    }
-}
-
-/// The way out for fields that pod templates often have.
-fn advice(name: &str) -> &'static str {
-    match name {
-        "resources" => "`memory-mib` of the afresh template limits memory",
-        "command" | "args" => "run commands in the sandbox over its URL",
-        "networkPolicy" => "`net` of the afresh template lists the servers that are reached",
-        "volumeClaimTemplates" | "volumes" | "volumeMounts" => {
-            "a sandbox has its own files, which it keeps while suspended"
-        }
-        "service" => "the status has the addresses of ports",
-        "initContainers" => "build the state into an afresh template",
-        _ => "remove it",
-    }
-}
-
-impl<'a> Section<'a> {
-    fn new(path: impl Into<String>, value: Value, faults: &'a mut Faults) -> Self {
-        let path = path.into();
-        let fields = match value {
-            Value::Object(fields) => fields,
-            Value::Null => Map::new(),
-            _ => {
-                faults.add(format!("{path} must be an object"));
-                Map::new()
-            }
-        };
-        Self { path, fields, faults }
-    }
-
-    fn path(&self, name: &str) -> String {
-        format!("{}.{name}", self.path)
-    }
-
-    fn take(&mut self, name: &str) -> Option<Value> {
-        self.fields.remove(name).filter(|value| !is_absent(value))
-    }
-
-    /// A value of a type, or a fault.
-    fn take_as<T>(
-        &mut self,
-        name: &str,
-        kind: &str,
-        read: impl FnOnce(&Value) -> Option<T>,
-    ) -> Option<T> {
-        let value = self.take(name)?;
-        let found = read(&value);
-        if found.is_none() {
-            let path = self.path(name);
-            self.faults.add(format!("{path} must be {kind}"));
-        }
-        found
-    }
-
-    fn take_text(&mut self, name: &str) -> Option<String> {
-        self.take_as(name, "a string", |value| value.as_str().map(str::to_owned))
-    }
-
-    fn take_time(&mut self, name: &str) -> Option<Timestamp> {
-        self.take_as(name, "a time", |value| value.as_str()?.parse().ok())
-    }
-
-    fn take_list(&mut self, name: &str) -> Vec<Value> {
-        let list = self.take_as(name, "a list", |value| value.as_array().cloned());
-        let mut list = list.unwrap_or_default();
-        if list.len() > MAX_ENTRIES {
-            let path = self.path(name);
-            self.faults.add(format!("{path} has more than {MAX_ENTRIES} entries"));
-            list.truncate(MAX_ENTRIES);
-        }
-        list
-    }
-
-    fn take_texts(&mut self, name: &str) -> BTreeMap<String, String> {
-        let fields = self.take_as(name, "an object of at most 256 strings", |value| {
-            let fields = value.as_object().filter(|fields| fields.len() <= MAX_ENTRIES)?.iter();
-            fields.map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
-        });
-        fields.unwrap_or_default()
-    }
-
-    /// Accepts the values that describe how afresh behaves; another one stays, and is a fault.
-    fn allow(&mut self, name: &str, values: &[Value]) {
-        if self.fields.get(name).is_some_and(|value| values.contains(value)) {
-            self.fields.remove(name);
-        }
-    }
-
-    fn section(&mut self, name: &str, work: impl FnOnce(&mut Section<'_>)) {
-        let value = self.take(name).unwrap_or_default();
-        let mut section = Section::new(self.path(name), value, self.faults);
-        work(&mut section);
-        section.finish();
-    }
-
-    /// Reports the rest.
-    fn finish(self) {
-        for (name, _) in self.fields.iter().filter(|(_, value)| !is_absent(value)) {
-            let fault = format!("{}.{name} is not supported: {}", self.path, advice(name));
-            self.faults.add(fault);
-        }
-    }
-}
-
 /// A port of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Port {
@@ -187,7 +37,7 @@ pub struct SandboxPlan {
 }
 
 /// A short text that differs where the values differ, in all versions of this program: FNV-1a.
-fn fingerprint(values: &Value) -> String {
+pub(crate) fn fingerprint(values: &Value) -> String {
     let bytes = values.to_string().into_bytes();
     let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -203,10 +53,14 @@ impl SandboxPlan {
     }
 }
 
-/// The runtime class of a pod template.
+/// Whether the pod template of a specification is one of afresh.
 #[must_use]
-pub fn runtime_class(spec: &Value) -> Option<&str> {
-    spec.pointer("/podTemplate/spec/runtimeClassName")?.as_str()
+pub fn is_afresh(spec: Specification<'_>) -> bool {
+    let class = |spec: &Value| {
+        let class = spec.pointer("/podTemplate/spec/runtimeClassName")?;
+        Some(class.as_str()? == RUNTIME_CLASS)
+    };
+    spec.ok().and_then(class).unwrap_or(false)
 }
 
 fn read_pod(pod: &mut Section<'_>, plan: &mut SandboxPlan) {
@@ -280,13 +134,24 @@ pub struct SandboxSpec {
 
 /// Reads the specification of a `Sandbox`.
 #[must_use]
-pub fn read_sandbox(spec: &Value) -> (SandboxSpec, Faults) {
+pub fn read_sandbox(spec: Specification<'_>) -> (SandboxSpec, Faults) {
     let (mut read, mut faults) = (SandboxSpec::default(), Faults::default());
-    let mut section = Section::new("spec", spec.clone(), &mut faults);
+    let mut section = Section::of(spec, &mut faults);
     section.section("podTemplate", |pod| read_pod(pod, &mut read.plan));
     let replicas = section
         .take_as("replicas", "0 or 1", |value| value.as_u64().filter(|replicas| *replicas < 2));
-    read.suspended = replicas == Some(0);
+    let mode = section.take_as("operatingMode", "`Running` or `Suspended`", |value| {
+        match value.as_str()? {
+            "Running" => Some(false),
+            "Suspended" => Some(true),
+            _ => None,
+        }
+    });
+    read.suspended = mode == Some(true) || replicas == Some(0);
+    if (mode, replicas) == (Some(false), Some(0)) {
+        let fault = "spec.replicas is 0 and spec.operatingMode is Running; change one";
+        section.faults.add(fault.to_owned());
+    }
     read.shutdown_time = section.take_time("shutdownTime");
     let policies = |value: &Value| match value.as_str()? {
         "Retain" => Some(false),
@@ -314,9 +179,9 @@ pub enum EnvPolicy {
 
 /// Reads the specification of a `SandboxTemplate`.
 #[must_use]
-pub fn read_template(spec: &Value) -> (SandboxPlan, EnvPolicy, Faults) {
+pub fn read_template(spec: Specification<'_>) -> (SandboxPlan, EnvPolicy, Faults) {
     let (mut plan, mut faults) = (SandboxPlan::default(), Faults::default());
-    let mut section = Section::new("spec", spec.clone(), &mut faults);
+    let mut section = Section::of(spec, &mut faults);
     section.section("podTemplate", |pod| read_pod(pod, &mut plan));
     let expected = "`Disallowed`, `Allowed` or `Overrides`";
     let policy =
@@ -328,6 +193,7 @@ pub fn read_template(spec: &Value) -> (SandboxPlan, EnvPolicy, Faults) {
         });
     // No NetworkPolicy is made: sandboxes are no pods.
     section.allow("networkPolicyManagement", &["Unmanaged".into()]);
+    section.allow("volumeClaimTemplatesPolicy", &["Disallowed".into()]);
     section.allow("service", &[false.into()]);
     section.finish();
     (plan, policy.unwrap_or_default(), faults)
@@ -336,8 +202,8 @@ pub fn read_template(spec: &Value) -> (SandboxPlan, EnvPolicy, Faults) {
 /// The specification of a `SandboxClaim`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimSpec {
-    /// The `SandboxTemplate`.
-    pub template: String,
+    /// The `SandboxTemplate`; that of the pool if absent.
+    pub template: Option<String>,
     /// A `SandboxWarmPool` that must exist.
     pub pool: Option<String>,
     /// When the claim ends.
@@ -358,23 +224,35 @@ impl ClaimSpec {
     /// The fingerprint of the values that the `Sandbox` has from its creation on.
     #[must_use]
     pub fn fingerprint(&self) -> String {
-        fingerprint(&json!([self.template, self.envs, self.labels]))
+        let source = match &self.template {
+            Some(template) => json!(template),
+            None => json!({"pool": self.pool}),
+        };
+        fingerprint(&json!([source, self.envs, self.labels]))
     }
 }
 
 /// Reads the specification of a `SandboxClaim`.
 #[must_use]
-pub fn read_claim(spec: &Value) -> (ClaimSpec, Faults) {
+pub fn read_claim(spec: Specification<'_>) -> (ClaimSpec, Faults) {
     let (mut read, mut faults) = (ClaimSpec::default(), Faults::default());
-    let mut section = Section::new("spec", spec.clone(), &mut faults);
-    section.section("sandboxTemplateRef", |reference| {
-        read.template = reference.take_text("name").unwrap_or_default();
-        if read.template.is_empty() {
-            let path = reference.path("name");
-            reference.faults.add(format!("{path} must name a SandboxTemplate"));
+    let mut section = Section::of(spec, &mut faults);
+    section.section("sandboxTemplateRef", |reference| read.template = reference.take_text("name"));
+    let pool = section.take_text("warmpool").filter(|pool| pool != "default" && pool != "none");
+    section.section("warmPoolRef", |reference| read.pool = reference.take_text("name"));
+    match (&read.pool, pool) {
+        (Some(one), Some(other)) if *one != other => {
+            let fault = "spec.warmPoolRef and spec.warmpool name two pools; remove one";
+            section.faults.add(fault.to_owned());
         }
-    });
-    read.pool = section.take_text("warmpool").filter(|pool| pool != "default" && pool != "none");
+        (None, Some(pool)) => read.pool = Some(pool),
+        _ => {}
+    }
+    if read.template.is_none() && read.pool.is_none() {
+        let fault = "spec.warmPoolRef.name must name a SandboxWarmPool, or \
+                     spec.sandboxTemplateRef.name a SandboxTemplate";
+        section.faults.add(fault.to_owned());
+    }
     section.section("lifecycle", |lifecycle| {
         read.shutdown_time = lifecycle.take_time("shutdownTime");
         let ttl = lifecycle.take_as("ttlSecondsAfterFinished", "a number of seconds", |value| {
@@ -422,16 +300,16 @@ pub struct PoolSpec {
 
 /// Reads the specification of a `SandboxWarmPool`.
 #[must_use]
-pub fn read_pool(spec: &Value) -> (PoolSpec, Faults) {
+pub fn read_pool(spec: Specification<'_>) -> (PoolSpec, Faults) {
     let (mut read, mut faults) = (PoolSpec::default(), Faults::default());
-    let mut section = Section::new("spec", spec.clone(), &mut faults);
+    let mut section = Section::of(spec, &mut faults);
     section.section("sandboxTemplateRef", |reference| {
         read.template = reference.take_text("name").unwrap_or_default();
     });
     let replicas = section.take_as("replicas", "a number", |value| {
         i32::try_from(value.as_i64()?).ok().filter(|replicas| *replicas >= 0)
     });
-    read.replicas = replicas.unwrap_or(0);
+    read.replicas = replicas.unwrap_or(1);
     // No sandbox of a pool can be stale, since none is made before its claim.
     section.section("updateStrategy", |strategy| {
         strategy.allow("type", &["OnReplenish".into(), "Recreate".into()]);
@@ -443,6 +321,7 @@ pub fn read_pool(spec: &Value) -> (PoolSpec, Faults) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::section::MAX_ENTRIES;
 
     fn pod(container: Value) -> Value {
         json!({"spec": {"runtimeClassName": "afresh", "containers": [container]}})
@@ -454,10 +333,10 @@ mod tests {
             "name": "main", "image": "script", "env": [{"name": "A", "value": "1"}],
             "ports": [{"name": "web", "containerPort": 8000, "protocol": "TCP"}],
         });
-        let (plan, policy, faults) = read_template(&json!({
+        let (plan, policy, faults) = read_template(Ok(&json!({
             "podTemplate": pod(container), "envVarsInjectionPolicy": "Allowed",
             "volumeClaimTemplates": [], "service": false,
-        }));
+        })));
         assert!(faults.is_empty(), "{faults}");
         assert_eq!((plan.template.as_str(), plan.envs["A"].as_str()), ("script", "1"));
         assert_eq!(plan.ports, [Port { name: "web".to_owned(), number: 8000 }]);
@@ -474,9 +353,9 @@ mod tests {
         let mut template = pod(container);
         template["spec"]["hostNetwork"] = true.into();
         template["metadata"] = json!({"annotations": {"a": "b"}});
-        let (_, faults) = read_sandbox(&json!({
+        let (_, faults) = read_sandbox(Ok(&json!({
             "podTemplate": template, "replicas": 2, "service": true, "shutdownTime": "soon",
-        }));
+        })));
         let text = faults.0.join("\n");
         for path in [
             "spec.podTemplate.metadata.annotations is not",
@@ -498,29 +377,69 @@ mod tests {
     fn specifications_of_wrong_types_are_faults() {
         for spec in [json!(null), json!([1]), json!({"podTemplate": 1}), json!({"podTemplate": {}})]
         {
-            assert!(!read_sandbox(&spec).1.is_empty(), "{spec}");
-            assert!(!read_template(&spec).2.is_empty(), "{spec}");
+            assert!(!read_sandbox(Ok(&spec)).1.is_empty(), "{spec}");
+            assert!(!read_template(Ok(&spec)).2.is_empty(), "{spec}");
         }
-        assert!(!read_claim(&json!({"sandboxTemplateRef": {}})).1.is_empty());
-        assert!(!read_pool(&json!({"replicas": -1})).1.is_empty());
+        assert!(!read_claim(Ok(&json!({"sandboxTemplateRef": {}}))).1.is_empty());
+        assert!(!read_pool(Ok(&json!({"replicas": -1}))).1.is_empty());
         let many: Vec<_> = (0..300).map(|n| json!({"name": format!("V{n}")})).collect();
-        let (spec, faults) = read_claim(&json!({"sandboxTemplateRef": {"name": "t"}, "env": many}));
+        let spec = json!({"sandboxTemplateRef": {"name": "t"}, "env": many});
+        let (spec, faults) = read_claim(Ok(&spec));
         assert!(spec.envs.len() == MAX_ENTRIES && faults.to_string().contains("more than 256"));
     }
 
     #[test]
     fn a_claim_has_its_lifecycle() {
-        let (claim, faults) = read_claim(&json!({
+        let (claim, faults) = read_claim(Ok(&json!({
             "sandboxTemplateRef": {"name": "t"}, "warmpool": "fast",
             "lifecycle": {
                 "shutdownTime": "2027-01-01T00:00:00Z", "ttlSecondsAfterFinished": 5,
                 "shutdownPolicy": "DeleteForeground",
             },
             "env": [{"name": "A", "value": "1", "containerName": "main"}],
-        }));
+        })));
         assert!(faults.is_empty(), "{faults}");
         assert_eq!(claim.pool.as_deref(), Some("fast"));
         assert_eq!((claim.ttl_after_finished, claim.delete_at_end), (Some(5), true));
         assert_eq!(claim.shutdown_time, "2027-01-01T00:00:00Z".parse().ok());
+    }
+
+    #[test]
+    fn a_specification_beyond_the_limits_is_a_fault() {
+        let why = Err("the specification has over 32 levels");
+        let faults =
+            [read_sandbox(why).1, read_template(why).2, read_claim(why).1, read_pool(why).1];
+        for faults in faults {
+            assert!(faults.to_string().starts_with("the specification has over"), "{faults}");
+        }
+        assert!(!is_afresh(why));
+    }
+
+    #[test]
+    fn both_versions_say_whether_a_sandbox_runs() {
+        let pod = pod(json!({"name": "main", "image": "script"}));
+        let read = |mut spec: Value| {
+            spec["podTemplate"] = pod.clone();
+            let (spec, faults) = read_sandbox(Ok(&spec));
+            (spec.suspended, faults.is_empty())
+        };
+        assert_eq!(read(json!({})), (false, true));
+        assert_eq!(read(json!({"replicas": 0})), (true, true));
+        assert_eq!(read(json!({"operatingMode": "Suspended"})), (true, true));
+        assert_eq!(read(json!({"operatingMode": "Suspended", "replicas": 1})), (true, true));
+        assert_eq!(read(json!({"operatingMode": "Running", "replicas": 1})), (false, true));
+        assert!(!read(json!({"operatingMode": "Running", "replicas": 0})).1);
+        assert!(!read(json!({"operatingMode": "Off"})).1);
+    }
+
+    #[test]
+    fn a_claim_names_a_template_or_a_pool() {
+        let (claim, faults) = read_claim(Ok(&json!({"warmPoolRef": {"name": "fast"}})));
+        assert!(faults.is_empty(), "{faults}");
+        assert_eq!((claim.template.as_deref(), claim.pool.as_deref()), (None, Some("fast")));
+        let two = json!({"warmPoolRef": {"name": "fast"}, "warmpool": "slow"});
+        assert!(!read_claim(Ok(&two)).1.is_empty());
+        let same = json!({"warmPoolRef": {"name": "fast"}, "warmpool": "fast"});
+        assert!(read_claim(Ok(&same)).1.is_empty());
     }
 }

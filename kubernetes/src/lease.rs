@@ -1,8 +1,10 @@
 //! The lease of the controller at work: of several, one reconciles.
 //!
 //! Promises: a holder that cannot renew its lease stops before another one may take it. Times are
-//! measured by the own clock, from the moment a change was seen, so clocks need not agree.
+//! measured by the own clock, from the moment a change was seen, so clocks need not agree. A holder
+//! that was paused for longer than its lease learns that from [`LeaseHolder::check`].
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -12,7 +14,7 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio::time::Instant;
 
-use crate::context::code;
+use crate::context::{Failure, code};
 
 /// Time after which another controller takes a lease that is not renewed.
 const LEASE_TIME: Duration = Duration::from_secs(15);
@@ -26,13 +28,43 @@ pub struct LeaseHolder {
     api: Api<Lease>,
     name: String,
     identity: String,
+    /// The begin of the last renewal.
+    renewed: Mutex<Option<Instant>>,
 }
 
 impl LeaseHolder {
     /// The lease `name` in a namespace. The identity must be that of no other process.
     #[must_use]
     pub fn new(client: Client, namespace: &str, name: &str, identity: String) -> Self {
-        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), identity }
+        let api = Api::namespaced(client, namespace);
+        Self { api, name: name.to_owned(), identity, renewed: Mutex::default() }
+    }
+
+    fn note_renewal(&self, begun: Instant) {
+        *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(begun);
+    }
+
+    /// Whether the lease was renewed in time.
+    fn is_current(&self) -> bool {
+        let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        renewed.is_some_and(|renewed| renewed.elapsed() < RENEWAL_LIMIT)
+    }
+
+    /// Asks the API whether this process still holds the lease. The own clock alone is not enough,
+    /// since a host may stop between the look at it and the next request.
+    ///
+    /// # Errors
+    /// If another controller has the lease, or the API does not answer.
+    pub async fn check(&self) -> Result<(), Failure> {
+        if !self.is_current() {
+            return Err(Failure::LeaseLost);
+        }
+        let lease = self.api.get_opt(&self.name).await?;
+        let holder = lease.and_then(|lease| lease.spec?.holder_identity);
+        if holder.as_ref() != Some(&self.identity) || !self.is_current() {
+            return Err(Failure::LeaseLost);
+        }
+        Ok(())
     }
 
     fn spec(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
@@ -79,8 +111,12 @@ impl LeaseHolder {
     pub async fn acquire(&self) -> Result<(), kube::Error> {
         let mut seen: Option<(LeaseSpec, Instant)> = None;
         loop {
+            let begun = Instant::now();
             match self.try_acquire(&mut seen).await {
-                Ok(true) => return Ok(()),
+                Ok(true) => {
+                    self.note_renewal(begun);
+                    return Ok(());
+                }
                 Ok(false) => {}
                 Err(error) if matches!(code(&error), 401 | 403) => return Err(error),
                 Err(error) => tracing::warn!(%error, "the lease cannot be read or written"),
@@ -126,7 +162,10 @@ impl LeaseHolder {
             let begun = Instant::now();
             let left = RENEWAL_LIMIT.saturating_sub(renewed.elapsed());
             match tokio::time::timeout(left, self.renew()).await {
-                Ok(Ok(true)) => renewed = begun,
+                Ok(Ok(true)) => {
+                    renewed = begun;
+                    self.note_renewal(begun);
+                }
                 Ok(Ok(false)) => {
                     tracing::error!("another controller has taken the lease");
                     return;

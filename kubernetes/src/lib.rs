@@ -9,9 +9,18 @@ pub mod condition;
 pub mod context;
 pub mod controller;
 pub mod fields;
+pub mod interest;
+pub mod json;
 pub mod lease;
+#[cfg(test)]
+mod mock;
 pub mod pool;
+pub mod queue;
 pub mod resource;
 pub mod sandbox;
+pub mod section;
 pub mod server;
 pub mod sweep;
+#[cfg(test)]
+mod tests;
+pub mod watch;

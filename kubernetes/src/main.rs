@@ -15,10 +15,14 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Minimum age of sandboxes that are ended for want of an object. Longer than any request to make
 /// one.
 const ORPHAN_AGE: Duration = Duration::from_secs(120);
+/// Time between two looks at a sandbox that the server does not know, before it counts as ended.
+const CONFIRMATION: Duration = Duration::from_secs(30);
 
 /// Limits of `--keep`.
 const MIN_KEEP: Duration = Duration::from_secs(60);
 const MAX_KEEP: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Maximum bytes of identifiers.
+const MAX_ID_BYTES: usize = 512;
 
 /// Serves the custom resources of agent-sandbox by sandboxes of an afresh server.
 #[derive(Debug, Parser)]
@@ -56,6 +60,18 @@ struct Options {
     /// Namespace of the lease; that of the service account if absent
     #[arg(long)]
     lease_namespace: Option<String>,
+    /// Identifier of this controller in the cluster, which no other installation may have; the
+    /// namespace and the name of the lease if absent
+    #[arg(long)]
+    controller_id: Option<String>,
+    /// Identifier of the cluster, which no other cluster with the same API key may have; that of
+    /// the namespace `kube-system` if absent
+    #[arg(long)]
+    cluster_id: Option<String>,
+    /// Image that objects may name, or the start of images before a `*`; may be repeated. Without
+    /// it all templates of the server, and no snapshots
+    #[arg(long = "image", value_name = "IMAGE")]
+    images: Vec<String>,
     /// Name of the lease
     #[arg(long, default_value = "afresh-kube")]
     lease: String,
@@ -78,6 +94,18 @@ impl Options {
             self.resync <= self.keep / 3,
             "--resync must be at most a third of --keep, so that sandboxes are prolonged in time"
         );
+        for (name, id) in
+            [("--controller-id", &self.controller_id), ("--cluster-id", &self.cluster_id)]
+        {
+            let fits = |id: &String| {
+                let letter = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+                !id.is_empty() && id.len() <= MAX_ID_BYTES && id.chars().all(letter)
+            };
+            ensure!(
+                id.as_ref().is_none_or(fits),
+                "{name} must be of at most {MAX_ID_BYTES} letters, digits, `-`, `_`, `.` and `/`"
+            );
+        }
         ensure!(self.sweep >= Duration::from_secs(1), "--sweep must be at least 1s");
         Ok(())
     }
@@ -89,15 +117,20 @@ async fn serve(options: Options) -> anyhow::Result<bool> {
     let namespace = options.lease_namespace.unwrap_or_else(|| config.default_namespace.clone());
     let client = kube::Client::try_from(config).context("cannot reach the Kubernetes API")?;
     let server = Server::new(options.server.clone(), options.api_key_file)?;
+    let controller =
+        options.controller_id.unwrap_or_else(|| format!("{namespace}/{}", options.lease));
     let settings = Settings {
+        controller,
         public_url: options.public_url.unwrap_or(options.server),
         domain: options.domain,
         namespace: options.namespace,
         ignore_other_runtimes: options.ignore_other_runtimes,
+        images: options.images,
         keep: options.keep,
         resync: options.resync,
         sweep: options.sweep,
         orphan_age: ORPHAN_AGE,
+        confirmation: CONFIRMATION,
     };
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
@@ -111,7 +144,7 @@ async fn serve(options: Options) -> anyhow::Result<bool> {
             _ = int.recv() => {}
         }
     };
-    run(client, server, settings, lease, stop).await
+    run(client, server, settings, options.cluster_id, lease, stop).await
 }
 
 #[tokio::main]

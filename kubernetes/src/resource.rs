@@ -1,21 +1,30 @@
 //! The custom resources of agent-sandbox, as far as afresh serves them.
 //!
-//! Promises: an object with any content decodes, so one malformed object cannot stop a watch. Specs
-//! stay JSON here, and [`crate::fields`] reads them and reports each field that it does not know.
+//! Promises: an object with any content decodes, so one malformed object cannot stop a watch. A
+//! specification that is beyond the limits of [`crate::json`] is an error of its object alone.
+//! Specs stay JSON here, and [`crate::fields`] reads them and reports each field that it does not
+//! know.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
 use kube::api::ObjectMeta;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
-/// The version of all kinds.
-pub const VERSION: &str = "v1alpha1";
+use crate::json;
+
+/// The version of all kinds that the controller reads and writes. The definitions serve `v1alpha1`
+/// too, with the same fields.
+pub const VERSION: &str = "v1beta1";
+/// The annotation of an object with the identifier of the controller that serves it.
+pub const CONTROLLER_ANNOTATION: &str = "agents.x-k8s.io/afresh-controller";
 
 /// A kind of custom resource.
 pub trait Kind: Clone + Debug + Send + Sync + 'static {
@@ -80,23 +89,57 @@ kind!(
     PoolStatus
 );
 
+/// The metadata that the controller needs. Fields of managers are as deep as a specification, and
+/// are skipped.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Metadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    generation: Option<i64>,
+    deletion_timestamp: Option<Time>,
+    finalizers: Option<Vec<String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    owner_references: Option<Vec<OwnerReference>>,
+}
+
+impl From<Metadata> for ObjectMeta {
+    fn from(metadata: Metadata) -> Self {
+        Self {
+            name: metadata.name,
+            namespace: metadata.namespace,
+            uid: metadata.uid,
+            resource_version: metadata.resource_version,
+            generation: metadata.generation,
+            deletion_timestamp: metadata.deletion_timestamp,
+            finalizers: metadata.finalizers,
+            annotations: metadata.annotations,
+            owner_references: metadata.owner_references,
+            ..Self::default()
+        }
+    }
+}
+
+/// An object as the API sends it: the parts of strangers are decoded later.
+#[derive(Deserialize)]
+struct WireObject {
+    #[serde(default)]
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Option<Box<RawValue>>,
+    #[serde(default)]
+    status: Option<Box<RawValue>>,
+}
+
 /// An object of one of these kinds.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", bound = "")]
+#[derive(Clone, Debug)]
 pub struct CustomObject<K: Kind> {
-    #[serde(default)]
-    api_version: String,
-    #[serde(default)]
-    kind: String,
-    /// The metadata of every object.
-    #[serde(default)]
+    /// The metadata that the controller needs.
     pub metadata: ObjectMeta,
-    /// The specification, as its author wrote it.
-    #[serde(default)]
-    pub spec: Value,
-    #[serde(default, skip_serializing_if = "Value::is_null")]
+    spec: Result<Value, String>,
     status: Value,
-    #[serde(skip)]
     of: PhantomData<K>,
 }
 
@@ -104,20 +147,21 @@ impl<K: Kind> CustomObject<K> {
     /// A new object without a status.
     #[must_use]
     pub fn new(metadata: ObjectMeta, spec: Value) -> Self {
-        Self {
-            api_version: format!("{}/{VERSION}", K::GROUP),
-            kind: K::KIND.to_owned(),
-            metadata,
-            spec,
-            status: Value::Null,
-            of: PhantomData,
-        }
+        Self { metadata, spec: Ok(spec), status: Value::Null, of: PhantomData }
+    }
+
+    /// The specification, as its author wrote it.
+    ///
+    /// # Errors
+    /// If it is beyond the limits of [`crate::json`]; the text names the limit.
+    pub fn spec(&self) -> Result<&Value, &str> {
+        self.spec.as_ref().map_err(String::as_str)
     }
 
     /// Its status; the default one if another program wrote something else.
     #[must_use]
     pub fn status(&self) -> K::Status {
-        serde_json::from_value(self.status.clone()).unwrap_or_default()
+        K::Status::deserialize(&self.status).unwrap_or_default()
     }
 
     /// Its name; empty for an object that no server has named.
@@ -138,42 +182,177 @@ impl<K: Kind> CustomObject<K> {
         self.metadata.uid.as_deref().unwrap_or_default()
     }
 
+    /// The value of an annotation.
+    #[must_use]
+    pub fn annotation(&self, name: &str) -> Option<&str> {
+        self.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    }
+
+    /// Whether it has a finalizer.
+    #[must_use]
+    pub fn has_finalizer(&self, name: &str) -> bool {
+        self.metadata.finalizers.iter().flatten().any(|found| found == name)
+    }
+
     /// Whether another object controls it.
     #[must_use]
     pub fn is_controlled_by(&self, uid: &str) -> bool {
         let mut owners = self.metadata.owner_references.iter().flatten();
         owners.any(|owner| owner.controller == Some(true) && owner.uid == uid)
     }
-}
 
-impl<K: Kind> kube::Resource for CustomObject<K> {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        K::KIND.into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        K::GROUP.into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        VERSION.into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        K::PLURAL.into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
+    /// The reference of an object that it controls.
+    #[must_use]
+    pub fn owner_reference(&self) -> OwnerReference {
+        OwnerReference {
+            api_version: format!("{}/{VERSION}", K::GROUP),
+            kind: K::KIND.to_owned(),
+            name: self.name().to_owned(),
+            uid: self.uid().to_owned(),
+            controller: Some(true),
+            block_owner_deletion: None,
+        }
     }
 }
+
+impl<'de, K: Kind> Deserialize<'de> for CustomObject<K> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let object = WireObject::deserialize(from)?;
+        let decode = |part: Option<Box<RawValue>>| match part {
+            Some(text) => json::decode(text.get()),
+            None => Ok(Value::Null),
+        };
+        Ok(Self {
+            metadata: object.metadata.into(),
+            spec: decode(object.spec).map_err(|why| format!("the specification {why}")),
+            // Another program wrote something else.
+            status: decode(object.status).unwrap_or_default(),
+            of: PhantomData,
+        })
+    }
+}
+
+impl<K: Kind> Serialize for CustomObject<K> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let object = serde_json::json!({
+            "apiVersion": format!("{}/{VERSION}", K::GROUP),
+            "kind": K::KIND,
+            "metadata": self.metadata,
+            "spec": self.spec.as_ref().unwrap_or(&Value::Null),
+        });
+        object.serialize(to)
+    }
+}
+
+/// The part of an object that a watch and the sweep read.
+#[derive(Clone, Debug)]
+pub struct ObjectHeader<K: Kind> {
+    metadata: ObjectMeta,
+    /// The identifier of its sandbox in its status.
+    pub sandbox_id: Option<String>,
+    of: PhantomData<K>,
+}
+
+impl<K: Kind> ObjectHeader<K> {
+    /// Its namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        self.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// Its identifier.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    /// The identifier of the controller that serves it.
+    #[must_use]
+    pub fn controller(&self) -> Option<&str> {
+        let annotations = self.metadata.annotations.as_ref()?;
+        annotations.get(CONTROLLER_ANNOTATION).map(String::as_str)
+    }
+
+    /// The name of the object of a kind that controls it.
+    #[must_use]
+    pub fn owner<O: Kind>(&self) -> Option<&str> {
+        let mut owners = self.metadata.owner_references.iter().flatten();
+        let is_owner = |owner: &&OwnerReference| {
+            let group = owner.api_version.split('/').next();
+            owner.controller == Some(true) && owner.kind == O::KIND && group == Some(O::GROUP)
+        };
+        owners.find(is_owner).map(|owner| owner.name.as_str())
+    }
+}
+
+impl<'de, K: Kind> Deserialize<'de> for ObjectHeader<K> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Header {
+            #[serde(default)]
+            metadata: Metadata,
+            #[serde(default)]
+            status: Option<Box<RawValue>>,
+        }
+        #[derive(Deserialize)]
+        struct Status {
+            #[serde(rename = "sandboxID")]
+            sandbox_id: Option<String>,
+        }
+        let mut header = Header::deserialize(from)?;
+        if let Some(annotations) = &mut header.metadata.annotations {
+            annotations.retain(|name, _| name == CONTROLLER_ANNOTATION);
+        }
+        let status = header.status.and_then(|text| serde_json::from_str::<Status>(text.get()).ok());
+        Ok(Self {
+            metadata: header.metadata.into(),
+            sandbox_id: status.and_then(|status| status.sandbox_id),
+            of: PhantomData,
+        })
+    }
+}
+
+macro_rules! resource {
+    ($name:ident) => {
+        impl<K: Kind> kube::Resource for $name<K> {
+            type DynamicType = ();
+            type Scope = NamespaceResourceScope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                K::KIND.into()
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                K::GROUP.into()
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                VERSION.into()
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                K::PLURAL.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(CustomObject);
+resource!(ObjectHeader);
 
 /// The address of a program in a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -248,4 +427,56 @@ pub struct PoolStatus {
     pub replicas: i32,
     /// The same number.
     pub ready_replicas: i32,
+    /// The version of the specification that the status is for.
+    pub observed_generation: Option<i64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deep() -> String {
+        let levels = 5000;
+        format!("{}1{}", r#"{"f:a":"#.repeat(levels), "}".repeat(levels))
+    }
+
+    #[test]
+    fn objects_with_any_specification_status_and_managers_decode() {
+        let deep = deep();
+        for (spec, is_read) in [("[]", true), ("5", true), ("null", true), (&*deep, false)] {
+            for status in ["[]", "{}", r#"{"sandboxID": 5}"#, &deep] {
+                let text = format!(
+                    r#"{{"type": "ADDED", "object": {{"apiVersion": "a/b", "kind": "c", "metadata":
+                    {{"name": "n", "managedFields": [{{"fieldsV1": {deep}}}]}}, "spec": {spec},
+                    "status": {status}}}}}"#
+                );
+                use kube::core::WatchEvent;
+                let header: WatchEvent<ObjectHeader<SandboxKind>> =
+                    serde_json::from_str(&text).expect("a header decodes");
+                assert!(matches!(header, WatchEvent::Added(header) if header.name() == "n"));
+                let object: WatchEvent<Sandbox> =
+                    serde_json::from_str(&text).expect("an object decodes");
+                let WatchEvent::Added(object) = object else { panic!("{text}") };
+                assert_eq!(object.spec().is_ok(), is_read, "{spec}");
+                assert_eq!(object.status(), SandboxStatus::default());
+            }
+        }
+    }
+
+    #[test]
+    fn a_header_has_its_owner_and_its_controller_and_no_other_annotation() {
+        let text = r#"{"metadata": {"name": "n", "namespace": "s", "uid": "u",
+            "annotations": {"agents.x-k8s.io/afresh-controller": "one", "a": "b"},
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "SandboxClaim", "name": "x", "uid": "1",
+                    "controller": true},
+                {"apiVersion": "extensions.agents.x-k8s.io/v1alpha1", "kind": "SandboxClaim",
+                    "name": "c", "uid": "2", "controller": true}]},
+            "status": {"sandboxID": "id"}}"#;
+        let header: ObjectHeader<SandboxKind> = serde_json::from_str(text).expect("it decodes");
+        assert_eq!((header.controller(), header.uid()), (Some("one"), "u"));
+        assert_eq!(header.owner::<ClaimKind>(), Some("c"));
+        assert_eq!(header.sandbox_id.as_deref(), Some("id"));
+        assert_eq!(header.metadata.annotations.as_ref().map(BTreeMap::len), Some(1));
+    }
 }

@@ -1,35 +1,37 @@
 //! The reconciler of `Sandbox`: one object is one sandbox of the afresh server.
 //!
-//! Promises: the sandbox has the identifier of its object as a label, and is looked up by that
-//! before one is made, so a controller that ended between creation and the write of the status
-//! makes no second one. An object is removed after its sandbox has ended. The status is written
-//! after the Secret with the token.
+//! Promises: only a sandbox that carries the identifier of its object, its namespace, its cluster
+//! and its controller is used or ended; the status, which users may write, is a hint. The sandbox
+//! is looked up by that identifier before and after one is made, so of two controllers that made
+//! one each the older sandbox stays. An object is removed after its sandbox has ended. The status
+//! is written after the Secret with the token.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use json_patch::Patch as JsonPatch;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams};
-use kube::runtime::controller::Action;
-use kube::{Api, Resource};
-use serde_json::json;
+use kube::Api;
+use kube::api::{ObjectMeta, PostParams};
 
 use crate::condition::{self, FINISHED, READY, SUSPENDED};
-use crate::context::{Context, Failure, MANAGER, code};
-use crate::fields::{RUNTIME_CLASS, SandboxSpec, read_sandbox, runtime_class};
-use crate::resource::{Access, PortAddress, Sandbox, SandboxKind, SandboxStatus};
+use crate::context::{Context, FINALIZER, Failure, MANAGER, Wait, code};
+use crate::fields::{SandboxSpec, is_afresh, read_sandbox};
+use crate::resource::{Access, PortAddress, Sandbox, SandboxStatus};
 use crate::server::{
-    CLUSTER_LABEL, NAME_LABEL, NAMESPACE_LABEL, NewSandbox, PLAN_LABEL, RemoteSandbox, UID_LABEL,
+    CLUSTER_LABEL, CONTROLLER_LABEL, NAME_LABEL, NAMESPACE_LABEL, NewSandbox, PLAN_LABEL,
+    RemoteSandbox, ServerError, UID_LABEL,
 };
 
-/// The finalizer of objects with a sandbox.
-pub const FINALIZER: &str = "agents.x-k8s.io/afresh";
 /// The server pauses a sandbox this long after its shutdown time, if no controller ends it.
 const SHUTDOWN_MARGIN: Duration = Duration::from_secs(60);
+/// Intervals of checks between two looks whether the Secret exists.
+const SECRET_INTERVALS: u32 = 10;
+/// Maximum bytes of the name of an object.
+const MAX_NAME_BYTES: usize = 253;
+/// Maximum bytes of an identifier that a status may have.
+const MAX_ID_BYTES: usize = 128;
 
 /// The message for a template, variables or labels that differ from those of the sandbox.
 const SPEC_CHANGED: &str = "the image, variables or labels of spec.podTemplate were changed after \
@@ -42,34 +44,78 @@ pub fn until(when: Timestamp) -> Duration {
     Duration::try_from(when.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
 }
 
+/// The name of the Secret of a sandbox. It differs wherever the content does, so a Secret of this
+/// name has the right content, and none is ever read or changed.
+#[must_use]
+pub fn secret_name(sandbox: &Sandbox, id: &str, url: &str) -> String {
+    let content = serde_json::json!([sandbox.uid(), id, url]);
+    let end = format!("-access-{}", crate::fields::fingerprint(&content));
+    let name = sandbox.name();
+    let name = &name[..name.floor_char_boundary(MAX_NAME_BYTES - end.len())];
+    format!("{}{end}", name.trim_end_matches(['.', '-']))
+}
+
+/// Whether a sandbox of the server was made for an object, by this controller.
+fn is_of(remote: &RemoteSandbox, sandbox: &Sandbox, context: &Context) -> bool {
+    let wanted = [
+        (UID_LABEL, sandbox.uid()),
+        (NAMESPACE_LABEL, sandbox.namespace()),
+        (CLUSTER_LABEL, &context.cluster),
+        (CONTROLLER_LABEL, &context.settings.controller),
+    ];
+    wanted.iter().all(|(label, value)| {
+        !value.is_empty() && remote.metadata.get(*label).is_some_and(|found| found == value)
+    })
+}
+
+/// The sandboxes of an object, the oldest first.
+async fn list(sandbox: &Sandbox, context: &Context) -> Result<Vec<RemoteSandbox>, Failure> {
+    let mut all = context.server.list(UID_LABEL, sandbox.uid()).await?;
+    all.retain(|remote| is_of(remote, sandbox, context));
+    all.sort_by(|one, two| (one.started_at, &one.id).cmp(&(two.started_at, &two.id)));
+    Ok(all)
+}
+
+/// A sandbox that a list has.
+async fn get_listed(context: &Context, id: &str) -> Result<RemoteSandbox, Failure> {
+    context.server.get(id).await?.ok_or_else(|| Failure::Cluster {
+        reason: "SandboxNotFound",
+        message: format!("the afresh server lists the sandbox {id}, and does not know it"),
+    })
+}
+
+/// The identifier in a status, if it can be one.
+fn known_id(status: &SandboxStatus) -> Option<&str> {
+    let fits = |id: &&str| {
+        let letter = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        !id.is_empty() && id.len() <= MAX_ID_BYTES && id.chars().all(letter)
+    };
+    status.access.sandbox_id.as_deref().filter(fits)
+}
+
 /// Reconciles one object.
 ///
 /// # Errors
 /// If the Kubernetes API or the server fails; the condition `Ready` has the cause.
-pub async fn reconcile(sandbox: Arc<Sandbox>, context: Arc<Context>) -> Result<Action, Failure> {
-    if let Some(pause) = context.pause(&sandbox) {
-        return Ok(pause);
-    }
+pub async fn reconcile(sandbox: &mut Sandbox, context: &Context) -> Result<Wait, Failure> {
     if sandbox.metadata.deletion_timestamp.is_some() {
-        let ended = end(&sandbox, &context).await;
-        return match ended {
-            Ok(action) => Ok(action),
-            Err(failure) => report(&sandbox, &context, sandbox.status(), failure).await,
+        return match end(sandbox, context).await {
+            Ok(()) => Ok(None),
+            Err(failure) => report(sandbox, context, sandbox.status(), failure).await,
         };
     }
-    let other = runtime_class(&sandbox.spec).is_none_or(|class| class != RUNTIME_CLASS);
-    if other && context.settings.ignore_other_runtimes {
-        return Ok(Action::await_change());
+    let is_taken = sandbox.has_finalizer(FINALIZER);
+    if !is_taken && context.settings.ignore_other_runtimes && !is_afresh(sandbox.spec()) {
+        return Ok(None);
     }
     let mut status = sandbox.status();
-    let result = Reconciliation { sandbox: &sandbox, context: &context, status: &mut status };
-    match result.run().await {
-        Ok(action) => {
-            context.write_status(&sandbox, &status).await?;
-            context.succeed(sandbox.uid());
-            Ok(action)
+    let work = Reconciliation { sandbox, context, status: &mut status };
+    match work.run().await {
+        Ok(wait) => {
+            context.write_status(sandbox, &status).await?;
+            Ok(wait)
         }
-        Err(failure) => report(&sandbox, &context, status, failure).await,
+        Err(failure) => report(sandbox, context, status, failure).await,
     }
 }
 
@@ -79,45 +125,53 @@ async fn report(
     context: &Context,
     mut status: SandboxStatus,
     failure: Failure,
-) -> Result<Action, Failure> {
-    if let Some(action) = failure.conflict() {
-        return Ok(action);
+) -> Result<Wait, Failure> {
+    if failure.is_reported() {
+        let (generation, message) = (sandbox.metadata.generation, failure.to_string());
+        let conditions = &mut status.conditions;
+        condition::set(conditions, READY, false, failure.reason(), &message, generation);
+        context.write_status(sandbox, &status).await?;
     }
-    let (generation, message) = (sandbox.metadata.generation, failure.to_string());
-    let conditions = &mut status.conditions;
-    condition::set(conditions, READY, false, failure.reason(), &message, generation);
-    context.write_status(sandbox, &status).await?;
     Err(failure)
 }
 
 /// Ends the sandbox of an object, and then lets the object go.
-async fn end(sandbox: &Sandbox, context: &Context) -> Result<Action, Failure> {
-    let mut finalizers = sandbox.metadata.finalizers.clone().unwrap_or_default();
-    if finalizers.iter().any(|name| name == FINALIZER) {
+async fn end(sandbox: &mut Sandbox, context: &Context) -> Result<(), Failure> {
+    if sandbox.has_finalizer(FINALIZER) {
         kill_all(sandbox, context).await?;
-        finalizers.retain(|name| name != FINALIZER);
-        context.set_finalizers(sandbox, &finalizers).await?;
+        context.release(sandbox).await?;
     }
-    context.succeed(sandbox.uid());
-    Ok(Action::await_change())
+    Ok(())
 }
 
-/// Ends every sandbox of an object: that of its status, and one whose creation was never noted.
+/// Ends every sandbox of an object: also one whose creation was never noted, and that of the status
+/// if a list does not have it yet.
 async fn kill_all(sandbox: &Sandbox, context: &Context) -> Result<(), Failure> {
-    let known = sandbox.status().access.sandbox_id;
-    for remote in context.server.list(UID_LABEL, sandbox.uid()).await? {
+    for remote in list(sandbox, context).await? {
         context.server.kill(&remote.id).await?;
     }
-    if let Some(id) = known {
-        context.server.kill(&id).await?;
+    let status = sandbox.status();
+    let Some(id) = known_id(&status) else { return Ok(()) };
+    let known = context.server.get(id).await?;
+    if known.is_some_and(|remote| is_of(&remote, sandbox, context)) {
+        context.server.kill(id).await?;
     }
     Ok(())
 }
 
 struct Reconciliation<'a> {
-    sandbox: &'a Sandbox,
+    sandbox: &'a mut Sandbox,
     context: &'a Context,
     status: &'a mut SandboxStatus,
+}
+
+/// The state of an object on the server.
+enum Finding {
+    Exists(RemoteSandbox),
+    /// There was none yet.
+    New,
+    /// The status names one that the server does not know.
+    Missing,
 }
 
 impl Reconciliation<'_> {
@@ -126,34 +180,39 @@ impl Reconciliation<'_> {
         condition::set(&mut self.status.conditions, kind, is_true, reason, message, generation);
     }
 
-    async fn run(mut self) -> Result<Action, Failure> {
-        let (spec, faults) = read_sandbox(&self.sandbox.spec);
+    async fn run(mut self) -> Result<Wait, Failure> {
+        let (spec, faults) = read_sandbox(self.sandbox.spec());
         if spec.shutdown_time.is_some_and(|time| time <= Timestamp::now()) {
             return self.expire(&spec).await;
         }
         if condition::is_true(&self.status.conditions, FINISHED) {
             return Ok(self.wait(&spec));
         }
+        let finding = self.find().await?;
+        if !matches!(finding, Finding::Missing) {
+            self.observe_missing(None);
+        }
         if !faults.is_empty() {
-            // The sandbox stays as it is.
+            // The sandbox stays as it is, and lives on.
+            if let Finding::Exists(remote) = &finding {
+                self.prolong(&spec, remote).await?;
+            }
             self.set(READY, false, "UnsupportedField", &faults.to_string());
             return Ok(self.wait(&spec));
         }
-        let remote = match &self.status.access.sandbox_id {
-            Some(id) => match self.context.server.get(id).await? {
-                Some(remote) => remote,
-                None => return Ok(self.finish(&spec)),
-            },
-            None => match self.find_or_create(&spec).await? {
-                Some(remote) => remote,
-                None => {
-                    self.suspend(false);
-                    return Ok(self.wait(&spec));
-                }
-            },
+        let remote = match finding {
+            Finding::Exists(remote) => remote,
+            Finding::Missing => return Ok(self.miss(&spec)),
+            Finding::New if spec.suspended => {
+                self.context.take(self.sandbox).await?;
+                self.suspend(false);
+                return Ok(self.wait(&spec));
+            }
+            Finding::New => self.create(&spec).await?,
         };
         let plan = remote.metadata.get(PLAN_LABEL);
         if plan.is_some_and(|plan| *plan != spec.plan.fingerprint()) {
+            self.prolong(&spec, &remote).await?;
             self.set(READY, false, "SpecChanged", SPEC_CHANGED);
             return Ok(self.wait(&spec));
         }
@@ -174,11 +233,9 @@ impl Reconciliation<'_> {
     }
 
     /// When to look again without a change.
-    fn wait(&self, spec: &SandboxSpec) -> Action {
+    fn wait(&self, spec: &SandboxSpec) -> Wait {
         let end = spec.shutdown_time.map_or(Duration::MAX, until);
-        Action::requeue(
-            self.context.settings.resync.min(end.saturating_add(Duration::from_millis(1))),
-        )
+        Some(self.context.settings.resync.min(end.saturating_add(Duration::from_millis(1))))
     }
 
     fn suspend(&mut self, exists: bool) {
@@ -194,29 +251,47 @@ impl Reconciliation<'_> {
         self.context.settings.keep.min(left.saturating_add(SHUTDOWN_MARGIN))
     }
 
-    /// The sandbox that a controller has made for this object before, or a new one. A suspended
-    /// object gets no new one.
-    async fn find_or_create(
-        &mut self,
-        spec: &SandboxSpec,
-    ) -> Result<Option<RemoteSandbox>, Failure> {
-        let (sandbox, context) = (self.sandbox, self.context);
-        let mut finalizers = sandbox.metadata.finalizers.clone().unwrap_or_default();
-        if !finalizers.iter().any(|name| name == FINALIZER) {
-            finalizers.push(FINALIZER.to_owned());
-            context.set_finalizers(sandbox, &finalizers).await?;
+    /// The sandbox that a controller has made for this object before.
+    async fn find(&self) -> Result<Finding, Failure> {
+        let (sandbox, context) = (&*self.sandbox, self.context);
+        if let Some(id) = known_id(self.status) {
+            match context.server.get(id).await? {
+                Some(remote) if is_of(&remote, sandbox, context) => {
+                    return Ok(Finding::Exists(remote));
+                }
+                Some(_) => {
+                    let (namespace, name) = (sandbox.namespace(), sandbox.name());
+                    tracing::warn!(namespace, name, id, "the status names a sandbox of others");
+                }
+                // Either it has ended, or the status is wrong.
+                None => {
+                    let found = self.find_listed().await?;
+                    return Ok(found.map_or(Finding::Missing, Finding::Exists));
+                }
+            }
         }
-        // The oldest, if two controllers were at work; the sweep ends the other one.
-        let found = context.server.list(UID_LABEL, sandbox.uid()).await?.into_iter().next();
-        if let Some(found) = found {
-            return Ok(context.server.get(&found.id).await?);
-        }
-        if spec.suspended {
-            return Ok(None);
-        }
+        Ok(self.find_listed().await?.map_or(Finding::New, Finding::Exists))
+    }
+
+    /// The oldest sandbox of the object, if two controllers were at work; the sweep ends the other
+    /// one.
+    async fn find_listed(&self) -> Result<Option<RemoteSandbox>, Failure> {
+        let all = list(self.sandbox, self.context).await?;
+        let Some(first) = all.into_iter().next() else { return Ok(None) };
+        // Lists have no tokens.
+        get_listed(self.context, &first.id).await.map(Some)
+    }
+
+    /// Makes a sandbox.
+    async fn create(&mut self, spec: &SandboxSpec) -> Result<RemoteSandbox, Failure> {
+        let context = self.context;
+        self.check_image(&spec.plan.template).await?;
+        context.take(self.sandbox).await?;
+        let sandbox = &*self.sandbox;
         let mut metadata: BTreeMap<String, String> = spec.plan.labels.clone();
         let own = [
             (CLUSTER_LABEL, context.cluster.as_str()),
+            (CONTROLLER_LABEL, &context.settings.controller),
             (UID_LABEL, sandbox.uid()),
             (NAMESPACE_LABEL, sandbox.namespace()),
             (NAME_LABEL, sandbox.name()),
@@ -229,10 +304,42 @@ impl Reconciliation<'_> {
             metadata: &metadata,
             time: self.time(spec),
         };
-        Ok(Some(context.server.create(&new).await?))
+        // As late as possible: a host that stops here for longer than its lease is the rest.
+        context.lease.check().await?;
+        let made = context.server.create(&new).await?;
+        let all = list(sandbox, context).await?;
+        let Some(first) = all.first().filter(|first| first.id != made.id) else { return Ok(made) };
+        // Another controller was faster. It looks at the same list, and decides alike.
+        context.server.kill(&made.id).await?;
+        get_listed(context, &first.id).await
     }
 
-    /// Resumes a paused sandbox, and prolongs one whose time is short or too long.
+    /// Whether objects may name an image. A snapshot has the memory of a sandbox, which may be one
+    /// of another namespace.
+    async fn check_image(&self, image: &str) -> Result<(), Failure> {
+        let images = &self.context.settings.images;
+        if images.is_empty() {
+            if self.context.server.has_template(image).await? {
+                return Ok(());
+            }
+            let message = format!(
+                "the afresh server has no template `{image}`; a snapshot needs the option --image \
+                 of the controller"
+            );
+            return Err(Failure::Cluster { reason: "TemplateNotFound", message });
+        }
+        let is_allowed = images.iter().any(|allowed| match allowed.strip_suffix('*') {
+            Some(start) => image.starts_with(start),
+            None => image == allowed,
+        });
+        if is_allowed {
+            return Ok(());
+        }
+        let message = format!("the option --image of the controller does not allow `{image}`");
+        Err(Failure::Cluster { reason: "ImageNotAllowed", message })
+    }
+
+    /// Resumes a paused sandbox, and prolongs a running one.
     async fn keep_running(
         &self,
         spec: &SandboxSpec,
@@ -242,6 +349,15 @@ impl Reconciliation<'_> {
         if remote.is_paused() {
             return Ok(self.context.server.connect(&remote.id, time).await?);
         }
+        self.prolong(spec, remote).await
+    }
+
+    /// Prolongs a running sandbox whose time is short or too long.
+    async fn prolong(&self, spec: &SandboxSpec, remote: &RemoteSandbox) -> Result<(), Failure> {
+        if remote.is_paused() {
+            return Ok(());
+        }
+        let time = self.time(spec);
         let Some(left) = remote.end_at.map(until) else { return Ok(()) };
         if left < time * 2 / 3 || left > time + SHUTDOWN_MARGIN {
             self.context.server.set_timeout(&remote.id, time).await?;
@@ -261,64 +377,83 @@ impl Reconciliation<'_> {
             })
         });
         let ports: Vec<_> = ports.collect();
+        let url = settings.public_url.as_str();
+        let name = secret_name(self.sandbox, id, url);
         let access = Access {
             sandbox_id: Some(id.clone()),
-            url: Some(settings.public_url.to_string()),
-            secret_name: Some(format!("{}-access", self.sandbox.name())),
+            url: Some(url.to_owned()),
+            secret_name: Some(name.clone()),
             ports: Some(ports).filter(|ports| !ports.is_empty()),
         };
-        if access.sandbox_id != self.status.access.sandbox_id
-            || access.secret_name != self.status.access.secret_name
-            || access.url != self.status.access.url
-        {
-            let name = access.secret_name.as_deref().unwrap_or_default();
-            self.write_secret(name, remote).await?;
+        let mut observation = self.context.observation(self.sandbox);
+        let interval = settings.resync.saturating_mul(SECRET_INTERVALS);
+        let is_seen = observation.secret.is_some_and(|seen| seen.elapsed() < interval);
+        if !is_seen || self.status.access.secret_name != access.secret_name {
+            self.write_secret(&name, remote).await?;
+            observation.secret = Some(Instant::now());
+            self.context.observe(self.sandbox, observation);
         }
         self.status.access = access;
         Ok(())
     }
 
+    /// Makes the Secret, if it does not exist.
     async fn write_secret(&self, name: &str, remote: &RemoteSandbox) -> Result<(), Failure> {
-        let sandbox = self.sandbox;
-        let bytes = |text: &str| ByteString(text.as_bytes().to_vec());
-        let data = BTreeMap::from([
-            ("id".to_owned(), bytes(&remote.id)),
-            ("token".to_owned(), bytes(remote.token.as_deref().unwrap_or_default())),
-            ("url".to_owned(), bytes(self.context.settings.public_url.as_str())),
-        ]);
+        let sandbox = &*self.sandbox;
+        let url = self.context.settings.public_url.as_str();
+        let token = remote.token.as_deref().ok_or_else(|| ServerError::Answer {
+            url: url.to_owned(),
+            why: format!("the sandbox {} has no token", remote.id),
+        })?;
+        let data = [("id", remote.id.as_str()), ("token", token), ("url", url)]
+            .map(|(key, text)| (key.to_owned(), ByteString(text.as_bytes().to_vec())));
         let secret = Secret {
             metadata: ObjectMeta {
                 name: Some(name.to_owned()),
-                owner_references: sandbox.controller_owner_ref(&()).map(|owner| vec![owner]),
+                owner_references: Some(vec![sandbox.owner_reference()]),
                 ..ObjectMeta::default()
             },
-            data: Some(data),
+            data: Some(data.into()),
+            immutable: Some(true),
             ..Secret::default()
         };
         let api: Api<Secret> = Api::namespaced(self.context.client.clone(), sandbox.namespace());
         let parameters = PostParams { field_manager: Some(MANAGER.to_owned()), dry_run: false };
         match api.create(&parameters, &secret).await {
-            Err(error) if code(&error) == 409 => {}
-            other => return Ok(other.map(drop)?),
+            // Its name says that it is this one.
+            Err(error) if code(&error) == 409 => Ok(()),
+            other => Ok(other.map(drop)?),
         }
-        // Only a Secret of this object is changed, which needs no right to read Secrets.
-        let patch: JsonPatch = serde_json::from_value(json!([
-            {"op": "test", "path": "/metadata/ownerReferences/0/uid", "value": sandbox.uid()},
-            {"op": "replace", "path": "/data", "value": secret.data},
-        ]))
-        .map_err(kube::Error::SerdeError)?;
-        let patched = api.patch(name, &PatchParams::default(), &Patch::Json::<()>(patch)).await;
-        if let Err(error) = patched {
-            let message = format!(
-                "the Secret {name} is not one of this Sandbox ({error}); remove or rename it"
-            );
-            return Err(Failure::Cluster { reason: "SecretConflict", message });
+    }
+
+    fn observe_missing(&self, missing: Option<Instant>) {
+        let mut observation = self.context.observation(self.sandbox);
+        if observation.missing.is_some() || missing.is_some() {
+            observation.missing = missing;
+            self.context.observe(self.sandbox, observation);
         }
-        Ok(())
+    }
+
+    /// The server does not know the sandbox. It counts as ended if a later look finds the same: a
+    /// server that starts again, or another one at the address, may answer so for a while.
+    fn miss(&mut self, spec: &SandboxSpec) -> Wait {
+        let confirmation = self.context.settings.confirmation;
+        let since = self.context.observation(self.sandbox).missing;
+        if since.is_some_and(|since| since.elapsed() >= confirmation) {
+            self.observe_missing(None);
+            return self.finish(spec);
+        }
+        let since = since.unwrap_or_else(Instant::now);
+        self.observe_missing(Some(since));
+        let id = self.status.access.sandbox_id.clone().unwrap_or_default();
+        let message =
+            format!("the afresh server does not know the sandbox {id}; it is asked again");
+        self.set(READY, false, "SandboxNotFound", &message);
+        Some(confirmation.saturating_sub(since.elapsed()).max(Duration::from_millis(1)))
     }
 
     /// The sandbox has ended without the controller: its memory is lost, so it is not made anew.
-    fn finish(&mut self, spec: &SandboxSpec) -> Action {
+    fn finish(&mut self, spec: &SandboxSpec) -> Wait {
         let id = self.status.access.sandbox_id.take().unwrap_or_default();
         let message = format!(
             "the sandbox {id} was ended on the afresh server; delete this object and make another"
@@ -331,34 +466,15 @@ impl Reconciliation<'_> {
     }
 
     /// The time of the object is over.
-    async fn expire(mut self, spec: &SandboxSpec) -> Result<Action, Failure> {
+    async fn expire(mut self, spec: &SandboxSpec) -> Result<Wait, Failure> {
         kill_all(self.sandbox, self.context).await?;
         self.status.access = Access::default();
         self.status.replicas = 0;
         condition::remove(&mut self.status.conditions, SUSPENDED);
         self.set(READY, false, "SandboxExpired", "spec.shutdownTime is over");
         if spec.delete_at_end {
-            let api = self.context.api::<SandboxKind>(self.sandbox.namespace());
-            delete(&api, self.sandbox).await?;
+            self.context.delete(self.sandbox).await?;
         }
-        Ok(Action::await_change())
-    }
-}
-
-/// Deletes exactly this object.
-///
-/// # Errors
-/// If the API refuses it. An object that does not exist any more is no error.
-pub async fn delete<K: crate::resource::Kind>(
-    api: &Api<crate::resource::CustomObject<K>>,
-    object: &crate::resource::CustomObject<K>,
-) -> Result<(), Failure> {
-    let parameters = DeleteParams::default().preconditions(kube::api::Preconditions {
-        uid: object.metadata.uid.clone(),
-        resource_version: None,
-    });
-    match api.delete(object.name(), &parameters).await {
-        Err(error) if matches!(code(&error), 404 | 409) => Ok(()),
-        other => Ok(other.map(drop)?),
+        Ok(None)
     }
 }

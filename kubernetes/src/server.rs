@@ -1,14 +1,16 @@
 //! The client of the sandboxes of `afresh serve`.
 //!
 //! Promises: each request has a time limit, and an answer has a limit of bytes. The key is read
-//! from its file for each request, so a renewed Secret needs no restart.
+//! from its file for each request, so a renewed Secret needs no restart. A sandbox counts as
+//! missing only if afresh says so of exactly that sandbox; a 404 of a proxy does not. A list is
+//! complete or an error.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use reqwest::{Method, StatusCode, Url};
+use reqwest::{Method, Url};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -34,6 +36,10 @@ pub const NAMESPACE_LABEL: &str = "kubernetes-namespace";
 pub const PLAN_LABEL: &str = "kubernetes-plan";
 /// The label with its name.
 pub const NAME_LABEL: &str = "kubernetes-name";
+/// The label with the identifier of the controller that made it.
+pub const CONTROLLER_LABEL: &str = "kubernetes-controller";
+/// The header with the number of sandboxes that a list lacks.
+const UNREADABLE_HEADER: &str = "x-afresh-unreadable";
 
 /// Why a request has no useful answer.
 #[derive(Debug, thiserror::Error)]
@@ -53,12 +59,20 @@ pub enum ServerError {
         status: u16,
         /// Its message.
         message: String,
+        /// Whether it has the form of errors of afresh. One of a proxy has another form.
+        is_own: bool,
     },
     /// The key cannot be read.
     #[error("cannot read the API key from {path}: {why}; mount the Secret with the key there")]
     Key {
         /// The file.
         path: String,
+        /// The cause.
+        why: String,
+    },
+    /// A list that lacks sandboxes, which could be those that are looked for.
+    #[error("the afresh server does not list all sandboxes: {why}")]
+    Incomplete {
         /// The cause.
         why: String,
     },
@@ -78,18 +92,33 @@ impl ServerError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Refused { status: 401 | 403, .. } | Self::Key { .. } => "KeyRefused",
-            Self::Refused { status: 404, .. } => "TemplateNotFound",
+            Self::Refused { is_own: false, .. } => "ServerUnavailable",
+            Self::Refused { status: 404, .. } => "SandboxNotFound",
             Self::Refused { status: 429, .. } => "BudgetExceeded",
             Self::Refused { status: 400..=499, .. } => "SandboxRejected",
-            Self::Refused { .. } | Self::Unreachable { .. } | Self::Answer { .. } => {
-                "ServerUnavailable"
-            }
+            Self::Refused { .. }
+            | Self::Unreachable { .. }
+            | Self::Incomplete { .. }
+            | Self::Answer { .. } => "ServerUnavailable",
         }
     }
 
-    fn is(&self, wanted: StatusCode) -> bool {
-        matches!(self, Self::Refused { status, .. } if *status == wanted.as_u16())
+    /// Whether afresh itself says that it does not have what the request names.
+    fn is_missing(&self, name: &str) -> bool {
+        let Self::Refused { status: 404, message, is_own: true } = self else { return false };
+        message.contains(name)
     }
+
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Refused { status: 409, is_own: true, .. })
+    }
+}
+
+/// An error of afresh.
+#[derive(Deserialize)]
+struct ErrorBody {
+    code: u16,
+    message: String,
 }
 
 /// A sandbox, as the server describes it.
@@ -134,6 +163,15 @@ pub struct NewSandbox<'a> {
     pub time: Duration,
 }
 
+/// A successful answer.
+struct Answer {
+    bytes: Vec<u8>,
+    /// The start of the next page.
+    next: Option<String>,
+    /// Whether a list has every sandbox.
+    is_complete: bool,
+}
+
 /// The server, and the key.
 #[derive(Clone, Debug)]
 pub struct Server {
@@ -176,7 +214,7 @@ impl Server {
         path: &[&str],
         query: &[(&str, &str)],
         body: Option<&Value>,
-    ) -> Result<(Vec<u8>, Option<String>), ServerError> {
+    ) -> Result<Answer, ServerError> {
         let mut url = self.url.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().extend(path);
@@ -200,8 +238,9 @@ impl Server {
         }
         let mut answer = request.send().await.map_err(unreachable)?;
         let status = answer.status();
-        let next = answer.headers().get("x-next-token");
-        let next = next.and_then(|next| next.to_str().ok()).map(str::to_owned);
+        let header = |name| Some(answer.headers().get(name)?.to_str().ok()?.to_owned());
+        let next = header("x-next-token");
+        let is_complete = header(UNREADABLE_HEADER).is_none_or(|count| count == "0");
         let mut bytes = Vec::new();
         while let Some(part) = answer.chunk().await.map_err(unreachable)? {
             if bytes.len() + part.len() > MAX_ANSWER_BYTES {
@@ -211,12 +250,19 @@ impl Server {
             bytes.extend_from_slice(&part);
         }
         if status.is_success() {
-            return Ok((bytes, next));
+            return Ok(Answer { bytes, next, is_complete });
         }
-        let said: Option<Value> = serde_json::from_slice(&bytes).ok();
-        let message = said.and_then(|said| Some(said.get("message")?.as_str()?.to_owned()));
-        let message = message.unwrap_or_else(|| "without a message".to_owned());
-        Err(ServerError::Refused { status: status.as_u16(), message })
+        let said: Option<ErrorBody> = serde_json::from_slice(&bytes).ok();
+        let said = said.filter(|said| said.code == status.as_u16());
+        let is_own = said.is_some();
+        let message = said.map_or_else(
+            || {
+                "without a message of afresh; check what is between it and the controller"
+                    .to_owned()
+            },
+            |said| said.message,
+        );
+        Err(ServerError::Refused { status: status.as_u16(), message, is_own })
     }
 
     fn decode<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ServerError> {
@@ -235,28 +281,32 @@ impl Server {
             "templateID": new.template, "envVars": new.envs, "metadata": new.metadata,
             "timeout": new.time.as_secs(), "autoPause": true,
         });
-        let (bytes, _) = self.send(Method::POST, &["sandboxes"], &[], Some(&body)).await?;
-        self.decode(&bytes)
+        let answer = self.send(Method::POST, &["sandboxes"], &[], Some(&body)).await?;
+        self.decode(&answer.bytes)
     }
 
-    /// The sandboxes with this value of a label.
+    /// All sandboxes with this value of a label.
     ///
     /// # Errors
-    /// If the server does not answer.
+    /// If the server does not answer, or cannot name every one.
     pub async fn list(&self, label: &str, value: &str) -> Result<Vec<RemoteSandbox>, ServerError> {
+        let incomplete = |why: &str| ServerError::Incomplete { why: why.to_owned() };
         let labels = format!("{label}={value}");
         let (mut all, mut token) = (Vec::new(), None::<String>);
         for _ in 0..MAX_PAGES {
             let mut query = vec![("metadata", labels.as_str()), ("order", "asc")];
             query.extend(token.as_deref().map(|token| ("nextToken", token)));
-            let (bytes, next) = self.send(Method::GET, &["v2", "sandboxes"], &query, None).await?;
-            all.extend(self.decode::<Vec<RemoteSandbox>>(&bytes)?);
-            match next {
+            let answer = self.send(Method::GET, &["v2", "sandboxes"], &query, None).await?;
+            if !answer.is_complete {
+                return Err(incomplete("it cannot read some of their entries"));
+            }
+            all.extend(self.decode::<Vec<RemoteSandbox>>(&answer.bytes)?);
+            match answer.next {
                 Some(next) => token = Some(next),
-                None => break,
+                None => return Ok(all),
             }
         }
-        Ok(all)
+        Err(incomplete("there are too many"))
     }
 
     /// A sandbox, if it exists.
@@ -265,8 +315,8 @@ impl Server {
     /// If the server does not answer.
     pub async fn get(&self, id: &str) -> Result<Option<RemoteSandbox>, ServerError> {
         match self.send(Method::GET, &["sandboxes", id], &[], None).await {
-            Ok((bytes, _)) => self.decode(&bytes).map(Some),
-            Err(error) if error.is(StatusCode::NOT_FOUND) => Ok(None),
+            Ok(answer) => self.decode(&answer.bytes).map(Some),
+            Err(error) if error.is_missing(id) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -277,7 +327,7 @@ impl Server {
     /// If the server does not answer.
     pub async fn kill(&self, id: &str) -> Result<(), ServerError> {
         match self.send(Method::DELETE, &["sandboxes", id], &[], None).await {
-            Err(error) if !error.is(StatusCode::NOT_FOUND) => Err(error),
+            Err(error) if !error.is_missing(id) => Err(error),
             _ => Ok(()),
         }
     }
@@ -288,7 +338,7 @@ impl Server {
     /// If the server does not answer.
     pub async fn pause(&self, id: &str) -> Result<(), ServerError> {
         match self.send(Method::POST, &["sandboxes", id, "pause"], &[], Some(&json!({}))).await {
-            Err(error) if !error.is(StatusCode::CONFLICT) => Err(error),
+            Err(error) if !error.is_conflict() => Err(error),
             _ => Ok(()),
         }
     }
@@ -311,15 +361,29 @@ impl Server {
         self.send(Method::POST, &["sandboxes", id, "timeout"], &[], Some(&body)).await.map(drop)
     }
 
-    /// Whether the server has a template.
+    /// Whether the server has a template. A name with a tag, `NAME:TAG`, is one of its builds.
+    /// Snapshots of sandboxes are no templates.
     ///
     /// # Errors
     /// If the server does not answer.
-    pub async fn has_template(&self, name: &str) -> Result<bool, ServerError> {
-        match self.send(Method::GET, &["templates", "aliases", name], &[], None).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.is(StatusCode::NOT_FOUND) => Ok(false),
-            Err(error) => Err(error),
+    pub async fn has_template(&self, image: &str) -> Result<bool, ServerError> {
+        #[derive(Deserialize)]
+        struct Tag {
+            tag: String,
+        }
+        let (name, tag) = image.split_once(':').map_or((image, None), |(n, t)| (n, Some(t)));
+        let path: &[&str] = match tag {
+            None => &["templates", "aliases", name],
+            Some(_) => &["templates", name, "tags"],
+        };
+        match (self.send(Method::GET, path, &[], None).await, tag) {
+            (Ok(_), None) => Ok(true),
+            (Ok(answer), Some(tag)) => {
+                let tags: Vec<Tag> = self.decode(&answer.bytes)?;
+                Ok(tags.iter().any(|found| found.tag == tag))
+            }
+            (Err(error), _) if error.is_missing(name) => Ok(false),
+            (Err(error), _) => Err(error),
         }
     }
 }

@@ -106,10 +106,12 @@ fn arrows(texts: &BTreeMap<Vec<String>, String>) -> Arrows {
 
 /// The paths within the crate that a file names.
 fn imports(text: &str, module: &[String]) -> Vec<Vec<String>> {
-    let code: String = text
-        .split("#[cfg(test)]\nmod tests {")
-        .next()
-        .unwrap_or_default()
+    let tests = text.match_indices("\nmod tests {").map(|(at, _)| at);
+    let is_cfg = |at: &usize| {
+        let line = text[..*at].lines().next_back().unwrap_or_default();
+        line.starts_with("#[cfg(test)]") || line.starts_with("#[cfg(all(test,")
+    };
+    let code: String = text[..tests.into_iter().find(is_cfg).unwrap_or(text.len())]
         .lines()
         .map(|line| line.split("//").next().unwrap_or_default())
         .collect::<Vec<_>>()
@@ -222,7 +224,7 @@ mod tests {
                 "d",
                 "use std::fmt;\nuse crate::a::{inner};\n#[cfg(test)]\nmod tests {\nuse crate::a::A;\n}\n",
             ),
-            ("e", "use crate::A;\n"),
+            ("e", "use crate::A;\n#[cfg(all(test, unix))]\nmod tests {\nuse crate::d::X;\n}\n"),
         ];
         let found = largest_circle(&arrows(&texts(&files)));
         assert_eq!(found.iter().map(|file| file.join("::")).collect::<Vec<_>>(), ["a", "c", "e"]);

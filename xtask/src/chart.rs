@@ -12,7 +12,7 @@ use crate::command::{find, run};
 use crate::host::repository;
 
 /// Files of values.
-const VALUES: [&str; 2] = ["minimal.yaml", "all.yaml"];
+const VALUES: [&str; 3] = ["minimal.yaml", "agents.yaml", "all.yaml"];
 
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
     if let Some(first) = arguments.first() {

@@ -96,21 +96,21 @@ impl Client {
 }
 
 /// The installations under way.
-pub(crate) struct Installing {
+pub(crate) struct ClientInstallation {
     begun: Instant,
     children: Vec<(Client, Result<Option<Child>>)>,
 }
 
 /// Begins to install the clients that are missing, in the background.
-pub(crate) fn install() -> Installing {
+pub(crate) fn install() -> ClientInstallation {
     let begin = |client: Client| {
         let child = client.begin();
         (client, child)
     };
-    Installing { begun: Instant::now(), children: CLIENTS.into_iter().map(begin).collect() }
+    ClientInstallation { begun: Instant::now(), children: CLIENTS.into_iter().map(begin).collect() }
 }
 
-impl Installing {
+impl ClientInstallation {
     /// Waits for the installations and passes the paths of the clients to `command`; `missing`
     /// receives the reason if one is missing.
     pub(crate) fn finish(self, command: &mut Command, mut missing: impl FnMut(&str)) {

@@ -36,12 +36,12 @@ pub(crate) struct Guest {
     kind: Kind,
     /// Functions and memories that it must export.
     exports: &'static [&'static str],
-    needs: Needs,
+    needs: GuestNeeds,
 }
 
 /// Requirements of a guest in addition to Rust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Needs {
+enum GuestNeeds {
     Nothing,
     /// Parts of it are written in C.
     C,
@@ -56,56 +56,56 @@ pub(crate) const ALL: &[Guest] = &[
         target: "wasm32-unknown-unknown",
         kind: Kind::Module,
         exports: &["memory", "warm", "dirty", "trap", "recurse", "spin", "grow", "secret_read"],
-        needs: Needs::Nothing,
+        needs: GuestNeeds::Nothing,
     },
     Guest {
         name: "component",
         target: "wasm32-wasip2",
         kind: Kind::Component,
         exports: &["warm", "deposit", "search", "fill", "digest"],
-        needs: Needs::Nothing,
+        needs: GuestNeeds::Nothing,
     },
     Guest {
         name: "files",
         target: "wasm32-wasip2",
         kind: Kind::Component,
         exports: &[],
-        needs: Needs::Nothing,
+        needs: GuestNeeds::Nothing,
     },
     Guest {
         name: "http",
         target: "wasm32-wasip2",
         kind: Kind::Component,
         exports: &["wasi:http/incoming-handler@0.2.12"],
-        needs: Needs::Nothing,
+        needs: GuestNeeds::Nothing,
     },
     Guest {
         name: "extism",
         target: "wasm32-unknown-unknown",
         kind: Kind::Module,
         exports: &["memory", "warm", "handle", "plant", "probe"],
-        needs: Needs::Kernel,
+        needs: GuestNeeds::Kernel,
     },
     Guest {
         name: "turns",
         target: "wasm32-wasip1",
         kind: Kind::Module,
         exports: &["memory", "_initialize", "turn", "host_alloc"],
-        needs: Needs::Nothing,
+        needs: GuestNeeds::Nothing,
     },
     Guest {
         name: "js",
         target: "wasm32-wasip1",
         kind: Kind::Module,
         exports: BYTES,
-        needs: Needs::C,
+        needs: GuestNeeds::C,
     },
     Guest {
         name: "quickjs",
         target: "wasm32-wasip1",
         kind: Kind::Module,
         exports: EVALUATES,
-        needs: Needs::C,
+        needs: GuestNeeds::C,
     },
 ];
 
@@ -158,7 +158,7 @@ pub(crate) fn path(guest: &Guest) -> PathBuf {
 
 /// Builds the guest, unless it is there and its inputs are unchanged, and checks the result.
 pub(crate) fn build(guest: &Guest) -> Result<()> {
-    if guest.needs == Needs::Kernel {
+    if guest.needs == GuestNeeds::Kernel {
         extism::kernel()?;
     }
     let start = Instant::now();
@@ -175,7 +175,7 @@ pub(crate) fn build(guest: &Guest) -> Result<()> {
     command.args(["build", "--release", "--locked", "--manifest-path", "guests/Cargo.toml"]);
     command.args(["--target", guest.target, "--package"]).arg(package(guest));
     command.arg("--target-dir").arg(folder().join("build"));
-    if guest.needs == Needs::C {
+    if guest.needs == GuestNeeds::C {
         WasiCompiler::find_or_install()?.configure(&mut command);
     }
     run(&mut command).with_context(|| format!("cannot build the guest {}", guest.name))?;

@@ -1,9 +1,10 @@
 //! `cargo xtask kube`: builds and tests the Kubernetes controller in `kubernetes/`, outside of the
 //! workspace.
 //!
-//! Its tests talk to a real kube-apiserver with etcd, which are built from the Go module proxy by
-//! `kubernetes/tools`, once. That takes a quarter of an hour or more of two cores, so it is no part
-//! of `test`. Without Go, or without the proxy, those tests are skipped, loudly.
+//! Unit tests use an API of their own. Further ones need a real kube-apiserver with etcd, which are
+//! built from the Go module proxy by `kubernetes/tools`, once. That takes a quarter of an hour or
+//! more of two cores, so it is no part of `test`. Without Go, or without the proxy, those tests are
+//! skipped, loudly.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

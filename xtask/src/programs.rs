@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail};
 
 use self::case::ProgramCase;
 use self::report::{Row, Verdict};
-use self::session::{Ending, Session, difference};
+use self::session::{RunEnd, Session, difference};
 use crate::command::{cargo, run};
 use crate::host;
 
@@ -186,7 +186,7 @@ fn run_case(session: &Session, case: &'static ProgramCase, runs: usize) -> Resul
     let mut row = Row::new(case, Verdict::Passed);
     for _ in 0..runs {
         let expected = match case.image {
-            Some(image) => Ending { output: image.output.into(), status: Ok(0) },
+            Some(image) => RunEnd { output: image.output.into(), status: Ok(0) },
             None => {
                 let native = session.native(case)?;
                 if native.ending.status != Ok(0) {

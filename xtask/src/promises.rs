@@ -25,13 +25,13 @@ pub(crate) fn faults() -> Result<Vec<String>> {
     let mut crates: BTreeMap<String, Vec<Source>> = BTreeMap::new();
     for point in points(&page) {
         let begin: String = point.chars().take(60).collect();
-        let tests = tests(&point, |name| repository().join("crates").join(name).is_dir());
+        let tests = tests(&point, |name| repository().join(folder(name)).is_dir());
         if tests.is_empty() && !UNTESTED.iter().any(|begin| point.starts_with(begin)) {
             faults.push(format!("{PAGE}: no test: {begin}"));
         }
         for (name, test) in tests {
             if !crates.contains_key(&name) {
-                crates.insert(name.clone(), sources(&paths, &Path::new("crates").join(&name))?);
+                crates.insert(name.clone(), sources(&paths, &folder(&name))?);
             }
             if !exists(&crates[&name], &test) {
                 faults.push(format!("{PAGE}: `{name}` has no test `{test}`: {begin}"));
@@ -39,6 +39,14 @@ pub(crate) fn faults() -> Result<Vec<String>> {
         }
     }
     Ok(faults)
+}
+
+/// The folder of a crate. The controller of Kubernetes is outside of the workspace.
+fn folder(name: &str) -> PathBuf {
+    match name {
+        "kubernetes" => name.into(),
+        name => Path::new("crates").join(name),
+    }
 }
 
 /// The points of the lists with promises, each on one line.

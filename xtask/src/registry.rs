@@ -22,7 +22,7 @@ use crate::{stamp, tools};
 
 /// The kind of output.
 #[derive(Clone, Copy)]
-enum Makes {
+enum OutputKind {
     /// A handler of `wasi:http`, in the version of WASI that the tool's own engine has.
     Handler(&'static str),
     /// A module with these exports.
@@ -44,7 +44,7 @@ struct Guest {
     install: &'static str,
     /// Builds `$1`, in its folder, to `$3` with the tool in `$0`; a handler in the world of `$2`.
     build: &'static str,
-    makes: Makes,
+    makes: OutputKind,
 }
 
 /// Installs a package of npm.
@@ -76,7 +76,7 @@ const ALL: [Guest; 5] = [
         packaged: &[],
         install: NPM,
         build: "\"$0/node_modules/.bin/componentize-js\" \"$1\" --wit \"$2\" --world-name handler --out \"$3\"",
-        makes: Makes::Handler("0.2.10"),
+        makes: OutputKind::Handler("0.2.10"),
     },
     Guest {
         name: "py-http",
@@ -87,7 +87,7 @@ const ALL: [Guest; 5] = [
         install: tools::PIP,
         build: "\"$0/bin/componentize-py\" --wit-path \"$2\" --world handler componentize \
             --output \"$3\" \"$(basename \"$1\" .py)\"",
-        makes: Makes::Handler(WASI),
+        makes: OutputKind::Handler(WASI),
     },
     Guest {
         name: "warehouse",
@@ -97,7 +97,7 @@ const ALL: [Guest; 5] = [
         packaged: &[],
         install: NPM,
         build: "\"$0/node_modules/.bin/asc\" \"$1\" -O --runtime incremental --outFile \"$3\"",
-        makes: Makes::Module(&["warm", "handle", "memory"]),
+        makes: OutputKind::Module(&["warm", "handle", "memory"]),
     },
     Guest {
         name: "ledger",
@@ -131,8 +131,8 @@ const ALL: [Guest; 5] = [
     },
 ];
 
-const LEDGER: Makes =
-    Makes::Module(&["warm", "afresh_buffer", "handle", "afresh_reseed", "memory"]);
+const LEDGER: OutputKind =
+    OutputKind::Module(&["warm", "afresh_buffer", "handle", "afresh_reseed", "memory"]);
 
 /// The version of WASI that the interfaces come in.
 const WASI: &str = "0.2.12";
@@ -194,8 +194,8 @@ impl Guest {
             self.sources.iter().map(|one| repository.join("guests/registry").join(one)).collect();
         let source = &sources[0];
         let (wasi, kind) = match self.makes {
-            Makes::Handler(wasi) => (wasi, Kind::Component),
-            Makes::Module(_) => ("", Kind::Module),
+            OutputKind::Handler(wasi) => (wasi, Kind::Component),
+            OutputKind::Module(_) => ("", Kind::Module),
         };
         let digest = stamp::digest(&sources, &[self.package, self.build, wasi])?;
         if stamp::is_current(&file, &digest) {
@@ -222,8 +222,8 @@ impl Guest {
         let work = host::target_folder().join("guests/registry").join(self.name);
         let handler = format!("wasi:http/incoming-handler@{wasi}");
         let (world, exports) = match self.makes {
-            Makes::Handler(wasi) => (world(&work, wasi)?, vec![handler.as_str()]),
-            Makes::Module(exports) => (work, exports.to_vec()),
+            OutputKind::Handler(wasi) => (world(&work, wasi)?, vec![handler.as_str()]),
+            OutputKind::Module(exports) => (work, exports.to_vec()),
         };
         let fresh = file.with_extension("wasm.new");
         let mut build = Command::new("sh");

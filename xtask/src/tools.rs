@@ -94,13 +94,13 @@ fn cache() -> PathBuf {
 }
 
 /// The installations under way, and how each ended.
-pub(crate) struct Installing(JoinHandle<Vec<Result<()>>>);
+pub(crate) struct ToolInstallation(JoinHandle<Vec<Result<()>>>);
 
 /// Begins to install missing tools, in the background: one after the other, for they have much in
 /// common, and each build of Go compiles all that is not compiled yet when it begins.
-pub(crate) fn install() -> Installing {
+pub(crate) fn install() -> ToolInstallation {
     let deadline = Instant::now() + LIMIT;
-    Installing(std::thread::spawn(move || {
+    ToolInstallation(std::thread::spawn(move || {
         TOOLS.iter().map(|tool| install_one(tool, deadline)).collect()
     }))
 }
@@ -134,7 +134,7 @@ fn install_one(tool: &Tool, deadline: Instant) -> Result<()> {
     Ok(())
 }
 
-impl Installing {
+impl ToolInstallation {
     /// Waits for the installations and passes the paths of the programs to `command`; `missing`
     /// receives those that are missing.
     pub(crate) fn finish(self, command: &mut Command, mut missing: impl FnMut(&str)) {

@@ -213,7 +213,7 @@ pub(crate) fn build(arguments: &[&str]) -> Result<Units> {
     Ok(units)
 }
 
-fn compile(arguments: &[&str], wrapper: &Path, folder: &Path) -> Result<Built> {
+fn compile(arguments: &[&str], wrapper: &Path, folder: &Path) -> Result<BuildReport> {
     let mut command = cargo();
     command.current_dir(host::repository()).args(arguments).args([
         "--no-run",
@@ -238,7 +238,7 @@ fn compile(arguments: &[&str], wrapper: &Path, folder: &Path) -> Result<Built> {
     if !said.status.success() {
         bail!("the tests do not compile: {}", said.status);
     }
-    Built::read(&String::from_utf8_lossy(&said.stdout))
+    BuildReport::read(&String::from_utf8_lossy(&said.stdout))
 }
 
 /// A target, as cargo speaks of it once it is built.
@@ -258,14 +258,14 @@ impl Target {
 
 /// Cargo's report of a build.
 #[derive(Debug, Default)]
-struct Built {
+struct BuildReport {
     /// The members' targets: where each begins, and whether it is one of tests.
     targets: BTreeMap<(PathBuf, bool), Target>,
     /// Every file, those of dependencies included.
     files: BTreeSet<PathBuf>,
 }
 
-impl Built {
+impl BuildReport {
     fn read(said: &str) -> Result<Self> {
         let mut built = Self::default();
         for line in said.lines() {
@@ -506,7 +506,7 @@ mod tests {
             let said = format!(
                 r#"{{"reason":"compiler-artifact","package_id":"path+file:///w/crates/one#afresh-one@0.1.0","filenames":["{file}"],"target":{{"src_path":"/w/one.rs"}},"profile":{{"test":false}}}}"#
             );
-            let built = Built::read(&said).expect("as cargo says it");
+            let built = BuildReport::read(&said).expect("as cargo says it");
             built.units(&folder).expect("read").0.0[0].hash().to_owned()
         };
         assert_eq!(of("/t/libone-old.rlib"), "-old");
@@ -524,10 +524,10 @@ mod tests {
             )
         };
         let one = unit(&["--crate-name", "one", "one.rs", "--extern", "two=/t/libtwo-2.rmeta"]);
-        let built = Built::read(&said("2")).expect("as cargo says it");
+        let built = BuildReport::read(&said("2")).expect("as cargo says it");
         assert!(built.fits(&one));
         assert_eq!(built.targets[&("/w/one.rs".into(), false)].package, "afresh-one");
-        assert!(!Built::read(&said("3")).expect("as cargo says it").fits(&one));
+        assert!(!BuildReport::read(&said("3")).expect("as cargo says it").fits(&one));
         assert_eq!(package("/w/xtask#0.1.0"), "xtask");
     }
 }

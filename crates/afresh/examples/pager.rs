@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use afresh::pager::SnapshotSource;
-use afresh::pager::vmm::{Listener, Served, VmmOptions, serve};
+use afresh::pager::vmm::{Listener, ServeCounts, VmmOptions, serve};
 use afresh::{Options, Reference};
 
 /// Serves one monitor until it ends; `ready` is called once it may connect.
@@ -16,7 +16,7 @@ pub(crate) fn serve_one(
     snapshot: &Reference,
     socket: &Path,
     ready: impl FnOnce(),
-) -> Result<Option<Served>, Box<dyn std::error::Error>> {
+) -> Result<Option<ServeCounts>, Box<dyn std::error::Error>> {
     // In a directory, an archive, or on a server where the feature `remote` is on.
     let source = SnapshotSource::new(snapshot.load(&Options::new())?);
     let stop = AtomicBool::new(false);

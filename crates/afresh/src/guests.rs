@@ -3,8 +3,10 @@
 #[cfg(not(any(feature = "wasm", feature = "vm", feature = "linux")))]
 compile_error!("the feature `guests` is part of `wasm`, `vm` and `linux`; enable one of these");
 
+mod async_lease;
 mod backend;
 mod call;
+mod call_options;
 mod delta;
 mod error;
 mod guest;
@@ -29,12 +31,14 @@ mod session_turns;
 mod verify;
 
 pub use afresh_snapshot::{OutputSource, OutputStream};
+pub use async_lease::AsyncLease;
 #[cfg(feature = "linux")]
 pub use backend::{image_program, stored_program};
 pub use call::{Answer, Call, Entry, Exit, Function};
+pub use call_options::{CallOptions, LeaseOptions};
 pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 pub use guest::{Guest, Kind, Origin, open};
-pub use lease::Lease;
+pub use lease::{InstanceDifference, Lease, OwnedLease};
 pub(crate) use options::GuestOptions;
 pub use save::{SaveOptions, SavedSnapshot};
 pub use save_point::{SavePoint, SavePreparation};

@@ -65,6 +65,28 @@
 //! # fn main() {}
 //! ```
 //!
+//! # Leases
+//!
+//! A lease is one instance in the warm state, and goes back to its pool when it is dropped. All
+//! kinds of guests have three forms of it:
+//!
+//! | taken by | type | for |
+//! |---|---|---|
+//! | [`Guest::lease`] | [`Lease`], which borrows the guest | calls in one function |
+//! | [`Guest::lease_owned`] | [`OwnedLease`], which keeps the guest | other threads, `'static` tasks, fields of a struct |
+//! | [`Guest::lease_async`] | [`AsyncLease`], whose calls are futures | tasks; no runtime is needed, and dropping a call ends it |
+//!
+//! [`LeaseError`] distinguishes a pool at its limit, a wait that was too long, a guest that fails
+//! and a host that cannot make an instance.
+//!
+//! # Options
+//!
+//! [`Options`] of a guest, [`LeaseOptions`], [`CallOptions`] and [`SaveOptions`] are set alike:
+//! each method has the name of its option, takes the options and returns them. An option that is
+//! not set at one level comes from the next one: first the call, then its lease, then the guest,
+//! then the default of the kind. In [`Options`] those of all kinds go before those of one kind
+//! (`Options::wasm`, `Options::vm`, `Options::linux`).
+//!
 //! # Features
 //!
 //! | feature | what it brings | by default |
@@ -126,16 +148,23 @@ pub use afresh_wasm as wasm;
 pub use {afresh_arena as arena, afresh_frames as frames};
 #[cfg(feature = "guests")]
 pub use {
-    afresh_budget as budget, afresh_files as files, afresh_pool as pool,
-    afresh_snapshot as snapshot, guests::*,
+    afresh_budget as budget, afresh_files as files,
+    afresh_files::FileDifference,
+    afresh_pool as pool,
+    afresh_pool::{LimitPolicy, Limits, PoolStats},
+    afresh_snapshot as snapshot,
+    afresh_snapshot::{Difference, SnapshotId, SnapshotInfo, TreeError},
+    guests::*,
 };
 #[cfg(feature = "snapshots")]
 pub use {
-    afresh_pager as pager, afresh_store as store,
-    afresh_store::{Access, Encoding, Sha256, Snapshot},
+    afresh_pager as pager,
+    afresh_pager::SnapshotMemory,
+    afresh_store as store,
+    afresh_store::{Access, Encoding, Sha256, Snapshot, Store},
     error::{Cause, OpenError, ReferenceError, describe_error},
     options::Options,
-    place::{LATEST, Place, Reference},
+    place::{FoundSnapshot, LATEST, Place, Reference},
 };
 
 #[cfg(feature = "seal")]

@@ -37,15 +37,28 @@ pub struct Reference {
     name: Option<String>,
 }
 
+/// A snapshot that was opened by a reference.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct FoundSnapshot {
+    /// The place, and the name that it was found under.
+    pub reference: Reference,
+    /// The snapshot.
+    pub snapshot: Snapshot,
+}
+
 impl Place {
     fn new(text: &str, is_file: &dyn Fn(&Path) -> bool) -> Self {
-        let path = Path::new(text);
-        if text.contains("://") {
-            Self::Remote(text.to_owned())
-        } else if path.extension().is_some_and(|e| e == "afresh") || is_file(path) {
-            Self::File(path.to_owned())
-        } else {
-            Self::Directory(path.to_owned())
+        match text.contains("://") {
+            true => Self::Remote(text.to_owned()),
+            false => Self::of_path(Path::new(text), is_file),
+        }
+    }
+
+    fn of_path(path: &Path, is_file: &dyn Fn(&Path) -> bool) -> Self {
+        match path.extension().is_some_and(|e| e == "afresh") || is_file(path) {
+            true => Self::File(path.to_owned()),
+            false => Self::Directory(path.to_owned()),
         }
     }
 
@@ -123,6 +136,14 @@ impl Reference {
         Ok(Self { place, name: Some(name) })
     }
 
+    /// The snapshot in a directory or a file, without a name. The path is taken as it is: an `@` is
+    /// part of it, and it need not be text.
+    #[must_use]
+    pub fn at(path: impl AsRef<Path>) -> Self {
+        let place = Place::of_path(path.as_ref(), &|path| path.is_file());
+        Self { place, name: None }
+    }
+
     fn parse(
         text: &str,
         exists: &dyn Fn(&Path) -> bool,
@@ -190,21 +211,21 @@ impl Reference {
     /// # Errors
     /// [`OpenError`] by cause.
     pub fn load(&self, options: &Options) -> Result<Snapshot, OpenError> {
-        self.find(options).map(|(_, snapshot)| snapshot)
+        self.find(options).map(|found| found.snapshot)
     }
 
     /// As [`Reference::load`], with the name it was found under.
     ///
     /// # Errors
     /// As [`Reference::load`].
-    pub fn find(&self, options: &Options) -> Result<(Self, Snapshot), OpenError> {
+    pub fn find(&self, options: &Options) -> Result<FoundSnapshot, OpenError> {
         match self.try_load(options) {
-            Ok(snapshot) => Ok((self.clone(), snapshot)),
+            Ok(snapshot) => Ok(FoundSnapshot { reference: self.clone(), snapshot }),
             Err(error) => {
                 let Some(only) = self.only_name(&error) else { return Err(error) };
-                let found = Self { place: self.place.clone(), name: Some(only) };
-                let snapshot = found.try_load(options)?;
-                Ok((found, snapshot))
+                let reference = Self { place: self.place.clone(), name: Some(only) };
+                let snapshot = reference.try_load(options)?;
+                Ok(FoundSnapshot { reference, snapshot })
             }
         }
     }

@@ -30,7 +30,7 @@ const WATCHED_THREADS: usize = 64;
 
 /// Consecutive faults of one thread, at one address, while no memory was returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Odd {
+struct RepeatedFaults {
     thread: i32,
     address: usize,
     epoch: usize,
@@ -45,7 +45,7 @@ pub(crate) enum Growth {
 
 /// The state under the lock.
 #[derive(Debug)]
-struct Locked {
+struct MapState {
     hugepages: Box<[HugePage]>,
     window: Window,
     /// Cycles so far, for the rhythm of looks at density.
@@ -54,15 +54,15 @@ struct Locked {
     epoch: usize,
     /// Faults in memory that is mapped and their number, each thread at the place that its number
     /// leads to.
-    odd: Box<[(Odd, usize)]>,
+    odd: Box<[(RepeatedFaults, usize)]>,
 }
 
-impl Locked {
+impl MapState {
     /// Counts a fault of the calling thread at `address`, where memory is mapped; whether it may
     /// try again. Any number of threads can meet in a huge page, but only an access that never
     /// succeeds faults again and again.
     fn may_retry(&mut self, address: usize) -> bool {
-        let this = Odd { thread: host::thread_id(), address, epoch: self.epoch };
+        let this = RepeatedFaults { thread: host::thread_id(), address, epoch: self.epoch };
         let (odd, faults) = &mut self.odd[this.thread as usize % WATCHED_THREADS];
         *faults = if *odd == this { *faults + 1 } else { 1 };
         *odd = this;
@@ -75,7 +75,7 @@ impl Locked {
 pub(crate) struct View {
     memory: Arc<Reservation>,
     pool: Arc<Pool>,
-    locked: Mutex<Locked>,
+    locked: Mutex<MapState>,
     /// Accessible pages.
     size: AtomicUsize,
     adapt: bool,
@@ -94,12 +94,12 @@ impl View {
         let max = options.max.max(1);
         let memory = Arc::new(Reservation::aligned(max, HUGE_SIZE)?);
         let withheld = withhold_all(&memory);
-        let locked = Locked {
+        let locked = MapState {
             hugepages: (0..max.div_ceil(HUGE_PAGES)).map(|_| HugePage::default()).collect(),
             window: Window::new(options.window),
             cycle: 0,
             epoch: 0,
-            odd: vec![(Odd::default(), 0); WATCHED_THREADS].into(),
+            odd: vec![(RepeatedFaults::default(), 0); WATCHED_THREADS].into(),
         };
         Ok(Self {
             memory,
@@ -151,7 +151,7 @@ impl View {
         result
     }
 
-    fn lock(&self) -> MutexGuard<'_, Locked> {
+    fn lock(&self) -> MutexGuard<'_, MapState> {
         self.locked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -214,7 +214,7 @@ impl View {
     }
 
     /// Maps the part that the last huge page gains when the arena grows from `old` to `new` pages.
-    fn extend(&self, locked: &mut Locked, old: usize, new: usize) -> Result<(), ArenaError> {
+    fn extend(&self, locked: &mut MapState, old: usize, new: usize) -> Result<(), ArenaError> {
         let edge = old.next_multiple_of(HUGE_PAGES).min(new);
         let gain = PageRange::new(old, edge - old);
         if gain.is_empty() {
@@ -296,7 +296,7 @@ impl View {
     /// With growth forbidden, nothing here allocates: it runs in a fault handler then.
     fn map_at(
         &self,
-        locked: &mut Locked,
+        locked: &mut MapState,
         at: usize,
         most: usize,
         growth: Growth,
@@ -349,7 +349,7 @@ impl View {
     /// Makes the left-over mapping of a frame that has come back accessible.
     fn reopen(
         &self,
-        locked: &mut Locked,
+        locked: &mut MapState,
         at: usize,
         frame: CleanFrame,
         size: usize,
@@ -365,7 +365,7 @@ impl View {
     }
 
     /// Notes that a frame backs the huge pages from `at` on; returns how many.
-    fn back(locked: &mut Locked, at: usize, frame: DirtyFrame) -> usize {
+    fn back(locked: &mut MapState, at: usize, frame: DirtyFrame) -> usize {
         let len = frame.pages() / HUGE_PAGES;
         for (hugepage, piece) in locked.hugepages[at..].iter_mut().zip(frame.split(Order::HUGE)) {
             hugepage.backing = Backing::Frame(piece);
@@ -376,7 +376,7 @@ impl View {
     /// Maps the kernel's memory over `len` empty huge pages from `at` on.
     fn map_kernel(
         &self,
-        locked: &mut Locked,
+        locked: &mut MapState,
         at: usize,
         len: usize,
         size: usize,
@@ -396,7 +396,7 @@ impl View {
     }
 
     /// Unmaps the huge pages of `range` (which begins at a huge page) and gives their frames back.
-    fn unmap(&self, locked: &mut Locked, range: PageRange, look: bool) -> Result<(), ArenaError> {
+    fn unmap(&self, locked: &mut MapState, range: PageRange, look: bool) -> Result<(), ArenaError> {
         locked.epoch += 1;
         let (first, end) = (range.start / HUGE_PAGES, range.end().div_ceil(HUGE_PAGES));
         if range.is_empty() || locked.hugepages[first..end].iter().all(HugePage::is_empty) {

@@ -140,7 +140,7 @@ impl LiveHandler {
 fn ours(path: &Path, runtime: &Runtime) -> anyhow::Result<Handler> {
     let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
     let options = OpenOptions::new().wasm(Handler::options(GuestOptions::default()));
-    let guest = afresh::open(path.to_string_lossy(), &options.engine(engine))?;
+    let guest = afresh::open(path, &options.engine(engine))?;
     let handler = runtime.block_on(Handler::of(&guest, LIMITS.0, LIMITS.1))?;
     handler.ok_or_else(|| anyhow::anyhow!("it answers no requests"))
 }

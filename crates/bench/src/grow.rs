@@ -65,14 +65,14 @@ fn module() -> Vec<u8> {
 }
 
 /// A way to run calls with afresh.
-struct Ours {
+struct AfreshCalls {
     name: String,
     warm: Warm,
     entry: Entry<(), ()>,
     stage: Option<Arc<Stage>>,
 }
 
-impl Ours {
+impl AfreshCalls {
     fn new(wasm: &[u8], call: &str, mode: Mode, stage: Option<Arc<Stage>>) -> anyhow::Result<Self> {
         let zero_memory = match &stage {
             Some(stage) => ZeroMemory::Stock(stage.clone()),
@@ -147,7 +147,7 @@ pub fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
         let mut ours = Vec::new();
         for mode in [Mode::Reset, Mode::Fresh] {
             for stage in [Some(stage.clone()), None] {
-                ours.push(Ours::new(&wasm, call, mode, stage)?);
+                ours.push(AfreshCalls::new(&wasm, call, mode, stage)?);
             }
         }
         let mut rivals = Vec::new();

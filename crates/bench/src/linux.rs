@@ -301,13 +301,13 @@ fn beginnings(
 }
 
 /// A server that listens on a host port.
-struct Listening {
+struct ListeningServer {
     child: Child,
     port: u16,
     kept: Option<TcpStream>,
 }
 
-impl Listening {
+impl ListeningServer {
     fn start() -> anyhow::Result<Self> {
         // A port that is free now; if another process takes it in between, the case fails.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -342,7 +342,7 @@ impl Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for ListeningServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -370,7 +370,7 @@ fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()
     let program = (0..NODE_WARMING).fold(program, |program, _| program.request(GET));
     let warm = program.warm()?;
     let mut ours = warm.instance();
-    let mut plain = Listening::start()?;
+    let mut plain = ListeningServer::start()?;
     // As warm as ours.
     (0..NODE_WARMING).try_for_each(|_| plain.ask())?;
     // Each call finds the server in its warm state, after that many answers.
@@ -378,11 +378,11 @@ fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()
     let calls = vec![
         Contestant::new("afresh", || check_http(&ours.call_pristine(GET.as_bytes())?, nth)),
         Contestant::new("none", || plain.ask()),
-        Contestant::new("new-process", || Listening::start().map(drop)),
+        Contestant::new("new-process", || ListeningServer::start().map(drop)),
     ];
     contest(TABLE, "node/http", options, calls, sink)?;
     ours.verify()?;
-    let native = || Contestant::new("new-process", || Listening::start().map(drop));
+    let native = || Contestant::new("new-process", || ListeningServer::start().map(drop));
     let clone = || check_http(&warm.instance().call(GET.as_bytes())?, nth);
     contest(TABLE, "clone/node", options, vec![Contestant::new("afresh", clone), native()], sink)?;
     let kept = WarmSnapshots::new(&dir.join("node"), &warm, &program, GET.as_bytes())?;

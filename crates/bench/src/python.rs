@@ -19,7 +19,7 @@ use afresh_interpreter::{
 };
 use anyhow::{Context, ensure};
 
-use crate::python_rival::{RivalPython, Shared};
+use crate::python_rival::{RivalPython, RivalStart};
 use crate::rivals::Rival;
 use crate::row::{Contestant, Options, Sink, contest};
 
@@ -62,9 +62,9 @@ pub fn module(js_guest: &Path) -> Option<PathBuf> {
 
 /// Hears nothing.
 #[derive(Default)]
-struct Deaf;
+struct DeafListener;
 
-impl HostCallbacks for Deaf {
+impl HostCallbacks for DeafListener {
     fn print(&mut self, _: Stream, _: &[u8]) -> wasmtime::Result<()> {
         Ok(())
     }
@@ -78,7 +78,7 @@ pub(crate) fn request(code: &str, what: u8) -> Request {
 fn run(lease: &mut Lease<'_>, code: &str, clone: Option<u64>) -> anyhow::Result<Vec<u8>> {
     let mut request = request(code, RUN);
     let Some(clone) = clone else {
-        return Ok(evaluate(lease, "turn", request, Deaf).answer?);
+        return Ok(evaluate(lease, "turn", request, DeafListener).answer?);
     };
     // `evaluate` would name the clone that the lease is.
     request.address_to(clone, afresh::wasm::entropy_bytes());
@@ -100,7 +100,7 @@ fn answered(answer: &[u8]) -> anyhow::Result<()> {
 fn ours(path: &Path, engine: &Engine, mode: Mode) -> anyhow::Result<Guest> {
     let language = Language::named("python")?;
     let mut wasm = GuestOptions { mode, ..GuestOptions::default() };
-    language.equip::<Deaf>(&mut wasm);
+    language.equip::<DeafListener>(&mut wasm);
     let (mut files, _) = language.over_library(Tree::new(Budget::default()), path, None)?;
     files.make_directories("/tmp", Time::now())?;
     wasm.wasi.files = Some(files);
@@ -108,7 +108,7 @@ fn ours(path: &Path, engine: &Engine, mode: Mode) -> anyhow::Result<Guest> {
     for call in language.warm_up() {
         options = options.warm(call);
     }
-    Ok(afresh::open(path.to_string_lossy(), &options.warm(language.setup(SETUP)))?)
+    Ok(afresh::open(path, &options.warm(language.setup(SETUP)))?)
 }
 
 /// The contest on the module in the file `path`.
@@ -139,7 +139,7 @@ pub fn all(path: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Resul
     let mut rivals = Vec::new();
     let wanted: Vec<Rival> = RIVALS.into_iter().filter(|rival| wants(&[rival.name()])).collect();
     if !wanted.is_empty() {
-        let shared = Arc::new(Shared::new(path, &cache, SETUP)?);
+        let shared = Arc::new(RivalStart::new(path, &cache, SETUP)?);
         for rival in wanted {
             rivals.push((rival.name(), RivalPython::new(rival, &shared)?));
         }

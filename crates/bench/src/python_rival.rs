@@ -24,7 +24,7 @@ use crate::rivals::Rival;
 const LIBRARY: (&str, &str) = ("/usr/local/lib", "python315.zip");
 
 /// The starting point of all rivals.
-pub(crate) struct Shared {
+pub(crate) struct RivalStart {
     /// The module with its warm state.
     wasm: PathBuf,
     /// A directory with the library.
@@ -108,7 +108,7 @@ fn with_stack(rival: Rival) -> wasmtime::Result<Engine> {
 /// Bytes of stack, which fit into a thread's own.
 const STACK: usize = 4 << 20;
 
-impl Shared {
+impl RivalStart {
     /// Makes the module, or takes the one that was made before of the same.
     pub(crate) fn new(path: &Path, cache: &Path, setup: &str) -> anyhow::Result<Self> {
         let language = Language::named("python")?;
@@ -174,13 +174,13 @@ impl Shared {
 pub(crate) struct RivalPython {
     engine: Engine,
     pre: InstancePre<RivalHost>,
-    shared: Arc<Shared>,
+    shared: Arc<RivalStart>,
     /// The number of clones.
     clones: AtomicU64,
 }
 
 impl RivalPython {
-    pub(crate) fn new(rival: Rival, shared: &Arc<Shared>) -> anyhow::Result<Self> {
+    pub(crate) fn new(rival: Rival, shared: &Arc<RivalStart>) -> anyhow::Result<Self> {
         let inner = || -> wasmtime::Result<Self> {
             let engine = with_stack(rival)?;
             let pre = linker(&engine)?.instantiate_pre(&shared.compiled(&engine)?)?;

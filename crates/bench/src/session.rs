@@ -38,13 +38,13 @@ impl Turns {
 }
 
 /// A session of the warm guest.
-struct Ours {
+struct OurSession {
     branch: Branch<Session>,
     entry: BytesEntry,
     turns: Turns,
 }
 
-impl Ours {
+impl OurSession {
     fn new(wasm: &[u8]) -> anyhow::Result<Self> {
         let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
         let warm = Guest::new(&engine, wasm)?.warm(WarmUp::new().call("warm", &[]))?;
@@ -76,7 +76,7 @@ impl Ours {
 }
 
 /// A plain instance with the same heap.
-struct Plain {
+struct PlainInstance {
     linker: Linker<WasiP1Ctx>,
     module: Module,
     store: Store<WasiP1Ctx>,
@@ -96,7 +96,7 @@ fn store(engine: &wasmtime::Engine) -> Store<WasiP1Ctx> {
     Store::new(engine, WasiCtxBuilder::new().build_p1())
 }
 
-impl Plain {
+impl PlainInstance {
     fn new(wasm: &[u8]) -> anyhow::Result<Self> {
         let engine = wasmtime::Engine::default();
         let module = Module::new(&engine, wasm).map_err(fail)?;
@@ -190,7 +190,7 @@ pub fn all(
 }
 
 fn checkpoint(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
-    let (mut ours, mut plain) = (Ours::new(wasm)?, Plain::new(wasm)?);
+    let (mut ours, mut plain) = (OurSession::new(wasm)?, PlainInstance::new(wasm)?);
     let field = vec![
         Contestant::timed("afresh", move |n| {
             ours.after_turns(n, |ours| {
@@ -222,7 +222,7 @@ fn changed(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Resul
     if !options.wants("js45/checkpoint", STRATEGY) {
         return Ok(());
     }
-    let mut ours = Ours::new(wasm)?;
+    let mut ours = OurSession::new(wasm)?;
     let mut pages = Vec::new();
     for _ in 0..options.rounds {
         ours.turn()?;
@@ -237,7 +237,7 @@ fn changed(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Resul
 }
 
 fn rollback(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
-    let (mut ours, mut plain) = (Ours::new(wasm)?, Plain::new(wasm)?);
+    let (mut ours, mut plain) = (OurSession::new(wasm)?, PlainInstance::new(wasm)?);
     ours.turn()?;
     let kept = ours.branch.checkpoint()?;
     let field = vec![
@@ -263,8 +263,8 @@ fn rollback(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
 fn fork(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     // Until that many sessions exist; their instances come with their first calls, which is the
     // next case.
-    let (mut ours, mut plain) = (Ours::new(wasm)?, Plain::new(wasm)?);
-    let forks = |ours: &mut Ours, many: usize| -> anyhow::Result<Vec<Branch<Session>>> {
+    let (mut ours, mut plain) = (OurSession::new(wasm)?, PlainInstance::new(wasm)?);
+    let forks = |ours: &mut OurSession, many: usize| -> anyhow::Result<Vec<Branch<Session>>> {
         let here = ours.branch.current()?;
         (0..many).map(|_| Ok(ours.branch.fork(here)?)).collect()
     };
@@ -283,7 +283,7 @@ fn fork(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<(
     let few = Options { rounds: options.rounds.min(7), ..options.clone() };
     contest(TABLE, &format!("js45/fork{FORKS}"), &few, field, sink)?;
 
-    let (mut ours, mut plain) = (Ours::new(wasm)?, Plain::new(wasm)?);
+    let (mut ours, mut plain) = (OurSession::new(wasm)?, PlainInstance::new(wasm)?);
     let input = request(0);
     let field = vec![
         Contestant::timed("afresh", move |n| {

@@ -31,12 +31,12 @@ fn turn(number: u64) -> impl Iterator<Item = (String, [u8; BYTES])> {
 }
 
 /// Our tree, and its states.
-struct Ours {
+struct OurTree {
     tree: Tree,
     turns: u64,
 }
 
-impl Ours {
+impl OurTree {
     fn new() -> anyhow::Result<Self> {
         let mut tree = Tree::new(Budget { bytes: 1 << 30, files: 1 << 20 });
         for index in 0..FILES {
@@ -130,11 +130,11 @@ pub(crate) fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> 
     let few = Options { rounds: options.rounds.min(7), ..options.clone() };
     for case in ["checkpoint", "rollback"] {
         let back = case == "rollback";
-        let (mut ours, mut map, host) = (Ours::new()?, Map::new(), directory()?);
+        let (mut ours, mut map, host) = (OurTree::new()?, Map::new(), directory()?);
         let (mut kept, mut kept_map) = (ours.tree.clone(), map.files.clone());
         let field = vec![
             Contestant::timed("afresh", move |n| {
-                timed(n, &mut ours, Ours::turn, |ours| {
+                timed(n, &mut ours, OurTree::turn, |ours| {
                     match back {
                         true => ours.tree = kept.clone(),
                         false => kept = ours.tree.clone(),
@@ -172,10 +172,10 @@ pub(crate) fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> 
 fn save(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let host = directory()?;
     let (from, to) = (host.path().join("tree"), host.path().join("copy"));
-    let mut ours = Ours::over(&from)?;
+    let mut ours = OurTree::over(&from)?;
     let field = vec![
         Contestant::timed("afresh", move |n| {
-            timed(n, &mut ours, Ours::turn, |ours| {
+            timed(n, &mut ours, OurTree::turn, |ours| {
                 let saved = ours.tree.gathered()?.saved()?;
                 anyhow::ensure!(saved.pages.len() >= CHANGED, "a changed file was not saved");
                 Ok(())

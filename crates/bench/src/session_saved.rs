@@ -45,13 +45,13 @@ fn evaluate(source: &str) -> Vec<u8> {
 }
 
 /// A session, and where it is saved.
-struct Saved {
+struct SavedSession {
     session: Session,
     turn: Turn,
     turns: u64,
 }
 
-impl Saved {
+impl SavedSession {
     fn turn(&mut self) -> anyhow::Result<()> {
         self.turns += 1;
         let (function, input) = self.turn.call(self.turns);
@@ -91,9 +91,9 @@ fn opening(cache: Option<&Path>) -> Opening {
 }
 
 /// A session of the snapshot `base`.
-fn session(base: &Reference, cache: &Path, turn: Turn) -> anyhow::Result<Saved> {
+fn session(base: &Reference, cache: &Path, turn: Turn) -> anyhow::Result<SavedSession> {
     let guest = afresh::open(base.to_string(), &opening(Some(cache)))?;
-    Ok(Saved { session: guest.session()?, turn, turns: 0 })
+    Ok(SavedSession { session: guest.session()?, turn, turns: 0 })
 }
 
 /// The contests; `small` is a guest that evaluates code.

@@ -33,10 +33,10 @@ fn engine(cache: &Path) -> anyhow::Result<Engine> {
 }
 
 /// An answer, and the guest that gave it: taking that down does not count as a part of a start.
-type Answered = (Vec<u8>, Warm, Option<Frozen>);
+type AnswerAndGuest = (Vec<u8>, Warm, Option<Frozen>);
 
 /// One answer of a thawed guest.
-fn answer(cache: &Path, frozen: Frozen, input: &[u8]) -> anyhow::Result<Answered> {
+fn answer(cache: &Path, frozen: Frozen, input: &[u8]) -> anyhow::Result<AnswerAndGuest> {
     let warm = Warm::thaw(&engine(cache)?, &GuestOptions::default(), &frozen)?;
     let entry = warm.bytes_entry("handle")?;
     let bytes = warm.lease()?.call_bytes(&entry, input)?;
@@ -44,19 +44,19 @@ fn answer(cache: &Path, frozen: Frozen, input: &[u8]) -> anyhow::Result<Answered
 }
 
 /// Opened and called while the rest is fetched.
-fn lazily(cache: &Path, snapshot: Snapshot, input: &[u8]) -> anyhow::Result<Answered> {
+fn lazily(cache: &Path, snapshot: Snapshot, input: &[u8]) -> anyhow::Result<AnswerAndGuest> {
     answer(cache, Frozen::load(snapshot, &RestoreOptions::default())?, input)
 }
 
 /// Fetched whole, then called.
-fn wholly(cache: &Path, snapshot: Snapshot, input: &[u8]) -> anyhow::Result<Answered> {
+fn wholly(cache: &Path, snapshot: Snapshot, input: &[u8]) -> anyhow::Result<AnswerAndGuest> {
     let frozen = Frozen::load(snapshot, &RestoreOptions::default())?;
     frozen.memory().wait(Duration::from_secs(60))?;
     answer(cache, frozen, input)
 }
 
 /// Not out of a snapshot at all.
-fn warmed(cache: &Path, wasm: &[u8], input: &[u8]) -> anyhow::Result<Answered> {
+fn warmed(cache: &Path, wasm: &[u8], input: &[u8]) -> anyhow::Result<AnswerAndGuest> {
     let warm = Guest::new(&engine(cache)?, wasm)?.warm(WarmUp::new().call("warm", &[]))?;
     let entry = warm.bytes_entry("handle")?;
     let bytes = warm.lease()?.call_bytes(&entry, input)?;
@@ -86,7 +86,7 @@ fn prepare(wasm: &[u8], cache: &Path, store: &Store, input: &[u8]) -> anyhow::Re
 fn contestant<'a>(
     strategy: &'static str,
     expected: &'a [u8],
-    mut run: impl FnMut() -> anyhow::Result<Answered> + 'a,
+    mut run: impl FnMut() -> anyhow::Result<AnswerAndGuest> + 'a,
 ) -> Contestant<'a> {
     let mut once = move || {
         let started = Instant::now();

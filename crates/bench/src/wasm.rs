@@ -21,12 +21,12 @@ const THREADS_TABLE: &str = "wasm-threads";
 const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
 
 /// A guest of afresh, ready to be called.
-struct Ours {
+struct WarmRival {
     warm: Warm,
     entry: Entry<(), ()>,
 }
 
-impl Ours {
+impl WarmRival {
     fn new(
         engine: &Engine,
         wasm: &[u8],
@@ -81,7 +81,7 @@ pub fn module(
     let mut guests = Vec::new();
     for (name, mode, strategy) in ours() {
         if options.wants(case, &name) {
-            match Ours::new(&engine, wasm, call, mode, strategy) {
+            match WarmRival::new(&engine, wasm, call, mode, strategy) {
                 Ok(guest) => guests.push((name, guest)),
                 Err(error) => eprintln!("{case} {name}: left out: {error:#}"),
             }
@@ -125,7 +125,7 @@ fn floor(shape: &Shape, call: &str, options: &Options, sink: &mut Sink<'_>) -> a
     }
     let live = std::cell::RefCell::new(Live::new(&shape.module(), call)?);
     let engine = engine()?;
-    let reset = Ours::new(&engine, &shape.module(), call, Mode::Reset, Strategy::Auto)?;
+    let reset = WarmRival::new(&engine, &shape.module(), call, Mode::Reset, Strategy::Auto)?;
     // Beside ours in one contest, so that the ratio is of the same minutes.
     let field = vec![
         Contestant::new("reset (beside floor)", || reset.call()),
@@ -204,7 +204,7 @@ pub fn threads(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
         let case = format!("{}/{call}", SMALL_MODULE.name);
         let mut field: Vec<(&str, Call)> = Vec::new();
         for (name, mode) in [("reset", Mode::Reset), ("fresh", Mode::Fresh)] {
-            let guest = Ours::new(&engine, &wasm, call, mode, Strategy::Auto)?;
+            let guest = WarmRival::new(&engine, &wasm, call, mode, Strategy::Auto)?;
             field.push((name, Box::new(move || guest.call())));
         }
         for rival in [Rival::Pooling, Rival::PoolingScan] {

@@ -131,7 +131,8 @@ impl<'m, A> Items<'m, A> {
         let first = if std::mem::take(&mut self.first) { FIRST_ITEMS * size + NODE } else { 0 };
         // A set of single bytes has at most 256 items.
         let node = if size > 1 { ENTRY } else { 0 };
-        self.room.take(first.saturating_add(times * size + node))
+        // One of no bytes takes time: the input may claim any number of them.
+        self.room.take(first.saturating_add(times * size + node).max(1))
     }
 }
 

@@ -10,6 +10,8 @@
 
 #[cfg(feature = "postcard")]
 mod decode;
+#[cfg(feature = "postcard")]
+mod encode;
 #[cfg(feature = "meter")]
 pub mod meter;
 
@@ -19,6 +21,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[cfg(feature = "postcard")]
 pub use decode::{DecodeError, MAX_DECODED, MAX_UNCHECKED, decode};
+#[cfg(feature = "postcard")]
+pub use encode::encode;
 
 /// A limit on bytes in use. Clones share it.
 #[derive(Clone, Debug)]

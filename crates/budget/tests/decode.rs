@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 static METER: Meter = Meter;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Large {
+struct LargeItem {
     words: [u64; 32],
     name: Option<String>,
 }
@@ -20,7 +20,7 @@ struct Large {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum Part {
     None,
-    Boxed(Box<Large>),
+    Boxed(Box<LargeItem>),
     Pair { left: Vec<u8>, right: (u16, i128) },
     Many(BTreeMap<u8, Vec<Part>>),
 }
@@ -60,7 +60,7 @@ fn no_value_takes_more_than_was_subtracted() {
         check(&each.clone().map(|n| (n, n.to_string())).collect::<HashMap<_, _>>());
         check(&each.clone().map(|n| n as u8).collect::<VecDeque<_>>());
         check(&"x".repeat(count as usize));
-        let large = || Box::new(Large { words: [0; 32], name: Some("name".to_owned()) });
+        let large = || Box::new(LargeItem { words: [0; 32], name: Some("name".to_owned()) });
         check(&each.clone().map(|_| Part::Boxed(large())).collect::<Vec<_>>());
         check(&each.clone().map(|_| Some(large())).collect::<Vec<_>>());
         let pair = |n| Part::Pair { left: vec![7; n as usize % 50], right: (1, -1) };
@@ -76,6 +76,16 @@ fn a_length_without_items_reserves_nothing() {
     let bytes = [0xff, 0xff, 0x3f].repeat(1 << 20);
     let (decoded, _) = within(64 << 10, || decode::<Vec<Vec<Vec<u64>>>>(&bytes, 32 << 10));
     assert_eq!(decoded.unwrap_err(), DecodeError::Exceeded { limit: 32 << 10 });
+}
+
+#[test]
+fn items_without_bytes_are_counted() {
+    // 2^28 items, none of which has a byte in the input.
+    let bytes = [0x80, 0x80, 0x80, 0x80, 1];
+    let limit = 64 << 10;
+    let list = decode::<Vec<()>>(&bytes, limit).map(drop);
+    let map = decode::<HashMap<(), ()>>(&bytes, limit).map(drop);
+    assert_eq!([list, map], [(); 2].map(|()| Err(DecodeError::Exceeded { limit })));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-/* Sends requests to the control socket of a pager, and prints the answers: control SOCKET REQUEST... */
+/* Sends requests to the control socket of a pager, and prints the answers: control SOCKET
+ * REQUEST... */
 #include <stdio.h>
 
 #include "afresh.h"

@@ -5,9 +5,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use afresh::Session;
 use afresh::snapshot::SnapshotInfo;
 use afresh::wasm::wasmtime;
+use afresh::{Session, SessionError};
 use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, Request, Stream, Tools, evaluate};
 use anyhow::Context;
 use clap::Args;
@@ -52,11 +52,11 @@ const COMMANDS: [&str; 8] =
 
 /// Completes commands, and names of states after them.
 #[derive(Default, Helper, Highlighter, Hinter, Validator)]
-struct Completing {
+struct CommandCompleter {
     names: Vec<String>,
 }
 
-impl Completer for Completing {
+impl Completer for CommandCompleter {
     type Candidate = String;
 
     fn complete(
@@ -122,9 +122,10 @@ impl Sessions<'_> {
         };
         let form = language.form;
         let request = Request::new(form, RUN, &Tools::default(), line, "<repl>", None);
-        let answer = self
-            .current_session()
-            .with(|lease| evaluate(lease, form.function(), request, Terminal).answer)?;
+        let answer = self.current_session().with(|lease| {
+            let done = evaluate(lease, form.function(), request, Terminal);
+            Ok::<_, SessionError>(done.answer?)
+        })?;
         match Answer::read(&answer)? {
             Answer::Done => {}
             Answer::Value(value) => say!("{}", value.text)?,
@@ -219,8 +220,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let first = arguments.guest.open(&options)?.session()?;
     let mut sessions = Sessions { all: vec![first], at: 0, call: &arguments.call, language };
     let config = Config::builder().auto_add_history(true).build();
-    let mut editor: Editor<Completing, DefaultHistory> = Editor::with_config(config)?;
-    editor.set_helper(Some(Completing::default()));
+    let mut editor: Editor<CommandCompleter, DefaultHistory> = Editor::with_config(config)?;
+    editor.set_helper(Some(CommandCompleter::default()));
     if let Some(path) = &arguments.history {
         // The file does not exist at the first use.
         let _ = editor.load_history(path);

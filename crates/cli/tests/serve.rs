@@ -29,19 +29,19 @@ fn parrot(dir: &Path, name: &str, words: &str) {
 }
 
 /// A server in a separate process, which is killed if the test fails.
-struct Serving {
+struct RunningServer {
     child: Child,
     addr: String,
 }
 
-impl Drop for Serving {
+impl Drop for RunningServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Serving {
+impl RunningServer {
     fn begin(arguments: &[&str]) -> Self {
         Self::begin_as(arguments, |_| {})
     }
@@ -90,7 +90,7 @@ fn a_server_reloads_its_guests_and_ends_on_request() {
     let guests =
         "[[guest]]\nguest = \"one.wasm\"\n[[guest]]\nguest = \"two.wasm\"\nroute = \"/two\"\n";
     std::fs::write(&file, guests).unwrap();
-    let mut serving = Serving::begin(&["--config", file.to_str().unwrap()]);
+    let mut serving = RunningServer::begin(&["--config", file.to_str().unwrap()]);
     assert!(serving.ask("/").ends_with("\r\n\r\nthe first"));
     assert!(serving.ask("/two").ends_with("\r\n\r\nanother"));
     assert!(serving.ask("/readyz").starts_with("HTTP/1.1 200"));
@@ -111,7 +111,7 @@ fn guests_of_the_command_line_have_routes_and_wrong_usage_is_reported() {
     parrot(dir.path(), "one.wasm", "one");
     let guest = dir.path().join("one.wasm");
     let routed = format!("/a={}", guest.display());
-    let serving = Serving::begin(&[&routed, "--max-body", "1"]);
+    let serving = RunningServer::begin(&[&routed, "--max-body", "1"]);
     assert!(serving.ask("/a/b").ends_with("\r\n\r\none"));
     assert!(serving.ask("/b").starts_with("HTTP/1.1 404"));
     drop(serving);
@@ -141,7 +141,7 @@ fn a_linux_program_answers_each_request_from_the_state_in_which_it_first_waited(
         println!("SKIPPED: {}", String::from_utf8_lossy(&run.stderr).trim());
         return;
     }
-    let serving = Serving::begin(&sed);
+    let serving = RunningServer::begin(&sed);
     for line in ["one", "two", "three"] {
         let mut stream = TcpStream::connect(&serving.addr).unwrap();
         stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
@@ -202,7 +202,7 @@ fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(error.contains("listens on a port, and the request is empty"), said, "{error}");
     }
-    let serving = Serving::begin(&guest);
+    let serving = RunningServer::begin(&guest);
     for path in ["/one", "/two?x=y", "/three"] {
         let answer = serving.ask(path);
         assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
@@ -275,7 +275,7 @@ fn traces_go_to_a_collector_as_the_specification_has_them() {
     parrot(dir.path(), "one.wasm", "one");
     let guest = format!("/a={}", dir.path().join("one.wasm").display());
     let (url, collected) = collector();
-    let mut serving = Serving::begin_as(&[&guest], |command| {
+    let mut serving = RunningServer::begin_as(&[&guest], |command| {
         command
             .env("OTEL_EXPORTER_OTLP_ENDPOINT", url)
             .env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=open%20sesame")
@@ -368,7 +368,7 @@ fn a_collector_that_is_away_is_said_once_and_a_wrong_setting_is_named() {
     parrot(dir.path(), "one.wasm", "one");
     let guest = dir.path().join("one.wasm");
     let errors = dir.path().join("errors");
-    let mut serving = Serving::begin_as(&[guest.to_str().unwrap()], |command| {
+    let mut serving = RunningServer::begin_as(&[guest.to_str().unwrap()], |command| {
         command
             .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:sesame@127.0.0.1:1")
             .env("OTEL_BSP_SCHEDULE_DELAY", "1")

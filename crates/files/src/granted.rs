@@ -29,8 +29,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 use rustix::process::{Resource, getrlimit};
 
 use crate::error::Refused;
-use crate::node::{Time, Times};
-use crate::open::{Access, Whence};
+use crate::nodes::node::{Time, Times};
+use crate::trees::open::{Access, Whence};
 
 use entries::EntryReader;
 pub use entries::HostEntry;

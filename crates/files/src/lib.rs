@@ -26,7 +26,7 @@
 //!
 //! * A file is a [`Node`], its inode number: [`Tree::stat`], [`Tree::read`], [`Tree::write`],
 //!   [`Tree::set_size`], [`Tree::set_mode`], [`Tree::set_times`], [`Tree::read_link`],
-//!   [`Tree::list`].
+//!   [`Tree::list`], and for extended attributes [`Tree::set_attribute`].
 //! * A path is followed by [`Tree::walk`], as Linux does ([`Walk::new`]) or as WASI does
 //!   ([`Walk::beneath`]). It gives a [`ResolvedName`]: a directory, the last name, and the file
 //!   with that name, if it exists. To make, remove or move a name, walk with [`Walk::name`], and
@@ -44,41 +44,26 @@
 //!   one, whose functions follow paths as [`Walk::beneath`] does, and write through.
 //! * Devices are entries with a number ([`New::Device`]); the caller implements them.
 
-mod archive;
-mod bytes;
-mod changeset;
-mod content;
-mod diff;
-mod docker_archive;
 mod error;
-mod footprint;
-mod gathered;
 mod granted;
-mod host;
-mod image;
-mod kept;
-mod layer;
-mod map;
-mod names;
-mod node;
-mod open;
-mod outside;
-mod path;
-mod tar;
-mod tree;
-mod wire;
-mod zip;
+mod layers;
+mod nodes;
+mod saved;
+mod trees;
 
-pub use bytes::FileBytes;
-pub use diff::{Change, FileChange, FileDifference};
 pub use error::{LayerError, Refused};
 pub use granted::{Durability, HostEntry, HostHandle, HostKind, HostOpening, HostStat};
-pub use host::HostFile;
-pub use image::{OciBlob, OciConfig, OciDocument, OciImage};
-pub use kept::{KeptLayers, LayerBytes};
-pub use layer::{Layer, LayerLimits};
-pub use node::{Kind, Node, Stat, Time, Times};
-pub use open::{Access, OpenFile, Whence};
-pub use path::{ResolvedName, Walk};
-pub use tree::{Budget, DirEntry, FileVersion, New, Rename, Tree};
-pub use wire::{SavedTree, TreeError};
+pub use layers::host::HostFile;
+pub use layers::image::{OciConfig, OciImage};
+pub use layers::item::LayerLimits;
+pub use layers::layer::Layer;
+pub use layers::layer_bytes::LayerBytes;
+pub use layers::oci_document::{OciBlob, OciDocument};
+pub use nodes::node::{Kind, Node, Stat, Time, Times};
+pub use saved::description::{SavedTree, TreeError};
+pub use saved::kept::KeptLayers;
+pub use trees::bytes::{FileBytes, FileReader};
+pub use trees::diff::{Change, FileChange, FileDifference};
+pub use trees::open::{Access, OpenFile, Whence};
+pub use trees::path::{ResolvedName, Walk};
+pub use trees::tree::{Budget, DirEntry, FileVersion, New, Rename, Tree};

@@ -14,13 +14,13 @@ use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 /// A granted directory, and another with a file that must not be read or changed.
-struct Outside {
+struct OutsideDirectory {
     root: tempfile::TempDir,
 }
 
 const SECRET: &[u8] = b"secret";
 
-impl Outside {
+impl OutsideDirectory {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("out")).unwrap();
@@ -93,7 +93,7 @@ fn ways_out(root: &Path) -> Vec<String> {
 
 #[test]
 fn no_path_and_no_link_leads_out() {
-    let outside = Outside::new();
+    let outside = OutsideDirectory::new();
     let (inside, root) = (outside.granted(), outside.root.path());
     fs::create_dir_all(inside.join("d/e")).unwrap();
     symlink("..", inside.join("up")).unwrap();
@@ -147,7 +147,7 @@ fn no_path_and_no_link_leads_out() {
 
 #[test]
 fn a_file_is_made_through_a_dangling_link_only_beneath() {
-    let outside = Outside::new();
+    let outside = OutsideDirectory::new();
     let inside = outside.granted();
     symlink("../out/new", inside.join("leads-out")).unwrap();
     symlink(outside.root.path().join("out/new"), inside.join("absolute")).unwrap();
@@ -167,7 +167,7 @@ fn a_file_is_made_through_a_dangling_link_only_beneath() {
 
 #[test]
 fn files_granted_for_reading_change_through_no_handle() {
-    let outside = Outside::new();
+    let outside = OutsideDirectory::new();
     let inside = outside.granted();
     fs::create_dir(inside.join("d")).unwrap();
     fs::write(inside.join("d/file"), b"kept").unwrap();
@@ -206,7 +206,7 @@ fn files_granted_for_reading_change_through_no_handle() {
 
 #[test]
 fn pipes_devices_and_sockets_are_shown_and_never_opened() {
-    let outside = Outside::new();
+    let outside = OutsideDirectory::new();
     let inside = outside.granted();
     mknodat(CWD, inside.join("pipe"), FileType::Fifo, Mode::from_raw_mode(0o666), 0).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(inside.join("socket")).unwrap();
@@ -230,7 +230,7 @@ fn pipes_devices_and_sockets_are_shown_and_never_opened() {
 
 #[test]
 fn a_directory_that_becomes_a_link_during_the_walk_leads_nowhere() {
-    let outside = Outside::new();
+    let outside = OutsideDirectory::new();
     let inside = outside.granted();
     fs::create_dir(inside.join("a")).unwrap();
     fs::write(inside.join("a/secret"), b"inside").unwrap();
@@ -272,7 +272,7 @@ fn a_directory_that_becomes_a_link_during_the_walk_leads_nowhere() {
 
 #[test]
 fn entries_come_in_buffers_and_a_position_is_where_reading_continues() {
-    let outside = Outside::new();
+    let outside = OutsideDirectory::new();
     let inside = outside.granted();
     for number in 0..3000 {
         fs::write(inside.join(format!("a-rather-long-name-{number}")), b"").unwrap();
@@ -297,7 +297,7 @@ fn entries_come_in_buffers_and_a_position_is_where_reading_continues() {
 
 #[test]
 fn long_paths_and_odd_ones_are_refused_as_everywhere() {
-    let outside = Outside::new();
+    let outside = OutsideDirectory::new();
     let handle = outside.handle(true);
     let long = [b'x'; 256];
     let deep = b"x/".repeat(3000);
@@ -569,7 +569,7 @@ proptest! {
 
     #[test]
     fn a_granted_directory_answers_as_a_tree(steps in prop::collection::vec((any::<bool>(), step()), 1..40)) {
-        let outside = Outside::new();
+        let outside = OutsideDirectory::new();
         // Two below the top, so that a path that leaves it by mistake is still within the test's
         // own directory.
         let handle = outside.handle(true);

@@ -68,7 +68,7 @@ fn tree<T>(result: Result<T, Refused>) -> Result<T, i32> {
     result.map_err(|refused| refused.errno().raw_os_error())
 }
 
-struct Both {
+struct TreeAndHost {
     root: PathBuf,
     tree: Tree,
     kept: Option<(Tree, BTreeMap<String, NodeState>)>,
@@ -77,7 +77,7 @@ struct Both {
 /// A file as it is seen: kind, mode, names, and content or target.
 type NodeState = (Kind, u32, u64, Vec<u8>);
 
-impl Both {
+impl TreeAndHost {
     fn new(root: &Path) -> Self {
         let top = root.join(TOP);
         fs::create_dir_all(&top).unwrap();
@@ -301,7 +301,7 @@ proptest! {
     #[test]
     fn it_does_what_the_hosts_file_system_does(steps in prop::collection::vec(step(), 1..80)) {
         let directory = tempfile::tempdir().unwrap();
-        let mut both = Both::new(directory.path());
+        let mut both = TreeAndHost::new(directory.path());
         for step in &steps {
             both.run(step)?;
         }
@@ -336,7 +336,7 @@ proptest! {
         steps in prop::collection::vec(step(), 1..80),
     ) {
         let (directory, below) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let mut both = Both::over_some(directory.path(), below.path());
+        let mut both = TreeAndHost::over_some(directory.path(), below.path());
         let half = steps.len() / 2;
         for step in &steps[..half] {
             both.run(step)?;
@@ -362,7 +362,7 @@ proptest! {
     #[test]
     fn emptied_it_takes_nothing(steps in prop::collection::vec(step(), 1..60)) {
         let directory = tempfile::tempdir().unwrap();
-        let mut both = Both::new(directory.path());
+        let mut both = TreeAndHost::new(directory.path());
         for step in &steps {
             both.run(step)?;
         }

@@ -45,7 +45,7 @@ mod description {
     pub(super) type Entry = (Vec<u8>, Option<(u64, u32, bool)>);
 
     #[derive(Serialize)]
-    pub(super) struct Saved {
+    pub(super) struct SavedDescription {
         pub(super) form: u32,
         pub(super) budget: (u64, u64),
         pub(super) next: u64,
@@ -78,7 +78,7 @@ mod description {
 
 #[test]
 fn directories_within_themselves_are_refused() {
-    use description::{Body, Node, Saved};
+    use description::{Body, Node, SavedDescription};
     let directory = |parent, entries| Node {
         mode: 0o755,
         times: [(0, 0); 3],
@@ -86,7 +86,7 @@ fn directories_within_themselves_are_refused() {
         body: Body::Directory { parent, entries },
     };
     let restored = |nodes: Vec<(u64, Node)>, held| {
-        let saved = Saved {
+        let saved = SavedDescription {
             form: 1,
             budget: (1 << 20, 1 << 10),
             next: 10,

@@ -56,7 +56,7 @@ struct Lists {
 
 /// State shared with the zeroing thread.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct PoolState {
     pub(crate) store: Store,
     pub(crate) handoff: Handoff,
 }
@@ -85,7 +85,7 @@ pub struct Pool {
     /// Largest block handed to the zeroing thread.
     piece: Order,
     check_zero: bool,
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     lists: Mutex<Lists>,
     counters: Counters,
     background: Option<(Background, Zeroer)>,
@@ -109,7 +109,7 @@ impl Pool {
         // that the thread never delays a taker.
         let piece = piece(limit);
         let total = limit + if options.background.is_some() { piece.pages() } else { 0 };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             store: Store::new(total, options.page_kind)?,
             handoff: Handoff::new(),
         });

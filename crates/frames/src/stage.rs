@@ -44,12 +44,12 @@ const TAKING: u8 = 3;
 /// A stock of private zero memory.
 #[derive(Debug)]
 pub struct Stage {
-    shared: Arc<Shared>,
+    shared: Arc<StageState>,
     thread: Option<Worker>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct StageState {
     memory: Reservation,
     hugepages: Box<[AtomicU8]>,
     stop: AtomicBool,
@@ -72,7 +72,7 @@ impl Stage {
             // Refused where the kernel was built without huge pages; small ones do too.
             let _ = memory.advise(place, Advice::HugePage);
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(StageState {
             memory,
             hugepages: (0..pages / HUGE_PAGES).map(|_| AtomicU8::new(EMPTY)).collect(),
             stop: false.into(),
@@ -175,7 +175,7 @@ impl Drop for Stage {
     }
 }
 
-impl Shared {
+impl StageState {
     /// Claims a huge page that is ready.
     fn claim(&self) -> Option<usize> {
         let claim = |hugepage: &AtomicU8| {
@@ -229,7 +229,7 @@ fn place_of(hugepage: usize) -> PageRange {
     PageRange::new(hugepage * STRIDE, HUGE_PAGES)
 }
 
-fn run(stage: &Shared) {
+fn run(stage: &StageState) {
     // Where a sandbox forbids it, the thread runs at normal priority.
     let _ = host::run_when_idle();
     let stopped = || stage.stop.load(Ordering::SeqCst);

@@ -17,7 +17,7 @@ use afresh_sys::{Worker, host};
 use crate::Background;
 use crate::frame::Order;
 use crate::handoff::Outcome;
-use crate::pool::Shared;
+use crate::pool::PoolState;
 
 /// Time between two looks for work while some is expected, a few microseconds each.
 const NAP: Duration = Duration::from_millis(2);
@@ -42,7 +42,7 @@ pub(crate) struct Zeroer {
 }
 
 impl Zeroer {
-    pub(crate) fn start(pool: Arc<Shared>, options: Background) -> std::io::Result<Self> {
+    pub(crate) fn start(pool: Arc<PoolState>, options: Background) -> std::io::Result<Self> {
         let shared = Arc::new(ZeroerShared::default());
         let state = shared.clone();
         let thread = Worker::start("afresh-zeroer", move || run(&pool, &options, &state))?;
@@ -76,7 +76,7 @@ impl Drop for Zeroer {
     }
 }
 
-fn run(pool: &Shared, options: &Background, state: &ZeroerShared) {
+fn run(pool: &PoolState, options: &Background, state: &ZeroerShared) {
     if options.idle_priority {
         // Where a sandbox forbids it, the thread runs at normal priority within its budget.
         let _ = host::run_when_idle();
@@ -108,7 +108,7 @@ fn run(pool: &Shared, options: &Background, state: &ZeroerShared) {
 }
 
 /// Waits for work: in naps at first, then until woken.
-fn wait(pool: &Shared, state: &ZeroerShared) {
+fn wait(pool: &PoolState, state: &ZeroerShared) {
     for _ in 0..NAPS {
         if pool.handoff.has_offers() || state.stop.load(Ordering::SeqCst) {
             return;

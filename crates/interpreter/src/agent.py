@@ -1,11 +1,13 @@
-# The guest's half of Python as a Linux program: it follows `cells.py` in the same module, reads requests from its
-# first standard input, each after its length, and writes frames to `/dev/host`, each after its length. The reply of a
-# tool comes through that input as well. It also runs commands. Output of either goes to its standard streams: the host
-# reads both, and can attribute the output, because each command leads a session.
+# The guest's half of Python as a Linux program: it follows `cells.py` in the same module, reads
+# requests from its first standard input, each after its length, and writes frames to `/dev/host`,
+# each after its length. The reply of a tool comes through that input as well. It also runs
+# commands. Output of either goes to its standard streams: the host reads both, and can attribute
+# the output, because each command leads a session.
 #
-# Promises: each request gets one answer, in one frame; the end of each command is reported once, in a frame during a
-# request or between two. Processes that code or a command leaves running continue. Output of terminals is reported in
-# frames, between two requests. May break it: a process made by `os.fork` that reads the requests' descriptor.
+# Promises: each request gets one answer, in one frame; the end of each command is reported once, in
+# a frame during a request or between two. Processes that code or a command leaves running continue.
+# Output of terminals is reported in frames, between two requests. May break it: a process made by
+# `os.fork` that reads the requests' descriptor.
 
 import _thread
 import base64
@@ -20,8 +22,8 @@ import struct
 import subprocess
 import termios
 
-# A request kind in addition to those of the driver: an operation on commands, whose source is the input of
-# `_command`.
+# A request kind in addition to those of the driver: an operation on commands, whose source is the
+# input of `_command`.
 COMMAND = 6
 # A frame: a command has ended. Its number and its status follow.
 ENDED = 5
@@ -29,12 +31,14 @@ ENDED = 5
 SHOWN = 7
 
 _HOST = os.open("/dev/host", os.O_WRONLY | os.O_CLOEXEC)
-# Requests come through here. Descriptor 0 is empty, for code that reads standard input and for its child processes.
+# Requests come through here. Descriptor 0 is empty, for code that reads standard input and for its
+# child processes.
 _REQUESTS = os.dup(0)
 _null = os.open("/dev/null", os.O_RDONLY)
 os.dup2(_null, 0)
 os.close(_null)
-# Held by the thread that reads requests: the first one between two evaluations, and any that waits for a tool.
+# Held by the thread that reads requests: the first one between two evaluations, and any that waits
+# for a tool.
 _reading = _thread.allocate_lock()
 _PROCESS = os.getpid()
 # Bytes of the first read of a request, which is all of most, and maximum bytes of another one.
@@ -70,10 +74,12 @@ _PATIENCE = 5
 _commands = {}
 # The hosts' ends of terminals, by the numbers of the commands that have them.
 _terminals = {}
-# Maximum bytes of one read from a terminal, and reads of its last output when its command has ended.
+# Maximum bytes of one read from a terminal, and reads of its last output when its command has
+# ended.
 _PIECE = 32768
 _LAST = 64
-# The number of reasons to delay reports of ended children: a frame is being sent, or a command has no number yet.
+# The number of reasons to delay reports of ended children: a frame is being sent, or a command has
+# no number yet.
 _held = 0
 # Whether a command may have ended since the last report.
 _due = False
@@ -158,7 +164,8 @@ def _wait():
     while (_commands or _terminals) and not _unused:
         ready = select.select((_REQUESTS, _woken[0], *_terminals.values()), (), ())[0]
         if _woken[0] in ready:
-            # A signal may have come just before the wait, where its handler is not called during it.
+            # A signal may have come just before the wait, where its handler is not called during
+            # it.
             with contextlib.suppress(BlockingIOError):
                 os.read(_woken[0], _PIECE)
             _tell_ended()
@@ -182,7 +189,8 @@ def _tell_ended(*_):
     """Reports ended commands to the host."""
     global _held, _due
     _due = True
-    # A command that ends during a report calls this within it. The outer call sees `_due` then, and looks again.
+    # A command that ends during a report calls this within it. The outer call sees `_due` then, and
+    # looks again.
     while _due and not _held:
         _held += 1
         try:

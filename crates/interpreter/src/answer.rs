@@ -13,14 +13,14 @@ pub enum Answer {
     /// It came to its end.
     Done,
     /// The same, and its last expression has a value.
-    Value(Rendered),
+    Value(RenderedValue),
     /// It threw something.
     Threw(Thrown),
 }
 
 /// A value, as it is shown.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rendered {
+pub struct RenderedValue {
     /// For people, as the language shows it.
     pub text: String,
     /// As JSON, where it can be.
@@ -65,14 +65,14 @@ impl Answer {
                     let nothing = text.is_empty() && json == Some(Value::Null);
                     return Ok(match nothing {
                         true => Self::Done,
-                        false => Self::Value(Rendered { text: text.to_owned(), json }),
+                        false => Self::Value(RenderedValue { text: text.to_owned(), json }),
                     });
                 }
                 // The guest leaves it to the host how plain values show.
                 from.set_position(begin);
                 Ok(match from.datatype()? {
                     Type::Undefined => Self::Done,
-                    _ => Self::Value(Rendered { text: value::text(&mut from)?, json }),
+                    _ => Self::Value(RenderedValue { text: value::text(&mut from)?, json }),
                 })
             }
             (Some(5), 1) => {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     fn value(text: &str, json: Value) -> Answer {
-        Answer::Value(Rendered { text: text.to_owned(), json: Some(json) })
+        Answer::Value(RenderedValue { text: text.to_owned(), json: Some(json) })
     }
 
     #[test]

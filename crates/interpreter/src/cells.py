@@ -1,8 +1,10 @@
-# Code in the contexts of a Linux guest: contexts of Python are modules of this process, contexts of other languages are
-# kernels. It follows `kernels.py` in the same module, and `agent.py` follows it.
+# Code in the contexts of a Linux guest: contexts of Python are modules of this process, contexts of
+# other languages are kernels. It follows `kernels.py` in the same module, and `agent.py` follows
+# it.
 #
-# Promises: the names, the working directory and the given environment of a context are seen by its code alone. The
-# value of the last expression is shown as a result. Figures that code leaves open are shown.
+# Promises: the names, the working directory and the given environment of a context are seen by its
+# code alone. The value of the last expression is shown as a result. Figures that code leaves open
+# are shown.
 
 import contextlib
 import json

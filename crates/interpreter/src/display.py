@@ -1,9 +1,9 @@
-# Rich results of code in a Linux guest: the formats that values have for display, and figures of matplotlib. It follows
-# `driver.py` in the same module, and `agent.py` follows it.
+# Rich results of code in a Linux guest: the formats that values have for display, and figures of
+# matplotlib. It follows `driver.py` in the same module, and `agent.py` follows it.
 #
-# Promises: the formats are those of Jupyter (`_repr_mimebundle_`, `_repr_html_` and so on). A value whose format raises
-# is shown without that format. Nothing is imported here before code imports it. A result that is larger than
-# `MAX_RESULT` is an exception of the code.
+# Promises: the formats are those of Jupyter (`_repr_mimebundle_`, `_repr_html_` and so on). A value
+# whose format raises is shown without that format. Nothing is imported here before code imports it.
+# A result that is larger than `MAX_RESULT` is an exception of the code.
 
 import base64
 import contextlib

@@ -6,12 +6,12 @@ use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Entry, Lease, OutputSource, OutputStream};
 
 use crate::frame::{Frame, FrameStream};
-use crate::listener::{Hearing, HostCallbacks, Stream};
+use crate::listener::{HostCallbacks, ListenerState, Stream};
 use crate::request::{CallConvention, Request};
 
 /// How an evaluation went.
 #[derive(Debug)]
-pub struct Evaluated<L> {
+pub struct Evaluation<L> {
     /// The guest's answer, for [`Answer::read`](crate::Answer::read); an error if the call gave no
     /// answer.
     pub answer: Result<Vec<u8>, CallError>,
@@ -27,7 +27,7 @@ pub fn evaluate<'f, L: HostCallbacks>(
     function: impl Into<Entry<'f>>,
     mut request: Request,
     listener: L,
-) -> Evaluated<L> {
+) -> Evaluation<L> {
     if let Some(generation) = lease.generation() {
         request.address_to(generation, entropy_bytes());
     }
@@ -36,20 +36,20 @@ pub fn evaluate<'f, L: HostCallbacks>(
             CallConvention::Frame => through_streams(lease, function.into(), &request, listener),
             // A component or a micro-VM, which sends no requests during the call.
             CallConvention::Array => {
-                Evaluated { answer: lease.call(function, request.bytes()), listener }
+                Evaluation { answer: lease.call(function, request.bytes()), listener }
             }
         };
     };
-    *module.host_mut().state::<Hearing<L>>() = Hearing::of(listener);
+    *module.host_mut().state::<ListenerState<L>>() = ListenerState::of(listener);
     let answer = lease.call(function, request.bytes());
-    let mut heard = Hearing::default();
+    let mut heard = ListenerState::default();
     if let Some(module) = lease.as_module() {
-        heard = std::mem::take(module.host_mut().state::<Hearing<L>>());
+        heard = std::mem::take(module.host_mut().state::<ListenerState<L>>());
     }
     // One that answers by a frame gives nothing back.
     let given = heard.given;
     let answer = answer.map(|answer| given.unwrap_or(answer));
-    Evaluated { answer, listener: heard.listener }
+    Evaluation { answer, listener: heard.listener }
 }
 
 /// Bytes as they go through a stream.
@@ -61,7 +61,7 @@ pub(crate) fn after_length(bytes: &[u8]) -> Vec<u8> {
 
 /// Output of a guest in pieces: printed text, and frames to the host.
 struct Frames<L> {
-    hearing: Hearing<L>,
+    hearing: ListenerState<L>,
     stream: FrameStream,
     /// A call of a host function whose reply is due.
     tool: Option<Vec<u8>>,
@@ -69,7 +69,7 @@ struct Frames<L> {
 
 impl<L: HostCallbacks> Frames<L> {
     fn of(listener: L) -> Self {
-        Self { hearing: Hearing::of(listener), stream: FrameStream::default(), tool: None }
+        Self { hearing: ListenerState::of(listener), stream: FrameStream::default(), tool: None }
     }
 }
 
@@ -125,7 +125,7 @@ impl<L: HostCallbacks> SharedFrames<L> {
         Some(frames.hearing.listener.call(&request))
     }
 
-    fn into_hearing(self) -> Hearing<L> {
+    fn into_hearing(self) -> ListenerState<L> {
         std::mem::take(&mut lock(&self.0).hearing)
     }
 }
@@ -135,7 +135,7 @@ fn through_streams<L: HostCallbacks>(
     function: Entry<'_>,
     request: &Request,
     listener: L,
-) -> Evaluated<L> {
+) -> Evaluation<L> {
     let name = function.name().to_owned();
     let ears = SharedFrames::new(listener);
     let mut called = lease.call_streaming(function, &request.after_length(), ears.hear());
@@ -148,7 +148,7 @@ fn through_streams<L: HostCallbacks>(
             Err(error) => Err(CallError::Stopped { function: name.clone(), source: error.into() }),
         };
     }
-    let Hearing { given, listener, .. } = ears.into_hearing();
+    let ListenerState { given, listener, .. } = ears.into_hearing();
     // A program that has ended itself has answered nothing, however it ended.
     let answer = called.and_then(|()| {
         given.ok_or_else(|| CallError::Guest {
@@ -156,7 +156,7 @@ fn through_streams<L: HostCallbacks>(
             source: "it ended without an answer".into(),
         })
     });
-    Evaluated { answer, listener }
+    Evaluation { answer, listener }
 }
 
 /// Lets a Linux program continue its background work, as [`Lease::proceed`] does. `listener`

@@ -1,8 +1,8 @@
-# Other languages of a Linux guest: a shell and Node.js, each in a separate process that keeps its state. It follows
-# `display.py` in the same module, and `agent.py` follows it.
+# Other languages of a Linux guest: a shell and Node.js, each in a separate process that keeps its
+# state. It follows `display.py` in the same module, and `agent.py` follows it.
 #
-# Promises: a process is started by the first code for it. Output of code goes to the standard streams. Code that ends
-# its process is answered, and the next code has a new process.
+# Promises: a process is started by the first code for it. Output of code goes to the standard
+# streams. Code that ends its process is answered, and the next code has a new process.
 
 import contextlib
 import fcntl
@@ -16,7 +16,8 @@ import signal
 _PROGRAMS = {"javascript": "node", "typescript": "node", "bash": "bash"}
 _NAMES = {"js": "javascript", "ts": "typescript", "sh": "bash", "py": "python", "": "python"}
 
-# Reads lines of JSON from descriptor 3 and answers on 4. Code runs as in the interactive console of Node.js.
+# Reads lines of JSON from descriptor 3 and answers on 4. Code runs as in the interactive console of
+# Node.js.
 _NODE = r"""
 const fs = require('fs'), util = require('util'), stream = require('stream');
 const none = new stream.PassThrough();

@@ -60,7 +60,9 @@ static PYTHON: Language = Language {
     }),
 };
 
-/// The guest's half of Python: the same file that the Python package has.
+/// The guest's half of Python: the same files that the Python package has. This one has its values.
+const MARSHAL: &str = include_str!("marshal.py");
+/// The other one, which runs in the same module.
 const DRIVER: &str = include_str!("driver.py");
 /// The parts that make it a Linux program, in the order in which they run.
 #[cfg(feature = "linux")]
@@ -164,7 +166,8 @@ impl Language {
         // An image uses its own interpreter.
         let program = program.entry_point(["python3"]).arg("-I").arg("-c");
         let parts: Vec<_> = [DRIVER].into_iter().chain(PROGRAM_PARTS).collect();
-        let program = program.arg(in_module(&parts)).file(MARKER, self.name());
+        let source = format!("{}\n{}", in_module(&[MARSHAL]), in_module(&parts));
+        let program = program.arg(source).file(MARKER, self.name());
         // Background work is limited to time slices, so that other programs run.
         let program = program.slice(std::time::Duration::from_millis(50));
         let program = match program.variable("PATH") {
@@ -263,9 +266,10 @@ pub fn is_module(path: &Path) -> bool {
     file.and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *b"\0asm"
 }
 
-/// The first source that CPython runs: the driver, in a separate module.
+/// The first source that CPython runs: values and the driver, in a separate module.
 fn prelude() -> String {
-    format!("{}\n__import__('sys').modules['_afresh'].install()\n", in_module(&[DRIVER]))
+    let (marshal, driver) = (in_module(&[MARSHAL]), in_module(&[DRIVER]));
+    format!("{marshal}\n{driver}\n__import__('sys').modules['_afresh'].install()\n")
 }
 
 /// Source that runs other source in the module `_afresh`, and defines no name itself.

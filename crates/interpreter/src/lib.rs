@@ -26,11 +26,11 @@ mod request;
 pub mod tag;
 mod value;
 
-pub use answer::{Answer, Damaged, Rendered, Thrown};
+pub use answer::{Answer, Damaged, RenderedValue, Thrown};
 pub use commands::{CommandOutput, Commands};
 #[cfg(feature = "linux")]
 pub use evaluate::proceed;
-pub use evaluate::{Evaluated, evaluate};
+pub use evaluate::{Evaluation, evaluate};
 pub use handler::Interpreter;
 pub use language::{Language, LibraryError, UnknownLanguage, is_module};
 pub use listener::{HostCallbacks, Stream, imports, listener, state};

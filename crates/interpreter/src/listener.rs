@@ -105,7 +105,7 @@ pub trait HostCallbacks: Default + Send + 'static {
 
 /// One call's own.
 #[derive(Default)]
-pub(crate) struct Hearing<L> {
+pub(crate) struct ListenerState<L> {
     pub(crate) listener: L,
     /// The answer of a guest that answers by a frame.
     pub(crate) given: Option<Vec<u8>>,
@@ -113,7 +113,7 @@ pub(crate) struct Hearing<L> {
     said: Vec<u8>,
 }
 
-impl<L: HostCallbacks> Hearing<L> {
+impl<L: HostCallbacks> ListenerState<L> {
     pub(crate) fn of(listener: L) -> Self {
         Self { listener, ..Self::default() }
     }
@@ -145,12 +145,12 @@ impl<L: HostCallbacks> Hearing<L> {
 /// Host state for guests that [`imports`] of the same type serve; `make` makes the listener of a
 /// lease before its first call, and of warm-ups.
 pub fn state<L: HostCallbacks>(make: impl Fn() -> L + Send + Sync + 'static) -> State {
-    State::new(move || Hearing::of(make()))
+    State::new(move || ListenerState::of(make()))
 }
 
 /// The listener of the present call of a lease.
 pub fn listener<L: HostCallbacks>(host: &mut Host) -> &mut L {
-    &mut host.state::<Hearing<L>>().listener
+    &mut host.state::<ListenerState<L>>().listener
 }
 
 /// The imports of guests with either convention, in addition to WASI.
@@ -168,7 +168,7 @@ pub fn imports<L: HostCallbacks>() -> Imports {
 /// The memory of a guest that calls, with the call's state.
 fn parts<'a, L: HostCallbacks>(
     caller: &'a mut Caller<'_, Host>,
-) -> wasmtime::Result<(&'a mut [u8], &'a mut Hearing<L>)> {
+) -> wasmtime::Result<(&'a mut [u8], &'a mut ListenerState<L>)> {
     let memory: Memory = caller
         .get_export("memory")
         .and_then(Extern::into_memory)
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn output_without_bytes_is_not_passed_on() {
-        let mut hearing = Hearing::of(Pieces::default());
+        let mut hearing = ListenerState::of(Pieces::default());
         for frame in
             [&b"\x01"[..], b"\x01out", b"\x02", b"\x02err", b"\x07\0\0\0\0", b"\x07\0\0\0\0shown"]
         {

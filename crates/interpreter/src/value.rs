@@ -28,27 +28,27 @@ pub(crate) fn read(from: &mut Decoder<'_>) -> Result<Option<Value>, Error> {
     let mut values = Values { from, charge: Budget::new("value", MAX_JSON).empty() };
     match values.read(0) {
         Ok(value) => Ok(value),
-        Err(Failed::TooLarge) => {
+        Err(ConversionFailure::TooLarge) => {
             from.set_position(begin);
             from.skip()?;
             Ok(None)
         }
-        Err(Failed::Damaged(error)) => Err(error),
+        Err(ConversionFailure::Damaged(error)) => Err(error),
     }
 }
 
-enum Failed {
+enum ConversionFailure {
     Damaged(Error),
     TooLarge,
 }
 
-impl From<Error> for Failed {
+impl From<Error> for ConversionFailure {
     fn from(error: Error) -> Self {
         Self::Damaged(error)
     }
 }
 
-impl From<Exceeded> for Failed {
+impl From<Exceeded> for ConversionFailure {
     fn from(_: Exceeded) -> Self {
         Self::TooLarge
     }
@@ -61,7 +61,7 @@ struct Values<'a, 'b> {
 }
 
 impl Values<'_, '_> {
-    fn read(&mut self, depth: usize) -> Result<Option<Value>, Failed> {
+    fn read(&mut self, depth: usize) -> Result<Option<Value>, ConversionFailure> {
         if depth > MAX_DEPTH {
             return Err(Error::message("it is nested too deep").into());
         }
@@ -116,7 +116,7 @@ impl Values<'_, '_> {
         })
     }
 
-    fn map(&mut self, depth: usize) -> Result<Option<Value>, Failed> {
+    fn map(&mut self, depth: usize) -> Result<Option<Value>, ConversionFailure> {
         let mut all = (depth < MAX_JSON_DEPTH).then(Map::new);
         for _ in 0..length(self.from.map()?)? {
             self.charge.add(ENTRY)?;
@@ -140,7 +140,7 @@ impl Values<'_, '_> {
         Ok(all.map(Value::Object))
     }
 
-    fn list(&mut self, depth: usize) -> Result<Option<Value>, Failed> {
+    fn list(&mut self, depth: usize) -> Result<Option<Value>, ConversionFailure> {
         let mut all = (depth < MAX_JSON_DEPTH).then(Vec::new);
         for _ in 0..length(self.from.array()?)? {
             let value = self.read(depth + 1)?;
@@ -154,7 +154,10 @@ impl Values<'_, '_> {
 
     /// Numbers as they are laid out in memory; values without a JSON number become null, as in
     /// JavaScript.
-    fn words(&mut self, each: impl Fn([u8; 8]) -> Option<Value>) -> Result<Value, Failed> {
+    fn words(
+        &mut self,
+        each: impl Fn([u8; 8]) -> Option<Value>,
+    ) -> Result<Value, ConversionFailure> {
         let (words, rest) = self.from.bytes()?.as_chunks::<8>();
         if !rest.is_empty() {
             return Err(Error::message("numbers are cut off").into());

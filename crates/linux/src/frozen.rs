@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_budget::{MAX_DECODED, MAX_UNCHECKED, decode};
+use afresh_budget::{DecodeError, MAX_DECODED, decode, encode};
 use afresh_files::Node;
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
@@ -27,7 +27,9 @@ use crate::frozen_state::{FrozenMemory, FrozenState, IdleWait, MemoryPart, unsto
 use crate::instance::Instance;
 use crate::platform::{HostTraits, Registers, Segment, Segments};
 use crate::program::Program;
-use crate::sentry::{Kernel, Layout, PROCESSES, PackedKernel, StoppedClock, damaged};
+use crate::sentry::{
+    Kernel, Layout, PROCESSES, PackedAdditions, PackedKernel, StoppedClock, damaged,
+};
 use crate::session::ProgramState;
 use crate::warm::Warm;
 
@@ -35,7 +37,9 @@ use crate::warm::Warm;
 const KIND: &str = "linux";
 /// The version of the state: the form of the bytes below, and that of the stub. Goes up when either
 /// changes in a way that older states do not survive.
-const ENGINE: &str = "afresh-linux state 11";
+const ENGINE: &str = "afresh-linux state 12";
+/// The version before, whose states have no [`PackedAdditions`] behind their header.
+const ENGINE_BEFORE: &str = "afresh-linux state 11";
 
 /// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
 const HEAD_START: Duration = Duration::from_millis(10);
@@ -102,6 +106,20 @@ impl PackedPart {
 /// Maximum bytes that describe files, without their content.
 const DESCRIPTIONS: u64 = 64 << 20;
 
+/// The parts of a frozen program's bytes; those of the version before end with the header.
+fn read_header(bytes: &[u8]) -> Result<(Header, PackedAdditions), ThawError> {
+    let unread = |error: &dyn std::fmt::Display| ThawError::State(error.to_string());
+    let (header, left) = decode(bytes, MAX_DECODED).map_err(|e| unread(&e))?;
+    if left.is_empty() {
+        return Ok((header, PackedAdditions::default()));
+    }
+    let (additions, left) = decode(left, MAX_DECODED).map_err(|e| unread(&e))?;
+    match left {
+        [] => Ok((header, additions)),
+        _ => Err(damaged("there are bytes after its end")),
+    }
+}
+
 /// A frozen program. Cheap to clone; it shares the memory of the guest it came from.
 #[derive(Clone, Debug)]
 pub struct Frozen {
@@ -111,7 +129,7 @@ pub struct Frozen {
 
 fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     let rest = &standing.rest;
-    let (state, files) = rest.state.pack()?;
+    let (state, additions, files) = rest.state.pack()?;
     let mut pages = ImageBuilder::new(files.len().div_ceil(PAGE_SIZE));
     let stored = |error: ImageError| FreezeError::State(error.to_string());
     let pages = pages.segment(0, &files).map(drop).and_then(|()| pages.build()).map_err(stored)?;
@@ -126,12 +144,10 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
         seen: HostTraits::here(),
         files: files.len() as u64,
     };
-    let bytes = postcard::to_allocvec(&header).map_err(|e| FreezeError::State(e.to_string()))?;
-    // A reader would refuse it.
-    if bytes.len() > MAX_UNCHECKED {
-        let read = decode::<Header>(&bytes, MAX_DECODED);
-        read.map_err(|e| FreezeError::State(e.to_string()))?;
-    }
+    // A reader would refuse others.
+    let unwritten = |error: DecodeError| FreezeError::State(error.to_string());
+    let mut bytes = encode(&header).map_err(unwritten)?;
+    bytes.extend(encode(&additions).map_err(unwritten)?);
     let below = layers.iter().map(LayerImage::image);
     let images: Vec<_> = below.chain(standing.images.iter()).chain([&pages]).cloned().collect();
     let memory = Image::join(&images).into();
@@ -175,11 +191,7 @@ impl Warm {
     /// # Errors
     /// [`ThawError`].
     pub fn thaw(frozen: &Frozen, program: &Program) -> Result<Self, ThawError> {
-        let (header, left): (Header, _) =
-            decode(&frozen.bytes, MAX_DECODED).map_err(|e| ThawError::State(e.to_string()))?;
-        if !left.is_empty() {
-            return Err(damaged("there are bytes after its end"));
-        }
+        let (header, additions) = read_header(&frozen.bytes)?;
         header.seen.check().map_err(|what| Incompatible::Host { what })?;
         let all = frozen.memory.pages();
         let behind = usize::try_from(header.files.div_ceil(PAGE_SIZE as u64));
@@ -211,7 +223,7 @@ impl Warm {
         if !header.clock.is_sound() {
             return Err(damaged("its clocks are beyond all times"));
         }
-        let mut state = Kernel::unpack(header.state, &files, base, &opener)?;
+        let mut state = Kernel::unpack(header.state, additions, &files, base, &opener)?;
         let mut live = state.writable_shares();
         live.extend(header.parts.iter().flat_map(|part| part.behind.keys().copied()));
         let parts = header.parts.into_iter().map(|part| part.open(&mut left));
@@ -358,10 +370,11 @@ impl Frozen {
         snapshot: Snapshot,
         load: impl FnOnce(Snapshot) -> Result<SnapshotMemory, RestoreError>,
     ) -> Result<Self, ThawError> {
+        let is_before = snapshot.guest().engine == ENGINE_BEFORE;
         let here = GuestBuild {
             kind: KIND.to_owned(),
             module: snapshot.guest().module.clone(),
-            engine: ENGINE.to_owned(),
+            engine: if is_before { ENGINE_BEFORE } else { ENGINE }.to_owned(),
             cpu: host_cpu_features(),
         };
         snapshot.check_guest(&here)?;

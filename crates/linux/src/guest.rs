@@ -111,7 +111,7 @@ impl Guest {
     }
 
     /// Whether the caller lets the call continue, polled at each interval.
-    fn proceeds(&mut self) -> bool {
+    pub(crate) fn proceeds(&mut self) -> bool {
         if self.asked.elapsed() < self.poll {
             return true;
         }
@@ -129,7 +129,7 @@ impl Guest {
 
     /// The part of a wait of `length` before the caller is polled again.
     fn bounded(&self, length: Duration) -> Duration {
-        if self.sentry.streams.is_heard() { length.min(self.poll) } else { length }
+        if self.sentry.streams.is_polled() { length.min(self.poll) } else { length }
     }
 
     /// Whether other threads, an alarm or the caller have waited for long enough. A thread that
@@ -148,7 +148,7 @@ impl Guest {
         let state = &self.sentry.state;
         let now = Instant::now();
         if state.is_alone() {
-            return match self.sentry.streams.is_heard() {
+            return match self.sentry.streams.is_polled() {
                 true => deadline.min(now + self.poll),
                 false => deadline,
             };
@@ -188,9 +188,7 @@ impl Guest {
             self.sentry.pump();
             match self.sentry.serve(&mut self.body.process, &call)? {
                 SyscallControl::Value(value) if self.sentry.unattached => {
-                    if let Trap::Kernel(id) = call.place {
-                        self.body.process.detach(id)?;
-                    }
+                    self.body.detach(&call)?;
                     self.attach()?;
                     return self.finish(&Call { place: Trap::Stub, ..call }, value);
                 }
@@ -216,22 +214,19 @@ impl Guest {
                 }
                 SyscallControl::Resumed => return self.go_on(),
                 SyscallControl::Idle => {
-                    if let Trap::Kernel(id) = call.place {
-                        self.body.process.detach(id)?;
-                    }
+                    self.body.detach(&call)?;
                     return Ok(Some(StopReason::Idle(IdleWait::of(self, &call)?)));
                 }
                 SyscallControl::End(end) => return Ok(Some(StopReason::End(end, call.place))),
                 SyscallControl::Wait(wait) => {
-                    if let Trap::Kernel(id) = call.place {
-                        self.body.process.detach(id)?;
-                    }
+                    self.body.detach(&call)?;
                     self.sentry.resumed = None;
                     self.sentry.change().current_mut().threads.current_mut().wait = Some(wait);
                 }
                 SyscallControl::Yield => self.body.process.set_result(0),
                 SyscallControl::Gone => {}
                 SyscallControl::Exec(command) => return self.exec(*command),
+                SyscallControl::Peer(copy) => return self.copy_peer(&call, &copy, deadline),
                 SyscallControl::Fork(fork) => {
                     self.fork(fork)?;
                     if self.sentry.state.current().threads.current().wait.is_none() {
@@ -278,7 +273,11 @@ impl Guest {
     }
 
     /// The call returns, and its thread continues.
-    fn finish(&mut self, call: &Call, value: u64) -> Result<Option<StopReason>, PlatformError> {
+    pub(crate) fn finish(
+        &mut self,
+        call: &Call,
+        value: u64,
+    ) -> Result<Option<StopReason>, PlatformError> {
         self.sentry.resumed = None;
         self.sentry.unmask();
         match call.place {
@@ -315,11 +314,10 @@ impl Guest {
 
     /// Makes a thread the one that is in the stub.
     fn switch(&mut self, id: u32) {
-        let threads = &self.sentry.state.current().threads;
-        if threads.current_id() == id {
+        if self.sentry.state.current().threads.current_id() == id {
             return;
         }
-        let context = threads.get(threads.current_id()).map(|_| self.body.process.context());
+        let context = self.body.process.context();
         if self.sentry.state.processes.timed {
             self.sentry.account(&mut self.body.process);
         }
@@ -415,11 +413,6 @@ impl Guest {
     pub(crate) fn settle(&mut self) -> Result<(), PlatformError> {
         self.come_home()?;
         self.sentry.resumed = None;
-        let threads = &self.sentry.state.current().threads;
-        if threads.get(threads.current_id()).is_none() {
-            let first = threads.iter().next().map(|(id, _)| id);
-            first.into_iter().for_each(|id| self.switch(id));
-        }
         Ok(())
     }
 

@@ -356,6 +356,7 @@ impl Instance {
             let slice = self.limits.slice.filter(|_| sinks.hearer.is_some());
             live.guest.rests = slice.map(after);
             live.guest.poll = self.limits.poll;
+            live.guest.sentry.streams.stop = self.limits.stop.clone();
             live.guest.sentry.streams.set_sinks(sinks);
         }
         let started = guarded(|| self.start(request, deadline));
@@ -423,6 +424,7 @@ impl Instance {
     /// are closed now.
     pub fn reset(&mut self) {
         self.footing = ResetState::NeedsReset;
+        self.limits.stop = None;
         self.generation.renew();
         if self.limits.replaced && self.live.as_ref().is_some_and(|live| !live.unused) {
             self.live = None;

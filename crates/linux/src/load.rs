@@ -323,7 +323,7 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     words.push(0);
     words.extend(offsets[args.len()..offsets.len() - 1].iter().map(|&o| at(o)));
     words.push(0);
-    let user = crate::sentry::USER;
+    let [user, group] = guest.sentry.state.owner().map(u64::from);
     let before = words.len();
     if let Some(clock) = guest.body.process.clock() {
         words.extend([libc::AT_SYSINFO_EHDR, clock]);
@@ -338,8 +338,8 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
         (libc::AT_ENTRY, elf.entry.wrapping_add(slide)),
         (libc::AT_UID, user),
         (libc::AT_EUID, user),
-        (libc::AT_GID, user),
-        (libc::AT_EGID, user),
+        (libc::AT_GID, group),
+        (libc::AT_EGID, group),
         (libc::AT_SECURE, 0),
         (libc::AT_CLKTCK, 100),
         (libc::AT_RANDOM, at(random_at)),

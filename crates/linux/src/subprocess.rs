@@ -22,8 +22,8 @@ use crate::file_cache::MappedRange as Contents;
 use crate::file_mappings::FileMappings;
 use crate::frozen_state::{FrozenMemory, MemoryPart};
 use crate::platform::{
-    Continuation, IMAGE, MappedImage, Origin, PlatformError, Process, Segment, Segments,
-    StubCommands,
+    Call, Continuation, IMAGE, MappedImage, Origin, PlatformError, Process, Segment, Segments,
+    StubCommands, Trap,
 };
 use crate::ranges::Ranges;
 use crate::sentry::{Change, Layout, protect_order, unmap_order};
@@ -196,6 +196,14 @@ fn copies(pages: &[PageRange], segments: &Segments) -> StubCommands {
 }
 
 impl Subprocess {
+    /// Takes a call to the stub, if it waits in the kernel.
+    pub(crate) fn detach(&mut self, call: &Call) -> Result<(), PlatformError> {
+        match call.place {
+            Trap::Kernel(id) => self.process.detach(id),
+            Trap::Stub => Ok(()),
+        }
+    }
+
     /// A process that shows nothing.
     pub(crate) fn new(process: Process, holds: u32) -> Self {
         Self {
@@ -291,19 +299,14 @@ impl Subprocess {
         Some((&mut held.slot, hands))
     }
 
-    /// Maps the image of `ground` at `ranges`, and unmaps ranges that it does not have. The pages
-    /// of it that are there. `layout` holds the mappings, if they are known.
+    /// Maps the image of `ground` at `ranges`, and unmaps ranges that it does not have. It unmaps
+    /// them all, also where the sentry knows of no mapping. The pages of the image that are there.
     fn map_back(
         &mut self,
         ground: &FrozenMemory,
         ranges: &Ranges,
-        layout: Option<&Layout>,
     ) -> Result<Vec<PageRange>, PlatformError> {
-        let unmap = |r: Range<u64>| {
-            let mapped = layout.is_none_or(|layout| layout.touches(&r));
-            mapped.then(|| unmap_order(r.start, r.end - r.start))
-        };
-        let calls = ranges.iter().filter_map(unmap).collect();
+        let calls = ranges.iter().map(|r| unmap_order(r.start, r.end - r.start)).collect();
         ranges.iter().for_each(|range| self.process.forget(range));
         let orders = StubCommands { calls, ..StubCommands::default() };
         self.process.execute(&orders, Continuation::Ask)?;
@@ -330,10 +333,7 @@ impl Subprocess {
     }
 
     /// Brings everything but the write set back, and returns the orders that copy that.
-    pub(crate) fn restore(
-        &mut self,
-        layout: Option<&Layout>,
-    ) -> Result<StubCommands, PlatformError> {
+    pub(crate) fn restore(&mut self) -> Result<StubCommands, PlatformError> {
         let Some(ground) = self.base.clone() else { return Err(PlatformError::Lost) };
         let segments = &ground.part.segments;
         self.process.look_for_content();
@@ -344,7 +344,7 @@ impl Subprocess {
         self.replaced = Ranges::default();
         let fresh = match disturbed.is_empty() {
             true => Vec::new(),
-            false => self.map_back(&ground, &disturbed, layout)?,
+            false => self.map_back(&ground, &disturbed)?,
         };
         let Some((slot, mut hands)) = self.hands(segments) else { return Err(PlatformError::Lost) };
         slot.forget(&fresh);
@@ -355,11 +355,7 @@ impl Subprocess {
     }
 
     /// Goes to `to`, and stands on that from then on.
-    pub(crate) fn move_to(
-        &mut self,
-        to: &FrozenMemory,
-        layout: Option<&Layout>,
-    ) -> Result<(), PlatformError> {
+    pub(crate) fn move_to(&mut self, to: &FrozenMemory) -> Result<(), PlatformError> {
         let Some(from) = self.base.take() else { return Err(PlatformError::Lost) };
         let (old, new) = (&from.part.segments, &to.part.segments);
         let differing = from.image.differing(&to.image);
@@ -375,7 +371,7 @@ impl Subprocess {
         if let Some(held) = &mut self.held {
             held.leave_image();
         }
-        let mut fresh = self.map_back(to, &moved, layout)?;
+        let mut fresh = self.map_back(to, &moved)?;
         // Writes there are not noticed any more.
         fresh.extend(old.pages_of(moved.iter()));
         self.process.show_window(&MappedImage::new(&to.image)?, &differing, new.pages())?;

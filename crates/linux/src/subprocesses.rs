@@ -176,7 +176,7 @@ impl Guest {
             Some(base) if base.same(ground) && !body.ran => Ok(()),
             Some(_) if planted::is(Bug::Family) => Ok(()),
             Some(base) if base.same(ground) => {
-                let orders = body.restore(None)?;
+                let orders = body.restore()?;
                 body.process.execute(&orders, Continuation::Ask)?;
                 body.process.forget_spent(timed);
                 Ok(())
@@ -184,7 +184,7 @@ impl Guest {
             _ => Err(PlatformError::Lost),
         });
         self.body.process.forget_spent(timed);
-        self.body.restore(Some(&self.sentry.state.layout))
+        self.body.restore()
     }
 
     /// Switches to `to`, with all its parts.
@@ -197,13 +197,13 @@ impl Guest {
         self.others.bring_back(|body, ground| match body.base.as_ref() {
             Some(base) if base.same(ground) && !body.ran => Ok(()),
             _ => {
-                body.move_to(ground, None)?;
+                body.move_to(ground)?;
                 body.process.forget_spent(to.rest.state.processes.timed);
                 Ok(())
             }
         });
         self.body.process.forget_spent(to.rest.state.processes.timed);
-        self.body.move_to(&first, Some(&self.sentry.state.layout))
+        self.body.move_to(&first)
     }
 
     /// Makes the first process the current one. Its state will be replaced by the reset.

@@ -1,6 +1,8 @@
 //! A warm program: frozen at its first wait for input, and the start of every instance.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use afresh_egress::EgressPolicy;
@@ -47,6 +49,25 @@ pub(crate) struct Limits {
     pub(crate) write_set: usize,
     /// Whether every reset ends the process.
     pub(crate) replaced: bool,
+    /// Stops the calls of the present lease.
+    pub(crate) stop: Option<StopHandle>,
+}
+
+/// Stops the calls of an instance, from any thread, until it is reset: the one that runs and those
+/// that follow. A running call notices it at the next [interval](crate::Program::poll_interval).
+#[derive(Clone, Debug, Default)]
+pub struct StopHandle(Arc<AtomicBool>);
+
+impl StopHandle {
+    /// Stops the calls.
+    pub fn stop(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the calls are stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Default for Limits {
@@ -60,6 +81,7 @@ impl Default for Limits {
             egress: EgressPolicy::default(),
             write_set: 8192,
             replaced: false,
+            stop: None,
         }
     }
 }

@@ -9,7 +9,7 @@ use afresh::wasm::wasmtime;
 use afresh_interpreter::{HostCallbacks, Stream};
 use tokio::sync::mpsc;
 
-use crate::displayed::{Displayed, JsonRoom};
+use crate::displayed::{DisplayedResult, JsonRoom};
 
 /// Maximum results that one call displays.
 const MAX_RESULTS: usize = 256;
@@ -54,7 +54,7 @@ pub struct OutputCollector {
     commands: BTreeMap<u32, Streams>,
     ended: BTreeMap<u32, i32>,
     /// Results that code displayed.
-    pub(crate) displayed: Vec<Displayed>,
+    pub(crate) displayed: Vec<DisplayedResult>,
     displayed_bytes: usize,
     json_room: JsonRoom,
     /// Bytes that are held.
@@ -119,7 +119,7 @@ impl HostCallbacks for OutputCollector {
     fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
         let room = MAX_DISPLAYED - self.displayed_bytes;
         let shown = match result.len() <= room && self.displayed.len() < MAX_RESULTS {
-            true => Displayed::parse(result, &mut self.json_room),
+            true => DisplayedResult::parse(result, &mut self.json_room),
             false => None,
         };
         match shown {

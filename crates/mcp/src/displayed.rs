@@ -23,7 +23,7 @@ impl Default for JsonRoom {
 
 /// The formats of a result. Other formats are dropped.
 #[derive(Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
-pub(crate) struct Displayed {
+pub(crate) struct DisplayedResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) text: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,7 +59,7 @@ struct JsonFormat {
     json: Value,
 }
 
-impl Displayed {
+impl DisplayedResult {
     /// Parses a result; `None` for other bytes.
     pub(crate) fn parse(result: &[u8], room: &mut JsonRoom) -> Option<Self> {
         let mut this: Self = serde_json::from_slice(result).ok()?;
@@ -86,12 +86,12 @@ mod tests {
     fn json_is_decoded_while_there_is_room() {
         let result = br#"{"is_main_result":true,"text":"x","json":[1],"chart":{"a":[]}}"#;
         let mut room = JsonRoom(result.len());
-        let first = Displayed::parse(result, &mut room).unwrap();
+        let first = DisplayedResult::parse(result, &mut room).unwrap();
         assert_eq!((first.json, first.is_main), (Some(serde_json::json!([1])), true));
-        let second = Displayed::parse(result, &mut room).unwrap();
+        let second = DisplayedResult::parse(result, &mut room).unwrap();
         assert_eq!((second.json, second.text.as_deref()), (None, Some("x")));
         for wrong in [&b"[]"[..], b"{", b"{\"text\":1}"] {
-            assert_eq!(Displayed::parse(wrong, &mut room), None);
+            assert_eq!(DisplayedResult::parse(wrong, &mut room), None);
         }
     }
 }

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::displayed::Displayed;
+use crate::displayed::DisplayedResult;
 
 #[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct CodeResult {
@@ -23,7 +23,7 @@ pub(crate) struct CodeResult {
     /// Other results that the code displayed, in their text formats. Images are content of the
     /// answer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) displayed: Vec<Displayed>,
+    pub(crate) displayed: Vec<DisplayedResult>,
     #[serde(skip)]
     pub(crate) images: Vec<Image>,
     /// The exception that ended the code.
@@ -44,7 +44,7 @@ pub(crate) struct Image {
 
 impl CodeResult {
     /// Takes a result that the code displayed.
-    pub(crate) fn take_displayed(&mut self, mut displayed: Displayed) {
+    pub(crate) fn take_displayed(&mut self, mut displayed: DisplayedResult) {
         for (data, mime) in
             [(displayed.png.take(), "image/png"), (displayed.jpeg.take(), "image/jpeg")]
         {
@@ -54,7 +54,9 @@ impl CodeResult {
             self.text = displayed.text.take();
             self.json = displayed.json.take();
         }
-        if displayed != (Displayed { is_main: displayed.is_main, ..Displayed::default() }) {
+        if displayed
+            != (DisplayedResult { is_main: displayed.is_main, ..DisplayedResult::default() })
+        {
             self.displayed.push(displayed);
         }
     }

@@ -9,7 +9,7 @@ use afresh::files::Kind as FileKind;
 use afresh::snapshot::{SnapshotId, TreeError};
 use afresh::{CallError, Kind, Session, SessionError, describe_error};
 use afresh_interpreter::{
-    Answer, CELL, COMMAND, Language, RUN, Rendered, Request, Tools, evaluate,
+    Answer, CELL, COMMAND, Language, RUN, RenderedValue, Request, Tools, evaluate,
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -80,7 +80,7 @@ impl Sandbox {
         let answer = self.session.with(|lease| {
             let done = evaluate(lease, form.function(), request, std::mem::take(collector));
             *collector = done.listener;
-            done.answer
+            Ok::<_, SessionError>(done.answer?)
         })?;
         if answer.len() > MAX_ANSWER {
             return Err(SandboxError::Refused(format!(
@@ -117,7 +117,7 @@ impl Sandbox {
         displayed.into_iter().for_each(|displayed| result.take_displayed(displayed));
         match answer {
             Ok(Answer::Done) => {}
-            Ok(Answer::Value(Rendered { text, json, .. })) => {
+            Ok(Answer::Value(RenderedValue { text, json, .. })) => {
                 result.text = Some(text);
                 result.json = json;
             }
@@ -255,7 +255,7 @@ impl Sandbox {
         let proceeded = self.session.with(|lease| {
             let (done, listener) = afresh_interpreter::proceed(lease, std::mem::take(collector));
             *collector = listener;
-            done
+            Ok::<_, SessionError>(done?)
         });
         Ok(proceeded?)
     }

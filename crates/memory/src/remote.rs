@@ -15,7 +15,7 @@ use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, SysError};
 
 use crate::image::{is_zero, read_parts};
-use crate::slot::adapt::{Adapt, Next};
+use crate::slot::adapt::{Adapt, NextAction};
 use crate::tracker::push_run;
 use crate::write_set::WriteSet;
 use crate::{Image, ImageError, SlotStats, Strategy};
@@ -212,9 +212,9 @@ impl RemoteSlot {
                 slot.renew_all(remote)?;
             }
             match slot.adapt.next(slot.write_set.len()) {
-                Next::Sample => slot.sample(remote)?,
-                Next::Look(pages) => slot.look(remote, pages)?,
-                Next::Copy => {}
+                NextAction::Sample => slot.sample(remote)?,
+                NextAction::Look(pages) => slot.look(remote, pages)?,
+                NextAction::Copy => {}
             }
             slot.stats.resets += 1;
             Ok(())

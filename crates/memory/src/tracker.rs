@@ -174,19 +174,19 @@ pub(crate) fn build(
         TrackerKind::UffdSigbus => Box::new(sigbus::Sigbus::new(base, capacity, missing)?),
         TrackerKind::UffdScan => Box::new(scan::Scan::new(base, capacity)?),
         TrackerKind::Mprotect => Box::new(mprotect::Mprotect::new(memory, first, capacity)?),
-        TrackerKind::Everything | TrackerKind::Other(_) => Box::new(Everything::default()),
+        TrackerKind::Everything | TrackerKind::Other(_) => Box::new(EverythingTracker::default()),
     })
 }
 
 /// The fallback where nothing can be noticed: every watched page counts as written, always.
 #[derive(Debug, Default)]
-struct Everything {
+struct EverythingTracker {
     watched: Vec<PageRange>,
 }
 
 // SAFETY: reports exactly the watched ranges, sorted, and protects nothing. The slot registers
 // every page that it hides again before the next drain.
-unsafe impl Tracker for Everything {
+unsafe impl Tracker for EverythingTracker {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Everything
     }

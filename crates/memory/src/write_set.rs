@@ -32,7 +32,7 @@ const CROWD: usize = 64;
 
 /// The history of a page that was shed.
 #[derive(Clone, Copy, Debug)]
-struct Shed {
+struct ShedPage {
     /// The number of doublings of its required idle samples.
     doublings: u8,
     /// Samples that had been taken, if one found it idle.
@@ -85,7 +85,7 @@ pub(crate) struct WriteSet {
     /// that has grown the slot.
     core: usize,
     /// Pages that were shed once.
-    shed: HashMap<usize, Shed>,
+    shed: HashMap<usize, ShedPage>,
     /// Samples taken.
     samples: u32,
     /// The entry that the next look begins with.
@@ -94,7 +94,7 @@ pub(crate) struct WriteSet {
 
 /// The result of a sample of the set.
 #[derive(Debug, Default)]
-pub(crate) struct Sampled {
+pub(crate) struct SampleResult {
     /// Pages that differed from the image.
     pub(crate) changed: usize,
     /// Pages that this sample and the one before found unchanged, and that stay nevertheless.
@@ -274,7 +274,7 @@ impl WriteSet {
         base: *mut u8,
         initial_end: usize,
         end: usize,
-    ) -> Sampled {
+    ) -> SampleResult {
         let place = |page: usize| base.wrapping_add(page * PAGE_SIZE);
         // SAFETY: the caller's promise.
         let found =
@@ -291,8 +291,8 @@ impl WriteSet {
         &mut self,
         end: usize,
         mut changed: impl FnMut(usize) -> bool,
-    ) -> Sampled {
-        let mut found = Sampled::default();
+    ) -> SampleResult {
+        let mut found = SampleResult::default();
         self.samples = self.samples.wrapping_add(1);
         let (known, samples) = (&mut self.shed, self.samples);
         let left = self.entries.last().filter(|_| planted::is(Bug::Sample)).map(|e| e.page);
@@ -371,20 +371,20 @@ impl WriteSet {
 }
 
 /// Samples in a row that must find the page unchanged before it is shed.
-fn patience(known: &HashMap<usize, Shed>, page: usize) -> u8 {
+fn patience(known: &HashMap<usize, ShedPage>, page: usize) -> u8 {
     IDLE_SAMPLES << known.get(&page).map_or(0, |shed| shed.doublings)
 }
 
 /// Whether the page came back at once when it was shed, more than once: one that is written, and
 /// left as it was found.
-fn comes_at_once(known: &HashMap<usize, Shed>, page: usize) -> bool {
+fn comes_at_once(known: &HashMap<usize, ShedPage>, page: usize) -> bool {
     known.get(&page).is_some_and(|shed| shed.doublings > MAX_RETURNS)
 }
 
 /// Notes that the page is shed, and after how many samples where one of them found it idle.
-fn note(known: &mut HashMap<usize, Shed>, page: usize, at: Option<u32>) {
+fn note(known: &mut HashMap<usize, ShedPage>, page: usize, at: Option<u32>) {
     let doublings = known.get(&page).map_or(MAX_RETURNS, |shed| shed.doublings);
-    known.insert(page, Shed { doublings, at });
+    known.insert(page, ShedPage { doublings, at });
 }
 
 /// Makes the page at `to` equal to the image's; returns whether it differed.

@@ -31,10 +31,10 @@ struct Pages {
     written: [bool; CAPACITY],
 }
 
-type Shared = Arc<Mutex<Pages>>;
+type SharedPages = Arc<Mutex<Pages>>;
 
 /// Reports a write of `page` to the tracker, as a fault would.
-fn touch(shared: &Shared, page: usize) {
+fn touch(shared: &SharedPages, page: usize) {
     let mut pages = shared.lock().unwrap();
     if std::mem::take(&mut pages.armed[page]) {
         pages.written[page] = true;
@@ -42,7 +42,7 @@ fn touch(shared: &Shared, page: usize) {
 }
 
 struct Events {
-    pages: Shared,
+    pages: SharedPages,
     survives: bool,
 }
 
@@ -121,7 +121,7 @@ fn image(seed: usize, regions: &[PageRange]) -> (Image, Vec<u8>) {
 /// A slot, its expected content, and the content that it returns to.
 struct Play {
     slot: Slot,
-    told: Option<Shared>,
+    told: Option<SharedPages>,
     live: Vec<u8>,
     back: Vec<u8>,
     context: String,

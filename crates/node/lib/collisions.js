@@ -1,12 +1,14 @@
 'use strict'
 // Keys of a guest that collide in V8's tables of `Map` and `Set`.
 //
-// V8 seeds the hashes of most strings. It hashes numbers, BigInts (by their lowest 64 bits) and, in older releases of
-// Node, strings of digits by functions without a seed. So a guest can choose keys that all are in one chain: building a
-// table then takes a time quadratic in their number, on the event loop.
+// V8 seeds the hashes of most strings. It hashes numbers, BigInts (by their lowest 64 bits) and, in
+// older releases of Node, strings of digits by functions without a seed. So a guest can choose keys
+// that all are in one chain: building a table then takes a time quadratic in their number, on the
+// event loop.
 //
-// Promises: building a table takes at most as many steps through long chains as counted here. May break it: a V8 with
-// other functions without a seed (`ComputeUnseededHash` and `ComputeLongHash` have been the same since 2019).
+// Promises: building a table takes at most as many steps through long chains as counted here. May
+// break it: a V8 with other functions without a seed (`ComputeUnseededHash` and `ComputeLongHash`
+// have been the same since 2019).
 
 /** Keys of one chain that cost nothing. Keys that are not chosen have far shorter chains. */
 const MAX_CHAIN = 32
@@ -26,7 +28,10 @@ function hashInteger(key) {
   return hash ^ (hash >>> 16)
 }
 
-/** Hashes the 64 bits in `words`, whose first word is the low one: all supported platforms are little-endian. */
+/**
+ * Hashes the 64 bits in `words`, whose first word is the low one: all supported platforms are
+ * little-endian.
+ */
 function hashWords() {
   let [low, high] = words
   // hash = ~hash + (hash << 18)
@@ -51,7 +56,10 @@ function hashWords() {
   return low ^ (high << 10) ^ (low >>> 22)
 }
 
-/** The hash of a key, of which tables use the low bits; `undefined` for one that a guest cannot choose. */
+/**
+ * The hash of a key, of which tables use the low bits; `undefined` for one that a guest cannot
+ * choose.
+ */
 function hashOf(key) {
   switch (typeof key) {
     case 'number':

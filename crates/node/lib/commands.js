@@ -1,7 +1,8 @@
 'use strict'
 // Commands in a sandbox of a Linux program: processes that run beside its code.
 //
-// The sandbox runs only while an operation runs it, so commands make progress during calls, waits and `proceed`.
+// The sandbox runs only while an operation runs it, so commands make progress during calls, waits
+// and `proceed`.
 
 const { constants } = require('node:os')
 const { CommandError, GuestError, ProgramError, SandboxError, TimeoutError } = require('./errors.js')
@@ -168,7 +169,10 @@ class Command {
     return this.#exitCode
   }
 
-  /** Writes all of its input as it reads it, and ends that. What it does not want to read is dropped. */
+  /**
+   * Writes all of its input as it reads it, and ends that. What it does not want to read is
+   * dropped.
+   */
   async feed(data, deadline, signal) {
     let proceeds = true
     for (let at = 0; at < data.length; ) {
@@ -271,7 +275,10 @@ class Commands {
     return this.#start(command, chosen, Boolean(chosen.stdin))
   }
 
-  /** Runs a command to its end. One that is cut short is killed, and the sandbox can be used further. */
+  /**
+   * Runs a command to its end. One that is cut short is killed, and the sandbox can be used
+   * further.
+   */
   async run(command, given) {
     const names = ['stdin', 'cwd', 'env', 'timeoutMs', 'onStdout', 'onStderr', 'signal']
     const chosen = options(given, names)

@@ -1,5 +1,6 @@
 'use strict'
-// Linux programs: interpreters of the host and of OCI images as guests, and single runs of any program.
+// Linux programs: interpreters of the host and of OCI images as guests, and single runs of any
+// program.
 
 const { execFile } = require('node:child_process')
 const { accessSync, constants, existsSync, realpathSync, statSync } = require('node:fs')
@@ -44,7 +45,10 @@ function findProgram(name) {
   return path.resolve(found)
 }
 
-/** The file of a Python interpreter, and the directories that it needs. The interpreter reports them itself. */
+/**
+ * The file of a Python interpreter, and the directories that it needs. The interpreter reports them
+ * itself.
+ */
 async function interpreter(name) {
   const file = findProgram(name)
   if (!INTERPRETER.test(path.basename(file))) {

@@ -108,8 +108,8 @@ async function answer(number, operation, toolCall, request) {
 }
 
 /**
- * Runs an operation: `{ json, bytes }` of its result. `owner` is kept from the garbage collector meanwhile. `onTool`
- * gives the bytes of the answer to a tool call; without it such calls fail.
+ * Runs an operation: `{ json, bytes }` of its result. `owner` is kept from the garbage collector
+ * meanwhile. `onTool` gives the bytes of the answer to a tool call; without it such calls fail.
  */
 function operate(request, { bytes, signal, owner, onOutput, onTool = refuse } = {}) {
   return new Promise((resolve, reject) => {
@@ -134,7 +134,10 @@ function refuse() {
   throw new SandboxError('the host offers no functions here')
 }
 
-/** Estimated bytes of a sandbox outside the heap: what a small call writes, which the garbage collector has to know. */
+/**
+ * Estimated bytes of a sandbox outside the heap: what a small call writes, which the garbage
+ * collector has to know.
+ */
 const COST = 256 * 1024
 
 function free(handle) {

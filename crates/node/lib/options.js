@@ -78,7 +78,10 @@ function limits({ timeoutMs, memoryLimit, outputLimit }) {
   }
 }
 
-/** Where compiled guests are kept between runs: `$AFRESH_CACHE`, or `afresh` in the user's cache directory. */
+/**
+ * Where compiled guests are kept between runs: `$AFRESH_CACHE`, or `afresh` in the user's cache
+ * directory.
+ */
 function cacheDir() {
   return process.env.AFRESH_CACHE || path.join(process.env.XDG_CACHE_HOME || path.join(homedir(), '.cache'), 'afresh')
 }

@@ -115,7 +115,10 @@ class PortConnection {
     }
   }
 
-  /** Closes it. The sandbox may be closed, failed, or in another state: the connection has ended then. */
+  /**
+   * Closes it. The sandbox may be closed, failed, or in another state: the connection has ended
+   * then.
+   */
   async close() {
     if (this.#number === undefined) return
     const request = { connection: this.#number }

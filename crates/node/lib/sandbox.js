@@ -237,7 +237,10 @@ class Sandbox {
     return new Port(this, number)
   }
 
-  /** Lets background work of a Linux program run for so many milliseconds, or until all of it waits for the host. */
+  /**
+   * Lets background work of a Linux program run for so many milliseconds, or until all of it waits
+   * for the host.
+   */
   async proceed(milliseconds, given = undefined) {
     await proceed(this, milliseconds, given)
   }

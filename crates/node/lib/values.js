@@ -1,8 +1,9 @@
 'use strict'
 // Values between JavaScript and an interpreter, as CBOR (RFC 8949). `index.d.ts` has the table.
 //
-// Guests are not trusted: the memory of the values made of one message keeps to a budget, which is charged before they
-// are made, nesting ends at MAX_DEPTH, and colliding keys have a budget as well.
+// Guests are not trusted: the memory of the values made of one message keeps to a budget, which is
+// charged before they are made, nesting ends at MAX_DEPTH, and colliding keys have a budget as
+// well.
 
 const { countCollisions } = require('./collisions.js')
 const { MarshalError } = require('./errors.js')
@@ -15,7 +16,8 @@ Object.assign(TAGS, { SET: 258, DAY: 1004, COMPLEX: 43_000, TUPLE: 65_584, DECIM
 /** Estimated bytes of values in V8, with the slot that refers to each. */
 const COST = { plain: 16, text: 32, list: 64, object: 96, entry: 64, word: 32 }
 
-/** A value of a program that only has a name here: a function, a promise, an error, a data frame. */
+/** A value of a program that only has a name here: a function, a promise, an error, a data frame.
+ */
 class Opaque {
   constructor(kind, text) {
     this.kind = kind
@@ -31,7 +33,10 @@ class Writer {
   #bytes = Buffer.allocUnsafe(256)
   #at = 0
 
-  /** Makes room, and gives its place. It may replace the buffer, so callers look the buffer up afterwards. */
+  /**
+   * Makes room, and gives its place. It may replace the buffer, so callers look the buffer up
+   * afterwards.
+   */
   #room(length) {
     const wanted = this.#at + length
     if (wanted > this.#bytes.length) {

@@ -81,7 +81,8 @@ class Warm {
     return sandbox
   }
 
-  /** Calls a function with each input, each time from the warm state, in several sandboxes at once. */
+  /** Calls a function with each input, each time from the warm state, in several sandboxes at once.
+   */
   async map(code, inputs, opts) {
     const { concurrency, ...rest } = given.options(opts, ['concurrency', ...LIMITS])
     const many = concurrency ?? (availableParallelism?.() ?? cpus().length)
@@ -251,7 +252,8 @@ async function load(snapshot, opts) {
   return open(given.reference(snapshot, 'the snapshot'), { cache, memoryLimit, signal }, grants(chosen))
 }
 
-/** Compiles the package's own guests for all processors since 2013, into the folder of a package. */
+/** Compiles the package's own guests for all processors since 2013, into the folder of a package.
+ */
 async function precompile(to) {
   const compiled = await open('js', { cache: to, portable: true }, grants({}))
   await compiled.close()

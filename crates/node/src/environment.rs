@@ -11,32 +11,19 @@ use std::time::Duration;
 use crate::call::Call;
 use crate::error::Failure;
 use crate::mailbox::{Event, EventKind, Mailbox};
-use crate::operation::{self, Reply};
-use crate::session::Session;
+use crate::objects::Objects;
+use crate::operation;
+use crate::reply::Reply;
 use crate::threads;
-use crate::warm::Warm;
 
 /// Maximum time that the end of an environment waits for operations.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An object that JavaScript refers to by its number.
-#[derive(Clone)]
-enum Object {
-    Warm(Arc<Warm>),
-    Session(Arc<Session>),
-}
-
-#[derive(Default)]
-struct Objects {
-    next: u32,
-    all: HashMap<u32, Object>,
-}
-
 /// One environment.
 pub(crate) struct Environment {
     mailbox: Arc<Mailbox>,
-    objects: Mutex<Objects>,
-    pending: Mutex<HashMap<u32, Arc<Pending>>>,
+    objects: Objects,
+    pending: Mutex<HashMap<u32, Arc<PendingOperation>>>,
     finished: Condvar,
     ended: AtomicBool,
 }
@@ -49,7 +36,7 @@ impl Environment {
     pub(crate) fn new(mailbox: Mailbox) -> Self {
         Self {
             mailbox: Arc::new(mailbox),
-            objects: Mutex::default(),
+            objects: Objects::default(),
             pending: Mutex::default(),
             finished: Condvar::new(),
             ended: AtomicBool::new(false),
@@ -60,53 +47,9 @@ impl Environment {
         &self.mailbox
     }
 
-    fn add(&self, object: Object) -> u32 {
-        let mut objects = lock(&self.objects);
-        while objects.all.contains_key(&objects.next) {
-            objects.next = objects.next.wrapping_add(1);
-        }
-        let handle = objects.next;
-        objects.next = handle.wrapping_add(1);
-        objects.all.insert(handle, object);
-        handle
-    }
-
-    /// Keeps a guest; returns its handle.
-    pub(crate) fn add_warm(&self, warm: Warm) -> u32 {
-        self.add(Object::Warm(Arc::new(warm)))
-    }
-
-    /// Keeps a session; returns its handle.
-    pub(crate) fn add_session(&self, session: Session) -> u32 {
-        self.add(Object::Session(Arc::new(session)))
-    }
-
-    fn object(&self, handle: u32) -> Option<Object> {
-        lock(&self.objects).all.get(&handle).cloned()
-    }
-
-    /// The guest of this handle.
-    pub(crate) fn warm(&self, handle: u32) -> Result<Arc<Warm>, Failure> {
-        match self.object(handle) {
-            Some(Object::Warm(warm)) => Ok(warm),
-            _ => Err(Failure::sandbox("this guest was disposed of")),
-        }
-    }
-
-    /// The session of this handle.
-    pub(crate) fn session(&self, handle: u32) -> Result<Arc<Session>, Failure> {
-        match self.object(handle) {
-            Some(Object::Session(session)) => Ok(session),
-            _ => Err(Failure::sandbox("this sandbox is closed")),
-        }
-    }
-
     /// Forgets an object, which ends with the last operation that uses it.
     pub(crate) fn release(&self, handle: u32) {
-        let object = lock(&self.objects).all.remove(&handle);
-        if let Some(Object::Session(session)) = &object {
-            session.begin_close();
-        }
+        let object = self.objects.remove(handle);
         // Unmapping memory takes time, which JavaScript's thread does not have.
         if let Some(object) = object.filter(|_| !self.has_ended()) {
             threads::run(move || drop(object));
@@ -119,7 +62,7 @@ impl Environment {
 
     /// Stops the call of a session that is under way; with `close` it is the last one.
     pub(crate) fn interrupt(&self, handle: u32, close: bool) {
-        if let Some(Object::Session(session)) = self.object(handle) {
+        if let Ok(session) = self.objects.session(handle) {
             match close {
                 true => session.begin_close(),
                 false => session.stop(),
@@ -131,8 +74,8 @@ impl Environment {
     pub(crate) fn start(self: &Arc<Self>, number: u32, request: String, bytes: Vec<u8>) {
         let call = Arc::new(Call::new(number, Arc::clone(&self.mailbox)));
         let ticket = Ticket { environment: Arc::clone(self), call: Arc::clone(&call), reply: None };
-        let queued = Mutex::new(Some(Queued { ticket, request, bytes }));
-        let claim = Claim(Arc::new(Pending { call, queued }));
+        let queued = Mutex::new(Some(QueuedWork { ticket, request, bytes }));
+        let claim = Claim(Arc::new(PendingOperation { call, queued }));
         lock(&self.pending).insert(number, Arc::clone(&claim.0));
         // `end` may have looked at the operations before.
         if !self.has_ended() {
@@ -140,7 +83,7 @@ impl Environment {
         }
     }
 
-    fn find(&self, number: u32) -> Option<Arc<Pending>> {
+    fn find(&self, number: u32) -> Option<Arc<PendingOperation>> {
         lock(&self.pending).get(&number).cloned()
     }
 
@@ -166,33 +109,32 @@ impl Environment {
         all.iter().for_each(|pending| pending.stop());
         let busy = |pending: &mut HashMap<_, _>| !pending.is_empty();
         drop(self.finished.wait_timeout_while(lock(&self.pending), END_TIMEOUT, busy));
-        let objects = std::mem::take(&mut lock(&self.objects).all);
-        drop(objects);
+        self.objects.clear();
     }
 }
 
 /// An operation that has not ended.
-struct Pending {
+struct PendingOperation {
     call: Arc<Call>,
     /// Its work, until a thread takes it.
-    queued: Mutex<Option<Queued>>,
+    queued: Mutex<Option<QueuedWork>>,
 }
 
-struct Queued {
+struct QueuedWork {
     ticket: Ticket,
     request: String,
     bytes: Vec<u8>,
 }
 
-impl Pending {
-    fn take(&self) -> Option<Queued> {
+impl PendingOperation {
+    fn take(&self) -> Option<QueuedWork> {
         lock(&self.queued).take()
     }
 
     /// Runs it, unless it was stopped before.
     fn run(&self) {
-        let Some(Queued { mut ticket, request, bytes }) = self.take() else { return };
-        let reply = operation::run(&ticket.environment, &ticket.call, &request, &bytes);
+        let Some(QueuedWork { mut ticket, request, bytes }) = self.take() else { return };
+        let reply = operation::run(&ticket.environment.objects, &ticket.call, &request, &bytes);
         ticket.reply = Some(reply);
     }
 
@@ -207,7 +149,7 @@ impl Pending {
 }
 
 /// The work of a thread, which ends the operation even if it never runs.
-struct Claim(Arc<Pending>);
+struct Claim(Arc<PendingOperation>);
 
 impl Drop for Claim {
     fn drop(&mut self) {

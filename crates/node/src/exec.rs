@@ -16,8 +16,8 @@ use serde_json::json;
 
 use crate::call::Call;
 use crate::error::Failure;
-use crate::operation::Reply;
 use crate::program::{ProgramOptions, milliseconds};
+use crate::reply::Reply;
 use crate::threads;
 
 /// Maximum time between two looks at limits.

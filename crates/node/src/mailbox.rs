@@ -8,8 +8,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::node_api::Waker;
-
 /// Memory of an event apart from its bytes: here, in the queue of Node, and with its allocation.
 const EVENT_COST: usize = 256;
 
@@ -62,15 +60,20 @@ impl Queue {
     }
 }
 
+/// Wakes the thread of JavaScript, for the events that are queued.
+pub(crate) trait Wake: Send {
+    fn wake(&self);
+}
+
 /// The way to one environment.
 #[derive(Default)]
 pub(crate) struct Mailbox {
     queue: Arc<Queue>,
-    waker: Mutex<Option<Waker>>,
+    waker: Mutex<Option<Box<dyn Wake>>>,
 }
 
 impl Mailbox {
-    fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
+    fn waker(&self) -> MutexGuard<'_, Option<Box<dyn Wake>>> {
         self.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -80,7 +83,7 @@ impl Mailbox {
     }
 
     /// Sends events from now on.
-    pub(crate) fn open(&self, waker: Waker) {
+    pub(crate) fn open(&self, waker: Box<dyn Wake>) {
         *self.waker() = Some(waker);
     }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::environment::Environment;
 use crate::error::Failure;
-use crate::mailbox::{Event, EventKind, Mailbox, Queue};
+use crate::mailbox::{Event, EventKind, Mailbox, Queue, Wake};
 
 /// Opaque types of Node-API.
 pub(crate) type Env = *mut c_void;
@@ -129,15 +129,14 @@ unsafe extern "C" {
 }
 
 /// The function of JavaScript that takes events, as threads wake it.
-pub(crate) struct Waker(ThreadsafeFunction);
+struct Waker(ThreadsafeFunction);
 
 // SAFETY: a thread-safe function may be called from any thread (Node-API). It is freed only after
 // the cleanup hook of its environment, which drops every `Waker` first.
 unsafe impl Send for Waker {}
 
-impl Waker {
-    /// Makes JavaScript take the events that are queued.
-    pub(crate) fn wake(&self) {
+impl Wake for Waker {
+    fn wake(&self) {
         // SAFETY: this object is a reference to the function, and Node frees it after the last one.
         // The data is not used.
         let _ = unsafe { napi_call_threadsafe_function(self.0, null_mut(), NONBLOCKING) };
@@ -366,7 +365,7 @@ unsafe extern "C" fn listen(env: Env, info: CallbackInfo) -> Value {
         // SAFETY: `function` was just made in this environment. JavaScript keeps the loop alive
         // while it waits.
         let _ = unsafe { napi_unref_threadsafe_function(env, function) };
-        environment.mailbox().open(Waker(function));
+        environment.mailbox().open(Box::new(Waker(function)));
         let argument = Arc::into_raw(Arc::clone(environment)).cast_mut().cast::<c_void>();
         // SAFETY: hooks run once, the last added first: before the one with which Node frees the
         // function above.

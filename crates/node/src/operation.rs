@@ -8,24 +8,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::call::{Call, Limits};
-use crate::environment::Environment;
 use crate::error::Failure;
 use crate::exec::{self, Execution};
+use crate::objects::Objects;
 use crate::outcome::Setup;
+use crate::reply::Reply;
 use crate::session::{Evaluation, Session, StateRef};
 use crate::warm::{Opening, ProgramOpening, Warm};
-
-/// The result of an operation.
-pub(crate) struct Reply {
-    pub(crate) json: Value,
-    pub(crate) bytes: Vec<u8>,
-}
-
-impl From<Value> for Reply {
-    fn from(json: Value) -> Self {
-        Self { json, bytes: Vec::new() }
-    }
-}
 
 /// An operation. Guests and sessions are given by their handles.
 #[derive(Debug, Deserialize)]
@@ -69,21 +58,19 @@ enum Operation {
 
 /// Runs an operation to its end.
 pub(crate) fn run(
-    environment: &Environment,
+    objects: &Objects,
     call: &Arc<Call>,
     request: &str,
     bytes: &[u8],
 ) -> Result<Reply, Failure> {
     let operation: Operation = serde_json::from_str(request)
         .map_err(|error| Failure::argument(format!("an option is invalid: {error}")))?;
-    let session = |handle| environment.session(handle);
-    let warm = |handle| environment.warm(handle);
+    let session = |handle| objects.session(handle);
+    let warm = |handle| objects.warm(handle);
     let with_bytes = |bytes| Reply { json: Value::Null, bytes };
     Ok(match operation {
-        Operation::Open(opening) => add_warm(environment, Warm::open(opening, bytes, call)?),
-        Operation::OpenProgram(opening) => {
-            add_warm(environment, Warm::open_program(opening, call)?)
-        }
+        Operation::Open(opening) => add_warm(objects, Warm::open(opening, bytes, call)?),
+        Operation::OpenProgram(opening) => add_warm(objects, Warm::open_program(opening, call)?),
         Operation::SaveWarm { warm: handle, to } => json!(warm(handle)?.save(&to)?).into(),
         Operation::RunWarm { warm: handle, code, name, streams } => {
             warm(handle)?.run(call, &code, &name, streams)?
@@ -93,7 +80,7 @@ pub(crate) fn run(
             let warm = warm(handle)?;
             let live = warm.guest.session().map_err(|error| Failure::session(&error))?;
             let session = Session::new(live, warm, Setup::new(limits, &tools));
-            json!(environment.add_session(session)).into()
+            json!(objects.add_session(session)).into()
         }
         Operation::Run { session: handle, what, code, name, streams } => {
             let arguments = (!bytes.is_empty()).then_some(bytes);
@@ -116,8 +103,7 @@ pub(crate) fn run(
         }
         Operation::Fork { session: handle, count } => {
             let forks = session(handle)?.fork(count)?;
-            let handles: Vec<_> =
-                forks.into_iter().map(|fork| environment.add_session(fork)).collect();
+            let handles: Vec<_> = forks.into_iter().map(|fork| objects.add_session(fork)).collect();
             json!(handles).into()
         }
         Operation::Diff { session: handle, one, two } => session(handle)?.diff(&one, &two)?.into(),
@@ -179,9 +165,9 @@ pub(crate) fn run(
     })
 }
 
-fn add_warm(environment: &Environment, warm: Warm) -> Reply {
+fn add_warm(objects: &Objects, warm: Warm) -> Reply {
     let described = warm.describe();
-    json!({ "handle": environment.add_warm(warm), "about": described }).into()
+    json!({ "handle": objects.add_warm(warm), "about": described }).into()
 }
 
 /// An operation on the commands of a Linux sandbox; with `starts` the outcome has the command's

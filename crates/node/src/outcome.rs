@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::call::{Call, CallState, Limits, Reason, Stop};
 use crate::error::Failure;
-use crate::operation::Reply;
+use crate::reply::Reply;
 
 /// Shared by all calls of one sandbox.
 #[derive(Clone)]

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use crate::call::{Call, CallState, Stop};
 use crate::error::Failure;
-use crate::operation::Reply;
 use crate::outcome::{Outcome, Parties, Setup, evaluate};
+use crate::reply::Reply;
 use crate::threads;
 use crate::warm::{Warm, no_interpreter, reference};
 
@@ -207,7 +207,7 @@ impl Session {
                 let found = evaluate(lease, handler, setup, parties, request, true);
                 let failed = found.failure();
                 outcome = Some(found);
-                failed.map_or(Ok(()), Err)
+                failed.map_or(Ok(()), |error| Err(error.into()))
             });
             match (outcome, done) {
                 (Some(outcome), _) => Ok(outcome),
@@ -380,7 +380,7 @@ impl Session {
     /// `None` without one.
     pub(crate) fn dial(&self, port: u16) -> Result<Option<u32>, Failure> {
         self.check_linux()?;
-        let dialed = self.with(|live| live.with(|lease| lease.dial(port)).map_err(refused))?;
+        let dialed = self.with(|live| live.with(|lease| Ok(lease.dial(port)?)).map_err(refused))?;
         Ok(dialed.map(|connection| {
             let mut connections = self.connections();
             let number = connections.next;
@@ -400,7 +400,7 @@ impl Session {
     ) -> Result<Reply, Failure> {
         let connection = self.connection(number)?;
         let done = self.with(|live| {
-            live.with(|lease| lease.exchange(connection, bytes, room)).map_err(refused)
+            live.with(|lease| Ok(lease.exchange(connection, bytes, room)?)).map_err(refused)
         })?;
         Ok(Reply { json: json!({ "taken": done.taken, "ended": done.ended }), bytes: done.given })
     }
@@ -408,7 +408,7 @@ impl Session {
     /// Closes a connection.
     pub(crate) fn hang_up(&self, number: u32) -> Result<(), Failure> {
         let Some(connection) = self.connections().all.remove(&number) else { return Ok(()) };
-        self.with(|live| live.with(|lease| lease.hang_up(connection, true)).map_err(refused))
+        self.with(|live| live.with(|lease| Ok(lease.hang_up(connection, true)?)).map_err(refused))
     }
 
     /// Lets background work run for a slice of time, once its next event is due, or waits `wait`
@@ -428,8 +428,10 @@ impl Session {
             if !sleep(due.min(wait), &stops) || due > wait {
                 return Ok(true);
             }
-            live.with(|lease| proceed(lease, CallState::slice(stops, self.commands.clone())).0)
-                .map_err(refused)?;
+            live.with(
+                |lease| Ok(proceed(lease, CallState::slice(stops, self.commands.clone())).0?),
+            )
+            .map_err(refused)?;
             Ok(live.due().is_some())
         })
     }

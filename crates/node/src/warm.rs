@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use crate::call::{Call, Limits, Stop, guest_options};
 use crate::error::Failure;
-use crate::operation::Reply;
 use crate::outcome::{Parties, Setup, evaluate};
 use crate::program::ProgramOptions;
+use crate::reply::Reply;
 
 /// A guest to be opened.
 #[derive(Debug, Deserialize)]

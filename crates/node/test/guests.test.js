@@ -1,5 +1,6 @@
 'use strict'
-// Guests other than the warm one of the other tests: the language `python`, modules by their path, and warm-ups.
+// Guests other than the warm one of the other tests: the language `python`, modules by their path,
+// and warm-ups.
 
 const assert = require('node:assert/strict')
 const { copyFileSync, mkdtempSync, rmSync, writeFileSync } = require('node:fs')

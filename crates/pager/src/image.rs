@@ -33,7 +33,7 @@ const DISTANT_STREAMS: usize = 6;
 #[derive(Clone, Debug)]
 pub struct LazyImage {
     image: Image,
-    filling: Option<Arc<Filling>>,
+    filling: Option<Arc<ImageFiller>>,
 }
 
 impl LazyImage {
@@ -89,7 +89,7 @@ impl LazyImage {
                 withheld: None,
             })));
             coordinator::spawn(engine.clone(), Work::Lazy(lazy), None, streams)?;
-            let made = Arc::new(Filling { control, engine, generation: fork::generation() });
+            let made = Arc::new(ImageFiller { control, engine, generation: fork::generation() });
             filling = Some(made.clone());
             Ok::<Arc<dyn Filler>, RestoreError>(made)
         })?;
@@ -195,7 +195,7 @@ fn read_working_set(inserter: &Inserter, source: &dyn PageSource) -> Result<(), 
 
 /// The filler of an image.
 #[derive(Debug)]
-struct Filling {
+struct ImageFiller {
     control: Arc<Control>,
     /// Empty once everything is in place.
     engine: Arc<Mutex<Option<Engine>>>,
@@ -203,7 +203,7 @@ struct Filling {
     generation: u32,
 }
 
-impl Filling {
+impl ImageFiller {
     fn lazy(&self) -> Option<Arc<Lazy>> {
         // Never held where a guest's memory is touched, so a fault handler may take it.
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
@@ -227,7 +227,7 @@ impl Filling {
     }
 }
 
-impl Filler for Filling {
+impl Filler for ImageFiller {
     fn fill_in_handler(&self, page: usize) -> bool {
         self.ask(|lazy| lazy.answer_page(page))
     }
@@ -246,7 +246,7 @@ impl Filler for Filling {
     }
 }
 
-impl Drop for Filling {
+impl Drop for ImageFiller {
     fn drop(&mut self) {
         if self.generation == fork::generation() && !self.control.is_done() {
             self.control.abandon();

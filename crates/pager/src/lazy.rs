@@ -54,7 +54,7 @@ pub(crate) enum Fill {
 
 /// Where huge pages are read to.
 #[derive(Debug)]
-pub(crate) enum Huge {
+pub(crate) enum HugePageTarget {
     /// Slots that are used again and again.
     Pool(Staging),
     /// A range as large as the target. Each of its huge pages is used once. Moving a huge page away
@@ -79,7 +79,7 @@ pub(crate) struct Lazy {
     /// Slots of one window, for faults.
     pub(crate) small: Option<Staging>,
     /// Room for a huge page, for streaming.
-    pub(crate) huge: Option<Huge>,
+    pub(crate) huge: Option<HugePageTarget>,
     /// A futex word a window.
     pub(crate) states: Box<[AtomicU32]>,
     /// Windows not yet present.
@@ -167,11 +167,11 @@ impl Lazy {
                         _slot = pool.take();
                         _slot.ptr()
                     }
-                    (_, Some(Huge::Pool(pool))) => {
+                    (_, Some(HugePageTarget::Pool(pool))) => {
                         _slot = pool.take();
                         _slot.ptr()
                     }
-                    (_, Some(Huge::Once(range))) => range.page_ptr(pages.start),
+                    (_, Some(HugePageTarget::Once(range))) => range.page_ptr(pages.start),
                     (_, None) => return Err(SysError::new(Call::UffdFill, EINVAL).into()),
                 };
                 // SAFETY: the slot is ours until it is dropped, and has room for the pages that

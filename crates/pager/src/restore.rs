@@ -13,7 +13,7 @@ use afresh_sys::{
 
 use crate::control::Control;
 use crate::detach::Detach;
-use crate::lazy::{Fill, Huge, Lazy};
+use crate::lazy::{Fill, HugePageTarget, Lazy};
 use crate::staging::Staging;
 use crate::strategy::MAX_PIECES;
 use crate::{
@@ -348,12 +348,12 @@ fn lazy(
         // Its pages are small, and so are the gaps between them.
         target.advise(range, Advice::NoHugePage)?;
         eager::read_working_set(&target, range, &*source)?;
-        (Fill::Copy, Huge::Pool(Staging::new(HUGE_PAGES)?))
+        (Fill::Copy, HugePageTarget::Pool(Staging::new(HUGE_PAGES)?))
     } else {
         let staging = Reservation::aligned(range.len, HUGE_SIZE)?;
         staging.map_anonymous(PageRange::new(0, range.len), Protection::ReadWrite)?;
         staging.advise(PageRange::new(0, range.len), Advice::HugePage)?;
-        (Fill::Move, Huge::Once(staging))
+        (Fill::Move, HugePageTarget::Once(staging))
     };
     uffd.register(target.page_ptr(range.start), range.byte_len(), Interest::MISSING)
         .map_err(|e| unsupported(format!("{e}; use map-detach")))?;

@@ -58,9 +58,9 @@ pub use listener::{ListenError, Listener};
 pub use metrics::MetricsServer;
 pub use request::{Request, parse_mode, parse_owner, parse_request};
 pub use request_error::RequestError;
-pub use serve::{Served, serve};
+pub use serve::{ServeCounts, serve};
 pub use stage::Stage;
-pub use vm::{Touched, Vm, VmSaveOptions, VmState, VmStats};
+pub use vm::{TouchedPages, Vm, VmSaveOptions, VmState, VmStats};
 pub use watch_end::{Loss, WatchEnd, WatchId};
 
 pub use afresh_sys::socket::SocketAccess;

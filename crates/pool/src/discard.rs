@@ -7,13 +7,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::Recycle;
-use crate::pool::Shared;
+use crate::pool_state::PoolState;
 use crate::shard::Idle;
 
 /// Maximum items that are taken out at a time.
 const MAX_DISCARD_BATCH: usize = 16;
 
-impl<T: Recycle> Shared<T> {
+impl<T: Recycle> PoolState<T> {
     /// Drops all items, also if the code of one panics, and passes the first panic on.
     pub(crate) fn discard_all(&self, items: Vec<Box<Idle<T>>>) {
         let mut first = None;

@@ -1,34 +1,61 @@
-//! Threads that wait for an item to come back.
+//! Threads and tasks that wait for an item to come back.
 //!
 //! A return looks for waiting threads only after the item is where they look, and a waiting thread
-//! counts itself before it looks. Each side thus stores one word and then loads the other's, and
-//! one of the two loads must see the store. Acquire and release do not promise that: a processor
-//! may do its load before its store is visible, and arm64 does. [`Gate::wait`] has a fence, and
-//! returns store the item and load the count with `SeqCst`.
+//! counts itself before it looks. A task does the same: it counts while its waker is in the queue.
+//! Each side thus stores one word and then loads the other's, and one of the two loads must see the
+//! store. Acquire and release do not promise that: a processor may do its load before its store is
+//! visible, and arm64 does. [`Gate::wait`] and [`Gate::poll`] have a fence, and returns store the
+//! item and load the count with `SeqCst`.
 
+use std::collections::VecDeque;
+use std::task::Waker;
 use std::time::Instant;
 
-use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering, between_return_and_look, fence, locked};
+use crate::sync::{
+    AtomicUsize, Condvar, Mutex, Ordering, between_return_and_look, fence, locked, process,
+};
 
 pub(crate) struct Gate {
-    /// Threads that wait, so that a return signals only when there is one.
+    /// Threads and tasks that wait, so that a return signals only when there is one.
     waiting: AtomicUsize,
-    closed: Mutex<()>,
+    tasks: Mutex<TaskQueue>,
     came_back: Condvar,
+}
+
+/// Tasks that wait, the one to wake next first.
+struct TaskQueue {
+    tasks: VecDeque<WaitingTask>,
+    next: u64,
+}
+
+struct WaitingTask {
+    number: u64,
+    waker: Waker,
+    /// The process that it is a task of: a child of a fork runs no tasks of its parent.
+    process: u32,
+}
+
+/// The place of a task in the queue.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    number: Option<u64>,
+    /// Whether it was woken before, and found nothing: it goes to the front then.
+    again: bool,
 }
 
 impl Gate {
     pub(crate) fn new() -> Self {
-        Self { waiting: AtomicUsize::new(0), closed: Mutex::new(()), came_back: Condvar::new() }
+        let tasks = TaskQueue { tasks: VecDeque::new(), next: 0 };
+        Self { waiting: AtomicUsize::new(0), tasks: Mutex::new(tasks), came_back: Condvar::new() }
     }
 
     /// Waits for a [`Gate::signal`] unless `there` finds an item; `false` at the deadline, if one
     /// is set.
     ///
-    /// Whatever `there` loads must be stored with `SeqCst`, or under a lock that it takes, before
-    /// the signal.
+    /// The values that `there` loads must be stored with `SeqCst`, or under a lock that it takes,
+    /// before the signal.
     pub(crate) fn wait(&self, deadline: Option<Instant>, there: impl FnOnce() -> bool) -> bool {
-        let guard = locked(&self.closed);
+        let guard = locked(&self.tasks);
         self.waiting.fetch_add(1, Ordering::SeqCst);
         // Between the count and the look: an item that came back before the count sent no signal.
         fence(Ordering::SeqCst);
@@ -44,14 +71,87 @@ impl Gate {
         !over
     }
 
-    /// Wakes every waiting thread, to look again. The caller stored the item before, with `SeqCst`
-    /// or under a lock that they take.
+    /// Whether a task may look for an item: `there` finds one, or a signal came since its last
+    /// poll. If not, the next signal wakes `waker`, unless other tasks have waited for longer.
+    /// `there` as for [`Gate::wait`].
+    pub(crate) fn poll(
+        &self,
+        turn: &mut Turn,
+        waker: &Waker,
+        there: impl FnOnce() -> bool,
+    ) -> bool {
+        let mut queue = locked(&self.tasks);
+        if let Some(number) = turn.number {
+            let Some(at) = queue.tasks.iter().position(|task| task.number == number) else {
+                *turn = Turn { number: None, again: true };
+                return true;
+            };
+            if !there() {
+                queue.tasks[at].waker.clone_from(waker);
+                return false;
+            }
+            queue.tasks.remove(at);
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            turn.number = None;
+            return true;
+        }
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if there() {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            return true;
+        }
+        let number = queue.next;
+        queue.next += 1;
+        let task = WaitingTask { number, waker: waker.clone(), process: process() };
+        match turn.again {
+            true => queue.tasks.push_front(task),
+            false => queue.tasks.push_back(task),
+        }
+        turn.number = Some(number);
+        false
+    }
+
+    /// A task stops waiting. If it was woken and did not look, the next one is woken.
+    pub(crate) fn leave(&self, turn: &mut Turn) {
+        let Some(number) = turn.number.take() else { return };
+        let mut queue = locked(&self.tasks);
+        match queue.tasks.iter().position(|task| task.number == number) {
+            Some(at) => {
+                queue.tasks.remove(at);
+                self.waiting.fetch_sub(1, Ordering::SeqCst);
+            }
+            None => {
+                drop(queue);
+                self.signal();
+            }
+        }
+    }
+
+    /// Wakes every waiting thread, and the task at the front of the queue, to look again. The
+    /// caller stored the item before, with `SeqCst` or under a lock that they take.
     #[inline]
     pub(crate) fn signal(&self) {
         between_return_and_look();
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            let _guard = locked(&self.closed);
-            self.came_back.notify_all();
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        let mut queue = locked(&self.tasks);
+        self.came_back.notify_all();
+        let next = loop {
+            let Some(task) = queue.tasks.pop_front() else { break None };
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            if task.process == process() {
+                break Some(task.waker);
+            }
+        };
+        drop(queue);
+        if let Some(waker) = next {
+            waker.wake();
         }
     }
 }

@@ -27,11 +27,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod blocking;
 mod budget;
 mod discard;
+mod error;
 mod gate;
+mod lease;
 mod limits;
+mod next_item;
 mod pool;
+mod pool_state;
 mod pressure;
 mod returning;
 mod shard;
@@ -39,9 +44,13 @@ mod stats;
 mod sync;
 mod trims;
 
+pub use blocking::run_blocking;
 pub use budget::{Budget, MappingCharge, ProcessLimits, Usage};
+pub use error::PoolError;
+pub use lease::{Lease, OwnedLease};
 pub use limits::{LimitPolicy, Limits};
-pub use pool::{Lease, Pool, PoolError};
+pub use next_item::NextItem;
+pub use pool::Pool;
 pub use stats::{PoolStats, ResetCost, ResetStats};
 
 use afresh_memory::{PAGE_SIZE, ResetError, Slot};

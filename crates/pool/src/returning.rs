@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use afresh_sys::fork;
 use afresh_sys::planted::{Bug, is};
 
-use crate::pool::Shared;
+use crate::pool_state::PoolState;
 use crate::shard::Idle;
 use crate::sync::locked;
 use crate::{Recycle, ResetCost};
@@ -22,7 +22,7 @@ pub(crate) struct Failures {
 /// An item on its way back. While it has one, the item's state is not known to be good: if the
 /// item's own code panics, it is dropped and counted as any other that could not be made pristine.
 pub(crate) struct Returning<'a, T: Recycle> {
-    pool: &'a Shared<T>,
+    pool: &'a PoolState<T>,
     pub(crate) idle: Option<Box<Idle<T>>>,
     /// The reason to record if it gets no further, and a description if one is known.
     pub(crate) why: (&'static str, Option<String>),
@@ -32,7 +32,7 @@ pub(crate) struct Returning<'a, T: Recycle> {
 
 impl<'a, T: Recycle> Returning<'a, T> {
     #[inline]
-    pub(crate) fn new(pool: &'a Shared<T>, idle: Box<Idle<T>>) -> Self {
+    pub(crate) fn new(pool: &'a PoolState<T>, idle: Box<Idle<T>>) -> Self {
         Self { pool, idle: Some(idle), why: ("panic", None), grew: false }
     }
 

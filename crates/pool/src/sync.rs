@@ -6,6 +6,8 @@ use std::sync::PoisonError;
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
+use afresh_sys::fork;
+
 /// Locks `mutex`, also after a panic of a holder: nothing that a lock of this crate guards is left
 /// half-changed.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -16,3 +18,8 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// so they need no fence. The model does not know that order, and has a fence here.
 #[inline]
 pub(crate) fn between_return_and_look() {}
+
+/// The number of this process among its relatives by fork.
+pub(crate) fn process() -> u32 {
+    fork::generation()
+}

@@ -146,15 +146,15 @@ fn after_a_burst_all_but_one_of_a_pool_go() {
 }
 
 /// An item whose code panics when it is dropped.
-struct Fragile;
+struct FragileItem;
 
-impl Drop for Fragile {
+impl Drop for FragileItem {
     fn drop(&mut self) {
         panic!("an item that panics when it is dropped");
     }
 }
 
-impl Recycle for Fragile {
+impl Recycle for FragileItem {
     type Error = Never;
     fn key(&self) -> usize {
         0
@@ -176,7 +176,7 @@ fn items_that_panic_keep_no_others_from_being_dropped() {
     let idle = Some(Duration::from_millis(30));
     Budget::process().set(ProcessLimits { idle, ..limits() });
     let fragile = Pool::new(Limits::default());
-    let burst: Vec<_> = (0..4).map(|_| fragile.get(0, |_| Ok::<_, Never>(Fragile))).collect();
+    let burst: Vec<_> = (0..4).map(|_| fragile.get(0, |_| Ok::<_, Never>(FragileItem))).collect();
     drop(burst);
     let since = Instant::now();
     while fragile.stats().alive > 1 {

@@ -24,11 +24,17 @@ mod sync {
     pub(crate) fn between_return_and_look() {
         fence(Ordering::SeqCst);
     }
+
+    pub(crate) fn process() -> u32 {
+        0
+    }
 }
 
-use gate::Gate;
+use std::task::{Wake, Waker};
+
+use gate::{Gate, Turn};
 use loom::cell::UnsafeCell;
-use loom::sync::Arc;
+use loom::sync::{Arc, Notify};
 use shard::{Idle, Shard};
 
 /// Counts of resets, which the model does not use.
@@ -50,6 +56,15 @@ struct Item {
 impl Recycle for Item {
     fn key(&self) -> usize {
         self.key
+    }
+}
+
+/// Wakes a task of the model, which is a thread of it.
+struct Alarm(Notify);
+
+impl Wake for Alarm {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.notify();
     }
 }
 
@@ -82,6 +97,21 @@ impl World {
             assert!(self.gate.wait(None, || !self.shard.is_empty()));
         }
     }
+
+    /// Takes an item of `key` as a task does.
+    fn take_as_task(&self, key: usize) -> Box<Idle<Item>> {
+        let alarm = std::sync::Arc::new(Alarm(Notify::new()));
+        let (waker, mut turn) = (Waker::from(alarm.clone()), Turn::default());
+        loop {
+            if let Some(idle) = self.try_take(key) {
+                self.gate.leave(&mut turn);
+                return idle;
+            }
+            while !self.gate.poll(&mut turn, &waker, || !self.shard.is_empty()) {
+                alarm.0.wait();
+            }
+        }
+    }
 }
 
 fn item(key: usize) -> Box<Idle<Item>> {
@@ -112,6 +142,41 @@ fn a_thread_that_waits_gets_the_item_that_comes_back() {
         let idle = item(1);
         write(&idle);
         world.put(idle);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_task_that_waits_gets_the_item_that_comes_back() {
+    loom::model(|| {
+        let world = World::new();
+        let other = {
+            let world = world.clone();
+            loom::thread::spawn(move || write(&world.take_as_task(1)))
+        };
+        let idle = item(1);
+        write(&idle);
+        world.put(idle);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_task_that_leaves_wakes_the_next_one() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let world = World::new();
+        let alarm = std::sync::Arc::new(Alarm(Notify::new()));
+        let (waker, mut turn) = (Waker::from(alarm), Turn::default());
+        let waits = !world.gate.poll(&mut turn, &waker, || !world.shard.is_empty());
+        assert!(waits);
+        let other = {
+            let world = world.clone();
+            loom::thread::spawn(move || drop(world.take_as_task(1)))
+        };
+        world.put(item(1));
+        world.gate.leave(&mut turn);
         other.join().unwrap();
     });
 }

@@ -39,16 +39,16 @@ impl Meddler for () {
 
 impl Meddler for Host {
     fn spoil(&mut self) {
-        self.state::<Refusing>().0 = true;
+        self.state::<RefusingLimiter>().0 = true;
     }
 }
 
 /// The embedder's state of a lease: a limiter that refuses all growth once a host function spoilt
 /// it.
 #[derive(Debug, Default)]
-struct Refusing(bool);
+struct RefusingLimiter(bool);
 
-impl ResourceLimiter for Refusing {
+impl ResourceLimiter for RefusingLimiter {
     fn memory_growing(&mut self, _: usize, _: usize, _: Option<usize>) -> Result<bool> {
         Ok(!self.0)
     }
@@ -61,13 +61,13 @@ impl ResourceLimiter for Refusing {
 /// The state that a spoilt lease keeps.
 #[must_use]
 pub fn state() -> State {
-    State::new(Refusing::default)
+    State::new(RefusingLimiter::default)
 }
 
 /// The limiter in it.
 #[must_use]
 pub fn limiter() -> Limiter {
-    Limiter::new(|host| host.state::<Refusing>())
+    Limiter::new(|host| host.state::<RefusingLimiter>())
 }
 
 /// Changes one item behind an export, if one exists.

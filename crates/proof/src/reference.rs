@@ -91,25 +91,25 @@ impl Reference {
     ///
     /// # Errors
     /// When its start function or a segment traps, or an import is unknown.
-    pub fn start(&self) -> Result<Plain> {
+    pub fn start(&self) -> Result<PlainInstance> {
         let mut linker = Linker::new(self.module.engine());
         define(&mut linker)?;
         let mut store = Store::new(self.module.engine(), ());
         let instance = linker.instantiate(&mut store, &self.module)?;
-        Ok(Plain { store, instance })
+        Ok(PlainInstance { store, instance })
     }
 }
 
 /// An instance of plain wasmtime.
 #[derive(Debug)]
-pub struct Plain {
+pub struct PlainInstance {
     /// Its store.
     pub store: Store<()>,
     /// The instance.
     pub instance: Instance,
 }
 
-impl Plain {
+impl PlainInstance {
     /// Calls an export; a pending exception is taken, as an embedder must.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ use wast::parser::{ParseBuffer, parse};
 use wast::{QuoteWat, Wast, WastArg, WastDirective, WastExecute, WastInvoke, WastRet, Wat};
 
 use crate::outcome;
-use crate::reference::{self, Plain, Reference};
+use crate::reference::{self, PlainInstance, Reference};
 
 /// The counts of the suite.
 #[derive(Clone, Debug, Default)]
@@ -112,7 +112,7 @@ struct Script {
     steps: Vec<Step>,
     assertions: usize,
     unmet: usize,
-    plain: Plain,
+    plain: PlainInstance,
 }
 
 /// The part of the suite to run.
@@ -204,17 +204,17 @@ impl Suite {
                     self.step(line, &mut scripts, &named, &invoke, None);
                 }
                 WastDirective::AssertReturn { exec, results, .. } => {
-                    let expect = Expect::Returns(&results);
+                    let expect = ExpectedResult::Returns(&results);
                     self.execute(line, &mut scripts, &named, &exec, expect);
                 }
                 WastDirective::AssertTrap { exec, .. } => {
-                    self.execute(line, &mut scripts, &named, &exec, Expect::Traps);
+                    self.execute(line, &mut scripts, &named, &exec, ExpectedResult::Traps);
                 }
                 WastDirective::AssertException { exec, .. } => {
-                    self.execute(line, &mut scripts, &named, &exec, Expect::Throws);
+                    self.execute(line, &mut scripts, &named, &exec, ExpectedResult::Throws);
                 }
                 WastDirective::AssertExhaustion { call, .. } => {
-                    let expect = Some(Expect::Exhausts);
+                    let expect = Some(ExpectedResult::Exhausts);
                     self.step(line, &mut scripts, &named, &call, expect);
                 }
                 WastDirective::Register { .. } => {}
@@ -262,7 +262,7 @@ impl Suite {
         scripts: &mut [Option<Script>],
         named: &HashMap<String, usize>,
         exec: &WastExecute<'_>,
-        expect: Expect<'_>,
+        expect: ExpectedResult<'_>,
     ) {
         match exec {
             WastExecute::Invoke(invoke) => {
@@ -280,7 +280,7 @@ impl Suite {
         scripts: &mut [Option<Script>],
         named: &HashMap<String, usize>,
         invoke: &WastInvoke<'_>,
-        expect: Option<Expect<'_>>,
+        expect: Option<ExpectedResult<'_>>,
     ) {
         let at = match invoke.module {
             Some(id) => named.get(id.name()).copied(),
@@ -331,10 +331,10 @@ impl Suite {
         let thaw = self.counts.scripts.is_multiple_of(self.extent.thaw_every);
         for mode in [Mode::Reset, Mode::Fresh] {
             match prove(&self.engine, &wasm, &steps, mode, thaw) {
-                Ok(Proved::Refused(reason)) => {
+                Ok(ProofOutcome::Refused(reason)) => {
                     self.counts.leave_out(&format!("{} mode: {reason}", mode.name()));
                 }
-                Ok(Proved::Compared(calls)) => {
+                Ok(ProofOutcome::Compared(calls)) => {
                     self.counts.compared += calls;
                     match mode {
                         Mode::Reset => self.counts.reset += 1,
@@ -349,12 +349,18 @@ impl Suite {
     }
 }
 
-enum Proved {
+enum ProofOutcome {
     Refused(String),
     Compared(usize),
 }
 
-fn prove(engine: &Engine, wasm: &[u8], steps: &[Step], mode: Mode, thaw: bool) -> Result<Proved> {
+fn prove(
+    engine: &Engine,
+    wasm: &[u8],
+    steps: &[Step],
+    mode: Mode,
+    thaw: bool,
+) -> Result<ProofOutcome> {
     let options = GuestOptions {
         mode,
         imports: reference::imports(),
@@ -366,7 +372,7 @@ fn prove(engine: &Engine, wasm: &[u8], steps: &[Step], mode: Mode, thaw: bool) -
         .and_then(|guest| Ok(guest.warm(WarmUp::new())?));
     let warm = match warm {
         Ok(warm) => warm,
-        Err(error) => return Ok(Proved::Refused(format!("{error:#}"))),
+        Err(error) => return Ok(ProofOutcome::Refused(format!("{error:#}"))),
     };
     let mut compared = passes(&warm, steps)?;
     if thaw && let Ok(frozen) = warm.freeze() {
@@ -375,7 +381,7 @@ fn prove(engine: &Engine, wasm: &[u8], steps: &[Step], mode: Mode, thaw: bool) -
         let thawed = Warm::thaw(engine, &options, &frozen).context("thawing")?;
         compared += passes(&thawed, steps).context("thawed")?;
     }
-    Ok(Proved::Compared(compared))
+    Ok(ProofOutcome::Compared(compared))
 }
 
 /// Every kind of instance that a warm guest leases.
@@ -406,27 +412,29 @@ fn passes(warm: &Warm, steps: &[Step]) -> Result<usize> {
 
 /// The result of a call that a file expects.
 #[derive(Clone, Copy)]
-enum Expect<'a> {
+enum ExpectedResult<'a> {
     Returns(&'a [WastRet<'a>]),
     Traps,
     Throws,
     Exhausts,
 }
 
-impl Expect<'_> {
+impl ExpectedResult<'_> {
     fn is_met(self, store: &Store<()>, result: &afresh_wasm::wasmtime::Result<Vec<Val>>) -> bool {
         let trap = |error: &afresh_wasm::wasmtime::Error| error.downcast_ref::<Trap>().copied();
         match (self, result) {
-            (Expect::Returns(wanted), Ok(values)) => {
+            (ExpectedResult::Returns(wanted), Ok(values)) => {
                 wanted.len() == values.len()
                     && wanted.iter().zip(values).all(|(wanted, value)| match wanted {
                         WastRet::Core(wanted) => fits(store, wanted, value),
                         _ => false,
                     })
             }
-            (Expect::Traps, Err(error)) => trap(error).is_some_and(|t| t != Trap::StackOverflow),
-            (Expect::Exhausts, Err(error)) => trap(error) == Some(Trap::StackOverflow),
-            (Expect::Throws, Err(error)) => trap(error).is_none(),
+            (ExpectedResult::Traps, Err(error)) => {
+                trap(error).is_some_and(|t| t != Trap::StackOverflow)
+            }
+            (ExpectedResult::Exhausts, Err(error)) => trap(error) == Some(Trap::StackOverflow),
+            (ExpectedResult::Throws, Err(error)) => trap(error).is_none(),
             _ => false,
         }
     }

@@ -128,7 +128,7 @@ pub(crate) fn drive(
         if !sleep(due.min(wait), &stops) || due > wait {
             return Ok(true);
         }
-        live.with(|lease| proceed(lease, CallState::slice(stops, commands)).0)
+        live.with(|lease| Ok(proceed(lease, CallState::slice(stops, commands)).0?))
             .map_err(|error| error::of_session(&error))?;
         Ok(live.due().is_some())
     })
@@ -158,7 +158,7 @@ pub(crate) struct Connection(InboundConnection);
 pub(crate) fn dial(py: Python<'_>, session: &Session, port: u16) -> PyResult<Option<Connection>> {
     check(session)?;
     let dialed = session.with(py, |live| {
-        live.with(|lease| lease.dial(port)).map_err(|error| error::of_session(&error))
+        live.with(|lease| Ok(lease.dial(port)?)).map_err(|error| error::of_session(&error))
     })?;
     Ok(dialed.map(Connection))
 }
@@ -175,7 +175,7 @@ pub(crate) fn exchange<'py>(
 ) -> PyResult<(usize, Bound<'py, PyBytes>, bool)> {
     check(session)?;
     let done = session.with(py, |live| {
-        live.with(|lease| lease.exchange(connection.0, bytes, room))
+        live.with(|lease| Ok(lease.exchange(connection.0, bytes, room)?))
             .map_err(|error| error::of_session(&error))
     })?;
     Ok((done.taken, PyBytes::new(py, &done.given), done.ended))
@@ -191,7 +191,7 @@ pub(crate) fn hang_up(
 ) -> PyResult<()> {
     check(session)?;
     session.with(py, |live| {
-        live.with(|lease| lease.hang_up(connection.0, both))
+        live.with(|lease| Ok(lease.hang_up(connection.0, both)?))
             .map_err(|error| error::of_session(&error))
     })
 }

@@ -244,7 +244,7 @@ impl Session {
                 let failed = found.failure();
                 outcome = Some(found);
                 match (whole, failed) {
-                    (false, Some(error)) => Err(error),
+                    (false, Some(error)) => Err(error.into()),
                     _ => Ok(()),
                 }
             });

@@ -11,7 +11,7 @@ from typing import Any
 import afresh
 import pytest
 from afresh import _driver as driver
-from afresh import _native
+from afresh import _marshal, _native
 
 
 class Host:
@@ -114,8 +114,8 @@ def test_values_of_the_host_are_read(host: Host) -> None:
         [1, [2]],
         {"a": {1: 2}},
     ]:
-        assert driver.read(_native.encode(value), 0)[0] == value
-    assert driver.read(_native.encode([{1, 2}, day, (3,)]), 0)[0] == [{1, 2}, day, [3]]
+        assert _marshal.read(_native.encode(value), 0)[0] == value
+    assert _marshal.read(_native.encode([{1, 2}, day, (3,)]), 0)[0] == [{1, 2}, day, [3]]
     del host
 
 

@@ -318,7 +318,8 @@ def test_dates_keep_their_instant_and_their_day(sb: afresh.Sandbox) -> None:
     for given, instant in [
         (datetime.datetime(2020, 1, 1, 12, tzinfo=EAST), "2020-01-01T07:00:00.000Z"),
         (datetime.datetime(2020, 1, 1, 12, 0, 0, 250000, tzinfo=UTC), "2020-01-01T12:00:00.250Z"),
-        # A time without a zone is the guest's local time, which is UTC; the host's zone does not matter.
+        # A time without a zone is the guest's local time, which is UTC; the host's zone does not
+        # matter.
         (datetime.datetime(2020, 1, 1, 12), "2020-01-01T12:00:00.000Z"),
         (datetime.date(2020, 1, 31), "2020-01-31T00:00:00.000Z"),
         (datetime.datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC), "9999-12-31T23:59:59.999Z"),

@@ -21,7 +21,7 @@ use crate::convert::{self, ConvertError};
 use crate::emit::{Additions, Sections};
 use crate::model::{self, Model};
 use crate::names;
-use crate::prepare::{Prepared, Visible};
+use crate::prepare::{PreparedModule, VisibleState};
 
 /// The value of a global or of an element of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub enum WarmValue {
     I31(i32),
 }
 
-/// The state of a warm instance, as its host read it; see [`Prepared::visible`].
+/// The state of a warm instance, as its host read it; see [`PreparedModule::visible`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmState {
     /// The size of every memory, in its Wasm pages, by index.
@@ -157,7 +157,7 @@ fn constant(value: WarmValue, ty: ValType, functions: &[u32]) -> Result<ConstExp
 ///
 /// # Errors
 /// See [`BakeError`]. The result is validated, so a state that does not fit is an error.
-pub fn bake(prepared: &Prepared, warm: &WarmState) -> Result<Vec<u8>, BakeError> {
+pub fn bake(prepared: &PreparedModule, warm: &WarmState) -> Result<Vec<u8>, BakeError> {
     let Some(visible) = &prepared.visible else { return Err(BakeError::NotBakeable) };
     let model = Model::parse(&prepared.original)?;
     let mut sections = Sections::default();
@@ -225,7 +225,7 @@ pub(crate) fn data(
 
 pub(crate) fn globals(
     model: &Model<'_>,
-    visible: &Visible,
+    visible: &VisibleState,
     warm: &WarmState,
     sections: &mut Sections,
 ) -> Result<(), BakeError> {
@@ -255,7 +255,7 @@ pub(crate) fn globals(
 
 fn tables(
     model: &Model<'_>,
-    visible: &Visible,
+    visible: &VisibleState,
     warm: &WarmState,
     sections: &mut Sections,
 ) -> Result<(), BakeError> {
@@ -281,7 +281,7 @@ fn tables(
 
 pub(crate) fn elements(
     model: &Model<'_>,
-    visible: &Visible,
+    visible: &VisibleState,
     warm: &WarmState,
     sections: &mut Sections,
 ) -> Result<(), BakeError> {

@@ -17,7 +17,7 @@ use crate::emit::Sections;
 use crate::model::Model;
 use crate::nesting::{InstancePath, Nesting};
 use crate::prepare::{DataSegment, move_data};
-use crate::reveal::{self, Revealed};
+use crate::reveal::{self, RevealedState};
 
 /// Section ids of the component format.
 pub(crate) const CORE_MODULE: u8 = 1;
@@ -159,7 +159,7 @@ pub struct OpenComponent {
     pub component: Vec<u8>,
     /// To every core instance with state that an instance of it has.
     pub ways: Vec<InstancePath>,
-    revealed: Vec<Revealed>,
+    revealed: Vec<RevealedState>,
 }
 
 impl OpenComponent {

@@ -302,7 +302,7 @@ impl<'a> Level<'a> {
         }
         let imports = Imports::new(functions, imported, defined);
         let mut module = Module::new();
-        let mut absorbing = Absorbing { imports, shim };
+        let mut absorbing = AbsorbedModule { imports, shim };
         absorbing.parse_core_module(&mut module, Parser::new(0), wasm).ok()?;
         Some((module.finish(), instance))
     }
@@ -442,12 +442,12 @@ impl Imports {
 }
 
 /// Writes a module anew.
-struct Absorbing<'a> {
+struct AbsorbedModule<'a> {
     imports: Imports,
     shim: &'a Shim<'a>,
 }
 
-impl Reencode for Absorbing<'_> {
+impl Reencode for AbsorbedModule<'_> {
     type Error = Infallible;
 
     fn function_index(&mut self, function: u32) -> Result<u32, Error> {

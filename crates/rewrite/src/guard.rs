@@ -32,7 +32,7 @@ pub(crate) struct Watch {
 
 /// The instruction that a function stands for, by its immediates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Guarded {
+pub(crate) enum GuardedInstruction {
     TableSet { table: u32 },
     TableFill { table: u32 },
     TableGrow { table: u32 },
@@ -61,7 +61,7 @@ pub(crate) struct Guards {
     /// Flags of element segments, by segment.
     pub(crate) elem_flags: BTreeMap<u32, u32>,
     /// Functions made so far.
-    pub(crate) functions: BTreeMap<Guarded, u32>,
+    pub(crate) functions: BTreeMap<GuardedInstruction, u32>,
 }
 
 /// Lowers (or raises) global `bound` to the value of local `value`.
@@ -82,7 +82,11 @@ impl Guards {
     }
 
     /// The function for an instruction, made on first use; `None` if nothing is recorded.
-    pub(crate) fn function(&mut self, guarded: Guarded, add: &mut Additions) -> Option<u32> {
+    pub(crate) fn function(
+        &mut self,
+        guarded: GuardedInstruction,
+        add: &mut Additions,
+    ) -> Option<u32> {
         if !self.records(guarded) {
             return None;
         }
@@ -94,19 +98,22 @@ impl Guards {
         Some(function)
     }
 
-    fn records(&self, guarded: Guarded) -> bool {
+    fn records(&self, guarded: GuardedInstruction) -> bool {
         match guarded {
-            Guarded::TableSet { table }
-            | Guarded::TableFill { table }
-            | Guarded::TableGrow { table }
-            | Guarded::TableCopy { to: table, .. } => self.watched.contains_key(&table),
-            Guarded::TableInit { table, segment } => {
+            GuardedInstruction::TableSet { table }
+            | GuardedInstruction::TableFill { table }
+            | GuardedInstruction::TableGrow { table }
+            | GuardedInstruction::TableCopy { to: table, .. } => self.watched.contains_key(&table),
+            GuardedInstruction::TableInit { table, segment } => {
                 self.watched.contains_key(&table) || self.elem_flags.contains_key(&segment)
             }
-            Guarded::MemoryInit { segment, .. }
-            | Guarded::ArrayNewData { segment, .. }
-            | Guarded::ArrayInitData { segment, .. } => self.data_flags.contains_key(&segment),
-            Guarded::ArrayNewElem { segment, .. } | Guarded::ArrayInitElem { segment, .. } => {
+            GuardedInstruction::MemoryInit { segment, .. }
+            | GuardedInstruction::ArrayNewData { segment, .. }
+            | GuardedInstruction::ArrayInitData { segment, .. } => {
+                self.data_flags.contains_key(&segment)
+            }
+            GuardedInstruction::ArrayNewElem { segment, .. }
+            | GuardedInstruction::ArrayInitElem { segment, .. } => {
                 self.elem_flags.contains_key(&segment)
             }
         }
@@ -134,10 +141,10 @@ impl Guards {
         }
     }
 
-    fn build(&self, guarded: Guarded, add: &mut Additions) -> u32 {
+    fn build(&self, guarded: GuardedInstruction, add: &mut Additions) -> u32 {
         let array = |ty| RefType { nullable: true, heap_type: HeapType::Concrete(ty) };
         match guarded {
-            Guarded::TableSet { table } => {
+            GuardedInstruction::TableSet { table } => {
                 let ty = self.table(table);
                 let index = ty.index_type();
                 let mut f = Function::new([(1, index)]);
@@ -147,7 +154,7 @@ impl Guards {
                 sink.local_get(0).local_get(1).table_set(table).end();
                 add.function(&[index, ValType::Ref(ty.element_type)], &[], f)
             }
-            Guarded::TableFill { table } => {
+            GuardedInstruction::TableFill { table } => {
                 let ty = self.table(table);
                 let index = ty.index_type();
                 let mut f = Function::new([(1, index)]);
@@ -157,7 +164,7 @@ impl Guards {
                 sink.local_get(0).local_get(1).local_get(2).table_fill(table).end();
                 add.function(&[index, ValType::Ref(ty.element_type), index], &[], f)
             }
-            Guarded::TableGrow { table } => {
+            GuardedInstruction::TableGrow { table } => {
                 let ty = self.table(table);
                 let index = ty.index_type();
                 let mut f = Function::new([(1, index), (1, ValType::I32)]);
@@ -180,7 +187,7 @@ impl Guards {
                 sink.local_get(2).end();
                 add.function(&[ValType::Ref(ty.element_type), index], &[index], f)
             }
-            Guarded::TableCopy { to, from } => {
+            GuardedInstruction::TableCopy { to, from } => {
                 let (index, source) = (self.table(to).index_type(), self.table(from).index_type());
                 let length = if index == source { index } else { ValType::I32 };
                 let mut f = Function::new([(1, index)]);
@@ -190,7 +197,7 @@ impl Guards {
                 sink.local_get(0).local_get(1).local_get(2).table_copy(to, from).end();
                 add.function(&[index, source, length], &[], f)
             }
-            Guarded::TableInit { table, segment } => {
+            GuardedInstruction::TableInit { table, segment } => {
                 let index = self.table(table).index_type();
                 let mut f = Function::new([(1, index)]);
                 let mut sink = f.instructions();
@@ -201,7 +208,7 @@ impl Guards {
                 sink.local_get(2).table_init(table, segment).end();
                 add.function(&[index, ValType::I32, ValType::I32], &[], f)
             }
-            Guarded::MemoryInit { memory, segment } => {
+            GuardedInstruction::MemoryInit { memory, segment } => {
                 let mut f = Function::new([]);
                 let mut sink = f.instructions();
                 sink.local_get(0);
@@ -210,10 +217,11 @@ impl Guards {
                 let index = self.memories[memory as usize];
                 add.function(&[index, ValType::I32, ValType::I32], &[], f)
             }
-            Guarded::ArrayNewData { ty, segment } | Guarded::ArrayNewElem { ty, segment } => {
+            GuardedInstruction::ArrayNewData { ty, segment }
+            | GuardedInstruction::ArrayNewElem { ty, segment } => {
                 let mut f = Function::new([]);
                 let mut sink = f.instructions();
-                if matches!(guarded, Guarded::ArrayNewData { .. }) {
+                if matches!(guarded, GuardedInstruction::ArrayNewData { .. }) {
                     Self::offset(self.data_flags.get(&segment), 0, 1, &mut sink);
                     sink.local_get(1).array_new_data(ty, segment);
                 } else {
@@ -224,11 +232,12 @@ impl Guards {
                 let result = ValType::Ref(array(ty).nullable(false));
                 add.function(&[ValType::I32, ValType::I32], &[result], f)
             }
-            Guarded::ArrayInitData { ty, segment } | Guarded::ArrayInitElem { ty, segment } => {
+            GuardedInstruction::ArrayInitData { ty, segment }
+            | GuardedInstruction::ArrayInitElem { ty, segment } => {
                 let mut f = Function::new([]);
                 let mut sink = f.instructions();
                 sink.local_get(0).local_get(1);
-                if matches!(guarded, Guarded::ArrayInitData { .. }) {
+                if matches!(guarded, GuardedInstruction::ArrayInitData { .. }) {
                     Self::offset(self.data_flags.get(&segment), 2, 3, &mut sink);
                     sink.local_get(3).array_init_data(ty, segment);
                 } else {

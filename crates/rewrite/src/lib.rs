@@ -64,7 +64,8 @@ pub use link::{LinkError, link, link_over};
 pub use name_list::name_list;
 pub use nesting::InstancePath;
 pub use prepare::{
-    DataSegment, PrepareError, PrepareOptions, Prepared, Restorable, Visible, prepare,
+    DataSegment, PrepareError, PrepareOptions, PreparedModule, RestorableState, VisibleState,
+    prepare,
 };
 pub use refusal::{Refusal, Refusals};
 pub use stack::linear_stack;

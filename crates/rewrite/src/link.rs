@@ -286,7 +286,7 @@ fn place(parts: &mut [Part<'_>]) -> Result<(), LinkError> {
 
 /// The sections of the whole.
 #[derive(Default)]
-struct Whole {
+struct LinkedSections {
     types: TypeSection,
     imports: ImportSection,
     functions: FunctionSection,
@@ -303,11 +303,11 @@ struct Whole {
     start: Vec<u8>,
 }
 
-type Encoded = Result<(), wasm_encoder::reencode::Error>;
+type ReencodeResult = Result<(), wasm_encoder::reencode::Error>;
 
-impl Whole {
+impl LinkedSections {
     /// Appends a module.
-    fn add(&mut self, part: &mut Part<'_>) -> Encoded {
+    fn add(&mut self, part: &mut Part<'_>) -> ReencodeResult {
         // If code has run already, data that must be present before any code is copied now.
         let late = !self.start.is_empty();
         let (mut elements, mut data) = (Vec::new(), Vec::new());
@@ -423,7 +423,7 @@ impl Whole {
 }
 
 /// Instructions for the offset of a segment.
-fn offset(place: &mut IndexSpaces, offset: ConstExpr<'_>, to: &mut Vec<u8>) -> Encoded {
+fn offset(place: &mut IndexSpaces, offset: ConstExpr<'_>, to: &mut Vec<u8>) -> ReencodeResult {
     let mut reader = offset.get_operators_reader();
     while !reader.is_end_then_eof() {
         place.parse_instruction(&mut reader)?.encode(to);
@@ -438,7 +438,7 @@ fn put_elements(
     kind: ElementKind<'_>,
     items: &ElementItems<'_>,
     to: &mut Vec<u8>,
-) -> Encoded {
+) -> ReencodeResult {
     let ElementKind::Active { table_index, offset_expr } = kind else { return Ok(()) };
     let count = match items {
         ElementItems::Functions(items) => items.count(),
@@ -459,7 +459,7 @@ fn put_data(
     kind: DataKind<'_>,
     len: usize,
     to: &mut Vec<u8>,
-) -> Encoded {
+) -> ReencodeResult {
     let DataKind::Active { memory_index, offset_expr } = kind else { return Ok(()) };
     offset(place, offset_expr, to)?;
     let memory = place.memory_index(memory_index)?;
@@ -555,7 +555,7 @@ fn link_all(modules: &[(&str, &[u8])], over_library: bool) -> Result<Vec<u8>, Li
     }
     of_host(&mut parts);
     place(&mut parts)?;
-    let mut whole = Whole { exports: exports(&parts)?, ..Whole::default() };
+    let mut whole = LinkedSections { exports: exports(&parts)?, ..LinkedSections::default() };
     let count = parts.len();
     let mut start = None;
     for (at, part) in parts.iter_mut().enumerate() {

@@ -18,7 +18,7 @@ use wasmparser::{DataKind, Operator};
 use crate::analysis::{self, Analysis, AnalyzeError, Roots, Segment};
 use crate::convert::{self, ConvertError};
 use crate::emit::{Additions, Sections};
-use crate::guard::{Guarded, Guards, Watch};
+use crate::guard::{GuardedInstruction, Guards, Watch};
 use crate::model::{Body, Model};
 use crate::names;
 use crate::refusal::Refusals;
@@ -102,7 +102,7 @@ pub struct DataSegment {
 
 /// The state that [`names::RESTORE`] restores.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Restorable {
+pub struct RestorableState {
     /// Mutable globals, by index.
     pub globals: Vec<u32>,
     /// Tables, by index.
@@ -113,7 +113,7 @@ pub struct Restorable {
     pub elements: Vec<u32>,
 }
 
-impl Restorable {
+impl RestorableState {
     /// Whether a restore has nothing to do, so that the host need not call it at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -126,7 +126,7 @@ impl Restorable {
 
 /// The visible state of a warm instance, for [`crate::bake`]; each list in ascending order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Visible {
+pub struct VisibleState {
     /// Mutable globals, exported as [`names::global`]; not those that hold a reference which
     /// neither the module nor the host can set.
     pub globals: Vec<u32>,
@@ -143,7 +143,7 @@ pub struct Visible {
 
 /// A prepared module.
 #[derive(Debug, Clone)]
-pub struct Prepared {
+pub struct PreparedModule {
     /// The rewritten module.
     pub module: Vec<u8>,
     /// Data that left the module, in the order it must be written: later segments may overlap
@@ -152,9 +152,9 @@ pub struct Prepared {
     /// The analysis of the module; its memories are the ones the engine must provide.
     pub analysis: Analysis,
     /// The state that a restore covers, if requested.
-    pub restorable: Option<Restorable>,
+    pub restorable: Option<RestorableState>,
     /// The state that the host can read, if requested.
-    pub visible: Option<Visible>,
+    pub visible: Option<VisibleState>,
     /// The module before the rewriting; empty unless it will be baked.
     pub(crate) original: Vec<u8>,
 }
@@ -163,7 +163,7 @@ pub struct Prepared {
 ///
 /// # Errors
 /// See [`PrepareError`].
-pub fn prepare(wasm: &[u8], options: &PrepareOptions) -> Result<Prepared, PrepareError> {
+pub fn prepare(wasm: &[u8], options: &PrepareOptions) -> Result<PreparedModule, PrepareError> {
     let model = Model::parse(wasm)?;
     let analysis = analysis::of_model(&model, &options.roots)?;
     if let Some(export) = model.exports.iter().find(|e| e.name.starts_with(names::PREFIX)) {
@@ -210,7 +210,7 @@ pub fn prepare(wasm: &[u8], options: &PrepareOptions) -> Result<Prepared, Prepar
     add.apply(&model, &mut sections)?;
     let module = sections.finish(&model);
     let original = if options.bakeable { wasm.to_vec() } else { Vec::new() };
-    Ok(Prepared { module, segments, analysis, restorable, visible, original })
+    Ok(PreparedModule { module, segments, analysis, restorable, visible, original })
 }
 
 /// Takes the leading active data segments whose place is certain out of the module. Each leaves
@@ -366,29 +366,29 @@ fn replace(
         return true;
     }
     let guarded = match *op {
-        Operator::TableSet { table } => Guarded::TableSet { table },
-        Operator::TableFill { table } => Guarded::TableFill { table },
-        Operator::TableGrow { table } => Guarded::TableGrow { table },
+        Operator::TableSet { table } => GuardedInstruction::TableSet { table },
+        Operator::TableFill { table } => GuardedInstruction::TableFill { table },
+        Operator::TableGrow { table } => GuardedInstruction::TableGrow { table },
         Operator::TableCopy { dst_table, src_table } => {
-            Guarded::TableCopy { to: dst_table, from: src_table }
+            GuardedInstruction::TableCopy { to: dst_table, from: src_table }
         }
         Operator::TableInit { elem_index, table } => {
-            Guarded::TableInit { table, segment: elem_index }
+            GuardedInstruction::TableInit { table, segment: elem_index }
         }
         Operator::MemoryInit { data_index, mem } => {
-            Guarded::MemoryInit { memory: mem, segment: data_index }
+            GuardedInstruction::MemoryInit { memory: mem, segment: data_index }
         }
         Operator::ArrayNewData { array_type_index, array_data_index } => {
-            Guarded::ArrayNewData { ty: array_type_index, segment: array_data_index }
+            GuardedInstruction::ArrayNewData { ty: array_type_index, segment: array_data_index }
         }
         Operator::ArrayNewElem { array_type_index, array_elem_index } => {
-            Guarded::ArrayNewElem { ty: array_type_index, segment: array_elem_index }
+            GuardedInstruction::ArrayNewElem { ty: array_type_index, segment: array_elem_index }
         }
         Operator::ArrayInitData { array_type_index, array_data_index } => {
-            Guarded::ArrayInitData { ty: array_type_index, segment: array_data_index }
+            GuardedInstruction::ArrayInitData { ty: array_type_index, segment: array_data_index }
         }
         Operator::ArrayInitElem { array_type_index, array_elem_index } => {
-            Guarded::ArrayInitElem { ty: array_type_index, segment: array_elem_index }
+            GuardedInstruction::ArrayInitElem { ty: array_type_index, segment: array_elem_index }
         }
         _ => return false,
     };
@@ -408,11 +408,11 @@ fn add_restore(
     guards: &Guards,
     seal: &Seal,
     add: &mut Additions,
-) -> Result<Restorable, PrepareError> {
+) -> Result<RestorableState, PrepareError> {
     let indices = |changeable: Vec<bool>| -> Vec<u32> {
         (0..).zip(changeable).filter_map(|(index, yes)| yes.then_some(index)).collect()
     };
-    let restorable = Restorable {
+    let restorable = RestorableState {
         globals: indices(analysis.globals.iter().map(|global| global.changeable).collect()),
         tables: guards.watched.keys().copied().collect(),
         data: indices(analysis.data.iter().map(|segment| segment.changeable).collect()),
@@ -470,8 +470,13 @@ fn add_restore(
 }
 
 /// Exports the state that the host has to read from a warm instance.
-fn show(model: &Model<'_>, analysis: &Analysis, guards: &Guards, add: &mut Additions) -> Visible {
-    let mut visible = Visible::default();
+fn show(
+    model: &Model<'_>,
+    analysis: &Analysis,
+    guards: &Guards,
+    add: &mut Additions,
+) -> VisibleState {
+    let mut visible = VisibleState::default();
     let mut functions = false;
     for (index, global) in (0..).zip(&model.globals) {
         // A reference that is never set equals its initial value in every instance.

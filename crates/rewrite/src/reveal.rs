@@ -22,7 +22,7 @@ use crate::convert;
 use crate::emit::{Additions, Sections};
 use crate::model::{Body, Model};
 use crate::names;
-use crate::prepare::{DataSegment, Visible, move_data};
+use crate::prepare::{DataSegment, VisibleState, move_data};
 
 /// The export that shows a module's state: `(func (param i32) (result i64))`.
 pub(crate) const READ: &str = "afresh:read";
@@ -46,7 +46,7 @@ enum RevealedValue {
 
 /// The state that a module shows, in the order of the numbers that [`READ`] takes.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Revealed {
+pub(crate) struct RevealedState {
     shown: Vec<RevealedValue>,
 }
 
@@ -93,7 +93,7 @@ fn is_flagged(body: &Body<'_>) -> bool {
 /// The module that shows its state, the data that left it, and what it shows.
 pub(crate) fn reveal(
     model: &Model<'_>,
-) -> Result<(Vec<u8>, Vec<DataSegment>, Revealed), AnalyzeError> {
+) -> Result<(Vec<u8>, Vec<DataSegment>, RevealedState), AnalyzeError> {
     let analysis = analysis::of_model(model, &Roots::AllExports)?;
     rewrite(model, &analysis).map_err(AnalyzeError::Invalid)
 }
@@ -101,7 +101,7 @@ pub(crate) fn reveal(
 fn rewrite(
     model: &Model<'_>,
     analysis: &Analysis,
-) -> wasmparser::Result<(Vec<u8>, Vec<DataSegment>, Revealed)> {
+) -> wasmparser::Result<(Vec<u8>, Vec<DataSegment>, RevealedState)> {
     let mut sections = Sections::default();
     let mut add = Additions::new(model);
     let segments = move_data(model, &mut sections)?;
@@ -121,7 +121,7 @@ fn rewrite(
     if model.bodies.iter().any(|body| body.effects.gc_write.is_some()) {
         flags.objects = Some(add.default_global(ValType::I32));
     }
-    let revealed = Revealed { shown: revealed_values(model, analysis, &flags) };
+    let revealed = RevealedState { shown: revealed_values(model, analysis, &flags) };
     if revealed.shown.is_empty() {
         let module = if segments.is_empty() { model.wasm.to_vec() } else { sections.finish(model) };
         return Ok((module, segments, revealed));
@@ -234,7 +234,7 @@ fn read(shown: &[RevealedValue], from: u32, sink: &mut InstructionSink<'_>) {
     }
 }
 
-impl Revealed {
+impl RevealedState {
     /// Whether the module has nothing to show, and so no [`READ`].
     pub(crate) fn is_empty(&self) -> bool {
         self.shown.is_empty()
@@ -301,7 +301,8 @@ pub(crate) fn bake_nested(model: &Model<'_>, warm: &WarmState) -> Result<Vec<u8>
         let why = format!("global {index} is not a mutable global of the module");
         return Err(bake::BakeError::Mismatch(why));
     }
-    let visible = Visible { globals: warm.globals.keys().copied().collect(), ..Visible::default() };
+    let visible =
+        VisibleState { globals: warm.globals.keys().copied().collect(), ..VisibleState::default() };
     let mut sections = Sections::default();
     sections.remove(SectionId::Start);
     bake::data(model, warm, &mut sections)?;

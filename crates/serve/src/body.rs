@@ -14,6 +14,7 @@ use http_body_util::BodyExt;
 use hyper::StatusCode;
 use tokio::time::{Instant, Sleep};
 
+use crate::body_shares::BodyShares;
 use crate::budget::{Budget, Share};
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
@@ -84,27 +85,55 @@ pub(crate) enum Counting {
     /// A body that is kept whole. Its bytes count until the meter is dropped.
     Whole(Meter),
     /// A body that streams. A piece counts until it is dropped.
-    Pieces(Budget),
+    Pieces(Meter),
 }
 
-/// The memory of a body that is kept as a whole, and of values decoded from it. Clones share the
-/// count.
+/// The memory of a request and its answer: of a body that is kept as a whole, of values decoded
+/// from it, and of pieces. Clones share the count.
 #[derive(Clone)]
 pub(crate) struct Meter {
+    shares: Arc<BodyShares>,
     state: Arc<Mutex<Metered>>,
     weight: usize,
 }
 
 struct Metered {
+    /// The memory that bytes count in from now on.
+    budget: Budget,
     share: Share,
+    is_kept: bool,
     exceeded: bool,
 }
 
 impl Meter {
-    /// A meter that counts `weight` bytes of memory per byte of the body.
-    pub(crate) fn new(budget: &Budget, weight: usize) -> Self {
-        let metered = Metered { share: budget.share(), exceeded: false };
-        Self { state: Arc::new(Mutex::new(metered)), weight }
+    /// A meter that counts `weight` bytes of memory per byte of the body, as those of a request
+    /// without a tenant.
+    pub(crate) fn new(shares: &Arc<BodyShares>, weight: usize) -> Self {
+        let budget = shares.of(None);
+        let share = budget.share();
+        let metered = Metered { budget, share, is_kept: false, exceeded: false };
+        Self { shares: shares.clone(), state: Arc::new(Mutex::new(metered)), weight }
+    }
+
+    /// Counts in the part of a tenant from now on, or as a stranger's. Bytes that have come before
+    /// that are counted where they were.
+    pub(crate) fn set_tenant(&self, tenant: Option<&Arc<str>>) {
+        let budget = self.shares.of(tenant);
+        let mut metered = lock(&self.state);
+        if metered.share.is_empty() {
+            metered.share = budget.share();
+        }
+        metered.budget = budget;
+    }
+
+    /// The body is kept as a whole from now on. Before that its bytes pass on to another host.
+    pub(crate) fn keep(&self) {
+        lock(&self.state).is_kept = true;
+    }
+
+    /// The memory that further bytes count in.
+    pub(crate) fn budget(&self) -> Budget {
+        lock(&self.state).budget.clone()
     }
 
     /// Counts bytes of the body, or decompressed bytes. False if they do not fit.
@@ -113,6 +142,13 @@ impl Meter {
         let fits = metered.share.add(bytes.saturating_mul(self.weight));
         metered.exceeded |= !fits;
         fits
+    }
+
+    /// Counts a piece until it is dropped. `None` if it does not fit.
+    fn add_piece(&self, frame: Frame<Bytes>) -> Option<Frame<Bytes>> {
+        let mut share = self.budget().share();
+        let fits = share.add(frame.data_ref().map_or(0, Bytes::len));
+        fits.then(|| frame.map_data(|data| count_until_dropped(data, share)))
     }
 
     /// Whether the body did not fit.
@@ -124,14 +160,12 @@ impl Meter {
 impl Counting {
     /// Counts bytes that have arrived.
     fn count(&self, frame: Frame<Bytes>) -> Option<Frame<Bytes>> {
-        let bytes = frame.data_ref().map_or(0, Bytes::len);
         match self {
             Self::Not => Some(frame),
-            Self::Whole(meter) => meter.add(bytes).then_some(frame),
-            Self::Pieces(budget) => {
-                let mut share = budget.share();
-                share.add(bytes).then(|| frame.map_data(|data| count_until_dropped(data, share)))
+            Self::Whole(meter) if lock(&meter.state).is_kept => {
+                meter.add(frame.data_ref().map_or(0, Bytes::len)).then_some(frame)
             }
+            Self::Whole(meter) | Self::Pieces(meter) => meter.add_piece(frame),
         }
     }
 }
@@ -241,8 +275,8 @@ pub(crate) struct MeteredBody {
 }
 
 impl MeteredBody {
-    pub(crate) fn new(body: axum::body::Body, budget: &Budget) -> Self {
-        Self { body, budget: budget.clone() }
+    pub(crate) fn new(body: axum::body::Body, budget: Budget) -> Self {
+        Self { body, budget }
     }
 }
 
@@ -371,8 +405,11 @@ mod tests {
     #[tokio::test]
     async fn a_body_that_is_passed_on_is_counted_as_it_arrives() {
         let limits = BodyLimits { bytes: 1 << 30, time: Duration::from_secs(600) };
-        let budget = Budget::new(20);
-        let meter = Meter::new(&budget, 3);
+        let budget = Budget::new(40);
+        let shares = BodyShares::new(&budget);
+        let meter = Meter::new(&shares, 3);
+        meter.set_tenant(Some(&"one".into()));
+        meter.keep();
         let mut whole = LimitedBody::new(pieces(true), limits, Counting::Whole(meter.clone()));
         assert_eq!(budget.used(), 0, "nothing has arrived");
         for used in [9, 9, 18] {
@@ -382,11 +419,15 @@ mod tests {
         assert!(matches!(whole.frame().await, Some(Err(BodyError::NoRoom))) && meter.is_exceeded());
         drop((whole, meter));
         assert_eq!(budget.used(), 0);
-        let mut passed = LimitedBody::new(pieces(true), limits, Counting::Pieces(budget.clone()));
-        let first = passed.frame().await.unwrap().unwrap();
-        assert_eq!(budget.used(), 3);
-        drop(first);
-        assert_eq!(budget.used(), 0);
+        // A host of a fleet passes on what it does not keep.
+        for counting in [Counting::Pieces, Counting::Whole] {
+            let counting = counting(Meter::new(&shares, 30));
+            let mut passed = LimitedBody::new(pieces(true), limits, counting);
+            let first = passed.frame().await.unwrap().unwrap();
+            assert_eq!(budget.used(), 3);
+            drop(first);
+            assert_eq!(budget.used(), 0);
+        }
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! The budget for bytes of requests and answers in memory, over all guests.
 //!
-//! Promises: a byte is counted before it is kept, and no longer than that.
+//! Promises: a byte is counted before it is kept, and no longer than that. A part of the budget
+//! has its own limit, and counts its bytes in the whole as well.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,6 +16,8 @@ pub(crate) struct Budget {
 struct Inner {
     most: usize,
     used: AtomicUsize,
+    /// The budget that this is a part of.
+    whole: Option<Budget>,
 }
 
 /// Bytes that are counted, until this is dropped.
@@ -26,13 +29,41 @@ pub(crate) struct Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.inner.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.release(self.bytes);
     }
 }
 
 impl Budget {
     pub(crate) fn new(most: usize) -> Self {
-        Self { inner: Arc::new(Inner { most, used: AtomicUsize::new(0) }) }
+        Self { inner: Arc::new(Inner { most, used: AtomicUsize::new(0), whole: None }) }
+    }
+
+    /// A part of it, of at most a `divisor`th. Parts together may be more than the whole.
+    pub(crate) fn part(&self, divisor: usize) -> Self {
+        let (most, whole) = (self.inner.most / divisor.max(1), Some(self.clone()));
+        Self { inner: Arc::new(Inner { most, used: AtomicUsize::new(0), whole }) }
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let Inner { most, used, whole } = &*self.inner;
+        let taken = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|sum| sum <= most)
+        });
+        if taken.is_err() {
+            return false;
+        }
+        let fits = whole.as_ref().is_none_or(|whole| whole.take(bytes));
+        if !fits {
+            used.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    fn release(&self, bytes: usize) {
+        self.inner.used.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(whole) = &self.inner.whole {
+            whole.release(bytes);
+        }
     }
 
     /// Nothing yet.
@@ -46,17 +77,19 @@ impl Budget {
 }
 
 impl Share {
+    /// Whether nothing is counted.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
     /// Counts `bytes` more; `false`, and nothing is counted, where they do not fit.
     #[must_use]
     pub(crate) fn add(&mut self, bytes: usize) -> bool {
-        let Inner { most, used } = &*self.budget.inner;
-        let taken = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|sum| sum <= most)
-        });
-        if taken.is_ok() {
+        let fits = self.budget.take(bytes);
+        if fits {
             self.bytes += bytes;
         }
-        taken.is_ok()
+        fits
     }
 }
 
@@ -76,5 +109,21 @@ mod tests {
         assert!(two.add(6));
         drop(two);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_part_has_its_own_limit_and_counts_in_the_whole() {
+        let whole = Budget::new(10);
+        let parts = [whole.part(2), whole.part(2), whole.part(4)];
+        let mut shares: Vec<Share> = parts.iter().map(Budget::share).collect();
+        assert!(shares[0].add(5) && !shares[0].add(1));
+        assert!(shares[1].add(4));
+        // The whole has less left than this part.
+        assert!(!shares[2].add(2) && shares[2].add(1) && !shares[2].add(1));
+        assert_eq!((whole.used(), parts[2].used()), (10, 1));
+        shares.remove(0);
+        assert!(shares[1].add(1));
+        drop(shares);
+        assert!(whole.used() == 0 && parts.iter().all(|part| part.used() == 0));
     }
 }

@@ -123,7 +123,8 @@ impl ErrorResponse {
     }
 
     pub(crate) fn no_memory() -> Self {
-        let message = "the server holds as much of other requests as it may; try again";
+        let message = "the server holds as much of your other requests, or of all requests, as it may; send fewer or \
+                       smaller ones at a time, or try again";
         Self::busy(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 

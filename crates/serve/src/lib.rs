@@ -30,6 +30,7 @@
 mod address_limits;
 mod audit;
 mod body;
+mod body_shares;
 mod budget;
 mod concurrency;
 mod config;

@@ -181,6 +181,7 @@ impl Metrics {
                 "Times that a list left out an entry that cannot be read",
                 &counts.unreadable,
             ),
+            ("unswept", "Sandboxes of lost hosts that were not released yet", &counts.unswept),
             ("adverts", "Heartbeats received from hosts", &counts.adverts),
         ];
         for (name, help, counter) in all {

@@ -20,6 +20,7 @@ use crate::audit::AuditLog;
 use crate::body::{
     BodyLimits, Chunked, Counting, LimitedBody, Meter, MeteredBody, count_until_dropped,
 };
+use crate::body_shares::BodyShares;
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::ServeError;
@@ -31,7 +32,7 @@ use crate::metrics::Metrics;
 use crate::reload::settings_for_restart;
 use crate::routing_table::RoutingTable;
 #[cfg(feature = "fleet")]
-use crate::sandbox::store::{RouteSubject, SandboxHost, SandboxStore};
+use crate::sandbox::records::store::{RouteSubject, SandboxHost, SandboxStore};
 use crate::sandbox::{Routes, Sandboxes, Scope};
 use crate::span;
 use crate::span::REQUEST_ID;
@@ -67,6 +68,7 @@ pub(crate) struct Shared {
     config: Config,
     table: RwLock<Arc<RoutingTable>>,
     pub(crate) budget: Budget,
+    body_shares: Arc<BodyShares>,
     pub(crate) metrics: Metrics,
     pub(crate) phase: watch::Sender<Phase>,
     /// The routes of sandboxes.
@@ -118,6 +120,27 @@ impl RequestIds {
         let text = format!("{:016x}-{number}", self.server);
         HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("none"))
     }
+}
+
+/// Counts the retained bytes of an answer about sandboxes: all of them if they are there already,
+/// or piece by piece.
+async fn hold(response: Response, meter: &Meter) -> Response {
+    let (parts, body) = response.into_parts();
+    if parts.extensions.get::<Chunked>().is_some() {
+        return Response::from_parts(parts, Body::new(MeteredBody::new(body, meter.budget())));
+    }
+    let bytes = match body.collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) => {
+            tracing::error!(%error, "an answer about a sandbox broke off");
+            return ErrorResponse::host().into_response();
+        }
+    };
+    let mut share = meter.budget().share();
+    if !share.add(bytes.len()) {
+        return ErrorResponse::no_memory().into_response();
+    }
+    Response::from_parts(parts, Body::from(count_until_dropped(bytes, share)))
 }
 
 impl Shared {
@@ -176,6 +199,7 @@ impl Shared {
             #[cfg(feature = "fleet")]
             fleet,
             table: RwLock::new(Arc::new(table)),
+            body_shares: BodyShares::new(&budget),
             budget,
             metrics,
             phase: watch::Sender::new(Phase::Running),
@@ -405,9 +429,9 @@ impl Shared {
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
-        let meter = Meter::new(&self.budget, Routes::weight(&request));
+        let meter = Meter::new(&self.body_shares, Routes::weight(&request));
         let counting = match Routes::is_passed_on(&request) {
-            true => Counting::Pieces(self.budget.clone()),
+            true => Counting::Pieces(meter.clone()),
             false => Counting::Whole(meter.clone()),
         };
         let mut request = request.map(|body| Body::new(LimitedBody::new(body, limits, counting)));
@@ -422,32 +446,12 @@ impl Shared {
         request: Request<Body>,
         meter: &Meter,
     ) -> Response {
+        meter.keep();
         let response = sandboxes.answer(request).await;
         if meter.is_exceeded() {
             return ErrorResponse::no_memory().into_response();
         }
-        self.hold(response).await
-    }
-
-    /// Counts the retained bytes of an answer about sandboxes: all of them if they are there
-    /// already, or piece by piece.
-    async fn hold(&self, response: Response) -> Response {
-        let (parts, body) = response.into_parts();
-        if parts.extensions.get::<Chunked>().is_some() {
-            return Response::from_parts(parts, Body::new(MeteredBody::new(body, &self.budget)));
-        }
-        let bytes = match body.collect().await {
-            Ok(body) => body.to_bytes(),
-            Err(error) => {
-                tracing::error!(%error, "an answer about a sandbox broke off");
-                return ErrorResponse::host().into_response();
-            }
-        };
-        let mut share = self.budget.share();
-        if !share.add(bytes.len()) {
-            return ErrorResponse::no_memory().into_response();
-        }
-        Response::from_parts(parts, Body::from(count_until_dropped(bytes, share)))
+        hold(response, meter).await
     }
 
     /// Ends the server once it has answered every request that reached it.

@@ -1,4 +1,5 @@
-// What an unmodified client of E2B in JavaScript does with a server of ours; the server is named by the environment.
+// What an unmodified client of E2B in JavaScript does with a server of ours; the server is named by
+// the environment.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";

@@ -189,7 +189,8 @@ def kept(sandbox: Sandbox) -> None:
     assert goes_on(resumed)
     assert resumed.commands.kill(counter.pid) and resumed.kill()
     assert sandbox.commands.kill(counter.pid)
-    # Code that ends the program itself is undone, to the end of the last call; so is the output of other commands.
+    # Code that ends the program itself is undone, to the end of the last call; so is the output of
+    # other commands.
     sandbox.files.write("/home/user/before", "before")
     last = sandbox.commands.run("sleep 1; kill -9 1 $PPID", background=True)
     try:

@@ -112,8 +112,8 @@ def from_outside(sandbox: Sandbox) -> None:
         for said in (b"hello\n", b"x" * 200_000 + b"\n"):
             line.sendall(said)
             assert stream.readline() == said.upper()
-    # A client that stops reading does not block others; connections are closed when the sandbox moves to another
-    # host.
+    # A client that stops reading does not block others; connections are closed when the sandbox
+    # moves to another host.
     stalled = ask(sandbox, 8000, "/large")
     assert sandbox.run_code("2 + 2").text == "4"
     fork = sandbox.fork(count=1, timeout=600)[0]

@@ -53,7 +53,7 @@ fn content(slot: &Slot) -> Vec<u8> {
 }
 
 /// A guest, what it should hold, and what it should return to.
-struct Live {
+struct LiveGuest {
     branch: Branch<Slot>,
     now: Vec<u8>,
     base: Vec<u8>,
@@ -91,7 +91,7 @@ proptest! {
         let branch = Branch::from_guest(&tree, slot).unwrap();
         let mut model: HashMap<SnapshotId, Vec<u8>> = HashMap::from([(branch.at(), zero.clone())]);
         let mut ids = vec![branch.at()];
-        let mut guests = vec![Live { branch, now: zero.clone(), base: zero }];
+        let mut guests = vec![LiveGuest { branch, now: zero.clone(), base: zero }];
         for step in steps {
             match step {
                 Step::Write { guest, offset, len, value } => {
@@ -144,7 +144,7 @@ proptest! {
                     let live = &guests[guest % guests.len()];
                     if let Some(bytes) = model.get(&id) {
                         let branch = live.branch.fork(id).unwrap();
-                        guests.push(Live { branch, now: bytes.clone(), base: bytes.clone() });
+                        guests.push(LiveGuest { branch, now: bytes.clone(), base: bytes.clone() });
                     }
                 }
                 Step::Fork { .. } => {}

@@ -1,9 +1,9 @@
 //! Entry points of fuzz targets, under `cfg(fuzzing)` only.
 
 use crate::OpenError;
-use crate::json::{parse, weight};
-use crate::layout::IndexJson;
-use crate::manifest::{Config, Manifest};
+use crate::format::json::{parse, weight};
+use crate::format::layout::IndexJson;
+use crate::format::manifest::{Config, Manifest};
 
 /// A JSON document of a store.
 #[derive(Clone, Copy, Debug)]

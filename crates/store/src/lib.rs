@@ -36,76 +36,45 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod access;
 pub mod archive;
-mod blob;
-mod blob_sink;
 mod blobs;
-mod collect;
-mod compact;
-mod descriptor;
-mod diff;
-mod digest;
-mod error;
+mod disk;
+mod format;
 #[cfg(fuzzing)]
 pub mod fuzzing;
-mod guest;
-mod hashing;
-mod image;
-mod index;
-mod inspect;
-mod json;
-mod layer;
-mod layer_writer;
-mod layout;
-mod limits;
-mod list;
-mod manifest;
-mod map;
-mod naming;
-mod open;
-mod pages;
-mod range_reader;
-mod raw;
+mod layers;
+mod local;
 #[cfg(feature = "remote")]
 pub mod remote;
-mod save;
 #[cfg(feature = "seal")]
 pub mod seal;
 #[cfg(not(feature = "seal"))]
-#[path = "unsealed.rs"]
 mod seal;
-#[cfg(feature = "seal")]
-mod signing;
-mod snapshot;
-mod stack;
-mod staging;
-mod store;
-mod temporary;
-#[cfg(feature = "remote")]
-mod transcode;
+mod snapshots;
 mod turn;
-mod turns;
+mod writing;
 
-pub use access::Access;
-pub use blob::BlobRead;
-pub use collect::CollectionReport;
-pub use compact::CompactOptions;
-pub use diff::{Difference, diff};
-pub use digest::Sha256;
-pub use error::{GuestMismatch, LayerError, OpenError, SaveError, SealError};
-pub use guest::{GuestBuild, host_cpu_features};
-pub use index::{Encoding, Role};
-pub use inspect::{Inspection, LayerInspection, PageKind};
-pub use layer::Layer;
-pub use limits::{BadLimit, Limits};
-pub use list::{Extent, ListEntry};
-pub use manifest::MAX_STATE;
-pub use map::{MapRun, Origin, PageMap};
-pub use pages::{MemoryPages, Pages};
-pub use raw::{DiffError, DiffPages, FilePages};
-pub use save::SaveOptions;
-pub use snapshot::Snapshot;
-pub use store::{Store, Tag};
-pub use turn::{Journal, Patch, Signer, Turn, TurnBuilder, TurnError, TurnPiece};
-pub use turns::{FoldOptions, Turns};
+pub use format::blob::BlobRead;
+pub use format::digest::Sha256;
+pub use format::error::{GuestMismatch, LayerError, OpenError, SaveError, SealError, TurnError};
+pub use format::guest::{GuestBuild, host_cpu_features};
+pub use format::index::{Encoding, Role};
+pub use format::layout::Tag;
+pub use format::limits::{BadLimit, Limits};
+pub use format::manifest::MAX_STATE;
+pub use format::map::{MapRun, Origin, PageMap};
+pub use format::pages::{MemoryPages, Pages};
+pub use layers::layer::Layer;
+pub use local::collect::CollectionReport;
+pub use local::list::{Extent, ListEntry};
+pub use local::store::Store;
+pub use seal::access::Access;
+pub use snapshots::diff::{Difference, diff};
+pub use snapshots::inspect::{Inspection, LayerInspection, PageKind};
+pub use snapshots::raw::{DiffError, DiffPages, FilePages};
+pub use snapshots::snapshot::Snapshot;
+pub use snapshots::turns::Turns;
+pub use turn::{Journal, Patch, Signer, Turn, TurnBuilder, TurnPiece};
+pub use writing::compact::CompactOptions;
+pub use writing::fold::FoldOptions;
+pub use writing::save::SaveOptions;

@@ -90,7 +90,7 @@ pub struct Features {
 
 /// Results of a probe.
 #[derive(Debug, Default)]
-pub(crate) struct Probed {
+pub(crate) struct ProbeResults {
     pub(crate) missing: BTreeMap<Feature, String>,
     /// Whether descriptors or memory ran out, so that a later probe may find more.
     pub(crate) short: bool,

@@ -10,12 +10,12 @@ use afresh_sys::fault::{self, Fault, FaultCause, FaultHandler, FaultSignal};
 use afresh_sys::{Interest, PAGE_SIZE, PageRange, Protection, Reservation, Uffd};
 
 /// Opens the page that was touched, after a call of `first`.
-struct Opens<F> {
+struct OpenHandler<F> {
     memory: Arc<Reservation>,
     first: F,
 }
 
-impl<F: Fn(&Fault) + Send + Sync> FaultHandler for Opens<F> {
+impl<F: Fn(&Fault) + Send + Sync> FaultHandler for OpenHandler<F> {
     fn on_fault(&self, fault: &Fault) -> bool {
         (self.first)(fault);
         let page = (fault.address - self.memory.base().as_ptr() as usize) / PAGE_SIZE;
@@ -38,7 +38,7 @@ fn watch(
     memory: &Arc<Reservation>,
     first: impl Fn(&Fault) + Send + Sync + 'static,
 ) -> fault::Registration {
-    let handler = Arc::new(Opens { memory: memory.clone(), first });
+    let handler = Arc::new(OpenHandler { memory: memory.clone(), first });
     fault::register(memory.base().as_ptr(), memory.pages() * PAGE_SIZE, handler).unwrap()
 }
 
@@ -116,13 +116,13 @@ fn dropping_a_range_waits_for_its_own_handler_and_ends_it_for_good() {
 fn ten_thousand_ranges_come_and_go_in_linear_time() {
     const RANGES: usize = 10_000;
     let memory = Reservation::new(2 * RANGES).unwrap();
-    struct Never;
-    impl FaultHandler for Never {
+    struct NeverHandler;
+    impl FaultHandler for NeverHandler {
         fn on_fault(&self, _: &Fault) -> bool {
             false
         }
     }
-    let never: Arc<dyn FaultHandler> = Arc::new(Never);
+    let never: Arc<dyn FaultHandler> = Arc::new(NeverHandler);
     let add =
         |at: usize| fault::register(memory.page_ptr(2 * at), PAGE_SIZE, never.clone()).unwrap();
     let began = Instant::now();
@@ -170,7 +170,7 @@ fn each_of_many_ranges_gets_its_own_faults() {
 #[test]
 fn a_range_of_nothing_or_beyond_all_addresses_is_refused() {
     let memory = readable(1);
-    let handler = || Arc::new(Opens { memory: memory.clone(), first: |_: &Fault| () });
+    let handler = || Arc::new(OpenHandler { memory: memory.clone(), first: |_: &Fault| () });
     let start = memory.base().as_ptr().cast_const();
     assert!(fault::register(start, 0, handler()).is_err());
     assert!(fault::register(start, usize::MAX, handler()).is_err());
@@ -189,15 +189,15 @@ fn a_handler_learns_that_the_content_of_a_page_is_lost() {
         return println!("SKIPPED: pages cannot be poisoned: {error}");
     }
     /// Replaces the poisoned page, so that the access continues.
-    struct Replaces(Arc<Reservation>, Arc<Mutex<Vec<Fault>>>);
-    impl FaultHandler for Replaces {
+    struct ReplaceHandler(Arc<Reservation>, Arc<Mutex<Vec<Fault>>>);
+    impl FaultHandler for ReplaceHandler {
         fn on_fault(&self, fault: &Fault) -> bool {
             self.1.lock().unwrap().push(*fault);
             self.0.map_anonymous(PageRange::new(0, 1), Protection::ReadWrite).is_ok()
         }
     }
     let seen = Arc::new(Mutex::new(Vec::with_capacity(4)));
-    let handler = Arc::new(Replaces(memory.clone(), seen.clone()));
+    let handler = Arc::new(ReplaceHandler(memory.clone(), seen.clone()));
     let _registration = fault::register(start, PAGE_SIZE, handler).unwrap();
     // SAFETY: mapped, and the handler replaces the unreadable page.
     assert_eq!(unsafe { start.read_volatile() }, 0);

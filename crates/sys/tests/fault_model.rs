@@ -59,18 +59,18 @@ mod sync {
 use loom::sync::{Arc, Mutex};
 use readers::Readers;
 use sync::Probe;
-use table::{Table, Unpublished};
+use table::{Table, UnpublishedTrees};
 
 const GENERATION: u32 = 1;
 
 struct World {
     table: Table<Probe>,
-    changes: Mutex<Unpublished<Probe>>,
+    changes: Mutex<UnpublishedTrees<Probe>>,
 }
 
 impl World {
     fn new() -> Self {
-        Self { table: Table::new(), changes: Mutex::new(Unpublished::new()) }
+        Self { table: Table::new(), changes: Mutex::new(UnpublishedTrees::new()) }
     }
 
     fn add(&self, start: usize) -> table::EntryGuard<Probe> {

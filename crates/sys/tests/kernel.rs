@@ -37,12 +37,12 @@ fn peek(memory: &Reservation, page: usize) -> u8 {
 }
 
 /// Lifts protection page by page and counts, as a tracker does.
-struct Lift {
+struct LiftHandler {
     uffd: Uffd,
     count: AtomicUsize,
 }
 
-impl fault::FaultHandler for Lift {
+impl fault::FaultHandler for LiftHandler {
     fn on_fault(&self, fault: &fault::Fault) -> bool {
         self.count.fetch_add(1, Ordering::Relaxed);
         let page = (fault.address & !(PAGE_SIZE - 1)) as *const u8;
@@ -87,7 +87,8 @@ fn a_write_to_a_protected_page_of_a_private_file_reaches_the_handler_once() {
     let memory = Reservation::new(8).unwrap();
     let all = PageRange::new(0, 8);
     memory.map_private(all, Protection::ReadWrite, &file, 0).unwrap();
-    let lift = Arc::new(Lift { uffd: Uffd::open(UffdMode::Sigbus).unwrap(), count: 0.into() });
+    let lift =
+        Arc::new(LiftHandler { uffd: Uffd::open(UffdMode::Sigbus).unwrap(), count: 0.into() });
     lift.uffd.register(memory.base().as_ptr(), all.byte_len(), Interest::WRITES).unwrap();
     lift.uffd.write_protect(memory.base().as_ptr(), all.byte_len(), true).unwrap();
     let _registration =
@@ -132,34 +133,34 @@ fn a_sealed_image_can_not_be_written() {
 
 #[test]
 fn overlapping_fault_ranges_are_refused_and_a_dropped_one_is_free_again() {
-    struct Never;
-    impl fault::FaultHandler for Never {
+    struct NeverHandler;
+    impl fault::FaultHandler for NeverHandler {
         fn on_fault(&self, _: &fault::Fault) -> bool {
             false
         }
     }
     let memory = Reservation::new(4).unwrap();
     let at = |page| memory.page_ptr(page).cast_const();
-    let first = fault::register(at(0), 2 * PAGE_SIZE, Arc::new(Never)).unwrap();
-    assert!(fault::register(at(1), 2 * PAGE_SIZE, Arc::new(Never)).is_err());
-    let second = fault::register(at(2), 2 * PAGE_SIZE, Arc::new(Never)).unwrap();
+    let first = fault::register(at(0), 2 * PAGE_SIZE, Arc::new(NeverHandler)).unwrap();
+    assert!(fault::register(at(1), 2 * PAGE_SIZE, Arc::new(NeverHandler)).is_err());
+    let second = fault::register(at(2), 2 * PAGE_SIZE, Arc::new(NeverHandler)).unwrap();
     drop(first);
     drop(second);
-    drop(fault::register(at(1), 2 * PAGE_SIZE, Arc::new(Never)).unwrap());
+    drop(fault::register(at(1), 2 * PAGE_SIZE, Arc::new(NeverHandler)).unwrap());
 }
 
 #[test]
 fn an_unhandled_fault_still_ends_the_process_with_its_signal() {
     if std::env::var_os("AFRESH_TEST_CRASH").is_some() {
-        struct Never;
-        impl fault::FaultHandler for Never {
+        struct NeverHandler;
+        impl fault::FaultHandler for NeverHandler {
             fn on_fault(&self, _: &fault::Fault) -> bool {
                 false
             }
         }
         let memory = Reservation::new(1).unwrap();
         let start = memory.base().as_ptr();
-        let _registration = fault::register(start, PAGE_SIZE, Arc::new(Never)).unwrap();
+        let _registration = fault::register(start, PAGE_SIZE, Arc::new(NeverHandler)).unwrap();
         poke(&memory, 0, 1);
         unreachable!("the write must not succeed");
     }

@@ -20,7 +20,7 @@ use crate::layout::Span;
 use crate::machine::Exit;
 use crate::sandbox::{Sandbox, State};
 use crate::system::CODE;
-use crate::watch::Stopped;
+use crate::watch::StopReason;
 
 /// How a run ended well.
 #[derive(Debug)]
@@ -130,9 +130,9 @@ impl Sandbox {
                 Exit::Hypercall(number) => {
                     let mut regs = self.machine.regs();
                     match self.hypercall(phase, number, &regs)? {
-                        Next::End(end) => return Ok(end),
-                        Next::Resume => {}
-                        Next::Result(value) => {
+                        NextStep::End(end) => return Ok(end),
+                        NextStep::Resume => {}
+                        NextStep::Result(value) => {
                             regs.rax = value;
                             self.machine.set_regs(&regs);
                         }
@@ -161,24 +161,29 @@ impl Sandbox {
         }
     }
 
-    fn hypercall(&mut self, phase: Phase, call: u32, regs: &kvm_regs) -> Result<Next, GuestError> {
+    fn hypercall(
+        &mut self,
+        phase: Phase,
+        call: u32,
+        regs: &kvm_regs,
+    ) -> Result<NextStep, GuestError> {
         let bad = |access| GuestError::BadPointer { call, access };
         let (first, second, third) = (regs.rdi, regs.rsi, regs.rdx);
         if phase == Phase::Probe {
-            return Ok(Next::End(End::Probe));
+            return Ok(NextStep::End(End::Probe));
         }
         match (call, phase) {
             (CALL_READY, Phase::Init) => {
                 if second != u64::from(crate::abi::ABI_VERSION) {
                     return Err(GuestError::Version(second));
                 }
-                Ok(Next::End(End::Ready(first)))
+                Ok(NextStep::End(End::Ready(first)))
             }
             (CALL_DONE, Phase::Call) => {
                 let what = ("output", "output", self.config.limits.output);
                 let output = self.copy_out(call, regs.rip, (second, third), what)?;
                 match first as i64 {
-                    0 => Ok(Next::End(End::Done(output))),
+                    0 => Ok(NextStep::End(End::Done(output))),
                     status => Err(GuestError::Failed { status, output }),
                 }
             }
@@ -189,20 +194,20 @@ impl Sandbox {
                 if let Some(log) = &self.config.log {
                     log(first.clamp(1, 5) as u8, &message);
                 }
-                Ok(Next::Resume)
+                Ok(NextStep::Resume)
             }
             (CALL_FIND, _) => {
                 let name = self.message(call, first, second)?;
                 let found = self.template.functions.find(&name);
-                Ok(Next::Result(found.map_or(ERR_NO_FUNCTION as u64, |index| index as u64)))
+                Ok(NextStep::Result(found.map_or(ERR_NO_FUNCTION as u64, |index| index as u64)))
             }
             (CALL_HOST, _) => self.host_call(call, regs),
             (CALL_RANDOM, _) => {
                 self.memory.map().check(first, second, true).map_err(bad)?;
                 self.fill_random(call, regs.rip, first, second)?;
-                Ok(Next::Result(0))
+                Ok(NextStep::Result(0))
             }
-            (CALL_GENERATION, _) => Ok(Next::Result(self.generation)),
+            (CALL_GENERATION, _) => Ok(NextStep::Result(self.generation)),
             (other, _) => Err(GuestError::UnknownHypercall(other)),
         }
     }
@@ -219,20 +224,20 @@ impl Sandbox {
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
-    fn host_call(&mut self, call: u32, regs: &kvm_regs) -> Result<Next, GuestError> {
+    fn host_call(&mut self, call: u32, regs: &kvm_regs) -> Result<NextStep, GuestError> {
         let bad = |access| GuestError::BadPointer { call, access };
         let (result, capacity) = (regs.r10, regs.r8);
         if self.template.functions.get(regs.rdi).is_none() {
-            return Ok(Next::Result(ERR_NO_FUNCTION as u64));
+            return Ok(NextStep::Result(ERR_NO_FUNCTION as u64));
         }
         // Both buffers are checked before the function can have an effect.
         self.memory.map().check(result, capacity, true).map_err(bad)?;
         let what = ("list of arguments", "arguments", self.config.limits.arguments);
         let arguments = self.copy_out(call, regs.rip, (regs.rsi, regs.rdx), what)?;
         let Some(function) = self.template.functions.get(regs.rdi) else {
-            return Ok(Next::Result(ERR_NO_FUNCTION as u64));
+            return Ok(NextStep::Result(ERR_NO_FUNCTION as u64));
         };
-        Ok(Next::Result(match function(&arguments) {
+        Ok(NextStep::Result(match function(&arguments) {
             Ok(bytes) if bytes.len() as u64 <= capacity => {
                 self.memory.write(result, &bytes).map_err(bad)?;
                 bytes.len() as u64
@@ -299,14 +304,14 @@ impl Sandbox {
     }
 }
 
-fn ended(stopped: Stopped, rip: u64) -> GuestError {
+fn ended(stopped: StopReason, rip: u64) -> GuestError {
     match stopped {
-        Stopped::Timeout => GuestError::Timeout { rip },
-        Stopped::Handle => GuestError::Stopped { rip },
+        StopReason::Timeout => GuestError::Timeout { rip },
+        StopReason::Handle => GuestError::Stopped { rip },
     }
 }
 
-enum Next {
+enum NextStep {
     End(End),
     Resume,
     Result(u64),

@@ -38,7 +38,7 @@ enum Level {
 
 /// The state that a feature needs to be enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Needs {
+enum RequiredState {
     Nothing,
     Avx,
     Avx512,
@@ -53,7 +53,7 @@ struct Feature {
     register: Register,
     bit: u32,
     level: Level,
-    needs: Needs,
+    needs: RequiredState,
 }
 
 macro_rules! features {
@@ -65,7 +65,7 @@ macro_rules! features {
             register: $register,
             bit: $bit,
             level: Level::$level,
-            needs: Needs::$needs,
+            needs: RequiredState::$needs,
         }),*),*]
     };
 }
@@ -145,9 +145,9 @@ fn close(mut set: FeatureSet) -> FeatureSet {
     let (avx, avx512) = (has(set, "avx"), has(set, "avx") && has(set, "avx512f"));
     for (bit, feature) in all_features() {
         let works = match feature.needs {
-            Needs::Nothing => true,
-            Needs::Avx => avx,
-            Needs::Avx512 => avx512,
+            RequiredState::Nothing => true,
+            RequiredState::Avx => avx,
+            RequiredState::Avx512 => avx512,
         };
         if !works {
             set &= !bit;
@@ -247,10 +247,10 @@ impl CpuTemplate {
     pub fn with(self, feature: &str) -> Result<Self, UnknownFeature> {
         let (bit, found) = find(feature).ok_or_else(|| UnknownFeature(feature.to_owned()))?;
         let needed = match found.needs {
-            Needs::Nothing if found.name == "avx" || found.leaf == 0xd => bits(&["xsave"]),
-            Needs::Nothing => 0,
-            Needs::Avx => bits(&["xsave", "avx"]),
-            Needs::Avx512 => bits(&["xsave", "avx", "avx512f"]),
+            RequiredState::Nothing if found.name == "avx" || found.leaf == 0xd => bits(&["xsave"]),
+            RequiredState::Nothing => 0,
+            RequiredState::Avx => bits(&["xsave", "avx"]),
+            RequiredState::Avx512 => bits(&["xsave", "avx", "avx512f"]),
         };
         let name = format!("{}+{feature}", self.name).into();
         Ok(Self { name, set: self.set | bit | needed })

@@ -41,13 +41,13 @@ macro_rules! functions {
 }
 functions!(()(A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E G));
 
-type Erased = Arc<dyn Fn(&[u8]) -> Result<Vec<u8>, HostError> + Send + Sync>;
+type ErasedFunction = Arc<dyn Fn(&[u8]) -> Result<Vec<u8>, HostError> + Send + Sync>;
 
 /// The functions of one sandbox and of every fork of it.
 #[derive(Clone, Default)]
 pub(crate) struct HostFunctions {
     names: HashMap<String, usize>,
-    functions: Vec<Erased>,
+    functions: Vec<ErasedFunction>,
 }
 
 impl std::fmt::Debug for HostFunctions {
@@ -59,7 +59,7 @@ impl std::fmt::Debug for HostFunctions {
 impl HostFunctions {
     /// Adds or replaces a function.
     pub(crate) fn add<A: 'static>(&mut self, name: &str, function: impl HostFunction<A>) {
-        let erased: Erased = Arc::new(move |arguments| function.call(arguments));
+        let erased: ErasedFunction = Arc::new(move |arguments| function.call(arguments));
         match self.names.get(name) {
             Some(index) => self.functions[*index] = erased,
             None => {
@@ -73,7 +73,7 @@ impl HostFunctions {
         self.names.get(name).copied()
     }
 
-    pub(crate) fn get(&self, index: u64) -> Option<&Erased> {
+    pub(crate) fn get(&self, index: u64) -> Option<&ErasedFunction> {
         self.functions.get(usize::try_from(index).ok()?)
     }
 }

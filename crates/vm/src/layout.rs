@@ -89,7 +89,7 @@ pub enum RegionKind {
 
 /// An extra region at its address.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Placed {
+pub(crate) struct PlacedRegion {
     pub(crate) span: Span,
     pub(crate) kind: RegionKind,
 }
@@ -110,7 +110,7 @@ pub(crate) struct Layout {
     pub(crate) stack: Span,
     pub(crate) input: Span,
     pub(crate) heap: Span,
-    pub(crate) regions: Vec<Placed>,
+    pub(crate) regions: Vec<PlacedRegion>,
     /// Start of the system span; its length depends on the page tables.
     pub(crate) system: u64,
 }
@@ -146,7 +146,7 @@ impl Layout {
             aligned("region", len)?;
             let end = next.checked_add(len).filter(|end| *end <= MAX_SPACE);
             let end = end.ok_or(LayoutError::TooLarge(next.saturating_add(len)))?;
-            regions.push(Placed { span: Span { start: next, len }, kind });
+            regions.push(PlacedRegion { span: Span { start: next, len }, kind });
             next = end;
         }
         // Without extra regions the system span follows at once, so that one memory slot of KVM

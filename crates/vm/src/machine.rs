@@ -33,7 +33,7 @@ use crate::layout::Span;
 use crate::processor::{Processor, host_template};
 use crate::strategy::{DirtyTracking, HostSupport};
 use crate::system::ExtendedState;
-use crate::tracker::{Shared, Source, Watched};
+use crate::tracker::{Source, TrackerHandle, WatchedSlot};
 
 /// KVM facts of a process.
 struct Host {
@@ -219,7 +219,7 @@ impl Machine {
         &mut self,
         memory: &[MemorySlot],
         pages: usize,
-    ) -> Result<Option<Shared>, KvmError> {
+    ) -> Result<Option<TrackerHandle>, KvmError> {
         let mut watched = Vec::new();
         for (number, backing) in memory.iter().enumerate() {
             let number = number as u32;
@@ -240,7 +240,7 @@ impl Machine {
                 let pages = (backing.span.len / PAGE) as usize;
                 let words =
                     if self.tracking == DirtyTracking::Log { pages.div_ceil(64) } else { 0 };
-                watched.push(Watched {
+                watched.push(WatchedSlot {
                     number,
                     first: (backing.span.start / PAGE) as usize,
                     pages,
@@ -253,7 +253,7 @@ impl Machine {
             (DirtyTracking::Log, _) => Source::Log,
             _ => return Ok(None),
         };
-        Ok(Some(Shared::new(Arc::clone(&self.vm), source, watched, pages)))
+        Ok(Some(TrackerHandle::new(Arc::clone(&self.vm), source, watched, pages)))
     }
 
     /// Special registers as KVM created them.

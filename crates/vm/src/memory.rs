@@ -10,7 +10,7 @@ use afresh_memory::{PageRange, Slot, TrackError};
 
 use crate::layout::Span;
 use crate::shared::SharedMemory;
-use crate::tracker::Shared;
+use crate::tracker::TrackerHandle;
 
 /// An address range that is not (wholly) accessible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -82,11 +82,11 @@ impl Map {
 pub(crate) struct GuestMemory {
     pub(crate) slot: Slot,
     map: Arc<Map>,
-    tracker: Option<Shared>,
+    tracker: Option<TrackerHandle>,
 }
 
 impl GuestMemory {
-    pub(crate) fn new(slot: Slot, map: Arc<Map>, tracker: Option<Shared>) -> Self {
+    pub(crate) fn new(slot: Slot, map: Arc<Map>, tracker: Option<TrackerHandle>) -> Self {
         Self { slot, map, tracker }
     }
 
@@ -96,7 +96,7 @@ impl GuestMemory {
 
     /// Makes room in a full dirty ring.
     pub(crate) fn ring_full(&self) -> Result<(), TrackError> {
-        self.tracker.as_ref().map_or(Ok(()), Shared::ring_full)
+        self.tracker.as_ref().map_or(Ok(()), TrackerHandle::ring_full)
     }
 
     fn pointer(&self, window: &Window, address: u64) -> *mut u8 {

@@ -24,6 +24,7 @@ impl Sandbox {
         if self.state == State::Quarantined {
             return Err(CallError::Quarantined);
         }
+        self.watch.permit_calls();
         let outcome = self.reset_inner();
         self.state = match outcome {
             Ok(_) => State::Ready,

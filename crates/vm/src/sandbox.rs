@@ -4,7 +4,9 @@
 //! failed leaves a sandbox that refuses calls until it is reset; a reset that failed leaves one
 //! that refuses everything.
 
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use afresh_memory::{HostAccess, Image, Slot, SlotConfig, TrackError};
 use afresh_sys::fork;
@@ -159,6 +161,30 @@ impl Sandbox {
     #[must_use]
     pub fn reset_method(&self) -> ResetMethod {
         self.config.reset.here()
+    }
+
+    /// Whether the last call was cut short, so that a reset is needed.
+    #[must_use]
+    pub fn needs_reset(&self) -> bool {
+        self.state != State::Ready
+    }
+
+    /// The time limit of a call; `None` if it has none.
+    #[must_use]
+    pub fn timeout(&self) -> Option<Duration> {
+        self.config.timeout
+    }
+
+    /// Sets the time limit of the following calls. The state of the guest does not have it.
+    ///
+    /// # Errors
+    /// When the thread that ends late calls cannot be started.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if timeout.is_some() {
+            self.watch.register()?;
+        }
+        self.config.timeout = timeout;
+        Ok(())
     }
 
     /// A handle that stops a running call from another thread.

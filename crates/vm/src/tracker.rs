@@ -5,7 +5,7 @@
 //! is armed. The ring protects everything it reported when any page is armed; pages that the engine
 //! still holds open are then noticed again, and kept to ourselves.
 //!
-//! May break it: writes by the host past `Shared::host_wrote`.
+//! May break it: writes by the host past `TrackerHandle::host_wrote`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,7 +17,7 @@ use crate::pages::PageSet;
 
 /// A memory slot that KVM watches.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct WatchedSlot {
     /// KVM's number for it.
     pub(crate) number: u32,
     /// Its first page, counted from guest address 0.
@@ -41,7 +41,7 @@ pub(crate) enum Source {
 struct State {
     vm: Arc<VmFd>,
     source: Source,
-    watched: Vec<Watched>,
+    watched: Vec<WatchedSlot>,
     /// Reported to the engine and not armed since.
     open: PageSet,
     /// Written and not reported yet.
@@ -50,14 +50,19 @@ struct State {
 
 /// A handle to the tracker's state.
 #[derive(Debug, Clone)]
-pub(crate) struct Shared(Arc<Mutex<State>>);
+pub(crate) struct TrackerHandle(Arc<Mutex<State>>);
 
 fn backend(error: afresh_sys::SysError) -> TrackError {
     TrackError::Backend(Box::new(error))
 }
 
-impl Shared {
-    pub(crate) fn new(vm: Arc<VmFd>, source: Source, watched: Vec<Watched>, pages: usize) -> Self {
+impl TrackerHandle {
+    pub(crate) fn new(
+        vm: Arc<VmFd>,
+        source: Source,
+        watched: Vec<WatchedSlot>,
+        pages: usize,
+    ) -> Self {
         Self(Arc::new(Mutex::new(State {
             vm,
             source,
@@ -171,7 +176,7 @@ impl State {
     }
 }
 
-struct KvmTracker(Shared);
+struct KvmTracker(TrackerHandle);
 
 // SAFETY: pages come from KVM's log or ring of the memory slots that were set up for this very
 // range, or from the host's own notes, and `PageSet` appends them in order, each once. KVM reports

@@ -24,7 +24,7 @@ const NEVER: u64 = u64::MAX - 2;
 
 /// Why a call was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stopped {
+pub(crate) enum StopReason {
     Timeout,
     Handle,
 }
@@ -39,6 +39,10 @@ pub(crate) struct Watch {
     thread: AtomicI32,
     /// Nanoseconds since the watchdog's epoch, or one of the constants above.
     deadline: AtomicU64,
+    /// Whether the watchdog looks after it.
+    registered: AtomicBool,
+    /// Whether calls are stopped until the next reset.
+    stops: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -54,13 +58,18 @@ impl Watch {
             signal: install_kick_handler()?,
             thread: AtomicI32::new(0),
             deadline: AtomicU64::new(IDLE),
+            registered: AtomicBool::new(false),
+            stops: AtomicBool::new(false),
         });
         Ok(watch)
     }
 
     /// Lets the watchdog look after this vCPU.
     pub(crate) fn register(self: &Arc<Self>) -> io::Result<()> {
-        watchdog()?.add(self);
+        if !self.registered.load(Ordering::Relaxed) {
+            watchdog()?.add(self);
+            self.registered.store(true, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -81,15 +90,24 @@ impl Watch {
         {
             watchdog.wake_if_parked();
         }
+        // After the deadline: a handle that came before it saw no call.
+        if self.stops.load(Ordering::SeqCst) {
+            self.stop(deadline, STOPPED);
+        }
         thread
     }
 
+    /// Calls are no longer stopped.
+    pub(crate) fn permit_calls(&self) {
+        self.stops.store(false, Ordering::SeqCst);
+    }
+
     /// Whether the running call must stop. If not, a stale stop flag is lowered.
-    pub(crate) fn interrupted(&self) -> Option<Stopped> {
+    pub(crate) fn interrupted(&self) -> Option<StopReason> {
         let flag = lock(&self.flag);
         match self.deadline.load(Ordering::SeqCst) {
-            TIMED_OUT => Some(Stopped::Timeout),
-            STOPPED => Some(Stopped::Handle),
+            TIMED_OUT => Some(StopReason::Timeout),
+            STOPPED => Some(StopReason::Handle),
             _ => {
                 if let Some(flag) = flag.as_ref() {
                     flag.lower();
@@ -100,10 +118,10 @@ impl Watch {
     }
 
     /// Whether the running call must stop, between two looks at the guest.
-    pub(crate) fn stopped(&self) -> Option<Stopped> {
+    pub(crate) fn stopped(&self) -> Option<StopReason> {
         match self.deadline.load(Ordering::Relaxed) {
-            TIMED_OUT => Some(Stopped::Timeout),
-            STOPPED => Some(Stopped::Handle),
+            TIMED_OUT => Some(StopReason::Timeout),
+            STOPPED => Some(StopReason::Handle),
             _ => None,
         }
     }
@@ -158,6 +176,12 @@ impl StopHandle {
         if deadline != IDLE && self.0.process == fork::generation() {
             self.0.stop(deadline, STOPPED);
         }
+    }
+
+    /// Stops the running call, and every later one until the sandbox is reset.
+    pub fn stop_until_reset(&self) {
+        self.0.stops.store(true, Ordering::SeqCst);
+        self.stop();
     }
 }
 

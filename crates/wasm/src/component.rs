@@ -14,7 +14,7 @@ pub(crate) mod shared;
 use std::sync::Arc;
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
-use afresh_pool::{Budget, Pool, PoolStats};
+use afresh_pool::{Budget, NextItem, Pool, PoolStats};
 use afresh_rewrite::{
     AnalyzeError, DataSegment, MARK_BYTES, NestedModule, PreparedComponent, Roots, WarmState,
     names, prepare_component,
@@ -98,12 +98,12 @@ impl std::fmt::Debug for WarmComponent {
 
 /// A memory that a module of the component defines.
 #[derive(Clone, Copy)]
-struct Declared<'a> {
+struct DeclaredMemory<'a> {
     module: &'a NestedModule,
     index: u32,
 }
 
-impl<'a> Declared<'a> {
+impl<'a> DeclaredMemory<'a> {
     fn all(module: &'a NestedModule) -> impl Iterator<Item = Self> + 'a {
         (0u32..)
             .zip(&module.memories)
@@ -135,7 +135,7 @@ impl<'a> Declared<'a> {
 fn in_order<'a>(
     prepared: &'a PreparedComponent,
     probed: &[Arc<GuestMemory>],
-) -> Result<Vec<Declared<'a>>, WarmError> {
+) -> Result<Vec<DeclaredMemory<'a>>, WarmError> {
     let unknown = |memory: &GuestMemory| {
         WarmError::State(format!(
             "the component makes a memory of {} bytes, which its modules do not declare",
@@ -149,13 +149,13 @@ fn in_order<'a>(
             memory.slot().read(0, &mut mark)?;
         }
         let declared = match prepared.marked(mark) {
-            Some((module, index)) => Declared { module: &prepared.modules[module], index },
+            Some((module, index)) => DeclaredMemory { module: &prepared.modules[module], index },
             // Without room for a mark the memory has no data either, so any memory with the same
             // declaration fits.
             None => prepared
                 .modules
                 .iter()
-                .flat_map(Declared::all)
+                .flat_map(DeclaredMemory::all)
                 .filter(|d| !d.module.memories[d.index as usize].has_mark())
                 .find(|d| d.shape() == memory.shape() && d.segments().next().is_none())
                 .ok_or_else(|| unknown(memory))?,
@@ -377,20 +377,37 @@ impl WarmComponent {
         Ok(lease)
     }
 
-    /// As [`WarmComponent::lease_owned`], but asynchronous: it waits for the start functions of the
-    /// component where each instance runs them anew ([`WarmComponent::rerun_reason`]).
+    /// As [`WarmComponent::lease_owned`], but asynchronous: it waits for an instance where all are
+    /// in use, and for the start functions of the component where each instance runs them anew
+    /// ([`WarmComponent::rerun_reason`]). Dropping the future ends the wait.
     ///
     /// # Errors
-    /// As [`WarmComponent::lease_with`].
+    /// As [`WarmComponent::lease_with`], but no limit of the pool is an error.
     pub async fn lease_async(
         &self,
         options: &LeaseOptions,
     ) -> Result<OwnedComponentLease, WarmError> {
-        let keep = self.inner.clone();
-        // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
-        let mut lease = ComponentLease::begin(unsafe { borrow(&keep) }, options).await?;
-        lease.keep = Some(keep);
-        Ok(lease)
+        let attempt = options.without_blocking(self.inner.pool.limits().exhausted);
+        let mut next = None;
+        loop {
+            let keep = self.inner.clone();
+            // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
+            match ComponentLease::begin(unsafe { borrow(&keep) }, &attempt).await {
+                Err(WarmError::Exhausted { .. }) => {}
+                taken => {
+                    let mut lease = taken?;
+                    lease.keep = Some(keep);
+                    return Ok(lease);
+                }
+            }
+            next.get_or_insert_with(|| self.next_instance()).wait().await;
+        }
+    }
+
+    /// Waits, as a task, for an instance to end when the pool is at its limit.
+    #[must_use]
+    pub fn next_instance(&self) -> NextItem {
+        self.inner.pool.room()
     }
 
     /// Compares the memories that the pool would lease next with the component's initial state.

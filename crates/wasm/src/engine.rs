@@ -22,7 +22,7 @@ use crate::LoadError;
 use crate::engine::address_space::Space;
 use crate::engine::cache::Cache;
 use crate::engine::linear::{SlotMemories, record_memories};
-use crate::engine::loaded::Loaded;
+use crate::engine::loaded::LoadedModules;
 use crate::engine::stacks::Stacks;
 
 /// Source of pages for memories that grow by whole 2 MiB. Pages that it has ready take no faults.
@@ -265,11 +265,11 @@ pub(crate) struct Inner {
     /// Of the process it was made in.
     generation: u32,
     /// Code and memories that its guests share.
-    pub(crate) loaded: Loaded,
+    pub(crate) loaded: LoadedModules,
 }
 
 /// A compiled module.
-pub(crate) struct Compiled {
+pub(crate) struct CompiledModule {
     pub(crate) module: Arc<wasmtime::Module>,
     /// Key in the cache, where there is a cache.
     pub(crate) key: Option<blake3::Hash>,
@@ -352,8 +352,14 @@ impl Engine {
     fn with(wasmtime: wasmtime::Engine, config: EngineConfig) -> Self {
         let (ticking, generation) = (AtomicU32::new(0), fork::generation());
         let ticks = Arc::default();
-        let inner =
-            Inner { wasmtime, config, ticking, ticks, generation, loaded: Loaded::default() };
+        let inner = Inner {
+            wasmtime,
+            config,
+            ticking,
+            ticks,
+            generation,
+            loaded: LoadedModules::default(),
+        };
         Self { inner: Arc::new(inner) }
     }
 
@@ -396,18 +402,18 @@ impl Engine {
     }
 
     /// Compiles a core module, or takes it from the cache.
-    pub(crate) fn compile(&self, wasm: &[u8]) -> Result<Compiled, LoadError> {
+    pub(crate) fn compile(&self, wasm: &[u8]) -> Result<CompiledModule, LoadError> {
         let compile = || self.compile_anew(|engine| wasmtime::Module::new(engine, wasm));
         if self.cache().is_none() {
-            return Ok(Compiled { module: Arc::new(compile()?), key: None });
+            return Ok(CompiledModule { module: Arc::new(compile()?), key: None });
         }
         let key = self.cache_key(&[wasm]);
         if let Some(module) = self.kept_module(&key) {
-            return Ok(Compiled { module, key: Some(key) });
+            return Ok(CompiledModule { module, key: Some(key) });
         }
         let module = Arc::new(compile()?);
         self.keep_module(&key, &module);
-        Ok(Compiled { module, key: Some(key) })
+        Ok(CompiledModule { module, key: Some(key) })
     }
 
     /// Keeps a compiled module under this key, for other processes and for other guests of this

@@ -142,16 +142,26 @@ pub enum WarmError {
     /// The warm image could not be built.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// The pool has no instance to give.
-    #[error("{0}")]
-    Pool(String),
+    /// All instances are in use, and the lease does not wait.
+    #[error(
+        "all {limit} instances of the guest are in use: raise the limit, wait, or allow instances on demand"
+    )]
+    Exhausted {
+        /// The limit.
+        limit: usize,
+    },
+    /// No instance came back within the time that the lease waits.
+    #[error("no instance of the guest came back within {0:?}")]
+    TimedOut(std::time::Duration),
 }
 
 impl From<PoolError<WarmError>> for WarmError {
     fn from(error: PoolError<WarmError>) -> Self {
         match error {
             PoolError::Create(error) => error,
-            other => WarmError::Pool(other.to_string()),
+            PoolError::TimedOut(waited) => WarmError::TimedOut(waited),
+            PoolError::Exhausted { limit } => WarmError::Exhausted { limit },
+            other => WarmError::State(other.to_string()),
         }
     }
 }

@@ -36,7 +36,7 @@ use crate::LoadError;
 use crate::engine::call_path::CallPath;
 use crate::host::clock::Clock;
 use crate::host::files::{Files, Live};
-use crate::host::watch::Watch;
+use crate::host::watch::{StopHandle, Watch};
 
 pub use limiter::Limiter;
 pub(crate) use limiter::table_bytes;
@@ -177,6 +177,8 @@ pub struct Host {
     turns: u64,
     data: Option<Box<dyn Any + Send>>,
     state: Option<Box<dyn Any + Send>>,
+    /// Set by the lease's [`StopHandle`].
+    stop: Option<StopHandle>,
     /// Alive while the store has its first epoch callback.
     callback: Option<Weak<()>>,
     /// Whether the guest, and not the engine, is entered next in its store.
@@ -214,6 +216,7 @@ impl Host {
             turns: 0,
             data: None,
             state: None,
+            stop: None,
             callback: None,
             #[cfg(feature = "call-hook")]
             guests: false,
@@ -254,6 +257,9 @@ impl Host {
         if self.state.is_some() {
             self.state = None;
         }
+        if self.stop.is_some() {
+            self.stop = None;
+        }
     }
 
     /// Whether it holds no state of a call.
@@ -268,6 +274,7 @@ impl Host {
             && self.own.is_none()
             && self.output.is_none()
             && self.state.is_none()
+            && self.stop.is_none()
     }
 
     pub(crate) fn set_turns(&mut self, turns: u64) {
@@ -343,6 +350,16 @@ impl Host {
             return Err(wasmtime::Trap::Interrupt.into());
         }
         self.watch().check(self)
+    }
+
+    /// A handle that stops the calls of this lease.
+    pub(crate) fn stop_handle(&mut self) -> StopHandle {
+        self.stop.get_or_insert_with(|| StopHandle(Arc::default())).clone()
+    }
+
+    /// Whether the calls of this lease were stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.as_ref().is_some_and(|StopHandle(stopped)| stopped.load(Ordering::Relaxed))
     }
 
     pub(crate) fn way(&self) -> CallPath {

@@ -7,11 +7,13 @@ pub(crate) mod leasing;
 pub(crate) mod live;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use wasmtime::{Extern, Memory, Val, WasmParams, WasmResults};
 
 use crate::call::dynamic::{call_dynamic, call_error};
 use crate::call::entry::{Entry, typed};
+use crate::call::lease_options::LeaseLimits;
 use crate::call::scope::forget_exception;
 use crate::call::stores::CallLimits;
 use crate::engine::call_path::{CallPath, drive};
@@ -22,7 +24,7 @@ use crate::lease::live::{Live, Parts};
 use crate::warm::Inner;
 use crate::warm::compare::Comparison;
 use crate::warm::instance_state::InstanceState;
-use crate::{CallError, FreezeError, WarmError};
+use crate::{CallError, FreezeError, LoadError, StopHandle, WarmError};
 
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping
 /// it undoes them all.
@@ -31,6 +33,8 @@ pub struct Lease<'a> {
     pub(crate) warm: &'a Inner,
     /// The limits of each of its calls.
     pub(crate) limits: CallLimits,
+    /// Whether a call failed in the guest, so that the state of the instance is unknown.
+    cut_short: bool,
     /// The guest of an owned lease, dropped after everything that borrows from it. No function
     /// returns a reference into `live` or `warm` that outlives its borrow of the lease, so nothing
     /// else outlives it.
@@ -50,14 +54,14 @@ impl std::fmt::Debug for Lease<'_> {
 impl<'a> Lease<'a> {
     #[inline]
     pub(crate) fn begin(warm: &'a Inner, live: Live<'a>, limits: CallLimits) -> Self {
-        let mut lease = Self { live, warm, limits, keep: None };
+        let mut lease = Self { live, warm, limits, cut_short: false, keep: None };
         lease.host_mut().set_generation(next_generation());
         lease
     }
 
     /// A lease of an instance that continues where it was.
     pub(crate) fn resume(warm: &'a Inner, live: Live<'a>) -> Self {
-        Self { live, warm, limits: warm.limits, keep: None }
+        Self { live, warm, limits: warm.limits, cut_short: false, keep: None }
     }
 
     /// Makes the lease own its guest.
@@ -127,7 +131,9 @@ impl<'a> Lease<'a> {
     #[inline]
     pub(crate) fn outcome<R>(&mut self, result: wasmtime::Result<R>) -> Result<R, CallError> {
         if let Some(failure) = self.host().failure() {
-            return Err(CallError::Wasi(failure.to_owned()));
+            let failure = failure.to_owned();
+            self.cut_short = true;
+            return Err(CallError::Wasi(failure));
         }
         result.map_err(|error| self.failed(error))
     }
@@ -136,6 +142,7 @@ impl<'a> Lease<'a> {
     #[cold]
     fn failed(&mut self, error: wasmtime::Error) -> CallError {
         let limits = self.limits;
+        self.cut_short = true;
         forget_exception(self.live.parts().store);
         self.explain(call_error(error, limits))
     }
@@ -183,6 +190,7 @@ impl<'a> Lease<'a> {
         limits.apply(&mut store);
         let result = call_dynamic(way, &mut store, instance, name, arguments, limits).await;
         *unfinished = false;
+        self.cut_short |= result.is_err();
         result.map_err(|error| self.explain(error))
     }
 
@@ -311,6 +319,46 @@ impl<'a> Lease<'a> {
             memory.dirty_pages().map_err(|error| WarmError::State(error.to_string()))
         };
         self.live.memories().map(count).sum()
+    }
+
+    /// Whether a call of this lease failed after it had begun: the state of the instance is unknown
+    /// until it is reset.
+    #[must_use]
+    pub fn is_cut_short(&self) -> bool {
+        self.cut_short || self.live.is_unfinished()
+    }
+
+    /// Whether its calls are asynchronous ([`crate::GuestOptions::asynchronous`]), and no others
+    /// can be made.
+    #[must_use]
+    pub fn is_asynchronous(&self) -> bool {
+        self.warm.way.waits()
+    }
+
+    /// A handle that stops the calls of this lease from another thread.
+    #[must_use]
+    pub fn stop_handle(&mut self) -> StopHandle {
+        self.host_mut().stop_handle()
+    }
+
+    /// Sets the limits of the following calls where values are given, and returns those before, for
+    /// [`Lease::restore_limits`].
+    ///
+    /// # Errors
+    /// [`LoadError::Limit`] for a limit that the engine was not set up to keep; nothing is changed.
+    pub fn set_limits(
+        &mut self,
+        timeout: Option<Duration>,
+        fuel: Option<u64>,
+    ) -> Result<LeaseLimits, LoadError> {
+        let stores = &self.warm.pools.blueprint().stores;
+        let set = self.limits.with(timeout, fuel, stores)?;
+        Ok(LeaseLimits(std::mem::replace(&mut self.limits, set)))
+    }
+
+    /// Sets limits that the lease had before.
+    pub fn restore_limits(&mut self, limits: LeaseLimits) {
+        self.limits = limits.0;
     }
 
     /// Drops the instance instead of bringing it back.

@@ -48,11 +48,11 @@ mod warm;
 
 pub use afresh_files;
 pub use afresh_pager::SnapshotOptions;
-pub use afresh_pool::{Budget, LimitPolicy, Limits, PoolStats, ProcessLimits, Usage};
+pub use afresh_pool::{Budget, LimitPolicy, Limits, NextItem, PoolStats, ProcessLimits, Usage};
 pub use afresh_rewrite::{Analysis, LinkError, Refusal, Roots, link};
 pub use call::bytes_entry::BytesEntry;
 pub use call::entry::Entry;
-pub use call::lease_options::LeaseOptions;
+pub use call::lease_options::{LeaseLimits, LeaseOptions};
 pub use call::values::{ArgumentError, parse_arguments, show_value};
 pub use component::WarmComponent;
 pub use component::lease::{ComponentLease, OwnedComponentLease};
@@ -67,7 +67,7 @@ pub use host::hand_over::{hand_over, hand_over_async};
 #[cfg(feature = "call-hook")]
 pub use host::hook::Hook;
 pub use host::uniqueness::entropy_bytes;
-pub use host::watch::Watch;
+pub use host::watch::{StopHandle, Watch};
 pub use host::{Host, Limiter, Output, OutputHandler, StandardStream, State, Wasi};
 pub use lease::{Lease, OwnedLease};
 pub use session::{Session, SessionError, SessionState};

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use afresh_files::{FileDifference, Refused, Tree};
 use afresh_memory::{Features, ImageError, SlotError, Strategy};
 use afresh_pool::{Budget, MappingCharge};
-use afresh_rewrite::{Visible, WarmState, WarmValue, names};
+use afresh_rewrite::{VisibleState, WarmState, WarmValue, names};
 use afresh_snapshot::{Frozen, Guest};
 use wasmtime::{AsContext, AsContextMut, Global, Instance, RootScope, Table, Val, ValType};
 
@@ -156,7 +156,7 @@ impl Values {
         guest: u64,
         bytes: Vec<usize>,
         state: &WarmState,
-        visible: &Visible,
+        visible: &VisibleState,
         files: Option<Files>,
     ) -> Self {
         let global = |index| state.globals.get(index).copied().unwrap_or(WarmValue::Null);
@@ -188,7 +188,7 @@ impl InstanceLayout {
     fn find(
         store: &mut impl AsContextMut<Data = Host>,
         instance: Instance,
-        visible: &Visible,
+        visible: &VisibleState,
     ) -> Result<Self, WarmError> {
         let mut global =
             |name: String| instance.get_global(&mut *store, &name).ok_or_else(|| missing(&name));

@@ -33,7 +33,7 @@ use crate::call::entry::Entry;
 use crate::call::lease_options::LeaseOptions;
 use crate::call::store_calls::AsyncStore;
 use crate::call::stores::CallLimits;
-use crate::engine::Compiled;
+use crate::engine::CompiledModule;
 use crate::engine::call_path::{CallPath, drive};
 use crate::engine::linear::GuestMemory;
 use crate::error::listed;
@@ -125,13 +125,13 @@ struct Warmer<'a> {
 }
 
 impl Warmer<'_> {
-    fn blueprint(&self, compiled: &Compiled, plan: &Plan) -> Result<Blueprint, WarmError> {
+    fn blueprint(&self, compiled: &CompiledModule, plan: &Plan) -> Result<Blueprint, WarmError> {
         let Guest { engine, options, .. } = self.guest;
         Ok(Blueprint::new(engine, options, &compiled.module, plan, &self.clock)?)
     }
 
     /// The module compiled, with the time that it took counted.
-    fn compile(&mut self, wasm: &[u8]) -> Result<Compiled, WarmError> {
+    fn compile(&mut self, wasm: &[u8]) -> Result<CompiledModule, WarmError> {
         let started = Instant::now();
         let compiled = self.guest.engine.compile(wasm)?;
         self.compile += started.elapsed();
@@ -197,7 +197,7 @@ impl Warmer<'_> {
         blueprint: &Blueprint,
         preparation: &Preparation,
         warm_up: &WarmUp,
-    ) -> Result<Warmed, WarmError> {
+    ) -> Result<WarmedInstance, WarmError> {
         let memories = preparation
             .cold_memories(&self.guest.wasm)?
             .iter()
@@ -224,12 +224,12 @@ impl Warmer<'_> {
         }
         let state = state::read(&mut scope, instance, &blueprint.visible, sizes)?;
         drop(scope);
-        Ok(Warmed { store, instance, memories, warm, state })
+        Ok(WarmedInstance { store, instance, memories, warm, state })
     }
 }
 
 /// The first instance, right after its warm-up, and the state that was read from it.
-struct Warmed {
+struct WarmedInstance {
     store: Store<Host>,
     instance: Instance,
     memories: Vec<Arc<GuestMemory>>,

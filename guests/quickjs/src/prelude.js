@@ -1,8 +1,8 @@
 // What a program finds besides the language: `console`, and functions for what its host offers.
 //
-// Evaluated once, at the warm-up, as a function of `write(stream, text)`. It returns what the guest itself needs and no
-// program can reach: how a value is shown, and what tells kinds of objects apart. It takes the built-in functions that
-// it uses before any program can replace them.
+// Evaluated once, at the warm-up, as a function of `write(stream, text)`. It returns what the guest
+// itself needs and no program can reach: how a value is shown, and what tells kinds of objects
+// apart. It takes the built-in functions that it uses before any program can replace them.
 "use strict";
 
 ((write) => {

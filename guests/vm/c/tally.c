@@ -1,8 +1,9 @@
-/* Adds up the bytes of its inputs. The answer is eight little-endian words: the sum, the calls, a value that the host
- * function `seen(u64) -> u64` returned for the sum, a word of the heap, and the first byte of each region.
+/* Adds up the bytes of its inputs. The answer is eight little-endian words: the sum, the calls, a
+ * value that the host function `seen(u64) -> u64` returned for the sum, a word of the heap, and the
+ * first byte of each region.
  *
- * State of each kind takes part in the answer: variables with and without initial values, the heap, the number of a
- * host function, and regions. `crates/vm/tests/golden` holds a snapshot of it. */
+ * State of each kind takes part in the answer: variables with and without initial values, the heap,
+ * the number of a host function, and regions. `crates/vm/tests/golden` holds a snapshot of it. */
 #define AFRESH_IMPLEMENTATION
 #include "afresh.h"
 

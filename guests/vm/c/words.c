@@ -1,5 +1,5 @@
-/* Counts words: returns the number of words of the input in decimal, after telling the host function
- * `seen(u64) -> u64` about it and adding what that returned. */
+/* Counts words: returns the number of words of the input in decimal, after telling the host
+ * function `seen(u64) -> u64` about it and adding what that returned. */
 #define AFRESH_IMPLEMENTATION
 #include "afresh.h"
 

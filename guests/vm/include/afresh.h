@@ -97,8 +97,9 @@ static inline int64_t afresh_find(const char *name) {
     return afresh_hypercall(AFRESH_CALL_FIND, (uint64_t)name, strlen(name), 0, 0, 0);
 }
 
-/* Calls a host function: arguments one after another, little-endian, without padding; byte strings as
- * a 32-bit length and the bytes. Returns the length of the result, encoded likewise, or an error. */
+/* Calls a host function: arguments one after another, little-endian, without padding; byte strings
+ * as a 32-bit length and the bytes. Returns the length of the result, encoded likewise, or an
+ * error. */
 static inline int64_t afresh_host(int64_t function, const void *arguments, size_t len, void *result,
                                   size_t capacity) {
     return afresh_hypercall(AFRESH_CALL_HOST, (uint64_t)function, (uint64_t)arguments, len,

@@ -28,6 +28,8 @@ use crate::process::{Process, free_port, program, wait_for};
 const ADMIN: &str = "token-of-the-administrator";
 const CONTROLLER: &str = "token-of-the-controller";
 const KEY: &str = "key-of-the-cluster";
+/// The identifier of the cluster.
+pub(crate) const CLUSTER: &str = "cluster-of-the-tests";
 
 /// The repository.
 fn repository() -> PathBuf {
@@ -208,9 +210,11 @@ impl Cluster {
         ]);
         // The rights that the chart gives.
         let files = repository().join("deploy/helm/afresh/files");
-        let rules = ["agent-sandbox-rules.yaml", "agent-sandbox-lease-rules.yaml"]
-            .map(|name| std::fs::read_to_string(files.join(name)).unwrap())
-            .concat();
+        let rules = ["", "-cluster", "-lease"]
+            .map(|part| files.join(format!("agent-sandbox{part}-rules.yaml")))
+            .map(|path| std::fs::read_to_string(path).unwrap())
+            .concat()
+            .replace("LEASE", "afresh-kube");
         let role = format!(
             "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\n\
              metadata: {{ name: afresh }}\nrules:\n{rules}\n"
@@ -235,20 +239,32 @@ impl Cluster {
 
     /// Runs kubectl as the administrator: its output.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
+        self.try_kubectl(arguments).unwrap_or_else(|error| panic!("kubectl {arguments:?}: {error}"))
+    }
+
+    /// Runs kubectl: its output, or its message.
+    pub(crate) fn try_kubectl(&self, arguments: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.programs.kubectl);
         command.env("KUBECONFIG", self.dir.path().join("kubeconfig"));
         command.env("HOME", self.dir.path()).args(arguments);
         let output = command.output().unwrap();
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "kubectl {arguments:?}: {error}");
-        String::from_utf8(output.stdout).unwrap()
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        Ok(String::from_utf8(output.stdout).unwrap())
     }
 
     /// `kubectl apply`.
     pub(crate) fn apply(&self, text: &str) -> String {
+        self.try_apply(text).unwrap()
+    }
+
+    /// `kubectl apply`: its output, or its message.
+    pub(crate) fn try_apply(&self, text: &str) -> Result<String, String> {
         let file = tempfile::NamedTempFile::new_in(self.dir.path()).unwrap();
         std::fs::write(file.path(), text).unwrap();
-        self.kubectl(&["apply", "-f", file.path().to_str().unwrap()])
+        // On the side of the server, since an annotation with the whole object is as deep.
+        self.try_kubectl(&["apply", "--server-side", "-f", file.path().to_str().unwrap()])
     }
 
     /// Another afresh server.
@@ -322,6 +338,22 @@ impl Drop for RunningController {
 }
 
 impl Space {
+    /// The identifier of its controllers.
+    pub(crate) fn controller(&self) -> String {
+        format!("{}/afresh-kube", self.name)
+    }
+
+    /// A client with the rights of the controller.
+    pub(crate) fn controller_client(&self) -> Client {
+        self.cluster.client(CONTROLLER)
+    }
+
+    /// The Secret of a `Sandbox`.
+    pub(crate) async fn secret_of(&self, name: &str) -> String {
+        let found = self.sandbox_reason(name, "DependenciesReady").await;
+        found.status().access.secret_name.unwrap()
+    }
+
     /// Starts a controller of this namespace, with the rights of the chart.
     pub(crate) fn control(&self) -> RunningController {
         self.control_with(|_| ())
@@ -329,6 +361,9 @@ impl Space {
 
     pub(crate) fn control_with(&self, change: impl FnOnce(&mut Settings)) -> RunningController {
         let mut settings = Settings {
+            controller: self.controller(),
+            images: Vec::new(),
+            confirmation: Duration::from_millis(500),
             public_url: self.url.clone(),
             domain: Some("sandboxes.test".to_owned()),
             namespace: Some(self.name.clone()),
@@ -352,7 +387,8 @@ impl Space {
             let _ = stopped.await;
         };
         let (client, server) = (self.cluster.client(CONTROLLER), self.server.clone());
-        let task = tokio::spawn(run(client, server, settings, lease, stopped));
+        let task =
+            tokio::spawn(run(client, server, settings, Some(CLUSTER.to_owned()), lease, stopped));
         RunningController { stop: Some(stop), task }
     }
 

@@ -2,7 +2,9 @@
 
 use afresh_kube::condition;
 use afresh_kube::resource::{ClaimKind, SandboxKind};
-use afresh_kube::server::{NewSandbox, UID_LABEL};
+use afresh_kube::server::{
+    CLUSTER_LABEL, CONTROLLER_LABEL, NAMESPACE_LABEL, NewSandbox, UID_LABEL,
+};
 use futures_util::StreamExt;
 use jiff::{SignedDuration, Timestamp};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -10,7 +12,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::cluster::{Cluster, claim, template};
+use crate::cluster::{CLUSTER, Cluster, claim, template};
 use crate::process::WAIT_TIMEOUT;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -24,7 +26,7 @@ async fn an_applied_claim_gets_a_sandbox_that_runs_code_and_ends_with_it() {
          spec: {{ sandboxTemplateRef: {{ name: script }} }}\n",
         space.name
     ));
-    assert!(said.contains("demo created"), "{said}");
+    assert!(said.contains("demo serverside-applied"), "{said}");
     let ready = ["wait", "-n", &space.name, "--for=condition=Ready", "sandboxclaim/demo"];
     cluster.kubectl(&[&ready[..], &["--timeout=60s"]].concat());
     let sandbox = space.claim("demo").await.unwrap().status().sandbox;
@@ -49,10 +51,14 @@ async fn a_controller_takes_the_sandbox_that_one_before_it_made_and_did_not_note
     let space = cluster.space("adopted").await;
     // The state that a controller leaves when it ends between creation and the write of the status.
     let object = space.add::<SandboxKind>("one", template()).await;
-    let label = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    let metadata: BTreeMap<String, String> =
-        [label(UID_LABEL, object.uid()), label(afresh_kube::server::NAMESPACE_LABEL, &space.name)]
-            .into();
+    let metadata: BTreeMap<String, String> = [
+        (UID_LABEL, object.uid()),
+        (NAMESPACE_LABEL, &space.name),
+        (CLUSTER_LABEL, CLUSTER),
+        (CONTROLLER_LABEL, &space.controller()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .into();
     let envs = BTreeMap::new();
     let time = Duration::from_secs(600);
     let new = NewSandbox { template: "script", envs: &envs, metadata: &metadata, time };
@@ -61,14 +67,15 @@ async fn a_controller_takes_the_sandbox_that_one_before_it_made_and_did_not_note
     let controller = space.control();
     let found = space.sandbox_reason("one", "DependenciesReady").await;
     assert_eq!(found.status().access.sandbox_id, Some(made.id.clone()));
-    let output = space.run_code("one-access", "globalThis.seen = 41").await;
+    let secret = space.secret_of("one").await;
+    let output = space.run_code(&secret, "globalThis.seen = 41").await;
     assert!(output.contains("41"), "{output}");
     // Further starts change nothing.
     controller.stop().await;
     let _controller = space.control();
     space.add::<ClaimKind>("two", claim()).await;
     space.ready("two").await;
-    let output = space.run_code("one-access", "globalThis.seen + 1").await;
+    let output = space.run_code(&secret, "globalThis.seen + 1").await;
     assert!(output.contains("42"), "{output}");
     let ids: Vec<_> = space.remotes().await.into_iter().map(|remote| remote.id).collect();
     assert!(ids.len() == 2 && ids.contains(&made.id), "{ids:?}");
@@ -81,7 +88,8 @@ async fn a_suspended_sandbox_keeps_its_memory() {
     let _controller = space.control();
     space.add::<SandboxKind>("one", template()).await;
     let id = space.sandbox_reason("one", "DependenciesReady").await.status().access.sandbox_id;
-    space.run_code("one-access", "globalThis.seen = 41").await;
+    let secret = space.secret_of("one").await;
+    space.run_code(&secret, "globalThis.seen = 41").await;
     cluster.kubectl(&["scale", "-n", &space.name, "--replicas=0", "sandboxes.agents.x-k8s.io/one"]);
     let found = space.sandbox_reason("one", "SandboxSuspended").await;
     assert!(condition::is_true(&found.status().conditions, condition::SUSPENDED));
@@ -89,7 +97,7 @@ async fn a_suspended_sandbox_keeps_its_memory() {
     cluster.kubectl(&["scale", "-n", &space.name, "--replicas=1", "sandboxes.agents.x-k8s.io/one"]);
     let found = space.sandbox_reason("one", "DependenciesReady").await;
     assert_eq!(found.status().access.sandbox_id, id);
-    let output = space.run_code("one-access", "globalThis.seen + 1").await;
+    let output = space.run_code(&secret, "globalThis.seen + 1").await;
     assert!(output.contains("42"), "{output}");
 }
 

@@ -3,6 +3,7 @@
 
 mod cluster;
 mod faults;
+mod hostile;
 mod lifecycle;
 mod policies;
 mod process;

@@ -1,6 +1,7 @@
-// What runs the target: the edges that it takes are counted in a map, in the way of AFL. Under AFL's fork server protocol (which
-// LibAFL speaks) it forks for each input, once the target is warm; by itself it reads inputs, each behind its length, from
-// descriptor 0. An input of no bytes is answered with where the map is.
+// What runs the target: the edges that it takes are counted in a map, in the way of AFL. Under
+// AFL's fork server protocol (which LibAFL speaks) it forks for each input, once the target is
+// warm; by itself it reads inputs, each behind its length, from descriptor 0. An input of no bytes
+// is answered with where the map is.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

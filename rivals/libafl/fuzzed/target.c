@@ -1,5 +1,6 @@
-// What is fuzzed: a reader of JSON documents that files every key in an index. The index is built before the first input, and each
-// input changes it, so no run may see what the last one left. A key of three certain letters in a list of lists is its defect.
+// What is fuzzed: a reader of JSON documents that files every key in an index. The index is built
+// before the first input, and each input changes it, so no run may see what the last one left. A
+// key of three certain letters in a list of lists is its defect.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -34,7 +34,7 @@ const MAX_REASON: usize = 160;
 
 /// The output of a run and its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ending {
+pub(super) struct RunEnd {
     pub(super) output: Vec<u8>,
     /// The exit status, or the reason of its absence.
     pub(super) status: Result<i32, String>,
@@ -42,7 +42,7 @@ pub(super) struct Ending {
 
 /// A run: its ending and duration.
 pub(super) struct TimedRun {
-    pub(super) ending: Ending,
+    pub(super) ending: RunEnd,
     pub(super) seconds: f64,
     /// The last line of standard error.
     pub(super) message: String,
@@ -235,15 +235,15 @@ fn timed(
     let errors = String::from_utf8_lossy(&fs::read(log)?).into_owned();
     let last = errors.lines().rev().find(|line| !line.trim().is_empty());
     let message = last.unwrap_or_default().chars().take(MAX_REASON).collect();
-    Ok(TimedRun { ending: Ending { output, status }, seconds, message })
+    Ok(TimedRun { ending: RunEnd { output, status }, seconds, message })
 }
 
 /// The first difference between two endings.
-pub(super) fn difference(expected: &Ending, found: &TimedRun) -> Option<String> {
+pub(super) fn difference(expected: &RunEnd, found: &TimedRun) -> Option<String> {
     if *expected == found.ending {
         return None;
     }
-    let text = |ending: &Ending| String::from_utf8_lossy(&ending.output).into_owned();
+    let text = |ending: &RunEnd| String::from_utf8_lossy(&ending.output).into_owned();
     let (one, two) = (text(expected), text(&found.ending));
     let mut lines = two.lines();
     let mut reason = one

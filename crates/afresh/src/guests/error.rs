@@ -1,5 +1,7 @@
 //! Errors of guests, sessions and saves.
 
+use std::time::Duration;
+
 use afresh_snapshot::TreeError;
 
 use crate::{Cause, OpenError, ReferenceError};
@@ -8,9 +10,33 @@ use crate::{Cause, OpenError, ReferenceError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
-    /// The pool is at its limit, or an instance could not be made.
-    #[error("no instance of the guest is available")]
-    Instance(#[source] Cause),
+    /// All instances are in use, and the lease does not wait.
+    #[error(
+        "all {limit} instances of the guest are in use: raise `Limits::items`, or wait for one with \
+         `LimitPolicy::Wait` or `Guest::lease_async`"
+    )]
+    Exhausted {
+        /// The limit, [`Limits::items`](afresh_pool::Limits::items).
+        limit: usize,
+    },
+    /// No instance came back within the time that the lease waits.
+    #[error("no instance of the guest came back within {waited:?}")]
+    Timeout {
+        /// The time.
+        waited: Duration,
+    },
+    /// An option of the lease that its guest cannot have.
+    #[error("the guest cannot have an option of the lease")]
+    Option(#[source] Cause),
+    /// The guest failed before its first call, in a function that each new instance runs.
+    #[error("an instance of the guest failed before its first call")]
+    Guest(#[source] Cause),
+    /// The host could not make an instance, or has no thread for its call.
+    #[error("the host could not make an instance of the guest")]
+    Create(#[source] Cause),
+    /// The lease has no instance: an earlier call of it was dropped before its end, or panicked.
+    #[error("the lease is closed, because a call of it was cut short; take another one")]
+    Closed,
 }
 
 /// A call failed. The instance is reset, or dropped, when its lease ends.
@@ -28,7 +54,17 @@ pub enum CallError {
         /// The mismatch.
         source: Cause,
     },
-    /// The call ran longer than [`Options::timeout`](crate::Options::timeout) allows.
+    /// An option of the call that the guest cannot have.
+    #[error("the call of `{function}` cannot have these options")]
+    Option {
+        /// The function.
+        function: String,
+        /// Which option, and why not.
+        source: Cause,
+    },
+    /// The call ran longer than its time limit allows:
+    /// [`CallOptions::timeout`](crate::CallOptions::timeout), that of its lease, or
+    /// [`Options::timeout`](crate::Options::timeout).
     #[error("the call of `{function}` ran too long")]
     Timeout {
         /// The function.
@@ -60,6 +96,19 @@ pub enum CallError {
         /// How.
         source: Cause,
     },
+}
+
+impl CallError {
+    /// The error of an option that a call cannot have.
+    pub(crate) fn option(function: &str, source: Cause) -> Self {
+        Self::Option { function: function.to_owned(), source }
+    }
+
+    /// Whether the guest had begun, so that the state of the instance is unknown.
+    #[must_use]
+    pub fn is_cut_short(&self) -> bool {
+        !matches!(self, Self::Lease(_) | Self::Request { .. } | Self::Option { .. })
+    }
 }
 
 /// A session could not be made, called or moved. Unless the error is that the session failed, the

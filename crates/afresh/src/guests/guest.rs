@@ -16,8 +16,8 @@ use crate::guests::backend::{self, Backend, GuestFile, WarmGuest, dispatch};
 use crate::guests::call::{Entry, Function};
 use crate::guests::delta::DigestBase;
 use crate::{
-    Answer, Call, CallError, Lease, LeaseError, OpenError, Options, Reference, Session,
-    SessionError,
+    Answer, Call, CallError, CallOptions, FoundSnapshot, Lease, LeaseError, LeaseOptions,
+    OpenError, Options, OwnedLease, Reference, Session, SessionError,
 };
 
 /// The kind of a guest.
@@ -123,26 +123,29 @@ impl std::fmt::Debug for Guest {
 ///
 /// # Errors
 /// [`OpenError`], with the cause and the way out.
-pub fn open(reference: impl AsRef<str>, options: &Options) -> Result<Guest, OpenError> {
-    let text = reference.as_ref();
-    if let Some(reference) = snapshot_meant(text)? {
+pub fn open(reference: impl AsRef<Path>, options: &Options) -> Result<Guest, OpenError> {
+    let path = reference.as_ref();
+    if let Some(reference) = snapshot_meant(path)? {
         return Guest::thaw(&reference, options);
     }
-    let path = Path::new(text);
     let read = |source| OpenError::Read { path: path.to_owned(), source };
     let bytes = std::fs::read(path).map_err(read)?;
-    Guest::from_file(&GuestFile { name: text, bytes: &bytes, path: Some(path) }, options)
+    let name = &*path.to_string_lossy();
+    Guest::from_file(&GuestFile { name, bytes: &bytes, path: Some(path) }, options)
 }
 
 /// The snapshot that is meant, unless it is a guest's own file.
-fn snapshot_meant(text: &str) -> Result<Option<Reference>, OpenError> {
-    let path = Path::new(text);
+fn snapshot_meant(path: &Path) -> Result<Option<Reference>, OpenError> {
     if path.is_file() && !is_archive(path)? {
         return Ok(None);
     }
-    let reference: Reference = text
-        .parse()
-        .map_err(|source| OpenError::Reference { reference: text.to_owned(), source })?;
+    let reference = match path.to_str() {
+        Some(text) => text
+            .parse()
+            .map_err(|source| OpenError::Reference { reference: text.to_owned(), source })?,
+        // A name behind an `@` is text.
+        None => Reference::at(path),
+    };
     Ok(reference.place().exists().then_some(reference))
 }
 
@@ -188,7 +191,7 @@ impl Guest {
     fn thaw(reference: &Reference, options: &Options) -> Result<Self, OpenError> {
         let said = reference.to_string();
         let started = Instant::now();
-        let (reference, snapshot) = match reference.find(options) {
+        let FoundSnapshot { reference, snapshot } = match reference.find(options) {
             Ok(found) => found,
             Err(error) => {
                 let backend = backend::open_image(reference, options, error)?;
@@ -231,10 +234,36 @@ impl Guest {
     /// lease brings it back.
     ///
     /// # Errors
-    /// [`LeaseError`] when the pool is exhausted or an instance cannot be made.
+    /// [`LeaseError::Exhausted`] or [`LeaseError::Timeout`] when all instances are in use,
+    /// [`LeaseError::Create`] and [`LeaseError::Guest`] when a new one cannot be made.
     #[inline]
     pub fn lease(&self) -> Result<Lease<'_>, LeaseError> {
         Lease::begin(self)
+    }
+
+    /// As [`Guest::lease`], with options of this lease.
+    ///
+    /// # Errors
+    /// As [`Guest::lease`]; [`LeaseError::Option`] for one that the guest cannot have.
+    pub fn lease_with(&self, options: &LeaseOptions) -> Result<Lease<'_>, LeaseError> {
+        Lease::begin_with(self, options)
+    }
+
+    /// As [`Guest::lease`], for a lease that keeps the guest: see [`OwnedLease`]. It takes some
+    /// nanoseconds more, for a count that all threads share.
+    ///
+    /// # Errors
+    /// As [`Guest::lease`].
+    pub fn lease_owned(&self) -> Result<OwnedLease, LeaseError> {
+        OwnedLease::begin_owned(self, &LeaseOptions::new())
+    }
+
+    /// As [`Guest::lease_owned`], with options of this lease.
+    ///
+    /// # Errors
+    /// As [`Guest::lease_with`].
+    pub fn lease_owned_with(&self, options: &LeaseOptions) -> Result<OwnedLease, LeaseError> {
+        OwnedLease::begin_owned(self, options)
     }
 
     /// A live guest, whose calls continue from one another, beginning in the warm state. Its
@@ -259,12 +288,33 @@ impl Guest {
         self.lease()?.call(function, input)
     }
 
+    /// As [`Guest::call`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`Guest::call`]; [`CallError::Option`] for one that the guest cannot have.
+    pub fn call_with<'f>(
+        &self,
+        function: impl Into<Entry<'f>>,
+        input: &[u8],
+        options: &CallOptions,
+    ) -> Result<Vec<u8>, CallError> {
+        self.lease()?.call_with(function, input, options)
+    }
+
     /// Makes any call from the warm state, and undoes it.
     ///
     /// # Errors
     /// As [`Guest::call`].
     pub fn ask(&self, call: &Call) -> Result<Answer, CallError> {
         self.lease()?.ask(call)
+    }
+
+    /// As [`Guest::ask`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`Guest::call_with`].
+    pub fn ask_with(&self, call: &Call, options: &CallOptions) -> Result<Answer, CallError> {
+        self.lease()?.ask_with(call, options)
     }
 
     /// Looks a handler of bytes up, to be called many times.

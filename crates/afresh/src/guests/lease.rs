@@ -1,19 +1,97 @@
 //! A lease: one instance in the warm state, for calls that belong together.
 
+use std::ops::Deref;
+
 use crate::guests::backend::{Instance, LiveInstance, WarmGuest, dispatch};
 use crate::guests::call::{CallInput, Entry};
-use crate::{Answer, Call, CallError, Guest, LeaseError, OutputSource, OutputStream, VerifyError};
+use crate::{
+    Answer, Call, CallError, CallOptions, Guest, LeaseError, LeaseOptions, OutputSource,
+    OutputStream, VerifyError, describe_error,
+};
 
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping
 /// it undoes them all.
+///
+/// It borrows its guest; an [`OwnedLease`] does not.
 pub struct Lease<'a> {
-    pub(crate) guest: &'a Guest,
     pub(crate) instance: Instance<'a>,
+    pub(crate) guest: LeasedGuest<'a>,
+    /// How its last failed call was cut short.
+    failure: Option<Box<str>>,
+}
+
+/// A lease that keeps its guest: it can outlive every other handle, and can be moved to other
+/// threads and into tasks that must be `'static`. [`Guest::lease_owned`] takes one.
+///
+/// ```
+/// # #[cfg(feature = "wasm")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use afresh::{Call, Guest, Options};
+/// # let wasm = wat::parse_str(r#"(module (memory 1)
+/// #   (func (export "add") (param i32) (result i32)
+/// #     (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (local.get 0)))
+/// #     (i32.load (i32.const 0))))"#)?;
+/// let mut lease = Guest::from_bytes("counter", &wasm, &Options::new())?.lease_owned()?;
+/// let adding = std::thread::spawn(move || lease.ask(&Call::text("add", ["42"])));
+/// assert_eq!(adding.join().unwrap()?.text(), "42");
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "wasm"))]
+/// # fn main() {}
+/// ```
+pub type OwnedLease = Lease<'static>;
+
+/// The guest of a lease.
+pub(crate) enum LeasedGuest<'a> {
+    Borrowed(&'a Guest),
+    Owned(Guest),
+}
+
+impl Deref for LeasedGuest<'_> {
+    type Target = Guest;
+
+    #[inline]
+    fn deref(&self) -> &Guest {
+        match self {
+            Self::Borrowed(guest) => guest,
+            Self::Owned(guest) => guest,
+        }
+    }
+}
+
+/// The difference between an instance and the warm state; nothing by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InstanceDifference {
+    /// Bytes of memory that differ.
+    pub bytes: usize,
+    /// Globals, tables, segments or registers that differ.
+    pub items: usize,
+}
+
+impl InstanceDifference {
+    /// Whether nothing differs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl std::fmt::Debug for Lease<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lease").field("guest", self.guest).finish()
+        f.debug_struct("Lease").field("guest", &*self.guest).finish()
+    }
+}
+
+impl OwnedLease {
+    /// A lease that keeps its guest.
+    pub(crate) fn begin_owned(guest: &Guest, options: &LeaseOptions) -> Result<Self, LeaseError> {
+        let instance =
+            dispatch!(Backend, &guest.inner().backend, warm => warm.owned_instance(options)?);
+        Ok(Self::owned(guest.clone(), instance))
+    }
+
+    pub(crate) fn owned(guest: Guest, instance: Instance<'static>) -> Self {
+        Self { instance, guest: LeasedGuest::Owned(guest), failure: None }
     }
 }
 
@@ -21,14 +99,50 @@ impl<'a> Lease<'a> {
     #[inline]
     pub(crate) fn begin(guest: &'a Guest) -> Result<Self, LeaseError> {
         let instance = dispatch!(Backend, &guest.inner().backend, warm => warm.lease_instance()?);
-        Ok(Self { guest, instance })
+        Ok(Self::new(guest, instance))
+    }
+
+    pub(crate) fn begin_with(guest: &'a Guest, options: &LeaseOptions) -> Result<Self, LeaseError> {
+        let instance =
+            dispatch!(Backend, &guest.inner().backend, warm => warm.instance_with(options)?);
+        Ok(Self::new(guest, instance))
+    }
+
+    #[inline]
+    pub(crate) fn new(guest: &'a Guest, instance: Instance<'a>) -> Self {
+        Self { instance, guest: LeasedGuest::Borrowed(guest), failure: None }
     }
 
     /// An instance that has never run anything but the warm-up, made for this lease and dropped
     /// with it; `None` where instances are always new.
     pub(crate) fn untouched(guest: &'a Guest) -> Result<Option<Self>, LeaseError> {
         let instance = dispatch!(Backend, &guest.inner().backend, warm => warm.lease_untouched()?);
-        Ok(instance.map(|instance| Self { guest, instance }))
+        Ok(instance.map(|instance| Self::new(guest, instance)))
+    }
+
+    /// Notes a call that was cut short.
+    #[inline]
+    pub(crate) fn noted<T>(&mut self, called: Result<T, CallError>) -> Result<T, CallError> {
+        if let Err(error) = &called {
+            self.note(error);
+        }
+        called
+    }
+
+    #[cold]
+    fn note(&mut self, error: &CallError) {
+        if error.is_cut_short() {
+            self.failure = Some(describe_error(error).into());
+        }
+    }
+
+    /// How a call of this lease was cut short, if one was. The state of the instance is unknown
+    /// then, until the lease is dropped.
+    #[must_use]
+    pub fn failed(&self) -> Option<&str> {
+        let unknown = dispatch!(Instance, &self.instance, live => live.is_spoiled());
+        let how = unknown.then_some("a call of the instance was cut short");
+        self.failure.as_deref().or(how)
     }
 
     /// Calls a handler that takes bytes and gives bytes.
@@ -42,7 +156,28 @@ impl<'a> Lease<'a> {
         input: &[u8],
     ) -> Result<Vec<u8>, CallError> {
         let callee = function.into();
-        dispatch!(Instance, &mut self.instance, live => live.answer_bytes(self.guest, callee, input))
+        let called = dispatch!(Instance, &mut self.instance, live => {
+            live.answer_bytes(&self.guest, callee, input)
+        });
+        self.noted(called)
+    }
+
+    /// As [`Lease::call`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`Lease::call`]; [`CallError::Option`] for one that the guest cannot have.
+    pub fn call_with<'f>(
+        &mut self,
+        function: impl Into<Entry<'f>>,
+        input: &[u8],
+        options: &CallOptions,
+    ) -> Result<Vec<u8>, CallError> {
+        let callee = function.into();
+        let called = dispatch!(Instance, &mut self.instance, live => {
+            live.limited(options, |live| live.answer_bytes(&self.guest, callee, input))
+        });
+        let called = called.unwrap_or_else(|source| Err(CallError::option(callee.name(), source)));
+        self.noted(called)
     }
 
     /// As [`Lease::call`], but `hear` receives the output of a Linux program at once, piece by
@@ -59,9 +194,10 @@ impl<'a> Lease<'a> {
         hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         let callee = function.into();
-        dispatch!(Instance, &mut self.instance, live => {
-            live.answer_streaming(self.guest, callee, input, hear)
-        })
+        let called = dispatch!(Instance, &mut self.instance, live => {
+            live.answer_streaming(&self.guest, callee, input, hear)
+        });
+        self.noted(called)
     }
 
     /// As [`Lease::call`]. `log` receives a Linux program's output that is not part of its answer,
@@ -78,9 +214,10 @@ impl<'a> Lease<'a> {
         log: impl FnMut(OutputStream, &[u8]) + Send + 'static,
     ) -> Result<Vec<u8>, CallError> {
         let callee = function.into();
-        dispatch!(Instance, &mut self.instance, live => {
-            live.answer_logged(self.guest, callee, input, log)
-        })
+        let called = dispatch!(Instance, &mut self.instance, live => {
+            live.answer_logged(&self.guest, callee, input, log)
+        });
+        self.noted(called)
     }
 
     /// Time until the next event in a Linux program: zero if some process can run; `None` if all
@@ -98,12 +235,31 @@ impl<'a> Lease<'a> {
         let name = call.function.as_str();
         match &call.given {
             CallInput::Bytes(input) => self.call(name, input).map(Answer::Bytes),
-            CallInput::Text(texts) => self.call_text(name, texts),
+            CallInput::Text(texts) => {
+                let called = dispatch!(Instance, &mut self.instance, live => {
+                    live.answer_text(&self.guest, name, texts)
+                });
+                self.noted(called)
+            }
         }
     }
 
-    fn call_text(&mut self, name: &str, texts: &[String]) -> Result<Answer, CallError> {
-        dispatch!(Instance, &mut self.instance, live => live.answer_text(self.guest, name, texts))
+    /// As [`Lease::ask`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`Lease::call_with`].
+    pub fn ask_with(&mut self, call: &Call, options: &CallOptions) -> Result<Answer, CallError> {
+        let name = call.function.as_str();
+        match &call.given {
+            CallInput::Bytes(input) => self.call_with(name, input, options).map(Answer::Bytes),
+            CallInput::Text(texts) => {
+                let called = dispatch!(Instance, &mut self.instance, live => {
+                    live.limited(options, |live| live.answer_text(&self.guest, name, texts))
+                });
+                let called = called.unwrap_or_else(|source| Err(CallError::option(name, source)));
+                self.noted(called)
+            }
+        }
     }
 
     /// A unique number for a run from a frozen state, if the guest has one: the same for calls that
@@ -112,14 +268,13 @@ impl<'a> Lease<'a> {
         dispatch!(Instance, &mut self.instance, live => live.find_generation())
     }
 
-    /// Compares the instance with the warm state: how many bytes of memory differ, and how many
-    /// globals, tables, segments or registers. For a micro-VM and a Linux program only the first
+    /// Compares the instance with the warm state. For a micro-VM and a Linux program only the first
     /// difference is counted, and a program is reset first: the comparison is with the initial
     /// state of the next call.
     ///
     /// # Errors
     /// [`VerifyError::Compare`] when the state cannot be read.
-    pub fn differences(&mut self) -> Result<(usize, usize), VerifyError> {
+    pub fn differences(&mut self) -> Result<InstanceDifference, VerifyError> {
         dispatch!(Instance, &mut self.instance, live => live.count_differences())
     }
 

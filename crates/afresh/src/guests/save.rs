@@ -276,6 +276,6 @@ impl Lease<'_> {
     /// [`SaveError::Freeze`] for a state that cannot be kept.
     pub fn save_point(&mut self) -> Result<SavePoint, SaveError> {
         let frozen = dispatch!(Instance, &mut self.instance, live => live.freeze_present()?);
-        Ok(SavePoint::new(frozen, self.guest.clone()))
+        Ok(SavePoint::new(frozen, Guest::clone(&self.guest)))
     }
 }

@@ -10,6 +10,8 @@
 //! A guest's file tree is part of every state. May break it: state outside the guest, in host
 //! functions, host directories and sockets. WASI's streams start anew after each rollback.
 
+use std::any::Any;
+
 use afresh_files::FileDifference;
 use afresh_snapshot::{Difference, SnapshotId, SnapshotInfo};
 
@@ -19,8 +21,8 @@ use super::remote_saves::KnownMeanings;
 use super::session_files::SessionFiles;
 use super::session_turns::Saving;
 use super::{
-    Answer, Call, CallError, Guest, Lease, LeaseError, SaveError, SaveOptions, SavedSnapshot,
-    SessionError,
+    Answer, Call, CallError, CallOptions, Guest, Lease, LeaseError, SaveError, SaveOptions,
+    SavedSnapshot, SessionError,
 };
 use crate::{Cause, Reference, describe_error};
 
@@ -107,7 +109,16 @@ impl Drop for Session {
 
 /// The session's own instance on lease, made now if there was none.
 fn lend<'a>(guest: &'a Guest, line: &'a mut dyn SessionLine) -> Result<Lease<'a>, LeaseError> {
-    Ok(Lease { guest, instance: line.lend()? })
+    Ok(Lease::new(guest, line.lend()?))
+}
+
+/// How a call was cut short, if `error` is that of one which had begun.
+fn cut_short(error: &dyn Any) -> Option<String> {
+    let call = match error.downcast_ref() {
+        Some(SessionError::Call(error)) => Some(error),
+        _ => error.downcast_ref::<CallError>(),
+    };
+    call.filter(|error| error.is_cut_short()).map(|error| describe_error(error))
 }
 
 impl Session {
@@ -152,26 +163,62 @@ impl Session {
         }
     }
 
-    /// Uses the instance through a lease, for typed calls, memory and host state. Its effects stay;
-    /// when `run` returns an error of a call that had begun, the session has failed.
+    /// Uses the instance through a lease, for typed calls, memory and host state. Its effects stay.
+    ///
+    /// `run` may fail with any error that a [`SessionError`] converts into. If it fails and a call
+    /// through the lease was cut short, or its error is that of a call which had begun, the session
+    /// has failed. Other errors leave it as it is.
+    ///
+    /// ```
+    /// # #[cfg(feature = "wasm")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use afresh::{Call, Guest, Options};
+    /// # let wasm = wat::parse_str(r#"(module (memory 1)
+    /// #   (func (export "next") (result i32)
+    /// #     (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (i32.const 1)))
+    /// #     (i32.load (i32.const 0))))"#)?;
+    /// # let guest = Guest::from_bytes("counter", &wasm, &Options::new())?;
+    /// #[derive(Debug, thiserror::Error)]
+    /// enum MyError {
+    ///     #[error("the answer is too small")]
+    ///     TooSmall,
+    ///     #[error(transparent)]
+    ///     Session(#[from] afresh::SessionError),
+    /// }
+    ///
+    /// let mut session = guest.session()?;
+    /// let result = session.with(|lease| {
+    ///     let answer = lease.ask(&Call::text("next", [""; 0])).map_err(afresh::SessionError::from)?;
+    ///     if answer.text() == "1" { Err(MyError::TooSmall) } else { Ok(()) }
+    /// });
+    /// assert!(matches!(result, Err(MyError::TooSmall)));
+    /// assert!(session.failed().is_none()); // the call itself was complete
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "wasm"))]
+    /// # fn main() {}
+    /// ```
     ///
     /// # Errors
-    /// [`SessionError::Call`] as `run` returns, [`SessionError::Failed`].
-    pub fn with<R>(
-        &mut self,
-        run: impl FnOnce(&mut Lease<'_>) -> Result<R, CallError>,
-    ) -> Result<R, SessionError> {
+    /// As `run` returns, and [`SessionError::Failed`] or a [`LeaseError`] before it is called.
+    pub fn with<R, E>(&mut self, run: impl FnOnce(&mut Lease<'_>) -> Result<R, E>) -> Result<R, E>
+    where
+        E: From<SessionError> + 'static,
+    {
         self.check()?;
-        let mut lease = lend(&self.guest, &mut *self.line).map_err(CallError::from)?;
+        let lent = lend(&self.guest, &mut *self.line).map_err(CallError::from);
+        let mut lease = lent.map_err(SessionError::from)?;
         // Stays when `run` unwinds.
         self.state = State::Calling;
         let result = run(&mut lease);
-        drop(lease);
-        self.state = match &result {
-            Ok(_) | Err(CallError::Request { .. }) => State::Ready,
-            Err(error) => State::Failed(describe_error(error)),
+        let failure = match &result {
+            Ok(_) => None,
+            // The caller may know more about the reason than the guest.
+            Err(error) => cut_short(error).or_else(|| lease.failed().map(str::to_owned)),
         };
-        Ok(result?)
+        drop(lease);
+        self.state = failure.map_or(State::Ready, State::Failed);
+        result
     }
 
     /// Time until the next event in a Linux program, as [`Lease::due`]; `None` if calls are
@@ -194,7 +241,21 @@ impl Session {
         input: &[u8],
     ) -> Result<Vec<u8>, SessionError> {
         let callee = function.into();
-        self.with(|lease| lease.call(callee, input))
+        self.with(|lease| Ok(lease.call(callee, input)?))
+    }
+
+    /// As [`Session::call`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`Session::call`].
+    pub fn call_with<'f>(
+        &mut self,
+        function: impl Into<Entry<'f>>,
+        input: &[u8],
+        options: &CallOptions,
+    ) -> Result<Vec<u8>, SessionError> {
+        let callee = function.into();
+        self.with(|lease| Ok(lease.call_with(callee, input, options)?))
     }
 
     /// Makes any call.
@@ -202,7 +263,15 @@ impl Session {
     /// # Errors
     /// As [`Session::call`].
     pub fn ask(&mut self, call: &Call) -> Result<Answer, SessionError> {
-        self.with(|lease| lease.ask(call))
+        self.with(|lease| Ok(lease.ask(call)?))
+    }
+
+    /// As [`Session::ask`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`Session::call`].
+    pub fn ask_with(&mut self, call: &Call, options: &CallOptions) -> Result<Answer, SessionError> {
+        self.with(|lease| Ok(lease.ask_with(call, options)?))
     }
 
     /// Freezes the present state, as a child of the one that the session stands on, and stands on

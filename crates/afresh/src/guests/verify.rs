@@ -172,7 +172,7 @@ pub(super) fn verify_calls(
         let mut pooled = guest.lease().map_err(CallError::from)?;
         let given = answer(&mut pooled, call);
         if warm.measures_changes() {
-            found.most_bytes_changed = found.most_bytes_changed.max(pooled.differences()?.0);
+            found.most_bytes_changed = found.most_bytes_changed.max(pooled.differences()?.bytes);
         }
         // Held while the pooled one is out, so that it is another instance; discarded, so that the
         // next comparison is again with one that has never run anything.

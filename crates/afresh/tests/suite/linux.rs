@@ -2,10 +2,12 @@
 //! other guest.
 
 use std::path::Path;
+use std::time::Duration;
 
+use afresh::pool::Limits;
 use afresh::{
-    Call, Clones, Guest, Kind, OpenError, Options, OutputSource, OutputStream, Reference,
-    SaveOptions,
+    Call, CallError, CallOptions, Clones, Guest, Kind, LeaseOptions, OpenError, Options,
+    OutputSource, OutputStream, Reference, SaveOptions, SessionError,
 };
 
 /// `sed`, which numbers lines; `None` where this host runs no guests.
@@ -227,7 +229,7 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
             || sender.send((from.stream, piece.to_vec(), std::time::Instant::now())).is_ok()
     };
     let script = b"echo one; echo error >&2; sleep 1; echo host >/dev/host; echo two\n";
-    session.with(|lease| lease.call_streaming("", script, heard)).unwrap();
+    session.with(|lease| Ok::<_, SessionError>(lease.call_streaming("", script, heard)?)).unwrap();
     let pieces: Vec<_> = receiver.iter().collect();
     let came: Vec<_> = pieces.iter().map(|(from, piece, _)| (*from, &piece[..])).collect();
     let wanted: [(OutputStream, &[u8]); 4] = [
@@ -243,8 +245,9 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     assert_eq!(session.call("", b"echo host >/dev/host\n").unwrap(), b"host\n");
     session.checkpoint("kept").unwrap();
     // A listener that wants no more ends the call, and the session goes back.
-    let unheard =
-        session.with(|lease| lease.call_streaming("", b"n=2; echo a; echo b\n", |_, _| false));
+    let unheard = session.with(|lease| {
+        Ok::<_, SessionError>(lease.call_streaming("", b"n=2; echo a; echo b\n", |_, _| false)?)
+    });
     assert!(unheard.is_err() && session.failed().is_some());
     session.rollback("kept").unwrap();
     assert_eq!(session.call("", b"echo [$n]\n").unwrap(), b"[]\n");
@@ -258,12 +261,14 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
         }
     };
     let script = b"(setsid sh -c 'echo begun; sleep 0.2; echo done' &); echo own\n";
-    session.with(|lease| lease.call_streaming("", script, heard())).unwrap();
-    let due = session.with(|lease| Ok(lease.due())).unwrap();
+    session
+        .with(|lease| Ok::<_, SessionError>(lease.call_streaming("", script, heard())?))
+        .unwrap();
+    let due = session.with(|lease| Ok::<_, SessionError>(lease.due())).unwrap();
     assert!(due.is_some_and(|due| due <= std::time::Duration::from_millis(200)), "{due:?}");
     std::thread::sleep(std::time::Duration::from_millis(250));
-    session.with(|lease| lease.proceed(heard())).unwrap();
-    assert_eq!(session.with(|lease| Ok(lease.due())).unwrap(), None);
+    session.with(|lease| Ok::<_, SessionError>(lease.proceed(heard())?)).unwrap();
+    assert_eq!(session.with(|lease| Ok::<_, SessionError>(lease.due())).unwrap(), None);
     drop(heard);
     let mut came: Vec<_> = receiver.iter().collect();
     assert_eq!(
@@ -311,4 +316,37 @@ fn a_snapshot_reads_of_the_host_what_its_opener_grants() {
     assert!(cause.contains("grant it again"), "{error}: {cause}");
     let again = afresh::open(reference.to_string(), &grants).unwrap();
     assert_eq!(again.call("", b"go\n").unwrap(), b"hush");
+}
+
+#[test]
+fn a_dropped_call_of_a_task_ends_the_program_and_an_option_its_time() {
+    let limits = Limits { items: 1, ..Limits::default() };
+    let options = Options::new().limits(limits).timeout(Duration::from_secs(300));
+    let Some(guest) = opened(afresh::open("/bin/sh", &options)) else { return };
+    let endless = b"n=1; while :; do n=2; done\n";
+    let soon = CallOptions::new().timeout(Duration::from_millis(50));
+    let late = guest.call_with("", endless, &soon).unwrap_err();
+    assert!(matches!(late, CallError::Timeout { .. }), "{late:?}");
+    let fuel = guest.call_with("", b"echo a\n", &CallOptions::new().fuel(1)).unwrap_err();
+    assert!(matches!(fuel, CallError::Option { .. }), "{fuel:?}");
+    let lease = guest.lease_with(&LeaseOptions::new().timeout(Duration::from_millis(50)));
+    assert!(matches!(lease.unwrap().call("", endless), Err(CallError::Timeout { .. })));
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let mut lease = guest.lease_async().await.unwrap();
+        let spinning = lease.call("", *endless);
+        assert!(tokio::time::timeout(Duration::from_millis(100), spinning).await.is_err());
+        assert!(lease.is_closed());
+        // There is one instance, and the time limit of its call is longer than that of the test.
+        let mut next = guest.lease_async().await.unwrap();
+        assert_eq!(next.call("", *b"echo $n\n").await.unwrap(), b"\n");
+    });
+    // The time limit of the lease is over with it.
+    let mut owned = guest.lease_owned().unwrap();
+    assert_eq!(owned.as_program().unwrap().time_limit(), Duration::from_secs(300));
+    assert_eq!(
+        std::thread::spawn(move || owned.call("", b"echo a\n")).join().unwrap().unwrap(),
+        b"a\n"
+    );
 }

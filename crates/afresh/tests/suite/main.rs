@@ -3,8 +3,12 @@
 mod common;
 #[cfg(all(feature = "wasm", feature = "vm", feature = "arena"))]
 mod examples;
+#[cfg(feature = "wasm")]
+mod leases;
 #[cfg(all(feature = "linux", target_os = "linux", target_arch = "x86_64"))]
 mod linux;
+#[cfg(feature = "guests")]
+mod names;
 #[cfg(all(feature = "wasm", feature = "seal", feature = "remote"))]
 mod open;
 #[cfg(all(feature = "wasm", feature = "vm"))]

@@ -77,7 +77,7 @@ fn look(session: &mut Session) -> Model {
     session
         .with(|lease| {
             lease.as_module().unwrap().read_memory(0, &mut bytes).unwrap();
-            Ok(())
+            Ok::<_, SessionError>(())
         })
         .unwrap();
     let global = val(session, "get", &[]).unwrap();

@@ -91,7 +91,7 @@ fn look(session: &mut Session) -> SessionState {
     session
         .with(|lease| {
             lease.as_module().unwrap().read_memory(0, &mut bytes).unwrap();
-            Ok(())
+            Ok::<_, SessionError>(())
         })
         .unwrap();
     let second = val(session, "size_second", &[]).unwrap() as usize * WASM_PAGE;

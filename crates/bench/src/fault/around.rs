@@ -120,7 +120,7 @@ impl Drop for Server {
 }
 
 /// A mapping filled by fault-around.
-pub(super) struct Around {
+pub(super) struct FaultAround {
     // The order matters: the handler is dropped before the memory that it serves.
     _registration: Option<fault::Registration>,
     _server: Option<Server>,
@@ -129,7 +129,7 @@ pub(super) struct Around {
     file: Option<Memfd>,
 }
 
-impl Around {
+impl FaultAround {
     pub(super) fn new(pages: usize, fill: Fill, window: usize, answer: Answer) -> Result<Self> {
         let memory = Reservation::new(pages)?;
         let mode = match answer {
@@ -185,7 +185,7 @@ impl Around {
     }
 }
 
-impl Strategy for Around {
+impl Strategy for FaultAround {
     fn prepare(&mut self) -> Result<()> {
         if self.filler.fill == Fill::Move {
             let source = &self.filler.source;

@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::kernel::{Fresh, Kernel};
+use super::kernel::{FreshMapping, Kernel};
 use super::{Case, Sample, Strategy};
 use anyhow::{Context, Result};
 
@@ -35,7 +35,7 @@ impl Folios {
     /// them.
     pub(super) fn new(pages: usize, kib: usize) -> Result<Self> {
         let setting = format!("/sys/kernel/mm/transparent_hugepage/hugepages-{kib}kB/enabled");
-        let kernel = Kernel::new(pages, Fresh::Unadvised)?;
+        let kernel = Kernel::new(pages, FreshMapping::Unadvised)?;
         let folios = Self { kernel, setting: setting.into() };
         drop(folios.allow()?);
         Ok(folios)

@@ -8,7 +8,7 @@ use super::{Case, Clock, Sample, Strategy};
 
 /// How a fresh mapping is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fresh {
+pub(super) enum FreshMapping {
     /// Anonymous memory in 4 KiB pages.
     Plain,
     /// The same, populated before the first touch.
@@ -24,14 +24,14 @@ pub(super) enum Fresh {
 /// Maps, touches, unmaps.
 pub(super) struct Kernel {
     memory: Reservation,
-    fresh: Fresh,
+    fresh: FreshMapping,
     file: Option<Memfd>,
 }
 
 impl Kernel {
-    pub(super) fn new(pages: usize, fresh: Fresh) -> Result<Self> {
+    pub(super) fn new(pages: usize, fresh: FreshMapping) -> Result<Self> {
         let file = match fresh {
-            Fresh::File => Some(resident_file(pages)?),
+            FreshMapping::File => Some(resident_file(pages)?),
             _ => None,
         };
         Ok(Self { memory: Reservation::aligned(pages, HUGE_SIZE)?, fresh, file })
@@ -43,13 +43,15 @@ impl Kernel {
         }
         self.memory.map_anonymous(range, Protection::ReadWrite)?;
         match self.fresh {
-            Fresh::Huge => self.memory.advise(range, Advice::HugePage),
-            Fresh::Populate => {
+            FreshMapping::Huge => self.memory.advise(range, Advice::HugePage),
+            FreshMapping::Populate => {
                 self.memory.advise(range, Advice::NoHugePage)?;
                 self.memory.advise(range, Advice::PopulateWrite)
             }
-            Fresh::Unadvised => Ok(()),
-            Fresh::Plain | Fresh::File => self.memory.advise(range, Advice::NoHugePage),
+            FreshMapping::Unadvised => Ok(()),
+            FreshMapping::Plain | FreshMapping::File => {
+                self.memory.advise(range, Advice::NoHugePage)
+            }
         }
     }
 }
@@ -80,16 +82,16 @@ impl Strategy for Kernel {
 }
 
 /// Memory that is there already, mapped by huge pages: the floor no strategy can go below.
-pub(super) struct Resident {
+pub(super) struct ResidentMemory {
     pool: std::sync::Arc<Pool>,
     base: *mut u8,
     _frame: afresh_frames::DirtyFrame,
 }
 
 // SAFETY: the pointer is to memory that this value owns through its frame.
-unsafe impl Send for Resident {}
+unsafe impl Send for ResidentMemory {}
 
-impl Resident {
+impl ResidentMemory {
     pub(super) fn new(pages: usize) -> Result<Self> {
         let options = PoolOptions { page_kind: PageKind::Folios, ..PoolOptions::inline(pages) };
         let pool = Pool::new(options)?;
@@ -98,7 +100,7 @@ impl Resident {
     }
 }
 
-impl Strategy for Resident {
+impl Strategy for ResidentMemory {
     fn cycle(&mut self, case: &Case) -> Result<Sample> {
         debug_assert!(self.pool.limit_bytes() >= case.pages * afresh_sys::PAGE_SIZE);
         let mut clock = Clock::start();
@@ -109,13 +111,13 @@ impl Strategy for Resident {
 }
 
 /// Pre-zeroed anonymous memory moved into place by `mremap`; zeroing is off the clock.
-pub(super) struct Moved {
+pub(super) struct MovedMemory {
     stage: Reservation,
     memory: Reservation,
     pages: usize,
 }
 
-impl Moved {
+impl MovedMemory {
     pub(super) fn new(pages: usize) -> Result<Self> {
         let stage = Reservation::aligned(pages, HUGE_SIZE)?;
         let memory = Reservation::aligned(pages, HUGE_SIZE)?;
@@ -123,7 +125,7 @@ impl Moved {
     }
 }
 
-impl Strategy for Moved {
+impl Strategy for MovedMemory {
     fn prepare(&mut self) -> Result<()> {
         let all = PageRange::new(0, self.pages);
         self.stage.map_anonymous(all, Protection::ReadWrite)?;

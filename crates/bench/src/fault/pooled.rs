@@ -14,14 +14,14 @@ fn background(pool: &Pool) -> f64 {
 }
 
 /// Takes an arena's worth of frames, maps them, gives them back.
-pub(super) struct Mapped {
+pub(super) struct MappedFrames {
     arena: Arena,
     pool: Arc<Pool>,
     /// Zeroes everything free off the clock, as the background would.
     prezero: bool,
 }
 
-impl Mapped {
+impl MappedFrames {
     pub(super) fn new(pool: Arc<Pool>, options: ArenaOptions, prezero: bool) -> Result<Self> {
         Ok(Self { arena: Arena::new(pool.clone(), options)?, pool, prezero })
     }
@@ -37,7 +37,7 @@ fn zero_all(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-impl Strategy for Mapped {
+impl Strategy for MappedFrames {
     fn prepare(&mut self) -> Result<()> {
         if self.prezero { zero_all(&self.pool) } else { Ok(()) }
     }
@@ -101,11 +101,11 @@ impl Strategy for Source {
 }
 
 /// One large frame, used at its address in the pool: nothing is mapped or unmapped.
-pub(super) struct Direct {
+pub(super) struct DirectFrame {
     pub(super) pool: Arc<Pool>,
 }
 
-impl Strategy for Direct {
+impl Strategy for DirectFrame {
     fn cycle(&mut self, case: &Case) -> Result<Sample> {
         let order = Order::holding(case.pages).unwrap_or(Order::MAX);
         let mut clock = Clock::start();

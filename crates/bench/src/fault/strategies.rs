@@ -6,17 +6,17 @@ use afresh_arena::ArenaOptions;
 use afresh_frames::{Order, PageKind, Pool, PoolOptions, Stage};
 use anyhow::Result;
 
-use super::around::{Answer, Around, Fill};
+use super::around::{Answer, FaultAround, Fill};
 use super::folios::Folios;
-use super::kernel::{Fresh, Kernel, Moved, Resident};
-use super::pooled::{ByPage, Direct, Mapped, Source};
+use super::kernel::{FreshMapping, Kernel, MovedMemory, ResidentMemory};
+use super::pooled::{ByPage, DirectFrame, MappedFrames, Source};
 use super::{Case, Strategy};
 
 /// The construction of a strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Make {
     Resident,
-    Kernel(Fresh),
+    Kernel(FreshMapping),
     /// Folios of this many KiB.
     Folios(usize),
     Moved,
@@ -90,14 +90,14 @@ use Zeroing::{Background, Inline, OffTheClock};
 /// Every strategy, in the order of the report.
 const ALL: &[Spec] = &[
     spec("resident", Make::Resident, true),
-    spec("plain", Make::Kernel(Fresh::Plain), true),
-    spec("populate", Make::Kernel(Fresh::Populate), true),
-    spec("thp", Make::Kernel(Fresh::Huge), true),
+    spec("plain", Make::Kernel(FreshMapping::Plain), true),
+    spec("populate", Make::Kernel(FreshMapping::Populate), true),
+    spec("thp", Make::Kernel(FreshMapping::Huge), true),
     spec("mthp-16k", Make::Folios(16), false),
     spec("mthp-64k", Make::Folios(64), false),
     spec("mthp-256k", Make::Folios(256), false),
     spec("mthp-1m", Make::Folios(1024), false),
-    spec("memfd", Make::Kernel(Fresh::File), false),
+    spec("memfd", Make::Kernel(FreshMapping::File), false),
     spec("mremap-thp", Make::Moved, false),
     around("sigbus-continue-1", Fill::Continue, 1, Signal),
     around("sigbus-continue-16", Fill::Continue, 16, Signal),
@@ -176,12 +176,12 @@ impl Spec {
             (0..threads).map(|_| make()).collect::<Result<Vec<_>, _>>()
         };
         match self.make {
-            Make::Resident => each(&|| Ok(Box::new(Resident::new(pages)?))),
+            Make::Resident => each(&|| Ok(Box::new(ResidentMemory::new(pages)?))),
             Make::Kernel(fresh) => each(&|| Ok(Box::new(Kernel::new(pages, fresh)?))),
             Make::Folios(kib) => each(&|| Ok(Box::new(Folios::new(pages, kib)?))),
-            Make::Moved => each(&|| Ok(Box::new(Moved::new(pages)?))),
+            Make::Moved => each(&|| Ok(Box::new(MovedMemory::new(pages)?))),
             Make::Around(fill, window, answer) => {
-                each(&|| Ok(Box::new(Around::new(pages, fill, window, answer)?)))
+                each(&|| Ok(Box::new(FaultAround::new(pages, fill, window, answer)?)))
             }
             Make::Mapped(zeroing, kind, touch) => {
                 let pool = pool(zeroing, kind, pages, threads)?;
@@ -191,11 +191,11 @@ impl Spec {
                     Touch::Adaptive => ArenaOptions::on_touch(pages),
                 };
                 let off = zeroing == OffTheClock;
-                each(&|| Ok(Box::new(Mapped::new(pool.clone(), options, off)?)))
+                each(&|| Ok(Box::new(MappedFrames::new(pool.clone(), options, off)?)))
             }
             Make::Direct(zeroing) => {
                 let pool = pool(zeroing, PageKind::Folios, pages, threads)?;
-                each(&|| Ok(Box::new(Direct { pool: pool.clone() })))
+                each(&|| Ok(Box::new(DirectFrame { pool: pool.clone() })))
             }
             Make::Leased => {
                 let pool = pool(Background, PageKind::Folios, pages, threads)?;

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::published::{PUBLISHED, Published};
+use super::published::{PUBLISHED, PublishedTable};
 use super::{Measurement, Report, Side, TableResult, chart};
 
 /// A rival wins where it needs less than this share of our best time; closer rows are equal within
@@ -281,8 +281,12 @@ fn write_rows(page: &mut String, table: &TableResult, rows: &[&Measurement]) -> 
 }
 
 /// A table of a document, and our rows for the same question.
-fn write_published(page: &mut String, published: &Published, report: &Report) -> std::fmt::Result {
-    let Published { source, title, unit, columns, rows, ours } = published;
+fn write_published(
+    page: &mut String,
+    published: &PublishedTable,
+    report: &Report,
+) -> std::fmt::Result {
+    let PublishedTable { source, title, unit, columns, rows, ours } = published;
     write!(page, "<h3>{}, {unit}</h3><div class=\"scroll\"><table><tr><th>", escaped(title))?;
     for column in *columns {
         write!(page, "<th>{}", escaped(column))?;

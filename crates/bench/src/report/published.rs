@@ -4,7 +4,7 @@
 //! ratios of a report.
 
 /// One table of a document.
-pub(super) struct Published {
+pub(super) struct PublishedTable {
     /// Title and place of the document.
     pub(super) source: &'static str,
     /// What was measured.
@@ -27,8 +27,8 @@ const STRATEGIES: [&str; 5] = [
     "pooling with memfd",
 ];
 
-pub(super) const PUBLISHED: [Published; 4] = [
-    Published {
+pub(super) const PUBLISHED: [PublishedTable; 4] = [
+    PublishedTable {
         source: POOLING,
         title: "A call of an empty function in a new or reset instance, by threads",
         unit: "us",
@@ -42,7 +42,7 @@ pub(super) const PUBLISHED: [Published; 4] = [
         ],
         ours: &[("wasm", "small/empty", &["reset", "fresh", "wasmtime/pooling-cow"])],
     },
-    Published {
+    PublishedTable {
         source: POOLING,
         title: "A call that writes 1 MiB in a new or reset instance, by threads",
         unit: "us",
@@ -56,7 +56,7 @@ pub(super) const PUBLISHED: [Published; 4] = [
         ],
         ours: &[("wasm", "small/dirty1MiB", &["reset", "fresh", "wasmtime/pooling-cow"])],
     },
-    Published {
+    PublishedTable {
         source: "Kevlar, “The mmap_fault Investigation: Closing the Last 15% Gap”, medians",
         title: "First touch of 16 MiB of anonymous memory, a page",
         unit: "ns",
@@ -64,7 +64,7 @@ pub(super) const PUBLISHED: [Published; 4] = [
         rows: &[("sequential", &[1692.0, 1942.0])],
         ours: &[("fault", "16MiB/seq", &["plain", "pool-background", "lease-pool"])],
     },
-    Published {
+    PublishedTable {
         source: "R. Vansa, “Replacing mmap with userfaultfd”, crac-dev, May 2023",
         title: "512 MiB read in whole, a file in the page cache",
         unit: "ms",

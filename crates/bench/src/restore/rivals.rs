@@ -63,13 +63,13 @@ impl Rival {
         self,
         target: &Arc<Reservation>,
         source: Arc<dyn PageSource>,
-    ) -> Result<Restoring> {
+    ) -> Result<RunningRestore> {
         let all = PageRange::new(0, target.pages());
         match self {
             Self::Pager(strategy) => {
                 let options = afresh_pager::Options::with(strategy);
                 let restore = Restore::start(target.clone(), all, source, &options)?;
-                return Ok(Restoring::Pager(restore));
+                return Ok(RunningRestore::Pager(restore));
             }
             Self::Mmap | Self::MmapPopulate => {
                 map(target, &*source)?;
@@ -84,10 +84,10 @@ impl Rival {
                 unsafe { source.read(0, target.page_ptr(0), all.len) }?;
             }
             Self::UffdCopy | Self::UffdContinue => {
-                return Ok(Restoring::OnDemand(OnDemand::start(target, &*source, self)?));
+                return Ok(RunningRestore::OnDemand(OnDemand::start(target, &*source, self)?));
             }
         }
-        Ok(Restoring::Done)
+        Ok(RunningRestore::Done)
     }
 }
 
@@ -102,13 +102,13 @@ fn map(target: &Reservation, source: &dyn PageSource) -> Result<()> {
 }
 
 /// A restore under way.
-pub(super) enum Restoring {
+pub(super) enum RunningRestore {
     Pager(Restore),
     OnDemand(OnDemand),
     Done,
 }
 
-impl Restoring {
+impl RunningRestore {
     /// Faults answered in user space so far.
     pub(super) fn faults(&self) -> usize {
         match self {

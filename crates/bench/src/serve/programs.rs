@@ -120,13 +120,13 @@ pub(super) fn programs(
 }
 
 /// The same server of files in a sandbox and on the host, where it ends with this.
-struct Served {
+struct ServedFiles {
     sandbox: Value,
     addr: SocketAddr,
     host: Child,
 }
 
-impl Drop for Served {
+impl Drop for ServedFiles {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.host.kill();
@@ -138,7 +138,7 @@ fn served(
     client: &mut Sandboxes,
     to: SocketAddr,
     dir: &tempfile::TempDir,
-) -> anyhow::Result<Served> {
+) -> anyhow::Result<ServedFiles> {
     let sandbox = client.create("linux")?;
     let code = format!(
         "import subprocess\nopen('page', 'w').write('served')\n\
@@ -151,7 +151,7 @@ fn served(
     host.args(["-m", "http.server", "--bind", "127.0.0.1"]).arg(addr.port().to_string());
     host.current_dir(dir.path()).stdin(Stdio::null()).stdout(Stdio::null());
     let host = host.stderr(Stdio::null()).spawn()?;
-    let served = Served { sandbox, addr, host };
+    let served = ServedFiles { sandbox, addr, host };
     let listens = |ask: &dyn Fn() -> anyhow::Result<()>| {
         let until = Instant::now() + Duration::from_secs(20);
         while let Err(error) = ask() {

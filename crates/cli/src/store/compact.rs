@@ -10,7 +10,7 @@ use serde_json::json;
 use super::EncodingArgument;
 use crate::Settings;
 use crate::output::{Format, say, spinner};
-use afresh::Reference;
+use afresh::{FoundSnapshot, Reference};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let reference = &arguments.snapshot;
     let store = reference.place().store()?;
-    let (reference, snapshot) = reference.find(&settings.open)?;
+    let FoundSnapshot { reference, snapshot, .. } = reference.find(&settings.open)?;
     let to = match &arguments.to {
         Some(name) => name,
         None => reference.target(reference.name())?,

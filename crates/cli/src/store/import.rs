@@ -48,12 +48,12 @@ pub(crate) struct Arguments {
 }
 
 /// Advances a progress bar as bytes are read.
-struct Watched<'a> {
+struct ProgressPages<'a> {
     pages: Box<dyn Pages + 'a>,
     bar: &'a ProgressBar,
 }
 
-impl Pages for Watched<'_> {
+impl Pages for ProgressPages<'_> {
     fn pages(&self) -> usize {
         self.pages.pages()
     }
@@ -118,7 +118,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let memory = (pages.pages() * PAGE_SIZE) as u64;
     let bar = bytes("importing", memory);
     let started = Instant::now();
-    let id = store.save(name, &Watched { pages, bar: &bar }, &options)?;
+    let id = store.save(name, &ProgressPages { pages, bar: &bar }, &options)?;
     let seconds = started.elapsed().as_secs_f64();
     bar.finish_and_clear();
     let snapshot = store.load_id(id)?;

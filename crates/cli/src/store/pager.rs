@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use afresh::pager::vmm::{
-    Cause, ControlServer, DoorOptions, HostEvent, Keeper, Listener, MetricsServer, Served,
+    Cause, ControlServer, DoorOptions, HostEvent, Keeper, Listener, MetricsServer, ServeCounts,
     SocketAccess, VmmError, VmmHost, keep, parse_mode, parse_owner,
 };
 use afresh::pager::{PageSource, SnapshotSource};
@@ -121,7 +121,7 @@ pub(crate) fn run_keeper() -> anyhow::Result<ExitCode> {
 /// A report of a thread of the host.
 enum Report {
     Connected { name: String },
-    Served { name: String, number: usize, result: Result<Served, String> },
+    Served { name: String, number: usize, result: Result<ServeCounts, String> },
     Failed { door: String, error: String },
     ClientFailed { error: String },
 }

@@ -53,7 +53,8 @@ pub(crate) fn push(arguments: &PushArguments, settings: &Settings) -> anyhow::Re
         // Only a directory can be pushed to a remote. This is checked before anything is fetched.
         from.place().store()?;
     }
-    let (from, snapshot) = &from.find(&settings.open)?;
+    let found = from.find(&settings.open)?;
+    let (from, snapshot) = (&found.reference, &found.snapshot);
     let job = Job { done: "pushed", doing: "pushing", from, to, name: target(from, to)? };
     if let Place::File(path) = to.place() {
         let bytes = snapshot.inspect().layers.iter().map(|layer| layer.bytes).sum();

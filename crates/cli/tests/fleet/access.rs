@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::hosts::{Fleet, Ran, Sandbox};
+use crate::hosts::{Fleet, RunResult, Sandbox};
 use crate::servers::Nats;
 
 fn file(name: &str) -> String {
@@ -70,7 +70,7 @@ fn each_client_of_nats_can_do_its_own_work_only() {
     fleet.settle(2);
     let sandbox = Sandbox::new(&fleet.hosts[0]);
     for (call, host) in [(1, 0), (2, 1)] {
-        assert_eq!(sandbox.run_soon(&fleet.hosts[host]), Ran::Count(call));
+        assert_eq!(sandbox.run_soon(&fleet.hosts[host]), RunResult::Count(call));
     }
     sandbox.save(&fleet.hosts[0]);
     let backup = dir.join("backup").display().to_string();
@@ -93,7 +93,7 @@ fn each_client_of_nats_can_do_its_own_work_only() {
     }
     run(&fleet, &["drain", "two"], &operator, false).unwrap();
     fleet.hosts[0].wait();
-    assert_eq!(sandbox.run_soon(&fleet.hosts[1]), Ran::Count(3));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[1]), RunResult::Count(3));
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn hosts_join_with_the_jwt_of_an_account() {
     let mut fleet = Fleet::prepare_on(nats, "", &more, &[]);
     fleet.add("two");
     fleet.settle(1);
-    assert_eq!(Sandbox::new(&fleet.hosts[0]).run_soon(&fleet.hosts[0]), Ran::Count(1));
+    assert_eq!(Sandbox::new(&fleet.hosts[0]).run_soon(&fleet.hosts[0]), RunResult::Count(1));
     let listed = fleet.try_command(&["nodes", "--nats-credentials", &creds], false).unwrap();
     assert!(listed.contains("\"two\""), "{listed}");
     let why = fleet.try_command(&["nodes"], false).unwrap_err();

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::{Value, json};
 
-use crate::hosts::{Fleet, Ran, Sandbox, until};
+use crate::hosts::{Fleet, RunResult, Sandbox, until};
 
 /// Lines of a configuration with the key of the fleet.
 const KEYED: &str = "[fleet]\nnats = 'nats://127.0.0.1:1'\nentry-key = 'DIR/entry.key'\n";
@@ -40,13 +40,13 @@ fn after_ledger_and_store_are_destroyed_a_backup_opens_every_saved_sandbox() {
     let unsaved = Sandbox::new(&fleet.hosts[0]);
     for (calls, sandbox) in saved.iter().enumerate() {
         for call in 0..=calls as u64 {
-            assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(call + 1));
+            assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(call + 1));
         }
         sandbox.save(&fleet.hosts[0]);
     }
     // A paused one, a running one with a call after its save, and one that gave a named snapshot.
     assert_eq!(saved[0].ask_soon(&fleet.hosts[0], "POST", "/pause"), 204);
-    assert_eq!(saved[1].run_soon(&fleet.hosts[0]), Ran::Count(3));
+    assert_eq!(saved[1].run_soon(&fleet.hosts[0]), RunResult::Count(3));
     let key = "X-API-Key: key-of-acme\r\n";
     let path = format!("/sandboxes/{}/snapshots", saved[2].id());
     let (status, made) = fleet.hosts[0].ask("POST", &path, key, br#"{"name": "kept"}"#).unwrap();
@@ -63,7 +63,7 @@ fn after_ledger_and_store_are_destroyed_a_backup_opens_every_saved_sandbox() {
     let ledger = fs::read(kept.path().join("backup/ledger.jsonl")).unwrap();
     assert!(!ledger.windows(8).any(|part| part == &saved[0].token().as_bytes()[..8]));
     // The second one has what changed since.
-    assert_eq!(saved[1].run_soon(&fleet.hosts[0]), Ran::Count(4));
+    assert_eq!(saved[1].run_soon(&fleet.hosts[0]), RunResult::Count(4));
     saved[1].save(&fleet.hosts[0]);
     assert_eq!(report(&fleet, "backup", &dir).unwrap()["sandboxes"], 3);
     let why = report(&fleet, "restore", &dir).unwrap_err();
@@ -75,10 +75,10 @@ fn after_ledger_and_store_are_destroyed_a_backup_opens_every_saved_sandbox() {
     assert_eq!((&restored["sandboxes"], &restored["missing"]), (&json!(3), &json!([])));
     assert_eq!(report(&fleet, "restore", &dir).unwrap(), restored, "it continues");
     one_host(&mut fleet);
-    assert_eq!(saved[1].run_soon(&fleet.hosts[0]), Ran::Count(5));
-    assert_eq!(saved[2].run_soon(&fleet.hosts[0]), Ran::Count(4));
+    assert_eq!(saved[1].run_soon(&fleet.hosts[0]), RunResult::Count(5));
+    assert_eq!(saved[2].run_soon(&fleet.hosts[0]), RunResult::Count(4));
     assert!(matches!(saved[0].ask_soon(&fleet.hosts[0], "POST", "/connect"), 200 | 201));
-    assert_eq!(saved[0].run_soon(&fleet.hosts[0]), Ran::Count(2));
+    assert_eq!(saved[0].run_soon(&fleet.hosts[0]), RunResult::Count(2));
     assert_eq!(unsaved.ask_soon(&fleet.hosts[0], "GET", ""), 404);
     until("a sandbox is made from the snapshot", || {
         let body = br#"{"templateID": "kept"}"#;

@@ -122,8 +122,8 @@ impl Run {
                     Ok(false)
                 }
                 1..=6 => subject.save(self, &mut dice).map(|()| true),
-                7..=16 => subject.append(self, address).map(|called| called != Called::Gone),
-                _ => subject.call(self, address).map(|called| called != Called::Gone),
+                7..=16 => subject.append(self, address).map(|called| called != CallOutcome::Gone),
+                _ => subject.call(self, address).map(|called| called != CallOutcome::Gone),
             };
             match done {
                 Ok(true) if subject.history.calls() < MAX_CALLS => {}
@@ -143,7 +143,7 @@ struct Moment {
 
 /// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Called {
+enum CallOutcome {
     Answered,
     /// It was refused for now, or its connection broke.
     Refused,
@@ -186,7 +186,7 @@ impl Subject {
     }
 
     /// Makes a call by way of this address.
-    fn call(&mut self, run: &Run, address: SocketAddr) -> Result<Called, String> {
+    fn call(&mut self, run: &Run, address: SocketAddr) -> Result<CallOutcome, String> {
         let begun = run.moment();
         let call = self.history.call();
         match self.sandbox.answer_at(address, &history::text(call)) {
@@ -199,7 +199,7 @@ impl Subject {
                     run.count("undone", calls);
                 }
                 self.since = begun;
-                Ok(Called::Answered)
+                Ok(CallOutcome::Answered)
             }
             Err(status) => {
                 if status == 0 {
@@ -211,7 +211,7 @@ impl Subject {
     }
 
     /// Appends to its file by way of this address: reads it, and writes it with one call more.
-    fn append(&mut self, run: &Run, address: SocketAddr) -> Result<Called, String> {
+    fn append(&mut self, run: &Run, address: SocketAddr) -> Result<CallOutcome, String> {
         let begun = run.moment();
         let (text, generation) = match self.sandbox.file_at(address, None) {
             Ok(read) => read,
@@ -238,7 +238,7 @@ impl Subject {
                 run.count("writes", 1);
                 let log = history::parse(&written)?;
                 self.file.answered(&log, generation, false).map_err(in_file)?;
-                Ok(Called::Answered)
+                Ok(CallOutcome::Answered)
             }
             Err(status) => {
                 if status == 0 {
@@ -250,7 +250,7 @@ impl Subject {
     }
 
     /// The outcome of a refusal, unless it is a violation.
-    fn refused(&self, run: &Run, address: SocketAddr, status: u16) -> Result<Called, String> {
+    fn refused(&self, run: &Run, address: SocketAddr, status: u16) -> Result<CallOutcome, String> {
         match status {
             502 if self.may_be_paused
                 && matches!(
@@ -259,15 +259,15 @@ impl Subject {
                 ) =>
             {
                 run.refused();
-                Ok(Called::Refused)
+                Ok(CallOutcome::Refused)
             }
             404 | 502 if self.since.lost(run) && self.history.is_unsaved() => {
                 run.count("gone", 1);
-                Ok(Called::Gone)
+                Ok(CallOutcome::Gone)
             }
             0 | 429 | 503 => {
                 run.refused();
-                Ok(Called::Refused)
+                Ok(CallOutcome::Refused)
             }
             _ => Err(format!("it is refused with {status}: {:?}", self.history)),
         }
@@ -310,16 +310,16 @@ impl Subject {
     /// Checks it by way of each host, once no fault is left.
     fn check(&mut self, run: &Run) {
         for address in run.addresses.read().unwrap().clone() {
-            let mut done = Ok(Called::Refused);
+            let mut done = Ok(CallOutcome::Refused);
             until("every sandbox is answered for once all faults are over", || {
                 done = self.call(run, address).and_then(|called| match called {
-                    Called::Answered => self.append(run, address),
+                    CallOutcome::Answered => self.append(run, address),
                     other => Ok(other),
                 });
-                !matches!(done, Ok(Called::Refused))
+                !matches!(done, Ok(CallOutcome::Refused))
             });
             match done {
-                Ok(Called::Gone) => return,
+                Ok(CallOutcome::Gone) => return,
                 Ok(_) => {}
                 Err(what) => return run.violation(format!("{:?}: {what}", self.sandbox)),
             }

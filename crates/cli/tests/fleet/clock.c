@@ -1,5 +1,5 @@
-/* A wall clock that a test steps: loaded into a host by LD_PRELOAD. The file that AFRESH_TEST_CLOCK names has the offset in
- * seconds. The monotonic clock is the kernel's. */
+/* A wall clock that a test steps: loaded into a host by LD_PRELOAD. The file that AFRESH_TEST_CLOCK
+ * names has the offset in seconds. The monotonic clock is the kernel's. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::clock::Clock;
 use crate::hosts::{Host, template, until, write_keys};
-use crate::servers::{Nats, Place, Proxy};
+use crate::servers::{FleetStore, Nats, Proxy};
 
 pub(crate) const HOSTS: usize = 3;
 /// Short, since most faults are about its loss. The checker expects that a host of a busy machine
@@ -83,7 +83,7 @@ pub(crate) struct Cluster {
     clocks: Vec<Clock>,
     links: Vec<Links>,
     nats: Vec<Nats>,
-    place: Place,
+    place: FleetStore,
     dir: TempDir,
 }
 
@@ -91,7 +91,7 @@ impl Cluster {
     /// Starts it with this guest; `None` without a nats-server.
     pub(crate) fn start(guest: &str) -> Option<Self> {
         let nats = Nats::start_cluster()?;
-        let (place, dir) = (Place::start(), tempfile::tempdir().unwrap());
+        let (place, dir) = (FleetStore::start(), tempfile::tempdir().unwrap());
         fs::write(dir.path().join("counter.wasm"), wat::parse_str(guest).unwrap()).unwrap();
         write_keys(dir.path());
         let links = (0..HOSTS).map(|_| Links {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::apart::Namespace;
-use crate::servers::{Nats, Place, Proxy, TEST_TIMEOUT, with_us};
+use crate::servers::{FleetStore, Nats, Proxy, TEST_TIMEOUT, with_us};
 
 /// The lease of a fleet. A host of a busy machine may stand still for seconds, and must not lose
 /// its lease by that: few tests are about such a loss.
@@ -97,7 +97,7 @@ impl Host {
         name: &str,
         config: &str,
         command: &mut Command,
-        place: &Place,
+        place: &FleetStore,
         s3: Option<SocketAddr>,
     ) -> Self {
         let own = dir.join(name);
@@ -202,7 +202,7 @@ pub(crate) struct Fleet {
     pub(crate) hosts: Vec<Host>,
     pub(crate) proxy: Proxy,
     pub(crate) nats: Nats,
-    pub(crate) place: Place,
+    pub(crate) place: FleetStore,
     pub(crate) dir: TempDir,
 }
 
@@ -241,7 +241,7 @@ impl Fleet {
         write_keys(dir.path());
         let proxy = Proxy::before(nats.address);
         let more = more.replace("DIR", &dir.path().display().to_string());
-        let (settings, place) = (settings.to_owned(), Place::start());
+        let (settings, place) = (settings.to_owned(), FleetStore::start());
         Self { settings, more, hosts: Vec::new(), proxy, nats, place, dir }
     }
 
@@ -407,7 +407,7 @@ pub(crate) struct Sandbox {
 
 /// The result of a piece of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ran {
+pub(crate) enum RunResult {
     /// The calls that the sandbox has seen.
     Count(u64),
     /// The status of a refusal; 0 without an answer.
@@ -448,24 +448,24 @@ impl Sandbox {
     }
 
     /// Runs code, by way of this host.
-    pub(crate) fn run(&self, host: &Host) -> Ran {
+    pub(crate) fn run(&self, host: &Host) -> RunResult {
         self.run_at(host.addr)
     }
 
     /// Runs code through the host at this address.
-    pub(crate) fn run_at(&self, addr: SocketAddr) -> Ran {
+    pub(crate) fn run_at(&self, addr: SocketAddr) -> RunResult {
         self.evaluate_at(addr, "1")
     }
 
     /// Runs code that takes some seconds, through the host at this address.
-    pub(crate) fn run_slowly_at(&self, addr: SocketAddr) -> Ran {
+    pub(crate) fn run_slowly_at(&self, addr: SocketAddr) -> RunResult {
         self.evaluate_at(addr, "!")
     }
 
-    fn evaluate_at(&self, addr: SocketAddr, code: &str) -> Ran {
+    fn evaluate_at(&self, addr: SocketAddr, code: &str) -> RunResult {
         match self.answer_at(addr, code) {
-            Ok((text, _)) => Ran::Count(text.parse().unwrap()),
-            Err(status) => Ran::Refused(status),
+            Ok((text, _)) => RunResult::Count(text.parse().unwrap()),
+            Err(status) => RunResult::Refused(status),
         }
     }
 
@@ -512,11 +512,11 @@ impl Sandbox {
     }
 
     /// Runs code until it is not refused for now.
-    pub(crate) fn run_soon(&self, host: &Host) -> Ran {
-        let mut ran = Ran::Refused(0);
+    pub(crate) fn run_soon(&self, host: &Host) -> RunResult {
+        let mut ran = RunResult::Refused(0);
         until("a host answers for the sandbox", || {
             ran = self.run(host);
-            !matches!(ran, Ran::Refused(0 | 503))
+            !matches!(ran, RunResult::Refused(0 | 503))
         });
         ran
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use afresh_sys::planted::{Bug, must_be_caught};
 
-use crate::hosts::{COUNTER, Fleet, Host, Ran, Sandbox, until};
+use crate::hosts::{COUNTER, Fleet, Host, RunResult, Sandbox, until};
 use crate::small_disk::SmallDisk;
 
 /// The status and the text of an attempt to make a sandbox.
@@ -110,7 +110,7 @@ fn memory_and_saved_states_of_a_tenant_have_one_budget_on_all_hosts() {
     // Paused sandboxes have no owner, and their states count.
     let sandboxes: Vec<Sandbox> = hosts.iter().map(Sandbox::new).collect();
     for sandbox in &sandboxes {
-        assert_eq!(sandbox.run_soon(&hosts[0]), Ran::Count(1));
+        assert_eq!(sandbox.run_soon(&hosts[0]), RunResult::Count(1));
     }
     for sandbox in &sandboxes[..2] {
         assert_eq!(sandbox.ask_soon(&hosts[1], "POST", "/pause"), 204);
@@ -138,14 +138,14 @@ fn a_host_whose_disk_is_full_loses_nothing_and_takes_sandboxes_of_others() {
     fleet.begin();
     let paused: Vec<Sandbox> = (0..6).map(|n| Sandbox::new(&fleet.hosts[n % 3])).collect();
     for sandbox in &paused {
-        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(1));
+        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(1));
         assert_eq!(sandbox.ask_soon(&fleet.hosts[0], "POST", "/pause"), 204);
     }
     let own = super::saved(&fleet, 2);
-    assert_eq!(own.run_soon(&fleet.hosts[0]), Ran::Count(3));
+    assert_eq!(own.run_soon(&fleet.hosts[0]), RunResult::Count(3));
     disk.fill(0);
     assert_eq!(own.ask_soon(&fleet.hosts[1], "POST", "/pause"), 507);
-    assert_eq!(own.run_soon(&fleet.hosts[2]), Ran::Count(4));
+    assert_eq!(own.run_soon(&fleet.hosts[2]), RunResult::Count(4));
     // It is the only one that is left to take them.
     for (number, name) in [(1, "two"), (2, "three")] {
         fleet.command(&["drain", name]);
@@ -154,12 +154,12 @@ fn a_host_whose_disk_is_full_loses_nothing_and_takes_sandboxes_of_others() {
     for sandbox in &paused {
         let connected = sandbox.ask_soon(&fleet.hosts[0], "POST", "/connect");
         assert!(matches!(connected, 200 | 201), "{connected}");
-        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(2));
+        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(2));
     }
     disk.empty();
     for (sandbox, count) in paused.iter().map(|one| (one, 3)).chain([(&own, 5)]) {
         sandbox.save(&fleet.hosts[0]);
-        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(count));
+        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(count));
     }
 }
 
@@ -175,12 +175,12 @@ fn a_host_that_ends_with_a_full_disk_loses_no_acknowledged_call() {
     let mut count = 2;
     while count < 5 {
         count += 1;
-        assert_eq!(own.run_soon(&fleet.hosts[2]), Ran::Count(count));
+        assert_eq!(own.run_soon(&fleet.hosts[2]), RunResult::Count(count));
     }
     assert_eq!(own.ask_soon(&fleet.hosts[1], "POST", "/pause"), 507, "it is on the full host");
     fleet.command(&["drain", "one"]);
     fleet.hosts[0].wait();
-    assert_eq!(own.run_soon(&fleet.hosts[1]), Ran::Count(6));
+    assert_eq!(own.run_soon(&fleet.hosts[1]), RunResult::Count(6));
     let left = fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.file_name());
     let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains(&own.id)).collect();
     assert!(left.is_empty(), "{left:?}");

@@ -21,7 +21,7 @@ mod small_disk;
 mod soak;
 
 use apart::Namespace;
-use hosts::{Fleet, Host, Ran, Sandbox, others_ask, until};
+use hosts::{Fleet, Host, RunResult, Sandbox, others_ask, until};
 use serde_json::Value;
 use servers::Proxy;
 
@@ -32,7 +32,7 @@ fn calls_land_where_the_snapshot_is_held_and_any_host_takes_them() {
     for round in 1..=5 {
         for (number, sandbox) in sandboxes.iter().enumerate() {
             let host = &fleet.hosts[(number + round) % 3];
-            assert_eq!(sandbox.run_soon(host), Ran::Count(round as u64), "{sandbox:?}");
+            assert_eq!(sandbox.run_soon(host), RunResult::Count(round as u64), "{sandbox:?}");
         }
     }
     // Bodies and answers of any size pass between hosts, and the host that has no such guest serves
@@ -81,7 +81,7 @@ fn saved_on(fleet: &Fleet, host: usize, calls: u64) -> Sandbox {
     until("a sandbox lives on that host", || {
         let sandbox = Sandbox::new(host);
         for call in 1..=calls {
-            assert_eq!(sandbox.run_soon(host), Ran::Count(call));
+            assert_eq!(sandbox.run_soon(host), RunResult::Count(call));
         }
         let nodes = fleet.command(&["nodes"]);
         let mut nodes = nodes.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -97,57 +97,60 @@ fn saved_on(fleet: &Fleet, host: usize, calls: u64) -> Sandbox {
 fn saved_sandboxes_of_a_killed_host_continue_elsewhere() {
     let Some(mut fleet) = Fleet::start() else { return };
     let sandbox = saved(&fleet, 3);
-    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(4));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(4));
     let lost = Sandbox::new(&fleet.hosts[0]);
-    assert_eq!(lost.run_soon(&fleet.hosts[0]), Ran::Count(1));
+    assert_eq!(lost.run_soon(&fleet.hosts[0]), RunResult::Count(1));
     fleet.hosts[0].kill();
     // From its last saved state, by way of any host, and only once.
-    assert_eq!(sandbox.run_soon(&fleet.hosts[1]), Ran::Count(4));
-    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(5));
-    assert_eq!(sandbox.run_soon(&fleet.hosts[1]), Ran::Count(6));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[1]), RunResult::Count(4));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), RunResult::Count(5));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[1]), RunResult::Count(6));
     // A sandbox that was never saved is lost and reported to its client, unless it lived elsewhere.
-    assert!(matches!(lost.run_soon(&fleet.hosts[2]), Ran::Refused(502) | Ran::Count(2)));
+    assert!(matches!(
+        lost.run_soon(&fleet.hosts[2]),
+        RunResult::Refused(502) | RunResult::Count(2)
+    ));
 }
 
 #[test]
 fn a_host_stopped_past_its_lease_does_not_answer_for_lost_sandboxes() {
     let Some(fleet) = Fleet::start() else { return };
     let sandbox = saved(&fleet, 2);
-    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(3));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(3));
     fleet.hosts[0].stop();
-    assert_eq!(sandbox.run_soon(&fleet.hosts[1]), Ran::Count(3));
-    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(4));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[1]), RunResult::Count(3));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), RunResult::Count(4));
     fleet.hosts[0].go_on();
     let mut last = 4;
     for round in 0..40 {
         match sandbox.run(&fleet.hosts[round % 3]) {
-            Ran::Count(count) => {
+            RunResult::Count(count) => {
                 assert_eq!(count, last + 1, "answered from what the stopped host remembers");
                 last = count;
             }
-            Ran::Refused(status) => assert_eq!(status, 503),
+            RunResult::Refused(status) => assert_eq!(status, 503),
         }
     }
-    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(last + 1));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(last + 1));
 }
 
 #[test]
 fn a_host_that_is_cut_off_refuses_and_joins_again() {
     let Some(fleet) = Fleet::start() else { return };
     let sandbox = saved(&fleet, 2);
-    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(3));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(3));
     fleet.proxy.swallow(true);
     another_takes_it(&fleet, &fleet.hosts[0], &sandbox);
     fleet.proxy.swallow(false);
-    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(4));
-    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(5));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(4));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), RunResult::Count(5));
 }
 
 #[test]
 fn a_pause_during_an_unfinished_pause_is_not_acknowledged() {
     let Some(fleet) = Fleet::start() else { return };
     let sandbox = saved(&fleet, 1);
-    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(2));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(2));
     fleet.proxy.swallow(true);
     let addr = fleet.hosts[0].addr;
     let pause = || {
@@ -174,23 +177,23 @@ fn another_takes_it(fleet: &Fleet, before: &Host, sandbox: &Sandbox) {
     let (mut last, mut taken) = (3, false);
     until("another host has it", || {
         match sandbox.run(before) {
-            Ran::Count(count) => {
+            RunResult::Count(count) => {
                 assert!(!taken);
                 assert_eq!(count, last + 1);
                 last = count;
             }
-            Ran::Refused(status) => assert_eq!(status, 503),
+            RunResult::Refused(status) => assert_eq!(status, 503),
         }
         match sandbox.run(&fleet.hosts[1]) {
-            Ran::Count(count) => {
+            RunResult::Count(count) => {
                 taken = true;
                 assert_eq!(count, 3);
             }
-            Ran::Refused(status) => assert_eq!(status, 503),
+            RunResult::Refused(status) => assert_eq!(status, 503),
         }
         taken
     });
-    assert_eq!(sandbox.run(before), Ran::Refused(503));
+    assert_eq!(sandbox.run(before), RunResult::Refused(503));
 }
 
 #[test]
@@ -202,12 +205,12 @@ fn a_host_whose_packets_are_dropped_runs_nothing_that_others_took() {
     fleet.add_apart("apart", &apart, nats.address, s3);
     fleet.settle(4);
     let sandbox = saved_on(&fleet, 3, 2);
-    assert_eq!(sandbox.run_soon(&fleet.hosts[3]), Ran::Count(3));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[3]), RunResult::Count(3));
     apart.cut(nats.address.port(), true);
     another_takes_it(&fleet, &fleet.hosts[3], &sandbox);
     apart.cut(nats.address.port(), false);
-    assert_eq!(sandbox.run_soon(&fleet.hosts[3]), Ran::Count(4));
-    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(5));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[3]), RunResult::Count(4));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), RunResult::Count(5));
 }
 
 #[test]
@@ -215,25 +218,25 @@ fn nothing_is_lost_with_nats_and_guests_are_served_on() {
     let Some(mut fleet) = Fleet::start() else { return };
     let sandboxes: Vec<Sandbox> = (0..6).map(|n| Sandbox::new(&fleet.hosts[n % 3])).collect();
     for sandbox in &sandboxes {
-        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(1));
+        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(1));
     }
     fleet.nats.kill();
     let mut acknowledged = 1;
     until("hosts refuse what they cannot be sure of", || {
         let ran = sandboxes[0].run(&fleet.hosts[1]);
-        acknowledged += u64::from(matches!(ran, Ran::Count(_)));
-        assert!(matches!(ran, Ran::Count(_) | Ran::Refused(503)), "{ran:?}");
+        acknowledged += u64::from(matches!(ran, RunResult::Count(_)));
+        assert!(matches!(ran, RunResult::Count(_) | RunResult::Refused(503)), "{ran:?}");
         let (status, answer) = fleet.hosts[2].ask("POST", "/echo", "", b"on").unwrap();
         assert_eq!((status, answer.as_str()), (200, "on"));
-        ran == Ran::Refused(503)
+        ran == RunResult::Refused(503)
     });
     fleet.nats.start_again();
     for (number, sandbox) in sandboxes.iter().enumerate() {
-        let Ran::Count(first) = sandbox.run_soon(&fleet.hosts[number % 3]) else { panic!() };
+        let RunResult::Count(first) = sandbox.run_soon(&fleet.hosts[number % 3]) else { panic!() };
         // No host could take anything, so calls that were not saved are there as well, and calls
         // that were refused did not run later.
         assert_eq!(first, if number == 0 { acknowledged + 1 } else { 2 }, "{number}");
-        assert_eq!(sandbox.run_soon(&fleet.hosts[(number + 1) % 3]), Ran::Count(first + 1));
+        assert_eq!(sandbox.run_soon(&fleet.hosts[(number + 1) % 3]), RunResult::Count(first + 1));
     }
 }
 
@@ -244,10 +247,10 @@ fn saves_of_killed_sandboxes_are_removed_and_other_sandboxes_continue() {
     let kept: Vec<Sandbox> = (0..3).map(|n| Sandbox::new(&fleet.hosts[n])).collect();
     let dead: Vec<Sandbox> = (0..3).map(|n| Sandbox::new(&fleet.hosts[n])).collect();
     for sandbox in kept.iter().chain(&dead) {
-        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(1));
+        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(1));
     }
     for sandbox in &dead {
-        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(2));
+        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(2));
     }
     for sandbox in kept.iter().chain(&dead) {
         sandbox.save(&fleet.hosts[1]);
@@ -269,7 +272,7 @@ fn saves_of_killed_sandboxes_are_removed_and_other_sandboxes_continue() {
     let unsaved: Vec<Sandbox> = (0..6).map(|n| Sandbox::new(&fleet.hosts[n % 3])).collect();
     fleet.hosts[0].kill();
     for (n, sandbox) in kept.iter().enumerate() {
-        assert_eq!(sandbox.run_soon(&fleet.hosts[1 + n % 2]), Ran::Count(2), "{collected}");
+        assert_eq!(sandbox.run_soon(&fleet.hosts[1 + n % 2]), RunResult::Count(2), "{collected}");
     }
     for sandbox in &unsaved {
         assert!(matches!(sandbox.ask_soon(&fleet.hosts[2], "DELETE", ""), 204 | 404));
@@ -281,9 +284,9 @@ fn saves_of_killed_sandboxes_are_removed_and_other_sandboxes_continue() {
     fleet.place.age();
     assert!(collect(&fleet)["removed"].as_u64().unwrap() > 0);
     let new = Sandbox::new(&fleet.hosts[1]);
-    assert_eq!(new.run_soon(&fleet.hosts[2]), Ran::Count(1));
+    assert_eq!(new.run_soon(&fleet.hosts[2]), RunResult::Count(1));
     new.save(&fleet.hosts[2]);
-    assert_eq!(new.run_soon(&fleet.hosts[1]), Ran::Count(2));
+    assert_eq!(new.run_soon(&fleet.hosts[1]), RunResult::Count(2));
     // After all of that, ledger and store have what is reachable: nothing but the templates.
     assert_eq!(new.ask_soon(&fleet.hosts[1], "DELETE", ""), 204);
     let backup = fleet.dir.path().join("backup").display().to_string();
@@ -303,7 +306,7 @@ fn a_sandbox_killed_during_a_call_is_removed_on_all_hosts() {
     let Some(fleet) = Fleet::start() else { return };
     // Saved, so it could be restored from there.
     let sandbox = saved(&fleet, 2);
-    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(3));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(3));
     let addr = fleet.hosts[0].addr;
     let calling = std::thread::spawn({
         let sandbox = sandbox.clone();
@@ -316,13 +319,13 @@ fn a_sandbox_killed_during_a_call_is_removed_on_all_hosts() {
     });
     assert_eq!(sandbox.ask_soon(&fleet.hosts[1], "DELETE", ""), 204);
     let during = [0, 1, 2, 0].map(|host: usize| sandbox.run(&fleet.hosts[host]));
-    assert!(during.iter().all(|ran| matches!(ran, Ran::Refused(502 | 503))), "{during:?}");
+    assert!(during.iter().all(|ran| matches!(ran, RunResult::Refused(502 | 503))), "{during:?}");
     // The kill ended the call, so the slow code has no value, or its connection was broken off.
     if let Ok(ran) = calling.join() {
-        assert!(matches!(ran, Ran::Refused(_)), "the call was over before the kill: {ran:?}");
+        assert!(matches!(ran, RunResult::Refused(_)), "the call was over before the kill: {ran:?}");
     }
     for host in &fleet.hosts {
-        assert_eq!(sandbox.run_soon(host), Ran::Refused(502));
+        assert_eq!(sandbox.run_soon(host), RunResult::Refused(502));
         assert_eq!(sandbox.ask_soon(host, "GET", ""), 404);
     }
 }
@@ -342,7 +345,7 @@ fn a_snapshots_name_is_the_last_ones_that_was_given_it_on_all_hosts() {
     };
     let mut ids = Vec::new();
     for (host, calls) in [(0, 1), (1, 2)] {
-        assert_eq!(sandbox.run_soon(&fleet.hosts[host]), Ran::Count(calls));
+        assert_eq!(sandbox.run_soon(&fleet.hosts[host]), RunResult::Count(calls));
         let path = format!("/sandboxes/{}/snapshots", sandbox.id());
         let (status, made) = ask(host, "POST", &path, r#"{"name": "kept"}"#);
         assert_eq!(status, 201, "{made}");
@@ -366,13 +369,13 @@ fn a_drained_host_leaves_everything_to_the_others() {
     let Some(mut fleet) = Fleet::start() else { return };
     let sandboxes: Vec<Sandbox> = (0..6).map(|n| Sandbox::new(&fleet.hosts[n % 3])).collect();
     for sandbox in &sandboxes {
-        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(1));
+        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), RunResult::Count(1));
     }
     fleet.command(&["drain", "one"]);
     fleet.hosts[0].wait();
     for (number, sandbox) in sandboxes.iter().enumerate() {
-        assert_eq!(sandbox.run_soon(&fleet.hosts[1 + number % 2]), Ran::Count(2), "{number}");
-        assert_eq!(sandbox.run_soon(&fleet.hosts[2 - number % 2]), Ran::Count(3), "{number}");
+        assert_eq!(sandbox.run_soon(&fleet.hosts[1 + number % 2]), RunResult::Count(2), "{number}");
+        assert_eq!(sandbox.run_soon(&fleet.hosts[2 - number % 2]), RunResult::Count(3), "{number}");
     }
     let nodes = fleet.command(&["nodes"]);
     assert_eq!(nodes.lines().count(), 2, "{nodes}");

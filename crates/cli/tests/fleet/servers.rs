@@ -161,13 +161,13 @@ impl Nats {
 }
 
 /// The store of a fleet: an S3 server if available, else a directory.
-pub(crate) struct Place {
+pub(crate) struct FleetStore {
     child: Option<Child>,
     address: Option<SocketAddr>,
     dir: TempDir,
 }
 
-impl Drop for Place {
+impl Drop for FleetStore {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             let _ = child.kill();
@@ -176,7 +176,7 @@ impl Drop for Place {
     }
 }
 
-impl Place {
+impl FleetStore {
     pub(crate) fn start() -> Self {
         let Some(program) = program("AFRESH_TEST_VERSITYGW") else {
             return Self { child: None, address: None, dir: tempfile::tempdir().unwrap() };
@@ -249,17 +249,17 @@ impl Place {
 /// packets.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
-    swallows: Arc<Swallows>,
+    swallows: Arc<LostDirections>,
 }
 
 /// The directions in which bytes are lost.
 #[derive(Default)]
-struct Swallows {
+struct LostDirections {
     requests: AtomicBool,
     answers: AtomicBool,
 }
 
-impl Swallows {
+impl LostDirections {
     fn any(&self) -> bool {
         self.requests.load(Ordering::SeqCst) || self.answers.load(Ordering::SeqCst)
     }
@@ -274,7 +274,7 @@ impl Proxy {
     pub(crate) fn at(address: &str, server: SocketAddr) -> Self {
         let listener = TcpListener::bind((address, 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        let swallows = Arc::new(Swallows::default());
+        let swallows = Arc::new(LostDirections::default());
         let shared = swallows.clone();
         // Its threads end with the test.
         std::thread::spawn(move || {
@@ -308,7 +308,7 @@ impl Proxy {
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, all: &Swallows, own: &AtomicBool) {
+fn pass(mut from: TcpStream, mut to: TcpStream, all: &LostDirections, own: &AtomicBool) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
         // Dropped data stays lost, as on a connection that was cut for long.

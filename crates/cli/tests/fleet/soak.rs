@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-use crate::hosts::{Fleet, Ran, Sandbox, exchange};
+use crate::hosts::{Fleet, RunResult, Sandbox, exchange};
 
 /// Seconds that it lasts, if not the few that a test may take.
 const SECONDS: &str = "AFRESH_SOAK_SECONDS";
@@ -210,7 +210,7 @@ impl Counting {
         soak.runs.fetch_add(1, Ordering::Relaxed);
         let host_lost = soak.killed.load(Ordering::SeqCst) != self.killed;
         match ran {
-            Ran::Count(count) => {
+            RunResult::Count(count) => {
                 // The host that had it may have been killed: then it continues from the saved
                 // state.
                 let least =
@@ -222,16 +222,16 @@ impl Counting {
                 self.killed = before;
                 Ok(true)
             }
-            Ran::Refused(404 | 502) => match self.saved {
+            RunResult::Refused(404 | 502) => match self.saved {
                 None if host_lost => Ok(false),
                 _ => Err("it is lost".to_owned()),
             },
-            Ran::Refused(0 | 429 | 503) => {
+            RunResult::Refused(0 | 429 | 503) => {
                 self.next.1 += 1;
                 soak.refused();
                 Ok(true)
             }
-            Ran::Refused(other) => Err(format!("it is refused with {other}")),
+            RunResult::Refused(other) => Err(format!("it is refused with {other}")),
         }
     }
 

@@ -12,7 +12,7 @@ use super::{HostHandle, refused, refused_path, resolve, whole};
 use crate::error::Refused;
 
 /// The last name of a path, and its directory.
-struct Place<'a> {
+struct NameInDirectory<'a> {
     directory: OwnedFd,
     /// With the slashes behind it, which the kernel heeds.
     name: &'a [u8],
@@ -25,7 +25,7 @@ impl HostHandle {
         &self,
         path: &'a [u8],
         otherwise: impl FnOnce(&[u8]) -> Refused,
-    ) -> Result<Place<'a>, Refused> {
+    ) -> Result<NameInDirectory<'a>, Refused> {
         if path.is_empty() {
             return Err(Refused::Missing);
         }
@@ -40,7 +40,7 @@ impl HostHandle {
             return Err(otherwise(last));
         }
         let above = if start == 0 { &b"."[..] } else { &path[..start] };
-        Ok(Place { directory: open(above)?, name: &path[start..] })
+        Ok(NameInDirectory { directory: open(above)?, name: &path[start..] })
     }
 
     /// Makes an empty directory.

@@ -1,10 +1,10 @@
-//! Version 11 of the state, frozen: the kernel state of a guest that was written when the version
-//! began is still read, and written byte for byte as then.
+//! Versions 11 and 12 of the state, frozen: the kernel state of a guest that was written when a
+//! version began is still read, and written byte for byte as then.
 //!
-//! `tests/golden/state-11.bin.gz` is never written again. A change that makes this test fail needs
-//! a new version, a second golden, and code that still reads this one. `AFRESH_WRITE_GOLDEN=1`
-//! writes a golden that is missing. The guest's memory is not part of it: `crates/store` has
-//! goldens of pages.
+//! The goldens in `tests/golden` are never written again. A change that makes these tests fail
+//! needs a new version, a further golden, and code that still reads these. `AFRESH_WRITE_GOLDEN=1`
+//! writes the golden of the present version if it is missing. The guest's memory is not part of it:
+//! `crates/store` has goldens of pages.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -13,38 +13,39 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
-use super::{ENGINE, Header};
+use super::{ENGINE, ENGINE_BEFORE, Header, read_header};
 use crate::program::Program;
+use crate::sentry::PackedAdditions;
 
-/// Waits for a line with files, pipes, a FIFO, processes, handlers, limits, a sleep and a lock
-/// open.
+/// Waits for a line with files, pipes, a FIFO, processes, handlers, limits, a sleep, a lock and a
+/// process in a user namespace.
 const COMMANDS: &str = "umask 027; trap 'echo usr1' USR1; trap '' USR2; ulimit -n 100; \
     mkdir /tmp/d; echo text > /tmp/d/f; ln -s f /tmp/d/l; mkfifo /tmp/p; exec 3< /tmp/d/f 4>> /tmp/d/f 5<> /tmp/p; \
-    cd /tmp/d; rm f; sleep 100000 & (sleep 100000 | cat) & \
+    cd /tmp/d; rm f; unshare -U sleep 100000 & (sleep 100000 | cat) & \
     while read line; do echo $line; done";
 
-fn golden() -> PathBuf {
-    let version = ENGINE.rsplit(' ').next().unwrap_or_default();
+fn golden(engine: &str) -> PathBuf {
+    let version = engine.rsplit(' ').next().unwrap_or_default();
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/state-{version}.bin.gz"))
 }
 
-/// The content of the golden.
-pub(super) fn golden_bytes() -> Vec<u8> {
+/// The content of the golden of a version.
+pub(super) fn golden_bytes(engine: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
-    GzDecoder::new(std::fs::File::open(golden()).unwrap()).read_to_end(&mut bytes).unwrap();
+    GzDecoder::new(std::fs::File::open(golden(engine)).unwrap()).read_to_end(&mut bytes).unwrap();
     bytes
 }
 
 /// Writes the golden, if it is missing and this is asked for.
 fn write() {
-    if golden().exists() || std::env::var_os("AFRESH_WRITE_GOLDEN").is_none() {
+    if golden(ENGINE).exists() || std::env::var_os("AFRESH_WRITE_GOLDEN").is_none() {
         return;
     }
     let granted = ["/bin", "/etc", "/lib", "/lib64", "/usr"];
     let program = Program::new("/bin/sh").arg("-c").arg(COMMANDS).request(b"warm\n");
     let program = granted.iter().fold(program, |program, path| program.grant(path));
     let frozen = program.warm().unwrap().freeze().unwrap();
-    let file = std::fs::File::create(golden()).unwrap();
+    let file = std::fs::File::create(golden(ENGINE)).unwrap();
     let mut file = GzEncoder::new(file, Compression::best());
     file.write_all(frozen.bytes()).unwrap();
     file.finish().unwrap();
@@ -52,15 +53,45 @@ fn write() {
 
 #[test]
 fn the_state_of_version_11_is_read_and_written_as_it_was() {
-    write();
-    let golden = golden_bytes();
+    let golden = golden_bytes(ENGINE_BEFORE);
     let (header, rest): (Header, _) = postcard::take_from_bytes(&golden).unwrap();
     assert!(rest.is_empty());
+    check(&header);
+    assert!(postcard::to_allocvec(&header).unwrap() == golden, "the state has another form");
+    let (_, additions) = read_header(&golden).unwrap();
+    assert_eq!(
+        postcard::to_allocvec(&additions),
+        postcard::to_allocvec(&PackedAdditions::default())
+    );
+    refuse_parts(&golden, golden.len());
+}
+
+#[test]
+fn the_state_of_version_12_is_read_and_written_as_it_was() {
+    write();
+    let golden = golden_bytes(ENGINE);
+    let (header, additions) = read_header(&golden).unwrap();
+    check(&header);
+    let bytes = postcard::to_allocvec(&header).unwrap();
+    let header_len = bytes.len();
+    assert!(header_len < golden.len(), "a state of version 12 has additions");
+    let bytes = postcard::to_extend(&additions, bytes).unwrap();
+    assert!(bytes == golden, "the state has another form");
+    assert!(read_header(&[&golden[..], &[0]].concat()).is_err());
+    for length in header_len + 1..golden.len() {
+        assert!(read_header(&golden[..length]).is_err(), "{length}");
+    }
+    refuse_parts(&golden, header_len);
+}
+
+fn check(header: &Header) {
     assert_eq!(header.parts.len(), 5, "two shells, two sleeps and `cat`");
     assert!(header.files > 0 && header.layers.is_none());
-    assert!(postcard::to_allocvec(&header).unwrap() == golden, "the state has another form");
-    // A state of another form does not pass for this one.
-    for length in (0..golden.len()).step_by(golden.len() / 50) {
+}
+
+/// A state of another form does not pass for this one.
+fn refuse_parts(golden: &[u8], header_len: usize) {
+    for length in (0..header_len).step_by(header_len / 50) {
         assert!(postcard::from_bytes::<Header>(&golden[..length]).is_err(), "{length}");
     }
 }

@@ -3,14 +3,33 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use afresh_snapshot::{OutputSource, OutputStream};
 
 use super::Instance;
+use crate::StopHandle;
 use crate::error::CallError;
 use crate::sentry::{LogSink, OutputSink, OutputSinks};
 
 impl Instance {
+    /// The time limit of a call.
+    #[must_use]
+    pub fn time_limit(&self) -> Duration {
+        self.limits.time
+    }
+
+    /// Sets the time limit of the following calls. The state of the program does not have it.
+    pub fn set_time_limit(&mut self, limit: Duration) {
+        self.limits.time = limit;
+    }
+
+    /// A handle that stops the calls of this instance from another thread, until the next reset.
+    #[must_use]
+    pub fn stop_handle(&mut self) -> StopHandle {
+        self.limits.stop.get_or_insert_default().clone()
+    }
+
     /// As [`Instance::call`]. `log` receives output that is not part of the answer when the program
     /// writes it: its standard error, and the standard output of a program that is called through a
     /// port. The program waits while `log` runs. `log` must bound what it keeps, as no limit of the

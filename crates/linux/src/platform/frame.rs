@@ -95,7 +95,7 @@ impl Registers {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Context {
     /// From the frame to the end of the signal stack.
-    #[serde(with = "shared")]
+    #[serde(with = "crate::packed_bytes")]
     pub(super) bytes: Arc<[u8]>,
     pub(super) bases: Bases,
 }
@@ -123,21 +123,6 @@ impl Context {
         }
         let fs = base.unwrap_or(self.bases.fs);
         Self { bytes: bytes.into(), bases: Bases { fs, gs: self.bases.gs } }
-    }
-}
-
-/// Shared bytes as plain ones.
-mod shared {
-    use std::sync::Arc;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
-        bytes.serialize(to)
-    }
-
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Arc<[u8]>, D::Error> {
-        Vec::deserialize(from).map(Arc::from)
     }
 }
 

@@ -6,9 +6,6 @@ use rustix::io::Errno;
 
 use crate::sentry::fs::devices::type_of;
 
-/// The owner of every file.
-const OWNER: u32 = crate::sentry::kernel::identity::USER as u32;
-
 /// The status of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileStatus {
@@ -120,16 +117,16 @@ impl DirectoryEntries {
     }
 }
 
-/// `struct stat`.
-pub(crate) fn stat(a: &FileStatus) -> Vec<u8> {
+/// `struct stat` of a file of this user and group.
+pub(crate) fn stat(a: &FileStatus, [user, group]: [u32; 2]) -> Vec<u8> {
     let time = |bytes: StructBuilder, t: Time| bytes.word(t.seconds as u64).word(t.nanos.into());
     let bytes = StructBuilder::default()
         .word(1)
         .word(a.inode)
         .word(a.links)
         .int(a.mode)
-        .int(OWNER)
-        .int(OWNER)
+        .int(user)
+        .int(group)
         .int(0)
         .word(a.device)
         .word(a.size)
@@ -138,8 +135,8 @@ pub(crate) fn stat(a: &FileStatus) -> Vec<u8> {
     time(time(time(bytes, a.accessed), a.modified), a.changed).zeros(24).0
 }
 
-/// `struct statx`.
-pub(crate) fn statx(a: &FileStatus) -> Vec<u8> {
+/// `struct statx` of a file of this user and group.
+pub(crate) fn statx(a: &FileStatus, [user, group]: [u32; 2]) -> Vec<u8> {
     const BASIC_STATS: u32 = libc::STATX_BASIC_STATS;
     const MOUNT: u32 = libc::STATX_MNT_ID;
     let time = |bytes: StructBuilder, t: Time| bytes.word(t.seconds as u64).int(t.nanos).int(0);
@@ -148,8 +145,8 @@ pub(crate) fn statx(a: &FileStatus) -> Vec<u8> {
         .int(4096)
         .word(0)
         .int(a.links as u32)
-        .int(OWNER)
-        .int(OWNER)
+        .int(user)
+        .int(group)
         .half(a.mode as u16)
         .half(0)
         .word(a.inode)
@@ -179,12 +176,12 @@ mod tests {
             accessed: Time { seconds: 5, nanos: 6 },
             changed: Time { seconds: 7, nanos: 8 },
         };
-        let bytes = stat(&attributes);
+        let bytes = stat(&attributes, [1000, 1001]);
         assert_eq!(bytes.len(), size_of::<libc::stat>());
         assert_eq!(bytes[48..56], 513u64.to_le_bytes());
         assert_eq!(bytes[72..80], 5u64.to_le_bytes());
         assert_eq!(bytes[88..96], 3u64.to_le_bytes());
-        let bytes = statx(&attributes);
+        let bytes = statx(&attributes, [1000, 1001]);
         assert_eq!(bytes.len(), size_of::<libc::statx>());
         assert_eq!(bytes[40..48], 513u64.to_le_bytes());
         assert_eq!(bytes[112..120], 3u64.to_le_bytes());

@@ -1,11 +1,14 @@
 //! Files that the file tree does not hold: devices, `/proc`, and the root that a guest starts with.
 
+pub(super) mod access_lists;
 pub(super) mod devices;
 pub(super) mod machine_files;
 mod net_files;
 pub(super) mod permissions;
 pub(super) mod proc_files;
 pub(super) mod proc_paths;
+pub(super) mod proc_settings;
+mod proc_writes;
 pub(super) mod procfs;
 pub(super) mod root_files;
 pub(super) mod seals;

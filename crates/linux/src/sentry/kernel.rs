@@ -3,6 +3,7 @@
 
 pub(super) mod channels;
 pub(super) mod cpu_time;
+mod credentials;
 pub(super) mod epoll;
 pub(super) mod fd_table;
 pub(super) mod fifos;
@@ -28,3 +29,4 @@ pub(super) mod threads;
 pub(super) mod time;
 pub(super) mod timer_fd;
 pub(super) mod timers;
+pub(super) mod user_namespaces;

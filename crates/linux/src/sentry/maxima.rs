@@ -23,6 +23,7 @@ use super::kernel::semaphores::{
 use super::kernel::signals::{PENDING, SignalInfo};
 use super::kernel::threads::Thread;
 use super::kernel::timers::TIMERS;
+use super::kernel::user_namespaces::MAX_NAMESPACES;
 use super::mm::layout::Mapping;
 use super::mm::layout::limits::MAX_ALL_MAPPINGS;
 use super::mm::shared_segments::MAX_SEGMENTS;
@@ -79,6 +80,8 @@ fn maxima() -> Vec<(&'static str, usize, usize)> {
         ("semaphores", MAX_SEMAPHORES, size_of::<Semaphore>()),
         ("adjustments", MAX_ADJUSTMENTS, size_of_map(ROW)),
         ("segments of shared memory", MAX_SEGMENTS, size_of_map(ROW)),
+        ("user namespaces", MAX_NAMESPACES, size_of_map(ROW)),
+        ("locked mappings", MAX_ALL_MAPPINGS, GROWTH * size_of::<u64>()),
         ("locks", LOCKS, GROWTH * size_of::<FileLock>()),
         (
             "terminals",

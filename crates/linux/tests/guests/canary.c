@@ -90,7 +90,8 @@ static void dirty(char *stack) {
     sigset_t mask;
     sigemptyset(&mask), sigaddset(&mask, SIGUSR2), sigprocmask(SIG_BLOCK, &mask, 0);
     prctl(PR_SET_NAME, "dirty");
-    /* Descriptors of each kind, what is on its way, a timer that rings for nobody, a limit, a local name. */
+    /* Descriptors of each kind, what is on its way, a timer that rings for nobody, a limit, a local
+     * name. */
     give(stream[0]), give(mail[0]);
     signalfd(-1, &mask, 0), syscall(SYS_pidfd_open, getpid(), 0), open("/proc/self/fd", O_RDONLY | O_DIRECTORY);
     struct sockaddr_un name = {AF_UNIX, "/tmp/named"};
@@ -104,7 +105,8 @@ static void dirty(char *stack) {
     __asm__ volatile("wrgsbase %0" ::"r"(0x1234000UL));
     __asm__ volatile("mov %0, %%es" ::"r"(0x2b));
     umask(077);
-    /* Maps: one made and left, one half unmapped, one with another protection, one emptied, one moved. */
+    /* Maps: one made and left, one half unmapped, one with another protection, one emptied, one
+     * moved. */
     left = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memset(left, 7, 1 << 20);
     munmap(map + SIZE / 2, 8192);

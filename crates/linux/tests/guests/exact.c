@@ -1,4 +1,5 @@
-// What Linux promises and programs rely on, one kind for each word on standard input; answers "ok", or what failed.
+// What Linux promises and programs rely on, one kind for each word on standard input; answers "ok",
+// or what failed.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -104,9 +105,11 @@ static void on_signal(int signal) {
 
 static char stack[16384];
 
+/* Leaves room for `raise`, and for no frame of any processor. */
 static void deeper(int signal) {
-    volatile char some[700];
-    some[0] = depth++;
+    char here;
+    volatile char *rest = __builtin_alloca(&here - stack - 1024);
+    rest[0] = depth++;
     raise(SIGUSR1);
 }
 
@@ -159,7 +162,8 @@ static pthread_mutex_t *mutex;
 
 static void *leave(void *none) { pthread_mutex_lock(mutex); return 0; }
 
-/* A robust mutex survives its holder: a thread, a process that exits, and one that is killed while others wait. */
+/* A robust mutex survives its holder: a thread, a process that exits, and one that is killed while
+ * others wait. */
 static void robust(void) {
     mutex = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pthread_mutexattr_t attributes;
@@ -259,7 +263,8 @@ static void sockets(void) {
     while (sent < 100000 && send(pair[0], page, 1000, 0) == 1000) sent++;
     CHECK(sent && sent < 100000 && errno == EAGAIN);
     close(pair[0]), close(pair[1]);
-    /* A message that finds no place is lost with its descriptors, and so are descriptors that find none. */
+    /* A message that finds no place is lost with its descriptors, and so are descriptors that find
+     * none. */
     int kinds[] = {SOCK_DGRAM, SOCK_SEQPACKET, SOCK_STREAM}, pipes[2];
     for (int kind = 0; kind < 3; kind++) {
         CHECK(!socketpair(AF_UNIX, kinds[kind], 0, pair) && !pipe(pipes));

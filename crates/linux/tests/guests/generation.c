@@ -1,4 +1,5 @@
-/* Watches /dev/afresh/generation in every way there is. Each request is answered with what it saw. */
+/* Watches /dev/afresh/generation in every way there is. Each request is answered with what it saw.
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

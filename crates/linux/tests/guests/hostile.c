@@ -22,7 +22,8 @@ static long raw(long n, long a, long b, long c, long d, long e, long f) {
     return result;
 }
 
-/* Jumps to the nth `syscall` instruction of the stub with these registers. It does not come back. */
+/* Jumps to the nth `syscall` instruction of the stub with these registers. It does not come back.
+ */
 static void from_stub(int nth, long n, long a, long b, long c, long d) {
     const unsigned char *code = (void *)STUB;
     for (int i = 0; i < 4095; i++)

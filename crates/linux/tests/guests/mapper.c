@@ -1,5 +1,6 @@
-/* Does as it is told with its memory map, in itself or in children that it forks: "WHO OP A B C" a line, answered by a line.
- * Without a C library's buffering, so that nothing but what is asked for changes. */
+/* Does as it is told with its memory map, in itself or in children that it forks: "WHO OP A B C" a
+ * line, answered by a line. Without a C library's buffering, so that nothing but what is asked for
+ * changes. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>

@@ -1,4 +1,5 @@
-// What few programs do, and the Linux Test Project does: each request names one, the answer is "ok" or what was found.
+// What few programs do, and the Linux Test Project does: each request names one, the answer is "ok"
+// or what was found.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

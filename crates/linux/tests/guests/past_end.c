@@ -1,7 +1,7 @@
-// Calls that write their results beyond the end of a file that is mapped: they fail, and the process
-// lives on. The lines "calls", "full" and "half", a part of that, are answered by "ok" or the calls
-// that did otherwise; "where" by the address that "full" used, and "=ADDRESS" by the byte there or
-// "gone". After a number the next line is read to a bad place.
+// Calls that write their results beyond the end of a file that is mapped: they fail, and the
+// process lives on. The lines "calls", "full" and "half", a part of that, are answered by "ok" or
+// the calls that did otherwise; "where" by the address that "full" used, and "=ADDRESS" by the byte
+// there or "gone". After a number the next line is read to a bad place.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

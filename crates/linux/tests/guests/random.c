@@ -1,5 +1,5 @@
-// Random system calls on all kinds of kernel objects. Each line of input is a seed and a number of calls;
-// the answer is how many of them succeeded.
+// Random system calls on all kinds of kernel objects. Each line of input is a seed and a number of
+// calls; the answer is how many of them succeeded.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-// Shared memory at its limits: a program that wants more of it than it may have. Each line of input names a part.
+// Shared memory at its limits: a program that wants more of it than it may have. Each line of input
+// names a part.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -131,7 +132,8 @@ static int holes(void) {
     return lseek(file, 0, SEEK_DATA) == 9 * PAGE && lseek(file, 9 * PAGE, SEEK_HOLE) == 10 * PAGE;
 }
 
-// A file of more bytes than the memory limit leaves, of which a page is mapped for reading. Writes to it need memory.
+// A file of more bytes than the memory limit leaves, of which a page is mapped for reading. Writes
+// to it need memory.
 static int late(void) {
     static char part[MIB];
     char byte = 0;

@@ -1,4 +1,5 @@
-/* Signals that are read from descriptors, timers that send them, limits. Each request checks itself; what fails is told. */
+/* Signals that are read from descriptors, timers that send them, limits. Each request checks
+ * itself; what fails is told. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-// Sockets and named queues of messages. With an argument it prints what each call does, which is the same on Linux itself; without
-// one it answers lines: "hold" sends a message with credentials and one to a queue, and "look" receives them.
+// Sockets and named queues of messages. With an argument it prints what each call does, which is
+// the same on Linux itself; without one it answers lines: "hold" sends a message with credentials
+// and one to a queue, and "look" receives them.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,10 +1,13 @@
-/* Attacks the stub: leaves it so that the orders of the next reset are interrupted or answered falsely.
+/* Attacks the stub: leaves it so that the orders of the next reset are interrupted or answered
+ * falsely.
  *
- * The guest returns by the stub's own `rt_sigreturn` into any instruction of the stub, with any flags and registers, and
- * with a frame in the control area that shows a call which waits. If the sentry takes that for a guest at rest, it
- * sends the next reset to code that never runs it. "look" shows what of the last call is left.
+ * The guest returns by the stub's own `rt_sigreturn` into any instruction of the stub, with any
+ * flags and registers, and with a frame in the control area that shows a call which waits. If the
+ * sentry takes that for a guest at rest, it sends the next reset to code that never runs it. "look"
+ * shows what of the last call is left.
  *
- * Requests: "look", "plant TEXT", "flags BITS", "interrupt", "frame SIGNAL SIZE PLACE GIVEN", or "attack OFFSET FLAGS MASK STACK CALL ENTRY KEYS SECRET": see `attack`. */
+ * Requests: "look", "plant TEXT", "flags BITS", "interrupt", "frame SIGNAL SIZE PLACE GIVEN", or
+ * "attack OFFSET FLAGS MASK STACK CALL ENTRY KEYS SECRET": see `attack`. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <signal.h>
@@ -38,7 +41,8 @@ static const unsigned char *find(const char *bytes, int len) {
     return last;
 }
 
-/* Where the kernel put the frame of the last call that trapped: the one whose stack is the stub's. */
+/* Where the kernel put the frame of the last call that trapped: the one whose stack is the stub's.
+ */
 static long *frame(void) {
     for (long *at = (void *)SIGNAL_STACK; at < (long *)(END - 512); at++)
         if (at[2] == SIGNAL_STACK && at[4] == 0x4000 && at[0] >> 40 == 0 && at[REGISTERS + RIP - 1] >> 40 == 0 &&
@@ -47,14 +51,16 @@ static long *frame(void) {
     return 0;
 }
 
-/* Writes where the secret goes. What is often written a reset copies back, which takes no system call. */
+/* Writes where the secret goes. What is often written a reset copies back, which takes no system
+ * call. */
 static void plant(const char *text) {
     strcpy(secret, text);
     for (int i = 0; i < 1200; i++) strcpy(pages[i], text);
 }
 
-/* What "frame" forges in the frame: the signal, the size of the state of the vector registers, its distance from the
- * end of the control area, if it is moved, and the state that a return from a handler is given. */
+/* What "frame" forges in the frame: the signal, the size of the state of the vector registers, its
+ * distance from the end of the control area, if it is moved, and the state that a return from a
+ * handler is given. */
 static long signal_shown, size_shown, place_shown, state_given;
 #define LEGACY_SIZE 464
 

@@ -1,5 +1,5 @@
-// Segments of shared memory by keys and numbers. "round" does it all and says "ok" and what a counter has come to that a child counts
-// up, or where it went wrong.
+// Segments of shared memory by keys and numbers. "round" does it all and says "ok" and what a
+// counter has come to that a child counts up, or where it went wrong.
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Threads, signals, timers and pipes: answers a line with what it finds, after doing what the line says.
- * Linked statically with the C library's threads. */
+/* Threads, signals, timers and pipes: answers a line with what it finds, after doing what the line
+ * says. Linked statically with the C library's threads. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -65,7 +65,8 @@ static void *adds(void *count) {
     return (void *)local++;
 }
 
-/* Spins on a flag that only another thread sets, with state in vector registers and its own base. */
+/* Spins on a flag that only another thread sets, with state in vector registers and its own base.
+ */
 static void *spins(void *mark) {
     __m128d kept = _mm_set1_pd((double)(long)mark);
     long own = local = (long)mark;
@@ -212,7 +213,8 @@ int main(void) {
             setitimer(ITIMER_REAL, &(struct itimerval){.it_value = {.tv_usec = 2000}, .it_interval = {.tv_usec = 2000}}, 0), rang = 0;
             while (rang < 3 * SIGALRM) __asm__ volatile("");
             setitimer(ITIMER_REAL, &(struct itimerval){0}, 0);
-            /* One whose time has come before the thread has gone on: its handler may run before the call returns. */
+            /* One whose time has come before the thread has gone on: its handler may run before the
+             * call returns. */
             rang = 0, setitimer(ITIMER_REAL, &(struct itimerval){.it_value = {.tv_usec = 1}}, 0);
             while (rang < SIGALRM) __asm__ volatile("");
             /* SIGPIPE, ignored and not. */

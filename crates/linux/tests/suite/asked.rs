@@ -63,6 +63,7 @@ def prctl():
     word = ctypes.c_int()
     assert p(3) == 1 and p(4, 0) == 0 and p(3) == 0 and p(4, 1) == 0; fails(errno.EINVAL, p, 4, 2)
     assert p(39) == 0 and p(23, 0) == 1 and p(30) == 50_000 and p(27) == 0 and p(7) == 0
+    assert call("personality", 8) == 0 and os.uname().machine == "i686" and open("/proc/self/personality").read() == "00000008\n" and call("personality", 0) == 8 and os.uname().machine == "x86_64"
     fails(errno.EINVAL, p, 23, 99); fails(errno.EPERM, p, 24, 0); fails(errno.EINVAL, p, 12345)
     if (pid := os.fork()) == 0: assert p(38, 1) == 0 and p(39) == 1; os._exit(0 if os.fork() or p(39) == 1 else 1)
     assert os.waitpid(pid, 0)[1] == 0

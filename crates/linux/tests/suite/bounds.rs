@@ -19,6 +19,20 @@ def nested():
             for two in below: told.add(error(lambda: one.register(two, select.EPOLLIN)))
     levels[0][0].poll(0)
     return sorted(str(one) for one in told)
+def doubled():
+    # Each set contains the next one through many descriptors.
+    sets, event = [select.epoll() for _ in range(5)], os.eventfd(0)
+    for above, below in zip(sets, sets[1:]):
+        for _ in range(150): above.register(os.dup(below.fileno()), select.EPOLLIN)
+    sets[-1].register(event, select.EPOLLIN)
+    before = sets[0].poll(0)
+    os.eventfd_write(event, 1)
+    return [len(before), len(sets[0].poll(0))]
+def wide():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 16, 1 << 16))
+    inner, outer, event = select.epoll(), select.epoll(), os.eventfd(1)
+    for _ in range(17000): inner.register(os.dup(event), select.EPOLLIN)
+    return [error(lambda: outer.register(inner, select.EPOLLIN)), len(outer.poll(0))]
 def looped():
     a, b = select.epoll(), select.epoll()
     a.register(b, select.EPOLLIN)
@@ -86,7 +100,9 @@ fn the_sentry_bounds_what_it_keeps_for_a_guest() {
     let Some(warm) = common::here(program.warm()) else { return };
     let mut instance = warm.instance();
     for (request, answer) in [
-        ("nested", "['EINVAL', 'None']"),
+        ("nested", "['None']"),
+        ("doubled", "[0, 150]"),
+        ("wide", "[None, 1]"),
         ("looped", "['ELOOP', 'ELOOP']"),
         ("watched", "[64, 'EMFILE', True]"),
         ("unserved", "None"),

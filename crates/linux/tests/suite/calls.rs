@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-const DISPATCH: &str = include_str!("../../src/sentry.rs");
+const DISPATCH: &str = include_str!("../../src/sentry/dispatch.rs");
 const DOCUMENT: &str = include_str!("../../../../docs/linux-calls.md");
 
 /// Calls of the dispatch, each with the function that serves it.

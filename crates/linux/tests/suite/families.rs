@@ -97,6 +97,39 @@ fn state_of_calls_is_reset_in_every_process() {
     is_brought_back(&warm);
 }
 
+/// A child whose first thread has ended, and whose other one answers.
+const LEAVER: &str = r#"
+import ctypes, os, sys, threading
+(theirs, requests), (answers, mine) = os.pipe(), os.pipe()
+def work():
+    for asked, line in enumerate(os.fdopen(theirs)):
+        os.write(mine, b"%d\n" % asked)
+if os.fork() == 0:
+    threading.Thread(target=work).start()
+    SYS_exit = 60
+    ctypes.CDLL(None).syscall(SYS_exit, 0)
+answers = os.fdopen(answers)
+for line in sys.stdin:
+    os.write(requests, b"go\n")
+    print(answers.readline().strip(), flush=True)
+"#;
+
+#[test]
+fn a_child_whose_first_thread_has_ended_is_saved() {
+    let Some(program) = common::python() else { return };
+    let program = program.arg("/app.py").file("/app.py", LEAVER);
+    let program = program.time_limit(LIMIT).start_limit(LIMIT);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = Warm::thaw(&warm.freeze().unwrap(), &program).unwrap().instance();
+    for _ in 0..2 {
+        assert_eq!([ask(&mut instance, "ask"), ask(&mut instance, "ask")], ["0", "1"]);
+        let mut later = Warm::thaw(&instance.freeze().unwrap(), &program).unwrap().instance();
+        assert_eq!(ask(&mut later, "ask"), "2");
+        instance.reset();
+        instance.verify().unwrap();
+    }
+}
+
 #[test]
 fn planted_bugs_are_caught() {
     if warm().is_some() {

@@ -124,6 +124,37 @@ fn python_starts_processes_and_each_call_finds_none() {
     assert_eq!(ask(&mut instance, "ho\n"), "2 True HO ho 5 missing child 1 3 True b -15\n");
 }
 
+const OWNERS: &str = r#"
+import errno, fcntl, os, socket, struct, sys, threading
+F_SETOWN_EX, FIOSETOWN, OWNER_PROCESS = 15, 0x8901, 1
+def error(work):
+    try: work()
+    except OSError as e: return errno.errorcode[e.errno]
+for line in sys.stdin:
+    stream, _ = socket.socketpair()
+    device, done = os.open("/dev/afresh/generation", os.O_RDONLY), threading.Event()
+    thread = threading.Thread(target=done.wait)
+    if (ended := os.fork()) == 0: os._exit(0)
+    thread.start()
+    os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)
+    ways = lambda owner: [
+        error(lambda: fcntl.fcntl(stream, fcntl.F_SETOWN, owner)),
+        error(lambda: fcntl.ioctl(stream, FIOSETOWN, struct.pack("i", -owner))),
+        error(lambda: fcntl.fcntl(device, F_SETOWN_EX, struct.pack("ii", OWNER_PROCESS, owner)))]
+    told = [ways(thread.native_id), ways(ended)]
+    os.waitpid(ended, 0)
+    done.set(), thread.join()
+    print(told, ways(ended), flush=True)
+"#;
+
+#[test]
+fn threads_and_zombies_own_descriptors() {
+    let Some(program) = python(OWNERS) else { return };
+    let Some(warm) = common::here(program.warm()) else { return };
+    let all = "[[None, None, None], [None, None, None]] ['ESRCH', 'ESRCH', 'ESRCH']\n";
+    is_pristine(&warm, "go\n", all);
+}
+
 const PIP: &str = r#"
 import base64, hashlib, os, subprocess, sys, zipfile
 def wheel(path):

@@ -18,7 +18,7 @@ use afresh_sys::{
     Advice, HUGE_PAGES, Memfd, PageRange, PerProcess, Protection, Reservation, SysError, fork::Mark,
 };
 
-use super::inserter::Arrived;
+use super::inserter::ArrivedPages;
 use super::references::References;
 use super::{FaultOutcome, FileOwner, Filler};
 use crate::ImageError;
@@ -110,14 +110,14 @@ enum Store {
 }
 
 /// How a backing is filled.
-pub(super) struct Filling {
+pub(super) struct FillState {
     pub(super) filler: Arc<dyn Filler>,
-    pub(super) arrived: Arc<Arrived>,
+    pub(super) arrived: Arc<ArrivedPages>,
     /// Whether slots may map the file before all is there.
     pub(super) live: bool,
 }
 
-impl Filling {
+impl FillState {
     /// Why a requested page does not come.
     fn refusal(&self) -> ImageError {
         let unknown = || "the filler left pages out".to_owned();
@@ -136,7 +136,7 @@ pub(crate) struct Backing {
     /// The images that refer to each page, if pages are released one by one.
     references: Option<References>,
     /// Fills in content that is missing so far.
-    filling: Option<Filling>,
+    filling: Option<FillState>,
     /// Whether all content is in place: then the filler need not be called.
     complete: AtomicBool,
 }
@@ -210,7 +210,7 @@ impl Backing {
     }
 
     /// The backing, once each page has a known filler.
-    pub(super) fn filled_by(mut self, stored: Vec<PageRange>, filling: Filling) -> Self {
+    pub(super) fn filled_by(mut self, stored: Vec<PageRange>, filling: FillState) -> Self {
         self.stored = stored;
         self.filling = Some(filling);
         self.complete = AtomicBool::new(false);

@@ -30,7 +30,7 @@ const MAX_ATTEMPTS: usize = 100_000;
 
 /// Which pages of a lazily filled image have arrived.
 #[derive(Debug)]
-pub(super) struct Arrived {
+pub(super) struct ArrivedPages {
     /// A bit a page.
     bits: Box<[AtomicU64]>,
     /// Pages of `filled` that have not.
@@ -39,7 +39,7 @@ pub(super) struct Arrived {
     filled: Vec<PageRange>,
 }
 
-impl Arrived {
+impl ArrivedPages {
     fn new(pages: usize, filled: Vec<PageRange>) -> Self {
         Self {
             bits: (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
@@ -89,7 +89,7 @@ pub struct Inserter {
     /// The userfaultfd that `memory` is registered with. Without it the file is not visible
     /// elsewhere before it is complete, and content is stored into `memory`.
     uffd: Option<&'static Uffd>,
-    arrived: Arc<Arrived>,
+    arrived: Arc<ArrivedPages>,
     /// Pages that are stored or being stored, a bit each; empty where the kernel reports that.
     claimed: Box<[AtomicU64]>,
 }
@@ -99,7 +99,7 @@ impl Inserter {
     pub(super) fn open(
         end: usize,
         filled: Vec<PageRange>,
-    ) -> Result<(Backing, Inserter, Arc<Arrived>), ImageError> {
+    ) -> Result<(Backing, Inserter, Arc<ArrivedPages>), ImageError> {
         planted::prepare();
         let memory = Reservation::new(end)?;
         let backing = Backing::unfilled(end)?;
@@ -124,7 +124,7 @@ impl Inserter {
         });
         let words = if uffd.is_some() { 0 } else { end.div_ceil(64) };
         let claimed = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let arrived = Arc::new(Arrived::new(end, filled));
+        let arrived = Arc::new(ArrivedPages::new(end, filled));
         Ok((backing, Inserter { memory, uffd, arrived: arrived.clone(), claimed }, arrived))
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use afresh_sys::{PageRange, Protection, Reservation};
 
-use super::backing::Filling;
+use super::backing::FillState;
 use super::{Extent, Image, Inserter, build};
 use crate::ImageError;
 
@@ -65,7 +65,7 @@ impl Image {
         let (backing, inserter, arrived) = Inserter::open(end, joined)?;
         let live = inserter.is_live();
         let backing = Arc::new(
-            backing.filled_by(stored.clone(), Filling { filler: make(inserter)?, arrived, live }),
+            backing.filled_by(stored.clone(), FillState { filler: make(inserter)?, arrived, live }),
         );
         let extents = stored
             .into_iter()

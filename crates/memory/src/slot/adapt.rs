@@ -38,7 +38,7 @@ const MAX_GROWTH: u64 = 8192;
 
 /// The action of the next restoration of the write set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextAction {
     /// Copy.
     Copy,
     /// Sample this many pages, then copy.
@@ -132,23 +132,23 @@ impl Adapt {
 
     /// The action of this reset for a set of `set` pages.
     #[inline]
-    pub(crate) fn next(&mut self, set: usize) -> Next {
+    pub(crate) fn next(&mut self, set: usize) -> NextAction {
         self.sample_left = self.sample_left.saturating_sub(1);
         self.copies_left -= (set as i64).max(LEAST_A_RESET);
         if self.sample_left == 0 {
-            Next::Sample
+            NextAction::Sample
         } else if self.copies_left <= 0 {
             self.look()
         } else {
-            Next::Copy
+            NextAction::Copy
         }
     }
 
     #[cold]
-    fn look(&mut self) -> Next {
+    fn look(&mut self) -> NextAction {
         let pages = 1 + self.copies_left.unsigned_abs() / PAGES_A_LOOK.unsigned_abs();
         self.copies_left = PAGES_A_LOOK;
-        Next::Look(pages as usize)
+        NextAction::Look(pages as usize)
     }
 
     /// Records the result of a look; when it contradicts the last sample, the next reset samples.
@@ -214,9 +214,9 @@ mod tests {
     fn resets_to_sample(adapt: &mut Adapt, set: usize, written: usize) -> u32 {
         for reset in 1.. {
             match adapt.next(set) {
-                Next::Copy => {}
-                Next::Look(pages) => adapt.looked(pages, pages * written / 256),
-                Next::Sample => return reset,
+                NextAction::Copy => {}
+                NextAction::Look(pages) => adapt.looked(pages, pages * written / 256),
+                NextAction::Sample => return reset,
             }
         }
         unreachable!("a sample always comes")

@@ -3,7 +3,7 @@
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection};
 
-use super::adapt::Next;
+use super::adapt::NextAction;
 use super::{FORKED, Method, Slot, State};
 use crate::write_set::restore_if_changed;
 use crate::{ResetError, SlotError};
@@ -119,10 +119,10 @@ impl Slot {
                     learned.saturating_sub(self.settle_staged()?)
                 };
                 let next = self.adapt.next(self.write_set.len());
-                if let Next::Sample = next {
+                if let NextAction::Sample = next {
                     self.sample()?;
                 } else {
-                    if let Next::Look(pages) = next {
+                    if let NextAction::Look(pages) = next {
                         self.look(pages)?;
                     }
                     // SAFETY: the set holds accessible pages of this slot, opened for writing when

@@ -270,14 +270,14 @@ impl Server {
 }
 
 /// A slot that the thread answers for, until this is dropped.
-pub(super) struct Served {
+pub(super) struct ServedSlot {
     server: &'static Server,
     entry: Arc<Entry>,
     /// What is registered.
     parts: Vec<PageRange>,
 }
 
-impl Served {
+impl ServedSlot {
     fn start(missing: Missing, regions: &[PageRange]) -> Result<Self, SysError> {
         let server = Server::get()?;
         let (current, broken) = (Mutex::new(true), AtomicBool::new(false));
@@ -310,7 +310,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServedSlot {
     fn drop(&mut self) {
         // In the child of a fork the descriptor still refers to the parent's memory, whose pages
         // are still missing.
@@ -338,7 +338,7 @@ impl Slot {
             return Ok(());
         };
         if features.has(Feature::UffdKernel)
-            && let Ok(served) = Served::start(missing, &self.space.regions)
+            && let Ok(served) = ServedSlot::start(missing, &self.space.regions)
         {
             filling.served = Some(served);
             return Ok(());

@@ -2,7 +2,7 @@
 
 use afresh_sys::Withheld;
 
-use super::serve::Served;
+use super::serve::ServedSlot;
 
 /// The states of a slot.
 pub(super) enum State {
@@ -23,7 +23,7 @@ pub(super) enum State {
 #[derive(Default)]
 pub(super) struct Filling {
     /// Where a thread answers for them.
-    pub(super) served: Option<Served>,
+    pub(super) served: Option<ServedSlot>,
     /// The parts that child processes do not inherit during that time: they would get zeros.
     pub(super) withheld: Vec<Withheld>,
 }

@@ -161,9 +161,9 @@ fn writable(slot: &Slot, page: usize) -> bool {
 }
 
 /// A slot whose memory several threads write.
-struct Shared<'a>(&'a Slot);
+struct SharedSlot<'a>(&'a Slot);
 // SAFETY: the threads use only the slot's address, and write separate pages.
-unsafe impl Send for Shared<'_> {}
+unsafe impl Send for SharedSlot<'_> {}
 
 fn poke(slot: &Slot, page: usize, byte: u8) {
     // SAFETY: the callers checked that the page is accessible; racing writers write the same byte.
@@ -296,7 +296,7 @@ fn run(strategy: Strategy, regions: &[PageRange], capacity: usize, at_start: usi
                 }
                 std::thread::scope(|scope| {
                     for t in 0..*threads {
-                        let (slot, pages) = (Shared(&slot), &pages);
+                        let (slot, pages) = (SharedSlot(&slot), &pages);
                         scope.spawn(move || {
                             let slot = slot;
                             pages

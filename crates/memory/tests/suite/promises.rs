@@ -169,10 +169,10 @@ fn a_verification_that_finds_a_difference_quarantines_the_slot() {
         ..SlotConfig::default()
     };
     // A tracker that notices nothing stands for a broken one.
-    struct Blind;
+    struct BlindTracker;
     // SAFETY: it breaks the contract, which is the test; unreported writes stay in the slot, and
     // nowhere else.
-    unsafe impl afresh_memory::Tracker for Blind {
+    unsafe impl afresh_memory::Tracker for BlindTracker {
         fn kind(&self) -> TrackerKind {
             TrackerKind::Other("blind")
         }
@@ -189,7 +189,8 @@ fn a_verification_that_finds_a_difference_quarantines_the_slot() {
             Ok(())
         }
     }
-    let mut slot = Slot::with_tracker(&image(4, 7), config, |_, _| Ok(Box::new(Blind))).unwrap();
+    let mut slot =
+        Slot::with_tracker(&image(4, 7), config, |_, _| Ok(Box::new(BlindTracker))).unwrap();
     slot.reset().unwrap();
     slot.write(2 * PAGE_SIZE, &[1]).unwrap();
     assert!(matches!(slot.reset(), Err(ResetError::Mismatch { page: 2 })));

@@ -17,14 +17,14 @@ const PAGES: usize = 64;
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Delivers nothing until the gate opens.
-struct Gated {
+struct GatedFiller {
     inserter: Mutex<Inserter>,
     open: Arc<AtomicBool>,
     /// Threads that wait at the gate.
     asked: Arc<AtomicUsize>,
 }
 
-impl Filler for Gated {
+impl Filler for GatedFiller {
     fn fill_in_handler(&self, page: usize) -> bool {
         self.asked.fetch_add(1, Ordering::AcqRel);
         while !self.open.load(Ordering::Acquire) {
@@ -91,7 +91,7 @@ fn slow_tenants_do_not_delay_others() {
             let all = [PageRange::new(0, PAGES)];
             let image = Image::lazy::<ImageError>(PAGES, &all, |inserter| {
                 let (open, asked) = (open.clone(), asked.clone());
-                Ok(Arc::new(Gated { inserter: Mutex::new(inserter), open, asked }))
+                Ok(Arc::new(GatedFiller { inserter: Mutex::new(inserter), open, asked }))
             });
             slot(&image.unwrap())
         })

@@ -114,9 +114,9 @@ impl Service<'_> {
                 }
             };
             match self.outcome(result)? {
-                Placed::Pages(_) => known.served.zeroed += unit.len,
-                Placed::Already => {}
-                Placed::Later(why) => {
+                FillOutcome::Pages(_) => known.served.zeroed += unit.len,
+                FillOutcome::Already => {}
+                FillOutcome::Later(why) => {
                     drop(known);
                     attempts.wait(why)?;
                     continue;
@@ -272,7 +272,7 @@ impl Service<'_> {
         mapping: usize,
         pages: PageRange,
         content: Option<&[u8]>,
-    ) -> Result<Result<usize, Postponed>, VmmError> {
+    ) -> Result<Result<usize, PostponeReason>, VmmError> {
         let of = self.mappings[mapping];
         let mut known = self.lock();
         let run = known.run(mapping, pages.start, pages.end());
@@ -306,31 +306,33 @@ impl Service<'_> {
             }
         };
         let placed = match self.outcome(result)? {
-            Placed::Pages(placed) => {
+            FillOutcome::Pages(placed) => {
                 known.served.pages += placed;
                 known.served.empty += if zeros > 0 { placed } else { 0 };
                 placed
             }
             // Counts as placed, so that the walk continues behind it.
-            Placed::Already => of.unit,
-            Placed::Later(why) => return Ok(Err(why)),
+            FillOutcome::Already => of.unit,
+            FillOutcome::Later(why) => return Ok(Err(why)),
         };
         known.set(mapping, PageRange::new(run.start, placed.min(run.len)), Page::Present);
         Ok(Ok(placed))
     }
 
     /// The result of a fill.
-    fn outcome(&self, result: Result<usize, SysError>) -> Result<Placed, VmmError> {
+    fn outcome(&self, result: Result<usize, SysError>) -> Result<FillOutcome, VmmError> {
         match result {
-            Ok(bytes) => Ok(Placed::Pages(bytes / PAGE_SIZE)),
-            Err(error) if error.errno == EEXIST => Ok(Placed::Already),
+            Ok(bytes) => Ok(FillOutcome::Pages(bytes / PAGE_SIZE)),
+            Err(error) if error.errno == EEXIST => Ok(FillOutcome::Already),
             // The VMM waits in a discard, or unmaps the range: its events come first.
-            Err(error) if error.errno == EAGAIN => Ok(Placed::Later(Postponed::Changing)),
-            Err(error) if error.errno == ENOENT => Ok(Placed::Later(Postponed::Unregistered)),
+            Err(error) if error.errno == EAGAIN => Ok(FillOutcome::Later(PostponeReason::Changing)),
+            Err(error) if error.errno == ENOENT => {
+                Ok(FillOutcome::Later(PostponeReason::Unregistered))
+            }
             Err(error) if error.errno == ESRCH => {
                 self.gone.store(true, Ordering::Release);
                 self.end();
-                Ok(Placed::Later(Postponed::Changing))
+                Ok(FillOutcome::Later(PostponeReason::Changing))
             }
             Err(error) => Err(error.into()),
         }
@@ -338,17 +340,17 @@ impl Service<'_> {
 }
 
 /// How a fill went.
-enum Placed {
+enum FillOutcome {
     Pages(usize),
     /// The first page was there.
     Already,
     /// Events must be read first.
-    Later(Postponed),
+    Later(PostponeReason),
 }
 
 /// Why a page cannot be put in place yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Postponed {
+pub(super) enum PostponeReason {
     /// The VMM is changing its mappings, or has ended.
     Changing,
     /// The range is not registered, or is mapped no more.
@@ -375,8 +377,8 @@ impl Attempts {
     /// Waits a moment before the next attempt. There is no time limit while the VMM changes its
     /// mappings, even if it is stopped: its events arrive, or it ends. A range that was never
     /// registered stays so.
-    pub(super) fn wait(&mut self, why: Postponed) -> Result<(), VmmError> {
-        if why == Postponed::Changing {
+    pub(super) fn wait(&mut self, why: PostponeReason) -> Result<(), VmmError> {
+        if why == PostponeReason::Changing {
             self.changing = self.changing.saturating_add(1);
         } else {
             self.unregistered += 1;

@@ -19,7 +19,7 @@ use afresh_sys::planted::{self, Bug};
 use afresh_sys::{Interest, PAGE_SIZE, PageRange, ProcessMemory};
 
 use super::VmmError;
-use super::fill::{Attempts, Postponed};
+use super::fill::{Attempts, PostponeReason};
 use super::memory::check;
 use super::pages::Pages;
 use super::request_error::RequestError;
@@ -291,7 +291,7 @@ impl Service<'_> {
                 other => return Ok(other?),
             }
             drop(pages);
-            attempts.wait(Postponed::Changing)?;
+            attempts.wait(PostponeReason::Changing)?;
         }
         Ok(())
     }

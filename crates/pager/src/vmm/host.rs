@@ -28,7 +28,7 @@ use super::keeper::Keeper;
 use super::listener::{ListenError, Listener};
 use super::stage::Stage;
 use super::vm::Vm;
-use super::{STAGE, Served, VmmError, VmmOptions};
+use super::{STAGE, ServeCounts, VmmError, VmmOptions};
 use crate::PageSource;
 
 /// VMMs of a door at a time. Further ones wait until one has ended.
@@ -144,7 +144,7 @@ pub enum HostEvent<'a> {
         /// Its number at its door.
         number: usize,
         /// The result.
-        result: &'a Result<Served, VmmError>,
+        result: &'a Result<ServeCounts, VmmError>,
     },
     /// A VMM could not be accepted.
     Failed {
@@ -186,7 +186,7 @@ pub struct DoorTotals {
     /// Those whose service has failed or was refused.
     pub failed: usize,
     /// The work, for VMMs that are served and those that have ended.
-    pub served: Served,
+    pub served: ServeCounts,
 }
 
 /// A door, for listings.
@@ -212,7 +212,7 @@ struct ConnectedVm {
 
 type Report = dyn Fn(&HostEvent<'_>) + Send + Sync;
 
-struct Shared {
+struct HostState {
     doors: Mutex<BTreeMap<String, Arc<Door>>>,
     /// Names of doors that are being opened. Locked after `doors`.
     reserved: Mutex<BTreeSet<String>>,
@@ -230,7 +230,7 @@ struct Shared {
 
 /// Serves the VMMs of any number of doors. Clones stand for the same.
 #[derive(Clone)]
-pub struct VmmHost(Arc<Shared>);
+pub struct VmmHost(Arc<HostState>);
 
 impl std::fmt::Debug for VmmHost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -266,7 +266,7 @@ impl VmmHost {
         keeper: Option<Keeper>,
         report: impl Fn(&HostEvent<'_>) + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(HostState {
             doors: Mutex::default(),
             reserved: Mutex::default(),
             vms: Mutex::default(),
@@ -462,15 +462,15 @@ impl VmmHost {
     /// Starts a thread that [`VmmHost::stop`] waits for.
     fn start(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), HostError> {
         /// Counts the thread until it has ended or was not started.
-        struct Counted(VmmHost);
-        impl Drop for Counted {
+        struct ThreadCount(VmmHost);
+        impl Drop for ThreadCount {
             fn drop(&mut self) {
                 *lock(&self.0.0.threads) -= 1;
                 self.0.0.ended.notify_all();
             }
         }
         *lock(&self.0.threads) += 1;
-        let counted = Counted(self.clone());
+        let counted = ThreadCount(self.clone());
         let body = move || {
             let _counted = counted;
             work();

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use afresh_sys::{PAGE_SIZE, PageRange};
 
-use super::Served;
+use super::ServeCounts;
 use super::handshake::Mapping;
 use super::page::Page;
 use super::ranges::runs;
@@ -71,7 +71,7 @@ impl PageCounts {
 
 /// How far streaming is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ahead {
+enum StreamPhase {
     /// The working set comes first.
     Set,
     /// One thread reads it.
@@ -102,12 +102,12 @@ pub(super) struct Pages {
     faults: VecDeque<(usize, usize)>,
     /// Pages that were requested ahead of the rest.
     requested: VecDeque<(usize, PageRange)>,
-    ahead: Ahead,
+    ahead: StreamPhase,
     /// Whether pages are streamed ahead.
     streams: bool,
     /// Whether only pages with a fault were filled so far.
     recording: bool,
-    pub(super) served: Served,
+    pub(super) served: ServeCounts,
     /// Write protection, for an image that is frozen or soon will be.
     pub(super) watches: Watches,
 }
@@ -123,10 +123,10 @@ impl Pages {
             bases: mappings.iter().map(|mapping| mapping.base).collect(),
             faults: VecDeque::new(),
             requested: VecDeque::new(),
-            ahead: if working_set { Ahead::Set } else { Ahead::From(0, 0) },
+            ahead: if working_set { StreamPhase::Set } else { StreamPhase::From(0, 0) },
             streams,
             recording: false,
-            served: Served::default(),
+            served: ServeCounts::default(),
             watches: Watches::default(),
         }
     }
@@ -350,18 +350,18 @@ impl Pages {
             return None;
         }
         match self.ahead {
-            Ahead::Set => {
-                self.ahead = Ahead::ReadsSet;
+            StreamPhase::Set => {
+                self.ahead = StreamPhase::ReadsSet;
                 Some(Job::WorkingSet)
             }
-            Ahead::ReadsSet => None,
-            Ahead::From(number, start) => {
+            StreamPhase::ReadsSet => None,
+            StreamPhase::From(number, start) => {
                 let mapping = mappings.get(number)?;
                 let len = batch.max(mapping.unit).min(mapping.pages - start);
                 self.ahead = if start + len < mapping.pages {
-                    Ahead::From(number, start + len)
+                    StreamPhase::From(number, start + len)
                 } else {
-                    Ahead::From(number + 1, 0)
+                    StreamPhase::From(number + 1, 0)
                 };
                 Some(Job::Stream(number, PageRange::new(start, len)))
             }
@@ -370,6 +370,6 @@ impl Pages {
 
     /// The working set is in place.
     pub(super) fn set_is_there(&mut self) {
-        self.ahead = Ahead::From(0, 0);
+        self.ahead = StreamPhase::From(0, 0);
     }
 }

@@ -37,7 +37,7 @@ const EVENTS: usize = 1024;
 /// Counts of the work for a VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Served {
+pub struct ServeCounts {
     /// Faults answered.
     pub faults: usize,
     /// Pages filled from the source.
@@ -50,7 +50,7 @@ pub struct Served {
     pub removals: usize,
 }
 
-impl Served {
+impl ServeCounts {
     /// Adds the work for another VMM.
     pub(super) fn add(&mut self, other: &Self) {
         self.faults += other.faults;
@@ -71,7 +71,7 @@ pub fn serve(
     stream: &UnixStream,
     source: &dyn PageSource,
     options: &VmmOptions<'_>,
-) -> Result<Served, VmmError> {
+) -> Result<ServeCounts, VmmError> {
     accept(stream, VmSource::Borrowed(source), options)?.serve(options)
 }
 
@@ -152,7 +152,7 @@ enum End {
 impl Service<'_> {
     /// Serves the VMM until it exits or `options.stop` is set. Once it is detached, only its exit
     /// is awaited.
-    pub(super) fn serve(&self, options: &VmmOptions<'_>) -> Result<Served, VmmError> {
+    pub(super) fn serve(&self, options: &VmmOptions<'_>) -> Result<ServeCounts, VmmError> {
         let result = self.serve_pages(options);
         match &result {
             Ok(End::Detach) => self.enter(Phase::Detached),

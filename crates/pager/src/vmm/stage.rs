@@ -14,17 +14,17 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// A limit on bytes that are streamed at the same time. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Stage(Arc<Inner>);
+pub struct Stage(Arc<StageState>);
 
 #[derive(Debug)]
-struct Inner {
+struct StageState {
     bytes: usize,
     used: Mutex<usize>,
     /// Rung when room is given back.
     bell: Condvar,
 }
 
-impl Inner {
+impl StageState {
     fn used(&self) -> MutexGuard<'_, usize> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -41,7 +41,7 @@ impl Stage {
     /// A stage of so many bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        Self(Arc::new(Inner { bytes, used: Mutex::new(0), bell: Condvar::new() }))
+        Self(Arc::new(StageState { bytes, used: Mutex::new(0), bell: Condvar::new() }))
     }
 
     /// Bytes in use.

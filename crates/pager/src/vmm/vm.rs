@@ -19,7 +19,7 @@ use super::serve::accept;
 use super::service::{Phase, Service, VmSource};
 use super::watch::Watch;
 use super::watch_end::{WatchEnd, WatchId};
-use super::{Served, VmmError, VmmOptions};
+use super::{ServeCounts, VmmError, VmmOptions};
 use crate::PageSource;
 
 /// Bytes of a range in the work of a save: copies of the list of changed pages, here and in the
@@ -84,7 +84,7 @@ pub struct VmStats {
     /// Pages that the VMM has discarded.
     pub removed: usize,
     /// The work so far.
-    pub served: Served,
+    pub served: ServeCounts,
     /// The watch of its memory, if it is prepared or frozen.
     pub watch: Option<WatchId>,
     /// Whether its memory is frozen.
@@ -96,7 +96,7 @@ pub struct VmStats {
 /// Pages of the source that a VMM has touched since its restore.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Touched {
+pub struct TouchedPages {
     /// Pages with a fault: the first access to each page that was not filled ahead of it.
     pub read: Vec<PageRange>,
     /// Pages whose content differs from the source.
@@ -152,7 +152,7 @@ impl Vm {
     ///
     /// # Errors
     /// As [`super::serve`].
-    pub fn serve(&self, options: &VmmOptions<'_>) -> Result<Served, VmmError> {
+    pub fn serve(&self, options: &VmmOptions<'_>) -> Result<ServeCounts, VmmError> {
         self.service.serve(options)
     }
 
@@ -216,12 +216,12 @@ impl Vm {
     ///
     /// # Errors
     /// [`RequestError::Process`] where its memory cannot be read; [`RequestError::Ranges`].
-    pub fn touched(&self) -> Result<Touched, RequestError> {
+    pub fn touched(&self) -> Result<TouchedPages, RequestError> {
         Ok(self.touched_charged()?.0)
     }
 
     /// As [`Vm::touched`], with the charges for the lists, and for an answer that has them as text.
-    pub(super) fn touched_charged(&self) -> Result<(Touched, Vec<Charge>), RequestError> {
+    pub(super) fn touched_charged(&self) -> Result<(TouchedPages, Vec<Charge>), RequestError> {
         self.check_alive()?;
         let written = VmMemory::of(&self.service)?.differing()?;
         let (written, of_written) = written.into_parts();
@@ -232,7 +232,10 @@ impl Vm {
         let of_answer = self.service.charge(ranges.saturating_mul(ANSWER_COST))?;
         let exact = self.service.lock().is_recording();
         let charges = [of_written, of_read, of_removed, of_answer];
-        Ok((Touched { read, written, removed, exact }, charges.into_iter().flatten().collect()))
+        Ok((
+            TouchedPages { read, written, removed, exact },
+            charges.into_iter().flatten().collect(),
+        ))
     }
 
     /// The pages that the VMM has touched so far.

@@ -34,19 +34,19 @@ pub(super) enum Origin {
 }
 
 /// A page of a frozen image, copied before the guest wrote to it.
-type Copied = Box<[u8; PAGE_SIZE]>;
+type CopiedPage = Box<[u8; PAGE_SIZE]>;
 
 /// The record for one VMM.
 #[derive(Debug)]
 pub(super) struct Watch {
     pub(super) id: WatchId,
     pub(super) process: ProcessMemory,
-    mappings: Vec<Watched>,
+    mappings: Vec<WatchedMapping>,
     /// Whether every page in place was looked at once.
     prepared: bool,
     frozen: bool,
     /// Copies by address.
-    copies: HashMap<usize, Copied>,
+    copies: HashMap<usize, CopiedPage>,
     charge: Option<Charge>,
     /// Of the budget, for the record itself.
     _record: Option<Charge>,
@@ -55,13 +55,13 @@ pub(super) struct Watch {
 
 /// The pages of a mapping.
 #[derive(Debug)]
-struct Watched {
+struct WatchedMapping {
     origins: Vec<Origin>,
     /// A bit for each page that is in place and not protected.
     open: Vec<u64>,
 }
 
-impl Watched {
+impl WatchedMapping {
     fn set_open(&mut self, page: usize, open: bool) {
         let (word, bit) = (&mut self.open[page / 64], 1 << (page % 64));
         if open { *word |= bit } else { *word &= !bit }
@@ -87,7 +87,7 @@ impl Watch {
         let mappings: Vec<usize> = mappings.collect();
         let bytes = mappings.iter().map(|pages| pages + pages.div_ceil(8)).sum();
         let record = budget.map(|budget| budget.charge(bytes)).transpose()?;
-        let watched = |pages: usize| Watched {
+        let watched = |pages: usize| WatchedMapping {
             origins: vec![Origin::Source; pages],
             open: vec![0; pages.div_ceil(64)],
         };
@@ -166,7 +166,7 @@ impl Watch {
 
     /// Open pages of all mappings.
     pub(super) fn open_pages(&self) -> usize {
-        let bits = |watched: &Watched| {
+        let bits = |watched: &WatchedMapping| {
             watched.open.iter().map(|word| word.count_ones() as usize).sum::<usize>()
         };
         self.mappings.iter().map(bits).sum()
@@ -207,7 +207,7 @@ impl Watch {
             self.lose(Loss::Budget);
             return;
         }
-        let mut copy: Copied = Box::new([0; PAGE_SIZE]);
+        let mut copy: CopiedPage = Box::new([0; PAGE_SIZE]);
         let mut protected = [false];
         let read = self.process.read(address, &mut copy[..]);
         // Protected until now, so nothing has written to it since the image was frozen.

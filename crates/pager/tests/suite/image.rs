@@ -196,9 +196,9 @@ fn damage_in_the_file_is_an_error_and_no_guest_sees_it() {
 }
 
 /// Delivers nothing until it is released.
-struct Stuck(AtomicBool);
+struct StuckSource(AtomicBool);
 
-impl PageSource for Stuck {
+impl PageSource for StuckSource {
     fn pages(&self) -> usize {
         64
     }
@@ -213,7 +213,7 @@ impl PageSource for Stuck {
 
 #[test]
 fn a_source_that_hangs_ends_in_an_error_within_its_patience() {
-    let source = Arc::new(Stuck(AtomicBool::new(false)));
+    let source = Arc::new(StuckSource(AtomicBool::new(false)));
     let options = Options { timeout: Duration::from_millis(300), ..Options::default() };
     let image = LazyImage::start(source.clone(), &options).unwrap();
     let started = Instant::now();

@@ -75,12 +75,12 @@ fn ways(snapshot: &Snapshot) -> &'static [Interruption] {
 }
 
 /// A restore under way.
-enum Running {
+enum RunningRestore {
     Slots(LazyImage, Box<Slot>),
     Range(Restore, Arc<Reservation>),
 }
 
-impl Running {
+impl RunningRestore {
     /// Begins one; without a background, only what is touched is fetched.
     fn start(way: Interruption, snapshot: Snapshot, background: bool) -> Self {
         let mut options = Options::default();
@@ -166,7 +166,7 @@ fn kill_during_a_restore_leaves_the_store_whole_and_nothing_behind() {
         for round in 0.. {
             let snapshot = store.load("a").unwrap();
             let ways = ways(&snapshot);
-            let running = Running::start(ways[round % ways.len()], snapshot, true);
+            let running = RunningRestore::start(ways[round % ways.len()], snapshot, true);
             println!("restoring");
             (0..PAGES).step_by(41).for_each(|page| running.check(page, &content));
             running.wait().unwrap();
@@ -213,7 +213,7 @@ fn kill_during_a_restore_leaves_the_store_whole_and_nothing_behind() {
         assert_eq!(files(temporary.path()), BTreeSet::new());
         let snapshot = store.load("a").unwrap();
         for way in ways(&snapshot) {
-            Running::start(*way, snapshot.clone(), true).check_all(&content);
+            RunningRestore::start(*way, snapshot.clone(), true).check_all(&content);
         }
     }
     assert_eq!(shared(), shared_before);
@@ -239,12 +239,12 @@ fn a_running_restore_keeps_its_content_when_its_snapshot_is_replaced_and_removed
             let dir = tempfile::tempdir().unwrap();
             let store = Store::create(dir.path()).unwrap();
             save(&store, 1, Encoding::Raw);
-            let running = Running::start(way, store.load("a").unwrap(), background);
+            let running = RunningRestore::start(way, store.load("a").unwrap(), background);
             running.check(7, &old);
             let name = "interrupted::a_running_restore_keeps_its_content_when_its_snapshot_is_replaced_and_removed";
             assert!(again(name, SAVER, dir.path()).output().unwrap().status.success());
             running.check(2900, &old);
-            let fresh = Running::start(way, store.load("a").unwrap(), true);
+            let fresh = RunningRestore::start(way, store.load("a").unwrap(), true);
             fresh.check(7, &new);
             running.check_all(&old);
             fresh.check_all(&new);

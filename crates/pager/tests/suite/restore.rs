@@ -272,9 +272,9 @@ enum Fault {
     Panic,
 }
 
-struct Faulty(Fault);
+struct FaultySource(Fault);
 
-impl PageSource for Faulty {
+impl PageSource for FaultySource {
     fn pages(&self) -> usize {
         PAGES
     }
@@ -323,7 +323,7 @@ fn a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest() {
         let options = &faulty_options(timeout)[number / 3];
         let (memory, range) = target();
         let restore =
-            Restore::start(memory.clone(), range, Arc::new(Faulty(fault)), options).unwrap();
+            Restore::start(memory.clone(), range, Arc::new(FaultySource(fault)), options).unwrap();
         let byte = peek(&memory, 1000 * PAGE_SIZE);
         println!("READ {byte}");
         drop(restore);
@@ -348,7 +348,7 @@ fn a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest() {
 fn a_failed_restore_names_its_cause() {
     for options in faulty_options(TEST_TIMEOUT) {
         let (memory, range) = target();
-        let source = Arc::new(Faulty(Fault::Error));
+        let source = Arc::new(FaultySource(Fault::Error));
         let restore = Restore::start(memory, range, source, &options).unwrap();
         let error = restore
             .resolve(PageRange::new(900, 1))

@@ -24,11 +24,11 @@ fn peek(memory: &Reservation, page: usize) -> u8 {
 }
 
 /// Every byte is 7. With `asks`, each read first waits for a byte on standard input.
-struct Sevens {
+struct ConstantSource {
     asks: bool,
 }
 
-impl PageSource for Sevens {
+impl PageSource for ConstantSource {
     fn pages(&self) -> usize {
         PAGES
     }
@@ -57,7 +57,7 @@ fn a_process_that_was_stopped_longer_than_the_limit_is_filled_when_it_continues(
         let answer = if answer == "thread" { Answer::Thread } else { Answer::Sigbus };
         let options = Options { timeout: LIMIT, ..on_demand(answer) };
         let (memory, range) = target();
-        let source = Arc::new(Sevens { asks: true });
+        let source = Arc::new(ConstantSource { asks: true });
         let restore = match Restore::start(memory.clone(), range, source, &options) {
             Ok(restore) => restore,
             Err(error) => {
@@ -102,7 +102,7 @@ fn a_forked_child_never_reads_zeros_where_pages_are_missing() {
     for strategy in [FillStrategy::Stream, FillStrategy::WorkingSet] {
         let (memory, range) = target();
         let options = Options { strategy: Some(strategy), ..on_demand(Answer::Sigbus) };
-        let source = Arc::new(Sevens { asks: false });
+        let source = Arc::new(ConstantSource { asks: false });
         let restore = match Restore::start(memory.clone(), range, source, &options) {
             Ok(restore) => restore,
             Err(error) => return println!("SKIPPED: {error}"),

@@ -24,7 +24,7 @@ fn byte_of(page: usize) -> u8 {
 
 /// Delivers pages as a slow disk with a bad sector does: other bytes first, one half after the
 /// other.
-struct Slow {
+struct SlowSource {
     pages: usize,
     pause: Duration,
     /// A page that never gets its digest.
@@ -36,14 +36,14 @@ struct Slow {
     direct: bool,
 }
 
-impl Slow {
+impl SlowSource {
     fn new(pages: usize, pause: Duration) -> Self {
         let exposed = AtomicBool::new(false);
         Self { pages, pause, spoilt: None, exposed, set: Vec::new(), direct: true }
     }
 }
 
-impl PageSource for Slow {
+impl PageSource for SlowSource {
     fn pages(&self) -> usize {
         self.pages
     }
@@ -166,7 +166,8 @@ fn no_thread_ever_sees_a_part_of_a_page() {
     const PAGES: usize = 600;
     for kind in Kind::all() {
         for (direct, streams) in [(true, false), (true, true), (false, true)] {
-            let source = Slow { direct, ..Slow::new(PAGES, Duration::from_micros(300)) };
+            let source =
+                SlowSource { direct, ..SlowSource::new(PAGES, Duration::from_micros(300)) };
             let options = Options {
                 background: streams,
                 window: Some(16),
@@ -227,8 +228,11 @@ fn a_spoilt_byte_is_never_read() {
     };
     let kind = if argument.starts_with("Thread") { Kind::Thread } else { Kind::Kernel };
     let direct = argument.ends_with("true");
-    let source =
-        Arc::new(Slow { spoilt: Some(SPOILT), direct, ..Slow::new(64, Duration::from_millis(20)) });
+    let source = Arc::new(SlowSource {
+        spoilt: Some(SPOILT),
+        direct,
+        ..SlowSource::new(64, Duration::from_millis(20))
+    });
     let options = Options { background: false, window: Some(16), ..Options::default() };
     let image = LazyImage::start(source.clone(), &options).unwrap();
     let slot = kind.slot(image.image());
@@ -295,7 +299,8 @@ fn untouched_pages_are_right_however_the_host_treats_huge_pages_of_shared_memory
         let sets = [vec![], vec![PageRange::new(700, 3), PageRange::new(2000, 1)]];
         for (kind, pages) in Kind::all().into_iter().flat_map(|kind| SIZES.map(|n| (kind, n))) {
             for set in &sets {
-                let source = Slow { set: set.clone(), ..Slow::new(pages, Duration::ZERO) };
+                let source =
+                    SlowSource { set: set.clone(), ..SlowSource::new(pages, Duration::ZERO) };
                 let options = Options { background: false, ..Options::default() };
                 let image = LazyImage::start(Arc::new(source), &options).unwrap();
                 let mut slot = kind.slot(image.image());
@@ -349,7 +354,8 @@ fn a_forked_child_gets_the_content_or_dies_and_takes_nothing_from_its_parent() {
     const PAGES: usize = 300;
     for kind in Kind::all() {
         let options = Options { background: false, ..Options::default() };
-        let image = LazyImage::start(Arc::new(Slow::new(PAGES, Duration::ZERO)), &options).unwrap();
+        let image =
+            LazyImage::start(Arc::new(SlowSource::new(PAGES, Duration::ZERO)), &options).unwrap();
         let mut slot = kind.slot(image.image());
         let base = slot.base() as usize;
         assert_eq!(wrong(base, 5), None);
@@ -377,7 +383,8 @@ fn a_forked_child_gets_an_error_for_pages_that_will_not_come() {
     const PAGES: usize = 300;
     for kind in Kind::all() {
         let options = Options { background: false, ..Options::default() };
-        let image = LazyImage::start(Arc::new(Slow::new(PAGES, Duration::ZERO)), &options).unwrap();
+        let image =
+            LazyImage::start(Arc::new(SlowSource::new(PAGES, Duration::ZERO)), &options).unwrap();
         let mut slot = kind.slot(image.image());
         slot.fetch(0, 1).unwrap();
         // SAFETY: the child uses what it inherited, allocates, and ends; the parent's other threads

@@ -21,7 +21,8 @@ from .errors import AfreshError, ProgramError
 # Seconds of one call, and characters of one text, where nothing else is set.
 CALL_TIMEOUT = 60.0
 MAX_TEXT = 50_000
-# Checkpoints that a model may keep at a time, each with the pages that changed, and characters of a name.
+# Checkpoints that a model may keep at a time, each with the pages that changed, and characters of a
+# name.
 MAX_CHECKPOINTS = 100
 MAX_NAME = 200
 # Relative paths of files begin here, where commands start too.

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from . import _driver, _native
+from . import _driver, _marshal, _native
 from ._native import __version__
 from .errors import OpenError
 
 _GUESTS = Path(__file__).resolve().parent / "guests"
-# Guests that were compiled when the wheel was built. A package without the folder compiles them at the first use.
+# Guests that were compiled when the wheel was built. A package without the folder compiles them at
+# the first use.
 _PRECOMPILED = _GUESTS / "precompiled"
 
 # A host file in a guest: its directory there, its name, its path on the host, and its identity.
@@ -92,11 +93,11 @@ class Language:
 
 
 def python_prelude() -> str:
-    """The first source that CPython runs: the driver, in a separate module."""
-    source = Path(_driver.__file__).read_text(encoding="utf-8")
+    """The first source that CPython runs: values and the driver, in a separate module."""
+    sources = [Path(path).read_text(encoding="utf-8") for path in (_marshal.__file__, _driver.__file__)]
+    runs = [f"exec(compile({source!r}, '<afresh>', 'exec'), sys.modules['_afresh'].__dict__)\n" for source in sources]
     return (
-        f"import sys, types\nsys.modules['_afresh'] = types.ModuleType('_afresh')\n"
-        f"exec(compile({source!r}, '<afresh>', 'exec'), sys.modules['_afresh'].__dict__)\n"
+        f"import sys, types\nsys.modules['_afresh'] = types.ModuleType('_afresh')\n{''.join(runs)}"
         f"sys.modules['_afresh'].install()\ndel sys, types\n"
     )
 
@@ -130,12 +131,14 @@ def _is_installed() -> bool:
         return False
 
 
-# The results of earlier lookups by the value of ``$AFRESH_PYTHON``, with the files that they were read from: their
-# paths and identities. Finding it reads the distributions that are installed, for milliseconds.
+# The results of earlier lookups by the value of ``$AFRESH_PYTHON``, with the files that they were
+# read from: their paths and identities. Finding it reads the distributions that are installed, for
+# milliseconds.
 _Seen: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
 _found: dict[str | None, tuple[_Seen, tuple[Below, ...]]] = {}
 
-# Seconds after which the times of a file distinguish two changes: clocks of file systems are coarse.
+# Seconds after which the times of a file distinguish two changes: clocks of file systems are
+# coarse.
 _SETTLES = 2.0
 
 

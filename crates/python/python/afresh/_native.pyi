@@ -17,7 +17,8 @@ class MarshalError(AfreshError): ...
 class TimeLimitError(AfreshError, TimeoutError): ...
 
 Thrown: TypeAlias = tuple[str, str, str | None, BaseException | None]
-# value, text, error, standard output, standard error, whether output was dropped, dirty pages, microseconds
+# value, text, error, standard output, standard error, whether output was dropped, dirty pages,
+# microseconds
 Outcome: TypeAlias = tuple[Any, str | None, BaseException | Thrown | None, str, str, bool, int | None, float]
 Dispatch: TypeAlias = Callable[[str, list[Any], dict[str, Any] | None], Any]
 Sink: TypeAlias = Callable[[int, str], object]

@@ -49,7 +49,8 @@ class SandboxRuntime(Runtime):  # type: ignore[misc]
         super().__init__(name)
         if warm._native.kind != "program":
             raise ValueError("a runtime takes a Linux program, from `afresh.linux` or `afresh.image`")
-        # The types of configurations are a closed list, and a sandbox on the same host is next to this one.
+        # The types of configurations are a closed list, and a sandbox on the same host is next to
+        # this one.
         self.config = SubprocessConfig()
         self.info = SubprocessRuntimeInfo(id=self.name)
         self._warm = warm

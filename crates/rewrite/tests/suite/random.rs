@@ -1,8 +1,8 @@
 //! Random modules: a prepared one behaves as its original, and a restored instance as a new one.
 
 use crate::common::random::Random;
-use crate::common::{Running, engine, start, start_from, stateful, wat};
-use afresh_rewrite::{PrepareOptions, Prepared, WarmState, bake, prepare};
+use crate::common::{RunningInstance, engine, start, start_from, stateful, wat};
+use afresh_rewrite::{PrepareOptions, PreparedModule, WarmState, bake, prepare};
 use arbitrary::{Arbitrary, Unstructured};
 use wasmtime::{Engine, ExternRef, Val};
 
@@ -71,7 +71,7 @@ fn show(result: Result<Vec<Val>, String>) -> String {
 
 type Call = (String, Vec<Val>);
 
-fn calls(random: &mut Random, run: &mut Running) -> Vec<Call> {
+fn calls(random: &mut Random, run: &mut RunningInstance) -> Vec<Call> {
     let functions = run.functions();
     let mut calls = Vec::new();
     for _ in 0..8 {
@@ -86,7 +86,7 @@ fn calls(random: &mut Random, run: &mut Running) -> Vec<Call> {
 }
 
 /// Makes the calls; every other call is given host objects where it takes any.
-fn perform(run: &mut Running, calls: &[Call]) -> Vec<String> {
+fn perform(run: &mut RunningInstance, calls: &[Call]) -> Vec<String> {
     let mut results = Vec::new();
     for (at, (name, args)) in calls.iter().enumerate() {
         let mut args = args.clone();
@@ -139,7 +139,7 @@ fn start_both(
     engine: &Engine,
     wasm: &[u8],
     seen: &mut Coverage,
-) -> Option<(Prepared, Running, Running)> {
+) -> Option<(PreparedModule, RunningInstance, RunningInstance)> {
     let options = PrepareOptions { bakeable: true, ..PrepareOptions::default() };
     let prepared = prepare(wasm, &options).expect("no random module has a reason for refusal");
     let original = start(engine, wasm);
@@ -215,9 +215,9 @@ fn check(engine: &Engine, wasm: &[u8], random: &mut Random, seen: &mut Coverage)
 }
 
 /// Names the module if the test fails over it.
-struct Named(u64);
+struct SeedOnFailure(u64);
 
-impl Drop for Named {
+impl Drop for SeedOnFailure {
     fn drop(&mut self) {
         if std::thread::panicking() {
             println!("seed {}", self.0);
@@ -231,7 +231,7 @@ fn check_all(count: u64, mut make: impl FnMut(&mut Random) -> Option<Vec<u8>>) -
     let mut seen = Coverage::default();
     let begin = std::time::Instant::now();
     for seed in 0..count {
-        let _named = Named(seed);
+        let _named = SeedOnFailure(seed);
         let mut random = Random(seed);
         if let Some(wasm) = make(&mut random) {
             check(&engine, &wasm, &mut random, &mut seen);

@@ -96,7 +96,7 @@ fn nothing_to_restore_adds_nothing_to_do() {
     let text = r#"(module (global (mut i32) (i32.const 0)) (memory 1)
         (func (export "f") (result i32) (i32.load (i32.const 0))))"#;
     let (prepared, mut run) = start_prepared(&engine(), text, &PrepareOptions::default());
-    assert!(prepared.restorable.as_ref().is_some_and(afresh_rewrite::Restorable::is_empty));
+    assert!(prepared.restorable.as_ref().is_some_and(afresh_rewrite::RestorableState::is_empty));
     run.save();
     assert_eq!(run.restore(), 0);
 }

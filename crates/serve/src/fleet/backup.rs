@@ -384,7 +384,7 @@ pub async fn backup(config: &FleetConfig, dir: &Path) -> Result<BackupReport, Ba
         format: FORMAT.to_owned(),
         version: VERSION,
         fleet: config.fleet.clone(),
-        made: crate::sandbox::store::milliseconds(std::time::SystemTime::now()),
+        made: crate::sandbox::records::store::milliseconds(std::time::SystemTime::now()),
         key: links.fingerprint.clone(),
     };
     let mut lines = vec![serde_json::to_string(&head).map_err(ledger)?];

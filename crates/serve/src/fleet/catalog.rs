@@ -17,7 +17,7 @@ use super::Fleet;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, State};
 use crate::error_response::ErrorResponse;
-use crate::sandbox::store::SnapshotRecord;
+use crate::sandbox::records::store::{SnapshotRecord, UnknownFields};
 
 /// The first part of the keys of names.
 const NAME: &str = "name.";
@@ -34,6 +34,8 @@ const MAX_LISTED_NAMES: usize = 4 * MAX_LISTED;
 struct CatalogEntry {
     record: SnapshotRecord,
     state: State,
+    #[serde(flatten)]
+    unknown: UnknownFields,
 }
 
 impl CatalogEntry {
@@ -277,7 +279,11 @@ impl Fleet {
         state: &State,
     ) -> Result<u64, ErrorResponse> {
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
-        let value = bytes(&CatalogEntry { record: record.clone(), state: state.clone() });
+        let value = bytes(&CatalogEntry {
+            record: record.clone(),
+            state: state.clone(),
+            unknown: UnknownFields::default(),
+        });
         Ok(nats::create(&self.links.kept, &format!("id.{key}"), value).await?)
     }
 

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::response::Response;
 use hyper::Request;
 
-use crate::sandbox::store::SandboxHost;
+use crate::sandbox::records::store::SandboxHost;
 
 /// A server that answers requests of other hosts.
 #[async_trait]

@@ -135,6 +135,19 @@ pub(super) async fn broken(links: &NatsConnection) -> Result<Vec<String>, NatsEr
     Ok(found.into_iter().filter(is_broken).map(|found| found.key).collect())
 }
 
+/// A life of a host whose lease is not broken, if it has one.
+pub(super) async fn unbroken_life(
+    links: &NatsConnection,
+    node: &str,
+) -> Result<Option<String>, NatsError> {
+    let found = nats::all(&links.client, &links.hosts, LIVES, MAX_LIVES).await?;
+    let is_unbroken = |found: &BucketEntry| {
+        found.key.split_once('-').is_some_and(|(host, _)| host == node)
+            && serde_json::from_slice::<LeaseEntry>(&found.value).is_ok_and(|entry| !entry.broken)
+    };
+    Ok(found.into_iter().find(is_unbroken).map(|found| found.key))
+}
+
 /// Removes the entry of a broken life, whose sandboxes are swept. A host that comes back finds no
 /// lease.
 pub(super) async fn forget_broken(links: &NatsConnection, life: &str) -> Result<(), NatsError> {
@@ -356,8 +369,12 @@ pub(super) async fn leave(fleet: &Fleet) {
         (own.life.clone(), own.lease.revision())
     };
     // Those that could not be saved, and those of requests whose answers were lost.
-    if let Err(error) = fleet.sweep(&life).await {
-        tracing::warn!(%error, "sandboxes of this host are left to other hosts");
+    match fleet.sweep(&life).await {
+        Ok(sweep) if sweep.failed == 0 => {}
+        Ok(sweep) => {
+            tracing::warn!(failed = sweep.failed, "sandboxes of this host are left to other hosts");
+        }
+        Err(error) => tracing::warn!(%error, "sandboxes of this host are left to other hosts"),
     }
     if let Err(error) = nats::remove(&fleet.links.hosts, &life, revision).await {
         tracing::warn!(%error, "the lease was not released; it expires by itself");

@@ -89,8 +89,9 @@ pub(crate) struct Fleet {
     unswept: Mutex<BTreeMap<String, Moment>>,
     /// Entries of these lives that hosts keep or take at this moment, or that are torn.
     torn: Mutex<torn_takes::TornTakes>,
-    /// Sandboxes whose entries may name this host, which does not hold them.
-    unfinished: Mutex<BTreeSet<String>>,
+    /// Sandboxes whose entries may name this host, which does not hold them, by the time of the
+    /// next attempt to release them.
+    unfinished: Mutex<BTreeMap<String, Moment>>,
     /// The last known hosts of sandboxes.
     ways: Mutex<HashMap<String, String>>,
     /// One for the sandboxes that share a place in it, so that one host takes a sandbox once.
@@ -140,6 +141,8 @@ pub(crate) struct Counts {
     pub(crate) lost: prometheus_client::metrics::counter::Counter,
     /// Entries that were left out of lists because they cannot be read.
     pub(crate) unreadable: prometheus_client::metrics::counter::Counter,
+    /// Sandboxes of lost hosts that a sweep could not release. It is repeated.
+    pub(crate) unswept: prometheus_client::metrics::counter::Counter,
     /// Received heartbeats.
     pub(crate) adverts: prometheus_client::metrics::counter::Counter,
 }

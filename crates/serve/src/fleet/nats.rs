@@ -28,7 +28,7 @@ use super::cipher::{self, CipherError, FleetKey};
 use super::config::FleetConfig;
 use super::credentials::{self, Role};
 use crate::error_response::ErrorResponse;
-use crate::sandbox::store::MAX_ENTRY;
+use crate::sandbox::records::store::MAX_ENTRY;
 
 /// Longest wait for an answer about an entry.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

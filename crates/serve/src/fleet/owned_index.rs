@@ -4,16 +4,18 @@
 //! Promises: the key is written before an entry of the ledger names the host as its owner, and
 //! removed after the entry names it no more. A key that is left costs a sweep one read. Its value
 //! has the life of the host, and the sweep of a life leaves the keys of later ones. An entry of
-//! that life with such a key is swept once it is torn: see [`super::torn_takes`]. A sweep changes
-//! the revision of an entry that it leaves to another owner, and fences a missing one, so that the
+//! that life with such a key is swept once it is torn: see [`super::torn_takes`]. While the host
+//! has a lease, it may still settle the sandbox, and the entry is left to it. A sweep changes the
+//! revision of an entry that it leaves to another owner, and fences a missing one, so that the
 //! write of a host that paused after it wrote the key does not pass. An entry that cannot be read
-//! keeps no other from being swept. May break it: a host that pauses between both writes for longer
-//! than an hour, makes the sandbox then, and dies before it has settled it.
+//! or changed keeps no other from being swept. May break it: a host that pauses between both writes
+//! for longer than an hour, makes the sandbox then, and dies before it has settled it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 
 use super::clock::now;
@@ -28,8 +30,10 @@ const OWN: &str = "own";
 const MAX_CONCURRENT_ENTRIES: usize = 16;
 /// Times that a sweep reads an entry which changes meanwhile.
 const MAX_ENTRY_READS: u32 = 3;
-/// Pause before a life with entries that cannot be read is swept again.
-const UNREADABLE_PAUSE: Duration = Duration::from_secs(600);
+/// Failures in a row after which a sweep stops, since NATS is away.
+const MAX_FAILURES: usize = 32;
+/// Pause before entries that cannot be read are swept again.
+pub(super) const UNREADABLE_PAUSE: Duration = Duration::from_secs(600);
 
 /// The value of a key.
 #[derive(Default, Serialize, Deserialize)]
@@ -40,7 +44,7 @@ struct OwnedNote {
 }
 
 /// The outcome of a sweep of one sandbox.
-enum SweptEntry {
+pub(super) enum SweptEntry {
     /// It was that life's, and is released or removed.
     Released,
     /// Another host has it, or it does not exist.
@@ -51,6 +55,8 @@ enum SweptEntry {
     Waiting,
     /// Its entry cannot be read.
     Unreadable,
+    /// An operation failed. It is repeated.
+    Failed,
 }
 
 /// The outcome of a sweep.
@@ -60,6 +66,8 @@ pub(super) struct Sweep {
     released: usize,
     /// Sandboxes whose entries cannot be read.
     unreadable: usize,
+    /// Sandboxes that could not be released.
+    pub(super) failed: usize,
     /// Sandboxes that are released once they are torn.
     pub(super) waiting: usize,
 }
@@ -100,33 +108,58 @@ impl Fleet {
         let Some((node, last)) = parts(life) else { return Ok(Sweep::default()) };
         let filter = format!("{OWN}.{node}.*");
         let links = &self.links;
-        let noted = nats::all(&links.client, &links.hosts, &filter, usize::MAX).await?;
+        let mut noted = nats::all(&links.client, &links.hosts, &filter, usize::MAX).await?;
         // The host is back, and notes the sandboxes that it keeps or takes before their entries
         // name its new life.
         let of = |note: &BucketEntry| serde_json::from_slice::<OwnedNote>(&note.value);
         let is_later = |note: &BucketEntry| of(note).unwrap_or_default().life > last;
+        let holder = match noted.iter().any(is_later) {
+            true => super::lease_renewal::unbroken_life(links, node).await?,
+            false => None,
+        };
+        // Another beginning each time, so that entries which always fail do not come first.
+        let first = lock(&self.random).below(noted.len());
+        noted.rotate_left(first);
+        let in_a_row = AtomicUsize::new(0);
         let swept: Vec<SweptEntry> = futures_util::stream::iter(noted)
-            .map(async |note| match is_later(&note) {
-                true => self.sweep_torn((node, last), note).await,
-                false => self.sweep_one((node, last), note).await,
+            .map(async |note| {
+                if in_a_row.load(Ordering::Relaxed) >= MAX_FAILURES {
+                    return SweptEntry::Failed;
+                }
+                let key = note.key.clone();
+                let swept = match is_later(&note) {
+                    true => self.sweep_torn((node, last), note, holder.as_deref()).await,
+                    false => self.sweep_one((node, last), note).await,
+                };
+                match &swept {
+                    Ok(_) => in_a_row.store(0, Ordering::Relaxed),
+                    Err(error) => {
+                        in_a_row.fetch_add(1, Ordering::Relaxed);
+                        tracing::warn!(%error, key, "a sandbox of a lost host is not swept yet");
+                    }
+                }
+                swept.unwrap_or(SweptEntry::Failed)
             })
             .buffer_unordered(MAX_CONCURRENT_ENTRIES)
-            .try_collect()
-            .await?;
+            .collect()
+            .await;
         let mut sweep = Sweep::default();
         for swept in swept {
             match swept {
                 SweptEntry::Released => sweep.released += 1,
                 SweptEntry::Unreadable => sweep.unreadable += 1,
                 SweptEntry::Waiting => sweep.waiting += 1,
+                SweptEntry::Failed => sweep.failed += 1,
                 SweptEntry::Other | SweptEntry::Later => {}
             }
         }
-        let Sweep { released, unreadable, waiting } = sweep;
+        let Sweep { released, unreadable, failed, waiting } = sweep;
+        self.counts.unswept.inc_by(failed as u64);
         tracing::info!(
             life,
             released,
             unreadable,
+            failed,
             waiting,
             "released the sandboxes of a host that has ended"
         );
@@ -135,11 +168,13 @@ impl Fleet {
 
     /// Releases the sandbox of a note if a life of the host up to `last` owns it although a later
     /// life has noted it, and neither has changed for a while. The note stays, for the sweep of
-    /// that life.
+    /// that life. `holder` is a life of the host that has a lease: it may take long to settle its
+    /// sandboxes.
     async fn sweep_torn(
         &self,
         (node, last): (&str, u64),
         note: BucketEntry,
+        holder: Option<&str>,
     ) -> Result<SweptEntry, NatsError> {
         let Some(key) = note.key.rsplit('.').next().and_then(record::key) else {
             return Ok(SweptEntry::Other);
@@ -158,11 +193,17 @@ impl Fleet {
             lock(&self.torn).forget(&key);
             return Ok(SweptEntry::Later);
         };
+        if let Some(life) = holder {
+            lock(&self.torn).forget(&key);
+            // It may have ended unnoticed.
+            self.suspect(life);
+            return Ok(SweptEntry::Waiting);
+        }
         let seen = (found.revision, note.revision);
         if !lock(&self.torn).saw(&key, seen, now(), self.terms) {
             return Ok(SweptEntry::Waiting);
         }
-        match self.release_entry(&key, found, entry).await {
+        match self.release_entry(&key, found, entry.undone()).await {
             Ok(()) => {
                 lock(&self.torn).forget(&key);
                 Ok(SweptEntry::Released)
@@ -174,9 +215,13 @@ impl Fleet {
     }
 
     /// Sweeps the sandbox of one note of this host, whose life is `life`.
-    pub(super) async fn sweep_note(&self, life: &str, note: BucketEntry) -> Result<(), NatsError> {
-        let Some(of) = parts(life) else { return Ok(()) };
-        self.sweep_one(of, note).await.map(drop)
+    pub(super) async fn sweep_note(
+        &self,
+        life: &str,
+        note: BucketEntry,
+    ) -> Result<SweptEntry, NatsError> {
+        let Some(of) = parts(life) else { return Ok(SweptEntry::Other) };
+        self.sweep_one(of, note).await
     }
 
     /// Sweeps a sandbox of the lives of a host up to `last`, and removes its note.
@@ -242,11 +287,15 @@ impl Fleet {
             // The host may be about to take it at this revision.
             _ => return self.touch(key, found, entry).await.map(|()| SweptEntry::Other),
         }
+        // This host never had one whose taking had no answer, and has answered no call of it.
+        let is_unfinished = || key.rsplit('.').next().is_some_and(|id| self.is_unfinished(id));
+        let was_never_here = node == self.node && is_unfinished();
+        let entry = if was_never_here { entry } else { entry.undone() };
         self.release_entry(key, found, entry).await?;
         Ok(SweptEntry::Released)
     }
 
-    /// Releases a sandbox whose entry is still as it was found.
+    /// Releases a sandbox whose entry still has the revision that was found.
     async fn release_entry(
         &self,
         key: &str,
@@ -257,7 +306,7 @@ impl Fleet {
         if entry.state.is_none() {
             return nats::remove(sandboxes, key, found.revision).await;
         }
-        let free = Entry { owner: None, ..entry.passed_on(found.time).undone() };
+        let free = Entry { owner: None, ..entry.passed_on(found.time) };
         let lifetime = free.unowned_lifetime(found.time, found.time);
         let value = Bytes::from(serde_json::to_vec(&free).unwrap_or_default());
         nats::update_for(sandboxes, key, value, found.revision, lifetime).await.map(drop)
@@ -301,6 +350,9 @@ impl Fleet {
         };
         let sweeping = async {
             let sweep = self.sweep(&life).await?;
+            if sweep.failed > 0 {
+                return Ok(Some(self.terms.renewal()));
+            }
             if sweep.waiting > 0 {
                 return Ok(Some(self.terms.time));
             }

@@ -16,7 +16,9 @@ use crate::error_response::ErrorResponse;
 use crate::failure::describe;
 use crate::lock::lock;
 use crate::random::hex_digits;
-use crate::sandbox::store::{RecordedSandboxes, SandboxRecord, milliseconds};
+use crate::sandbox::records::store::{
+    RecordedSandboxes, SandboxRecord, UnknownFields, milliseconds,
+};
 
 /// The outcome of taking a sandbox.
 pub(crate) enum TakeOutcome {
@@ -84,7 +86,7 @@ impl Fleet {
         match self.create_entry(&key, record, life).await {
             Ok(revision) => {
                 guard.finish();
-                Ok(Anchor::new(revision, note, None))
+                Ok(Anchor::new(revision, note))
             }
             Err(error) => {
                 // Without an answer the entry may be there: then the note is needed.
@@ -103,7 +105,7 @@ impl Fleet {
         record: SandboxRecord,
         life: String,
     ) -> Result<u64, NatsError> {
-        let entry = Entry { owner: Some(life), record, state: None, written: None };
+        let entry = Entry::new(Some(life), record, None);
         first_entry::create_first(&self.links.sandboxes, key, bytes(&entry)).await
     }
 
@@ -144,7 +146,8 @@ impl Fleet {
         release: bool,
     ) -> Result<(), ErrorResponse> {
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
-        let entry = Entry { owner: (!release).then(|| self.life()), record, state, written: None };
+        let owner = (!release).then(|| self.life());
+        let entry = Entry { unknown: anchor.unknown.clone(), ..Entry::new(owner, record, state) };
         let changed = bytes(&entry);
         // As in a sweep: no host ends a sandbox without an owner.
         let SandboxRecord { paused, pause_at_end, ends, noted, .. } = entry.record;
@@ -155,7 +158,7 @@ impl Fleet {
             let value = changed.clone();
             match nats::update_for(sandboxes, &key, value, anchor.revision, lifetime).await {
                 Ok(revision) => {
-                    *anchor = Anchor::new(revision, anchor.note, entry.state);
+                    anchor.note_change(revision, entry.state);
                     return Ok(());
                 }
                 Err(NatsError::Changed) => match self.entry(&key).await? {
@@ -168,7 +171,7 @@ impl Fleet {
                     Some((revision, there))
                         if release && there.owner.is_none() && there.state == entry.state =>
                     {
-                        *anchor = Anchor::new(revision, anchor.note, there.state);
+                        anchor.note_change(revision, there.state);
                         return Ok(());
                     }
                     _ => return Err(NatsError::Changed.into()),
@@ -231,7 +234,8 @@ impl Fleet {
             };
             let state = there.state;
             let (owner, record) = (Some(life.clone()), record.clone());
-            let entry = Entry { owner, record, state: state.clone(), written: None };
+            let entry = Entry::new(owner, record, state.clone());
+            let entry = Entry { unknown: there.unknown, ..entry };
             match nats::update(&self.links.sandboxes, &key, bytes(&entry), revision).await {
                 Ok(revision) => {
                     // A state that is pending stays so.
@@ -309,9 +313,13 @@ impl Fleet {
         if over && ours.record.pause_at_end && ours.state.is_some() {
             // No host was there to pause it in time.
             (ours.record.paused, over) = (true, false);
+            if ours.record.settings.files_only {
+                ours.record.drop_memory();
+            }
             revision = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await?;
         }
-        let anchor = Anchor::new(revision, note, ours.state);
+        let anchor =
+            Anchor { state: ours.state, unknown: ours.unknown, ..Anchor::new(revision, note) };
         let owned = Owned { record: ours.record, anchor, life };
         let outcome = self.adopt_sandbox(&key, owned, over).await?;
         guard.finish();
@@ -393,7 +401,12 @@ impl Fleet {
                 "the fleet's store does not answer; try again",
             )
         })?;
-        Ok(State { digest: id.to_string(), bytes: own, by: self.life() })
+        Ok(State {
+            digest: id.to_string(),
+            bytes: own,
+            by: self.life(),
+            unknown: UnknownFields::default(),
+        })
     }
 
     /// Whether the store answers, by a name that it does not have. Blocks.

@@ -7,8 +7,8 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::sandbox::store::SandboxRecord;
-pub(crate) use crate::sandbox::store::{Anchor, State};
+pub(crate) use crate::sandbox::records::store::{Anchor, State};
+use crate::sandbox::records::store::{SandboxRecord, UnknownFields};
 
 /// A sandbox in the ledger.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,9 +22,16 @@ pub(crate) struct Entry {
     /// entry since: the time of the entry is then later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) written: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) unknown: UnknownFields,
 }
 
 impl Entry {
+    /// An entry of this version.
+    pub(crate) fn new(owner: Option<String>, record: SandboxRecord, state: Option<State>) -> Self {
+        Self { owner, record, state, written: None, unknown: UnknownFields::default() }
+    }
+
     /// The entry once `life` has taken the sandbox. A host that took it back itself undoes nothing.
     /// `time` is that of the entry before.
     pub(crate) fn taken_by(self, life: &str, again: bool, time: u64) -> Self {
@@ -101,7 +108,7 @@ pub(super) mod tests {
         // The host's clock is a day ahead of the servers', or behind.
         for host in [30 * HOUR, 3 * HOUR] {
             let record = SandboxRecord { ends: host + 2 * HOUR, noted: host, ..record() };
-            let entry = Entry { owner: Some("a-1".into()), record, state: None, written: None };
+            let entry = Entry::new(Some("a-1".into()), record, None);
             assert_eq!(entry.remaining(6 * HOUR, 6 * HOUR), 2 * HOUR);
             assert_eq!(entry.remaining(6 * HOUR, 7 * HOUR), HOUR);
             assert_eq!(entry.remaining(6 * HOUR, 9 * HOUR), 0);
@@ -130,6 +137,8 @@ pub(super) mod tests {
             generation: 0,
             stored: 0,
             memory: 0,
+            base: None,
+            restarts: false,
         }
     }
 

@@ -18,7 +18,9 @@ use crate::config::GuestConfig;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::routing_table::{below, without_port};
-use crate::sandbox::store::{RouteSubject, SandboxHost, SandboxRecord, SandboxStore, State};
+use crate::sandbox::records::store::{
+    RouteSubject, SandboxHost, SandboxRecord, SandboxStore, State,
+};
 
 /// Prefix of a route in the list of things that a host holds.
 const ROUTE_PREFIX: &str = "route:";

@@ -17,9 +17,9 @@ use crate::disk_full::is_disk_full;
 use crate::error_response::ErrorResponse;
 use crate::failure::{describe, internal};
 use crate::lock::lock;
-use crate::sandbox::store::{
-    RecordedSandboxes, SandboxHost, SandboxRecord, SandboxStore, SavedState, SnapshotRecord, State,
-    StoredSandbox, StoredSnapshot, TenantUse, state_reference,
+use crate::sandbox::records::store::{
+    NewEntry, RecordedSandboxes, SandboxHost, SandboxRecord, SandboxStore, SavedState,
+    SnapshotRecord, State, StoredSandbox, StoredSnapshot, TenantUse, state_reference,
 };
 
 /// Maximum bytes of a difference that is fetched whole, since its base is here already. Pages of a
@@ -108,9 +108,12 @@ impl SandboxStore for Fleet {
         self.tenant_use(tenant, window)
     }
 
-    async fn create(&self, sandbox: &dyn StoredSandbox) -> Result<(), ErrorResponse> {
-        let anchor = self.enter(sandbox.record()).await?;
-        *sandbox.entry().anchor.lock().await = Some(anchor);
+    async fn create(
+        &self,
+        sandbox: &dyn StoredSandbox,
+        mut entry: NewEntry,
+    ) -> Result<(), ErrorResponse> {
+        *entry.anchor = Some(self.enter(sandbox.record()).await?);
         Ok(())
     }
 

@@ -2,13 +2,15 @@
 //! answer, or ended in between.
 //!
 //! Promises: each is released by this host, which then owns no entry without holding the sandbox.
-//! One that is taken again meanwhile is kept. May break it: more than [`MAX_UNFINISHED`] at a time;
-//! the others are swept when this host ends.
-
-use std::collections::BTreeSet;
+//! It stays in doubt until its entry was read back and released. No calls of it were undone by
+//! this, since this host has answered none. One that is taken again meanwhile is kept. May break
+//! it: more than [`MAX_UNFINISHED`] at a time; the others are swept when this host ends.
 
 use super::Fleet;
+use super::clock::now;
 use super::nats::{self, NatsError};
+use super::owned_index::{SweptEntry, UNREADABLE_PAUSE};
+use super::policy::Moment;
 use crate::lock::lock;
 
 /// Maximum sandboxes that are remembered.
@@ -48,40 +50,61 @@ impl Fleet {
     pub(super) fn note_unfinished(&self, id: &str) {
         let mut unfinished = lock(&self.unfinished);
         if unfinished.len() < MAX_UNFINISHED {
-            unfinished.insert(id.to_owned());
+            unfinished.insert(id.to_owned(), now());
         }
+    }
+
+    /// Whether the entry of a sandbox may name this host, which does not hold it.
+    pub(super) fn is_unfinished(&self, id: &str) -> bool {
+        lock(&self.unfinished).contains_key(id)
     }
 
     /// Releases unfinished sandboxes.
     pub(super) async fn release_unfinished(&self) {
-        let all: BTreeSet<String> =
-            lock(&self.unfinished).iter().take(MAX_RELEASES).cloned().collect();
-        for id in all {
+        let at = now();
+        let mut all: Vec<(Moment, String)> = lock(&self.unfinished)
+            .iter()
+            .filter(|(_, due)| **due <= at)
+            .map(|(id, due)| (*due, id.clone()))
+            .collect();
+        // One that failed comes last.
+        all.sort_unstable();
+        for (_, id) in all.into_iter().take(MAX_RELEASES) {
             // Nothing else takes the sandbox.
             let _turn = self.turn(&id).lock().await;
             let is_held = || Some(self.host()?.sandboxes()?.has(&id));
-            if !lock(&self.unfinished).contains(&id) || is_held() == Some(true) {
+            if !self.is_unfinished(&id) || is_held() == Some(true) {
                 continue;
             }
-            match self.release_own(&id).await {
-                Ok(()) => {
+            let released = self.release_own(&id).await;
+            let pause = match &released {
+                Ok(SweptEntry::Released | SweptEntry::Other) => {
                     lock(&self.unfinished).remove(&id);
+                    continue;
                 }
+                Ok(SweptEntry::Unreadable) => UNREADABLE_PAUSE,
+                Ok(_) => self.terms.renewal(),
                 Err(error) => {
                     tracing::debug!(%error, id, "a sandbox is released later");
-                    // NATS is asked once in a turn while it does not answer.
-                    return;
+                    self.terms.renewal()
                 }
+            };
+            if let Some(due) = lock(&self.unfinished).get_mut(&id) {
+                *due = now() + pause;
+            }
+            if matches!(released, Err(NatsError::Away(_))) {
+                // NATS is asked once in a turn while it does not answer.
+                return;
             }
         }
     }
 
-    async fn release_own(&self, id: &str) -> Result<(), NatsError> {
+    async fn release_own(&self, id: &str) -> Result<SweptEntry, NatsError> {
         let life = self.life();
         match nats::find(&self.links.hosts, &self.note_key(id)).await? {
             Some(note) => self.sweep_note(&life, note).await,
             // The entry is changed after the note is there.
-            None => Ok(()),
+            None => Ok(SweptEntry::Other),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Budgets, Keys};
+use crate::sandbox::{Budgets, Keys};
 
 /// Sandboxes of a server.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub struct SandboxConfig {
     /// Maximum sandboxes of one tenant, paused ones included; in a fleet over all hosts.
     /// [`Limits::sandboxes`] of a tenant precedes it.
     ///
-    /// [`Limits::sandboxes`]: super::Limits::sandboxes
+    /// [`Limits::sandboxes`]: crate::sandbox::Limits::sandboxes
     pub max_sandboxes: usize,
     /// Maximum snapshots of one tenant.
     pub max_snapshots: usize,
@@ -65,7 +65,7 @@ impl SandboxConfig {
             max_sandboxes: 1000,
             max_snapshots: 1000,
             max_running_calls: 64,
-            max_memory: super::memory::usual_limit(),
+            max_memory: crate::sandbox::tenants::memory::usual_limit(),
             build_images: Vec::new(),
             https: false,
             public_traffic: false,

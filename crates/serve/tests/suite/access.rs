@@ -89,7 +89,7 @@ fn configure(dir: &Path, script: &str) -> Config {
 
 #[test]
 fn every_route_of_the_source_is_in_the_table() {
-    let source = include_str!("../../src/sandbox/routes.rs");
+    let source = include_str!("../../src/sandbox/http/routes.rs");
     let routes = source.split(".route(\"").skip(1);
     let operations = include_str!("../../src/service.rs").split("const OPERATIONS").nth(1).unwrap();
     let operations = operations.split(';').nth(1).unwrap().split('"').skip(1).step_by(2);

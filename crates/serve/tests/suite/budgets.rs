@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::common::{built, get, run, scratch, serve};
+use crate::common::{TEST_TIMEOUT, built, get, run, scratch, serve};
 use crate::sandbox::{Client, path, sandboxes, with};
 use afresh_serve::{Config, Limits};
 use reqwest::{Method, StatusCode};
@@ -335,6 +335,74 @@ fn usage_is_shown_to_its_tenant_and_outlasts_a_restart() {
         assert!(shown.contains(r#"afresh_tenant_calls_total{tenant="acme"} 1"#), "{shown}");
         assert!(shown.contains(r#"afresh_tenant_sandboxes{tenant="acme"} 1"#), "{shown}");
         assert!(shown.ends_with("# EOF\n") && shown.matches("# EOF").count() == 1);
+        server.end().await;
+    });
+}
+
+#[test]
+fn a_source_of_refused_forks_is_saved_when_it_is_idle() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut config = limited(dir.path(), &script, |limits| limits.sandboxes = Some(2));
+        config.admin = Some(config.addr);
+        config.sandboxes.as_mut().unwrap().idle_timeout = Duration::from_millis(50);
+        let server = serve(config).await;
+        let client = Client::of(&server);
+        let own = client.create().await;
+        client.value(&own, "globalThis.kept = 42").await;
+        let fork = path(&own, "/fork");
+        let refused = client.ask(Method::POST, &fork, json!({"count": 2})).await;
+        check_refusal(&refused, "tenant", "max-sandboxes");
+        // One with a fork stays, and the fork with it, until one of the two ends.
+        let forks = client.post(&fork, json!({"count": 1})).await;
+        let end = path(&forks[0]["sandbox"], "");
+        assert_eq!(client.ask(Method::DELETE, &end, json!({})).await.0, 204);
+        client.post(&path(&own, "/checkpoints"), json!({"name": "one"})).await;
+        let drop_checkpoint = path(&own, "/checkpoints/one");
+        assert_eq!(client.ask(Method::DELETE, &drop_checkpoint, json!({})).await.0, 204);
+        let saved = async {
+            loop {
+                let status = get(&client.http, &server.operations("/status.json")).await.1;
+                let status: Value = serde_json::from_str(&status).unwrap();
+                if status["sandboxes"]["live"] == 0 {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(TEST_TIMEOUT, saved).await.expect("it is saved");
+        assert_eq!(client.value(&own, "kept").await, "42");
+        server.end().await;
+    });
+}
+
+#[test]
+fn a_build_of_an_image_needs_memory_before_the_pull() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.max_memory = 0;
+        let server = serve(with(sandboxes)).await;
+        let client = Client::of(&server);
+        let build = client.post("/v3/templates", json!({"name": "own"})).await;
+        let named = |name: &str| build[name].as_str().unwrap().to_owned();
+        let (template, build) = (named("templateID"), named("buildID"));
+        let start = format!("/v2/templates/{template}/builds/{build}");
+        client.post(&start, json!({"fromImage": "image.test/a:1"})).await;
+        let status = format!("/templates/{template}/builds/{build}/status");
+        let failed = async {
+            loop {
+                let (_, said) = client.ask(Method::GET, &status, json!({})).await;
+                if said["status"] == "error" {
+                    break said["reason"]["message"].as_str().unwrap().to_owned();
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let why = tokio::time::timeout(TEST_TIMEOUT, failed).await.expect("it fails");
+        assert!(why.contains("MiB of memory"), "{why}");
         server.end().await;
     });
 }

@@ -549,7 +549,7 @@ fn unread_files_and_long_labels_are_bounded() {
     let dir = scratch();
     run(async {
         let mut config = with(sandboxes(dir.path(), &script));
-        config.max_buffered_bytes = 40 << 20;
+        config.max_buffered_bytes = 64 << 20;
         let server = serve(config).await;
         let client = Client::of(&server);
         let sandbox = client.create().await;

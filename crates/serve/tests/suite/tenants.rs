@@ -42,6 +42,42 @@ fn bodies_take_memory_when_they_arrive() {
 }
 
 #[test]
+fn stalled_requests_of_one_tenant_leave_memory_to_others() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut config = with(sandboxes(dir.path(), &script));
+        config.max_buffered_bytes = 8 << 20;
+        let server = serve(config).await;
+        // Messages that never end, of 80 KiB each once they are decoded.
+        let mut stalled = Vec::new();
+        for _ in 0..200 {
+            let mut stream = TcpStream::connect(server.addr).await.unwrap();
+            let head = format!(
+                "POST /sandboxes HTTP/1.1\r\nHost: h\r\nX-API-Key: {KEY}\r\nContent-Length: 9999\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes()).await.unwrap();
+            stream.write_all(&[b' '; 2 << 10]).await.unwrap();
+            stalled.push(stream);
+        }
+        let client = Client::of(&server);
+        let labels = json!({"templateID": "script", "metadata": {"a": "x".repeat(4 << 10)}});
+        let full = async {
+            while client.ask(Method::POST, "/sandboxes", labels.clone()).await.0 != 503 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(TEST_TIMEOUT, full).await.expect("its share is used up");
+        let other = Client::with_key(&server, "key-of-other");
+        let (status, made) = other.ask(Method::POST, "/sandboxes", labels).await;
+        assert_eq!(status, 201, "{made}");
+        assert_eq!(other.value(&made, "1 + 1").await, "2");
+        drop(stalled);
+        server.end().await;
+    });
+}
+
+#[test]
 fn a_directory_serves_one_server() {
     let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();

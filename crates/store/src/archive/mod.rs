@@ -18,16 +18,17 @@ mod write;
 
 use std::path::Path;
 
-pub use tar::ArchiveError;
+pub use crate::format::error::ArchiveError;
 
-use crate::access::Access;
-use crate::blob_sink::{BlobSink, copy_to};
-use crate::descriptor::Descriptor;
-use crate::layout::{IndexJson, LayoutJson};
-use crate::manifest::{INDEX_FILE, LAYOUT_FILE, MAX_INDEX_JSON, parse, print};
-use crate::open::{Blobs, open_snapshot, read_manifest, read_small};
-use crate::save::write_memory;
-use crate::turns::fold_into;
+use crate::blobs::source::{Blobs, read_manifest, read_small};
+use crate::format::descriptor::Descriptor;
+use crate::format::layout::{IndexJson, LayoutJson};
+use crate::format::manifest::{INDEX_FILE, LAYOUT_FILE, MAX_INDEX_JSON, parse, print};
+use crate::layers::blob_sink::{BlobSink, copy_to};
+use crate::seal::access::Access;
+use crate::snapshots::open::open_snapshot;
+use crate::writing::fold::fold_into;
+use crate::writing::save::write_memory;
 use crate::{
     FoldOptions, Limits, OpenError, Pages, SaveError, SaveOptions, Sha256, Snapshot, Store,
 };
@@ -111,7 +112,7 @@ pub fn import(path: &Path, store: &Store, name: &str) -> Result<Sha256, SaveErro
             copy_to(&mut shelf, &*members.open(digest)?, digest, None)?;
         }
     }
-    shelf.put(read_small(&members, "the manifest", id, crate::manifest::MAX_MANIFEST)?)?;
+    shelf.put(read_small(&members, "the manifest", id, crate::format::manifest::MAX_MANIFEST)?)?;
     if !manifest.is_sealed() {
         // The result must open, whatever the archive claimed. Running it is another matter.
         open_snapshot(store, id, &Access::new().with_limits(Limits::NONE))?;
@@ -144,7 +145,7 @@ fn index_of(id: Sha256, size: u64, name: Option<&str>) -> Result<Vec<u8>, SaveEr
     let descriptor = match name {
         None => Descriptor::snapshot(id, size),
         Some(name) => {
-            crate::store::check_name(name)?;
+            crate::local::store::check_name(name)?;
             Descriptor::named(id, size, name)
         }
     };

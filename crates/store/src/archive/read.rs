@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::ArchiveError;
-use super::tar::{BLOCK, Extended, MAX_EXTENDED, parse, parse_extended};
-use crate::blob::BlobRead;
-use crate::blobs::{FileBlob, open_file};
-use crate::open::Blobs;
+use super::tar::{BLOCK, ExtendedHeader, MAX_EXTENDED, parse, parse_extended};
+use crate::blobs::file::{FileBlob, open_file};
+use crate::blobs::source::Blobs;
+use crate::format::blob::BlobRead;
 use crate::{OpenError, Sha256};
 
 /// Most members: a snapshot has at most 133, and as much padding.
@@ -50,7 +50,7 @@ impl Members {
     /// Goes from header to header in a file of `len` bytes.
     fn walk(&mut self, len: u64) -> Result<(), OpenError> {
         let mut at = 0;
-        let mut extended = Extended::default();
+        let mut extended = ExtendedHeader::default();
         // A member may have one header more, and no file is made of headers alone.
         for _ in 0..3 * MAX_MEMBERS {
             let data = at + BLOCK;
@@ -63,7 +63,7 @@ impl Members {
                 return Ok(());
             };
             if matches!(header.kind, b'0' | 0 | b'5') {
-                let Extended { path, size } = std::mem::take(&mut extended);
+                let ExtendedHeader { path, size } = std::mem::take(&mut extended);
                 header.name = path.unwrap_or(header.name);
                 header.size = size.unwrap_or(header.size);
             }
@@ -80,7 +80,7 @@ impl Members {
                     let read = self.read_extended(at, size)?;
                     if header.kind == b'x' {
                         extended = read;
-                    } else if read != Extended::default() {
+                    } else if read != ExtendedHeader::default() {
                         return Err(self.bad(ArchiveError::Extended(at)));
                     }
                 }
@@ -91,7 +91,7 @@ impl Members {
         Err(self.bad(ArchiveError::TooMany(MAX_MEMBERS)))
     }
 
-    fn read_extended(&self, at: u64, size: u64) -> Result<Extended, OpenError> {
+    fn read_extended(&self, at: u64, size: u64) -> Result<ExtendedHeader, OpenError> {
         let bad = || self.bad(ArchiveError::Extended(at));
         if size > MAX_EXTENDED {
             return Err(bad());

@@ -7,6 +7,8 @@
 
 use std::ops::Range;
 
+use crate::format::error::ArchiveError;
+
 /// Bytes of a header; members are padded to a multiple of it.
 pub(super) const BLOCK: u64 = 512;
 /// Longest extended header that is read.
@@ -19,58 +21,6 @@ const CHECKSUM: Range<usize> = 148..156;
 const KIND: usize = 156;
 const MAGIC: Range<usize> = 257..265;
 const PREFIX: Range<usize> = 345..500;
-
-/// An archive is damaged, hostile, or uses what this crate does not read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ArchiveError {
-    /// There is no tar header.
-    #[error("no tar header at byte {0}: is this an archive, or was it damaged?")]
-    Header(u64),
-    /// A header does not have its checksum.
-    #[error("the tar header at byte {0} does not have its checksum: the file was damaged")]
-    Checksum(u64),
-    /// A field of a header is not a number.
-    #[error("the tar header at byte {0} holds an invalid number")]
-    Number(u64),
-    /// The file ends before the archive does.
-    #[error("the archive is cut short: the member at byte {0} is longer than the file")]
-    Truncated(u64),
-    /// A link, a device, a sparse file or another member that is neither file nor directory.
-    #[error("the member at byte {at} is of type `{kind}`; only files and directories are accepted")]
-    Kind {
-        /// Where its header is.
-        at: u64,
-        /// The type's character.
-        kind: char,
-    },
-    /// A name that leaves the archive, or is not plain.
-    #[error("the member at byte {at} is named {name:?}, which does not stay inside the archive")]
-    Name {
-        /// Where its header is.
-        at: u64,
-        /// The name, at most its first 100 bytes.
-        name: String,
-    },
-    /// Two members of one name.
-    #[error("the archive has two members named `{0}`")]
-    Duplicate(String),
-    /// A member that is a file and, for another, a directory.
-    #[error("the archive uses `{0}` both as a file and as a directory")]
-    Overlap(String),
-    /// More members than are accepted.
-    #[error("the archive has more than {0} members")]
-    TooMany(usize),
-    /// An extended header that is too long or malformed.
-    #[error("the extended header at byte {0} is not one this build reads")]
-    Extended(u64),
-    /// A member that must be there is not.
-    #[error("the archive has no `{0}`")]
-    Missing(String),
-    /// Not one snapshot.
-    #[error("the archive holds {0} snapshots; it must be one")]
-    Snapshots(usize),
-}
 
 /// The fields of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,15 +110,15 @@ fn number(field: &[u8]) -> Option<u64> {
 
 /// The changes of a POSIX extended header to the next header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Extended {
+pub(super) struct ExtendedHeader {
     pub(super) path: Option<Vec<u8>>,
     pub(super) size: Option<u64>,
 }
 
 /// Parses records of the form `<length> <key>=<value>\n`. Times and owners are ignored; what would
 /// make the member another kind of file is refused.
-pub(super) fn parse_extended(mut bytes: &[u8]) -> Option<Extended> {
-    let mut out = Extended::default();
+pub(super) fn parse_extended(mut bytes: &[u8]) -> Option<ExtendedHeader> {
+    let mut out = ExtendedHeader::default();
     while !bytes.is_empty() {
         let space = bytes.iter().take(20).position(|byte| *byte == b' ')?;
         let len: usize = std::str::from_utf8(&bytes[..space]).ok()?.parse().ok()?;
@@ -215,7 +165,7 @@ mod tests {
     #[test]
     fn extended_headers_give_name_and_size_and_nothing_else() {
         let read = parse_extended(b"30 mtime=1350244992.023960108\n12 path=a/b\n13 size=4096\n");
-        assert_eq!(read, Some(Extended { path: Some(b"a/b".to_vec()), size: Some(4096) }));
+        assert_eq!(read, Some(ExtendedHeader { path: Some(b"a/b".to_vec()), size: Some(4096) }));
         for bad in [
             "12 path=a/b",
             "13 path=a/b\n",

@@ -15,11 +15,11 @@ use tempfile::TempPath;
 use super::index_of;
 use super::read::blob_name;
 use super::tar::{BLOCK, header};
-use crate::blob_sink::{BlobSink, copy_blob};
-use crate::blobs::BlobWriter;
-use crate::index::Encoding;
-use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT};
-use crate::temporary::{self, TEMPORARY, parent, sync_dir};
+use crate::blobs::file::BlobWriter;
+use crate::disk::temporary::{self, TEMPORARY, parent, sync_dir};
+use crate::format::index::Encoding;
+use crate::format::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT};
+use crate::layers::blob_sink::{BlobSink, copy_blob};
 use crate::{Layer, SaveError, Sha256};
 
 /// Alignment of raw layers, that of pages.
@@ -61,7 +61,7 @@ fn sweep(dir: &Path, prefix: &OsString) -> io::Result<()> {
             continue;
         }
         // Another writer may sweep, or finish, at the same time.
-        let Ok(file) = crate::blobs::open_file(&entry.path()) else { continue };
+        let Ok(file) = crate::blobs::file::open_file(&entry.path()) else { continue };
         match file.try_lock() {
             Ok(()) => drop(fs::remove_file(entry.path())),
             Err(TryLockError::WouldBlock) => {}

@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use tokio::runtime::Handle;
 
 use super::RemoteError;
-use super::collect::Stored;
-use crate::naming::Expected;
+use super::stored_object::StoredObject;
+use crate::local::naming::Expected;
 use crate::{OpenError, Sha256, Tag};
 
 /// The bytes of a blob to be sent.
@@ -108,12 +108,16 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
     }
 
     /// Every object that can be collected.
-    async fn stored(&self) -> Result<Vec<Stored>, RemoteError> {
+    async fn stored(&self) -> Result<Vec<StoredObject>, RemoteError> {
         Err(RemoteError::NoCollection)
     }
 
     /// Removes those of these objects that still are of this age, and says which.
-    async fn sweep(&self, batch: &[Stored], grace: Duration) -> Result<Vec<Stored>, RemoteError> {
+    async fn sweep(
+        &self,
+        batch: &[StoredObject],
+        grace: Duration,
+    ) -> Result<Vec<StoredObject>, RemoteError> {
         let _ = (batch, grace);
         Err(RemoteError::NoCollection)
     }

@@ -8,8 +8,8 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::cache::{BLOCK, CacheFile};
 use super::{Remote, RemoteError};
-use crate::blob::BlobRead;
-use crate::index::{FOOTER_LEN, Footer};
+use crate::format::blob::BlobRead;
+use crate::format::index::{FOOTER_LEN, Footer};
 use crate::{Limits, OpenError, Sha256};
 
 /// Bytes fetched from the end of a layer to begin with: the index of a layer of 256 MiB and more.

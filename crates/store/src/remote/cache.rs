@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::Sha256;
-use crate::store::new_dir;
+use crate::disk::temporary::new_dir;
 
 /// Bytes of a blob in a block.
 pub(super) const BLOCK: u64 = 256 << 10;

@@ -2,7 +2,7 @@
 //!
 //! Promises: what is named, or is named while a collection runs, stays whole. Nothing waits for a
 //! lock that a killed process could hold. Three rules make that so:
-//! * A writer takes an object for sent only while it is younger than [`TRUSTED`]; an older one it
+//! * A writer takes an object for sent only while it is younger than `TRUSTED`; an older one it
 //!   sends again, which makes it young. Only what is older than the grace, twice that at least, is
 //!   removed. So the objects of a writer are not removed before they have a name, if that takes
 //!   less than the difference, and clocks differ by less than it.
@@ -21,18 +21,18 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::backend::CONNECTIONS;
-use super::{Remote, RemoteError};
-use crate::collect::{CollectionReport, Live, MAX_FOREIGN, reach};
-use crate::manifest::parse;
+use super::stored_object::StoredObject;
+use super::{Cause, Remote, RemoteError};
+use crate::format::manifest::parse;
+use crate::local::collect::CollectionReport;
+use crate::local::live_set::{LiveSet, MAX_FOREIGN, reach};
 use crate::{OpenError, Sha256};
 
-/// How long an object that is there counts as sent.
-pub(super) const TRUSTED: Duration = Duration::from_secs(24 * 3600);
 /// The least age at which an object without a name is removed.
 pub const GRACE_PERIOD: Duration = Duration::from_secs(48 * 3600);
 /// A writer that takes longer from its first look at an object to its name looks again.
 const NAMED_WITHIN: Duration = Duration::from_secs(12 * 3600);
-/// How long names hold that a collection has read. With [`NAMED_WITHIN`] and [`TRUSTED`] it stays
+/// How long names hold that a collection has read. With [`NAMED_WITHIN`] and `TRUSTED` it stays
 /// below [`GRACE_PERIOD`].
 const NAMES_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Objects that are removed under one mark.
@@ -45,44 +45,14 @@ pub struct GcRoot<'a> {
     /// As in [`Remote::claim`].
     pub name: &'a str,
     /// Reads all its names.
-    pub names: &'a mut dyn FnMut() -> Result<Vec<Sha256>, crate::remote::Cause>,
-}
-
-/// An object that can be collected.
-#[derive(Clone, Debug)]
-pub(super) struct Stored {
-    /// Its name below the remote's prefix.
-    pub(super) name: String,
-    pub(super) size: u64,
-    pub(super) age: Duration,
-}
-
-impl Stored {
-    fn is_live(&self, live: &Live) -> bool {
-        let mut parts = self.name.rsplit('/');
-        match (parts.next(), parts.next()) {
-            (Some(digest), Some("sha256")) => {
-                let digest = format!("sha256:{digest}").parse::<Sha256>();
-                // Other objects are never removed.
-                digest.map_or(true, |digest| live.blobs.contains(&digest))
-            }
-            (Some(_), Some(journal)) => live.journals.contains(journal),
-            _ => true,
-        }
-    }
-
-    /// The journal that it is a turn of.
-    fn journal(&self) -> Option<&str> {
-        let (above, _) = self.name.rsplit_once('/')?;
-        (!above.ends_with("sha256")).then_some(above)
-    }
+    pub names: &'a mut dyn FnMut() -> Result<Vec<Sha256>, Cause>,
 }
 
 /// When names were read, by two clocks: the one stands still while the host is suspended, the other
 /// may be set.
-struct Reading(Instant, SystemTime);
+struct ReadTime(Instant, SystemTime);
 
-impl Reading {
+impl ReadTime {
     fn now() -> Self {
         Self(Instant::now(), SystemTime::now())
     }
@@ -125,23 +95,26 @@ impl Remote {
         if let Some(other) = keepers.into_iter().find(|name| Some(name.as_str()) != own) {
             return Err(RemoteError::Kept { by: other });
         }
-        let mut read = Reading::now();
+        let mut read = ReadTime::now();
         let mut live = self.named(keeper.as_mut())?;
         // A journal is one thing: as young as its last turn.
-        let young: HashSet<&str> =
-            stored.iter().filter(|object| object.age < grace).filter_map(Stored::journal).collect();
-        let dead = |object: &&Stored| {
+        let young: HashSet<&str> = stored
+            .iter()
+            .filter(|object| object.age < grace)
+            .filter_map(StoredObject::journal)
+            .collect();
+        let dead = |object: &&StoredObject| {
             let young = object.journal().is_some_and(|journal| young.contains(journal));
             object.age >= grace && !young && !object.is_live(&live)
         };
-        let dead: Vec<Stored> = stored.iter().filter(dead).cloned().collect();
+        let dead: Vec<StoredObject> = stored.iter().filter(dead).cloned().collect();
         let (mut collected, mut gone) = (CollectionReport::default(), 0);
         for batch in dead.chunks(BATCH) {
             if read.is_outdated() {
-                read = Reading::now();
+                read = ReadTime::now();
                 live = self.named(keeper.as_mut())?;
             }
-            let batch: Vec<Stored> =
+            let batch: Vec<StoredObject> =
                 batch.iter().filter(|object| !object.is_live(&live)).cloned().collect();
             for object in self.block_on(self.backend.sweep(&batch, grace))? {
                 collected.files += 1;
@@ -155,7 +128,7 @@ impl Remote {
     }
 
     /// Everything that the names reach: those in `index.json` and the keeper's.
-    fn named(&self, keeper: Option<&mut GcRoot<'_>>) -> Result<Live, RemoteError> {
+    fn named(&self, keeper: Option<&mut GcRoot<'_>>) -> Result<LiveSet, RemoteError> {
         let names = match keeper {
             Some(keeper) => (keeper.names)().map_err(RemoteError::Names)?,
             None => Vec::new(),
@@ -172,8 +145,8 @@ impl Remote {
         &self,
         names: Vec<Sha256>,
         index: Option<serde_json::Value>,
-    ) -> Result<Live, RemoteError> {
-        let (mut live, mut next) = (Live::default(), names);
+    ) -> Result<LiveSet, RemoteError> {
+        let (mut live, mut next) = (LiveSet::default(), names);
         live.blobs.extend(&next);
         if let Some(index) = index {
             reach(&index, &mut live, &mut next);
@@ -225,15 +198,16 @@ impl Remote {
 
 #[cfg(test)]
 mod tests {
+    use super::super::stored_object::TRUSTED;
     use super::*;
 
     #[test]
     fn names_are_read_again_before_a_named_object_is_as_old_as_the_grace() {
         assert!(NAMES_TIMEOUT + NAMED_WITHIN + TRUSTED < GRACE_PERIOD);
-        assert!(!Reading::now().is_outdated());
+        assert!(!ReadTime::now().is_outdated());
         let (instant, wall) = (Instant::now(), SystemTime::now());
         // The host was suspended, or its clock was set.
-        assert!(Reading(instant, wall - NAMES_TIMEOUT).is_outdated());
-        assert!(Reading(instant, wall + NAMES_TIMEOUT).is_outdated());
+        assert!(ReadTime(instant, wall - NAMES_TIMEOUT).is_outdated());
+        assert!(ReadTime(instant, wall + NAMES_TIMEOUT).is_outdated());
     }
 }

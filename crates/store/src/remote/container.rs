@@ -4,7 +4,7 @@
 //! documents chooses the image and its blobs.
 
 use super::{Remote, RemoteError};
-use crate::blob_sink::BlobSink;
+use crate::layers::blob_sink::BlobSink;
 use crate::{Sha256, Store};
 
 impl Remote {

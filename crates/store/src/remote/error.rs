@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use crate::{OpenError, SaveError, Sha256};
 
+/// Why another part failed.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
 /// A remote could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -139,7 +142,7 @@ pub enum RemoteError {
     NoNames,
     /// The keeper's names cannot be read.
     #[error("the names of snapshots in this store cannot be read")]
-    Names(#[source] super::Cause),
+    Names(#[source] Cause),
     /// The remote removes by itself what nothing names.
     #[error("a registry collects its own garbage: only object stores are collected")]
     NoCollection,

@@ -1,7 +1,7 @@
 //! The snapshots of a remote, by name.
 
 use super::{Remote, RemoteError};
-use crate::list::{Extent, ListEntry};
+use crate::local::list::{Extent, ListEntry};
 
 impl Remote {
     /// Every name, in order, and how large what it means is. Fetches the names and every manifest.

@@ -15,7 +15,7 @@ use super::retry_ledger::RetryLedger;
 
 /// Makes clients that report their answers to [`retry`].
 #[derive(Debug)]
-pub(super) struct Listening {
+pub(super) struct ListeningConnector {
     /// For a client that repeats requests itself.
     pub(super) ledger: Option<Arc<RetryLedger>>,
 }
@@ -26,7 +26,7 @@ struct Listener {
     ledger: Option<Arc<RetryLedger>>,
 }
 
-impl HttpConnector for Listening {
+impl HttpConnector for ListeningConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = ReqwestConnector::default().connect(options)?;
         Ok(HttpClient::new(Listener { client, ledger: self.ledger.clone() }))

@@ -4,17 +4,19 @@
 //! once the configuration and the end of every layer, which holds its index. The next request is
 //! for pages.
 
+use std::sync::Arc;
+
 use futures_util::future::{try_join, try_join_all};
 
 use super::blob::{RangeBlob, Tail};
 use super::cache::CacheFile;
 use super::{Remote, RemoteError};
-use crate::access::Access;
-use crate::blob::BlobRead;
-use crate::manifest::{MAX_CONFIG, MAX_MANIFEST, Manifest};
-use crate::open::{parse_config, unlock};
+use crate::format::blob::BlobRead;
+use crate::format::manifest::{MAX_CONFIG, MAX_MANIFEST, Manifest};
+use crate::seal::access::Access;
+use crate::snapshots::open::{parse_config, unlock};
+use crate::snapshots::turns::SnapshotWithTurns;
 use crate::turn::{JournalFile, JournalPlace, MAX_JOURNAL, RemoteJournal};
-use crate::turns::SnapshotWithTurns;
 use crate::{OpenError, Sha256, Snapshot};
 
 impl Remote {
@@ -75,7 +77,7 @@ impl Remote {
         };
         let Some((journal, turns)) = journal.zip(turns) else { return Ok(snapshot) };
         let (file, closed) = JournalFile::of_frames(&turns, id)?;
-        let journal = RemoteJournal { remote: self.clone(), id: journal, closed };
+        let journal = RemoteJournal { remote: Arc::new(self.clone()), id: journal, closed };
         let place = JournalPlace::Remote(journal);
         let turned = SnapshotWithTurns::of(&snapshot, &file, place, access)?;
         Ok(snapshot.with_turns(turned))

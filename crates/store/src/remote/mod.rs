@@ -31,9 +31,11 @@ mod open;
 mod pull;
 mod push;
 mod registry;
+mod replaced_name;
 mod retry;
 mod retry_budget;
 mod retry_ledger;
+mod stored_object;
 mod turns;
 
 use std::path::PathBuf;
@@ -51,14 +53,11 @@ use retry_budget::RetryBudget;
 
 pub use cache::trim_cache;
 pub use collect::{GRACE_PERIOD, GcRoot};
-pub use error::RemoteError;
+pub use error::{Cause, RemoteError};
 pub use push::Progress;
+pub use replaced_name::ReplacedName;
 pub use retry::RetryPolicy;
 pub use retry_budget::RetryCounts;
-pub use turns::ReplacedName;
-
-/// Why another part failed.
-pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// A server that holds snapshots, or a part of one. Cheap to clone.
 #[derive(Clone)]

@@ -29,16 +29,15 @@ use tokio::sync::OnceCell;
 
 use self::conditions::is_conflict;
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
-use super::collect::Stored;
 use super::retry::Retrier;
+use super::stored_object::StoredObject;
 use super::{RemoteError, retry};
-use crate::descriptor::Descriptor;
-use crate::layout::{IndexJson, resolve_in, tags_of};
-use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse};
-use crate::naming::Expected;
-use crate::store::{INDEX_LOCK, check_name};
-use crate::turn::{JOURNALS, TurnError};
-use crate::{OpenError, SaveError, Sha256, Tag};
+use crate::format::descriptor::{Descriptor, JOURNALS};
+use crate::format::layout::{IndexJson, resolve_in, tags_of};
+use crate::format::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse};
+use crate::local::naming::Expected;
+use crate::local::store::{INDEX_LOCK, check_name};
+use crate::{OpenError, SaveError, Sha256, Tag, TurnError};
 
 /// Bytes in one part of a large upload; S3 wants at least 5 MiB.
 pub(super) const PART: u64 = 8 << 20;
@@ -355,11 +354,15 @@ impl Backend for Objects {
         }
     }
 
-    async fn stored(&self) -> Result<Vec<Stored>, RemoteError> {
+    async fn stored(&self) -> Result<Vec<StoredObject>, RemoteError> {
         self.all_stored().await
     }
 
-    async fn sweep(&self, batch: &[Stored], grace: Duration) -> Result<Vec<Stored>, RemoteError> {
+    async fn sweep(
+        &self,
+        batch: &[StoredObject],
+        grace: Duration,
+    ) -> Result<Vec<StoredObject>, RemoteError> {
         self.sweep_marked(batch, grace).await
     }
 

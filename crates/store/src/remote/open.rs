@@ -9,7 +9,7 @@ use object_store::local::LocalFileSystem;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig};
 
 use super::backend::Backend;
-use super::listen::Listening;
+use super::listen::ListeningConnector;
 use super::objects::{Objects, PART};
 use super::registry::{self, Registry};
 use super::retry::Retrier;
@@ -75,7 +75,7 @@ impl Remote {
                 let client = client(retry, options);
                 let build = |retries, client, ledger| {
                     let builder = builder.clone().with_retry(retry_config(retry, retries));
-                    let builder = builder.with_http_connector(Listening { ledger });
+                    let builder = builder.with_http_connector(ListeningConnector { ledger });
                     builder.with_client_options(client).build().map_err(object)
                 };
                 // The code that repeats a request also limits its time.

@@ -4,15 +4,15 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::blob::RangeBlob;
 use super::{Progress, Remote, RemoteError};
-use crate::access::Access;
-use crate::blob_sink::BlobSink;
-use crate::index::Encoding;
-use crate::manifest::{Config, Manifest, parse, parse_root, print};
-use crate::open::open_snapshot;
-use crate::save::descriptor;
-use crate::staging::Staging;
-use crate::transcode::transcode;
-use crate::turns::fold_into;
+use crate::format::index::Encoding;
+use crate::format::manifest::{Config, Manifest, parse, parse_root, print};
+use crate::layers::blob_sink::BlobSink;
+use crate::local::staging::Staging;
+use crate::seal::access::Access;
+use crate::snapshots::open::open_snapshot;
+use crate::writing::fold::fold_into;
+use crate::writing::save::descriptor;
+use crate::writing::transcode::transcode;
 use crate::{FoldOptions, Layer, Limits, Sha256, Store};
 
 /// Bytes asked for by one request.

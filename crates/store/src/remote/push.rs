@@ -3,15 +3,15 @@
 use std::path::Path;
 
 use super::backend::Source;
-use super::turns::ReplacedName;
+use super::replaced_name::ReplacedName;
 use super::{Remote, RemoteError};
-use crate::blob::BlobRead;
-use crate::descriptor::Descriptor;
-use crate::index::Encoding;
-use crate::manifest::{Manifest, print};
-use crate::open::Blobs;
-use crate::save::descriptor;
-use crate::transcode::transcode;
+use crate::blobs::source::Blobs;
+use crate::format::blob::BlobRead;
+use crate::format::descriptor::Descriptor;
+use crate::format::index::Encoding;
+use crate::format::manifest::{Manifest, print};
+use crate::writing::save::descriptor;
+use crate::writing::transcode::transcode;
 use crate::{FoldOptions, OpenError, SaveError, Sha256, Snapshot, Store};
 
 /// Blobs up to this size are sent by one request.

@@ -6,12 +6,14 @@
 //! knows, with no further turns, or fails. May break it: as for local journals, a writer that
 //! removes the last turns makes it the same session, earlier.
 
+use std::sync::Arc;
+
 use super::push::Progress;
+use super::replaced_name::ReplacedName;
 use super::{Remote, RemoteError};
-use crate::index::Encoding;
-use crate::manifest::{Manifest, print};
-use crate::naming::Expected;
-use crate::turn::{Journal, new_journal_id};
+use crate::format::index::Encoding;
+use crate::format::manifest::{Manifest, print};
+use crate::turn::{Journal, TurnObjects, new_journal_id};
 use crate::{SaveError, Sha256, Snapshot, Store};
 
 impl From<RemoteError> for SaveError {
@@ -20,33 +22,6 @@ impl From<RemoteError> for SaveError {
             RemoteError::Save(error) => error,
             RemoteError::Open(error) => error.into(),
             other => Self::Remote(other.into()),
-        }
-    }
-}
-
-/// The meaning of a name that a session replaces when it is saved whole.
-#[derive(Clone, Copy, Debug)]
-pub enum ReplacedName<'a> {
-    /// Any, or none.
-    Any,
-    /// The manifest with this id, without turns.
-    Manifest(Sha256),
-    /// This snapshot, with no turns after those that it was opened with.
-    Snapshot(&'a Snapshot),
-    /// The session of this journal, with no turns of other writers.
-    Journal(&'a Journal),
-}
-
-impl ReplacedName<'_> {
-    pub(super) fn expected(self) -> Expected {
-        match self {
-            Self::Any => Expected::Any,
-            Self::Manifest(id) => Expected::Manifest(Some(id)),
-            Self::Snapshot(snapshot) => match snapshot.turns() {
-                Some(turns) => Expected::Session(snapshot.id(), turns.bytes),
-                None => Expected::Manifest(Some(snapshot.id())),
-            },
-            Self::Journal(journal) => Expected::Session(journal.base(), journal.size()),
         }
     }
 }
@@ -113,16 +88,12 @@ impl Remote {
         let manifest = print(&manifest.with_journal(Some(&journal)))?;
         let id = Sha256::of(&manifest);
         self.block_on(self.backend.publish(name, id, manifest, replaced.expected()))?;
-        Ok(Journal::in_remote(self.clone(), journal, id, snapshot.key().cloned()))
+        Ok(Journal::in_remote(Arc::new(self.clone()), journal, id, snapshot.key().cloned()))
     }
+}
 
-    /// Appends a turn. False if another writer has appended one there.
-    pub(crate) fn put_turn(
-        &self,
-        journal: &str,
-        number: usize,
-        turn: Vec<u8>,
-    ) -> Result<bool, RemoteError> {
-        self.block_on(self.backend.put_turn(journal, number, turn))
+impl TurnObjects for Remote {
+    fn put_turn(&self, journal: &str, number: usize, turn: Vec<u8>) -> Result<bool, SaveError> {
+        Ok(self.block_on(self.backend.put_turn(journal, number, turn))?)
     }
 }

@@ -15,8 +15,8 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 
 use crate::SealError;
-use crate::blob::BlobRead;
-use crate::digest::to_hex;
+use crate::format::blob::BlobRead;
+use crate::format::digest::to_hex;
 use crate::{OpenError, SaveError};
 
 /// Bytes of the trailer.

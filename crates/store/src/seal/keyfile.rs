@@ -11,8 +11,8 @@ use std::path::Path;
 
 use super::{PublicKey, SealKey, SigningKey};
 use crate::SealError;
-use crate::digest::{from_hex, to_hex};
-use crate::temporary::{parent, sync_dir};
+use crate::disk::temporary::{parent, sync_dir};
+use crate::format::digest::{from_hex, to_hex};
 use crate::{OpenError, SaveError};
 
 const SIGNING: &str = "afresh-signing-key-v1:";

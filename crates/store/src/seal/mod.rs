@@ -15,12 +15,25 @@
 //!
 //! The cryptography is that of `aws-lc-rs`, which the object stores' TLS brings along.
 
+pub(crate) mod access;
+#[cfg(feature = "seal")]
 mod cipher;
+#[cfg(feature = "seal")]
 mod keyfile;
+#[cfg(feature = "seal")]
 mod sign;
+#[cfg(not(feature = "seal"))]
+mod unsealed;
 
-pub use crate::access::Access;
+#[cfg(feature = "seal")]
+pub use access::Access;
+#[cfg(feature = "seal")]
 pub use cipher::SealKey;
+#[cfg(feature = "seal")]
 pub(crate) use cipher::Sealer;
+#[cfg(feature = "seal")]
 pub use sign::{PublicKey, SigningKey};
-pub(crate) use sign::{annotation, check as check_signature, check_turn, claimed};
+#[cfg(feature = "seal")]
+pub(crate) use sign::{annotation, claimed};
+#[cfg(not(feature = "seal"))]
+pub(crate) use unsealed::{SealKey, Sealer};

@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::SealError;
 use crate::Sha256;
-use crate::digest::{from_hex, to_hex};
+use crate::format::digest::{from_hex, to_hex};
 
 /// Annotation of a signature; the public key in hexadecimal follows.
 const ANNOTATION: &str = "vnd.afresh.signature.ed25519.";

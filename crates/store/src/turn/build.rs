@@ -7,7 +7,7 @@ use afresh_sys::PAGE_SIZE;
 
 use super::body::{COPY, PATCH, WHOLE, ZERO};
 use super::{Head, LEVEL, MAX_BODY, Turn, TurnError};
-use crate::manifest::MAX_STATE;
+use crate::format::manifest::MAX_STATE;
 use crate::{Limits, SaveError};
 
 /// Bytes between two changes that are written with them, for a further run would take as many.
@@ -24,11 +24,11 @@ pub struct TurnBuilder {
     pages: usize,
     body: Vec<u8>,
     /// The last step, while it may become longer.
-    open: Open,
+    open: OpenStep,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Open {
+enum OpenStep {
     None,
     Copy { from: usize, len: usize },
     Zero { len: usize },
@@ -46,7 +46,7 @@ impl TurnBuilder {
     /// Begins a turn of a memory that has `before` pages.
     #[must_use]
     pub fn new(before: usize) -> Self {
-        Self { before, pages: 0, body: Vec::new(), open: Open::None }
+        Self { before, pages: 0, body: Vec::new(), open: OpenStep::None }
     }
 
     /// Pages made so far.
@@ -56,13 +56,13 @@ impl TurnBuilder {
     }
 
     fn close(&mut self) {
-        match std::mem::replace(&mut self.open, Open::None) {
-            Open::None => {}
-            Open::Copy { from, len } => {
+        match std::mem::replace(&mut self.open, OpenStep::None) {
+            OpenStep::None => {}
+            OpenStep::Copy { from, len } => {
                 put(&mut self.body, (len as u64) << 2 | COPY);
                 put(&mut self.body, from as u64);
             }
-            Open::Zero { len } => put(&mut self.body, (len as u64) << 2 | ZERO),
+            OpenStep::Zero { len } => put(&mut self.body, (len as u64) << 2 | ZERO),
         }
     }
 
@@ -73,10 +73,12 @@ impl TurnBuilder {
         }
         self.pages += len;
         match &mut self.open {
-            Open::Copy { from: first, len: so_far } if *first + *so_far == from => *so_far += len,
+            OpenStep::Copy { from: first, len: so_far } if *first + *so_far == from => {
+                *so_far += len
+            }
             _ => {
                 self.close();
-                self.open = Open::Copy { from, len };
+                self.open = OpenStep::Copy { from, len };
             }
         }
     }
@@ -88,10 +90,10 @@ impl TurnBuilder {
         }
         self.pages += len;
         match &mut self.open {
-            Open::Zero { len: so_far } => *so_far += len,
+            OpenStep::Zero { len: so_far } => *so_far += len,
             _ => {
                 self.close();
-                self.open = Open::Zero { len };
+                self.open = OpenStep::Zero { len };
             }
         }
     }

@@ -4,12 +4,12 @@ use afresh_budget::{Budget, Charge, Exceeded};
 
 /// A list of values that charges its capacity to a budget.
 #[derive(Debug)]
-pub(super) struct Charged<T> {
+pub(super) struct ChargedList<T> {
     items: Vec<T>,
     charge: Charge,
 }
 
-impl<T> Charged<T> {
+impl<T> ChargedList<T> {
     pub(super) fn new(budget: &Budget) -> Self {
         Self { items: Vec::new(), charge: budget.empty() }
     }
@@ -33,7 +33,7 @@ impl<T> Charged<T> {
     }
 }
 
-impl<T> std::ops::Deref for Charged<T> {
+impl<T> std::ops::Deref for ChargedList<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {

@@ -16,23 +16,24 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+#[cfg(feature = "remote")]
+use std::sync::Arc;
 
 use afresh_sys::crash::{point, synced};
 
 use super::cost::MAX_CHAIN;
+use super::naming_index::NamingIndex;
 use super::space::check_parent;
 use super::{ChainCost, Head, Space, Turn, TurnError};
-use crate::access::Access;
-use crate::blobs::read_bounded;
-use crate::digest::{from_hex, to_hex};
-use crate::naming::NamingIndex;
-use crate::open::BytesBlob;
+use crate::blobs::file::read_bounded;
+use crate::disk::temporary::{create_in, new_dir, readers, sync_dir};
+use crate::format::blob::BytesBlob;
+use crate::format::descriptor::JOURNALS;
+use crate::format::digest::to_hex;
 use crate::seal::SealKey;
-use crate::temporary::{create_in, readers, sync_dir};
-use crate::{OpenError, SaveError, Sha256, Store};
+use crate::seal::access::Access;
+use crate::{OpenError, SaveError, Sha256};
 
-/// The directory of the journals, in a store or below a remote's prefix.
-pub(crate) const JOURNALS: &str = "journals";
 const MAGIC: [u8; 8] = *b"AFRESHJN";
 const VERSION_1: u32 = 1;
 /// Bytes of the header.
@@ -57,11 +58,6 @@ const SIGNATURE: usize = 96;
 /// Longest journal that is read.
 pub(crate) const MAX_JOURNAL: u64 = 512 << 20;
 const CHECK_CONTEXT: &str = "afresh 2026-11 journal version 1 frame";
-
-/// A journal's name is a number of chance.
-pub(crate) fn is_journal(id: &str) -> bool {
-    from_hex(id).is_some()
-}
 
 /// A journal's bytes, and where its whole turns end.
 pub(crate) struct JournalFile {
@@ -251,11 +247,18 @@ enum JournalBackend {
     Remote(RemoteJournal),
 }
 
+/// A remote that keeps each turn as an object.
+#[cfg(feature = "remote")]
+pub(crate) trait TurnObjects: std::fmt::Debug + Send + Sync {
+    /// Puts turn `number` of `journal`. False if another writer has put one there.
+    fn put_turn(&self, journal: &str, number: usize, turn: Vec<u8>) -> Result<bool, SaveError>;
+}
+
 /// A journal in a remote.
 #[cfg(feature = "remote")]
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteJournal {
-    pub(crate) remote: crate::remote::Remote,
+    pub(crate) remote: Arc<dyn TurnObjects>,
     /// Its turns are below this name.
     pub(crate) id: String,
     /// It takes no more turns.
@@ -292,28 +295,29 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// A new journal in `store`, empty and durable, of the manifest `base` that `name` will mean.
+    /// A new journal in the store at `root`, empty and durable, of the manifest `base` that `name`
+    /// will mean. Readers of the directory `blobs` may read it.
     pub(crate) fn create(
-        store: &Store,
+        (root, blobs): (&Path, &Path),
         (id, name): (&str, &str),
         base: Sha256,
         key: Option<SealKey>,
     ) -> Result<Self, SaveError> {
-        let dir = store.root().join(JOURNALS);
+        let dir = root.join(JOURNALS);
         let path = dir.join(id);
         let io = |e| SaveError::io(&path, e);
-        crate::store::new_dir(&dir).map_err(io)?;
+        new_dir(&dir).map_err(io)?;
         let mut file = create_in(&dir).map_err(io)?;
         point();
         file.write_all(&header(base)).map_err(io)?;
-        let mode = 0o200 | readers(&store.blob_dir());
+        let mode = 0o200 | readers(blobs);
         file.as_file().set_permissions(std::fs::Permissions::from_mode(mode)).map_err(io)?;
         point();
         file.as_file().sync_all().map_err(io)?;
         synced(file.as_file());
         point();
         let file = file.persist_noclobber(&path).map_err(|e| io(e.error))?;
-        sync_dir(&dir).and_then(|()| sync_dir(store.root())).map_err(io)?;
+        sync_dir(&dir).and_then(|()| sync_dir(root)).map_err(io)?;
         let tape = JournalBackend::File(FileJournal::new(file, path, Some(name)));
         Ok(Self {
             tape,
@@ -329,7 +333,7 @@ impl Journal {
     /// A new journal in a remote of the manifest `base`. Nothing is there until the first turn is.
     #[cfg(feature = "remote")]
     pub(crate) fn in_remote(
-        remote: crate::remote::Remote,
+        remote: Arc<dyn TurnObjects>,
         id: String,
         base: Sha256,
         key: Option<SealKey>,

@@ -13,6 +13,7 @@ mod build;
 mod cost;
 mod grow;
 mod journal;
+mod naming_index;
 mod space;
 
 use std::io::Read;
@@ -21,9 +22,9 @@ use std::sync::Arc;
 
 use afresh_sys::PAGE_SIZE;
 
-use crate::Limits;
-use crate::index::MAX_PAGES;
-use crate::manifest::MAX_STATE;
+use crate::format::index::{MAX_PAGES, ZSTD_LEVEL};
+use crate::format::manifest::MAX_STATE;
+use crate::{Limits, TurnError};
 
 pub(crate) use body::Step;
 use body::{Shape, Steps};
@@ -31,12 +32,11 @@ pub use build::TurnBuilder;
 pub(crate) use cost::ChainCost;
 #[cfg(feature = "remote")]
 pub(crate) use journal::{
-    CLOSING_LEN, HEADER as JOURNAL_HEADER, MAX_JOURNAL, RemoteJournal, closing as closing_frame,
-};
-pub(crate) use journal::{
-    JOURNALS, JournalFile, JournalPlace, is_journal, new_id as new_journal_id,
+    CLOSING_LEN, HEADER as JOURNAL_HEADER, MAX_JOURNAL, RemoteJournal, TurnObjects,
+    closing as closing_frame,
 };
 pub use journal::{Journal, Signer};
+pub(crate) use journal::{JournalFile, JournalPlace, new_id as new_journal_id};
 pub(crate) use space::Space;
 
 /// The header's first field.
@@ -52,45 +52,7 @@ const ROOT_CONTEXT: &str = "afresh 2026-11 turn version 1 root";
 /// The largest window that a compressed program may ask for: 8 MiB, far above what is written.
 const WINDOW: u32 = 23;
 /// zstd level, as for pages.
-const LEVEL: i32 = crate::layer_writer::ZSTD_LEVEL;
-
-/// A turn is damaged, hostile, of another version, or of another parent.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TurnError {
-    /// It is shorter than it says.
-    #[error("the turn is cut short: {0} bytes")]
-    Truncated(u64),
-    /// The magic number is missing.
-    #[error("not a turn of a session (no magic number)")]
-    Magic,
-    /// A version this build does not read.
-    #[error("a turn of version {0}; this build reads version 1: use a newer afresh")]
-    Version(u32),
-    /// A field holds a value that the format does not allow.
-    #[error("turn field `{field}` holds {value}, which is not allowed")]
-    Field {
-        /// Which field.
-        field: &'static str,
-        /// What it held.
-        value: u64,
-    },
-    /// It asks for more than the reader allows.
-    #[error("{0}")]
-    Limit(String),
-    /// The compressed program is damaged.
-    #[error("the turn does not decompress to its declared length: it was damaged")]
-    Decompress,
-    /// The program does not make what the header says.
-    #[error("the turn's program is damaged: {0}")]
-    Program(&'static str),
-    /// It has another digest than its root.
-    #[error("the turn does not match its root digest: it was damaged or replaced")]
-    Root,
-    /// It was made from another state.
-    #[error("the turn was made from another state: apply it to the state that it was taken since")]
-    Parent,
-}
+const LEVEL: i32 = ZSTD_LEVEL;
 
 /// A turn: parsed and checked, or made by a [`TurnBuilder`]. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -17,9 +17,9 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 use super::body::{PATCH_OVERHEAD, patch};
 use super::cost::{ChainCost, RUN_WORK};
-use super::grow::Charged;
+use super::grow::ChargedList;
 use super::{Head, Step, Turn, TurnError};
-use crate::map::{MapRun, Origin, PageMap};
+use crate::format::map::{MapRun, Origin, PageMap};
 use crate::{Limits, OpenError};
 
 /// Where a run of pages is.
@@ -41,7 +41,7 @@ struct Run {
 
 /// The bottom of a page.
 #[derive(Clone, Copy, Debug)]
-enum Under {
+enum PageBase {
     Zero,
     Base(usize),
     /// In the program of a turn, from this byte on.
@@ -56,7 +56,7 @@ enum Under {
 /// A page that turns made.
 #[derive(Clone, Debug)]
 struct TurnPage {
-    under: Under,
+    under: PageBase,
     /// The patch on it: a turn, and the runs in its program.
     patch: Option<(usize, Range<usize>)>,
     /// Cost of the patches on this page and on all pages before it in the list.
@@ -67,8 +67,8 @@ struct TurnPage {
 #[derive(Debug)]
 pub(crate) struct Space {
     pages: usize,
-    runs: Charged<Run>,
-    own: Charged<TurnPage>,
+    runs: ChargedList<Run>,
+    own: ChargedList<TurnPage>,
     bodies: Vec<Arc<Vec<u8>>>,
     state: Vec<u8>,
     cost: ChainCost,
@@ -86,8 +86,8 @@ impl Space {
         let budget = Budget::new("indexes of a session", most);
         let mut this = Self {
             pages: 0,
-            runs: Charged::new(&budget),
-            own: Charged::new(&budget),
+            runs: ChargedList::new(&budget),
+            own: ChargedList::new(&budget),
             bodies: Vec::new(),
             state,
             cost: ChainCost::new(),
@@ -174,7 +174,7 @@ impl Space {
         self.cost.count_steps(turn);
         self.cost.check(&self.limits)?;
         let state = turn.state(&self.state).map_err(bad)?;
-        let before = std::mem::replace(&mut self.runs, Charged::new(&self.budget));
+        let before = std::mem::replace(&mut self.runs, ChargedList::new(&self.budget));
         self.pages = 0;
         for step in turn.steps() {
             match step {
@@ -185,10 +185,10 @@ impl Space {
                     let under = match Self::at(&before, from) {
                         PageSource::TurnPage(index) => {
                             patches += self.patches(index, 1);
-                            Under::TurnPage(index)
+                            PageBase::TurnPage(index)
                         }
-                        PageSource::Base(page) => Under::Base(page),
-                        PageSource::Zero => Under::Zero,
+                        PageSource::Base(page) => PageBase::Base(page),
+                        PageSource::Zero => PageBase::Zero,
                     };
                     self.push(1, PageSource::TurnPage(self.own.len()))?;
                     let patch = Some((number, runs));
@@ -197,7 +197,7 @@ impl Space {
                 Step::Whole { at, len } => {
                     self.push(len, PageSource::TurnPage(self.own.len()))?;
                     for n in 0..len {
-                        let under = Under::Whole { turn: number, at: at + n * PAGE_SIZE };
+                        let under = PageBase::Whole { turn: number, at: at + n * PAGE_SIZE };
                         self.push_own(TurnPage { under, patch: None, patches: 0 }, 0)?;
                     }
                 }
@@ -243,7 +243,8 @@ impl Space {
     /// turns made.
     pub(crate) fn map(&self, base: &PageMap) -> Result<PageMap, OpenError> {
         let most = usize::try_from(self.limits.index).unwrap_or(usize::MAX);
-        let mut runs: Charged<MapRun> = Charged::new(&Budget::new("indexes of a session", most));
+        let mut runs: ChargedList<MapRun> =
+            ChargedList::new(&Budget::new("indexes of a session", most));
         let mut push = |run| runs.push(run).map_err(|error| over(&self.limits, error));
         for run in self.runs.iter() {
             let pages = PageRange::new(run.first, run.len);
@@ -273,11 +274,11 @@ impl Space {
         own.flatten().filter_map(|page| {
             let mut under = self.own[page].under;
             // The cost of patches bounds the walk.
-            while let Under::TurnPage(earlier) = under {
+            while let PageBase::TurnPage(earlier) = under {
                 under = self.own[earlier].under;
             }
             match under {
-                Under::Base(page) => Some(page),
+                PageBase::Base(page) => Some(page),
                 _ => None,
             }
         })
@@ -295,13 +296,13 @@ impl Space {
         loop {
             patches.extend(&own.patch);
             match own.under {
-                Under::Zero => out.fill(0),
-                Under::Base(page) => base(page, out)?,
-                Under::Whole { turn, at } => {
+                PageBase::Zero => out.fill(0),
+                PageBase::Base(page) => base(page, out)?,
+                PageBase::Whole { turn, at } => {
                     out.copy_from_slice(&self.bodies[turn][at..at + PAGE_SIZE]);
                 }
                 // Made before this one, so the walk ends.
-                Under::TurnPage(earlier) => {
+                PageBase::TurnPage(earlier) => {
                     own = &self.own[earlier];
                     continue;
                 }

@@ -21,7 +21,7 @@ const FLIPS_PER_REGION: usize = 12;
 
 /// Where the first one is noticed.
 #[derive(Clone, Debug)]
-enum Noticed {
+enum NoticePoint {
     /// When the snapshot is opened.
     Open,
     /// When one of these pages of the memory is read.
@@ -35,7 +35,7 @@ enum Noticed {
 struct Region {
     what: String,
     bytes: Range<usize>,
-    noticed: Noticed,
+    noticed: NoticePoint,
 }
 
 /// The memory of the snapshots; every page is another.
@@ -65,12 +65,12 @@ fn regions(snapshot: &Snapshot, file_of: &dyn Fn(Sha256) -> Vec<u8>) -> Vec<(Sha
     let mut add =
         |blob, what: String, bytes, noticed| out.push((blob, Region { what, bytes, noticed }));
     let manifest = String::from_utf8(file_of(snapshot.id())).unwrap();
-    add(snapshot.id(), "manifest".into(), 0..manifest.len(), Noticed::Open);
+    add(snapshot.id(), "manifest".into(), 0..manifest.len(), NoticePoint::Open);
     let blobs: Vec<Sha256> = manifest
         .match_indices("sha256:")
         .map(|(at, _)| manifest[at..at + 71].parse().unwrap())
         .collect();
-    add(blobs[0], "configuration".into(), 0..file_of(blobs[0]).len(), Noticed::Open);
+    add(blobs[0], "configuration".into(), 0..file_of(blobs[0]).len(), NoticePoint::Open);
     let layers = snapshot.layers();
     for (number, digest) in blobs[1..].iter().enumerate() {
         let bytes = file_of(*digest);
@@ -79,17 +79,22 @@ fn regions(snapshot: &Snapshot, file_of: &dyn Fn(Sha256) -> Vec<u8>) -> Vec<(Sha
         };
         let (stored, extents, data, index) = (word(32), word(40), word(48), word(56));
         let digests = index + extents * 24;
-        add(*digest, format!("footer {number}"), bytes.len() - FOOTER..bytes.len(), Noticed::Open);
-        add(*digest, format!("extents {number}"), index..digests, Noticed::Open);
+        add(
+            *digest,
+            format!("footer {number}"),
+            bytes.len() - FOOTER..bytes.len(),
+            NoticePoint::Open,
+        );
+        add(*digest, format!("extents {number}"), index..digests, NoticePoint::Open);
         let groups = stored.div_ceil(16);
         add(
             *digest,
             format!("group digests {number}"),
             digests..digests + groups * 32,
-            Noticed::Open,
+            NoticePoint::Open,
         );
         let Some(layer) = layers.get(number) else {
-            add(*digest, "working set".into(), 0..data, Noticed::WorkingSet);
+            add(*digest, "working set".into(), 0..data, NoticePoint::WorkingSet);
             continue;
         };
         // Where the frames of a compressed group are is in the table behind the digests.
@@ -116,7 +121,7 @@ fn regions(snapshot: &Snapshot, file_of: &dyn Fn(Sha256) -> Vec<u8>) -> Vec<(Sha
                 *digest,
                 format!("layer {number} group {group}"),
                 at..at + len,
-                Noticed::Read(used),
+                NoticePoint::Read(used),
             );
             at += len;
         }
@@ -154,9 +159,12 @@ fn flip(
         replace(path, &damaged);
         let what = format!("{}, {}, byte {at} bit {bit}", path.display(), region.what);
         let snapshot = match (open(), &region.noticed) {
-            (Ok(snapshot), Noticed::Read(_) | Noticed::WorkingSet | Noticed::Perhaps) => snapshot,
-            (Err(_), Noticed::Open | Noticed::Perhaps) => continue,
-            (Ok(_), Noticed::Open) => panic!("{what}: opened"),
+            (
+                Ok(snapshot),
+                NoticePoint::Read(_) | NoticePoint::WorkingSet | NoticePoint::Perhaps,
+            ) => snapshot,
+            (Err(_), NoticePoint::Open | NoticePoint::Perhaps) => continue,
+            (Ok(_), NoticePoint::Open) => panic!("{what}: opened"),
             (Err(error), _) => panic!("{what}: refused too early: {error}"),
         };
         assert_eq!(snapshot.state(), b"registers", "{what}");
@@ -167,17 +175,17 @@ fn flip(
         let refused: Vec<usize> =
             (0..PAGES).filter(|page| !read(&snapshot, *page, &content, &what)).collect();
         match &region.noticed {
-            Noticed::Read(used) => {
+            NoticePoint::Read(used) => {
                 assert_eq!(refused, *used, "{what}");
                 // Pages that the delta hides are unused, and still part of the layer.
                 assert!(snapshot.layers().iter().any(|l| l.check(&mut |_| {}).is_err()), "{what}");
                 set.unwrap();
             }
-            Noticed::WorkingSet => {
+            NoticePoint::WorkingSet => {
                 assert!(set.is_err() && refused.is_empty(), "{what}");
                 assert!(snapshot.verify().is_err(), "{what}");
             }
-            Noticed::Open | Noticed::Perhaps => {
+            NoticePoint::Open | NoticePoint::Perhaps => {
                 assert!(refused.is_empty() && set.is_ok(), "{what}")
             }
         }
@@ -218,7 +226,7 @@ fn a_bit_flip_in_any_region_of_a_store_is_noticed_before_use_and_only_there() {
         }
         let index = dir.path().join("index.json");
         let bytes = 0..fs::read(&index).unwrap().len();
-        let region = Region { what: "index".into(), bytes, noticed: Noticed::Perhaps };
+        let region = Region { what: "index".into(), bytes, noticed: NoticePoint::Perhaps };
         flip(&open, &index, &region, &mut random);
         // A reader with the digest needs no index.
         let by_digest = || store.load_id(snapshot.id());
@@ -258,7 +266,7 @@ fn a_bit_flip_in_any_region_of_an_archive_is_noticed_before_use_and_only_there()
         let headers = whole.chunks(512).enumerate().filter(|(_, b)| b[257..262] == *b"ustar");
         for (number, _) in headers {
             let bytes = number * 512..(number + 1) * 512;
-            let region = Region { what: "header".into(), bytes, noticed: Noticed::Perhaps };
+            let region = Region { what: "header".into(), bytes, noticed: NoticePoint::Perhaps };
             flip(&open, &path, &region, &mut random);
         }
     }

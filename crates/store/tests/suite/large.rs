@@ -141,17 +141,17 @@ fn damage_anywhere_in_a_large_layer_is_found_and_stays_found() {
 }
 
 /// A large memory in which few pages are not zero. One of them may fail to be read.
-struct Sparse {
+struct SparsePages {
     pages: usize,
     failing: Option<usize>,
 }
 
-impl Sparse {
+impl SparsePages {
     /// Distance of the pages that are not zero.
     const STEP: usize = 1000;
 }
 
-impl Pages for Sparse {
+impl Pages for SparsePages {
     fn pages(&self) -> usize {
         self.pages
     }
@@ -178,7 +178,7 @@ impl Pages for Sparse {
 fn a_large_base_is_several_layers_and_equal_in_a_store_and_an_archive() {
     let dir = tempfile::tempdir().unwrap();
     let store = store(&dir.path().join("store"));
-    let memory = Sparse { pages: 40_000, failing: None };
+    let memory = SparsePages { pages: 40_000, failing: None };
     let id = store.save("a", &memory, &options()).unwrap();
     let snapshot = store.load("a").unwrap();
     snapshot.verify().unwrap();
@@ -191,7 +191,7 @@ fn a_large_base_is_several_layers_and_equal_in_a_store_and_an_archive() {
         assert!(out[8..].iter().all(|byte| *byte == 0));
         u64::from_le_bytes(out[..8].try_into().unwrap()) as usize
     };
-    for page in (0..40_000).step_by(Sparse::STEP) {
+    for page in (0..40_000).step_by(SparsePages::STEP) {
         assert_eq!((read(page), read(page + 1)), (page + 1, 0));
     }
     // The upper layer hides nothing, so it names no page of zeros.
@@ -207,7 +207,7 @@ fn a_large_save_that_fails_reports_its_cause_and_leaves_no_blob() {
     for failing in [5_000, 35_000] {
         let dir = tempfile::tempdir().unwrap();
         let store = store(dir.path());
-        let memory = Sparse { pages: 40_000, failing: Some(failing) };
+        let memory = SparsePages { pages: 40_000, failing: Some(failing) };
         let error = store.save("a", &memory, &options()).unwrap_err();
         assert!(
             matches!(&error, SaveError::Source(cause) if cause.to_string() == "this page is lost")

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::support::objects::{Server, Wrong};
+use crate::support::objects::{Server, ServerFault};
 use crate::support::{PAGE, bytes, memory, options, page_of, store};
 use afresh_pager::{FillStrategy, Options, Restore, SnapshotSource};
 use afresh_store::remote::{Remote, RemoteError, ReplacedName, RetryPolicy, trim_cache};
@@ -87,7 +87,7 @@ fn a_second_push_sends_no_layer_again() {
     let dir = tempfile::tempdir().unwrap();
     let from = local(dir.path());
     push(&remote, &from, Encoding::Raw).unwrap();
-    server.be(Wrong::Nothing);
+    server.be(ServerFault::Nothing);
     push(&remote, &from, Encoding::Raw).unwrap();
     // Four heads; the manifest before collections are known; manifest and layout; the index, which
     // is read and stays. Lists are not counted: there is one, for marks of collectors.
@@ -101,11 +101,11 @@ fn a_reset_connection_is_tried_again_and_a_dead_one_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     push(&remote, &local(dir.path()), Encoding::Zstd).unwrap();
     for after in 0..8 {
-        server.be(Wrong::Reset { after, times: 2 });
+        server.be(ServerFault::Reset { after, times: 2 });
         assert_eq!(bytes(&remote.load("a").unwrap()), memory(&SEEDS).0);
     }
     for after in 0..6 {
-        server.be(Wrong::Reset { after, times: usize::MAX });
+        server.be(ServerFault::Reset { after, times: usize::MAX });
         let read = || {
             let snapshot = remote.load("a").map_err(|e| e.to_string())?;
             let mut out = vec![0; snapshot.pages() * PAGE];
@@ -122,9 +122,9 @@ fn a_cut_answer_is_fetched_again_and_never_taken_for_whole() {
     let remote = remote(&server);
     let dir = tempfile::tempdir().unwrap();
     push(&remote, &local(dir.path()), Encoding::Zstd).unwrap();
-    server.be(Wrong::Short { times: 2 });
+    server.be(ServerFault::Short { times: 2 });
     assert_eq!(bytes(&remote.load("a").unwrap()), memory(&SEEDS).0);
-    server.be(Wrong::Short { times: usize::MAX });
+    server.be(ServerFault::Short { times: usize::MAX });
     let error = remote.load("a").unwrap_err().to_string();
     assert!(error.contains("instead of"), "{error}");
 }
@@ -135,14 +135,14 @@ fn wrong_bytes_are_an_error_and_never_memory() {
     let remote = remote(&server);
     let dir = tempfile::tempdir().unwrap();
     for encoding in [Encoding::Raw, Encoding::Zstd] {
-        server.be(Wrong::Nothing);
+        server.be(ServerFault::Nothing);
         let here = store(&dir.path().join(format!("{encoding:?}")));
         // Larger than the part that is fetched to open it.
         let large: Vec<u8> = (0..300).flat_map(page_of).collect();
         here.save("a", &afresh_store::MemoryPages(large), &options()).unwrap();
         push(&remote, &(here.clone(), here.load("a").unwrap()), encoding).unwrap();
         let opened = remote.load("a").unwrap();
-        server.be(Wrong::Flip);
+        server.be(ServerFault::Flip);
         assert!(remote.load("a").is_err());
         let mut out = vec![0; opened.pages() * PAGE];
         let error = opened.read(0, &mut out).unwrap_err();
@@ -161,9 +161,9 @@ fn a_silent_server_is_an_error_within_its_time_limit() {
     let remote = remote(&server);
     let dir = tempfile::tempdir().unwrap();
     push(&remote, &local(dir.path()), Encoding::Zstd).unwrap();
-    server.be(Wrong::Slow(Duration::from_millis(5)));
+    server.be(ServerFault::Slow(Duration::from_millis(5)));
     assert_eq!(bytes(&remote.load("a").unwrap()), memory(&SEEDS).0);
-    server.be(Wrong::Slow(Duration::from_secs(3600)));
+    server.be(ServerFault::Slow(Duration::from_secs(3600)));
     let start = Instant::now();
     let error = remote_within(&server, Duration::from_millis(300)).load("a").unwrap_err();
     assert!(matches!(error, RemoteError::Timeout { .. }), "{error}");
@@ -181,9 +181,9 @@ fn a_push_that_ends_at_any_request_leaves_the_old_snapshot_or_the_new() {
         let server = Server::new();
         let remote = remote(&server);
         remote.push(&store, &old, "a", Encoding::Raw, &mut |_| {}).unwrap();
-        server.be(Wrong::Reset { after, times: usize::MAX });
+        server.be(ServerFault::Reset { after, times: usize::MAX });
         let result = remote.push(&store, &new, "a", Encoding::Raw, &mut |_| {});
-        server.be(Wrong::Nothing);
+        server.be(ServerFault::Nothing);
         let there = bytes(&remote.load("a").unwrap());
         if result.is_ok() {
             assert_eq!(there, memory(&SEEDS).0);
@@ -206,7 +206,7 @@ fn a_pull_that_ends_at_any_request_leaves_the_old_snapshot() {
     to.save("a", &memory(&[5]), &options()).unwrap();
     let mut after = 0;
     loop {
-        server.be(Wrong::Reset { after, times: usize::MAX });
+        server.be(ServerFault::Reset { after, times: usize::MAX });
         if remote.pull(&to, "a", "a", Encoding::Raw, &mut |_| {}).is_ok() {
             break;
         }
@@ -280,7 +280,7 @@ fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies
         // SAFETY: inside the restored range.
         unsafe { memory.base().as_ptr().add(at).read_volatile() }
     };
-    server.be(Wrong::Slow(Duration::from_millis(2)));
+    server.be(ServerFault::Slow(Duration::from_millis(2)));
     for (strategy, ahead) in [
         (FillStrategy::Stream, true),
         (FillStrategy::WorkingSet, true),
@@ -295,7 +295,7 @@ fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies
     }
     // Index, manifest, configuration, two layer tails, the set: so many requests to the first
     // answer.
-    server.be(Wrong::Nothing);
+    server.be(ServerFault::Nothing);
     let mut options = Options::with(FillStrategy::WorkingSet);
     options.background = false;
     let source = Arc::new(SnapshotSource::new(remote.load("a").unwrap()));
@@ -307,7 +307,7 @@ fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies
     drop(restore);
 
     let (_, restore) = start(FillStrategy::Stream, false);
-    server.be(Wrong::Reset { after: 0, times: usize::MAX });
+    server.be(ServerFault::Reset { after: 0, times: usize::MAX });
     let error = restore.resolve(PageRange::new(2000, 10)).unwrap_err().to_string();
     assert!(error.contains("connection reset"), "{error}");
 }
@@ -324,7 +324,7 @@ fn a_shared_cache_saves_requests_and_a_damaged_one_is_fetched_again() {
     let cache = dir.path().join("cache");
     let requests = || {
         // A separate remote, as of another process.
-        server.be(Wrong::Nothing);
+        server.be(ServerFault::Nothing);
         let other = remote(&server).with_cache(&cache);
         assert!(bytes(&other.load("a").unwrap()) == large);
         server.requests.load(Ordering::Relaxed)
@@ -344,7 +344,7 @@ fn a_shared_cache_saves_requests_and_a_damaged_one_is_fetched_again() {
     }
     // Wrong bytes from the server are not kept.
     trim_cache(&cache, 0).unwrap();
-    server.be(Wrong::Flip);
+    server.be(ServerFault::Flip);
     assert!(remote(&server).with_cache(&cache).load("a").is_err());
     requests();
     std::fs::write(&file, &original[..original.len() / 2]).unwrap();
@@ -376,12 +376,12 @@ fn the_first_page_is_few_round_trips_away() {
     }
     let whole = of(&pages).0;
     for encoding in [Encoding::Raw, Encoding::Zstd] {
-        server.be(Wrong::Nothing);
+        server.be(ServerFault::Nothing);
         let plain = remote(&server);
         push(&plain, &(here.clone(), here.load("a").unwrap()), encoding).unwrap();
         let cache = dir.path().join(format!("cache-{encoding:?}"));
         let cached = plain.with_cache(&cache);
-        let slow = Wrong::Slow(Duration::from_millis(20));
+        let slow = ServerFault::Slow(Duration::from_millis(20));
         let rounds = || server.rounds.load(Ordering::Relaxed);
         // The name; the manifest; configuration and indexes; the working set.
         for (remote, opening, reading) in [(&plain, 3, 1), (&cached, 3, 1), (&cached, 1, 0)] {
@@ -421,7 +421,7 @@ fn a_store_that_ignores_conditions_of_writes_is_refused() {
         [(true, true, "If-None-Match"), (true, false, "If-None-Match"), (false, true, "If-Match")]
     {
         let server = Server::new();
-        server.be(Wrong::Unconditional { create, update });
+        server.be(ServerFault::Unconditional { create, update });
         let remote = remote(&server);
         let dir = tempfile::tempdir().unwrap();
         let from = local(dir.path());
@@ -435,7 +435,7 @@ fn a_store_that_ignores_conditions_of_writes_is_refused() {
         assert!(matches!(begun, Err(RemoteError::Unconditional { .. })));
         assert!(remote.tags().unwrap().is_empty());
         // Once it keeps them, the names are set.
-        server.be(Wrong::Nothing);
+        server.be(ServerFault::Nothing);
         push(&remote, &from, Encoding::Raw).unwrap();
         assert_eq!(remote.tags().unwrap().len(), 1);
     }

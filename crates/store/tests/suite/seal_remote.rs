@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::support::objects::{Server, Wrong};
+use crate::support::objects::{Server, ServerFault};
 use crate::support::{PAGE, bytes, options, page_of, store};
 use afresh_store::remote::{Remote, RemoteError, RetryPolicy};
 use afresh_store::seal::{Access, SealKey, SigningKey};
@@ -123,7 +123,7 @@ fn a_sealed_snapshot_takes_no_more_round_trips_than_an_open_one() {
     let open = plain.load("a").unwrap();
     remote.push(&plain, &open, "open", Encoding::Zstd, &mut |_| {}).unwrap();
     let rounds = ["sealed", "open"].map(|name| {
-        server.be(Wrong::Slow(Duration::from_millis(2)));
+        server.be(ServerFault::Slow(Duration::from_millis(2)));
         let access = if name == "sealed" { access.clone() } else { Access::new() };
         let snapshot = remote.load_with(name, &access).unwrap();
         // Scattered over the whole, at once.
@@ -145,12 +145,12 @@ fn wrong_bytes_of_a_sealed_snapshot_are_an_error_and_never_memory() {
     remote.push(&from, &snapshot, "a", Encoding::Raw, &mut |_| {}).unwrap();
     let cached = remote.with_cache(dir.path().join("cache"));
     for remote in [&remote, &cached] {
-        server.be(Wrong::Nothing);
+        server.be(ServerFault::Nothing);
         let opened = remote.load_with("a", &access).unwrap();
-        server.be(Wrong::Flip);
+        server.be(ServerFault::Flip);
         assert!(opened.read(0, &mut vec![0; 300 * PAGE]).is_err());
         // And once the server has come to its senses, what it sent before is not believed.
-        server.be(Wrong::Nothing);
+        server.be(ServerFault::Nothing);
         assert!(bytes(&opened) == content().0);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use afresh_store::remote::{Remote, RetryPolicy};
 use afresh_store::{Encoding, Store};
 
-use crate::support::objects::{Server, Wrong};
+use crate::support::objects::{Server, ServerFault};
 use crate::support::{bytes, memory, options, store};
 
 /// A store and a remote that holds a snapshot of three layers.
@@ -32,13 +32,13 @@ fn saves_and_collections_wait_for_no_transfer() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::new();
     let (to, remote) = pushed(dir.path(), &server);
-    server.be(Wrong::Nothing);
+    server.be(ServerFault::Nothing);
     let whole = store(&dir.path().join("whole"));
     remote.pull(&whole, "a", "a", Encoding::Raw, &mut |_| {}).unwrap();
     let requests = server.requests.load(Ordering::Relaxed);
     // The server stops answering before each request that a pull makes.
     for after in 0..requests {
-        server.be(Wrong::Held { after });
+        server.be(ServerFault::Held { after });
         let (local, from) = (to.clone(), remote.clone());
         let pull = std::thread::spawn(move || {
             from.pull(&local, "a", "pulled", Encoding::Raw, &mut |_| {}).unwrap();
@@ -55,7 +55,7 @@ fn saves_and_collections_wait_for_no_transfer() {
             done.send(local.gc().unwrap()).unwrap();
         });
         let finished = finished.recv_timeout(Duration::from_secs(60));
-        server.be(Wrong::Nothing);
+        server.be(ServerFault::Nothing);
         pull.join().unwrap();
         beside.join().unwrap();
         let collected = finished.expect("a save or a collection waits for the server");

@@ -387,7 +387,7 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     use afresh_store::remote::{Remote, ReplacedName, RetryPolicy};
     use object_store::path::Path;
     use object_store::{ObjectStoreExt, PutPayload};
-    use support::objects::{Server, Wrong};
+    use support::objects::{Server, ServerFault};
 
     let dir = tempfile::tempdir().unwrap();
     let store = store(&dir.path().join("store"));
@@ -406,7 +406,7 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
         .push_turns(&store, &base, "a", Encoding::Raw, ReplacedName::Any, &mut |_| {})
         .unwrap();
     for rounds in 1..=13 {
-        server.be(Wrong::Nothing);
+        server.be(ServerFault::Nothing);
         append(&mut journal, rounds);
         assert_eq!(server.requests.load(Ordering::Relaxed), 1);
     }
@@ -425,9 +425,9 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     }
     assert!(is_round(&remote.load("a").unwrap(), 14));
     // A lost answer does not mean that another writer was faster.
-    server.be(Wrong::Lost { times: 1 });
+    server.be(ServerFault::Lost { times: 1 });
     append(&mut again, 15);
-    server.be(Wrong::Nothing);
+    server.be(ServerFault::Nothing);
     assert!(is_round(&remote.load("a").unwrap(), 15));
 
     // Here it is a snapshot without turns.

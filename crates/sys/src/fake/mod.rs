@@ -20,7 +20,7 @@ pub mod usage;
 mod withhold;
 
 use crate::Feature;
-use crate::features::Probed;
+use crate::features::ProbeResults;
 
 pub use memfd::Memfd;
 pub use perf::Instructions;
@@ -34,7 +34,7 @@ pub(crate) fn page_size() -> usize {
 }
 
 /// Everything but files in memory is missing here.
-pub(crate) fn probe() -> Probed {
+pub(crate) fn probe() -> ProbeResults {
     let real = Feature::ALL.into_iter().filter(|feature| *feature != Feature::Memfd);
-    Probed { missing: real.map(|f| (f, "not simulated".to_owned())).collect(), short: false }
+    ProbeResults { missing: real.map(|f| (f, "not simulated".to_owned())).collect(), short: false }
 }

@@ -27,14 +27,14 @@ pub use crate::cause::{Fault, FaultCause, FaultHandler, FaultSignal};
 use super::{arch, fork};
 use crate::{Call, PerProcess, SysError, inject};
 use chain::{Chain, List};
-use table::{EntryGuard, Table, Unpublished};
+use table::{EntryGuard, Table, UnpublishedTrees};
 
 type Owner = Arc<dyn FaultHandler>;
 
 static TABLE: Table<Owner> = Table::new();
 /// Serialises changes of the table and of the installed handlers.
-static CHANGES: PerProcess<Mutex<Unpublished<Owner>>> =
-    PerProcess::new(|| Mutex::new(Unpublished::new()));
+static CHANGES: PerProcess<Mutex<UnpublishedTrees<Owner>>> =
+    PerProcess::new(|| Mutex::new(UnpublishedTrees::new()));
 /// The signals that some range was ever registered for. The child of a fork also inherits its
 /// parent's handlers.
 static WANTED: AtomicU32 = AtomicU32::new(0);
@@ -42,7 +42,7 @@ static WANTED: AtomicU32 = AtomicU32::new(0);
 const SIGNALS: [(FaultSignal, u32, &Chain); 2] =
     [(FaultSignal::Bus, 1, &chain::BUS), (FaultSignal::Segv, 2, &chain::SEGV)];
 
-fn changes() -> MutexGuard<'static, Unpublished<Owner>> {
+fn changes() -> MutexGuard<'static, UnpublishedTrees<Owner>> {
     CHANGES.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -41,12 +41,12 @@ pub use withhold::{Withheld, withhold, withhold_all};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use crate::features::Probed;
+use crate::features::ProbeResults;
 use crate::{Call, Feature, PageRange, SysError};
 use trial::{Trial, any_ends_the_process, ends_the_process};
 
 /// Finds missing facilities by trying each one once on a separate page.
-pub(crate) fn probe() -> Probed {
+pub(crate) fn probe() -> ProbeResults {
     let mut missing = BTreeMap::new();
     let short = Cell::new(false);
     let note_shortage = |error: SysError| short.set(short.get() || error.is_exhaustion());
@@ -98,7 +98,7 @@ pub(crate) fn probe() -> Probed {
         note_shortage(SysError::new(Call::Map, error.raw_os_error().unwrap_or_default()));
         missing.insert(Feature::Kvm, format!("/dev/kvm: {error}"));
     }
-    Probed { missing, short: short.get() }
+    ProbeResults { missing, short: short.get() }
 }
 
 /// Registers and protects a page of a private memfd mapping, the kind of mapping in slots.

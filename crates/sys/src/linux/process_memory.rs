@@ -90,7 +90,9 @@ impl ProcessMemory {
             if let Some((start, end)) = addresses(&line) {
                 let bytes = wanted.take_common(start..end);
                 inside = bytes > 0;
-                left -= bytes;
+                left = left.checked_sub(bytes).ok_or_else(|| {
+                    io::Error::other("the mappings of the process changed while they were read")
+                })?;
             } else if let (Some(flags), true) = (line.strip_prefix("VmFlags:"), inside) {
                 kind.watched &= flags.split_whitespace().any(|flag| flag == "um");
                 kind.shared |= flags.split_whitespace().any(|flag| flag == "sh");
@@ -174,6 +176,8 @@ struct SortedRanges<'a> {
     ranges: &'a [Range<usize>],
     /// The first range with bytes behind the last mapping.
     next: usize,
+    /// The end of the mappings that were compared.
+    compared: usize,
 }
 
 impl<'a> SortedRanges<'a> {
@@ -191,16 +195,19 @@ impl<'a> SortedRanges<'a> {
                 }
             }
         }
-        Self { ranges: &ranges[..count], next: 0 }
+        Self { ranges: &ranges[..count], next: 0, compared: 0 }
     }
 
     fn byte_len(&self) -> usize {
         self.ranges.iter().map(ExactSizeIterator::len).sum()
     }
 
-    /// The number of bytes that the ranges have in common with a mapping. Each mapping is behind
-    /// the one before.
+    /// The number of bytes that the ranges have in common with a mapping, without those of earlier
+    /// mappings. The kernel lists mappings in order. One that the process has joined or moved
+    /// during the read may begin before the end of the one before.
     fn take_common(&mut self, mapping: Range<usize>) -> usize {
+        let mapping = mapping.start.max(self.compared)..mapping.end;
+        self.compared = self.compared.max(mapping.end);
         let mut bytes = 0;
         while let Some(range) = self.ranges.get(self.next)
             && range.start < mapping.end
@@ -296,5 +303,24 @@ mod tests {
         assert_eq!(found, 2 + COUNT * 6 - 2);
         assert!(steps <= COUNT + 1, "{steps}");
         assert_eq!(SortedRanges::new(&mut []).take_common(0..10), 0);
+    }
+
+    #[test]
+    fn a_mapping_that_grew_during_the_read_counts_once() {
+        let mut ranges = [0..20, 30..40];
+        let mut wanted = SortedRanges::new(&mut ranges);
+        let mut left = wanted.byte_len();
+        // The second and third mapping were joined with earlier ones. The fourth is within one.
+        for (mapping, bytes) in [(0..10, 10), (5..15, 5), (0..35, 10), (31..33, 0), (34..50, 5)] {
+            let found = wanted.take_common(mapping.clone());
+            assert_eq!(found, bytes, "{mapping:?}");
+            left -= found;
+        }
+        assert_eq!(left, 0);
+        // A mapping of the wrong order has no bytes.
+        assert_eq!(
+            SortedRanges::new(&mut [0..20, 30..40]).take_common(Range { start: 10, end: 5 }),
+            0
+        );
     }
 }

@@ -374,7 +374,7 @@ fn a_damaged_page_ends_the_call_with_its_cause() {
 }
 
 /// Fills an image from a whole one, unless it is dead or stuck.
-struct Fitful {
+struct FitfulFiller {
     content: Image,
     inserter: Inserter,
     /// Held while a page is filled.
@@ -383,7 +383,7 @@ struct Fitful {
     stuck: AtomicBool,
 }
 
-impl Filler for Fitful {
+impl Filler for FitfulFiller {
     fn fill_in_handler(&self, page: usize) -> bool {
         while self.stuck.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(1));
@@ -410,14 +410,14 @@ impl Filler for Fitful {
 }
 
 /// The same guest, over memory that such a filler fills.
-fn fitful(snapshot: &Snapshot) -> (Frozen, Arc<Fitful>) {
+fn fitful(snapshot: &Snapshot) -> (Frozen, Arc<FitfulFiller>) {
     let whole = snapshot.freeze().unwrap();
     let content = whole.memory().pages().clone();
     let stored: Vec<_> = content.stored().collect();
     let mut made = None;
     let image = Image::lazy::<ImageError>(content.pages(), &stored, |inserter| {
         let (dead, stuck) = (AtomicBool::new(false), AtomicBool::new(false));
-        let filler = Arc::new(Fitful {
+        let filler = Arc::new(FitfulFiller {
             content: content.clone(),
             inserter,
             putting: Mutex::new(()),

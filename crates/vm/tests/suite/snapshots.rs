@@ -47,7 +47,7 @@ fn elf() -> &'static [u8] {
     ELF.get_or_init(|| guest("dirty"))
 }
 
-struct Live {
+struct LiveSandbox {
     branch: Branch<Sandbox>,
     now: Model,
     base: Model,
@@ -87,7 +87,7 @@ proptest! {
         let branch = Branch::from_guest(&tree, sandbox).unwrap();
         let mut ids = vec![branch.at()];
         let mut model: HashMap<SnapshotId, Model> = HashMap::from([(branch.at(), zero.clone())]);
-        let mut guests = vec![Live { branch, now: zero.clone(), base: zero }];
+        let mut guests = vec![LiveSandbox { branch, now: zero.clone(), base: zero }];
         for step in steps {
             let count = guests.len();
             match step {
@@ -142,7 +142,7 @@ proptest! {
                     let id = ids[snapshot % ids.len()];
                     if let Some(state) = model.get(&id) {
                         let branch = guests[guest % count].branch.fork(id).unwrap();
-                        guests.push(Live { branch, now: state.clone(), base: state.clone() });
+                        guests.push(LiveSandbox { branch, now: state.clone(), base: state.clone() });
                     }
                 }
                 Step::Fork { .. } => {}

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use afresh_pool::LimitPolicy;
+
 use crate::LoadError;
 use crate::call::stores::{CallLimits, Stores};
 use crate::host::{Host, Output, Wasi};
@@ -15,7 +17,13 @@ pub struct LeaseOptions {
     fuel: Option<u64>,
     wasi: Option<Arc<Wasi>>,
     output: Option<Output>,
+    exhausted: Option<LimitPolicy>,
 }
+
+/// The limits of the calls of a lease; see [`crate::Lease::set_limits`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct LeaseLimits(pub(crate) CallLimits);
 
 impl LeaseOptions {
     /// The guest's options.
@@ -50,6 +58,29 @@ impl LeaseOptions {
     pub fn output(mut self, output: Output) -> Self {
         self.output = Some(output);
         self
+    }
+
+    /// The response where all instances are in use, instead of that of
+    /// [`crate::GuestOptions::limits`]. A lease that waits as a task ([`crate::Warm::lease_async`])
+    /// waits until it is dropped, unless instances are made on demand.
+    pub fn exhausted(mut self, exhausted: LimitPolicy) -> Self {
+        self.exhausted = Some(exhausted);
+        self
+    }
+
+    /// The response where all instances are in use, of a guest with `limits`.
+    #[inline]
+    pub(crate) fn policy(&self, limits: LimitPolicy) -> LimitPolicy {
+        self.exhausted.unwrap_or(limits)
+    }
+
+    /// These options for one attempt of a lease that waits as a task.
+    pub(crate) fn without_blocking(&self, limits: LimitPolicy) -> Self {
+        let attempt = match self.policy(limits) {
+            LimitPolicy::OnDemand => LimitPolicy::OnDemand,
+            _ => LimitPolicy::Error,
+        };
+        self.clone().exhausted(attempt)
     }
 
     /// The limits of its calls, which the engine is known to keep.

@@ -16,10 +16,10 @@ use std::sync::Arc;
 use afresh_sys::planted::{Bug, is};
 use wasmtime::{AsContext, AsContextMut, RootScope, Store, StoreContext, StoreContextMut};
 
-use crate::engine::exclusive::Exclusive;
+use crate::engine::exclusive::ExclusiveCell;
 use crate::host::Host;
 
-type Home = Arc<Exclusive<Option<Store<Host>>>>;
+type Home = Arc<ExclusiveCell<Option<Store<Host>>>>;
 
 /// A store on loan to a scope.
 struct ScopedLoan {
@@ -66,7 +66,7 @@ pub(crate) struct ScopedStore {
 impl ScopedStore {
     /// Opens the first scope. Existing roots stay, so the store must have none.
     pub(crate) fn new(store: Store<Host>) -> Self {
-        let home = Home::new(Exclusive::new(None));
+        let home = Home::new(ExclusiveCell::new(None));
         let loan = ScopedLoan { store: Some(store), home: home.clone() };
         Self { scope: Some(RootScope::new(loan)), home }
     }

@@ -252,6 +252,19 @@ impl CallLimits {
         Self { timeout, ticks, fuel, ..Self::default() }
     }
 
+    /// These, with other limits where values are given.
+    ///
+    /// # Errors
+    /// As [`Engine::keep_limits`].
+    pub(crate) fn with(
+        self,
+        timeout: Option<Duration>,
+        fuel: Option<u64>,
+        stores: &Stores,
+    ) -> Result<Self, LoadError> {
+        stores.limits(timeout.or(self.timeout), fuel.or(self.fuel))
+    }
+
     fn watch(self, watched: bool) -> Self {
         Self { watched, ..self }
     }

@@ -4,6 +4,7 @@
 //! dropped in the middle is the last that its lease makes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use afresh_pool::Lease as PoolLease;
 use afresh_rewrite::{Roots, names};
@@ -12,7 +13,7 @@ use wasmtime::component::{ComponentExportIndex, Func, Instance, InstancePre, Typ
 use wasmtime::{AsContextMut, Store, StoreContextMut};
 
 use crate::call::dynamic::call_error;
-use crate::call::lease_options::LeaseOptions;
+use crate::call::lease_options::{LeaseLimits, LeaseOptions};
 use crate::call::stores::CallLimits;
 use crate::call::values::{read_component_value, show_component_value};
 use crate::component::shared::SharedComponent;
@@ -23,7 +24,7 @@ use crate::host::Host;
 use crate::host::uniqueness::{entropy, next_generation};
 use crate::warm::compare::Comparison;
 use crate::warm::fresh::FreshMemories;
-use crate::{CallError, WarmError};
+use crate::{CallError, LoadError, StopHandle, WarmError};
 
 /// A fresh instance of a component.
 pub struct ComponentLease<'a> {
@@ -161,7 +162,9 @@ impl<'a> ComponentLease<'a> {
         options: &LeaseOptions,
     ) -> Result<Self, WarmError> {
         let limits = options.limits(&warm.stores)?;
-        let memories = warm.pool.get(0, |_| FreshMemories::new(&warm.memories, &warm.policy))?;
+        let exhausted = options.policy(warm.pool.limits().exhausted);
+        let make = |_| FreshMemories::new(&warm.memories, &warm.policy);
+        let memories = warm.pool.get_with(0, exhausted, make)?;
         let mut store = warm.stores.make()?;
         options.apply(store.data_mut());
         store.data_mut().set_generation(next_generation());
@@ -273,6 +276,42 @@ impl ComponentLease<'_> {
         let result = self.caller().call_text(name, texts).await;
         self.unfinished = false;
         result
+    }
+
+    /// As [`crate::Lease::is_asynchronous`].
+    #[must_use]
+    pub fn is_asynchronous(&self) -> bool {
+        self.warm.stores.way.waits()
+    }
+
+    /// Whether the future of a call was dropped before its end.
+    #[must_use]
+    pub fn is_cut_short(&self) -> bool {
+        self.unfinished
+    }
+
+    /// A handle that stops the calls of this lease from another thread.
+    #[must_use]
+    pub fn stop_handle(&mut self) -> StopHandle {
+        self.host_mut().stop_handle()
+    }
+
+    /// As [`crate::Lease::set_limits`].
+    ///
+    /// # Errors
+    /// [`LoadError::Limit`] for a limit that the engine was not set up to keep; nothing is changed.
+    pub fn set_limits(
+        &mut self,
+        timeout: Option<Duration>,
+        fuel: Option<u64>,
+    ) -> Result<LeaseLimits, LoadError> {
+        let set = self.limits.with(timeout, fuel, &self.warm.stores)?;
+        Ok(LeaseLimits(std::mem::replace(&mut self.limits, set)))
+    }
+
+    /// Sets limits that the lease had before.
+    pub fn restore_limits(&mut self, limits: LeaseLimits) {
+        self.limits = limits.0;
     }
 
     /// The call's host state.

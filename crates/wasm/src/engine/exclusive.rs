@@ -12,16 +12,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A value with one user at a time.
 #[derive(Debug)]
-pub(crate) struct Exclusive<T> {
+pub(crate) struct ExclusiveCell<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the value is reached only through a guard, and only one guard exists at any time; moving
 // it between threads that way needs `T: Send`, as for a mutex.
-unsafe impl<T: Send> Sync for Exclusive<T> {}
+unsafe impl<T: Send> Sync for ExclusiveCell<T> {}
 
-impl<T> Exclusive<T> {
+impl<T> ExclusiveCell<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
@@ -37,7 +37,7 @@ impl<T> Exclusive<T> {
 }
 
 /// The right to use the value; a panic gives it back too.
-pub(crate) struct Guard<'a, T>(&'a Exclusive<T>);
+pub(crate) struct Guard<'a, T>(&'a ExclusiveCell<T>);
 
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn many_threads_have_the_value_one_at_a_time() {
-        let count = Exclusive::new(0u64);
+        let count = ExclusiveCell::new(0u64);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..10_000).for_each(|_| *count.lock() += 1));

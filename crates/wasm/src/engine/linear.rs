@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
 use crate::engine::address_space::Space;
-use crate::engine::exclusive::{Exclusive, Guard};
+use crate::engine::exclusive::{ExclusiveCell, Guard};
 
 /// A size that no memory can have, with room for rounding it up.
 const UNBOUNDED: usize = usize::MAX / 2;
@@ -120,7 +120,7 @@ pub(crate) struct GuestMemory {
     initial: AtomicUsize,
     /// Pages of the write set after the last reset, readable without the lock.
     resident: AtomicUsize,
-    slot: Exclusive<Slot>,
+    slot: ExclusiveCell<Slot>,
 }
 
 impl GuestMemory {
@@ -154,7 +154,7 @@ impl GuestMemory {
             bytes: AtomicUsize::new(bytes),
             initial: AtomicUsize::new(bytes),
             resident: AtomicUsize::new(0),
-            slot: Exclusive::new(slot),
+            slot: ExclusiveCell::new(slot),
         }))
     }
 
@@ -319,8 +319,8 @@ thread_local! {
 /// Runs `instantiate` inside of `scope`, and returns the scope afterwards.
 fn within<R>(scope: Scope, instantiate: impl FnOnce() -> R) -> wasmtime::Result<(R, Scope)> {
     /// Leaves the scope, also when a host function panics.
-    struct Leave(usize);
-    impl Drop for Leave {
+    struct ScopeGuard(usize);
+    impl Drop for ScopeGuard {
         fn drop(&mut self) {
             SCOPES.with_borrow_mut(|scopes| scopes.truncate(self.0));
         }
@@ -329,7 +329,7 @@ fn within<R>(scope: Scope, instantiate: impl FnOnce() -> R) -> wasmtime::Result<
         scopes.push(scope);
         scopes.len() - 1
     });
-    let leave = Leave(depth);
+    let leave = ScopeGuard(depth);
     let result = instantiate();
     let scope = SCOPES.with_borrow_mut(Vec::pop);
     drop(leave);

@@ -11,11 +11,11 @@ use wasmtime::Module;
 
 /// The modules of an engine, by their keys in the cache.
 #[derive(Default)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedModules {
     modules: Mutex<HashMap<blake3::Hash, Weak<Module>>>,
 }
 
-impl Loaded {
+impl LoadedModules {
     /// The module of this key, if a guest uses it.
     pub(crate) fn find(&self, key: &blake3::Hash) -> Option<Arc<Module>> {
         self.modules.try_lock().ok()?.get(key)?.upgrade()
@@ -42,7 +42,7 @@ mod tests {
         let engine = wasmtime::Engine::default();
         let module = Arc::new(Module::new(&engine, EMPTY).unwrap());
         let (one, other) = (blake3::hash(b"one"), blake3::hash(b"other"));
-        let loaded = Loaded::default();
+        let loaded = LoadedModules::default();
         loaded.enter(&one, &module);
         assert!(Arc::ptr_eq(&loaded.find(&one).unwrap(), &module));
         assert!(loaded.find(&other).is_none());

@@ -135,7 +135,7 @@ impl Guest {
 
 /// Host functions for plug-ins.
 #[derive(Clone, Copy)]
-enum Ask {
+enum HostFunctionKind {
     Config,
     Variable,
     SetVariable,
@@ -148,19 +148,19 @@ enum Ask {
 }
 
 /// Every function with its name, number of parameters and result.
-const ASKED: [(&str, Ask, usize, Option<ValType>); 12] = [
-    ("config_get", Ask::Config, 1, Some(ValType::I64)),
-    ("var_get", Ask::Variable, 1, Some(ValType::I64)),
-    ("var_set", Ask::SetVariable, 2, None),
-    ("http_request", Ask::Http, 2, Some(ValType::I64)),
-    ("http_status_code", Ask::HttpStatus, 0, Some(ValType::I32)),
-    ("http_headers", Ask::HttpHeaders, 0, Some(ValType::I64)),
-    ("log_trace", Ask::Log(LogLevel::Trace), 1, None),
-    ("log_debug", Ask::Log(LogLevel::Debug), 1, None),
-    ("log_info", Ask::Log(LogLevel::Info), 1, None),
-    ("log_warn", Ask::Log(LogLevel::Warn), 1, None),
-    ("log_error", Ask::Log(LogLevel::Error), 1, None),
-    ("get_log_level", Ask::Level, 0, Some(ValType::I32)),
+const ASKED: [(&str, HostFunctionKind, usize, Option<ValType>); 12] = [
+    ("config_get", HostFunctionKind::Config, 1, Some(ValType::I64)),
+    ("var_get", HostFunctionKind::Variable, 1, Some(ValType::I64)),
+    ("var_set", HostFunctionKind::SetVariable, 2, None),
+    ("http_request", HostFunctionKind::Http, 2, Some(ValType::I64)),
+    ("http_status_code", HostFunctionKind::HttpStatus, 0, Some(ValType::I32)),
+    ("http_headers", HostFunctionKind::HttpHeaders, 0, Some(ValType::I64)),
+    ("log_trace", HostFunctionKind::Log(LogLevel::Trace), 1, None),
+    ("log_debug", HostFunctionKind::Log(LogLevel::Debug), 1, None),
+    ("log_info", HostFunctionKind::Log(LogLevel::Info), 1, None),
+    ("log_warn", HostFunctionKind::Log(LogLevel::Warn), 1, None),
+    ("log_error", HostFunctionKind::Log(LogLevel::Error), 1, None),
+    ("get_log_level", HostFunctionKind::Level, 0, Some(ValType::I32)),
 ];
 
 fn define(
@@ -174,7 +174,7 @@ fn define(
         function(linker, (KERNEL, name), ty, (ask, extism), asynchronous)?;
     }
     let ty = status(&engine);
-    function(linker, FAILED, ty, (Ask::Failed, extism), asynchronous)
+    function(linker, FAILED, ty, (HostFunctionKind::Failed, extism), asynchronous)
 }
 
 /// The type of [`FAILED`].
@@ -186,7 +186,7 @@ fn function(
     linker: &mut Linker<Host>,
     (module, name): (&str, &str),
     ty: FuncType,
-    (ask, extism): (Ask, &Arc<Extism>),
+    (ask, extism): (HostFunctionKind, &Arc<Extism>),
     asynchronous: bool,
 ) -> wasmtime::Result<()> {
     let extism = extism.clone();
@@ -204,21 +204,21 @@ fn function(
 
 async fn answer(
     caller: &mut Caller<'_, Host>,
-    ask: Ask,
+    ask: HostFunctionKind,
     extism: &Extism,
     given: &[Val],
     results: &mut [Val],
 ) -> wasmtime::Result<()> {
     let handle = |at: usize| given.get(at).and_then(Val::i64).unwrap_or_default().cast_unsigned();
     let result = match ask {
-        Ask::Config => {
+        HostFunctionKind::Config => {
             let key = take_text(caller, handle(0)).await?;
             match extism.config.get(&key) {
                 Some(value) => Val::I64(give(caller, value.as_bytes()).await?.cast_signed()),
                 None => Val::I64(0),
             }
         }
-        Ask::Variable => {
+        HostFunctionKind::Variable => {
             let path = variable(&take(caller, handle(0)).await?);
             // The value has to fit the guest memory. A file in the tree may be longer, and takes no
             // memory of it.
@@ -235,7 +235,7 @@ async fn answer(
                 Some(Err(error)) => return Err(wasmtime::Error::new(error)),
             }
         }
-        Ask::SetVariable => {
+        HostFunctionKind::SetVariable => {
             let path = variable(&take(caller, handle(0)).await?);
             let value = match handle(1) {
                 0 => None,
@@ -243,15 +243,15 @@ async fn answer(
             };
             return set_variable(caller.data_mut(), &path, value.as_deref());
         }
-        Ask::Http => {
+        HostFunctionKind::Http => {
             return Err(wasmtime::Error::msg(
                 "the plug-in makes an HTTP request, which its host does not serve: define `http_request` of \
                  `extism:host/env` in `GuestOptions::imports`",
             ));
         }
-        Ask::HttpStatus => Val::I32(0),
-        Ask::HttpHeaders => Val::I64(0),
-        Ask::Log(level) => {
+        HostFunctionKind::HttpStatus => Val::I32(0),
+        HostFunctionKind::HttpHeaders => Val::I64(0),
+        HostFunctionKind::Log(level) => {
             match &extism.log {
                 Some((from, log)) if level >= *from => {
                     log(level, &take_text(caller, handle(0)).await?);
@@ -261,8 +261,10 @@ async fn answer(
             return Ok(());
         }
         // Levels as Extism numbers them. A message below the requested level is not built.
-        Ask::Level => Val::I32(extism.log.as_ref().map_or(i32::MAX, |(from, _)| *from as i32)),
-        Ask::Failed => {
+        HostFunctionKind::Level => {
+            Val::I32(extism.log.as_ref().map_or(i32::MAX, |(from, _)| *from as i32))
+        }
+        HostFunctionKind::Failed => {
             let status = given.first().and_then(Val::i32).unwrap_or_default();
             let said = kernel(caller, "error_get", &[], 1).await?;
             let message = match bytes(caller, said).await? {

@@ -17,7 +17,7 @@ use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_snapshot::LayerImage;
 use serde::{Deserialize, Serialize};
 
-use crate::host::opened::Opened;
+use crate::host::opened::OpenHandle;
 use crate::host::preview1::rights;
 
 /// Maximum descriptors of a guest.
@@ -39,7 +39,7 @@ pub(crate) enum Descriptor {
 /// A descriptor of a file or directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileDescriptor {
-    pub(crate) open: Opened,
+    pub(crate) open: OpenHandle,
     /// The name of a directory that was given.
     pub(crate) given: Option<String>,
     /// Flags and rights, as preview 1 has them.
@@ -71,7 +71,7 @@ impl Files {
     /// A tree with the initial descriptors of every call: standard streams, and the tree's root.
     pub(crate) fn new(mut tree: Tree) -> Self {
         let root = tree.open(Tree::ROOT, Access::reading());
-        let root = root.map(|open| (Opened::Tree(open), TOP.to_owned()));
+        let root = root.map(|open| (OpenHandle::Tree(open), TOP.to_owned()));
         Self::with_directories(tree, root)
     }
 
@@ -96,13 +96,13 @@ impl Files {
             let handle = HostHandle::grant(host, *writable).map_err(|error| {
                 format!("the directory {} for the guest's {guest:?}: {error}", host.display())
             })?;
-            Ok((Opened::Host(handle), guest.clone()))
+            Ok((OpenHandle::Host(handle), guest.clone()))
         };
         let directories: Vec<_> = directories.iter().map(open).collect::<Result<_, String>>()?;
         Ok(Self::with_directories(none.tree, directories))
     }
 
-    fn with_directories(tree: Tree, given: impl IntoIterator<Item = (Opened, String)>) -> Self {
+    fn with_directories(tree: Tree, given: impl IntoIterator<Item = (OpenHandle, String)>) -> Self {
         let standard = (0..3).map(Descriptor::Standard);
         let directories = given.into_iter().map(|(open, name)| {
             let (rights, inheriting) = (rights::DIRECTORY, rights::EVERYTHING);
@@ -114,7 +114,7 @@ impl Files {
     }
 
     /// The directories that were given, with their names.
-    pub(crate) fn directories(&self) -> Vec<(Opened, String)> {
+    pub(crate) fn directories(&self) -> Vec<(OpenHandle, String)> {
         let given = |descriptor: &Descriptor| match descriptor {
             Descriptor::File(FileDescriptor { open, given: Some(name), .. }) => {
                 Some((open.clone(), name.clone()))
@@ -170,7 +170,7 @@ impl Files {
 pub(crate) struct SavedFiles {
     descriptors: Vec<u8>,
     pages: u64,
-    tree: Described,
+    tree: TreeDescription,
     /// Those that the tree needs, where the snapshot has them.
     #[serde(skip)]
     pub(crate) layers: Option<LayerImage>,
@@ -178,13 +178,13 @@ pub(crate) struct SavedFiles {
 
 /// The description of a tree in bytes, and its pages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Described {
+struct TreeDescription {
     description: Vec<u8>,
     #[serde(skip)]
     pages: Vec<Arc<Vec<u8>>>,
 }
 
-impl From<SavedTree> for Described {
+impl From<SavedTree> for TreeDescription {
     fn from(saved: SavedTree) -> Self {
         Self { description: saved.description, pages: saved.pages }
     }
@@ -260,10 +260,10 @@ impl SavedFiles {
 
 /// Files that a running call uses, and streams of its.
 #[derive(Clone, Debug)]
-pub(crate) struct Live(Arc<Shared>);
+pub(crate) struct Live(Arc<LiveState>);
 
 #[derive(Debug)]
-struct Shared {
+struct LiveState {
     files: Mutex<Files>,
     /// The descriptors that the guest was given, where it has no tree.
     given: Option<Arc<BTreeMap<u32, Descriptor>>>,
@@ -288,7 +288,7 @@ impl Live {
 
     fn new(files: Files, given: Option<Arc<BTreeMap<u32, Descriptor>>>, limit: usize) -> Self {
         let (files, handles) = (Mutex::new(files), AtomicUsize::new(0));
-        Self(Arc::new(Shared { files, given, handles, limit }))
+        Self(Arc::new(LiveState { files, given, handles, limit }))
     }
 
     /// The descriptors that the guest was given; `None` where those of its tree are part of its

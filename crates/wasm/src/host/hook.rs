@@ -13,7 +13,7 @@ use wasmtime::{CallHook, Store};
 
 use crate::host::Host;
 
-type Tell = dyn Fn(&mut Host, CallHook) -> wasmtime::Result<()> + Send + Sync;
+type HookFunction = dyn Fn(&mut Host, CallHook) -> wasmtime::Result<()> + Send + Sync;
 
 /// A callback for each entry of a guest call into Wasm and each exit from it. The default has no
 /// callback, and costs nothing.
@@ -23,7 +23,7 @@ type Tell = dyn Fn(&mut Host, CallHook) -> wasmtime::Result<()> + Send + Sync;
 /// failed. One that comes when the call is over takes the place of its result. A hook that panics
 /// ends the call with an error.
 #[derive(Clone, Default)]
-pub struct Hook(Option<Arc<Tell>>);
+pub struct Hook(Option<Arc<HookFunction>>);
 
 impl Hook {
     /// A hook that finds the state of the call in its host state ([`Host::state`], [`Host::data`]).

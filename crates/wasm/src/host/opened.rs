@@ -67,12 +67,12 @@ pub(crate) struct DirectoryEntry {
 
 /// An open file or directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Opened {
+pub(crate) enum OpenHandle {
     Tree(OpenFile),
     Host(HostHandle),
 }
 
-impl Serialize for Opened {
+impl Serialize for OpenHandle {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Tree(open) => open.serialize(serializer),
@@ -81,7 +81,7 @@ impl Serialize for Opened {
     }
 }
 
-impl<'de> Deserialize<'de> for Opened {
+impl<'de> Deserialize<'de> for OpenHandle {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         OpenFile::deserialize(deserializer).map(Self::Tree)
     }
@@ -101,7 +101,7 @@ fn place(tree: &Tree, open: &OpenFile, path: &[u8]) -> Result<ResolvedName, Refu
     tree.walk(path, beneath(open, false).name())
 }
 
-impl Opened {
+impl OpenHandle {
     /// The file of the tree, if it is one.
     pub(crate) fn node(&self) -> Option<Node> {
         match self {
@@ -172,7 +172,7 @@ impl Opened {
         self.node().map_or(Ok(()), |node| tree.hold(node))
     }
 
-    /// Ends what [`Opened::hold`] began.
+    /// Ends what [`OpenHandle::hold`] began.
     pub(crate) fn release(&self, tree: &mut Tree) {
         if let Some(node) = self.node() {
             tree.release(node);

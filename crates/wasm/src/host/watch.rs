@@ -7,6 +7,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use wasmtime::{StoreContextMut, Trap, UpdateDeadline};
@@ -21,25 +22,38 @@ type Ask = dyn Fn(&mut Host) -> bool + Send + Sync;
 /// Needs [`crate::EngineConfig::timeouts`]. A call that is ended fails with
 /// [`crate::CallError::Stopped`].
 #[derive(Clone, Default)]
-pub struct Watch(Option<Arc<Ask>>);
+pub struct Watch {
+    ask: Option<Arc<Ask>>,
+    stoppable: bool,
+}
 
 impl Watch {
     /// A watch that ends a call by `false`, or by a panic, which becomes an error of the call. It
     /// finds the state of the call in its host state ([`Host::data`], [`Host::state`]), and runs on
     /// the thread of the guest.
     pub fn new(ask: impl Fn(&mut Host) -> bool + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(ask)))
+        Self { ask: Some(Arc::new(ask)), stoppable: false }
     }
 
-    /// Whether a callback is set.
+    /// Lets a [`StopHandle`] end calls while they run, with or without a callback.
+    #[must_use]
+    pub fn stoppable(mut self) -> Self {
+        self.stoppable = true;
+        self
+    }
+
+    /// Whether calls are watched, by a callback or for stops.
     #[must_use]
     pub fn is_some(&self) -> bool {
-        self.0.is_some()
+        self.ask.is_some() || self.stoppable
     }
 
     /// Ends the call that `host` belongs to, unless the watch allows it to run on.
     pub(crate) fn check(&self, host: &mut Host) -> wasmtime::Result<()> {
-        let Some(ask) = &self.0 else { return Ok(()) };
+        if host.is_stopped() {
+            return Err(Stopped.into());
+        }
+        let Some(ask) = &self.ask else { return Ok(()) };
         // A panic that unwinds through wasmtime would take the callback with it, and later calls
         // would run unwatched.
         match catch_unwind(AssertUnwindSafe(|| ask(host))) {
@@ -52,7 +66,22 @@ impl Watch {
 
 impl std::fmt::Debug for Watch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Watch").field(&self.0.is_some()).finish()
+        f.debug_struct("Watch")
+            .field("ask", &self.ask.is_some())
+            .field("stoppable", &self.stoppable)
+            .finish()
+    }
+}
+
+/// Stops the calls of one lease, from any thread: the one that runs and those that follow fail with
+/// [`crate::CallError::Stopped`]. A running call notices it if its guest has a [`Watch`].
+#[derive(Clone, Debug)]
+pub struct StopHandle(pub(crate) Arc<AtomicBool>);
+
+impl StopHandle {
+    /// Stops the calls of the lease.
+    pub fn stop(&self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use afresh_pool::NextItem;
+
 use crate::call::lease_options::LeaseOptions;
 use crate::engine::call_path::poll_once;
 use crate::lease::live::{Fresh, Live};
@@ -31,16 +33,23 @@ impl Inner {
     /// Takes a lease; `new` for one of an instance made for it.
     async fn take(&self, options: &LeaseOptions, new: bool) -> Result<Lease<'_>, WarmError> {
         let limits = options.limits(&self.pools.blueprint().stores)?;
+        let exhausted = options.policy(self.pools.limits().exhausted);
         let live = match &self.pools {
             Pools::Reset { state, pool } => {
                 let make = || state.make();
-                let mut item = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
+                let mut item = match new {
+                    true => pool.spare(make)?,
+                    false => pool.get_with(0, exhausted, |_| make())?,
+                };
                 options.apply(item.store.data_mut());
                 Live::Reset(Ownership::Pooled(item))
             }
             Pools::Fresh { state, pool } => {
                 let make = || state.make();
-                let memories = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
+                let memories = match new {
+                    true => pool.spare(make)?,
+                    false => pool.get_with(0, exhausted, |_| make())?,
+                };
                 let (store, instance) = state.instantiate(&memories, options).await?;
                 Live::Fresh(Fresh { store, instance, unfinished: false, memories })
             }
@@ -102,20 +111,31 @@ impl Warm {
         Ok(lease.keep(keep))
     }
 
-    /// As [`Warm::lease_owned`], but asynchronous: it waits for the guest's own initialisation.
-    /// Only where each instance runs `_initialize`, `afresh_reseed` or a start function anew is
-    /// there anything to wait for.
-    ///
-    /// A pool that is exhausted and set to wait ([`crate::LimitPolicy::Wait`]) blocks the thread
-    /// all the same: give guests in tasks another bound, or a semaphore.
+    /// As [`Warm::lease_owned`], but asynchronous: it waits for an instance where all are in use,
+    /// and for the guest's own initialisation where each instance runs `_initialize`,
+    /// `afresh_reseed` or a start function anew. No thread is blocked, and dropping the future ends
+    /// the wait.
     ///
     /// # Errors
-    /// As [`Warm::lease_with`].
+    /// As [`Warm::lease_with`], but no limit of the pool is an error.
     pub async fn lease_async(&self, options: &LeaseOptions) -> Result<OwnedLease, WarmError> {
-        let keep = self.inner.clone();
-        // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
-        let lease = unsafe { borrow_inner(&keep) }.take(options, false).await?;
-        Ok(lease.keep(keep))
+        let attempt = options.without_blocking(self.inner.pools.limits().exhausted);
+        let mut next = None;
+        loop {
+            let keep = self.inner.clone();
+            // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
+            match unsafe { borrow_inner(&keep) }.take(&attempt, false).await {
+                Err(WarmError::Exhausted { .. }) => {}
+                taken => return Ok(taken?.keep(keep)),
+            }
+            next.get_or_insert_with(|| self.next_instance()).wait().await;
+        }
+    }
+
+    /// Waits, as a task, for an instance to come back when the pool is at its limit.
+    #[must_use]
+    pub fn next_instance(&self) -> NextItem {
+        self.inner.pools.next_instance()
     }
 
     /// An instance that has never run anything but the warm-up, made for this lease and dropped

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use afresh_rewrite::{
-    self as rewrite, PrepareError, PrepareOptions, Prepared, Roots, Visible, WarmState, prepare,
+    self as rewrite, PrepareError, PrepareOptions, PreparedModule, Roots, VisibleState, WarmState,
+    prepare,
 };
 use serde::{Deserialize, Serialize};
 use wasmtime::Module;
@@ -25,7 +26,7 @@ pub(crate) struct Plan {
     /// The size of one page of each memory, as a power of two.
     pub(crate) page_log2: Vec<u32>,
     /// The exports that read a warm instance's state; `None` when its state cannot be kept.
-    pub(crate) visible: Option<Visible>,
+    pub(crate) visible: Option<VisibleState>,
     /// Globals, tables and segments that a reset restores.
     pub(crate) restored_items: usize,
     /// Whether calls may make objects on the store's collected heap, or give references to them.
@@ -41,7 +42,7 @@ impl Plan {
         wasm: &[u8],
         options: &GuestOptions,
         warms: bool,
-    ) -> Result<(Self, Prepared), WarmError> {
+    ) -> Result<(Self, PreparedModule), WarmError> {
         let (mode, prepared, why_fresh) = decide(wasm, options, warms)?;
         Ok((Self::of(mode, &prepared, why_fresh), prepared))
     }
@@ -51,12 +52,12 @@ impl Plan {
         wasm: &[u8],
         options: &GuestOptions,
         why: String,
-    ) -> Result<(Self, Prepared), WarmError> {
+    ) -> Result<(Self, PreparedModule), WarmError> {
         let prepared = prepare_as(wasm, options, false, false).map_err(LoadError::from)?;
         Ok((Self::of(Mode::Fresh, &prepared, Some(why)), prepared))
     }
 
-    fn of(mode: Mode, prepared: &Prepared, why_fresh: Option<String>) -> Self {
+    fn of(mode: Mode, prepared: &PreparedModule, why_fresh: Option<String>) -> Self {
         let items = prepared
             .restorable
             .as_ref()
@@ -129,7 +130,7 @@ fn prepare_as(
     options: &GuestOptions,
     restorable: bool,
     bakeable: bool,
-) -> Result<Prepared, PrepareError> {
+) -> Result<PreparedModule, PrepareError> {
     let roots = if restorable { options.roots.clone() } else { Roots::AllExports };
     prepare(wasm, &PrepareOptions { roots, restorable, bakeable })
 }
@@ -139,7 +140,7 @@ fn decide(
     wasm: &[u8],
     options: &GuestOptions,
     warms: bool,
-) -> Result<(Mode, Prepared, Option<String>), WarmError> {
+) -> Result<(Mode, PreparedModule, Option<String>), WarmError> {
     let try_as = |restorable, bakeable| prepare_as(wasm, options, restorable, bakeable);
     let refused = |mode: Mode, error: &PrepareError| WarmError::Refused {
         mode: mode.name(),

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use afresh_rewrite::{Visible, WarmState, WarmValue};
+use afresh_rewrite::{VisibleState, WarmState, WarmValue};
 use afresh_sys::planted::{Bug, is};
 use wasmtime::{AsContextMut, Instance, RootScope};
 
@@ -16,7 +16,7 @@ use crate::warm::state;
 pub(crate) fn before(
     store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
-    visible: &Visible,
+    visible: &VisibleState,
 ) -> Option<WarmState> {
     if !(is(Bug::Global) || is(Bug::Element) || is(Bug::Segment)) {
         return None;
@@ -30,7 +30,7 @@ pub(crate) fn before(
 pub(crate) fn after(
     store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
-    visible: &Visible,
+    visible: &VisibleState,
     left: Option<WarmState>,
 ) {
     let Some(left) = left else { return };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use afresh_pool::{Limits, Pool};
+use afresh_pool::{Limits, NextItem, Pool};
 
 use crate::WarmError;
 use crate::warm::fresh::{FreshMemories, FreshState};
@@ -27,6 +27,22 @@ impl Pools {
         // Through the pool itself, so that its counts include the first instance.
         drop(pool.get(0, |_| first.take().map_or_else(|| state.make(), Ok))?);
         Ok(Self::Reset { state, pool })
+    }
+
+    /// The limits of the pool.
+    pub(crate) fn limits(&self) -> Limits {
+        match self {
+            Pools::Reset { pool, .. } => pool.limits(),
+            Pools::Fresh { pool, .. } => pool.limits(),
+        }
+    }
+
+    /// A wait of a task for an instance.
+    pub(crate) fn next_instance(&self) -> NextItem {
+        match self {
+            Pools::Reset { pool, .. } => pool.room(),
+            Pools::Fresh { pool, .. } => pool.room(),
+        }
     }
 
     pub(crate) fn memories(&self) -> &[WarmMemory] {

@@ -11,11 +11,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
-use afresh_rewrite::{Prepared, names};
+use afresh_rewrite::{PreparedModule, names};
 use serde::{Deserialize, Serialize};
 use wasmtime::Module;
 
-use crate::engine::Compiled;
+use crate::engine::CompiledModule;
 use crate::guest::GuestOptions;
 use crate::warm::instance_state::WarmMemory;
 use crate::warm::plan::Plan;
@@ -62,7 +62,7 @@ impl Preparation {
         wasm: &[u8],
         options: &GuestOptions,
         warms: bool,
-    ) -> Result<(Self, Prepared), WarmError> {
+    ) -> Result<(Self, PreparedModule), WarmError> {
         Plan::make(wasm, options, warms).map(Self::of)
     }
 
@@ -71,11 +71,11 @@ impl Preparation {
         wasm: &[u8],
         options: &GuestOptions,
         why: String,
-    ) -> Result<(Self, Prepared), WarmError> {
+    ) -> Result<(Self, PreparedModule), WarmError> {
         Plan::cold(wasm, options, why).map(Self::of)
     }
 
-    fn of((plan, prepared): (Plan, Prepared)) -> (Self, Prepared) {
+    fn of((plan, prepared): (Plan, PreparedModule)) -> (Self, PreparedModule) {
         let analysis = &prepared.analysis;
         let automatic = analysis.has_start.then_some(names::START);
         let reactor = analysis.exported_functions.iter().any(|n| n == INITIALIZE);
@@ -101,17 +101,17 @@ impl Preparation {
         wasm: &[u8],
         digest: &[u8; 32],
         options: &GuestOptions,
-    ) -> Option<(Self, Compiled)> {
+    ) -> Option<(Self, CompiledModule)> {
         let within = |segment: &Segment| wasm.get(segment.place.clone()).is_some();
         let fits = |preparation: &Self| preparation.segments.iter().all(within);
         if let Some((preparation, module, key)) = Self::of_cache(engine, engine, digest, options)
             && fits(&preparation)
         {
-            return Some((preparation, Compiled { module, key: Some(key) }));
+            return Some((preparation, CompiledModule { module, key: Some(key) }));
         }
         let (preparation, module) = Self::load_precompiled(engine, digest, options)?;
         // It has no entry in the cache of `engine`.
-        fits(&preparation).then_some((preparation, Compiled { module, key: None }))
+        fits(&preparation).then_some((preparation, CompiledModule { module, key: None }))
     }
 
     /// The one that was prepared and compiled in advance
@@ -150,7 +150,7 @@ impl Preparation {
         engine: &Engine,
         digest: &[u8; 32],
         options: &GuestOptions,
-        compiled: &Compiled,
+        compiled: &CompiledModule,
     ) {
         if let (Some(cache), Some(compiled), Mode::Reset) =
             (engine.cache(), compiled.key, self.plan.mode)

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_memory::FreezePreparation;
 use afresh_pool::{Budget, MappingCharge, Recycle, ResetCost};
-use afresh_rewrite::{Visible, WarmState, names};
+use afresh_rewrite::{VisibleState, WarmState, names};
 use afresh_sys::planted::{Bug, is};
 use wasmtime::{
     AsContextMut, Instance, InstancePre, Memory, Module, ModuleExport, RootScope, Store, TypedFunc,
@@ -40,7 +40,7 @@ pub(crate) struct Blueprint {
     pub(crate) module: Arc<Module>,
     pub(crate) stores: Stores,
     pub(crate) policy: MemoryPolicy,
-    pub(crate) visible: Visible,
+    pub(crate) visible: VisibleState,
     pub(crate) page_log2: Vec<u32>,
     /// The memories that the module defines, as it exports them.
     pub(crate) memories: Vec<ModuleExport>,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use afresh_rewrite::{Visible, WarmState, WarmValue, names};
+use afresh_rewrite::{VisibleState, WarmState, WarmValue, names};
 use afresh_sys::planted::{Bug, is};
 use wasmtime::{AnyRef, AsContextMut, I31, Instance, RootScope, Val};
 
@@ -17,7 +17,7 @@ pub(crate) fn missing(what: &str) -> WarmError {
 pub(crate) fn functions(
     store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
-    visible: &Visible,
+    visible: &VisibleState,
 ) -> Result<HashMap<usize, u32>, WarmError> {
     let mut map = HashMap::with_capacity(visible.functions.len());
     for &index in &visible.functions {
@@ -59,7 +59,7 @@ pub(crate) fn warm_value(
 pub(crate) fn read(
     store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
-    visible: &Visible,
+    visible: &VisibleState,
     memories: Vec<u64>,
 ) -> Result<WarmState, WarmError> {
     let functions = functions(store, instance, visible)?;

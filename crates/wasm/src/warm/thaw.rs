@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use afresh_files::{Budget, Tree};
 use afresh_pool::Pool;
-use afresh_rewrite::Visible;
+use afresh_rewrite::VisibleState;
 
 use crate::engine::linear::Shape;
 use crate::guest::GuestOptions;
@@ -101,7 +101,7 @@ fn check(plan: &Plan, frozen: &Frozen) -> Result<(), ThawError> {
 
 /// As [`check`], against the known properties of the module.
 pub(crate) fn check_state(
-    visible: &Visible,
+    visible: &VisibleState,
     shapes: impl Iterator<Item = Shape>,
     page_log2: &[u32],
     frozen: &Frozen,

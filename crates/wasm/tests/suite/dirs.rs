@@ -38,11 +38,11 @@ const OTHER: usize = 9216;
 const BUFFER: usize = 20_480;
 
 /// Two granted directories, and one that is not granted.
-struct Place {
+struct GrantedDirs {
     root: tempfile::TempDir,
 }
 
-impl Place {
+impl GrantedDirs {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         for name in ["one", "two", "out"] {
@@ -132,7 +132,7 @@ fn link(lease: &mut Lease<'_>, from: i64, old: &str, into: i64, new: &str) -> i3
 
 #[test]
 fn writes_reach_the_host_and_stay_after_the_lease() {
-    let place = Place::new();
+    let place = GrantedDirs::new();
     for mode in [Mode::Reset, Mode::Fresh] {
         let warm = module(GuestOptions { mode, ..place.options(true) });
         let mut lease = warm.lease().unwrap();
@@ -175,7 +175,7 @@ fn writes_reach_the_host_and_stay_after_the_lease() {
 
 #[test]
 fn nothing_leads_a_module_out() {
-    let place = Place::new();
+    let place = GrantedDirs::new();
     let warm = module(place.options(false));
     fs::create_dir(place.path("one/d")).unwrap();
     fs::write(place.path("two/given"), b"given").unwrap();
@@ -236,7 +236,7 @@ fn nothing_leads_a_module_out() {
 
 #[test]
 fn odd_files_and_paths_are_refused_and_block_nothing() {
-    let place = Place::new();
+    let place = GrantedDirs::new();
     let fifo = place.path("one/pipe");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
     assert!(made.success());
@@ -262,7 +262,7 @@ fn odd_files_and_paths_are_refused_and_block_nothing() {
 
 #[test]
 fn a_large_directory_is_listed_whole_into_small_buffers() {
-    let place = Place::new();
+    let place = GrantedDirs::new();
     for number in 0..2000 {
         fs::write(place.path(&format!("one/file-{number}")), b"").unwrap();
     }
@@ -292,7 +292,7 @@ fn a_large_directory_is_listed_whole_into_small_buffers() {
 
 #[test]
 fn a_guest_has_so_many_descriptors_and_gets_them_back() {
-    let place = Place::new();
+    let place = GrantedDirs::new();
     let warm = module(place.options(true));
     for _ in 0..2 {
         let mut lease = warm.lease().unwrap();
@@ -308,7 +308,7 @@ fn a_guest_has_so_many_descriptors_and_gets_them_back() {
 
 #[test]
 fn a_guest_that_waits_has_its_directories_too() {
-    let place = Place::new();
+    let place = GrantedDirs::new();
     let options = GuestOptions { asynchronous: true, ..place.options(true) };
     let warm = module(options);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -322,7 +322,7 @@ fn a_guest_that_waits_has_its_directories_too() {
 #[test]
 fn directories_and_a_file_tree_are_not_mixed_in_a_lease() {
     use afresh_wasm::afresh_files::{Budget, Tree};
-    let place = Place::new();
+    let place = GrantedDirs::new();
     let tree = || Some(Tree::new(Budget::default()));
     let files =
         GuestOptions { wasi: Wasi { files: tree(), ..Wasi::default() }, ..GuestOptions::default() };
@@ -337,7 +337,7 @@ fn directories_and_a_file_tree_are_not_mixed_in_a_lease() {
 
 #[test]
 fn a_missing_directory_fails_the_call_that_needs_it() {
-    let place = Place::new();
+    let place = GrantedDirs::new();
     let warm = module(place.options(true));
     let component = component::warm_component(place.options(true));
     fs::remove_dir(place.path("two")).unwrap();
@@ -351,7 +351,7 @@ fn a_missing_directory_fails_the_call_that_needs_it() {
 
 #[test]
 fn a_long_read_ends_with_the_limits_of_the_call() {
-    let place = Place::new();
+    let place = GrantedDirs::new();
     // A hole of 4 GiB is read at the speed of memory, into buffers that are the same.
     fs::File::create(place.path("one/hole")).unwrap().set_len(4 << 30).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
@@ -385,7 +385,7 @@ fn files_guest() -> Option<Vec<u8>> {
 #[test]
 fn a_program_uses_a_directory_in_every_way_that_rusts_library_has() {
     let Some(wasm) = files_guest() else { return };
-    let place = Place::new();
+    let place = GrantedDirs::new();
     let dirs = vec![(place.path("one"), "/".to_owned(), true)];
     let wasi = Wasi { dirs, output: afresh_wasm::Output::Capture(1 << 16), ..Wasi::default() };
     let options = GuestOptions { wasi, ..GuestOptions::default() };

@@ -421,12 +421,12 @@ fn machines(random: &mut Random, count: u64) -> String {
 }
 
 /// An instance on wasmtime's own memories.
-struct Plain {
+struct PlainInstance {
     store: wasmtime::Store<()>,
     instance: wasmtime::component::Instance,
 }
 
-impl Plain {
+impl PlainInstance {
     fn new(wasm: &[u8]) -> Self {
         let engine = wasmtime::Engine::default();
         let component = wasmtime::component::Component::new(&engine, wasm).unwrap();
@@ -461,7 +461,7 @@ fn random_components_continue_from_their_warm_up_as_one_instance_would() {
             before.iter().fold(WarmUp::new(), |up, call| up.call_component(call.clone(), &[]));
         let warm = guest.warm_component_with(&warm_up).unwrap();
         for round in 0..3 {
-            let (mut one, mut other) = (Plain::new(&wasm), warm.lease().unwrap());
+            let (mut one, mut other) = (PlainInstance::new(&wasm), warm.lease().unwrap());
             for call in before.iter().chain(&after) {
                 one.call(call).unwrap();
             }

@@ -386,7 +386,7 @@ fn an_exhausted_pool_says_so_and_recovers() {
     let warm = warm_with(EVERYTHING, WarmUp::new(), options);
     let held = (warm.lease().unwrap(), warm.lease().unwrap());
     let error = warm.lease().unwrap_err();
-    assert!(error.to_string().contains("all 2 items"), "{error}");
+    assert!(error.to_string().contains("all 2 instances"), "{error}");
     drop(held);
     pristine(&warm);
 }

@@ -19,16 +19,16 @@ fn warm(wat: &str, mode: Mode, imports: Imports) -> Warm {
 }
 
 /// Counts the host objects that are alive.
-struct Counted(Arc<AtomicUsize>, u64);
+struct CountedObject(Arc<AtomicUsize>, u64);
 
-impl Counted {
+impl CountedObject {
     fn new(alive: &Arc<AtomicUsize>, number: u64) -> Self {
         alive.fetch_add(1, Ordering::SeqCst);
         Self(alive.clone(), number)
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedObject {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -113,7 +113,7 @@ fn objects(alive: &Arc<AtomicUsize>) -> Imports {
     Imports::new(move |linker| {
         let alive = alive.clone();
         linker.func_wrap("host", "make", move |mut caller: Caller<'_, Host>, number: i64| {
-            ExternRef::new(&mut caller, Counted::new(&alive, number as u64)).map(Some)
+            ExternRef::new(&mut caller, CountedObject::new(&alive, number as u64)).map(Some)
         })?;
         linker.func_wrap(
             "host",
@@ -121,7 +121,7 @@ fn objects(alive: &Arc<AtomicUsize>) -> Imports {
             |caller: Caller<'_, Host>, object: Option<Rooted<ExternRef>>| {
                 let Some(object) = object else { return Ok(-1) };
                 let data = object.data(&caller)?;
-                Ok(data.and_then(|d| d.downcast_ref::<Counted>()).map_or(-2, |c| c.1 as i64))
+                Ok(data.and_then(|d| d.downcast_ref::<CountedObject>()).map_or(-2, |c| c.1 as i64))
             },
         )?;
         Ok(())

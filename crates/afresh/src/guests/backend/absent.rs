@@ -2,10 +2,11 @@
 
 use afresh_pool::PoolStats;
 
-use super::{FrozenGuest, Instance, LiveInstance, SessionLine, WarmGuest};
+use super::{FrozenGuest, Instance, LiveInstance, SessionLine, StopCall, WarmGuest};
 use crate::guests::call::Entry;
 use crate::{
-    Answer, CallError, Cause, Guest, Kind, LeaseError, SaveError, SessionError, VerifyError,
+    Answer, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, LeaseError,
+    LeaseOptions, SaveError, SessionError, VerifyError,
 };
 
 /// A guest, or an instance of one, of a kind that the build lacks.
@@ -17,6 +18,18 @@ impl WarmGuest for Absent {
     }
 
     fn lease_instance(&self) -> Result<Instance<'_>, LeaseError> {
+        match *self {}
+    }
+
+    fn instance_with(&self, _: &LeaseOptions) -> Result<Instance<'_>, LeaseError> {
+        match *self {}
+    }
+
+    fn owned_instance(&self, _: &LeaseOptions) -> Result<Instance<'static>, LeaseError> {
+        match *self {}
+    }
+
+    async fn async_instance(&self, _: LeaseOptions) -> Result<Instance<'static>, LeaseError> {
         match *self {}
     }
 
@@ -38,6 +51,18 @@ impl WarmGuest for Absent {
 }
 
 impl LiveInstance for Absent {
+    fn limited<T>(&mut self, _: &CallOptions, _: impl FnOnce(&mut Self) -> T) -> Result<T, Cause> {
+        match *self {}
+    }
+
+    fn is_spoiled(&self) -> bool {
+        match *self {}
+    }
+
+    fn call_stopper(&mut self) -> StopCall {
+        match *self {}
+    }
+
     fn answer_bytes(&mut self, _: &Guest, _: Entry<'_>, _: &[u8]) -> Result<Vec<u8>, CallError> {
         match *self {}
     }
@@ -46,7 +71,7 @@ impl LiveInstance for Absent {
         match *self {}
     }
 
-    fn count_differences(&mut self) -> Result<(usize, usize), VerifyError> {
+    fn count_differences(&mut self) -> Result<InstanceDifference, VerifyError> {
         match *self {}
     }
 

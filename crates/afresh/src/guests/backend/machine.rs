@@ -1,6 +1,7 @@
 //! Micro-VMs.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use afresh_files::FileDifference;
 use afresh_memory::{Feature, Image};
@@ -13,13 +14,14 @@ use afresh_vm::{CallError as VmError, Difference, GuestError, Sandbox, SandboxBu
 use super::pooled::{Leased, Reset, ResetPool};
 use super::session_line::{self, SessionGuest, SessionLine};
 use super::{
-    Backend, FrozenGuest, GuestFile, Instance, LiveInstance, OpenFile, Thaw, WarmGuest, failed,
+    Backend, FrozenGuest, GuestFile, Instance, LiveInstance, OpenFile, StopCall, Thaw, WarmGuest,
+    failed,
 };
 use crate::guests::call::{Entry, ErrorKind};
 use crate::guests::session_files::SessionFiles;
 use crate::{
-    Answer, CallError, Cause, Guest, Kind, Lease, LeaseError, OpenError, Options, SaveError,
-    SessionError, VerifyError,
+    Answer, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, Lease, LeaseError,
+    LeaseOptions, OpenError, Options, SaveError, SessionError, VerifyError,
 };
 
 /// The kind of these guests in snapshots.
@@ -48,6 +50,24 @@ impl Reset for Sandbox {
 
     fn kept_bytes(&self) -> usize {
         self.write_set_bytes()
+    }
+
+    type Limits = Option<Duration>;
+
+    fn limit(&mut self, options: &CallOptions) -> Result<Self::Limits, Cause> {
+        if options.fuel.is_some() {
+            return Err("a micro-VM counts no fuel; set a timeout".into());
+        }
+        let before = self.timeout();
+        if options.timeout.is_some() {
+            self.set_timeout(options.timeout)?;
+        }
+        Ok(before)
+    }
+
+    fn restore_limits(&mut self, limits: Self::Limits) {
+        // It fails only where the first limit is set, and those were set before.
+        let _ = self.set_timeout(limits);
     }
 }
 
@@ -103,6 +123,18 @@ impl WarmGuest for Machines {
         Ok(Instance::Machine(self.lease(Snapshot::fork)?))
     }
 
+    fn instance_with(&self, options: &LeaseOptions) -> Result<Instance<'_>, LeaseError> {
+        Ok(Instance::Machine(self.lease_with(options, Snapshot::fork)?))
+    }
+
+    fn owned_instance(&self, options: &LeaseOptions) -> Result<Instance<'static>, LeaseError> {
+        Ok(Instance::Machine(self.lease_owned(options, Snapshot::fork)?))
+    }
+
+    async fn async_instance(&self, options: LeaseOptions) -> Result<Instance<'static>, LeaseError> {
+        Ok(Instance::Machine(self.lease_async(options, Snapshot::fork).await?))
+    }
+
     fn count_instances(&self) -> PoolStats {
         self.stats()
     }
@@ -121,6 +153,23 @@ impl WarmGuest for Machines {
 }
 
 impl LiveInstance for Leased<'_, Sandbox> {
+    fn limited<T>(
+        &mut self,
+        options: &CallOptions,
+        call: impl FnOnce(&mut Self) -> T,
+    ) -> Result<T, Cause> {
+        self.limit_call(options, call)
+    }
+
+    fn is_spoiled(&self) -> bool {
+        self.needs_reset()
+    }
+
+    fn call_stopper(&mut self) -> StopCall {
+        let handle = Sandbox::stop_handle(self);
+        Box::new(move || handle.stop_until_reset())
+    }
+
     fn answer_bytes(
         &mut self,
         _: &Guest,
@@ -140,12 +189,14 @@ impl LiveInstance for Leased<'_, Sandbox> {
         answer.map(Answer::Bytes).map_err(|error| call_error(name, error))
     }
 
-    fn count_differences(&mut self) -> Result<(usize, usize), VerifyError> {
+    fn count_differences(&mut self) -> Result<InstanceDifference, VerifyError> {
         use afresh_vm::VerifyError as Found;
         match self.verify() {
-            Ok(()) => Ok((0, 0)),
-            Err(Found::Differs(Difference::Memory { .. })) => Ok((1, 0)),
-            Err(Found::Differs(_)) => Ok((0, 1)),
+            Ok(()) => Ok(InstanceDifference::default()),
+            Err(Found::Differs(Difference::Memory { .. })) => {
+                Ok(InstanceDifference { bytes: 1, items: 0 })
+            }
+            Err(Found::Differs(_)) => Ok(InstanceDifference { bytes: 0, items: 1 }),
             Err(error) => Err(VerifyError::Compare(error.into())),
         }
     }

@@ -21,14 +21,15 @@ use afresh_store::{Sha256, Snapshot, Store};
 use super::pooled::{Leased, Reset, ResetPool};
 use super::session_line::{self, SessionGuest, SessionLine, unmoved};
 use super::{
-    Backend, FileOwner, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, OpenFile, Thaw,
-    WarmGuest, failed,
+    Backend, FileOwner, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, OpenFile, StopCall,
+    Thaw, WarmGuest, failed,
 };
 use crate::guests::call::{CallInput, Entry, ErrorKind, Exit};
 use crate::guests::session_files::SessionFiles;
 use crate::{
-    Answer, CallError, Cause, Guest, Kind, Lease, LeaseError, OpenError, Options, OutputSource,
-    OutputStream, SaveError, SessionError, VerifyError,
+    Answer, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, Lease, LeaseError,
+    LeaseOptions, OpenError, Options, OutputSource, OutputStream, SaveError, SessionError,
+    VerifyError,
 };
 
 /// The kind of these guests in snapshots.
@@ -59,6 +60,26 @@ impl Reset for Instance {
     fn kept_bytes(&self) -> usize {
         self.write_set_bytes()
     }
+
+    type Limits = Duration;
+
+    fn limit(&mut self, options: &CallOptions) -> Result<Duration, Cause> {
+        if options.fuel.is_some() {
+            return Err("a Linux program counts no fuel; set a timeout".into());
+        }
+        let before = self.time_limit();
+        self.set_time_limit(options.timeout.unwrap_or(before));
+        Ok(before)
+    }
+
+    fn restore_limits(&mut self, limits: Duration) {
+        self.set_time_limit(limits);
+    }
+}
+
+/// A new instance of a program.
+fn instance(warm: &Warm) -> Result<Instance, Infallible> {
+    Ok(warm.instance())
 }
 
 /// Text as input: words separated by spaces, and an end of line.
@@ -110,7 +131,7 @@ fn thaw_frozen(frozen: &Frozen, options: &Options) -> Result<Backend, Cause> {
 /// A pool with its first instance.
 fn pool(warm: Warm, options: &Options) -> Result<Backend, LeaseError> {
     let mut first = warm.instance();
-    first.prepare().map_err(|error| LeaseError::Instance(error.into()))?;
+    first.prepare().map_err(|error| LeaseError::Create(error.into()))?;
     Ok(Backend::Program(Box::new(Programs::new(warm, first, options.guest.limits)?)))
 }
 
@@ -157,8 +178,19 @@ impl WarmGuest for Programs {
     }
 
     fn lease_instance(&self) -> Result<Lent<'_>, LeaseError> {
-        let lease = self.lease(|warm| Ok::<_, Infallible>(warm.instance()))?;
-        Ok(Lent::Program(lease))
+        Ok(Lent::Program(self.lease(instance)?))
+    }
+
+    fn instance_with(&self, options: &LeaseOptions) -> Result<Lent<'_>, LeaseError> {
+        Ok(Lent::Program(self.lease_with(options, instance)?))
+    }
+
+    fn owned_instance(&self, options: &LeaseOptions) -> Result<Lent<'static>, LeaseError> {
+        Ok(Lent::Program(self.lease_owned(options, instance)?))
+    }
+
+    async fn async_instance(&self, options: LeaseOptions) -> Result<Lent<'static>, LeaseError> {
+        Ok(Lent::Program(self.lease_async(options, instance).await?))
     }
 
     fn count_instances(&self) -> PoolStats {
@@ -188,6 +220,23 @@ impl WarmGuest for Programs {
 
 /// A program that ends itself with success, because its input has ended, has answered.
 impl LiveInstance for Leased<'_, Instance> {
+    fn limited<T>(
+        &mut self,
+        options: &CallOptions,
+        call: impl FnOnce(&mut Self) -> T,
+    ) -> Result<T, Cause> {
+        self.limit_call(options, call)
+    }
+
+    fn is_spoiled(&self) -> bool {
+        self.needs_reset()
+    }
+
+    fn call_stopper(&mut self) -> StopCall {
+        let handle = Instance::stop_handle(self);
+        Box::new(move || handle.stop())
+    }
+
     fn answer_bytes(
         &mut self,
         _: &Guest,
@@ -234,13 +283,13 @@ impl LiveInstance for Leased<'_, Instance> {
     }
 
     /// The program is reset first: the comparison is with the initial state of the next call.
-    fn count_differences(&mut self) -> Result<(usize, usize), VerifyError> {
+    fn count_differences(&mut self) -> Result<InstanceDifference, VerifyError> {
         use afresh_linux::VerifyError as Found;
         match self.verify() {
-            Ok(_) => Ok((0, 0)),
-            Err(Found::Memory(_)) => Ok((1, 0)),
+            Ok(_) => Ok(InstanceDifference::default()),
+            Err(Found::Memory(_)) => Ok(InstanceDifference { bytes: 1, items: 0 }),
             Err(Found::Platform(error)) => Err(VerifyError::Compare(error.into())),
-            Err(_) => Ok((0, 1)),
+            Err(_) => Ok(InstanceDifference { bytes: 0, items: 1 }),
         }
     }
 
@@ -381,7 +430,8 @@ impl Lease<'_> {
         hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         let Some(program) = self.as_program() else { return Ok(()) };
-        program.proceed(hear).map_err(|error| call_error("", error))
+        let done = program.proceed(hear).map_err(|error| call_error("", error));
+        self.noted(done)
     }
 
     /// Shows a Linux program's files to another thread while calls of this lease run
@@ -399,7 +449,8 @@ impl Lease<'_> {
     /// As [`Lease::call`].
     pub fn dial(&mut self, port: u16) -> Result<Option<InboundConnection>, CallError> {
         let Some(program) = self.as_program() else { return Ok(None) };
-        program.dial(port).map_err(|error| call_error("", error))
+        let done = program.dial(port).map_err(|error| call_error("", error));
+        self.noted(done)
     }
 
     /// Passes on the part of `bytes` that the connection has room for (64 KiB), and takes at most
@@ -414,7 +465,8 @@ impl Lease<'_> {
         room: usize,
     ) -> Result<ExchangeResult, CallError> {
         let Some(program) = self.as_program() else { return Ok(ExchangeResult::default()) };
-        program.exchange(dialed, bytes, room).map_err(|error| call_error("", error))
+        let done = program.exchange(dialed, bytes, room).map_err(|error| call_error("", error));
+        self.noted(done)
     }
 
     /// Writes no more to a connection; with `both` it is closed.
@@ -423,7 +475,8 @@ impl Lease<'_> {
     /// As [`Lease::call`].
     pub fn hang_up(&mut self, dialed: InboundConnection, both: bool) -> Result<(), CallError> {
         let Some(program) = self.as_program() else { return Ok(()) };
-        program.hang_up(dialed, both).map_err(|error| call_error("", error))
+        let done = program.hang_up(dialed, both).map_err(|error| call_error("", error));
+        self.noted(done)
     }
 
     /// Closes every connection except `known`: those of earlier continuations of this state.
@@ -435,7 +488,8 @@ impl Lease<'_> {
         known: &[InboundConnection],
     ) -> Result<(), CallError> {
         let Some(program) = self.as_program() else { return Ok(()) };
-        program.close_other_connections(known).map_err(|error| call_error("", error))
+        let done = program.close_other_connections(known).map_err(|error| call_error("", error));
+        self.noted(done)
     }
 }
 

@@ -117,7 +117,7 @@ where
     G::State: Send,
 {
     fn lend(&mut self) -> Result<Instance<'_>, LeaseError> {
-        let guest = self.guest_mut().map_err(|error| LeaseError::Instance(error.into()))?;
+        let guest = self.guest_mut().map_err(|error| LeaseError::Create(error.into()))?;
         Ok(guest.lend())
     }
 

@@ -1,5 +1,6 @@
 //! The interface of each kind of guest. Defaults are for kinds that lack a capability.
 
+use std::future::ready;
 use std::time::Duration;
 
 use afresh_files::{Refused, Tree};
@@ -12,8 +13,8 @@ use crate::guests::backend::{Backend, Instance, SessionLine};
 use crate::guests::call::{Entry, Function};
 use crate::guests::verify::{Verification, verify_calls};
 use crate::{
-    Answer, Call, CallError, Cause, Guest, Kind, LeaseError, Options, OutputSource, OutputStream,
-    SaveError, SessionError, VerifyError,
+    Answer, Call, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, LeaseError,
+    LeaseOptions, Options, OutputSource, OutputStream, SaveError, SessionError, VerifyError,
 };
 
 /// A warm guest, whose instances all start from one state.
@@ -23,6 +24,18 @@ pub(crate) trait WarmGuest {
 
     /// An instance in the warm state.
     fn lease_instance(&self) -> Result<Instance<'_>, LeaseError>;
+
+    /// An instance in the warm state, with options.
+    fn instance_with(&self, options: &LeaseOptions) -> Result<Instance<'_>, LeaseError>;
+
+    /// An instance in the warm state that borrows nothing.
+    fn owned_instance(&self, options: &LeaseOptions) -> Result<Instance<'static>, LeaseError>;
+
+    /// As [`WarmGuest::owned_instance`], waiting as a task does.
+    fn async_instance(
+        &self,
+        options: LeaseOptions,
+    ) -> impl Future<Output = Result<Instance<'static>, LeaseError>> + Send;
 
     /// An instance that has never run anything but the warm-up; `None` where instances are always
     /// new, or none can be made apart from the pool.
@@ -78,9 +91,9 @@ pub(crate) trait WarmGuest {
 
     /// Compares the instance that the next call would get with the warm state.
     fn compare_next(&self, guest: &Guest, found: &mut Verification) -> Result<(), VerifyError> {
-        let (bytes, items) = guest.lease().map_err(CallError::from)?.differences()?;
-        found.bytes_differ += bytes;
-        found.items_differ += items;
+        let differences = guest.lease().map_err(CallError::from)?.differences()?;
+        found.bytes_differ += differences.bytes;
+        found.items_differ += differences.items;
         Ok(())
     }
 
@@ -95,8 +108,53 @@ pub(crate) trait WarmGuest {
     }
 }
 
+/// Stops the running call of an instance, and later ones until it is reset. From any thread.
+pub(crate) type StopCall = Box<dyn Fn() + Send + Sync>;
+
 /// An instance on lease.
 pub(crate) trait LiveInstance {
+    /// Does something with the options of one call, and brings those of the lease back.
+    fn limited<T>(
+        &mut self,
+        options: &CallOptions,
+        call: impl FnOnce(&mut Self) -> T,
+    ) -> Result<T, Cause>;
+
+    /// Whether a call was cut short, so that the state is unknown until a reset.
+    fn is_spoiled(&self) -> bool;
+
+    /// Stops calls of this lease.
+    fn call_stopper(&mut self) -> StopCall;
+
+    /// Whether its calls run in a task, and no others can be made.
+    fn runs_in_task(&self) -> bool {
+        false
+    }
+
+    /// As [`LiveInstance::answer_bytes`], in a task.
+    fn answer_bytes_async(
+        &mut self,
+        guest: &Guest,
+        callee: Entry<'_>,
+        input: &[u8],
+        options: CallOptions,
+    ) -> impl Future<Output = Result<Vec<u8>, CallError>> + Send {
+        let called = self.limited(&options, |live| live.answer_bytes(guest, callee, input));
+        ready(called.unwrap_or_else(|source| Err(CallError::option(callee.name(), source))))
+    }
+
+    /// As [`LiveInstance::answer_text`], in a task.
+    fn answer_text_async(
+        &mut self,
+        guest: &Guest,
+        name: &str,
+        texts: &[String],
+        options: CallOptions,
+    ) -> impl Future<Output = Result<Answer, CallError>> + Send {
+        let called = self.limited(&options, |live| live.answer_text(guest, name, texts));
+        ready(called.unwrap_or_else(|source| Err(CallError::option(name, source))))
+    }
+
     /// Calls a handler that takes bytes and gives bytes.
     fn answer_bytes(
         &mut self,
@@ -142,8 +200,8 @@ pub(crate) trait LiveInstance {
         None
     }
 
-    /// Differing bytes of memory and other items.
-    fn count_differences(&mut self) -> Result<(usize, usize), VerifyError>;
+    /// The difference from the warm state.
+    fn count_differences(&mut self) -> Result<InstanceDifference, VerifyError>;
 
     /// Begins a freeze of the present state: work that other threads can do while the guest is
     /// called.

@@ -8,11 +8,14 @@ use std::path::PathBuf;
 use afresh_memory::{Feature, Image};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
 use afresh_store::{Sha256, Snapshot, Store};
-use afresh_wasm::{CallError as WasmError, Engine, EngineConfig, Frozen, GuestOptions, LoadError};
+use afresh_wasm::{
+    CallError as WasmError, Engine, EngineConfig, Frozen, GuestOptions,
+    LeaseOptions as WasmLeaseOptions, LoadError, WarmError,
+};
 
 use super::{Backend, FrozenGuest, GuestFile, OpenFile, Thaw, failed};
 use crate::guests::call::{CallInput, ErrorKind, Exit};
-use crate::{CallError, Cause, Kind, LeaseError, OpenError, Options};
+use crate::{CallError, Cause, Kind, LeaseError, LeaseOptions, OpenError, Options};
 
 /// The kind of these guests in snapshots.
 pub(super) const SNAPSHOT_KIND: &str = "wasm";
@@ -33,6 +36,7 @@ pub(crate) struct WasmOptions {
     stack: Option<usize>,
     precompiled: Option<PathBuf>,
     portable: bool,
+    interruptible: bool,
     files: Option<afresh_files::Tree>,
     guest: GuestOptions,
 }
@@ -77,6 +81,16 @@ impl Options {
         self
     }
 
+    /// Lets calls of a Wasm guest be ended while they run, by a
+    /// [`CallOptions::timeout`](crate::CallOptions::timeout) or by dropping a call of an
+    /// [`AsyncLease`](crate::AsyncLease), though [`Options::timeout`] is not set. The guest is
+    /// compiled with a check in each loop and function. Guests of other kinds can always be
+    /// interrupted. A given engine must have `EngineConfig::timeouts`.
+    pub fn interruptible(mut self) -> Self {
+        self.guest.wasm.interruptible = true;
+        self
+    }
+
     /// Options of Wasm guests alone: mode, strategy, WASI, imports, fuel. Its time limit, memory
     /// limit and pool limits give way to those of these options.
     pub fn wasm(mut self, options: GuestOptions) -> Self {
@@ -112,7 +126,9 @@ impl Options {
         }
         let usual = EngineConfig::default();
         let config = EngineConfig {
-            timeouts: self.guest.timeout.or(guest.timeout).is_some() || guest.watch.is_some(),
+            timeouts: self.guest.timeout.or(guest.timeout).is_some()
+                || guest.watch.is_some()
+                || self.guest.wasm.interruptible,
             fuel: guest.fuel.is_some(),
             cache: self.cache.clone(),
             precompiled: self.guest.wasm.precompiled.clone(),
@@ -130,6 +146,9 @@ impl Options {
     fn for_wasm(&self) -> GuestOptions {
         let mut options = self.guest.wasm.guest.clone();
         options.limits = self.guest.limits;
+        if self.guest.wasm.interruptible {
+            options.watch = options.watch.stoppable();
+        }
         if let Some(files) = &self.guest.wasm.files {
             options.wasi.files = Some(files.clone());
         }
@@ -220,8 +239,31 @@ impl FrozenGuest for Frozen {
 }
 
 /// No instance is available.
-fn unavailable(error: afresh_wasm::WarmError) -> LeaseError {
-    LeaseError::Instance(error.into())
+fn unavailable(error: WarmError) -> LeaseError {
+    match error {
+        WarmError::Exhausted { limit } => LeaseError::Exhausted { limit },
+        WarmError::TimedOut(waited) => LeaseError::Timeout { waited },
+        WarmError::Call { .. } => LeaseError::Guest(error.into()),
+        WarmError::Load(LoadError::Limit { .. } | LoadError::Wasi(_)) => {
+            LeaseError::Option(error.into())
+        }
+        _ => LeaseError::Create(error.into()),
+    }
+}
+
+/// The options of a lease of a Wasm guest.
+fn lease_options(options: &LeaseOptions) -> WasmLeaseOptions {
+    let mut wasm = WasmLeaseOptions::new();
+    if let Some(timeout) = options.calls.timeout {
+        wasm = wasm.timeout(timeout);
+    }
+    if let Some(fuel) = options.calls.fuel {
+        wasm = wasm.fuel(fuel);
+    }
+    match options.exhausted {
+        Some(exhausted) => wasm.exhausted(exhausted),
+        None => wasm,
+    }
 }
 
 /// The error of a Wasm guest for its caller.

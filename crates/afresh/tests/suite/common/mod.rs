@@ -15,9 +15,10 @@ pub(crate) fn val(
 ) -> Result<i64, SessionError> {
     let results = session.with(|lease| {
         let module = lease.as_module().expect("it is a module");
-        module
-            .call(name, arguments)
-            .map_err(|e| CallError::Guest { function: name.to_owned(), source: e.into() })
+        let called = module.call(name, arguments);
+        called.map_err(|e| {
+            SessionError::from(CallError::Guest { function: name.to_owned(), source: e.into() })
+        })
     })?;
     Ok(match results.first() {
         Some(Val::I32(value)) => i64::from(*value),

@@ -7,6 +7,7 @@ use crate::platform::Process;
 use crate::sentry::abi::{DirectoryEntries, FileStatus};
 use crate::sentry::fs::permissions::access_of;
 use crate::sentry::fs::proc_paths::{ProcDir, ProcTarget};
+use crate::sentry::fs::proc_settings::{NAMESPACES, ProcFile};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::tty::terminals::TerminalEnd;
@@ -86,6 +87,7 @@ impl Sentry {
             | ProcTarget::Name(..)
             | ProcTarget::Text(_)
             | ProcTarget::Clock(_)
+            | ProcTarget::Setting(_)
             | ProcTarget::Beneath(..) => Err(Errno::ACCESS.into()),
         }
     }
@@ -124,7 +126,9 @@ impl Sentry {
             return Err(Errno::LOOP.into());
         }
         match meant {
-            ProcTarget::Text(_) | ProcTarget::Clock(_) if has(libc::O_DIRECTORY) => {
+            ProcTarget::Text(_) | ProcTarget::Clock(_) | ProcTarget::Setting(_)
+                if has(libc::O_DIRECTORY) =>
+            {
                 Err(Errno::NOTDIR.into())
             }
             ProcTarget::Clock(is_stat) => {
@@ -132,6 +136,14 @@ impl Sentry {
                 self.open_text(text.as_bytes(), flags)
             }
             ProcTarget::Text(text) => self.open_text(text, flags),
+            ProcTarget::Setting(setting) => {
+                let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+                if !has(libc::O_PATH) {
+                    self.state.may_open_setting(*setting, writes)?;
+                }
+                let opener = self.state.credentials().namespace;
+                self.add(FileObject::Proc(ProcFile { setting: *setting, opener, offset: 0 }), flags)
+            }
             ProcTarget::Folder(folder) | ProcTarget::Name(_, folder) => {
                 if flags & libc::O_ACCMODE != libc::O_RDONLY || has(libc::O_CREAT) {
                     return Err(Errno::ISDIR.into());
@@ -170,6 +182,7 @@ impl Sentry {
             | FileObject::Terminal(TerminalEnd { open, .. }) => {
                 self.open_node(open.node, name, flags)
             }
+            FileObject::Proc(file) => self.open_meant(&ProcTarget::Setting(file.setting), flags),
             FileObject::Folder(folder, _) if mode == libc::O_RDONLY => {
                 self.add(FileObject::Folder(folder, 0), flags)
             }
@@ -238,6 +251,13 @@ impl Sentry {
             ProcTarget::Name(_, folder) => Ok(link(folder.inode() + (8 << 32), 0o777)),
             ProcTarget::Text(_) | ProcTarget::Clock(_) => {
                 Ok(FileStatus { inode: 1, mode: libc::S_IFREG | 0o444, links: 1, ..none })
+            }
+            ProcTarget::Setting(setting) => {
+                let (inode, mode) = (setting.inode(), setting.mode());
+                if !follow && setting.link().is_some() {
+                    return Ok(link(inode, 0o777));
+                }
+                Ok(FileStatus { inode, mode: libc::S_IFREG | mode, links: 1, ..none })
             }
             ProcTarget::Descriptor(id, number) => {
                 let mut list = self.state.descriptors_of(*id);
@@ -322,7 +342,7 @@ impl Kernel {
                 let all = crate::sentry::fs::procfs::FILES.iter().filter(|name| lives || name.1);
                 let files = all.map(|(name, _)| (*name, file));
                 let links = [("cwd", link), ("exe", link), ("root", link)];
-                let folders = [("fd", directory), ("fdinfo", directory), ("task", directory)];
+                let folders = ["fd", "fdinfo", "ns", "task"].map(|name| (name, directory));
                 let rest = links.into_iter().chain(folders).filter(|_| lives);
                 entries.extend(
                     files
@@ -335,6 +355,10 @@ impl Kernel {
                 let kind = if matches!(folder, ProcDir::Infos(_)) { file } else { link };
                 let list = self.descriptors_of(id);
                 entries.extend(list.map(|(number, ..)| numbered(number, 0, kind)));
+            }
+            ProcDir::Namespaces(id) => {
+                let all = NAMESPACES.iter().filter(|_| self.processes.lives(id)).zip(3..);
+                entries.extend(all.map(|((name, inode), at)| named(at, *inode, link, name)));
             }
             ProcDir::Threads(id) => {
                 let process = self.processes.get(id);

@@ -7,8 +7,10 @@ use afresh_files::{Kind, Node, Tree};
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::fs::machine_files::{identifier, network};
+use crate::sentry::fs::proc_settings::{NAMESPACES, ProcSetting, USER_KIND};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::kernel::user_namespaces::INITIAL;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{Kernel, path_of};
 
@@ -39,6 +41,8 @@ pub(crate) enum ProcDir {
     Threads(u32),
     /// `/proc/<process>/task/<thread>`.
     Thread(u32, u32),
+    /// `/proc/<process>/ns`.
+    Namespaces(u32),
 }
 
 /// The meaning of a path outside the tree.
@@ -56,6 +60,8 @@ pub(in crate::sentry) enum ProcTarget {
     Text(Vec<u8>),
     /// `/proc/uptime`, or, if `true`, `/proc/stat`, whose text depends on the clocks.
     Clock(bool),
+    /// A file that is made when it is read, and may be written.
+    Setting(ProcSetting),
     /// A path below a directory that one of these links leads to.
     Beneath(Node, Vec<u8>),
 }
@@ -88,6 +94,7 @@ impl ProcDir {
             Self::Infos(id) => format!("/proc/{id}/fdinfo"),
             Self::Threads(id) => format!("/proc/{id}/task"),
             Self::Thread(id, thread) => format!("/proc/{id}/task/{thread}"),
+            Self::Namespaces(id) => format!("/proc/{id}/ns"),
         }
     }
 
@@ -100,6 +107,7 @@ impl ProcDir {
             Self::Infos(id) => (3, id),
             Self::Threads(id) => (4, id),
             Self::Thread(_, thread) => (5, thread),
+            Self::Namespaces(id) => (6, id),
         };
         INODES + (kind << 32) + u64::from(id)
     }
@@ -237,6 +245,11 @@ impl Kernel {
                 let text = listed.or_else(|| Some(network(name)?.as_bytes().to_vec()))?;
                 Some(ProcTarget::Text(text))
             }
+            [b"ns"] => self.processes.info(id).map(|_| ProcTarget::Folder(ProcDir::Namespaces(id))),
+            [b"ns", name] => Some(ProcTarget::Setting(self.namespace_of(id, name)?)),
+            [b"uid_map"] => self.setting_of(id, ProcSetting::UserMap),
+            [b"gid_map"] => self.setting_of(id, ProcSetting::GroupMap),
+            [b"setgroups"] => self.setting_of(id, ProcSetting::GroupSwitch),
             [b"attr", b"current"] => Some(ProcTarget::Text(b"unconfined\n".to_vec())),
             [b"exe"] => self.processes.info(id).map(|_| ProcTarget::Program(id)),
             [b"cwd"] => self.processes.info(id).map(|_| ProcTarget::Current(id)),
@@ -246,6 +259,20 @@ impl Kernel {
             [name] => Some(ProcTarget::Text(self.told_of(id, thread, name)?)),
             _ => None,
         }
+    }
+
+    /// A file about the user namespace of a process.
+    fn setting_of(&self, id: u32, of: impl Fn(u32) -> ProcSetting) -> Option<ProcTarget> {
+        self.processes.info(id)?;
+        Some(ProcTarget::Setting(of(self.namespaces.of(id).namespace)))
+    }
+
+    /// The namespace of a process that has a name in `/proc/<process>/ns`.
+    fn namespace_of(&self, id: u32, name: &[u8]) -> Option<ProcSetting> {
+        self.processes.info(id)?;
+        let kind = NAMESPACES.iter().position(|(known, _)| known.as_bytes() == name)? as u8;
+        let own = if kind == USER_KIND { self.namespaces.of(id).namespace } else { INITIAL };
+        Some(ProcSetting::Namespace(kind, own))
     }
 
     /// The object of a descriptor of a process.
@@ -272,6 +299,7 @@ impl Kernel {
             ProcTarget::Current(id) => path_of(&self.tree, self.processes.get(*id)?.directory).ok(),
             ProcTarget::Root => Some(b"/".to_vec()),
             ProcTarget::Name(name, _) => Some(name.clone()),
+            ProcTarget::Setting(setting) => setting.link(),
             ProcTarget::Folder(_)
             | ProcTarget::Text(_)
             | ProcTarget::Clock(_)
@@ -297,6 +325,9 @@ impl Kernel {
                 return self.path_of_open(open.node, description);
             }
             FileObject::Folder(folder, _) => return folder.path().into_bytes(),
+            FileObject::Proc(file) => {
+                return file.setting.link().unwrap_or_else(|| b"/proc".to_vec());
+            }
             FileObject::Event { .. } => "[eventfd]",
             FileObject::Timer(_) => "[timerfd]",
             FileObject::Epoll(_) => "[eventpoll]",
@@ -339,6 +370,7 @@ impl Kernel {
             | FileObject::Fifo(Fifo { open, .. })
             | FileObject::Terminal(TerminalEnd { open, .. }) => open.node.0,
             FileObject::Folder(folder, _) => folder.inode(),
+            FileObject::Proc(file) => file.setting.inode(),
             _ => INODES + (17 << 32) + id,
         }
     }

@@ -14,13 +14,14 @@ use crate::sentry::fs::machine_files::sizes;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
 use crate::sentry::kernel::time::now;
+use crate::sentry::kernel::user_namespaces::{ALL_CAPABILITIES, Credentials};
 use crate::sentry::tty::terminals::FIRST_DEVICE;
-use crate::sentry::{Kernel, Sentry, USER, path_of};
+use crate::sentry::{Kernel, Sentry, path_of};
 
 /// Files of `/proc` itself that are made when they are opened.
 pub(in crate::sentry) const OWN_FILES: [&str; 4] = ["loadavg", "stat", "uptime", "version"];
 /// Files of a process, and whether there is one of a process that has ended.
-pub(in crate::sentry) const FILES: [(&str, bool); 27] = [
+pub(in crate::sentry) const FILES: [(&str, bool); 28] = [
     ("auxv", false),
     ("cgroup", false),
     ("cmdline", true),
@@ -40,6 +41,7 @@ pub(in crate::sentry) const FILES: [(&str, bool); 27] = [
     ("sched", false),
     ("schedstat", false),
     ("sessionid", false),
+    ("setgroups", false),
     ("smaps", false),
     ("smaps_rollup", false),
     ("stat", true),
@@ -77,10 +79,9 @@ const MOUNT_INFO: &str = "1 0 0:1 / / rw - tmpfs afresh rw\n2 1 0:2 / /proc rw -
     3 1 0:3 / /sys ro - sysfs sysfs ro\n4 1 0:4 / /dev rw - devtmpfs devtmpfs rw\n\
     5 4 0:5 / /dev/pts rw - devpts devpts rw\n6 4 0:6 / /dev/shm rw - tmpfs tmpfs rw\n";
 /// Files of a process that say the same of each.
-const CONSTANT: [(&str, &str); 13] = [
+const CONSTANT: [(&str, &str); 10] = [
     ("cgroup", "0::/\n"),
     ("coredump_filter", "00000033\n"),
-    ("gid_map", EVERYBODY),
     (
         "io",
         "rchar: 0\nwchar: 0\nsyscr: 0\nsyscw: 0\nread_bytes: 0\nwrite_bytes: 0\n\
@@ -90,14 +91,10 @@ const CONSTANT: [(&str, &str); 13] = [
     ("mountinfo", MOUNT_INFO),
     ("oom_score", "0\n"),
     ("oom_score_adj", "0\n"),
-    ("personality", "00000000\n"),
     ("sessionid", "4294967295"),
     ("timerslack_ns", "50000\n"),
     ("wchan", "0"),
-    ("uid_map", EVERYBODY),
 ];
-/// The map of a user namespace in which all numbers are their own.
-const EVERYBODY: &str = "         0          0 4294967295\n";
 
 impl Kernel {
     /// The content of a file of `/proc` itself.
@@ -142,6 +139,7 @@ impl Kernel {
                 let spent = info.spent as f64 / 1e6;
                 format!("{name} ({thread}, #threads: 1)\nse.sum_exec_runtime : {spent:.6}\n")
             }),
+            b"personality" => info.map(|info| format!("{:08x}\n", info.traits.persona)),
             b"limits" => info.map(|_| self.limits(id)),
             b"statm" => {
                 let pages = self.memory_of(id)? / crate::sentry::PAGE;
@@ -272,16 +270,20 @@ impl Kernel {
         let (_, group, session) = self.relations(id);
         let slots = self.descriptors_of(id).map(|(number, ..)| number + 1).max().unwrap_or(0);
         let slots = slots.next_multiple_of(64);
+        let [user, member] = self.owner();
+        let memory = process.and_then(|process| self.layout_of(process.info.memory));
+        let locked = memory.map_or(0, |layout| layout.locked_bytes() >> 10);
+        let Credentials { effective, permitted, inheritable, .. } = self.namespaces.of(id);
         Some(format!(
             "Name:\t{name}\nUmask:\t{umask:04o}\nState:\t{letter} ({word})\nTgid:\t{id}\nNgid:\t0\nPid:\t{thread}\nPPid:\t{parent}\n\
-             TracerPid:\t0\nUid:\t{USER}\t{USER}\t{USER}\t{USER}\nGid:\t{USER}\t{USER}\t{USER}\t{USER}\n\
+             TracerPid:\t0\nUid:\t{user}\t{user}\t{user}\t{user}\nGid:\t{member}\t{member}\t{member}\t{member}\n\
              FDSize:\t{slots}\nGroups:\t\nNStgid:\t{id}\nNSpid:\t{thread}\nNSpgid:\t{group}\nNSsid:\t{session}\n\
-             VmPeak:\t{kib:>8} kB\nVmSize:\t{kib:>8} kB\nVmLck:\t{none:>8} kB\nVmPin:\t{none:>8} kB\nVmHWM:\t{kib:>8} kB\nVmRSS:\t{kib:>8} kB\n\
+             VmPeak:\t{kib:>8} kB\nVmSize:\t{kib:>8} kB\nVmLck:\t{locked:>8} kB\nVmPin:\t{none:>8} kB\nVmHWM:\t{kib:>8} kB\nVmRSS:\t{kib:>8} kB\n\
              RssAnon:\t{kib:>8} kB\nRssFile:\t{none:>8} kB\nRssShmem:\t{none:>8} kB\nVmData:\t{kib:>8} kB\nVmStk:\t{stack:>8} kB\n\
              VmExe:\t{none:>8} kB\nVmLib:\t{none:>8} kB\nVmPTE:\t{none:>8} kB\nVmSwap:\t{none:>8} kB\n\
              CoreDumping:\t0\nTHP_enabled:\t0\nThreads:\t{threads}\nSigQ:\t0/128\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\n\
              SigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n\
-             CapInh:\t{none:016x}\nCapPrm:\t{none:016x}\nCapEff:\t{none:016x}\nCapBnd:\t{none:016x}\nCapAmb:\t{none:016x}\n\
+             CapInh:\t{inheritable:016x}\nCapPrm:\t{permitted:016x}\nCapEff:\t{effective:016x}\nCapBnd:\t{ALL_CAPABILITIES:016x}\nCapAmb:\t{none:016x}\n\
              NoNewPrivs:\t{locked_down}\nSeccomp:\t0\nSpeculation_Store_Bypass:\tvulnerable\n\
              Cpus_allowed:\t1\nCpus_allowed_list:\t0\nMems_allowed:\t1\nMems_allowed_list:\t0\n\
              voluntary_ctxt_switches:\t0\nnonvoluntary_ctxt_switches:\t0\n"
@@ -321,6 +323,7 @@ impl Kernel {
                     (w == 'w', " wr"),
                     (x == 'x', " ex"),
                     (shared == 's', " sh"),
+                    (mapping.locked, " lo"),
                 ];
                 let flags: String =
                     flags.iter().filter(|(has, _)| *has).map(|(_, flag)| *flag).collect();

@@ -97,6 +97,7 @@ impl ChannelEnd {
 /// Bytes on their way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Channel {
+    #[serde(with = "crate::packed_bytes::queue")]
     data: VecDeque<u8>,
     /// Descriptions that read it and write it.
     pub(crate) readers: u32,

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use crate::sentry::Kernel;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::proc_paths::ProcDir;
+use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::kernel::epoll::EpollSet;
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
@@ -65,6 +66,8 @@ pub(crate) enum FileObject {
     Signals(u64),
     /// A named queue of messages (`mq_open`).
     Queue(u32),
+    /// A file of `/proc` that is made when it is read.
+    Proc(ProcFile),
 }
 
 impl FileObject {
@@ -127,6 +130,7 @@ impl Description {
     pub(crate) fn offset(&self) -> u64 {
         match &self.open {
             FileObject::File(open) => open.offset,
+            FileObject::Proc(file) => file.offset,
             _ => 0,
         }
     }
@@ -165,6 +169,7 @@ impl Description {
                 | FileObject::Device(..)
                 | FileObject::Fifo(_)
                 | FileObject::Folder(..)
+                | FileObject::Proc(_)
                 | FileObject::Terminal(_)
         );
         if opened { self.flags | LARGE_FILE } else { self.flags }

@@ -18,6 +18,7 @@ use crate::error::{FreezeError, Incompatible, ThawError};
 use crate::sentry::Kernel;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::proc_paths::ProcDir;
+use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::fs::root_files;
 use crate::sentry::fs::seals::Seals;
 use crate::sentry::kernel::channels::Channels;
@@ -37,7 +38,9 @@ use crate::sentry::kernel::signals::PendingSignals;
 use crate::sentry::kernel::threads::Threads;
 use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::kernel::timers::Timers;
+use crate::sentry::kernel::user_namespaces::UserNamespaces;
 use crate::sentry::mm::layout::Layout;
+use crate::sentry::mm::layout::locks::PackedLocks;
 use crate::sentry::mm::shared_segments::SharedSegments;
 use crate::sentry::net::dns::ResolvedNames;
 use crate::sentry::net::sockets::Socket;
@@ -70,6 +73,14 @@ pub(crate) struct PackedKernel {
     named_queues: PosixQueues,
     names: ResolvedNames,
     processes: PackedProcessTable,
+}
+
+/// The part of a state that version 12 of snapshots added.
+#[derive(Default, Serialize, Deserialize)]
+pub(crate) struct PackedAdditions {
+    namespaces: UserNamespaces,
+    /// Locked memory, by the owner of the memory.
+    locks: Vec<(u32, PackedLocks)>,
 }
 
 /// Grants and limits of the opener of a snapshot.
@@ -107,6 +118,7 @@ enum PackedOpen {
     Signals(u64),
     Generation(GenerationWatch, OpenFile),
     Queue(u32),
+    Proc(ProcFile),
 }
 
 /// A state that does not fit together.
@@ -117,7 +129,7 @@ pub(crate) fn damaged(what: &str) -> ThawError {
 impl Kernel {
     /// The state, and the files that the guest has written. A state that could not be opened is
     /// refused.
-    pub(crate) fn pack(&self) -> Result<(PackedKernel, Vec<u8>), FreezeError> {
+    pub(crate) fn pack(&self) -> Result<(PackedKernel, PackedAdditions, Vec<u8>), FreezeError> {
         let lost = |error: &dyn std::fmt::Display| FreezeError::State(error.to_string());
         self.check().map_err(|error| lost(&error))?;
         let stat = |open: &OpenFile| self.tree.stat(open.node).map_err(|error| lost(&error));
@@ -151,6 +163,7 @@ impl Kernel {
                 FileObject::Process(id) => PackedOpen::Process(*id),
                 FileObject::Signals(set) => PackedOpen::Signals(*set),
                 FileObject::Queue(id) => PackedOpen::Queue(*id),
+                FileObject::Proc(file) => PackedOpen::Proc(*file),
             };
             let found = description.found.as_ref().map(|(above, name)| (*above, name.to_vec()));
             descriptions.push((id, (open, description.flags, found)));
@@ -183,13 +196,18 @@ impl Kernel {
             processes,
         };
         let files = self.tree.saved().map_err(|error| lost(&error))?;
-        Ok((packed, files.to_bytes()))
+        let locks = self.memories().into_iter();
+        let locks = locks.filter_map(|(id, layout)| Some((id, layout.packed_locks()?)));
+        let (namespaces, locks) = (self.namespaces.clone(), locks.collect());
+        let additions = PackedAdditions { namespaces, locks };
+        Ok((packed, additions, files.to_bytes()))
     }
 
     /// The state that was packed, over `base` and the opener's grants, which must include all
     /// directories that it had. The opener's limits replace its own.
     pub(crate) fn unpack(
         packed: PackedKernel,
+        additions: PackedAdditions,
         files: &[u8],
         base: Option<Arc<Base>>,
         opener: &OpenerGrants,
@@ -209,7 +227,10 @@ impl Kernel {
         let layers: Vec<PathBuf> = packed.layers.into_iter().map(path).collect();
         let below = root_files::over_named(base::over(base.as_ref()), &layers, &opener.granted)?;
         let saved = SavedTree::from_bytes(files).map_err(Incompatible::Files)?;
-        let tree = below.restored(&saved).map_err(Incompatible::Files)?.with_budget(opener.storage);
+        // The layers below count against no budget, and the opener allows so many files.
+        let allowed = Budget { files: opener.storage.files, ..below.budget() };
+        let tree = below.with_budget(allowed).restored(&saved).map_err(Incompatible::Files)?;
+        let tree = tree.with_budget(opener.storage);
         let limit =
             |what, needed, limit, way_out| Incompatible::Limit { what, needed, limit, way_out };
         let used = tree.used();
@@ -257,6 +278,7 @@ impl Kernel {
                 PackedOpen::Process(id) => FileObject::Process(id),
                 PackedOpen::Signals(set) => FileObject::Signals(set),
                 PackedOpen::Queue(id) => FileObject::Queue(id),
+                PackedOpen::Proc(file) => FileObject::Proc(file),
                 PackedOpen::Generation(watch, open) => {
                     FileObject::Device(Device::Generation(watch), open)
                 }
@@ -283,23 +305,28 @@ impl Kernel {
             seals: packed.seals,
             watchers: 0,
             moves: packed.moves,
-            nests: false,
             system_v: packed.system_v,
             semaphores: packed.semaphores,
             queues: packed.queues,
             named_queues: packed.named_queues,
+            namespaces: additions.namespaces,
             names: packed.names,
             closed: Default::default(),
             shares,
             shared_bytes: 0,
             processes,
         };
+        state.find_inner_sets();
+        for (memory, locks) in additions.locks {
+            let layout = state.layout_of_mut(memory);
+            if !layout.is_some_and(|layout| layout.unpack_locks(locks)) {
+                return Err(damaged("memory is locked that is not mapped"));
+            }
+        }
         state.check().map_err(damaged)?;
         state.cut_lines();
         state.drop_unowned();
         state.count_watchers();
-        let nests = state.sets().any(|set| state.contains_sets(set));
-        state.nests = nests;
         state.heed_limits();
         let live = state.writable_shares();
         state.count_thawed(&live);

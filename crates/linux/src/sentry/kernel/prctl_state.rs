@@ -25,7 +25,7 @@ pub(crate) struct PrctlState {
     pub(in crate::sentry) io_priority: u16,
     /// The commands of `membarrier` that it has registered for.
     pub(in crate::sentry) barriers: u32,
-    /// The flags of its personality, which change nothing here.
+    /// Its personality. Flags change nothing here.
     pub(in crate::sentry) persona: u32,
 }
 

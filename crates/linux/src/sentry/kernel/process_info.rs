@@ -19,25 +19,15 @@ pub(in crate::sentry) const MAX_ARGUMENT_BYTES: usize = (crate::sentry::STACK_LE
 
 /// Arguments and variables that a program was started with, each with a zero behind it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "(Vec<u8>, Vec<u8>, Vec<u8>)", into = "(Vec<u8>, Vec<u8>, Vec<u8>)")]
 pub(crate) struct ArgumentStrings {
     // Shared by forks and states: they never change.
+    #[serde(with = "crate::packed_bytes")]
     args: Arc<[u8]>,
+    #[serde(with = "crate::packed_bytes")]
     env: Arc<[u8]>,
-    /// The auxiliary vector behind them on the stack.
+    /// The auxiliary vector behind them on the stack: pairs of words.
+    #[serde(with = "crate::packed_bytes")]
     vector: Arc<[u8]>,
-}
-
-impl From<(Vec<u8>, Vec<u8>, Vec<u8>)> for ArgumentStrings {
-    fn from((args, env, vector): (Vec<u8>, Vec<u8>, Vec<u8>)) -> Self {
-        Self { args: args.into(), env: env.into(), vector: vector.into() }
-    }
-}
-
-impl From<ArgumentStrings> for (Vec<u8>, Vec<u8>, Vec<u8>) {
-    fn from(strings: ArgumentStrings) -> Self {
-        (strings.args.to_vec(), strings.env.to_vec(), strings.vector.to_vec())
-    }
 }
 
 impl ArgumentStrings {
@@ -45,7 +35,25 @@ impl ArgumentStrings {
         let ended = |list: &[Vec<u8>]| -> Vec<u8> {
             list.iter().flat_map(|string| string.iter().copied().chain([0])).collect()
         };
-        (ended(args), ended(env), Vec::new()).into()
+        Self { args: ended(args).into(), env: ended(env).into(), vector: Arc::default() }
+    }
+
+    /// In a saved state, the strings that process `id` has: a vector that no program has.
+    pub(in crate::sentry) fn same_as(id: u32) -> Self {
+        Self { args: Arc::default(), env: Arc::default(), vector: id.to_le_bytes().into() }
+    }
+
+    /// The process that has these strings, if they are those of [`Self::same_as`].
+    pub(in crate::sentry) fn referent(&self) -> Option<u32> {
+        let id = <[u8; 4]>::try_from(&self.vector[..]).ok()?;
+        (self.args.is_empty() && self.env.is_empty()).then(|| u32::from_le_bytes(id))
+    }
+
+    /// Whether both are in the same memory, as those of a process and its forks are.
+    pub(in crate::sentry) fn shares_memory_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.args, &other.args)
+            && Arc::ptr_eq(&self.env, &other.env)
+            && Arc::ptr_eq(&self.vector, &other.vector)
     }
 
     pub(in crate::sentry) fn args(&self) -> &[u8] {
@@ -103,6 +111,7 @@ pub(crate) struct ProcessInfo {
     /// A stop or continuation that its parent has not waited for.
     pub(crate) news: Option<ChildEvent>,
     /// The path of its program.
+    #[serde(with = "crate::packed_bytes")]
     pub(crate) program: Vec<u8>,
     pub(crate) strings: ArgumentStrings,
     pub(crate) limits: ResourceLimits,

@@ -156,6 +156,13 @@ impl ProcessTable {
         self.infos().map(|info| info.id).chain(self.ended.keys().copied()).collect()
     }
 
+    /// Whether it is the number of a thread, of a zombie, or of a group or session with members.
+    pub(in crate::sentry) fn is_in_use(&self, number: u32) -> bool {
+        self.threads().any(|(id, _)| id == number)
+            || self.infos().any(|info| [info.id, info.group, info.session].contains(&number))
+            || self.ended.iter().any(|(&id, ended)| [id, ended.group].contains(&number))
+    }
+
     /// Whether the current process is the only one that lives, and it is the first.
     pub(crate) fn is_single(&self) -> bool {
         self.others.is_empty() && self.current.info.id == FIRST
@@ -269,6 +276,14 @@ impl Kernel {
         }
     }
 
+    /// As [`Self::layout_of`], to be changed.
+    pub(in crate::sentry) fn layout_of_mut(&mut self, memory: u32) -> Option<&mut Layout> {
+        match self.processes.current.info.memory == memory {
+            true => Some(&mut self.layout),
+            false => self.processes.layouts.get_mut(&memory),
+        }
+    }
+
     /// Makes `id`, which lives, the current process.
     pub(crate) fn switch_to(&mut self, id: u32) {
         let previous = self.processes.current_id();
@@ -379,9 +394,10 @@ impl Kernel {
         };
         self.processes.others.insert(id, child);
         if copies {
-            self.processes.layouts.insert(id, self.layout.clone());
+            self.processes.layouts.insert(id, self.layout.unlocked());
         }
         self.table.fork(id);
+        self.namespaces.fork(parent, id);
         self.count_memory();
         Ok(id)
     }
@@ -400,6 +416,7 @@ impl Kernel {
         let id = state.processes.current_id();
         state.processes.current.threads.become_single(id);
         state.set_program(known);
+        state.reset_capabilities();
         let lender = std::mem::replace(&mut state.processes.current.info.memory, id);
         if lender != id {
             let new = Layout::new(state.layout.limit());
@@ -426,6 +443,7 @@ impl Kernel {
         self.switch_to(heir);
         self.processes.others.remove(&id);
         self.table.drop_process(id);
+        self.namespaces.leave(id);
         self.drop_unowned();
         self.wake_orphans(groups);
         if memory == id {

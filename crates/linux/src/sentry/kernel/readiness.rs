@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sentry::fs::devices::Device;
 use crate::sentry::kernel::channels::Channel;
-use crate::sentry::kernel::epoll::MAX_NESTING;
+use crate::sentry::kernel::epoll::{EpollInterest, ReadySets};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::threads::{MonotonicTime, Thread, Wait, WaitReason};
 use crate::sentry::net::sockets::SocketState;
@@ -40,13 +40,24 @@ pub(in crate::sentry) struct PortCaller<'a> {
 }
 
 impl Kernel {
-    /// The readiness of a description, and a number that grows whenever it becomes ready for more.
+    /// The readiness of a description, if it is open, and a number that grows whenever it becomes
+    /// ready for more. Questions with the same `sets` are one.
     pub(in crate::sentry) fn readiness(
         &self,
         asker: PortCaller<'_>,
-        open: &FileObject,
-        depth: usize,
-    ) -> (u16, u64) {
+        id: u64,
+        sets: &mut ReadySets,
+    ) -> Option<(u16, u64)> {
+        Some(match &self.table.description(id)?.open {
+            FileObject::Epoll(set) => {
+                (if self.is_set_ready(asker, id, set, sets) { IN } else { 0 }, 0)
+            }
+            open => self.object_readiness(asker, open),
+        })
+    }
+
+    /// The readiness of an object that is no set.
+    fn object_readiness(&self, asker: PortCaller<'_>, open: &FileObject) -> (u16, u64) {
         let streams = asker.streams;
         let when = |holds: bool, events: u16| if holds { events } else { 0 };
         match open {
@@ -62,7 +73,11 @@ impl Kernel {
                 let generation = streams.generation.get();
                 (when(watch.differs(generation), IN), generation)
             }
-            FileObject::File(_) | FileObject::Device(..) | FileObject::Folder(..) => (IN | OUT, 0),
+            FileObject::File(_)
+            | FileObject::Device(..)
+            | FileObject::Folder(..)
+            | FileObject::Proc(_) => (IN | OUT, 0),
+            FileObject::Epoll(_) => (0, 0),
             FileObject::Pipe { channel, writes } => {
                 let Some(channel) = self.channels.get(*channel) else { return (ERR, 0) };
                 let events = match writes {
@@ -105,13 +120,6 @@ impl Kernel {
             FileObject::Timer(timer) => {
                 let expired = timer.expired(streams.clock.now());
                 (when(expired > 0, IN), expired)
-            }
-            FileObject::Epoll(set) => {
-                let ready = depth < MAX_NESTING
-                    && set
-                        .interests()
-                        .any(|interest| self.concern(asker, interest, depth + 1).is_some());
-                (when(ready, IN), 0)
             }
             FileObject::Socket(socket) => match &socket.stage {
                 SocketState::New => (OUT | HUP, 0),
@@ -162,11 +170,10 @@ impl Kernel {
     pub(in crate::sentry) fn concern(
         &self,
         asker: PortCaller<'_>,
-        interest: &crate::sentry::kernel::epoll::EpollInterest,
-        depth: usize,
+        interest: &EpollInterest,
+        sets: &mut ReadySets,
     ) -> Option<(u16, u64)> {
-        let description = self.table.description(interest.description)?;
-        let (events, edges) = self.readiness(asker, &description.open, depth);
+        let (events, edges) = self.readiness(asker, interest.description, sets)?;
         let told = events & (interest.events() | ALWAYS);
         let again = !interest.is_edge() || interest.told != Some(edges);
         (told != 0 && again && !interest.is_off()).then_some((told, edges))
@@ -198,13 +205,13 @@ impl Kernel {
                     self.processes.current.threads.get(id).map_or(0, |thread| thread.pending.set());
                 (own | self.processes.current.pending.set()) & set != 0
             }
-            WaitReason::Files(list) => list.iter().any(|(description, events)| {
-                self.table.description(*description).is_none_or(|description| {
-                    let (ready, _) =
-                        self.readiness(PortCaller { streams, thread: id }, &description.open, 0);
-                    ready & (events | ALWAYS) != 0
+            WaitReason::Files(list) => {
+                let (asker, mut sets) = (PortCaller { streams, thread: id }, ReadySets::default());
+                list.iter().any(|(description, events)| {
+                    let ready = self.readiness(asker, *description, &mut sets);
+                    ready.is_none_or(|(ready, _)| ready & (events | ALWAYS) != 0)
                 })
-            }),
+            }
         }
     }
 

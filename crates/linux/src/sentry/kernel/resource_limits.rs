@@ -2,8 +2,8 @@
 //! reads them back, and its children inherit them.
 //!
 //! Promises: none is ever above the limit of every guest. Only those of [`Resource`] and those of
-//! the address space and of data are enforced; the guest's own bounds hold in any case. Frozen
-//! limits are checked before use.
+//! the address space, of data and of locked memory are enforced; the guest's own bounds hold in any
+//! case. Frozen limits are checked before use.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -105,6 +105,11 @@ impl ResourceLimits {
     /// Bytes that a file may have which a process writes.
     pub(in crate::sentry) fn file_size(&self) -> u64 {
         self.0.get(&resource_numbers::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| *soft)
+    }
+
+    /// Bytes that a process may lock.
+    pub(in crate::sentry) fn locked_bytes(&self) -> u64 {
+        self.0.get(&resource_numbers::RLIMIT_MEMLOCK).map_or(u64::MAX, |(soft, _)| *soft)
     }
 
     /// Bytes that may be mapped, and how many of them may be data.

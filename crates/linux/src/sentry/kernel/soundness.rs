@@ -39,6 +39,8 @@ impl Kernel {
         ensure(self.locks.is_sound(), "it has more locks than a program may have")?;
         let lives = |process| self.processes.lives(process);
         ensure(self.semaphores.is_sound(lives), "a set of semaphores is invalid")?;
+        let used = self.described_namespaces();
+        ensure(self.namespaces.is_sound(lives, used), "a user namespace is invalid")?;
         ensure(self.queues.is_sound(), "a queue of messages is invalid")?;
         let queues = self.table.descriptions().filter_map(|(_, d)| match d.open {
             FileObject::Queue(id) => Some(id),
@@ -93,6 +95,7 @@ impl Kernel {
             }
             FileObject::Epoll(set) => ensure(set.is_sound(), "a set of descriptors is invalid")?,
             FileObject::Socket(socket) => ensure(socket.is_sound(), "a socket is invalid")?,
+            FileObject::Proc(file) => ensure(file.is_sound(), "a file of /proc is invalid")?,
             FileObject::Process(id) => {
                 // A number that is not given yet would be another's later.
                 let given = (FIRST..self.current().threads.next()).contains(id);
@@ -162,12 +165,12 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use afresh_files::{Budget, Tree};
 
     use super::*;
-    use crate::sentry::kernel::epoll::{EpollInterest, EpollSet};
+    use rustix::io::Errno;
+
+    use crate::sentry::kernel::epoll::{EpollInterest, MAX_NESTING};
 
     fn new() -> Kernel {
         Kernel::new(Layout::new(1 << 20), Tree::new(Budget::default()), None, Vec::new())
@@ -182,21 +185,29 @@ mod tests {
     /// A set with `len` interests in a description.
     fn set(description: u64, len: u32) -> FileObject {
         let interest = EpollInterest { description, wanted: 1, data: 0, told: None, off: false };
-        let list: BTreeMap<_, _> = (0..len).map(|number| (number, interest.clone())).collect();
-        FileObject::Epoll(EpollSet(list))
+        FileObject::Epoll((0..len).map(|number| (number, interest.clone())).collect())
     }
 
     #[test]
-    fn a_set_without_others_has_any_number_of_interests() {
+    fn only_the_levels_of_sets_within_sets_are_limited() {
         let mut state = new();
-        open(&mut state, set(0, 20_000));
-        assert_eq!(state.check(), Ok(()));
-        assert!(state.pack().is_ok());
-        let inner = open(&mut state, set(0, 2000));
-        open(&mut state, set(inner, 4));
-        assert_eq!(state.check(), Ok(()));
-        open(&mut state, set(inner, 9));
+        let mut inner = open(&mut state, set(0, 20_000));
+        for level in 0..=MAX_NESTING {
+            state.find_inner_sets();
+            assert_eq!((state.check_nesting(), state.check()), (Ok(()), Ok(())), "{level}");
+            assert!(state.pack().is_ok());
+            inner = open(&mut state, set(inner, 9));
+        }
+        state.find_inner_sets();
+        assert_eq!(state.check_nesting(), Err(Errno::LOOP));
         assert!(state.check().is_err());
+        // Two sets in each other.
+        let mut state = new();
+        let first = open(&mut state, set(0, 1));
+        let second = open(&mut state, set(first, 1));
+        state.table.description_mut(first).unwrap().open = set(second, 1);
+        state.find_inner_sets();
+        assert_eq!(state.check_nesting(), Err(Errno::LOOP));
     }
 
     #[test]
@@ -239,5 +250,15 @@ mod tests {
         let thread = state.current().threads.current().clone();
         state.add_child(thread, true).unwrap();
         assert_eq!(state.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_guest_beyond_a_lowered_limit_is_saved() {
+        let mut state = new();
+        state.layout.map(Some(4 << 20), false, 400 << 10, 3, None).unwrap();
+        let thread = state.current().threads.current().clone();
+        state.add_child(thread, true).unwrap();
+        assert_eq!(state.limit_memory(4096), 800 << 10);
+        assert_eq!((state.check(), state.pack().is_ok()), (Ok(()), true));
     }
 }

@@ -5,6 +5,7 @@
 
 use afresh_snapshot::{OutputSource, OutputStream};
 
+use crate::StopHandle;
 use crate::file_view::FileView;
 use crate::sentry::InputSource;
 use crate::sentry::console::HostInput;
@@ -34,6 +35,8 @@ pub(crate) struct Streams {
     pub(crate) hearer: Option<OutputSink>,
     /// The receiver of output that is not part of the answer.
     log: Option<LogSink>,
+    /// Stops the call.
+    pub(crate) stop: Option<StopHandle>,
     /// Shows the files while the guest runs.
     pub(crate) view: Option<FileView>,
     /// Bytes that were passed on.
@@ -125,8 +128,16 @@ impl Streams {
         self.hearer.is_some()
     }
 
+    /// Whether the caller is polled while the guest runs.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.hearer.is_some() || self.stop.is_some()
+    }
+
     /// Whether the caller lets the call continue: a receiver of output is called with no bytes.
     pub(crate) fn proceeds(&mut self) -> bool {
+        if self.stop.as_ref().is_some_and(StopHandle::is_stopped) {
+            return false;
+        }
         let from = OutputSource::from(OutputStream::Host);
         self.hearer.as_mut().is_none_or(|OutputSink(hear)| hear(from, &[]))
     }

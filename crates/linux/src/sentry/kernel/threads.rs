@@ -238,19 +238,22 @@ impl Threads {
         id
     }
 
-    /// Makes `id` the current thread, whose registers were those of `context`; returns its own
-    /// registers. Those of the current one are dropped if it has ended.
-    pub(crate) fn switch(&mut self, id: u32, context: Option<Context>) -> Option<Context> {
-        if let Some(thread) = self.list.get_mut(&self.current) {
-            thread.context = context;
-        }
+    /// Makes `id` the current thread, and returns its registers. `context` has those of the one
+    /// that was current.
+    pub(crate) fn switch(&mut self, id: u32, context: Context) -> Option<Context> {
+        self.current_mut().context = Some(context);
         self.current = id;
         self.list.get_mut(&id).and_then(|thread| thread.context.take())
     }
 
-    /// Removes the current thread. Another must be made current then.
-    pub(crate) fn remove_current(&mut self) {
+    /// Removes the current thread, which is not the only one. The one before it in turn becomes
+    /// current, so that the turns keep their order; returns the registers of that one.
+    pub(crate) fn remove_current(&mut self) -> Option<Context> {
         self.list.remove(&self.current);
+        let before = self.list.range(..self.current).next_back();
+        let (heir, _) = before.or(self.list.last_key_value()).expect("another thread is left");
+        self.current = *heir;
+        self.current_mut().context.take()
     }
 
     /// Numbers for the order of waiters.
@@ -315,6 +318,25 @@ mod tests {
         let mut signalled = threads;
         let info = crate::sentry::kernel::signals::SignalInfo::new(70, 0, 0, 0);
         assert!(signalled.current_mut().pending.add(info) && signalled.check(next).is_err());
+    }
+
+    #[test]
+    fn the_end_of_a_thread_leaves_another_current_and_the_turns_in_order() {
+        let order = |threads: &Threads| threads.in_turn().map(|(id, _)| id).collect::<Vec<_>>();
+        for gone in 0..3 {
+            let mut threads = Threads::new();
+            // One byte, and two bases.
+            let context: Context = postcard::from_bytes(&[1, 7, 0, 0]).unwrap();
+            let thread = Thread { context: Some(context.clone()), ..threads.current().clone() };
+            let ids = [FIRST, threads.add(thread.clone()), threads.add(thread)];
+            if ids[gone] != FIRST {
+                threads.switch(ids[gone], context.clone());
+            }
+            let mut expected = order(&threads);
+            expected.retain(|id| *id != ids[gone]);
+            assert_eq!(threads.remove_current(), Some(context), "its registers go to the stub");
+            assert_eq!((order(&threads), threads.check(FIRST + 3)), (expected, Ok(())));
+        }
     }
 
     #[test]

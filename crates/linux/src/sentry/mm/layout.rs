@@ -3,7 +3,9 @@
 //! The kernel chooses nothing: each address comes from here, and the orders that put it into effect
 //! contain all arguments. So the mappings are known without a query, and can be restored.
 
+mod heap;
 pub(in crate::sentry) mod limits;
+pub(in crate::sentry) mod locks;
 
 pub(in crate::sentry) use limits::MAX_ALL_MAPPINGS;
 
@@ -47,6 +49,9 @@ pub(crate) struct Mapping {
     pub(crate) share: Option<Share>,
     /// The part of a file that it began as, if it is not shared.
     pub(crate) origin: Option<Share>,
+    /// Whether it is locked. A snapshot has the locks of all mappings behind its older parts.
+    #[serde(skip)]
+    pub(crate) locked: bool,
 }
 
 /// The mappings of a guest. None overlap; neighbours that are alike are one.
@@ -66,6 +71,11 @@ pub(crate) struct Layout {
     mappings_elsewhere: usize,
     heap: u64,
     brk: u64,
+    /// Mapped bytes that are locked, and whether new mappings are.
+    #[serde(skip)]
+    locked: u64,
+    #[serde(skip)]
+    locks_new: bool,
 }
 
 /// Whether a new mapping only reserves its addresses.
@@ -99,6 +109,8 @@ impl Layout {
             mappings_elsewhere: 0,
             heap: 0,
             brk: 0,
+            locked: 0,
+            locks_new: false,
         }
     }
 
@@ -176,8 +188,11 @@ impl Layout {
         self.maps.range(..range.end).next_back().is_some_and(|(_, m)| m.end > range.start)
     }
 
-    /// The parts of mappings in `range`.
+    /// The parts of mappings in `range`; none in an empty one.
     pub(in crate::sentry) fn parts(&self, range: &Range<u64>) -> Vec<(Range<u64>, Mapping)> {
+        if range.is_empty() {
+            return Vec::new();
+        }
         let mut parts: Vec<_> = self
             .maps
             .range(..range.end)
@@ -215,6 +230,7 @@ impl Layout {
             }
             *self.counter(m.reserved) -= part.end - part.start;
             self.shared -= m.share.map_or(0, |_| part.end - part.start);
+            self.locked -= if m.locked { part.end - part.start } else { 0 };
         }
     }
 
@@ -226,15 +242,20 @@ impl Layout {
     fn insert(&mut self, range: Range<u64>, protection: u64, file: bool) {
         let end = range.end;
         let reserved = is_reserved(protection, file);
-        self.place(range, Mapping { end, protection, file, reserved, share: None, origin: None });
+        let (share, origin, locked) = (None, None, false);
+        self.place(range, Mapping { end, protection, file, reserved, share, origin, locked });
     }
 
     /// Has a mapping like `new` at a place.
     pub(in crate::sentry) fn place(&mut self, mut range: Range<u64>, new: Mapping) {
+        if range.is_empty() {
+            return;
+        }
         let alike = |m: &Mapping| Mapping { end: new.end, ..*m } == new;
         self.remove(&range);
         *self.counter(new.reserved) += range.end - range.start;
         self.shared += new.share.map_or(0, |_| range.end - range.start);
+        self.locked += if new.locked { range.end - range.start } else { 0 };
         if let Some((&start, m)) = self.maps.range(..range.start).next_back()
             && m.end == range.start
             && alike(m)
@@ -249,14 +270,6 @@ impl Layout {
             range.end = m.end;
         }
         self.maps.insert(range.start, Mapping { end: range.end, ..new });
-    }
-
-    /// Bytes that are no longer counted if a range is unmapped, or those that are only reserved.
-    /// Shared memory is counted once for all of its mappings, so that of one frees none.
-    fn freed(&self, range: &Range<u64>, reserved: bool) -> u64 {
-        let parts = self.parts(range).into_iter();
-        let freed = parts.filter(|(_, m)| m.reserved == reserved && m.share.is_none());
-        freed.map(|(part, _)| part.end - part.start).sum()
     }
 
     /// The highest free range of `len` bytes below `ceiling`.
@@ -297,7 +310,14 @@ impl Layout {
         };
         let range = pages(start, len)?;
         let reserved = is_reserved(protection, file);
-        self.check_room(self.growth(&range, 1))?;
+        let growth = self.growth(&range, 1);
+        match file {
+            // It becomes unlike its neighbours once its file is known.
+            true => self.check_room(growth)?,
+            false => self.check_change(&[&range], growth, |layout| {
+                layout.insert(range.clone(), protection, file);
+            })?,
+        }
         self.afford(len - self.freed(&range, reserved), reserved)?;
         Ok(range)
     }
@@ -390,22 +410,28 @@ impl Layout {
         if !self.allows(&range, 0) {
             return Err(Errno::NOMEM);
         }
-        // Pages beyond the end of a file stay closed.
         let mut parts = self.parts(&range);
-        self.check_room(self.growth(&range, parts.len()))?;
+        let growth = self.growth(&range, parts.len());
+        // Pages beyond the end of a file stay closed.
         parts.retain(|(_, m)| !m.is_beyond());
+        let set = |layout: &mut Self| {
+            for (part, m) in &parts {
+                let (end, reserved) = (part.end, m.reserved && protection == 0);
+                layout.place(part.clone(), Mapping { end, protection, reserved, ..*m });
+            }
+        };
+        self.check_change(&[&range], growth, set)?;
         let opens = |m: &Mapping| m.reserved && protection != 0;
         let opened = parts.iter().filter(|(_, m)| opens(m)).map(|(part, _)| part.end - part.start);
         self.afford(opened.sum(), false)?;
         let mut ranges: Vec<Range<u64>> = Vec::new();
-        for (part, m) in parts {
-            let (end, reserved) = (part.end, m.reserved && protection == 0);
+        for (part, _) in &parts {
             match ranges.last_mut().filter(|last| last.end == part.start) {
-                Some(last) => last.end = end,
+                Some(last) => last.end = part.end,
                 None => ranges.push(part.clone()),
             }
-            self.place(part, Mapping { end, protection, reserved, ..m });
         }
+        set(self);
         let order =
             |range: Range<u64>| protect_order(range.start, range.end - range.start, protection);
         Ok(Change { before: ranges.into_iter().map(order).collect(), ..Change::default() })
@@ -423,7 +449,7 @@ impl Layout {
         match advice as i32 {
             libc::MADV_DONTNEED => {
                 let parts = self.parts(&range);
-                if parts.iter().any(|(_, m)| m.file && m.share.is_none()) {
+                if parts.iter().any(|(_, m)| m.locked || m.file && m.share.is_none()) {
                     return Err(Errno::INVAL);
                 }
                 // Shared memory keeps its bytes.
@@ -448,44 +474,6 @@ impl Layout {
             | libc::MADV_PAGEOUT => Ok(Change::default()),
             _ => Err(Errno::INVAL),
         }
-    }
-
-    /// Sets where the break begins. Without room below the mappings of `mmap` it cannot grow.
-    pub(crate) fn start_heap(&mut self, at: u64) {
-        let at = at.min(CEILING);
-        self.heap = at;
-        self.brk = at;
-    }
-
-    /// The end of the heap.
-    pub(in crate::sentry) fn brk(&self) -> u64 {
-        self.brk
-    }
-
-    /// `brk`: the new break, or the old one if it is not possible.
-    pub(crate) fn set_brk(&mut self, brk: u64) -> (u64, Change) {
-        let old = self.brk.next_multiple_of(PAGE);
-        let mut change = Change::default();
-        if brk < self.heap || brk > CEILING {
-            return (self.brk, change);
-        }
-        let new = brk.next_multiple_of(PAGE);
-        if new > old {
-            let fits = self.check_room(self.growth(&(old..new), 1));
-            if self.touches(&(old..new)) || fits.and(self.afford(new - old, false)).is_err() {
-                return (self.brk, change);
-            }
-            self.insert(old..new, READ_WRITE, false);
-            change.before.push(map_order(old, new - old, READ_WRITE));
-        } else if new < old {
-            if self.check_room(self.growth(&(new..old), 0)).is_err() {
-                return (self.brk, change);
-            }
-            self.remove(&(new..old));
-            change.before.push(unmap_order(new, old - new));
-        }
-        self.brk = brk;
-        (brk, change)
     }
 
     /// Maps the stack; its lowest and highest address.

@@ -57,12 +57,15 @@ impl Layout {
             return Ok(());
         }
         let parts = self.parts(&range);
-        self.check_room(self.growth(&range, parts.len()))?;
+        let close = |layout: &mut Self| {
+            for (part, mapping) in &parts {
+                let new = Mapping { end: part.end, protection: 0, reserved: true, ..*mapping };
+                layout.place(part.clone(), new);
+            }
+        };
+        self.check_change(&[&range], self.growth(&range, parts.len()), close)?;
         self.afford(range.end - range.start, true)?;
-        for (part, mapping) in parts {
-            let end = part.end;
-            self.place(part, Mapping { end, protection: 0, reserved: true, ..mapping });
-        }
+        close(self);
         change.after.push(protect_order(range.start, range.end - range.start, 0));
         Ok(())
     }
@@ -71,5 +74,28 @@ impl Layout {
     pub(in crate::sentry) fn is_beyond(&self, address: u64) -> bool {
         let Some(end) = address.checked_add(1) else { return false };
         self.parts(&(address..end)).iter().any(|(_, mapping)| mapping.is_beyond())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh_files::{Budget, Time, Tree};
+
+    use super::*;
+
+    #[test]
+    fn a_mapping_without_room_for_its_pages_beyond_the_end_changes_nothing() {
+        let mut tree = Tree::new(Budget::default());
+        let node = tree.create_unnamed(0o600, Time::default()).unwrap();
+        let (mut layout, at) = (Layout::new(1 << 30), 1 << 20);
+        layout.map(Some(at), false, 2 * PAGE, 3, None).unwrap();
+        layout.share(at..at + 2 * PAGE, Share::new(node, at, 0));
+        // All addresses that may be reserved.
+        layout.map(None, false, 64 << 30, 0, None).unwrap();
+        let before = layout.clone();
+        let range = at..at + 2 * PAGE;
+        let origin = Share::new(node, at, 0);
+        let mapped = layout.map_file(range, 3, None, origin, PAGE).map(drop);
+        assert_eq!((mapped, layout == before), (Err(Errno::NOMEM), true));
     }
 }

@@ -93,12 +93,26 @@ impl Layout {
         self.afford(new_len, mapping.reserved)?;
         let start = remap.to.map_or_else(|| self.free(new_len, CEILING), Ok)?;
         let new = start..start + new_len;
-        let left = if remap.has(KEEPS_OLD) { 0 } else { self.growth(&old, 0) };
-        self.check_room(self.growth(&new, 1) + left)?;
+        let left = match remap.has(KEEPS_OLD) {
+            true if mapping.locked => self.growth(&old, 1),
+            true => 0,
+            false => self.growth(&old, 0),
+        };
+        let kept = Mapping { locked: false, ..mapping };
         if let Some(origin) = &mut mapping.origin {
             *origin = Share::new(origin.node, start, origin.offset(old.start));
         }
-        self.place(new.clone(), Mapping { end: new.end, ..mapping });
+        let transfer = |layout: &mut Self| {
+            layout.place(new.clone(), Mapping { end: new.end, ..mapping });
+            match remap.has(KEEPS_OLD) {
+                // The lock moves with the bytes.
+                true if mapping.locked => layout.place(old.clone(), kept),
+                true => {}
+                false => layout.remove(&old),
+            }
+        };
+        self.check_change(&[&new, &old], self.growth(&new, 1) + left, transfer)?;
+        transfer(self);
         let mut change = Change::default();
         if mapping.reserved {
             change.before.push(map_order(start, new_len, 0));
@@ -116,9 +130,6 @@ impl Layout {
             true => map_order(old.start, len, mapping.protection),
             false => unmap_order(old.start, len),
         });
-        if !remap.has(KEEPS_OLD) {
-            self.remove(&old);
-        }
         Ok((start, change))
     }
 
@@ -143,7 +154,13 @@ impl Sentry {
         let more = if remap.has(KEEPS_OLD) { len } else { remap.new_len.saturating_sub(len) };
         let old = self.state.layout.whole(&remap.old);
         let data = old.is_ok_and(|m| is_data(m.protection, m.share.is_some()));
-        self.state.check_address_space(more, &(0..0), data)?;
+        if old.is_ok_and(|m| m.locked) && remap.new_len > len {
+            self.may_lock_more(remap.new_len - len)?;
+        }
+        // Limits that are exceeded already forbid only growth.
+        if more > 0 {
+            self.state.check_address_space(more, &(0..0), data)?;
+        }
         let (start, change) = match old.map(|m| m.share) {
             Ok(Some(share)) if !stays => self.remap_shared(&remap, share)?,
             _ => self.change().layout.remap(&remap)?,

@@ -281,8 +281,11 @@ impl Sentry {
             (libc::SOL_SOCKET, libc::SO_PEERCRED) => {
                 // The peer of an IP connection is unknown.
                 let mate = if socket.own.is_internet() { 0 } else { socket.mate };
-                let user = if mate == 0 { u32::MAX } else { crate::sentry::USER as u32 };
-                StructBuilder::default().int(mate).int(user).int(user).0
+                let (user, group) = match mate {
+                    0 => (u32::MAX, u32::MAX),
+                    _ => (self.state.user_id(), self.state.group_id()),
+                };
+                StructBuilder::default().int(mate).int(user).int(group).0
             }
             (libc::SOL_SOCKET, libc::SO_COOKIE) => {
                 (self.state.table.id(a[0])? + 1).to_le_bytes().to_vec()

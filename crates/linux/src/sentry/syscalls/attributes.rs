@@ -101,11 +101,11 @@ impl Sentry {
     }
 
     /// All files belong to the guest's only user, who cannot give them away.
-    fn give(user: u64, group: u64) -> SyscallResult {
-        let stays = |id: u64| {
-            id as u32 == u32::MAX || id as u32 == crate::sentry::kernel::identity::USER as u32
-        };
-        if stays(user) && stays(group) { Ok(ZERO) } else { Err(Errno::PERM.into()) }
+    fn give(&self, user: u64, group: u64) -> SyscallResult {
+        let own = self.state.owner();
+        let stays = |(id, own): (u64, u32)| id as u32 == u32::MAX || id as u32 == own;
+        let stay = [user, group].into_iter().zip(own).all(stays);
+        if stay { Ok(ZERO) } else { Err(Errno::PERM.into()) }
     }
 
     pub(in crate::sentry) fn sys_fchownat(
@@ -123,11 +123,11 @@ impl Sentry {
         let node = match flags & libc::AT_EMPTY_PATH != 0 && path_in(process, path)?.is_empty() {
             true => match self.described_file(at)? {
                 Some(node) => node,
-                None => return Self::give(owner.0, owner.1),
+                None => return self.give(owner.0, owner.1),
             },
             false => self.follow(process, at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?,
         };
-        let given = Self::give(owner.0, owner.1)?;
+        let given = self.give(owner.0, owner.1)?;
         self.change().tell_file(node, libc::IN_ATTRIB);
         Ok(given)
     }
@@ -156,7 +156,7 @@ impl Sentry {
         if self.state.table.get(descriptor)?.flags & libc::O_PATH as u32 != 0 {
             return Err(Errno::BADF.into());
         }
-        Self::give(user, group)
+        self.give(user, group)
     }
 
     pub(in crate::sentry) fn sys_linkat(

@@ -191,15 +191,12 @@ impl Sentry {
     }
 
     /// Refuses an owner of a descriptor that does not exist: a process, a group if it is negative,
-    /// or 0 for none.
+    /// or 0 for none. As in Linux, any number that is in use is one.
     fn check_owner(&self, owner: i32) -> Result<(), Errno> {
-        let processes = &self.state.processes;
-        let known = match owner {
-            i32::MIN => return Err(Errno::INVAL),
-            0 => true,
-            group @ ..0 => !processes.group(group.unsigned_abs()).is_empty(),
-            one => processes.lives(one as u32),
-        };
+        if owner == i32::MIN {
+            return Err(Errno::INVAL);
+        }
+        let known = owner == 0 || self.state.processes.is_in_use(owner.unsigned_abs());
         if known { Ok(()) } else { Err(Errno::SRCH) }
     }
 

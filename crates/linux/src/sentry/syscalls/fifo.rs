@@ -82,7 +82,7 @@ impl Sentry {
             _ => return Err(Errno::INVAL.into()),
         };
         let place = self.place(process, at, path)?;
-        self.create_name(&place, new, mode as u32 & 0o7777 & !self.state.current().umask)?;
+        self.create_name(&place, new, mode as u32 & 0o7777)?;
         Ok(ZERO)
     }
 }

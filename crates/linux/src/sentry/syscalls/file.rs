@@ -11,6 +11,7 @@ use crate::sentry::fs::devices::{SOCKET, is_special};
 use crate::sentry::fs::permissions::{access_of, allows};
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::proc_paths::ProcTarget;
+use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::syscalls::open_how::Resolve;
@@ -106,7 +107,7 @@ impl Sentry {
             ResolvedPath::Place(place) => place,
             ResolvedPath::Own(meant) => return self.open_meant(&meant, flags),
         };
-        let mode = mode as u32 & 0o7777 & !self.state.current().umask;
+        let mode = mode as u32 & 0o7777;
         let now = crate::sentry::kernel::time::now();
         let access = access_of(flags);
         if has(libc::O_TMPFILE) {
@@ -118,10 +119,13 @@ impl Sentry {
                 return Err(Errno::INVAL.into());
             }
             self.state.may_change(directory)?;
-            let tree = &mut self.change().tree;
-            let node = tree.create_unnamed(mode, now)?;
-            let open = tree.open(node, access);
-            tree.release(node);
+            let inherited = self.state.inheritance(directory, mode, false)?;
+            let state = self.change();
+            let node = state.tree.create_unnamed(inherited.mode, now)?;
+            let open = state
+                .set_inherited(node, &inherited)
+                .and_then(|()| Ok(state.tree.open(node, access)?));
+            state.tree.release(node);
             return self.add(FileObject::File(open?), flags);
         }
         if exclusive && place.found.is_some() {
@@ -134,7 +138,7 @@ impl Sentry {
             Some((node, _)) => node,
             None if has(libc::O_CREAT) && !only_named => {
                 self.state.table.check_room()?;
-                let node = self.change().tree.create_at(&place, New::File, mode, now)?;
+                let node = self.change().create_at(&place, New::File, mode)?;
                 self.change().tell_made(&place);
                 node
             }
@@ -305,6 +309,19 @@ impl Sentry {
                 self.change().table.get_mut(descriptor)?.open = open;
                 return Ok(SyscallControl::Value(at));
             }
+            FileObject::Proc(file) => {
+                let moved = match whence {
+                    Whence::Start => Some(offset),
+                    Whence::Current => (file.offset as i64).checked_add(offset),
+                    // Their size is 0.
+                    Whence::End => Some(offset),
+                    _ => None,
+                };
+                let moved = moved.and_then(|at| u64::try_from(at).ok()).ok_or(Errno::INVAL)?;
+                let open = FileObject::Proc(ProcFile { offset: moved, ..*file });
+                self.change().table.get_mut(descriptor)?.open = open;
+                return Ok(SyscallControl::Value(moved));
+            }
             _ => return Err(Errno::SPIPE.into()),
         };
         let mut moved = open.clone();
@@ -419,6 +436,9 @@ impl Sentry {
                 // The size is that of the text about it.
                 Ok(FileStatus { mode: libc::S_IFREG | mode, size: 80, ..none })
             }
+            FileObject::Proc(file) => {
+                self.attributes_meant(&ProcTarget::Setting(file.setting), true)
+            }
             FileObject::Folder(folder, _) => {
                 self.attributes_meant(&ProcTarget::Folder(*folder), true)
             }
@@ -440,7 +460,7 @@ impl Sentry {
     ) -> SyscallResult {
         let id = self.state.table.id(descriptor)?;
         let attributes = self.attributes_of(id, self.state.table.get(descriptor)?)?;
-        copy_out(process, to, &abi::stat(&attributes))?;
+        copy_out(process, to, &abi::stat(&attributes, self.state.owner()))?;
         Ok(ZERO)
     }
 
@@ -478,7 +498,7 @@ impl Sentry {
         flags: u64,
     ) -> SyscallResult {
         let attributes = self.attributes_at(process, at, path, flags)?;
-        copy_out(process, to, &abi::stat(&attributes))?;
+        copy_out(process, to, &abi::stat(&attributes, self.state.owner()))?;
         Ok(ZERO)
     }
 
@@ -498,7 +518,7 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let attributes = self.attributes_at(process, at, path, flags)?;
-        copy_out(process, to, &abi::statx(&attributes))?;
+        copy_out(process, to, &abi::statx(&attributes, self.state.owner()))?;
         Ok(ZERO)
     }
 

@@ -4,12 +4,14 @@
 use crate::platform::{GUEST, Process};
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::root_files::HOST;
-use crate::sentry::kernel::identity::{RELEASE, USER, VERSION};
+use crate::sentry::kernel::identity::{RELEASE, VERSION};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 use rustix::time::ClockId;
 
 use rustix::io::Errno;
 
+/// The personality of programs of 32 bits.
+const PER_LINUX32: u32 = 8;
 const ARCH_SET_GS: u64 = 0x1001;
 const ARCH_SET_FS: u64 = 0x1002;
 const ARCH_GET_FS: u64 = 0x1003;
@@ -39,16 +41,32 @@ impl Sentry {
         process: &mut Process,
         a: &[u64; 6],
     ) -> SyscallResult {
+        let user = self.state.user_id();
+        Self::tell_ids(process, a, user)
+    }
+
+    pub(in crate::sentry) fn sys_getresgid(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let group = self.state.group_id();
+        Self::tell_ids(process, a, group)
+    }
+
+    /// Stores the real, effective and saved number, which are one.
+    fn tell_ids(process: &mut Process, a: &[u64; 6], id: u32) -> SyscallResult {
         for address in &a[..3] {
-            copy_out(process, *address, &(USER as u32).to_le_bytes())?;
+            copy_out(process, *address, &id.to_le_bytes())?;
         }
         Ok(ZERO)
     }
 
     pub(in crate::sentry) fn sys_uname(&mut self, process: &mut Process, to: u64) -> SyscallResult {
         let mut bytes = vec![0; 6 * 65];
-        for (index, name) in
-            ["Linux", HOST, RELEASE, VERSION, "x86_64", "(none)"].iter().enumerate()
+        let is_short = self.state.current().info.traits.persona & 0xff == PER_LINUX32;
+        let machine = if is_short { "i686" } else { "x86_64" };
+        for (index, name) in ["Linux", HOST, RELEASE, VERSION, machine, "(none)"].iter().enumerate()
         {
             bytes[index * 65..index * 65 + name.len()].copy_from_slice(name.as_bytes());
         }

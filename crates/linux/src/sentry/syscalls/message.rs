@@ -264,8 +264,11 @@ impl Sentry {
         if !socket.is_local() || !socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
             return Ok(None);
         }
-        let user = if sender.is_some() { crate::sentry::USER as u32 } else { NOBODY };
-        let credentials = StructBuilder::default().int(sender.unwrap_or(0)).int(user).int(user);
+        let (user, group) = match sender {
+            Some(_) => (self.state.user_id(), self.state.group_id()),
+            None => (NOBODY, NOBODY),
+        };
+        let credentials = StructBuilder::default().int(sender.unwrap_or(0)).int(user).int(group);
         Ok(Some(credentials.0))
     }
 
@@ -445,10 +448,10 @@ impl Sentry {
         for number in &given.rights {
             self.state.table.get(*number)?;
         }
-        let user = crate::sentry::USER as u32;
+        let (user, group) = (self.state.user_id(), self.state.group_id());
         if given
             .credentials
-            .is_some_and(|named| named != [self.state.processes.current_id(), user, user])
+            .is_some_and(|named| named != [self.state.processes.current_id(), user, group])
         {
             // Others may be named with privileges alone.
             return Err(Errno::PERM.into());

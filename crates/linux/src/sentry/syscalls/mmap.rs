@@ -68,6 +68,15 @@ impl Sentry {
         let planned = self.state.layout.plan(at, low, len, protection, named || shared)?;
         let whole = planned.end - planned.start;
         self.state.check_address_space(whole, &planned, is_data(protection, shared))?;
+        let locked = flags & libc::MAP_LOCKED != 0 || self.state.layout.locks_new();
+        if flags & libc::MAP_LOCKED != 0 && self.state.current().info.limits.locked_bytes() == 0 {
+            return Err(Errno::PERM.into());
+        }
+        if locked {
+            self.may_lock_more(whole - self.state.layout.locked_within(&planned))?;
+            // It merges with no mapping that is not locked.
+            self.state.layout.check_room(self.state.layout.growth(&planned, 1))?;
+        }
         // Devices share nothing: their mappings are private.
         let node = match shared {
             true => self.shared_file(named.then_some(descriptor), offset, len, protection)?,
@@ -103,6 +112,9 @@ impl Sentry {
             let state = self.change();
             state.layout.share(start..start + whole, Share::new(node, start, offset));
             self.count_shared()?;
+        }
+        if locked {
+            self.change().layout.set_locked(&(start..start + whole), true)?;
         }
         Ok(SyscallControl::Memory(start, change))
     }
@@ -195,6 +207,10 @@ impl Sentry {
         let end = end.ok_or(Errno::NOMEM)?;
         if end > start && !self.state.layout.allows(&(start..end), 0) {
             return Err(Errno::NOMEM.into());
+        }
+        let locked = self.state.layout.locked_within(&(start..end)) > 0;
+        if flags & libc::MS_INVALIDATE != 0 && locked {
+            return Err(Errno::BUSY.into());
         }
         Ok(crate::sentry::ZERO)
     }
@@ -341,7 +357,7 @@ impl Sentry {
         let parts = self.state.layout.parts(&range);
         let [(part, mapping)] = &parts[..] else { return Ok(None) };
         let (Some(origin), false) = (mapping.origin, mapping.reserved) else { return Ok(None) };
-        if *part != range || mapping.share.is_some() {
+        if *part != range || mapping.share.is_some() || mapping.locked {
             return Ok(None);
         }
         let (node, offset) = (origin.node, origin.offset(range.start));
@@ -363,6 +379,9 @@ impl Sentry {
         // A break that is not allowed stays, as one without memory.
         let allowed =
             self.state.check_address_space(brk.saturating_sub(now), &(0..0), true).is_ok();
+        let allowed = allowed
+            && (!self.state.layout.locks_new()
+                || self.may_lock_more(brk.saturating_sub(now)).is_ok());
         let brk = if brk > now && !allowed { now } else { brk };
         let (brk, change) = self.change().layout.set_brk(brk);
         Ok(SyscallControl::Memory(brk, change))

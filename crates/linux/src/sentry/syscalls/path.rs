@@ -158,16 +158,12 @@ impl Sentry {
         mode: u64,
     ) -> SyscallResult {
         let place = self.place(process, at, path)?;
-        self.create_name(
-            &place,
-            New::Directory,
-            mode as u32 & 0o7777 & !self.state.current().umask,
-        )?;
+        self.create_name(&place, New::Directory, mode as u32 & 0o7777)?;
         Ok(ZERO)
     }
 
     /// Creates an object at a path, if its directory allows that, and reports the new name to
-    /// watches.
+    /// watches. The process's mask applies to its mode.
     pub(in crate::sentry) fn create_name(
         &mut self,
         place: &ResolvedName,
@@ -176,7 +172,7 @@ impl Sentry {
     ) -> SyscallResult<()> {
         self.state.may_make(place)?;
         let state = self.change();
-        state.tree.create_at(place, new, mode, crate::sentry::kernel::time::now())?;
+        state.create_at(place, new, mode)?;
         state.tell_made(place);
         Ok(())
     }
@@ -267,7 +263,7 @@ impl Sentry {
         let node = self.follow(process, at, path, true)?;
         let old = self.state.tree.stat(node)?.mode;
         self.state.seals.may_turn(node, old, mode as u32)?;
-        self.change().tree.set_mode(node, mode as u32, crate::sentry::kernel::time::now())?;
+        self.change().set_mode(node, mode as u32)?;
         self.change().tell_file(node, libc::IN_ATTRIB);
         Ok(ZERO)
     }
@@ -286,7 +282,7 @@ impl Sentry {
         };
         let old = self.state.tree.stat(node)?.mode;
         self.state.seals.may_turn(node, old, mode as u32)?;
-        self.change().tree.set_mode(node, mode as u32, crate::sentry::kernel::time::now())?;
+        self.change().set_mode(node, mode as u32)?;
         self.change().tell_file(node, libc::IN_ATTRIB);
         Ok(ZERO)
     }

@@ -1,16 +1,31 @@
-//! `process_vm_readv` and `process_vm_writev`: copies between the memories of processes.
+//! `process_vm_readv` and `process_vm_writev`: copies between the memories of processes, which the
+//! guest's owner carries out.
 //!
-//! A process reaches its own memory, as programs do to look at addresses that may not be mapped.
-//! That of others takes a privilege of a tracer, which no guest has.
+//! A process reaches its own memory, as programs do to look at addresses that may not be mapped,
+//! and that of other processes of the guest that it could trace: those that are dumpable, and have
+//! no capabilities that it lacks.
 
 use rustix::io::Errno;
 
 use crate::platform::Process;
-use crate::sentry::syscalls::read_write::pieces;
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, copy_in};
+use crate::sentry::kernel::user_namespaces::SYS_PTRACE;
+use crate::sentry::syscalls::read_write::pieces_of;
+use crate::sentry::{Sentry, SyscallControl, SyscallResult};
 
-/// Bytes that are copied at a time.
-const CHUNK_SIZE: u64 = 1 << 18;
+/// Maximum bytes of a call, as in Linux.
+const MAX_COPY: u64 = 0x7fff_f000;
+
+/// A copy between the current process and another, or within the current one.
+#[derive(Debug)]
+pub(crate) struct PeerCopy {
+    /// The other process.
+    pub(crate) peer: u32,
+    /// Whether the other process's memory is written.
+    pub(crate) writes: bool,
+    /// Addresses and lengths of the bytes, and of their places.
+    pub(crate) from: Vec<(u64, u64)>,
+    pub(crate) to: Vec<(u64, u64)>,
+}
 
 impl Sentry {
     /// `process_vm_readv`.
@@ -37,45 +52,30 @@ impl Sentry {
         if flags != 0 {
             return Err(Errno::INVAL.into());
         }
-        let local = pieces(process, local, local_count)?;
-        let remote = pieces(process, remote, remote_count)?;
-        let id = u32::try_from(id).map_err(|_| Errno::SRCH)?;
-        let is_own = id == self.state.processes.current_id()
-            || self.state.current().threads.get(id).is_some();
-        if !is_own {
-            let known = self.state.processes.lives(id);
-            return Err(if known { Errno::PERM } else { Errno::SRCH }.into());
+        let local = pieces_of(process, local, local_count, MAX_COPY)?;
+        let remote = pieces_of(process, remote, remote_count, MAX_COPY)?;
+        let peer = self.process_of_thread(id as u32).ok_or(Errno::SRCH)?;
+        if peer != self.state.processes.current_id() {
+            self.may_trace(peer)?;
         }
         let (from, to) = if writes { (local, remote) } else { (remote, local) };
-        let (mut from, mut to) = (from.into_iter(), to.into_iter());
-        let (mut source, mut target, mut done) = ((0, 0), (0, 0), 0);
-        loop {
-            while source.1 == 0 {
-                match from.next() {
-                    Some(piece) => source = piece,
-                    None => return Ok(SyscallControl::Value(done)),
-                }
-            }
-            while target.1 == 0 {
-                match to.next() {
-                    Some(piece) => target = piece,
-                    None => return Ok(SyscallControl::Value(done)),
-                }
-            }
-            // Up to the ends of pages: the next one may not be mapped.
-            let page = |at: u64| crate::sentry::PAGE - at % crate::sentry::PAGE;
-            let len =
-                source.1.min(target.1).min(CHUNK_SIZE).min(page(source.0)).min(page(target.0));
-            let moved = copy_in(process, source.0, len as usize)
-                .and_then(|bytes| crate::sentry::copy_out(process, target.0, &bytes));
-            match moved {
-                Ok(()) => {}
-                Err(_) if done > 0 => return Ok(SyscallControl::Value(done)),
-                Err(error) => return Err(error),
-            }
-            done += len;
-            source = (source.0.wrapping_add(len), source.1 - len);
-            target = (target.0.wrapping_add(len), target.1 - len);
-        }
+        Ok(SyscallControl::Peer(Box::new(PeerCopy { peer, writes, from, to })))
+    }
+
+    /// The process that has a thread.
+    fn process_of_thread(&self, thread: u32) -> Option<u32> {
+        let mut processes = self.state.processes.iter();
+        let found = processes.find(|process| process.threads.get(thread).is_some());
+        found.map(|process| process.info.id)
+    }
+
+    /// Refuses to look into a process that hides from others, or has more rights.
+    fn may_trace(&self, peer: u32) -> Result<(), Errno> {
+        let namespaces = &self.state.namespaces;
+        let (own, other) = (self.state.credentials(), namespaces.of(peer));
+        let equal = own.namespace == other.namespace && other.permitted & !own.permitted == 0;
+        let hidden = self.state.processes.info(peer).is_some_and(|info| info.traits.undumpable);
+        let traces = namespaces.has(own, other.namespace, SYS_PTRACE);
+        if traces || equal && !hidden { Ok(()) } else { Err(Errno::PERM) }
     }
 }

@@ -5,7 +5,7 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::kernel::epoll::{
     EDGE, EpollInterest, EpollSet, INTERESTS_UNCHECKED, MAX_INTERESTS, MAX_SETS, ONCE, READ_TOO,
-    WRITE_TOO, plain,
+    ReadySets, WRITE_TOO, plain,
 };
 use crate::sentry::kernel::fd_table::{DESCRIPTORS, FileObject};
 use crate::sentry::kernel::readiness::{ALWAYS, ERR, HUP, IN, OUT};
@@ -97,6 +97,7 @@ impl Sentry {
         }
         let bytes = copy_in(process, list, count as usize * 8)?;
         let (mut ready, mut told, mut on) = (0, bytes.clone(), Vec::new());
+        let mut sets = ReadySets::default();
         for (entry, out) in bytes.chunks_exact(8).zip(told.chunks_exact_mut(8)) {
             let number = i32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
             let wanted = u16::from_le_bytes([entry[4], entry[5]]);
@@ -104,8 +105,8 @@ impl Sentry {
                 _ if number < 0 => 0,
                 Ok(id) => {
                     on.push((id, plain(wanted)));
-                    let open = &self.state.table.get(number as u64)?.open;
-                    named(self.state.readiness(self.asker(), open, 0).0, wanted)
+                    let found = self.state.readiness(self.asker(), id, &mut sets);
+                    named(found.map_or(0, |(events, _)| events), wanted)
                 }
                 Err(_) => libc::POLLNVAL as u16,
             };
@@ -181,7 +182,7 @@ impl Sentry {
         let count = count.min(DESCRIPTORS.into());
         let len = count.div_ceil(64) as usize * 8;
         let (mut ready, mut on) = (0, Vec::new());
-        let mut told = Vec::new();
+        let (mut told, mut looked_at) = (Vec::new(), ReadySets::default());
         // An end counts as something to read, an error as both.
         for (set, events) in sets.into_iter().zip([IN | HUP | ERR, OUT | ERR, 0]) {
             if set == 0 {
@@ -195,8 +196,8 @@ impl Sentry {
                     continue;
                 }
                 let id = self.state.table.id(number)?;
-                let open = &self.state.table.get(number)?.open;
-                if self.state.readiness(self.asker(), open, 0).0 & events != 0 {
+                let found = self.state.readiness(self.asker(), id, &mut looked_at);
+                if found.is_some_and(|(ready, _)| ready & events != 0) {
                     out[at] |= bit;
                     ready += 1;
                 } else if events != 0 {
@@ -241,13 +242,18 @@ impl Sentry {
         }
         let open = &self.state.table.get(number)?.open;
         let watched = matches!(open, FileObject::Device(Device::Generation(_), _));
-        let plain =
-            matches!(open, FileObject::File(_) | FileObject::Device(..) | FileObject::Folder(..));
+        let plain = matches!(
+            open,
+            FileObject::File(_)
+                | FileObject::Device(..)
+                | FileObject::Folder(..)
+                | FileObject::Proc(_)
+        );
         if plain && !watched {
             return Err(Errno::PERM.into());
         }
         let number = number as u32;
-        let is_there = known.0.get(&number).is_some_and(|i| i.description == description);
+        let is_there = known.get(number).is_some_and(|i| i.description == description);
         let interest = match operation as i32 {
             libc::EPOLL_CTL_DEL => None,
             libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {
@@ -262,7 +268,7 @@ impl Sentry {
             libc::EPOLL_CTL_ADD if is_there => return Err(Errno::EXIST.into()),
             libc::EPOLL_CTL_ADD => {
                 // A sum over all sets is not for every call.
-                let is_rounded = known.0.len().is_multiple_of(INTERESTS_UNCHECKED);
+                let is_rounded = known.len().is_multiple_of(INTERESTS_UNCHECKED);
                 if is_rounded && self.state.all_interests() >= MAX_INTERESTS {
                     return Err(Errno::NOSPC.into());
                 }
@@ -270,24 +276,22 @@ impl Sentry {
             _ if !is_there => return Err(Errno::NOENT.into()),
             _ => {}
         }
-        let adds = operation as i32 == libc::EPOLL_CTL_ADD;
-        let nests = self.state.nests || matches!(open, FileObject::Epoll(_));
+        let is_set = matches!(open, FileObject::Epoll(_));
+        // No other change makes more levels.
+        let nests = is_set && !known.contains_set(description);
         let put = |state: &mut Kernel, interest: Option<EpollInterest>| {
             if let FileObject::Epoll(known) = &mut state.table.get_mut(set)?.open {
                 match interest {
-                    Some(interest) => drop(known.0.insert(number, interest)),
-                    None => drop(known.0.remove(&number)),
+                    Some(interest) => known.insert(number, interest, is_set),
+                    None => known.remove(number),
                 }
             }
             Ok::<_, Errno>(())
         };
         put(self.change(), interest)?;
-        if adds && nests {
-            if let Err(error) = self.state.check_nesting() {
-                put(self.change(), None)?;
-                return Err(error.into());
-            }
-            self.change().nests = true;
+        if nests && let Err(error) = self.state.check_nesting() {
+            put(self.change(), None)?;
+            return Err(error.into());
         }
         Ok(ZERO)
     }
@@ -328,8 +332,9 @@ impl Sentry {
         if !(1..=i32::MAX as u64).contains(&most) {
             return Err(Errno::INVAL.into());
         }
-        let concerns = known.0.iter().filter_map(|(&number, interest)| {
-            let (events, edges) = self.state.concern(self.asker(), interest, 0)?;
+        let mut sets = ReadySets::default();
+        let concerns = known.iter().filter_map(|(number, interest)| {
+            let (events, edges) = self.state.concern(self.asker(), interest, &mut sets)?;
             Some((number, interest.clone(), events, edges))
         });
         let told: Vec<_> = concerns.take(most.min(TOLD) as usize).collect();
@@ -351,7 +356,7 @@ impl Sentry {
             && let FileObject::Epoll(known) = &mut self.change().table.get_mut(set)?.open
         {
             for (number, _, _, edges) in &told {
-                if let Some(interest) = known.0.get_mut(number) {
+                if let Some(interest) = known.get_mut(*number) {
                     interest.told = Some(*edges);
                     interest.off = interest.wanted & ONCE != 0;
                 }

@@ -1,19 +1,16 @@
 //! `prctl`, and system calls on users and capabilities. A guest has one user without privileges.
 
 use crate::platform::Process;
-use crate::sentry::abi::StructBuilder;
-use crate::sentry::kernel::identity::USER;
 use crate::sentry::kernel::prctl_state::{CAPABILITIES, SLACK};
 use crate::sentry::kernel::process_info::NOBODY;
 use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::user_namespaces::Credentials;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 use rustix::io::Errno;
 
 const PR_SET_PTRACER: i32 = 0x5961_6d61;
 const PR_SET_VMA: i32 = 0x5356_4d41;
-/// Form of `capget` and `capset`, the last one (`_LINUX_CAPABILITY_VERSION_3`).
-const FORM: u32 = 0x2008_0522;
 
 impl Sentry {
     pub(in crate::sentry) fn sys_prctl(
@@ -82,11 +79,13 @@ impl Sentry {
                 }
                 _ => return Err(Errno::INVAL.into()),
             },
-            libc::PR_SET_KEEPCAPS => drop(switch?),
-            libc::PR_GET_KEEPCAPS
-            | libc::PR_GET_SECUREBITS
-            | libc::PR_GET_SECCOMP
-            | libc::PR_GET_THP_DISABLE => {}
+            libc::PR_SET_KEEPCAPS => {
+                let (id, keeps) = (self.state.processes.current_id(), switch?);
+                let credentials = Credentials { keeps, ..self.state.credentials() };
+                self.change().namespaces.set(id, credentials);
+            }
+            libc::PR_GET_KEEPCAPS => return told(self.state.credentials().keeps.into()),
+            libc::PR_GET_SECUREBITS | libc::PR_GET_SECCOMP | libc::PR_GET_THP_DISABLE => {}
             // There is no tracer, and names of memory are not shown.
             PR_SET_PTRACER | PR_SET_VMA | libc::PR_SET_THP_DISABLE => {}
             _ => return Err(Errno::INVAL.into()),
@@ -95,48 +94,6 @@ impl Sentry {
             self.change().current_mut().info.traits = new;
         }
         Ok(ZERO)
-    }
-
-    /// `setuid` and its kind: only to the present ID.
-    pub(in crate::sentry) fn set_ids(&mut self, ids: &[u64]) -> SyscallResult {
-        let stays = |id: &u64| *id as u32 == u32::MAX || *id as u32 == USER as u32;
-        if ids.iter().all(stays) { Ok(ZERO) } else { Err(Errno::PERM.into()) }
-    }
-
-    /// `capget`: none.
-    pub(in crate::sentry) fn sys_capget(
-        &mut self,
-        process: &mut Process,
-        head: u64,
-        to: u64,
-    ) -> SyscallResult {
-        let known = copy_in(process, head, 8)?;
-        if known[..4] != FORM.to_le_bytes() {
-            copy_out(process, head, &FORM.to_le_bytes())?;
-            return if to == 0 { Ok(ZERO) } else { Err(Errno::INVAL.into()) };
-        }
-        let id = u32::from_le_bytes([known[4], known[5], known[6], known[7]]);
-        if id != 0 && !self.state.processes.lives(id) {
-            return Err(Errno::SRCH.into());
-        }
-        if to != 0 {
-            copy_out(process, to, &StructBuilder::default().zeros(24).0)?;
-        }
-        Ok(ZERO)
-    }
-
-    /// `capset`: to none.
-    pub(in crate::sentry) fn sys_capset(
-        &mut self,
-        process: &Process,
-        head: u64,
-        from: u64,
-    ) -> SyscallResult {
-        if copy_in(process, head, 4)? != FORM.to_le_bytes() {
-            return Err(Errno::INVAL.into());
-        }
-        let none = copy_in(process, from, 24)?.iter().all(|byte| *byte == 0);
-        if none { Ok(ZERO) } else { Err(Errno::PERM.into()) }
     }
 }
 

@@ -41,7 +41,8 @@ const SERVED: i32 = libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_SETTID
     | libc::CLONE_CHILD_CLEARTID
-    | libc::CLONE_SETTLS;
+    | libc::CLONE_SETTLS
+    | libc::CLONE_NEWUSER;
 
 /// Options of `wait4`: `WNOHANG`, `WUNTRACED`, `WCONTINUED`, and the kinds of children.
 const WAIT_FLAGS: u32 = 0xe000_000b;
@@ -60,6 +61,7 @@ impl Sentry {
         let flags = flags as i32;
         let waits = flags & libc::CLONE_VFORK != 0;
         let copies = flags & libc::CLONE_VM == 0;
+        self.check_namespace_flags(flags)?;
         // Memory is shared only while the parent waits. The lowest byte is the signal at the
         // child's end.
         if flags & !SERVED & !0xff != 0 || !(copies || waits) {
@@ -89,7 +91,14 @@ impl Sentry {
             spent: 0,
             ..current.clone()
         };
+        let enters = flags & libc::CLONE_NEWUSER != 0;
+        if enters {
+            self.change().make_room_for_namespace()?;
+        }
         let id = self.change().add_child(thread, copies)?;
+        if enters {
+            self.change().enter_new_namespace(id)?;
+        }
         if flags & libc::CLONE_PARENT_SETTID != 0 {
             // As in Linux, a place that cannot be written is the guest's loss.
             let _ = process.write(parent, &id.to_le_bytes())?;
@@ -254,7 +263,7 @@ impl Sentry {
                 .int(code as u32)
                 .int(0)
                 .int(id)
-                .int(crate::sentry::USER as u32)
+                .int(self.state.user_id())
                 .int(status as u32)
                 .zeros(100);
             copy_out(process, info, &bytes.0)?;

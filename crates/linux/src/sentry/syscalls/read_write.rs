@@ -28,11 +28,20 @@ pub(in crate::sentry) fn pieces(
     vector: u64,
     count: u64,
 ) -> SyscallResult<Vec<(u64, u64)>> {
+    pieces_of(process, vector, count, MAX_TRANSFER)
+}
+
+/// Pieces of guest memory, at most `room` bytes together.
+pub(in crate::sentry) fn pieces_of(
+    process: &Process,
+    vector: u64,
+    count: u64,
+    mut room: u64,
+) -> SyscallResult<Vec<(u64, u64)>> {
     if count > PIECES {
         return Err(Errno::INVAL.into());
     }
     let bytes = copy_in(process, vector, count as usize * 16)?;
-    let mut room = MAX_TRANSFER;
     let mut pieces = Vec::new();
     let word = |piece: &[u8], at: usize| {
         piece[at..at + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
@@ -180,13 +189,15 @@ impl Sentry {
         if matches!(open, FileObject::Device(Device::Generation(_), _)) {
             return self.see_generation(descriptor);
         }
-        if by > 0
-            && matches!(open, FileObject::File(_))
-            && let FileObject::File(open) = &mut self.change().table.get_mut(descriptor)?.open
-        {
-            open.offset += by;
-            self.accessed(descriptor, by)?;
+        if by == 0 || !matches!(open, FileObject::File(_) | FileObject::Proc(_)) {
+            return Ok(());
         }
+        match &mut self.change().table.get_mut(descriptor)?.open {
+            FileObject::File(open) => open.offset += by,
+            FileObject::Proc(file) => file.offset += by,
+            _ => {}
+        }
+        self.accessed(descriptor, by)?;
         Ok(())
     }
 
@@ -360,6 +371,12 @@ impl Sentry {
                 Ok(self.streams.generation.get().to_le_bytes().to_vec())
             }
             FileObject::Folder(..) => Err(Errno::ISDIR.into()),
+            FileObject::Proc(file) => {
+                let mut bytes = self.state.proc_content(file)?;
+                bytes.drain(..bytes.len().min(usize::try_from(offset).unwrap_or(usize::MAX)));
+                bytes.truncate(usize::try_from(len).unwrap_or(usize::MAX));
+                Ok(bytes)
+            }
             _ => Err(Errno::SPIPE.into()),
         }
     }
@@ -465,6 +482,13 @@ impl Sentry {
                 messages.drain(..surplus);
             }
             FileObject::Device(Device::Full, _) => return Err(Errno::NOSPC.into()),
+            FileObject::Proc(file) => {
+                let file = *file;
+                self.change().write_setting(&file, bytes, at.unwrap_or(file.offset))?;
+                if at.is_none() {
+                    self.advance(descriptor, bytes.len() as u64)?;
+                }
+            }
             FileObject::Device(..) => {}
             FileObject::File(open) => {
                 let (node, size) = (open.node, self.state.tree.stat(open.node)?.size);

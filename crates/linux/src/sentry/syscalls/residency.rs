@@ -1,5 +1,7 @@
-//! Calls on memory that change nothing here: all guest memory is resident, and threads run one at a
-//! time.
+//! Calls on memory that is resident, as all guest memory is, and on memory that threads see: they
+//! run one at a time.
+
+use std::ops::Range;
 
 use rustix::io::Errno;
 
@@ -10,6 +12,8 @@ use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 /// Bytes that are written at a time.
 const CHUNK_SIZE: u64 = 64 << 10;
 const MLOCK_ONFAULT: u64 = 1;
+const MCL_CURRENT: u64 = 1;
+const MCL_FUTURE: u64 = 2;
 const MCL_ALL: u64 = 7;
 const MCL_ONFAULT: u64 = 4;
 
@@ -24,23 +28,27 @@ const PRIVATE_EXPEDITED_SYNC_CORE: u32 = 1 << 5;
 const REGISTER_PRIVATE_EXPEDITED_SYNC_CORE: u32 = 1 << 6;
 const COMMANDS: u32 = (1 << 7) - 1;
 
+/// The pages that a range has a part in.
+fn pages_around(start: u64, len: u64) -> Result<Range<u64>, Errno> {
+    let first = start & !(PAGE - 1);
+    let end = start.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE));
+    Ok(first..end.ok_or(Errno::INVAL)?)
+}
+
 impl Sentry {
     /// Whether all of a range is mapped, whole pages.
     fn check_mapped(&self, start: u64, len: u64) -> Result<(), Errno> {
-        let first = start & !(PAGE - 1);
-        let end = start.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE));
-        let end = end.ok_or(Errno::INVAL)?;
-        if end > first && !self.state.layout.allows(&(first..end), 0) {
-            return Err(Errno::NOMEM);
-        }
-        Ok(())
+        let range = pages_around(start, len)?;
+        let mapped = range.is_empty() || self.state.layout.allows(&range, 0);
+        if mapped { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
+    /// `mlock`.
     pub(in crate::sentry) fn sys_mlock(&mut self, start: u64, len: u64) -> SyscallResult {
-        self.check_mapped(start, len)?;
-        Ok(ZERO)
+        self.lock_pages(start, len, true)
     }
 
+    /// `mlock2`: memory that is locked where it is touched may be inaccessible.
     pub(in crate::sentry) fn sys_mlock2(
         &mut self,
         start: u64,
@@ -50,22 +58,64 @@ impl Sentry {
         if flags & !MLOCK_ONFAULT != 0 {
             return Err(Errno::INVAL.into());
         }
-        self.sys_mlock(start, len)
+        self.lock_pages(start, len, flags & MLOCK_ONFAULT == 0)
+    }
+
+    /// Locks the pages of a range, which `touched` pages must be readable for.
+    fn lock_pages(&mut self, start: u64, len: u64, touched: bool) -> SyscallResult {
+        let limit = self.state.current().info.limits.locked_bytes();
+        if limit == 0 {
+            return Err(Errno::PERM.into());
+        }
+        let range = pages_around(start, len)?;
+        let layout = &self.state.layout;
+        let new = range.end - range.start - layout.locked_within(&range);
+        if layout.locked_bytes().saturating_add(new) > limit {
+            return Err(Errno::NOMEM.into());
+        }
+        self.change().layout.set_locked(&range, true)?;
+        let parts = self.state.layout.parts(&range);
+        let closed = touched && parts.iter().any(|(_, m)| m.protection == 0);
+        if closed { Err(Errno::NOMEM.into()) } else { Ok(ZERO) }
     }
 
     pub(in crate::sentry) fn sys_munlock(&mut self, start: u64, len: u64) -> SyscallResult {
-        self.sys_mlock(start, len)
+        self.change().layout.set_locked(&pages_around(start, len)?, false)?;
+        Ok(ZERO)
     }
 
     pub(in crate::sentry) fn sys_mlockall(&mut self, flags: u64) -> SyscallResult {
         if flags & !MCL_ALL != 0 || flags & (MCL_ALL & !MCL_ONFAULT) == 0 {
             return Err(Errno::INVAL.into());
         }
+        let limit = self.state.current().info.limits.locked_bytes();
+        if limit == 0 {
+            return Err(Errno::PERM.into());
+        }
+        let current = flags & MCL_CURRENT != 0;
+        if current && self.state.layout.bytes() > limit {
+            return Err(Errno::NOMEM.into());
+        }
+        let layout = &mut self.change().layout;
+        layout.set_locks_new(flags & MCL_FUTURE != 0);
+        if current {
+            layout.set_all_locked(true);
+        }
         Ok(ZERO)
     }
 
     pub(in crate::sentry) fn sys_munlockall(&mut self) -> SyscallResult {
+        let layout = &mut self.change().layout;
+        layout.set_locks_new(false);
+        layout.set_all_locked(false);
         Ok(ZERO)
+    }
+
+    /// Refuses to lock `more` bytes than the process may.
+    pub(in crate::sentry) fn may_lock_more(&self, more: u64) -> Result<(), Errno> {
+        let locked = self.state.layout.locked_bytes().saturating_add(more);
+        let fits = locked <= self.state.current().info.limits.locked_bytes();
+        if fits { Ok(()) } else { Err(Errno::AGAIN) }
     }
 
     pub(in crate::sentry) fn sys_mincore(

@@ -330,7 +330,7 @@ impl Sentry {
         if place.found.is_some() {
             return Err(Errno::ADDRINUSE.into());
         }
-        self.create_name(&place, New::Device(SOCKET), 0o777 & !self.state.current().umask)
+        self.create_name(&place, New::Device(SOCKET), 0o777)
     }
 
     /// Refuses a path that names no local socket any more.

@@ -94,7 +94,13 @@ impl Sentry {
             return Err(error.into());
         }
         let cleared = self.state.current().threads.current().cleared;
-        self.change().current_mut().threads.remove_current();
+        if self.state.processes.timed {
+            // Not the time of the thread that is current then.
+            self.account(process);
+        }
+        if let Some(context) = self.change().current_mut().threads.remove_current() {
+            process.set_context(&context);
+        }
         if cleared != 0 {
             let _ = process.write(cleared, &[0; 4])?;
             self.wake(cleared, 1, u32::MAX);

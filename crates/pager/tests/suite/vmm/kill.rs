@@ -22,9 +22,9 @@ const SOCKET: &str = "AFRESH_TEST_PAGER_SOCKET";
 const FREEZES: &str = "AFRESH_TEST_PAGER_FREEZES";
 const IS_KEEPER: &str = "AFRESH_TEST_KEEPER";
 
-struct Numbered;
+struct NumberedPages;
 
-impl PageSource for Numbered {
+impl PageSource for NumberedPages {
     fn pages(&self) -> usize {
         PAGES
     }
@@ -46,7 +46,7 @@ fn plays_the_pager_when_it_is_started_as_one() {
     let host = VmmHost::new(Some(keeper), |_| {});
     let mut door = DoorOptions::new("vm", "numbered", socket);
     (door.stream, door.window) = (false, 1);
-    host.open_door(door, Arc::new(Numbered)).unwrap();
+    host.open_door(door, Arc::new(NumberedPages)).unwrap();
     println!("\nOPEN");
     while std::env::var_os(FREEZES).is_some() {
         match host.vm("vm") {

@@ -21,11 +21,11 @@ use afresh_sys::{Advice, PAGE_SIZE, PageRange};
 use client::{PAGES, send, vmm, with_server};
 
 /// Every byte of page `n` is `n + 1`; from page `fails_at` on reading fails.
-struct Numbered {
+struct NumberedSource {
     fails_at: usize,
 }
 
-impl PageSource for Numbered {
+impl PageSource for NumberedSource {
     fn pages(&self) -> usize {
         PAGES
     }
@@ -45,7 +45,7 @@ impl PageSource for Numbered {
 
 #[test]
 fn a_guest_finds_every_page_whether_streamed_or_on_demand() {
-    let source = Numbered { fails_at: usize::MAX };
+    let source = NumberedSource { fails_at: usize::MAX };
     for stream in [false, true] {
         for window in [1, 64] {
             let Some(vmm) = vmm() else { return };
@@ -77,7 +77,7 @@ fn a_guest_finds_every_page_whether_streamed_or_on_demand() {
 
 #[test]
 fn a_discarded_page_reads_as_zero_and_its_neighbours_as_before() {
-    let source = Numbered { fails_at: usize::MAX };
+    let source = NumberedSource { fails_at: usize::MAX };
     for stream in [false, true] {
         let Some(vmm) = vmm() else { return };
         let ((), served) = with_server(
@@ -101,7 +101,7 @@ fn a_discarded_page_reads_as_zero_and_its_neighbours_as_before() {
 
 #[test]
 fn a_message_may_come_in_pieces() {
-    let source = Numbered { fails_at: usize::MAX };
+    let source = NumberedSource { fails_at: usize::MAX };
     let Some(vmm) = vmm() else { return };
     let ((), served) = with_server(
         &source,
@@ -121,7 +121,7 @@ fn a_message_may_come_in_pieces() {
 
 #[test]
 fn a_service_that_is_ended_closes_what_is_missing() {
-    let source = Numbered { fails_at: usize::MAX };
+    let source = NumberedSource { fails_at: usize::MAX };
     let Some(vmm) = vmm() else { return };
     let (bytes, served) = with_server(
         &source,
@@ -140,7 +140,7 @@ fn a_service_that_is_ended_closes_what_is_missing() {
 
 #[test]
 fn a_vmm_keeps_running_after_its_pager_has_exited() {
-    let source = Numbered { fails_at: usize::MAX };
+    let source = NumberedSource { fails_at: usize::MAX };
     for complete in [true, false] {
         let Some(vmm) = vmm() else { return };
         let ((), served) = with_server(
@@ -172,7 +172,7 @@ fn a_vmm_keeps_running_after_its_pager_has_exited() {
 
 #[test]
 fn hostile_clients_are_refused_by_name_and_in_time() {
-    let source = Numbered { fails_at: usize::MAX };
+    let source = NumberedSource { fails_at: usize::MAX };
     let Some(vmm) = vmm() else { return };
     let null = File::open("/dev/null").unwrap();
     type Client<'a> = Box<dyn FnOnce(&UnixStream) + 'a>;
@@ -231,7 +231,7 @@ fn a_page_that_can_not_be_filled_raises_sigbus() {
     use std::os::unix::process::ExitStatusExt;
     if std::env::var_os(CHILD).is_some() {
         let Some(vmm) = vmm() else { std::process::exit(9) };
-        let source = Numbered { fails_at: 120 };
+        let source = NumberedSource { fails_at: 120 };
         let (byte, _) = with_server(
             &source,
             |_| {},
@@ -264,7 +264,7 @@ fn a_refused_vmm_is_ended_and_not_left_waiting() {
     const NAME: &str = "vmm::a_refused_vmm_is_ended_and_not_left_waiting";
     if std::env::var_os(CHILD).is_some() {
         let Some(vmm) = vmm() else { std::process::exit(9) };
-        let source = Numbered { fails_at: usize::MAX };
+        let source = NumberedSource { fails_at: usize::MAX };
         let (byte, _) = with_server(
             &source,
             |options| options.end_on_failure = true,

@@ -12,7 +12,7 @@ use super::client::{FIRST, PAGES, SECOND, send, vmm, vmm_with, with_server};
 
 /// A source whose answers a test watches and holds back.
 #[derive(Default)]
-struct Watched {
+struct WatchedSource {
     distant: bool,
     /// Pages whose reading waits until the gate is open.
     held: Option<PageRange>,
@@ -27,13 +27,13 @@ struct Watched {
     sparse: bool,
 }
 
-impl Watched {
+impl WatchedSource {
     fn byte(&self, page: usize) -> u8 {
         if self.sparse && page % 2 == 1 { 0 } else { (page + 1) as u8 }
     }
 }
 
-impl PageSource for Watched {
+impl PageSource for WatchedSource {
     fn pages(&self) -> usize {
         PAGES
     }
@@ -87,7 +87,7 @@ fn all_pages() -> impl Iterator<Item = usize> {
 fn a_fault_does_not_wait_for_streamed_pages() {
     let Some(vmm) = vmm() else { return };
     let held = Some(PageRange::new(0, 64));
-    let source = Watched { held, ..Watched::default() };
+    let source = WatchedSource { held, ..WatchedSource::default() };
     let (send_seen, seen) = std::sync::mpsc::channel();
     let (answered, served) = with_server(
         &source,
@@ -117,7 +117,7 @@ fn a_fault_in_what_is_being_streamed_from_far_away_asks_for_itself() {
     let Some(vmm) = vmm() else { return };
     // Only large requests are held back.
     let held = Some(PageRange::new(0, PAGES));
-    let source = Watched { held, held_from: 65, distant: true, ..Watched::default() };
+    let source = WatchedSource { held, held_from: 65, distant: true, ..WatchedSource::default() };
     let (send_seen, seen) = std::sync::mpsc::channel();
     let (answered, served) = with_server(
         &source,
@@ -143,7 +143,7 @@ fn a_fault_in_what_is_being_streamed_from_far_away_asks_for_itself() {
 
 #[test]
 fn zero_pages_take_no_memory() {
-    let source = Watched { sparse: true, ..Watched::default() };
+    let source = WatchedSource { sparse: true, ..WatchedSource::default() };
     for stream in [true, false] {
         let Some(vmm) = vmm() else { return };
         let ((), served) = with_server(
@@ -183,7 +183,7 @@ fn resident_kib(memory: &Reservation) -> usize {
 fn a_distant_source_is_asked_few_times() {
     for stream in [true, false] {
         let Some(vmm) = vmm() else { return };
-        let source = Watched { distant: true, ..Watched::default() };
+        let source = WatchedSource { distant: true, ..WatchedSource::default() };
         let ((), served) = with_server(
             &source,
             |options| (options.stream, options.window) = (stream, 1),
@@ -204,7 +204,7 @@ fn a_distant_source_is_asked_few_times() {
 fn the_working_set_comes_first_and_from_its_compact_copy() {
     let Some(vmm) = vmm() else { return };
     let set = vec![PageRange::new(7, 3), PageRange::new(95, 10), PageRange::new(299, 1)];
-    let source = Watched { set, ..Watched::default() };
+    let source = WatchedSource { set, ..WatchedSource::default() };
     let ((), served) = with_server(
         &source,
         |_| {},
@@ -228,7 +228,7 @@ fn a_page_discarded_unseen_reads_as_zero_and_the_fault_is_not_repeated() {
     for stream in [true, false] {
         // Without remove events the pager does not notice.
         let Some(vmm) = vmm_with(Uffd::open(UffdMode::Events)) else { return };
-        let source = Watched::default();
+        let source = WatchedSource::default();
         let (seen, served) = with_server(
             &source,
             |options| options.stream = stream,
@@ -260,7 +260,7 @@ fn a_page_discarded_unseen_reads_as_zero_and_the_fault_is_not_repeated() {
 #[test]
 fn a_flood_of_events_does_not_keep_the_service_from_ending() {
     let Some(vmm) = vmm() else { return };
-    let source = Watched::default();
+    let source = WatchedSource::default();
     let flooding = AtomicBool::new(true);
     let started = Instant::now();
     std::thread::scope(|scope| {

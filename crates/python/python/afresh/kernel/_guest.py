@@ -27,7 +27,8 @@ _SETTLE_TIMEOUT = 0.01
 Message = tuple[str, list[bytes]]
 
 
-# The channel of a message without a socket: the kernel process has ended, with the status in the only frame.
+# The channel of a message without a socket: the kernel process has ended, with the status in the
+# only frame.
 ENDED_CHANNEL = "ended"
 
 

@@ -39,7 +39,8 @@ class _Cell:
     source: str
     begun: float
     reply: list[bytes] | None = None
-    # The topic of the message that it has ended, and the message. A client may send the next cell after either.
+    # The topic of the message that it has ended, and the message. A client may send the next cell
+    # after either.
     idle: tuple[list[bytes], list[bytes]] | None = None
 
 

@@ -20,7 +20,8 @@ DESCRIPTIONS = {
     "costs": "%costs: show time and changed memory pages of each cell.",
 }
 
-# Makes the names known to completion and help in the sandbox, where they are never called at the start of a cell.
+# Makes the names known to completion and help in the sandbox, where they are never called at the
+# start of a cell.
 REGISTRATION = f"""
 def _afresh_register(descriptions):
     from IPython import get_ipython

@@ -92,7 +92,8 @@ class Relay:
             self._sockets.append(sock)
         self._poller.register(self._listener, zmq.POLLIN)
         self._kernel = subprocess.Popen([sys.executable, "-m", "ipykernel_launcher", "-f", path, *arguments])
-        # Readable once the kernel has ended. No timer: a sandbox without timers is idle between two cells.
+        # Readable once the kernel has ended. No timer: a sandbox without timers is idle between two
+        # cells.
         self._poller.register(os.pidfd_open(self._kernel.pid), zmq.POLLIN)
 
     def run(self) -> None:

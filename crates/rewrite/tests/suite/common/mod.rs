@@ -4,7 +4,9 @@
 pub(crate) mod random;
 pub(crate) mod stateful;
 
-use afresh_rewrite::{DataSegment, PrepareOptions, Prepared, WarmState, WarmValue, names, prepare};
+use afresh_rewrite::{
+    DataSegment, PrepareOptions, PreparedModule, WarmState, WarmValue, names, prepare,
+};
 use wasmtime::{
     Config, Engine, Extern, Func, Global, Instance, Memory, Module, Ref, Store, StoreLimits,
     StoreLimitsBuilder, Table, Trap, Val, ValType,
@@ -41,13 +43,13 @@ pub(crate) fn wat(text: &str) -> Vec<u8> {
 pub(crate) type Host = Store<StoreLimits>;
 
 /// An instance in a separate store.
-pub(crate) struct Running {
+pub(crate) struct RunningInstance {
     pub(crate) store: Host,
     pub(crate) instance: Instance,
 }
 
 /// Writes moved data into the memories, as the engine's image would hold it.
-fn place(running: &mut Running, segments: &[DataSegment]) {
+fn place(running: &mut RunningInstance, segments: &[DataSegment]) {
     for segment in segments {
         let memory = running.memory(segment.memory);
         memory
@@ -57,7 +59,7 @@ fn place(running: &mut Running, segments: &[DataSegment]) {
 }
 
 /// Instantiates a module; imported functions return 77.
-pub(crate) fn start(engine: &Engine, wasm: &[u8]) -> wasmtime::Result<Running> {
+pub(crate) fn start(engine: &Engine, wasm: &[u8]) -> wasmtime::Result<RunningInstance> {
     let module = Module::new(engine, wasm)?;
     let limits = StoreLimitsBuilder::new().memory_size(32 << 20).table_elements(20_000).build();
     let mut store = Store::new(engine, limits);
@@ -72,11 +74,14 @@ pub(crate) fn start(engine: &Engine, wasm: &[u8]) -> wasmtime::Result<Running> {
         imports.push(Extern::Func(func));
     }
     let instance = Instance::new(&mut store, &module, &imports)?;
-    Ok(Running { store, instance })
+    Ok(RunningInstance { store, instance })
 }
 
 /// Instantiates a prepared module as an engine does: its data in place, then its start function.
-pub(crate) fn start_from(engine: &Engine, prepared: &Prepared) -> wasmtime::Result<Running> {
+pub(crate) fn start_from(
+    engine: &Engine,
+    prepared: &PreparedModule,
+) -> wasmtime::Result<RunningInstance> {
     let mut running = start(engine, &prepared.module)?;
     place(&mut running, &prepared.segments);
     if let Some(start) = running.instance.get_func(&mut running.store, names::START) {
@@ -90,13 +95,13 @@ pub(crate) fn start_prepared(
     engine: &Engine,
     text: &str,
     options: &PrepareOptions,
-) -> (Prepared, Running) {
+) -> (PreparedModule, RunningInstance) {
     let prepared = prepare(&wat(text), options).expect("the module can be prepared");
     let running = start_from(engine, &prepared).expect("the prepared module runs");
     (prepared, running)
 }
 
-impl Running {
+impl RunningInstance {
     pub(crate) fn func(&mut self, name: &str) -> Func {
         self.instance.get_func(&mut self.store, name).unwrap_or_else(|| panic!("no func {name}"))
     }
@@ -183,7 +188,7 @@ impl Running {
     }
 
     /// Reads everything that a prepared module shows.
-    pub(crate) fn warm_state(&mut self, prepared: &Prepared) -> WarmState {
+    pub(crate) fn warm_state(&mut self, prepared: &PreparedModule) -> WarmState {
         let visible = prepared.visible.as_ref().expect("prepared as bakeable");
         let mut warm = WarmState::default();
         for (index, _) in (0..).zip(&prepared.analysis.memories) {

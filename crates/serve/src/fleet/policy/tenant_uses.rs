@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize};
 
 use super::{Moment, is_life};
-pub use crate::sandbox::store::TenantUse;
+pub use crate::sandbox::records::store::TenantUse;
 
 /// Maximum tenants in one heartbeat.
 pub const MAX_REPORTED_TENANTS: usize = 64;

@@ -6,16 +6,18 @@ use std::sync::Arc;
 use super::NatsServer;
 use crate::fleet::policy::Seed;
 use crate::fleet::{Fleet, nats};
-use crate::sandbox::store::{
-    BuiltTemplate, SandboxStore, SavedState, SnapshotRecord, State, StoredSnapshot,
+use crate::sandbox::records::store::{
+    BuiltTemplate, SandboxStore, SavedState, SnapshotRecord, State, StoredSnapshot, UnknownFields,
 };
 
 pub(super) const TENANT: &str = "acme";
 
 pub(super) fn build(number: u64, names: &[&str]) -> StoredSnapshot {
-    let state = State { digest: format!("sha256:{number:064x}"), bytes: 1, by: String::new() };
-    let built =
-        BuiltTemplate { id: format!("b{number}"), template: "web".to_owned(), made: number };
+    let unknown = UnknownFields::default;
+    let digest = format!("sha256:{number:064x}");
+    let state = State { digest, bytes: 1, by: String::new(), unknown: unknown() };
+    let (id, template) = (format!("b{number}"), "web".to_owned());
+    let built = BuiltTemplate { id, template, made: number, unknown: unknown() };
     let record = SnapshotRecord {
         id: Fleet::id(TENANT).unwrap(),
         tenant: TENANT.to_owned(),
@@ -26,6 +28,8 @@ pub(super) fn build(number: u64, names: &[&str]) -> StoredSnapshot {
         directory: None,
         built: Some(built),
         stored: 1,
+        base: None,
+        unknown: unknown(),
     };
     StoredSnapshot { record, kept: SavedState { state: Some(state) } }
 }

@@ -9,7 +9,7 @@ use super::NatsServer;
 use super::sweep::{sandbox, saved, state};
 use crate::fleet::placement_store::TakeOutcome;
 use crate::fleet::routing::no_template;
-use crate::fleet::{Fleet, FleetConfig, drain, init, lease_renewal, nats, nodes};
+use crate::fleet::{Fleet, FleetConfig, backup, collect, drain, init, lease_renewal, nats, nodes};
 
 /// The reason why no host with this configuration joins.
 async fn refusal(config: &FleetConfig) -> String {
@@ -32,6 +32,11 @@ async fn buckets_of_fewer_replicas_than_configured_are_refused() {
     // No command of an operator makes buckets, of however many replicas.
     assert!(nodes(&config).await.is_err());
     assert!(drain(&config, "one").await.is_err());
+    let dir = tempfile::tempdir().unwrap();
+    config.store = Some(dir.path().join("store").to_string_lossy().into_owned());
+    assert!(collect(&config, Duration::ZERO).await.is_err());
+    assert!(backup(&config, &dir.path().join("backup")).await.is_err());
+    config.store = None;
     config.replicas = 3;
     let why = refusal(&config).await;
     assert!(!why.contains("has 1 replicas"), "a command has made the bucket: {why}");

@@ -5,6 +5,8 @@ mod catalog;
 mod joining;
 #[path = "../../../../store/tests/suite/support/listening.rs"]
 mod listening;
+mod mixed;
+mod recording;
 mod sealed;
 mod sweep;
 

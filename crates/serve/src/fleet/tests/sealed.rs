@@ -12,7 +12,7 @@ use crate::fleet::credentials::Role;
 use crate::fleet::nats::NatsConnection;
 use crate::fleet::record::Entry;
 use crate::fleet::{Fleet, FleetConfig, nats, record, seal};
-use crate::sandbox::store::SandboxStore;
+use crate::sandbox::records::store::SandboxStore;
 
 fn keyed(server: &NatsServer, dir: &Path) -> FleetConfig {
     let file = dir.join("entry.key");

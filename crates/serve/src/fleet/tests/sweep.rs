@@ -8,15 +8,16 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 
 use super::NatsServer;
+use crate::fleet::clock::now;
 use crate::fleet::nats::{NatsConnection, NatsError};
 use crate::fleet::placement_store::TakeOutcome;
 use crate::fleet::record::Entry;
 use crate::fleet::record::tests::record as empty_record;
 use crate::fleet::torn_takes::TornTakes;
 use crate::fleet::unfinished_takes::TakeGuard;
-use crate::fleet::{Fleet, nats, record, restore};
+use crate::fleet::{Fleet, lease_renewal, nats, record, restore};
 use crate::lock::lock;
-use crate::sandbox::store::{Anchor, SandboxRecord, State};
+use crate::sandbox::records::store::{Anchor, MAX_ENTRY, SandboxRecord, State};
 
 const TENANT: &str = "acme";
 /// Far longer than the servers take to remove an entry.
@@ -36,7 +37,8 @@ pub(super) fn sandbox(left: u64) -> SandboxRecord {
 }
 
 pub(super) fn state() -> Option<State> {
-    Some(State { digest: format!("sha256:{:064x}", 1), bytes: 1, by: String::new() })
+    let digest = format!("sha256:{:064x}", 1);
+    Some(State { digest, bytes: 1, by: String::new(), unknown: Default::default() })
 }
 
 /// A sandbox of this host, saved.
@@ -68,10 +70,14 @@ pub(super) async fn lose(host: &Fleet, by: &Fleet) -> String {
         task.abort();
     }
     let life = host.life();
-    let found = nats::find(&by.links.hosts, &life).await.unwrap().unwrap();
-    let broken = Bytes::from_static(br#"{"name":"","beat":0,"broken":true}"#);
-    nats::update(&by.links.hosts, &life, broken, found.revision).await.unwrap();
+    break_lease(&life, by).await;
     life
+}
+
+async fn break_lease(life: &str, by: &Fleet) {
+    let found = nats::find(&by.links.hosts, life).await.unwrap().unwrap();
+    let broken = Bytes::from_static(br#"{"name":"","beat":0,"broken":true}"#);
+    nats::update(&by.links.hosts, life, broken, found.revision).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -171,7 +177,8 @@ async fn the_time_of_a_sandbox_without_a_host_ends() {
     let short = sandbox(900);
     let released = sandbox(900);
     let paused = SandboxRecord { paused: true, ..sandbox(900) };
-    let pauses = SandboxRecord { pause_at_end: true, ..sandbox(900) };
+    let mut pauses = SandboxRecord { pause_at_end: true, ..sandbox(900) };
+    pauses.settings.files_only = true;
     let long = sandbox(600_000);
     for one in [&short, &pauses, &long] {
         saved(&lost, one).await;
@@ -189,6 +196,7 @@ async fn the_time_of_a_sandbox_without_a_host_ends() {
         let taken = host.take(&one.id, |_| Ok(())).await.unwrap();
         let TakeOutcome::Ours(owned) = taken else { panic!("{one:?} is lost") };
         assert_eq!(owned.record.paused, one.id != long.id);
+        assert_eq!(owned.record.restarts, one.id == pauses.id, "its memory is to be dropped");
         // Once a host has it, the servers do not end it.
         let entry = host.look_up(&one.id).await.unwrap().unwrap();
         assert_eq!(entry.record.paused, one.id != long.id);
@@ -203,7 +211,7 @@ async fn a_restored_sandbox_that_no_client_uses_ends() {
     config.store = Some(dir.path().join("store").to_string_lossy().into_owned());
     let short = sandbox(900);
     let key = record::key(&short.id).unwrap();
-    let entry = Entry { owner: None, record: short.clone(), state: None, written: None };
+    let entry = Entry::new(None, short.clone(), None);
     let value = STANDARD.encode(serde_json::to_vec(&entry).unwrap());
     let head = serde_json::json!({
         "format": "afresh fleet backup", "version": 1, "fleet": "default", "made": 1, "key": "",
@@ -261,6 +269,7 @@ async fn an_entry_whose_host_noted_it_for_its_next_life_and_died_is_released() {
     let next = format!("{}-2", old.split_once('-').unwrap().0);
     // It noted the sandbox for its next life, and the change of the entry was lost.
     host.note_owned(&kept.id, &next).await.unwrap();
+    lose(&host, &other).await;
     let owner = async || other.look_up(&kept.id).await.unwrap().unwrap().owner;
     assert_eq!(other.sweep(&old).await.unwrap().waiting, 1);
     let age = || lock(&other.torn).age(TornTakes::timeout(other.terms));
@@ -276,6 +285,83 @@ async fn an_entry_whose_host_noted_it_for_its_next_life_and_died_is_released() {
     assert_eq!((owner().await, notes(&other).await), (None, 1));
     other.sweep(&next).await.unwrap();
     assert_eq!((owner().await, notes(&other).await), (None, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_with_a_lease_settles_its_sandboxes_for_as_long_as_it_takes() {
+    let Some(server) = NatsServer::start() else { return };
+    let (host, other) = (server.host().await, server.host().await);
+    let kept = sandbox(600_000);
+    let mut anchor = saved(&host, &kept).await;
+    let old = lose(&host, &other).await;
+    let next = format!("{}-2", old.split_once('-').unwrap().0);
+    lease_renewal::enter(&other.links, &next, "host", other.terms).await.unwrap();
+    host.note_owned(&kept.id, &next).await.unwrap();
+    let owner = async || other.look_up(&kept.id).await.unwrap().unwrap().owner;
+    for _ in 0..3 {
+        assert_eq!(other.sweep(&old).await.unwrap().waiting, 1);
+        lock(&other.torn).age(TornTakes::timeout(other.terms));
+    }
+    assert_eq!(owner().await, Some(old.clone()));
+    // The sweeper watches the lease.
+    assert!(lock(&other.suspects).contains_key(&next));
+    lock(&host.own).life = next.clone();
+    assert_eq!(host.keep(&mut anchor, kept.clone()).await.unwrap(), Some(next.clone()));
+    assert_eq!(other.sweep(&old).await.unwrap().waiting, 0);
+    assert_eq!(owner().await, Some(next));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_entry_that_cannot_be_changed_keeps_no_other_from_being_swept() {
+    let Some(server) = NatsServer::start() else { return };
+    let (lost, sweeper) = (server.host().await, server.host().await);
+    let bad = sandbox(600_000);
+    saved(&lost, &bad).await;
+    let good: Vec<_> = (0..40).map(|_| sandbox(600_000)).collect();
+    for one in &good {
+        saved(&lost, one).await;
+    }
+    // With the head of a change it is longer than the servers accept.
+    let key = record::key(&bad.id).unwrap();
+    let mut entry = sweeper.look_up(&bad.id).await.unwrap().unwrap();
+    let length = |entry: &Entry| serde_json::to_vec(entry).unwrap().len();
+    entry.record.token = "t".repeat(MAX_ENTRY - length(&entry) + 1);
+    assert_eq!(length(&entry), MAX_ENTRY);
+    let value = Bytes::from(serde_json::to_vec(&entry).unwrap());
+    nats::put(&lost.links.sandboxes, &key, value).await.unwrap();
+    let life = lose(&lost, &sweeper).await;
+    sweeper.find_unswept().await.unwrap();
+    sweeper.sweep_next().await;
+    for one in &good {
+        assert_eq!(sweeper.look_up(&one.id).await.unwrap().unwrap().owner, None);
+    }
+    // It is counted, and tried again.
+    assert_eq!(sweeper.look_up(&bad.id).await.unwrap().unwrap().owner, Some(life.clone()));
+    assert_eq!(sweeper.counts.unswept.get(), 1);
+    assert!(lock(&sweeper.unswept).contains_key(&life));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_whose_entry_is_unreadable_stays_in_doubt_until_it_is_read() {
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let (bad, good) = (sandbox(600_000), sandbox(600_000));
+    for one in [&bad, &good] {
+        saved(&host, one).await;
+        drop(TakeGuard::new(&host, &one.id));
+    }
+    let key = record::key(&bad.id).unwrap();
+    let whole = nats::find(&host.links.sandboxes, &key).await.unwrap().unwrap().value;
+    nats::put(&host.links.sandboxes, &key, Bytes::from_static(b"{")).await.unwrap();
+    host.release_unfinished().await;
+    assert_eq!(host.look_up(&good.id).await.unwrap().unwrap().owner, None);
+    assert_eq!(lock(&host.unfinished).keys().collect::<Vec<_>>(), [&bad.id]);
+    nats::put(&host.links.sandboxes, &key, whole).await.unwrap();
+    lock(&host.unfinished).insert(bad.id.clone(), now());
+    host.release_unfinished().await;
+    assert!(lock(&host.unfinished).is_empty());
+    let entry = host.look_up(&bad.id).await.unwrap().unwrap();
+    assert_eq!((entry.owner, entry.record.generation), (None, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -299,6 +385,8 @@ async fn a_host_releases_sandboxes_whose_taking_had_no_answer() {
     host.release_unfinished().await;
     assert_eq!((owner().await, notes(&host).await), (None, 0));
     assert!(lock(&host.unfinished).is_empty());
+    // It was never called here, so nothing of it was undone.
+    assert_eq!(host.look_up(&taken.id).await.unwrap().unwrap().record.generation, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,7 +10,7 @@ use object_store::{Error, ObjectStoreExt, PutMode, UpdateVersion};
 
 use super::super::RemoteError;
 use super::Objects;
-use crate::manifest::{INDEX_FILE, Manifest};
+use crate::format::manifest::{INDEX_FILE, Manifest};
 use crate::{SaveError, Sha256};
 
 /// The object that is written to check conditions.

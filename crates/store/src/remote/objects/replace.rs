@@ -12,9 +12,9 @@ use super::super::RemoteError;
 use super::super::backend::Backend;
 use super::{JOURNALS, Objects, ROUNDS};
 use crate::Sha256;
-use crate::layout::IndexJson;
-use crate::manifest::{MAX_MANIFEST, Manifest};
-use crate::naming::Expected;
+use crate::format::layout::IndexJson;
+use crate::format::manifest::{MAX_MANIFEST, Manifest};
+use crate::local::naming::Expected;
 use crate::turn::{CLOSING_LEN, JOURNAL_HEADER, closing_frame};
 
 impl Objects {

@@ -10,11 +10,12 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
 
 use super::super::RemoteError;
-use super::super::collect::{Stored, TRUSTED};
+use super::super::stored_object::{StoredObject, TRUSTED};
 use super::Objects;
-use crate::digest::from_hex;
-use crate::store::BLOB_LOCK;
-use crate::turn::{JOURNALS, is_journal, new_journal_id};
+use crate::format::descriptor::{JOURNALS, is_journal};
+use crate::format::digest::from_hex;
+use crate::local::store::BLOB_LOCK;
+use crate::turn::new_journal_id;
 
 /// Where blobs are.
 const BLOBS: &str = "blobs/sha256";
@@ -70,7 +71,7 @@ impl Objects {
         Ok(found.into_iter().filter_map(named).collect())
     }
 
-    pub(super) async fn all_stored(&self) -> Result<Vec<Stored>, RemoteError> {
+    pub(super) async fn all_stored(&self) -> Result<Vec<StoredObject>, RemoteError> {
         let lock = self.path(BLOB_LOCK);
         match self.attempt(BLOB_LOCK, || self.objects.head(&lock)).await {
             // Programs that save there hold locks of files, and know nothing of ages and marks.
@@ -81,15 +82,17 @@ impl Objects {
         let mut all = self.list(BLOBS).await?;
         all.extend(self.list(JOURNALS).await?);
         let stored = all.into_iter().filter(|(name, _)| is_collected(name));
-        Ok(stored.map(|(name, meta)| Stored { name, size: meta.size, age: age(&meta) }).collect())
+        Ok(stored
+            .map(|(name, meta)| StoredObject { name, size: meta.size, age: age(&meta) })
+            .collect())
     }
 
     /// Removes what still is of that age, under a mark.
     pub(super) async fn sweep_marked(
         &self,
-        batch: &[Stored],
+        batch: &[StoredObject],
         grace: Duration,
-    ) -> Result<Vec<Stored>, RemoteError> {
+    ) -> Result<Vec<StoredObject>, RemoteError> {
         self.clear_marks().await?;
         let mark = self.path(&format!("{MARKS}/{}", new_journal_id()?));
         self.put_object(&mark, Vec::new(), PutMode::Overwrite).await?;
@@ -108,9 +111,9 @@ impl Objects {
 
     async fn remove_old(
         &self,
-        object: &Stored,
+        object: &StoredObject,
         grace: Duration,
-    ) -> Result<Option<Stored>, RemoteError> {
+    ) -> Result<Option<StoredObject>, RemoteError> {
         let path = self.path(&object.name);
         match self.attempt(&object.name, || self.objects.head(&path)).await {
             Ok(meta) if age(&meta) >= grace => {}

@@ -51,7 +51,7 @@ struct Entry {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Helped {
+struct HelperAnswer {
     username: String,
     secret: String,
 }
@@ -182,7 +182,7 @@ fn ask(helper: &str, key: &str, limit: Duration) -> Result<Option<Credentials>, 
     if let Some(stdout) = child.stdout.take() {
         stdout.take(LIMIT).read_to_end(&mut text).map_err(failed)?;
     }
-    let found: Helped = serde_json::from_slice(&text)
+    let found: HelperAnswer = serde_json::from_slice(&text)
         .map_err(|_| format!("`{program} get` answered something that is not JSON"))?;
     Ok(Some(if found.username == "<token>" {
         Credentials::Identity(found.secret)

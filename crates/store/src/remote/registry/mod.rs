@@ -33,8 +33,8 @@ use self::credentials::Credentials;
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
 use super::retry::Retrier;
 use super::{RemoteError, retry};
-use crate::manifest::MAX_MANIFEST;
-use crate::naming::Expected;
+use crate::format::manifest::MAX_MANIFEST;
+use crate::local::naming::Expected;
 use crate::{OpenError, Sha256, Tag};
 
 const DIGEST: &str = "docker-content-digest";

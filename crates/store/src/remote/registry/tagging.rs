@@ -18,8 +18,8 @@ use reqwest::header::{
 
 use super::auth::Access;
 use super::{ANY_MANIFEST, Registry, digest_header};
-use crate::descriptor::MANIFEST_TYPE;
-use crate::naming::Expected;
+use crate::format::descriptor::MANIFEST_TYPE;
+use crate::local::naming::Expected;
 use crate::remote::RemoteError;
 use crate::{SaveError, Sha256};
 
@@ -109,7 +109,8 @@ impl Registry {
             return Ok(Some(TagMeaning { id, mark }));
         }
         // The digest is optional in answers; the content has one.
-        let read = self.get(&what, &url, ANY_MANIFEST, crate::manifest::MAX_MANIFEST).await?;
+        let read =
+            self.get(&what, &url, ANY_MANIFEST, crate::format::manifest::MAX_MANIFEST).await?;
         Ok(Some(TagMeaning { id: Sha256::of(&read.1), mark: None }))
     }
 

@@ -18,26 +18,26 @@ const PAGES: u32 = 2200;
 const ATTEMPTS: u64 = 8;
 
 /// A remote that a child can open too.
-struct Place {
+struct RemoteAddress {
     url: String,
     options: Vec<(&'static str, String)>,
     /// Lives as long as the place.
     _server: Option<Server>,
 }
 
-fn places(dir: &Path) -> Vec<Place> {
+fn places(dir: &Path) -> Vec<RemoteAddress> {
     std::fs::create_dir(dir.join("remote")).unwrap();
     let url = format!("file://{}", dir.join("remote").display());
-    let mut places = vec![Place { url, options: Vec::new(), _server: None }];
+    let mut places = vec![RemoteAddress { url, options: Vec::new(), _server: None }];
     for kind in KINDS {
         let Some(server) = Server::start(kind) else { continue };
         let (url, options) = server.url(server.address);
-        places.push(Place { url, options, _server: Some(server) });
+        places.push(RemoteAddress { url, options, _server: Some(server) });
     }
     places
 }
 
-impl Place {
+impl RemoteAddress {
     fn open(&self) -> Remote {
         let options: Vec<_> = self.options.iter().map(|(k, v)| (*k, v.as_str())).collect();
         Remote::open_with(&self.url, retry(), &options).unwrap()

@@ -10,7 +10,7 @@ use afresh_store::{Encoding, Journal, MemoryPages, SaveError, Snapshot, Store};
 use object_store::path::Path;
 
 use super::servers::{Kind, Server, retry};
-use crate::support::objects::{Server as MemoryServer, Wrong};
+use crate::support::objects::{Server as MemoryServer, ServerFault};
 use crate::support::{memory, options, store};
 use crate::turns::turn;
 
@@ -159,10 +159,10 @@ fn a_whole_save_that_fails_at_any_request_keeps_the_session() {
         let remote = in_memory(&server);
         let mut mine = push(&remote, &local, vec![0], ReplacedName::Any).unwrap();
         append(&mut mine, &[0], &[0, 1]).unwrap();
-        server.be(Wrong::Reset { after, times: usize::MAX });
+        server.be(ServerFault::Reset { after, times: usize::MAX });
         let saved = push(&remote, &local, vec![0, 1, 2], ReplacedName::Journal(&mine));
         let requests = server.requests.load(Ordering::Relaxed);
-        server.be(Wrong::Nothing);
+        server.be(ServerFault::Nothing);
         if saved.is_ok() {
             assert!(requests <= after);
             assert_eq!(remote.load("a").unwrap().state(), [0, 1, 2]);

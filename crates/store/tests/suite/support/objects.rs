@@ -19,7 +19,7 @@ use object_store::{
 
 /// Faults of a server.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Wrong {
+pub(crate) enum ServerFault {
     Nothing,
     /// The connection is reset by so many requests, after so many good ones.
     Reset {
@@ -53,7 +53,7 @@ pub(crate) enum Wrong {
 #[derive(Debug)]
 pub(crate) struct Server {
     objects: InMemory,
-    wrong: Mutex<Wrong>,
+    wrong: Mutex<ServerFault>,
     pub(crate) requests: AtomicUsize,
     failed: AtomicUsize,
     /// Longest chain of requests that each began after the end of the previous one.
@@ -64,14 +64,14 @@ impl Server {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             objects: InMemory::new(),
-            wrong: Mutex::new(Wrong::Nothing),
+            wrong: Mutex::new(ServerFault::Nothing),
             requests: AtomicUsize::new(0),
             failed: AtomicUsize::new(0),
             rounds: AtomicUsize::new(0),
         })
     }
 
-    pub(crate) fn be(&self, wrong: Wrong) {
+    pub(crate) fn be(&self, wrong: ServerFault) {
         *self.wrong.lock().unwrap() = wrong;
         self.requests.store(0, Ordering::Relaxed);
         self.failed.store(0, Ordering::Relaxed);
@@ -79,21 +79,21 @@ impl Server {
     }
 
     /// Lets a request through, late, or not.
-    async fn request(&self) -> Result<Wrong> {
+    async fn request(&self) -> Result<ServerFault> {
         let wrong = *self.wrong.lock().unwrap();
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
         let round = self.rounds.load(Ordering::Relaxed) + 1;
         match wrong {
-            Wrong::Slow(delay) => {
+            ServerFault::Slow(delay) => {
                 tokio::time::sleep(delay).await;
                 self.rounds.fetch_max(round, Ordering::Relaxed);
             }
-            Wrong::Held { after } if number >= after => {
+            ServerFault::Held { after } if number >= after => {
                 while *self.wrong.lock().unwrap() == wrong {
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             }
-            Wrong::Reset { after, times }
+            ServerFault::Reset { after, times }
                 if number >= after && self.failed.fetch_add(1, Ordering::Relaxed) < times =>
             {
                 let source = "connection reset by peer".into();
@@ -116,13 +116,13 @@ impl ObjectStore for Server {
     async fn put_opts(&self, to: &Path, data: PutPayload, how: PutOptions) -> Result<PutResult> {
         let wrong = self.request().await?;
         let ignored = match (&how.mode, wrong) {
-            (PutMode::Create, Wrong::Unconditional { create, .. }) => create,
-            (PutMode::Update(_), Wrong::Unconditional { update, .. }) => update,
+            (PutMode::Create, ServerFault::Unconditional { create, .. }) => create,
+            (PutMode::Update(_), ServerFault::Unconditional { update, .. }) => update,
             _ => false,
         };
         let how = if ignored { PutMode::Overwrite.into() } else { how };
         let done = self.objects.put_opts(to, data, how).await?;
-        if matches!(wrong, Wrong::Lost { times }
+        if matches!(wrong, ServerFault::Lost { times }
             if self.failed.fetch_add(1, Ordering::Relaxed) < times)
         {
             let source = "connection reset by peer".into();
@@ -144,9 +144,9 @@ impl ObjectStore for Server {
         let wrong = self.request().await?;
         let by_range = how.range.is_some();
         let mut result = self.objects.get_opts(from, how).await?;
-        let short = matches!(wrong, Wrong::Short { times }
+        let short = matches!(wrong, ServerFault::Short { times }
             if by_range && self.failed.fetch_add(1, Ordering::Relaxed) < times);
-        if by_range && (short || wrong == Wrong::Flip) {
+        if by_range && (short || wrong == ServerFault::Flip) {
             let range: Range<u64> = result.range.clone();
             let mut data = self.objects.get_ranges(from, &[range]).await?[0].to_vec();
             if short {

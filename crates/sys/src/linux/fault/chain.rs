@@ -49,13 +49,13 @@ static ENTRIES: [Entry; LAYERS] = [
 ];
 
 /// Another's handler.
-struct Foreign {
+struct ForeignHandler {
     action: libc::sigaction,
     /// It has `SA_RESETHAND` and was called once.
     spent: AtomicBool,
 }
 
-impl Foreign {
+impl ForeignHandler {
     fn is_default(&self) -> bool {
         self.action.sa_sigaction == libc::SIG_DFL || self.spent.load(Ordering::Relaxed)
     }
@@ -66,7 +66,7 @@ pub(super) struct Chain {
     signal: libc::c_int,
     /// The handler beneath each layer. Set before the layer is installed; never freed, as a handler
     /// may read it at any time.
-    beneath: [AtomicPtr<Foreign>; LAYERS],
+    beneath: [AtomicPtr<ForeignHandler>; LAYERS],
     /// Layers that may be reached from the top. Changed by [`Chain::install`] and
     /// [`Chain::step_aside`] only.
     used: AtomicUsize,
@@ -85,7 +85,7 @@ impl Chain {
         if signal == libc::SIGBUS { &BUS } else { &SEGV }
     }
 
-    fn foreign(&self, layer: usize) -> Option<&'static Foreign> {
+    fn foreign(&self, layer: usize) -> Option<&'static ForeignHandler> {
         // SAFETY: null, or from a box that was leaked.
         unsafe { self.beneath[layer].load(Ordering::Acquire).as_ref() }
     }
@@ -145,7 +145,7 @@ impl Chain {
             same(&foreign.action, &action) && !foreign.spent.load(Ordering::Relaxed)
         });
         if !known {
-            let foreign = Box::new(Foreign { action, spent: AtomicBool::new(false) });
+            let foreign = Box::new(ForeignHandler { action, spent: AtomicBool::new(false) });
             // Leaked: a handler may read it at any time after. One for each handler that others
             // install.
             self.beneath[layer].store(Box::into_raw(foreign), Ordering::Release);
@@ -235,7 +235,7 @@ impl Chain {
     /// As [`Chain::pass_on`]; `foreign` must hold a function.
     unsafe fn call(
         &self,
-        foreign: &Foreign,
+        foreign: &ForeignHandler,
         info: *mut libc::siginfo_t,
         context: *mut libc::c_void,
     ) {

@@ -152,11 +152,11 @@ fn last_at<T>(mut node: Option<&Node<T>>, address: usize) -> Option<&Entry<T>> {
 
 /// Trees that were unpublished and may still be looked at. Belongs to the thread that changes the
 /// table.
-pub(crate) struct Unpublished<T> {
+pub(crate) struct UnpublishedTrees<T> {
     roots: Vec<Arc<Node<T>>>,
 }
 
-impl<T> Unpublished<T> {
+impl<T> UnpublishedTrees<T> {
     pub(crate) const fn new() -> Self {
         Self { roots: Vec::new() }
     }
@@ -204,7 +204,7 @@ impl<T: Send + Sync> Table<T> {
     /// one of this process, and its lock serialises changes.
     pub(crate) fn insert(
         &self,
-        unpublished: &mut Unpublished<T>,
+        unpublished: &mut UnpublishedTrees<T>,
         generation: u32,
         (start, end): (usize, usize),
         value: T,
@@ -223,7 +223,7 @@ impl<T: Send + Sync> Table<T> {
     /// [`EntryGuard::close`].
     pub(crate) fn remove(
         &self,
-        unpublished: &mut Unpublished<T>,
+        unpublished: &mut UnpublishedTrees<T>,
         generation: u32,
         held: &EntryGuard<T>,
     ) {
@@ -244,7 +244,7 @@ impl<T: Send + Sync> Table<T> {
         }
     }
 
-    fn publish(&self, unpublished: &mut Unpublished<T>, generation: u32, root: Link<T>) {
+    fn publish(&self, unpublished: &mut UnpublishedTrees<T>, generation: u32, root: Link<T>) {
         let new = root.map_or(std::ptr::null_mut(), |root| Arc::into_raw(root).cast_mut());
         let old = self.root.swap(new, Ordering::AcqRel);
         if !old.is_null() {

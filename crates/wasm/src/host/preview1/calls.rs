@@ -7,7 +7,7 @@ use afresh_files::{Durability, HostHandle, HostKind, Time, Tree, Whence};
 use super::memory::Fail;
 use super::{Call, errno, rights};
 use crate::host::files::{Descriptor, FileDescriptor, Files};
-use crate::host::opened::{FileStat, Opened};
+use crate::host::opened::{FileStat, OpenHandle};
 
 /// Flags of descriptors.
 const APPEND: u16 = 1;
@@ -68,7 +68,7 @@ fn with<T>(
     files: &mut Files,
     fd: i32,
     otherwise: u16,
-    change: impl FnOnce(&mut Opened, &mut Tree) -> Result<T, Fail>,
+    change: impl FnOnce(&mut OpenHandle, &mut Tree) -> Result<T, Fail>,
 ) -> Result<T, Fail> {
     file(files, fd, otherwise)?;
     let Files { tree, descriptors, .. } = files;

@@ -7,7 +7,7 @@ use super::memory::Fail;
 use super::rights::{DIRECTORY, FILE};
 use super::{Call, errno, rights};
 use crate::host::files::{Descriptor, FileDescriptor, Files};
-use crate::host::opened::{Opened, Opening};
+use crate::host::opened::{OpenHandle, Opening};
 
 /// Lookup flag: a last link is followed.
 const FOLLOW: i32 = 1;
@@ -20,7 +20,7 @@ const TRUNCATE: i32 = 8;
 const APPEND: i32 = 1;
 
 /// The directory that paths of a call start from.
-fn directory(files: &Files, fd: i32) -> Result<Opened, Fail> {
+fn directory(files: &Files, fd: i32) -> Result<OpenHandle, Fail> {
     let open = &file(files, fd, errno::BADF)?.open;
     match open.is_directory(&files.tree)? {
         true => Ok(open.clone()),

@@ -12,7 +12,7 @@ use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 use super::View;
 use super::streams::{Reader, Writer};
 use crate::host::files::{Live, Ticket};
-use crate::host::opened::{FileStat, Opened, Opening};
+use crate::host::opened::{FileStat, OpenHandle, Opening};
 
 /// Bytes of one read.
 const READ: u64 = 1 << 20;
@@ -21,7 +21,7 @@ type Fd = Resource<Descriptor>;
 
 /// An open file or directory.
 pub(crate) struct Handle {
-    pub(super) open: Opened,
+    pub(super) open: OpenHandle,
     flags: DescriptorFlags,
     _ticket: Ticket,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Handle {
 /// A directory that is being read.
 pub(crate) struct Listing {
     files: Live,
-    open: Opened,
+    open: OpenHandle,
     from: u64,
     ahead: std::vec::IntoIter<crate::host::opened::DirectoryEntry>,
     _ticket: Ticket,
@@ -153,7 +153,7 @@ impl View<'_> {
         self.files.ticket().ok_or_else(|| ErrorCode::InsufficientMemory.into())
     }
 
-    fn push(&mut self, open: Opened, flags: DescriptorFlags) -> FsResult<Fd> {
+    fn push(&mut self, open: OpenHandle, flags: DescriptorFlags) -> FsResult<Fd> {
         let ticket = match self.ticket() {
             Ok(ticket) => ticket,
             Err(error) => {
@@ -191,7 +191,7 @@ impl View<'_> {
     }
 
     /// The open file; a directory is not one.
-    pub(super) fn file(&self, fd: &Fd) -> FsResult<Opened> {
+    pub(super) fn file(&self, fd: &Fd) -> FsResult<OpenHandle> {
         let open = self.handle(fd)?.open.clone();
         match open.is_directory(&self.files.lock().tree).map_err(refused)? {
             true => Err(ErrorCode::BadDescriptor.into()),
@@ -199,7 +199,7 @@ impl View<'_> {
         }
     }
 
-    fn directory(&self, fd: &Fd) -> FsResult<Opened> {
+    fn directory(&self, fd: &Fd) -> FsResult<OpenHandle> {
         let open = self.handle(fd)?.open.clone();
         match open.is_directory(&self.files.lock().tree).map_err(refused)? {
             true => Ok(open),

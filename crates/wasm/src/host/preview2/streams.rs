@@ -6,7 +6,7 @@ use wasmtime_wasi::async_trait;
 use wasmtime_wasi::p2::{InputStream, OutputStream, Pollable, StreamError, StreamResult};
 
 use crate::host::files::{Live, Ticket};
-use crate::host::opened::Opened;
+use crate::host::opened::OpenHandle;
 
 /// Bytes that one read or write takes.
 const PART: usize = 1 << 16;
@@ -14,12 +14,12 @@ const PART: usize = 1 << 16;
 /// A file that a stream holds.
 struct FileHandle {
     files: Live,
-    open: Opened,
+    open: OpenHandle,
     _ticket: Ticket,
 }
 
 impl FileHandle {
-    fn new(files: &Live, ticket: Ticket, open: Opened) -> Result<Self, Refused> {
+    fn new(files: &Live, ticket: Ticket, open: OpenHandle) -> Result<Self, Refused> {
         open.hold(&mut files.lock().tree)?;
         Ok(Self { files: files.clone(), open, _ticket: ticket })
     }
@@ -43,7 +43,7 @@ impl Reader {
     pub(super) fn new(
         files: &Live,
         ticket: Ticket,
-        mut open: Opened,
+        mut open: OpenHandle,
         at: u64,
     ) -> Result<Self, Refused> {
         open.set_offset(at);
@@ -77,7 +77,7 @@ impl Writer {
     pub(super) fn new(
         files: &Live,
         ticket: Ticket,
-        mut open: Opened,
+        mut open: OpenHandle,
         at: Option<u64>,
     ) -> Result<Self, Refused> {
         open.access_mut().append = at.is_none();

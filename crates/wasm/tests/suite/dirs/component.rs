@@ -255,7 +255,7 @@ fn symlink_at(lease: &mut ComponentLease<'_>, target: &str, path: &str) -> Resul
 
 #[test]
 fn nothing_leads_a_component_out_and_its_writes_stay() {
-    let place = Place::new();
+    let place = GrantedDirs::new();
     fs::write(place.path("two/given"), b"given").unwrap();
     fs::create_dir(place.path("one/d")).unwrap();
     symlink(place.path("out"), place.path("one/absolute")).unwrap();
@@ -327,7 +327,7 @@ fn nothing_leads_a_component_out_and_its_writes_stay() {
 
 #[test]
 fn a_component_lists_a_large_directory_and_has_so_many_handles() {
-    let place = Place::new();
+    let place = GrantedDirs::new();
     for number in 0..2000 {
         fs::write(place.path(&format!("one/file-{number}")), b"").unwrap();
     }

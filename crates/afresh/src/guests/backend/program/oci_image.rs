@@ -16,7 +16,7 @@ use afresh_linux::{Frozen, Program, Warm};
 use afresh_store::Snapshot;
 
 use crate::guests::backend::Backend;
-use crate::{Cause, OpenError, Options, Place, Reference};
+use crate::{Cause, FoundSnapshot, OpenError, Options, Place, Reference};
 
 /// Where programs of an image are found whose configuration does not say it.
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -84,7 +84,9 @@ pub fn image_program(reference: &Reference, options: &Options) -> Result<Program
 /// [`OpenError`] when there is neither, or it cannot be opened.
 pub fn stored_program(reference: &Reference, options: &Options) -> Result<Program, OpenError> {
     let error = match reference.find(options) {
-        Ok((found, snapshot)) => return with_files(&found.to_string(), snapshot, options),
+        Ok(FoundSnapshot { reference, snapshot }) => {
+            return with_files(&reference.to_string(), snapshot, options);
+        }
         Err(error) => error,
     };
     match meant(reference, &error) {

@@ -4,14 +4,15 @@ use afresh_pool::PoolStats;
 use afresh_wasm::wasmtime::component::Val;
 use afresh_wasm::{ComponentLease, WarmComponent};
 
-use super::{call_error, unavailable};
+use super::{call_error, lease_options, unavailable};
 use crate::guests::backend::{
-    Backend, FrozenGuest, Instance, LiveInstance, SessionLine, WarmGuest,
+    Backend, FrozenGuest, Instance, LiveInstance, SessionLine, StopCall, WarmGuest,
 };
 use crate::guests::call::Entry;
 use crate::guests::verify::Verification;
 use crate::{
-    Answer, CallError, Cause, Guest, Kind, LeaseError, SaveError, SessionError, VerifyError,
+    Answer, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, LeaseError,
+    LeaseOptions, SaveError, SessionError, VerifyError,
 };
 
 /// The export that a WASI command begins at. In a component it is the `run` of `wasi:cli/run`,
@@ -26,6 +27,21 @@ impl WarmGuest for WarmComponent {
     #[inline]
     fn lease_instance(&self) -> Result<Instance<'_>, LeaseError> {
         Ok(Instance::Component(self.lease().map_err(unavailable)?))
+    }
+
+    fn instance_with(&self, options: &LeaseOptions) -> Result<Instance<'_>, LeaseError> {
+        let lease = self.lease_with(&lease_options(options));
+        Ok(Instance::Component(lease.map_err(unavailable)?))
+    }
+
+    fn owned_instance(&self, options: &LeaseOptions) -> Result<Instance<'static>, LeaseError> {
+        let lease = self.lease_owned(&lease_options(options));
+        Ok(Instance::Component(lease.map_err(unavailable)?))
+    }
+
+    async fn async_instance(&self, options: LeaseOptions) -> Result<Instance<'static>, LeaseError> {
+        let lease = self.lease_async(&lease_options(&options)).await;
+        Ok(Instance::Component(lease.map_err(unavailable)?))
     }
 
     fn count_instances(&self) -> PoolStats {
@@ -68,6 +84,70 @@ impl WarmGuest for WarmComponent {
 }
 
 impl LiveInstance for ComponentLease<'_> {
+    fn limited<T>(
+        &mut self,
+        options: &CallOptions,
+        call: impl FnOnce(&mut Self) -> T,
+    ) -> Result<T, Cause> {
+        if *options == CallOptions::new() {
+            return Ok(call(self));
+        }
+        let before = self.set_limits(options.timeout, options.fuel)?;
+        let result = call(self);
+        self.restore_limits(before);
+        Ok(result)
+    }
+
+    fn is_spoiled(&self) -> bool {
+        Self::is_cut_short(self)
+    }
+
+    fn call_stopper(&mut self) -> StopCall {
+        let handle = Self::stop_handle(self);
+        Box::new(move || handle.stop())
+    }
+
+    fn runs_in_task(&self) -> bool {
+        Self::is_asynchronous(self)
+    }
+
+    async fn answer_bytes_async(
+        &mut self,
+        _: &Guest,
+        callee: Entry<'_>,
+        input: &[u8],
+        options: CallOptions,
+    ) -> Result<Vec<u8>, CallError> {
+        let name = callee.name();
+        let texts = [read_text(name, input)?];
+        let before = self.set_limits(options.timeout, options.fuel);
+        let before = before.map_err(|error| CallError::option(name, error.into()))?;
+        let answer = self.call_text_async(name, &texts).await;
+        self.restore_limits(before);
+        answer.map(String::into_bytes).map_err(|error| call_error(name, error))
+    }
+
+    async fn answer_text_async(
+        &mut self,
+        guest: &Guest,
+        name: &str,
+        texts: &[String],
+        options: CallOptions,
+    ) -> Result<Answer, CallError> {
+        let before = self.set_limits(options.timeout, options.fuel);
+        let before = before.map_err(|error| CallError::option(name, error.into()))?;
+        let answer = match command(guest, name) {
+            Some(run) => command_answer(&run, self.call_async(&run, &[]).await),
+            None => {
+                let answer = self.call_text_async(name, texts).await;
+                let answer = answer.map_err(|error| call_error(name, error));
+                answer.map(|text| Answer::Values(vec![text]))
+            }
+        };
+        self.restore_limits(before);
+        answer
+    }
+
     fn answer_bytes(
         &mut self,
         _: &Guest,
@@ -75,14 +155,7 @@ impl LiveInstance for ComponentLease<'_> {
         input: &[u8],
     ) -> Result<Vec<u8>, CallError> {
         let name = callee.name();
-        let text = std::str::from_utf8(input).map_err(|error| CallError::Request {
-            function: name.to_owned(),
-            source: format!(
-                "a component's function takes text, and the input is not text: {error}"
-            )
-            .into(),
-        })?;
-        let answer = self.call_text(name, &[text.to_owned()]);
+        let answer = self.call_text(name, &[read_text(name, input)?]);
         answer.map(String::into_bytes).map_err(|error| call_error(name, error))
     }
 
@@ -92,18 +165,16 @@ impl LiveInstance for ComponentLease<'_> {
         name: &str,
         texts: &[String],
     ) -> Result<Answer, CallError> {
-        if name == START
-            && let Some(run) = guest.as_component().and_then(WarmComponent::command)
-        {
-            return run_command(self, &run);
+        if let Some(run) = command(guest, name) {
+            return command_answer(&run, self.call(&run, &[]));
         }
         let answer = self.call_text(name, texts);
         answer.map(|text| Answer::Values(vec![text])).map_err(|error| call_error(name, error))
     }
 
-    fn count_differences(&mut self) -> Result<(usize, usize), VerifyError> {
+    fn count_differences(&mut self) -> Result<InstanceDifference, VerifyError> {
         let bytes = self.differences().map_err(|error| VerifyError::Compare(error.into()))?;
-        Ok((bytes, 0))
+        Ok(InstanceDifference { bytes, items: 0 })
     }
 
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
@@ -117,9 +188,27 @@ impl LiveInstance for ComponentLease<'_> {
     }
 }
 
-/// Runs a command that is a component, whose failure is a result.
-fn run_command(lease: &mut ComponentLease<'_>, run: &str) -> Result<Answer, CallError> {
-    let results = match lease.call(run, &[]) {
+/// The input of a function that takes one string.
+fn read_text(name: &str, input: &[u8]) -> Result<String, CallError> {
+    let text = std::str::from_utf8(input).map_err(|error| CallError::Request {
+        function: name.to_owned(),
+        source: format!("a component's function takes text, and the input is not text: {error}")
+            .into(),
+    })?;
+    Ok(text.to_owned())
+}
+
+/// The function that a command begins at, if `name` means that.
+fn command(guest: &Guest, name: &str) -> Option<String> {
+    guest.as_component().filter(|_| name == START).and_then(WarmComponent::command)
+}
+
+/// The answer of a command that is a component, whose failure is a result.
+fn command_answer(
+    run: &str,
+    called: Result<Vec<Val>, afresh_wasm::CallError>,
+) -> Result<Answer, CallError> {
+    let results = match called {
         // A command that ends itself with success has succeeded.
         Err(afresh_wasm::CallError::Exit(0)) => return Ok(Answer::Values(Vec::new())),
         other => other.map_err(|error| call_error(run, error))?,

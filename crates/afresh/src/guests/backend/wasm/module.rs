@@ -5,17 +5,19 @@ use afresh_memory::FreezePreparation;
 use afresh_pager::SnapshotMemory;
 use afresh_pool::PoolStats;
 use afresh_snapshot::{Branch, Frozen};
-use afresh_wasm::{Session, Warm, parse_arguments, show_value};
+use afresh_wasm::{Session, Val, Warm, parse_arguments, show_value};
 
-use super::{call_error, unavailable};
+use super::{FunctionEntry, call_error, lease_options, unavailable};
 use crate::guests::backend::session_line::{self, SessionGuest, SessionLine, unmoved};
-use crate::guests::backend::{Backend, FileOwner, FrozenGuest, Instance, LiveInstance, WarmGuest};
+use crate::guests::backend::{
+    Backend, FileOwner, FrozenGuest, Instance, LiveInstance, StopCall, WarmGuest,
+};
 use crate::guests::call::{Entry, Function};
 use crate::guests::session_files::SessionFiles;
 use crate::guests::verify::Verification;
 use crate::{
-    Answer, CallError, Cause, Guest, Kind, Lease, LeaseError, Options, SaveError, SessionError,
-    VerifyError,
+    Answer, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, Lease, LeaseError,
+    LeaseOptions, Options, SaveError, SessionError, VerifyError,
 };
 
 impl WarmGuest for Warm {
@@ -26,6 +28,21 @@ impl WarmGuest for Warm {
     #[inline]
     fn lease_instance(&self) -> Result<Instance<'_>, LeaseError> {
         Ok(Instance::Module(self.lease().map_err(unavailable)?))
+    }
+
+    fn instance_with(&self, options: &LeaseOptions) -> Result<Instance<'_>, LeaseError> {
+        let lease = self.lease_with(&lease_options(options));
+        Ok(Instance::Module(lease.map_err(unavailable)?))
+    }
+
+    fn owned_instance(&self, options: &LeaseOptions) -> Result<Instance<'static>, LeaseError> {
+        let lease = self.lease_owned(&lease_options(options));
+        Ok(Instance::Module(lease.map_err(unavailable)?))
+    }
+
+    async fn async_instance(&self, options: LeaseOptions) -> Result<Instance<'static>, LeaseError> {
+        let lease = self.lease_async(&lease_options(&options)).await;
+        Ok(Instance::Module(lease.map_err(unavailable)?))
     }
 
     fn lease_untouched(&self) -> Result<Option<Instance<'_>>, LeaseError> {
@@ -73,7 +90,81 @@ impl WarmGuest for Warm {
     }
 }
 
+/// The function to call: that of the callee, or the one of its name, which goes to `looked_up`.
+#[inline]
+fn find_entry<'e>(
+    guest: &Guest,
+    callee: Entry<'e>,
+    looked_up: &'e mut Option<FunctionEntry>,
+) -> Result<&'e FunctionEntry, CallError> {
+    if let Entry::Function(Function { entry: Some(entry), .. }) = callee {
+        return Ok(entry);
+    }
+    *looked_up = guest.function(callee.name())?.entry;
+    looked_up.as_ref().ok_or_else(|| misplaced(callee.name()))
+}
+
 impl LiveInstance for afresh_wasm::Lease<'_> {
+    fn limited<T>(
+        &mut self,
+        options: &CallOptions,
+        call: impl FnOnce(&mut Self) -> T,
+    ) -> Result<T, Cause> {
+        if *options == CallOptions::new() {
+            return Ok(call(self));
+        }
+        let before = self.set_limits(options.timeout, options.fuel)?;
+        let result = call(self);
+        self.restore_limits(before);
+        Ok(result)
+    }
+
+    fn is_spoiled(&self) -> bool {
+        Self::is_cut_short(self)
+    }
+
+    fn call_stopper(&mut self) -> StopCall {
+        let handle = Self::stop_handle(self);
+        Box::new(move || handle.stop())
+    }
+
+    fn runs_in_task(&self) -> bool {
+        Self::is_asynchronous(self)
+    }
+
+    async fn answer_bytes_async(
+        &mut self,
+        guest: &Guest,
+        callee: Entry<'_>,
+        input: &[u8],
+        options: CallOptions,
+    ) -> Result<Vec<u8>, CallError> {
+        let name = callee.name();
+        let mut looked_up = None;
+        let entry = find_entry(guest, callee, &mut looked_up)?;
+        let before = self.set_limits(options.timeout, options.fuel);
+        let before = before.map_err(|error| CallError::option(name, error.into()))?;
+        let answer = self.call_bytes_async(entry, input).await;
+        self.restore_limits(before);
+        answer.map_err(|error| call_error(name, error))
+    }
+
+    async fn answer_text_async(
+        &mut self,
+        guest: &Guest,
+        name: &str,
+        texts: &[String],
+        options: CallOptions,
+    ) -> Result<Answer, CallError> {
+        let values = read_arguments(guest, name, texts)?;
+        let before = self.set_limits(options.timeout, options.fuel);
+        let before = before.map_err(|error| CallError::option(name, error.into()))?;
+        let results = self.call_async(name, &values).await;
+        self.restore_limits(before);
+        let results = results.map_err(|error| call_error(name, error))?;
+        Ok(Answer::Values(results.iter().map(show_value).collect()))
+    }
+
     #[inline]
     fn answer_bytes(
         &mut self,
@@ -81,15 +172,8 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
         callee: Entry<'_>,
         input: &[u8],
     ) -> Result<Vec<u8>, CallError> {
-        let looked_up;
-        let entry = match callee {
-            Entry::Function(Function { entry: Some(entry), .. }) => entry,
-            _ => {
-                looked_up = guest.function(callee.name())?.entry;
-                let Some(entry) = &looked_up else { return Err(misplaced(callee.name())) };
-                entry
-            }
-        };
+        let mut looked_up = None;
+        let entry = find_entry(guest, callee, &mut looked_up)?;
         self.call_bytes(entry, input).map_err(|error| call_error(callee.name(), error))
     }
 
@@ -99,14 +183,8 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
         name: &str,
         texts: &[String],
     ) -> Result<Answer, CallError> {
-        let warm = guest.as_module().ok_or_else(|| misplaced(name))?;
-        let fail = |error| call_error(name, error);
-        let ty = warm.function_type(name).map_err(fail)?;
-        let values = parse_arguments(&ty, texts).map_err(|error| CallError::Request {
-            function: name.to_owned(),
-            source: error.into(),
-        })?;
-        let results = self.call(name, &values).map_err(fail)?;
+        let values = read_arguments(guest, name, texts)?;
+        let results = self.call(name, &values).map_err(|error| call_error(name, error))?;
         Ok(Answer::Values(results.iter().map(show_value).collect()))
     }
 
@@ -114,8 +192,9 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
         Some(self.host_mut().generation())
     }
 
-    fn count_differences(&mut self) -> Result<(usize, usize), VerifyError> {
-        self.differences().map_err(|error| VerifyError::Compare(error.into()))
+    fn count_differences(&mut self) -> Result<InstanceDifference, VerifyError> {
+        let differences = self.differences().map_err(|error| VerifyError::Compare(error.into()));
+        differences.map(|(bytes, items)| InstanceDifference { bytes, items })
     }
 
     fn prepare_present(&mut self) -> Result<Vec<FreezePreparation>, SaveError> {
@@ -129,6 +208,14 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
     fn discard_instance(self) {
         self.discard();
     }
+}
+
+/// Arguments as text, by the types that the function declares.
+fn read_arguments(guest: &Guest, name: &str, texts: &[String]) -> Result<Vec<Val>, CallError> {
+    let warm = guest.as_module().ok_or_else(|| misplaced(name))?;
+    let ty = warm.function_type(name).map_err(|error| call_error(name, error))?;
+    parse_arguments(&ty, texts)
+        .map_err(|error| CallError::Request { function: name.to_owned(), source: error.into() })
 }
 
 /// An entry of another guest.
@@ -206,8 +293,7 @@ impl FileOwner for Branch<Session> {
 }
 
 impl Guest {
-    /// The warm module, if it is one: for typed calls, host state, owned leases and calls that
-    /// wait.
+    /// The warm module, if it is one: for typed calls and host state.
     #[must_use]
     pub fn as_module(&self) -> Option<&Warm> {
         match &self.inner().backend {

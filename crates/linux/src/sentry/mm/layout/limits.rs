@@ -43,6 +43,14 @@ impl Layout {
         self.shared
     }
 
+    /// Bytes that are no longer counted if a range is unmapped, or those that are only reserved.
+    /// Shared memory is counted once for all of its mappings, so that of one frees none.
+    pub(super) fn freed(&self, range: &Range<u64>, reserved: bool) -> u64 {
+        let parts = self.parts(range).into_iter();
+        let freed = parts.filter(|(_, m)| m.reserved == reserved && m.share.is_none());
+        freed.map(|(part, _)| part.end - part.start).sum()
+    }
+
     /// Adds the mappings of other processes and all shared memory to the limit.
     pub(in crate::sentry) fn set_elsewhere(&mut self, bytes: u64, mappings: usize) {
         (self.elsewhere, self.mappings_elsewhere) = (bytes, mappings);
@@ -56,6 +64,9 @@ impl Layout {
     /// The number of further mappings if `range` has `pieces` in place of its present mappings.
     /// Pieces that merge with a neighbour count as well.
     pub(in crate::sentry) fn growth(&self, range: &Range<u64>, pieces: usize) -> isize {
+        if range.is_empty() {
+            return 0;
+        }
         let mut growth = pieces as isize;
         let mapped = self.maps.range(..range.end).rev().take_while(|(_, m)| m.end > range.start);
         for (&start, m) in mapped {
@@ -72,6 +83,27 @@ impl Layout {
         if fits || growth <= 0 { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
+    /// Refuses a change at `ranges` after which there are too many mappings, of this process or of
+    /// all. It adds at most `growth` of them. Only if these do not fit, mappings that it merges are
+    /// counted: on a copy of those nearby.
+    pub(in crate::sentry) fn check_change(
+        &self,
+        ranges: &[&Range<u64>],
+        growth: isize,
+        change: impl FnOnce(&mut Self),
+    ) -> Result<(), Errno> {
+        self.check_room(growth).or_else(|_| {
+            let near = ranges.iter().flat_map(|range| {
+                let before = self.maps.range(..=range.end).rev();
+                before.take_while(|(_, m)| m.end >= range.start)
+            });
+            let mut near = Self { maps: near.map(|(&start, &m)| (start, m)).collect(), ..*self };
+            let before = near.maps.len() as isize;
+            change(&mut near);
+            self.check_room(near.maps.len() as isize - before)
+        })
+    }
+
     /// Whether as much as is mapped, and not shared, fits into the budget once more.
     pub(in crate::sentry) fn afford_copy(&self) -> Result<(), Errno> {
         let all = 2 * self.maps.len() + self.mappings_elsewhere;
@@ -85,7 +117,9 @@ impl Layout {
     /// Whether `more` bytes fit into the budget.
     fn afford_bytes(&self, more: u64) -> Result<(), Errno> {
         let taken = self.bytes_everywhere().checked_add(more);
-        if taken.is_some_and(|bytes| bytes <= self.limit) { Ok(()) } else { Err(Errno::NOMEM) }
+        // Under a limit that was lowered, changes without more bytes are possible.
+        let fits = more == 0 || taken.is_some_and(|bytes| bytes <= self.limit);
+        if fits { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
     /// Refuses `more` bytes beyond the budget, or beyond the bound of `reserved` ones.
@@ -93,15 +127,22 @@ impl Layout {
         if !reserved {
             return self.afford_bytes(more);
         }
-        let within = self.reserved.checked_add(more).is_some_and(|bytes| bytes <= RESERVED);
-        if within { Ok(()) } else { Err(Errno::NOMEM) }
+        let taken = self.reserved.checked_add(more);
+        if more == 0 || taken.is_some_and(|bytes| bytes <= RESERVED) {
+            Ok(())
+        } else {
+            Err(Errno::NOMEM)
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use afresh_files::{Budget, Time, Tree};
+
     use super::*;
     use crate::sentry::PAGE;
+    use crate::sentry::mm::shared::Share;
 
     const BASE: u64 = 0x10_0000;
 
@@ -160,6 +201,65 @@ mod tests {
         layout.protect(BASE, 3 * PAGE, 1).map(drop).unwrap();
         layout.map(Some(BASE), false, 3 * PAGE, 3, None).map(drop).unwrap();
         assert_eq!((layout.len(), layout.check()), (MAPPINGS, Ok(())));
+    }
+
+    #[test]
+    fn changes_that_merge_mappings_are_made_at_the_limit() {
+        let mut layout = full();
+        let read = |layout: &mut Layout, at| layout.map(Some(at), false, PAGE, 1, None).map(drop);
+        let write = |layout: &mut Layout, at| layout.map(Some(at), false, PAGE, 3, None).map(drop);
+        let gap = BASE + 3 * PAGE;
+        assert_eq!(read(&mut layout, gap), Err(Errno::NOMEM), "one more");
+        write(&mut layout, gap).unwrap();
+        assert_eq!(layout.len(), MAPPINGS - 1, "its neighbours and it are one");
+        let heap = 1 << 40;
+        layout.start_heap(heap);
+        assert_eq!(layout.set_brk(heap + PAGE).0, heap + PAGE);
+        assert_eq!(layout.set_brk(heap + 2 * PAGE).0, heap + 2 * PAGE);
+        assert_eq!(layout.len(), MAPPINGS);
+        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) as u64;
+        let from = BASE + 9 * 4 * PAGE;
+        layout.remap_by(&[from, 3 * PAGE, 3 * PAGE, flags, heap + 2 * PAGE, 0]).unwrap();
+        assert_eq!(layout.len(), MAPPINGS);
+        // A part of a mapping becomes like its neighbour.
+        let _ = layout.unmap(from, 3 * PAGE).unwrap();
+        let at = BASE + 20 * 4 * PAGE;
+        read(&mut layout, at + 3 * PAGE).unwrap();
+        assert_eq!((layout.len(), layout.protect(at, PAGE, 1).is_ok()), (MAPPINGS, false));
+        layout.protect(at + 2 * PAGE, PAGE, 1).map(drop).unwrap();
+        assert_eq!((layout.len(), layout.check()), (MAPPINGS, Ok(())));
+    }
+
+    #[test]
+    fn a_lowered_limit_forbids_only_growth() {
+        let mut layout = Layout::new(8 * PAGE);
+        let map =
+            |layout: &mut Layout, at, len| layout.map(Some(at), false, len, 3, None).map(drop);
+        map(&mut layout, BASE, 4 * PAGE).unwrap();
+        layout.set_limit(2 * PAGE);
+        assert_eq!(layout.check(), Ok(()));
+        layout.protect(BASE, PAGE, 1).map(drop).unwrap();
+        map(&mut layout, BASE, 2 * PAGE).unwrap();
+        assert_eq!(map(&mut layout, BASE + 3 * PAGE, 2 * PAGE), Err(Errno::NOMEM));
+        layout.unmap(BASE, 3 * PAGE).map(drop).unwrap();
+        map(&mut layout, BASE, PAGE).unwrap();
+    }
+
+    #[test]
+    fn memory_in_place_of_shared_memory_is_charged() {
+        let mut tree = Tree::new(Budget::default());
+        let node = tree.create_unnamed(0o600, Time::default()).unwrap();
+        let mut layout = Layout::new(4 * PAGE);
+        let map = |layout: &mut Layout, len| layout.map(Some(BASE), false, len, 3, None).map(drop);
+        map(&mut layout, 3 * PAGE).unwrap();
+        layout.share(BASE..BASE + 3 * PAGE, Share::new(node, BASE, 0));
+        // The guest has it, however many mappings show it.
+        layout.set_elsewhere(3 * PAGE, 0);
+        assert_eq!(map(&mut layout, 2 * PAGE), Err(Errno::NOMEM));
+        map(&mut layout, PAGE).unwrap();
+        assert_eq!(layout.bytes_everywhere(), layout.limit());
+        // Private memory frees its own bytes.
+        map(&mut layout, PAGE).unwrap();
     }
 
     /// After random changes near the limit the layout is one that a snapshot may have.

@@ -1,0 +1,357 @@
+//! Leases of tasks: waiting for an instance and for an answer blocks no thread of the runtime.
+//!
+//! Promises: no runtime is needed, and any may poll. A call that is dropped ends, and its instance
+//! comes back pristine or is replaced. May break it: a call that cannot be interrupted ends by
+//! itself, at its time limit; its thread and its instance are in use until then.
+
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use afresh_pool::run_blocking;
+
+use crate::guests::backend::{LiveInstance, StopCall, WarmGuest, dispatch};
+use crate::guests::call::{CallInput, Entry, Function};
+use crate::{Answer, Call, CallError, CallOptions, Guest, LeaseError, LeaseOptions, OwnedLease};
+
+/// An [`OwnedLease`] whose calls are futures; [`Guest::lease_async`] takes one.
+///
+/// A call runs on a thread for blocking calls, which tasks of the whole process share. A Wasm guest
+/// whose host functions are asynchronous (`GuestOptions::asynchronous` of `afresh::wasm`) runs in
+/// the task itself, which must be one of tokio.
+///
+/// Dropping the future of a call ends the call: a micro-VM at once, a Linux program within 100 ms,
+/// a Wasm guest within 10 ms if it was opened with
+/// [`Options::interruptible`](crate::Options::interruptible). The lease is then closed, and its
+/// instance goes back to the pool.
+///
+/// ```
+/// # #[cfg(feature = "wasm")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use afresh::{Call, CallError, Guest, Options};
+/// # let wasm = wat::parse_str(r#"(module (memory 1)
+/// #   (func (export "add") (param i32) (result i32)
+/// #     (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (local.get 0)))
+/// #     (i32.load (i32.const 0))))"#)?;
+/// # let guest = Guest::from_bytes("counter", &wasm, &Options::new())?;
+/// # let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+/// # let done: Result<(), CallError> = runtime.block_on(async {
+/// let mut lease = guest.lease_async().await?;
+/// lease.ask(Call::text("add", ["40"])).await?;
+/// assert_eq!(lease.ask(Call::text("add", ["2"])).await?.text(), "42");
+/// # Ok(())
+/// # });
+/// # done?;
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "wasm"))]
+/// # fn main() {}
+/// ```
+#[derive(Debug)]
+pub struct AsyncLease {
+    /// None while a call runs, and after one was dropped.
+    lease: Option<OwnedLease>,
+}
+
+/// A function that a call on another thread names.
+enum OwnedEntry {
+    Name(String),
+    Function(Function),
+}
+
+impl OwnedEntry {
+    fn new(entry: Entry<'_>) -> Self {
+        match entry {
+            Entry::Name(name) => Self::Name(name.to_owned()),
+            Entry::Function(function) => Self::Function(function.clone()),
+        }
+    }
+
+    fn entry(&self) -> Entry<'_> {
+        match self {
+            Self::Name(name) => Entry::Name(name),
+            Self::Function(function) => Entry::Function(function),
+        }
+    }
+}
+
+impl AsyncLease {
+    /// Waits for an instance of the guest.
+    pub(crate) async fn begin(guest: &Guest, options: LeaseOptions) -> Result<Self, LeaseError> {
+        let instance =
+            dispatch!(Backend, &guest.inner().backend, warm => warm.async_instance(options).await?);
+        Ok(Self { lease: Some(OwnedLease::owned(guest.clone(), instance)) })
+    }
+
+    /// Whether a call was dropped before its end. Every later one is refused.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.lease.is_none()
+    }
+
+    /// The lease, for anything that does not wait; `None` if it is closed.
+    pub fn get_mut(&mut self) -> Option<&mut OwnedLease> {
+        self.lease.as_mut()
+    }
+
+    /// The lease, for calls that block; `None` if it is closed.
+    #[must_use]
+    pub fn into_inner(self) -> Option<OwnedLease> {
+        self.lease
+    }
+
+    /// As [`Lease::call`](crate::Lease::call).
+    ///
+    /// # Errors
+    /// As [`Lease::call`](crate::Lease::call); [`LeaseError::Closed`] after a call that was
+    /// dropped, [`LeaseError::Create`] when the host has no thread for it.
+    pub async fn call<'f>(
+        &mut self,
+        function: impl Into<Entry<'f>>,
+        input: impl Into<Vec<u8>>,
+    ) -> Result<Vec<u8>, CallError> {
+        self.call_with(function, input, &CallOptions::new()).await
+    }
+
+    /// As [`AsyncLease::call`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`AsyncLease::call`]; [`CallError::Option`] for one that the guest cannot have.
+    pub async fn call_with<'f>(
+        &mut self,
+        function: impl Into<Entry<'f>>,
+        input: impl Into<Vec<u8>>,
+        options: &CallOptions,
+    ) -> Result<Vec<u8>, CallError> {
+        let (entry, input, options) = (OwnedEntry::new(function.into()), input.into(), *options);
+        if self.is_task() {
+            return self.call_in_task(&entry, &input, options).await;
+        }
+        self.run(move |lease| lease.call_with(entry.entry(), &input, &options)).await
+    }
+
+    /// As [`Lease::ask`](crate::Lease::ask).
+    ///
+    /// # Errors
+    /// As [`AsyncLease::call`].
+    pub async fn ask(&mut self, call: Call) -> Result<Answer, CallError> {
+        self.ask_with(call, &CallOptions::new()).await
+    }
+
+    /// As [`AsyncLease::ask`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`AsyncLease::call_with`].
+    pub async fn ask_with(
+        &mut self,
+        call: Call,
+        options: &CallOptions,
+    ) -> Result<Answer, CallError> {
+        let options = *options;
+        if self.is_task() {
+            return self.ask_in_task(&call, options).await;
+        }
+        self.run(move |lease| lease.ask_with(&call, &options)).await
+    }
+
+    /// Whether its calls run in the task.
+    fn is_task(&self) -> bool {
+        self.lease
+            .as_ref()
+            .is_some_and(|lease| dispatch!(Instance, &lease.instance, live => live.runs_in_task()))
+    }
+
+    async fn call_in_task(
+        &mut self,
+        entry: &OwnedEntry,
+        input: &[u8],
+        options: CallOptions,
+    ) -> Result<Vec<u8>, CallError> {
+        // Dropped with the future, and then its instance is replaced.
+        let mut lease = self.lease.take().ok_or(LeaseError::Closed)?;
+        let (guest, entry) = (lease.guest.clone(), entry.entry());
+        let called = dispatch!(Instance, &mut lease.instance, live => {
+            live.answer_bytes_async(&guest, entry, input, options).await
+        });
+        let called = lease.noted(called);
+        self.lease = Some(lease);
+        called
+    }
+
+    async fn ask_in_task(
+        &mut self,
+        call: &Call,
+        options: CallOptions,
+    ) -> Result<Answer, CallError> {
+        let texts = match &call.given {
+            CallInput::Bytes(input) => {
+                let entry = OwnedEntry::Name(call.function.clone());
+                return self.call_in_task(&entry, input, options).await.map(Answer::Bytes);
+            }
+            CallInput::Text(texts) => texts,
+        };
+        let mut lease = self.lease.take().ok_or(LeaseError::Closed)?;
+        let guest = lease.guest.clone();
+        let called = dispatch!(Instance, &mut lease.instance, live => {
+            live.answer_text_async(&guest, &call.function, texts, options).await
+        });
+        let called = lease.noted(called);
+        self.lease = Some(lease);
+        called
+    }
+
+    /// Runs a call on a thread for blocking calls.
+    async fn run<T: Send + 'static>(
+        &mut self,
+        call: impl FnOnce(&mut OwnedLease) -> Result<T, CallError> + Send + 'static,
+    ) -> Result<T, CallError> {
+        let mut lease = self.lease.take().ok_or(LeaseError::Closed)?;
+        let stop = dispatch!(Instance, &mut lease.instance, live => live.call_stopper());
+        let call = BlockingCall::start(lease, stop, call)?;
+        let (lease, answer) = poll_fn(|context| call.poll(context)).await;
+        self.lease = Some(lease);
+        answer
+    }
+}
+
+impl Guest {
+    /// Waits for an instance in the warm state, without blocking a thread: where all instances are
+    /// in use ([`Options::limits`](crate::Options::limits)), until one comes back. Tasks get
+    /// instances in the order in which they came. Dropping the future ends the wait; a runtime's
+    /// timeout limits it so.
+    ///
+    /// Where no instance is idle and the limit is not reached, one is made as by [`Guest::lease`],
+    /// on the thread that polls.
+    ///
+    /// # Errors
+    /// As [`Guest::lease`], but a pool at its limit is no error.
+    pub async fn lease_async(&self) -> Result<AsyncLease, LeaseError> {
+        AsyncLease::begin(self, LeaseOptions::new()).await
+    }
+
+    /// As [`Guest::lease_async`], with options of this lease.
+    ///
+    /// # Errors
+    /// As [`Guest::lease_async`]; [`LeaseError::Option`] for one that the guest cannot have.
+    pub async fn lease_async_with(&self, options: &LeaseOptions) -> Result<AsyncLease, LeaseError> {
+        AsyncLease::begin(self, *options).await
+    }
+
+    /// As [`Guest::call`], waiting as a task does; see [`AsyncLease`].
+    ///
+    /// # Errors
+    /// As [`AsyncLease::call`].
+    pub async fn call_async<'f>(
+        &self,
+        function: impl Into<Entry<'f>>,
+        input: impl Into<Vec<u8>>,
+    ) -> Result<Vec<u8>, CallError> {
+        let (entry, input) = (OwnedEntry::new(function.into()), input.into());
+        self.lease_async().await?.call(entry.entry(), input).await
+    }
+
+    /// As [`Guest::ask`], waiting as a task does; see [`AsyncLease`].
+    ///
+    /// # Errors
+    /// As [`AsyncLease::call`].
+    pub async fn ask_async(&self, call: Call) -> Result<Answer, CallError> {
+        self.lease_async().await?.ask(call).await
+    }
+}
+
+/// The result of a call on another thread, or its panic.
+type Outcome<T> = std::thread::Result<(OwnedLease, Result<T, CallError>)>;
+
+/// The stage of a call on another thread.
+enum Stage<T> {
+    /// It waits for its thread, or runs.
+    Running(Option<Waker>),
+    Done(Box<Outcome<T>>),
+    /// Nothing awaits it.
+    Dropped,
+}
+
+/// A call on another thread. Dropping it stops the call.
+struct BlockingCall<T> {
+    stage: Arc<Mutex<Stage<T>>>,
+    stop: StopCall,
+}
+
+/// Locks a stage. No panic leaves one half-changed.
+fn locked<T>(stage: &Mutex<Stage<T>>) -> MutexGuard<'_, Stage<T>> {
+    stage.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Send + 'static> BlockingCall<T> {
+    fn start(
+        lease: OwnedLease,
+        stop: StopCall,
+        call: impl FnOnce(&mut OwnedLease) -> Result<T, CallError> + Send + 'static,
+    ) -> Result<Self, LeaseError> {
+        let stage = Arc::new(Mutex::new(Stage::Running(None)));
+        let shared = Arc::clone(&stage);
+        let run = move || {
+            if matches!(*locked(&shared), Stage::Dropped) {
+                return;
+            }
+            let mut lease = lease;
+            let answer = catch_unwind(AssertUnwindSafe(|| call(&mut lease)));
+            let outcome = match answer {
+                Ok(answer) => Ok((lease, answer)),
+                Err(panic) => {
+                    // The unwound code may have left the instance in an unknown state.
+                    lease.discard();
+                    Err(panic)
+                }
+            };
+            finish(&shared, outcome);
+        };
+        run_blocking(run).map_err(|error| LeaseError::Create(error.into()))?;
+        Ok(Self { stage, stop })
+    }
+
+    fn poll(&self, context: &Context<'_>) -> Poll<(OwnedLease, Result<T, CallError>)> {
+        let mut stage = locked(&self.stage);
+        match std::mem::replace(&mut *stage, Stage::Dropped) {
+            Stage::Done(outcome) => {
+                drop(stage);
+                Poll::Ready(outcome.unwrap_or_else(|panic| resume_unwind(panic)))
+            }
+            _ => {
+                *stage = Stage::Running(Some(context.waker().clone()));
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Hands the outcome over, or drops it where nothing awaits it: the instance comes back then.
+fn finish<T>(stage: &Mutex<Stage<T>>, outcome: Outcome<T>) {
+    let mut stage = locked(stage);
+    let waker = match &mut *stage {
+        Stage::Running(waker) => waker.take(),
+        _ => {
+            drop(stage);
+            return drop(outcome);
+        }
+    };
+    *stage = Stage::Done(Box::new(outcome));
+    drop(stage);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+impl<T> Drop for BlockingCall<T> {
+    fn drop(&mut self) {
+        let mut stage = locked(&self.stage);
+        let last = std::mem::replace(&mut *stage, Stage::Dropped);
+        // Under the lock: the instance is still that of the call.
+        if matches!(last, Stage::Running(_)) {
+            (self.stop)();
+        }
+        drop(stage);
+        drop(last);
+    }
+}

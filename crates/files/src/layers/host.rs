@@ -1,0 +1,425 @@
+//! A host directory as a layer: read on demand, and never left through a link.
+//!
+//! Promises: every path is opened below the directory by the kernel's own check (`openat2`,
+//! beneath, no symbolic links), so a process that replaces directories by links at the same time
+//! cannot lead out of it. A file's number follows from its path, so that it is the same in another
+//! process. May break it: see [`crate::layer`].
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
+use rustix::rand::GetRandomFlags;
+use sha2::{Digest, Sha256};
+
+use crate::error::{LayerError, Refused};
+use crate::layers::layer_bytes::LayerBytes;
+use crate::nodes::content::Content;
+use crate::nodes::inode::{Body, Directory, Entry, Inode};
+use crate::nodes::map::Map;
+use crate::nodes::name::Name;
+use crate::nodes::node::{Kind, Node, Time, Times};
+use crate::nodes::source::Source;
+
+/// The bit of numbers of hosts' files. The 14 bits from 48 on are the layer's number.
+pub(crate) const HOST: u64 = 1 << 62;
+/// Files of one directory tree that are remembered, at most.
+const KNOWN: usize = 1 << 20;
+/// Bytes of a directory that are read at a time.
+const LISTED: usize = 32 << 10;
+/// Files that stay open for the next read.
+const OPEN: usize = 32;
+
+#[derive(Debug)]
+struct HostEntry {
+    name: Name,
+    parent: Node,
+    inode: Option<Arc<Inode>>,
+}
+
+/// A host directory.
+#[derive(Debug)]
+pub(crate) struct HostDirectory {
+    pub(crate) path: PathBuf,
+    root: Arc<OwnedFd>,
+    number: u32,
+    known: Mutex<HashMap<Node, HostEntry>>,
+    /// The last used one last.
+    open: Mutex<Vec<(Node, Arc<File>)>>,
+    /// Its identity once it was gathered.
+    identity: OnceLock<String>,
+    kept: OnceLock<KeptFiles>,
+}
+
+/// The bytes of all files, as they were when they were kept, and where each begins among them.
+#[derive(Debug)]
+struct KeptFiles {
+    bytes: Arc<dyn LayerBytes>,
+    begins: HashMap<Node, u64>,
+}
+
+/// The identity of a host file at a point in time. Two that are equal have the same bytes, if they
+/// [are settled](HostFile::is_settled).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HostFile {
+    /// Device and number.
+    file: (u64, u64),
+    size: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, u64),
+    changed: (i64, u64),
+}
+
+/// Seconds within which a file may change twice and have the same times.
+const RACY: i64 = 2;
+
+impl HostFile {
+    /// Its length.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether a further change would show in its times: those of a file that has just been changed
+    /// may stay as they are.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        let now = Time::now().seconds;
+        self.changed.0.max(self.modified.0).saturating_add(RACY) < now
+    }
+}
+
+fn failed(path: &Path, error: Errno) -> Refused {
+    match error {
+        Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV => Refused::Missing,
+        error => Refused::Layer(format!("{}: {error}", path.display())),
+    }
+}
+
+/// The kind that a guest sees; `None` for a host file that guests do not see.
+fn kind_of(kind: FileType) -> Option<Kind> {
+    match kind {
+        FileType::RegularFile => Some(Kind::File),
+        FileType::Directory => Some(Kind::Directory),
+        FileType::Symlink => Some(Kind::Link),
+        _ => None,
+    }
+}
+
+/// Has `node` be known as `name` in `parent`.
+fn know(
+    known: &mut HashMap<Node, HostEntry>,
+    node: Node,
+    parent: Node,
+    name: Name,
+) -> Result<(), Errno> {
+    match known.get(&node) {
+        Some(other) if (other.parent, &other.name) != (parent, &name) => Err(Errno::EXIST),
+        Some(_) => Ok(()),
+        None if known.len() >= KNOWN => Err(Errno::NFILE),
+        None => {
+            known.insert(node, HostEntry { name, parent, inode: None });
+            Ok(())
+        }
+    }
+}
+
+/// The path of a file that is known, below the directory.
+fn path_of(known: &HashMap<Node, HostEntry>, node: Node) -> Result<PathBuf, Refused> {
+    let mut names = Vec::new();
+    let mut at = node;
+    loop {
+        let here = known.get(&at).ok_or(Refused::Missing)?;
+        if here.parent == at {
+            break;
+        }
+        names.push(OsStr::from_bytes(&here.name.0));
+        at = here.parent;
+    }
+    Ok(names.into_iter().rev().collect())
+}
+
+impl HostDirectory {
+    pub(crate) fn open(path: &Path) -> Result<Self, LayerError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = openat(CWD, path, flags, Mode::empty()).map_err(|error| LayerError::Read {
+            path: path.display().to_string(),
+            source: error.into(),
+        })?;
+        Ok(Self::new(path.to_owned(), Arc::new(root), 0))
+    }
+
+    /// A directory below this one, reached without following a link.
+    pub(crate) fn subdirectory(&self, below: &Path) -> Result<Self, LayerError> {
+        let path = self.path.join(below);
+        match self.open_at(below, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(root) => Ok(Self::new(path, Arc::new(root), 0)),
+            Err(error) => {
+                Err(LayerError::Read { path: path.display().to_string(), source: error.into() })
+            }
+        }
+    }
+
+    fn new(path: PathBuf, root: Arc<OwnedFd>, number: u32) -> Self {
+        let (known, open) = (Mutex::default(), Mutex::default());
+        let (identity, kept) = (OnceLock::new(), OnceLock::new());
+        let this = Self { path, root, number, known, open, identity, kept };
+        let top = this.root();
+        let known = HostEntry { name: Name::from(&b""[..]), parent: top, inode: None };
+        this.known.lock().unwrap_or_else(PoisonError::into_inner).insert(top, known);
+        this
+    }
+
+    /// The same directory, with the numbers of another place among the layers.
+    pub(crate) fn numbered(&self, number: u32) -> Self {
+        Self::new(self.path.clone(), self.root.clone(), number)
+    }
+
+    fn node(&self, path: &[u8]) -> Node {
+        let digest = Sha256::digest(path);
+        let mut bytes = [0; 8];
+        bytes[..6].copy_from_slice(&digest[..6]);
+        Node(HOST | u64::from(self.number) << 48 | u64::from_le_bytes(bytes))
+    }
+
+    pub(crate) fn root(&self) -> Node {
+        self.node(b"")
+    }
+
+    pub(crate) fn parent(&self, node: Node) -> Option<Node> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&node).map(|known| known.parent)
+    }
+
+    /// The path of a file, below the directory.
+    pub(crate) fn path(&self, node: Node) -> Result<PathBuf, Refused> {
+        path_of(&self.known.lock().unwrap_or_else(PoisonError::into_inner), node)
+    }
+
+    /// Makes the number of a path known, as looking at every directory above it does, and lists
+    /// none of them.
+    pub(crate) fn enter(&self, path: &Path) -> Result<Node, Refused> {
+        // Links, and files that a guest cannot open, are not found.
+        let found = self.open_at(path, OFlags::PATH).and_then(rustix::fs::fstat);
+        let mode = found.map_err(|error| failed(path, error))?.st_mode;
+        if kind_of(FileType::from_raw_mode(mode)).is_none() {
+            return Err(Refused::Missing);
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut at, mut node) = (PathBuf::new(), self.root());
+        for part in path.components() {
+            let std::path::Component::Normal(name) = part else { return Err(Refused::Invalid) };
+            at.push(name);
+            let child = self.node(at.as_os_str().as_bytes());
+            know(&mut known, child, node, Name::from(name.as_bytes()))
+                .map_err(|error| failed(path, error))?;
+            node = child;
+        }
+        Ok(node)
+    }
+
+    fn open_at(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        openat2(&self.root, path, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), how)
+    }
+
+    pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
+        let path = {
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(inode) = &known.get(&node).ok_or(Refused::Missing)?.inode {
+                return Ok(inode.clone());
+            }
+            path_of(&known, node)?
+        };
+        let inode = Arc::new(self.look(node, &path).map_err(|error| failed(&path, error))?);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // The first result wins.
+        let known = known.get_mut(&node).ok_or(Refused::Missing)?;
+        Ok(known.inode.get_or_insert(inode).clone())
+    }
+
+    fn look(&self, node: Node, path: &Path) -> Result<Inode, Errno> {
+        let fd = self.open_at(path, OFlags::PATH)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        let time = |seconds: i64, nanos: u64| Time { seconds, nanos: nanos as u32 };
+        let times = Times {
+            accessed: time(stat.st_atime, stat.st_atime_nsec as u64),
+            modified: time(stat.st_mtime, stat.st_mtime_nsec as u64),
+            changed: time(stat.st_ctime, stat.st_ctime_nsec as u64),
+        };
+        let mut links = 1;
+        let body = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => {
+                Body::File(Content::of(Source::Host(node), stat.st_size.max(0) as u64))
+            }
+            FileType::Directory => {
+                let directory = self.list(node, path, &fd)?;
+                let below = directory.entries.iter().filter(|(_, e)| e.kind == Kind::Directory);
+                links = 2 + below.count() as u32;
+                Body::Directory(directory)
+            }
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(fd.as_fd(), "", Vec::new())?;
+                Body::Link(target.as_bytes().into())
+            }
+            _ => return Err(Errno::NOENT),
+        };
+        let above = path.file_name().zip(self.parent(node));
+        let name = above.map(|(name, above)| (above, Name::from(name.as_bytes())));
+        let (mode, attributes) = (stat.st_mode & 0o7777, Default::default());
+        Ok(Inode { body, mode, links, times, paid: false, name, attributes })
+    }
+
+    /// Entries of the directory at `path`, which is open as `directory`.
+    fn list(&self, node: Node, path: &Path, directory: &OwnedFd) -> Result<Directory, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = openat(directory, ".", flags, Mode::empty())?;
+        let mut found = Vec::new();
+        let mut buffer = Vec::with_capacity(LISTED);
+        let mut entries = RawDir::new(&fd, buffer.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            let mut kind = entry.file_type();
+            if kind == FileType::Unknown {
+                let stat = rustix::fs::statat(&fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+                kind = FileType::from_raw_mode(stat.st_mode);
+            }
+            let Some(kind) = kind_of(kind) else { continue };
+            found.push((Name::from(name), kind));
+        }
+        // A file that is renamed during the listing may appear twice.
+        found.sort_unstable_by(|(one, _), (two, _)| one.cmp(two));
+        found.dedup_by(|(one, _), (two, _)| one == two);
+        let mut child = path.as_os_str().as_bytes().to_vec();
+        if !child.is_empty() {
+            child.push(b'/');
+        }
+        let above = child.len();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.reserve(found.len());
+        let mut entries = Vec::with_capacity(found.len());
+        for (name, kind) in found {
+            child.truncate(above);
+            child.extend_from_slice(&name.0);
+            let child = self.node(&child);
+            know(&mut known, child, node, name.clone())?;
+            entries.push((name, Entry { node: child, kind, paid: false }));
+        }
+        let parent = known.get(&node).map_or(node, |known| known.parent);
+        Ok(Directory { entries: Map::of_sorted(entries), parent })
+    }
+
+    fn file(&self, node: Node) -> Result<Arc<File>, Refused> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = open.iter().position(|(other, _)| *other == node) {
+            let entry = open.remove(at);
+            let file = entry.1.clone();
+            open.push(entry);
+            return Ok(file);
+        }
+        let path = self.path(node)?;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = File::from(self.open_at(&path, flags).map_err(|e| failed(&path, e))?);
+        let regular = file.metadata().is_ok_and(|meta| meta.is_file());
+        if !regular {
+            return Err(Refused::Layer(format!("{} is not a file any more", path.display())));
+        }
+        let file = Arc::new(file);
+        if open.len() >= OPEN {
+            open.remove(0);
+        }
+        open.push((node, file.clone()));
+        Ok(file)
+    }
+
+    /// Which file it is on the host, and as of when; `None` for one that is read where it was kept.
+    pub(crate) fn on_host(&self, node: Node) -> Option<HostFile> {
+        if self.is_kept() {
+            return None;
+        }
+        let stat = rustix::fs::fstat(self.file(node).ok()?).ok()?;
+        Some(HostFile {
+            file: (stat.st_dev, stat.st_ino),
+            size: u64::try_from(stat.st_size).ok()?,
+            modified: (stat.st_mtime, stat.st_mtime_nsec),
+            changed: (stat.st_ctime, stat.st_ctime_nsec),
+        })
+    }
+
+    /// A unique name: the contents are unknown, but they belong to this directory at this time.
+    pub(crate) fn identity(&self) -> &str {
+        self.identity.get_or_init(|| {
+            let mut bits = [0; 16];
+            // With fewer random bytes the name would not be unique.
+            while rustix::rand::getrandom(&mut bits, GetRandomFlags::empty()) != Ok(bits.len()) {}
+            format!("gathered:{:032x}", u128::from_le_bytes(bits))
+        })
+    }
+
+    /// Whether its files are read where they were kept.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.get().is_some()
+    }
+
+    /// From now on all files are read from the kept bytes, and later changes on the host are not
+    /// visible. The first call wins; returns whether this was the first.
+    pub(crate) fn keep(&self, bytes: Arc<dyn LayerBytes>, begins: HashMap<Node, u64>) -> bool {
+        let mut first = false;
+        self.kept.get_or_init(|| {
+            first = true;
+            KeptFiles { bytes, begins }
+        });
+        if first {
+            self.open.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        first
+    }
+
+    /// The next position of a file from `at` on that is not in a hole. `at` itself where that is
+    /// unknown.
+    pub(crate) fn next_data(&self, node: Node, at: u64) -> Option<u64> {
+        if self.is_kept() {
+            return Some(at);
+        }
+        let file = self.file(node).ok();
+        match file.map(|file| rustix::fs::seek(&*file, rustix::fs::SeekFrom::Data(at))) {
+            Some(Ok(next)) => Some(next),
+            Some(Err(Errno::NXIO)) => None,
+            _ => Some(at),
+        }
+    }
+
+    /// Reads; the part that the file has lost since it was looked up is zeros.
+    pub(crate) fn read(&self, node: Node, at: u64, out: &mut [u8]) -> Result<(), Refused> {
+        if let Some(kept) = self.kept.get() {
+            let from = kept.begins.get(&node).ok_or(Refused::Missing)?;
+            return kept.bytes.read_at(from + at, out).map_err(Refused::Layer);
+        }
+        let file = self.file(node)?;
+        let mut done = 0;
+        while done < out.len() {
+            match file.read_at(&mut out[done..], at + done as u64) {
+                Ok(0) => {
+                    out[done..].fill(0);
+                    return Ok(());
+                }
+                Ok(len) => done += len,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Refused::Layer(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+}

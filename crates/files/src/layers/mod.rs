@@ -1,0 +1,15 @@
+//! Read-only layers: host directories, archives and OCI images. They know no tree.
+
+pub(crate) mod archive;
+pub(crate) mod detect;
+pub(crate) mod docker_archive;
+pub(crate) mod host;
+pub(crate) mod image;
+pub(crate) mod item;
+pub(crate) mod layer;
+pub(crate) mod layer_bytes;
+pub(crate) mod oci_document;
+pub(crate) mod packed;
+pub(crate) mod stack;
+pub(crate) mod tar;
+pub(crate) mod zip;

@@ -1,0 +1,120 @@
+//! All layers of a tree, read by source.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::error::Refused;
+use crate::layers::archive::Archive;
+use crate::layers::host::{HOST, HostDirectory, HostFile};
+use crate::nodes::content::Content;
+use crate::nodes::inode::{Body, Inode};
+use crate::nodes::node::Node;
+use crate::nodes::source::{LowerBytes, Source};
+
+#[derive(Clone, Debug)]
+pub(crate) enum Part {
+    Host(Arc<HostDirectory>),
+    Archive(Arc<Archive>),
+}
+
+/// All layers of a tree.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layers {
+    pub(crate) parts: Vec<Part>,
+    /// Directories of hosts' that a directory of the tree stands for.
+    pub(crate) mounted: BTreeMap<Node, Node>,
+}
+
+impl Layers {
+    /// Such as no directory of the tree stands for one of.
+    pub(crate) fn of(parts: Vec<Part>) -> Self {
+        Self { parts, mounted: BTreeMap::new() }
+    }
+
+    fn host(&self, node: Node) -> Option<&HostDirectory> {
+        if node.0 & HOST == 0 {
+            return None;
+        }
+        match self.parts.get(((node.0 & !HOST) >> 48) as usize) {
+            Some(Part::Host(host)) => Some(host),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
+        self.host(node).ok_or(Refused::Missing)?.inode(node)
+    }
+
+    /// The directory of a file in a layer.
+    pub(crate) fn parent(&self, node: Node) -> Option<Node> {
+        Some(self.mounted(self.host(node)?.parent(node)?))
+    }
+
+    /// The directory of the tree that a host directory is mounted as, or the node itself.
+    pub(crate) fn mounted(&self, node: Node) -> Node {
+        self.mounted.get(&node).copied().unwrap_or(node)
+    }
+
+    /// The host file that has exactly `content`.
+    pub(crate) fn on_host(&self, content: &Content) -> Option<HostFile> {
+        let under = content.under.as_ref().filter(|under| under.len == content.size)?;
+        let Source::Host(node) = under.source else { return None };
+        let file = self.host(node)?.on_host(node)?;
+        (content.pages.is_empty() && file.size() == content.size).then_some(file)
+    }
+
+    /// Whether a host directory has shown a file of that number.
+    pub(crate) fn is_known(&self, node: Node) -> bool {
+        self.host(node).is_some_and(|host| host.parent(node).is_some())
+    }
+
+    /// The path of a host file, below its directory.
+    pub(crate) fn path(&self, node: Node) -> Option<std::path::PathBuf> {
+        self.host(node)?.path(node).ok()
+    }
+
+    /// Makes a host's file known that has that number and path.
+    pub(crate) fn enter(&self, node: Node, path: &Path) -> Result<(), Refused> {
+        match self.host(node).ok_or(Refused::Missing)?.enter(path)? == node {
+            true => Ok(()),
+            false => Err(Refused::Invalid),
+        }
+    }
+
+    /// Bytes that a source has.
+    pub(crate) fn len(&self, source: Source) -> Result<u64, Refused> {
+        match source {
+            Source::Host(node) => match &self.inode(node)?.body {
+                Body::File(content) => Ok(content.size),
+                _ => Err(Refused::Invalid),
+            },
+            Source::Archive { layer, file } => match self.parts.get(layer as usize) {
+                Some(Part::Archive(archive)) => archive.len(file).ok_or(Refused::Missing),
+                _ => Err(Refused::Missing),
+            },
+        }
+    }
+}
+
+impl LowerBytes for Layers {
+    fn read(&self, source: Source, at: u64, out: &mut [u8]) -> Result<(), Refused> {
+        match source {
+            Source::Host(node) => self.host(node).ok_or(Refused::Missing)?.read(node, at, out),
+            Source::Archive { layer, file } => match self.parts.get(layer as usize) {
+                Some(Part::Archive(archive)) => archive.read(file, at, out),
+                _ => Err(Refused::Missing),
+            },
+        }
+    }
+
+    fn next_data(&self, source: Source, at: u64) -> Option<u64> {
+        match source {
+            Source::Host(node) => self.host(node)?.next_data(node, at),
+            Source::Archive { layer, file } => match self.parts.get(layer as usize) {
+                Some(Part::Archive(archive)) => archive.next_data(file, at),
+                _ => None,
+            },
+        }
+    }
+}

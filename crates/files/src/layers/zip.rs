@@ -1,0 +1,77 @@
+//! Zips. A stored file is read in place. A packed file is unpacked on first read, and never to more
+//! than the size in its directory entry.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use ::zip::{CompressionMethod, ZipArchive};
+
+use crate::error::LayerError;
+use crate::layers::archive::{Archive, Counter, Stored, names_budget};
+use crate::layers::item::{EntryKind, Item, LayerLimits};
+use crate::layers::packed::{PackedZip, PositionedFile};
+use crate::nodes::name::PATH;
+use crate::nodes::node::Time;
+
+fn read_error(path: &Path) -> impl Fn(std::io::Error) -> LayerError {
+    let path = path.display().to_string();
+    move |source| LayerError::Read { path: path.clone(), source }
+}
+
+/// Whether a file begins as a zip does.
+pub(crate) fn is_zip(path: &Path) -> Result<bool, LayerError> {
+    let mut start = [0; 4];
+    let file = File::open(path).map_err(read_error(path))?;
+    let len = file.read_at(&mut start, 0).map_err(read_error(path))?;
+    Ok(len == 4 && (start == *b"PK\x03\x04" || start == *b"PK\x05\x06"))
+}
+
+pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerError> {
+    let name = path.display().to_string();
+    let bad = |why: String| LayerError::Bad { path: name.clone(), why };
+    let file = File::open(path).map_err(read_error(path))?;
+    let shared =
+        PositionedFile { file: Arc::new(file.try_clone().map_err(read_error(path))?), at: 0 };
+    let mut zip = ZipArchive::new(shared).map_err(|e| bad(e.to_string()))?;
+    let mut counter = Counter::new(&name, limits, &names_budget());
+    let (mut items, mut files) = (Vec::new(), Vec::new());
+    for number in 0..zip.len() {
+        let entry = zip.by_index_raw(number).map_err(|e| bad(e.to_string()))?;
+        let target = if entry.size() <= PATH as u64 { entry.size() as usize } else { 0 };
+        counter.add(entry.size(), entry.name_raw().len() + target)?;
+        let (path, mode, size) = (entry.name_raw().to_vec(), entry.unix_mode(), entry.size());
+        let said = String::from_utf8_lossy(&path).into_owned();
+        if path.len() > PATH || entry.encrypted() {
+            return Err(bad(format!("{said} is encrypted, or its name is too long")));
+        }
+        let is_link = mode.is_some_and(|mode| mode & 0o170_000 == 0o120_000);
+        let what = if entry.is_dir() {
+            EntryKind::Directory
+        } else {
+            let (method, start) = (entry.compression(), entry.data_start());
+            files.push(match (method, start) {
+                (CompressionMethod::Stored, Some(start)) => Stored::Plain(start, size),
+                (CompressionMethod::Deflated, _) => Stored::Packed(number, size, OnceLock::new()),
+                _ => {
+                    return Err(bad(format!(
+                        "{said} is packed as {method}, which is not supported"
+                    )));
+                }
+            });
+            EntryKind::File(files.len() as u32 - 1, size)
+        };
+        drop(entry);
+        let usual = if matches!(what, EntryKind::Directory) { 0o755 } else { 0o644 };
+        let mode = mode.map_or(usual, |mode| mode & 0o7777);
+        let what = if is_link && size <= PATH as u64 {
+            let target = PackedZip(zip.clone()).unpack(number, size).map_err(&bad)?;
+            EntryKind::Link(target)
+        } else {
+            what
+        };
+        items.push(Item { path, what, mode, time: Time::default() });
+    }
+    Ok(Archive::new(name, items, files, file, Some(PackedZip(zip)), counter))
+}

@@ -1,0 +1,366 @@
+//! The differences of two trees: paths, and numbers of bytes.
+//!
+//! Promises: every path whose content, target, mode or kind differs is listed, up to a documented
+//! limit; times alone make no difference. The cost is proportional to the difference: each file
+//! knows its directory, so unchanged directories are skipped, and in the others only the relevant
+//! names are compared. A changed file that had several names is the exception: it is looked for
+//! everywhere.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::Refused;
+use crate::nodes::content::{Content, PAGE};
+use crate::nodes::inode::{Body, Directory, Entry, Inode};
+use crate::nodes::name::Name;
+use crate::nodes::node::{Kind, Node};
+use crate::trees::tree::Tree;
+
+/// Bytes of paths that one comparison lists.
+const LISTED: usize = 64 << 20;
+
+/// The kind of change of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Change {
+    /// It is there in the second tree only.
+    Added,
+    /// It is there in both.
+    Changed,
+    /// It is there in the first tree only.
+    Removed,
+}
+
+/// A path in which two trees differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FileChange {
+    /// From the root, with a slash before it.
+    pub path: Vec<u8>,
+    /// The kind of change.
+    pub change: Change,
+    /// The kind of the file; that in the second tree, if it is in both.
+    pub kind: Kind,
+    /// Bytes of content that differ; for an added or removed file, all of them.
+    pub bytes: u64,
+}
+
+/// Everything in which two trees differ.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FileDifference {
+    /// By path.
+    pub changes: Vec<FileChange>,
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// Whether the list is incomplete.
+    pub truncated: bool,
+}
+
+impl FileDifference {
+    /// Whether the trees are equal.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+}
+
+struct Comparison<'a> {
+    one: &'a Tree,
+    two: &'a Tree,
+    changed: HashSet<Node>,
+    ways: Option<ChangedNames>,
+    found: FileDifference,
+    listed: usize,
+}
+
+/// Names that lead to changed files, by directory.
+type ChangedNames = HashMap<Node, BTreeSet<Name>>;
+
+/// The entries of a name in two directories.
+type Meanings = (Option<Entry>, Option<Entry>);
+
+impl Tree {
+    /// The changes that lead from this tree to `other`, a relative of it.
+    ///
+    /// # Errors
+    /// [`Refused::Layer`] when bytes of a layer cannot be read.
+    pub fn diff(&self, other: &Self) -> Result<FileDifference, Refused> {
+        let changed = self.nodes.differing(&other.nodes, |a, b| Arc::ptr_eq(a, b) || a.same(b));
+        let changed: HashSet<Node> = changed.into_iter().map(|(node, ..)| *node).collect();
+        if changed.is_empty() {
+            return Ok(FileDifference::default());
+        }
+        let (ways, found) = (ways(self, other, &changed)?, FileDifference::default());
+        let mut comparison = Comparison { one: self, two: other, changed, ways, found, listed: 0 };
+        comparison.run()?;
+        let mut found = comparison.found;
+        found.changes.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(found)
+    }
+}
+
+/// The file, if the tree has it.
+fn there(tree: &Tree, node: Node) -> Result<Option<Arc<Inode>>, Refused> {
+    match tree.inode(node) {
+        Ok(inode) => Ok(Some(inode)),
+        Err(Refused::Missing) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The names that lead from either root to changed files. `None` if a file may have more than one
+/// name. `None` where a file is not known to have but one name.
+fn ways(one: &Tree, two: &Tree, changed: &HashSet<Node>) -> Result<Option<ChangedNames>, Refused> {
+    let mut ways = ChangedNames::new();
+    for node in changed {
+        let (Some(before), Some(after)) = (there(one, *node)?, there(two, *node)?) else {
+            // If only one tree has the file, its directory has changed as well.
+            continue;
+        };
+        for (tree, inode) in [(one, before), (two, after)] {
+            if *node != Tree::ROOT && inode.name.is_none() {
+                return Ok(None);
+            }
+            let mut next = inode.name.clone();
+            while let Some((above, name)) = next {
+                let above = tree.ground.layers.mounted(above);
+                if !ways.entry(above).or_default().insert(name) {
+                    break;
+                }
+                next = there(tree, above)?.and_then(|inode| inode.name.clone());
+            }
+        }
+    }
+    Ok(Some(ways))
+}
+
+fn inside(inode: &Inode) -> Result<&Directory, Refused> {
+    match &inode.body {
+        Body::Directory(directory) => Ok(directory),
+        _ => Err(Refused::NotDirectory),
+    }
+}
+
+impl Comparison<'_> {
+    /// The names in two directories that may mean something else, or something that changed.
+    fn names(&self, one: Node, two: Node) -> Result<BTreeMap<Name, Meanings>, Refused> {
+        let (first, second) = (self.one.inode(one)?, self.two.inode(two)?);
+        let (a, b) = (&inside(&first)?.entries, &inside(&second)?.entries);
+        let mut names: BTreeMap<Name, Meanings> = BTreeMap::new();
+        match &self.ways {
+            Some(ways) if one == two => {
+                for (name, x, y) in a.differing(b, |x, y| (x.node, x.kind) == (y.node, y.kind)) {
+                    names.insert(name.clone(), (x.copied(), y.copied()));
+                }
+                for name in ways.get(&one).into_iter().flatten() {
+                    let meanings = (a.get(&*name.0).copied(), b.get(&*name.0).copied());
+                    names.insert(name.clone(), meanings);
+                }
+            }
+            _ => {
+                for (name, entry) in a.iter() {
+                    names.entry(name.clone()).or_default().0 = Some(*entry);
+                }
+                for (name, entry) in b.iter() {
+                    names.entry(name.clone()).or_default().1 = Some(*entry);
+                }
+            }
+        }
+        Ok(names)
+    }
+
+    fn run(&mut self) -> Result<(), Refused> {
+        // Pairs of directories with the same path.
+        let mut ahead = vec![(Vec::new(), Tree::ROOT, Tree::ROOT)];
+        while let Some((path, one, two)) = ahead.pop() {
+            if self.found.truncated {
+                return Ok(());
+            }
+            for (name, meanings) in self.names(one, two)? {
+                let below = [&path[..], b"/", &name.0].concat();
+                match meanings {
+                    (Some(x), Some(y)) if x.kind == y.kind => {
+                        self.both(&below, x.node, y.node)?;
+                        if x.kind == Kind::Directory && self.worth(x.node, y.node) {
+                            ahead.push((below, x.node, y.node));
+                        }
+                    }
+                    (x, y) => {
+                        if let Some(x) = x {
+                            self.all(self.one, below.clone(), x.node, Change::Removed)?;
+                        }
+                        if let Some(y) = y {
+                            self.all(self.two, below, y.node, Change::Added)?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether anything below two directories can differ.
+    fn worth(&self, one: Node, two: Node) -> bool {
+        let touched = |tree: &Tree| tree.nodes.get(&one).is_some();
+        one != two
+            || match &self.ways {
+                Some(ways) => self.changed.contains(&one) || ways.contains_key(&one),
+                None => touched(self.one) || touched(self.two),
+            }
+    }
+
+    fn add(&mut self, path: Vec<u8>, change: Change, kind: Kind, bytes: u64) {
+        self.listed += path.len() + size_of::<FileChange>();
+        if self.listed > LISTED {
+            self.found.truncated = true;
+            return;
+        }
+        self.found.bytes += bytes;
+        self.found.changes.push(FileChange { path, change, kind, bytes });
+    }
+
+    /// The same name in both.
+    fn both(&mut self, path: &[u8], one: Node, two: Node) -> Result<(), Refused> {
+        if one == two && !self.changed.contains(&one) {
+            return Ok(());
+        }
+        let (a, b) = (self.one.inode(one)?, self.two.inode(two)?);
+        let bytes = match (&a.body, &b.body) {
+            (Body::File(x), Body::File(y)) => differing(self.one, self.two, x, y)?,
+            (Body::Link(x), Body::Link(y)) => u64::from(x != y) * y.len() as u64,
+            _ => 0,
+        };
+        if bytes > 0 || !alike(&a, &b) {
+            self.add(path.to_vec(), Change::Changed, b.kind(), bytes);
+        }
+        Ok(())
+    }
+
+    /// Everything below a path that only one of them has.
+    fn all(
+        &mut self,
+        tree: &Tree,
+        path: Vec<u8>,
+        node: Node,
+        change: Change,
+    ) -> Result<(), Refused> {
+        let mut ahead = vec![(path, node)];
+        while let Some((path, node)) = ahead.pop() {
+            if self.found.truncated {
+                return Ok(());
+            }
+            let stat = tree.stat(node)?;
+            if stat.kind == Kind::Directory {
+                for entry in tree.list(node)? {
+                    ahead.push(([&path[..], b"/", &entry.name].concat(), entry.node));
+                }
+            }
+            let bytes = if stat.kind == Kind::Directory { 0 } else { stat.size };
+            self.add(path, change, stat.kind, bytes);
+        }
+        Ok(())
+    }
+}
+
+/// Whether everything but content and times is the same.
+fn alike(a: &Inode, b: &Inode) -> bool {
+    let body = match (&a.body, &b.body) {
+        (Body::File(x), Body::File(y)) => x.size == y.size,
+        (Body::Device(x), Body::Device(y)) => x == y,
+        _ => true,
+    };
+    body && a.mode == b.mode
+}
+
+/// Bytes in which two files differ. Shared pages are skipped.
+fn differing(one: &Tree, two: &Tree, a: &Content, b: &Content) -> Result<u64, Refused> {
+    let beyond = a.size.abs_diff(b.size);
+    let common = a.size.min(b.size);
+    let related = a.under.as_ref().map(|u| u.source) == b.under.as_ref().map(|u| u.source);
+    let mut ranges: Vec<Range<u64>> = if related {
+        let pages = a.pages.differing(&b.pages, Arc::ptr_eq);
+        let mut ranges: Vec<_> = pages.into_iter().map(|(n, ..)| *n..*n + 1).collect();
+        // If one was cut shorter, the other shows the layer there.
+        let len = |content: &Content| content.under.as_ref().map_or(0, |under| under.len);
+        let (low, high) = (len(a).min(len(b)), len(a).max(len(b)));
+        if low != high {
+            ranges.push(low / PAGE as u64..high.min(common).div_ceil(PAGE as u64));
+        }
+        ranges
+    } else {
+        a.runs().chain(b.runs()).collect()
+    };
+    ranges.sort_unstable_by_key(|range| range.start);
+    let (one, two) = (&one.ground.layers, &two.ground.layers);
+    let mut bytes = beyond;
+    let (mut x, mut y) = ([0; PAGE], [0; PAGE]);
+    let mut number = 0;
+    for range in ranges {
+        number = range.start.max(number);
+        while number < range.end && number * (PAGE as u64) < common {
+            let at = number * PAGE as u64;
+            let len = (common - at).min(PAGE as u64) as usize;
+            a.read(one, at, &mut x[..len])?;
+            b.read(two, at, &mut y[..len])?;
+            let differing = x[..len].iter().zip(&y[..len]).filter(|(p, q)| p != q).count();
+            bytes += differing as u64;
+            number += 1;
+            if differing == 0 && x[..len].iter().all(|byte| *byte == 0) {
+                // A hole may begin here.
+                let next = [a.next_page(one, number), b.next_page(two, number)];
+                number = next.into_iter().flatten().min().unwrap_or(range.end).max(number);
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Budget, Time};
+
+    const NOW: Time = Time { seconds: 0, nanos: 0 };
+
+    #[test]
+    fn a_comparison_of_a_large_tree_looks_at_what_changed() {
+        let mut tree = Tree::new(Budget { bytes: 1 << 30, files: 1 << 20 });
+        for index in 0..20_000 {
+            tree.write_path(format!("/d{}/f{index}", index % 100), b"1", NOW).unwrap();
+        }
+        let mut then = tree.clone();
+        then.write_path("/d7/f7", b"2", NOW).unwrap();
+        then.write_path("/d8/new", b"2", NOW).unwrap();
+        then.remove_path("/d9/f9", NOW).unwrap();
+        let changed = tree.nodes.differing(&then.nodes, Arc::ptr_eq);
+        let changed = changed.into_iter().map(|(node, ..)| *node).collect();
+        let ways = ways(&tree, &then, &changed).unwrap().unwrap();
+        let names: usize = ways.values().map(BTreeSet::len).sum();
+        assert_eq!(names, 4, "three directories and a file: {ways:?}");
+        let found = tree.diff(&then).unwrap();
+        let found = found.changes.iter().map(|change| (&change.path[..], change.change));
+        let expected = [
+            (&b"/d7/f7"[..], Change::Changed),
+            (b"/d8/new", Change::Added),
+            (b"/d9/f9", Change::Removed),
+        ];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_changed_file_that_had_two_names_is_found_under_each() {
+        let mut tree = Tree::new(Budget::default());
+        for path in ["/a/one", "/b/other", "/c/more"] {
+            tree.write_path(path, b"1", NOW).unwrap();
+        }
+        let (node, directory) = (tree.find("/a/one").unwrap(), tree.find("/b").unwrap());
+        tree.link(node, directory, b"two", NOW).unwrap();
+        let mut then = tree.clone();
+        then.write(node, 0, b"2", NOW).unwrap();
+        let found = tree.diff(&then).unwrap();
+        let paths: Vec<&[u8]> = found.changes.iter().map(|change| &change.path[..]).collect();
+        assert_eq!(paths, [&b"/a/one"[..], b"/b/two"]);
+    }
+}

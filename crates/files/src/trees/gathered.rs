@@ -1,0 +1,182 @@
+//! Host directories as they were when a tree over them was first saved: all visible files, as an
+//! archive.
+//!
+//! Promises: the first caller has every host directory read, once for all relatives of the tree.
+//! From then on all of them see that result, and once the bytes are kept (`kept`), the kept bytes.
+//! Putting a tree over that costs time for its changes only. May break it: a host process that
+//! removes a file that a guest has looked up, before its bytes were kept. Then saving fails, and
+//! names the file.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::error::Refused;
+use crate::layers::archive::{Archive, Stored};
+use crate::layers::host::HOST;
+use crate::layers::stack::{Layers, Part};
+use crate::nodes::inode::{Body, Inode};
+use crate::nodes::map::Map;
+use crate::nodes::node::{Kind, Node};
+use crate::nodes::source::Source;
+use crate::trees::ground::{GatheredGround, Ground};
+use crate::trees::tree::Tree;
+
+impl GatheredGround {
+    /// All that the layers of a tree show, before anything is changed.
+    fn of(tree: &Tree) -> Result<Self, Refused> {
+        let layers = &tree.ground.layers;
+        let clean = tree.blank();
+        let mut files = vec![Vec::new(); layers.parts.len()];
+        let mut found: Map<Node, Arc<Inode>> = Map::default();
+        let mut gone = BTreeSet::new();
+        let mut ahead = vec![Tree::ROOT];
+        while let Some(node) = ahead.pop() {
+            if found.get(&node).is_some() {
+                continue;
+            }
+            let inode = match clean.inode(node) {
+                // It was removed after its directory had been listed. No guest has looked at it,
+                // and none can.
+                Err(Refused::Missing) if node.0 & HOST != 0 => {
+                    gone.insert(node);
+                    continue;
+                }
+                inode => inode?,
+            };
+            match &inode.body {
+                Body::Directory(inside) => ahead.extend(inside.entries.iter().map(|(_, e)| e.node)),
+                Body::File(content) => {
+                    if let Some(Source::Host(source)) = content.under.as_ref().map(|u| u.source)
+                        && let Some(files) = files.get_mut(layer(source))
+                    {
+                        files.push(source);
+                    }
+                }
+                Body::Link(_) | Body::Device(_) => {}
+            }
+            found.insert(node, inode);
+        }
+        files.iter_mut().for_each(|files| files.sort_unstable());
+        let parts = layers.parts.iter().zip(&files).map(|(part, files)| match part {
+            Part::Archive(archive) => Ok(Part::Archive(archive.clone())),
+            Part::Host(host) => {
+                let stored = files.iter().map(|node| {
+                    let len = layers.len(Source::Host(*node))?;
+                    Ok(Stored::Kept(0, len))
+                });
+                let stored = stored.collect::<Result<Vec<_>, Refused>>()?;
+                Ok(Part::Archive(Arc::new(Archive::gathered(host.clone(), files.clone(), stored))))
+            }
+        });
+        let parts = parts.collect::<Result<Vec<_>, Refused>>()?;
+        let mut this = Self { ground: Arc::default(), files, gone };
+        let mut nodes = Map::default();
+        for (node, inode) in found.iter() {
+            nodes.insert(*node, Arc::new(this.translated(layers, inode)?));
+        }
+        let ground = Ground::new(nodes, tree.ground.next, Layers::of(parts));
+        this.ground = Arc::new(ground);
+        Ok(this)
+    }
+
+    /// A file in its form over the gathered layers.
+    fn translated(&self, layers: &Layers, inode: &Inode) -> Result<Inode, Refused> {
+        let mut inode = inode.clone();
+        if let Some((above, _)) = &mut inode.name {
+            *above = layers.mounted(*above);
+        }
+        match &mut inode.body {
+            Body::File(content) => {
+                if let Some(under) = &mut content.under
+                    && let Source::Host(node) = under.source
+                {
+                    let layer = layer(node);
+                    let files = self.files.get(layer).ok_or(Refused::Missing)?;
+                    let file = files.binary_search(&node).map_err(|_| Refused::Missing)?;
+                    under.source = Source::Archive { layer: layer as u32, file: file as u32 };
+                }
+            }
+            Body::Directory(inside) => {
+                inside.parent = layers.mounted(inside.parent);
+                if !self.gone.is_empty() {
+                    let gone = inside.entries.iter().filter(|(_, e)| self.gone.contains(&e.node));
+                    let gone: Vec<_> = gone.map(|(name, entry)| (name.clone(), *entry)).collect();
+                    for (name, entry) in gone {
+                        inside.entries.remove(&*name.0);
+                        inode.links -= u32::from(entry.kind == Kind::Directory);
+                    }
+                }
+            }
+            Body::Link(_) | Body::Device(_) => {}
+        }
+        Ok(inode)
+    }
+
+    fn directory(&self, node: Node) -> Option<&crate::nodes::inode::Directory> {
+        match &self.ground.nodes.get(&node)?.body {
+            Body::Directory(inside) => Some(inside),
+            _ => None,
+        }
+    }
+}
+
+/// The number of the layer that a host's file is in.
+fn layer(node: Node) -> usize {
+    ((node.0 & !HOST) >> 48) as usize
+}
+
+impl Tree {
+    /// The same tree over the contents of its host directories at the first call for it or a
+    /// relative. A tree without host directories is returned unchanged.
+    ///
+    /// # Errors
+    /// [`Refused::Layer`] when a host directory cannot be read, with the path.
+    pub fn gathered(&self) -> Result<Self, Refused> {
+        let layers = &self.ground.layers;
+        if !layers.parts.iter().any(|part| matches!(part, Part::Host(_))) {
+            return Ok(self.clone());
+        }
+        let all = match self.ground.gathered.get() {
+            Some(all) => all,
+            None => {
+                let all = Arc::new(GatheredGround::of(self)?);
+                // Two concurrent callers get the same result, because every looked-up file is
+                // cached.
+                self.ground.gathered.get_or_init(|| all)
+            }
+        };
+        let mut new =
+            Self { nodes: all.ground.nodes.clone(), ground: all.ground.clone(), ..self.clone() };
+        // Names that lead elsewhere now, their former targets, and nodes with a new name.
+        let (mut loose, mut named) = (Vec::new(), BTreeSet::new());
+        let below = |node: Node| {
+            let entries = all.directory(node).map(|inside| inside.entries.clone());
+            entries.unwrap_or_default()
+        };
+        for (node, _, now) in self.ground.nodes.differing(&self.nodes, Arc::ptr_eq) {
+            let Some(inode) = now else {
+                new.nodes.remove(node);
+                loose.extend(below(*node).iter().map(|(_, entry)| entry.node));
+                continue;
+            };
+            let inode = all.translated(layers, inode)?;
+            if let Body::Directory(inside) = &inode.body {
+                for (_, was, is) in below(*node).differing(&inside.entries, |a, b| a.node == b.node)
+                {
+                    loose.extend(was.map(|entry| entry.node));
+                    named.extend(is.map(|entry| entry.node));
+                }
+            }
+            new.nodes.insert(*node, Arc::new(inode));
+        }
+        // A file that lost a name, has no other, and is not held is removed, with its contents. A
+        // host file has only one name there; the tree itself tracks removed files of archives.
+        while let Some(node) = loose.pop() {
+            let kept = named.contains(&node) || self.held.get(&node).is_some();
+            if !kept && node.0 & HOST != 0 && new.nodes.remove(&node).is_some() {
+                loose.extend(below(node).iter().map(|(_, entry)| entry.node));
+            }
+        }
+        Ok(new)
+    }
+}

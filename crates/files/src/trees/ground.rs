@@ -1,0 +1,41 @@
+//! The files below a tree, before any change.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
+use crate::layers::stack::Layers;
+use crate::nodes::inode::Inode;
+use crate::nodes::map::Map;
+use crate::nodes::node::Node;
+
+/// The files of the layers before any change, shared by all relatives.
+#[derive(Debug, Default)]
+pub(crate) struct Ground {
+    pub(crate) nodes: Map<Node, Arc<Inode>>,
+    pub(crate) next: u64,
+    pub(crate) layers: Layers,
+    /// The same with host directories as they were found, once they were gathered.
+    pub(crate) gathered: OnceLock<Arc<GatheredGround>>,
+}
+
+impl Ground {
+    pub(crate) fn new(nodes: Map<Node, Arc<Inode>>, next: u64, layers: Layers) -> Self {
+        Self { nodes, next, layers, gathered: OnceLock::new() }
+    }
+
+    /// Layers that have shown nothing.
+    pub(crate) fn bare(layers: Layers) -> Self {
+        Self::new(Map::default(), 0, layers)
+    }
+}
+
+/// A ground whose host directories are archives.
+#[derive(Debug)]
+pub(crate) struct GatheredGround {
+    pub(crate) ground: Arc<Ground>,
+    /// For each layer, its files by their numbers in the archive, sorted; empty for a layer that
+    /// was an archive before.
+    pub(crate) files: Vec<Vec<Node>>,
+    /// Names that were listed, and led to nothing when they were looked at.
+    pub(crate) gone: BTreeSet<Node>,
+}

@@ -1,0 +1,1 @@
+../../python/python/afresh/_marshal.py

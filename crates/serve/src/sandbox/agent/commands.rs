@@ -1,0 +1,422 @@
+//! The commands of one sandbox with subscribers, and its background work.
+//!
+//! Promises: a subscriber gets a command's output in order and one end: the exit status, or the
+//! reason why no more follows. Output that waits for a client is bounded.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use tokio::sync::Notify;
+use tokio::time::{Instant, Interval, interval_at};
+
+use crate::concurrency::Permit;
+use crate::lock::lock;
+use crate::sandbox::agent::byte_channel::{Receiver, SendError, Sender, byte_channel};
+use crate::sandbox::agent::connect::{self, ConnectError};
+
+/// Subscribers to commands in a sandbox, and its background work.
+#[derive(Default)]
+pub(crate) struct Commands {
+    known: Mutex<CommandState>,
+    changed: Notify,
+    slicing: AtomicBool,
+    /// The place of the call that runs.
+    pub(crate) place: Mutex<Option<Permit>>,
+    /// Connections from outside, which have subscribers like commands.
+    #[cfg(feature = "linux")]
+    pub(crate) lines: crate::sandbox::connections::tunnels::Tunnels,
+    /// Its files while it runs.
+    #[cfg(feature = "linux")]
+    pub(crate) view: afresh::linux::FileView,
+}
+
+/// A running call of a sandbox.
+pub(crate) struct RunningCall<'a>(&'a Commands);
+
+impl Drop for RunningCall<'_> {
+    fn drop(&mut self) {
+        drop(lock(&self.0.place).take());
+    }
+}
+
+/// A slice that lasts.
+pub(crate) struct RunningSlice<'a>(&'a AtomicBool);
+
+impl Drop for RunningSlice<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+#[derive(Default)]
+struct CommandState {
+    ears: Vec<Subscription>,
+    /// The total number.
+    count: u64,
+    /// The deadlines of commands, by their numbers.
+    limits: BTreeMap<u32, Instant>,
+    /// When something happens in the sandbox by itself.
+    due: Option<Instant>,
+    /// A task drives the background work.
+    driven: bool,
+}
+
+struct Subscription {
+    key: u64,
+    number: u32,
+    ear: Subscriber,
+}
+
+impl CommandState {
+    fn next(&self) -> Option<Instant> {
+        self.limits.values().copied().chain(self.due).min()
+    }
+
+    /// Removes the subscribers of one command.
+    fn take(&mut self, number: u32) -> Vec<Subscriber> {
+        let taken = self.ears.extract_if(.., |one| one.number == number);
+        taken.map(|one| one.ear).collect()
+    }
+}
+
+impl Commands {
+    /// Subscribes to a command, which sends its number now. With a `limit` the command is ended
+    /// after that.
+    pub(crate) fn listen(&self, number: u32, ear: Subscriber, limit: Option<Duration>) {
+        // The channel is empty, and a client that left misses nothing.
+        let _ = ear.giver.try_give(connect::started(number).into());
+        let mut known = lock(&self.known);
+        known.count += 1;
+        let key = known.count;
+        known.ears.retain(|one| !one.ear.giver.is_left());
+        known.ears.push(Subscription { key, number, ear });
+        if let Some(at) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
+            known.limits.insert(number, at);
+        }
+        self.changed.notify_one();
+    }
+
+    /// The subscribers to the output of a command, by a key for [`Commands::drop_ear`].
+    pub(crate) fn ears(&self, number: u32) -> Vec<(u64, Sender)> {
+        let known = lock(&self.known);
+        let own = known.ears.iter().filter(|one| one.number == number);
+        own.map(|one| (one.key, one.ear.giver.clone())).collect()
+    }
+
+    /// Ends one subscription with the reason.
+    pub(crate) fn drop_ear(&self, key: u64, why: &ConnectError) {
+        let mut known = lock(&self.known);
+        let at = known.ears.iter().position(|one| one.key == key);
+        let gone = at.map(|at| known.ears.swap_remove(at));
+        drop(known);
+        if let Some(gone) = gone {
+            gone.ear.end(connect::broken_off(why));
+        }
+    }
+
+    /// A command has ended, with this status.
+    pub(crate) fn ended(&self, number: u32, status: i32) {
+        let mut known = lock(&self.known);
+        known.limits.remove(&number);
+        let own = known.take(number);
+        drop(known);
+        own.into_iter().for_each(|ear| ear.end(connect::ended(status)));
+    }
+
+    /// Ends all subscriptions with the reason.
+    pub(crate) fn dismiss(&self, why: &ConnectError) {
+        #[cfg(feature = "linux")]
+        self.lines.clear();
+        let all = std::mem::take(&mut lock(&self.known).ears);
+        all.into_iter().for_each(|one| one.ear.end(connect::broken_off(why)));
+    }
+
+    /// The commands whose time is over. Their subscribers are notified; the caller ends the
+    /// commands.
+    pub(crate) fn overdue(&self) -> Vec<u32> {
+        let now = Instant::now();
+        let mut known = lock(&self.known);
+        let over: Vec<_> =
+            known.limits.extract_if(.., |_, at| *at <= now).map(|(number, _)| number).collect();
+        let ears: Vec<_> = over.iter().flat_map(|number| known.take(*number)).collect();
+        drop(known);
+        let why = ConnectError::new("deadline_exceeded", "the command ran longer than it may");
+        ears.into_iter().for_each(|ear| ear.end(connect::broken_off(&why)));
+        over
+    }
+
+    /// Sets the next moment of background work. True if the caller must start a task that follows
+    /// [`Commands::next`].
+    pub(crate) fn set_due(&self, due: Option<Instant>) -> bool {
+        let mut known = lock(&self.known);
+        known.due = due;
+        self.changed.notify_one();
+        let begins = !known.driven && known.next().is_some();
+        known.driven |= begins;
+        begins
+    }
+
+    /// The next moment of background work; `None` if no task is needed any more.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        let mut known = lock(&self.known);
+        let next = known.next();
+        known.driven = next.is_some();
+        next
+    }
+
+    /// Nothing happens by itself any more, until the next call.
+    pub(crate) fn rest(&self) {
+        let mut known = lock(&self.known);
+        known.due = None;
+        known.limits.clear();
+        self.changed.notify_one();
+    }
+
+    /// Ends background work and all subscriptions, with the reason.
+    pub(crate) fn end(&self, why: &ConnectError) {
+        self.rest();
+        self.dismiss(why);
+    }
+
+    /// Returns once [`Commands::next`] may be another.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Keeps the permit of a call until the guard is dropped, except while the call waits for its
+    /// client.
+    pub(crate) fn hold(&self, place: Permit) -> RunningCall<'_> {
+        *lock(&self.place) = Some(place);
+        RunningCall(self)
+    }
+
+    /// The sandbox runs a slice until the guard is dropped.
+    pub(crate) fn slice(&self) -> RunningSlice<'_> {
+        self.slicing.store(true, Ordering::Relaxed);
+        RunningSlice(&self.slicing)
+    }
+
+    /// Whether it runs a slice now.
+    pub(crate) fn is_slicing(&self) -> bool {
+        self.slicing.load(Ordering::Relaxed)
+    }
+
+    /// Whether bytes have passed through connections since the last question, so that the sandbox
+    /// may continue.
+    pub(crate) fn moved(&self) -> bool {
+        #[cfg(feature = "linux")]
+        return self.lines.moved();
+        #[cfg(not(feature = "linux"))]
+        false
+    }
+
+    /// Whether a task drives the background work.
+    pub(crate) fn is_driven(&self) -> bool {
+        lock(&self.known).driven
+    }
+
+    /// Whether a command has a subscriber or a connection.
+    pub(crate) fn in_use(&self) -> bool {
+        #[cfg(feature = "linux")]
+        if !self.lines.is_empty() {
+            return true;
+        }
+        lock(&self.known).ears.iter().any(|one| !one.ear.giver.is_left())
+    }
+}
+
+/// The receiver of output from a command.
+pub(crate) struct Subscriber {
+    giver: Sender,
+    last: Arc<OnceLock<Bytes>>,
+}
+
+impl Subscriber {
+    /// With the client's receiver. Within a runtime. A silent command sends a keepalive after each
+    /// `alive`.
+    pub(crate) fn new(alive: Duration) -> (Self, EventStream) {
+        Self::with_keepalive(alive, connect::alive)
+    }
+
+    /// The same, with another form of keepalives.
+    pub(crate) fn with_keepalive(
+        alive: Duration,
+        keepalive: fn() -> Vec<u8>,
+    ) -> (Self, EventStream) {
+        let (giver, pieces) = byte_channel();
+        let last = Arc::new(OnceLock::new());
+        let alive = interval_at(Instant::now() + alive, alive);
+        let last_event = last.clone();
+        let heard =
+            EventStream { first: None, pieces, last: last_event, over: false, alive, keepalive };
+        (Self { giver, last }, heard)
+    }
+
+    /// Sends an event, if there is room for it.
+    pub(crate) fn send(&self, event: Vec<u8>) -> Result<(), SendError> {
+        self.giver.try_give(event.into())
+    }
+
+    /// Whether the client has left.
+    pub(crate) fn is_left(&self) -> bool {
+        self.giver.is_left()
+    }
+
+    /// Sends the last event.
+    pub(crate) fn end(self, last: Vec<u8>) {
+        // The first end sets the reason.
+        let _ = self.last.set(last.into());
+    }
+}
+
+/// The events of a command, as a body.
+pub(crate) struct EventStream {
+    first: Option<Bytes>,
+    pieces: Receiver,
+    last: Arc<OnceLock<Bytes>>,
+    over: bool,
+    alive: Interval,
+    keepalive: fn() -> Vec<u8>,
+}
+
+impl EventStream {
+    /// Returns once there is an event; false if none will follow.
+    pub(crate) async fn wait_until_begun(&mut self) -> bool {
+        if self.first.is_none() {
+            self.first = self.pieces.take().await;
+        }
+        self.first.is_some()
+    }
+}
+
+impl Body for EventStream {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let piece = match self.first.take() {
+            Some(first) => Poll::Ready(Some(first)),
+            None => self.pieces.poll_take(context),
+        };
+        let told = match piece {
+            Poll::Ready(Some(piece)) => {
+                self.alive.reset();
+                piece
+            }
+            Poll::Ready(None) if self.over => return Poll::Ready(None),
+            Poll::Ready(None) => {
+                self.over = true;
+                let why = ConnectError::new("aborted", "the sandbox has ended");
+                let last = self.last.get().cloned();
+                last.unwrap_or_else(|| connect::broken_off(&why).into())
+            }
+            Poll::Pending => {
+                ready!(self.alive.poll_tick(context));
+                (self.keepalive)().into()
+            }
+        };
+        Poll::Ready(Some(Ok(Frame::data(told))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    fn run<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(work)
+    }
+
+    async fn whole(heard: EventStream) -> String {
+        let body = heard.collect().await.unwrap().to_bytes();
+        String::from_utf8_lossy(&body).into_owned()
+    }
+
+    const TEST_TIMEOUT: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn each_subscriber_receives_its_own_command_and_one_end() {
+        run(async {
+            let commands = Commands::default();
+            let (ear, mut heard) = Subscriber::new(TEST_TIMEOUT);
+            let (other, unheard) = Subscriber::new(TEST_TIMEOUT);
+            commands.listen(7, ear, None);
+            commands.listen(8, other, None);
+            assert!(commands.in_use() && heard.wait_until_begun().await);
+            let ears = commands.ears(7);
+            assert_eq!(ears.len(), 1);
+            ears[0].1.give("printed".into()).await;
+            drop(ears);
+            commands.ended(7, 3);
+            commands.ended(7, 4);
+            let told = whole(heard).await;
+            assert!(told.contains(r#""pid":7"#) && told.contains("printed"), "{told}");
+            assert!(told.contains(r#""exitCode":3"#) && !told.contains(r#""exitCode":4"#));
+            // A client that left is ignored.
+            assert!(commands.in_use());
+            drop(unheard);
+            assert!(!commands.in_use());
+            let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
+            commands.listen(9, ear, None);
+            commands.dismiss(&ConnectError::new("unavailable", "paused"));
+            assert!(whole(heard).await.contains("paused"));
+            let (ear, mut heard) = Subscriber::new(TEST_TIMEOUT);
+            drop(ear);
+            assert!(!heard.wait_until_begun().await && whole(heard).await.contains("has ended"));
+        });
+    }
+
+    #[test]
+    fn a_silent_command_sends_keepalives() {
+        run(async {
+            let commands = Commands::default();
+            let (ear, mut heard) = Subscriber::new(Duration::from_millis(5));
+            commands.listen(7, ear, None);
+            assert!(heard.wait_until_begun().await);
+            for _ in 0..3 {
+                heard.frame().await.unwrap().unwrap();
+            }
+            let frame = heard.frame().await.unwrap().unwrap().into_data().unwrap();
+            assert!(String::from_utf8_lossy(&frame).contains("keepalive"));
+        });
+    }
+
+    #[test]
+    fn one_task_at_a_time_drives_due_timers() {
+        run(async {
+            let commands = Commands::default();
+            assert!(!commands.set_due(None) && !commands.is_driven());
+            let soon = Instant::now() + TEST_TIMEOUT;
+            assert!(commands.set_due(Some(soon)) && !commands.set_due(Some(soon)));
+            assert_eq!((commands.next(), commands.is_driven()), (Some(soon), true));
+            assert!(!commands.set_due(None));
+            assert_eq!((commands.next(), commands.is_driven()), (None, false));
+            // A task that is not needed notices it, and until then there is no second.
+            assert!(commands.set_due(Some(soon)));
+            commands.end(&ConnectError::new("aborted", "killed"));
+            commands.changed().await;
+            assert!(!commands.set_due(Some(soon)) && commands.next() == Some(soon));
+            commands.rest();
+            assert_eq!(commands.next(), None);
+            // A command that may run only so long.
+            let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
+            commands.listen(7, ear, Some(Duration::ZERO));
+            assert!(commands.set_due(None) && commands.next().is_some());
+            assert_eq!(commands.overdue(), [7]);
+            assert!(commands.overdue().is_empty() && commands.next().is_none());
+            assert!(whole(heard).await.contains("deadline_exceeded"));
+        });
+    }
+}

@@ -1,0 +1,152 @@
+//! Contexts of code in E2B's shape: made, listed, restarted and removed.
+//!
+//! Promises: code in one context does not see the names of another. A guest of a Linux program has
+//! many, another one has `default` alone, whose restart takes the sandbox back to its template.
+
+use std::sync::Arc;
+
+use afresh_interpreter::Answer as GuestAnswer;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use hyper::StatusCode;
+use serde_json::{Value, json};
+
+use crate::error_response::ErrorResponse;
+use crate::lock::lock;
+use crate::sandbox::agent::connect::went_back;
+use crate::sandbox::bodies::requests::ContextRequest;
+use crate::sandbox::http::answer::{Answer, answer, json, short};
+use crate::sandbox::http::authorization::AuthorizedSandbox;
+use crate::sandbox::http::session_error::refused;
+use crate::sandbox::life::random::random;
+use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::life::sandbox::{Sandbox, command};
+
+type All = State<Arc<Sandboxes>>;
+
+/// The context of code that names none.
+const CONTEXT: &str = "default";
+
+/// Refuses a context that a guest without further ones does not have.
+pub(crate) fn known_context(id: Option<&str>) -> Result<(), ErrorResponse> {
+    match id {
+        None | Some(CONTEXT) => Ok(()),
+        Some(other) => {
+            let message =
+                format!("the context {other} was not found; this sandbox has `{CONTEXT}`");
+            Err(ErrorResponse::new(StatusCode::NOT_FOUND, message))
+        }
+    }
+}
+
+fn has_contexts(all: &Sandboxes, sandbox: &Sandbox) -> bool {
+    all.template(&sandbox.template).config.linux
+}
+
+/// Asks the guest about its contexts.
+async fn ask(
+    all: &Arc<Sandboxes>,
+    sandbox: &Arc<Sandbox>,
+    wanted: Value,
+) -> Result<Value, ErrorResponse> {
+    let language = all.template(&sandbox.template).language;
+    let (own, mut speaker) = (sandbox.clone(), all.speaker(sandbox));
+    all.with(sandbox, move |session| {
+        let mut mark = lock(&own.mark);
+        match command(session, language, &wanted, &mut mark, &mut speaker)? {
+            GuestAnswer::Value(shown) => Ok(shown.json.unwrap_or_default()),
+            GuestAnswer::Done => Ok(Value::Null),
+            GuestAnswer::Threw(thrown) => {
+                let status = match thrown.name.as_str() {
+                    "TimeoutError" => StatusCode::GATEWAY_TIMEOUT,
+                    "ValueError" | "NotADirectoryError" => StatusCode::BAD_REQUEST,
+                    _ => StatusCode::INTERNAL_SERVER_ERROR,
+                };
+                Err(ErrorResponse::new(status, thrown.message))
+            }
+        }
+    })
+    .await
+}
+
+pub(crate) async fn list(State(all): All, AuthorizedSandbox(sandbox): AuthorizedSandbox) -> Answer {
+    let listed = match has_contexts(&all, &sandbox) {
+        true => ask(&all, &sandbox, json!({"op": "list_contexts"})).await?,
+        false => {
+            let language = all.template(&sandbox.template).language.name();
+            json!([{"id": CONTEXT, "language": language, "cwd": "/"}])
+        }
+    };
+    Ok(answer(StatusCode::OK, &listed))
+}
+
+pub(crate) async fn create(
+    State(all): All,
+    AuthorizedSandbox(sandbox): AuthorizedSandbox,
+    body: Bytes,
+) -> Answer {
+    let wanted: ContextRequest = json(&body)?;
+    short(wanted.language.iter().chain(&wanted.cwd))?;
+    if !has_contexts(&all, &sandbox) {
+        let message = "a sandbox that is no Linux program has one context; fork it for another";
+        return Err(ErrorResponse::new(StatusCode::NOT_IMPLEMENTED, message));
+    }
+    let (language, cwd) = (wanted.language, wanted.cwd);
+    let wanted =
+        json!({"op": "create_context", "id": random(16)?, "language": language, "cwd": cwd});
+    Ok(answer(StatusCode::OK, &ask(&all, &sandbox, wanted).await?))
+}
+
+/// Does something with one context of a guest that has several.
+async fn change(all: &Arc<Sandboxes>, sandbox: &Arc<Sandbox>, op: &str, id: String) -> Answer {
+    let found = ask(all, sandbox, json!({"op": op, "id": id})).await?;
+    if found != Value::Bool(true) {
+        let message = format!("the context {id} was not found");
+        return Err(ErrorResponse::new(StatusCode::NOT_FOUND, message));
+    }
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+pub(crate) async fn remove(
+    State(all): All,
+    AuthorizedSandbox(sandbox): AuthorizedSandbox,
+    Path(id): Path<String>,
+) -> Answer {
+    if !has_contexts(&all, &sandbox) {
+        known_context(Some(&id))?;
+        let message = "the first context stays; restart it to empty it";
+        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
+    }
+    change(&all, &sandbox, "remove_context", id).await
+}
+
+pub(crate) async fn restart(
+    State(all): All,
+    AuthorizedSandbox(sandbox): AuthorizedSandbox,
+    Path(id): Path<String>,
+) -> Answer {
+    if has_contexts(&all, &sandbox) {
+        return change(&all, &sandbox, "restart_context", id).await;
+    }
+    known_context(Some(&id))?;
+    begin_anew(&all, &sandbox).await
+}
+
+/// Takes the sandbox back to how its template is.
+async fn begin_anew(
+    all: &Arc<Sandboxes>,
+    sandbox: &Arc<Sandbox>,
+) -> Result<Response, ErrorResponse> {
+    let commands = sandbox.commands.clone();
+    all.with(sandbox, move |session| {
+        let root = session.tree().first().map(|state| state.id);
+        let root =
+            root.ok_or_else(|| ErrorResponse::new(StatusCode::CONFLICT, "its root was dropped"))?;
+        session.rollback(root).map_err(|error| refused(&error))?;
+        commands.dismiss(&went_back());
+        Ok(())
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}

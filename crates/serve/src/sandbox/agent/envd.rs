@@ -1,0 +1,227 @@
+//! Operations on files of a sandbox in the shape of the E2B agent, by Connect with JSON.
+//! `file_transfer` has whole files.
+//!
+//! Promises: a relative path starts in the home directory; no path leads out of the sandbox tree; a
+//! file that does not fit leaves the tree unchanged.
+
+use std::sync::Arc;
+
+use afresh::files::{DirEntry, Kind, Refused, Rename, Time, Tree, Walk};
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use hyper::{HeaderMap, StatusCode};
+use serde_json::{Value, json};
+
+use crate::sandbox::agent::connect::{self};
+use crate::sandbox::agent::watch_requests;
+use crate::sandbox::bodies::requests::FilesystemRequest;
+use crate::sandbox::http::answer::{answer, json};
+use crate::sandbox::http::authorization::AuthorizedSandbox;
+use crate::sandbox::http::user;
+use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::transfer::file_entry::{absolute, entry, meaning};
+
+type All = State<Arc<Sandboxes>>;
+
+/// Maximum bytes of the paths that one listing names.
+const MAX_LISTING_BYTES: usize = 4 << 20;
+/// Maximum levels of directories in one listing.
+const MAX_DEPTH: u32 = 32;
+/// Maximum entries of one listing.
+const MAX_ENTRIES: usize = 10_000;
+
+/// The sandbox is there.
+pub(crate) async fn health(_: AuthorizedSandbox) -> StatusCode {
+    StatusCode::NO_CONTENT
+}
+
+/// The entries below a directory, up to a depth; those of a directory follow it.
+fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    let path = path.trim_end_matches('/').to_owned();
+    // The entries that are left, the next one last.
+    let mut left = children(tree, &path, depth.clamp(1, MAX_DEPTH))?;
+    while let Some((path, kind, depth)) = left.pop() {
+        bytes += path.len();
+        if found.len() >= MAX_ENTRIES || bytes > MAX_LISTING_BYTES {
+            return Err(Refused::TooLarge);
+        }
+        found.push(entry(tree, &path)?);
+        if kind == Kind::Directory && depth > 1 {
+            left.extend(children(tree, &path, depth - 1)?);
+            if left.len() > MAX_ENTRIES {
+                return Err(Refused::TooLarge);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The entries of a directory, the first one last, with the levels from there on.
+fn children(tree: &Tree, path: &str, depth: u32) -> Result<Vec<(String, Kind, u32)>, Refused> {
+    let listed = tree.list_path(if path.is_empty() { "/" } else { path })?;
+    if listed.len() > MAX_ENTRIES {
+        return Err(Refused::TooLarge);
+    }
+    let below = |one: &DirEntry| format!("{path}/{}", String::from_utf8_lossy(&one.name));
+    Ok(listed.iter().rev().map(|one| (below(one), one.kind, depth)).collect())
+}
+
+/// Performs a file operation for the agent.
+fn operate(tree: &mut Tree, method: &str, asked: &FilesystemRequest) -> Result<Value, Refused> {
+    let path = absolute(&asked.path);
+    match method {
+        "Stat" => Ok(json!({ "entry": entry(tree, &path)? })),
+        "ListDir" => {
+            if tree.stat_path(&path)?.kind != Kind::Directory {
+                return Err(Refused::NotDirectory);
+            }
+            Ok(json!({ "entries": listing(tree, &path, asked.depth)? }))
+        }
+        "MakeDir" => {
+            if tree.find(&path).is_ok() {
+                return Err(Refused::Exists);
+            }
+            tree.make_directories(&path, Time::now())?;
+            Ok(json!({ "entry": entry(tree, &path)? }))
+        }
+        "Move" => {
+            let (from, to) = (absolute(&asked.source), absolute(&asked.destination));
+            if let Some((above, _)) = to.trim_end_matches('/').rsplit_once('/') {
+                tree.make_directories(above, Time::now())?;
+            }
+            let walk =
+                |tree: &Tree, path: &str| tree.walk(path.as_bytes(), Walk::new(Tree::ROOT).name());
+            let places = (walk(tree, &from)?, walk(tree, &to)?);
+            tree.rename_at(&places.0, &places.1, Rename::default(), Time::now())?;
+            Ok(json!({ "entry": entry(tree, &to)? }))
+        }
+        // `Remove`, the last there is. To remove nothing is no error for the agent.
+        _ => match tree.remove_path(&path, Time::now()) {
+            Err(Refused::Missing) if tree.find(&path).is_err() => Ok(json!({})),
+            removed => removed.map(|()| json!({})),
+        },
+    }
+}
+
+/// The agent's operations on files.
+pub(crate) async fn filesystem(
+    State(all): All,
+    AuthorizedSandbox(sandbox): AuthorizedSandbox,
+    Path(method): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    if let Err(refused) = user::check(&headers) {
+        return refused.into_response();
+    }
+    if watch_requests::METHODS.contains(&method.as_str()) {
+        let watching = watch_requests::answer(&all, &sandbox, &method, &headers, &body);
+        return watching.await.unwrap_or_else(|failed| match method.as_str() {
+            "WatchDir" => failed.into_stream(),
+            _ => failed.into_response(),
+        });
+    }
+    operate_once(&all, &sandbox, method, &body).await
+}
+
+async fn operate_once(
+    all: &Arc<Sandboxes>,
+    sandbox: &Arc<Sandbox>,
+    method: String,
+    body: &[u8],
+) -> Response {
+    if !["Stat", "ListDir", "MakeDir", "Move", "Remove"].contains(&method.as_str()) {
+        let message = format!("this sandbox has no {method}");
+        return connect::refused(StatusCode::NOT_IMPLEMENTED, "unimplemented", &message);
+    }
+    let asked: FilesystemRequest = match json(body) {
+        Ok(asked) => asked,
+        Err(refusal) => {
+            return connect::refused(refusal.status, "invalid_argument", &refusal.message);
+        }
+    };
+    let reads = ["Stat", "ListDir"].contains(&method.as_str());
+    let operate = move |tree: &mut Tree| {
+        Ok(operate(tree, &method, &asked).map_err(|error| {
+            let path = if asked.path.is_empty() { &asked.source } else { &asked.path };
+            let (status, code) = meaning(&error);
+            (status, code, format!("{path}: {error}"))
+        }))
+    };
+    let done = match reads {
+        true => all.tree(sandbox, move |tree| operate(&mut tree.clone())).await,
+        false => all.files(sandbox, operate).await,
+    };
+    match done {
+        Ok(Ok(said)) => answer(StatusCode::OK, &said),
+        Ok(Err((status, code, message))) => connect::refused(status, code, &message),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh::files::Budget;
+
+    use super::*;
+
+    fn ask(tree: &mut Tree, method: &str, asked: Value) -> Result<Value, Refused> {
+        operate(tree, method, &serde_json::from_value(asked).unwrap())
+    }
+
+    #[test]
+    fn the_agents_operations_do_what_its_clients_expect() {
+        let mut tree = Tree::new(Budget::default());
+        let made = ask(&mut tree, "MakeDir", json!({"path": "dir/deep"})).unwrap();
+        assert_eq!(made["entry"]["path"], "/home/user/dir/deep");
+        assert_eq!(made["entry"]["permissions"], "drwxr-xr-x");
+        assert_eq!(ask(&mut tree, "MakeDir", json!({"path": "dir"})), Err(Refused::Exists));
+        tree.write_path("/home/user/dir/a.txt", b"12345", Time::now()).unwrap();
+        let stat = ask(&mut tree, "Stat", json!({"path": "~/dir/a.txt"})).unwrap();
+        assert_eq!(
+            (&stat["entry"]["size"], &stat["entry"]["name"]),
+            (&json!("5"), &json!("a.txt"))
+        );
+        assert_eq!(stat["entry"]["type"], "FILE_TYPE_FILE");
+        let names = |listed: Value| -> Vec<String> {
+            let entries = listed["entries"].as_array().unwrap().clone();
+            entries.iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect()
+        };
+        let one = ask(&mut tree, "ListDir", json!({"path": "/home/user", "depth": 1})).unwrap();
+        assert_eq!(names(one), ["dir"]);
+        let two = ask(&mut tree, "ListDir", json!({"path": "/home/user", "depth": 2})).unwrap();
+        assert_eq!(names(two), ["dir", "a.txt", "deep"]);
+        let moved = json!({"source": "dir/a.txt", "destination": "/new/b.txt"});
+        assert_eq!(ask(&mut tree, "Move", moved).unwrap()["entry"]["path"], "/new/b.txt");
+        assert_eq!(tree.read_path("/new/b.txt", 10).unwrap(), b"12345");
+        for (method, asked) in [
+            ("Stat", json!({"path": "dir/a.txt"})),
+            ("Move", json!({"source": "nothing", "destination": "x"})),
+            ("ListDir", json!({"path": "nothing"})),
+        ] {
+            assert_eq!(ask(&mut tree, method, asked), Err(Refused::Missing), "{method}");
+        }
+        assert_eq!(
+            ask(&mut tree, "ListDir", json!({"path": "/new/b.txt"})),
+            Err(Refused::NotDirectory)
+        );
+        for _ in 0..2 {
+            ask(&mut tree, "Remove", json!({"path": "dir"})).unwrap();
+        }
+        assert_eq!(names(ask(&mut tree, "ListDir", json!({"path": "."})).unwrap()), [""; 0]);
+    }
+
+    #[test]
+    fn nothing_leads_out_of_the_tree() {
+        let mut tree = Tree::new(Budget::default());
+        let path = absolute("../../../../etc/passwd");
+        assert_eq!(tree.read_path(&path, 10), Err(Refused::Missing));
+        tree.write_path("/a", b"", Time::now()).unwrap();
+        for path in ["/", "//", "/.."] {
+            assert!(ask(&mut tree, "Remove", json!({ "path": path })).is_err(), "{path}");
+        }
+    }
+}

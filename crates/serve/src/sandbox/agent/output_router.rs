@@ -1,0 +1,483 @@
+//! Routes the output of a running call to clients: that of code to its caller, that of commands to
+//! their subscribers.
+//!
+//! Promises: output that waits for a client is bounded. Code that prints faster than its client
+//! reads waits, up to the time limit of the call; a command waits for half of that, and then its
+//! client gets no more. Output without a reader is dropped. In a fleet no output of a sandbox is
+//! sent once another host may own it.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use afresh::wasm::wasmtime;
+use afresh_interpreter::{Answer, HostCallbacks, Stream};
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::concurrency::Permit;
+use crate::error_response::ErrorResponse;
+use crate::lock::lock;
+use crate::sandbox::agent::byte_channel::{Receiver, SendError, Sender, byte_channel};
+use crate::sandbox::agent::commands::{Commands, Subscriber};
+use crate::sandbox::agent::connect::{self, ConnectError};
+
+/// Maximum bytes of one piece of output.
+pub(crate) const MAX_PIECE_BYTES: usize = 32 << 10;
+/// Maximum bytes of a result of code.
+const MAX_RESULT: usize = 16 << 20;
+/// Maximum bytes that are kept for a command whose number is not known yet.
+const MAX_EARLY_BYTES: usize = 1 << 20;
+
+/// The encoding of a piece of at most [`MAX_PIECE_BYTES`] bytes.
+pub(crate) type EncodeOutput = fn(Stream, &[u8]) -> Vec<u8>;
+
+/// The encoding of a result, which is an object in JSON; `None` for other bytes.
+pub(crate) type EncodeResult = fn(&[u8]) -> Option<Vec<u8>>;
+
+/// The receivers of output from a call. The default has none.
+#[derive(Default)]
+pub(crate) struct OutputRouter(Option<Box<RoutedOutput>>);
+
+struct RoutedOutput {
+    patience: ClientPatience,
+    commands: Arc<Commands>,
+    /// Whether output may be sent now.
+    check: Box<dyn Fn() -> Result<(), ErrorResponse> + Send>,
+    /// The receiver of the output of code.
+    code: Option<OutputClient>,
+    /// A command that is being started.
+    starting: Option<StartingCommand>,
+    /// The client did not take it in time.
+    late: bool,
+}
+
+struct OutputClient {
+    giver: Sender,
+    tell: EncodeOutput,
+    show: EncodeResult,
+    /// Bytes before the first piece.
+    head: Vec<u8>,
+    /// The first bytes of an incomplete character, for each stream.
+    begun: [Vec<u8>; 2],
+}
+
+struct StartingCommand {
+    ear: Subscriber,
+    limit: Option<Duration>,
+    /// Output of commands without subscribers. This command may be one of them.
+    early: Vec<(u32, Stream, Vec<u8>)>,
+    /// Bytes of `early`.
+    kept: usize,
+}
+
+/// The time limits of waits for clients.
+struct ClientPatience {
+    runtime: tokio::runtime::Handle,
+    time: Duration,
+    begun: Instant,
+}
+
+impl ClientPatience {
+    /// False if the client did not take it within that part of the time. The call is parked while
+    /// it waits.
+    fn give(
+        &self,
+        place: &Mutex<Option<Permit>>,
+        giver: &Sender,
+        message: Bytes,
+        part: u32,
+    ) -> wasmtime::Result<bool> {
+        let message = match giver.try_give(message) {
+            Ok(()) | Err(SendError::Gone) => return Ok(true),
+            Err(SendError::Full(message)) => message,
+        };
+        let until = self.begun + self.time / part;
+        let parked = match lock(place).take().map(Permit::park) {
+            Some(Ok(parked)) => Some(parked),
+            Some(Err(kept)) => {
+                *lock(place) = Some(kept);
+                None
+            }
+            None => None,
+        };
+        // Calls run on threads that may wait.
+        let giving = async { tokio::time::timeout_at(until, giver.give(message)).await };
+        let given = self.runtime.block_on(giving).is_ok();
+        if let Some(parked) = parked {
+            let entered = self.runtime.block_on(parked.enter(self.time));
+            let none = |_| wasmtime::Error::msg("no place became free for the call to continue");
+            *lock(place) = Some(entered.map_err(none)?);
+        }
+        Ok(given)
+    }
+}
+
+impl OutputRouter {
+    /// For calls of a sandbox with these commands, each for at most `time`. Within a runtime.
+    pub(crate) fn new(
+        time: Duration,
+        commands: Arc<Commands>,
+        check: impl Fn() -> Result<(), ErrorResponse> + Send + 'static,
+    ) -> Self {
+        let runtime = tokio::runtime::Handle::current();
+        Self(Some(Box::new(RoutedOutput {
+            patience: ClientPatience { runtime, time, begun: Instant::now() },
+            commands,
+            check: Box::new(check),
+            code: None,
+            starting: None,
+            late: false,
+        })))
+    }
+
+    /// Sends the output of code to the returned receiver.
+    pub(crate) fn tell_code(&mut self, tell: EncodeOutput, show: EncodeResult) -> Receiver {
+        let (giver, taker) = byte_channel();
+        if let Some(speaking) = &mut self.0 {
+            speaking.code = Some(OutputClient {
+                giver,
+                tell,
+                show,
+                head: Vec::new(),
+                begun: Default::default(),
+            });
+        }
+        taker
+    }
+
+    /// The call starts a command, whose output goes to `ear`, and which ends after `limit`.
+    pub(crate) fn starts(&mut self, ear: Subscriber, limit: Option<Duration>) {
+        if let Some(speaking) = &mut self.0 {
+            speaking.starting = Some(StartingCommand { ear, limit, early: Vec::new(), kept: 0 });
+        }
+    }
+
+    /// The call begins, and with it the time that it has. `head` comes before all output of its
+    /// code.
+    pub(crate) fn begin(&mut self, head: Vec<u8>) {
+        let Some(speaking) = &mut self.0 else { return };
+        speaking.patience.begun = Instant::now();
+        if let Some(code) = &mut speaking.code {
+            code.head = head;
+        }
+    }
+
+    /// Ends the call's output: sends the bytes of a character that was not completed.
+    pub(crate) fn finish(&mut self) {
+        let Some(speaking) = &mut self.0 else { return };
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            let begun = speaking.code.as_mut().map(|code| std::mem::take(code.unfinished(stream)));
+            if let Some(begun) = begun.filter(|begun| !begun.is_empty()) {
+                // The call is over: a client that does not read it changes nothing.
+                let _ = speaking.tell_code(stream, &begun);
+            }
+        }
+    }
+
+    /// Passes the bytes of connections on, and shows the files during the next call.
+    pub(crate) fn exchange(&self, lease: &mut afresh::Lease<'_>) -> Result<(), afresh::CallError> {
+        #[cfg(feature = "linux")]
+        if let Some(speaking) = self.0.as_ref().filter(|speaking| (speaking.check)().is_ok()) {
+            speaking.commands.lines.exchange(lease)?;
+            lease.show_files(&speaking.commands.view);
+        }
+        #[cfg(not(feature = "linux"))]
+        let _ = lease;
+        Ok(())
+    }
+
+    /// Output of commands since the call before is withdrawn.
+    pub(crate) fn undone(&self) {
+        let why = "the sandbox was taken back to an earlier state, because a call was cut short";
+        if let Some(speaking) = &self.0 {
+            speaking.commands.dismiss(&ConnectError::new("aborted", why));
+        }
+    }
+
+    /// Whether the call was ended because its client took too long.
+    pub(crate) fn is_late(&self) -> bool {
+        self.0.as_ref().is_some_and(|speaking| speaking.late)
+    }
+}
+
+impl HostCallbacks for OutputRouter {
+    fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        self.0.as_mut().map_or(Ok(()), |speaking| speaking.print(stream, bytes))
+    }
+
+    fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        self.0.as_mut().map_or(Ok(()), |speaking| speaking.print_command(number, stream, bytes))
+    }
+
+    fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
+        self.0.as_mut().map_or(Ok(()), |speaking| speaking.display(result))
+    }
+
+    fn command_ended(&mut self, number: u32, status: i32) {
+        if let Some(speaking) = self.0.as_mut().filter(|speaking| (speaking.check)().is_ok()) {
+            speaking.commands.ended(number, status);
+        }
+    }
+
+    /// Ends calls of a sandbox that was killed or that this host may no longer answer for, and code
+    /// whose client left.
+    fn proceeds(&mut self) -> bool {
+        self.0.as_ref().is_none_or(|speaking| {
+            let left = speaking.code.as_ref().is_some_and(|code| code.giver.is_left());
+            !left && (speaking.check)().is_ok()
+        })
+    }
+
+    fn answered(&mut self, answer: &[u8]) {
+        // A long answer of code is not parsed here.
+        let Some(speaking) = self.0.as_mut().filter(|speaking| speaking.starting.is_some()) else {
+            return;
+        };
+        let Ok(Answer::Value(shown)) = Answer::read(answer) else { return };
+        let number = shown.json.as_ref().and_then(serde_json::Value::as_u64);
+        if let Some(number) = number.and_then(|number| u32::try_from(number).ok()) {
+            // The errors of this call have no receiver any more.
+            let _ = speaking.started(number);
+        }
+    }
+}
+
+/// Pieces of output; none of them ends within a character of text.
+fn pieces(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let most = rest.len().min(MAX_PIECE_BYTES);
+        let begins = |at: &usize| rest.get(*at).is_none_or(|byte| byte & 0xc0 != 0x80);
+        let end = (most.saturating_sub(3)..=most).rev().find(begins).unwrap_or(most);
+        let (piece, after) = rest.split_at(end);
+        rest = after;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+/// The number of bytes at the end that begin an incomplete character.
+fn incomplete(bytes: &[u8]) -> usize {
+    let begins = |length: &usize| bytes[bytes.len() - length] & 0xc0 != 0x80;
+    let length = (1..=bytes.len().min(3)).find(begins).unwrap_or(0);
+    match std::str::from_utf8(&bytes[bytes.len() - length..]) {
+        Err(error) if error.error_len().is_none() => length,
+        _ => 0,
+    }
+}
+
+impl OutputClient {
+    fn unfinished(&mut self, stream: Stream) -> &mut Vec<u8> {
+        &mut self.begun[usize::from(stream == Stream::Stderr)]
+    }
+}
+
+impl RoutedOutput {
+    fn may_tell(&self) -> wasmtime::Result<()> {
+        let told = (self.check)();
+        told.map_err(|_| wasmtime::Error::msg("the sandbox may be another host's by now"))
+    }
+
+    fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        let Some(code) = &mut self.code else { return Ok(()) };
+        let begun = code.unfinished(stream);
+        let joined = (!begun.is_empty()).then(|| [&begun[..], bytes].concat());
+        let bytes = joined.as_deref().unwrap_or(bytes);
+        let (whole, rest) = bytes.split_at(bytes.len() - incomplete(bytes));
+        *begun = rest.to_vec();
+        self.tell_code(stream, whole)
+    }
+
+    fn tell_code(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        let Some(tell) = self.code.as_ref().map(|code| code.tell) else { return Ok(()) };
+        pieces(bytes).try_for_each(|piece| self.send(&tell(stream, piece)))
+    }
+
+    /// Sends a result of code.
+    fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
+        let Some(show) = self.code.as_ref().map(|code| code.show) else { return Ok(()) };
+        let wrong =
+            || wasmtime::Error::msg("the guest sent a result that is too large or no object");
+        let encoded = Some(result).filter(|result| result.len() <= MAX_RESULT).and_then(show);
+        self.send(&encoded.ok_or_else(wrong)?)
+    }
+
+    /// Sends a part of the answer to the client of the code.
+    fn send(&mut self, part: &[u8]) -> wasmtime::Result<()> {
+        if self.code.as_ref().is_none_or(|code| code.giver.is_left()) {
+            return Ok(());
+        }
+        self.may_tell()?;
+        let Some(code) = &mut self.code else { return Ok(()) };
+        let mut message = std::mem::take(&mut code.head);
+        message.extend_from_slice(part);
+        let place = &self.commands.place;
+        self.late = !self.patience.give(place, &code.giver, message.into(), 1)?;
+        if self.late {
+            return Err(wasmtime::Error::msg(
+                "the code's output was not read within its time limit",
+            ));
+        }
+        Ok(())
+    }
+
+    fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        let mut ears = self.commands.ears(number);
+        if let Some(starting) = self.starting.as_mut().filter(|_| ears.is_empty()) {
+            starting.early.push((number, stream, bytes.to_vec()));
+            starting.kept += bytes.len();
+            // A command that prints this much before it has a number is the one that is being
+            // started.
+            return if starting.kept > MAX_EARLY_BYTES { self.started(number) } else { Ok(()) };
+        }
+        for piece in pieces(bytes) {
+            if ears.is_empty() {
+                break;
+            }
+            self.may_tell()?;
+            let message = Bytes::from(connect::printed(stream, piece));
+            let mut failed = None;
+            ears.retain(|(key, giver)| {
+                let given = self.patience.give(&self.commands.place, giver, message.clone(), 2);
+                let given = given.unwrap_or_else(|error| {
+                    failed.get_or_insert(error);
+                    true
+                });
+                if !given {
+                    let why = "the command's output was not read; connect to it again";
+                    self.commands.drop_ear(*key, &ConnectError::new("resource_exhausted", why));
+                }
+                given
+            });
+            if let Some(error) = failed {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// The command that is being started has this number.
+    fn started(&mut self, number: u32) -> wasmtime::Result<()> {
+        let Some(StartingCommand { ear, limit, early, .. }) = self.starting.take() else {
+            return Ok(());
+        };
+        self.may_tell()?;
+        self.commands.listen(number, ear, limit);
+        let own = early.into_iter().filter(|(of, ..)| *of == number);
+        own.into_iter().try_for_each(|(of, stream, bytes)| self.print_command(of, stream, &bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+    use crate::sandbox::agent::byte_channel::MAX_WAITING_BYTES;
+
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap()
+    }
+
+    fn copy_piece(_: Stream, piece: &[u8]) -> Vec<u8> {
+        piece.to_vec()
+    }
+
+    #[test]
+    fn output_arrives_in_pieces_and_a_slow_client_is_dropped_after_a_limit() {
+        let runtime = runtime();
+        let made = |time| {
+            let _within = runtime.enter();
+            let mut speaker = OutputRouter::new(time, Arc::default(), || Ok(()));
+            let taker = speaker.tell_code(copy_piece, |result| Some(result.to_vec()));
+            (speaker, taker)
+        };
+        let (mut speaker, mut taker) = made(TEST_TIMEOUT);
+        speaker.begin(b"head".to_vec());
+        let text = "ä".repeat(MAX_PIECE_BYTES * 3 / 4);
+        speaker.print(Stream::Stderr, format!("x{text}").as_bytes()).unwrap();
+        let mut came = String::new();
+        while let Some(piece) = taker.try_take() {
+            assert!(piece.len() <= MAX_PIECE_BYTES + 4);
+            came.push_str(std::str::from_utf8(&piece).unwrap());
+        }
+        assert!(came == format!("headx{text}"));
+        // Binary output is cut anywhere.
+        speaker.print(Stream::Stdout, &[0x80; MAX_PIECE_BYTES + 1]).unwrap();
+        assert_eq!(
+            taker.try_take().unwrap().len() + taker.try_take().unwrap().len(),
+            MAX_PIECE_BYTES + 1
+        );
+        // A character split over writes arrives whole, also with the other stream between; an
+        // incomplete one arrives at the end.
+        for (stream, bytes) in [
+            (Stream::Stdout, &b"\xf0\x9f"[..]),
+            (Stream::Stderr, b"\xc3"),
+            (Stream::Stdout, b"\x98"),
+            (Stream::Stdout, b"\x80!"),
+            (Stream::Stderr, b"\xa4\xe2\x82"),
+        ] {
+            speaker.print(stream, bytes).unwrap();
+        }
+        speaker.finish();
+        assert_eq!(taker.try_take().as_deref(), Some(&b"\xf0\x9f\x98\x80!\xc3\xa4\xe2\x82"[..]));
+        // The client has left, which is no error.
+        drop(taker);
+        speaker.print(Stream::Stdout, b"lost").unwrap();
+        assert!(!speaker.is_late());
+        // The client is there and takes nothing.
+        let (mut speaker, taker) = made(Duration::from_millis(50));
+        assert!(speaker.print(Stream::Stdout, &vec![b'x'; MAX_WAITING_BYTES as usize]).is_err());
+        assert!(speaker.is_late());
+        drop(taker);
+        let _within = runtime.enter();
+        let mut speaker =
+            OutputRouter::new(TEST_TIMEOUT, Arc::default(), || Err(ErrorResponse::host()));
+        let _taker = speaker.tell_code(copy_piece, |result| Some(result.to_vec()));
+        assert!(speaker.print(Stream::Stdout, b"x").is_err() && !speaker.is_late());
+    }
+
+    /// The guest's answer after it started a command of this number.
+    fn number(number: u8) -> [u8; 5] {
+        [0x83, 0, 0x18, number, 0x60]
+    }
+
+    #[test]
+    fn output_before_the_pid_is_known_is_sent_after_the_pid() {
+        let runtime = runtime();
+        let _within = runtime.enter();
+        for flood in [1, MAX_EARLY_BYTES / 2] {
+            let commands = Arc::new(Commands::default());
+            let mut speaker = OutputRouter::new(TEST_TIMEOUT, commands.clone(), || Ok(()));
+            let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
+            speaker.starts(ear, None);
+            let whole = runtime.spawn(heard.collect());
+            speaker.print_command(99, Stream::Stdout, b"of another").unwrap();
+            for _ in 0..3 {
+                speaker.print_command(42, Stream::Stdout, &vec![b'x'; flood]).unwrap();
+            }
+            speaker.answered(&number(42));
+            speaker.print_command(42, Stream::Stderr, b"later").unwrap();
+            speaker.command_ended(42, 0);
+            let whole = runtime.block_on(whole).unwrap().unwrap().to_bytes();
+            let text = String::from_utf8_lossy(&whole);
+            assert!(text[5..].starts_with(r#"{"event":{"start":{"pid":42}}}"#), "{flood}");
+            assert!(whole.len() >= 3 * flood && text.contains("stderr") && text.contains("end"));
+            assert_eq!(text.matches("stdout").count(), 3 * flood.div_ceil(MAX_PIECE_BYTES));
+        }
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_is_dropped_and_the_call_continues() {
+        let runtime = runtime();
+        let _within = runtime.enter();
+        let commands = Arc::new(Commands::default());
+        let mut speaker = OutputRouter::new(Duration::from_millis(50), commands.clone(), || Ok(()));
+        let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
+        commands.listen(7, ear, None);
+        speaker.print_command(7, Stream::Stdout, &vec![b'x'; MAX_WAITING_BYTES as usize]).unwrap();
+        assert!(!speaker.is_late() && !commands.in_use());
+        let whole = runtime.block_on(heard.collect()).unwrap().to_bytes();
+        assert!(String::from_utf8_lossy(&whole).contains("resource_exhausted"));
+    }
+}

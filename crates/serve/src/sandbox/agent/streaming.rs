@@ -1,0 +1,270 @@
+//! An answer that begins while its call still runs: the output, then the result.
+//!
+//! Promises: it begins with the first output, or once code has run silently for [`SILENCE`].
+//! Clients measure the time limit of code from the head of the answer.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use afresh_interpreter::{Answer, Thrown};
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame};
+use tokio::sync::oneshot;
+
+use crate::body::Chunked;
+use crate::error_response::ErrorResponse;
+use crate::sandbox::agent::byte_channel::Receiver;
+use crate::sandbox::agent::output_router::{EncodeOutput, EncodeResult};
+use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::life::sandbox::{Sandbox, run};
+
+/// How long silent code runs before its answer begins. An error within this time is an error
+/// response.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// The form of the answer to a run.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    /// The first bytes, with the number of the run.
+    pub(crate) head: fn(u64) -> Vec<u8>,
+    /// The output.
+    pub(crate) tell: EncodeOutput,
+    /// Its results, each from an object in JSON; `None` for other bytes.
+    pub(crate) show: EncodeResult,
+    /// The result, and the end.
+    pub(crate) last: fn(&Answer) -> Vec<u8>,
+}
+
+/// Runs code in a sandbox. The answer begins with the first output, or after a second without any.
+/// Code that ends before that is answered whole, and an error before that is an error response.
+pub(crate) async fn run_streaming(
+    all: Arc<Sandboxes>,
+    sandbox: Arc<Sandbox>,
+    (what, source): (u8, String),
+    shape: Shape,
+) -> Result<Response, ErrorResponse> {
+    let language = all.template(&sandbox.template).language;
+    let (mut speaker, own, killed) = (all.speaker(&sandbox), sandbox.clone(), sandbox.clone());
+    let printed = speaker.tell_code(shape.tell, shape.show);
+    let (begin, begun) = oneshot::channel();
+    let running: Running = Box::pin(async move {
+        let ran = all.with(&sandbox, move |session| {
+            let mut mark = own.mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let head = (shape.head)(own.runs.fetch_add(1, Ordering::Relaxed) + 1);
+            speaker.begin(head.clone());
+            // The client may have left.
+            let _ = begin.send(());
+            let answer = run(session, language, (what, &source), &mut mark, &mut speaker)?;
+            Ok((head, answer))
+        });
+        ran.await
+    });
+    let killed = move || killed.killed.load(Ordering::Relaxed);
+    let silent = async {
+        match begun.await {
+            Ok(()) => tokio::time::sleep(SILENCE).await,
+            // It was refused, so the call ends.
+            Err(_) => std::future::pending().await,
+        }
+    };
+    answer_when_begun(printed, running, silent, shape.last, Box::new(killed)).await
+}
+
+/// Whether the sandbox was killed during the call. The answer breaks off then, as clients expect:
+/// they ask whether the sandbox runs.
+type IsKilled = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// The sandbox was killed during the call.
+#[derive(Debug, thiserror::Error)]
+#[error("the sandbox was killed")]
+struct Killed;
+
+/// The answer, once there is output or `silent` ends.
+async fn answer_when_begun(
+    mut printed: Receiver,
+    mut running: Running,
+    silent: impl Future<Output = ()>,
+    last: fn(&Answer) -> Vec<u8>,
+    killed: IsKilled,
+) -> Result<Response, ErrorResponse> {
+    tokio::select! {
+        biased;
+        Some(first) = printed.take() => {
+            Ok(streamed(Some(first), printed, running, (last, killed)))
+        }
+        ran = &mut running => {
+            if ran.is_err() && killed() {
+                let running: Running = Box::pin(std::future::ready(ran));
+                return Ok(streamed(None, printed, running, (last, killed)));
+            }
+            let (head, answer) = ran?;
+            // It may have printed something and ended since it was looked for; the head is with
+            // that then.
+            let mut whole = Vec::new();
+            while let Some(piece) = printed.try_take() {
+                whole.extend_from_slice(&piece);
+            }
+            if whole.is_empty() {
+                whole = head;
+            }
+            whole.extend(last(&answer));
+            Ok(Response::new(Body::from(whole)))
+        }
+        () = silent => Ok(streamed(None, printed, running, (last, killed))),
+    }
+}
+
+fn streamed(
+    first: Option<Bytes>,
+    printed: Receiver,
+    running: Running,
+    (last, killed): (fn(&Answer) -> Vec<u8>, IsKilled),
+) -> Response {
+    let has_head = first.is_some();
+    let body = StreamingBody { first, printed, running: Some(running), has_head, last, killed };
+    let mut response = Response::new(Body::new(body));
+    response.extensions_mut().insert(Chunked);
+    response
+}
+
+/// Returns the first bytes and the result.
+type Running = Pin<Box<dyn Future<Output = Result<(Vec<u8>, Answer), ErrorResponse>> + Send>>;
+
+struct StreamingBody {
+    first: Option<Bytes>,
+    printed: Receiver,
+    /// `None` at the end.
+    running: Option<Running>,
+    /// Whether there was output, which begins with the head.
+    has_head: bool,
+    last: fn(&Answer) -> Vec<u8>,
+    killed: IsKilled,
+}
+
+impl HttpBody for StreamingBody {
+    type Data = Bytes;
+    type Error = axum::BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        // It ends with the call, whose result comes after all output.
+        if let Some(piece) = ready!(self.printed.poll_take(context)) {
+            self.has_head = true;
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        let Some(running) = &mut self.running else { return Poll::Ready(None) };
+        let ran = ready!(running.as_mut().poll(context));
+        self.running = None;
+        let mut text = Vec::new();
+        let answer = match ran {
+            Ok((head, answer)) => {
+                if !self.has_head {
+                    text = head;
+                }
+                answer
+            }
+            Err(_) if (self.killed)() => return Poll::Ready(Some(Err(Killed.into()))),
+            // An error that would have been a status before the first byte.
+            Err(refusal) => {
+                let name = "SandboxError".to_owned();
+                Answer::Threw(Thrown { name, message: refusal.message, trace: None })
+            }
+        };
+        text.extend((self.last)(&answer));
+        Poll::Ready(Some(Ok(Frame::data(text.into()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+    use crate::sandbox::agent::byte_channel::{Sender, byte_channel};
+
+    fn answer_text(running: impl FnOnce(Sender) -> Running) -> String {
+        answer_text_after(std::future::pending(), running)
+    }
+
+    fn answer_text_after(
+        silent: impl Future<Output = ()>,
+        running: impl FnOnce(Sender) -> Running,
+    ) -> String {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (giver, printed) = byte_channel();
+            let begun = answer_when_begun(
+                printed,
+                running(giver),
+                silent,
+                |_| b" end".to_vec(),
+                Box::new(|| false),
+            )
+            .await
+            .unwrap();
+            let body = begun.into_body().collect().await.unwrap().to_bytes();
+            String::from_utf8(body.to_vec()).unwrap()
+        })
+    }
+
+    #[test]
+    fn output_arrives_even_if_the_call_ends_at_once() {
+        let silent = answer_text(|_| Box::pin(async { Ok((b"head".to_vec(), Answer::Done)) }));
+        assert_eq!(silent, "head end");
+        // Both within one look.
+        let quick = answer_text(|giver| {
+            Box::pin(async move {
+                giver.give("head printed".into()).await;
+                Ok((b"head".to_vec(), Answer::Done))
+            })
+        });
+        assert_eq!(quick, "head printed end");
+        let slow = answer_text(|giver| {
+            Box::pin(async move {
+                giver.give("head one".into()).await;
+                drop(giver);
+                tokio::task::yield_now().await;
+                Ok((b"head".to_vec(), Answer::Done))
+            })
+        });
+        assert_eq!(slow, "head one end");
+    }
+
+    #[test]
+    fn silent_code_is_answered_while_it_runs() {
+        // The answer has a body before the call ends, so the wait for it is not for the call.
+        let (end, ended) = oneshot::channel();
+        let silent = async {
+            let _ = end.send(());
+        };
+        let still = answer_text_after(silent, |giver| {
+            let call = tokio::spawn(async move {
+                ended.await.unwrap();
+                drop(giver);
+            });
+            Box::pin(async move {
+                call.await.unwrap();
+                Ok((b"head".to_vec(), Answer::Done))
+            })
+        });
+        assert_eq!(still, "head end");
+        let later = answer_text_after(std::future::ready(()), |giver| {
+            let call = tokio::spawn(async move { giver.give("head one".into()).await });
+            Box::pin(async move {
+                call.await.unwrap();
+                Ok((b"head".to_vec(), Answer::Done))
+            })
+        });
+        assert_eq!(later, "head one end");
+    }
+}

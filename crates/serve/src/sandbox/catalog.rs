@@ -1,0 +1,10 @@
+//! Sources of sandboxes: templates, builds and snapshots.
+
+pub(crate) mod base_guest;
+pub(crate) mod base_state;
+pub(crate) mod build;
+pub(crate) mod build_request;
+pub(crate) mod builds;
+pub(crate) mod snapshots;
+pub(crate) mod template;
+pub(crate) mod templates;

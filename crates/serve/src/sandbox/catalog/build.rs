@@ -1,0 +1,578 @@
+//! A build of a template: a sandbox of the base runs the steps, and its state becomes the template.
+//!
+//! Promises: a template is replaced once its build has succeeded. A step that an earlier build ran,
+//! after the same steps on the same base, is not run again while the server runs. May break it:
+//! steps whose effect depends on more than the sandbox, such as downloads, which `skip_cache` runs
+//! again.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use afresh::files::Time;
+use hyper::StatusCode;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::error_response::ErrorResponse;
+use crate::failure::internal;
+use crate::lock::lock;
+use crate::sandbox::agent::process::CommandTarget;
+use crate::sandbox::bodies::unknown_fields::UnknownFields;
+use crate::sandbox::catalog::build_request::{Action, BuildPlan, Step, tagged};
+use crate::sandbox::catalog::builds::{Build, BuildFailure};
+use crate::sandbox::catalog::snapshots::KeepOptions;
+use crate::sandbox::catalog::template::Warm;
+use crate::sandbox::config::Template;
+use crate::sandbox::http::session_error::refused;
+use crate::sandbox::life::creation::CreateOptions;
+use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::life::tasks::blocking;
+use crate::sandbox::records::record::{
+    BuiltTemplate, IMAGE, LAYER, SandboxSettings, SnapshotRecord,
+};
+
+/// The time limit of a build, and of one step.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(60 * 60);
+/// How long the ready command may fail after the start.
+const READY_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// How often it is tried.
+const READY_INTERVAL: Duration = Duration::from_millis(250);
+/// Maximum characters of a step in a message.
+const MAX_SHOWN_CHARS: usize = 200;
+/// Maximum states after steps that are kept for a tenant.
+const MAX_LAYERS: usize = 64;
+/// Maximum images that are kept open.
+const MAX_IMAGES: usize = 8;
+/// Where commands start, as in E2B.
+const HOME: &str = "/home/user";
+/// The uploaded archive in the sandbox.
+const ARCHIVE: &str = "/tmp/.afresh-files.tar";
+
+/// Unpacks the archive and copies what the source names: a file to the target, or into it where
+/// that is a directory; the contents of a directory into the target. Links may be absolute, which
+/// the filter `data` of newer Pythons refuses.
+const COPY: &str = r#"
+import glob, os, shutil, sys, tarfile, tempfile
+archive, source, target, mode = sys.argv[1:]
+into = tempfile.mkdtemp()
+with tarfile.open(archive) as files:
+    files.extractall(into, **({"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}))
+found = sorted(glob.glob(os.path.join(into, source), recursive=True))
+if not found:
+    sys.exit(f"{source} is not among the uploaded files")
+def put(one, to):
+    if os.path.isdir(one) and not os.path.islink(one):
+        shutil.copytree(one, to, symlinks=True, dirs_exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(to) or "/", exist_ok=True)
+        shutil.copy2(one, to, follow_symlinks=False)
+    if mode:
+        os.chmod(to, int(mode, 8))
+        for root, directories, names in os.walk(to):
+            for name in directories + names:
+                os.chmod(os.path.join(root, name), int(mode, 8))
+for one in found:
+    inside = target.endswith("/") or len(found) > 1 or os.path.isdir(target)
+    plain = not os.path.isdir(one)
+    put(one, os.path.join(target, os.path.basename(one)) if plain and inside else target)
+shutil.rmtree(into)
+os.remove(archive)
+"#;
+
+/// The directory and the variables of later steps and of commands.
+#[derive(Clone, Default)]
+struct Surroundings {
+    directory: Option<String>,
+    envs: BTreeMap<String, String>,
+}
+
+impl Surroundings {
+    fn follow(&mut self, action: &Action) {
+        match action {
+            Action::Directory(path) => {
+                let before = self.directory.as_deref().unwrap_or(HOME);
+                self.directory = Some(match path.starts_with('/') {
+                    true => path.clone(),
+                    false => format!("{}/{path}", before.trim_end_matches('/')),
+                });
+            }
+            Action::Environment(set) => self.envs.extend(set.clone()),
+            _ => {}
+        }
+    }
+
+    fn path(&self, path: &str) -> String {
+        match path.starts_with('/') {
+            true => path.to_owned(),
+            false => {
+                let from = self.directory.as_deref().unwrap_or(HOME);
+                format!("{}/{path}", from.trim_end_matches('/'))
+            }
+        }
+    }
+}
+
+/// How a command of a step failed.
+enum LineEnd {
+    /// With this exit code.
+    Exit(i64),
+    /// It did not run to its end.
+    Broken(String),
+}
+
+/// The beginning of a line, for a message.
+fn shortened(line: &str) -> String {
+    let mut shown = line.trim().chars();
+    let mut short: String = shown.by_ref().take(MAX_SHOWN_CHARS).collect();
+    if shown.next().is_some() {
+        short.push('\u{2026}');
+    }
+    short
+}
+
+/// An image's name with its registry.
+fn full_image_name(image: &str) -> String {
+    let first = image.split('/').next().unwrap_or_default();
+    let has_registry =
+        image.contains('/') && (first.contains('.') || first.contains(':') || first == "localhost");
+    match (has_registry, image.contains('/')) {
+        (true, _) => image.to_owned(),
+        (false, true) => format!("docker.io/{image}"),
+        (false, false) => format!("docker.io/library/{image}"),
+    }
+}
+
+/// The images of E2B that stand for the first template.
+const USUAL_IMAGES: [&str; 2] = ["e2bdev/base", "e2bdev/code-interpreter"];
+
+/// The starting point of a build.
+enum Base {
+    Template(String),
+    Image(String),
+}
+
+impl BuildPlan {
+    fn base(&self) -> Result<Base, String> {
+        match (&self.from_template, &self.from_image) {
+            (Some(name), None) => Ok(Base::Template(name.clone())),
+            (None, Some(image)) => {
+                let plain = image.split(':').next().unwrap_or_default();
+                Ok(match USUAL_IMAGES.contains(&plain) {
+                    true => Base::Template("base".to_owned()),
+                    false => Base::Image(full_image_name(image)),
+                })
+            }
+            _ => Err("a build has either `fromTemplate` or `fromImage`".to_owned()),
+        }
+    }
+}
+
+impl Sandboxes {
+    /// Runs a build to its end, and notes how it went.
+    pub(crate) async fn build(
+        self: Arc<Self>,
+        build: Arc<Build>,
+        plan: BuildPlan,
+        steps: Vec<Step>,
+    ) {
+        let ended = self.run_build(&build, &plan, &steps).await;
+        if let Err(BuildFailure { step, exit_code, .. }) = &ended {
+            // Not the reason: it may quote a step, and steps have secrets.
+            tracing::info!(template = build.template, step, exit_code, "a build failed");
+        }
+        build.end(ended);
+    }
+
+    async fn run_build(
+        self: &Arc<Self>,
+        build: &Arc<Build>,
+        plan: &BuildPlan,
+        steps: &[Step],
+    ) -> Result<(), BuildFailure> {
+        let early = BuildFailure::from;
+        let base = plan.base().map_err(early)?;
+        let keys = self.layer_keys(&build.tenant, &base, steps).await.map_err(early)?;
+        // The longest run of steps whose state is there.
+        let cached = match plan.force {
+            true => 0,
+            false => steps.iter().take_while(|step| !step.force).count(),
+        };
+        let mut begun = (0, None);
+        for at in (1..=cached).rev() {
+            let found = self.snapshot(&build.tenant, &keys[at]).await;
+            if let Some(layer) = found.map_err(|refusal| early(refusal.message))? {
+                begun = (at, Some(layer.record.id));
+                break;
+            }
+        }
+        let (first, layer) = begun;
+        let sandbox = self.base_sandbox(build, &base, layer).await;
+        let sandbox = sandbox.map_err(|refusal| early(refusal.message))?;
+        let done = self.run_steps(build, plan, (steps, first), &sandbox, &keys).await;
+        // It may have ended by itself.
+        let _ = self.kill(&sandbox).await;
+        done
+    }
+
+    /// The names of the states before the first step and after each.
+    async fn layer_keys(
+        &self,
+        tenant: &Arc<str>,
+        base: &Base,
+        steps: &[Step],
+    ) -> Result<Vec<String>, String> {
+        let of_base = match base {
+            Base::Image(name) => format!("image {name}"),
+            Base::Template(name) => match self.snapshot(tenant, name).await {
+                Ok(Some(known)) => format!("snapshot {}", known.record.id),
+                Ok(None) => format!("template {name}"),
+                Err(refusal) => return Err(refusal.message),
+            },
+        };
+        // Templates may be others after a restart.
+        let mut hash = Sha256::new_with_prefix(format!("{}\n{of_base}", self.boot));
+        let mut keys = vec![String::new()];
+        for step in steps {
+            hash.update(format!("\n{:?}", step.action));
+            let digest = hash.clone().finalize();
+            let digits: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+            keys.push(format!("{LAYER}{digits}"));
+        }
+        Ok(keys)
+    }
+
+    /// A sandbox of the base, or of a later state.
+    async fn base_sandbox(
+        self: &Arc<Self>,
+        build: &Build,
+        base: &Base,
+        layer: Option<String>,
+    ) -> Result<Arc<Sandbox>, ErrorResponse> {
+        let metadata = BTreeMap::from([("build".to_owned(), build.template.clone())]);
+        let settings = SandboxSettings { metadata, ..SandboxSettings::default() };
+        let template = match (layer, base) {
+            (Some(layer), _) => {
+                build.log("info", "the first steps are cached");
+                layer
+            }
+            (None, Base::Template(name)) => name.clone(),
+            (None, Base::Image(name)) => {
+                build.log("info", &format!("FROM {name}"));
+                // Before the pull, which takes memory itself.
+                self.memory.admit(1).await?;
+                let warm = self.image(&build.tenant, name).await?;
+                let times = self.times(BUILD_TIMEOUT, false);
+                let session = warm.guest.session().map_err(|error| refused(&error))?;
+                let of = self.linux_template()?.config.name.clone();
+                // Its files are those of the image, which no template of the configuration has.
+                let of = (of, None);
+                let sandbox = self.assemble(&build.tenant, of, settings, session, times)?;
+                self.admit(vec![sandbox.clone()]).await?;
+                return Ok(sandbox);
+            }
+        };
+        let wanted = CreateOptions { template, time: BUILD_TIMEOUT, pause_at_end: false, settings };
+        let sandbox = self.create(&build.tenant, wanted).await?;
+        if !self.template(&sandbox.template).config.linux {
+            let _ = self.kill(&sandbox).await;
+            let message = "a build needs a template of a Linux program; this one evaluates code";
+            return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
+        }
+        Ok(sandbox)
+    }
+
+    /// The template whose options sandboxes of images have.
+    fn linux_template(&self) -> Result<&Arc<Warm>, ErrorResponse> {
+        self.templates.iter().find(|warm| warm.config.linux).ok_or_else(|| {
+            let message = "a build of an image needs a template of a Linux program";
+            ErrorResponse::new(StatusCode::BAD_REQUEST, message)
+        })
+    }
+
+    /// An image as a template, opened once.
+    async fn image(
+        self: &Arc<Self>,
+        tenant: &Arc<str>,
+        name: &str,
+    ) -> Result<Arc<Warm>, ErrorResponse> {
+        let allowed = &self.config.build_images;
+        if !allowed.iter().any(|prefix| name.starts_with(prefix.as_str())) {
+            let message = format!(
+                "the image {name} is not allowed; the key `build-images` of the configuration lists the \
+                 beginnings of the names of images: {}",
+                allowed.join(", ")
+            );
+            return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
+        }
+        if let Some(warm) = lock(&self.builds.images).get(name) {
+            return Ok(warm.clone());
+        }
+        let _place = self.pull_place(tenant).await?;
+        let digest = Sha256::digest(name);
+        let digits: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let template = Template {
+            name: format!("{IMAGE}{digits}"),
+            reference: format!("oci://{name}"),
+            warm: Vec::new(),
+            setup: None,
+            ..self.linux_template()?.config.clone()
+        };
+        let (this, name) = (self.clone(), name.to_owned());
+        blocking(move || {
+            let opened = Warm::open(&this.config, &template, None);
+            let warm = Arc::new(opened.map_err(|error| {
+                tracing::warn!(image = name, %error, "an image cannot be opened");
+                let message = format!("the image {name} cannot be used: {error}");
+                ErrorResponse::new(StatusCode::BAD_REQUEST, message)
+            })?);
+            let mut images = lock(&this.builds.images);
+            let left = match images.len() >= MAX_IMAGES {
+                true => std::mem::take(&mut *images),
+                false => HashMap::new(),
+            };
+            images.insert(name, warm.clone());
+            drop(images);
+            // Sandboxes and snapshots of an image have its pages in their own states.
+            for image in left.values() {
+                this.untag(&format!("template-{}", image.config.name));
+            }
+            Ok(warm)
+        })
+        .await
+    }
+
+    async fn run_steps(
+        self: &Arc<Self>,
+        build: &Arc<Build>,
+        plan: &BuildPlan,
+        (steps, first): (&[Step], usize),
+        sandbox: &Arc<Sandbox>,
+        keys: &[String],
+    ) -> Result<(), BuildFailure> {
+        let mut around = Surroundings {
+            directory: sandbox.settings.directory.clone(),
+            envs: sandbox.settings.envs.clone(),
+        };
+        let target = CommandTarget { all: self.clone(), sandbox: sandbox.clone() };
+        let begun = Instant::now();
+        for (at, step) in steps.iter().enumerate() {
+            let failed = |why: String| BuildFailure { step: Some(at), ..why.into() };
+            if begun.elapsed() > BUILD_TIMEOUT {
+                return Err(failed("the build takes longer than an hour".to_owned()));
+            }
+            around.follow(&step.action);
+            let title = shortened(&step.action.title());
+            if at < first {
+                build.log("info", &format!("CACHED {}", step.action.title()));
+                continue;
+            }
+            build.log("info", &step.action.title());
+            if step.action.as_root() {
+                build.log("info", "root's steps run as `user`, to whom all files belong");
+            }
+            let ran = match &step.action {
+                Action::Run { line, .. } => {
+                    let shell = ["/bin/bash", "-l", "-c", line.as_str()];
+                    self.run_line(build, &target, &shell, &around).await.map(|()| true)
+                }
+                Action::Copy { source, target: to, mode, files, .. } => {
+                    let missing = || failed(format!("the files for `{title}` were not uploaded"));
+                    let uploaded = self.builds.file(&build.tenant, files).ok_or_else(missing)?;
+                    let read = move || uploaded.read().map_err(|error| internal(&error));
+                    let content =
+                        blocking(read).await.map_err(|refusal| failed(refusal.message))?;
+                    let written = self.files(sandbox, move |tree| {
+                        let put = tree.write_path(ARCHIVE, &content, Time::now()).map(drop);
+                        put.map_err(|error| {
+                            crate::sandbox::transfer::file_entry::refused(ARCHIVE, &error)
+                        })
+                    });
+                    written.await.map_err(|refusal| failed(refusal.message))?;
+                    let to = around.path(to);
+                    let copy = ["python3", "-I", "-c", COPY, ARCHIVE, source, &to, mode];
+                    self.run_line(build, &target, &copy, &around).await.map(|()| true)
+                }
+                Action::Directory(_) => {
+                    let path = around.directory.clone().unwrap_or_default();
+                    let make = ["/bin/mkdir", "-p", path.as_str()];
+                    let around = Surroundings { directory: None, envs: around.envs.clone() };
+                    self.run_line(build, &target, &make, &around).await.map(|()| false)
+                }
+                Action::Environment(_) | Action::User { .. } => Ok(false),
+            };
+            let ran = ran.map_err(|ended| match ended {
+                LineEnd::Exit(code) => BuildFailure {
+                    exit_code: Some(code),
+                    ..failed(format!("`{title}` failed with exit code {code}"))
+                },
+                LineEnd::Broken(why) => failed(why),
+            });
+            if ran? {
+                self.keep_layer(sandbox, &keys[at + 1], &around)
+                    .await
+                    .map_err(|refusal| failed(refusal.message))?;
+            }
+        }
+        let late = BuildFailure::from;
+        self.start(build, plan, &target, &around).await.map_err(late)?;
+        let built = BuiltTemplate {
+            id: build.id.clone(),
+            template: build.template.clone(),
+            // Set when the build is recorded.
+            made: 0,
+            unknown: UnknownFields::default(),
+        };
+        let names = build.tags.iter().flat_map(|tag| tagged(&build.template, tag)).collect();
+        let keep = KeepOptions {
+            names,
+            built: Some(built),
+            envs: around.envs,
+            directory: around.directory,
+        };
+        let record: SnapshotRecord =
+            self.keep(sandbox, keep).await.map_err(|refusal| late(refusal.message))?;
+        build.log("info", &format!("built {} ({} bytes)", record.names.join(", "), record.stored));
+        Ok(())
+    }
+
+    /// Runs a program with the output in the log. An exit code other than 0 is an error.
+    async fn run_line(
+        &self,
+        build: &Build,
+        target: &CommandTarget,
+        command: &[&str],
+        around: &Surroundings,
+    ) -> Result<(), LineEnd> {
+        let wanted = json!({
+            "op": "start",
+            "cmd": command[0],
+            "args": command[1..],
+            "envs": around.envs,
+            "cwd": around.directory,
+            "stdin": false,
+        });
+        match target.run(&wanted, BUILD_TIMEOUT, |text| build.log("debug", text)).await {
+            Ok(0) => Ok(()),
+            Ok(code) => Err(LineEnd::Exit(code)),
+            Err(why) => Err(LineEnd::Broken(why)),
+        }
+    }
+
+    /// Keeps the state after a step for later builds. A fleet keeps none: no host would remove
+    /// those of a lost host.
+    async fn keep_layer(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        key: &str,
+        around: &Surroundings,
+    ) -> Result<(), ErrorResponse> {
+        if self.ledger.releases() {
+            return Ok(());
+        }
+        let keep = KeepOptions {
+            names: vec![key.to_owned()],
+            built: None,
+            envs: around.envs.clone(),
+            directory: around.directory.clone(),
+        };
+        // A forced build, or one at the same time, has made it before.
+        let earlier = self.snapshot(&sandbox.tenant, key).await?;
+        self.keep(sandbox, keep).await?;
+        if let Some(earlier) = earlier {
+            self.forget(earlier.record).await?;
+        }
+        let oldest = {
+            let mut layers = lock(&self.builds.layers);
+            let own = layers.entry(sandbox.tenant.to_string()).or_default();
+            own.retain(|known| known != key);
+            own.push(key.to_owned());
+            (own.len() > MAX_LAYERS).then(|| own.remove(0))
+        };
+        if let Some(oldest) = oldest
+            && let Some(known) = self.snapshot(&sandbox.tenant, &oldest).await?
+        {
+            self.forget(known.record).await?;
+        }
+        Ok(())
+    }
+
+    /// Starts the template's own command, and waits until it is ready.
+    async fn start(
+        &self,
+        build: &Build,
+        plan: &BuildPlan,
+        target: &CommandTarget,
+        around: &Surroundings,
+    ) -> Result<(), String> {
+        let shell = |line: &str| {
+            json!({
+                "op": "start",
+                "cmd": "/bin/bash",
+                "args": ["-l", "-c", line],
+                "envs": around.envs,
+                "cwd": around.directory,
+                "stdin": false,
+            })
+        };
+        if let Some(line) = plan.start_cmd.as_deref().filter(|line| !line.is_empty()) {
+            build.log("info", &format!("START {line}"));
+            target.launch(shell(line)).await?;
+        }
+        let Some(line) = plan.ready_cmd.as_deref().filter(|line| !line.is_empty()) else {
+            return Ok(());
+        };
+        build.log("info", &format!("READY {line}"));
+        let begun = Instant::now();
+        loop {
+            let left = READY_TIMEOUT.saturating_sub(begun.elapsed());
+            let tried = target.run(&shell(line), left, |_| ()).await;
+            match tried {
+                Ok(0) => return Ok(()),
+                _ if begun.elapsed() > READY_TIMEOUT => {
+                    let limit = READY_TIMEOUT.as_secs();
+                    let line = shortened(line);
+                    return Err(format!("`{line}` did not succeed within {limit} s"));
+                }
+                _ => tokio::time::sleep(READY_INTERVAL).await,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_have_their_registry_in_their_name() {
+        for (given, full) in [
+            ("python:3.13", "docker.io/library/python:3.13"),
+            ("org/image", "docker.io/org/image"),
+            ("ghcr.io/org/image:1", "ghcr.io/org/image:1"),
+            ("localhost:5000/image", "localhost:5000/image"),
+        ] {
+            assert_eq!(full_image_name(given), full);
+        }
+    }
+
+    #[test]
+    fn a_line_is_shortened_for_messages() {
+        assert_eq!(shortened(" true\n"), "true");
+        let long = shortened(&"ä".repeat(1 << 20));
+        assert_eq!(long.chars().count(), MAX_SHOWN_CHARS + 1);
+        assert!(long.ends_with("ä\u{2026}"));
+    }
+
+    #[test]
+    fn directories_follow_one_another() {
+        let mut around = Surroundings::default();
+        around.follow(&Action::Directory("app".to_owned()));
+        assert_eq!(around.path("x"), "/home/user/app/x");
+        around.follow(&Action::Directory("/srv/".to_owned()));
+        around.follow(&Action::Directory("web".to_owned()));
+        assert_eq!((around.path("/y").as_str(), around.path("x").as_str()), ("/y", "/srv/web/x"));
+    }
+}

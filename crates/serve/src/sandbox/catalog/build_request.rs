@@ -1,0 +1,351 @@
+//! Requests for builds of templates, in the shape of E2B's API.
+//!
+//! Promises: a request with something that this server does not have is refused before the build
+//! begins.
+
+use std::collections::BTreeMap;
+
+use hyper::StatusCode;
+use serde::Deserialize;
+
+use crate::error_response::ErrorResponse;
+use crate::sandbox::bodies::requests::Presence;
+use crate::sandbox::records::record::LAYER;
+
+/// The tag of a build that names none.
+pub(crate) const DEFAULT_TAG: &str = "default";
+/// Maximum bytes of a name or a tag.
+const MAX_NAME_BYTES: usize = 128;
+/// Maximum steps of one build.
+const MAX_STEPS: usize = 200;
+/// Maximum tags in one request.
+const MAX_TAGS: usize = 20;
+
+fn wrong(message: impl Into<String>) -> ErrorResponse {
+    ErrorResponse::new(StatusCode::BAD_REQUEST, message.into())
+}
+
+/// A template that is to be built.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct NewTemplate {
+    name: Option<String>,
+    alias: Option<String>,
+    #[serde(default)]
+    tags: Option<Vec<String>>,
+    cpu_count: Option<u32>,
+    #[serde(rename = "memoryMB")]
+    pub(crate) memory_mib: Option<u64>,
+    #[serde(rename = "minFreeDiskMB")]
+    min_free_disk_mib: Option<u64>,
+    #[serde(rename = "teamID", default)]
+    _team: Presence,
+}
+
+impl NewTemplate {
+    /// Its name, and its tags.
+    pub(crate) fn names(self) -> Result<(String, Vec<String>), ErrorResponse> {
+        if self.cpu_count.is_some_and(|count| count != 1) {
+            return Err(wrong("`cpuCount` is not supported: each sandbox has one CPU"));
+        }
+        if self.min_free_disk_mib.is_some_and(|size| size != 0) {
+            return Err(wrong(
+                "`minFreeDiskMB` is not supported: `files-mib` of the template bounds files",
+            ));
+        }
+        let given = self.name.or(self.alias).unwrap_or_default();
+        let (name, tag) = split(&given);
+        let mut tags = self.tags.unwrap_or_default();
+        tags.extend(tag.map(str::to_owned));
+        if tags.is_empty() {
+            tags.push(DEFAULT_TAG.to_owned());
+        }
+        check_tags(&tags)?;
+        check_name(name)?;
+        tags.sort();
+        tags.dedup();
+        Ok((name.to_owned(), tags))
+    }
+}
+
+/// Tags that a build gets or loses.
+#[derive(Deserialize)]
+pub(crate) struct TagRequest {
+    /// The build, as `NAME:TAG`.
+    #[serde(alias = "name")]
+    pub(crate) target: String,
+    pub(crate) tags: Vec<String>,
+}
+
+/// A name and its tag, if it has one.
+pub(crate) fn split(name: &str) -> (&str, Option<&str>) {
+    name.split_once(':').map_or((name, None), |(name, tag)| (name, Some(tag)))
+}
+
+fn is_word(text: &str, further: &str) -> bool {
+    let fits = |letter: char| letter.is_ascii_alphanumeric() || further.contains(letter);
+    !text.is_empty() && text.len() <= MAX_NAME_BYTES && text.chars().all(fits)
+}
+
+/// Refuses names of states after steps, which the server removes by itself.
+pub(crate) fn check_reserved(name: &str) -> Result<(), ErrorResponse> {
+    match name.starts_with(LAYER) {
+        true => {
+            Err(wrong(format!("names that begin with `{LAYER}` are reserved for steps of builds")))
+        }
+        false => Ok(()),
+    }
+}
+
+fn check_name(name: &str) -> Result<(), ErrorResponse> {
+    check_reserved(&format!("{name}:"))?;
+    match is_word(name, "-_./") {
+        true => Ok(()),
+        false => Err(wrong(format!(
+            "a template's name has 1 to {MAX_NAME_BYTES} letters, digits and `-_./`"
+        ))),
+    }
+}
+
+/// Refuses tags that cannot be part of a name.
+pub(crate) fn check_tags(tags: &[String]) -> Result<(), ErrorResponse> {
+    if tags.is_empty() || tags.len() > MAX_TAGS {
+        return Err(wrong(format!("a request has 1 to {MAX_TAGS} tags")));
+    }
+    match tags.iter().all(|tag| is_word(tag, "-_.")) {
+        true => Ok(()),
+        false => Err(wrong(format!("a tag has 1 to {MAX_NAME_BYTES} letters, digits and `-_.`"))),
+    }
+}
+
+/// The names that a build with a tag is found by.
+pub(crate) fn tagged(name: &str, tag: &str) -> Vec<String> {
+    let short = (tag == DEFAULT_TAG).then(|| name.to_owned());
+    short.into_iter().chain([format!("{name}:{tag}")]).collect()
+}
+
+/// The base and the steps of a build.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct BuildPlan {
+    pub(crate) from_image: Option<String>,
+    pub(crate) from_template: Option<String>,
+    #[serde(default)]
+    from_image_registry: Presence,
+    /// Whether no state of an earlier build is used.
+    #[serde(default)]
+    pub(crate) force: bool,
+    #[serde(default)]
+    steps: Vec<GivenStep>,
+    pub(crate) start_cmd: Option<String>,
+    pub(crate) ready_cmd: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct GivenStep {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    args: Option<Vec<String>>,
+    files_hash: Option<String>,
+    #[serde(default)]
+    force: Option<bool>,
+    #[serde(rename = "forceUpload", default)]
+    _force_upload: Presence,
+}
+
+/// A step, with all that its result depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) action: Action,
+    /// Whether it runs though an earlier build ran it.
+    pub(crate) force: bool,
+}
+
+/// The effect of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Runs a line of the shell.
+    Run { line: String, as_root: bool },
+    /// Copies uploaded files.
+    Copy { source: String, target: String, mode: String, files: String, as_root: bool },
+    /// The directory of later steps and of commands.
+    Directory(String),
+    /// Variables of later steps and of commands.
+    Environment(BTreeMap<String, String>),
+    /// Nothing: the user is the same.
+    User { as_root: bool },
+}
+
+impl Action {
+    /// One line for the log.
+    pub(crate) fn title(&self) -> String {
+        match self {
+            Self::Run { line, .. } => format!("RUN {line}"),
+            Self::Copy { source, target, .. } => format!("COPY {source} {target}"),
+            Self::Directory(path) => format!("WORKDIR {path}"),
+            Self::Environment(set) => {
+                let names: Vec<_> = set.keys().map(String::as_str).collect();
+                format!("ENV {}", names.join(" "))
+            }
+            Self::User { as_root: true } => "USER root".to_owned(),
+            Self::User { as_root: false } => "USER user".to_owned(),
+        }
+    }
+
+    /// Whether the client wants root for it.
+    pub(crate) fn as_root(&self) -> bool {
+        match self {
+            Self::Run { as_root, .. } | Self::Copy { as_root, .. } | Self::User { as_root } => {
+                *as_root
+            }
+            Self::Directory(_) | Self::Environment(_) => false,
+        }
+    }
+}
+
+/// Whether the user is root. Such steps run as `user`, the owner of all files.
+fn is_root(user: Option<&String>) -> Result<bool, ErrorResponse> {
+    match user.map(String::as_str).unwrap_or_default() {
+        "root" => Ok(true),
+        other => crate::sandbox::http::user::check_name(other).map(|()| false).map_err(wrong),
+    }
+}
+
+impl GivenStep {
+    fn read(self) -> Result<Step, ErrorResponse> {
+        let args = self.args.unwrap_or_default();
+        let of = |at: usize| {
+            let missing = || wrong(format!("a step {} lacks an argument", self.kind));
+            args.get(at).filter(|text| !text.is_empty()).cloned().ok_or_else(missing)
+        };
+        let action = match self.kind.as_str() {
+            "RUN" => Action::Run { line: of(0)?, as_root: is_root(args.get(1))? },
+            "COPY" => {
+                let as_root = is_root(args.get(2))?;
+                let mode = args.get(3).cloned().unwrap_or_default();
+                if mode.len() > 4 || !mode.bytes().all(|digit| (b'0'..=b'7').contains(&digit)) {
+                    return Err(wrong("the mode of a step COPY is an octal number"));
+                }
+                let hash = self.files_hash.clone();
+                let files = hash.ok_or_else(|| wrong("a step COPY has no `filesHash`"))?;
+                Action::Copy { source: of(0)?, target: of(1)?, mode, files, as_root }
+            }
+            "WORKDIR" => Action::Directory(of(0)?),
+            "ENV" => {
+                let (pairs, rest) = args.as_chunks::<2>();
+                if !rest.is_empty() || pairs.iter().any(|[name, _]| name.is_empty()) {
+                    return Err(wrong("a step ENV has names and values in turn"));
+                }
+                Action::Environment(
+                    pairs.iter().cloned().map(|[name, value]| (name, value)).collect(),
+                )
+            }
+            "USER" => Action::User { as_root: is_root(args.first())? },
+            other => {
+                let other: String = other.chars().take(32).collect();
+                return Err(wrong(format!(
+                    "a step `{other}` is not supported; there are RUN, COPY, WORKDIR, ENV and USER"
+                )));
+            }
+        };
+        Ok(Step { action, force: self.force == Some(true) })
+    }
+}
+
+impl BuildPlan {
+    /// Its steps.
+    pub(crate) fn take_steps(&mut self) -> Result<Vec<Step>, ErrorResponse> {
+        if self.from_image_registry.0 {
+            return Err(wrong(
+                "`fromImageRegistry` is not supported: the server's own credentials for registries are used",
+            ));
+        }
+        if self.steps.len() > MAX_STEPS {
+            return Err(wrong(format!("a build has at most {MAX_STEPS} steps")));
+        }
+        let steps = std::mem::take(&mut self.steps).into_iter().map(GivenStep::read);
+        let steps: Vec<Step> = steps.collect::<Result<_, _>>()?;
+        let user = steps.iter().rev().find(|step| matches!(step.action, Action::User { .. }));
+        if user.is_some_and(|step| step.action.as_root()) {
+            return Err(wrong(
+                "programs of sandboxes of this template would run as `root`, and they run as `user`; end the steps \
+                 with the user `user`",
+            ));
+        }
+        Ok(steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(text: &str) -> Result<Vec<Step>, String> {
+        let plan: Result<BuildPlan, _> = serde_json::from_str(text);
+        plan.map_err(|error| error.to_string())?.take_steps().map_err(|refusal| refusal.message)
+    }
+
+    #[test]
+    fn steps_are_read_as_clients_send_them() {
+        let read = steps(
+            r#"{"force": false, "fromTemplate": "base", "steps": [
+                {"type": "RUN", "args": ["true", "root"], "force": false},
+                {"type": "COPY", "args": ["a", "b/", "", "0644"], "filesHash": "0a", "force": true, "forceUpload": true},
+                {"type": "ENV", "args": ["A", "1", "B", ""], "force": false},
+                {"type": "WORKDIR", "args": ["/app"]},
+                {"type": "USER", "args": ["root"]},
+                {"type": "USER", "args": ["user"]}]}"#,
+        );
+        let read = read.unwrap();
+        assert_eq!(read[0].action, Action::Run { line: "true".to_owned(), as_root: true });
+        assert!(read[0].action.as_root() && !read[1].action.as_root());
+        assert!(read[1].force && read[1].action.title() == "COPY a b/");
+        assert_eq!(read[2].action.title(), "ENV A B");
+        assert_eq!(
+            (read[3].action.title().as_str(), &read[5].action),
+            ("WORKDIR /app", &Action::User { as_root: false })
+        );
+        assert_eq!(read[4].action.title(), "USER root");
+        for wrong in [
+            r#"{"steps": [{"type": "RUN"}]}"#,
+            r#"{"steps": [{"type": "RUN", "args": ["x", "nobody"]}]}"#,
+            r#"{"steps": [{"type": "COPY", "args": ["a", "b"]}]}"#,
+            r#"{"steps": [{"type": "COPY", "args": ["a", "b", "", "u+x"], "filesHash": "0"}]}"#,
+            r#"{"steps": [{"type": "ENV", "args": ["A"]}]}"#,
+            r#"{"steps": [{"type": "USER", "args": ["nobody"]}]}"#,
+            // Commands would not be root's.
+            r#"{"steps": [{"type": "USER", "args": ["root"]}, {"type": "RUN", "args": ["x"]}]}"#,
+            r#"{"steps": [{"type": "VOLUME", "args": ["/x"]}]}"#,
+            r#"{"fromImageRegistry": {"type": "aws"}}"#,
+            r#"{"colour": "red"}"#,
+        ] {
+            assert!(steps(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_template_has_a_name_and_tags() {
+        let names = |text: &str| {
+            let new: NewTemplate = serde_json::from_str(text).unwrap();
+            new.names().map_err(|refusal| refusal.message)
+        };
+        let of = |name: &str, tags: &[&str]| {
+            Ok((name.to_owned(), tags.iter().map(|tag| (*tag).to_owned()).collect::<Vec<_>>()))
+        };
+        assert_eq!(names(r#"{"name": "a/b"}"#), of("a/b", &["default"]));
+        assert_eq!(names(r#"{"name": "a:v1", "tags": ["v2", "v1"]}"#), of("a", &["v1", "v2"]));
+        for wrong in [
+            r"{}",
+            r#"{"name": "a b"}"#,
+            r#"{"name": "a:"}"#,
+            r#"{"name": "a", "tags": [":"]}"#,
+            r#"{"name": "a", "cpuCount": 2}"#,
+            r#"{"name": "a", "minFreeDiskMB": 1}"#,
+        ] {
+            assert!(names(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(tagged("a", DEFAULT_TAG), ["a", "a:default"]);
+    }
+}

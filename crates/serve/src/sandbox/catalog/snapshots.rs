@@ -1,0 +1,199 @@
+//! Snapshots of sandboxes, which others are made from: how they are kept, found and forgotten.
+//!
+//! Promises: a saved state without a record is removed from the store again, even if its client
+//! disconnects; after a server was killed, when the next one starts. No host admits more than a
+//! tenant may have.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use afresh::{Guest, Reference, SaveOptions, SavedSnapshot};
+
+use crate::error_response::ErrorResponse;
+use crate::failure::internal;
+use crate::lock::lock;
+use crate::sandbox::bodies::unknown_fields::UnknownFields;
+use crate::sandbox::catalog::template::Warm;
+use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::life::tasks::{blocking, to_its_end};
+use crate::sandbox::records::record::{
+    BuiltTemplate, SnapshotRecord, milliseconds, state_reference,
+};
+use crate::sandbox::records::store::StoredSnapshot;
+use crate::sandbox::tenants::entry_size::check_inherited;
+use crate::sandbox::tenants::quota::SnapshotReservation;
+
+/// Guests of snapshots that are kept open for the next sandbox.
+const MAX_OPEN_SNAPSHOTS: usize = 32;
+
+/// Bytes that a saved state stores beyond the state that it was made from.
+pub(crate) fn own_bytes(saved: &SavedSnapshot) -> u64 {
+    saved.snapshot.layers().last().map_or(0, afresh::store::Layer::size)
+}
+
+/// How a state is kept.
+pub(crate) struct KeepOptions {
+    /// Names that it is found by, in addition to its id.
+    pub(crate) names: Vec<String>,
+    pub(crate) built: Option<BuiltTemplate>,
+    /// Variables of sandboxes made from it.
+    pub(crate) envs: BTreeMap<String, String>,
+    /// Where their commands start.
+    pub(crate) directory: Option<String>,
+}
+
+impl KeepOptions {
+    /// As sandboxes of the same kind as this one.
+    pub(crate) fn like(sandbox: &Sandbox, names: Vec<String>) -> Self {
+        let settings = &sandbox.settings;
+        let (envs, directory) = (settings.envs.clone(), settings.directory.clone());
+        Self { names, built: None, envs, directory }
+    }
+}
+
+impl Sandboxes {
+    /// Saves a sandbox's present state as something that others can be made from.
+    pub(crate) async fn keep(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        options: KeepOptions,
+    ) -> Result<SnapshotRecord, ErrorResponse> {
+        let KeepOptions { names, built, envs, directory } = options;
+        check_inherited(&envs, directory.as_deref())?;
+        let record = SnapshotRecord {
+            id: self.ledger.new_id(&sandbox.tenant)?,
+            tenant: sandbox.tenant.to_string(),
+            template: sandbox.template.clone(),
+            sandbox: sandbox.id.clone(),
+            names,
+            envs,
+            directory,
+            built,
+            stored: 0,
+            base: sandbox.base.clone(),
+            unknown: UnknownFields::default(),
+        };
+        self.count_stored(&sandbox.tenant).await?;
+        self.check_stored(&sandbox.tenant, 0, 0)?;
+        let account = self.accounts.of(&sandbox.tenant);
+        let room = self.quota.room(&*self.ledger, &account, &sandbox.tenant).await?;
+        // The limit of waiting calls applies.
+        to_its_end(self.clone().keep_as(sandbox.clone(), record, room)).await
+    }
+
+    async fn keep_as(
+        self: Arc<Self>,
+        sandbox: Arc<Sandbox>,
+        mut record: SnapshotRecord,
+        room: SnapshotReservation,
+    ) -> Result<SnapshotRecord, ErrorResponse> {
+        let name = format!("snap-{}", record.id);
+        let (this, to) = (self.clone(), state_reference(&self.config.dir, &name));
+        let saving = self.with(&sandbox, move |session| {
+            let to: Reference = to.parse().map_err(|error| internal(&error))?;
+            let saved = session.save(&to, &SaveOptions::new()).map_err(|e| internal(&e))?;
+            let bytes = own_bytes(&saved);
+            Ok((this.ledger.save_state(&this.config.dir, &saved, bytes)?, bytes))
+        });
+        let named = match saving.await {
+            Ok((kept, bytes)) => {
+                record.stored = bytes;
+                match self.check_stored(&sandbox.tenant, 0, bytes) {
+                    Ok(()) => {
+                        // The order of builds is that in which they are recorded.
+                        if let Some(built) = &mut record.built {
+                            built.made = milliseconds(SystemTime::now());
+                        }
+                        self.ledger
+                            .create_snapshot(StoredSnapshot { record: record.clone(), kept })
+                            .await
+                    }
+                    Err(refusal) => Err(refusal),
+                }
+            }
+            Err(refusal) => Err(refusal),
+        };
+        let named = match named {
+            Ok(names) => names,
+            Err(refusal) => return Err(self.unkeep(record, name, refusal).await),
+        };
+        record.names = named;
+        room.fill(record.stored);
+        Ok(record)
+    }
+
+    /// Removes the rest of a snapshot that was refused.
+    async fn unkeep(
+        self: Arc<Self>,
+        record: SnapshotRecord,
+        name: String,
+        refusal: ErrorResponse,
+    ) -> ErrorResponse {
+        // Half a record counts as none, and a state without one would never be removed.
+        let _ = self.ledger.remove_snapshot(&record).await;
+        let _ = blocking(move || {
+            self.untag(&name);
+            Ok(())
+        })
+        .await;
+        refusal
+    }
+
+    /// A snapshot of a tenant, by its id or its name.
+    pub(crate) async fn snapshot(
+        &self,
+        tenant: &str,
+        name: &str,
+    ) -> Result<Option<StoredSnapshot>, ErrorResponse> {
+        self.ledger.snapshot(tenant, name).await
+    }
+
+    /// The snapshots of a tenant.
+    pub(crate) async fn snapshots(
+        &self,
+        tenant: &str,
+    ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
+        self.ledger.snapshots(tenant).await
+    }
+
+    /// Removes a snapshot. Sandboxes that were made from it keep their state.
+    pub(crate) async fn forget(
+        self: &Arc<Self>,
+        record: SnapshotRecord,
+    ) -> Result<(), ErrorResponse> {
+        lock(&self.opened).remove(&record.id);
+        let this = self.clone();
+        to_its_end(async move {
+            this.ledger.remove_snapshot(&record).await?;
+            this.quota.recount(&record.tenant, record.stored);
+            blocking(move || {
+                this.untag(&format!("snap-{}", record.id));
+                Ok(())
+            })
+            .await
+        })
+        .await
+    }
+
+    /// The guest of a snapshot, opened once.
+    pub(crate) fn snapshot_guest(
+        &self,
+        warm: &Warm,
+        known: &StoredSnapshot,
+    ) -> Result<Guest, ErrorResponse> {
+        let id = &known.record.id;
+        if let Some(guest) = lock(&self.opened).get(id) {
+            return Ok(guest.clone());
+        }
+        let name = self.ledger.snapshot_source(&self.config.dir, known)?;
+        let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
+        let mut opened = lock(&self.opened);
+        if opened.len() >= MAX_OPEN_SNAPSHOTS {
+            opened.clear();
+        }
+        opened.insert(id.clone(), guest.clone());
+        Ok(guest)
+    }
+}

@@ -1,0 +1,236 @@
+//! Templates: warm guests that run code, kept in the store so that their sandboxes save
+//! differences.
+
+use std::path::Path;
+
+use afresh::files::{Budget, Time, Tree};
+use afresh::wasm::{Engine, EngineConfig, GuestOptions, Watch};
+use afresh::{Guest, Options, Reference, SaveOptions};
+use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, is_module, listener};
+use sha2::{Digest, Sha256};
+
+use crate::sandbox::agent::output_router::OutputRouter;
+use crate::sandbox::config::{SandboxConfig, Template};
+use crate::sandbox::life::undo_point::UndoPoint;
+use crate::sandbox::records::record::state_reference;
+use crate::sandbox::records::store::SandboxStore;
+
+/// Maximum bytes of output from code or a command. Nothing of it is kept.
+#[cfg(feature = "linux")]
+const MAX_OUTPUT_BYTES: usize = 1 << 30;
+
+/// A template, ready.
+pub(crate) struct Warm {
+    pub(crate) config: Template,
+    pub(crate) language: &'static Language,
+    pub(crate) guest: Guest,
+    /// How saved states of it are opened.
+    pub(crate) options: Options,
+    /// The digest of its manifest, on which the hosts of a fleet agree.
+    #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for other hosts"))]
+    pub(crate) digest: String,
+    /// The digest of all that its guest comes from, the same after a restart of the server.
+    pub(crate) identity: String,
+}
+
+/// The digest of texts, and of where each ends.
+fn identity(parts: &[&[u8]]) -> String {
+    let mut digest = Sha256::new();
+    for part in parts {
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// How the guests of a template are opened.
+struct TemplateOptions {
+    /// For the reference of the template.
+    first: Options,
+    /// For saved states.
+    saved: Options,
+    /// The digest of its language's library.
+    library: Option<String>,
+}
+
+impl TemplateOptions {
+    fn new(
+        config: &SandboxConfig,
+        template: &Template,
+        language: &'static Language,
+    ) -> Result<Self, afresh::Cause> {
+        if template.linux {
+            return Self::of_program(config, template, language);
+        }
+        let cache = config.dir.join("cache");
+        let mut engine = EngineConfig { cache: Some(cache.clone()), ..EngineConfig::default() };
+        let path = Path::new(&template.reference);
+        let module = is_module(path);
+        if module {
+            engine = engine.stack_for(&std::fs::read(path)?);
+        } else if !template.warm.is_empty() || template.setup.is_some() {
+            let (name, guest) = (&template.name, &template.reference);
+            return Err(format!(
+                "the template `{name}` has calls to warm it up, or a setup, and {guest} is no module: a snapshot is warm"
+            )
+            .into());
+        }
+        engine.stack = engine.stack.max(language.stack.unwrap_or_default());
+        let budget = Budget { bytes: template.files, ..Budget::default() };
+        let below = language.over_library(Tree::new(budget), path, template.library.as_deref());
+        let (mut files, library) = below?;
+        let mut wasm = GuestOptions::default();
+        language.equip::<OutputRouter>(&mut wasm);
+        wasm.watch = Watch::new(|host| listener::<OutputRouter>(host).proceeds());
+        // Saved states carry their warm-up and files with them, but not the layers below.
+        let saved = Options::new()
+            .cache(cache)
+            .wasm(wasm.clone())
+            .files(Tree::new(budget))
+            .files_below(files.clone())
+            .engine(Engine::new(engine.clone())?)
+            .timeout(config.call_timeout)
+            .memory(template.memory);
+        for directory in ["/home/user", "/tmp"] {
+            files.make_directories(directory, Time::now())?;
+        }
+        let mut first = template
+            .open
+            .clone()
+            .wasm(wasm)
+            .engine(Engine::new(engine)?)
+            .timeout(config.call_timeout)
+            .memory(template.memory);
+        if module {
+            let own = language.warm_up().into_iter().chain(template.warm.iter().cloned());
+            first = own.fold(first.files(files), Options::warm);
+        } else {
+            first = first.files(Tree::new(budget)).files_below(files);
+        }
+        Ok(Self { first, saved, library })
+    }
+
+    /// Options of an interpreter of the host or of an OCI image, a Linux program.
+    #[cfg(feature = "linux")]
+    fn of_program(
+        config: &SandboxConfig,
+        template: &Template,
+        language: &'static Language,
+    ) -> Result<Self, afresh::Cause> {
+        let of = |path: &str| language.program(afresh::linux::Program::new(path));
+        if of(&template.reference).is_none() {
+            let name = language.name();
+            return Err(
+                format!("no Linux program is known that evaluates `{name}`; `python` is").into()
+            );
+        }
+        let (dirs, net, files) = (template.dirs.clone(), template.net.clone(), template.files);
+        let shape = move |program: afresh::linux::Program| {
+            let program = dirs.iter().fold(program, |program, dir| program.grant(dir));
+            let program = net.iter().cloned().fold(program, afresh::linux::Program::reach);
+            let program = program.storage_limit(files).output_limit(MAX_OUTPUT_BYTES);
+            language.program(program.clone()).unwrap_or(program)
+        };
+        let limits = |options: Options| {
+            let options = options.linux(shape.clone());
+            options.timeout(config.call_timeout).memory(template.memory)
+        };
+        let first = limits(template.open.clone()).kind(afresh::Kind::Program);
+        let first = template.warm.iter().cloned().fold(first, Options::warm);
+        Ok(Self { first, saved: limits(Options::new()), library: None })
+    }
+
+    #[cfg(not(feature = "linux"))]
+    fn of_program(_: &SandboxConfig, _: &Template, _: &Language) -> Result<Self, afresh::Cause> {
+        Err("this build runs no Linux programs: the feature `linux` brings them".into())
+    }
+
+    /// The guest that the template names, warm and set up.
+    fn guest(&self, template: &Template, language: &Language) -> Result<Guest, afresh::Cause> {
+        let first = self.first.clone();
+        let Some(setup) = &template.setup else {
+            return Ok(afresh::open(&template.reference, &first)?);
+        };
+        let whole = first.warm(match template.linux {
+            true => language.program_setup(setup),
+            false => language.setup(setup),
+        });
+        let error = match afresh::open(&template.reference, &whole) {
+            Ok(guest) => return Ok(guest),
+            Err(error) => error,
+        };
+        // The guest just ends where a setup throws. Run as other code, it reports the exception.
+        let mut session = afresh::open(&template.reference, &self.first)?.session()?;
+        let setup = (RUN, setup.as_str());
+        let ran = crate::sandbox::life::sandbox::run(
+            &mut session,
+            language,
+            setup,
+            &mut UndoPoint::default(),
+            &mut OutputRouter::default(),
+        );
+        Err(match ran {
+            Ok(Answer::Threw(thrown)) => {
+                let (name, told) = (&template.name, thrown.traceback());
+                format!("the setup of the template `{name}` fails: {}", told.trim_end()).into()
+            }
+            _ => error.into(),
+        })
+    }
+}
+
+impl Warm {
+    /// Opens the template, keeps it in the store, and opens that, so that its sandboxes save
+    /// differences. All hosts of a `ledger` use the same; without one it is for this server alone.
+    pub(crate) fn open(
+        config: &SandboxConfig,
+        template: &Template,
+        ledger: Option<&dyn SandboxStore>,
+    ) -> Result<Self, afresh::Cause> {
+        let language = Language::named(&template.language)?;
+        let opening = TemplateOptions::new(config, template, language)?;
+        let kept: Reference =
+            state_reference(&config.dir, &format!("template-{}", template.name)).parse()?;
+        let make = || -> Result<(), afresh::Cause> {
+            opening.guest(template, language)?.save(&kept, &SaveOptions::new())?;
+            Ok(())
+        };
+        let contents = std::fs::read(&template.reference);
+        let contents = contents.unwrap_or_else(|_| template.reference.clone().into_bytes());
+        let how = format!(
+            "{} {} {} {} {} {:?} {:?} {:?}",
+            env!("CARGO_PKG_VERSION"),
+            template.language,
+            template.linux,
+            template.memory,
+            template.files,
+            template.warm,
+            template.setup,
+            opening.library,
+        );
+        let parts: [&[u8]; 3] = [template.name.as_bytes(), &contents, how.as_bytes()];
+        let digest = match ledger {
+            None => make().map(|()| String::new())?,
+            Some(ledger) => ledger.template(&parts, &kept, &make)?,
+        };
+        let guest = afresh::open(kept.to_string(), &opening.saved)?;
+        // A guest that has no sessions, or does not evaluate the language, is found out now.
+        let mut session = guest.session()?;
+        crate::sandbox::life::sandbox::run(
+            &mut session,
+            language,
+            (RUN, "1"),
+            &mut UndoPoint::default(),
+            &mut OutputRouter::default(),
+        )
+        .map_err(|refusal| refusal.message)?;
+        Ok(Self {
+            config: template.clone(),
+            language,
+            guest,
+            options: opening.saved,
+            digest,
+            identity: identity(&parts),
+        })
+    }
+}

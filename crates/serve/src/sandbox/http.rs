@@ -1,0 +1,16 @@
+//! Requests about sandboxes in E2B's shape, and who may make them: keys, tokens, signatures,
+//! routes, lists and the extensions.
+
+pub(crate) mod answer;
+pub(crate) mod authorization;
+pub(crate) mod control;
+pub(crate) mod extensions;
+pub(crate) mod keys;
+pub(crate) mod listing;
+pub(crate) mod overview;
+pub(crate) mod request_record;
+pub(crate) mod routes;
+pub(crate) mod session_error;
+pub(crate) mod signature;
+pub(crate) mod usage_report;
+pub(crate) mod user;

@@ -1,0 +1,13 @@
+//! Sandboxes from their creation to their end: calls, saves, forks and the care of idle ones.
+
+pub(crate) mod background;
+pub(crate) mod creation;
+pub(crate) mod lifecycle;
+pub(crate) mod random;
+pub(crate) mod registry;
+pub(crate) mod restart;
+pub(crate) mod sandbox;
+pub(crate) mod sandbox_metrics;
+pub(crate) mod saving;
+pub(crate) mod tasks;
+pub(crate) mod undo_point;

@@ -1,0 +1,90 @@
+//! Background work in idle sandboxes: programs that commands or code have left running.
+//!
+//! Promises: they run in slices, between which calls get their turn. A slice that is cut short
+//! takes the sandbox back to the end of its last call, and the next call lets it continue from
+//! there.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use hyper::StatusCode;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::error_response::ErrorResponse;
+use crate::lock::lock;
+use crate::sandbox::agent::connect::ConnectError;
+use crate::sandbox::agent::output_router::OutputRouter;
+use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::life::sandbox::{Sandbox, command, go_on};
+use crate::sandbox::life::undo_point::Operation;
+
+impl Sandboxes {
+    /// The output router of a call of a sandbox.
+    pub(crate) fn speaker(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> OutputRouter {
+        let (this, own) = (Arc::downgrade(self), sandbox.clone());
+        let check = move || match own.killed.load(Ordering::Relaxed) {
+            true => Err(Sandbox::not_running(&own.id)),
+            false => this.upgrade().map_or(Ok(()), |this| this.ledger.check(&*own)),
+        };
+        OutputRouter::new(self.config.call_timeout, sandbox.commands.clone(), check)
+    }
+
+    /// A sandbox was called; something may happen in it by itself after `due`.
+    pub(crate) fn goes_on(self: &Arc<Self>, sandbox: &Arc<Sandbox>, due: Option<Duration>) {
+        let due = due.and_then(|due| Instant::now().checked_add(due));
+        if sandbox.commands.set_due(due) {
+            tokio::spawn(drive(Arc::downgrade(self), sandbox.clone()));
+        }
+    }
+
+    /// Ends commands that have run too long, and runs the rest for a slice.
+    async fn step(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
+        let (own, mut speaker) = (sandbox.clone(), self.speaker(sandbox));
+        let language = self.template(&sandbox.template).language;
+        self.turn(sandbox, Operation::Slice, move |session| {
+            if own.times().paused {
+                return Err(ErrorResponse::new(StatusCode::CONFLICT, "the sandbox is paused"));
+            }
+            let _slice = own.commands.slice();
+            let mut mark = lock(&own.mark);
+            for number in own.commands.overdue() {
+                let kill = json!({"op": "signal", "pid": number, "signal": 9});
+                command(session, language, &kill, &mut mark, &mut speaker)?;
+            }
+            go_on(session, &mut mark, &mut speaker)
+        })
+        .await
+    }
+
+    /// Ends all subscriptions, since the server ends.
+    pub(crate) fn hush(&self) {
+        let why =
+            ConnectError::new("unavailable", "the server is ending; connect to the command again");
+        let all: Vec<_> = lock(&self.all).values().cloned().collect();
+        all.iter().for_each(|sandbox| sandbox.commands.dismiss(&why));
+    }
+}
+
+/// Runs the background work of a sandbox to its end.
+async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
+    while let Some(at) = sandbox.commands.next() {
+        // A sleep, however short, lasts a millisecond.
+        if at > Instant::now() {
+            tokio::select! {
+                () = tokio::time::sleep_until(at) => {}
+                () = sandbox.commands.changed() => continue,
+            }
+        }
+        let all = all.upgrade().filter(|all| !all.ending.load(Ordering::Relaxed));
+        let Some(all) = all else {
+            sandbox.commands.rest();
+            continue;
+        };
+        if let Err(refusal) = all.step(&sandbox).await {
+            tracing::debug!(id = sandbox.id, why = refusal.message, "continues with the next call");
+            sandbox.commands.rest();
+        }
+    }
+}

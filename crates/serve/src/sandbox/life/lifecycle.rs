@@ -1,0 +1,337 @@
+//! The end of sandboxes, and the care of idle ones: killing, sweeping, tidying, and saving all when
+//! the server ends.
+//!
+//! Promises: a killed sandbox is removed for all clients at once, also during a call; no saved
+//! state is removed while an entry names it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use afresh::Reference;
+use hyper::StatusCode;
+
+use crate::concurrency::Permit;
+use crate::error_response::ErrorResponse;
+use crate::failure::internal;
+use crate::lock::lock;
+use crate::sandbox::agent::connect::ConnectError;
+use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::life::sandbox::{Residency, Sandbox};
+use crate::sandbox::life::saving::Saving;
+use crate::sandbox::life::tasks::{blocking, to_its_end};
+use crate::sandbox::records::record::state_reference;
+
+/// How long a client waits for the end of a sandbox with a running call.
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longer than one slice of background work of a sandbox.
+const SLICE_TIMEOUT: Duration = Duration::from_millis(200);
+/// Maximum attempts to strike one out, and the time between them.
+const MAX_STRIKE_ATTEMPTS: u32 = 720;
+const STRIKE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Interval of memory measurements.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long an ending server tries to save its sandboxes after refusals.
+const SAVE_ALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the sweep waits for a place: it has no client that retries.
+const SAVE_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+const SAVE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A sandbox that is being killed, until its end is complete.
+struct KillGuard {
+    all: Arc<Mutex<HashMap<String, Arc<Sandbox>>>>,
+    id: String,
+}
+
+impl KillGuard {
+    /// `None` if it is being killed already.
+    fn begin(
+        all: &Arc<Mutex<HashMap<String, Arc<Sandbox>>>>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Option<Self> {
+        let id = sandbox.id.clone();
+        match lock(all).entry(id.clone()) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(place) => place.insert(sandbox.clone()),
+        };
+        Some(Self { all: all.clone(), id })
+    }
+}
+
+impl Drop for KillGuard {
+    fn drop(&mut self) {
+        lock(&self.all).remove(&self.id);
+    }
+}
+
+/// Whether a sandbox is idle. A running slice of background work is waited for.
+async fn is_free(sandbox: &Sandbox) -> bool {
+    match sandbox.commands.is_slicing() {
+        true => tokio::time::timeout(SLICE_TIMEOUT, sandbox.life.lock()).await.is_ok(),
+        false => sandbox.life.try_lock().is_ok(),
+    }
+}
+
+fn is_over(sandbox: &Sandbox) -> bool {
+    sandbox.times().ends <= Instant::now()
+}
+
+/// A sandbox in the sweep: it is being ended or saved.
+struct SweepGuard(Arc<Sandbox>);
+
+impl SweepGuard {
+    /// None while that is under way.
+    fn begin(sandbox: &Arc<Sandbox>) -> Option<Self> {
+        (!sandbox.sweeping.swap(true, Ordering::Relaxed)).then(|| Self(sandbox.clone()))
+    }
+}
+
+impl Drop for SweepGuard {
+    fn drop(&mut self) {
+        self.0.sweeping.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Sandboxes {
+    /// Ends a sandbox, and forgets it.
+    pub(crate) async fn kill(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<(), ErrorResponse> {
+        // Before it is missed anywhere, and until the ledger has no entry of it.
+        let Some(killed) = KillGuard::begin(&self.killed, sandbox) else {
+            return Err(Sandbox::not_found(&sandbox.id));
+        };
+        if lock(&self.all).remove(&sandbox.id).is_none() {
+            return Err(Sandbox::not_found(&sandbox.id));
+        }
+        // With this code clients ask whether the sandbox runs. Before running work is cut short,
+        // which would give its commands another reason.
+        let why = "the sandbox was killed or reached its end of life";
+        let why = ConnectError::new("unavailable", why);
+        sandbox.commands.end(&why);
+        sandbox.watchers.end(&why);
+        // A call that runs notices it, and ends. An admission that is under way refuses it.
+        sandbox.killed.store(true, Ordering::Release);
+        sandbox.charge.downloads.end();
+        let (this, sandbox) = (self.clone(), sandbox.clone());
+        let ending = tokio::spawn(async move {
+            *sandbox.life.clone().lock_owned().await = Residency::Gone;
+            // Also those that began after the first end.
+            sandbox.charge.downloads.end();
+            sandbox.commands.end(&why);
+            sandbox.watchers.end(&why);
+            let struck = this.strike(&sandbox).await;
+            if struck.is_err() {
+                tokio::spawn(this.strike_later(sandbox, killed));
+            }
+            struck
+        });
+        // No client finds it any more. A running call may last, and is not waited for.
+        match tokio::time::timeout(KILL_TIMEOUT, ending).await {
+            Ok(Ok(ended)) => ended,
+            Ok(Err(error)) => Err(internal(&error)),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Removes a killed sandbox from the ledger, and then from the store.
+    async fn strike(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
+        self.ledger.remove(&**sandbox).await?;
+        let (this, name) = (self.clone(), format!("sandbox-{}", sandbox.id));
+        blocking(move || {
+            this.untag(&name);
+            Ok(())
+        })
+        .await
+    }
+
+    /// The same, once the ledger answers again. Until then this host does not take it from there.
+    async fn strike_later(self: Arc<Self>, sandbox: Arc<Sandbox>, _killed: KillGuard) {
+        for _ in 0..MAX_STRIKE_ATTEMPTS {
+            tokio::time::sleep(STRIKE_RETRY_INTERVAL).await;
+            if self.strike(&sandbox).await.is_ok() {
+                return;
+            }
+        }
+        tracing::error!(id = sandbox.id, "a sandbox that was killed is still in the books");
+    }
+
+    /// Takes a name out of the store, if it is there.
+    pub(crate) fn untag(&self, name: &str) {
+        let place: Result<Reference, _> = state_reference(&self.config.dir, name).parse();
+        if let Ok(store) = place.map_err(drop).and_then(|r| r.place().store().map_err(drop)) {
+            // A sandbox that was never saved has none.
+            let _ = store.untag(name);
+            self.litter.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Starts to end expired sandboxes and to save idle ones.
+    pub(crate) fn sweep(self: &Arc<Self>) {
+        self.measure_use();
+        self.builds.expire();
+        if !self.ledger.is_owner() {
+            return;
+        }
+        let all: Vec<_> = lock(&self.all).values().cloned().collect();
+        for sandbox in all {
+            if !sandbox.times().paused
+                && (is_over(&sandbox) || self.is_idle(&sandbox))
+                && let Some(swept) = SweepGuard::begin(&sandbox)
+            {
+                tokio::spawn(self.clone().sweep_one(swept));
+            }
+        }
+        tokio::spawn(self.clone().tidy());
+    }
+
+    /// Measures memory and accounts for it once in a while, so that most admissions need not.
+    fn measure_use(self: &Arc<Self>) {
+        let mut measured = lock(&self.measured);
+        if measured.elapsed() >= MEASURE_INTERVAL {
+            *measured = Instant::now();
+            let this = self.clone();
+            tokio::task::spawn_blocking(move || {
+                this.memory.measure();
+                this.account_holdings();
+                this.accounts.write(false);
+            });
+        }
+    }
+
+    /// Whether a sandbox is idle, so that it can be saved.
+    fn is_idle(&self, sandbox: &Sandbox) -> bool {
+        sandbox.times().used.elapsed() >= self.config.idle_timeout
+            && !sandbox.is_branched()
+            && !sandbox.commands.is_driven()
+            && !sandbox.commands.in_use()
+            && !sandbox.watchers.has_streams()
+    }
+
+    /// Ends or saves one sandbox. The end of its lifetime waits for no save of another, unless it
+    /// must be saved itself.
+    async fn sweep_one(self: Arc<Self>, swept: SweepGuard) {
+        let sandbox = &swept.0;
+        // One that is being called gets its turn later.
+        if !is_free(sandbox).await {
+            return;
+        }
+        let pauses = sandbox.times().pause_at_end;
+        let result = if is_over(sandbox) && !pauses {
+            let killed = self.kill(sandbox).await;
+            let result = if killed.is_ok() { "ok" } else { "failed" };
+            self.record_own("kill at the end of its life", sandbox, result);
+            killed
+        } else {
+            let queue = if is_over(sandbox) { &self.pauses } else { &self.idle_saves };
+            match queue.enter(&self.accounts, &sandbox.tenant, SAVE_PATIENCE).await {
+                Ok(place) => self.save_swept(sandbox, pauses, place).await,
+                Err(refusal) => Err(refusal),
+            }
+        };
+        if let Err(refusal) = result {
+            tracing::warn!(id = sandbox.id, why = refusal.message, "not saved or ended");
+        }
+    }
+
+    /// Saves an expired sandbox, or one that is still idle. One that is called meanwhile is left to
+    /// the next sweep: those who hold a sandbox and wait for a place must not be waited for.
+    async fn save_swept(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        pauses: bool,
+        place: Permit,
+    ) -> Result<(), ErrorResponse> {
+        let life = tokio::time::timeout(SLICE_TIMEOUT, sandbox.life.clone().lock_owned()).await;
+        let Ok(life) = life else { return Ok(()) };
+        let pause = is_over(sandbox) && pauses;
+        let is_live = matches!(*life, Residency::Live(_));
+        if !(pause || is_live && self.is_idle(sandbox)) {
+            return Ok(());
+        }
+        let files_only = pause && sandbox.settings.files_only && self.can_restart(sandbox).await?;
+        let how = Saving { pause, files_only, ..Saving::default() };
+        let saving = self.clone().save_now(sandbox.clone(), life, how);
+        let saved = to_its_end(async move {
+            let _place = place;
+            saving.await
+        });
+        let saved = saved.await;
+        if pause {
+            let result = if saved.is_ok() { "ok" } else { "failed" };
+            self.record_own("pause at the end of its life", sandbox, result);
+        }
+        saved
+    }
+
+    /// Whether a sandbox can lose its memory at its end. One that cannot keeps it, and is paused
+    /// all the same.
+    async fn can_restart(&self, sandbox: &Sandbox) -> Result<bool, ErrorResponse> {
+        match self.base_guest(sandbox).await {
+            Err(refusal) if refusal.status == StatusCode::BAD_REQUEST => {
+                tracing::warn!(id = sandbox.id, why = refusal.message, "paused with its memory");
+                Ok(false)
+            }
+            found => found.map(|_| true),
+        }
+    }
+
+    /// Removes unreferenced objects from the store at intervals. Open ones stay readable.
+    async fn tidy(self: Arc<Self>) {
+        if lock(&self.tidied).elapsed() < self.config.tidy_interval
+            || !self.litter.swap(false, Ordering::Relaxed)
+        {
+            return;
+        }
+        *lock(&self.tidied) = Instant::now();
+        let this = self.clone();
+        let tidied = blocking(move || {
+            let place: Reference = state_reference(&this.config.dir, "any")
+                .parse()
+                .map_err(|error| internal(&error))?;
+            let store = place.place().store().map_err(|error| internal(&error))?;
+            store.gc().map_err(|error| internal(&error))
+        });
+        match tidied.await {
+            Ok(gone) => tracing::debug!(files = gone.files, bytes = gone.bytes, "tidied"),
+            Err(_) => self.litter.store(true, Ordering::Relaxed),
+        }
+    }
+
+    /// Saves every live sandbox, when the server ends; whether all of them are. A save that is
+    /// refused for now is tried again: servers that the fleet agrees over may be away for a moment.
+    pub(crate) async fn save_all(self: &Arc<Self>) -> bool {
+        let all: Vec<_> = {
+            let all = lock(&self.all);
+            self.ending.store(true, Ordering::Relaxed);
+            all.values().cloned().collect()
+        };
+        let until = Instant::now() + SAVE_ALL_TIMEOUT;
+        let mut complete = true;
+        for sandbox in all {
+            let how = Saving { pause: sandbox.times().paused, ending: true, ..Saving::default() };
+            loop {
+                let Err(refusal) = self.save(&sandbox, how).await else { break };
+                if !lock(&self.all).contains_key(&sandbox.id) {
+                    // A client has paused or ended it since then, or another host has it: nothing
+                    // is lost here.
+                    break;
+                }
+                if !refusal.later || Instant::now() >= until {
+                    tracing::error!(
+                        id = sandbox.id,
+                        why = refusal.message,
+                        "a sandbox is not saved: its calls since the last save are lost"
+                    );
+                    complete = false;
+                    break;
+                }
+                tokio::time::sleep(SAVE_RETRY_INTERVAL).await;
+            }
+        }
+        complete
+    }
+}

@@ -1,0 +1,533 @@
+//! All sandboxes of a server, with their tenants, sources, ends and places.
+//!
+//! Promises: a paused sandbox and its record are in the store before its client is answered. No
+//! tenant exceeds its limit. Sandboxes that the directory has when a server starts are served
+//! again.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use afresh::{Guest, Reference, Session};
+use hyper::StatusCode;
+use tokio::sync::OwnedMutexGuard;
+
+use crate::audit::AuditLog;
+use crate::cpu_time::{CpuTimer, take_outbound_bytes};
+use crate::error::ServeError;
+use crate::error_response::ErrorResponse;
+use crate::failure::internal;
+use crate::lock::lock;
+use crate::sandbox::catalog::base_guest::BaseGuest;
+use crate::sandbox::catalog::builds::Builds;
+use crate::sandbox::catalog::template::Warm;
+use crate::sandbox::config::SandboxConfig;
+use crate::sandbox::http::session_error::refused;
+use crate::sandbox::life::random::random;
+use crate::sandbox::life::sandbox::{Residency, Sandbox, Times, next_event};
+use crate::sandbox::life::tasks::{blocking, to_its_end};
+use crate::sandbox::life::undo_point::Operation;
+use crate::sandbox::records::directory::Directory;
+use crate::sandbox::records::directory_store::DirectoryStore;
+use crate::sandbox::records::record::{IMAGE, state_reference};
+use crate::sandbox::records::store::SandboxStore;
+use crate::sandbox::records::stored_elsewhere::StoredElsewhere;
+use crate::sandbox::tenants::accounts::Accounts;
+use crate::sandbox::tenants::memory::Memory;
+use crate::sandbox::tenants::quota::Quota;
+use crate::sandbox::tenants::tenant_queue::TenantQueue;
+
+/// All sandboxes of a server.
+pub(crate) struct Sandboxes {
+    pub(crate) config: SandboxConfig,
+    /// Another in each server.
+    pub(crate) boot: String,
+    pub(crate) builds: Builds,
+    pub(crate) templates: Vec<Arc<Warm>>,
+    pub(crate) all: Mutex<HashMap<String, Arc<Sandbox>>>,
+    /// Killed sandboxes that have not ended yet, which count in the budgets of their tenants. Their
+    /// entries may still be in the ledger, from which they are not taken up.
+    pub(crate) killed: Arc<Mutex<HashMap<String, Arc<Sandbox>>>>,
+    /// The server ends: sandboxes made now would not be saved with the others. Changed under the
+    /// lock of `all`.
+    pub(crate) ending: AtomicBool,
+    pub(crate) opened: Mutex<HashMap<String, Guest>>,
+    pub(crate) ledger: Arc<dyn SandboxStore>,
+    pub(crate) quota: Quota,
+    pub(crate) stored_elsewhere: StoredElsewhere,
+    /// Whether the store has unreferenced objects, and when it was last collected.
+    pub(crate) litter: AtomicBool,
+    pub(crate) tidied: Mutex<Instant>,
+    pub(crate) audit: Option<Arc<AuditLog>>,
+    /// The use and the budgets of tenants.
+    pub(crate) accounts: Accounts,
+    /// When holdings were last added to the totals.
+    pub(crate) accounted: Mutex<Instant>,
+    calls: TenantQueue,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) measured: Mutex<Instant>,
+    /// Saves of idle sandboxes, and pauses. They wait for disks and take memory.
+    pub(crate) idle_saves: TenantQueue,
+    pub(crate) pauses: TenantQueue,
+    /// Snapshots that are fetched and opened.
+    pub(crate) pulls: TenantQueue,
+    /// Reads of the files of running programs.
+    #[cfg(feature = "linux")]
+    pub(crate) views: TenantQueue,
+    directory: Mutex<Option<Directory>>,
+}
+
+/// Maximum saves of idle sandboxes, pauses, and pulls of snapshots at the same time.
+const MAX_IDLE_SAVES: usize = 4;
+const MAX_PAUSES: usize = 16;
+const MAX_PULLS: usize = 16;
+/// Maximum reads of the files of running programs at the same time. Each has a thread, and waits
+/// for its program.
+#[cfg(feature = "linux")]
+const MAX_VIEWS: usize = 16;
+
+/// Maximum sandboxes of a tenant in a list.
+const MAX_LISTED: usize = 10_000;
+
+/// Names that clients of E2B have for its usual templates, and that stand for the first template.
+const USUAL_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-interpreter"];
+
+/// How long a call waits for the one before until the log has it.
+const WAIT_WARNING: Duration = Duration::from_secs(10);
+
+/// How long background work waits for a place: it has no client that retries.
+const BACKGROUND_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The life of a sandbox, once the calls before have ended. A long wait is in the log.
+async fn live(sandbox: &Sandbox, kind: Operation) -> OwnedMutexGuard<Residency> {
+    let locking = sandbox.life.clone().lock_owned();
+    tokio::pin!(locking);
+    let warning = async {
+        tokio::time::sleep(WAIT_WARNING).await;
+        if kind != Operation::Slice {
+            let seconds = WAIT_WARNING.as_secs();
+            tracing::warn!(id = sandbox.id, seconds, "a call waits for an earlier one that runs");
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        biased;
+        life = &mut locking => life,
+        () = warning => locking.await,
+    }
+}
+
+impl Sandboxes {
+    /// Opens every template, and finds saved sandboxes. Without a `ledger`, records are in the
+    /// directory of this server.
+    pub(crate) async fn open(
+        config: &SandboxConfig,
+        audit: Option<Arc<AuditLog>>,
+        ledger: Option<Arc<dyn SandboxStore>>,
+    ) -> Result<Arc<Self>, ServeError> {
+        let config = config.clone();
+        let opening = std::thread::Builder::new().name("afresh-open".to_owned());
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let failed = |source: afresh::Cause| ServeError::Sandboxes { source };
+        let open = move || {
+            let opened = Self::open_now(config, audit, ledger);
+            drop(sender.send(opened.map(Arc::new)));
+        };
+        opening.spawn(open).map_err(|error| failed(error.into()))?;
+        let opened = receiver.await.map_err(|error| failed(error.into()))?;
+        opened.map_err(failed)
+    }
+
+    fn open_now(
+        config: SandboxConfig,
+        audit: Option<Arc<AuditLog>>,
+        ledger: Option<Arc<dyn SandboxStore>>,
+    ) -> Result<Self, afresh::Cause> {
+        if config.templates.is_empty() {
+            return Err("no template is named that sandboxes could be made from".into());
+        }
+        std::fs::create_dir_all(&config.dir)?;
+        let boot = random(8).map_err(|refusal| refusal.message)?;
+        let directory = Directory::lock(&config.dir)?;
+        let ledger = match ledger {
+            Some(ledger) => ledger,
+            None => Arc::new(DirectoryStore::open(&config.dir)?),
+        };
+        let records = ledger.records(&config.dir)?;
+        let accounts = Accounts::open(&config.dir, config.budgets.clone())?;
+        let accounts = accounts.with_store(ledger.clone());
+        let templates = config
+            .templates
+            .iter()
+            .map(|template| Warm::open(&config, template, Some(&*ledger)).map(Arc::new));
+        let templates = templates.collect::<Result<Vec<_>, _>>()?;
+        // Objects that no sandbox, snapshot or template needs any more.
+        let store = state_reference(&config.dir, "any").parse::<Reference>()?.place().store()?;
+        let is_configured = |name: &str| config.templates.iter().any(|known| known.name == name);
+        // The server before has opened images for builds.
+        let is_image = |name: &str| {
+            name.strip_prefix("template-")
+                .is_some_and(|name| name.starts_with(IMAGE) && !is_configured(name))
+        };
+        for listed in store.list()? {
+            if ledger.is_orphan(&listed.tag.name) || is_image(&listed.tag.name) {
+                store.untag(&listed.tag.name)?;
+            }
+        }
+        store.gc()?;
+        let all = records.into_iter();
+        let all = all.map(|record| (record.id.clone(), Arc::new(Sandbox::recorded(record))));
+        let quota = Quota::new(config.max_snapshots, &ledger.known_snapshots());
+        let waiting = config.max_sandboxes;
+        Ok(Self {
+            templates,
+            all: Mutex::new(all.collect()),
+            killed: Arc::default(),
+            ending: AtomicBool::new(false),
+            opened: Mutex::new(HashMap::new()),
+            ledger,
+            quota,
+            stored_elsewhere: StoredElsewhere::default(),
+            litter: AtomicBool::new(false),
+            tidied: Mutex::new(Instant::now()),
+            audit,
+            accounts,
+            accounted: Mutex::new(Instant::now()),
+            calls: TenantQueue::for_calls(config.max_running_calls, waiting),
+            memory: Arc::new(Memory::new(config.max_memory)),
+            measured: Mutex::new(Instant::now()),
+            // The sweep has one task for each sandbox.
+            idle_saves: TenantQueue::new("save", MAX_IDLE_SAVES, usize::MAX),
+            pauses: TenantQueue::new("save", MAX_PAUSES, usize::MAX),
+            pulls: TenantQueue::new("pull of the snapshot", MAX_PULLS, waiting),
+            #[cfg(feature = "linux")]
+            views: TenantQueue::new("read of the files", MAX_VIEWS, waiting),
+            directory: Mutex::new(Some(directory)),
+            boot,
+            builds: Builds::default(),
+            config,
+        })
+    }
+
+    /// Replaces the keys and the budgets.
+    pub(crate) fn renew(&self, config: &SandboxConfig) {
+        self.config.keys.renew(&config.keys);
+        self.accounts.renew(&config.budgets);
+    }
+
+    /// Records an operation of the server itself.
+    pub(crate) fn record_own(&self, action: &str, sandbox: &Sandbox, result: &str) {
+        if let Some(audit) = &self.audit {
+            audit.write(serde_json::Map::from_iter([
+                ("event".to_owned(), "end".into()),
+                ("tenant".to_owned(), (&*sandbox.tenant).into()),
+                ("key".to_owned(), "server".into()),
+                ("action".to_owned(), action.into()),
+                ("sandbox".to_owned(), sandbox.id.as_str().into()),
+                ("result".to_owned(), result.into()),
+            ]));
+        }
+    }
+
+    /// Leaves the directory to the next server. Nothing is changed there any more.
+    pub(crate) fn release(&self) {
+        self.account_holdings();
+        self.accounts.write(true);
+        *lock(&self.directory) = None;
+    }
+
+    /// Whether a template of exactly this name exists.
+    pub(crate) fn has_template(&self, name: &str) -> bool {
+        self.templates.iter().any(|template| template.config.name == name)
+    }
+
+    /// Running calls, and their limit.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn busy_calls(&self) -> (usize, usize) {
+        self.calls.busy()
+    }
+
+    /// The first template, for the names that clients of E2B have for it.
+    pub(crate) fn usual_template(&self, name: &str) -> Result<&Arc<Warm>, ErrorResponse> {
+        if USUAL_TEMPLATES.contains(&name) {
+            return Ok(&self.templates[0]);
+        }
+        let known: Vec<_> = self.templates.iter().map(|known| known.config.name.as_str()).collect();
+        let message = format!(
+            "there is no template or snapshot `{name}`; the templates are {}",
+            known.join(", ")
+        );
+        Err(ErrorResponse::new(StatusCode::NOT_FOUND, message))
+    }
+
+    /// The template of a sandbox: that of this name, or the first where the configuration has it no
+    /// more.
+    pub(crate) fn template(&self, name: &str) -> &Arc<Warm> {
+        let named = self.templates.iter().find(|template| template.config.name == name);
+        named.unwrap_or(&self.templates[0])
+    }
+
+    /// A sandbox of a tenant.
+    pub(crate) fn of(&self, tenant: &str, id: &str) -> Result<Arc<Sandbox>, ErrorResponse> {
+        let found = lock(&self.all).get(id).filter(|sandbox| *sandbox.tenant == *tenant).cloned();
+        found.ok_or_else(|| self.moved(id).unwrap_or_else(|| Sandbox::not_found(id)))
+    }
+
+    /// The answer for a sandbox that is not here, where it may exist elsewhere: a server that
+    /// leaves has left its sandboxes to other hosts.
+    pub(crate) fn moved(&self, id: &str) -> Option<ErrorResponse> {
+        self.ledger.is_leaving().then(|| Residency::Moved.absent(id))
+    }
+
+    /// A sandbox without a check of its tenant: for clients that show its token.
+    pub(crate) fn any(&self, id: &str) -> Option<Arc<Sandbox>> {
+        lock(&self.all).get(id).cloned()
+    }
+
+    /// The sandboxes of a tenant, oldest first.
+    /// The second value is the number of entries that cannot be read.
+    pub(crate) async fn list(
+        &self,
+        tenant: &str,
+    ) -> Result<(Vec<Arc<Sandbox>>, usize), ErrorResponse> {
+        let mut own: Vec<_> = lock(&self.all)
+            .values()
+            .filter(|sandbox| *sandbox.tenant == *tenant)
+            .cloned()
+            .collect();
+        let known = self.ledger.sandboxes_of(tenant, MAX_LISTED).await?;
+        for record in known.records {
+            if !own.iter().any(|sandbox| sandbox.id == record.id) {
+                own.push(Arc::new(Sandbox::recorded(record)));
+            }
+        }
+        own.sort_by(|one, two| (one.started, &one.id).cmp(&(two.started, &two.id)));
+        Ok((own, known.unreadable))
+    }
+
+    /// A life that begins now.
+    pub(crate) fn times(&self, time: Duration, pause_at_end: bool) -> Times {
+        let ends = Instant::now() + time.min(self.config.timeout);
+        Times { ends, used: Instant::now(), paused: false, pause_at_end }
+    }
+
+    /// Does something with a sandbox's session, which comes back from the store if it has to.
+    pub(crate) async fn with<R: Send + 'static>(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        work: impl FnOnce(&mut Session) -> Result<R, ErrorResponse> + Send + 'static,
+    ) -> Result<R, ErrorResponse> {
+        self.turn(sandbox, Operation::Call, work).await
+    }
+
+    /// The same, in a turn of any kind.
+    pub(crate) async fn turn<R: Send + 'static>(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        kind: Operation,
+        work: impl FnOnce(&mut Session) -> Result<R, ErrorResponse> + Send + 'static,
+    ) -> Result<R, ErrorResponse> {
+        let waiting = sandbox.wait()?;
+        let mut life = live(sandbox, kind).await;
+        // Only once it is this call's turn, so that many calls of one sandbox hold one place.
+        let patience = match kind {
+            Operation::Slice => BACKGROUND_PATIENCE,
+            _ => self.config.call_timeout,
+        };
+        self.accounts.check_call(&sandbox.tenant)?;
+        let place = self.calls.enter(&self.accounts, &sandbox.tenant, patience).await?;
+        drop(waiting);
+        self.ledger.check(&**sandbox)?;
+        self.check_not_ending(&life)?;
+        // It may have been paused while this waited; only its client wakes it up.
+        if kind != Operation::Slice && sandbox.times().paused {
+            let message = format!("the sandbox {} is paused; connect to it first", sandbox.id);
+            return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
+        }
+        let base = match &*life {
+            Residency::Saved if kind != Operation::Slice => self.restart_source(sandbox).await?,
+            _ => None,
+        };
+        let (this, sandbox) = (self.clone(), sandbox.clone());
+        blocking(move || {
+            let _place = sandbox.commands.hold(place);
+            let wakes = kind != Operation::Slice;
+            if wakes && matches!(*life, Residency::Saved) {
+                let restored = tracing::debug_span!("resume")
+                    .in_scope(|| this.restore(&sandbox, base.as_ref()));
+                *life = Residency::Live(Box::new(restored?));
+            }
+            let used = || {
+                if wakes {
+                    sandbox.times().used = Instant::now();
+                }
+            };
+            used();
+            let result = match &mut *life {
+                Residency::Live(session) => {
+                    // Earlier bytes belong to other calls.
+                    take_outbound_bytes();
+                    let timer = CpuTimer::start();
+                    let call = || tracing::debug_span!("call").in_scope(|| work(session));
+                    #[cfg(feature = "linux")]
+                    let done = {
+                        let log = sandbox.connection_log(this.audit.as_ref());
+                        sandbox.network.within(|| log.within(call))
+                    };
+                    #[cfg(not(feature = "linux"))]
+                    let done = call();
+                    // The tenant chooses how much there is to compare.
+                    sandbox.watchers.observe(session);
+                    let ran = timer.stop();
+                    this.accounts.add_outbound(&sandbox.tenant, take_outbound_bytes());
+                    sandbox.usage.ran(ran);
+                    this.accounts.add_run(&sandbox.tenant, ran, kind == Operation::Call);
+                    if kind == Operation::Call {
+                        sandbox.charge.measure(session);
+                    }
+                    lock(&sandbox.mark).followed_by(kind);
+                    let due = match sandbox.commands.moved() {
+                        true => Some(Duration::ZERO),
+                        false => next_event(session),
+                    };
+                    this.goes_on(&sandbox, due);
+                    done
+                }
+                other => Err(other.absent(&sandbox.id)),
+            };
+            used();
+            if sandbox.killed.load(Ordering::Relaxed) {
+                return Err(Sandbox::not_running(&sandbox.id));
+            }
+            // Another host may have taken the sandbox during the call. Its state then lacks this
+            // call.
+            this.ledger.check(&*sandbox)?;
+            result
+        })
+        .await
+    }
+
+    /// Opens a saved sandbox; with `base` its memory is dropped.
+    fn restore(
+        &self,
+        sandbox: &Sandbox,
+        base: Option<&BaseGuest>,
+    ) -> Result<Session, ErrorResponse> {
+        self.memory.admit_now(1)?;
+        self.admit_resume(sandbox)?;
+        let saved = self.open_saved(sandbox);
+        let restored = match base {
+            Some(base) => saved.and_then(|saved| self.restart_resumed(sandbox, base, saved)),
+            // Its memory was no part of its charge any more, and cannot be dropped.
+            None if sandbox.restarts() => saved.and_then(|saved| {
+                self.admit_restarted(sandbox, &saved)?;
+                Ok(saved)
+            }),
+            None => saved,
+        };
+        if restored.is_err() {
+            sandbox.charge.release();
+        }
+        restored
+    }
+
+    fn open_saved(&self, sandbox: &Sandbox) -> Result<Session, ErrorResponse> {
+        let warm = self.template(&sandbox.template);
+        let name = self.ledger.source(&self.config.dir, sandbox)?;
+        let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
+        guest.session().map_err(|error| refused(&error))
+    }
+
+    /// Resumes a paused sandbox for `time` from now, with its background work.
+    pub(crate) async fn resume(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        time: Option<Duration>,
+    ) -> Result<(), ErrorResponse> {
+        let ends = time.map(|time| Instant::now() + time.min(self.config.timeout));
+        if sandbox.is_overdue() && sandbox.settings.files_only {
+            // The sweep has not recorded its pause yet.
+            sandbox.set_restarts(true);
+            sandbox.charge.forget_measured();
+        }
+        {
+            let mut times = sandbox.times();
+            let later = ends.filter(|ends| times.paused || *ends > times.ends);
+            times.ends = later.unwrap_or(times.ends);
+            times.used = Instant::now();
+        }
+        // After a pause that is under way, and not before it.
+        let resumed = |times: &mut Times| std::mem::replace(&mut times.paused, false);
+        let was_paused = self.note(sandbox, resumed).await?;
+        if was_paused && sandbox.goes_on.load(Ordering::Relaxed) {
+            let (this, own) = (self.clone(), sandbox.clone());
+            tokio::spawn(async move {
+                if let Err(refusal) = this.with(&own, |_| Ok(())).await {
+                    let why = refusal.message;
+                    tracing::debug!(id = own.id, why, "continues with the next call");
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Changes the times of a sandbox between two operations of it, and then its record.
+    pub(crate) async fn note<R>(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        change: impl FnOnce(&mut Times) -> R,
+    ) -> Result<R, ErrorResponse> {
+        if !self.ledger.has_record(&**sandbox) {
+            return Ok(change(&mut sandbox.times()));
+        }
+        let life = sandbox.life.clone().lock_owned().await;
+        match &*life {
+            Residency::Live(_) | Residency::Saved => {
+                let result = change(&mut sandbox.times());
+                let (this, sandbox) = (self.clone(), sandbox.clone());
+                let noted = async move {
+                    let _life = life;
+                    this.ledger.update(&*sandbox, sandbox.record(), None, false).await
+                };
+                to_its_end(noted).await?;
+                Ok(result)
+            }
+            other => Err(other.absent(&sandbox.id)),
+        }
+    }
+
+    /// Forks a sandbox into new sandboxes.
+    pub(crate) async fn fork(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        count: usize,
+        time: Duration,
+    ) -> Result<Vec<Arc<Sandbox>>, ErrorResponse> {
+        self.memory.admit(count).await?;
+        let more = sandbox.charge.expected().saturating_mul(count as u64);
+        self.check_memory(&sandbox.tenant, more)?;
+        let own = sandbox.clone();
+        let forking = self.with(sandbox, move |session| {
+            let forks = session.fork(count).map_err(|e| refused(&e))?;
+            // Before any other operation: a sandbox with forks is not saved and dropped.
+            own.note_checkpoints(session);
+            Ok((forks, own.family(), own.has_checkpoints.load(Ordering::Relaxed)))
+        });
+        let (forks, family, has_checkpoints) = forking.await?;
+        let due = forks.first().and_then(next_event);
+        let times = self.times(time, sandbox.times().pause_at_end);
+        let mut made = Vec::with_capacity(forks.len());
+        for session in forks {
+            let of = (sandbox.template.clone(), sandbox.base.clone());
+            let settings = sandbox.present_settings();
+            let fork = self.assemble(&sandbox.tenant, of, settings, session, times)?;
+            fork.join(&family);
+            fork.has_checkpoints.store(has_checkpoints, Ordering::Relaxed);
+            made.push(fork);
+        }
+        self.admit(made.clone()).await?;
+        made.iter().for_each(|fork| self.goes_on(fork, due));
+        Ok(made)
+    }
+}

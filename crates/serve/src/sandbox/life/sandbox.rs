@@ -1,0 +1,506 @@
+//! One sandbox: a session that is live or saved, and its record.
+//!
+//! Promises: calls of one sandbox run one after another. Each piece of code begins on a new
+//! checkpoint; one that is cut short is undone by going back there. Background work that is cut
+//! short is undone to the end of the last call. A sandbox that is saved comes back with the next
+//! call, lazily.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use afresh::{Session, SessionError};
+use afresh_interpreter::{Answer as Outcome, COMMAND, Language, Request, Thrown, Tools, evaluate};
+use hyper::StatusCode;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::error_response::ErrorResponse;
+use crate::failure::describe;
+use crate::lock::lock;
+use crate::sandbox::agent::commands::Commands;
+use crate::sandbox::agent::output_router::OutputRouter;
+use crate::sandbox::agent::watchers::Watchers;
+use crate::sandbox::catalog::base_state::BaseState;
+#[cfg(feature = "linux")]
+use crate::sandbox::connections::connection_audit::connection_log;
+use crate::sandbox::connections::network::SandboxNetwork;
+use crate::sandbox::http::session_error::refused;
+use crate::sandbox::life::undo_point::{MARK, UndoPoint, undo};
+use crate::sandbox::records::record::{SandboxRecord, SandboxSettings, milliseconds};
+use crate::sandbox::records::store::{StoreEntry, StoredSandbox};
+use crate::sandbox::tenants::charge::Charge;
+use crate::sandbox::tenants::usage::Usage;
+
+/// Maximum bytes of an answer from the guest.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+
+/// Maximum calls that wait for one sandbox.
+const MAX_WAITING_CALLS: usize = 64;
+
+/// Whether the guest lives in this process.
+pub(crate) enum Residency {
+    Live(Box<Session>),
+    /// In the store.
+    Saved,
+    /// Left to the other hosts of a fleet.
+    Moved,
+    Gone,
+}
+
+impl Residency {
+    /// The answer to a client that waited for a sandbox that left.
+    pub(crate) fn absent(&self, id: &str) -> ErrorResponse {
+        match self {
+            Self::Moved => ErrorResponse::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the sandbox is on its way to another host; try again",
+            ),
+            _ => Sandbox::not_found(id),
+        }
+    }
+}
+
+/// Sandboxes that were forked from one another. Each has a clone until it is dropped.
+#[derive(Clone, Default)]
+pub(crate) struct Family(Arc<()>);
+
+impl Family {
+    /// Whether another clone exists.
+    fn has_others(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+}
+
+/// When a sandbox ends, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    /// By the monotonic clock, so that a step of the wall clock ends no sandbox early or late.
+    pub(crate) ends: Instant,
+    pub(crate) used: Instant,
+    pub(crate) paused: bool,
+    pub(crate) pause_at_end: bool,
+}
+
+/// A sandbox.
+pub(crate) struct Sandbox {
+    pub(crate) id: String,
+    pub(crate) tenant: Arc<str>,
+    pub(crate) template: String,
+    /// The token that its clients show in addition to its id.
+    pub(crate) token: String,
+    pub(crate) settings: SandboxSettings,
+    /// Its rules for connections, which begin as those in its settings.
+    pub(crate) network: SandboxNetwork,
+    pub(crate) started: SystemTime,
+    pub(crate) life: Arc<tokio::sync::Mutex<Residency>>,
+    times: Mutex<Times>,
+    /// It has named checkpoints.
+    pub(crate) has_checkpoints: AtomicBool,
+    /// Its forks, and the sandbox that it was forked from.
+    family: Mutex<Family>,
+    /// The number of hosts that were lost with it, and calls with them.
+    pub(crate) generation: u64,
+    /// Pieces of code that were run.
+    pub(crate) runs: AtomicU64,
+    /// There is something of it in the store.
+    pub(crate) saved: AtomicBool,
+    /// The sweep is ending or saving it.
+    pub(crate) sweeping: AtomicBool,
+    /// Calls that wait for those before them.
+    waiting: Arc<Semaphore>,
+    pub(crate) mark: Mutex<UndoPoint>,
+    pub(crate) commands: Arc<Commands>,
+    /// It was killed: a call that runs ends soon.
+    pub(crate) killed: AtomicBool,
+    /// Its measured use of the host.
+    pub(crate) usage: Usage,
+    /// The bytes that count in budgets.
+    pub(crate) charge: Charge,
+    /// Directories that clients watch.
+    pub(crate) watchers: Watchers,
+    /// The log of its connections, once it has run.
+    #[cfg(feature = "linux")]
+    connections: std::sync::OnceLock<afresh::linux::ConnectionLog>,
+    /// Whether something in it went on by itself when it was saved.
+    pub(crate) goes_on: AtomicBool,
+    /// The state that it began in, if that is known.
+    pub(crate) base: Option<BaseState>,
+    /// The next resume drops the memory of its saved state.
+    restarts: AtomicBool,
+    /// Its standing in the store of sandboxes.
+    pub(crate) standing: StoreEntry,
+}
+
+impl StoredSandbox for Sandbox {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn is_saved(&self) -> bool {
+        self.saved.load(Ordering::Relaxed)
+    }
+
+    #[cfg(feature = "fleet")]
+    fn record(&self) -> SandboxRecord {
+        Self::record(self)
+    }
+
+    #[cfg(feature = "fleet")]
+    fn entry(&self) -> &StoreEntry {
+        &self.standing
+    }
+}
+
+impl Times {
+    /// The end by the wall clock as it is now.
+    pub(crate) fn ends_at(&self) -> SystemTime {
+        let now = Instant::now();
+        match self.ends.checked_duration_since(now) {
+            Some(left) => SystemTime::now() + left,
+            None => SystemTime::now() - (now - self.ends),
+        }
+    }
+}
+
+/// The moment that is `milliseconds` after 1970 by the wall clock as it is now. A moment in the
+/// past is now.
+fn moment(milliseconds: u64) -> Instant {
+    let left = time(milliseconds).duration_since(SystemTime::now()).unwrap_or_default();
+    let now = Instant::now();
+    now.checked_add(left).unwrap_or(now)
+}
+
+fn time(milliseconds: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds)).unwrap_or(UNIX_EPOCH)
+}
+
+impl Sandbox {
+    /// The log of its connections to the outside.
+    #[cfg(feature = "linux")]
+    pub(crate) fn connection_log(
+        &self,
+        audit: Option<&Arc<crate::audit::AuditLog>>,
+    ) -> &afresh::linux::ConnectionLog {
+        self.connections.get_or_init(|| connection_log(audit, &self.tenant, &self.id))
+    }
+
+    pub(crate) fn new(
+        id: String,
+        token: String,
+        (tenant, template): (Arc<str>, String),
+        settings: SandboxSettings,
+        life: Residency,
+        times: Times,
+    ) -> Self {
+        Self {
+            id,
+            tenant,
+            template,
+            token,
+            network: SandboxNetwork::new(settings.network.clone()),
+            settings,
+            started: SystemTime::now(),
+            life: Arc::new(tokio::sync::Mutex::new(life)),
+            times: Mutex::new(times),
+            has_checkpoints: AtomicBool::new(false),
+            family: Mutex::default(),
+            generation: 0,
+            runs: AtomicU64::new(0),
+            saved: AtomicBool::new(false),
+            sweeping: AtomicBool::new(false),
+            waiting: Arc::new(Semaphore::new(MAX_WAITING_CALLS)),
+            mark: Mutex::default(),
+            commands: Arc::default(),
+            killed: AtomicBool::new(false),
+            usage: Usage::default(),
+            charge: Charge::default(),
+            watchers: Watchers::default(),
+            #[cfg(feature = "linux")]
+            connections: std::sync::OnceLock::new(),
+            goes_on: AtomicBool::new(false),
+            base: None,
+            restarts: AtomicBool::new(false),
+            standing: StoreEntry::default(),
+        }
+    }
+
+    /// One that an earlier process has saved.
+    pub(crate) fn recorded(record: SandboxRecord) -> Self {
+        let times = Times {
+            ends: moment(record.ends),
+            used: Instant::now(),
+            paused: record.paused,
+            pause_at_end: record.pause_at_end,
+        };
+        let of = (record.tenant.into(), record.template);
+        let mut this =
+            Self::new(record.id, record.token, of, record.settings, Residency::Saved, times);
+        this.started = time(record.started);
+        this.generation = record.generation;
+        this.runs = AtomicU64::new(record.runs);
+        this.saved = AtomicBool::new(true);
+        this.goes_on = AtomicBool::new(record.goes_on);
+        this.charge = Charge::saved(record.memory, record.stored);
+        this.base = record.base;
+        this.set_restarts(record.restarts);
+        this
+    }
+
+    /// Its settings as they are now.
+    pub(crate) fn present_settings(&self) -> SandboxSettings {
+        SandboxSettings { network: (*self.network.rules()).clone(), ..self.settings.clone() }
+    }
+
+    /// The record of the sandbox, without its pages.
+    pub(crate) fn record(&self) -> SandboxRecord {
+        let times = *self.times();
+        SandboxRecord {
+            id: self.id.clone(),
+            tenant: self.tenant.to_string(),
+            template: self.template.clone(),
+            token: self.token.clone(),
+            settings: self.present_settings(),
+            started: milliseconds(self.started),
+            ends: milliseconds(times.ends_at()),
+            noted: milliseconds(SystemTime::now()),
+            paused: times.paused,
+            pause_at_end: times.pause_at_end,
+            generation: self.generation,
+            runs: self.runs.load(Ordering::Relaxed),
+            goes_on: self.goes_on.load(Ordering::Relaxed),
+            stored: self.charge.stored(),
+            memory: self.charge.measured(),
+            base: self.base.clone(),
+            restarts: self.restarts(),
+        }
+    }
+
+    /// Whether the next resume drops the memory of its saved state.
+    pub(crate) fn restarts(&self) -> bool {
+        self.restarts.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_restarts(&self, restarts: bool) {
+        self.restarts.store(restarts, Ordering::Relaxed);
+    }
+
+    /// Whether its time ended with a pause that no server has recorded: its state is in the store
+    /// alone.
+    pub(crate) fn is_overdue(&self) -> bool {
+        let times = *self.times();
+        !times.paused
+            && times.pause_at_end
+            && times.ends <= Instant::now()
+            && self.life.try_lock().is_ok_and(|life| matches!(*life, Residency::Saved))
+    }
+
+    /// Whether more than its present state is kept: it has checkpoints, or relatives that live.
+    /// Such a sandbox stays in memory.
+    pub(crate) fn is_branched(&self) -> bool {
+        self.has_checkpoints.load(Ordering::Relaxed) || lock(&self.family).has_others()
+    }
+
+    /// Its family, for forks of it.
+    pub(crate) fn family(&self) -> Family {
+        lock(&self.family).clone()
+    }
+
+    /// It is a fork in this family.
+    pub(crate) fn join(&self, family: &Family) {
+        *lock(&self.family) = family.clone();
+    }
+
+    /// It has a new guest, without checkpoints and relatives.
+    pub(crate) fn leave_family(&self) {
+        self.has_checkpoints.store(false, Ordering::Relaxed);
+        *lock(&self.family) = Family::default();
+    }
+
+    /// Notes whether a session has named checkpoints.
+    pub(crate) fn note_checkpoints(&self, session: &Session) {
+        let is_named = |name: &Option<String>| name.as_deref().is_some_and(|name| name != MARK);
+        let has = session.tree().iter().any(|state| is_named(&state.name));
+        self.has_checkpoints.store(has, Ordering::Relaxed);
+    }
+
+    /// Room in the line of those that wait for this sandbox.
+    pub(crate) fn wait(&self) -> Result<OwnedSemaphorePermit, ErrorResponse> {
+        self.waiting.clone().try_acquire_owned().map_err(|_| {
+            let message =
+                format!("{MAX_WAITING_CALLS} calls wait for this sandbox already; try again");
+            ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message)
+        })
+    }
+
+    pub(crate) fn times(&self) -> MutexGuard<'_, Times> {
+        lock(&self.times)
+    }
+
+    /// Whether clients see it as paused: it was paused, or its life is over and its state is in the
+    /// store alone.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.times().paused || self.is_overdue()
+    }
+
+    /// The answer of the E2B edge for a sandbox that does not run, which its clients expect.
+    pub(crate) fn not_running(id: &str) -> ErrorResponse {
+        let mut response = ErrorResponse::new(StatusCode::BAD_GATEWAY, "The sandbox was not found");
+        response.sandbox = Some(id.into());
+        response
+    }
+
+    pub(crate) fn not_found(id: &str) -> ErrorResponse {
+        ErrorResponse::new(StatusCode::NOT_FOUND, format!("the sandbox {id} was not found"))
+    }
+}
+
+/// Runs something in a session: what is wanted, and its source. Output is passed to `speaker` at
+/// once. A call that is cut short is undone, and reported as an error of the code. `mark` is then
+/// where the call began.
+pub(crate) fn run(
+    session: &mut Session,
+    language: &Language,
+    (what, source): (u8, &str),
+    mark: &mut UndoPoint,
+    speaker: &mut OutputRouter,
+) -> Result<Outcome, ErrorResponse> {
+    let before = mark.set_mark(session, false)?;
+    let form = language.form;
+    let request = Request::new(form, what, &Tools::default(), source, "<code>", None);
+    let answered = session.with(|lease| {
+        speaker.exchange(lease)?;
+        let done = evaluate(lease, form.function(), request, std::mem::take(speaker));
+        *speaker = done.listener;
+        let answer = done.answer?;
+        speaker.exchange(lease)?;
+        Ok(answer)
+    });
+    speaker.finish();
+    match answered {
+        Ok(answer) if answer.len() > MAX_ANSWER_BYTES => {
+            let bytes = answer.len();
+            let message = format!("its value has {bytes} bytes, and may have {MAX_ANSWER_BYTES}");
+            let name = "AnswerTooLarge".to_owned();
+            Ok(Outcome::Threw(Thrown { name, message, trace: None }))
+        }
+        Ok(answer) => Outcome::read(&answer).map_err(|damaged| {
+            ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, damaged.to_string())
+        }),
+        Err(error) if session.failed().is_some() => {
+            undo(session, before, speaker)?;
+            tracing::info!(why = describe(&error), "a call was cut short, and undone");
+            Ok(cut_short(&error, speaker.is_late()))
+        }
+        Err(error) => Err(refused(&error)),
+    }
+}
+
+/// Asks the guest's half of commands for something.
+pub(crate) fn command(
+    session: &mut Session,
+    language: &Language,
+    wanted: &serde_json::Value,
+    mark: &mut UndoPoint,
+    speaker: &mut OutputRouter,
+) -> Result<Outcome, ErrorResponse> {
+    speaker.begin(Vec::new());
+    run(session, language, (COMMAND, &wanted.to_string()), mark, speaker)
+}
+
+/// Lets background work run for a slice of time. One that is cut short takes the session back to
+/// where its last call ended.
+#[cfg(feature = "linux")]
+pub(crate) fn go_on(
+    session: &mut Session,
+    mark: &mut UndoPoint,
+    speaker: &mut OutputRouter,
+) -> Result<(), ErrorResponse> {
+    let ended = match mark.state.filter(|_| mark.after) {
+        Some(state) => state,
+        None => mark.set_mark(session, true)?,
+    };
+    speaker.begin(Vec::new());
+    let went = session.with(|lease| {
+        speaker.exchange(lease)?;
+        let (went, hearing) = afresh_interpreter::proceed(lease, std::mem::take(speaker));
+        *speaker = hearing;
+        went?;
+        speaker.exchange(lease)?;
+        Ok(())
+    });
+    match went {
+        Err(_) if session.failed().is_some() => {
+            undo(session, ended, speaker)?;
+            let message = "background work was cut short, and undone";
+            Err(ErrorResponse::new(StatusCode::CONFLICT, message))
+        }
+        went => went.map_err(|error| refused(&error)),
+    }
+}
+
+/// Nothing runs in the background.
+#[cfg(not(feature = "linux"))]
+pub(crate) fn go_on(
+    _: &mut Session,
+    _: &mut UndoPoint,
+    _: &mut OutputRouter,
+) -> Result<(), ErrorResponse> {
+    Ok(())
+}
+
+/// Time until the next event in a session, if one is due.
+pub(crate) fn next_event(session: &Session) -> Option<Duration> {
+    #[cfg(feature = "linux")]
+    return session.due();
+    #[cfg(not(feature = "linux"))]
+    {
+        let _ = session;
+        None
+    }
+}
+
+/// A call that was cut short, as an error of the code.
+fn cut_short(error: &SessionError, late: bool) -> Outcome {
+    let name = match error {
+        SessionError::Call(afresh::CallError::Timeout { .. }) => "TimeoutError",
+        _ if late => "TimeoutError",
+        _ => "GuestError",
+    };
+    let message = format!("{}; the code was undone", describe(error));
+    Outcome::Threw(Thrown { name: name.to_owned(), message, trace: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_is_that_of_those_that_live() {
+        let times = Times {
+            ends: Instant::now(),
+            used: Instant::now(),
+            paused: false,
+            pause_at_end: false,
+        };
+        let sandbox = |id: &str| {
+            let (of, settings) = (("t".into(), "x".to_owned()), SandboxSettings::default());
+            Sandbox::new(id.to_owned(), String::new(), of, settings, Residency::Saved, times)
+        };
+        let source = sandbox("a");
+        assert!(!source.is_branched());
+        // The session is forked, and the forks are refused.
+        let family = source.family();
+        assert!(source.is_branched());
+        let forks = [sandbox("b"), sandbox("c")];
+        forks.iter().for_each(|fork| fork.join(&family));
+        drop(family);
+        assert!(source.is_branched() && forks[0].is_branched());
+        drop(forks);
+        assert!(!source.is_branched());
+        let fork = sandbox("d");
+        fork.join(&source.family());
+        source.has_checkpoints.store(true, Ordering::Relaxed);
+        source.leave_family();
+        assert!(!source.is_branched() && !fork.is_branched());
+    }
+}

@@ -1,0 +1,10 @@
+//! Records of sandboxes and snapshots, and the stores that keep them.
+
+pub(crate) mod directory;
+pub(crate) mod directory_store;
+#[cfg(feature = "fleet")]
+pub(crate) mod hosting;
+pub(crate) mod memory_directory;
+pub(crate) mod record;
+pub(crate) mod store;
+pub(crate) mod stored_elsewhere;

@@ -1,0 +1,120 @@
+//! The sandboxes of this server for its fleet: which it has, and how they come and go.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hyper::HeaderMap;
+
+use crate::error_response::ErrorResponse;
+use crate::lock::lock;
+use crate::sandbox::agent::connect::ConnectError;
+use crate::sandbox::http::authorization::TOKENS;
+use crate::sandbox::http::keys::same;
+use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::life::sandbox::{Residency, Sandbox};
+use crate::sandbox::records::store::{
+    Anchor, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse,
+};
+
+impl SandboxHost for Sandboxes {
+    fn has(&self, id: &str) -> bool {
+        lock(&self.all).contains_key(id) || lock(&self.killed).contains_key(id)
+    }
+
+    fn check(&self, id: &str) -> Result<(), ErrorResponse> {
+        match self.any(id) {
+            Some(sandbox) => self.ledger.check(&*sandbox),
+            None => Ok(()),
+        }
+    }
+
+    fn permits(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool {
+        if !inside {
+            return self.config.keys.tenant(headers).is_ok_and(|tenant| *tenant == *record.tenant);
+        }
+        let shown = TOKENS.iter().filter_map(|name| headers.get(*name));
+        !record.paused
+            && shown.into_iter().any(|shown| same(shown.as_bytes(), record.token.as_bytes()))
+    }
+
+    fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {
+        self.config.keys.tenant(headers).ok()
+    }
+
+    fn templates(&self) -> Vec<String> {
+        self.templates.iter().map(|template| template.config.name.clone()).collect()
+    }
+
+    fn has_template(&self, name: &str) -> bool {
+        self.templates.iter().any(|template| template.config.name == name)
+    }
+
+    fn template_digest(&self, name: Option<&str>) -> Option<String> {
+        let fits = |known: &str| name.is_none_or(|name| known == name);
+        let found = self.templates.iter().find(|template| fits(&template.config.name));
+        found.map(|template| template.digest.clone())
+    }
+
+    fn held_sources(&self) -> Vec<String> {
+        let templates = self.templates.iter().map(|template| template.digest.clone());
+        let snapshots: Vec<String> = lock(&self.opened).keys().cloned().collect();
+        templates.chain(snapshots).collect()
+    }
+
+    fn busy(&self) -> (usize, usize) {
+        self.busy_calls()
+    }
+
+    fn live(&self) -> usize {
+        self.count().0
+    }
+
+    fn tenant_uses(&self) -> Vec<(Arc<str>, TenantUse)> {
+        let held = self.holdings();
+        self.accounts.uses(|tenant| held.get(tenant).map_or(0, |held| held.memory))
+    }
+
+    fn adopt(&self, record: SandboxRecord, anchor: Anchor, is_current: &dyn Fn() -> bool) {
+        let id = record.id.clone();
+        self.stored_elsewhere.subtract(&record.tenant, record.stored);
+        let mut sandbox = Sandbox::recorded(record);
+        let from = anchor.state.clone().into();
+        let mut all = lock(&self.all);
+        // Under the lock that `doubt_all` takes after the life was given up: one of the two sees
+        // the other.
+        let doubt = AtomicBool::new(!is_current());
+        sandbox.standing = StoreEntry { anchor: Arc::new(Some(anchor).into()), doubt, from };
+        all.insert(id, Arc::new(sandbox));
+    }
+
+    fn doubt_all(&self) {
+        for sandbox in lock(&self.all).values() {
+            sandbox.standing.doubt.store(true, Ordering::Release);
+        }
+    }
+
+    fn doubtful(&self) -> Vec<Arc<dyn StoredSandbox>> {
+        let all = lock(&self.all);
+        let doubtful = all.values().filter(|one| one.standing.doubt.load(Ordering::Acquire));
+        doubtful.map(|one| one.clone() as Arc<dyn StoredSandbox>).collect()
+    }
+
+    fn confirm(&self, sandbox: &dyn StoredSandbox, is_current: &dyn Fn() -> bool) {
+        let _all = lock(&self.all);
+        // As when one is adopted: a life that was given up confirms nothing.
+        if is_current() {
+            sandbox.entry().doubt.store(false, Ordering::Release);
+        }
+    }
+
+    fn give_up(&self, id: &str) {
+        let Some(sandbox) = lock(&self.all).remove(id) else { return };
+        tokio::spawn(async move {
+            // A call that is under way ends first; its answer is refused.
+            *sandbox.life.lock().await = Residency::Moved;
+            sandbox.charge.downloads.end();
+            let why = "another host has the sandbox now";
+            sandbox.commands.end(&ConnectError::new("unavailable", why));
+        });
+    }
+}

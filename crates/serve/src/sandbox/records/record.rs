@@ -1,0 +1,306 @@
+//! Records of sandboxes and snapshots, without their pages: one small file each.
+//!
+//! Promises: a file is whole or absent, and on disk before the operation returns.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::sandbox::bodies::network_rules::NetworkRules;
+use crate::sandbox::bodies::unknown_fields::UnknownFields;
+use crate::sandbox::catalog::base_state::BaseState;
+
+/// Settings that a client chose for a sandbox. Its forks have the same.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct SandboxSettings {
+    /// Labels.
+    pub(crate) metadata: BTreeMap<String, String>,
+    /// Variables in the environment of code and commands.
+    #[serde(default)]
+    pub(crate) envs: BTreeMap<String, String>,
+    /// Programs in it are reached from outside without its token.
+    #[serde(default)]
+    pub(crate) public: bool,
+    /// The `Host` of requests to its programs, where `${PORT}` stands for the port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<String>,
+    /// A pause at its end keeps its files alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) files_only: bool,
+    /// A request into it resumes it after a pause.
+    #[serde(default)]
+    pub(crate) auto_resume: bool,
+    /// Where commands start, if its template says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) directory: Option<String>,
+    /// Rules for its connections.
+    #[serde(default, skip_serializing_if = "NetworkRules::is_default")]
+    pub(crate) network: NetworkRules,
+    /// Fields of the whole record that a later version has added. Forks inherit them.
+    #[serde(flatten)]
+    pub(crate) unknown: UnknownFields,
+}
+
+/// A template that was built over the API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BuiltTemplate {
+    /// The number of the build.
+    pub(crate) id: String,
+    /// The template's name, without a tag.
+    pub(crate) template: String,
+    /// Milliseconds since 1970.
+    pub(crate) made: u64,
+    #[serde(flatten)]
+    pub(crate) unknown: UnknownFields,
+}
+
+/// A sandbox that was saved.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SandboxRecord {
+    pub(crate) id: String,
+    pub(crate) tenant: String,
+    pub(crate) template: String,
+    pub(crate) token: String,
+    #[serde(flatten)]
+    pub(crate) settings: SandboxSettings,
+    /// Milliseconds since 1970.
+    pub(crate) started: u64,
+    pub(crate) ends: u64,
+    /// When the record was made, by the same clock as `ends`.
+    #[serde(default)]
+    pub(crate) noted: u64,
+    pub(crate) paused: bool,
+    pub(crate) pause_at_end: bool,
+    pub(crate) runs: u64,
+    /// It has background work.
+    #[serde(default)]
+    pub(crate) goes_on: bool,
+    /// The number of hosts that were lost with it, so that calls since its last save were undone.
+    #[serde(default)]
+    pub(crate) generation: u64,
+    /// Bytes that its saved state stores.
+    #[serde(default)]
+    pub(crate) stored: u64,
+    /// Bytes of memory that it had when it was live.
+    #[serde(default)]
+    pub(crate) memory: u64,
+    /// The state that it began in, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<BaseState>,
+    /// The next resume drops the memory of its saved state: it starts `base` with its files.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) restarts: bool,
+}
+
+impl SandboxRecord {
+    /// Has the next resume drop the memory of the saved state.
+    pub(crate) fn drop_memory(&mut self) {
+        // The memory after the restart is not known yet.
+        (self.restarts, self.memory) = (true, 0);
+    }
+}
+
+/// A snapshot that sandboxes can be made from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SnapshotRecord {
+    pub(crate) id: String,
+    pub(crate) tenant: String,
+    pub(crate) template: String,
+    pub(crate) sandbox: String,
+    pub(crate) names: Vec<String>,
+    /// Variables of the sandbox, which those made from it have too.
+    #[serde(default)]
+    pub(crate) envs: BTreeMap<String, String>,
+    /// Where commands of sandboxes made from it start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) directory: Option<String>,
+    /// Set for a template.
+    #[serde(default)]
+    pub(crate) built: Option<BuiltTemplate>,
+    /// Bytes that it stores.
+    #[serde(default)]
+    pub(crate) stored: u64,
+    /// The state that its sandbox began in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<BaseState>,
+    #[serde(flatten)]
+    pub(crate) unknown: UnknownFields,
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn milliseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The names of templates that the server makes of images for builds begin like this.
+pub(crate) const IMAGE: &str = "image-";
+/// The names of states after steps of a build begin like this.
+pub(crate) const LAYER: &str = "layer:";
+
+impl SnapshotRecord {
+    /// Whether it is the state after a step of a build, which only later builds use.
+    pub(crate) fn is_layer(&self) -> bool {
+        self.names.iter().any(|name| name.starts_with(LAYER))
+    }
+}
+
+/// A directory of such files.
+#[derive(Clone, Debug)]
+pub(crate) struct Records {
+    dir: PathBuf,
+}
+
+impl Records {
+    /// The directory, made if it is missing.
+    pub(crate) fn open(dir: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&dir)?;
+        Ok(Self { dir })
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(id).with_extension("json")
+    }
+
+    /// Whether one exists, readable or not.
+    pub(crate) fn has(&self, id: &str) -> bool {
+        self.path(id).exists()
+    }
+
+    /// Keeps a record, in place of the one before.
+    pub(crate) fn store_record(&self, id: &str, record: &impl Serialize) -> io::Result<()> {
+        self.store_all(&[(id, record)])
+    }
+
+    /// Keeps several records, in place of those before: all of them, or none where one cannot be
+    /// written.
+    pub(crate) fn store_all<R: Serialize>(&self, records: &[(&str, &R)]) -> io::Result<()> {
+        let part = |id: &str| self.path(id).with_extension("part");
+        let write = |(id, record): &(&str, &R)| {
+            let text = serde_json::to_vec(record)?;
+            let mut file = File::create(part(id))?;
+            file.write_all(&text)?;
+            file.sync_all()
+        };
+        if let Err(error) = records.iter().try_for_each(write) {
+            // On a full disk even that may fail; the next record of this id takes its place.
+            records.iter().for_each(|(id, _)| drop(fs::remove_file(part(id))));
+            return Err(error);
+        }
+        // Names are exchanged once every record is on the disk.
+        for (id, _) in records {
+            fs::rename(part(id), self.path(id))?;
+        }
+        sync(&self.dir)
+    }
+
+    /// A record, if it exists. One that cannot be read is named in the log and left under another
+    /// name.
+    pub(crate) fn get<T: DeserializeOwned>(&self, id: &str) -> io::Result<Option<T>> {
+        let path = self.path(id);
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text?,
+        };
+        match serde_json::from_slice(&text) {
+            Ok(record) => Ok(Some(record)),
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "not a record; it is set aside as .damaged");
+                fs::rename(&path, path.with_extension("damaged"))?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Removes a record, if it exists.
+    pub(crate) fn remove(&self, id: &str) -> io::Result<()> {
+        match fs::remove_file(self.path(id)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => sync(&self.dir),
+        }
+    }
+
+    /// Every record. One that cannot be read is named in the log and left where it is.
+    pub(crate) fn all<T: DeserializeOwned>(&self) -> io::Result<Vec<T>> {
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            match serde_json::from_slice(&fs::read(&path)?) {
+                Ok(record) => all.push(record),
+                Err(error) => tracing::error!(path = %path.display(), %error, "not a record"),
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn sync(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// The reference of an object in the store.
+pub(crate) fn state_reference(dir: &std::path::Path, name: &str) -> String {
+    format!("{}@{name}", dir.join("snapshots").display())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::sandbox::life::sandbox::Sandbox;
+
+    #[test]
+    fn a_server_keeps_the_fields_that_a_later_version_has_added() {
+        let text = json!({
+            "id": "i", "tenant": "acme", "template": "script", "token": "t", "metadata": {},
+            "started": 1, "ends": 9, "paused": true, "pause_at_end": false, "runs": 0,
+            "base": "later:1", "restarts": true, "network": {"internet": true, "later": [1]},
+            "later": {"a": null},
+        });
+        let record: SandboxRecord = serde_json::from_value(text.clone()).unwrap();
+        let again = serde_json::to_value(Sandbox::recorded(record).record()).unwrap();
+        for field in ["base", "restarts", "network", "later"] {
+            assert_eq!(again[field], text[field], "{again}");
+        }
+        // One with more than a server keeps is refused.
+        let mut long = text;
+        long["later"] = Value::String("x".repeat(1 << 20));
+        assert!(serde_json::from_value::<SandboxRecord>(long).is_err());
+    }
+
+    #[test]
+    fn stored_records_are_found_and_a_damaged_one_hides_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path().join("snapshots")).unwrap();
+        let record = SnapshotRecord {
+            id: "a".to_owned(),
+            tenant: "t".to_owned(),
+            template: "x".to_owned(),
+            sandbox: "s".to_owned(),
+            names: vec!["n".to_owned()],
+            envs: BTreeMap::new(),
+            directory: None,
+            built: None,
+            stored: 0,
+            base: None,
+            unknown: UnknownFields::default(),
+        };
+        records.store_record("a", &record).unwrap();
+        records.store_record("b", &record).unwrap();
+        fs::write(dir.path().join("snapshots/c.json"), "{").unwrap();
+        fs::write(dir.path().join("snapshots/d.part"), "{").unwrap();
+        assert_eq!(records.all::<SnapshotRecord>().unwrap().len(), 2);
+        records.remove("a").unwrap();
+        records.remove("a").unwrap();
+        assert_eq!(records.all::<SnapshotRecord>().unwrap().len(), 1);
+    }
+}

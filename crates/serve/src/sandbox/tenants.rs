@@ -1,0 +1,12 @@
+//! Budgets and use of tenants, and the admission of sandboxes and calls against them.
+
+pub(crate) mod accounts;
+pub(crate) mod admission;
+pub(crate) mod budgets;
+pub(crate) mod charge;
+pub(crate) mod entry_size;
+pub(crate) mod memory;
+pub(crate) mod quota;
+pub(crate) mod tenant_queue;
+pub(crate) mod tenant_use;
+pub(crate) mod usage;

@@ -1,0 +1,166 @@
+//! Places for calls, saves and pulls of sandboxes, shared by the tenants in proportion to their
+//! weights.
+//!
+//! Promises: a free place goes to a waiting tenant by weighted fair queueing, and no tenant has all
+//! of several places.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hyper::StatusCode;
+
+use crate::concurrency::{ConcurrencyLimiter, Permit, Share};
+use crate::error_response::ErrorResponse;
+use crate::lock::lock;
+use crate::sandbox::tenants::accounts::Accounts;
+use crate::sandbox::tenants::budgets::Limits;
+
+/// Maximum weight of a tenant.
+pub(crate) const MAX_WEIGHT: u32 = 1000;
+
+/// Places, each for one operation at a time.
+pub(crate) struct TenantQueue {
+    /// The operation that has a place, for messages.
+    operation: &'static str,
+    gate: Arc<ConcurrencyLimiter>,
+    lines: Mutex<HashMap<Arc<str>, Line>>,
+    places: usize,
+    waiting: usize,
+    /// Whether the budget of running calls applies.
+    is_for_calls: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Line {
+    number: usize,
+    share: Share,
+}
+
+impl TenantQueue {
+    /// Places for calls. A tenant has at most `waiting` calls that wait.
+    pub(crate) fn for_calls(places: usize, waiting: usize) -> Self {
+        Self { is_for_calls: true, ..Self::new("call", places, waiting) }
+    }
+
+    /// Places for another operation.
+    pub(crate) fn new(operation: &'static str, places: usize, waiting: usize) -> Self {
+        let places = places.max(1);
+        let gate = ConcurrencyLimiter::new(places, []);
+        let waiting = waiting.max(1);
+        Self { operation, gate, lines: Mutex::default(), places, waiting, is_for_calls: false }
+    }
+
+    fn share(&self, limits: &Limits) -> Share {
+        // A quarter is left to the others, however long a tenant's calls last.
+        let most = (self.places - self.places / 4).max(1);
+        let own = limits.running_calls.filter(|_| self.is_for_calls);
+        let weight = limits.weight.unwrap_or(1).clamp(1, MAX_WEIGHT);
+        Share { running: own.unwrap_or(most).clamp(1, most), waiting: self.waiting, weight }
+    }
+
+    /// The line of a tenant, with its present share.
+    fn line(&self, tenant: &Arc<str>, limits: &Limits) -> Line {
+        let share = self.share(limits);
+        let mut lines = lock(&self.lines);
+        let line = lines
+            .entry(tenant.clone())
+            .or_insert_with(|| Line { number: self.gate.add_line(share), share });
+        if line.share != share {
+            line.share = share;
+            self.gate.set_share(line.number, share);
+        }
+        *line
+    }
+
+    /// A place for a tenant's operation.
+    pub(crate) async fn enter(
+        &self,
+        accounts: &Accounts,
+        tenant: &Arc<str>,
+        patience: Duration,
+    ) -> Result<Permit, ErrorResponse> {
+        let limits = accounts.budgets().of(tenant);
+        let line = self.line(tenant, &limits);
+        self.gate.enter(line.number, patience).await.map_err(|_| {
+            let (running, _) = self.gate.count(line.number);
+            let own = limits.running_calls.filter(|_| self.is_for_calls);
+            if let Some(limit) = own.filter(|limit| running >= *limit) {
+                let used = (running as u64, 1);
+                let advice = "run fewer calls at a time";
+                let refused = accounts.of(tenant).admit(
+                    "max-running-calls",
+                    Some(limit as u64),
+                    used,
+                    advice,
+                );
+                if let Err(refusal) = refused {
+                    return refusal;
+                }
+            }
+            let operation = self.operation;
+            let message = format!(
+                "no place became free for the {operation}; run fewer at a time, or try again"
+            );
+            ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+        })
+    }
+
+    /// Operations that run or wait, and the limit of running ones.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn busy(&self) -> (usize, usize) {
+        self.gate.busy()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::tenants::budgets::Budgets;
+
+    const TEST_TIMEOUT: Duration = Duration::from_secs(600);
+
+    #[tokio::test]
+    async fn a_tenant_with_many_calls_delays_another_by_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let accounts = Arc::new(Accounts::open(dir.path(), Budgets::default()).unwrap());
+        let places = Arc::new(TenantQueue::for_calls(4, 1000));
+        let (one, two): (Arc<str>, Arc<str>) = ("one".into(), "two".into());
+        let mut running = Vec::new();
+        for _ in 0..3 {
+            running.push(places.enter(&accounts, &one, TEST_TIMEOUT).await.unwrap());
+        }
+        for _ in 0..100 {
+            let (places, one, accounts) = (places.clone(), one.clone(), accounts.clone());
+            tokio::spawn(async move { drop(places.enter(&accounts, &one, TEST_TIMEOUT).await) });
+        }
+        tokio::task::yield_now().await;
+        let refused = places.enter(&accounts, &one, Duration::from_millis(1)).await;
+        let refused = refused.err().expect("they wait");
+        assert_eq!((refused.status, refused.later), (StatusCode::SERVICE_UNAVAILABLE, true));
+        assert!(places.enter(&accounts, &two, Duration::from_millis(1)).await.is_ok());
+        drop(running);
+    }
+
+    #[tokio::test]
+    async fn a_tenant_has_its_own_number_of_running_calls() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut budgets = Budgets::default();
+        let own = Limits { running_calls: Some(1), ..Limits::default() };
+        budgets.tenants.insert("one".to_owned(), own);
+        let accounts = Accounts::open(dir.path(), budgets.clone()).unwrap();
+        let places = TenantQueue::for_calls(4, 1000);
+        let (one, two): (Arc<str>, Arc<str>) = ("one".into(), "two".into());
+        let _held = places.enter(&accounts, &one, TEST_TIMEOUT).await.unwrap();
+        let refused = places.enter(&accounts, &one, Duration::from_millis(1)).await;
+        let refused = refused.err().expect("it has one call");
+        let excess = refused.budget.expect("it names the budget");
+        assert_eq!((excess.name, excess.limit, excess.used), ("max-running-calls", 1, 1));
+        assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+        let _other = places.enter(&accounts, &two, Duration::from_millis(1)).await.unwrap();
+        // A reload binds the next call.
+        budgets.tenants.clear();
+        accounts.renew(&budgets);
+        assert!(places.enter(&accounts, &one, Duration::from_millis(1)).await.is_ok());
+    }
+}

@@ -1,0 +1,55 @@
+//! Ends of sandboxes, and the number that a tenant may have.
+
+use super::*;
+use crate::sandbox::life::saving::Saving;
+
+/// The tenants of other sandboxes. One alone does not get all places.
+const OTHERS: [&str; 4] = ["a", "b", "c", "d"];
+const ENTER_TIMEOUT: Duration = Duration::from_millis(10);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_sandbox_does_not_wait_for_saves_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = open(&config(&dir)).await;
+    // Saves that last as long as the test have all places.
+    let mut places = Vec::new();
+    for queue in [&all.idle_saves, &all.pauses] {
+        for other in OTHERS {
+            while let Ok(place) = queue.enter(&all.accounts, &other.into(), ENTER_TIMEOUT).await {
+                places.push(place);
+            }
+        }
+    }
+    assert!(places.len() >= 2);
+    let paused = make(&all, CreateOptions { pause_at_end: true, ..options(Duration::ZERO) }).await;
+    let ended = make(&all, options(Duration::ZERO)).await;
+    all.sweep();
+    until("the end waits", async || all.of(TENANT, &ended.id).is_err()).await;
+    // One that must be saved waits for its place.
+    assert!(!paused.times().paused);
+    drop(places);
+    until("the pause waits", async || paused.times().paused).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paused_sandboxes_and_killed_ones_that_still_run_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(&dir);
+    config.max_sandboxes = 2;
+    let all = open(&config).await;
+    let (paused, killed) = (make(&all, options(HOUR)).await, make(&all, options(HOUR)).await);
+    all.save(&paused, Saving { pause: true, ..Saving::default() }).await.unwrap();
+    let refused = async || {
+        let refused = all.create(&TENANT.into(), options(HOUR)).await.err();
+        refused.is_some_and(|refusal| refusal.status.as_u16() == 429)
+    };
+    assert!(refused().await, "a paused sandbox does not count");
+    // A call has it.
+    let life = killed.life.clone().lock_owned().await;
+    all.kill(&killed).await.unwrap();
+    assert!(all.of(TENANT, &killed.id).is_err());
+    assert!(refused().await, "a killed sandbox whose call runs does not count");
+    drop(life);
+    until("the killed sandbox counts for ever", async || !refused().await).await;
+    assert!(refused().await);
+}

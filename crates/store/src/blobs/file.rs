@@ -1,0 +1,255 @@
+//! Content-addressed files: written under a temporary name, made durable, renamed to their digest.
+//!
+//! A blob exists under its digest only once all of it is on disk. A writer that is dropped or
+//! killed before [`BlobWriter::place`] leaves at most a temporary file, which `gc` removes.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use afresh_sys::crash::{point, synced};
+use afresh_sys::file::begin_writing;
+use tempfile::TempPath;
+
+use crate::disk::hashing::BlobHash;
+use crate::disk::temporary::{self, readers};
+use crate::format::blob::BlobRead;
+use crate::seal::{SealKey, Sealer};
+use crate::{OpenError, SaveError, Sha256};
+
+/// Opens for reading, refusing symbolic links: a store never contains any.
+pub(crate) fn open_file(path: &Path) -> io::Result<File> {
+    /// `O_NOFOLLOW` on Linux, x86-64 and AArch64 being the same.
+    const O_NOFOLLOW: i32 = 0o400_000;
+    let file = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
+
+/// Reads a small file whole, at most `limit` bytes.
+pub(crate) fn read_bounded(
+    path: &Path,
+    what: &'static str,
+    limit: u64,
+) -> Result<Vec<u8>, OpenError> {
+    let io = |e| OpenError::io(path, e);
+    let file = open_file(path).map_err(io)?;
+    let size = file.metadata().map_err(io)?.len();
+    if size > limit {
+        return Err(OpenError::TooLarge { what, size, limit });
+    }
+    let mut bytes = Vec::with_capacity(size as usize);
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > limit {
+        return Err(OpenError::TooLarge { what, size: bytes.len() as u64, limit });
+    }
+    Ok(bytes)
+}
+
+/// A blob in a local file: all of it, or a part of an archive.
+#[derive(Debug)]
+pub(crate) struct FileBlob {
+    file: Arc<File>,
+    start: u64,
+    len: u64,
+    /// Length and time of the last change of the file; `None` where they are unknown.
+    state: Option<(u64, SystemTime)>,
+}
+
+/// Length and time of the last change; without times there is nothing to compare.
+fn state(file: &File) -> Option<(u64, SystemTime)> {
+    let metadata = file.metadata().ok()?;
+    Some((metadata.len(), metadata.modified().ok()?))
+}
+
+impl FileBlob {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let file = open_file(path)?;
+        let len = file.metadata()?.len();
+        Ok(Self::part(Arc::new(file), 0, len))
+    }
+
+    /// The `len` bytes from `start` on, which the caller knows to be within the file.
+    pub(crate) fn part(file: Arc<File>, start: u64, len: u64) -> Self {
+        let state = state(&file);
+        Self { file, start, len, state }
+    }
+}
+
+impl BlobRead for FileBlob {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        let end = offset.checked_add(out.len() as u64);
+        if end.is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.file.read_exact_at(out, self.start + offset)
+    }
+
+    fn check_unchanged(&self) -> io::Result<()> {
+        if self.state.is_some() && state(&self.file) != self.state {
+            return Err(io::Error::other("the file was changed after it was opened"));
+        }
+        Ok(())
+    }
+
+    fn file(&self) -> Option<(&File, u64)> {
+        Some((&self.file, self.start))
+    }
+}
+
+/// Writes a blob. Another thread hashes a large one meanwhile, which takes longer than all other
+/// work. The disk begins to write while more is pushed.
+pub(crate) struct BlobWriter {
+    target: Target,
+    file: File,
+    len: u64,
+    /// Bytes pushed since the last request to write to the disk.
+    unsent: usize,
+    /// Encrypts what is pushed.
+    sealer: Option<Sealer>,
+    hashing: BlobHash,
+    /// The digest, once closed.
+    digest: Option<Sha256>,
+}
+
+/// Where a blob is written.
+enum Target {
+    /// A separate file in this directory, under a temporary name until it is whole; `None` then.
+    Own { dir: PathBuf, temporary: Option<TempPath> },
+    /// A part of a larger file, whose writer makes it durable and gives it its name.
+    Part(PathBuf),
+}
+
+fn target_path(target: &Target) -> &Path {
+    match target {
+        Target::Own { temporary: Some(temporary), .. } => temporary,
+        Target::Own { dir, .. } => dir,
+        Target::Part(path) => path,
+    }
+}
+
+/// Bytes between requests to write to the disk, so that little is left for the fsync at the end.
+const WRITE_BEHIND: usize = 8 << 20;
+
+impl BlobWriter {
+    /// Writes to a file in `dir`, with a temporary name that begins with `prefix`.
+    pub(crate) fn create(dir: &Path, prefix: &str) -> Result<Self, SaveError> {
+        let file = temporary::create_named(dir, prefix.as_ref());
+        let file = file.map_err(|e| SaveError::io(dir, e))?;
+        let (file, temporary) = file.into_parts();
+        Ok(Self::new(Target::Own { dir: dir.to_owned(), temporary: Some(temporary) }, file))
+    }
+
+    /// Writes at the position of `file`, whose name is `path`.
+    pub(crate) fn part(file: File, path: &Path) -> Self {
+        Self::new(Target::Part(path.to_owned()), file)
+    }
+
+    fn new(target: Target, file: File) -> Self {
+        let hashing = BlobHash::new();
+        Self { target, file, len: 0, unsent: 0, sealer: None, hashing, digest: None }
+    }
+
+    /// Hashes this blob and `other`, to which nothing was pushed yet, in one thread: they are
+    /// written at the same time.
+    pub(crate) fn hash_together(&mut self, other: &mut Self) -> Result<(), SaveError> {
+        let pair = BlobHash::pair().map_err(|e| SaveError::io(self.path(), e))?;
+        [self.hashing, other.hashing] = pair;
+        Ok(())
+    }
+
+    fn path(&self) -> &Path {
+        target_path(&self.target)
+    }
+
+    /// A buffer of `len` bytes, reused when one came back. It holds anything.
+    pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
+        let mut buffer = self.hashing.recycled();
+        buffer.resize(len, 0);
+        buffer
+    }
+
+    /// Seals the blob with `key`, if there is one. Nothing was pushed yet.
+    pub(crate) fn sealed(mut self, key: Option<&SealKey>) -> Result<Self, SaveError> {
+        self.sealer = key.map(SealKey::sealer).transpose()?;
+        Ok(self)
+    }
+
+    /// Appends bytes.
+    pub(crate) fn push(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
+        let Some(sealer) = &mut self.sealer else { return self.write(bytes) };
+        let mut out = self.hashing.recycled();
+        out.clear();
+        sealer.push(&bytes, &mut out)?;
+        self.write(out)
+    }
+
+    /// Appends bytes as they are stored.
+    fn write(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
+        point();
+        self.file.write_all(&bytes).map_err(|e| SaveError::io(self.path(), e))?;
+        self.len += bytes.len() as u64;
+        self.unsent += bytes.len();
+        if self.unsent >= WRITE_BEHIND {
+            self.unsent = 0;
+            // A hint: without it, the fsync at the end does all of the work, and says what fails.
+            let _ = begin_writing(self.file.as_fd());
+        }
+        let taken = self.hashing.push(bytes).map_err(|e| SaveError::io(self.path(), e))?;
+        if taken { Ok(()) } else { Err(self.ended()) }
+    }
+
+    fn ended(&self) -> SaveError {
+        SaveError::io(self.path(), io::Error::other("the hashing thread has ended"))
+    }
+
+    /// Makes the bytes of a separate file durable, and waits for their digest.
+    fn join(&mut self) -> Result<Sha256, SaveError> {
+        if let Some(sealer) = self.sealer.take() {
+            let mut end = self.buffer(0);
+            sealer.finish(&mut end)?;
+            self.write(end)?;
+        }
+        self.hashing.close();
+        if let Target::Own { .. } = self.target {
+            point();
+            self.file.sync_all().map_err(|e| SaveError::io(self.path(), e))?;
+            synced(&self.file);
+        }
+        self.hashing.finish().ok_or_else(|| self.ended())
+    }
+
+    /// Ends the blob, whose own file is durable then, and returns digest and length.
+    /// A blob that is closed stays so.
+    pub(crate) fn close(&mut self) -> Result<(Sha256, u64), SaveError> {
+        let digest = match self.digest {
+            Some(digest) => digest,
+            None => self.join()?,
+        };
+        self.digest = Some(digest);
+        Ok((digest, self.len))
+    }
+
+    /// Renames the file of a closed blob to its digest; the caller syncs the directory once for all
+    /// blobs.
+    pub(crate) fn place(&mut self, digest: Sha256) -> Result<(), SaveError> {
+        let Target::Own { dir, temporary } = &mut self.target else { return Ok(()) };
+        let Some(temporary) = temporary.take() else { return Ok(()) };
+        let path = dir.join(digest.hex());
+        point();
+        self.file
+            .set_permissions(Permissions::from_mode(readers(dir)))
+            .and_then(|()| temporary.persist(&path).map_err(|e| e.error))
+            .map_err(|e| SaveError::io(&path, e))
+    }
+}

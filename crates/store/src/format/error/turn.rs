@@ -1,0 +1,39 @@
+//! Errors of session turns.
+
+/// A turn is damaged, hostile, of another version, or of another parent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TurnError {
+    /// It is shorter than it says.
+    #[error("the turn is cut short: {0} bytes")]
+    Truncated(u64),
+    /// The magic number is missing.
+    #[error("not a turn of a session (no magic number)")]
+    Magic,
+    /// A version this build does not read.
+    #[error("a turn of version {0}; this build reads version 1: use a newer afresh")]
+    Version(u32),
+    /// A field holds a value that the format does not allow.
+    #[error("turn field `{field}` holds {value}, which is not allowed")]
+    Field {
+        /// Which field.
+        field: &'static str,
+        /// What it held.
+        value: u64,
+    },
+    /// It asks for more than the reader allows.
+    #[error("{0}")]
+    Limit(String),
+    /// The compressed program is damaged.
+    #[error("the turn does not decompress to its declared length: it was damaged")]
+    Decompress,
+    /// The program does not make what the header says.
+    #[error("the turn's program is damaged: {0}")]
+    Program(&'static str),
+    /// It has another digest than its root.
+    #[error("the turn does not match its root digest: it was damaged or replaced")]
+    Root,
+    /// It was made from another state.
+    #[error("the turn was made from another state: apply it to the state that it was taken since")]
+    Parent,
+}

@@ -1,0 +1,135 @@
+//! Garbage collection: blobs that nothing in `index.json` reaches are removed.
+//!
+//! A layout may hold images and artifacts of other tools. Blobs that they name are kept, in any
+//! field. Only damage stops the collection: the blobs of a manifest with a wrong digest are
+//! unknown.
+
+use std::collections::HashSet;
+use std::fs;
+
+use crate::blobs::file::read_bounded;
+use crate::disk::temporary::{TEMPORARY, sync_dir};
+use crate::format::descriptor::{JOURNALS, is_journal};
+use crate::format::digest::from_hex;
+use crate::format::manifest::parse;
+use crate::local::live_set::{LiveSet, MAX_FOREIGN, reach};
+use crate::local::staging::{belongs, remove};
+use crate::{OpenError, SaveError, Sha256, Store};
+
+/// Counts of a collection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CollectionReport {
+    /// Blobs and temporary files removed.
+    pub files: usize,
+    /// Bytes they held.
+    pub bytes: u64,
+    /// Blobs kept.
+    pub kept: usize,
+}
+
+impl Store {
+    /// Removes every blob that nothing in `index.json` reaches, and the files of killed writers.
+    /// Keeps the blobs of saves and transfers under way, and waits for none of them. Open snapshots
+    /// stay readable. Blobs that manifests of other tools name are kept.
+    ///
+    /// # Errors
+    /// A damaged manifest or an I/O error; nothing that is reached is ever removed.
+    pub fn gc(&self) -> Result<CollectionReport, SaveError> {
+        let _locks = self.lock_all_blobs()?;
+        // Names cannot change meanwhile, and the temporary files of `index.json` are dead ones.
+        let _index = self.lock_index()?;
+        let mut live = self.live()?;
+        let writers = self.staged(&mut live)?;
+        let mut collected = CollectionReport::default();
+        for dir in [self.blob_dir(), self.root().to_owned()] {
+            let io = |e| SaveError::io(&dir, e);
+            for entry in fs::read_dir(&dir).map_err(io)? {
+                let entry = entry.map_err(io)?;
+                let name = entry.file_name();
+                let Some(name) = name.to_str() else { continue };
+                let dead = match from_hex(name) {
+                    Some(digest) => !live.blobs.contains(&Sha256(digest)),
+                    None => name.starts_with(TEMPORARY) && !belongs(name, &writers),
+                };
+                if !dead {
+                    collected.kept += usize::from(from_hex(name).is_some());
+                    continue;
+                }
+                collected.files += 1;
+                // Its writer may remove it at the same time.
+                collected.bytes += entry.metadata().map_or(0, |meta| meta.len());
+                afresh_sys::crash::point();
+                remove(&entry.path()).map_err(io)?;
+            }
+            sync_dir(&dir).map_err(io)?;
+        }
+        self.collect_journals(&live, &mut collected)?;
+        Ok(collected)
+    }
+
+    /// Removes the turns of sessions that no manifest names any more.
+    fn collect_journals(
+        &self,
+        live: &LiveSet,
+        collected: &mut CollectionReport,
+    ) -> Result<(), SaveError> {
+        let dir = self.root().join(JOURNALS);
+        let io = |e| SaveError::io(&dir, e);
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            other => other.map_err(io)?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(io)?;
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let dead =
+                name.starts_with(TEMPORARY) || (is_journal(name) && !live.journals.contains(name));
+            if dead {
+                collected.files += 1;
+                collected.bytes += entry.metadata().map_err(io)?.len();
+                afresh_sys::crash::point();
+                fs::remove_file(entry.path()).map_err(io)?;
+            }
+        }
+        sync_dir(&dir).map_err(io)
+    }
+
+    /// Every blob that something in `index.json` reaches.
+    fn live(&self) -> Result<LiveSet, OpenError> {
+        let mut live = LiveSet::default();
+        let mut manifests: Vec<Sha256> = Vec::new();
+        for descriptor in self.index()?.manifests {
+            // Blobs of other digests are elsewhere, and are not touched.
+            let Ok(id) = descriptor.digest.parse::<Sha256>() else { continue };
+            live.blobs.insert(id);
+            manifests.push(id);
+            // Such as the manifest that an artifact is attached to.
+            for other in descriptor.others.values() {
+                reach(other, &mut live, &mut manifests);
+            }
+        }
+        let mut seen = HashSet::new();
+        while let Some(id) = manifests.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            let bytes = match read_bounded(&self.blob_path(id), "a manifest", MAX_FOREIGN) {
+                Ok(bytes) => bytes,
+                // A copy of a part of an image: what is not there needs nothing.
+                Err(error) if error.is_missing_file() => continue,
+                Err(error) => return Err(error),
+            };
+            if Sha256::of(&bytes) != id {
+                return Err(OpenError::Digest { what: "a manifest", expected: id });
+            }
+            match parse("a manifest", &bytes) {
+                Ok(manifest) => reach(&manifest, &mut live, &mut manifests),
+                Err(error @ OpenError::TooLarge { .. }) => return Err(error),
+                // Other bytes than JSON name nothing.
+                Err(_) => {}
+            }
+        }
+        Ok(live)
+    }
+}

@@ -1,0 +1,11 @@
+//! The store in a directory: names, locks, the blobs of writers, and garbage collection.
+
+pub(crate) mod collect;
+pub(crate) mod list;
+pub(crate) mod live_set;
+pub(crate) mod load;
+pub(crate) mod naming;
+#[cfg(feature = "seal")]
+pub(crate) mod signing;
+pub(crate) mod staging;
+pub(crate) mod store;

@@ -1,0 +1,67 @@
+//! Signatures come to snapshots: when they are saved, and later.
+
+use crate::blobs::source::read_manifest;
+use crate::format::manifest::{Manifest, print};
+use crate::layers::blob_sink::BlobSink;
+use crate::local::naming::Expected;
+use crate::seal::{PublicKey, SigningKey, annotation, claimed};
+use crate::{SaveError, Sha256, Snapshot, Store};
+
+impl Manifest {
+    /// Adds a signature of `key`.
+    pub(crate) fn sign(&mut self, key: &SigningKey) -> Result<(), SaveError> {
+        let config = self.config.digest("the manifest")?;
+        let (name, value) = annotation(key, config)?;
+        self.annotations.insert(name, value);
+        Ok(())
+    }
+}
+
+impl Snapshot {
+    /// The same snapshot with a signature of `key` in addition to those it has. Its id is another;
+    /// it becomes durable by [`Store::sign`] or [`crate::archive::export`].
+    ///
+    /// # Errors
+    /// [`SealError::Library`](crate::SealError::Library) when signing fails.
+    pub fn signed(&self, key: &SigningKey) -> Result<Snapshot, SaveError> {
+        if self.turns().is_some() {
+            return Err(SaveError::Session);
+        }
+        let mut manifest = self.manifest().clone();
+        manifest.sign(key)?;
+        self.with_manifest(manifest)
+    }
+
+    /// The keys that the snapshot says it was signed by. Nothing was verified: that is what
+    /// [`Access::trusting`](crate::Access::trusting) does.
+    #[must_use]
+    pub fn claimed_signers(&self) -> Vec<PublicKey> {
+        claimed(&self.manifest().annotations)
+    }
+}
+
+impl Store {
+    /// Adds a signature of `key` to the snapshot that `name` means, and makes `name` mean the
+    /// result, whose id is another.
+    ///
+    /// # Errors
+    /// [`SaveError`] by cause; `name` means then what it meant before.
+    pub fn sign(&self, name: &str, key: &SigningKey) -> Result<Sha256, SaveError> {
+        let mut staging = self.stage()?;
+        loop {
+            // A name that means nothing may still stand for the only snapshot.
+            let expected = Expected::Manifest(self.index()?.meaning(name));
+            let mut manifest = read_manifest(self, self.resolve(name)?)?;
+            if manifest.journal()?.is_some() {
+                return Err(SaveError::Session);
+            }
+            manifest.sign(key)?;
+            let (id, _) = staging.put(print(&manifest)?)?;
+            match self.rename(name, Some(id), expected) {
+                // Saved or signed since: the signature is for the new meaning.
+                Err(SaveError::Moved(_)) => {}
+                renamed => return renamed.map(|()| id),
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Blobs that have no name yet. A marker keeps them from `gc`, however long their writer takes.
+//!
+//! Promises: `gc` removes no blob, temporary file or journal of a living writer. A writer waits for
+//! a collection at most, never for another writer. The kernel releases the marker of a dead writer.
+//! May break it: programs that remove files without the store's locks. A version of this program
+//! before the markers removes the blobs; naming them fails then.
+//!
+//! A marker is a file of the store, locked by its writer. It holds the digests of blobs and the ids
+//! of journals, one a line. Temporary files have the writer's id in their names. A line is written
+//! under `.blob-lock` shared, before its file appears or its presence is looked up. `gc` holds that
+//! lock exclusively and reads every locked marker first.
+
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use afresh_sys::crash::point;
+use afresh_sys::planted::{Bug, is};
+
+use crate::blobs::file::{BlobWriter, read_bounded};
+use crate::disk::temporary::TEMPORARY;
+use crate::format::digest::from_hex;
+use crate::layers::blob_sink::{BlobSink, copy_blob};
+use crate::local::live_set::LiveSet;
+use crate::turn::new_journal_id;
+use crate::{Encoding, Layer, SaveError, Sha256, Store};
+
+/// Prefix of the names of markers.
+const MARKER: &str = ".staging-";
+/// Characters of an id.
+const ID_LEN: usize = 32;
+/// Maximum length of a marker that is read: 250,000 lines.
+const MAX_MARKER: u64 = 16 << 20;
+
+/// The blobs of one writer, until it is dropped.
+pub(crate) struct Staging {
+    store: Store,
+    id: String,
+    path: PathBuf,
+    marker: File,
+}
+
+impl Store {
+    /// Begins to write blobs.
+    pub(crate) fn stage(&self) -> Result<Staging, SaveError> {
+        let mut id = new_journal_id()?;
+        id.truncate(ID_LEN);
+        let path = self.root().join(format!("{MARKER}{id}"));
+        let _gate = self.lock_blobs()?;
+        point();
+        let marker = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .and_then(|marker| marker.lock().map(|()| marker))
+            .map_err(|e| SaveError::io(&path, e))?;
+        Ok(Staging { store: self.clone(), id, path, marker })
+    }
+
+    /// Notes what living writers have staged, and removes the markers of dead ones. Returns the
+    /// beginnings of the temporary names to keep. The caller holds the lock of the blobs
+    /// exclusively.
+    pub(crate) fn staged(&self, live: &mut LiveSet) -> Result<HashSet<String>, SaveError> {
+        let mut writers = HashSet::new();
+        let io = |e| SaveError::io(self.root(), e);
+        for entry in fs::read_dir(self.root()).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            let name = entry.file_name();
+            let Some(id) = name.to_str().and_then(|name| name.strip_prefix(MARKER)) else {
+                continue;
+            };
+            let path = entry.path();
+            let io = |e| SaveError::io(&path, e);
+            let marker = match OpenOptions::new().read(true).write(true).open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened.map_err(io)?,
+            };
+            match marker.try_lock() {
+                Ok(()) => {
+                    point();
+                    remove(&path).map_err(io)?;
+                }
+                Err(TryLockError::WouldBlock) if is(Bug::Staged) => {}
+                Err(TryLockError::WouldBlock) => {
+                    let lines = match read_bounded(&path, "a marker of a writer", MAX_MARKER) {
+                        // It has ended.
+                        Err(error) if error.is_missing_file() => continue,
+                        lines => lines?,
+                    };
+                    for line in String::from_utf8_lossy(&lines).lines() {
+                        live.blobs.extend(from_hex(line).map(Sha256));
+                        live.journals.insert(line.to_owned());
+                    }
+                    writers.insert(temporary(id));
+                }
+                Err(TryLockError::Error(error)) => return Err(io(error)),
+            }
+        }
+        Ok(writers)
+    }
+}
+
+/// Prefix of the temporary names of the writer `id`.
+fn temporary(id: &str) -> String {
+    format!("{TEMPORARY}{id}-")
+}
+
+/// Whether a temporary file belongs to one of `writers`.
+pub(crate) fn belongs(name: &str, writers: &HashSet<String>) -> bool {
+    name.get(..TEMPORARY.len() + ID_LEN + 1).is_some_and(|start| writers.contains(start))
+}
+
+/// Removes a file that its owner may remove at the same time.
+pub(crate) fn remove(path: &std::path::Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+impl Staging {
+    /// Keeps the blob or journal of this name. No collection runs before the returned lock is
+    /// dropped.
+    pub(crate) fn mark(&mut self, name: &str) -> Result<File, SaveError> {
+        let gate = self.store.lock_blobs()?;
+        point();
+        self.marker
+            .write_all(format!("{name}\n").as_bytes())
+            .map_err(|e| SaveError::io(&self.path, e))?;
+        Ok(gate)
+    }
+
+    /// Whether the store has a blob of this digest and length, which stays then.
+    pub(crate) fn has(&mut self, digest: Sha256, size: u64) -> Result<bool, SaveError> {
+        let _gate = self.mark(&digest.hex())?;
+        Ok(fs::metadata(self.store.blob_path(digest)).is_ok_and(|meta| meta.len() == size))
+    }
+
+    /// As [`BlobSink::end`] if the digest is `expected`; the inner error is what it is instead, and
+    /// no blob appears then.
+    #[cfg(feature = "remote")]
+    pub(crate) fn end_as(
+        &mut self,
+        mut blob: BlobWriter,
+        expected: Sha256,
+    ) -> Result<Result<(), Sha256>, SaveError> {
+        let (digest, _) = blob.close()?;
+        if digest != expected {
+            return Ok(Err(digest));
+        }
+        let _gate = self.mark(&digest.hex())?;
+        blob.place(digest).map(Ok)
+    }
+}
+
+impl BlobSink for Staging {
+    fn begin(&mut self, _: Option<(Encoding, u64)>) -> Result<BlobWriter, SaveError> {
+        BlobWriter::create(&self.store.blob_dir(), &temporary(&self.id))
+    }
+
+    fn takes_several(&self) -> bool {
+        true
+    }
+
+    fn end(&mut self, mut blob: BlobWriter) -> Result<(Sha256, u64), SaveError> {
+        let closed = blob.close()?;
+        let _gate = self.mark(&closed.0.hex())?;
+        blob.place(closed.0).map(|()| closed)
+    }
+
+    fn keep(&mut self, layer: &Layer) -> Result<(), SaveError> {
+        match self.has(layer.digest(), layer.size())? {
+            true => Ok(()),
+            false => copy_blob(self, layer),
+        }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // Otherwise `gc` removes it.
+        let _ = fs::remove_file(&self.path);
+    }
+}

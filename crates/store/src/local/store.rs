@@ -1,0 +1,221 @@
+//! A directory of snapshots in the OCI image layout.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::blobs::file::{FileBlob, read_bounded};
+use crate::blobs::source::{Blobs, read_kind};
+use crate::disk::temporary::{new_dir, readers, replace_file};
+use crate::format::blob::BlobRead;
+use crate::format::descriptor::{ARTIFACT_TYPE, Descriptor, JOURNALS};
+use crate::format::layout::{IndexJson, LayoutJson, resolve_in, tags_of};
+use crate::format::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse, print};
+use crate::{OpenError, SaveError, Sha256, Tag};
+
+/// A directory in the OCI image layout that holds snapshots.
+#[derive(Clone, Debug)]
+pub struct Store {
+    root: PathBuf,
+}
+
+impl Store {
+    /// Opens a directory that is an image layout already.
+    ///
+    /// # Errors
+    /// [`OpenError::NotALayout`] for any other directory.
+    pub fn open(root: impl Into<PathBuf>) -> Result<Self, OpenError> {
+        let root = root.into();
+        let layout = read_bounded(&root.join(LAYOUT_FILE), "`oci-layout`", 4096)
+            .ok()
+            .and_then(|bytes| parse::<LayoutJson>("`oci-layout`", &bytes).ok())
+            .filter(|layout| layout.image_layout_version.starts_with("1."));
+        if layout.is_none() {
+            return Err(OpenError::NotALayout(root));
+        }
+        Ok(Self { root })
+    }
+
+    /// Opens a directory, making it an empty image layout first when it is missing or empty.
+    ///
+    /// # Errors
+    /// [`OpenError::NotALayout`] when it holds something else; an I/O error when it cannot be made.
+    pub fn create(root: impl Into<PathBuf>) -> Result<Self, SaveError> {
+        let root = root.into();
+        let io = |e| SaveError::io(&root, e);
+        new_dir(&root).map_err(io)?;
+        if !root.join(LAYOUT_FILE).exists() {
+            // A directory with an unfinished layout is ours; one with other files is not.
+            let foreign = fs::read_dir(&root).map_err(io)?.flatten().any(|entry| {
+                let name = entry.file_name();
+                let name = name.to_string_lossy();
+                name != "blobs" && name != INDEX_FILE && !name.starts_with('.')
+            });
+            if foreign {
+                return Err(OpenError::NotALayout(root).into());
+            }
+            let store = Self { root: root.clone() };
+            new_dir(&store.blob_dir()).map_err(io)?;
+            let _index = store.lock_index()?;
+            if !root.join(INDEX_FILE).exists() {
+                store.put_file(INDEX_FILE, &print(&IndexJson::default())?)?;
+            }
+            // Last, for it is what makes the directory a layout.
+            store.put_file(LAYOUT_FILE, LAYOUT_TEXT.as_bytes())?;
+        }
+        Ok(Self::open(root)?)
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn blob_dir(&self) -> PathBuf {
+        self.root.join("blobs").join("sha256")
+    }
+
+    /// Where the blob named `digest` is.
+    #[must_use]
+    pub fn blob_path(&self, digest: Sha256) -> PathBuf {
+        self.blob_dir().join(digest.hex())
+    }
+
+    /// Where a session's turns are.
+    pub(crate) fn journal_path(&self, id: &str) -> PathBuf {
+        self.root.join(JOURNALS).join(id)
+    }
+
+    /// Replaces a file of the store; the readers of blobs may read it.
+    pub(crate) fn put_file(&self, name: &str, bytes: &[u8]) -> Result<(), SaveError> {
+        replace_file(&self.root.join(name), &self.blob_dir(), bytes)
+    }
+
+    /// Takes a lock of the store, waiting for it; dropping the file releases it.
+    pub(crate) fn lock(&self, name: &str, exclusive: bool) -> Result<File, SaveError> {
+        afresh_sys::crash::point();
+        let path = self.root.join(name);
+        (|| {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o200 | readers(&self.blob_dir()))
+                .open(&path)?;
+            if exclusive {
+                file.lock()?
+            } else {
+                file.lock_shared()?
+            }
+            Ok(file)
+        })()
+        .map_err(|e| SaveError::io(&path, e))
+    }
+
+    /// Keeps `gc` from running, for a moment: [`Staging`](crate::local::staging::Staging) keeps
+    /// blobs for longer. Waits for a `gc` that waits itself, so that a stream of writers cannot
+    /// keep it waiting.
+    pub(crate) fn lock_blobs(&self) -> Result<File, SaveError> {
+        drop(self.lock(GC_LOCK, false)?);
+        self.lock(BLOB_LOCK, false)
+    }
+
+    /// Keeps others from writing blobs, as `gc` needs it.
+    pub(crate) fn lock_all_blobs(&self) -> Result<[File; 2], SaveError> {
+        let gate = self.lock(GC_LOCK, true)?;
+        Ok([gate, self.lock(BLOB_LOCK, true)?])
+    }
+
+    /// Keeps others from changing `index.json`.
+    pub(crate) fn lock_index(&self) -> Result<File, SaveError> {
+        self.lock(INDEX_LOCK, true)
+    }
+
+    pub(crate) fn index(&self) -> Result<IndexJson, OpenError> {
+        let bytes = read_bounded(&self.root.join(INDEX_FILE), "`index.json`", MAX_INDEX_JSON)?;
+        let index: IndexJson = parse("`index.json`", &bytes)?;
+        index.check()?;
+        Ok(index)
+    }
+
+    /// The names of snapshots in the store, in order. Other content of an image layout (images,
+    /// artifacts of other tools) is left out.
+    ///
+    /// # Errors
+    /// A damaged `index.json`.
+    pub fn tags(&self) -> Result<Vec<Tag>, OpenError> {
+        tags_of(&self.snapshots()?)
+    }
+
+    /// The descriptors in `index.json` that mean snapshots, with a name or without.
+    fn snapshots(&self) -> Result<Vec<Descriptor>, OpenError> {
+        let mut manifests = self.index()?.manifests;
+        manifests.retain(|descriptor| match descriptor.is_snapshot() {
+            Some(known) => known,
+            // Copied by a tool that left the type out: the manifest has it, and an unreadable one
+            // may be a snapshot.
+            None => descriptor
+                .digest("`index.json`")
+                .and_then(|id| read_kind(self, id))
+                .map_or(true, |kind| kind == ARTIFACT_TYPE),
+        });
+        Ok(manifests)
+    }
+
+    /// The snapshot that `name` means: a tag, or a manifest digest in the form `sha256:…`. Where
+    /// nothing is named `latest`, it means the only snapshot, named or not.
+    ///
+    /// # Errors
+    /// [`OpenError::NoSuchName`] with the names there are.
+    pub fn resolve(&self, name: &str) -> Result<Sha256, OpenError> {
+        Ok(self.resolve_named(name)?.0)
+    }
+
+    /// As [`Store::resolve`], with the name in `index.json`: `latest` may stand for another one.
+    pub(crate) fn resolve_named(&self, name: &str) -> Result<(Sha256, Option<String>), OpenError> {
+        if let Ok(id) = name.parse::<Sha256>()
+            && self.blob_path(id).exists()
+        {
+            return Ok((id, None));
+        }
+        let snapshots = self.snapshots()?;
+        let found = resolve_in(&snapshots, name)?;
+        Ok((found.digest("`index.json`")?, found.name().map(str::to_owned)))
+    }
+}
+
+impl Blobs for Store {
+    fn read(&self, what: &'static str, digest: Sha256, limit: u64) -> Result<Vec<u8>, OpenError> {
+        read_bounded(&self.blob_path(digest), what, limit)
+    }
+
+    fn open(&self, digest: Sha256) -> Result<Box<dyn BlobRead>, OpenError> {
+        let path = self.blob_path(digest);
+        Ok(Box::new(FileBlob::open(&path).map_err(|e| OpenError::io(&path, e))?))
+    }
+
+    fn journal(&self, id: &str) -> Option<PathBuf> {
+        Some(self.journal_path(id))
+    }
+}
+
+/// Refuses what cannot name a snapshot.
+pub(crate) fn check_name(name: &str) -> Result<(), SaveError> {
+    let valid = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
+    let is_digest = name.parse::<Sha256>().is_ok();
+    if name.is_empty() || name.len() > 128 || !name.chars().all(valid) || is_digest {
+        return Err(SaveError::Name(name.chars().take(140).collect()));
+    }
+    Ok(())
+}
+
+/// Serialises changes of `index.json`.
+pub(crate) const INDEX_LOCK: &str = ".index-lock";
+/// Held shared while a writer records a blob in its marker and moves it to its path, and
+/// exclusively by `gc`.
+pub(crate) const BLOB_LOCK: &str = ".blob-lock";
+/// Held exclusively by a `gc` that waits for [`BLOB_LOCK`], and taken for a moment by every other
+/// holder of that.
+const GC_LOCK: &str = ".gc-lock";

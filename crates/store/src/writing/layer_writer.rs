@@ -1,0 +1,282 @@
+//! Writes a page layer: finds zero and duplicate pages, digests groups, builds the index.
+
+mod segments;
+
+use std::collections::HashMap;
+
+use afresh_sys::{PAGE_SIZE, PageRange};
+
+use crate::blobs::file::BlobWriter;
+use crate::format::index::{
+    Encoding, Extent, GROUP_PAGES, Index, MAX_INDEX, MAX_PAGES, Role, ZSTD_LEVEL,
+};
+use crate::layers::blob_sink::BlobSink;
+use crate::seal::SealKey;
+use crate::{Pages, SaveError, Sha256, Snapshot};
+
+pub(crate) use segments::write_base;
+
+const GROUP_BYTES: usize = GROUP_PAGES as usize * PAGE_SIZE;
+/// Stored pages written at a time: 1 MiB, in whole groups. No more pages are read at a time.
+const BATCH: usize = 16 * GROUP_PAGES as usize;
+
+/// What to write.
+pub(crate) struct Plan<'a> {
+    pub(crate) role: Role,
+    pub(crate) encoding: Encoding,
+    /// Pages to look at, in order and without overlap; others are left to the layer below.
+    pub(crate) candidates: Vec<PageRange>,
+    /// The memory below a delta; pages that equal it are left out.
+    pub(crate) below: Option<&'a Snapshot>,
+    /// Root of the layer below.
+    pub(crate) parent: [u8; 32],
+    /// The key that seals the layer.
+    pub(crate) key: Option<&'a SealKey>,
+}
+
+/// A layer that was written.
+pub(crate) struct Written {
+    pub(crate) digest: Sha256,
+    pub(crate) size: u64,
+    pub(crate) index: Index,
+    pub(crate) sealed: bool,
+}
+
+struct Writer<'a> {
+    source: &'a dyn Pages,
+    blob: BlobWriter,
+    index: Index,
+    data_len: u64,
+    /// Room for a batch: stored pages that are not yet written, then pages being looked at.
+    batch: Vec<u8>,
+    /// Bytes of stored pages in `batch`.
+    pending: usize,
+    /// Hash of a stored page to where it is stored and where it came from.
+    seen: HashMap<u64, (u64, usize)>,
+    scratch: Vec<u8>,
+    /// Whether pages of zeros are named in the index, to hide those below.
+    names_zeros: bool,
+    compressor: Option<zstd::bulk::Compressor<'static>>,
+}
+
+/// Writes the layer that `plan` describes, with pages read from `source`.
+pub(crate) fn write_layer(
+    shelf: &mut dyn BlobSink,
+    source: &dyn Pages,
+    plan: &Plan<'_>,
+) -> Result<Written, SaveError> {
+    let mut writer = Writer::begin(shelf, source, plan)?;
+    writer.fill(&plan.candidates, plan.below)?;
+    let (blob, index) = writer.finish(plan.parent)?;
+    let (digest, size) = shelf.end(blob)?;
+    Ok(Written { digest, size, index, sealed: plan.key.is_some() })
+}
+
+impl<'a> Writer<'a> {
+    /// Begins the blob of the layer that `plan` describes.
+    fn begin(
+        shelf: &mut dyn BlobSink,
+        source: &'a dyn Pages,
+        plan: &Plan<'_>,
+    ) -> Result<Self, SaveError> {
+        let pages = source.pages() as u64;
+        if pages > MAX_PAGES {
+            return Err(SaveError::TooLarge { what: "a memory", size: pages, limit: MAX_PAGES });
+        }
+        let compressor = match plan.encoding {
+            Encoding::Raw => None,
+            Encoding::Zstd => {
+                Some(zstd::bulk::Compressor::new(ZSTD_LEVEL).map_err(SaveError::Compress)?)
+            }
+        };
+        // Sealed pages are never mapped, so they may be anywhere.
+        let mappable = plan.key.is_none().then_some((plan.encoding, pages));
+        let blob = shelf.begin(mappable)?.sealed(plan.key)?;
+        let index = Index {
+            role: plan.role,
+            group_pages: GROUP_PAGES,
+            pages,
+            stored: 0,
+            extents: Vec::new(),
+            groups: Vec::new(),
+            parent: [0; 32],
+            root: [0; 32],
+            encoding: plan.encoding,
+            chunks: Vec::new(),
+        };
+        Ok(Self {
+            source,
+            batch: blob.buffer(BATCH * PAGE_SIZE),
+            pending: 0,
+            blob,
+            index,
+            data_len: 0,
+            seen: HashMap::new(),
+            scratch: vec![0; PAGE_SIZE],
+            // The bottom layer says nothing about zero pages.
+            names_zeros: plan.role != Role::Base,
+            compressor,
+        })
+    }
+
+    /// Stores those of the pages in `candidates` that differ from the ones in `below`.
+    fn fill(
+        &mut self,
+        candidates: &[PageRange],
+        below: Option<&Snapshot>,
+    ) -> Result<(), SaveError> {
+        let mut under = vec![0; if below.is_some() { BATCH * PAGE_SIZE } else { 0 }];
+        for range in candidates {
+            let mut first = range.start;
+            while first < range.end() {
+                let count = self.room().min(range.end() - first);
+                let under = match below {
+                    None => None,
+                    Some(below) => {
+                        let under = &mut under[..count * PAGE_SIZE];
+                        below.read_padded(first, under)?;
+                        Some(&*under)
+                    }
+                };
+                self.pages(first, count, under)?;
+                first += count;
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages that can be looked at before the batch must be written; at least one.
+    fn room(&self) -> usize {
+        BATCH - self.pending / PAGE_SIZE
+    }
+
+    /// Stores the changed ones of the `count` pages from `first` on, for which there is room;
+    /// `under` has the pages below them. Pages are read into their place in the batch, so that one
+    /// which is stored is copied once, and everything that looks at it finds it in the cache.
+    fn pages(&mut self, first: usize, count: usize, under: Option<&[u8]>) -> Result<(), SaveError> {
+        let start = self.pending;
+        let end = start + count * PAGE_SIZE;
+        self.source.read(first, &mut self.batch[start..end]).map_err(SaveError::Source)?;
+        for n in 0..count {
+            let at = start + n * PAGE_SIZE;
+            let page = &self.batch[at..at + PAGE_SIZE];
+            if under.is_some_and(|under| under[n * PAGE_SIZE..][..PAGE_SIZE] == *page) {
+                continue;
+            }
+            if self.is_new(first + n, at)? {
+                if at != self.pending {
+                    self.batch.copy_within(at..at + PAGE_SIZE, self.pending);
+                }
+                self.pending += PAGE_SIZE;
+                if self.pending.is_multiple_of(GROUP_BYTES) {
+                    let group = &self.batch[self.pending - GROUP_BYTES..self.pending];
+                    self.index.groups.push(blake3::hash(group).into());
+                }
+            }
+        }
+        if self.room() == 0 { self.flush() } else { Ok(()) }
+    }
+
+    /// Enters page `number`, at byte `at` of the batch, in the index. Returns whether it must be
+    /// stored.
+    fn is_new(&mut self, number: usize, at: usize) -> Result<bool, SaveError> {
+        let page = &self.batch[at..at + PAGE_SIZE];
+        let Some(hash) = hash_unless_zero(page) else {
+            if self.names_zeros {
+                self.extend(number as u64, None);
+            }
+            return Ok(false);
+        };
+        if let Some((stored, original)) = self.seen.get(&hash).copied() {
+            self.source.read(original, &mut self.scratch).map_err(SaveError::Source)?;
+            if self.scratch == page {
+                self.extend(number as u64, Some(stored));
+                return Ok(false);
+            }
+        }
+        let stored = self.index.stored;
+        self.seen.insert(hash, (stored, number));
+        self.index.stored += 1;
+        self.extend(number as u64, Some(stored));
+        Ok(true)
+    }
+
+    fn extend(&mut self, page: u64, stored: Option<u64>) {
+        if let Some(last) = self.index.extents.last_mut()
+            && last.end() == page
+            && last.stored.map(|s| s + last.len) == stored
+        {
+            last.len += 1;
+            return;
+        }
+        self.index.extents.push(Extent { first: page, len: 1, stored });
+    }
+
+    /// Writes the stored pages of the batch, which are whole groups but at the end.
+    fn flush(&mut self) -> Result<(), SaveError> {
+        if self.pending == 0 {
+            return Ok(());
+        }
+        let next = self.blob.buffer(BATCH * PAGE_SIZE);
+        let mut data = std::mem::replace(&mut self.batch, next);
+        data.truncate(self.pending);
+        self.pending = 0;
+        if let Some(compressor) = &mut self.compressor {
+            let mut compressed = Vec::new();
+            for bytes in data.chunks(GROUP_BYTES) {
+                let frame = compressor.compress(bytes).map_err(SaveError::Compress)?;
+                self.index.chunks.push(frame.len() as u32);
+                compressed.extend_from_slice(&frame);
+            }
+            data = compressed;
+        }
+        self.data_len += data.len() as u64;
+        self.blob.push(data)
+    }
+
+    /// Writes the remaining pages, and the index over the layer with the root `parent`. The blob is
+    /// complete then.
+    fn finish(mut self, parent: [u8; 32]) -> Result<(BlobWriter, Index), SaveError> {
+        let partial = &self.batch[self.pending / GROUP_BYTES * GROUP_BYTES..self.pending];
+        if !partial.is_empty() {
+            self.index.groups.push(blake3::hash(partial).into());
+        }
+        self.flush()?;
+        self.index.parent = parent;
+        self.index.seal();
+        let tail = self.index.tail(self.data_len).map_err(|_| SaveError::TooLarge {
+            what: "a layer index",
+            size: self.index.extents.len() as u64 * 24,
+            limit: MAX_INDEX,
+        })?;
+        self.blob.push(tail)?;
+        Ok((self.blob, self.index))
+    }
+}
+
+/// A hash to find duplicates by, or `None` for a page of zeros. It need not resist an attacker:
+/// candidates are compared byte by byte, and a page has one candidate.
+fn hash_unless_zero(page: &[u8]) -> Option<u64> {
+    const K: [u64; 4] = [
+        0x9e37_79b9_7f4a_7c15,
+        0xc2b2_ae3d_27d4_eb4f,
+        0x1656_67b1_9e37_79f9,
+        0x27d4_eb2f_1656_67c5,
+    ];
+    // Wide products: compilers do not turn them into vector code, which is slower here.
+    let fold = |a: u64, b: u64| {
+        let product = u128::from(a) * u128::from(b);
+        product as u64 ^ (product >> 64) as u64
+    };
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    let mut lanes = K;
+    let mut any = 0;
+    for block in page.chunks_exact(64) {
+        for (lane, pair) in block.chunks_exact(16).enumerate() {
+            let (a, b) = (word(&pair[..8]), word(&pair[8..]));
+            any |= a | b;
+            lanes[lane] = fold(lanes[lane] ^ a, K[lane] ^ b) ^ b;
+        }
+    }
+    (any != 0).then(|| lanes.iter().fold(K[0], |sum, lane| fold(sum ^ lane, K[1])))
+}

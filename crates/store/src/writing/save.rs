@@ -1,0 +1,279 @@
+//! Saving: memory and guest state become a named snapshot.
+
+use afresh_sys::PageRange;
+
+use crate::format::descriptor::{CONFIG_TYPE, Descriptor};
+use crate::format::index::{Encoding, Role};
+use crate::format::manifest::{
+    Config, MAX_LAYERS, MAX_STATE, Manifest, Memory, encode_state, layer_type, print, root_text,
+    sealed_type,
+};
+use crate::layers::blob_sink::BlobSink;
+use crate::seal::SealKey;
+use crate::writing::layer_writer::{Plan, Written, write_base, write_layer};
+use crate::{FoldOptions, GuestBuild, Pages, SaveError, SealError, Sha256, Snapshot, Store};
+
+/// Data to save in addition to the pages.
+#[derive(Clone, Debug)]
+pub struct SaveOptions {
+    /// The guest build the memory belongs to.
+    pub guest: GuestBuild,
+    /// The guest's own state: at most 64 MiB.
+    pub state: Vec<u8>,
+    /// How pages are stored: raw ones can be mapped, compressed ones travel well.
+    pub encoding: Encoding,
+    /// Write a delta on this snapshot instead of the whole memory. Layers of it that are not in the
+    /// same store are copied. Where it has as many layers as the format allows, the memory is
+    /// written whole.
+    pub parent: Option<Snapshot>,
+    /// With a parent: the only pages that can differ from it, in order and without overlap. Without
+    /// it all pages are compared.
+    pub changed: Option<Vec<PageRange>>,
+    /// The pages in `changed` do differ from the parent: they are stored, and nothing of the parent
+    /// is read.
+    pub compared: bool,
+    /// Pages to copy into a working-set layer, in order and without overlap.
+    pub working_set: Vec<PageRange>,
+    /// Seal the snapshot with this key. A delta is sealed with its parent's, named here or not.
+    #[cfg(feature = "seal")]
+    pub seal: Option<SealKey>,
+    /// Sign the snapshot.
+    #[cfg(feature = "seal")]
+    pub sign: Option<crate::seal::SigningKey>,
+}
+
+impl SaveOptions {
+    /// Options for a whole, raw snapshot of `guest` without state.
+    #[must_use]
+    pub fn new(guest: GuestBuild) -> Self {
+        Self {
+            guest,
+            state: Vec::new(),
+            encoding: Encoding::Raw,
+            parent: None,
+            changed: None,
+            compared: false,
+            working_set: Vec::new(),
+            #[cfg(feature = "seal")]
+            seal: None,
+            #[cfg(feature = "seal")]
+            sign: None,
+        }
+    }
+}
+
+impl SaveOptions {
+    /// The key that the new snapshot is sealed with.
+    fn key(&self) -> Result<Option<&SealKey>, SealError> {
+        #[cfg(feature = "seal")]
+        let wanted = self.seal.as_ref();
+        #[cfg(not(feature = "seal"))]
+        let wanted = None;
+        match (wanted, &self.parent) {
+            (wanted, None) => Ok(wanted),
+            (None, Some(parent)) => Ok(parent.key()),
+            (wanted, Some(parent)) if wanted == parent.key() => Ok(wanted),
+            _ => Err(SealError::Mixed),
+        }
+    }
+}
+
+impl Store {
+    /// Saves `memory` under `name` and returns its id. A name that is in use changes its meaning
+    /// once everything is on disk; programs that have the old snapshot open keep it.
+    ///
+    /// # Errors
+    /// [`SaveError`] by cause; the name means then what it meant before.
+    pub fn save(
+        &self,
+        name: &str,
+        memory: &dyn Pages,
+        options: &SaveOptions,
+    ) -> Result<Sha256, SaveError> {
+        let mut staging = self.stage()?;
+        let (id, _) = write_memory(&mut staging, memory, options)?;
+        self.tag(name, Some(id))?;
+        Ok(id)
+    }
+
+    /// Records a working set with a snapshot that exists: writes the compact copy of `pages` and
+    /// makes `name` mean the snapshot with it. Layers are shared with the old one.
+    ///
+    /// # Errors
+    /// [`SaveError`] by cause; the name means then what it meant before.
+    pub fn set_working_set(
+        &self,
+        name: &str,
+        snapshot: &Snapshot,
+        pages: &[PageRange],
+    ) -> Result<Sha256, SaveError> {
+        let mut shelf = self.stage()?;
+        let expected = self.replaced_by(name, snapshot);
+        // The result of turns is in none of the layers.
+        let snapshot = &self.fold_here(&mut shelf, snapshot, &FoldOptions::default())?;
+        let stack = snapshot.layers().len();
+        for layer in snapshot.layers() {
+            shelf.keep(layer)?;
+        }
+        let mut layers = snapshot.manifest().layers[..stack].to_vec();
+        let mut config = snapshot.config().clone();
+        config.memory.working_set = None;
+        let encoding = snapshot.layers().last().map_or(Encoding::Raw, |layer| layer.encoding());
+        if !pages.is_empty() {
+            let plan = Plan {
+                role: Role::WorkingSet,
+                encoding,
+                candidates: clip(pages, snapshot.pages()),
+                below: None,
+                parent: snapshot.layers().last().map_or([0; 32], |layer| *layer.root()),
+                key: snapshot.key(),
+            };
+            let layer = write_layer(&mut shelf, snapshot, &plan)?;
+            layers.push(descriptor(&layer));
+            config.memory.working_set = Some(root_text(&layer.index.root));
+        }
+        let id = write_snapshot(&mut shelf, &config, layers, snapshot.key())?.0;
+        self.rename(name, Some(id), expected)?;
+        Ok(id)
+    }
+}
+
+/// Writes all of a snapshot, and returns digest and length of its manifest.
+pub(crate) fn write_memory(
+    shelf: &mut dyn BlobSink,
+    memory: &dyn Pages,
+    options: &SaveOptions,
+) -> Result<(Sha256, u64), SaveError> {
+    let state = options.state.len() as u64;
+    if state > MAX_STATE {
+        return Err(SaveError::TooLarge { what: "a guest state", size: state, limit: MAX_STATE });
+    }
+    let key = options.key()?;
+    let mut layers = Vec::new();
+    let mut roots = Vec::new();
+    let mut below = [0; 32];
+    // A stack that is full begins anew: the whole memory becomes its bottom. The result of its
+    // turns is in none of its layers.
+    let parent = options.parent.as_ref().filter(|parent| parent.layers().len() < MAX_LAYERS);
+    let below_turns = parent.filter(|parent| parent.turns().is_some()).map(Snapshot::base);
+    let parent = below_turns.as_ref().or(parent);
+    if let Some(parent) = parent {
+        let stack = parent.layers().len();
+        if memory.pages() < parent.pages() {
+            return Err(SaveError::Shrunk { pages: memory.pages(), parent: parent.pages() });
+        }
+        for layer in parent.layers() {
+            shelf.keep(layer)?;
+        }
+        layers.extend_from_slice(&parent.manifest().layers[..stack]);
+        roots.extend_from_slice(&parent.config().memory.layers);
+        below = parent.layers().last().map_or(below, |layer| *layer.root());
+    }
+    let mut changed = options.changed.clone();
+    let compared = options.compared && changed.is_some() && below_turns.is_none();
+    if let (Some(changed), Some(_), Some(turned)) = (&mut changed, &below_turns, &options.parent) {
+        // The difference to the turns is not the difference to the layers below them.
+        changed.extend(turned.turned_pages());
+        *changed = PageRange::merge(std::mem::take(changed));
+    }
+    let plan = Plan {
+        role: if parent.is_some() { Role::Delta } else { Role::Base },
+        encoding: options.encoding,
+        candidates: candidates(memory, parent, changed.as_deref()),
+        below: parent.filter(|_| !compared),
+        parent: below,
+        key,
+    };
+    let written = match plan.role {
+        Role::Base => write_base(shelf, memory, &plan)?,
+        _ => vec![write_layer(shelf, memory, &plan)?],
+    };
+    layers.extend(written.iter().map(descriptor));
+    roots.extend(written.iter().map(|layer| root_text(&layer.index.root)));
+    let top = written.last().map_or(below, |top| top.index.root);
+    let mut working_set = None;
+    if !options.working_set.is_empty() {
+        let plan = Plan {
+            role: Role::WorkingSet,
+            encoding: options.encoding,
+            candidates: clip(&options.working_set, memory.pages()),
+            below: None,
+            parent: top,
+            key,
+        };
+        let layer = write_layer(shelf, memory, &plan)?;
+        layers.push(descriptor(&layer));
+        working_set = Some(root_text(&layer.index.root));
+    }
+    let config = Config {
+        schema: Config::SCHEMA,
+        guest: options.guest.clone(),
+        memory: Memory {
+            page_size: afresh_sys::PAGE_SIZE as u64,
+            pages: memory.pages() as u64,
+            layers: roots,
+            working_set,
+        },
+        parent: options.parent.as_ref().map(|parent| parent.id().to_string()),
+        state: encode_state(&options.state),
+    };
+    #[cfg_attr(not(feature = "seal"), allow(unused_mut, reason = "nothing signs it"))]
+    let mut manifest = write_config(shelf, &config, layers, key)?;
+    #[cfg(feature = "seal")]
+    if let Some(key) = &options.sign {
+        manifest.sign(key)?;
+    }
+    shelf.put(print(&manifest)?)
+}
+
+/// Writes configuration and manifest, and returns digest and length of the manifest.
+pub(crate) fn write_snapshot(
+    shelf: &mut dyn BlobSink,
+    config: &Config,
+    layers: Vec<Descriptor>,
+    key: Option<&SealKey>,
+) -> Result<(Sha256, u64), SaveError> {
+    let manifest = write_config(shelf, config, layers, key)?;
+    shelf.put(print(&manifest)?)
+}
+
+/// Writes the configuration, sealed with `key` if there is one, and returns the manifest.
+fn write_config(
+    shelf: &mut dyn BlobSink,
+    config: &Config,
+    layers: Vec<Descriptor>,
+    key: Option<&SealKey>,
+) -> Result<Manifest, SaveError> {
+    let mut blob = shelf.begin(None)?.sealed(key)?;
+    blob.push(print(config)?)?;
+    let (digest, size) = shelf.end(blob)?;
+    let media_type = sealed_type(CONFIG_TYPE, key.is_some());
+    Ok(Manifest::new(Descriptor::new(&media_type, digest, size), layers))
+}
+
+pub(crate) fn descriptor(layer: &Written) -> Descriptor {
+    let media_type = layer_type(layer.index.role, layer.index.encoding);
+    Descriptor::new(&sealed_type(media_type, layer.sealed), layer.digest, layer.size)
+}
+
+/// The ranges cut to an index space of `pages` pages.
+fn clip(ranges: &[PageRange], pages: usize) -> Vec<PageRange> {
+    let all = PageRange::new(0, pages);
+    ranges.iter().filter_map(|range| range.intersect(all)).collect()
+}
+
+/// The pages the new layer must look at: those given, or all that may hold something in the memory
+/// or in the parent.
+fn candidates(
+    memory: &dyn Pages,
+    parent: Option<&Snapshot>,
+    changed: Option<&[PageRange]>,
+) -> Vec<PageRange> {
+    let Some(parent) = parent else { return memory.occupied() };
+    if let Some(changed) = changed {
+        return clip(changed, memory.pages());
+    }
+    let mut both = memory.occupied();
+    both.extend(clip(&parent.occupied(), memory.pages()));
+    PageRange::merge(both)
+}

@@ -1,0 +1,187 @@
+//! The sandboxes of `afresh serve`, with faults on request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use super::http::{Handler, Reply, Request};
+
+#[derive(Default)]
+pub(super) struct State {
+    sandboxes: BTreeMap<String, Value>,
+    count: usize,
+    requests: Vec<String>,
+    faults: Faults,
+    /// Sandboxes that appear with the next creation.
+    hidden: Vec<(String, Value)>,
+}
+
+/// Faults of the server.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Faults {
+    /// Every request for one sandbox gets the 404 of a proxy.
+    pub(crate) proxy: bool,
+    /// Every request for one sandbox gets the server's own 404.
+    pub(crate) forgetful: bool,
+    /// Sandboxes that cannot be ended.
+    pub(crate) immortal: BTreeSet<String>,
+    /// Time that a creation takes, by the namespace of the sandbox.
+    pub(crate) slow: BTreeMap<String, Duration>,
+}
+
+/// The server. It has the template `script`, and the build `script:one`.
+#[derive(Default)]
+pub(crate) struct MockAfresh(Mutex<State>);
+
+fn refusal(status: u16, message: &str) -> Reply {
+    Reply::Json(status, json!({"code": status, "message": message}))
+}
+
+impl MockAfresh {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("no test panicked with it")
+    }
+
+    /// Makes a sandbox with labels: its identifier.
+    pub(crate) fn make(&self, metadata: &[(&str, &str)]) -> String {
+        let metadata: BTreeMap<&str, &str> = metadata.iter().copied().collect();
+        self.state().make(&json!({"metadata": metadata, "timeout": 3600}))
+    }
+
+    /// The identifiers of all sandboxes.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.state().sandboxes.keys().cloned().collect()
+    }
+
+    /// A sandbox.
+    pub(crate) fn get(&self, id: &str) -> Option<Value> {
+        self.state().sandboxes.get(id).cloned()
+    }
+
+    /// Makes a sandbox that is in no list before the next creation: its identifier.
+    pub(crate) fn make_hidden_until_creation(&self, metadata: &[(&str, &str)]) -> String {
+        let id = self.make(metadata);
+        let mut state = self.state();
+        let sandbox = state.sandboxes.remove(&id).expect("it was made");
+        state.hidden.push((id.clone(), sandbox));
+        id
+    }
+
+    /// Adds a sandbox again.
+    pub(crate) fn put(&self, id: &str, sandbox: Value) {
+        self.state().sandboxes.insert(id.to_owned(), sandbox);
+    }
+
+    /// Removes a sandbox.
+    pub(crate) fn remove(&self, id: &str) {
+        self.state().sandboxes.remove(id);
+    }
+
+    /// Sets the time that a sandbox has left.
+    pub(crate) fn set_time_left(&self, id: &str, seconds: i64) {
+        let end = Timestamp::now() + SignedDuration::from_secs(seconds);
+        let mut state = self.state();
+        state.sandboxes.get_mut(id).expect("it exists")["endAt"] = end.to_string().into();
+    }
+
+    /// Replaces the faults.
+    pub(crate) fn fail(&self, faults: Faults) {
+        self.state().faults = faults;
+    }
+
+    /// Method and path of every request so far.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.state().requests.clone()
+    }
+}
+
+impl State {
+    fn make(&mut self, body: &Value) -> String {
+        self.count += 1;
+        let id = format!("sandbox{:05}", self.count);
+        let seconds = body["timeout"].as_i64().unwrap_or_default();
+        let now = Timestamp::now();
+        let sandbox = json!({
+            "sandboxID": id, "envdAccessToken": format!("token-of-{id}"), "state": "running",
+            "startedAt": now.to_string(), "metadata": body["metadata"],
+            "endAt": (now + SignedDuration::from_secs(seconds)).to_string(),
+            "templateID": body["templateID"],
+        });
+        self.sandboxes.insert(id.clone(), sandbox);
+        id
+    }
+
+    fn list(&self, labels: &str) -> Reply {
+        let (label, value) = labels.split_once('=').expect("one label");
+        let all = self.sandboxes.values().filter(|sandbox| sandbox["metadata"][label] == value);
+        let without_token = all.cloned().map(|mut sandbox| {
+            sandbox.as_object_mut().expect("an object").remove("envdAccessToken");
+            sandbox
+        });
+        Reply::Json(200, without_token.collect())
+    }
+
+    fn one(&mut self, method: &str, id: &str, action: Option<&str>, body: &Value) -> Reply {
+        if self.faults.proxy {
+            return Reply::Html(404);
+        }
+        let missing = format!("the sandbox {id} was not found");
+        let is_immortal = self.faults.immortal.contains(id);
+        let found = self.sandboxes.get_mut(id).filter(|_| !self.faults.forgetful);
+        let Some(sandbox) = found else { return refusal(404, &missing) };
+        let end = || {
+            let seconds = body["timeout"].as_i64().expect("a time");
+            json!((Timestamp::now() + SignedDuration::from_secs(seconds)).to_string())
+        };
+        match (method, action) {
+            ("GET", None) => return Reply::Json(200, sandbox.clone()),
+            ("DELETE", None) if is_immortal => return refusal(500, "it cannot be ended"),
+            ("DELETE", None) => drop(self.sandboxes.remove(id)),
+            ("POST", Some("pause")) => sandbox["state"] = "paused".into(),
+            ("POST", Some("connect")) => {
+                sandbox["state"] = "running".into();
+                sandbox["endAt"] = end();
+            }
+            ("POST", Some("timeout")) => sandbox["endAt"] = end(),
+            _ => return refusal(405, "there is no such route"),
+        }
+        Reply::Json(200, json!({}))
+    }
+}
+
+impl Handler for MockAfresh {
+    async fn answer(&self, request: Request) -> Reply {
+        let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
+        let method = request.method.as_str();
+        let slow = {
+            let mut state = self.state();
+            state.requests.push(format!("{method} /{}", request.path.join("/")));
+            let namespace = request.body["metadata"]["kubernetes-namespace"].as_str();
+            namespace.and_then(|namespace| state.faults.slow.get(namespace).copied())
+        };
+        if let Some(slow) = slow {
+            tokio::time::sleep(slow).await;
+        }
+        let mut state = self.state();
+        match (method, &path[..]) {
+            ("GET", ["v2", "sandboxes"]) => state.list(&request.query["metadata"]),
+            ("POST", ["sandboxes"]) => {
+                let hidden = std::mem::take(&mut state.hidden);
+                state.sandboxes.extend(hidden);
+                let id = state.make(&request.body);
+                Reply::Json(201, state.sandboxes[&id].clone())
+            }
+            (_, ["sandboxes", id]) => state.one(method, id, None, &request.body),
+            (_, ["sandboxes", id, action]) => state.one(method, id, Some(action), &request.body),
+            ("GET", ["templates", "aliases", "script"]) => Reply::Json(200, json!({})),
+            ("GET", ["templates", "script", "tags"]) => Reply::Json(200, json!([{"tag": "one"}])),
+            ("GET", ["templates", "aliases", name] | ["templates", name, "tags"]) => {
+                refusal(404, &format!("the template {name} was not found"))
+            }
+            _ => refusal(404, "there is no such route"),
+        }
+    }
+}
