@@ -28,8 +28,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use afresh_sys::errno::ESRCH;
 use afresh_sys::{Call, PAGE_SIZE, PageRange, Reservation, SysError, fork};
 
-use super::backing::Filling;
-use super::inserter::Arrived;
+use super::backing::FillState;
+use super::inserter::ArrivedPages;
 use super::{Extent, Filler, Image, Inserter, build};
 use crate::ImageError;
 
@@ -99,7 +99,7 @@ pub(crate) struct PageCopier {
     /// Ascending in both positions, and without gaps in the backing.
     runs: Vec<CapturedRun>,
     inserter: Inserter,
-    arrived: Arc<Arrived>,
+    arrived: Arc<ArrivedPages>,
     states: PageStates,
     /// The process that made the capture. A child may inherit locked locks and taken pages.
     generation: u32,
@@ -112,7 +112,7 @@ impl PageCopier {
         captured: &[PageRange],
         memory: CapturedMemory,
         base: *const u8,
-        (inserter, arrived): (Inserter, Arc<Arrived>),
+        (inserter, arrived): (Inserter, Arc<ArrivedPages>),
     ) -> Self {
         let mut at = 0;
         let runs = captured.iter().map(|range| {
@@ -311,7 +311,7 @@ impl Image {
         let copier = PageCopier::new(captured, memory, base, (inserter, arrived.clone()));
         let copier = Arc::new(copier);
         // Slots wait until all is copied. With faults, one guest would wait for another.
-        let filling = Filling { filler: copier.clone(), arrived, live: false };
+        let filling = FillState { filler: copier.clone(), arrived, live: false };
         let backing = Arc::new(backing.filled_by(vec![all], filling));
         let extent =
             |run: &CapturedRun| Extent { range: run.range, backing: backing.clone(), at: run.at };
