@@ -18,11 +18,14 @@
 //! the memory away: nothing is copied from the slot afterwards. No handler takes that lock. A forked
 //! child copies nothing and waits for nothing: its image has failed unless it was complete.
 //!
+//! A capture whose image is dropped is abandoned: its pages are freed, and handlers that open one
+//! mark it without a copy.
+//!
 //! Promises: each page of the image has the content that the slot had at the capture, or the image
 //! has failed with the cause. May break it: a page that is opened without [`PageCopier::keep`], and
 //! a guest that runs during the capture itself.
 
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use afresh_sys::errno::ESRCH;
@@ -103,6 +106,8 @@ pub(crate) struct PageCopier {
     states: PageStates,
     /// The process that made the capture. A child may inherit locked locks and taken pages.
     generation: u32,
+    /// No image has the pages any more.
+    abandoned: AtomicBool,
     /// The error of the first page that could not be kept; 0 for none.
     errno: AtomicI32,
 }
@@ -129,6 +134,7 @@ impl PageCopier {
             arrived,
             states: PageStates::new(at),
             generation: fork::generation(),
+            abandoned: AtomicBool::new(false),
             errno: AtomicI32::new(0),
         }
     }
@@ -154,6 +160,25 @@ impl PageCopier {
 
     fn has_failed(&self) -> bool {
         self.errno.load(Ordering::Acquire) != 0
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
+    /// Whether some pages will never arrive.
+    fn has_ended(&self) -> bool {
+        self.has_failed() || self.is_abandoned()
+    }
+
+    /// Ends the capture without an image, and frees its pages.
+    fn abandon(&self) {
+        if self.is_of_parent() {
+            return;
+        }
+        self.abandoned.store(true, Ordering::Release);
+        self.release_memory();
+        self.inserter.free();
     }
 
     fn fail(&self, error: &SysError) {
@@ -187,7 +212,9 @@ impl PageCopier {
         // SAFETY: the page is accessible in a slot that has not been reset since the capture. It is
         // write-protected, and no handler opens it before it is marked as secured below.
         let content = unsafe { std::slice::from_raw_parts(self.address(page), PAGE_SIZE) };
-        if let Err(error) = self.inserter.put(at, content) {
+        if !self.is_abandoned()
+            && let Err(error) = self.inserter.put(at, content)
+        {
             self.fail(&error);
         }
         self.states.secure(at);
@@ -231,7 +258,7 @@ impl PageCopier {
             let batch = PageRange::new(start, BATCH_PAGES.min(pages.end() - start));
             if !self.arrived.has_all(batch) {
                 let memory = self.memory();
-                if memory.is_none() || self.has_failed() {
+                if memory.is_none() || self.has_ended() {
                     break;
                 }
                 let first = self.runs.partition_point(|run| run.at + run.range.len <= start);
@@ -239,7 +266,7 @@ impl PageCopier {
             }
         }
         for page in pages.start..pages.end() {
-            while !self.arrived.has(page) && !self.has_failed() {
+            while !self.arrived.has(page) && !self.has_ended() {
                 std::thread::yield_now();
             }
         }
@@ -249,39 +276,60 @@ impl PageCopier {
         Ok(())
     }
 
-    /// Copies everything if the image is `used`, before the slot's memory changes. Nothing is copied
+    /// Copies everything that an image needs, before the slot's memory changes. Nothing is copied
     /// from the slot afterwards: pages that could not be copied fail the image.
-    pub(crate) fn finish(&self, used: bool) {
+    pub(crate) fn finish(&self) {
         if self.is_of_parent() {
             return;
         }
-        if used {
-            self.fill(PageRange::new(0, self.inserter.pages()));
-        }
+        self.fill(PageRange::new(0, self.inserter.pages()));
         if !self.arrived.all() {
             self.fail(&SysError::new(Call::UffdFill, ESRCH));
         }
         self.release_memory();
     }
-}
 
-impl Filler for PageCopier {
-    fn fill_in_handler(&self, page: usize) -> bool {
-        // Slots map the image when it is complete: see `capture_behind`.
-        self.arrived.has(page)
-    }
-
+    /// Copies `pages` of the backing; returns whether all of them arrived.
     fn fill(&self, pages: PageRange) -> bool {
         if self.is_of_parent() {
             self.fail(&SysError::new(Call::UffdFill, ESRCH));
         } else if let Err(error) = self.copy_all(pages) {
             self.fail(&error);
         }
-        !self.has_failed()
+        !self.has_ended()
+    }
+}
+
+impl Drop for PageCopier {
+    fn drop(&mut self) {
+        // A handler may have put a page after the others were freed.
+        if self.is_abandoned() {
+            self.inserter.free();
+        }
+    }
+}
+
+/// What the image of a capture has of the copier.
+struct CaptureFiller(Arc<PageCopier>);
+
+impl Drop for CaptureFiller {
+    fn drop(&mut self) {
+        self.0.abandon();
+    }
+}
+
+impl Filler for CaptureFiller {
+    fn fill_in_handler(&self, page: usize) -> bool {
+        // Slots map the image when it is complete: see `capture_behind`.
+        self.0.arrived.has(page)
+    }
+
+    fn fill(&self, pages: PageRange) -> bool {
+        self.0.fill(pages)
     }
 
     fn failure(&self) -> Option<String> {
-        let errno = self.errno.load(Ordering::Acquire);
+        let errno = self.0.errno.load(Ordering::Acquire);
         let error = (errno != 0).then(|| SysError::new(Call::UffdFill, errno))?;
         Some(format!("a page of a capture could not be stored: {error}"))
     }
@@ -311,8 +359,9 @@ impl Image {
         let copier = PageCopier::new(captured, memory, base, (inserter, arrived.clone()));
         let copier = Arc::new(copier);
         // Slots wait until all is copied. With faults, one guest would wait for another.
-        let filling = FillState { filler: copier.clone(), arrived, live: false };
-        let backing = Arc::new(backing.filled_by(vec![all], filling));
+        let filler = Arc::new(CaptureFiller(copier.clone()));
+        let filling = FillState { filler, arrived, live: false };
+        let backing = Arc::new(backing.filled_by(vec![all], filling).release_pages());
         let extent =
             |run: &CapturedRun| Extent { range: run.range, backing: backing.clone(), at: run.at };
         extents.extend(copier.runs.iter().map(extent));
@@ -350,7 +399,7 @@ mod tests {
         });
         assert!(image.is_complete());
         // Handlers free nothing.
-        copier.finish(true);
+        copier.finish();
         assert!(copier.memory().is_none());
         for page in 0..PAGES {
             let byte = if captured.iter().any(|run| run.contains(page)) { page + 1 } else { 0 };
@@ -358,6 +407,7 @@ mod tests {
         }
         assert_eq!(before.differing_content(&image).unwrap(), captured);
     }
+
     fn capture_of(memory: &Arc<Reservation>, pages: usize) -> (Image, Arc<PageCopier>) {
         let all = PageRange::new(0, pages);
         memory.map_anonymous(all, Protection::ReadWrite).unwrap();
@@ -376,7 +426,7 @@ mod tests {
         std::thread::scope(|scope| {
             let reader = copier.memory();
             scope.spawn(|| {
-                copier.finish(true);
+                copier.finish();
                 over.store(true, Ordering::Release);
             });
             while !copier.arrived.all() {
@@ -397,13 +447,14 @@ mod tests {
         copier.keep(PageRange::new(1, 1));
         // As if a page could not be stored.
         copier.fail(&SysError::new(Call::UffdFill, 12));
-        copier.finish(true);
+        copier.finish();
         assert_eq!(Arc::strong_count(&memory), 1);
         assert!(image.complete().is_err());
         assert!(image.resolve(PageRange::new(2, 1)).is_err());
         image.resolve(PageRange::new(1, 1)).unwrap();
         assert!(!copier.arrived.has(2));
     }
+
     #[test]
     fn a_handler_waits_for_a_page_that_another_copies_also_in_a_failed_image() {
         let memory = Arc::new(Reservation::new(4).unwrap());
@@ -420,5 +471,34 @@ mod tests {
             assert!(!over.load(Ordering::Acquire));
             copier.states.secure(2);
         });
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "every page is resident there")]
+    fn a_capture_without_an_image_stores_nothing_and_keeps_nothing() {
+        let memory = Arc::new(Reservation::new(4).unwrap());
+        let (image, copier) = capture_of(&memory, 4);
+        let view = Reservation::new(4).unwrap();
+        let all = PageRange::new(0, 4);
+        let (file, start) = image.inner.extents[0].backing.file();
+        view.map_shared(all, Protection::Read, file, start).unwrap();
+        copier.keep(PageRange::new(1, 1));
+        assert_eq!(view.resident_pages(all), 1);
+        let derived = image.clone();
+        drop(image);
+        assert!(!copier.is_abandoned());
+        drop(derived);
+        assert!(copier.is_abandoned());
+        assert_eq!(Arc::strong_count(&memory), 1);
+        copier.keep(PageRange::new(0, 3));
+        assert!(copier.states.is_secured(2));
+        assert!(!copier.arrived.has(2));
+        assert_eq!(view.resident_pages(all), 0);
+        // As a handler does that took the page before.
+        copier.inserter.put(3, &[3; PAGE_SIZE]).unwrap();
+        assert_eq!(view.resident_pages(all), 1);
+        copier.finish();
+        drop(copier);
+        assert_eq!(view.resident_pages(all), 0);
     }
 }

@@ -156,8 +156,7 @@ impl Drop for Capture {
         // A preparation may outlive the slot.
         drop(self.protection.take_over());
         if let Some(copier) = &self.copier {
-            // The tracker and the capture hold it; a third holder is the image.
-            copier.finish(Arc::strong_count(copier) > 2);
+            copier.finish();
             self.protection.barrier.set_copier(None);
         }
     }
@@ -186,12 +185,15 @@ impl Slot {
     ///
     /// The image holds the pages of the write set, also those that equal the slot's image. The
     /// stop costs a system call for each run of pages that are open for writing: all of the write
-    /// set, or those that were written since [`Slot::prepare_freeze`]. Until the capture is
-    /// complete, a system call that writes to one of these pages fails with `EFAULT`, as on any
-    /// other page that is protected.
+    /// set, or those that were written since [`Slot::prepare_freeze`]. Until such a
+    /// page is opened again, a system call that writes to it fails with `EFAULT`, as on any other
+    /// page that is protected.
     ///
     /// Without a tracker that can do this, and where only a few pages were written, all is copied at
     /// once, and the image is complete.
+    ///
+    /// A failed image panics in [`Image::page`], [`Image::read`] and [`Image::digest`], so call
+    /// [`Image::complete`] before them.
     ///
     /// # Errors
     /// As [`Slot::freeze`]. A page that cannot be copied later fails the image, not the slot.
