@@ -111,6 +111,10 @@ impl Session {
 
     /// The present state, to be saved while the session continues.
     ///
+    /// From here on, a system call of a host function that writes to guest memory
+    /// may fail with `EFAULT`, also where the function touched that memory before. Read into a
+    /// buffer of the host, and copy from there.
+    ///
     /// # Errors
     /// [`SaveError::Freeze`] for a session that failed, or a state that cannot be kept.
     pub fn save_point(&mut self) -> Result<SavePoint, SaveError> {

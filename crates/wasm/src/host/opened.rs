@@ -373,13 +373,8 @@ impl OpenHandle {
         at: Option<u64>,
         out: &mut [u8],
     ) -> Result<usize, Refused> {
-        if let Self::Tree(_) = self {
-            return match at {
-                Some(at) => self.read_at(tree, at, out),
-                None => self.read(tree, out),
-            };
-        }
-        // A system call may find pages of a guest protected, where a copy is noticed.
+        // A system call may find pages of a guest protected, where a copy is noticed. The layers of
+        // a tree read host files as well.
         let mut bytes = vec![0; out.len()];
         let len = match at {
             Some(at) => self.read_at(tree, at, &mut bytes)?,

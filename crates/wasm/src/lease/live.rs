@@ -14,6 +14,7 @@ use crate::warm::compare::Comparison;
 use crate::warm::fresh::FreshMemories;
 use crate::warm::instance_state::InstanceState;
 use crate::warm::ownership::Ownership;
+use crate::warm::reset::SlotFreeze;
 use crate::{FreezeError, WarmError};
 
 /// An instance on lease.
@@ -125,9 +126,9 @@ impl<'a> Live<'a> {
     }
 
     /// The present state: memories, everything else, and the reading of the clock.
-    pub(crate) fn state(&mut self) -> Result<InstanceState, FreezeError> {
+    pub(crate) fn state(&mut self, slot_freeze: SlotFreeze) -> Result<InstanceState, FreezeError> {
         match self {
-            Self::Reset(lease) => Ok(lease.freeze()?),
+            Self::Reset(lease) => Ok(lease.freeze(slot_freeze)?),
             Self::Fresh(_) => Err(FreezeError::State(
                 "the globals of an instance in fresh mode cannot be read; run it in reset mode"
                     .to_owned(),

@@ -212,6 +212,11 @@ pub(crate) trait LiveInstance {
     /// Freezes the present state.
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError>;
 
+    /// Freezes the present state; its pages may be copied while the guest runs.
+    fn freeze_present_behind(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+        self.freeze_present()
+    }
+
     /// Drops the instance instead of bringing it back.
     fn discard_instance(self);
 

@@ -205,6 +205,11 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
         Ok(Box::new(self.freeze().map_err(|error| SaveError::Freeze(error.into()))?))
     }
 
+    fn freeze_present_behind(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+        let frozen = self.freeze_behind();
+        Ok(Box::new(frozen.map_err(|error| SaveError::Freeze(error.into()))?))
+    }
+
     fn discard_instance(self) {
         self.discard();
     }
