@@ -309,7 +309,7 @@ impl Drop for PageCopier {
     }
 }
 
-/// What the image of a capture has of the copier.
+/// The filler of the image of a capture.
 struct CaptureFiller(Arc<PageCopier>);
 
 impl Drop for CaptureFiller {
