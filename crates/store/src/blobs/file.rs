@@ -4,17 +4,17 @@
 //! killed before [`BlobWriter::place`] leaves at most a temporary file, which `gc` removes.
 
 use std::fs::{File, OpenOptions, Permissions};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use afresh_sys::crash::{point, synced};
-use afresh_sys::file::NO_FOLLOW;
+use afresh_sys::file::{NO_FOLLOW, begin_writing};
 use tempfile::TempPath;
 
-use crate::blobs::disk_writer::DiskWriter;
 use crate::disk::hashing::BlobHash;
 use crate::disk::temporary::{self, readers};
 use crate::format::blob::BlobRead;
@@ -106,11 +106,13 @@ impl BlobRead for FileBlob {
 }
 
 /// Writes a blob. Another thread hashes a large one meanwhile, which takes longer than all other
-/// work. The disk begins to write while more is pushed: see [`DiskWriter`].
+/// work. The disk begins to write while more is pushed.
 pub(crate) struct BlobWriter {
     target: Target,
-    file: DiskWriter,
+    file: File,
     len: u64,
+    /// Bytes pushed since the last request to write to the disk.
+    unsent: usize,
     /// Encrypts what is pushed.
     sealer: Option<Sealer>,
     hashing: BlobHash,
@@ -134,24 +136,26 @@ fn target_path(target: &Target) -> &Path {
     }
 }
 
+/// Bytes between requests to write to the disk, so that little is left for the fsync at the end.
+const WRITE_BEHIND: usize = 8 << 20;
+
 impl BlobWriter {
     /// Writes to a file in `dir`, with a temporary name that begins with `prefix`.
     pub(crate) fn create(dir: &Path, prefix: &str) -> Result<Self, SaveError> {
         let file = temporary::create_named(dir, prefix.as_ref());
         let file = file.map_err(|e| SaveError::io(dir, e))?;
         let (file, temporary) = file.into_parts();
-        let target = Target::Own { dir: dir.to_owned(), temporary: Some(temporary) };
-        Ok(Self::new(target, DiskWriter::whole(file)))
+        Ok(Self::new(Target::Own { dir: dir.to_owned(), temporary: Some(temporary) }, file))
     }
 
     /// Writes at the position of `file`, whose name is `path`.
     pub(crate) fn part(file: File, path: &Path) -> Self {
-        Self::new(Target::Part(path.to_owned()), DiskWriter::part(file))
+        Self::new(Target::Part(path.to_owned()), file)
     }
 
-    fn new(target: Target, file: DiskWriter) -> Self {
+    fn new(target: Target, file: File) -> Self {
         let hashing = BlobHash::new();
-        Self { target, file, len: 0, sealer: None, hashing, digest: None }
+        Self { target, file, len: 0, unsent: 0, sealer: None, hashing, digest: None }
     }
 
     /// Hashes this blob and `other`, to which nothing was pushed yet, in one thread: they are
@@ -191,8 +195,14 @@ impl BlobWriter {
     /// Appends bytes as they are stored.
     fn write(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
         point();
-        self.file.write(&bytes).map_err(|e| SaveError::io(self.path(), e))?;
+        self.file.write_all(&bytes).map_err(|e| SaveError::io(self.path(), e))?;
         self.len += bytes.len() as u64;
+        self.unsent += bytes.len();
+        if self.unsent >= WRITE_BEHIND {
+            self.unsent = 0;
+            // A hint: without it, the fsync at the end does all of the work, and says what fails.
+            let _ = begin_writing(self.file.as_fd());
+        }
         let taken = self.hashing.push(bytes).map_err(|e| SaveError::io(self.path(), e))?;
         if taken { Ok(()) } else { Err(self.ended()) }
     }
@@ -209,12 +219,10 @@ impl BlobWriter {
             self.write(end)?;
         }
         self.hashing.close();
-        point();
-        self.file.finish().map_err(|e| SaveError::io(self.path(), e))?;
         if let Target::Own { .. } = self.target {
             point();
-            self.file.file().sync_all().map_err(|e| SaveError::io(self.path(), e))?;
-            synced(self.file.file());
+            self.file.sync_all().map_err(|e| SaveError::io(self.path(), e))?;
+            synced(&self.file);
         }
         self.hashing.finish().ok_or_else(|| self.ended())
     }
@@ -238,7 +246,6 @@ impl BlobWriter {
         let path = dir.join(digest.hex());
         point();
         self.file
-            .file()
             .set_permissions(Permissions::from_mode(readers(dir)))
             .and_then(|()| temporary.persist(&path).map_err(|e| e.error))
             .map_err(|e| SaveError::io(&path, e))

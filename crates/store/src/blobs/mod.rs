@@ -1,5 +1,4 @@
 //! Blobs by digest: in files, and in any store of blobs.
 
-pub(crate) mod disk_writer;
 pub(crate) mod file;
 pub(crate) mod source;

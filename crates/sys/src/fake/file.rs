@@ -75,23 +75,7 @@ pub fn begin_writing(_: BorrowedFd<'_>) -> Result<(), SysError> {
     Ok(())
 }
 
-/// Always fails: all writes are cached.
-///
-/// # Errors
-/// `EINVAL`.
-pub fn bypass_cache(_: BorrowedFd<'_>, _: bool) -> Result<(), SysError> {
-    Err(SysError::new(Call::Write, libc::EINVAL))
-}
-
-/// Always fails.
-///
-/// # Errors
-/// `EINVAL`.
-pub fn write_directly(_: BorrowedFd<'_>, _: &[u8]) -> Result<usize, SysError> {
-    Err(SysError::new(Call::Write, libc::EINVAL))
-}
-
-/// The flag of `open` that refuses symbolic links.
+/// The flag of `open` that refuses symbolic links. Its value depends on the architecture.
 pub const NO_FOLLOW: i32 = libc::O_NOFOLLOW;
 
 /// Memory to read into: an address and a length in bytes.

@@ -164,50 +164,7 @@ pub fn begin_writing(file: BorrowedFd<'_>) -> Result<(), SysError> {
     }
 }
 
-/// Has writes to `file` bypass the page cache from here on, or no more. [`write_directly`] says how
-/// they are made then.
-///
-/// # Errors
-/// `EINVAL` where the file system has only cached writes.
-pub fn bypass_cache(file: BorrowedFd<'_>, bypass: bool) -> Result<(), SysError> {
-    inject::gate(Call::Write)?;
-    // SAFETY: plain calls on a borrowed descriptor.
-    let set = unsafe {
-        match libc::fcntl(file.as_raw_fd(), libc::F_GETFL) {
-            -1 => -1,
-            flags => {
-                let others = flags & !libc::O_DIRECT;
-                let direct = if bypass { libc::O_DIRECT } else { 0 };
-                libc::fcntl(file.as_raw_fd(), libc::F_SETFL, others | direct)
-            }
-        }
-    };
-    if set == 0 { Ok(()) } else { Err(SysError::last(Call::Write)) }
-}
-
-/// Writes at the position of a file that [bypasses the cache](bypass_cache), and returns the number
-/// of bytes, which may be fewer. Address, length and position are multiples of the block size of
-/// the disk, which [`PAGE_SIZE`] is.
-///
-/// # Errors
-/// `EINVAL` where the disk wants larger blocks; any error of `write`.
-pub fn write_directly(file: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, SysError> {
-    loop {
-        inject::gate(Call::Write)?;
-        // SAFETY: plain call on a borrowed descriptor with a slice that outlives it.
-        match unsafe { libc::write(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) } {
-            written if written >= 0 => return Ok(written as usize),
-            _ => {
-                let error = SysError::last(Call::Write);
-                if error.errno != libc::EINTR {
-                    return Err(error);
-                }
-            }
-        }
-    }
-}
-
-/// The flag of `open` that refuses symbolic links.
+/// The flag of `open` that refuses symbolic links. Its value depends on the architecture.
 pub const NO_FOLLOW: i32 = libc::O_NOFOLLOW;
 
 /// Memory to read into: an address and a length in bytes.
