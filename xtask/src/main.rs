@@ -98,6 +98,9 @@ Commands:
   soak --fleet [--seconds N]
                          Check the history of sandboxes for N seconds (1800) in a fleet of three hosts and three
                          NATS servers, under pauses, partitions, lost answers and restarts.
+  soak --pager [--kills N]
+                         Kill N pagers (10000) at some moment each while a VM reads its memory. No page of zeros
+                         may appear in place of content, and no VM may wait.
   registry-guests        Build guests/registry with componentize-js, componentize-py, AssemblyScript, Go and TinyGo,
                          and install CPython with numpy and pandas as a module. Downloads hundreds of MB and takes
                          some minutes.

@@ -22,8 +22,7 @@ use crate::host::uniqueness::{entropy, next_generation};
 use crate::lease::live::{Live, Parts};
 use crate::warm::Inner;
 use crate::warm::compare::Comparison;
-use crate::warm::instance_state::InstanceState;
-use crate::{CallError, FreezeError, LoadError, StopHandle, WarmError};
+use crate::{CallError, LoadError, StopHandle, WarmError};
 
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping
 /// it undoes them all.
@@ -155,11 +154,6 @@ impl<'a> Lease<'a> {
     /// Why pages of the memories will never be there, if that is so.
     fn incomplete(&self) -> Option<String> {
         self.live.memories().find_map(|memory| memory.slot().failure())
-    }
-
-    /// The present state: memories, everything else, and the reading of the clock.
-    pub(crate) fn state(&mut self) -> Result<InstanceState, FreezeError> {
-        self.live.state()
     }
 
     /// Calls an export by name, with values of any number and type.

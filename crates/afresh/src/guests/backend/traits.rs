@@ -4,7 +4,7 @@ use std::future::ready;
 use std::time::Duration;
 
 use afresh_files::{Refused, Tree};
-use afresh_memory::{Feature, Image};
+use afresh_memory::{Feature, FreezePreparation, Image};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
 use afresh_pool::PoolStats;
 use afresh_store::{Sha256, Snapshot, Store};
@@ -225,8 +225,19 @@ pub(crate) trait LiveInstance: LeaseControl {
     /// The difference from the warm state.
     fn count_differences(&mut self) -> Result<InstanceDifference, VerifyError>;
 
+    /// Begins a freeze of the present state: work that other threads can do while the guest is
+    /// called.
+    fn prepare_present(&mut self) -> Result<Vec<FreezePreparation>, SaveError> {
+        Ok(Vec::new())
+    }
+
     /// Freezes the present state.
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError>;
+
+    /// Freezes the present state; its pages may be copied while the guest runs.
+    fn freeze_present_behind(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+        self.freeze_present()
+    }
 
     /// Time until the next event; `None` if everything waits for the caller.
     fn next_event(&self) -> Option<Duration> {

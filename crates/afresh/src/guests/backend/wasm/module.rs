@@ -1,6 +1,7 @@
 //! Wasm core modules.
 
 use afresh_files::{FileDifference, Refused, Tree};
+use afresh_memory::FreezePreparation;
 use afresh_pager::SnapshotMemory;
 use afresh_pool::PoolStats;
 use afresh_snapshot::{Branch, Frozen};
@@ -158,8 +159,17 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
         differences.map(|(bytes, items)| InstanceDifference { bytes, items })
     }
 
+    fn prepare_present(&mut self) -> Result<Vec<FreezePreparation>, SaveError> {
+        self.prepare_freeze().map_err(|error| SaveError::Freeze(error.into()))
+    }
+
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
         Ok(Box::new(self.freeze().map_err(|error| SaveError::Freeze(error.into()))?))
+    }
+
+    fn freeze_present_behind(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+        let frozen = self.freeze_behind();
+        Ok(Box::new(frozen.map_err(|error| SaveError::Freeze(error.into()))?))
     }
 }
 
