@@ -173,6 +173,10 @@ impl BlobWriter {
     /// A buffer of `len` bytes, reused when one came back. It holds anything.
     pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
         let mut buffer = self.hashing.recycled();
+        if buffer.capacity() < len {
+            // The kernel's pages are zero already.
+            return vec![0; len];
+        }
         buffer.resize(len, 0);
         buffer
     }
