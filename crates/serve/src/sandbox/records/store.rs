@@ -60,6 +60,20 @@ impl StoreEntry {
 pub(crate) struct SavedState {
     #[cfg(feature = "fleet")]
     pub(crate) state: Option<State>,
+    /// The guest lives on if the change that names this state fails, and no later change names it.
+    #[cfg(feature = "fleet")]
+    pub(crate) replaces_guest: bool,
+}
+
+impl SavedState {
+    /// A state that takes the place of its guest once it is recorded.
+    pub(crate) fn replacing_guest(self) -> Self {
+        Self {
+            #[cfg(feature = "fleet")]
+            replaces_guest: true,
+            ..self
+        }
+    }
 }
 
 /// The sandboxes of a tenant in a store.
@@ -83,6 +97,8 @@ pub(crate) trait StoredSandbox: Send + Sync {
     fn id(&self) -> &str;
     /// Whether a state of it was saved.
     fn is_saved(&self) -> bool;
+    /// The name of its saved state in the directory of this server.
+    fn saved_name(&self) -> String;
     #[cfg(feature = "fleet")]
     fn record(&self) -> SandboxRecord;
     #[cfg(feature = "fleet")]
