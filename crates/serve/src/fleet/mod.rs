@@ -19,6 +19,7 @@ mod first_entry;
 mod frame;
 mod host;
 mod lease_renewal;
+mod locations;
 mod nats;
 mod operators;
 mod owned_index;
@@ -93,7 +94,7 @@ pub(crate) struct Fleet {
     /// next attempt to release them.
     unfinished: Mutex<BTreeMap<String, Moment>>,
     /// The last known hosts of sandboxes.
-    ways: Mutex<HashMap<String, String>>,
+    locations: Mutex<locations::Locations>,
     /// One for the sandboxes that share a place in it, so that one host takes a sandbox once.
     taking: [tokio::sync::Mutex<()>; 64],
     random: Mutex<Seed>,
@@ -238,7 +239,7 @@ impl Fleet {
             unswept: Mutex::default(),
             torn: Mutex::default(),
             unfinished: Mutex::default(),
-            ways: Mutex::default(),
+            locations: Mutex::default(),
             taking: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
             random: Mutex::new(Seed::new(seed)),
             settling: tokio::sync::Mutex::new(()),

@@ -1,6 +1,7 @@
 //! Hosts of a fleet in this process, over a real nats-server.
 
 mod access;
+mod body_memory;
 mod catalog;
 mod joining;
 #[path = "../../../../store/tests/suite/support/listening.rs"]

@@ -335,6 +335,18 @@ mod shared {
         Other,
     }
 
+    /// The proof that requests about a sandbox need.
+    pub(crate) struct SandboxAccess {
+        pub(crate) tenant: Arc<str>,
+        pub(crate) token: String,
+    }
+
+    impl SandboxAccess {
+        pub(crate) fn of(record: &SandboxRecord) -> Self {
+            Self { tenant: record.tenant.as_str().into(), token: record.token.clone() }
+        }
+    }
+
     /// The sandboxes of this server, as its fleet sees them.
     pub(crate) trait SandboxHost: Send + Sync {
         /// Whether this server knows about a sandbox: it is here, or it is being killed here.
@@ -343,9 +355,15 @@ mod shared {
         /// Whether this server may answer for a sandbox that is here.
         fn check(&self, id: &str) -> Result<(), ErrorResponse>;
 
-        /// Whether a request may move a sandbox to this host: its key is that of the tenant, or it
-        /// shows the token of a running sandbox.
-        fn permits(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool;
+        /// Whether a request shows a key of the tenant, or the token of the sandbox if it is for
+        /// its inside.
+        fn proves(&self, headers: &HeaderMap, access: &SandboxAccess, inside: bool) -> bool;
+
+        /// Whether a request may move a sandbox to this host: it proves its access, and the sandbox
+        /// runs if the request is for its inside.
+        fn permits(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool {
+            !(inside && record.paused) && self.proves(headers, &SandboxAccess::of(record), inside)
+        }
 
         /// The tenant of a key.
         fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>>;
