@@ -9,6 +9,7 @@
 
 mod adverts;
 mod backup;
+mod bucket_check;
 mod catalog;
 mod cipher;
 mod clock;
@@ -21,6 +22,7 @@ mod host;
 mod lease_renewal;
 mod locations;
 mod nats;
+mod nats_error;
 mod operators;
 mod owned_index;
 mod placement_store;

@@ -88,7 +88,7 @@ impl SandboxHost for EmptyHost {
     fn give_up(&self, _: &str) {}
 }
 
-/// The memory for bodies, of which requests without a tenant have taken their part.
+/// The memory for bodies. Requests without a tenant have taken their part.
 fn shares() -> (Arc<BodyShares>, Share) {
     let shares = BodyShares::new(&Budget::new(MEMORY));
     let mut strangers = shares.of(None).share();

@@ -8,6 +8,7 @@ mod joining;
 mod listening;
 mod mixed;
 mod recording;
+mod refusals;
 mod sealed;
 mod sweep;
 
