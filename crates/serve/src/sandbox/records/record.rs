@@ -246,7 +246,9 @@ impl Records {
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
-            match serde_json::from_slice(&fs::read(&path)?) {
+            let read: io::Result<T> =
+                fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+            match read {
                 Ok(record) => all.push(record),
                 Err(error) => tracing::error!(path = %path.display(), %error, "not a record"),
             }
@@ -323,6 +325,8 @@ mod tests {
         records.store_record("b", &record).unwrap();
         fs::write(dir.path().join("snapshots/c.json"), "{").unwrap();
         fs::write(dir.path().join("snapshots/d.part"), "{").unwrap();
+        // The disk refuses to read it.
+        fs::create_dir(dir.path().join("snapshots/e.json")).unwrap();
         assert_eq!(records.all::<SnapshotRecord>().unwrap().len(), 2);
         records.remove("a").unwrap();
         records.remove("a").unwrap();
