@@ -26,7 +26,7 @@ const PROOF: &str = "proof";
 /// A host without sandboxes. A request proves the tenant or the token that it names.
 struct EmptyHost;
 
-fn shown(headers: &HeaderMap) -> Option<&str> {
+fn read_proof(headers: &HeaderMap) -> Option<&str> {
     headers.get(PROOF).and_then(|shown| shown.to_str().ok())
 }
 
@@ -40,11 +40,11 @@ impl SandboxHost for EmptyHost {
     }
 
     fn proves(&self, headers: &HeaderMap, access: &SandboxAccess, inside: bool) -> bool {
-        shown(headers) == Some(if inside { &access.token } else { &access.tenant })
+        read_proof(headers) == Some(if inside { &access.token } else { &access.tenant })
     }
 
     fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {
-        shown(headers).map(Arc::from)
+        read_proof(headers).map(Arc::from)
     }
 
     fn templates(&self) -> Vec<String> {
