@@ -126,7 +126,8 @@ impl SandboxStore for Fleet {
         let place: Reference =
             state_reference(dir, "any").parse().map_err(|error| internal(&error))?;
         let store = place.place().store().map_err(|error| internal(&error))?;
-        Ok(SavedState { state: Some(self.send(&store, &saved.snapshot, bytes)?) })
+        let state = Some(self.send(&store, &saved.snapshot, bytes)?);
+        Ok(SavedState { state, ..SavedState::default() })
     }
 
     async fn update(
@@ -138,12 +139,13 @@ impl SandboxStore for Fleet {
     ) -> Result<(), ErrorResponse> {
         let mut anchor = sandbox.entry().anchor.lock().await;
         let Some(anchor) = anchor.as_mut() else { return Err(ErrorResponse::host()) };
-        // The guest may have ended: no later change may name an older state than this one.
-        if let Some(state) = saved.and_then(|kept| kept.state) {
-            anchor.pending = Some(state);
+        let SavedState { state: new, replaces_guest } = saved.unwrap_or_default();
+        if new.is_some() && !replaces_guest {
+            // The guest may have ended: no later change may name an older state than this one.
+            anchor.pending = new.clone();
         }
         self.check(sandbox)?;
-        let state = anchor.pending.clone().or_else(|| anchor.state.clone());
+        let state = new.or_else(|| anchor.pending.clone()).or_else(|| anchor.state.clone());
         let changed = self.change(anchor, record, state, release).await;
         if changed.is_err() && release {
             // The change may have been made, and another host may have taken the sandbox since.
@@ -171,7 +173,7 @@ impl SandboxStore for Fleet {
     }
 
     fn source(&self, dir: &Path, sandbox: &dyn StoredSandbox) -> Result<String, ErrorResponse> {
-        let name = format!("sandbox-{}", sandbox.id());
+        let name = sandbox.saved_name();
         let from = lock(&sandbox.entry().from).clone();
         let Some(state) = from else { return Ok(state_reference(dir, &name)) };
         let (place, is_here) = self.fetch(dir, &name, &state)?;
@@ -233,7 +235,7 @@ impl SandboxStore for Fleet {
         let found = self.find_snapshot(tenant, name).await?;
         Ok(found.map(|(record, state)| StoredSnapshot {
             record,
-            kept: SavedState { state: Some(state) },
+            kept: SavedState { state: Some(state), ..SavedState::default() },
         }))
     }
 

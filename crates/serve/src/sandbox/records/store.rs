@@ -60,6 +60,20 @@ impl StoreEntry {
 pub(crate) struct SavedState {
     #[cfg(feature = "fleet")]
     pub(crate) state: Option<State>,
+    /// The guest lives on if the change that names this state fails, and no later change names it.
+    #[cfg(feature = "fleet")]
+    pub(crate) replaces_guest: bool,
+}
+
+impl SavedState {
+    /// A state that takes the place of its guest once it is recorded.
+    pub(crate) fn replacing_guest(self) -> Self {
+        Self {
+            #[cfg(feature = "fleet")]
+            replaces_guest: true,
+            ..self
+        }
+    }
 }
 
 /// The sandboxes of a tenant in a store.
@@ -83,6 +97,8 @@ pub(crate) trait StoredSandbox: Send + Sync {
     fn id(&self) -> &str;
     /// Whether a state of it was saved.
     fn is_saved(&self) -> bool;
+    /// The name of its saved state in the directory of this server.
+    fn saved_name(&self) -> String;
     #[cfg(feature = "fleet")]
     fn record(&self) -> SandboxRecord;
     #[cfg(feature = "fleet")]
@@ -319,6 +335,18 @@ mod shared {
         Other,
     }
 
+    /// The proof that requests about a sandbox need.
+    pub(crate) struct SandboxAccess {
+        pub(crate) tenant: Arc<str>,
+        pub(crate) token: String,
+    }
+
+    impl SandboxAccess {
+        pub(crate) fn of(record: &SandboxRecord) -> Self {
+            Self { tenant: record.tenant.as_str().into(), token: record.token.clone() }
+        }
+    }
+
     /// The sandboxes of this server, as its fleet sees them.
     pub(crate) trait SandboxHost: Send + Sync {
         /// Whether this server knows about a sandbox: it is here, or it is being killed here.
@@ -327,9 +355,15 @@ mod shared {
         /// Whether this server may answer for a sandbox that is here.
         fn check(&self, id: &str) -> Result<(), ErrorResponse>;
 
-        /// Whether a request may move a sandbox to this host: its key is that of the tenant, or it
-        /// shows the token of a running sandbox.
-        fn permits(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool;
+        /// Whether a request shows a key of the tenant, or the token of the sandbox if it is for
+        /// its inside.
+        fn proves(&self, headers: &HeaderMap, access: &SandboxAccess, inside: bool) -> bool;
+
+        /// Whether a request may move a sandbox to this host: it proves its access, and the sandbox
+        /// runs if the request is for its inside.
+        fn permits(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool {
+            !(inside && record.paused) && self.proves(headers, &SandboxAccess::of(record), inside)
+        }
 
         /// The tenant of a key.
         fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>>;
