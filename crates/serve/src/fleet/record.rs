@@ -139,6 +139,7 @@ pub(super) mod tests {
             memory: 0,
             base: None,
             restarts: false,
+            key: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod catalog;
+mod creation_keys;
 mod joining;
 #[path = "../../../../store/tests/suite/support/listening.rs"]
 mod listening;

@@ -26,6 +26,7 @@ use crate::sandbox::connections::connection_audit::connection_log;
 use crate::sandbox::connections::network::SandboxNetwork;
 use crate::sandbox::http::session_error::refused;
 use crate::sandbox::life::undo_point::{MARK, UndoPoint, undo};
+use crate::sandbox::records::creation_key::CreationKey;
 use crate::sandbox::records::record::{SandboxRecord, SandboxSettings, milliseconds};
 use crate::sandbox::records::store::{StoreEntry, StoredSandbox};
 use crate::sandbox::tenants::charge::Charge;
@@ -127,6 +128,8 @@ pub(crate) struct Sandbox {
     pub(crate) base: Option<BaseState>,
     /// The next resume drops the memory of its saved state.
     restarts: AtomicBool,
+    /// The key of the request that made it. Its forks have none.
+    pub(crate) key: Option<CreationKey>,
     /// Its standing in the store of sandboxes.
     pub(crate) standing: StoreEntry,
 }
@@ -220,6 +223,7 @@ impl Sandbox {
             goes_on: AtomicBool::new(false),
             base: None,
             restarts: AtomicBool::new(false),
+            key: None,
             standing: StoreEntry::default(),
         }
     }
@@ -241,7 +245,7 @@ impl Sandbox {
         this.saved = AtomicBool::new(true);
         this.goes_on = AtomicBool::new(record.goes_on);
         this.charge = Charge::saved(record.memory, record.stored);
-        this.base = record.base;
+        (this.base, this.key) = (record.base, record.key);
         this.set_restarts(record.restarts);
         this
     }
@@ -272,6 +276,7 @@ impl Sandbox {
             memory: self.charge.measured(),
             base: self.base.clone(),
             restarts: self.restarts(),
+            key: self.key.clone(),
         }
     }
 

@@ -14,6 +14,7 @@ use async_trait::async_trait;
 
 #[cfg(feature = "fleet")]
 pub(crate) use crate::sandbox::bodies::unknown_fields::UnknownFields;
+pub(crate) use crate::sandbox::records::creation_key::{CreationKey, KeyState};
 #[cfg(all(test, feature = "fleet"))]
 pub(crate) use crate::sandbox::records::record::BuiltTemplate;
 pub(crate) use crate::sandbox::records::record::{SandboxRecord, SnapshotRecord};
@@ -148,7 +149,18 @@ pub(crate) trait SandboxStore: Send + Sync {
         TenantUse { window, ..TenantUse::default() }
     }
 
-    /// Records a new sandbox. A store in files records only saved ones.
+    /// The sandbox of a key on any host. `None` if the keys of this server are all that there are.
+    async fn key_state(
+        &self,
+        tenant: &str,
+        key: &CreationKey,
+    ) -> Result<Option<KeyState>, ErrorResponse> {
+        let _ = (tenant, key);
+        Ok(None)
+    }
+
+    /// Records a new sandbox; fails if another one has its key. A store in files records only saved
+    /// ones.
     async fn create(
         &self,
         sandbox: &dyn StoredSandbox,
