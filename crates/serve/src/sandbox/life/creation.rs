@@ -20,7 +20,7 @@ use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Residency, Sandbox, Times, next_event};
 use crate::sandbox::life::tasks::{blocking, to_its_end};
 use crate::sandbox::records::creation_key::{CreationKey, KeyState};
-use crate::sandbox::records::record::SandboxSettings;
+use crate::sandbox::records::record::{SandboxRecord, SandboxSettings};
 use crate::sandbox::tenants::charge::Charge;
 
 /// Options of a new sandbox.
@@ -88,7 +88,12 @@ impl Sandboxes {
     /// The sandbox of a key.
     async fn key_state(&self, tenant: &str, key: &CreationKey) -> Result<KeyState, ErrorResponse> {
         if let Some(state) = self.ledger.key_state(tenant, key).await? {
-            return Ok(state);
+            // The ledger has one that is killed here until it has ended.
+            let ends = |record: &SandboxRecord| lock(&self.killed).contains_key(&record.id);
+            return Ok(match state {
+                KeyState::Made(record) if ends(&record) => KeyState::Pending,
+                state => state,
+            });
         }
         let all = lock(&self.all);
         let found = all.values().find(|sandbox| {

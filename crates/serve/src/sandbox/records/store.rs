@@ -149,7 +149,7 @@ pub(crate) trait SandboxStore: Send + Sync {
         TenantUse { window, ..TenantUse::default() }
     }
 
-    /// The sandbox of a key on any host. `None` if the keys of this server are all that there are.
+    /// The sandbox of a key on any host. `None` if each server has its own keys.
     async fn key_state(
         &self,
         tenant: &str,
