@@ -4,8 +4,9 @@
 //! and its controller is used or ended; the status, which users may write, is a hint. The sandbox
 //! is looked up by that identifier before and after one is made. The identifier is the key of its
 //! creation, too: the server makes one sandbox of it, also of requests whose answers were lost and
-//! of two controllers at once. Of two that a server without keys has made, the older one stays. An object is removed after its sandbox has ended. The status
-//! is written after the Secret with the token.
+//! of two controllers at once. Of two that a server without keys has made, the older one stays. An
+//! object is removed after its sandbox has ended. The status is written after the Secret with the
+//! token.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

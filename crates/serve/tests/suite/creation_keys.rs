@@ -1,4 +1,5 @@
-//! Requests for a sandbox with a key (`Idempotency-Key`), which make one however often they are sent.
+//! Requests for a sandbox with a key (`Idempotency-Key`): however often they are sent, they make
+//! one.
 
 use crate::common::{Running, built, run, scratch, serve};
 use crate::sandbox::{Client, KEY, path, sandboxes, with};

@@ -19,8 +19,9 @@ use crate::sandbox::life::random::random;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Residency, Sandbox, Times, next_event};
 use crate::sandbox::life::tasks::{blocking, to_its_end};
-use crate::sandbox::records::creation_key::{CreationKey, KeyState};
+use crate::sandbox::records::creation_key::CreationKey;
 use crate::sandbox::records::record::{SandboxRecord, SandboxSettings};
+use crate::sandbox::records::store::KeyState;
 use crate::sandbox::tenants::charge::Charge;
 
 /// Options of a new sandbox.
@@ -60,7 +61,7 @@ impl Sandboxes {
             loop {
                 match this.key_state(&tenant, &key).await? {
                     KeyState::Made(record) => {
-                        key.check_request(&record)?;
+                        key.check_request(&record.id, record.key.as_ref())?;
                         let sandbox = Arc::new(Sandbox::recorded(*record));
                         return Ok(Creation { sandbox, is_replay: true });
                     }

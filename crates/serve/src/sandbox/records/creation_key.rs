@@ -10,7 +10,6 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::error_response::ErrorResponse;
-use crate::sandbox::records::record::SandboxRecord;
 
 /// The header of a request with its key.
 pub(crate) const KEY_HEADER: &str = "idempotency-key";
@@ -29,15 +28,6 @@ pub(crate) struct CreationKey {
     /// The digest of the request without its time, which a client may compute anew for each
     /// attempt.
     request: String,
-}
-
-/// The sandbox of a key.
-pub(crate) enum KeyState {
-    /// No sandbox of it exists.
-    Free,
-    /// A request makes one now.
-    Pending,
-    Made(Box<SandboxRecord>),
 }
 
 fn digest(parts: &[&[u8]]) -> String {
@@ -76,14 +66,17 @@ impl CreationKey {
         }))
     }
 
-    /// Refuses a sandbox that another request has made with this key.
-    pub(crate) fn check_request(&self, made: &SandboxRecord) -> Result<(), ErrorResponse> {
-        if made.key.as_ref().is_some_and(|key| key.request == self.request) {
+    /// Refuses the sandbox `id` if it was made with `other`, the same key of another request.
+    pub(crate) fn check_request(
+        &self,
+        id: &str,
+        other: Option<&Self>,
+    ) -> Result<(), ErrorResponse> {
+        if other.is_some_and(|other| other.request == self.request) {
             return Ok(());
         }
         let message = format!(
-            "the sandbox {} was made with this `Idempotency-Key` by a request that differs in more than its `timeout`; use another key",
-            made.id
+            "the sandbox {id} was made with this `Idempotency-Key` by a request that differs in more than its `timeout`; use another key"
         );
         Err(ErrorResponse::new(StatusCode::UNPROCESSABLE_ENTITY, message))
     }

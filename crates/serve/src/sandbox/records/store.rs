@@ -14,7 +14,7 @@ use async_trait::async_trait;
 
 #[cfg(feature = "fleet")]
 pub(crate) use crate::sandbox::bodies::unknown_fields::UnknownFields;
-pub(crate) use crate::sandbox::records::creation_key::{CreationKey, KeyState};
+pub(crate) use crate::sandbox::records::creation_key::CreationKey;
 #[cfg(all(test, feature = "fleet"))]
 pub(crate) use crate::sandbox::records::record::BuiltTemplate;
 pub(crate) use crate::sandbox::records::record::{SandboxRecord, SnapshotRecord};
@@ -77,6 +77,15 @@ pub(crate) struct StoredSnapshot {
     pub(crate) record: SnapshotRecord,
     #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for shared stores"))]
     pub(crate) kept: SavedState,
+}
+
+/// The sandbox of a key of requests.
+pub(crate) enum KeyState {
+    /// No sandbox of it exists.
+    Free,
+    /// A request makes one now.
+    Pending,
+    Made(Box<SandboxRecord>),
 }
 
 /// A sandbox as its store sees it.
