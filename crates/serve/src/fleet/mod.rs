@@ -15,6 +15,7 @@ mod cipher;
 mod clock;
 mod collect;
 mod config;
+mod creation_keys;
 mod credentials;
 mod first_entry;
 mod frame;

@@ -261,6 +261,14 @@ impl NatsConnection {
 /// The entry of a key, from the leader of the bucket. The store's own `entry` is a direct get,
 /// which any replica answers, however far it lags behind.
 pub(crate) async fn find(bucket: &Bucket, key: &str) -> Result<Option<BucketEntry>, NatsError> {
+    Ok(find_slot(bucket, key).await?.1)
+}
+
+/// As [`find`], with the revision that the next change names, which may be that of a marker.
+pub(super) async fn find_slot(
+    bucket: &Bucket,
+    key: &str,
+) -> Result<(u64, Option<BucketEntry>), NatsError> {
     let store = &bucket.store;
     let subject = format!("{}{key}", store.prefix);
     let read = async {
@@ -273,15 +281,15 @@ pub(crate) async fn find(bucket: &Bucket, key: &str) -> Result<Option<BucketEntr
         }
     };
     let found = bucket.within(ANSWER_TIMEOUT, read).await?;
+    let Some(message) = found else { return Ok((0, None)) };
+    let revision = message.sequence;
     // Removed entries have a marker, and so have expired ones.
-    let found = found.filter(|message| {
-        let has = |name: &str| message.headers.get(name).is_some();
-        !has("KV-Operation") && !has("Nats-Marker-Reason")
-    });
-    let Some(message) = found else { return Ok(None) };
+    if ["KV-Operation", "Nats-Marker-Reason"].iter().any(|of| message.headers.get(*of).is_some()) {
+        return Ok((revision, None));
+    }
     let time = milliseconds(message.time.unix_timestamp_nanos());
     let value = bucket.open(key, message.payload)?;
-    Ok(Some(BucketEntry { key: key.to_owned(), revision: message.sequence, value, time }))
+    Ok((revision, Some(BucketEntry { key: key.to_owned(), revision, value, time })))
 }
 
 fn milliseconds(nanoseconds: i128) -> u64 {

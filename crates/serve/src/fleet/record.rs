@@ -140,6 +140,7 @@ pub(super) mod tests {
             base: None,
             restarts: false,
             second_name: false,
+            key: None,
         }
     }
 

@@ -18,8 +18,8 @@ use crate::error_response::ErrorResponse;
 use crate::failure::{describe, internal};
 use crate::lock::lock;
 use crate::sandbox::records::store::{
-    NewEntry, RecordedSandboxes, SandboxHost, SandboxRecord, SandboxStore, SavedState,
-    SnapshotRecord, State, StoredSandbox, StoredSnapshot, TenantUse, state_reference,
+    CreationKey, KeyState, NewEntry, RecordedSandboxes, SandboxHost, SandboxRecord, SandboxStore,
+    SavedState, SnapshotRecord, State, StoredSandbox, StoredSnapshot, TenantUse, state_reference,
 };
 
 /// Maximum bytes of a difference that is fetched whole, since its base is here already. Pages of a
@@ -113,8 +113,28 @@ impl SandboxStore for Fleet {
         sandbox: &dyn StoredSandbox,
         mut entry: NewEntry,
     ) -> Result<(), ErrorResponse> {
-        *entry.anchor = Some(self.enter(sandbox.record()).await?);
-        Ok(())
+        let record = sandbox.record();
+        let Some(key) = record.key.clone() else {
+            *entry.anchor = Some(self.enter(record).await?);
+            return Ok(());
+        };
+        let revision = self.claim(&record, &key).await?;
+        match self.enter(record.clone()).await {
+            Ok(anchor) => *entry.anchor = Some(anchor),
+            Err(refusal) => {
+                self.release_claim(&record).await;
+                return Err(refusal);
+            }
+        }
+        self.confirm_claim(&record, &key, revision).await
+    }
+
+    async fn key_state(
+        &self,
+        tenant: &str,
+        key: &CreationKey,
+    ) -> Result<Option<KeyState>, ErrorResponse> {
+        self.state_of_key(tenant, key).await.map(Some)
     }
 
     fn save_state(
@@ -165,6 +185,9 @@ impl SandboxStore for Fleet {
                 if erased.is_err() && anchor.state.is_none() && anchor.pending.is_none() {
                     // One whose making failed is nowhere else.
                     self.note_unfinished(sandbox.id());
+                }
+                if erased.is_ok() {
+                    self.release_claim(&sandbox.record()).await;
                 }
                 erased
             }

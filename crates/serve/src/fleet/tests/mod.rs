@@ -3,6 +3,7 @@
 mod access;
 mod body_memory;
 mod catalog;
+mod creation_keys;
 mod joining;
 #[path = "../../../../store/tests/suite/support/listening.rs"]
 mod listening;

@@ -26,6 +26,7 @@ use crate::sandbox::catalog::template::Warm;
 use crate::sandbox::config::SandboxConfig;
 use crate::sandbox::http::session_error::refused;
 use crate::sandbox::http::token_search::TokenSearch;
+use crate::sandbox::life::key_turns::KeyTurns;
 use crate::sandbox::life::random::random;
 use crate::sandbox::life::sandbox::{Residency, Sandbox, Times, next_event};
 use crate::sandbox::life::tasks::{blocking, to_its_end};
@@ -54,6 +55,8 @@ pub(crate) struct Sandboxes {
     /// The server ends: sandboxes made now would not be saved with the others. Changed under the
     /// lock of `all`.
     pub(crate) ending: AtomicBool,
+    /// Keys of requests that make sandboxes now.
+    pub(crate) keys: Arc<KeyTurns>,
     pub(crate) opened: Mutex<HashMap<String, Guest>>,
     pub(crate) ledger: Arc<dyn SandboxStore>,
     pub(crate) quota: Quota,
@@ -194,6 +197,7 @@ impl Sandboxes {
             all: Mutex::new(all.collect()),
             killed: Arc::default(),
             ending: AtomicBool::new(false),
+            keys: Arc::default(),
             opened: Mutex::new(HashMap::new()),
             ledger,
             quota,
@@ -541,7 +545,7 @@ impl Sandboxes {
         for session in forks {
             let of = (sandbox.template.clone(), sandbox.base.clone());
             let settings = sandbox.present_settings();
-            let fork = self.assemble(&sandbox.tenant, of, settings, session, times)?;
+            let fork = Arc::new(self.assemble(&sandbox.tenant, of, settings, session, times)?);
             fork.join(&family);
             fork.has_checkpoints.store(has_checkpoints, Ordering::Relaxed);
             made.push(fork);

@@ -27,6 +27,7 @@ use crate::sandbox::connections::connection_audit::connection_log;
 use crate::sandbox::connections::network::SandboxNetwork;
 use crate::sandbox::http::session_error::refused;
 use crate::sandbox::life::undo_point::{MARK, UndoPoint, undo};
+use crate::sandbox::records::creation_key::CreationKey;
 use crate::sandbox::records::record::{SandboxRecord, SandboxSettings, milliseconds, saved_name};
 use crate::sandbox::records::store::{StoreEntry, StoredSandbox};
 use crate::sandbox::tenants::charge::Charge;
@@ -130,6 +131,8 @@ pub(crate) struct Sandbox {
     restarts: AtomicBool,
     /// Its saved state has the second of its two names.
     pub(crate) second_name: AtomicBool,
+    /// The key of the request that made it. Its forks have none.
+    pub(crate) key: Option<CreationKey>,
     /// Its standing in the store of sandboxes.
     pub(crate) standing: StoreEntry,
 }
@@ -228,6 +231,7 @@ impl Sandbox {
             base: None,
             restarts: AtomicBool::new(false),
             second_name: AtomicBool::new(false),
+            key: None,
             standing: StoreEntry::default(),
         }
     }
@@ -249,7 +253,7 @@ impl Sandbox {
         this.saved = AtomicBool::new(true);
         this.goes_on = AtomicBool::new(record.goes_on);
         this.charge = Charge::saved(record.memory, record.stored);
-        this.base = record.base;
+        (this.base, this.key) = (record.base, record.key);
         this.second_name = AtomicBool::new(record.second_name);
         this.set_restarts(record.restarts);
         this
@@ -282,6 +286,7 @@ impl Sandbox {
             base: self.base.clone(),
             restarts: self.restarts(),
             second_name: self.second_name.load(Ordering::Relaxed),
+            key: self.key.clone(),
         }
     }
 

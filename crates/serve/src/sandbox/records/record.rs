@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::sandbox::bodies::network_rules::NetworkRules;
 use crate::sandbox::bodies::unknown_fields::UnknownFields;
 use crate::sandbox::catalog::base_state::BaseState;
+use crate::sandbox::records::creation_key::CreationKey;
 
 /// Settings that a client chose for a sandbox. Its forks have the same.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -98,6 +99,9 @@ pub(crate) struct SandboxRecord {
     /// Its saved state has the second of its two names.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) second_name: bool,
+    /// The key of the request that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) key: Option<CreationKey>,
 }
 
 impl SandboxRecord {

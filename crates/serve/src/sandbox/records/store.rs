@@ -14,6 +14,7 @@ use async_trait::async_trait;
 
 #[cfg(feature = "fleet")]
 pub(crate) use crate::sandbox::bodies::unknown_fields::UnknownFields;
+pub(crate) use crate::sandbox::records::creation_key::CreationKey;
 #[cfg(all(test, feature = "fleet"))]
 pub(crate) use crate::sandbox::records::record::BuiltTemplate;
 pub(crate) use crate::sandbox::records::record::{SandboxRecord, SnapshotRecord};
@@ -92,6 +93,15 @@ pub(crate) struct StoredSnapshot {
     pub(crate) kept: SavedState,
 }
 
+/// The sandbox of a key of requests.
+pub(crate) enum KeyState {
+    /// No sandbox of it exists.
+    Free,
+    /// A request makes one now.
+    Pending,
+    Made(Box<SandboxRecord>),
+}
+
 /// A sandbox as its store sees it.
 pub(crate) trait StoredSandbox: Send + Sync {
     fn id(&self) -> &str;
@@ -164,7 +174,18 @@ pub(crate) trait SandboxStore: Send + Sync {
         TenantUse { window, ..TenantUse::default() }
     }
 
-    /// Records a new sandbox. A store in files records only saved ones.
+    /// The sandbox of a key on any host. `None` if each server has its own keys.
+    async fn key_state(
+        &self,
+        tenant: &str,
+        key: &CreationKey,
+    ) -> Result<Option<KeyState>, ErrorResponse> {
+        let _ = (tenant, key);
+        Ok(None)
+    }
+
+    /// Records a new sandbox; fails if another one has its key. A store in files records only saved
+    /// ones.
     async fn create(
         &self,
         sandbox: &dyn StoredSandbox,
