@@ -19,7 +19,7 @@ use crate::host;
 const NAME: &str = "afresh-build";
 /// The folders of a profile. Fingerprints are last: cargo believes them.
 const FOLDERS: [&str; 3] = ["deps", "build", ".fingerprint"];
-/// Hexadecimal digits at the end of an artifact's name, different for each version of it.
+/// Hexadecimal digits at the end of the name of an artifact, different for each version.
 const HASH_LENGTH: usize = 16;
 
 /// The cache, and the target folder of one profile.
