@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 mod aarch64;
 mod adapters;
 mod arrows;
+mod artifact_cache;
 mod book;
 mod chart;
 mod clients;
@@ -21,6 +22,7 @@ mod deploy;
 mod e2b_suite;
 mod extism;
 mod fuzz;
+mod groups;
 mod guests;
 mod host;
 mod inspector;
@@ -116,12 +118,14 @@ Commands:
                          static-archive, image, wheel, musl-wheel, npm and c-library, with checksums and a list of
                          components. --command packages a command that was built before. --try installs each package
                          in a clean Debian root and uses it there; this needs root.
-  test [--retry] [--within MINUTES]
+  test [--cache] [--retry] [--within MINUTES]
                          Check format, lints and documentation, build the guests and the test servers, run
                          all tests, including those of the Python and npm packages, fuzz, run Miri, package every
                          crate and check the dependencies. The last line is `N passed, N failed, N skipped`.
+                         --cache stores third-party artifacts in the user's cache folder, for the next checkout.
                          --retry runs failed tests again and reports those that pass as flaky.
-                         --within omits the last steps if they would exceed MINUTES.
+                         --within ends a slow build after two thirds of MINUTES and runs the groups of tests that
+                         were built, and omits later steps that would exceed MINUTES.
   cpython                Test the language `python` and the adapters of the Python package with the full CPython
                          guest. Downloads 100 MB or more and compiles for some minutes.
   adapters [--lock] [frameworks|rollouts|inspector]…
