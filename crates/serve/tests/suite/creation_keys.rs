@@ -13,7 +13,9 @@ async fn create(server: &Running, client: &Client, key: &str, body: &Value) -> (
     let request = request.header("x-api-key", client.key).header("idempotency-key", key);
     let response = request.body(body.to_string()).send().await.unwrap();
     let is_replay = response.headers().get("idempotency-replayed").is_some();
-    (response.status().as_u16(), is_replay, response.json().await.unwrap())
+    let status = response.status().as_u16();
+    let text = response.text().await.unwrap();
+    (status, is_replay, serde_json::from_str(&text).unwrap())
 }
 
 #[test]
