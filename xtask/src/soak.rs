@@ -1,6 +1,6 @@
 //! `cargo xtask soak`: warm guests against plain wasmtime, with `--server` a fleet of servers under
-//! load, or with `--fleet` a fleet under faults and a checker, for the given number of seconds. With
-//! `--pager`, VMMs whose pagers are killed, for the given number of kills.
+//! load, or with `--fleet` a fleet under faults and a checker, for the given number of seconds.
+//! With `--pager`, VMMs whose pagers are killed, for the given number of kills.
 
 use std::process::Command;
 

@@ -8,7 +8,7 @@ mod scheduler;
 use std::time::{Duration, Instant};
 
 use crate::frozen_state::IdleWait;
-use crate::guest::scheduler::Found;
+use crate::guest::scheduler::NextThread;
 use crate::http;
 use crate::platform::{Call, Continuation, Event, PlatformError, StubCommands, Trap};
 use crate::sentry::{Change, End, InputSource, ReadySets, Sentry, SignalDelivery, SyscallControl};
@@ -309,12 +309,12 @@ impl Guest {
             self.sentry.pump();
             let now = self.sentry.now();
             let (member, id) = match self.find(now, deadline) {
-                Found::Thread(member, id) => (member, id),
-                Found::Nothing => match self.nobody(now, deadline)? {
+                NextThread::Thread(member, id) => (member, id),
+                NextThread::Nothing => match self.nobody(now, deadline)? {
                     Some(halt) => return Ok(Next::Halts(halt)),
                     None => continue,
                 },
-                Found::Halt(halt) => {
+                NextThread::Halt(halt) => {
                     self.settle()?;
                     return Ok(Next::Halts(halt));
                 }

@@ -57,7 +57,7 @@ impl MockAfresh {
     }
 
     /// The number of sandboxes that were ever made.
-    pub(crate) fn made(&self) -> usize {
+    pub(crate) fn creations(&self) -> usize {
         self.state().count
     }
 

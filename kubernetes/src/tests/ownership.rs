@@ -88,13 +88,13 @@ async fn a_creation_whose_answer_is_lost_makes_no_second_sandbox() {
     let _controller = World::run(&context);
     world.add::<SandboxKind>("a", "one", script());
     world.sandbox_reason("a", "one", "DependenciesReady").await;
-    assert_eq!((world.afresh.made(), world.afresh.ids().len()), (1, 1));
+    assert_eq!((world.afresh.creations(), world.afresh.ids().len()), (1, 1));
     let ended = world.afresh.requests().iter().any(|request| request.starts_with("DELETE"));
     assert!(!ended, "a second one was ended");
     // Another object has another key.
     world.add::<SandboxKind>("b", "one", script());
     world.sandbox_reason("b", "one", "DependenciesReady").await;
-    assert_eq!(world.afresh.made(), 2);
+    assert_eq!(world.afresh.creations(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

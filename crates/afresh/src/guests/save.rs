@@ -262,8 +262,8 @@ impl Lease<'_> {
 
     /// Begins a save point, for which [`Lease::save_point`] then stops the guest for less time.
     ///
-    /// A system call of a host function that writes to guest memory may fail with `EFAULT` from here
-    /// on. Read into a buffer of the host, and copy from there.
+    /// A system call of a host function that writes to guest memory may fail with `EFAULT` from
+    /// here on. Read into a buffer of the host, and copy from there.
     ///
     /// # Errors
     /// As [`Lease::save_point`].

@@ -2,8 +2,8 @@
 //!
 //! Promises: the snapshot has the state of that moment, whatever the guest does meanwhile, or the
 //! save fails. A Wasm guest stops while the pages that it has written are protected, and runs while
-//! they are copied and written; with a [`SavePreparation`] most of them are protected before. Guests
-//! of Linux programs, virtual machines and components stop while their changes are copied.
+//! they are copied and written; with a [`SavePreparation`] most of them are protected before.
+//! Guests of Linux programs, virtual machines and components stop while their changes are copied.
 
 use afresh_memory::FreezePreparation;
 
@@ -97,8 +97,8 @@ impl SavePoint {
 impl Session {
     /// Begins a save point, for which [`Session::save_point`] then stops the session for less time.
     ///
-    /// A system call of a host function that writes to guest memory may fail with `EFAULT` from here
-    /// on. Read into a buffer of the host, and copy from there.
+    /// A system call of a host function that writes to guest memory may fail with `EFAULT` from
+    /// here on. Read into a buffer of the host, and copy from there.
     ///
     /// # Errors
     /// As [`Session::save_point`].

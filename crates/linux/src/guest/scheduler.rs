@@ -20,7 +20,7 @@ const LOOKS_PER_CHECK: usize = 1 << 10;
 
 /// The outcome of a round over all threads.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum NextThread {
     /// A process and its thread that may run.
     Thread(u32, u32),
     /// All threads wait.
@@ -74,7 +74,7 @@ impl Guest {
     }
 
     /// Finds the process and the thread that may run. Expired timers send their signals.
-    pub(super) fn find(&mut self, now: u64, deadline: Instant) -> Found {
+    pub(super) fn find(&mut self, now: u64, deadline: Instant) -> NextThread {
         loop {
             // Between two answers of a round only signals change, and their sets are asked anew.
             let (mut sets, mut stopped, mut checked) = (ReadySets::default(), false, 0);
@@ -88,20 +88,20 @@ impl Guest {
                 stopped |= self.heed_stops();
                 for id in self.sentry.threads_in_turn() {
                     if self.sentry.is_ready(id, now, &mut sets) {
-                        return Found::Thread(member, id);
+                        return NextThread::Thread(member, id);
                     }
                     if sets.looks() - checked < LOOKS_PER_CHECK {
                         continue;
                     }
                     checked = sets.looks();
                     if let Some(halt) = self.halt(deadline) {
-                        return Found::Halt(halt);
+                        return NextThread::Halt(halt);
                     }
                 }
             }
             // A stopped process was the last, and its parent may run now.
             if single || !stopped {
-                return Found::Nothing;
+                return NextThread::Nothing;
             }
         }
     }

@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    fn made() -> Result<SpawnedProcess, PlatformError> {
+    fn spawn_child() -> Result<SpawnedProcess, PlatformError> {
         let mut control = Control::new()?;
         boot::write_child(&mut control, None);
         start(&control, &[])
@@ -215,7 +215,7 @@ mod tests {
         const NAME: &str =
             "platform::zygote::tests::a_forked_child_waits_for_no_lock_of_its_parents_threads";
         alone(NAME, || {
-            match made() {
+            match spawn_child() {
                 Ok(born) => assert!(is_killed(born)),
                 Err(error @ PlatformError::Missing { .. }) => return println!("SKIPPED: {error}"),
                 Err(error) => panic!("{error}"),
@@ -235,7 +235,7 @@ mod tests {
                 if child == 0 {
                     // SAFETY: ends a child that waits.
                     unsafe { libc::alarm(60) };
-                    let good = made().is_ok_and(is_killed);
+                    let good = spawn_child().is_ok_and(is_killed);
                     // SAFETY: ends the child without its parent's destructors.
                     unsafe { libc::_exit(i32::from(!good)) };
                 }
@@ -245,13 +245,13 @@ mod tests {
                 assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
                 assert_eq!(status, 0, "the child waited for a lock");
             });
-            assert!(made().is_ok_and(is_killed));
+            assert!(spawn_child().is_ok_and(is_killed));
         });
     }
 
     #[test]
     fn a_zygote_that_was_killed_is_replaced() {
-        let mut first = match made() {
+        let mut first = match spawn_child() {
             Ok(born) => born,
             Err(error @ PlatformError::Missing { .. }) => return println!("SKIPPED: {error}"),
             Err(error) => panic!("{error}"),
@@ -262,7 +262,7 @@ mod tests {
             rustix::process::kill_process(pid, Signal::KILL).unwrap();
         };
         kill();
-        let mut second = made().unwrap();
+        let mut second = spawn_child().unwrap();
         assert_ne!(first.pid, second.pid);
         for born in [&mut first, &mut second] {
             assert_eq!(born.try_wait().unwrap(), None);

@@ -1,8 +1,9 @@
 //! Copies the pages of a capture while its guest runs.
 //!
-//! A slot that is frozen this way protects the pages that may differ from its image, and hands their
-//! content to a [`PageCopier`]. A reader of the new image has the copier fetch the pages that it needs.
-//! A guest that writes to a page first has it copied by its fault handler, before the page opens.
+//! A slot that is frozen this way protects the pages that may differ from its image, and hands
+//! their content to a [`PageCopier`]. A reader of the new image has the copier fetch the pages that
+//! it needs. A guest that writes to a page first has it copied by its fault handler, before the
+//! page opens.
 //!
 //! Each captured page is *pending* until one thread takes it, and *secured* from the moment at
 //! which a write to it can no longer reach the image:
@@ -11,12 +12,12 @@
 //!   protected meanwhile: every other handler that wants to open it waits for the mark.
 //! * A reader copies the page into its own buffer first, and marks it as secured afterwards, if it
 //!   is still pending, in one atomic step. If it was, no handler had taken it, so it was protected
-//!   during the copy and the buffer has its content. Otherwise the buffer is discarded. So a handler
-//!   never waits for a reader that the scheduler has suspended.
+//!   during the copy and the buffer has its content. Otherwise the buffer is discarded. So a
+//!   handler never waits for a reader that the scheduler has suspended.
 //!
-//! Readers hold a lock while they copy from the slot. [`PageCopier::finish`] waits for it, and takes
-//! the memory away: nothing is copied from the slot afterwards. No handler takes that lock. A forked
-//! child copies nothing and waits for nothing: its image has failed unless it was complete.
+//! Readers hold a lock while they copy from the slot. [`PageCopier::finish`] waits for it, and
+//! takes the memory away: nothing is copied from the slot afterwards. No handler takes that lock. A
+//! forked child copies nothing and waits for nothing: its image has failed unless it was complete.
 //!
 //! A capture whose image is dropped is abandoned: its pages are freed, and handlers that open one
 //! mark it without a copy.
@@ -230,9 +231,9 @@ impl PageCopier {
             let (now, rest) = to.split_at_mut(part.byte_len());
             let from = self.address(run.range.start + part.start - run.at);
             // SAFETY: the caller holds the lock of the slot's memory, in which captured pages stay
-            // accessible until the slot has taken that memory away. The copy uses a raw pointer because the
-            // guest may write to a page once a handler has kept it: the buffer then holds some
-            // mixture, which is not used.
+            // accessible until the slot has taken that memory away. The copy uses a raw pointer
+            // because the guest may write to a page once a handler has kept it: the buffer then
+            // holds some mixture, which is not used.
             unsafe { from.copy_to_nonoverlapping(now.as_mut_ptr(), now.len()) };
             to = rest;
         }

@@ -181,8 +181,8 @@ impl Inserter {
         }
     }
 
-    /// Frees the memory of all pages, once no image has them. A forked child may still have one: then
-    /// the memory goes with the file.
+    /// Frees the memory of all pages, once no image has them. A forked child may still have one:
+    /// then the memory goes with the file.
     pub(super) fn free(&self) {
         if self.made.is_alone() {
             // Nothing reads these pages again, so an error costs memory, never content.

@@ -71,7 +71,7 @@ impl Protection {
         self.generation != fork::generation()
     }
 
-    fn done(&self) -> MutexGuard<'_, usize> {
+    fn progress(&self) -> MutexGuard<'_, usize> {
         self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -88,7 +88,7 @@ impl Protection {
     /// Ends the preparation: afterwards only the holder of the result protects pages.
     fn take_over(&self) -> MutexGuard<'_, usize> {
         self.over.store(true, Ordering::Release);
-        self.done()
+        self.progress()
     }
 }
 
@@ -114,7 +114,7 @@ impl FreezePreparation {
             return Ok(());
         }
         loop {
-            let mut done = protection.done();
+            let mut done = protection.progress();
             // Under the lock: its last holder may have ended the preparation.
             if protection.over.load(Ordering::Acquire) || protection.protect_some(&mut done)? {
                 return Ok(());
@@ -189,8 +189,8 @@ impl Slot {
     /// page is opened again, a system call that writes to it fails with `EFAULT`, as on any other
     /// page that is protected.
     ///
-    /// Without a tracker that can do this, and where only a few pages were written, all is copied at
-    /// once, and the image is complete.
+    /// Without a tracker that can do this, and where only a few pages were written, all is copied
+    /// at once, and the image is complete.
     ///
     /// A failed image panics in [`Image::page`], [`Image::read`] and [`Image::digest`], so call
     /// [`Image::complete`] before them.

@@ -132,7 +132,8 @@ fn freeze_a_counting_guest(kind: TrackerKind) {
         let end = EndOfGuest(&counter);
         let mut captures = Vec::new();
         for round in 0..24 {
-            // Rounds with a preparation that runs while the guest does, one that is dropped, and none.
+            // Rounds with a preparation that runs while the guest does, one that is dropped, and
+            // none.
             if round % 3 != 0 {
                 let preparation = counter.stopped(|_| slot.prepare_freeze().unwrap());
                 assert!(!preparation.is_empty());

@@ -57,9 +57,9 @@ impl Lease<'_> {
     }
 
     /// As [`Lease::freeze`], in less time if the work of [`Lease::prepare_freeze`] was done. Pages
-    /// are copied when they are read or written: see [`Slot::freeze_behind`]. From here on, a system
-    /// call of a host function that writes to guest memory may fail with `EFAULT`, also where the
-    /// function touched that memory before.
+    /// are copied when they are read or written: see [`Slot::freeze_behind`]. From here on, a
+    /// system call of a host function that writes to guest memory may fail with `EFAULT`, also
+    /// where the function touched that memory before.
     ///
     /// # Errors
     /// As [`Lease::freeze`].

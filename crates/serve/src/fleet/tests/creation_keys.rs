@@ -24,7 +24,7 @@ async fn make(host: &Fleet, record: &SandboxRecord, key: &CreationKey) -> bool {
     true
 }
 
-async fn made(host: &Fleet, key: &CreationKey) -> Option<String> {
+async fn sandbox_of_key(host: &Fleet, key: &CreationKey) -> Option<String> {
     match host.state_of_key("acme", key).await.unwrap() {
         KeyState::Made(record) => Some(record.id),
         KeyState::Free | KeyState::Pending => None,
@@ -53,7 +53,7 @@ async fn two_hosts_at_once_make_one_sandbox_of_a_key() {
         let loser = if both.0 { &second.id } else { &first.id };
         assert!(one.look_up(loser).await.unwrap().is_none());
         for host in [&one, &two] {
-            assert_eq!(made(host, &key).await.as_ref(), Some(winner));
+            assert_eq!(sandbox_of_key(host, &key).await.as_ref(), Some(winner));
         }
     }
     assert_eq!(claims(&one).await, 20);
@@ -81,18 +81,18 @@ async fn a_host_that_dies_before_its_answer_leaves_its_sandbox_or_a_free_key() {
         assert!(matches!(other.state_of_key("acme", key).await.unwrap(), KeyState::Pending));
         assert!(other.claim(record, key).await.is_err());
     }
-    assert_eq!(made(&other, &unsaved_key).await, Some(unsaved.id));
+    assert_eq!(sandbox_of_key(&other, &unsaved_key).await, Some(unsaved.id));
     lose(&dead, &other).await;
     for key in [&claimed_key, &entered_key, &unsaved_key] {
         assert!(is_free(&other, key).await);
     }
-    assert_eq!(made(&other, &saved_key).await, Some(saved.id));
+    assert_eq!(sandbox_of_key(&other, &saved_key).await, Some(saved.id));
     let (again, key) = keyed("entered");
     assert!(make(&other, &again, &key).await);
-    assert_eq!(made(&other, &key).await, Some(again.id.clone()));
+    assert_eq!(sandbox_of_key(&other, &key).await, Some(again.id.clone()));
     // A change of the dead host that arrives late confirms nothing.
     assert!(dead.confirm_claim(&entered, &entered_key, entered_revision).await.is_err());
-    assert_eq!(made(&other, &key).await, Some(again.id));
+    assert_eq!(sandbox_of_key(&other, &key).await, Some(again.id));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,7 +110,7 @@ async fn a_key_is_free_once_its_sandbox_has_ended() {
     assert!(make(&other, &second, &key).await);
     // The end of an earlier sandbox takes nothing from a later one.
     host.release_claim(&first).await;
-    assert_eq!(made(&host, &key).await, Some(second.id.clone()));
+    assert_eq!(sandbox_of_key(&host, &key).await, Some(second.id.clone()));
     let entry = host.look_up(&second.id).await.unwrap().unwrap();
     assert_eq!(entry.record.key, Some(key.clone()));
     other.release_claim(&second).await;
