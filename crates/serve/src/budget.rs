@@ -139,7 +139,7 @@ mod tests {
 
     /// Parts that take all they get, one byte at a time.
     fn flood(shares: &mut [Share]) {
-        while shares.iter_mut().fold(false, |took, share| share.add(1) || took) {}
+        while shares.iter_mut().map(|share| share.add(1)).filter(|took| *took).count() > 0 {}
     }
 
     #[test]
