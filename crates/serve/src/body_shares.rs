@@ -69,7 +69,7 @@ mod tests {
         let flooding: [Option<Arc<str>>; 3] = [Some("one".into()), Some("two".into()), None];
         let mut held: Vec<_> =
             flooding.iter().map(|tenant| shares.of(tenant.as_ref()).share()).collect();
-        while held.iter_mut().fold(false, |took, share| share.add(1 << 10) || took) {}
+        while held.iter_mut().map(|share| share.add(1 << 10)).filter(|took| *took).count() > 0 {}
         let third: Arc<str> = "three".into();
         let mut own = shares.of(Some(&third)).share();
         assert!(own.add(1 << 17) && !own.add(1 << 17));

@@ -48,17 +48,19 @@ impl Budget {
         Self { inner: Arc::new(Inner { most, used: AtomicUsize::new(0), whole }) }
     }
 
-    /// Takes bytes if at least `rest` are left then.
-    fn take(&self, bytes: usize, rest: usize) -> bool {
+    /// Takes bytes if at least `rest()` are left then.
+    fn take(&self, bytes: usize, rest: &dyn Fn() -> usize) -> bool {
         let Inner { most, used, whole } = &*self.inner;
-        let taken = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|sum| most.checked_sub(*sum) >= Some(rest))
+        let taken = used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+            used.checked_add(bytes).filter(|sum| most.checked_sub(*sum) >= Some(rest()))
         });
-        let Ok(before) = taken else { return false };
-        // With bytes that concurrent requests of this part are about to take, so that they never
-        // exceed the rule together.
-        let own = before + bytes;
-        let fits = whole.as_ref().is_none_or(|whole| whole.take(bytes, own));
+        if taken.is_err() {
+            return false;
+        }
+        // A part counts bytes before its whole does and releases them after it, so the bytes of
+        // concurrent requests are among these, and they never exceed the rule together.
+        let own = || used.load(Ordering::Acquire);
+        let fits = whole.as_ref().is_none_or(|whole| whole.take(bytes, &own));
         if !fits {
             used.fetch_sub(bytes, Ordering::Relaxed);
         }
@@ -66,10 +68,10 @@ impl Budget {
     }
 
     fn release(&self, bytes: usize) {
-        self.inner.used.fetch_sub(bytes, Ordering::Relaxed);
         if let Some(whole) = &self.inner.whole {
             whole.release(bytes);
         }
+        self.inner.used.fetch_sub(bytes, Ordering::Release);
     }
 
     /// Nothing yet.
@@ -91,7 +93,7 @@ impl Share {
     /// Counts `bytes` more; `false`, and nothing is counted, where they do not fit.
     #[must_use]
     pub(crate) fn add(&mut self, bytes: usize) -> bool {
-        let fits = self.budget.take(bytes, 0);
+        let fits = self.budget.take(bytes, &|| 0);
         if fits {
             self.bytes += bytes;
         }
@@ -137,7 +139,7 @@ mod tests {
 
     /// Parts that take all they get, one byte at a time.
     fn flood(shares: &mut [Share]) {
-        while shares.iter_mut().fold(false, |took, share| share.add(1) || took) {}
+        while shares.iter_mut().map(|share| share.add(1)).filter(|took| *took).count() > 0 {}
     }
 
     #[test]

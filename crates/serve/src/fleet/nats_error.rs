@@ -185,10 +185,21 @@ pub(super) fn lacks_leader(error: &CreateKeyValueError) -> bool {
     })
 }
 
+/// Whether a connection ended at a certificate: it is an error of the data of the connection.
+fn is_tls(error: &ConnectError) -> bool {
+    let is_data = |error: &std::io::Error| error.kind() == std::io::ErrorKind::InvalidData;
+    let io = error.source().and_then(|source| source.downcast_ref());
+    error.kind() == ConnectErrorKind::Tls || io.is_some_and(is_data)
+}
+
 /// The reason that no server accepts the connection, and the way out.
 pub(super) fn not_connected(config: &FleetConfig, error: &ConnectError) -> String {
     let (place, why) = (&config.nats, describe(error));
     match error.kind() {
+        _ if is_tls(error) => format!(
+            "no encrypted connection to NATS at {place}: {why}; check that `ca` names the authority of its certificate, \
+             and `certificate` one that it accepts"
+        ),
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
             let advice = match config.credentials {
                 Some(_) => "check the file `credentials` and the users of the server",
@@ -196,10 +207,6 @@ pub(super) fn not_connected(config: &FleetConfig, error: &ConnectError) -> Strin
             };
             format!("NATS at {place} refuses this client: {why}; {advice}")
         }
-        ConnectErrorKind::Tls => format!(
-            "no encrypted connection to NATS at {place}: {why}; check that `ca` names the authority of its certificate, \
-             and `certificate` one that it accepts"
-        ),
         ConnectErrorKind::Dns => {
             format!("the name of a NATS server in {place} is not found: {why}; check `nats`")
         }
