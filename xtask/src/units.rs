@@ -67,14 +67,22 @@ pub(crate) fn wrap(folder: &Path) -> Result<std::convert::Infallible> {
     let mut arguments = std::env::args_os().skip(1);
     let compiler = arguments.next().context("a wrapper gets the compiler first")?;
     let arguments: Vec<OsString> = arguments.collect();
-    // Cargo sets it for members of the workspace alone.
-    if std::env::var_os("CARGO_PRIMARY_PACKAGE").is_some()
+    if is_member(&arguments)
         && let Some(unit) = Unit::of_wrapper(&arguments)
     {
         unit.keep(folder)?;
     }
     let error = Command::new(&compiler).args(arguments).env_remove(FOLDER).env_remove(KNOWN).exec();
     Err(error).with_context(|| format!("cannot run {}", compiler.display()))
+}
+
+/// Whether the compiler's arguments are for a member of the workspace: cargo names its source by a
+/// path below the workspace, and all others by absolute ones. It sets `CARGO_PRIMARY_PACKAGE` only
+/// for members with a target among those that are built by name.
+fn is_member(arguments: &[OsString]) -> bool {
+    let source =
+        arguments.iter().map(Path::new).find(|word| word.extension() == Some("rs".as_ref()));
+    source.is_some_and(Path::is_relative)
 }
 
 impl Unit {
@@ -469,6 +477,16 @@ mod tests {
     pub(super) fn unit(words: &[&str]) -> Unit {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
         Unit::new("/w".into(), words, BTreeMap::new()).expect("a target")
+    }
+
+    #[test]
+    fn members_of_the_workspace_are_named_by_relative_paths() {
+        for (source, is_of_workspace) in [("crates/one/src/lib.rs", true), ("/r/two/lib.rs", false)]
+        {
+            let words = ["--crate-name", "one", source, "--test"].map(OsString::from);
+            assert_eq!(is_member(&words), is_of_workspace, "{source}");
+        }
+        assert!(!is_member(&[OsString::from("-vV")]));
     }
 
     #[test]

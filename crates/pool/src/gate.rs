@@ -22,8 +22,9 @@ pub(crate) struct Gate {
     came_back: Condvar,
 }
 
-/// Tasks that wait, the one to wake next first.
+/// Tasks that wait.
 struct TaskQueue {
+    /// By their numbers, which ascend: the one that has waited longest is first.
     tasks: VecDeque<WaitingTask>,
     next: u64,
 }
@@ -35,12 +36,14 @@ struct WaitingTask {
     process: u32,
 }
 
-/// The place of a task in the queue.
+/// The place of a task in the queue, over all of its attempts.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
+    /// Its place, from its first wait on.
     number: Option<u64>,
-    /// Whether a signal ended its last wait. If it finds nothing it goes to the front, and if it
-    /// leaves the next task is woken in its place.
+    /// Whether it is in the queue, unless a signal took it out.
+    waits: bool,
+    /// Whether a signal ended its last wait: if it leaves, the next task is woken in its place.
     woken: bool,
 }
 
@@ -84,16 +87,24 @@ impl Gate {
         // The code of a waker is foreign, and may use the pool: it never runs under the lock.
         let mut waker = waker.clone();
         let mut queue = locked(&self.tasks);
-        if let Some(number) = turn.number {
-            let Some(task) = queue.tasks.iter_mut().find(|task| task.number == number) else {
-                *turn = Turn { number: None, woken: true };
+        if turn.waits {
+            let at = queue.tasks.iter().position(|task| Some(task.number) == turn.number);
+            let Some(at) = at else {
+                *turn = Turn { waits: false, woken: true, ..*turn };
                 return true;
             };
-            // It keeps its place until it leaves: another may be faster.
-            std::mem::swap(&mut task.waker, &mut waker);
-            let there = there();
+            if !there() {
+                std::mem::swap(&mut queue.tasks[at].waker, &mut waker);
+                drop(queue);
+                return false;
+            }
+            // A task that has its item may keep its turn, and would swallow a signal in the queue.
+            turn.waits = false;
+            let left = queue.tasks.remove(at);
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
             drop(queue);
-            return there;
+            drop(left);
+            return true;
         }
         self.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -102,14 +113,11 @@ impl Gate {
             drop(queue);
             return true;
         }
-        let number = queue.next;
-        queue.next += 1;
-        let task = WaitingTask { number, waker, process: process() };
-        match turn.woken {
-            true => queue.tasks.push_front(task),
-            false => queue.tasks.push_back(task),
-        }
-        *turn = Turn { number: Some(number), woken: false };
+        let number = turn.number.unwrap_or(queue.next);
+        queue.next = queue.next.max(number + 1);
+        let at = queue.tasks.partition_point(|task| task.number < number);
+        queue.tasks.insert(at, WaitingTask { number, waker, process: process() });
+        *turn = Turn { number: Some(number), waits: true, woken: false };
         false
     }
 
@@ -118,15 +126,15 @@ impl Gate {
     /// `there` as for [`Gate::wait`]. It sees the item of the signal, whose sender stored it before
     /// it took the task out of the queue.
     pub(crate) fn leave(&self, turn: &mut Turn, there: impl FnOnce() -> bool) {
-        let Turn { number, woken } = std::mem::take(turn);
-        let Some(number) = number else {
+        let Turn { number, waits, woken } = std::mem::take(turn);
+        if !waits {
             if woken && there() {
                 self.signal();
             }
             return;
-        };
+        }
         let mut queue = locked(&self.tasks);
-        let at = queue.tasks.iter().position(|task| task.number == number);
+        let at = queue.tasks.iter().position(|task| Some(task.number) == number);
         let left = at.and_then(|at| queue.tasks.remove(at));
         if left.is_some() {
             self.waiting.fetch_sub(1, Ordering::SeqCst);

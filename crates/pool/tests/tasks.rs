@@ -162,6 +162,38 @@ fn a_task_that_has_its_item_wakes_no_other_one() {
     assert_eq!(second.wake_ups(), 1);
 }
 
+#[test]
+fn a_task_that_found_its_item_by_itself_swallows_no_signal() {
+    let pool = pool(3);
+    let [one, other, third] = [0; 3].map(|_| take(&pool).unwrap());
+    let mut tasks = [0; 3].map(|_| Task::new(&pool));
+    assert!(tasks.iter_mut().all(|task| !task.poll()));
+    drop(one);
+    // It was not woken, and is faster than the task in front. It keeps its wait.
+    assert!(tasks[1].poll());
+    let one = take(&pool).unwrap();
+    assert!(tasks[0].poll() && take(&pool).is_err() && !tasks[0].poll());
+    drop(other);
+    drop(third);
+    assert_eq!(tasks.each_ref().map(Task::wake_ups), [2, 0, 1]);
+    drop(one);
+}
+
+#[test]
+fn a_task_that_looked_in_vain_keeps_its_place() {
+    let pool = pool(1);
+    let held = take(&pool).unwrap();
+    let mut tasks = [0; 3].map(|_| Task::new(&pool));
+    assert!(tasks.iter_mut().all(|task| !task.poll()));
+    drop(held);
+    assert!(tasks[2].poll() && tasks[1].poll());
+    // A thread is faster than all of them.
+    let held = take(&pool).unwrap();
+    assert!(tasks.iter_mut().rev().all(|task| !task.poll() || !task.poll()));
+    drop(held);
+    assert_eq!(tasks.each_ref().map(Task::wake_ups), [2, 0, 0]);
+}
+
 /// Gives an item back when the last waker of its task is dropped.
 struct LastWaker {
     pool: Arc<Pool<Item>>,

@@ -62,6 +62,9 @@ impl CallOptions {
     /// must have been opened with [`Options::memory`](crate::Options::memory), and this may be more
     /// or less. Memory that is larger already stays, and growth beyond the limit fails as where
     /// memory runs out. Other kinds of guests refuse it.
+    ///
+    /// A state that grew beyond the limit of its guest is saved like any other, and only opens
+    /// again with a limit that it fits.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = Some(bytes);
         self

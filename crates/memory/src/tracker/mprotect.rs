@@ -109,7 +109,8 @@ impl Watch {
         let part = self.part.load(Ordering::Relaxed).max(1);
         // Threads that open and protect pages at the same time may even count below zero.
         let runs = self.runs.load(Ordering::Relaxed).min(part);
-        if BUDGET.runs.load(Ordering::Relaxed) >= BUDGET.all() {
+        let all = BUDGET.runs.load(Ordering::Relaxed).cast_signed();
+        if all >= BUDGET.all().cast_signed() {
             return 1 << MAX_ORDER;
         }
         1 << (runs * (MAX_ORDER + 1) / part).min(MAX_ORDER)

@@ -135,9 +135,8 @@ pub(crate) trait LeaseControl {
         }
         let before = self.set_options(options);
         let before = before.map_err(|source| CallError::option(function, source))?;
-        let called = call(self);
-        self.restore_options(before);
-        called
+        let limited = LimitedLease { lease: self, before: Some(before) };
+        call(&mut *limited.lease)
     }
 
     /// Whether a call was cut short, so that the state is unknown until a reset.
@@ -153,6 +152,21 @@ pub(crate) trait LeaseControl {
 
     /// Drops the instance instead of bringing it back.
     fn discard_instance(self);
+}
+
+/// A lease during a call with options of its own. The drop restores those of the lease, also where
+/// the caller's code panics in the call.
+struct LimitedLease<'a, L: LeaseControl + ?Sized> {
+    lease: &'a mut L,
+    before: Option<L::Limits>,
+}
+
+impl<L: LeaseControl + ?Sized> Drop for LimitedLease<'_, L> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            self.lease.restore_options(before);
+        }
+    }
 }
 
 /// An instance on lease.
