@@ -29,7 +29,7 @@ use crate::sandbox::bodies::requests::{
     Chosen, Input, Part, Selector, Signal, StartRequest, Terminal,
 };
 use crate::sandbox::http::authorization::AuthorizedSandbox;
-use crate::sandbox::http::user;
+use crate::sandbox::http::user::User;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Sandbox, command};
 
@@ -70,12 +70,13 @@ pub(crate) async fn process(
     if !all.template(&sandbox.template).config.linux {
         return unknown("it evaluates code, and has no processes").into_response();
     }
-    if let Err(refused) = user::check(&headers) {
-        return refused.into_response();
-    }
+    let user = match User::of_request(&headers) {
+        Ok(user) => user.unwrap_or(User::of(sandbox.settings.root)),
+        Err(refused) => return refused.into_response(),
+    };
     let inside = CommandTarget { all, sandbox };
     let done = match method.as_str() {
-        "Start" => inside.start(&headers, &body).await,
+        "Start" => inside.start(user, &headers, &body).await,
         "Connect" => inside.connect(&headers, &body).await,
         "List" => inside.list().await,
         "SendSignal" => inside.signal(&body).await,
@@ -141,16 +142,17 @@ impl CommandTarget {
         self.all.speaker(&self.sandbox)
     }
 
-    async fn start(&self, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
+    async fn start(&self, user: User, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
         let StartRequest { process, pty, tag, stdin } = connect::decode_stream_request(body)?;
         let mut envs = self.sandbox.settings.envs.clone();
         envs.extend(process.envs);
+        let home = user.is_root().then(|| user.home().to_owned());
         let wanted = json!({
-            "op": "start",
+            "op": user.start_operation(),
             "cmd": process.cmd,
             "args": process.args,
             "envs": envs,
-            "cwd": process.cwd.or_else(|| self.sandbox.settings.directory.clone()),
+            "cwd": process.cwd.or_else(|| self.sandbox.settings.directory.clone()).or(home),
             "stdin": stdin,
             "size": pty.map(Terminal::wanted),
             "tag": tag,

@@ -17,7 +17,7 @@ use crate::lock::lock;
 use crate::sandbox::agent::commands::Subscriber;
 use crate::sandbox::agent::connect::{self, ConnectError};
 use crate::sandbox::bodies::requests::WatchRequest;
-use crate::sandbox::transfer::file_entry::{absolute, connect_error, entry};
+use crate::sandbox::transfer::file_entry::{connect_error, entry};
 
 /// Maximum watchers of a sandbox.
 const MAX_WATCHERS: usize = 16;
@@ -245,6 +245,7 @@ impl Watchers {
         lock(&self.all).iter().any(|watcher| streams(watcher) && !watcher.is_left())
     }
 
+    /// Watches a directory by its absolute path.
     pub(crate) fn add(
         &self,
         tree: &Tree,
@@ -252,12 +253,12 @@ impl Watchers {
         id: String,
         receiver: EventReceiver,
     ) -> Result<(), ConnectError> {
-        let path = absolute(&wanted.path);
-        let refused = |error: Refused| connect_error(&path, &error);
-        if tree.stat_path(&path).map_err(refused)?.kind != Kind::Directory {
+        let path = wanted.path.as_str();
+        let refused = |error: Refused| connect_error(path, &error);
+        if tree.stat_path(path).map_err(refused)?.kind != Kind::Directory {
             return Err(refused(Refused::NotDirectory));
         }
-        let seen = scan(tree, &path, wanted.recursive).map_err(refused)?;
+        let seen = scan(tree, path, wanted.recursive).map_err(refused)?;
         let mut all = lock(&self.all);
         all.retain(|watcher| !watcher.is_left());
         if all.len() >= MAX_WATCHERS {

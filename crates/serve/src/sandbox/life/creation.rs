@@ -47,6 +47,7 @@ impl Sandboxes {
         };
         let envs = snapshot.as_ref().map(|known| known.record.envs.clone()).unwrap_or_default();
         let directory = snapshot.as_ref().and_then(|known| known.record.directory.clone());
+        let root = snapshot.as_ref().is_some_and(|known| known.record.root);
         let has_envs = !(envs.is_empty() && wanted.settings.envs.is_empty());
         if has_envs && !warm.config.linux {
             let message = "`envVars` needs a template of a Linux program; this one evaluates code";
@@ -75,6 +76,7 @@ impl Sandboxes {
         let mut settings = wanted.settings;
         settings.envs = envs.into_iter().chain(settings.envs).collect();
         settings.directory = settings.directory.or(directory);
+        settings.root |= root;
         let sandbox = self.assemble(tenant, (name, base), settings, session, times)?;
         self.admit(vec![sandbox.clone()]).await?;
         self.goes_on(&sandbox, due);
