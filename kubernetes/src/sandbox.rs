@@ -2,9 +2,11 @@
 //!
 //! Promises: only a sandbox that carries the identifier of its object, its namespace, its cluster
 //! and its controller is used or ended; the status, which users may write, is a hint. The sandbox
-//! is looked up by that identifier before and after one is made, so of two controllers that made
-//! one each the older sandbox stays. An object is removed after its sandbox has ended. The status
-//! is written after the Secret with the token.
+//! is looked up by that identifier before and after one is made. The identifier is the key of its
+//! creation, too: the server makes one sandbox of it, also of requests whose answers were lost and
+//! of two controllers at once. Of two that a server without keys has made, the older one stays. An
+//! object is removed after its sandbox has ended. The status is written after the Secret with the
+//! token.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -66,6 +68,12 @@ fn is_of(remote: &RemoteSandbox, sandbox: &Sandbox, context: &Context) -> bool {
     wanted.iter().all(|(label, value)| {
         !value.is_empty() && remote.metadata.get(*label).is_some_and(|found| found == value)
     })
+}
+
+/// The key of the creation of an object's sandbox. Kubernetes gives no other object of the cluster
+/// this identifier.
+fn creation_key(sandbox: &Sandbox, context: &Context) -> String {
+    format!("kubernetes/{}/{}", context.cluster, sandbox.uid())
 }
 
 /// The sandboxes of an object, the oldest first.
@@ -299,6 +307,7 @@ impl Reconciliation<'_> {
         ];
         metadata.extend(own.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let new = NewSandbox {
+            key: &creation_key(sandbox, context),
             template: &spec.plan.template,
             envs: &spec.plan.envs,
             metadata: &metadata,

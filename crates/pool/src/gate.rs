@@ -39,8 +39,9 @@ struct WaitingTask {
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
     number: Option<u64>,
-    /// Whether it was woken before, and found nothing: it goes to the front then.
-    again: bool,
+    /// Whether a signal ended its last wait. If it finds nothing it goes to the front, and if it
+    /// leaves the next task is woken in its place.
+    woken: bool,
 }
 
 impl Gate {
@@ -80,51 +81,59 @@ impl Gate {
         waker: &Waker,
         there: impl FnOnce() -> bool,
     ) -> bool {
+        // The code of a waker is foreign, and may use the pool: it never runs under the lock.
+        let mut waker = waker.clone();
         let mut queue = locked(&self.tasks);
         if let Some(number) = turn.number {
-            let Some(at) = queue.tasks.iter().position(|task| task.number == number) else {
-                *turn = Turn { number: None, again: true };
+            let Some(task) = queue.tasks.iter_mut().find(|task| task.number == number) else {
+                *turn = Turn { number: None, woken: true };
                 return true;
             };
-            if !there() {
-                queue.tasks[at].waker.clone_from(waker);
-                return false;
-            }
-            queue.tasks.remove(at);
-            self.waiting.fetch_sub(1, Ordering::SeqCst);
-            turn.number = None;
-            return true;
+            // It keeps its place until it leaves: another may be faster.
+            std::mem::swap(&mut task.waker, &mut waker);
+            let there = there();
+            drop(queue);
+            return there;
         }
         self.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if there() {
             self.waiting.fetch_sub(1, Ordering::SeqCst);
+            drop(queue);
             return true;
         }
         let number = queue.next;
         queue.next += 1;
-        let task = WaitingTask { number, waker: waker.clone(), process: process() };
-        match turn.again {
+        let task = WaitingTask { number, waker, process: process() };
+        match turn.woken {
             true => queue.tasks.push_front(task),
             false => queue.tasks.push_back(task),
         }
-        turn.number = Some(number);
+        *turn = Turn { number: Some(number), woken: false };
         false
     }
 
-    /// A task stops waiting. If it was woken and did not look, the next one is woken.
-    pub(crate) fn leave(&self, turn: &mut Turn) {
-        let Some(number) = turn.number.take() else { return };
-        let mut queue = locked(&self.tasks);
-        match queue.tasks.iter().position(|task| task.number == number) {
-            Some(at) => {
-                queue.tasks.remove(at);
-                self.waiting.fetch_sub(1, Ordering::SeqCst);
-            }
-            None => {
-                drop(queue);
+    /// A task stops waiting. If it was woken and an item is still there, the next one is woken.
+    ///
+    /// `there` as for [`Gate::wait`]. It sees the item of the signal, whose sender stored it before
+    /// it took the task out of the queue.
+    pub(crate) fn leave(&self, turn: &mut Turn, there: impl FnOnce() -> bool) {
+        let Turn { number, woken } = std::mem::take(turn);
+        let Some(number) = number else {
+            if woken && there() {
                 self.signal();
             }
+            return;
+        };
+        let mut queue = locked(&self.tasks);
+        let at = queue.tasks.iter().position(|task| task.number == number);
+        let left = at.and_then(|at| queue.tasks.remove(at));
+        if left.is_some() {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+        drop(queue);
+        if left.is_none() && there() {
+            self.signal();
         }
     }
 
@@ -140,6 +149,8 @@ impl Gate {
 
     #[cold]
     fn wake(&self) {
+        // Dropped after the lock.
+        let mut of_parents = Vec::new();
         let mut queue = locked(&self.tasks);
         self.came_back.notify_all();
         let next = loop {
@@ -148,6 +159,7 @@ impl Gate {
             if task.process == process() {
                 break Some(task.waker);
             }
+            of_parents.push(task);
         };
         drop(queue);
         if let Some(waker) = next {

@@ -2,11 +2,15 @@
 
 use std::convert::Infallible;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use afresh_pool::{LimitPolicy, Limits, NextItem, OwnedLease, Pool, PoolError, Recycle, ResetCost};
+
+/// Maximum wait for an end that is due.
+const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Item;
 
@@ -127,6 +131,98 @@ fn a_task_that_is_dropped_after_its_wake_up_wakes_the_next_one() {
     drop(first);
     assert_eq!(third.wake_ups(), 1);
     assert!(third.poll());
+}
+
+#[test]
+fn a_task_that_is_dropped_between_its_turn_and_its_attempt_wakes_the_next_one() {
+    let pool = pool(1);
+    let held = take(&pool).unwrap();
+    let [mut first, mut second] = [0; 2].map(|_| Task::new(&pool));
+    assert!(!first.poll() && !second.poll());
+    drop(held);
+    assert!(first.poll());
+    assert_eq!(second.wake_ups(), 0);
+    drop(first);
+    assert_eq!(second.wake_ups(), 1);
+    assert!(second.poll() && take(&pool).is_ok());
+}
+
+#[test]
+fn a_task_that_has_its_item_wakes_no_other_one() {
+    let pool = pool(1);
+    let held = take(&pool).unwrap();
+    let [mut first, mut second] = [0; 2].map(|_| Task::new(&pool));
+    assert!(!first.poll() && !second.poll());
+    drop(held);
+    assert!(first.poll());
+    let held = take(&pool).unwrap();
+    drop(first);
+    assert_eq!(second.wake_ups(), 0);
+    drop(held);
+    assert_eq!(second.wake_ups(), 1);
+}
+
+/// Gives an item back when the last waker of its task is dropped.
+struct LastWaker {
+    pool: Arc<Pool<Item>>,
+    item: Mutex<Option<OwnedLease<Item>>>,
+}
+
+impl Wake for LastWaker {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for LastWaker {
+    fn drop(&mut self) {
+        drop(self.item.get_mut().unwrap().take());
+        assert!(self.pool.stats().idle > 0);
+    }
+}
+
+/// Polls a task's wait with a waker that is dropped with the last reference of the queue.
+fn poll_with_last_waker(pool: &Arc<Pool<Item>>, next: &mut NextItem, item: OwnedLease<Item>) {
+    let (pool, item) = (Arc::clone(pool), Mutex::new(Some(item)));
+    let waker = Waker::from(Arc::new(LastWaker { pool, item }));
+    let waiting = pin!(next.wait());
+    assert!(waiting.poll(&mut Context::from_waker(&waker)).is_pending());
+}
+
+#[test]
+fn a_waker_that_uses_the_pool_when_it_is_dropped_does_not_block() {
+    let (done, end) = std::sync::mpsc::channel();
+    // In another thread: the fault would be a lock that is never released.
+    std::thread::spawn(move || {
+        let pool = Arc::new(pool(3));
+        let [one, other, third] = [0; 3].map(|_| take(&pool).unwrap());
+        let mut waiting = Task::new(&pool);
+        assert!(!waiting.poll());
+
+        let mut next = pool.room();
+        poll_with_last_waker(&pool, &mut next, one);
+        // Another waker takes the place of the first one, which gives its item back: that wakes
+        // the task in front.
+        assert!(pin!(next.wait()).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(waiting.wake_ups(), 1);
+        let one = take(&pool).unwrap();
+        assert!(waiting.poll() && !waiting.poll());
+
+        // The wait ends with its waker in the queue.
+        let mut leaving = pool.room();
+        poll_with_last_waker(&pool, &mut leaving, other);
+        drop(leaving);
+        assert_eq!(waiting.wake_ups(), 2);
+        let other = take(&pool).unwrap();
+        assert!(waiting.poll() && !waiting.poll());
+
+        // An item is there at the next poll.
+        let mut looking = pool.room();
+        poll_with_last_waker(&pool, &mut looking, third);
+        drop(one);
+        assert!(pin!(looking.wait()).poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        drop((waiting, next, looking, other));
+        done.send(()).unwrap();
+    });
+    end.recv_timeout(END_TIMEOUT).expect("a waker was dropped under the lock of the queue");
 }
 
 #[test]

@@ -81,6 +81,23 @@ async fn two_controllers_of_one_cluster_leave_each_other_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_creation_whose_answer_is_lost_makes_no_second_sandbox() {
+    let world = World::new().await;
+    let context = world.context().await;
+    world.afresh.fail(crate::mock::Faults { lost_answers: 2, ..Default::default() });
+    let _controller = World::run(&context);
+    world.add::<SandboxKind>("a", "one", script());
+    world.sandbox_reason("a", "one", "DependenciesReady").await;
+    assert_eq!((world.afresh.creations(), world.afresh.ids().len()), (1, 1));
+    let ended = world.afresh.requests().iter().any(|request| request.starts_with("DELETE"));
+    assert!(!ended, "a second one was ended");
+    // Another object has another key.
+    world.add::<SandboxKind>("b", "one", script());
+    world.sandbox_reason("b", "one", "DependenciesReady").await;
+    assert_eq!(world.afresh.creations(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_sweep_goes_past_a_sandbox_that_cannot_be_ended() {
     let world = World::new().await;
     let context = world.context().await;

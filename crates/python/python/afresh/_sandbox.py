@@ -266,7 +266,7 @@ class Sandbox(_Sandbox):
         return self._session.apply(delta)
 
 
-class _Running:
+class _RunningCall:
     """Work that waits for a thread of an executor, or runs in one."""
 
     def __init__(self, work: Callable[[_native.Stopper], Any]) -> None:
@@ -338,7 +338,7 @@ class AsyncSandbox(_Sandbox):
     def __init__(self, session: _native.Session, executor: Executor | None) -> None:
         super().__init__(session)
         self._executor = executor
-        self._running: set[_Running] = set()
+        self._running: set[_RunningCall] = set()
         self._closed = False
 
     async def __aenter__(self) -> AsyncSandbox:
@@ -365,7 +365,7 @@ class AsyncSandbox(_Sandbox):
         """Works in a thread, with the task's context, and stops that when the task is cancelled."""
         if self._closed:
             raise SessionError("this sandbox is closed")
-        running = _Running(work)
+        running = _RunningCall(work)
         self._running.add(running)
         try:
             return await running.start(self._executor)

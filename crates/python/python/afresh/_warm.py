@@ -93,7 +93,7 @@ class Warm:
             output_limit: Maximum bytes kept of each stream; output beyond that is dropped, and the result says so.
             result_limit: Maximum memory of the Python objects made of one result, or of one tool's arguments.
             tools: Functions that programs may call by their names, as a list or as a dictionary. With a timeout they
-                run on separate threads, and one that does not return in time is abandoned: it gets an ``Abandoned``
+                run on separate threads, and one that does not return in time is abandoned: it gets an ``AbandonedCall``
                 exception, and its result is dropped.
 
         >>> import afresh

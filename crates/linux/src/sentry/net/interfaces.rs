@@ -9,13 +9,19 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::channels::Ancillary;
+use crate::sentry::net::netlink_message::{HEADER, attribute, message, value_of};
+use crate::sentry::net::routes::{route_to, routes, rules};
 use crate::sentry::net::sockets::{Address, SocketState};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 pub(in crate::sentry) const NETLINK: i32 = libc::AF_NETLINK;
-/// Bytes of `struct nlmsghdr`, and of `struct sockaddr_nl`.
-const HEADER: usize = 16;
+/// Bytes of `struct sockaddr_nl`.
 pub(in crate::sentry) const ADDRESS: usize = 12;
+/// Kinds below are no requests, and a request for information.
+const FIRST_KIND: u16 = 16;
+const GET: u16 = 2;
+/// Bytes of `struct ifinfomsg`.
+const IFINFO_LEN: usize = 16;
 /// Number and name of the interface.
 const INDEX: u32 = 1;
 const NAME: &[u8] = b"lo\0";
@@ -43,21 +49,6 @@ const SIOCGIFTXQLEN: u64 = 0x8942;
 pub(in crate::sentry) fn netlink_address(port: u32) -> Address {
     let family = StructBuilder::default().half(NETLINK as u16).half(0);
     Address(family.int(port).int(0).0)
-}
-
-/// An attribute of a message, padded.
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let mut bytes = StructBuilder::default().half(4 + value.len() as u16).half(kind).0;
-    bytes.extend(value);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes
-}
-
-/// A message to the socket on `port` that answers the request `sequence`.
-fn message(kind: u16, flags: i32, (sequence, port): (u32, u32), body: &[u8]) -> Vec<u8> {
-    let len = (HEADER + body.len()) as u32;
-    let head = StructBuilder::default().int(len).half(kind).half(flags as u16);
-    [&head.int(sequence).int(port).0[..], body].concat()
 }
 
 /// The interface (`struct ifinfomsg`).
@@ -91,6 +82,15 @@ fn address(family: i32) -> Vec<u8> {
     body
 }
 
+/// Whether a request for an interface (`struct ifinfomsg`) names this one, by number or name.
+fn names_interface(request: &[u8]) -> bool {
+    let Some((head, list)) = request.split_at_checked(IFINFO_LEN) else { return false };
+    let index = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
+    let name = value_of(list, libc::IFLA_IFNAME);
+    let named = name.is_some_and(|name| name == NAME || name == &NAME[..2]);
+    if index == 0 { named } else { index == INDEX }
+}
+
 /// The answers to the requests in `bytes`, each a datagram.
 fn answers(bytes: &[u8], port: u32) -> Vec<Vec<u8>> {
     let (mut rest, mut all) = (bytes, Vec::new());
@@ -99,20 +99,42 @@ fn answers(bytes: &[u8], port: u32) -> Vec<Vec<u8>> {
         let len = (int(0) as usize).clamp(HEADER, rest.len());
         let (kind, flags) = (int(4) as u16, (int(4) >> 16) as i32);
         let to = (int(8), port);
-        let dumps = flags & libc::NLM_F_DUMP == libc::NLM_F_DUMP;
+        let is_request = flags & libc::NLM_F_REQUEST != 0 && kind >= FIRST_KIND;
+        // The low bits of a kind are its verb.
+        let gets = kind & 3 == GET;
+        let dumps = is_request && gets && flags & libc::NLM_F_DUMP != 0;
         let multi = if dumps { libc::NLM_F_MULTI } else { 0 };
-        let family = i32::from(rest.get(HEADER).copied().unwrap_or_default());
-        let wants = |one: i32| family == 0 || family == one;
+        let body = &rest[HEADER..len];
+        let family = i32::from(body.first().copied().unwrap_or_default());
+        let families = [libc::AF_INET, libc::AF_INET6].into_iter();
+        let families = families.filter(|one| family == 0 || family == *one);
         let (mut found, mut error) = (Vec::new(), None);
+        let mut list = |kind: u16, bodies: Vec<Vec<u8>>| {
+            found.extend(bodies.iter().map(|body| message(kind, multi, to, body)));
+        };
         match kind {
-            libc::RTM_GETLINK => found.push(message(libc::RTM_NEWLINK, multi, to, &link())),
-            libc::RTM_GETADDR if dumps => {
-                let families = [libc::AF_INET, libc::AF_INET6].into_iter().filter(|f| wants(*f));
-                let new = |family| message(libc::RTM_NEWADDR, multi, to, &address(family));
-                found.extend(families.map(new));
+            // Only requests have answers.
+            _ if !is_request => {}
+            libc::RTM_GETLINK if dumps || names_interface(body) => {
+                list(libc::RTM_NEWLINK, vec![link()]);
             }
-            // There is no way out, and nobody else on the loopback.
-            libc::RTM_GETROUTE | libc::RTM_GETNEIGH | libc::RTM_GETRULE if dumps => {}
+            libc::RTM_GETLINK => error = Some(Errno::NODEV),
+            libc::RTM_GETADDR if dumps => {
+                list(libc::RTM_NEWADDR, families.map(address).collect());
+            }
+            libc::RTM_GETROUTE if dumps => {
+                list(libc::RTM_NEWROUTE, families.flat_map(routes).collect());
+            }
+            libc::RTM_GETROUTE => match route_to(family, body) {
+                Ok(route) => list(libc::RTM_NEWROUTE, vec![route]),
+                Err(refused) => error = Some(refused),
+            },
+            libc::RTM_GETRULE if dumps => {
+                list(libc::RTM_NEWRULE, families.flat_map(rules).collect());
+            }
+            // There are no neighbours on the loopback.
+            libc::RTM_GETNEIGH if dumps => {}
+            _ if !gets => error = Some(Errno::PERM),
             _ => error = Some(Errno::OPNOTSUPP),
         }
         if dumps && error.is_none() {

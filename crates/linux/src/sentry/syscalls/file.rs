@@ -7,11 +7,12 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::abi::{self, FileStatus};
-use crate::sentry::fs::devices::{SOCKET, is_special};
+use crate::sentry::fs::devices::is_special;
 use crate::sentry::fs::permissions::{access_of, allows};
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::proc_paths::ProcTarget;
 use crate::sentry::fs::proc_settings::ProcFile;
+use crate::sentry::fs::special_files::SOCKET;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::syscalls::open_how::Resolve;

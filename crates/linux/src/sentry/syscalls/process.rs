@@ -9,8 +9,9 @@ use crate::platform::{GUEST, Process};
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::kernel::cpu_time;
+use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process_info::ChildEvent;
-use crate::sentry::kernel::process_table::{FIRST, WaitOptions, WaitTarget};
+use crate::sentry::kernel::process_table::{WaitOptions, WaitTarget};
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in, word_in};
 

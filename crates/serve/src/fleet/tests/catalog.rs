@@ -32,7 +32,7 @@ pub(super) fn build(number: u64, names: &[&str]) -> StoredSnapshot {
         base: None,
         unknown: unknown(),
     };
-    StoredSnapshot { record, kept: SavedState { state: Some(state) } }
+    StoredSnapshot { record, kept: SavedState { state: Some(state), ..SavedState::default() } }
 }
 
 /// The number of the build that a name opens.

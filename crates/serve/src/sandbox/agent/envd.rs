@@ -39,22 +39,17 @@ pub(crate) async fn health(_: AuthorizedSandbox) -> StatusCode {
 
 /// The entries below a directory, up to a depth; those of a directory follow it.
 fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
-    let (mut found, mut bytes) = (Vec::new(), 0);
+    let mut found = Vec::new();
+    let mut room = Room { entries: MAX_ENTRIES, bytes: MAX_LISTING_BYTES };
     let path = path.trim_end_matches('/').to_owned();
     // The entries that are left, the next one last.
-    let mut left = children(tree, &path, depth.clamp(1, MAX_DEPTH))?;
+    let mut left = children(tree, &path, depth.clamp(1, MAX_DEPTH), &mut room)?;
     while let Some((path, kind, depth)) = left.pop() {
         let entry = entry(tree, &path)?;
-        bytes += path.len() + metadata_bytes(&entry);
-        if found.len() >= MAX_ENTRIES || bytes > MAX_LISTING_BYTES {
-            return Err(Refused::TooLarge);
-        }
+        room.take(0, metadata_bytes(&entry))?;
         found.push(entry);
         if kind == Kind::Directory && depth > 1 {
-            left.extend(children(tree, &path, depth - 1)?);
-            if left.len() > MAX_ENTRIES {
-                return Err(Refused::TooLarge);
-            }
+            left.extend(children(tree, &path, depth - 1, &mut room)?);
         }
     }
     Ok(found)
@@ -65,12 +60,31 @@ fn metadata_bytes(entry: &Value) -> usize {
     metadata.map(|(name, value)| name.len() + value.as_str().map_or(0, str::len)).sum()
 }
 
-/// The entries of a directory, the first one last, with the levels from there on.
-fn children(tree: &Tree, path: &str, depth: u32) -> Result<Vec<(String, Kind, u32)>, Refused> {
-    let listed = tree.list_path(if path.is_empty() { "/" } else { path })?;
-    if listed.len() > MAX_ENTRIES {
-        return Err(Refused::TooLarge);
+/// The entries that a listing may still have, and the bytes of their paths and metadata.
+struct Room {
+    entries: usize,
+    bytes: usize,
+}
+
+impl Room {
+    /// Takes room for entries before their paths are made.
+    fn take(&mut self, entries: usize, bytes: usize) -> Result<(), Refused> {
+        let left = self.entries.checked_sub(entries).zip(self.bytes.checked_sub(bytes));
+        (self.entries, self.bytes) = left.ok_or(Refused::TooLarge)?;
+        Ok(())
     }
+}
+
+/// The entries of a directory, the first one last, with the levels from there on.
+fn children(
+    tree: &Tree,
+    path: &str,
+    depth: u32,
+    room: &mut Room,
+) -> Result<Vec<(String, Kind, u32)>, Refused> {
+    let listed = tree.list_path(if path.is_empty() { "/" } else { path })?;
+    let bytes = listed.iter().map(|one| path.len() + 1 + one.name.len()).sum();
+    room.take(listed.len(), bytes)?;
     let below = |one: &DirEntry| format!("{path}/{}", String::from_utf8_lossy(&one.name));
     Ok(listed.iter().rev().map(|one| (below(one), one.kind, depth)).collect())
 }
@@ -233,6 +247,29 @@ mod tests {
             ask(&mut tree, "Remove", json!({"path": "dir"})).unwrap();
         }
         assert_eq!(names(ask(&mut tree, "ListDir", json!({"path": "."})).unwrap()), [""; 0]);
+    }
+
+    /// The paths of ten thousand entries far below the root would be forty megabytes.
+    #[test]
+    fn a_listing_is_refused_before_its_paths_are_made() {
+        let mut tree = Tree::new(Budget::default());
+        let deep = format!("/{}", "x".repeat(250)).repeat(14);
+        let bytes = deep.len() + 5;
+        let fit = MAX_LISTING_BYTES / bytes;
+        for number in 0..fit {
+            tree.write_path(format!("{deep}/{number:04}"), b"", Time::now()).unwrap();
+        }
+        let mut room = Room { entries: MAX_ENTRIES, bytes: MAX_LISTING_BYTES };
+        assert_eq!(children(&tree, &deep, 1, &mut room).unwrap().len(), fit);
+        assert_eq!(
+            (room.entries, room.bytes),
+            (MAX_ENTRIES - fit, MAX_LISTING_BYTES - fit * bytes)
+        );
+        assert_eq!(listing(&tree, &deep, 1).unwrap().len(), fit);
+        tree.write_path(format!("{deep}/more"), b"", Time::now()).unwrap();
+        assert_eq!(listing(&tree, &deep, 1), Err(Refused::TooLarge));
+        // Entries of directories that follow count as well.
+        assert_eq!(listing(&tree, "/", MAX_DEPTH), Err(Refused::TooLarge));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afresh::Session;
 use afresh_interpreter::Answer as GuestAnswer;
@@ -260,12 +260,19 @@ impl CommandTarget {
 
     /// Does things with one command.
     async fn chosen(&self, process: Selector, all: Vec<Value>) -> ProcessResult {
+        let limit = self.all.config.call_timeout;
         let done = self.ask(self.speaker(), move |asking| {
+            let begun = Instant::now();
             let number = match process.pid {
                 Some(number) => number,
                 None => find(&asking.of(&json!({"op": "list"}))?, &process)?,
             };
             for mut wanted in all {
+                // A body has many parts, and each has the time of a call.
+                if begun.elapsed() > limit {
+                    let why = "the parts took longer than a call may; send fewer at a time";
+                    return Err(ConnectError::new("deadline_exceeded", why));
+                }
                 wanted["pid"] = number.into();
                 if asking.of(&wanted)? != Value::Bool(true) {
                     return Err(no_such_process());

@@ -80,5 +80,10 @@ async fn add(
 ) -> Result<(), ConnectError> {
     wanted.path = absolute(&wanted.path, user);
     let own = sandbox.clone();
-    all.tree(sandbox, move |tree| Ok(own.watchers.add(tree, &wanted, id, receiver))).await?
+    let this = all.clone();
+    let adding = all.tree(sandbox, move |tree| {
+        let admit = |bytes| this.check_memory(&own.tenant, bytes);
+        Ok(own.watchers.add(tree, &wanted, (id, receiver), admit))
+    });
+    adding.await?
 }

@@ -285,6 +285,7 @@ impl Sandboxes {
                 // Its files are those of the image, which no template of the configuration has.
                 let of = (of, None);
                 let sandbox = self.assemble(&build.tenant, of, settings, session, times)?;
+                let sandbox = Arc::new(sandbox);
                 self.admit(vec![sandbox.clone()]).await?;
                 return Ok(sandbox);
             }

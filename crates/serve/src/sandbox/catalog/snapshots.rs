@@ -156,8 +156,9 @@ impl Sandboxes {
     /// The snapshots of a tenant.
     pub(crate) async fn snapshots(
         &self,
-        tenant: &str,
+        tenant: &Arc<str>,
     ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
+        let _place = self.list_place(tenant).await?;
         self.ledger.snapshots(tenant).await
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Promises: a signature is for one path, one operation and one user, and ends at its time. A URL
 //! that does not name a sandbox is for the one whose token signed it. A request hashes its path
-//! once, and a token of a sandbox in one or two blocks, so that a client without a key makes little
-//! work.
+//! once, and a token of a sandbox in one or two blocks, and [`TokenSearch`] limits the tokens, so
+//! that a client without a key makes little work.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,6 +20,8 @@ use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::http::authorization::{AuthorizedSandbox, sandbox_id};
 use crate::sandbox::http::request_record::{RequestNotes, TOKEN};
+#[cfg(doc)]
+use crate::sandbox::http::token_search::TokenSearch;
 use crate::sandbox::http::user::User;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::Sandbox;
@@ -95,7 +97,7 @@ fn unauthorized(why: &str) -> ErrorResponse {
 }
 
 /// The sandbox whose token signed a query.
-fn signer(
+async fn signer(
     all: &Sandboxes,
     id: Option<&str>,
     given: &str,
@@ -107,8 +109,8 @@ fn signer(
     let found = match id {
         Some(id) => Some(all.any(id).ok_or_else(|| Sandbox::not_running(id))?).filter(is_it),
         None => {
-            let every: Vec<_> = lock(&all.all).values().cloned().collect();
-            every.into_iter().find(is_it)
+            let every = || lock(&all.all).values().cloned().collect();
+            all.token_search.find(every, is_it).await?
         }
     };
     let sandbox = found.ok_or_else(|| unauthorized("invalid signature"))?;
@@ -144,7 +146,7 @@ impl FromRequestParts<Arc<Sandboxes>> for FileAccess {
                 let id = sandbox_id(&parts.headers);
                 let expiration = query.signature_expiration;
                 let signed = SignedOperation::new(path, operation, name, expiration);
-                let sandbox = signer(all, id.as_deref(), given, &signed, expiration)?;
+                let sandbox = signer(all, id.as_deref(), given, &signed, expiration).await?;
                 if let Some(notes) = parts.extensions.get::<RequestNotes>() {
                     notes.set_caller(&sandbox.tenant, TOKEN);
                     notes.set_sandbox(&sandbox.id);

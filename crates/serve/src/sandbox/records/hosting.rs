@@ -13,7 +13,7 @@ use crate::sandbox::http::keys::same;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Residency, Sandbox};
 use crate::sandbox::records::store::{
-    Anchor, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse,
+    Anchor, SandboxAccess, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse,
 };
 
 impl SandboxHost for Sandboxes {
@@ -28,13 +28,12 @@ impl SandboxHost for Sandboxes {
         }
     }
 
-    fn permits(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool {
+    fn proves(&self, headers: &HeaderMap, access: &SandboxAccess, inside: bool) -> bool {
         if !inside {
-            return self.config.keys.tenant(headers).is_ok_and(|tenant| *tenant == *record.tenant);
+            return self.config.keys.tenant(headers).is_ok_and(|tenant| tenant == access.tenant);
         }
-        let shown = TOKENS.iter().filter_map(|name| headers.get(*name));
-        !record.paused
-            && shown.into_iter().any(|shown| same(shown.as_bytes(), record.token.as_bytes()))
+        let mut shown = TOKENS.iter().filter_map(|name| headers.get(*name));
+        shown.any(|shown| same(shown.as_bytes(), access.token.as_bytes()))
     }
 
     fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {
