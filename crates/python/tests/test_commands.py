@@ -99,6 +99,17 @@ def test_commands_run_as_root_with_the_same_files(box: afresh.Sandbox) -> None:
         box.commands.run(["nowhere"], user="root")
 
 
+def test_a_sandbox_of_an_earlier_version_refuses_root_by_name(box: afresh.Sandbox) -> None:
+    # Its guest side does not know the operation.
+    box.run_code(
+        "import __main__\nnow = __main__._command\n"
+        "__main__._command = lambda wanted: now({**wanted, 'op': wanted['op'].replace('start as root', 'unknown')})"
+    )
+    with pytest.raises(afresh.SessionError, match="earlier version"):
+        box.commands.run("true", user="root")
+    assert box.commands.run("id -u").stdout == "1000\n"
+
+
 def test_commands_that_cannot_start_say_why(box: afresh.Sandbox) -> None:
     with pytest.raises(afresh.ProgramError, match="nowhere"):
         box.commands.run(["nowhere"])

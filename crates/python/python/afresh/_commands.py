@@ -107,7 +107,8 @@ class Commands:
             stdin: Its input; empty if not given.
             cwd: The directory that it starts in; that of the code if not given.
             env: Environment variables in addition to those of the interpreter.
-            user: ``"root"`` runs it with the user number 0, and without rights beyond those of ``"user"``.
+            user: ``"root"`` runs it with the user number 0. It has no more rights,
+                except to pass permission bits.
             timeout: Most seconds that it may run, if not those of a call. It is killed then, with a `TimeLimitError`,
                 and the sandbox can be used further.
             on_stdout: Called with text of its standard output while it runs.

@@ -224,6 +224,12 @@ class Process:
                     f"the sandbox has no {_SHELL}, which runs commands that are text: give a list of a program and its "
                     "arguments, or use an image with a shell"
                 ) from error
+            if request["op"] == _STARTS["root"] and error.name == "KeyError":
+                # The guest side takes the operation for one on a running command, and misses the number.
+                raise SessionError(
+                    "an earlier version saved this sandbox, and it cannot run commands as 'root': run them as 'user', "
+                    "or make a new sandbox"
+                ) from error
             raise
         if not isinstance(pid, int) or serial == 0:
             raise _damaged("a start")

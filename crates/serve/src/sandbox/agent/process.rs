@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use afresh::Session;
-use afresh_interpreter::Answer as GuestAnswer;
+use afresh_interpreter::{Answer as GuestAnswer, Thrown};
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
@@ -300,9 +300,20 @@ impl Exchange<'_> {
         match command(self.session, self.language, wanted, &mut mark, self.speaker)? {
             GuestAnswer::Value(shown) => Ok(shown.json.unwrap_or_default()),
             GuestAnswer::Done => Ok(Value::Null),
-            GuestAnswer::Threw(thrown) => Err(ConnectError::of(&thrown)),
+            GuestAnswer::Threw(thrown) => Err(thrown_error(wanted, &thrown)),
         }
     }
+}
+
+/// The error for an exception of the guest side. That of an earlier version does not know the
+/// operation for `root`. It takes it for one on a running command, and misses the number.
+fn thrown_error(wanted: &Value, thrown: &Thrown) -> ConnectError {
+    if wanted["op"] == User::Root.start_operation() && thrown.name == "KeyError" {
+        let why = "an earlier version saved this sandbox, and it cannot run commands as `root`: \
+                   run them as `user`, or make a new sandbox";
+        return ConnectError::new("failed_precondition", why);
+    }
+    ConnectError::of(thrown)
 }
 
 pub(crate) fn alive(headers: &HeaderMap) -> Duration {
@@ -335,4 +346,18 @@ pub(crate) fn streamed(body: Body) -> Response {
     let kind = HeaderValue::from_static("application/connect+json");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_of_root_are_refused_by_the_guest_side_of_an_earlier_version() {
+        let (name, message) = ("KeyError".to_owned(), "'pid'".to_owned());
+        let thrown = Thrown { name, message, trace: None };
+        let why = |op: &str| thrown_error(&json!({ "op": op }), &thrown).why().to_owned();
+        assert!(why("start as root").contains("earlier version"));
+        assert_eq!(why("start"), "KeyError: 'pid'");
+    }
 }

@@ -1,7 +1,8 @@
 //! The user that a client asks for.
 //!
 //! Promises: programs run as `user` or as `root`, and another user is refused. `root` is the number
-//! 0 in a user namespace of the guest, without rights beyond those of `user`, who owns all files.
+//! 0 in a user namespace of the guest. It passes permission bits, and has no other rights beyond
+//! those of `user`, who owns all files.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
