@@ -101,10 +101,15 @@ def test_commands_run_as_root_with_the_same_files(box: afresh.Sandbox) -> None:
 
 def test_a_sandbox_of_an_earlier_version_refuses_root_by_name(box: afresh.Sandbox) -> None:
     # Its guest side does not know the operation.
-    box.run_code(
-        "import __main__\nnow = __main__._command\n"
-        "__main__._command = lambda wanted: now({**wanted, 'op': wanted['op'].replace('start as root', 'unknown')})"
-    )
+    box.eval("""
+import sys
+frame = sys._getframe()
+while "_run_command" not in frame.f_globals:
+    frame = frame.f_back
+names, now = frame.f_globals, frame.f_globals["_command"]
+names["_command"] = lambda wanted: now({**wanted, "op": wanted["op"].replace("start as root", "unknown")})
+None
+""")
     with pytest.raises(afresh.SessionError, match="earlier version"):
         box.commands.run("true", user="root")
     assert box.commands.run("id -u").stdout == "1000\n"
