@@ -38,8 +38,8 @@ impl Kernel {
         self.has_over_files(DAC_OVERRIDE)
     }
 
-    /// Whether the current process may do all of this with a file. A file that nobody may execute
-    /// is no program for `root` either.
+    /// Whether the current process may do all of this with a file. A file without a bit to execute
+    /// it is no program for `root` either.
     pub(in crate::sentry) fn permits(&self, mode: u32, is_directory: bool, wanted: u32) -> bool {
         let executes = wanted & SEARCH != 0 && !is_directory;
         allows(mode, wanted) || !(executes && mode & 0o111 == 0) && self.passes_bits()
