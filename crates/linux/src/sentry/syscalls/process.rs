@@ -150,7 +150,8 @@ impl Sentry {
         let mut left = BYTES;
         let args = strings_in(process, strings.0, &mut left)?;
         let env = strings_in(process, strings.1, &mut left)?;
-        Ok(SyscallControl::Exec(Box::new(Command { path, from, args, env })))
+        let passes_bits = self.state.passes_bits();
+        Ok(SyscallControl::Exec(Box::new(Command { path, from, args, env, passes_bits })))
     }
 
     /// `wait4`.

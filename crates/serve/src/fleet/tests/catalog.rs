@@ -26,6 +26,7 @@ pub(super) fn build(number: u64, names: &[&str]) -> StoredSnapshot {
         names: names.iter().map(|name| (*name).to_owned()).collect(),
         envs: BTreeMap::new(),
         directory: None,
+        root: false,
         built: Some(built),
         stored: 1,
         base: None,

@@ -18,14 +18,14 @@ use crate::sandbox::agent::watch_requests;
 use crate::sandbox::bodies::requests::FilesystemRequest;
 use crate::sandbox::http::answer::{answer, json};
 use crate::sandbox::http::authorization::AuthorizedSandbox;
-use crate::sandbox::http::user;
+use crate::sandbox::http::user::User;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::Sandbox;
 use crate::sandbox::transfer::file_entry::{absolute, entry, meaning};
 
 type All = State<Arc<Sandboxes>>;
 
-/// Maximum bytes of the paths that one listing names.
+/// Maximum bytes of the paths and metadata in one listing.
 const MAX_LISTING_BYTES: usize = 4 << 20;
 /// Maximum levels of directories in one listing.
 const MAX_DEPTH: u32 = 32;
@@ -45,7 +45,9 @@ fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
     // The entries that are left, the next one last.
     let mut left = children(tree, &path, depth.clamp(1, MAX_DEPTH), &mut room)?;
     while let Some((path, kind, depth)) = left.pop() {
-        found.push(entry(tree, &path)?);
+        let entry = entry(tree, &path)?;
+        room.take(0, metadata_bytes(&entry))?;
+        found.push(entry);
         if kind == Kind::Directory && depth > 1 {
             left.extend(children(tree, &path, depth - 1, &mut room)?);
         }
@@ -53,7 +55,12 @@ fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
     Ok(found)
 }
 
-/// The entries that a listing may still have, and the bytes of their paths.
+fn metadata_bytes(entry: &Value) -> usize {
+    let metadata = entry["metadata"].as_object().into_iter().flatten();
+    metadata.map(|(name, value)| name.len() + value.as_str().map_or(0, str::len)).sum()
+}
+
+/// The entries that a listing may still have, and the bytes of their paths and metadata.
 struct Room {
     entries: usize,
     bytes: usize,
@@ -83,7 +90,13 @@ fn children(
 }
 
 /// Performs a file operation for the agent.
-fn operate(tree: &mut Tree, method: &str, asked: &FilesystemRequest) -> Result<Value, Refused> {
+fn operate(
+    tree: &mut Tree,
+    user: User,
+    method: &str,
+    asked: &FilesystemRequest,
+) -> Result<Value, Refused> {
+    let absolute = |path: &str| absolute(path, user);
     let path = absolute(&asked.path);
     match method {
         "Stat" => Ok(json!({ "entry": entry(tree, &path)? })),
@@ -127,22 +140,24 @@ pub(crate) async fn filesystem(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    if let Err(refused) = user::check(&headers) {
-        return refused.into_response();
-    }
+    let user = match User::of_request(&headers) {
+        Ok(user) => user.unwrap_or(User::of(sandbox.settings.root)),
+        Err(refused) => return refused.into_response(),
+    };
     if watch_requests::METHODS.contains(&method.as_str()) {
-        let watching = watch_requests::answer(&all, &sandbox, &method, &headers, &body);
+        let watching = watch_requests::answer(&all, &sandbox, user, &method, &headers, &body);
         return watching.await.unwrap_or_else(|failed| match method.as_str() {
             "WatchDir" => failed.into_stream(),
             _ => failed.into_response(),
         });
     }
-    operate_once(&all, &sandbox, method, &body).await
+    operate_once(&all, &sandbox, user, method, &body).await
 }
 
 async fn operate_once(
     all: &Arc<Sandboxes>,
     sandbox: &Arc<Sandbox>,
+    user: User,
     method: String,
     body: &[u8],
 ) -> Response {
@@ -158,7 +173,7 @@ async fn operate_once(
     };
     let reads = ["Stat", "ListDir"].contains(&method.as_str());
     let operate = move |tree: &mut Tree| {
-        Ok(operate(tree, &method, &asked).map_err(|error| {
+        Ok(operate(tree, user, &method, &asked).map_err(|error| {
             let path = if asked.path.is_empty() { &asked.source } else { &asked.path };
             let (status, code) = meaning(&error);
             (status, code, format!("{path}: {error}"))
@@ -182,7 +197,7 @@ mod tests {
     use super::*;
 
     fn ask(tree: &mut Tree, method: &str, asked: Value) -> Result<Value, Refused> {
-        operate(tree, method, &serde_json::from_value(asked).unwrap())
+        operate(tree, User::User, method, &serde_json::from_value(asked).unwrap())
     }
 
     #[test]
@@ -207,6 +222,13 @@ mod tests {
         assert_eq!(names(one), ["dir"]);
         let two = ask(&mut tree, "ListDir", json!({"path": "/home/user", "depth": 2})).unwrap();
         assert_eq!(names(two), ["dir", "a.txt", "deep"]);
+        let long = vec![b'x'; 4000];
+        for number in 0..1100 {
+            let file = tree.write_path(format!("/many/{number}"), b"", Time::now()).unwrap();
+            tree.set_attribute(file, b"user.e2b.long", Some(&long), Time::now()).unwrap();
+        }
+        let many = ask(&mut tree, "ListDir", json!({"path": "/many", "depth": 1}));
+        assert_eq!(many, Err(Refused::TooLarge));
         let moved = json!({"source": "dir/a.txt", "destination": "/new/b.txt"});
         assert_eq!(ask(&mut tree, "Move", moved).unwrap()["entry"]["path"], "/new/b.txt");
         assert_eq!(tree.read_path("/new/b.txt", 10).unwrap(), b"12345");
@@ -253,7 +275,7 @@ mod tests {
     #[test]
     fn nothing_leads_out_of_the_tree() {
         let mut tree = Tree::new(Budget::default());
-        let path = absolute("../../../../etc/passwd");
+        let path = absolute("../../../../etc/passwd", User::User);
         assert_eq!(tree.read_path(&path, 10), Err(Refused::Missing));
         tree.write_path("/a", b"", Time::now()).unwrap();
         for path in ["/", "//", "/.."] {

@@ -19,7 +19,7 @@ use crate::lock::lock;
 use crate::sandbox::agent::commands::Subscriber;
 use crate::sandbox::agent::connect::{self, ConnectError};
 use crate::sandbox::bodies::requests::WatchRequest;
-use crate::sandbox::transfer::file_entry::{absolute, connect_error, entry};
+use crate::sandbox::transfer::file_entry::{connect_error, entry};
 
 /// Maximum watchers of a sandbox.
 const MAX_WATCHERS: usize = 16;
@@ -279,7 +279,7 @@ impl Watchers {
         lock(&self.all).iter().any(|watcher| streams(watcher) && !watcher.is_left())
     }
 
-    /// Adds a watcher, if `admit` agrees to its memory.
+    /// Watches a directory by its absolute path, if `admit` agrees to the memory.
     pub(crate) fn add(
         &self,
         tree: &Tree,
@@ -287,12 +287,12 @@ impl Watchers {
         (id, receiver): (String, EventReceiver),
         admit: impl FnOnce(u64) -> Result<(), ErrorResponse>,
     ) -> Result<(), ConnectError> {
-        let path = absolute(&wanted.path);
-        let refused = |error: Refused| connect_error(&path, &error);
-        if tree.stat_path(&path).map_err(refused)?.kind != Kind::Directory {
+        let path = wanted.path.as_str();
+        let refused = |error: Refused| connect_error(path, &error);
+        if tree.stat_path(path).map_err(refused)?.kind != Kind::Directory {
             return Err(refused(Refused::NotDirectory));
         }
-        let seen = scan(tree, &path, wanted.recursive).map_err(refused)?;
+        let seen = scan(tree, path, wanted.recursive).map_err(refused)?;
         let mut all = lock(&self.all);
         all.retain(|watcher| !watcher.is_left());
         if all.len() >= MAX_WATCHERS {

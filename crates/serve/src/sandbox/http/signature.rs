@@ -22,7 +22,7 @@ use crate::sandbox::http::authorization::{AuthorizedSandbox, sandbox_id};
 use crate::sandbox::http::request_record::{RequestNotes, TOKEN};
 #[cfg(doc)]
 use crate::sandbox::http::token_search::TokenSearch;
-use crate::sandbox::http::user;
+use crate::sandbox::http::user::User;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::Sandbox;
 use crate::sandbox::transfer::file_entry::check_path;
@@ -39,6 +39,8 @@ struct FileQuery {
 /// A sandbox and the path of its file, for a client with its token or a signature.
 pub(crate) struct FileAccess {
     pub(crate) sandbox: Arc<Sandbox>,
+    /// The user in whose home a relative path starts.
+    pub(crate) user: User,
     pub(crate) path: Option<String>,
 }
 
@@ -132,8 +134,9 @@ impl FromRequestParts<Arc<Sandboxes>> for FileAccess {
         let bad = |why: String| ErrorResponse::new(StatusCode::BAD_REQUEST, why);
         let query = Query::<FileQuery>::from_request_parts(parts, all).await;
         let Query(query) = query.map_err(|error| bad(error.body_text()))?;
-        let user = query.username.as_deref().unwrap_or_default();
-        user::check_name(user).map_err(|why| ErrorResponse::new(StatusCode::UNAUTHORIZED, why))?;
+        let name = query.username.as_deref().unwrap_or_default();
+        let user =
+            User::named(name).map_err(|why| ErrorResponse::new(StatusCode::UNAUTHORIZED, why))?;
         let path = query.path.as_deref().unwrap_or_default();
         check_path(path)?;
         let sandbox = match &query.signature {
@@ -142,7 +145,7 @@ impl FromRequestParts<Arc<Sandboxes>> for FileAccess {
                 let operation = if writes { "write" } else { "read" };
                 let id = sandbox_id(&parts.headers);
                 let expiration = query.signature_expiration;
-                let signed = SignedOperation::new(path, operation, user, expiration);
+                let signed = SignedOperation::new(path, operation, name, expiration);
                 let sandbox = signer(all, id.as_deref(), given, &signed, expiration).await?;
                 if let Some(notes) = parts.extensions.get::<RequestNotes>() {
                     notes.set_caller(&sandbox.tenant, TOKEN);
@@ -153,7 +156,8 @@ impl FromRequestParts<Arc<Sandboxes>> for FileAccess {
             }
             None => AuthorizedSandbox::from_request_parts(parts, all).await?.0,
         };
-        Ok(Self { sandbox, path: query.path })
+        let user = user.unwrap_or(User::of(sandbox.settings.root));
+        Ok(Self { sandbox, user, path: query.path })
     }
 }
 

@@ -131,6 +131,7 @@ impl Sandboxes {
         };
         let envs = snapshot.as_ref().map(|known| known.record.envs.clone()).unwrap_or_default();
         let directory = snapshot.as_ref().and_then(|known| known.record.directory.clone());
+        let root = snapshot.as_ref().is_some_and(|known| known.record.root);
         let has_envs = !(envs.is_empty() && wanted.settings.envs.is_empty());
         if has_envs && !warm.config.linux {
             let message = "`envVars` needs a template of a Linux program; this one evaluates code";
@@ -159,6 +160,7 @@ impl Sandboxes {
         let mut settings = wanted.settings;
         settings.envs = envs.into_iter().chain(settings.envs).collect();
         settings.directory = settings.directory.or(directory);
+        settings.root |= root;
         let mut sandbox = self.assemble(tenant, (name, base), settings, session, times)?;
         sandbox.key = key;
         let sandbox = Arc::new(sandbox);

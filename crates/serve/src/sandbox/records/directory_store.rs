@@ -240,6 +240,7 @@ mod tests {
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             envs: BTreeMap::new(),
             directory: None,
+            root: false,
             built: None,
             base: None,
             stored: 0,

@@ -39,6 +39,9 @@ pub(crate) struct SandboxSettings {
     /// Where commands start, if its template says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) directory: Option<String>,
+    /// Commands without a user run as `root`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) root: bool,
     /// Rules for its connections.
     #[serde(default, skip_serializing_if = "NetworkRules::is_default")]
     pub(crate) network: NetworkRules,
@@ -126,6 +129,9 @@ pub(crate) struct SnapshotRecord {
     /// Where commands of sandboxes made from it start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) directory: Option<String>,
+    /// Commands without a user of sandboxes made from it run as `root`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) root: bool,
     /// Set for a template.
     #[serde(default)]
     pub(crate) built: Option<BuiltTemplate>,
@@ -320,6 +326,7 @@ mod tests {
             names: vec!["n".to_owned()],
             envs: BTreeMap::new(),
             directory: None,
+            root: false,
             built: None,
             stored: 0,
             base: None,
