@@ -123,8 +123,8 @@ impl Commands {
     pub fn answered(&self, answer: &[u8]) {
         let Some(early) = self.lock().early.take() else { return };
         let Some(number) = started(answer) else { return };
-        // One with this number that has not ended ran in a state before a move. Its output since the
-        // start began is that of the new command, whose number was not known yet.
+        // One with this number that has not ended ran in a state before a move. Its output since
+        // the start began is that of the new command, whose number was not known yet.
         let stale = self.lock().all.remove(&number).filter(|entry| entry.output.ended.is_none());
         let serial = self.adopt(number, true);
         let mut state = self.lock();

@@ -1,10 +1,10 @@
 //! User namespaces, and the credentials of processes in them.
 //!
-//! A guest has one user and one group. A namespace gives each at most one number: an
-//! unprivileged process can map no other, and numbers without a map are 65534 inside. A process
-//! that makes a namespace has all capabilities there. They give rights over files, once the owner of
-//! all files has numbers in the namespace. They give none over other resources of a guest, which
-//! belong to the first namespace.
+//! A guest has one user and one group. A namespace gives each at most one number: an unprivileged
+//! process can map no other, and numbers without a map are 65534 inside. A process that makes a
+//! namespace has all capabilities there. They give rights over files, once the owner of all files
+//! has numbers in the namespace. They give none over other resources of a guest, which belong to
+//! the first namespace.
 //!
 //! Promises: no process has a capability in the first namespace. Frozen namespaces are checked
 //! before use. May break it: a call that asks for a capability without saying in which namespace.
