@@ -14,8 +14,8 @@ const TURN: Duration = Duration::from_millis(4);
 /// Minimum time slice of a thread.
 const MOMENT: Duration = Duration::from_micros(50);
 
-/// Descriptors and interests that a round looks at before it checks the deadline, and those of one
-/// more thread.
+/// Descriptors, interests and connections that a round looks at before it checks the deadline, and
+/// those of one more thread.
 const LOOKS_PER_CHECK: usize = 1 << 10;
 
 /// The outcome of a round over all threads.

@@ -128,6 +128,17 @@ def link(index, *name): return struct.pack("=BxHiII", 0, 0, index, 0, 0) + b"".j
 for request in (link(1), link(99), link(0, b"lo\0"), link(0, b"none\0")):
     found = ask(18, 1, request)
     print(found if isinstance(found, str) else [attributes(body[16:])[3] for _, body in found])
+# Requests for nothing, for a family without lookup, and for a broadcast; the last attribute counts.
+print(ask(18, 1, bytes(16)), ask(18, 1, bytes(4)), ask(18, 1, link(-1)), ask(18, 1, link(-1, b"none\0")))
+for family in (0, 5): print(ask(26, 1, bytes([family, 32]) + bytes(10) + to(bytes([127, 0, 0, 1]))))
+show(ask(26, 1, bytes([2, 32]) + bytes(10) + to(bytes([127, 255, 255, 255]))), ROUTE)
+show(ask(26, 1, bytes([2, 32]) + bytes(10) + to(bytes([10, 0, 0, 1])) + to(bytes([127, 9, 9, 9]))), ROUTE)
+print(ask(18, 1, link(0, b"lo\0", b"none\0")), len(ask(18, 1, link(0, b"none\0", b"lo\0"))))
+for size in (None, 50000):
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as s:
+        if size: s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+        room = (2 * size if size else 212992) - 32
+        print(s.send(bytes(room)), result(s.send, bytes(room + 1)))
 # A request that changes something, one without an answer, and an acknowledgement.
 for kind, flags in ((16, 5), (24, 5), (18, 4), (1, 5)): print(ask(kind, flags, link(1)))
 "#;

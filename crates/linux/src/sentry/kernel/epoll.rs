@@ -14,11 +14,13 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 pub(crate) struct ReadySets {
     answers: BTreeMap<u64, bool>,
+    /// The edges of sets that others watch for edges.
+    edges: BTreeMap<u64, u64>,
     /// Sets whose answer depends on the thread: those with a descriptor of signals.
     personal: BTreeSet<u64>,
     /// Whether the answer that is being found depends on the thread.
     is_personal: bool,
-    /// Descriptors and interests that were looked at.
+    /// Descriptors, interests and connections to accept that were looked at.
     looks: usize,
 }
 
@@ -27,6 +29,7 @@ impl ReadySets {
     pub(in crate::sentry) fn begin_thread(&mut self) {
         for id in std::mem::take(&mut self.personal) {
             self.answers.remove(&id);
+            self.edges.remove(&id);
         }
     }
 
@@ -46,6 +49,28 @@ impl ReadySets {
     /// Notes the answer of a set.
     pub(in crate::sentry) fn end_set(&mut self, id: u64, begun: bool, ready: bool) {
         self.answers.insert(id, ready);
+        if self.is_personal {
+            self.personal.insert(id);
+        }
+        self.is_personal |= begun;
+    }
+
+    /// The edges of a set, if they were asked.
+    pub(in crate::sentry) fn edges(&mut self, id: u64) -> Option<u64> {
+        let edges = self.edges.get(&id).copied()?;
+        self.is_personal |= self.personal.contains(&id);
+        Some(edges)
+    }
+
+    /// Begins to ask a set for its edges, as [`Self::begin_set`].
+    pub(in crate::sentry) fn begin_edges(&mut self, id: u64) -> bool {
+        self.edges.insert(id, 0);
+        std::mem::take(&mut self.is_personal)
+    }
+
+    /// Notes the edges of a set.
+    pub(in crate::sentry) fn end_edges(&mut self, id: u64, begun: bool, edges: u64) {
+        self.edges.insert(id, edges);
         if self.is_personal {
             self.personal.insert(id);
         }
@@ -164,7 +189,9 @@ mod tests {
     use crate::sentry::kernel::epoll_set::EpollInterest;
     use crate::sentry::kernel::fd_table::Description;
     use crate::sentry::kernel::poll_events::IN;
-    use crate::sentry::kernel::threads::{Wait, WaitReason};
+    use crate::sentry::kernel::semaphores::SemaphoreOperation;
+    use crate::sentry::kernel::threads::{MAX_WAITED, WAITED_UNCHECKED, Wait, WaitReason};
+    use crate::sentry::net::sockets::{Address, IncomingConnection, Socket, SocketState};
     use crate::sentry::{Layout, Streams};
 
     const THREADS: usize = 50;
@@ -203,6 +230,44 @@ mod tests {
         let thread = state.current().threads.current_id();
         assert!(state.is_over(&streams, thread, &wait, 0, &mut ReadySets::default()));
         sets.looks()
+    }
+
+    #[test]
+    fn a_listener_is_as_many_looks_as_it_has_connections() {
+        const CONNECTIONS: usize = 100;
+        let layout = Layout::new(1 << 20);
+        let mut state = Kernel::new(layout, Tree::new(Budget::default()), None, Vec::new());
+        let mut listener = Socket::new(libc::AF_INET as u16);
+        let connection = IncomingConnection {
+            incoming: 0,
+            outgoing: 0,
+            peer: Address::default(),
+            own: Address::default(),
+            process: 0,
+            until: None,
+        };
+        listener.stage = SocketState::Listening(vec![connection; CONNECTIONS]);
+        let description = Description::new(FileObject::Socket(listener), 0);
+        let descriptor = state.table.add(description, false).unwrap();
+        let id = state.table.id(descriptor.into()).unwrap();
+        let wait = Wait::new(WaitReason::Files(vec![(id, 0); 3]), None);
+        let (streams, mut sets) = (Streams::default(), ReadySets::default());
+        let thread = state.current().threads.current_id();
+        assert!(!state.is_over(&streams, thread, &wait, 0, &mut sets));
+        assert_eq!(sets.looks(), 3 * (1 + CONNECTIONS));
+    }
+
+    #[test]
+    fn waits_for_semaphores_count_as_those_for_descriptors() {
+        let layout = Layout::new(1 << 20);
+        let mut state = Kernel::new(layout, Tree::new(Budget::default()), None, Vec::new());
+        let most = SemaphoreOperation { number: 0, change: -1, flags: 0 };
+        assert_eq!(state.processes.check_wait(MAX_WAITED), Ok(()));
+        let thread = state.current().threads.current_id();
+        let own = state.processes.current.threads.get_mut(thread).unwrap();
+        own.wait = Some(Wait::new(WaitReason::Semaphores(0, vec![most; MAX_WAITED]), None));
+        assert_eq!(state.processes.check_wait(WAITED_UNCHECKED), Ok(()));
+        assert_eq!(state.processes.check_wait(WAITED_UNCHECKED + 1), Err(Errno::NOMEM));
     }
 
     #[test]

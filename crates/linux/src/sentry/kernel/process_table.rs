@@ -98,7 +98,7 @@ impl ProcessTable {
             return Err("it has more threads than a program may have");
         }
         if self.waited() > MAX_WAITED + MAX_TASKS as usize * WAITED_UNCHECKED {
-            return Err("its threads wait for more descriptors than they may");
+            return Err("its threads wait for more descriptors and operations than they may");
         }
         let mut left = MAX_RESERVED;
         let all = || self.layouts.values().chain([layout]);
@@ -228,14 +228,14 @@ impl ProcessTable {
         self.current.threads.iter().chain(others)
     }
 
-    /// Descriptors that all threads wait for.
+    /// Descriptors and operations of semaphores that all threads wait for.
     fn waited(&self) -> usize {
-        self.threads().filter_map(|(_, thread)| thread.wait.as_ref()).map(Wait::descriptors).sum()
+        self.threads().filter_map(|(_, thread)| thread.wait.as_ref()).map(Wait::items).sum()
     }
 
-    /// Refuses a wait for so many descriptors if all threads would wait for too many.
-    pub(in crate::sentry) fn check_wait(&self, descriptors: usize) -> Result<(), Errno> {
-        let fits = descriptors <= WAITED_UNCHECKED || self.waited() + descriptors <= MAX_WAITED;
+    /// Refuses a wait for so many descriptors or operations if all threads would wait for too many.
+    pub(in crate::sentry) fn check_wait(&self, items: usize) -> Result<(), Errno> {
+        let fits = items <= WAITED_UNCHECKED || self.waited() + items <= MAX_WAITED;
         if fits { Ok(()) } else { Err(Errno::NOMEM) }
     }
 

@@ -12,7 +12,7 @@ use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::poll_events::{ALWAYS, ERR, HUP, IN, OUT, RDHUP, ROOM};
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 use crate::sentry::kernel::time::MonotonicTime;
-use crate::sentry::net::sockets::SocketState;
+use crate::sentry::net::sockets::{Socket, SocketState};
 use crate::sentry::{Kernel, Streams};
 
 /// The object that the caller talks to.
@@ -35,9 +35,18 @@ pub(in crate::sentry) struct PortCaller<'a> {
 #[derive(Debug, Default)]
 struct InputSets(BTreeMap<u64, bool>);
 
+/// Items that the readiness of an object looks at: the connections that a listener has.
+fn looks(open: &FileObject) -> usize {
+    match open {
+        FileObject::Socket(Socket { stage: SocketState::Listening(queue), .. }) => queue.len(),
+        _ => 0,
+    }
+}
+
 impl Kernel {
     /// The readiness of a description, if it is open, and a number that grows whenever it becomes
-    /// ready for more. Questions with the same `sets` are one.
+    /// ready for more, which is 0 for a set: see [`Self::set_edges`]. Questions with the same `sets`
+    /// are one.
     pub(in crate::sentry) fn readiness(
         &self,
         asker: PortCaller<'_>,
@@ -52,8 +61,44 @@ impl Kernel {
                 sets.note_signals();
                 self.object_readiness(asker, open)
             }
-            open => self.object_readiness(asker, open),
+            open => {
+                sets.count(looks(open));
+                self.object_readiness(asker, open)
+            }
         })
+    }
+
+    /// A number that differs whenever a set has had a further event: a sum over its interests.
+    fn set_edges(
+        &self,
+        asker: PortCaller<'_>,
+        id: u64,
+        set: &EpollSet,
+        sets: &mut ReadySets,
+    ) -> u64 {
+        if let Some(edges) = sets.edges(id) {
+            return edges;
+        }
+        let begun = sets.begin_edges(id);
+        let sum = set.interests().fold(0u64, |sum, interest| {
+            sets.count(1);
+            let id = interest.description;
+            let edges = match self.table.description(id).map(|found| &found.open) {
+                None => return sum,
+                Some(FileObject::Epoll(inner)) => self.set_edges(asker, id, inner, sets),
+                Some(open) => {
+                    if matches!(open, FileObject::Signals(_)) {
+                        sets.note_signals();
+                    }
+                    sets.count(looks(open));
+                    self.object_readiness(asker, open).1
+                }
+            };
+            // An interest without edges counts, too, and none stands for another one.
+            sum.wrapping_add(edges.wrapping_add(1).wrapping_mul(id.wrapping_mul(2) | 1))
+        });
+        sets.end_edges(id, begun, sum);
+        sum
     }
 
     /// The readiness of an object that is no set.
@@ -191,10 +236,20 @@ impl Kernel {
         sets: &mut ReadySets,
     ) -> Option<(u16, u64)> {
         sets.count(1);
-        let (events, edges) = self.readiness(asker, interest.description, sets)?;
+        let id = interest.description;
+        let (events, mut edges) = self.readiness(asker, id, sets)?;
         let told = events & (interest.events() | ALWAYS);
+        if told == 0 || interest.is_off() {
+            return None;
+        }
+        // Only edges need all interests of a set.
+        if interest.is_edge()
+            && let FileObject::Epoll(set) = &self.table.description(id)?.open
+        {
+            edges = self.set_edges(asker, id, set, sets);
+        }
         let again = !interest.is_edge() || interest.told != Some(edges);
-        (told != 0 && again && !interest.is_off()).then_some((told, edges))
+        again.then_some((told, edges))
     }
 
     /// Whether a wait of thread `id` is over. Sets that other threads have asked about answer from

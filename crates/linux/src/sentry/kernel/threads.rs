@@ -24,10 +24,10 @@ use crate::sentry::kernel::time::MonotonicTime;
 
 /// Threads that a process may have.
 pub(crate) const THREADS: usize = 4096;
-/// Descriptors that all threads may wait for together, beyond which no thread waits for more than
-/// [`WAITED_UNCHECKED`].
+/// Descriptors and operations of semaphores that all threads may wait for together, beyond which no
+/// thread waits for more than [`WAITED_UNCHECKED`].
 pub(in crate::sentry) const MAX_WAITED: usize = 1 << 18;
-/// A wait is compared with [`MAX_WAITED`] if it is for more descriptors.
+/// A wait is compared with [`MAX_WAITED`] if it is for more of them.
 pub(in crate::sentry) const WAITED_UNCHECKED: usize = 64;
 /// The signal stack of a thread that has none (`SS_DISABLE`).
 pub(crate) const NO_STACK: [u64; 3] = [0, 2, 0];
@@ -102,10 +102,11 @@ impl Wait {
         Self { on, until, done: 0, woken: false }
     }
 
-    /// The number of descriptors that it waits for.
-    pub(in crate::sentry) fn descriptors(&self) -> usize {
+    /// The number of descriptors, or of operations of semaphores, that it waits for.
+    pub(in crate::sentry) fn items(&self) -> usize {
         match &self.on {
             WaitReason::Files(list) => list.len(),
+            WaitReason::Semaphores(_, operations) => operations.len(),
             _ => 0,
         }
     }

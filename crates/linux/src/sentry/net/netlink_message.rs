@@ -20,17 +20,18 @@ pub(in crate::sentry) fn number(kind: u16, value: u32) -> Vec<u8> {
     attribute(kind, &value.to_le_bytes())
 }
 
-/// The value of an attribute of this kind in a list of attributes.
+/// The value of an attribute of this kind in a list of attributes: the last one, as in Linux.
 pub(in crate::sentry) fn value_of(mut list: &[u8], kind: u16) -> Option<&[u8]> {
+    let mut found = None;
     while list.len() >= ATTRIBUTE_HEAD {
         let len = usize::from(u16::from_le_bytes([list[0], list[1]]));
-        let value = list.get(ATTRIBUTE_HEAD..len)?;
+        let Some(value) = list.get(ATTRIBUTE_HEAD..len) else { break };
         if u16::from_le_bytes([list[2], list[3]]) == kind {
-            return Some(value);
+            found = Some(value);
         }
-        list = list.get(len.next_multiple_of(4)..)?;
+        list = list.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
-    None
+    found
 }
 
 /// A message to the socket on `port` that answers the request `sequence`.

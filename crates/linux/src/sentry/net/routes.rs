@@ -13,8 +13,9 @@ const HEAD: usize = 12;
 /// The preference of a route of IPv6 (`RTA_PREF`): medium.
 const RTA_PREF: u16 = 20;
 const RTA_UID: u16 = 25;
-/// Flags of a route that was looked up: it is a copy, and local.
+/// Flags of a route that was looked up: it is a copy, and local. A broadcast has one more.
 const LOOKED_UP: u32 = 0x8000_0200;
+const LOOKED_UP_BROADCAST: u32 = 0x1000_0000 | LOOKED_UP;
 /// Bytes of `struct rta_cacheinfo`.
 const CACHE_INFO: usize = 32;
 // Attributes and actions of rules.
@@ -28,6 +29,7 @@ const RULES: [(u8, u32); 3] =
     [(libc::RT_TABLE_LOCAL, 0), (libc::RT_TABLE_MAIN, 32766), (libc::RT_TABLE_DEFAULT, 32767)];
 
 const LOOPBACK: [u8; 4] = [127, 0, 0, 1];
+const BROADCAST: [u8; 4] = [127, 255, 255, 255];
 const LOOPBACK_6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
 /// A route (`struct rtmsg`) to the addresses that begin with `prefix` bits of `to`. `last` are its
@@ -69,8 +71,7 @@ pub(in crate::sentry) fn routes(family: i32) -> Vec<Vec<u8>> {
     let last = [attribute(libc::RTA_PREFSRC, &LOOPBACK), number(libc::RTA_OIF, INDEX)];
     let local = (libc::RT_SCOPE_HOST, libc::RTN_LOCAL);
     let broadcast = (libc::RT_SCOPE_LINK, libc::RTN_BROADCAST);
-    let all =
-        [([127, 0, 0, 0], 8, local), (LOOPBACK, 32, local), ([127, 255, 255, 255], 32, broadcast)];
+    let all = [([127, 0, 0, 0], 8, local), (LOOPBACK, 32, local), (BROADCAST, 32, broadcast)];
     let all = all.into_iter();
     all.map(|(to, prefix, place)| route((family, &to, prefix), OF_KERNEL, place, 0, &last))
         .collect()
@@ -78,6 +79,10 @@ pub(in crate::sentry) fn routes(family: i32) -> Vec<Vec<u8>> {
 
 /// The route to the address in a request of this family.
 pub(in crate::sentry) fn route_to(family: i32, request: &[u8]) -> Result<Vec<u8>, Errno> {
+    // Other families have no lookup.
+    if ![libc::AF_INET, libc::AF_INET6].contains(&family) {
+        return Err(Errno::OPNOTSUPP);
+    }
     let list = request.get(HEAD..).ok_or(Errno::INVAL)?;
     let to = value_of(list, libc::RTA_DST).ok_or(Errno::INVAL)?;
     match (family, to) {
@@ -89,8 +94,12 @@ pub(in crate::sentry) fn route_to(family: i32, request: &[u8]) -> Result<Vec<u8>
                 number(RTA_UID, USER as u32),
                 attribute(libc::RTA_CACHEINFO, &[0; CACHE_INFO]),
             ];
-            let place = (libc::RT_SCOPE_UNIVERSE, libc::RTN_LOCAL);
-            Ok(route((family, to, 32), looked_up, place, LOOKED_UP, &last))
+            let (kind, flags) = match to == BROADCAST {
+                true => (libc::RTN_BROADCAST, LOOKED_UP_BROADCAST),
+                false => (libc::RTN_LOCAL, LOOKED_UP),
+            };
+            let place = (libc::RT_SCOPE_UNIVERSE, kind);
+            Ok(route((family, to, 32), looked_up, place, flags, &last))
         }
         (libc::AF_INET6, to) if to == LOOPBACK_6 => Ok(route_6()),
         (libc::AF_INET, [_, _, _, _]) => Err(Errno::NETUNREACH),

@@ -491,7 +491,9 @@ impl Sentry {
             FileObject::Device(Device::Full, _) => return Err(Errno::NOSPC.into()),
             FileObject::Proc(file) => {
                 let file = *file;
-                self.change().write_setting(&file, bytes, at.unwrap_or(file.offset))?;
+                let from = at.unwrap_or(file.offset);
+                check_offset(from.saturating_add(bytes.len() as u64))?;
+                self.change().write_setting(&file, bytes, from)?;
                 if at.is_none() {
                     self.advance(descriptor, bytes.len() as u64)?;
                 }
