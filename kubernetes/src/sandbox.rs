@@ -2,9 +2,9 @@
 //!
 //! Promises: only a sandbox that carries the identifier of its object, its namespace, its cluster
 //! and its controller is used or ended; the status, which users may write, is a hint. The sandbox
-//! is looked up by that identifier before and after one is made. The identifier is the key of its
-//! creation, too: the server makes one sandbox of it, also of requests whose answers were lost and
-//! of two controllers at once. Of two that a server without keys has made, the older one stays. An
+//! is looked up by that identifier before and after one is made. Cluster, controller and
+//! identifier are the key of its creation: the server makes one sandbox of it, also of requests
+//! whose answers were lost and of two hosts with one controller. Of two that a server without keys has made, the older one stays. An
 //! object is removed after its sandbox has ended. The status is written after the Secret with the
 //! token.
 
@@ -16,10 +16,11 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
+use serde_json::json;
 
 use crate::condition::{self, FINISHED, READY, SUSPENDED};
 use crate::context::{Context, FINALIZER, Failure, MANAGER, Wait, code};
-use crate::fields::{SandboxSpec, is_afresh, read_sandbox};
+use crate::fields::{SandboxSpec, fingerprint, is_afresh, read_sandbox};
 use crate::resource::{Access, PortAddress, Sandbox, SandboxStatus};
 use crate::server::{
     CLUSTER_LABEL, CONTROLLER_LABEL, NAME_LABEL, NAMESPACE_LABEL, NewSandbox, PLAN_LABEL,
@@ -71,9 +72,11 @@ fn is_of(remote: &RemoteSandbox, sandbox: &Sandbox, context: &Context) -> bool {
 }
 
 /// The key of the creation of an object's sandbox. Kubernetes gives no other object of the cluster
-/// this identifier.
-fn creation_key(sandbox: &Sandbox, context: &Context) -> String {
-    format!("kubernetes/{}/{}", context.cluster, sandbox.uid())
+/// this identifier. Another controller has other labels, and so another key: the server refuses a
+/// key with another request.
+pub(crate) fn creation_key(sandbox: &Sandbox, context: &Context) -> String {
+    let parts = json!([context.cluster, context.settings.controller, sandbox.uid()]);
+    format!("kubernetes/{}", fingerprint(&parts))
 }
 
 /// The sandboxes of an object, the oldest first.

@@ -17,8 +17,8 @@ pub(super) struct State {
     faults: Faults,
     /// Sandboxes that appear with the next creation.
     hidden: Vec<(String, Value)>,
-    /// Sandboxes by the keys of their creations.
-    keys: BTreeMap<String, String>,
+    /// Sandboxes by the keys of their creations, and the requests without their times.
+    keys: BTreeMap<String, (String, Value)>,
 }
 
 /// Faults of the server.
@@ -181,12 +181,21 @@ impl Handler for MockAfresh {
             ("POST", ["sandboxes"]) => {
                 let hidden = std::mem::take(&mut state.hidden);
                 state.sandboxes.extend(hidden);
+                let mut wanted = request.body.clone();
+                if let Some(fields) = wanted.as_object_mut() {
+                    fields.remove("timeout");
+                }
                 let known = request.key.as_ref().and_then(|key| state.keys.get(key));
-                if let Some(sandbox) = known.and_then(|id| state.sandboxes.get(id)) {
-                    return Reply::Json(201, sandbox.clone());
+                if let Some((id, body)) = known
+                    && let Some(sandbox) = state.sandboxes.get(id)
+                {
+                    return match *body == wanted {
+                        true => Reply::Json(201, sandbox.clone()),
+                        false => refusal(422, "the key is that of another request"),
+                    };
                 }
                 let id = state.make(&request.body);
-                state.keys.extend(request.key.map(|key| (key, id.clone())));
+                state.keys.extend(request.key.map(|key| (key, (id.clone(), wanted))));
                 let sandbox = state.sandboxes[&id].clone();
                 if state.faults.lost_answers > 0 {
                     state.faults.lost_answers -= 1;

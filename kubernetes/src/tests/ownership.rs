@@ -5,6 +5,7 @@ use serde_json::json;
 use crate::context::Settings;
 use crate::mock::{World, script, wait_for};
 use crate::resource::SandboxKind;
+use crate::sandbox::creation_key;
 use crate::server::{CLUSTER_LABEL, CONTROLLER_LABEL, NAMESPACE_LABEL, UID_LABEL};
 use crate::sweep::{SweepReport, sweep};
 
@@ -53,6 +54,11 @@ async fn two_controllers_of_one_cluster_leave_each_other_alone() {
     let running = World::run(&first);
     world.add::<SandboxKind>("a", "one", script());
     world.sandbox_reason("a", "one", "DependenciesReady").await;
+    let object = world.object::<SandboxKind>("a", "one").unwrap();
+    // Their labels differ, and the server refuses a key with another request.
+    let key = creation_key(&object, &first);
+    assert_ne!(key, creation_key(&object, &second));
+    assert_eq!(key, creation_key(&object, &world.context().await));
     drop(running);
     let ids = world.afresh.ids();
     assert_eq!(ids.len(), 1);

@@ -1,7 +1,7 @@
 //! The last known hosts of sandboxes.
 //!
 //! Promises: the memory of a request is that of a tenant only where the request shows a key of the
-//! tenant or the token of its sandbox.
+//! tenant, or the token of its sandbox or a signature by it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ pub(super) fn charge_tenant(
     inside: bool,
 ) {
     if let Some(meter) = request.extensions().get::<Meter>()
-        && sandboxes.proves(request.headers(), access, inside)
+        && sandboxes.proves(request, access, inside)
     {
         meter.set_tenant(Some(&access.tenant));
     }

@@ -2,7 +2,7 @@
 //!
 //! Promises: every operation has a time limit, also while no server answers.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::header::{NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, NATS_MESSAGE_TTL};
@@ -22,7 +22,7 @@ use super::cipher::{self, FleetKey};
 use super::config::FleetConfig;
 use super::credentials::{self, Role};
 pub(crate) use super::nats_error::NatsError;
-use super::nats_error::{away, failed, lacks_leader, not_connected, unanswered};
+use super::nats_error::{LastRefusal, away, failed, lacks_leader, not_connected, unanswered};
 use crate::sandbox::records::store::MAX_ENTRY;
 
 /// Longest wait for an answer about an entry.
@@ -46,8 +46,8 @@ pub(crate) struct NatsConnection {
     pub(crate) kept: Bucket,
     /// Distinguishes the fleet's keys; empty without one.
     pub(super) fingerprint: String,
-    /// The first error that a server sent, such as a missing permission.
-    pub(super) refusal: Arc<OnceLock<String>>,
+    /// The last error that a server sent, such as a missing permission.
+    pub(super) refusal: Arc<LastRefusal>,
     prefix: String,
 }
 
@@ -59,8 +59,8 @@ pub(crate) struct Bucket {
     cipher: Option<Arc<FleetKey>>,
     /// Whether values are read as they are stored.
     is_raw: bool,
-    /// The first error that a server sent to this client.
-    refusal: Arc<OnceLock<String>>,
+    /// The last error that a server sent to this client.
+    refusal: Arc<LastRefusal>,
 }
 
 impl Bucket {
@@ -85,7 +85,7 @@ impl Bucket {
             Ok(done) => return done,
             Err(_) => format!("nothing within {} s", limit.as_secs()),
         };
-        Err(unanswered(&self.store.name, why, self.refusal.get()))
+        Err(unanswered(&self.store.name, why, self.refusal.get().as_ref()))
     }
 
     fn seal(&self, key: &str, value: Bytes) -> Result<Bytes, NatsError> {
@@ -138,7 +138,7 @@ impl NatsConnection {
             let fleet = &config.fleet;
             return Err(format!("`{fleet}` is no name of a fleet: letters, digits, - and _").into());
         }
-        let refusal = Arc::new(OnceLock::new());
+        let refusal = Arc::new(LastRefusal::default());
         let noted = refusal.clone();
         let options = credentials::options(config, role, ANSWER_TIMEOUT)?
             .name(name)
@@ -147,7 +147,7 @@ impl NatsConnection {
                 async move {
                     if let Event::ServerError(error) = event {
                         tracing::warn!(%error, "NATS refused something");
-                        let _ = noted.set(error.to_string());
+                        noted.set(error.to_string());
                     }
                 }
             })

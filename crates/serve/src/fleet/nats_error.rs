@@ -5,6 +5,8 @@
 //! answer are different errors.
 
 use std::error::Error;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream::context::{
     AccountError, AccountErrorKind, CreateKeyValueError, CreateKeyValueErrorKind,
@@ -21,6 +23,7 @@ use super::cipher::CipherError;
 use super::config::FleetConfig;
 use crate::error_response::ErrorResponse;
 use crate::failure::describe;
+use crate::lock::lock;
 use crate::sandbox::records::store::MAX_ENTRY;
 
 /// An operation on the ledger failed.
@@ -66,6 +69,27 @@ impl From<NatsError> for ErrorResponse {
                 )
             }
         }
+    }
+}
+
+/// Time that the error of a server explains operations without an answer: the longest time limit of
+/// one, and a moment.
+const REFUSAL_LIFETIME: Duration = Duration::from_secs(11);
+
+/// The last error that a server sent to a client. The server does not say what it concerns.
+#[derive(Debug, Default)]
+pub(super) struct LastRefusal(Mutex<Option<(Instant, String)>>);
+
+impl LastRefusal {
+    pub(super) fn set(&self, why: String) {
+        *lock(&self.0) = Some((Instant::now(), why));
+    }
+
+    /// The error, unless it is older than any operation that ends now.
+    pub(super) fn get(&self) -> Option<String> {
+        let last = lock(&self.0);
+        let (time, why) = last.as_ref()?;
+        (time.elapsed() < REFUSAL_LIFETIME).then(|| why.clone())
     }
 }
 
@@ -154,7 +178,7 @@ fn reason(bucket: &str, answer: &ServerAnswer) -> String {
     let advice = if lacks_jetstream(code) {
         "enable JetStream for this account (`nats-server -js`)".to_owned()
     } else if code == ErrorCode::STREAM_NOT_FOUND {
-        "restore the ledger (`afresh fleet restore`), or make an empty one (`afresh fleet init`), and start the hosts again"
+        "unless NATS has just started, restore the ledger (`afresh fleet restore`), or make an empty one (`afresh fleet init`), and start the hosts again"
             .to_owned()
     } else if code == ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM {
         format!("run `nats stream edit KV_{bucket} --max-msg-size {MAX_ENTRY}`")
@@ -216,5 +240,21 @@ pub(super) fn not_connected(config: &FleetConfig, error: &ConnectError) -> Strin
             )
         }
         _ => format!("no NATS server answers at {place}: {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_refusal_explains_no_operation() {
+        let last = LastRefusal::default();
+        assert_eq!(last.get(), None);
+        last.set("permissions violation".to_owned());
+        assert_eq!(last.get().as_deref(), Some("permissions violation"));
+        let old = Instant::now().checked_sub(REFUSAL_LIFETIME).unwrap();
+        *lock(&last.0) = Some((old, "permissions violation".to_owned()));
+        assert_eq!(last.get(), None);
     }
 }

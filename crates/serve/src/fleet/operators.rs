@@ -138,7 +138,7 @@ pub async fn drain(config: &FleetConfig, name: &str) -> Result<NodeStatus, Nodes
     let subject = links.subject(&format!("host.{node}.drain"));
     let told = links.client.request(subject, Bytes::new()).await;
     told.map_err(|error| match links.refusal.get() {
-        Some(refusal) => NodesError::Refused { why: refusal.clone() },
+        Some(why) => NodesError::Refused { why },
         None => NodesError::Away(Box::new(error)),
     })?;
     Ok(host.clone())

@@ -108,7 +108,7 @@ impl Fleet {
         first_entry::create_first(&self.links.sandboxes, key, bytes(&entry)).await
     }
 
-    async fn entry(&self, key: &str) -> Result<Option<(u64, Entry)>, ErrorResponse> {
+    pub(super) async fn entry(&self, key: &str) -> Result<Option<(u64, Entry)>, ErrorResponse> {
         match nats::find(&self.links.sandboxes, key).await? {
             Some(found) => Ok(Some((found.revision, read(&found)?))),
             None => Ok(None),

@@ -170,7 +170,7 @@ impl Fleet {
                         return Ok(RouteDecision::Here(request));
                     };
                     let record = &entry.record;
-                    if !sandboxes.permits(request.headers(), record, inside) {
+                    if !sandboxes.permits(&request, record, inside) {
                         // Only a client of a running sandbox learns that its token is wrong.
                         if inside && !record.paused {
                             let why = "the request does not show the sandbox's token";

@@ -40,7 +40,7 @@ async fn first_refusal(links: &NatsConnection) -> String {
     let until = Instant::now() + REFUSAL_TIMEOUT;
     loop {
         if let Some(refusal) = links.refusal.get() {
-            return refusal.clone();
+            return refusal;
         }
         assert!(Instant::now() < until, "the server refuses nothing");
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -39,8 +39,8 @@ impl SandboxHost for EmptyHost {
         Ok(())
     }
 
-    fn proves(&self, headers: &HeaderMap, access: &SandboxAccess, inside: bool) -> bool {
-        read_proof(headers) == Some(if inside { &access.token } else { &access.tenant })
+    fn proves(&self, request: &Request<Body>, access: &SandboxAccess, inside: bool) -> bool {
+        read_proof(request.headers()) == Some(if inside { &access.token } else { &access.tenant })
     }
 
     fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {

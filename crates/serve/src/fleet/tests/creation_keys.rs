@@ -4,7 +4,9 @@ use hyper::HeaderMap;
 
 use super::NatsServer;
 use super::sweep::{lose, sandbox, state};
-use crate::fleet::{Fleet, creation_keys, nats};
+use crate::fleet::backup::read_ledger;
+use crate::fleet::{BackupReport, Fleet, creation_keys, lease_renewal, nats};
+use crate::lock::lock;
 use crate::sandbox::records::store::{CreationKey, KeyState, SandboxRecord};
 
 /// A sandbox that a request with this key makes.
@@ -93,6 +95,57 @@ async fn a_host_that_dies_before_its_answer_leaves_its_sandbox_or_a_free_key() {
     // A change of the dead host that arrives late confirms nothing.
     assert!(dead.confirm_claim(&entered, &entered_key, entered_revision).await.is_err());
     assert_eq!(sandbox_of_key(&other, &key).await, Some(again.id));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_back_does_not_keep_a_sandbox_whose_key_another_host_has_claimed() {
+    let Some(server) = NatsServer::start() else { return };
+    let (one, two) = (server.host().await, server.host().await);
+    let (first, key) = keyed("back");
+    let revision = one.claim(&first, &key).await.unwrap();
+    let mut anchor = one.enter(first.clone()).await.unwrap();
+    one.confirm_claim(&first, &key, revision).await.unwrap();
+    let old = lose(&one, &two).await;
+    // A sweep waits for a host that has a lease again.
+    let next = format!("{}-2", old.split_once('-').unwrap().0);
+    lease_renewal::enter(&two.links, &next, "host", two.terms).await.unwrap();
+    one.note_owned(&first.id, &next).await.unwrap();
+    let (second, _) = keyed("back");
+    assert!(make(&two, &second, &key).await);
+    lock(&one.own).life = next;
+    assert_eq!(one.keep(&mut anchor, first.clone()).await.unwrap(), None);
+    assert!(two.look_up(&first.id).await.unwrap().is_none());
+    for host in [&one, &two] {
+        assert_eq!(sandbox_of_key(host, &key).await.as_ref(), Some(&second.id));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_of_a_sandbox_that_its_host_is_removing_waits_for_its_end() {
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let (record, key) = keyed("unfinished");
+    assert!(make(&host, &record, &key).await);
+    // The answer to the confirmation was lost, and the entry could not be removed.
+    host.note_unfinished(&record.id);
+    assert!(matches!(host.state_of_key("acme", &key).await.unwrap(), KeyState::Pending));
+    let (again, _) = keyed("unfinished");
+    assert!(host.claim(&again, &key).await.is_err());
+    host.release_unfinished().await;
+    assert!(is_free(&host, &key).await);
+    assert!(make(&host, &again, &key).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backup_has_no_keys_of_requests() {
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let (record, key) = keyed("backup");
+    assert!(make(&host, &record, &key).await);
+    assert_eq!(claims(&host).await, 1);
+    let mut report = BackupReport::default();
+    let entries = read_ledger(&host.links, &mut report).await.unwrap();
+    assert!(entries.is_empty() && report.unsaved == [record.id]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -96,6 +96,33 @@ fn unauthorized(why: &str) -> ErrorResponse {
     ErrorResponse::new(StatusCode::UNAUTHORIZED, why)
 }
 
+/// The name of an operation in the text that is signed.
+fn operation_of(method: &Method) -> &'static str {
+    if method == Method::POST || method == Method::PUT { "write" } else { "read" }
+}
+
+/// Whether a signature is past its time.
+fn has_ended(expiration: Option<i64>) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    expiration.is_some_and(|ends| u64::try_from(ends).unwrap_or(0) < now)
+}
+
+/// Whether a request for a file shows a signature by a token.
+#[cfg(feature = "fleet")]
+pub(crate) fn is_signed_by<B>(request: &hyper::Request<B>, token: &str) -> bool {
+    let uri = request.uri();
+    if !is_signed(uri.path(), uri.query()) {
+        return false;
+    }
+    let Ok(Query(query)) = Query::<FileQuery>::try_from_uri(uri) else { return false };
+    let Some(given) = query.signature.as_deref().and_then(Signature::read) else { return false };
+    let path = query.path.as_deref().unwrap_or_default();
+    let user = query.username.as_deref().unwrap_or_default();
+    let ends = query.signature_expiration;
+    let signed = SignedOperation::new(path, operation_of(request.method()), user, ends);
+    !has_ended(ends) && signed.sign(token).is(&given)
+}
+
 /// The sandbox whose token signed a query.
 async fn signer(
     all: &Sandboxes,
@@ -114,8 +141,7 @@ async fn signer(
         }
     };
     let sandbox = found.ok_or_else(|| unauthorized("invalid signature"))?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    if expiration.is_some_and(|ends| u64::try_from(ends).unwrap_or(0) < now) {
+    if has_ended(expiration) {
         return Err(unauthorized("signature is already expired"));
     }
     if sandbox.times().paused {
@@ -141,8 +167,7 @@ impl FromRequestParts<Arc<Sandboxes>> for FileAccess {
         check_path(path)?;
         let sandbox = match &query.signature {
             Some(given) => {
-                let writes = parts.method == Method::POST || parts.method == Method::PUT;
-                let operation = if writes { "write" } else { "read" };
+                let operation = operation_of(&parts.method);
                 let id = sandbox_id(&parts.headers);
                 let expiration = query.signature_expiration;
                 let signed = SignedOperation::new(path, operation, name, expiration);
@@ -191,5 +216,29 @@ mod tests {
         {
             assert!(!is_signed(path, Some(query)), "{path}?{query}");
         }
+    }
+    #[cfg(feature = "fleet")]
+    #[test]
+    fn a_request_is_signed_by_one_token_for_one_operation() {
+        let sign = |ends: Option<i64>| {
+            let signature = SignedOperation::new("/a b", "read", "user", ends).sign("token");
+            STANDARD_NO_PAD.encode(signature.0).replace('+', "%2B").replace('/', "%2F")
+        };
+        let request = |method: Method, signature: &str, rest: &str| {
+            let uri = format!("/files?path=/a%20b&username=user&signature=v1_{signature}{rest}");
+            hyper::Request::builder().method(method).uri(uri).body(()).unwrap()
+        };
+        let read = request(Method::GET, &sign(None), "");
+        assert!(is_signed_by(&read, "token"));
+        assert!(!is_signed_by(&read, "other"));
+        assert!(!is_signed_by(&request(Method::POST, &sign(None), ""), "token"));
+        // The signature has the time, which is not over yet.
+        let later = "&signature_expiration=99999999999";
+        assert!(is_signed_by(&request(Method::GET, &sign(Some(99_999_999_999)), later), "token"));
+        assert!(!is_signed_by(&request(Method::GET, &sign(None), later), "token"));
+        let over = "&signature_expiration=1";
+        assert!(!is_signed_by(&request(Method::GET, &sign(Some(1)), over), "token"));
+        let header = hyper::Request::builder().uri("/files?path=/a%20b").body(()).unwrap();
+        assert!(!is_signed_by(&header, "token"));
     }
 }

@@ -52,7 +52,9 @@ impl Sandboxes {
         wanted: CreateOptions,
         key: CreationKey,
     ) -> Result<Creation, ErrorResponse> {
-        let turn = self.keys.wait(&key.digest).await;
+        // The request before may take longer than this one may wait.
+        let turn = tokio::time::timeout(PENDING_TIMEOUT, self.keys.wait(&key.digest)).await;
+        let turn = turn.map_err(|_| CreationKey::pending())?;
         let (this, tenant) = (self.clone(), tenant.clone());
         // The next request with the key must see how this one ended.
         to_its_end(async move {
@@ -165,6 +167,10 @@ impl Sandboxes {
         sandbox.key = key;
         let sandbox = Arc::new(sandbox);
         self.admit(vec![sandbox.clone()]).await?;
+        if sandbox.key.is_some() {
+            // Another host may have the key if the lease was lost meanwhile.
+            self.ledger.check(&*sandbox)?;
+        }
         self.goes_on(&sandbox, due);
         Ok(sandbox)
     }

@@ -4,7 +4,7 @@
 //! tenant exceeds its limit. Sandboxes that the directory has when a server starts are served
 //! again.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ use crate::sandbox::life::tasks::{blocking, to_its_end};
 use crate::sandbox::life::undo_point::Operation;
 use crate::sandbox::records::directory::Directory;
 use crate::sandbox::records::directory_store::DirectoryStore;
-use crate::sandbox::records::record::{IMAGE, state_reference};
+use crate::sandbox::records::record::{IMAGE, saved_id, saved_name, state_reference};
 use crate::sandbox::records::store::SandboxStore;
 use crate::sandbox::records::stored_elsewhere::StoredElsewhere;
 use crate::sandbox::tenants::accounts::Accounts;
@@ -182,9 +182,18 @@ impl Sandboxes {
             name.strip_prefix("template-")
                 .is_some_and(|name| name.starts_with(IMAGE) && !is_configured(name))
         };
-        for listed in store.list()? {
-            if ledger.is_orphan(&listed.tag.name) || is_image(&listed.tag.name) {
-                store.untag(&listed.tag.name)?;
+        let names: BTreeSet<String> =
+            store.list()?.into_iter().map(|listed| listed.tag.name).collect();
+        // A record may name a state that is not there: then the other one is the last of its kind.
+        let is_last = |name: &str| {
+            saved_id(name).is_some_and(|(id, second)| {
+                records.iter().any(|record| record.id == id)
+                    && !names.contains(&saved_name(id, !second))
+            })
+        };
+        for name in &names {
+            if ledger.is_orphan(name) && !is_last(name) || is_image(name) {
+                store.untag(name)?;
             }
         }
         store.gc()?;

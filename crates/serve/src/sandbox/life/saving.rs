@@ -232,11 +232,16 @@ impl Sandboxes {
         let release = self.ledger.releases() && (how.ending || how.pause);
         let saved = Some(saved.replacing_guest());
         let updated = self.ledger.update(&*sandbox, record, saved, release).await;
+        // A change that failed may be on the disk: the state that it names is needed until the
+        // record before is back.
+        let is_needed = updated.is_err() && !self.restore_record(&sandbox).await;
         let (this, own) = (self.clone(), sandbox.clone());
         let life = blocking(move || {
             drop(fresh);
             if let Err(refusal) = updated {
-                this.untag(&name);
+                if !is_needed {
+                    this.untag(&name);
+                }
                 return Err(refusal);
             }
             this.untag(&own.saved_name());
@@ -258,6 +263,19 @@ impl Sandboxes {
         sandbox.saved.store(true, Ordering::Relaxed);
         self.note_saved(&sandbox, life, how, release);
         Ok(())
+    }
+
+    /// Undoes a change of a record that failed: whether the record is as before.
+    async fn restore_record(&self, sandbox: &Arc<Sandbox>) -> bool {
+        // The states of a fleet are not in the directory of this host.
+        if self.ledger.releases() {
+            return true;
+        }
+        let restored = match sandbox.is_saved() {
+            true => self.ledger.update(&**sandbox, sandbox.record(), None, false).await,
+            false => self.ledger.remove(&**sandbox).await,
+        };
+        restored.is_ok()
     }
 
     /// Shows a sandbox as saved, and leaves it to other hosts if it is released.

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hyper::HeaderMap;
+use axum::body::Body;
+use hyper::{HeaderMap, Request};
 
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::agent::connect::ConnectError;
 use crate::sandbox::http::authorization::TOKENS;
 use crate::sandbox::http::keys::same;
+use crate::sandbox::http::signature::is_signed_by;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Residency, Sandbox};
 use crate::sandbox::records::store::{
@@ -28,12 +30,14 @@ impl SandboxHost for Sandboxes {
         }
     }
 
-    fn proves(&self, headers: &HeaderMap, access: &SandboxAccess, inside: bool) -> bool {
+    fn proves(&self, request: &Request<Body>, access: &SandboxAccess, inside: bool) -> bool {
+        let headers = request.headers();
         if !inside {
             return self.config.keys.tenant(headers).is_ok_and(|tenant| tenant == access.tenant);
         }
         let mut shown = TOKENS.iter().filter_map(|name| headers.get(*name));
         shown.any(|shown| same(shown.as_bytes(), access.token.as_bytes()))
+            || is_signed_by(request, &access.token)
     }
 
     fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {

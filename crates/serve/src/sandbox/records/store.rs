@@ -298,7 +298,8 @@ pub(crate) trait SandboxStore: Send + Sync {
 mod shared {
     use std::sync::Arc;
 
-    use hyper::HeaderMap;
+    use axum::body::Body;
+    use hyper::{HeaderMap, Request};
     use serde::{Deserialize, Serialize};
 
     use super::{SandboxRecord, StoredSandbox, TenantUse, UnknownFields};
@@ -376,14 +377,14 @@ mod shared {
         /// Whether this server may answer for a sandbox that is here.
         fn check(&self, id: &str) -> Result<(), ErrorResponse>;
 
-        /// Whether a request shows a key of the tenant, or the token of the sandbox if it is for
-        /// its inside.
-        fn proves(&self, headers: &HeaderMap, access: &SandboxAccess, inside: bool) -> bool;
+        /// Whether a request shows a key of the tenant, or the token of the sandbox or a signature
+        /// by it if it is for its inside.
+        fn proves(&self, request: &Request<Body>, access: &SandboxAccess, inside: bool) -> bool;
 
         /// Whether a request may move a sandbox to this host: it proves its access, and the sandbox
         /// runs if the request is for its inside.
-        fn permits(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool {
-            !(inside && record.paused) && self.proves(headers, &SandboxAccess::of(record), inside)
+        fn permits(&self, request: &Request<Body>, record: &SandboxRecord, inside: bool) -> bool {
+            !(inside && record.paused) && self.proves(request, &SandboxAccess::of(record), inside)
         }
 
         /// The tenant of a key.

@@ -20,14 +20,19 @@ pub(crate) struct FaultyStore {
     pub(crate) has_lost_lease: AtomicBool,
     /// Changes of records fail.
     pub(crate) refuses_updates: AtomicBool,
+    /// The next change of a record is made, and fails.
+    pub(crate) hides_update: AtomicBool,
 }
 
 impl FaultyStore {
     /// The store of a directory, without faults yet.
     pub(crate) fn open(dir: &Path) -> Arc<Self> {
-        let (has_lost_lease, refuses_updates) = (AtomicBool::new(false), AtomicBool::new(false));
-        let records = DirectoryStore::open(dir).unwrap();
-        Arc::new(Self { records, has_lost_lease, refuses_updates })
+        Arc::new(Self {
+            records: DirectoryStore::open(dir).unwrap(),
+            has_lost_lease: AtomicBool::new(false),
+            refuses_updates: AtomicBool::new(false),
+            hides_update: AtomicBool::new(false),
+        })
     }
 }
 
@@ -56,11 +61,13 @@ impl SandboxStore for FaultyStore {
         saved: Option<SavedState>,
         release: bool,
     ) -> Result<(), ErrorResponse> {
+        let why = "the ledger does not answer";
+        let fault = || Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why));
         if self.refuses_updates.load(Ordering::Relaxed) {
-            let why = "the ledger does not answer";
-            return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why));
+            return fault();
         }
-        self.records.update(sandbox, record, saved, release).await
+        self.records.update(sandbox, record, saved, release).await?;
+        if self.hides_update.swap(false, Ordering::Relaxed) { fault() } else { Ok(()) }
     }
 
     fn has_record(&self, sandbox: &dyn StoredSandbox) -> bool {
@@ -120,5 +127,8 @@ impl SandboxStore for FaultyStore {
         snapshot: &StoredSnapshot,
     ) -> Result<String, ErrorResponse> {
         self.records.snapshot_source(dir, snapshot)
+    }
+    fn is_orphan(&self, name: &str) -> bool {
+        self.records.is_orphan(name)
     }
 }

@@ -63,6 +63,35 @@ async fn a_refused_pause_without_memory_changes_neither_the_guest_nor_its_saved_
     until("a killed sandbox leaves a state", is_empty).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_that_fails_after_its_record_was_written_leaves_the_state_before() {
+    for is_saved_before in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(&dir);
+        let store = FaultyStore::open(&config.dir);
+        let all = open_with(&config, store.clone()).await;
+        let sandbox = make(&all, options(HOUR)).await;
+        log(&all, &sandbox, "00000001").await.unwrap();
+        if is_saved_before {
+            all.pause(&sandbox, true).await.unwrap();
+            all.resume(&sandbox, Some(HOUR)).await.unwrap();
+            log(&all, &sandbox, "00000002").await.unwrap();
+        }
+        store.hides_update.store(true, Ordering::Relaxed);
+        all.pause(&sandbox, false).await.unwrap_err();
+        assert_eq!(state_names(dir.path()).len(), usize::from(is_saved_before));
+        // The server ends before it writes another record.
+        all.release();
+        drop((all, sandbox));
+        let all = open(&config).await;
+        let found = lock(&all.all).values().next().cloned();
+        assert_eq!(found.is_some(), is_saved_before);
+        if let Some(sandbox) = found {
+            assert_eq!(log(&all, &sandbox, "00000003").await.unwrap(), "0000000100000003");
+        }
+    }
+}
+
 /// The names of saved sandboxes in the store.
 fn state_names(dir: &Path) -> Vec<String> {
     let store = afresh::store::Store::open(dir.join("server/snapshots")).unwrap();
