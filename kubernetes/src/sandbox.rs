@@ -2,11 +2,11 @@
 //!
 //! Promises: only a sandbox that carries the identifier of its object, its namespace, its cluster
 //! and its controller is used or ended; the status, which users may write, is a hint. The sandbox
-//! is looked up by that identifier before and after one is made. Cluster, controller and
-//! identifier are the key of its creation: the server makes one sandbox of it, also of requests
-//! whose answers were lost and of two hosts with one controller. Of two that a server without keys has made, the older one stays. An
-//! object is removed after its sandbox has ended. The status is written after the Secret with the
-//! token.
+//! is looked up by that identifier before and after one is made. Cluster, controller and identifier
+//! are the key of its creation: the server makes one sandbox of it, also of requests whose answers
+//! were lost and of two hosts with one controller. Of two that a server without keys has made, the
+//! older one stays. An object is removed after its sandbox has ended. The status is written after
+//! the Secret with the token.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -45,8 +45,8 @@ fn looks(open: &FileObject) -> usize {
 
 impl Kernel {
     /// The readiness of a description, if it is open, and a number that grows whenever it becomes
-    /// ready for more, which is 0 for a set: see [`Self::set_edges`]. Questions with the same `sets`
-    /// are one.
+    /// ready for more, which is 0 for a set: see [`Self::set_edges`]. Questions with the same
+    /// `sets` are one.
     pub(in crate::sentry) fn readiness(
         &self,
         asker: PortCaller<'_>,
