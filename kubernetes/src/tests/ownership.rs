@@ -58,7 +58,7 @@ async fn two_controllers_of_one_cluster_leave_each_other_alone() {
     // Their labels differ, and the server refuses a key with another request.
     let key = creation_key(&object, &first);
     assert_ne!(key, creation_key(&object, &second));
-    assert_eq!(key, creation_key(&object, &world.context().await));
+    assert_eq!(key, creation_key(&object, &*world.context().await));
     drop(running);
     let ids = world.afresh.ids();
     assert_eq!(ids.len(), 1);

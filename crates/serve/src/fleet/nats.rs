@@ -22,7 +22,7 @@ use super::cipher::{self, FleetKey};
 use super::config::FleetConfig;
 use super::credentials::{self, Role};
 pub(crate) use super::nats_error::NatsError;
-use super::nats_error::{LastRefusal, away, failed, lacks_leader, not_connected, unanswered};
+use super::nats_error::{RecentRefusals, away, failed, lacks_leader, not_connected, unanswered};
 use crate::sandbox::records::store::MAX_ENTRY;
 
 /// Longest wait for an answer about an entry.
@@ -47,7 +47,7 @@ pub(crate) struct NatsConnection {
     /// Distinguishes the fleet's keys; empty without one.
     pub(super) fingerprint: String,
     /// The last error that a server sent, such as a missing permission.
-    pub(super) refusal: Arc<LastRefusal>,
+    pub(super) refusals: Arc<RecentRefusals>,
     prefix: String,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Bucket {
     /// Whether values are read as they are stored.
     is_raw: bool,
     /// The last error that a server sent to this client.
-    refusal: Arc<LastRefusal>,
+    refusals: Arc<RecentRefusals>,
 }
 
 impl Bucket {
@@ -85,7 +85,7 @@ impl Bucket {
             Ok(done) => return done,
             Err(_) => format!("nothing within {} s", limit.as_secs()),
         };
-        Err(unanswered(&self.store.name, why, self.refusal.get().as_ref()))
+        Err(unanswered(&self.store.name, why, &self.refusals))
     }
 
     fn seal(&self, key: &str, value: Bytes) -> Result<Bytes, NatsError> {
@@ -138,8 +138,8 @@ impl NatsConnection {
             let fleet = &config.fleet;
             return Err(format!("`{fleet}` is no name of a fleet: letters, digits, - and _").into());
         }
-        let refusal = Arc::new(LastRefusal::default());
-        let noted = refusal.clone();
+        let refusals = Arc::new(RecentRefusals::default());
+        let noted = refusals.clone();
         let options = credentials::options(config, role, ANSWER_TIMEOUT)?
             .name(name)
             .event_callback(move |event| {
@@ -147,7 +147,7 @@ impl NatsConnection {
                 async move {
                     if let Event::ServerError(error) = event {
                         tracing::warn!(%error, "NATS refused something");
-                        noted.set(error.to_string());
+                        noted.add(error.to_string());
                     }
                 }
             })
@@ -195,7 +195,7 @@ impl NatsConnection {
                 Err(error) if !role.makes_buckets() => {
                     let fleet = &config.fleet;
                     // Without the permission to receive answers, the request has none.
-                    return Err(afresh::Cause::from(match refusal.get() {
+                    return Err(afresh::Cause::from(match refusals.last() {
                         Some(why) => {
                             format!("NATS refuses this to the given credentials: {why}")
                         }
@@ -238,7 +238,7 @@ impl NatsConnection {
             cipher,
             context: context.clone(),
             is_raw: false,
-            refusal: refusal.clone(),
+            refusals: refusals.clone(),
         };
         Ok(Self {
             // Names of hosts and numbers.
@@ -246,7 +246,7 @@ impl NatsConnection {
             sandboxes: with(made("sandboxes").await?, cipher.clone()),
             kept: with(made("kept").await?, cipher),
             fingerprint,
-            refusal,
+            refusals,
             prefix: format!("afresh.{}", config.fleet),
             client,
         })

@@ -4,6 +4,7 @@
 //! reported as a server that does not answer. A change that lost a race and a change without an
 //! answer are different errors.
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -76,20 +77,32 @@ impl From<NatsError> for ErrorResponse {
 /// one, and a moment.
 const REFUSAL_LIFETIME: Duration = Duration::from_secs(11);
 
-/// The last error that a server sent to a client. The server does not say what it concerns.
-#[derive(Debug, Default)]
-pub(super) struct LastRefusal(Mutex<Option<(Instant, String)>>);
+/// Refusals that a client remembers.
+const MAX_REFUSALS: usize = 16;
 
-impl LastRefusal {
-    pub(super) fn set(&self, why: String) {
-        *lock(&self.0) = Some((Instant::now(), why));
+/// The last errors that a server sent to a client. The server does not say which operation one
+/// concerns.
+#[derive(Debug, Default)]
+pub(super) struct RecentRefusals(Mutex<VecDeque<(Instant, String)>>);
+
+impl RecentRefusals {
+    pub(super) fn add(&self, why: String) {
+        let mut all = lock(&self.0);
+        if all.len() == MAX_REFUSALS {
+            all.pop_front();
+        }
+        all.push_back((Instant::now(), why));
     }
 
-    /// The error, unless it is older than any operation that ends now.
-    pub(super) fn get(&self) -> Option<String> {
-        let last = lock(&self.0);
-        let (time, why) = last.as_ref()?;
-        (time.elapsed() < REFUSAL_LIFETIME).then(|| why.clone())
+    /// The last one with this property that is not older than any operation that ends now.
+    pub(super) fn find(&self, concerns: impl Fn(&str) -> bool) -> Option<String> {
+        let all = lock(&self.0);
+        let mut recent = all.iter().rev().take_while(|(at, _)| at.elapsed() < REFUSAL_LIFETIME);
+        recent.find(|(_, why)| concerns(why)).map(|(_, why)| why.clone())
+    }
+
+    pub(super) fn last(&self) -> Option<String> {
+        self.find(|_| true)
     }
 }
 
@@ -109,12 +122,12 @@ pub(super) fn failed(bucket: &str, error: &(dyn Error + 'static)) -> NatsError {
 }
 
 /// The error of an operation on a bucket without an answer. A server answers nothing to a client
-/// without the permission, and sends `refusal` beside.
-pub(super) fn unanswered(bucket: &str, why: String, refusal: Option<&String>) -> NatsError {
-    let concerns = |refusal: &&String| {
+/// without the permission, and sends one of `refusals` by itself.
+pub(super) fn unanswered(bucket: &str, why: String, refusals: &RecentRefusals) -> NatsError {
+    let concerns = |refusal: &str| {
         refusal.contains(bucket) || refusal.to_ascii_lowercase().contains("authorization violation")
     };
-    match refusal.filter(concerns) {
+    match refusals.find(concerns) {
         Some(refusal) => NatsError::Refused {
             bucket: bucket.to_owned(),
             why: format!(
@@ -249,12 +262,16 @@ mod tests {
 
     #[test]
     fn an_old_refusal_explains_no_operation() {
-        let last = LastRefusal::default();
-        assert_eq!(last.get(), None);
-        last.set("permissions violation".to_owned());
-        assert_eq!(last.get().as_deref(), Some("permissions violation"));
+        let refusals = RecentRefusals::default();
+        assert_eq!(refusals.last(), None);
+        refusals.add("violation of one".to_owned());
+        refusals.add("violation of two".to_owned());
+        assert_eq!(refusals.last().as_deref(), Some("violation of two"));
+        assert!(refusals.find(|why| why.ends_with("one")).is_some());
+        (0..MAX_REFUSALS).for_each(|_| refusals.add("violation of three".to_owned()));
+        assert_eq!(refusals.find(|why| why.ends_with("one")), None);
         let old = Instant::now().checked_sub(REFUSAL_LIFETIME).unwrap();
-        *lock(&last.0) = Some((old, "permissions violation".to_owned()));
-        assert_eq!(last.get(), None);
+        lock(&refusals.0).iter_mut().for_each(|(at, _)| *at = old);
+        assert_eq!(refusals.last(), None);
     }
 }
