@@ -71,7 +71,7 @@ fn is_of(remote: &RemoteSandbox, sandbox: &Sandbox, context: &Context) -> bool {
     })
 }
 
-/// The key of the creation of an object's sandbox. Kubernetes gives no other object of the cluster
+/// The key that creates the sandbox of an object. Kubernetes gives no other object of the cluster
 /// this identifier. Another controller has other labels, and so another key: the server refuses a
 /// key with another request.
 pub(crate) fn creation_key(sandbox: &Sandbox, context: &Context) -> String {

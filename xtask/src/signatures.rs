@@ -406,7 +406,7 @@ fn end_of_generics(tokens: &[Token]) -> usize {
     tokens.len()
 }
 
-/// The bracket of a variant's fields, behind its attributes.
+/// The bracket before the fields of a variant, behind its attributes.
 fn last_bracket(variant: &[Token]) -> Option<usize> {
     let pairs = variant.windows(2).enumerate();
     let mut named =

@@ -67,6 +67,13 @@ fn pool(items: usize) -> Pool<Item> {
     Pool::new(Limits { items, ..Limits::default() })
 }
 
+/// Tasks that wait for an item, in this order.
+fn waiting<const N: usize>(pool: &Pool<Item>) -> [Task; N] {
+    let mut tasks = std::array::from_fn(|_| Task::new(pool));
+    assert!(tasks.iter_mut().all(|task| !task.poll()));
+    tasks
+}
+
 fn take(pool: &Pool<Item>) -> Result<OwnedLease<Item>, PoolError<Infallible>> {
     pool.get_owned(0, LimitPolicy::Error, |_| Ok(Item))
 }
@@ -90,8 +97,7 @@ fn an_owned_lease_outlives_the_handle_of_its_pool_and_comes_back_from_another_th
 fn an_item_that_comes_back_wakes_the_task_that_has_waited_longest() {
     let pool = pool(1);
     let held = take(&pool).unwrap();
-    let mut tasks = [Task::new(&pool), Task::new(&pool)];
-    assert!(tasks.iter_mut().all(|task| !task.poll()));
+    let mut tasks: [Task; 2] = waiting(&pool);
     // Without a signal another poll changes nothing.
     assert!(tasks.iter_mut().all(|task| !task.poll()));
     drop(held);
@@ -108,8 +114,7 @@ fn an_item_that_comes_back_wakes_the_task_that_has_waited_longest() {
 fn a_task_that_was_woken_too_late_keeps_its_place() {
     let pool = pool(1);
     let held = take(&pool).unwrap();
-    let mut tasks = [Task::new(&pool), Task::new(&pool)];
-    assert!(tasks.iter_mut().all(|task| !task.poll()));
+    let mut tasks: [Task; 2] = waiting(&pool);
     drop(held);
     // A thread is faster.
     let held = take(&pool).unwrap();
@@ -123,8 +128,7 @@ fn a_task_that_was_woken_too_late_keeps_its_place() {
 fn a_task_that_is_dropped_after_its_wake_up_wakes_the_next_one() {
     let pool = pool(1);
     let held = take(&pool).unwrap();
-    let [mut first, mut second, mut third] = [0; 3].map(|_| Task::new(&pool));
-    assert!(!first.poll() && !second.poll() && !third.poll());
+    let [first, second, mut third] = waiting(&pool);
     drop(second);
     drop(held);
     assert_eq!((first.wake_ups(), third.wake_ups()), (1, 0));
@@ -137,8 +141,7 @@ fn a_task_that_is_dropped_after_its_wake_up_wakes_the_next_one() {
 fn a_task_that_is_dropped_between_its_turn_and_its_attempt_wakes_the_next_one() {
     let pool = pool(1);
     let held = take(&pool).unwrap();
-    let [mut first, mut second] = [0; 2].map(|_| Task::new(&pool));
-    assert!(!first.poll() && !second.poll());
+    let [mut first, mut second] = waiting(&pool);
     drop(held);
     assert!(first.poll());
     assert_eq!(second.wake_ups(), 0);
@@ -151,8 +154,7 @@ fn a_task_that_is_dropped_between_its_turn_and_its_attempt_wakes_the_next_one() 
 fn a_task_that_has_its_item_wakes_no_other_one() {
     let pool = pool(1);
     let held = take(&pool).unwrap();
-    let [mut first, mut second] = [0; 2].map(|_| Task::new(&pool));
-    assert!(!first.poll() && !second.poll());
+    let [mut first, second] = waiting(&pool);
     drop(held);
     assert!(first.poll());
     let held = take(&pool).unwrap();
@@ -166,8 +168,7 @@ fn a_task_that_has_its_item_wakes_no_other_one() {
 fn a_task_that_found_its_item_by_itself_swallows_no_signal() {
     let pool = pool(3);
     let [one, other, third] = [0; 3].map(|_| take(&pool).unwrap());
-    let mut tasks = [0; 3].map(|_| Task::new(&pool));
-    assert!(tasks.iter_mut().all(|task| !task.poll()));
+    let mut tasks: [Task; 3] = waiting(&pool);
     drop(one);
     // It was not woken, and is faster than the task in front. It keeps its wait.
     assert!(tasks[1].poll());
@@ -183,8 +184,7 @@ fn a_task_that_found_its_item_by_itself_swallows_no_signal() {
 fn a_task_that_looked_in_vain_keeps_its_place() {
     let pool = pool(1);
     let held = take(&pool).unwrap();
-    let mut tasks = [0; 3].map(|_| Task::new(&pool));
-    assert!(tasks.iter_mut().all(|task| !task.poll()));
+    let mut tasks: [Task; 3] = waiting(&pool);
     drop(held);
     assert!(tasks[2].poll() && tasks[1].poll());
     // A thread is faster than all of them.

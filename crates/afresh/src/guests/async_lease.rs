@@ -174,21 +174,17 @@ impl AsyncLease {
         let mut lease = self.lease.take().ok_or(LeaseError::Closed)?;
         let guest = lease.guest.clone();
         let called = dispatch!(Instance, &mut lease.instance, live => {
-            match live.set_options(&options) {
-                Err(source) => Err(CallError::option(entry.name(), source)),
-                Ok(before) => {
-                    let called = match given {
-                        CallInput::Bytes(input) => {
-                            let answer = live.answer_bytes_async(&guest, entry, input).await;
-                            answer.map(Answer::Bytes)
-                        }
-                        CallInput::Text(texts) => {
-                            live.answer_text_async(&guest, entry.name(), texts).await
-                        }
-                    };
-                    live.restore_options(before);
-                    called
-                }
+            match live.limit_call(&options, entry.name()) {
+                Err(error) => Err(error),
+                Ok(limited) => match given {
+                    CallInput::Bytes(input) => {
+                        let answer = limited.lease.answer_bytes_async(&guest, entry, input).await;
+                        answer.map(Answer::Bytes)
+                    }
+                    CallInput::Text(texts) => {
+                        limited.lease.answer_text_async(&guest, entry.name(), texts).await
+                    }
+                },
             }
         });
         let called = lease.noted(called);

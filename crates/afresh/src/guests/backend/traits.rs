@@ -123,6 +123,22 @@ pub(crate) trait LeaseControl {
     /// Sets limits that it had before.
     fn restore_options(&mut self, limits: Self::Limits);
 
+    /// Sets the limits of a call of `function`, until the result is dropped.
+    fn limit_call(
+        &mut self,
+        options: &CallOptions,
+        function: &str,
+    ) -> Result<LimitedLease<'_, Self>, CallError> {
+        let before = match *options == CallOptions::new() {
+            true => None,
+            false => {
+                let before = self.set_options(options);
+                Some(before.map_err(|source| CallError::option(function, source))?)
+            }
+        };
+        Ok(LimitedLease { lease: self, before })
+    }
+
     /// Makes a call of `function` with its options, and restores those of the lease.
     fn limited<T>(
         &mut self,
@@ -130,13 +146,7 @@ pub(crate) trait LeaseControl {
         function: &str,
         call: impl FnOnce(&mut Self) -> Result<T, CallError>,
     ) -> Result<T, CallError> {
-        if *options == CallOptions::new() {
-            return call(self);
-        }
-        let before = self.set_options(options);
-        let before = before.map_err(|source| CallError::option(function, source))?;
-        let limited = LimitedLease { lease: self, before: Some(before) };
-        call(&mut *limited.lease)
+        call(&mut *self.limit_call(options, function)?.lease)
     }
 
     /// Whether a call was cut short, so that the state is unknown until a reset.
@@ -154,10 +164,10 @@ pub(crate) trait LeaseControl {
     fn discard_instance(self);
 }
 
-/// A lease during a call with options of its own. The drop restores those of the lease, also where
-/// the caller's code panics in the call.
-struct LimitedLease<'a, L: LeaseControl + ?Sized> {
-    lease: &'a mut L,
+/// A lease during a call with other options. The drop restores those of the lease, also where the
+/// caller's code panics in the call.
+pub(crate) struct LimitedLease<'a, L: LeaseControl + ?Sized> {
+    pub(crate) lease: &'a mut L,
     before: Option<L::Limits>,
 }
 

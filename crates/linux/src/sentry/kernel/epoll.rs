@@ -49,10 +49,7 @@ impl ReadySets {
     /// Notes the answer of a set.
     pub(in crate::sentry) fn end_set(&mut self, id: u64, begun: bool, ready: bool) {
         self.answers.insert(id, ready);
-        if self.is_personal {
-            self.personal.insert(id);
-        }
-        self.is_personal |= begun;
+        self.end(id, begun);
     }
 
     /// The edges of a set, if they were asked.
@@ -71,6 +68,12 @@ impl ReadySets {
     /// Notes the edges of a set.
     pub(in crate::sentry) fn end_edges(&mut self, id: u64, begun: bool, edges: u64) {
         self.edges.insert(id, edges);
+        self.end(id, begun);
+    }
+
+    /// Notes whether the answer of a set depends on the thread. The set that contains it depends on
+    /// the thread then as well.
+    fn end(&mut self, id: u64, begun: bool) {
         if self.is_personal {
             self.personal.insert(id);
         }
