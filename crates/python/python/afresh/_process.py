@@ -225,11 +225,16 @@ class Process:
                     "arguments, or use an image with a shell"
                 ) from error
             if request["op"] == _STARTS["root"] and error.name == "KeyError":
-                # The guest side takes the operation for one on a running command, and misses the
-                number. raise SessionError( "an earlier version saved this sandbox, and it cannot
-                run commands as 'root': run them as 'user', " "or make a new sandbox" ) from error
-                raise if not isinstance(pid, int) or serial == 0: raise _damaged("a start") return
-                cls(session, pid, serial, streams, stdin=bool(request["stdin"] or request["size"]))
+                # The guest side takes the operation for one on a running command, and misses its
+                # number.
+                raise SessionError(
+                    "an earlier version saved this sandbox, and it cannot run commands as 'root': run them as 'user', "
+                    "or make a new sandbox"
+                ) from error
+            raise
+        if not isinstance(pid, int) or serial == 0:
+            raise _damaged("a start")
+        return cls(session, pid, serial, streams, stdin=bool(request["stdin"] or request["size"]))
 
     @classmethod
     def connect(cls, session: _native.Session, pid: int, streams: Streams, stopper: _native.Stopper | None) -> Process:
