@@ -402,6 +402,10 @@ mod tests {
         // Handlers free nothing.
         copier.finish();
         assert!(copier.memory().is_none());
+        if cfg!(miri) {
+            // Mappings of one file share no memory there. The threads above are its part.
+            return;
+        }
         for page in 0..PAGES {
             let byte = if captured.iter().any(|run| run.contains(page)) { page + 1 } else { 0 };
             assert!(image.page_is(page, &[byte as u8; PAGE_SIZE]), "page {page}");
