@@ -7,16 +7,16 @@
 //! not touch any before it calls `exec`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use afresh_frames::{Order, Pool};
-use afresh_sys::PAGE_SIZE;
+use afresh_sys::{Inherited, PAGE_SIZE};
 
 /// Use as `#[global_allocator] static ALLOC: ZeroedAlloc = ZeroedAlloc::new();` and call
 /// [`ZeroedAlloc::install`] early in `main`; until then everything comes from the system.
 #[derive(Debug, Default)]
 pub struct ZeroedAlloc {
-    pool: OnceLock<Arc<Pool>>,
+    pool: Inherited<Arc<Pool>>,
 }
 
 impl ZeroedAlloc {
@@ -26,7 +26,7 @@ impl ZeroedAlloc {
     /// An allocator without a pool.
     #[must_use]
     pub const fn new() -> Self {
-        Self { pool: OnceLock::new() }
+        Self { pool: Inherited::new() }
     }
 
     /// Serves large blocks from `pool` from now on. Returns the pool when there is one already.

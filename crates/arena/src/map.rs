@@ -157,6 +157,9 @@ impl View {
 
     pub(crate) fn usage(&self) -> ArenaUsage {
         let mut holding = ArenaUsage::default();
+        if self.is_of_parent() {
+            return holding;
+        }
         for hugepage in &self.lock().hugepages {
             match hugepage.backing {
                 Backing::Nothing => {}
@@ -170,6 +173,9 @@ impl View {
 
     /// The accessible pages of all huge pages that are backed by anything.
     pub(crate) fn present(&self) -> Vec<PageRange> {
+        if self.is_of_parent() {
+            return Vec::new();
+        }
         let (locked, size) = (self.lock(), self.pages());
         let backed =
             locked.hugepages.iter().enumerate().filter(|(_, hugepage)| !hugepage.is_empty());
@@ -257,7 +263,7 @@ impl View {
     /// sparse huge pages, which costs nothing until it is touched, and frames over the huge pages
     /// that had some in the last cycle, as far as the pool has them at hand.
     pub(crate) fn anticipate(&self, range: PageRange) -> Result<(), ArenaError> {
-        if !self.adapt || range.is_empty() {
+        if !self.adapt || range.is_empty() || self.is_of_parent() {
             return Ok(());
         }
         let mut locked = self.lock();
@@ -495,6 +501,25 @@ mod tests {
     use afresh_frames::PoolOptions;
 
     use super::*;
+
+    #[test]
+    fn a_child_waits_for_no_lock_of_its_parents_arena() {
+        let pool = Pool::new(PoolOptions::inline(1024)).unwrap();
+        let view = View::new(pool, ArenaOptions::on_touch(1024)).unwrap();
+        view.set_pages(1).unwrap();
+        view.fill(PageRange::new(0, 1), Growth::Allowed).unwrap();
+        let held = view.lock();
+        assert!(afresh_sys::child_passes(|| {
+            view.usage() == ArenaUsage::default()
+                && view.present().is_empty()
+                && view.set_pages(2).is_err()
+                && view.fill(PageRange::new(0, 1), Growth::Allowed).is_err()
+                && view.anticipate(PageRange::new(0, 1)).is_ok()
+                && view.drop_all().is_err()
+        }));
+        drop(held);
+        assert!(!view.present().is_empty());
+    }
 
     #[test]
     fn any_number_of_threads_meet_in_a_huge_page_and_one_that_never_succeeds_is_noticed() {

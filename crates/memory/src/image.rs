@@ -23,9 +23,9 @@ mod references;
 mod since;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use afresh_sys::{PAGE_SIZE, PageRange};
+use afresh_sys::{Inherited, PAGE_SIZE, PageRange};
 
 pub(crate) use backing::Backing;
 use backing::Release;
@@ -75,7 +75,7 @@ struct Inner {
     pages: usize,
     /// Sorted, disjoint, not empty; no page in them is known to be zero.
     extents: Vec<Extent>,
-    digest: OnceLock<[u8; 32]>,
+    digest: Inherited<[u8; 32]>,
 }
 
 impl Drop for Inner {
@@ -128,7 +128,7 @@ impl Image {
         for extent in &extents {
             extent.backing.refer(PageRange::new(extent.at, extent.range.len));
         }
-        Self { inner: Arc::new(Inner { pages, extents, digest: OnceLock::new() }) }
+        Self { inner: Arc::new(Inner { pages, extents, digest: Inherited::new() }) }
     }
 
     /// Length in pages, stored or not.
@@ -223,7 +223,7 @@ impl Image {
     /// zero. Equal content gives equal digests however it is stored. Computed once, on first use.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
-        *self.inner.digest.get_or_init(|| {
+        *self.inner.digest.get_or_make(|| {
             let mut hasher = blake3::Hasher::new();
             hasher.update(b"afresh image 1");
             hasher.update(&(self.pages() as u64).to_le_bytes());

@@ -454,8 +454,9 @@ impl Slot {
     /// Grows the last region until it ends at page `end`. The new pages are zero.
     ///
     /// # Errors
-    /// [`SlotError::TooLarge`] past the capacity, with nothing changed; any other error quarantines
-    /// the slot.
+    /// [`SlotError::TooLarge`] past the capacity, and [`SlotError::System`] when the kernel has no
+    /// memory or no mapping for the pages, with nothing changed; any other error quarantines the
+    /// slot.
     pub fn grow(&mut self, end: usize) -> Result<(), SlotError> {
         self.check()?;
         if end > self.space.capacity {
@@ -464,7 +465,15 @@ impl Slot {
         if end <= self.space.end {
             return Ok(());
         }
-        let result = self.expose(PageRange::new(self.space.end, end - self.space.end));
+        let new = PageRange::new(self.space.end, end - self.space.end);
+        if let Err(error) = self.space.protect(new, Protection::ReadWrite) {
+            // The kernel may have opened some of them. Closing them takes no further mapping.
+            if let Err(closing) = self.space.protect(new, Protection::None) {
+                self.quarantine(format!("growth failed half-way: {closing}"));
+            }
+            return Err(error.into());
+        }
+        let result = self.take_in(new);
         match &result {
             Ok(()) => {
                 self.space.reach(end);
@@ -479,6 +488,11 @@ impl Slot {
     /// tracker can.
     fn expose(&mut self, range: PageRange) -> Result<(), SlotError> {
         self.space.protect(range, Protection::ReadWrite)?;
+        self.take_in(range)
+    }
+
+    /// Watches pages that have become accessible.
+    fn take_in(&mut self, range: PageRange) -> Result<(), SlotError> {
         let from = match &self.method {
             Method::Reprotect(tracker) | Method::WriteSet(tracker) if tracker.survives_hiding() => {
                 self.space.high_water.max(range.start)

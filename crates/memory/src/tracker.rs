@@ -107,13 +107,15 @@ pub unsafe trait Tracker: Send {
     /// [`TrackError`]; the slot is quarantined.
     fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), TrackError>;
 
-    /// Write-protects pages again. Only called once they are copied back.
+    /// Write-protects pages again. Only called once they are copied back. Pages that the kernel
+    /// cannot protect, for want of mappings, may stay open if the next drain reports them.
     ///
     /// # Errors
     /// [`TrackError`]; the slot is quarantined.
     fn arm(&mut self, pages: &[PageRange]) -> Result<(), TrackError>;
 
-    /// Leaves pages writable without reporting them: the caller copies them back every time.
+    /// Leaves pages writable without reporting them: the caller copies them back every time. May
+    /// open other watched pages, too, if the next drain reports them.
     ///
     /// # Errors
     /// [`TrackError`]; the slot is quarantined.

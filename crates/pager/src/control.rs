@@ -1,10 +1,10 @@
 //! The state of a restore that outlives its filling: progress, failure and cause.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh_sys::{PageRange, Protection, Reservation, futex};
+use afresh_sys::{Inherited, PageRange, Protection, Reservation, futex};
 
 use crate::{RestoreError, SourceError};
 
@@ -25,7 +25,8 @@ pub(crate) struct Control {
     errno: AtomicU32,
     /// Whether access was taken away after a failure.
     closed: AtomicBool,
-    message: Mutex<Option<String>>,
+    /// The first cause. A child of a fork may read it at any time.
+    message: Inherited<String>,
     /// Set when the threads should stop.
     pub(crate) stop: AtomicBool,
     /// Futex word: 1 once nothing of the source is needed.
@@ -43,7 +44,7 @@ impl Control {
             failed: AtomicU32::new(0),
             errno: AtomicU32::new(0),
             closed: AtomicBool::new(false),
-            message: Mutex::new(None),
+            message: Inherited::new(),
             stop: AtomicBool::new(false),
             done: AtomicU32::new(0),
             faults: AtomicUsize::new(0),
@@ -91,20 +92,14 @@ impl Control {
         if let SourceError::Sys(sys) = error {
             self.errno.store(sys.errno as u32, Ordering::Release);
         } else {
-            self.message
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get_or_insert_with(|| error.to_string());
+            self.message.get_or_make(|| error.to_string());
         }
         self.close(BROKEN);
     }
 
     /// A filling thread ended before its work did.
     pub(crate) fn fail_ended(&self) {
-        self.message
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert_with(|| "the filling thread has ended".to_owned());
+        self.message.get_or_make(|| "the filling thread has ended".to_owned());
         self.close(BROKEN);
     }
 
@@ -133,7 +128,7 @@ impl Control {
                     .to_owned()
             }
             DROPPED => "the restore was dropped before it ended".to_owned(),
-            _ => match &*self.message.lock().unwrap_or_else(PoisonError::into_inner) {
+            _ => match self.message.get() {
                 Some(message) => message.clone(),
                 None => {
                     let errno = self.errno.load(Ordering::Acquire) as i32;

@@ -8,7 +8,7 @@ use afresh_sys::fault::Registration;
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{
     Advice, Call, Features, HUGE_PAGES, HUGE_SIZE, Interest, PageRange, Protection, Reservation,
-    SysError, Uffd, UffdMode, Withheld, fault, withhold,
+    SysError, Uffd, UffdMode, Withheld, fault, fork, withhold,
 };
 
 use crate::control::Control;
@@ -24,14 +24,17 @@ use crate::{
 ///
 /// While it lives, touching a page of the range waits for the page. Dropping it before it is done
 /// closes the memory. In a child that is forked before it is done the memory is inaccessible,
-/// unless it is mapped. Once done, the memory is ordinary and nothing of the source is mapped or
-/// open; only with [`FillStrategy::Held`] it stays mapped.
+/// unless it is mapped, and every method returns the error at once. Once done, the memory is
+/// ordinary and nothing of the source is mapped or open; only with [`FillStrategy::Held`] it stays
+/// mapped.
 #[derive(Debug)]
 pub struct Restore {
     control: Arc<Control>,
     strategy: FillStrategy,
     engine: Arc<Mutex<Option<Engine>>>,
     range: PageRange,
+    /// The process that fills it. A child may inherit `engine` locked, and has no thread of it.
+    generation: u32,
 }
 
 /// What serves faults. Taken out, and dropped, when the restore ends.
@@ -143,6 +146,7 @@ impl Restore {
             strategy,
             engine: Arc::new(Mutex::new(engine)),
             range,
+            generation: fork::generation(),
         };
         if range.is_empty() {
             control.finish();
@@ -242,7 +246,23 @@ impl Restore {
         }
     }
 
+    fn is_of_parent(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    /// Refuses what only the process that fills the memory can do.
+    fn check_process(&self) -> Result<(), RestoreError> {
+        if !self.is_of_parent() || self.control.is_done() {
+            return Ok(());
+        }
+        let cause = "it is filled by the process that this one was forked from";
+        Err(RestoreError::Failed(cause.to_owned()))
+    }
+
     fn work(&self) -> Option<Work> {
+        if self.is_of_parent() {
+            return None;
+        }
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         engine.as_ref().map(|engine| engine.work.clone())
     }
@@ -253,6 +273,7 @@ impl Restore {
     /// # Errors
     /// [`RestoreError::Failed`] when they cannot be filled.
     pub fn resolve(&self, pages: PageRange) -> Result<(), RestoreError> {
+        self.check_process()?;
         let Some(pages) = pages.intersect(PageRange::new(0, self.range.len)) else {
             return self.control.check();
         };
@@ -283,7 +304,8 @@ impl Restore {
     /// # Errors
     /// [`RestoreError::Failed`] with the cause, [`RestoreError::Timeout`] while it continues.
     pub fn wait(&self, timeout: Duration) -> Result<(), RestoreError> {
-        {
+        self.check_process()?;
+        if !self.is_of_parent() {
             let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(engine) = &mut *engine
                 && let Work::Lazy(lazy) = &engine.work
@@ -305,16 +327,14 @@ impl Drop for Restore {
         if self.control.is_done() {
             return;
         }
-        match self.work() {
-            Some(Work::Detach(detach)) => {
-                // The mapping stays correct, but it would keep the source; the owner has to see
-                // that.
-                detach.stop();
-                self.control.abandon();
-            }
-            _ => self.control.abandon(),
+        // The mapping stays correct, but it would keep the source; the owner has to see that.
+        if let Some(Work::Detach(detach)) = self.work() {
+            detach.stop();
         }
-        coordinator::end(&self.engine);
+        self.control.abandon();
+        if !self.is_of_parent() {
+            coordinator::end(&self.engine);
+        }
     }
 }
 
@@ -378,4 +398,58 @@ fn lazy(
         busy: AtomicU64::new(0),
         rush: AtomicBool::new(false),
     })
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use afresh_sys::{PAGE_SIZE, child_passes};
+
+    use super::*;
+
+    /// Pages that come once `open` is set.
+    struct HeldSource {
+        open: AtomicBool,
+    }
+
+    impl PageSource for HeldSource {
+        fn pages(&self) -> usize {
+            4
+        }
+
+        unsafe fn read(&self, _: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
+            while !self.open.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            // SAFETY: the caller's promise.
+            unsafe { to.write_bytes(7, pages * PAGE_SIZE) };
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_child_waits_for_no_lock_and_no_thread_of_its_parents_restore() {
+        let memory = Arc::new(Reservation::aligned(4, HUGE_SIZE).unwrap());
+        let source = Arc::new(HeldSource { open: AtomicBool::new(false) });
+        let options = Options { strategy: Some(FillStrategy::Stream), ..Options::default() };
+        let all = PageRange::new(0, 4);
+        let mut restore = match Restore::start(memory.clone(), all, source.clone(), &options) {
+            Ok(restore) => Some(restore),
+            Err(error) => return println!("SKIPPED: {error}"),
+        };
+        let engine = restore.as_ref().unwrap().engine.clone();
+        let held = engine.lock().unwrap();
+        assert!(child_passes(|| {
+            let restore = restore.take().unwrap();
+            let refused =
+                restore.resolve(all).is_err() && restore.wait(Duration::from_secs(3600)).is_err();
+            let empty = restore.present().is_empty() && !restore.status().done;
+            drop(restore);
+            refused && empty
+        }));
+        drop(held);
+        source.open.store(true, Ordering::Release);
+        restore.unwrap().wait(Duration::from_secs(60)).unwrap();
+        // SAFETY: mapped, and whole.
+        assert_eq!(unsafe { memory.page_ptr(3).read_volatile() }, 7);
+    }
 }

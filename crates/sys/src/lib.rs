@@ -28,7 +28,7 @@
 //! * [`errno`]: names of kernel errors.
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
 //! * [`planted`]: makes the reset wrong on purpose, for tests of the tests; its feature also brings
-//!   `alone` and `again`, a test in a separate process.
+//!   `alone` and `again`, a test in a separate process, and `child_passes`, a check in a forked one.
 //!
 //! Under Miri a fake replaces the maps and files, so that the logic above runs in the interpreter.
 
@@ -41,6 +41,8 @@ compile_error!(
 #[cfg(all(feature = "planted", not(miri)))]
 mod alone;
 mod cause;
+#[cfg(all(feature = "planted", not(miri)))]
+mod child;
 pub mod crash;
 pub mod errno;
 mod error;
@@ -69,6 +71,8 @@ use fake as imp;
 
 #[cfg(all(feature = "planted", not(miri)))]
 pub use alone::{again, alone};
+#[cfg(all(feature = "planted", not(miri)))]
+pub use child::child_passes;
 pub use error::{Call, MoveError, SysError};
 pub use features::{Feature, Features, UnknownFeature};
 pub use imp::fault;

@@ -7,9 +7,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_ulong;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use afresh_memory::{Feature, Features};
+use afresh_sys::Inherited;
 use afresh_sys::errno::{EACCES, EFAULT, EINTR, ENODEV, ENOENT, ENXIO, EPERM};
 use afresh_sys::kvm::{
     self, DirtyRing, KickSignal, StopFlag, dirty_ring_limit, enable_dirty_ring,
@@ -43,12 +44,12 @@ struct Host {
 }
 
 fn host() -> Result<&'static Host, KvmError> {
-    static HOST: OnceLock<Host> = OnceLock::new();
+    static HOST: Inherited<Host> = Inherited::new();
     if let Some(host) = HOST.get() {
         return Ok(host);
     }
     let host = open()?;
-    Ok(HOST.get_or_init(|| host))
+    Ok(HOST.get_or_make(|| host))
 }
 
 fn open() -> Result<Host, KvmError> {
@@ -145,7 +146,7 @@ const TRAP: u64 = 1 << 8;
 const FINISHING_RUNS: usize = 16;
 
 /// Extended state of a new vCPU, the same for all.
-static FRESH_XSAVE: OnceLock<[u32; 1024]> = OnceLock::new();
+static FRESH_XSAVE: Inherited<[u32; 1024]> = Inherited::new();
 
 /// A machine.
 #[derive(Debug)]
@@ -200,7 +201,7 @@ impl Machine {
             Some(fresh) => fresh,
             None => {
                 let xsave = kvm::call("KVM_GET_XSAVE", || vcpu.get_xsave())?;
-                FRESH_XSAVE.get_or_init(|| xsave.region)
+                FRESH_XSAVE.get_or_make(|| xsave.region)
             }
         };
         let debug = kvm::call("KVM_GET_DEBUGREGS", || vcpu.get_debug_regs())?;
@@ -322,7 +323,7 @@ impl Machine {
             Some(fresh) => fresh,
             None => {
                 let fresh = read_msrs(&Self::new(DirtyTracking::Off, processor)?.vcpu)?;
-                processor.fresh_msrs.get_or_init(|| fresh)
+                processor.fresh_msrs.get_or_make(|| fresh)
             }
         };
         if read_msrs(&self.vcpu)? != *fresh {

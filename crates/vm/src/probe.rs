@@ -10,9 +10,10 @@
 //! Promises: a guest sees exactly its template, or the template is refused. May break it: a
 //! paravirtual KVM that offers XSAVE and does not serve it as hardware does.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use afresh_memory::Strategy;
+use afresh_sys::Inherited;
 
 use crate::abi::{ABI_VERSION, CALL_READY, PORT};
 use crate::config::Config;
@@ -38,7 +39,7 @@ enum CpuBehaviour {
 }
 
 fn probe_behaviour() -> Result<&'static CpuBehaviour, KvmError> {
-    static FOUND: OnceLock<CpuBehaviour> = OnceLock::new();
+    static FOUND: Inherited<CpuBehaviour> = Inherited::new();
     if let Some(found) = FOUND.get() {
         return Ok(found);
     }
@@ -60,7 +61,7 @@ fn probe_behaviour() -> Result<&'static CpuBehaviour, KvmError> {
         }
         CpuBehaviour::Own { shown, xsave: ask(&XGETBV)?.is_some() }
     };
-    Ok(FOUND.get_or_init(|| found))
+    Ok(FOUND.get_or_make(|| found))
 }
 
 /// The processor of a guest that is built with `template`.

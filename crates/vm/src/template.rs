@@ -4,9 +4,10 @@
 //! Promises: a template defines the access rights of every guest address, and never changes. May
 //! break it: contents that do not belong to the regions of the layout.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use afresh_memory::{Image, ImageBuilder, ImageError, PageRange};
+use afresh_sys::Inherited;
 
 use crate::PAGE;
 use crate::elf::Program;
@@ -50,13 +51,13 @@ pub(crate) struct ProgramFile {
     len: usize,
     /// Empty where the pages are known from the beginning.
     bytes: Arc<[u8]>,
-    digest: OnceLock<[u8; 32]>,
-    pages: OnceLock<Image>,
+    digest: Inherited<[u8; 32]>,
+    pages: Inherited<Image>,
 }
 
 impl ProgramFile {
     pub(crate) fn new(bytes: &[u8]) -> Self {
-        let (digest, pages) = (OnceLock::new(), OnceLock::new());
+        let (digest, pages) = (Inherited::new(), Inherited::new());
         Self { len: bytes.len(), bytes: bytes.into(), digest, pages }
     }
 
@@ -71,7 +72,7 @@ impl ProgramFile {
 
     /// Its blake3 digest.
     pub(crate) fn digest(&self) -> [u8; 32] {
-        *self.digest.get_or_init(|| *blake3::hash(&self.bytes).as_bytes())
+        *self.digest.get_or_make(|| *blake3::hash(&self.bytes).as_bytes())
     }
 
     /// Its pages. They are the same image every time, so that snapshots share them.
@@ -82,7 +83,7 @@ impl ProgramFile {
         let mut builder = ImageBuilder::new(self.bytes.len().div_ceil(PAGE as usize));
         builder.segment(0, &self.bytes)?;
         let pages = builder.build()?;
-        Ok(self.pages.get_or_init(|| pages).clone())
+        Ok(self.pages.get_or_make(|| pages).clone())
     }
 }
 

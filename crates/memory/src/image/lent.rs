@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use afresh_sys::{Memfd, PageRange};
+use afresh_sys::{Memfd, PageRange, PerProcess};
 
 use super::{Backing, Extent, Image};
 use crate::ImageError;
@@ -21,9 +21,17 @@ pub trait FileOwner: fmt::Debug + Send + Sync {
 }
 
 /// The state that images of one lent part share. Its owner keeps it.
-#[derive(Debug, Default)]
+///
+/// A child of a fork makes its own views: a thread of its parent may hold the lock.
+#[derive(Debug)]
 pub struct BorrowedFile {
-    backing: Mutex<Weak<Backing>>,
+    backing: PerProcess<Mutex<Weak<Backing>>>,
+}
+
+impl Default for BorrowedFile {
+    fn default() -> Self {
+        Self { backing: PerProcess::new(Mutex::default) }
+    }
 }
 
 impl BorrowedFile {
@@ -45,7 +53,7 @@ impl BorrowedFile {
         if range.is_empty() {
             return Ok(Image::zero(0));
         }
-        let mut shared = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = self.backing.get().lock().unwrap_or_else(PoisonError::into_inner);
         let backing = match shared.upgrade() {
             Some(backing) => backing,
             None => {
@@ -56,5 +64,45 @@ impl BorrowedFile {
         };
         let extent = Extent { range: PageRange::new(0, range.len), backing, at: range.start };
         Ok(Image::from_extents(range.len, vec![extent]))
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use afresh_sys::{PAGE_SIZE, child_passes};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Owner {
+        file: Memfd,
+        lent: BorrowedFile,
+    }
+
+    impl FileOwner for Owner {
+        fn file(&self) -> &Memfd {
+            &self.file
+        }
+
+        fn part(&self) -> PageRange {
+            PageRange::new(0, 2)
+        }
+    }
+
+    #[test]
+    fn a_child_waits_for_no_lender_of_its_parent() {
+        let file = Memfd::new(c"afresh-test").unwrap();
+        file.set_len(2 * PAGE_SIZE).unwrap();
+        file.write_at(&[7; PAGE_SIZE], PAGE_SIZE).unwrap();
+        let owner = Arc::new(Owner { file, lent: BorrowedFile::default() });
+        let lender: Arc<dyn FileOwner> = owner.clone();
+        // SAFETY: nothing writes the file from here on.
+        let lend = || unsafe { owner.lent.image(&lender, PageRange::new(1, 1)) };
+        let before = lend().unwrap();
+        // As if another thread were mapping the part during the fork.
+        let held = owner.lent.backing.get().lock().unwrap();
+        assert!(child_passes(|| lend().is_ok_and(|image| image.page_is(0, &[7; PAGE_SIZE]))));
+        drop(held);
+        assert!(before.page_is(0, &[7; PAGE_SIZE]));
     }
 }

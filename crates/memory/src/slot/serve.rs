@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use afresh_sys::errno::EIO;
 use afresh_sys::{
-    Call, Feature, Features, Interest, PAGE_SIZE, PageRange, SysError, Uffd, UffdEvent, fork,
+    Call, Feature, Features, Interest, PAGE_SIZE, PageRange, PerProcess, SysError, Uffd, UffdEvent,
+    fork,
 };
 
 use super::{Slot, State};
@@ -54,6 +55,9 @@ struct Server {
     /// Set when faults can be taken no more.
     ended: AtomicBool,
 }
+
+/// The server, once it was needed. A thread of a child's parent may hold the lock.
+static STARTED: PerProcess<Mutex<Option<&'static Server>>> = PerProcess::new(Mutex::default);
 
 /// Who does what.
 #[derive(Default)]
@@ -142,11 +146,10 @@ impl Server {
     /// The server of this process, started when it is first needed. A child of a fork has no thread
     /// of its parent, and starts a new one.
     fn get() -> Result<&'static Self, SysError> {
-        static STARTED: Mutex<Option<&'static Server>> = Mutex::new(None);
-        let mut started = lock(&STARTED);
+        let mut started = lock(STARTED.get());
         match *started {
-            Some(server) if server.generation == fork::generation() => Ok(server),
-            _ => {
+            Some(server) => Ok(server),
+            None => {
                 let server: &'static Server = Box::leak(Box::new(Server {
                     uffd: Uffd::open_for_kernel()?,
                     generation: fork::generation(),
@@ -347,5 +350,18 @@ impl Slot {
         self.read_first(&image, "the kernel's faults cannot be answered here")?;
         self.state = State::Ready;
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_waits_for_no_start_of_its_parents_threads() {
+        let held = lock(STARTED.get());
+        // It gets threads of its own, or learns why not.
+        assert!(afresh_sys::child_passes(|| Server::get().is_ok() | true));
+        drop(held);
     }
 }

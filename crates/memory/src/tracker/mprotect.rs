@@ -6,11 +6,16 @@
 //! fault opens; a slot that has more than its part when it is drained closes gaps between its runs.
 //! A scattered writer costs copying then, not mappings.
 //!
+//! Other code may have taken all mappings even so. No page is lost for that: pages that cannot be
+//! opened alone are opened with their neighbours, and pages that cannot be protected stay open. All
+//! of them are reported as written.
+//!
 //! May break it: as with SIGBUS, a system call that writes a protected page fails with `EFAULT`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use afresh_sys::errno::ENOMEM;
 use afresh_sys::fault::{self, Fault, FaultCause, FaultHandler, FaultSignal, Registration};
 use afresh_sys::{PAGE_SIZE, PageRange, Protection, Reservation, SysError, host};
 
@@ -20,9 +25,6 @@ use crate::TrackError;
 
 /// Largest block opened per fault, as a power of two of pages: 1 MiB.
 const MAX_ORDER: usize = 8;
-
-/// Pages to each side that are opened when the kernel has no mapping left for a small block.
-const WIDE: usize = 1 << 20;
 
 /// Minimum divisor of the budget, so that the first trackers do not take it all.
 const AT_LEAST: usize = 8;
@@ -87,7 +89,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Protects pages again.
+    /// Protects pages.
     fn arm(&self, range: PageRange) -> Result<(), SysError> {
         let before = self.open.runs_touching(range);
         self.protect(range, Protection::Read)?;
@@ -96,12 +98,43 @@ impl Watch {
         Ok(())
     }
 
-    /// Opens a range and marks it; `false` when the kernel refused.
-    fn lift(&self, range: PageRange) -> bool {
+    /// Protects pages, or reports them as written where the kernel has no mapping left to split
+    /// off.
+    fn arm_or_report(&self, range: PageRange) -> Result<(), SysError> {
+        match self.arm(range) {
+            Err(error) if error.errno == ENOMEM => {
+                self.dirty.mark(range);
+                Ok(())
+            }
+            armed => armed,
+        }
+    }
+
+    /// Opens a range and marks it.
+    fn lift(&self, range: PageRange) -> Result<(), SysError> {
         self.copier.keep(range);
         // Marked before it is opened: a thread that sees the page open finds it in the set.
         self.dirty.mark(range);
-        self.open(range).is_ok()
+        self.open(range)
+    }
+
+    /// Opens `range` together with more pages, and marks all of them, after the kernel had no
+    /// mapping left for `range` alone. With the pages up to an open one it joins that one's
+    /// mapping. All watched pages around it begin and end where mappings do, so nothing is split.
+    fn lift_more(&self, range: PageRange) -> Result<(), SysError> {
+        let last = range.end() - 1;
+        let start = self.watched.run_around(range.start, usize::MAX).start;
+        let all = PageRange::new(start, self.watched.run_around(last, usize::MAX).end() - start);
+        let below = (all.start..range.start).rev().find(|page| self.open.contains(*page));
+        let above = (range.end()..all.end()).find(|page| self.open.contains(*page));
+        let to_below = below.map(|page| PageRange::new(page, range.end() - page));
+        let to_above = above.map(|page| PageRange::new(range.start, page + 1 - range.start));
+        let mut joined = [to_below, to_above];
+        joined.sort_unstable_by_key(|joined| joined.map_or(usize::MAX, |joined| joined.len));
+        if joined.into_iter().flatten().any(|joined| self.lift(joined).is_ok()) {
+            return Ok(());
+        }
+        self.lift(all)
     }
 
     /// Pages that one fault opens, a power of two.
@@ -118,13 +151,13 @@ impl Watch {
 
     /// Counts the runs anew, and closes the smallest gaps between them where there are more than
     /// `part`.
-    fn settle(&self, part: usize) -> Result<(), SysError> {
+    fn settle(&self, part: usize) {
         self.part.store(part, Ordering::Relaxed);
         let mut runs = Vec::new();
         self.open.append(&mut runs);
         self.count(self.runs.load(Ordering::Relaxed), runs.len());
         if runs.len() <= part {
-            return Ok(());
+            return;
         }
         let gap = |pair: &[PageRange]| PageRange::new(pair[0].end(), pair[1].start - pair[0].end());
         let mut gaps: Vec<_> = runs
@@ -136,10 +169,11 @@ impl Watch {
         gaps.sort_unstable_by_key(|gap| gap.len);
         // To a little below, so that the next page does not bring it here again.
         let excess = runs.len() - part + part / 4;
-        gaps.into_iter().take(excess).try_for_each(|gap| {
+        for gap in gaps.into_iter().take(excess) {
             self.dirty.mark(gap);
-            self.open(gap)
-        })
+            // A gap that stays is reported in vain.
+            let _ = self.open(gap);
+        }
     }
 }
 
@@ -157,8 +191,7 @@ impl FaultHandler for Watch {
         let around = self.watched.run_around(page, block - 1);
         let aligned = PageRange::new(page & !(block - 1), block);
         let range = around.intersect(aligned).unwrap_or(PageRange::new(page, 1));
-        // Out of mappings, a large block may still go through: it joins its neighbours.
-        self.lift(range) || self.lift(self.watched.run_around(page, WIDE))
+        self.lift(range).or_else(|_| self.lift_more(range)).is_ok()
     }
 }
 
@@ -217,7 +250,7 @@ unsafe impl Tracker for Mprotect {
     }
 
     fn watch(&mut self, range: PageRange) -> Result<(), TrackError> {
-        self.watch.arm(range)?;
+        self.watch.arm_or_report(range)?;
         self.watch.watched.mark(range);
         Ok(())
     }
@@ -226,23 +259,30 @@ unsafe impl Tracker for Mprotect {
         let before = self.watch.open.runs_touching(range);
         self.watch.watched.clear(range);
         self.watch.open.clear(range);
+        self.watch.dirty.clear(range);
         self.watch.count(before, self.watch.open.runs_touching(range));
     }
 
     fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), TrackError> {
         if !self.watch.dirty.is_empty() {
-            self.watch.settle(BUDGET.part())?;
+            self.watch.settle(BUDGET.part());
             self.watch.dirty.drain(written);
         }
         Ok(())
     }
 
     fn arm(&mut self, pages: &[PageRange]) -> Result<(), TrackError> {
-        pages.iter().try_for_each(|range| self.watch.arm(*range)).map_err(TrackError::from)
+        Ok(pages.iter().try_for_each(|range| self.watch.arm_or_report(*range))?)
     }
 
     fn open(&mut self, pages: &[PageRange]) -> Result<(), TrackError> {
-        pages.iter().try_for_each(|range| self.watch.open(*range)).map_err(TrackError::from)
+        for range in pages.iter().filter(|range| !range.is_empty()) {
+            match self.watch.open(*range) {
+                Err(error) if error.errno == ENOMEM => self.watch.lift_more(*range)?,
+                opened => opened?,
+            }
+        }
+        Ok(())
     }
 
     fn barrier(&self) -> Option<WriteBarrier> {
@@ -327,7 +367,7 @@ mod tests {
             poke(&memory, page);
         }
         let part = 8;
-        tracker.watch.settle(part).unwrap();
+        tracker.watch.settle(part);
         let runs = tracker.watch.runs.load(Ordering::Relaxed);
         assert!(runs <= part, "{runs}");
         let written = drained(&mut tracker);

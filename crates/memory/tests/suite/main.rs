@@ -6,6 +6,7 @@ mod density;
 mod fork;
 mod lazy;
 mod lent;
+mod mappings;
 mod merging;
 mod oracle;
 mod poor;

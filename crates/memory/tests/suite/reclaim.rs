@@ -289,10 +289,24 @@ proptest! {
     }
 }
 
+/// Two states share pages of one file, and the older is dropped.
+#[test]
+fn a_dropped_state_gives_back_no_page_that_the_next_one_shares() {
+    let write = |page, len, byte| Step::Write { page, len, byte };
+    run(&[
+        write(0, 300, 3),
+        Step::Checkpoint,
+        write(0, 1, 4),
+        Step::Checkpoint,
+        Step::Drop { state: 1 },
+        Step::Move { state: 1, anew: true },
+    ]);
+}
+
 #[test]
 fn planted_bugs_of_reclaiming_are_caught() {
     planted::must_be_caught(
         &[Bug::Reclaim],
-        &["reclaim::states_that_are_dropped_in_any_order_change_no_other"],
+        &["reclaim::a_dropped_state_gives_back_no_page_that_the_next_one_shares"],
     );
 }

@@ -22,6 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use afresh_budget::Budget;
+use afresh_sys::fork;
 use afresh_sys::socket::SocketAccess;
 
 use super::keeper::Keeper;
@@ -213,6 +214,8 @@ struct ConnectedVm {
 type Report = dyn Fn(&HostEvent<'_>) + Send + Sync;
 
 struct HostState {
+    /// The process whose threads serve. A child has none of them.
+    generation: u32,
     doors: Mutex<BTreeMap<String, Arc<Door>>>,
     /// Names of doors that are being opened. Locked after `doors`.
     reserved: Mutex<BTreeSet<String>>,
@@ -267,6 +270,7 @@ impl VmmHost {
         report: impl Fn(&HostEvent<'_>) + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(HostState {
+            generation: fork::generation(),
             doors: Mutex::default(),
             reserved: Mutex::default(),
             vms: Mutex::default(),
@@ -450,7 +454,11 @@ impl VmmHost {
     }
 
     /// Closes all doors and ends the service of every VMM, and returns once all threads have ended.
+    /// A child of a fork has neither: there it does nothing.
     pub fn stop(&self) {
+        if self.0.generation != fork::generation() {
+            return;
+        }
         self.0.stop.store(true, Ordering::Release);
         lock(&self.0.doors).clear();
         let mut threads = lock(&self.0.threads);

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use afresh_sys::socket::{self, SocketAccess};
-use afresh_sys::{SysError, poll};
+use afresh_sys::{SysError, fork, poll};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
@@ -61,6 +61,8 @@ pub struct Listener {
     made: Option<(u64, u64)>,
     /// A directory that was made for it.
     directory: Option<PathBuf>,
+    /// The process that made it. A child of a fork leaves its parent's socket alone.
+    generation: u32,
 }
 
 impl Listener {
@@ -81,7 +83,9 @@ impl Listener {
         remove_dead(path)?;
         let socket = socket::listen(path, BACKLOG, access)
             .map_err(|source| ListenError::Sys { path: path.to_owned(), source })?;
-        let mut listener = Self { socket, path: path.to_owned(), made: None, directory: None };
+        let generation = fork::generation();
+        let mut listener =
+            Self { socket, path: path.to_owned(), made: None, directory: None, generation };
         let meta = fs::symlink_metadata(path).map_err(io)?;
         listener.made = Some((meta.dev(), meta.ino()));
         Ok(listener)
@@ -124,7 +128,8 @@ impl Listener {
     /// An error of `getsockname`.
     pub fn of_socket(socket: UnixListener) -> io::Result<Self> {
         let path = socket.local_addr()?.as_pathname().unwrap_or(Path::new("")).to_owned();
-        Ok(Self { socket, path, made: None, directory: None })
+        let generation = fork::generation();
+        Ok(Self { socket, path, made: None, directory: None, generation })
     }
 
     /// Where it listens; empty for a socket without a path.
@@ -160,6 +165,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        if self.generation != fork::generation() {
+            return;
+        }
         let there = fs::symlink_metadata(&self.path).map(|meta| (meta.dev(), meta.ino()));
         if there.ok() == self.made && self.made.is_some() {
             // It can only be left behind, which the next listener finds and removes.

@@ -6,10 +6,9 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::OnceLock;
 
 use super::page_size::check_page_size;
-use crate::{Call, PageRange, SysError, inject};
+use crate::{Call, Inherited, PageRange, SysError, inject};
 
 /// Pieces that the kernel takes in one call (`IOV_MAX`).
 const MOST_VECTORS: usize = 1024;
@@ -36,13 +35,13 @@ fn advance(vectors: &mut [libc::iovec], mut first: usize, mut written: usize) ->
 pub struct Memfd {
     fd: OwnedFd,
     /// The same file, opened for reading.
-    reader: OnceLock<OwnedFd>,
+    reader: Inherited<OwnedFd>,
 }
 
 impl Memfd {
     /// Takes over a descriptor of an anonymous file.
     pub(super) fn from_owned(fd: OwnedFd) -> Self {
-        Self { fd, reader: OnceLock::new() }
+        Self { fd, reader: Inherited::new() }
     }
 
     /// Creates an empty file; `name` shows in `/proc/self/maps`.
@@ -212,7 +211,7 @@ impl Memfd {
         // SAFETY: the kernel just returned this descriptor, and this is its only owner.
         let opened = unsafe { OwnedFd::from_raw_fd(fd) };
         // Another thread may have been faster; then this one is closed.
-        Ok(self.reader.get_or_init(|| opened).as_fd())
+        Ok(self.reader.get_or_make(|| opened).as_fd())
     }
 
     fn stat(&self) -> Option<libc::stat> {
