@@ -11,7 +11,9 @@ use crate::seal::access::Access;
 use crate::snapshots::open::open_snapshot;
 use crate::turn::{Journal, new_journal_id};
 use crate::writing::save::write_memory;
-use crate::{Encoding, OpenError, SaveError, SaveOptions, Sha256, Snapshot, Store};
+use crate::{
+    Encoding, OpenError, SaveError, SaveRequest, Sha256, Snapshot, SnapshotOptions, Store,
+};
 
 /// How turns are folded.
 #[derive(Clone, Debug)]
@@ -46,20 +48,20 @@ pub(crate) fn fold_into(
     let base = snapshot.base();
     let as_delta = base.layers().len() < options.layers && snapshot.pages() >= base.pages();
     #[cfg_attr(not(feature = "seal"), allow(unused_mut, reason = "nothing seals it"))]
-    let mut save = SaveOptions {
-        state: snapshot.state().to_vec(),
+    let mut save = SnapshotOptions {
         encoding: options.encoding,
         changed: as_delta.then(|| snapshot.turned_pages()),
         parent: as_delta.then_some(base),
         working_set: snapshot.working_set(),
-        ..SaveOptions::new(snapshot.guest().clone())
+        ..SnapshotOptions::default()
     };
     #[cfg(feature = "seal")]
     {
         save.seal = snapshot.key().cloned();
         save.sign = options.sign.clone();
     }
-    write_memory(shelf, snapshot, &save)
+    let (guest, state) = (snapshot.guest().clone(), snapshot.state().to_vec());
+    write_memory(shelf, snapshot, &SaveRequest { guest, state, options: save })
 }
 
 impl Store {
