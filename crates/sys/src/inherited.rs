@@ -8,11 +8,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A value that is made on first use, and stays; no caller waits.
-pub struct Inherited<T: 'static> {
+pub struct InheritedCell<T: 'static> {
     value: AtomicPtr<T>,
 }
 
-impl<T: Send + Sync> Inherited<T> {
+impl<T: Send + Sync> InheritedCell<T> {
     /// An empty cell.
     #[must_use]
     pub const fn new() -> Self {
@@ -55,21 +55,21 @@ impl<T: Send + Sync> Inherited<T> {
     }
 }
 
-impl<T: Send + Sync> Default for Inherited<T> {
+impl<T: Send + Sync> Default for InheritedCell<T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T> fmt::Debug for Inherited<T> {
+impl<T> fmt::Debug for InheritedCell<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inherited").finish_non_exhaustive()
+        f.debug_struct("InheritedCell").finish_non_exhaustive()
     }
 }
 
 // SAFETY: the cell returns shared references to a `T` that one thread made; `T` must be both
 // wherever a value can be reached.
-unsafe impl<T: Send + Sync> Sync for Inherited<T> {}
+unsafe impl<T: Send + Sync> Sync for InheritedCell<T> {}
 
 #[cfg(test)]
 mod tests {
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn all_who_come_first_see_one_value() {
-        static CELL: Inherited<usize> = Inherited::new();
+        static CELL: InheritedCell<usize> = InheritedCell::new();
         let seen: Vec<usize> = std::thread::scope(|scope| {
             let threads: Vec<_> =
                 (0..8).map(|at| scope.spawn(move || *CELL.get_or_make(|| at))).collect();

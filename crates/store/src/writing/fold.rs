@@ -5,7 +5,7 @@
 
 use crate::format::manifest::print;
 use crate::layers::blob_sink::BlobSink;
-use crate::local::naming::Expected;
+use crate::local::naming::ExpectedName;
 use crate::local::staging::Staging;
 use crate::seal::access::Access;
 use crate::snapshots::open::open_snapshot;
@@ -74,7 +74,7 @@ impl Store {
     pub fn begin_turns(&self, name: &str, snapshot: &Snapshot) -> Result<Journal, SaveError> {
         let mut staging = self.stage()?;
         let plain = self.fold_here(&mut staging, snapshot, &FoldOptions::default())?;
-        self.follow(&mut staging, name, &plain, Expected::Any)
+        self.follow(&mut staging, name, &plain, ExpectedName::Any)
     }
 
     /// Folds the turns of the session that `name` means and `journal` belongs to, and returns the
@@ -103,7 +103,7 @@ impl Store {
             return Err(self.moved(name));
         }
         let plain = self.fold_here(&mut staging, &session, options)?;
-        self.follow(&mut staging, name, &plain, Expected::Folded(id, journal.size()))
+        self.follow(&mut staging, name, &plain, ExpectedName::Folded(id, journal.size()))
     }
 
     /// Names `snapshot`, which has no turns, with turns to follow.
@@ -112,7 +112,7 @@ impl Store {
         staging: &mut Staging,
         name: &str,
         snapshot: &Snapshot,
-        expected: Expected,
+        expected: ExpectedName,
     ) -> Result<Journal, SaveError> {
         self.keep(staging, snapshot)?;
         let id = new_journal_id()?;

@@ -10,7 +10,7 @@ use crate::format::manifest::{
 };
 use crate::layers::blob_sink::BlobSink;
 use crate::seal::SealKey;
-use crate::writing::layer_writer::{Plan, Written, write_base, write_layer};
+use crate::writing::layer_writer::{Plan, WrittenLayer, write_base, write_layer};
 use crate::{FoldOptions, GuestBuild, Pages, SaveError, SealError, Sha256, Snapshot, Store};
 
 /// How a snapshot is written.
@@ -264,7 +264,7 @@ fn write_config(
     Ok(Manifest::new(Descriptor::new(&media_type, digest, size), layers))
 }
 
-pub(crate) fn descriptor(layer: &Written) -> Descriptor {
+pub(crate) fn descriptor(layer: &WrittenLayer) -> Descriptor {
     let media_type = layer_type(layer.index.role, layer.index.encoding);
     Descriptor::new(&sealed_type(media_type, layer.sealed), layer.digest, layer.size)
 }

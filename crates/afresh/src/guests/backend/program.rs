@@ -18,7 +18,7 @@ use afresh_pool::{PoolStats, ResetCost};
 use afresh_snapshot::Branch;
 use afresh_store::{Sha256, Snapshot, Store};
 
-use super::pooled::{Leased, Reset, ResetPool};
+use super::reset_pool::{GuestLease, Reset, ResetPool};
 use super::session_line::{self, SessionGuest, SessionLine, unmoved};
 use super::{
     Backend, FileOwner, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, OpenFile, StopCall,
@@ -42,7 +42,7 @@ pub(super) const THAW: Option<Thaw> = Some(thaw);
 /// Instances that all start from one state.
 pub(crate) type Programs = ResetPool<Instance, Warm>;
 /// An instance on lease.
-pub(crate) type ProgramLease<'a> = Leased<'a, Instance>;
+pub(crate) type ProgramLease<'a> = GuestLease<'a, Instance>;
 /// Options of Linux programs alone.
 pub(crate) type ProgramOptions = Option<Arc<dyn Fn(Program) -> Program + Send + Sync>>;
 
@@ -244,7 +244,7 @@ impl WarmGuest for Programs {
 }
 
 /// A program that ends itself with success, because its input has ended, has answered.
-impl LiveInstance for Leased<'_, Instance> {
+impl LiveInstance for GuestLease<'_, Instance> {
     fn answer_bytes(
         &mut self,
         _: &Guest,
@@ -319,7 +319,7 @@ fn answer(function: &str, called: Result<Vec<u8>, LinuxError>) -> Result<Vec<u8>
 
 impl SessionGuest for Instance {
     fn lend(&mut self) -> Lent<'_> {
-        Lent::Program(Leased::Own(self))
+        Lent::Program(GuestLease::Own(self))
     }
 
     fn freeze_state(
