@@ -15,6 +15,7 @@ mod keys;
 #[cfg(not(feature = "seal"))]
 #[path = "guests/keys_absent.rs"]
 mod keys;
+mod known_meanings;
 mod lease;
 mod options;
 #[cfg(feature = "remote")]

@@ -67,6 +67,7 @@ pub use format::pages::{MemoryPages, Pages};
 pub use layers::layer::Layer;
 pub use local::collect::CollectionReport;
 pub use local::list::{Extent, ListEntry};
+pub use local::replaced_name::{NameCondition, ReplacedName};
 pub use local::store::Store;
 pub use seal::access::Access;
 pub use snapshots::diff::{Difference, diff};

@@ -1,62 +1,16 @@
 //! Saves in object stores and registries.
 //!
-//! Promises: a session replaces the snapshot that it came from and its own saves, and no other
-//! writer's.
+//! Promises: a turn replaces the snapshot that its session came from and the session's own saves, and
+//! no other writer's.
 
-use afresh_store::remote::{Remote, RemoteError, ReplacedName};
-use afresh_store::{Encoding, Journal, Sha256, Snapshot, Store};
+use afresh_store::remote::{Remote, RemoteError};
+use afresh_store::{Encoding, Journal, ReplacedName, Sha256, Snapshot, Store};
 
 use super::backend::FrozenGuest;
 use super::save::target;
 use super::scratch::Scratch;
 use super::{SaveError, SaveOptions, Session};
-use crate::{Cause, Options, Place, Reference, ReferenceError};
-
-/// Names in remotes, and the snapshots that a session has given them.
-#[derive(Default)]
-pub(crate) struct KnownMeanings(Vec<(Reference, KnownMeaning)>);
-
-enum KnownMeaning {
-    Snapshot(Sha256),
-    Session(Box<Journal>),
-}
-
-impl KnownMeanings {
-    /// Notes that the session was saved whole.
-    pub(crate) fn saved(&mut self, to: &Reference, id: Sha256) -> Result<(), ReferenceError> {
-        if matches!(to.place(), Place::Remote(_)) {
-            let to = to.named()?;
-            self.set(to, KnownMeaning::Snapshot(id));
-        }
-        Ok(())
-    }
-
-    /// Notes that the session was saved turn by turn.
-    pub(crate) fn note_session(&mut self, to: Reference, journal: Journal) {
-        if matches!(to.place(), Place::Remote(_)) {
-            self.set(to, KnownMeaning::Session(Box::new(journal)));
-        }
-    }
-
-    fn set(&mut self, to: Reference, meaning: KnownMeaning) {
-        self.0.retain(|(name, _)| *name != to);
-        self.0.push((to, meaning));
-    }
-
-    /// Whether the session gave a meaning to a name.
-    pub(crate) fn has(&self, to: &Reference) -> bool {
-        self.replaced(to).is_some()
-    }
-
-    /// The meaning that the session gave to a name.
-    fn replaced(&self, to: &Reference) -> Option<ReplacedName<'_>> {
-        let (_, meaning) = self.0.iter().find(|(name, _)| name == to)?;
-        Some(match meaning {
-            KnownMeaning::Snapshot(id) => ReplacedName::Manifest(*id),
-            KnownMeaning::Session(journal) => ReplacedName::Journal(journal),
-        })
-    }
-}
+use crate::{Cause, Options, Place, Reference};
 
 /// Whether a session can be saved turn by turn in a remote.
 pub(super) fn keeps_turns_remotely(place: &Place) -> Result<bool, SaveError> {
@@ -99,15 +53,6 @@ impl dyn FrozenGuest + '_ {
 }
 
 impl Session {
-    /// The meaning of a name that a save of the session replaces.
-    fn replaced(&self, to: &Reference) -> ReplacedName<'_> {
-        let origin = self.guest.origin();
-        let origin = origin
-            .filter(|it| it.reference.place() == to.place() && it.reference.name() == to.name());
-        let known = self.known.replaced(to);
-        known.or(origin.map(|it| ReplacedName::Snapshot(&it.snapshot))).unwrap_or(ReplacedName::Any)
-    }
-
     /// Saves it whole, with turns to follow, in place of the session of `long` if that is one.
     pub(super) fn begin_remote_turns(
         &self,

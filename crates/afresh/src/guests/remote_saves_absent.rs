@@ -4,26 +4,7 @@ use afresh_store::{Encoding, Journal, Sha256, Snapshot, Store};
 
 use super::backend::FrozenGuest;
 use super::{SaveError, SaveOptions, Session};
-use crate::{Cause, Place, Reference, ReferenceError};
-
-/// The meanings that a session gave to names: none.
-#[derive(Default)]
-pub(crate) struct KnownMeanings(());
-
-impl KnownMeanings {
-    /// Notes that the session was saved whole.
-    pub(crate) fn saved(&mut self, _: &Reference, _: Sha256) -> Result<(), ReferenceError> {
-        Ok(())
-    }
-
-    /// Notes that the session was saved turn by turn.
-    pub(crate) fn note_session(&mut self, _: Reference, _: Journal) {}
-
-    /// Whether the session gave a meaning to a name.
-    pub(crate) fn has(&self, _: &Reference) -> bool {
-        false
-    }
-}
+use crate::{Cause, Place, Reference};
 
 /// Whether a session can be saved turn by turn in a remote.
 pub(super) fn keeps_turns_remotely(_: &Place) -> Result<bool, SaveError> {

@@ -4,7 +4,7 @@
 use afresh_memory::{Features, PageRange};
 use afresh_pager::{Recorder, SnapshotOptions};
 use afresh_store::{
-    Access, Encoding, FoldOptions, Journal, Sha256, Snapshot, Store, Turn, archive,
+    Access, Encoding, FoldOptions, Journal, ReplacedName, Sha256, Snapshot, Store, Turn, archive,
 };
 
 use super::backend::{FrozenGuest, LiveInstance, WarmGuest, dispatch};
@@ -172,37 +172,39 @@ impl dyn FrozenGuest + '_ {
         Ok((with, unrecorded))
     }
 
-    /// Saves it as `to`.
+    /// Saves it as `to`; in a directory, in place of `replaced`.
     pub(crate) fn write(
         &self,
         to: &Reference,
         parent: Option<Parent>,
         options: &SaveOptions,
         opened: &Options,
+        replaced: ReplacedName<'_>,
     ) -> Result<SavedSnapshot, SaveError> {
         let name = target(to)?;
         let (with, unrecorded) = self.with(parent, options, opened)?;
         let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
         let own = options.own_access(opened);
-        let save = |store: &Store, name: &str| {
-            let id = self.store(store, name, &with)?;
+        let save = |store: &Store, name: &str, with: &SnapshotOptions| {
+            let id = self.store(store, name, with)?;
             store.load_with(&id.to_string(), &own).map_err(Cause::from)
         };
         let (id, snapshot) = match to.place() {
             Place::Directory(_) => {
-                let snapshot = save(&to.place().create()?, name).map_err(failed)?;
+                let with = SnapshotOptions { condition: replaced.into(), ..with };
+                let snapshot = save(&to.place().create()?, name, &with).map_err(failed)?;
                 (snapshot.id(), snapshot)
             }
             Place::Remote(_) => {
                 let scratch = Scratch::new()?;
                 let store = Store::create(scratch.path()).map_err(|e| failed(e.into()))?;
-                let snapshot = save(&store, name).map_err(failed)?;
+                let snapshot = save(&store, name, &with).map_err(failed)?;
                 (push(to, &store, &snapshot, name, with.encoding)?, snapshot)
             }
             Place::File(path) => {
                 let scratch = Scratch::new()?;
                 let store = Store::create(scratch.path()).map_err(|e| failed(e.into()))?;
-                let snapshot = save(&store, LATEST).map_err(failed)?;
+                let snapshot = save(&store, LATEST, &with).map_err(failed)?;
                 archive::export(&snapshot, path, Some(LATEST)).map_err(|e| failed(e.into()))?;
                 (snapshot.id(), snapshot)
             }
@@ -229,7 +231,8 @@ impl Guest {
     }
 
     /// Saves the warm state as a snapshot: another process or machine opens it and continues from
-    /// there, without the guest's own file. A directory is made if it is missing.
+    /// there, without the guest's own file. A directory is made if it is missing. Any meaning of
+    /// the name is replaced.
     ///
     /// # Errors
     /// [`SaveError`]; the name is unchanged then.
@@ -240,7 +243,7 @@ impl Guest {
             }
             warm.freeze_warm().map_err(SaveError::Freeze)?
         });
-        frozen.write(to, None, options, &self.inner().options)
+        frozen.write(to, None, options, &self.inner().options, ReplacedName::Any)
     }
 }
 

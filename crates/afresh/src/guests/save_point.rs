@@ -6,6 +6,7 @@
 //! Guests of Linux programs, virtual machines and components stop while their changes are copied.
 
 use afresh_memory::FreezePreparation;
+use afresh_store::ReplacedName;
 
 use super::backend::FrozenGuest;
 use super::save::Parent;
@@ -73,8 +74,8 @@ impl SavePoint {
 
     /// Saves it as a snapshot, as [`Lease::save`] does with the present state.
     ///
-    /// A session that saves turns under the same name in a remote does not learn of it, and refuses
-    /// its next turn.
+    /// A session that saves turns under the same name does not learn of it, and refuses its next
+    /// turn.
     ///
     /// # Errors
     /// As [`Guest::save`].
@@ -90,7 +91,8 @@ impl SavePoint {
             let changed = changed.map_err(|error| SaveError::Freeze(error.into()))?;
             Ok::<_, SaveError>(Parent::new(origin.snapshot.clone(), changed))
         });
-        self.frozen.write(to, parent.transpose()?, options, &self.guest.inner().options)
+        let opened = &self.guest.inner().options;
+        self.frozen.write(to, parent.transpose()?, options, opened, ReplacedName::Any)
     }
 }
 

@@ -17,7 +17,7 @@ use afresh_snapshot::{Difference, SnapshotId, SnapshotInfo};
 
 use super::backend::{SessionLine, WarmGuest, dispatch};
 use super::call::Entry;
-use super::remote_saves::KnownMeanings;
+use super::known_meanings::KnownMeanings;
 use super::session_files::SessionFiles;
 use super::session_turns::Saving;
 use super::{
@@ -211,11 +211,9 @@ impl Session {
         // Stays when `run` unwinds.
         self.state = State::Calling;
         let result = run(&mut lease);
-        let failure = match &result {
-            Ok(_) => None,
-            // The caller may know more about the reason than the guest.
-            Err(error) => cut_short(error).or_else(|| lease.failed().map(str::to_owned)),
-        };
+        // The caller may know more about the reason than the guest.
+        let reason = result.as_ref().err().and_then(|error| cut_short(error));
+        let failure = reason.or_else(|| lease.failed().map(str::to_owned));
         drop(lease);
         self.state = failure.map_or(State::Ready, State::Failed);
         result
@@ -413,6 +411,9 @@ impl Session {
     /// Saves the present state as a snapshot, which [`open`](crate::open) takes out again. In the
     /// directory of the snapshot that the guest came out of, only changes are stored.
     ///
+    /// It replaces any meaning of the name, also turns of another session.
+    /// [`Session::save_turn`] replaces no save of another writer.
+    ///
     /// # Errors
     /// As [`Lease::save`], and [`SaveError::Freeze`] for a session that failed.
     pub fn save(
@@ -425,7 +426,7 @@ impl Session {
         let mut lease = self.lend().map_err(|error| freeze(error.into()))?;
         let saved = lease.save(to, options)?;
         drop(lease);
-        self.known.saved(to, saved.id)?;
+        self.note_save(to, saved.id)?;
         Ok(saved)
     }
 }

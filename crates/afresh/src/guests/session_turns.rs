@@ -6,12 +6,14 @@
 //! follows the changes of the turn; now and then the turns are folded into a layer of pages, so
 //! that opening stays cheap however long a session lives.
 //!
-//! May break it: two sessions that are saved under one name. The second notices, and is refused.
+//! A turn replaces no save of another writer: of two sessions that are saved under one name, the
+//! later one is refused. May break it: [`Session::save`] and other saves of a whole guest, which
+//! replace any meaning of a name.
 
 use afresh_memory::Image;
 use afresh_pager::turn_since;
 use afresh_snapshot::SnapshotId;
-use afresh_store::{Access, Journal, Sha256, Snapshot, Store};
+use afresh_store::{Access, Journal, ReplacedName, Sha256, Snapshot, Store};
 
 use super::backend::FrozenGuest;
 use super::remote_saves::keeps_turns_remotely;
@@ -119,6 +121,7 @@ fn go_on_here(
     to: &Reference,
     options: &SaveOptions,
     same: impl Fn(Sha256) -> bool,
+    replaced: ReplacedName<'_>,
 ) -> Result<Option<JournalPlace>, Cause> {
     let store = to.place().store()?;
     let resumed = match store.resolve(to.name()).is_ok_and(same) && !options.seals() {
@@ -129,7 +132,7 @@ fn go_on_here(
         Some(journal) => journal,
         // The existing snapshot has another form than requested.
         None if options.shapes() => return Ok(None),
-        None => store.begin_turns(to.name(), snapshot)?,
+        None => store.begin_turns(to.name(), snapshot, replaced)?,
     };
     Ok(Some((Some(store), journal)))
 }
@@ -141,11 +144,15 @@ impl dyn FrozenGuest + '_ {
         to: &Reference,
         options: &SaveOptions,
         opened: &Options,
+        replaced: ReplacedName<'_>,
     ) -> Result<JournalPlace, SaveError> {
-        let saved = self.write(to, None, options, opened)?;
+        let saved = self.write(to, None, options, opened, replaced)?;
         let store = to.place().create()?;
-        let journal = store.begin_turns(to.name(), &saved.snapshot).map_err(|source| {
-            SaveError::Write { reference: to.to_string(), source: source.into() }
+        let replaced = ReplacedName::Snapshot(&saved.snapshot);
+        let journal = store.begin_turns(to.name(), &saved.snapshot, replaced);
+        let journal = journal.map_err(|source| SaveError::Write {
+            reference: to.to_string(),
+            source: source.into(),
         })?;
         Ok((Some(store), journal))
     }
@@ -235,7 +242,7 @@ impl Session {
             }
             None => {}
         }
-        if self.known.has(to) {
+        if self.known.has(to) && matches!(to.place(), Place::Remote(_)) {
             // The guest came out of an earlier meaning.
             return Ok(None);
         }
@@ -255,7 +262,7 @@ impl Session {
             return Ok((None, self.begin_remote_turns(frozen, to, options, long)?));
         }
         debug_assert!(long.is_none());
-        frozen.begin(to, options, &self.guest.inner().options)
+        frozen.begin(to, options, &self.guest.inner().options, self.replaced(to))
     }
 
     /// Saves it whole where no turns can follow.
@@ -267,10 +274,20 @@ impl Session {
     ) -> Result<Sha256, SaveError> {
         if matches!(to.place(), Place::Remote(_)) {
             let id = self.save_over_remote(frozen, to, options)?;
-            self.known.saved(to, id)?;
+            self.known.note_save(to, id)?;
             return Ok(id);
         }
-        Ok(frozen.write(to, None, options, &self.guest.inner().options)?.id)
+        let options_of_guest = &self.guest.inner().options;
+        Ok(frozen.write(to, None, options, options_of_guest, ReplacedName::Any)?.id)
+    }
+
+    /// Notes that the session was saved whole.
+    pub(super) fn note_save(&mut self, to: &Reference, id: Sha256) -> Result<(), SaveError> {
+        let named = to.named()?;
+        // Its journal has ended. The next turn follows on the new meaning.
+        self.saving.take_if(|saving| saving.to == named);
+        self.known.note_save(to, id)?;
+        Ok(())
     }
 
     /// Continues from the snapshot that the session's guest came from, if that is in the same
@@ -281,13 +298,16 @@ impl Session {
             return Ok(None);
         };
         let snapshot = &origin.snapshot;
-        let same = |id: Sha256| origin.reference.name() == to.name() && id == snapshot.id();
+        // Turns of the session follow on those that it was opened with, if it has saved there.
+        let same = |id: Sha256| {
+            origin.reference.name() == to.name() && id == snapshot.id() && !self.known.has(to)
+        };
         let begun = match to.place() {
             Place::Remote(_) => {
                 let journal = self.continue_remote_turns(snapshot, to, options, same)?;
                 journal.map(|journal| (None, journal))
             }
-            _ => go_on_here(snapshot, to, options, same)?,
+            _ => go_on_here(snapshot, to, options, same, self.replaced(to))?,
         };
         let Some((store, journal)) = begun else { return Ok(None) };
         let (image, state) = (origin.memory.pages().clone(), snapshot.state().to_vec());

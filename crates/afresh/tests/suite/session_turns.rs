@@ -278,6 +278,44 @@ fn write_once(session: &mut Session, number: usize) {
     val(session, "fill", &ints([4096 + number * 40, number % 250 + 1, 30])).unwrap();
 }
 
+#[test]
+fn a_session_in_a_directory_is_saved_by_one_writer_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = SaveOptions::new();
+    let whole = SaveOptions::new().encoding(afresh::Encoding::Zstd);
+    for (name, turns) in [("plain", 0), ("turns", 3)] {
+        let to = reference(dir.path(), name);
+        let mut first = guest().session().unwrap();
+        first.save(&to, &options).unwrap();
+        for number in 0..turns {
+            write_once(&mut first, number);
+            first.save_turn(&to, &options).unwrap();
+        }
+        let (mut next, mut late) = (open(&to).session().unwrap(), open(&to).session().unwrap());
+        // One writer may use several names, and save whole between its turns.
+        let other = reference(dir.path(), "other");
+        for number in 3..6 {
+            write_once(&mut next, number);
+            next.save_turn(&to, &options).unwrap();
+            next.save_turn(&other, &options).unwrap();
+            write_once(&mut next, number + 10);
+            next.save_turn(&to, &options).unwrap();
+            next.save(&to, &options).unwrap();
+        }
+        write_once(&mut next, 6);
+        next.save_turn(&to, &options).unwrap();
+        // Sessions of an earlier state are refused, however they save turns.
+        for options in [&options, &whole, &options] {
+            write_once(&mut late, 200);
+            late.save_turn(&to, options).unwrap_err();
+        }
+        assert!(look(&mut open(&to).session().unwrap()) == look(&mut next));
+        write_once(&mut next, 7);
+        next.save_turn(&to, &options).unwrap();
+        assert!(look(&mut open(&to).session().unwrap()) == look(&mut next));
+    }
+}
+
 #[cfg(feature = "remote")]
 #[test]
 fn a_session_in_a_remote_is_saved_by_one_writer_at_a_time() {

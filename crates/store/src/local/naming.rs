@@ -26,9 +26,10 @@ use crate::turn::JournalFile;
 use crate::{OpenError, SaveError, Sha256, Snapshot, Store};
 
 /// The meaning that a name must have when it gets another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ExpectedName {
     /// Any, or none.
+    #[default]
     Any,
     /// This manifest, or none.
     Manifest(Option<Sha256>),

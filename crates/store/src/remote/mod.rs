@@ -31,7 +31,6 @@ mod open;
 mod pull;
 mod push;
 mod registry;
-mod replaced_name;
 mod retry;
 mod retry_budget;
 mod retry_ledger;
@@ -51,11 +50,11 @@ use objects::Objects;
 use retry::Retrier;
 use retry_budget::RetryBudget;
 
+pub use crate::ReplacedName;
 pub use cache::trim_cache;
 pub use collect::{GRACE_PERIOD, GcRoot};
 pub use error::{Cause, RemoteError};
 pub use push::Progress;
-pub use replaced_name::ReplacedName;
 pub use retry::RetryPolicy;
 pub use retry_budget::RetryCounts;
 

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use super::backend::Source;
-use super::replaced_name::ReplacedName;
 use super::{Remote, RemoteError};
 use crate::blobs::source::Blobs;
 use crate::format::blob::BlobRead;
@@ -12,7 +11,7 @@ use crate::format::index::Encoding;
 use crate::format::manifest::{Manifest, print};
 use crate::writing::save::descriptor;
 use crate::writing::transcode::transcode;
-use crate::{FoldOptions, OpenError, SaveError, Sha256, Snapshot, Store};
+use crate::{FoldOptions, OpenError, ReplacedName, SaveError, Sha256, Snapshot, Store};
 
 /// Blobs up to this size are sent by one request.
 const WHOLE: u64 = 8 << 20;

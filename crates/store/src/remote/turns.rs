@@ -9,12 +9,11 @@
 use std::sync::Arc;
 
 use super::push::Progress;
-use super::replaced_name::ReplacedName;
 use super::{Remote, RemoteError};
 use crate::format::index::Encoding;
 use crate::format::manifest::{Manifest, print};
 use crate::turn::{Journal, TurnObjects, new_journal_id};
-use crate::{SaveError, Sha256, Snapshot, Store};
+use crate::{ReplacedName, SaveError, Sha256, Snapshot, Store};
 
 impl From<RemoteError> for SaveError {
     fn from(error: RemoteError) -> Self {

@@ -12,7 +12,8 @@ use crate::snapshots::open::open_snapshot;
 use crate::turn::{Journal, new_journal_id};
 use crate::writing::save::write_memory;
 use crate::{
-    Encoding, OpenError, SaveError, SaveRequest, Sha256, Snapshot, SnapshotOptions, Store,
+    Encoding, OpenError, ReplacedName, SaveError, SaveRequest, Sha256, Snapshot, SnapshotOptions,
+    Store,
 };
 
 /// How turns are folded.
@@ -70,11 +71,17 @@ impl Store {
     /// files.
     ///
     /// # Errors
-    /// [`SaveError`] by cause; the name means then what it meant before.
-    pub fn begin_turns(&self, name: &str, snapshot: &Snapshot) -> Result<Journal, SaveError> {
+    /// [`SaveError`] by cause, [`SaveError::Moved`] where the name has another meaning than
+    /// `replaced`; the name means then what it meant before.
+    pub fn begin_turns(
+        &self,
+        name: &str,
+        snapshot: &Snapshot,
+        replaced: ReplacedName<'_>,
+    ) -> Result<Journal, SaveError> {
         let mut staging = self.stage()?;
         let plain = self.fold_here(&mut staging, snapshot, &FoldOptions::default())?;
-        self.follow(&mut staging, name, &plain, ExpectedName::Any)
+        self.follow(&mut staging, name, &plain, replaced.expected())
     }
 
     /// Folds the turns of the session that `name` means and `journal` belongs to, and returns the

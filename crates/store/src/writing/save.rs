@@ -11,7 +11,9 @@ use crate::format::manifest::{
 use crate::layers::blob_sink::BlobSink;
 use crate::seal::SealKey;
 use crate::writing::layer_writer::{Plan, WrittenLayer, write_base, write_layer};
-use crate::{FoldOptions, GuestBuild, Pages, SaveError, SealError, Sha256, Snapshot, Store};
+use crate::{
+    FoldOptions, GuestBuild, NameCondition, Pages, SaveError, SealError, Sha256, Snapshot, Store,
+};
 
 /// How a snapshot is written.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub struct SnapshotOptions {
     pub compared: bool,
     /// Pages to copy into a working-set layer, which is read first. In order and without overlap.
     pub working_set: Vec<PageRange>,
+    /// The meaning that the name must have.
+    pub condition: NameCondition,
     /// Seal the snapshot with this key. A delta is sealed with its parent's, named here or not.
     #[cfg(feature = "seal")]
     pub seal: Option<SealKey>,
@@ -47,6 +51,7 @@ impl Default for SnapshotOptions {
             changed: None,
             compared: false,
             working_set: Vec::new(),
+            condition: NameCondition::default(),
             #[cfg(feature = "seal")]
             seal: None,
             #[cfg(feature = "seal")]
@@ -95,7 +100,8 @@ impl Store {
     /// once everything is on disk; programs that have the old snapshot open keep it.
     ///
     /// # Errors
-    /// [`SaveError`] by cause; the name means then what it meant before.
+    /// [`SaveError`] by cause, [`SaveError::Moved`] where the name has another meaning than
+    /// [`SnapshotOptions::condition`]; the name means then what it meant before.
     pub fn save(
         &self,
         name: &str,
@@ -104,7 +110,7 @@ impl Store {
     ) -> Result<Sha256, SaveError> {
         let mut staging = self.stage()?;
         let (id, _) = write_memory(&mut staging, memory, request)?;
-        self.tag(name, Some(id))?;
+        self.rename(name, Some(id), request.options.condition.0)?;
         Ok(id)
     }
 

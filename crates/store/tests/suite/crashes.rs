@@ -9,7 +9,7 @@ use std::process::Stdio;
 
 use crate::support::{memory, options, store};
 use crate::turns::{append, is_round, session};
-use afresh_store::{Access, CompactOptions, FoldOptions, Snapshot, Store, archive};
+use afresh_store::{Access, CompactOptions, FoldOptions, ReplacedName, Snapshot, Store, archive};
 use afresh_sys::{crash, power};
 
 const CHILD: &str = "AFRESH_TEST_CRASH";
@@ -34,7 +34,7 @@ const OPERATIONS: &[Operation] = &[
         },
         ROUNDS,
     ),
-    ("begin", |store, open| drop(store.begin_turns("a", open).unwrap()), ROUNDS),
+    ("begin", |store, open| drop(store.begin_turns("a", open, ReplacedName::Any).unwrap()), ROUNDS),
     (
         "compact",
         |store, open| {
@@ -325,7 +325,7 @@ fn check(
     }
     let found = store.load("a").unwrap();
     let rounds = if is_round(&found, after) { after } else { ROUNDS };
-    append(&mut store.begin_turns("a", &found).unwrap(), rounds + 1);
+    append(&mut store.begin_turns("a", &found, ReplacedName::Any).unwrap(), rounds + 1);
     assert!(is_round(&store.load("a").unwrap(), rounds + 1), "{name}, step {steps}");
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use afresh_store::{MemoryPages, SaveError};
+use afresh_store::{MemoryPages, ReplacedName, SaveError};
 
 use crate::support::small_disk::SmallDisk;
 use crate::support::{bytes, memory, options, store};
@@ -99,11 +99,11 @@ fn a_session_that_begins_on_a_full_disk_leaves_the_snapshot_as_it_was() {
     let id = store.save("a", &MemoryPages(memory(&[1, 2, 3]).0), &options()).unwrap();
     let snapshot = store.load_id(id).unwrap();
     disk.fill(0);
-    let error = store.begin_turns("a", &snapshot).unwrap_err();
+    let error = store.begin_turns("a", &snapshot, ReplacedName::Any).unwrap_err();
     assert!(is_full(&error), "{error:?}");
     assert_eq!(left(dir.path()), 0);
     assert!(store.load("a").unwrap().turns().is_none());
     disk.empty();
-    store.begin_turns("a", &snapshot).unwrap();
+    store.begin_turns("a", &snapshot, ReplacedName::Any).unwrap();
     assert_eq!(store.load("a").unwrap().turns().unwrap().count, 0);
 }

@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use afresh_store::{Encoding, Journal, MemoryPages, Store};
+use afresh_store::{Encoding, Journal, MemoryPages, ReplacedName, Store};
 
 use crate::support::{PAGE, bytes, options, page_of, store};
 use crate::turns::turn;
@@ -51,7 +51,8 @@ fn write(store: &Store) {
     let mut save = options();
     (save.state, save.options.encoding) = (state, Encoding::Zstd);
     let id = store.save("session", &MemoryPages(pages), &save).unwrap();
-    let mut journal = store.begin_turns("session", &store.load_id(id).unwrap()).unwrap();
+    let mut journal =
+        store.begin_turns("session", &store.load_id(id).unwrap(), ReplacedName::Any).unwrap();
     (1..=TURNS).for_each(|number| append(&mut journal, number));
 }
 

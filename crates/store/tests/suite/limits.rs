@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::forge::{BASE, DELTA, Layer, Snapshot, WORKING_SET};
 use crate::support::{memory, options, store};
-use afresh_store::{Access, Encoding, Limits, OpenError, SaveError, Store, TurnBuilder, archive};
+use afresh_store::{
+    Access, Encoding, Limits, OpenError, ReplacedName, SaveError, Store, TurnBuilder, archive,
+};
 
 /// What opening says; it may not take long, whatever it is asked for.
 fn refusal(snapshot: &Snapshot, limits: Limits) -> Option<(String, &'static str)> {
@@ -93,7 +95,7 @@ fn single_pages_of_compressed_groups_are_limited() {
     save.options.encoding = Encoding::Zstd;
     store.save("a", &memory(&[7; 64]), &save).unwrap();
     let base = store.load("a").unwrap();
-    let mut journal = store.begin_turns("a", &base).unwrap();
+    let mut journal = store.begin_turns("a", &base, ReplacedName::Any).unwrap();
     let mut turn = TurnBuilder::new(64);
     // Each page is in another group than the one before: 4 GiB are decompressed for 273 MiB.
     (0..PAGES).for_each(|n| turn.copy(n % 2 * 32, 1));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::{memory, options, store};
 use crate::turns::{append, is_round, session};
-use afresh_store::{Access, CompactOptions, FoldOptions, SaveError, Store};
+use afresh_store::{Access, CompactOptions, FoldOptions, ReplacedName, SaveError, Store};
 use afresh_sys::planted::Bug;
 
 #[test]
@@ -18,7 +18,7 @@ fn turns_begin_on_a_snapshot_whose_blobs_were_collected() {
     store.save("warm", &memory(&[4, 5]), &options()).unwrap();
     store.gc().unwrap();
     assert!(!store.blob_path(plain).exists());
-    drop(store.begin_turns("work", &opened).unwrap());
+    drop(store.begin_turns("work", &opened, ReplacedName::Any).unwrap());
     store.gc().unwrap();
     let found = store.load("work").unwrap();
     found.verify().unwrap();
@@ -28,7 +28,7 @@ fn turns_begin_on_a_snapshot_whose_blobs_were_collected() {
     let long = store.load("long").unwrap();
     store.untag("long").unwrap();
     store.gc().unwrap();
-    drop(store.begin_turns("again", &long).unwrap());
+    drop(store.begin_turns("again", &long, ReplacedName::Any).unwrap());
     store.gc().unwrap();
     assert!(is_round(&store.load("again").unwrap(), 3));
     // A name for missing blobs is refused.
@@ -274,7 +274,7 @@ fn a_journal_refuses_turns_that_its_readers_would_refuse() {
     let mut save = options();
     save.state = vec![7; STATE];
     store.save("a", &memory(&[1]), &save).unwrap();
-    let mut journal = store.begin_turns("a", &store.load("a").unwrap()).unwrap();
+    let mut journal = store.begin_turns("a", &store.load("a").unwrap(), ReplacedName::Any).unwrap();
     let append = |journal: &mut afresh_store::Journal| {
         let mut builder = afresh_store::TurnBuilder::new(1);
         builder.copy(0, 1);
@@ -307,7 +307,7 @@ fn the_programs_of_all_turns_together_are_limited() {
     let dir = tempfile::tempdir().unwrap();
     let store = store(dir.path());
     store.save("a", &memory(&[0; PAGES]), &options()).unwrap();
-    let mut journal = store.begin_turns("a", &store.load("a").unwrap()).unwrap();
+    let mut journal = store.begin_turns("a", &store.load("a").unwrap(), ReplacedName::Any).unwrap();
     let state = options().state;
     for round in 1..=3 {
         let mut builder = afresh_store::TurnBuilder::new(PAGES);

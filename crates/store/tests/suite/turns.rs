@@ -9,8 +9,8 @@ use std::process::Stdio;
 
 use crate::support::{PAGE, bytes, memory, options, store};
 use afresh_store::{
-    CompactOptions, FoldOptions, Journal, OpenError, SaveError, Snapshot, Store, Turn, TurnBuilder,
-    archive, diff,
+    CompactOptions, FoldOptions, Journal, OpenError, ReplacedName, SaveError, Snapshot, Store,
+    Turn, TurnBuilder, archive, diff,
 };
 use afresh_sys::planted::Bug;
 
@@ -55,7 +55,8 @@ pub(crate) fn session(store: &Store, name: &str, rounds: usize) -> Journal {
     save.state = state;
     save.options.working_set = vec![afresh_sys::PageRange::new(0, 2)];
     let id = store.save(name, &afresh_store::MemoryPages(pages), &save).unwrap();
-    let mut journal = store.begin_turns(name, &store.load_id(id).unwrap()).unwrap();
+    let mut journal =
+        store.begin_turns(name, &store.load_id(id).unwrap(), ReplacedName::Any).unwrap();
     (1..=rounds).for_each(|rounds| append(&mut journal, rounds));
     journal
 }
@@ -207,7 +208,7 @@ fn folding_compacting_and_exporting_preserve_the_contents() {
     assert!(is_round(&store.load("d").unwrap(), 12));
 
     // Another chain from here, and the first is left alone.
-    let mut journal = store.begin_turns("e", &live).unwrap();
+    let mut journal = store.begin_turns("e", &live, ReplacedName::Any).unwrap();
     append(&mut journal, 10);
     assert!(is_round(&store.load("e").unwrap(), 10));
     assert!(is_round(&store.load("a").unwrap(), 9));
@@ -272,7 +273,7 @@ fn turns_are_sealed_and_signed_as_their_snapshot_is() {
     store.save("a", &afresh_store::MemoryPages(pages), &save).unwrap();
     let demand = || Access::new().with_key(seal.clone()).trusting([sign.public()]);
     let snapshot = store.load_with("a", &demand()).unwrap();
-    let mut journal = store.begin_turns("a", &snapshot).unwrap();
+    let mut journal = store.begin_turns("a", &snapshot, ReplacedName::Any).unwrap();
     let step = |rounds: usize, parent| {
         let ((was, state_was), (now, state)) = (round(rounds - 1), round(rounds));
         turn((&was, &state_was), (&now, &state), parent)

@@ -1,10 +1,10 @@
-//! The meaning of a name in a remote that a session replaces.
+//! The meaning of a name that a save replaces.
 
 use crate::local::naming::ExpectedName;
 use crate::turn::Journal;
 use crate::{Sha256, Snapshot};
 
-/// The meaning of a name that a session replaces when it is saved whole.
+/// The meaning of a name that a save replaces. The save is refused if the name has another one.
 #[derive(Clone, Copy, Debug)]
 pub enum ReplacedName<'a> {
     /// Any, or none.
@@ -18,7 +18,7 @@ pub enum ReplacedName<'a> {
 }
 
 impl ReplacedName<'_> {
-    pub(super) fn expected(self) -> ExpectedName {
+    pub(crate) fn expected(self) -> ExpectedName {
         match self {
             Self::Any => ExpectedName::Any,
             Self::Manifest(id) => ExpectedName::Manifest(Some(id)),
@@ -28,5 +28,15 @@ impl ReplacedName<'_> {
             },
             Self::Journal(journal) => ExpectedName::Session(journal.base(), journal.size()),
         }
+    }
+}
+
+/// The meaning that a name must have when a snapshot gets it; any by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NameCondition(pub(crate) ExpectedName);
+
+impl From<ReplacedName<'_>> for NameCondition {
+    fn from(replaced: ReplacedName<'_>) -> Self {
+        Self(replaced.expected())
     }
 }
