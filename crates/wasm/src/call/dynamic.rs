@@ -3,13 +3,13 @@
 
 use wasmtime::{AsContext, Instance, ThrownException, Trap, Val, ValType};
 
-use crate::CallError;
 use crate::call::scope::forget_exception;
 use crate::call::store_calls::{ASYNCHRONOUS, AsyncStore};
 use crate::call::stores::CallLimits;
 use crate::engine::call_path::CallPath;
 use crate::error::{PluginFailure, listed, without_backtrace};
 use crate::host::watch::StoppedCall;
+use crate::{CallError, WarmError};
 
 /// Translates a failed wasmtime call.
 pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallError {
@@ -34,6 +34,15 @@ pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallErro
         }
         None if error.to_string().contains(ASYNCHRONOUS) => CallError::Asynchronous,
         None => CallError::Host(error),
+    }
+}
+
+/// The error of an instance that could not be made. Start functions end at the limits of a call.
+pub(crate) fn start_error(error: wasmtime::Error, limits: CallLimits) -> WarmError {
+    let ended = matches!(error.downcast_ref(), Some(Trap::Interrupt | Trap::OutOfFuel));
+    match ended || error.is::<StoppedCall>() {
+        true => WarmError::Call { name: "start".to_owned(), error: call_error(error, limits) },
+        false => WarmError::Instantiate(error),
     }
 }
 

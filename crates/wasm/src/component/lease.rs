@@ -11,7 +11,7 @@ use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{ComponentExportIndex, Func, Instance, InstancePre, Type, Val};
 use wasmtime::{AsContextMut, Store, StoreContextMut};
 
-use crate::call::dynamic::call_error;
+use crate::call::dynamic::{call_error, start_error};
 use crate::call::lease_options::{CallOptions, LeaseLimits, LeaseOptions};
 use crate::call::stores::CallLimits;
 use crate::call::values::{read_component_value, show_component_value};
@@ -167,12 +167,15 @@ impl<'a> ComponentLease<'a> {
         let mut store = warm.stores.make()?;
         options.apply(store.data_mut());
         store.data_mut().set_generation(next_generation());
-        // Start functions that run in every instance count as guest code.
-        store.data_mut().set_guests(warm.rerun_reason.is_some());
+        // Start functions that run in every instance are calls of the guest.
+        if warm.rerun_reason.is_some() {
+            limits.apply(&mut store);
+        }
         let instantiate = warm.stores.way.instantiate_component(&warm.pre, &mut store);
         let instance = with_memories(&memories.memories, MemoryOwner::Component, instantiate)
             .await
-            .map_err(WarmError::Instantiate)?;
+            .map_err(|error| start_error(error, limits))?;
+        warm.stores.unlimit(&mut store);
         let mut lease =
             Self { store, instance, memories, warm, limits, unfinished: false, keep: None };
         if let Some(export) = &warm.reseed {

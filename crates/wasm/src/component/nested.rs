@@ -15,7 +15,8 @@ use afresh_sys::planted::{Bug, is};
 use wasmtime::Store;
 use wasmtime::component::{Component, Instance, Linker};
 
-use crate::call::stores::{CallLimits, Stores};
+use crate::call::dynamic::start_error;
+use crate::call::stores::Stores;
 use crate::component::compiled::compile;
 use crate::component::lease::Caller;
 use crate::engine::call_path::{CallPath, now};
@@ -54,18 +55,19 @@ pub(crate) async fn warm(
         .collect::<Result<Vec<_>, _>>()?;
     let mut store = stores.make()?;
     // Its start functions are the guest's.
-    store.data_mut().set_guests(true);
+    let limits = stores.limits.of_warm_up();
+    limits.apply(&mut store);
     let instantiate = way.instantiate_component(&pre, &mut store);
     let instance = with_memories(&memories, MemoryOwner::Component, instantiate)
         .await
-        .map_err(WarmError::Instantiate)?;
+        .map_err(|error| start_error(error, limits))?;
     for (name, arguments) in &warm_up.calls {
         let failed = |error| WarmError::Call { name: name.clone(), error };
         let mut caller = Caller {
             pre: &pre,
             store: &mut store,
             instance,
-            limits: CallLimits::default(),
+            limits,
             way,
             roots: &Roots::AllExports,
         };

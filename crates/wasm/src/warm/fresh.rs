@@ -12,6 +12,7 @@ use afresh_rewrite::WarmState;
 use wasmtime::{Extern, Instance, Store};
 
 use crate::WarmError;
+use crate::call::dynamic::start_error;
 use crate::call::lease_options::LeaseOptions;
 use crate::engine::linear::GuestMemory;
 use crate::host::Host;
@@ -39,15 +40,17 @@ impl FreshState {
         memories: &FreshMemories,
         options: &LeaseOptions,
     ) -> Result<(Store<Host>, Instance), WarmError> {
-        let mut store = self.blueprint.stores.make()?;
+        let stores = &self.blueprint.stores;
+        let mut store = stores.make()?;
         options.apply(store.data_mut());
-        // Without kept state, start functions run again and count as guest code.
-        store.data_mut().set_guests(self.state.is_none());
-        let instance = self
-            .blueprint
-            .instantiate(&mut store, &memories.memories)
-            .await
-            .map_err(WarmError::Instantiate)?;
+        // Without kept state, start functions run again, as calls of the guest.
+        let limits = options.limits(stores)?;
+        if self.state.is_none() {
+            limits.apply(&mut store);
+        }
+        let instantiated = self.blueprint.instantiate(&mut store, &memories.memories).await;
+        let instance = instantiated.map_err(|error| start_error(error, limits))?;
+        stores.unlimit(&mut store);
         for (memory, export) in memories.memories.iter().zip(&self.blueprint.memories) {
             let address = match instance.get_module_export(&mut store, export) {
                 Some(Extern::Memory(handle)) => handle.data_ptr(&store),

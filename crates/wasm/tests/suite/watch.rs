@@ -7,8 +7,8 @@ use std::time::Duration;
 use wasmtime::AsContextMut;
 
 use afresh_wasm::{
-    CallError, Engine, EngineConfig, Guest, GuestOptions, LoadError, State, Val, WarmError, WarmUp,
-    Watch,
+    CallError, Engine, EngineConfig, Guest, GuestOptions, Host, Imports, LeaseOptions, LoadError,
+    State, Val, WarmError, WarmUp, Watch,
 };
 
 const MODULE: &str = r#"(module
@@ -209,4 +209,107 @@ fn a_lease_is_spent_once_a_host_function_panicked_in_it() {
     drop(lease);
     let error = afresh_snapshot::Guest::checkpoint(&mut session).expect_err("it is half-way");
     assert!(matches!(error, afresh_wasm::SessionError::State(_)), "{error}");
+}
+
+/// A module and a component whose start function runs in each instance, as long as the host says.
+const STARTS: [&str; 2] = [
+    r#"(module
+        (import "host" "more" (func $more (result i32)))
+        (import "host" "token" (func $token (result externref)))
+        (global $kept (mut externref) (ref.null extern))
+        (func $start (global.set $kept (call $token)) (loop $on (br_if $on (call $more))))
+        (start $start)
+        (func (export "get") (result i32) (i32.const 7)))"#,
+    r#"(component
+        (import "more" (func $more (result u32)))
+        (core func $lowered (canon lower (func $more)))
+        (core module $m
+            (import "host" "more" (func $more (result i32)))
+            (global $kept (mut funcref) (ref.null func))
+            (elem declare func $start)
+            (func $start
+                (global.set $kept (ref.func $start))
+                (loop $on (br_if $on (call $more))))
+            (start $start)
+            (func (export "get") (result i32) (i32.const 7)))
+        (core instance $i
+            (instantiate $m (with "host" (instance (export "more" (func $lowered))))))
+        (func (export "get") (result u32) (canon lift (core func $i "get"))))"#,
+];
+
+/// Guests of `STARTS`, and what the host says.
+fn starts(options: impl Fn() -> GuestOptions) -> [(Guest, Arc<AtomicBool>); 2] {
+    STARTS.map(|text| {
+        let more = Arc::new(AtomicBool::new(false));
+        let says = [more.clone(), more.clone()];
+        let imports = Imports::new(move |linker| {
+            let more = says[0].clone();
+            linker.func_wrap("host", "more", move || i32::from(more.load(Ordering::Relaxed)))?;
+            linker.func_wrap("host", "token", |mut caller: wasmtime::Caller<'_, Host>| {
+                wasmtime::ExternRef::new(&mut caller, 1).map(Some)
+            })?;
+            Ok(())
+        });
+        let imports = imports.component(move |linker| {
+            let more = says[1].clone();
+            let says = move |_, (): ()| Ok((u32::from(more.load(Ordering::Relaxed)),));
+            linker.root().func_wrap("more", says)
+        });
+        let engine = Engine::new(EngineConfig::default()).unwrap();
+        let options = GuestOptions { imports, ..options() };
+        let wasm = wat::parse_str(text).unwrap();
+        (Guest::with_options(&engine, &wasm, options).unwrap(), more)
+    })
+}
+
+/// The error of a lease whose start function does not end.
+fn refused_start(
+    guest: &Guest,
+    more: &AtomicBool,
+    is_component: bool,
+    options: &LeaseOptions,
+) -> WarmError {
+    if is_component {
+        let warm = guest.warm_component().unwrap();
+        assert!(warm.rerun_reason().is_some());
+        more.store(true, Ordering::Relaxed);
+        return warm.lease_with(options).map(drop).unwrap_err();
+    }
+    let warm = guest.warm(WarmUp::new()).unwrap();
+    more.store(true, Ordering::Relaxed);
+    warm.lease_with(options).map(drop).unwrap_err()
+}
+
+#[test]
+fn a_start_function_keeps_the_limits_of_a_call() {
+    let timeout = Some(Duration::from_millis(50));
+    let limited = || GuestOptions { timeout, ..GuestOptions::default() };
+    for (is_component, (guest, more)) in [false, true].into_iter().zip(starts(limited)) {
+        let error = refused_start(&guest, &more, is_component, &LeaseOptions::new());
+        let timed_out = matches!(error, WarmError::Call { error: CallError::Timeout(_), .. });
+        assert!(timed_out, "{is_component}: {error}");
+    }
+    let of_lease = LeaseOptions::new().timeout(Duration::from_millis(20));
+    for (is_component, (guest, more)) in [false, true].into_iter().zip(starts(limited)) {
+        let error = refused_start(&guest, &more, is_component, &of_lease);
+        let ended = matches!(&error, WarmError::Call { error: CallError::Timeout(limit), .. }
+            if *limit == Duration::from_millis(20));
+        assert!(ended, "{is_component}: {error}");
+    }
+    let total = Arc::new(AtomicU32::new(0));
+    let watched = starts(|| ends_after(3, &total));
+    for (is_component, (guest, more)) in [false, true].into_iter().zip(watched) {
+        let error = refused_start(&guest, &more, is_component, &LeaseOptions::new());
+        let stopped = matches!(error, WarmError::Call { error: CallError::Stopped, .. });
+        assert!(stopped, "{is_component}: {error}");
+    }
+}
+
+#[test]
+fn a_component_whose_warm_up_does_not_end_is_stopped_by_its_watch() {
+    let total = Arc::new(AtomicU32::new(0));
+    let [_, (guest, more)] = starts(|| ends_after(3, &total));
+    more.store(true, Ordering::Relaxed);
+    let error = guest.warm_component().map(drop).unwrap_err();
+    assert!(matches!(error, WarmError::Call { error: CallError::Stopped, .. }), "{error}");
 }
