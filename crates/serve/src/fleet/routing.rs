@@ -3,19 +3,22 @@
 //! Promises: a sandbox is only looked up and taken for a client with its key or token. A request
 //! goes to a host that holds the guest or the template, if one exists, and does not run in circles.
 
+use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::{Request, StatusCode};
+use serde::Deserialize;
 
 use super::Fleet;
 use super::locations::{SandboxLocation, charge_tenant};
 use super::policy::Placement;
 use super::rpc_client::ForwardResult;
-use crate::body::Meter;
+use crate::body::{BodyLimits, Counting, LimitedBody, Meter, count_until_dropped};
 use crate::config::GuestConfig;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
@@ -34,6 +37,13 @@ const MAX_HOPS: usize = 4;
 const BUSY_LOAD: u32 = 900;
 /// Most bytes of a request to make a sandbox, which has to be read to know where it goes.
 const MAX_CREATE_BODY: usize = 1 << 20;
+
+/// The template of a request for a new sandbox. Other fields are skipped, not kept.
+#[derive(Deserialize)]
+struct NamedTemplate<'a> {
+    #[serde(rename = "templateID", borrow, default)]
+    name: Cow<'a, str>,
+}
 
 /// The routing of a request.
 pub(crate) enum RouteDecision {
@@ -290,19 +300,37 @@ impl Fleet {
         if let Some(meter) = request.extensions().get::<Meter>() {
             meter.set_tenant(Some(&tenant));
         }
+        let meter = request.extensions().get::<Meter>().cloned();
         let (parts, body) = request.into_parts();
         let body = http_body_util::Limited::new(body, MAX_CREATE_BODY).collect().await;
-        let body: Bytes = match body {
+        let mut body: Bytes = match body {
             Ok(body) => body.to_bytes(),
             Err(error) => {
                 return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, error.to_string()));
             }
         };
-        let named: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
-        let name =
-            named.as_ref().and_then(|named| named["templateID"].as_str()).unwrap_or_default();
-        let held = self.source_of(sandboxes, &tenant, name).await?;
-        let request = Request::from_parts(parts, Body::from(body));
+        // A body of several pieces was copied, and the copy is counted nowhere yet.
+        if let Some(meter) = &meter {
+            let mut share = meter.budget().share();
+            if !share.add(body.len()) {
+                return Err(ErrorResponse::no_memory());
+            }
+            body = count_until_dropped(body, share);
+        }
+        let named: Option<NamedTemplate<'_>> = serde_json::from_slice(&body).ok();
+        let name = named.map(|named| named.name).unwrap_or_default();
+        let held = self.source_of(sandboxes, &tenant, &name).await?;
+        drop(name);
+        // It is here as a whole. The handler of this host decodes it, which takes several times its
+        // bytes.
+        let body = match meter {
+            Some(meter) => {
+                let limits = BodyLimits { bytes: MAX_CREATE_BODY, time: Duration::ZERO };
+                Body::new(LimitedBody::new(Body::from(body), limits, Counting::Whole(meter)))
+            }
+            None => Body::from(body),
+        };
+        let request = Request::from_parts(parts, body);
         let own = self.life();
         let (chosen, holds) = {
             let members = lock(&self.members);

@@ -5,6 +5,7 @@ pub(crate) mod directory;
 pub(crate) mod directory_store;
 #[cfg(feature = "fleet")]
 pub(crate) mod hosting;
+mod json_digest;
 pub(crate) mod memory_directory;
 pub(crate) mod record;
 pub(crate) mod store;

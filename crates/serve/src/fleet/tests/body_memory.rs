@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
 use hyper::{HeaderMap, Request};
 
 use super::NatsServer;
@@ -139,4 +141,31 @@ async fn a_body_that_is_sent_on_counts_for_the_tenant_whose_key_or_token_it_show
     }
     assert!(has_room(&host, &shares, RouteSubject::New, Some("acme")).await);
     assert!(!has_room(&host, &shares, RouteSubject::New, None).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_for_a_sandbox_here_counts_for_what_is_decoded_from_it() {
+    const WEIGHT: usize = 40;
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    for (bytes, fits) in [(60, true), (200, false)] {
+        let shares = BodyShares::new(&Budget::new(MEMORY));
+        let meter = Meter::new(&shares, WEIGHT);
+        let limits = BodyLimits { bytes: MEMORY, time: Duration::from_secs(600) };
+        // It comes in two pieces, and is sent on as one.
+        let mut text = br#"{"templateID":"a","other":[[0]]}"#.to_vec();
+        text.resize(bytes, b' ');
+        let pieces = [text[..9].to_vec(), text[9..].to_vec()].map(Bytes::from);
+        let frames = pieces.map(|piece| Ok::<_, std::convert::Infallible>(Frame::data(piece)));
+        let body = StreamBody::new(futures_util::stream::iter(frames));
+        let body = LimitedBody::new(body, limits, Counting::Whole(meter.clone()));
+        let mut request = Request::new(Body::new(body));
+        request.headers_mut().insert(PROOF, "acme".parse().unwrap());
+        request.extensions_mut().insert(meter.clone());
+        let way = host.sandbox_way(&EmptyHost, RouteSubject::New, request).await;
+        let RouteDecision::Here(request) = way else { panic!("it is for this host") };
+        meter.keep();
+        let read = request.into_body().collect().await;
+        assert_eq!((read.is_ok(), meter.is_exceeded()), (fits, !fits), "{bytes}");
+    }
 }

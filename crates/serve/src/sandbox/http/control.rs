@@ -95,8 +95,8 @@ pub(crate) async fn create(
     body: Bytes,
 ) -> Answer {
     let new: CreateRequest = json(&body)?;
-    let key = CreationKey::read(&headers, &tenant, &body)?;
     refuse_unsupported(new.unsupported())?;
+    let key = CreationKey::read(&headers, &tenant, &body)?;
     let labels = new.metadata.iter().chain(&new.env_vars).flatten();
     short(labels.flat_map(|(name, value)| [name, value]).chain([&new.template]))?;
     let network = new.network.unwrap_or_default();

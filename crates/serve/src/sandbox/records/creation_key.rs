@@ -6,10 +6,10 @@
 
 use hyper::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::error_response::ErrorResponse;
+use crate::sandbox::records::json_digest::json_digest;
 
 /// The header of a request with its key.
 pub(crate) const KEY_HEADER: &str = "idempotency-key";
@@ -26,7 +26,7 @@ pub(crate) struct CreationKey {
     /// The digest of tenant and key, in hex digits.
     pub(crate) digest: String,
     /// The digest of the request without its time, which a client may compute anew for each
-    /// attempt.
+    /// attempt, and without the order of its fields.
     request: String,
 }
 
@@ -56,13 +56,9 @@ impl CreationKey {
             );
             return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
         }
-        let mut request: Value = serde_json::from_slice(body).unwrap_or_default();
-        if let Some(fields) = request.as_object_mut() {
-            fields.remove("timeout");
-        }
         Ok(Some(Self {
             digest: digest(&[tenant.as_bytes(), key.as_bytes()]),
-            request: digest(&[request.to_string().as_bytes()]),
+            request: digest(&[&json_digest(body, "timeout")]),
         }))
     }
 
@@ -107,6 +103,12 @@ mod tests {
         assert_eq!(read("acme", &[], BODY), Ok(None));
         let key = read("acme", &["one"], BODY).unwrap().unwrap();
         assert_eq!(read("acme", &["one"], r#"{"templateID": "a"}"#), Ok(Some(key.clone())));
+        let same = |one, two| {
+            let [one, two] = [one, two].map(|body| read("acme", &["one"], body).unwrap());
+            one == two
+        };
+        assert!(same(r#"{"a":1,"timeout":2,"b":{"c":1,"d":2}}"#, r#"{"b":{"d":2,"c":1},"a":1}"#));
+        assert!(!same(r#"{"a":1,"b":{"timeout":2}}"#, r#"{"a":1,"b":{}}"#));
         let other = read("acme", &["one"], r#"{"templateID": "b"}"#).unwrap().unwrap();
         assert!(other.digest == key.digest && other.request != key.request);
         // Lengths are part of the digest, so no tenant ends in the key of another.
