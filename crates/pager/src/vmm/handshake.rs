@@ -156,7 +156,7 @@ fn parse_mapping(entry: &Value, source_pages: usize) -> Result<Mapping, String> 
     Ok(Mapping { base, pages, offset, unit: page / PAGE_SIZE })
 }
 
-/// What a VMM has sent.
+/// The message of a VMM.
 pub(super) struct Handshake {
     pub(super) mappings: Vec<Mapping>,
     pub(super) uffd: Uffd,

@@ -22,7 +22,7 @@ const SOCKET: &str = "AFRESH_TEST_PAGER_SOCKET";
 const FREEZES: &str = "AFRESH_TEST_PAGER_FREEZES";
 /// Set in a pager that fills pages ahead of faults.
 const STREAMS: &str = "AFRESH_TEST_PAGER_STREAMS";
-/// Set in a pager that accepts a VMM and does not go on to its handshake.
+/// Set in a pager that accepts a VMM and never takes its handshake.
 const HESITATES: &str = "AFRESH_TEST_PAGER_HESITATES";
 const IS_KEEPER: &str = "AFRESH_TEST_KEEPER";
 
