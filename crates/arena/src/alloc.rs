@@ -10,13 +10,13 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 
 use afresh_frames::{Order, Pool};
-use afresh_sys::{Inherited, PAGE_SIZE};
+use afresh_sys::{InheritedCell, PAGE_SIZE};
 
 /// Use as `#[global_allocator] static ALLOC: ZeroedAlloc = ZeroedAlloc::new();` and call
 /// [`ZeroedAlloc::install`] early in `main`; until then everything comes from the system.
 #[derive(Debug, Default)]
 pub struct ZeroedAlloc {
-    pool: Inherited<Arc<Pool>>,
+    pool: InheritedCell<Arc<Pool>>,
 }
 
 impl ZeroedAlloc {
@@ -26,7 +26,7 @@ impl ZeroedAlloc {
     /// An allocator without a pool.
     #[must_use]
     pub const fn new() -> Self {
-        Self { pool: Inherited::new() }
+        Self { pool: InheritedCell::new() }
     }
 
     /// Serves large blocks from `pool` from now on. Returns the pool when there is one already.

@@ -14,7 +14,7 @@ use afresh_frames::{CleanFrame, DirtyFrame, Order, Pool, TakeError};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{
     Advice, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError,
-    Withheld, fault, fork, host, withhold_all,
+    WithholdGuard, fault, fork, host, withhold_all,
 };
 
 use crate::density;
@@ -86,7 +86,7 @@ pub(crate) struct View {
     /// The process that made it.
     generation: u32,
     /// Keeps the memory from children, and its addresses reserved there.
-    _withheld: Withheld,
+    _withheld: WithholdGuard,
 }
 
 impl View {

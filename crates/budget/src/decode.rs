@@ -70,7 +70,7 @@ pub fn decode<'a, T: Deserialize<'a>>(
 ) -> Result<(T, &'a [u8]), DecodeError> {
     let room = Room { left: Cell::new(limit), exceeded: Cell::new(false) };
     let mut inner = postcard::Deserializer::from_bytes(bytes);
-    let decoded = T::deserialize(Bounded { inner: &mut inner, room: &room });
+    let decoded = T::deserialize(BoundedDecoder { inner: &mut inner, room: &room });
     let decoded = decoded.and_then(|value| Ok((value, inner.finalize()?)));
     decoded.map_err(|error| match room.exceeded.get() {
         true => DecodeError::Exceeded { limit },
@@ -96,7 +96,7 @@ impl Room {
 }
 
 /// Subtracts memory and passes calls to another implementation of the same trait of serde.
-struct Bounded<'m, T> {
+struct BoundedDecoder<'m, T> {
     inner: T,
     room: &'m Room,
 }
@@ -143,7 +143,7 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Items<'_, A> {
         &mut self,
         seed: T,
     ) -> Result<Option<T::Value>, A::Error> {
-        let item = self.inner.next_element_seed(Bounded { inner: seed, room: self.room })?;
+        let item = self.inner.next_element_seed(BoundedDecoder { inner: seed, room: self.room })?;
         // Before the list stores it.
         if item.is_some() {
             self.item(size_of::<T::Value>(), LIST_ITEMS)?;
@@ -159,42 +159,42 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Items<'_, A> {
         &mut self,
         seed: K,
     ) -> Result<Option<K::Value>, A::Error> {
-        let key = self.inner.next_key_seed(Bounded { inner: seed, room: self.room })?;
+        let key = self.inner.next_key_seed(BoundedDecoder { inner: seed, room: self.room })?;
         self.key = size_of::<K::Value>();
         Ok(key)
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, A::Error> {
-        let value = self.inner.next_value_seed(Bounded { inner: seed, room: self.room })?;
+        let value = self.inner.next_value_seed(BoundedDecoder { inner: seed, room: self.room })?;
         // A key and a value may each be aligned to the other.
         self.item((self.key + size_of::<V::Value>()).next_multiple_of(8), MAP_ITEMS)?;
         Ok(value)
     }
 }
 
-impl<'de, T: DeserializeSeed<'de>> DeserializeSeed<'de> for Bounded<'_, T> {
+impl<'de, T: DeserializeSeed<'de>> DeserializeSeed<'de> for BoundedDecoder<'_, T> {
     type Value = T::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T::Value, D::Error> {
-        self.inner.deserialize(Bounded { inner: deserializer, room: self.room })
+        self.inner.deserialize(BoundedDecoder { inner: deserializer, room: self.room })
     }
 }
 
-impl<'de, 'm, A: EnumAccess<'de>> EnumAccess<'de> for Bounded<'m, A> {
+impl<'de, 'm, A: EnumAccess<'de>> EnumAccess<'de> for BoundedDecoder<'m, A> {
     type Error = A::Error;
-    type Variant = Bounded<'m, A::Variant>;
+    type Variant = BoundedDecoder<'m, A::Variant>;
 
     fn variant_seed<V: DeserializeSeed<'de>>(
         self,
         seed: V,
     ) -> Result<(V::Value, Self::Variant), A::Error> {
         let room = self.room;
-        let (value, inner) = self.inner.variant_seed(Bounded { inner: seed, room })?;
-        Ok((value, Bounded { inner, room }))
+        let (value, inner) = self.inner.variant_seed(BoundedDecoder { inner: seed, room })?;
+        Ok((value, BoundedDecoder { inner, room }))
     }
 }
 
-impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Bounded<'_, A> {
+impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for BoundedDecoder<'_, A> {
     type Error = A::Error;
 
     fn unit_variant(self) -> Result<(), A::Error> {
@@ -202,7 +202,7 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Bounded<'_, A> {
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, A::Error> {
-        self.inner.newtype_variant_seed(Bounded { inner: seed, room: self.room })
+        self.inner.newtype_variant_seed(BoundedDecoder { inner: seed, room: self.room })
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, A::Error> {
@@ -281,14 +281,14 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for BoundedVisitor<'_, V> {
     }
 
     fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
-        self.inner.visit_some(Bounded { inner: deserializer, room: self.room })
+        self.inner.visit_some(BoundedDecoder { inner: deserializer, room: self.room })
     }
 
     fn visit_newtype_struct<D: Deserializer<'de>>(
         self,
         deserializer: D,
     ) -> Result<V::Value, D::Error> {
-        self.inner.visit_newtype_struct(Bounded { inner: deserializer, room: self.room })
+        self.inner.visit_newtype_struct(BoundedDecoder { inner: deserializer, room: self.room })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<V::Value, A::Error> {
@@ -300,7 +300,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for BoundedVisitor<'_, V> {
     }
 
     fn visit_enum<A: EnumAccess<'de>>(self, variant: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_enum(Bounded { inner: variant, room: self.room })
+        self.inner.visit_enum(BoundedDecoder { inner: variant, room: self.room })
     }
 }
 
@@ -331,7 +331,7 @@ macro_rules! deserialize {
     )*};
 }
 
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for Bounded<'_, D> {
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for BoundedDecoder<'_, D> {
     type Error = D::Error;
 
     deserialize! {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use afresh_pager::PageSource;
 use afresh_pager::vmm::{Cause, ControlServer, Snapshots, SocketAccess, VmmHost};
-use afresh_store::{GuestBuild, MemoryPages, SaveOptions, Store};
+use afresh_store::{GuestBuild, MemoryPages, SaveRequest, Store};
 
 fn here() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -126,7 +126,7 @@ fn a_c_program_restores_a_snapshot() {
     let dir = tempfile::tempdir().unwrap();
     let memory = MemoryPages((0..4096 * 700).map(|n| (n / 5000) as u8).collect());
     let sum: u64 = memory.0.iter().map(|byte| u64::from(*byte)).sum();
-    let save = SaveOptions::new(GuestBuild {
+    let save = SaveRequest::new(GuestBuild {
         kind: "arena".into(),
         module: "none".into(),
         engine: "none".into(),

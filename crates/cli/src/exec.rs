@@ -327,17 +327,16 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     if arguments.report_unserved {
         report(&unserved);
     }
-    let mut unwritten = None;
+    let mut written = Ok(());
     if arguments.diff || !arguments.write_back.is_empty() {
         let changes = write_back::changes(&files_before, &files)?;
         if arguments.diff {
             write_back::list(&changes, &mut stderr().lock())?;
         }
-        for top in arguments.write_back.iter().filter(|_| matches!(end, End::Exit(_))) {
-            let top = top.canonicalize()?;
-            if let Err(error) = write_back::write_back(&top, &changes, (&files_before, &files)) {
-                unwritten = unwritten.or(Some(error));
-            }
+        if matches!(end, End::Exit(_)) {
+            let tops = arguments.write_back.iter().map(|top| top.canonicalize());
+            let tops = tops.collect::<Result<Vec<_>, _>>()?;
+            written = write_back::write_back(&tops, &changes, (&files_before, &files));
         }
     }
     if let Some(to) = &arguments.save {
@@ -349,10 +348,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         let saved = Guest::from_program(state, &settings.open)?.save(to, &options)?;
         snapshot::note(to, &saved, started);
     }
-    // Other directories are written, and the state is saved, before.
-    if let Some(error) = unwritten {
-        return Err(error);
-    }
+    // The state is saved before.
+    written?;
     if !matches!(end, End::Exit(0) | End::Stopped) {
         for path in unseen {
             eprintln!(

@@ -222,6 +222,41 @@ fn changes_of_files_are_kept_aside_listed_or_written_back() {
 }
 
 #[test]
+fn files_of_the_host_that_the_program_only_moved_are_written_back_whole() {
+    if !can_run(&["sh", "mv", "mkdir"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path().canonicalize().unwrap();
+    let (one, other) = (top.join("one"), top.join("other"));
+    std::fs::create_dir_all(one.join("src/deep")).unwrap();
+    std::fs::create_dir(&other).unwrap();
+    for file in ["a", "swap", "src/deep/file", "leaves"] {
+        std::fs::write(one.join(file), file).unwrap();
+    }
+    std::os::unix::fs::symlink("target", one.join("src/link")).unwrap();
+    // More than the files that a tree keeps open.
+    (0..50).for_each(|n| std::fs::write(one.join(n.to_string()), format!("content {n}")).unwrap());
+    let script = "mv a b; mv src lib; mv leaves ../other/came; mv b t; mv swap b; mv t swap; \
+        n=49; while [ $n -ge 0 ]; do mv $n $((n+1)); n=$((n-1)); done";
+    let script = format!("cd {}; {script}", one.display());
+    let (one_text, other_text) = (one.to_str().unwrap(), other.to_str().unwrap());
+    let tops = ["--write-back", one_text, "--write-back", other_text];
+    let ended = exec(&[&tops[..], &["--", "sh", "-c", &script]].concat(), b"");
+    assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    assert_eq!((read(&one.join("b")), read(&one.join("swap"))), ("swap".into(), "a".into()));
+    assert_eq!(read(&one.join("lib/deep/file")), "src/deep/file");
+    assert_eq!(std::fs::read_link(one.join("lib/link")).unwrap(), Path::new("target"));
+    assert_eq!(read(&other.join("came")), "leaves");
+    for n in 0..50 {
+        assert_eq!(read(&one.join((n + 1).to_string())), format!("content {n}"));
+    }
+    // Nothing else is left: `b`, `swap`, `lib` and the numbers from 1 to 50.
+    assert_eq!(one.read_dir().unwrap().count(), 53);
+}
+
+#[test]
 fn run_names_exec_for_a_program_that_ends_and_ends_input_that_has_no_answer() {
     if !can_run(&["sort", "true"]) {
         return;

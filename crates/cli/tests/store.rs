@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use afresh_store::{GuestBuild, MemoryPages, SaveOptions, Store};
+use afresh_store::{GuestBuild, MemoryPages, SaveRequest, Store};
 use afresh_sys::{PAGE_SIZE, PageRange};
 use serde_json::Value;
 
@@ -357,8 +357,8 @@ fn compact_keeps_every_page_and_drops_the_working_set_only_on_request() {
         engine: "e".to_owned(),
         cpu: Vec::new(),
     };
-    let mut options = SaveOptions::new(guest);
-    options.working_set = vec![PageRange::new(4, 2)];
+    let mut options = SaveRequest::new(guest);
+    options.options.working_set = vec![PageRange::new(4, 2)];
     store.save("latest", &MemoryPages(memory(&NUMBERS)), &options).unwrap();
     assert!(bench.ok(&["inspect", "store"]).contains("\n=+..##++\n"));
     bench.ok(&["compact", "store", "--to", "kept", "--encoding", "zstd"]);

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use afresh_sys::errno::ESRCH;
 use afresh_sys::{
     Advice, Call, HUGE_SIZE, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, SysError,
-    Withheld, fork, host, withhold,
+    WithholdGuard, fork, host, withhold,
 };
 
 use crate::TakeError;
@@ -46,7 +46,7 @@ pub(crate) struct Store {
     file: Memfd,
     window: Arc<Reservation>,
     /// Keeps the window from children.
-    _withheld: Withheld,
+    _withheld: WithholdGuard,
     kind: PageKind,
     huge: AtomicUsize,
     small: AtomicUsize,

@@ -292,23 +292,34 @@ impl Instance {
     /// stays, even where that is more. A reset or a switch brings the limit of its state back.
     ///
     /// # Errors
-    /// As [`Instance::change_files`].
+    /// [`CallError::NeedsReset`] after a call that was cut short; when the host cannot run guests.
     pub fn limit_memory(&mut self, bytes: u64) -> Result<(), CallError> {
         let bytes = bytes.min(MAX_RESERVED);
-        if self.state().memory_limit() == bytes {
-            return Ok(());
+        if self.memory_limit() != bytes {
+            self.live_sentry()?.change().limit_memory(bytes);
         }
-        self.change(|state| state.limit_memory(bytes)).map(drop)
+        Ok(())
+    }
+
+    /// The memory limit of the program in its present state.
+    #[must_use]
+    pub fn memory_limit(&self) -> u64 {
+        self.state().memory_limit()
     }
 
     /// Changes the state between two calls.
     fn change<T>(&mut self, change: impl FnOnce(&mut Kernel) -> T) -> Result<T, CallError> {
+        self.live_sentry()?.with_files(change).map_err(unstarted)
+    }
+
+    /// The sentry of the present state, whose process is made or reset first.
+    fn live_sentry(&mut self) -> Result<&mut Sentry, CallError> {
         if self.footing == ResetState::Failed {
             return Err(CallError::NeedsReset);
         }
         self.bring_back().map_err(unstarted)?;
         let live = self.live.as_mut().ok_or(PlatformError::Lost).map_err(unstarted)?;
-        live.guest.sentry.with_files(change).map_err(unstarted)
+        Ok(&mut live.guest.sentry)
     }
 
     /// Has the process be in the present state, where that is the one that it stands on.

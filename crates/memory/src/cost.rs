@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use afresh_sys::{
-    Advice, Feature, Features, Inherited, PAGE_SIZE, PageRange, Protection, Reservation,
+    Advice, Feature, Features, InheritedCell, PAGE_SIZE, PageRange, Protection, Reservation,
 };
 
 use crate::tracker;
@@ -45,7 +45,7 @@ impl CostModel {
 
     /// This host's prices, measured on first use in about a millisecond.
     pub fn host() -> &'static CostModel {
-        static HOST: Inherited<CostModel> = Inherited::new();
+        static HOST: InheritedCell<CostModel> = InheritedCell::new();
         HOST.get_or_make(|| Self::measure().unwrap_or(Self::TYPICAL))
     }
 

@@ -25,7 +25,7 @@ mod since;
 use std::fmt;
 use std::sync::Arc;
 
-use afresh_sys::{Inherited, PAGE_SIZE, PageRange};
+use afresh_sys::{InheritedCell, PAGE_SIZE, PageRange};
 
 pub(crate) use backing::Backing;
 use backing::Release;
@@ -75,7 +75,7 @@ struct Inner {
     pages: usize,
     /// Sorted, disjoint, not empty; no page in them is known to be zero.
     extents: Vec<Extent>,
-    digest: Inherited<[u8; 32]>,
+    digest: InheritedCell<[u8; 32]>,
 }
 
 impl Drop for Inner {
@@ -128,7 +128,7 @@ impl Image {
         for extent in &extents {
             extent.backing.refer(PageRange::new(extent.at, extent.range.len));
         }
-        Self { inner: Arc::new(Inner { pages, extents, digest: Inherited::new() }) }
+        Self { inner: Arc::new(Inner { pages, extents, digest: InheritedCell::new() }) }
     }
 
     /// Length in pages, stored or not.

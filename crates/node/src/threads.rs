@@ -95,14 +95,14 @@ pub(crate) fn wait<T>(wait: impl FnOnce() -> T) -> T {
     dispatch(pool);
     // Also where the wait panics. It may exceed the maximum for a while: the work was admitted
     // already.
-    let _active = Active;
+    let _active = ActiveThread;
     wait()
 }
 
 /// Counts as work again when it is dropped.
-struct Active;
+struct ActiveThread;
 
-impl Drop for Active {
+impl Drop for ActiveThread {
     fn drop(&mut self) {
         lock().active += 1;
     }

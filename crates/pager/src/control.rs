@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_sys::{Inherited, PageRange, Protection, Reservation, futex};
+use afresh_sys::{InheritedCell, PageRange, Protection, Reservation, futex};
 
 use crate::{RestoreError, SourceError};
 
@@ -26,7 +26,7 @@ pub(crate) struct Control {
     /// Whether access was taken away after a failure.
     closed: AtomicBool,
     /// The first cause. A child of a fork may read it at any time.
-    message: Inherited<String>,
+    message: InheritedCell<String>,
     /// Set when the threads should stop.
     pub(crate) stop: AtomicBool,
     /// Futex word: 1 once nothing of the source is needed.
@@ -44,7 +44,7 @@ impl Control {
             failed: AtomicU32::new(0),
             errno: AtomicU32::new(0),
             closed: AtomicBool::new(false),
-            message: Inherited::new(),
+            message: InheritedCell::new(),
             stop: AtomicBool::new(false),
             done: AtomicU32::new(0),
             faults: AtomicUsize::new(0),

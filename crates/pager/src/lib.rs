@@ -37,9 +37,10 @@ mod sum;
 mod turn;
 pub mod vmm;
 
+pub use afresh_store::SnapshotOptions;
 pub use error::{FreezeError, RestoreError, SaveMemoryError, SourceError, ThawError};
 pub use image::LazyImage;
-pub use memory::{SnapshotMemory, SnapshotOptions};
+pub use memory::SnapshotMemory;
 pub use options::Options;
 pub use recorder::Recorder;
 pub use restore::{Restore, Status};

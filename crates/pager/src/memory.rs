@@ -7,46 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_memory::Image;
-use afresh_store::{Encoding, GuestBuild, Limits, SaveOptions, Sha256, Snapshot, Store};
+use afresh_store::{GuestBuild, Limits, SaveRequest, Sha256, Snapshot, SnapshotOptions, Store};
 use afresh_sys::PageRange;
 
 use crate::error::SaveMemoryError;
 use crate::{LazyImage, Options, PageSource, RestoreError, SnapshotSource};
-
-/// How a frozen guest is saved.
-#[derive(Clone, Debug)]
-pub struct SnapshotOptions {
-    /// How pages are stored.
-    pub encoding: Encoding,
-    /// Store only what differs from this snapshot of the same store.
-    pub parent: Option<Snapshot>,
-    /// With a parent: the pages that differ from it, as [`Image::differing_content`] returns them.
-    /// No other page is read. Without it all are compared.
-    pub changed: Option<Vec<PageRange>>,
-    /// Pages to keep a compact copy of, which is read first: see [`SnapshotMemory::touched`].
-    pub working_set: Vec<PageRange>,
-    /// Seal the snapshot with this key.
-    #[cfg(feature = "seal")]
-    pub seal: Option<afresh_store::seal::SealKey>,
-    /// Sign the snapshot.
-    #[cfg(feature = "seal")]
-    pub sign: Option<afresh_store::seal::SigningKey>,
-}
-
-impl Default for SnapshotOptions {
-    fn default() -> Self {
-        Self {
-            encoding: Encoding::Raw,
-            parent: None,
-            changed: None,
-            working_set: Vec::new(),
-            #[cfg(feature = "seal")]
-            seal: None,
-            #[cfg(feature = "seal")]
-            sign: None,
-        }
-    }
-}
 
 /// The pages of a frozen guest. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -90,20 +55,9 @@ impl SnapshotMemory {
         if with.parent.is_none() || with.changed.is_none() {
             self.pages.complete()?;
         }
-        let options = SaveOptions {
-            state,
-            encoding: with.encoding,
-            parent: with.parent.clone(),
-            changed: with.changed.clone(),
-            compared: true,
-            working_set: with.working_set.clone(),
-            #[cfg(feature = "seal")]
-            seal: with.seal.clone(),
-            #[cfg(feature = "seal")]
-            sign: with.sign.clone(),
-            ..SaveOptions::new(build)
-        };
-        Ok(store.save(name, &self.pages, &options)?)
+        // A guest's image knows its changes.
+        let options = SnapshotOptions { compared: true, ..with.clone() };
+        Ok(store.save(name, &self.pages, &SaveRequest { guest: build, state, options })?)
     }
 
     /// Opens the pages of a snapshot; they are fetched, and checked, when they are touched and

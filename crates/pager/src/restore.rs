@@ -8,7 +8,7 @@ use afresh_sys::fault::Registration;
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{
     Advice, Call, Features, HUGE_PAGES, HUGE_SIZE, Interest, PageRange, Protection, Reservation,
-    SysError, Uffd, UffdMode, Withheld, fault, fork, withhold,
+    SysError, Uffd, UffdMode, WithholdGuard, fault, fork, withhold,
 };
 
 use crate::control::Control;
@@ -45,7 +45,7 @@ pub(crate) struct Engine {
     /// Whether a separate thread ends it.
     pub(crate) coordinated: bool,
     /// Keeps memory with missing pages from forked children, who would read zeros.
-    pub(crate) withheld: Option<Withheld>,
+    pub(crate) withheld: Option<WithholdGuard>,
 }
 
 #[derive(Clone)]

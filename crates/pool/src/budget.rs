@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-use afresh_sys::{Inherited, fork};
+use afresh_sys::{InheritedCell, fork};
 
 use crate::pressure::PressureGauge;
 
@@ -126,18 +126,18 @@ pub struct Budget {
     /// Advances with each item made and with each look at idle ones: when items came back, in
     /// order.
     clock: AtomicU64,
-    pools: Mutex<Vec<Pooled>>,
+    pools: Mutex<Vec<PoolHandle>>,
     /// The process that made it, and the one in which the keeper runs: its generation and one, or 0
     /// for none.
     generation: u32,
     keeper: AtomicU32,
 }
 
-struct Pooled(Weak<dyn Evict>);
+struct PoolHandle(Weak<dyn Evict>);
 
-impl std::fmt::Debug for Pooled {
+impl std::fmt::Debug for PoolHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Pooled")
+        f.write_str("PoolHandle")
     }
 }
 
@@ -167,7 +167,7 @@ impl Budget {
     /// its own accounts.
     #[must_use]
     pub fn process() -> &'static Self {
-        static PROCESS: Inherited<Budget> = Inherited::new();
+        static PROCESS: InheritedCell<Budget> = InheritedCell::new();
         PROCESS.get_or_make(Budget::new)
     }
 
@@ -243,7 +243,7 @@ impl Budget {
 
     /// The list of pools. In a forked child a thread of the parent may hold the lock. Then this
     /// returns `None`, nothing is evicted, and each pool still keeps its own limits.
-    fn list(&self) -> Option<MutexGuard<'_, Vec<Pooled>>> {
+    fn list(&self) -> Option<MutexGuard<'_, Vec<PoolHandle>>> {
         /// Times that a child looks whether the list is free.
         const MAX_LOCK_ATTEMPTS: u32 = 1000;
         if fork::generation() == self.generation {
@@ -264,7 +264,7 @@ impl Budget {
         if pools.len() == pools.capacity() {
             pools.retain(|pool| pool.0.strong_count() > 0);
         }
-        pools.push(Pooled(pool));
+        pools.push(PoolHandle(pool));
     }
 
     /// The pools that are there. The list is unlocked when they are used, because dropping an item
@@ -277,7 +277,7 @@ impl Budget {
 
     /// Whether there are pools. None of them is held for it, so that each goes with its owner.
     fn has_pools(&self) -> bool {
-        let live = |pool: &Pooled| pool.0.strong_count() > 0;
+        let live = |pool: &PoolHandle| pool.0.strong_count() > 0;
         self.list().is_some_and(|pools| pools.iter().any(live))
     }
 
@@ -412,7 +412,7 @@ impl Budget {
     fn start_keeper(&'static self) {
         // Also where the thread does not start: the bounds are kept all the same, and the next item
         // tries again.
-        let keeping = Keeping(self);
+        let keeping = KeeperGuard(self);
         let thread = std::thread::Builder::new().name("afresh-pool".to_owned());
         let work = move || {
             let budget = keeping.0;
@@ -466,9 +466,9 @@ impl Budget {
 }
 
 /// The thread of a budget, while it works or is being started.
-struct Keeping(&'static Budget);
+struct KeeperGuard(&'static Budget);
 
-impl Drop for Keeping {
+impl Drop for KeeperGuard {
     fn drop(&mut self) {
         // Acquires what a thread did that found the keeper at work and started none: its pool is
         // seen, or its bounds.

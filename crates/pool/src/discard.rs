@@ -8,14 +8,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::Recycle;
 use crate::pool_state::PoolState;
-use crate::shard::Idle;
+use crate::shard::IdleItem;
 
 /// Maximum items that are taken out at a time.
 const MAX_DISCARD_BATCH: usize = 16;
 
 impl<T: Recycle> PoolState<T> {
     /// Drops all items, also if the code of one panics, and passes the first panic on.
-    pub(crate) fn discard_all(&self, items: Vec<Box<Idle<T>>>) {
+    pub(crate) fn discard_all(&self, items: Vec<Box<IdleItem<T>>>) {
         let mut first = None;
         for idle in items {
             let discarded = catch_unwind(AssertUnwindSafe(|| self.discard(*idle)));
@@ -32,8 +32,8 @@ impl<T: Recycle> PoolState<T> {
     /// on at the end.
     pub(crate) fn discard_oldest(
         &self,
-        mut wanted: impl FnMut(&Idle<T>) -> bool,
-        mut more: impl FnMut(&Idle<T>) -> bool,
+        mut wanted: impl FnMut(&IdleItem<T>) -> bool,
+        mut more: impl FnMut(&IdleItem<T>) -> bool,
     ) -> u64 {
         let mut stamps = Vec::new();
         for shard in &self.shards {
@@ -72,7 +72,7 @@ impl<T: Recycle> PoolState<T> {
     }
 
     pub(crate) fn clear(&self, key: Option<usize>) {
-        let of_key = |idle: &Idle<T>| key.is_none_or(|key| idle.item.key() == key);
+        let of_key = |idle: &IdleItem<T>| key.is_none_or(|key| idle.item.key() == key);
         self.discard_oldest(of_key, |_| true);
     }
 }

@@ -9,19 +9,19 @@ use std::sync::Arc;
 
 use crate::Recycle;
 use crate::pool_state::PoolState;
-use crate::shard::Idle;
+use crate::shard::IdleItem;
 
 /// An item in use. Dropping it recycles the item and returns it to its pool.
 pub struct Lease<'a, T: Recycle> {
     pool: &'a PoolState<T>,
-    idle: ManuallyDrop<Box<Idle<T>>>,
+    idle: ManuallyDrop<Box<IdleItem<T>>>,
     /// Beyond the limit: dropped on return.
     spare: bool,
 }
 
 impl<'a, T: Recycle> Lease<'a, T> {
     #[inline]
-    pub(crate) fn new(pool: &'a PoolState<T>, idle: Box<Idle<T>>, spare: bool) -> Self {
+    pub(crate) fn new(pool: &'a PoolState<T>, idle: Box<IdleItem<T>>, spare: bool) -> Self {
         Self { pool, idle: ManuallyDrop::new(idle), spare }
     }
 
@@ -70,7 +70,7 @@ impl<T: Recycle> Drop for Lease<'_, T> {
 pub struct OwnedLease<T: Recycle> {
     pool: Arc<PoolState<T>>,
     /// Taken when the lease ends.
-    idle: ManuallyDrop<Box<Idle<T>>>,
+    idle: ManuallyDrop<Box<IdleItem<T>>>,
     spare: bool,
 }
 

@@ -38,7 +38,7 @@ mod next_item;
 mod pool;
 mod pool_state;
 mod pressure;
-mod returning;
+mod return_guard;
 mod shard;
 mod stats;
 mod sync;

@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use afresh_sys::planted::{Bug, is};
-use afresh_sys::{Inherited, fork};
+use afresh_sys::{InheritedCell, fork};
 
 use crate::budget::{Budget, Evict, Room};
 use crate::error::PoolError;
 use crate::gate::Gate;
 use crate::lease::Lease;
 use crate::next_item::WaitingRoom;
-use crate::returning::{Failures, Returning};
-use crate::shard::{Idle, Shard};
+use crate::return_guard::{Failures, ReturnGuard};
+use crate::shard::{IdleItem, Shard};
 use crate::sync::locked;
 use crate::trims::Trims;
 use crate::{LimitPolicy, Limits, PoolStats, Recycle, ResetStats};
@@ -46,7 +46,7 @@ pub(crate) struct PoolState<T: Recycle> {
 
 /// The number of shards of a pool: a few for each thread that can run, so that two rarely meet.
 pub(crate) fn shards() -> usize {
-    static SHARDS: Inherited<usize> = Inherited::new();
+    static SHARDS: InheritedCell<usize> = InheritedCell::new();
     *SHARDS.get_or_make(|| {
         let threads = std::thread::available_parallelism().map_or(MAX_SHARDS, usize::from);
         threads.saturating_mul(4).next_power_of_two().clamp(8, MAX_SHARDS)
@@ -111,7 +111,7 @@ impl<T: Recycle> PoolState<T> {
     }
 
     #[inline]
-    pub(crate) fn lease(&self, idle: Box<Idle<T>>, spare: bool) -> Lease<'_, T> {
+    pub(crate) fn lease(&self, idle: Box<IdleItem<T>>, spare: bool) -> Lease<'_, T> {
         Lease::new(self, idle, spare)
     }
 
@@ -192,8 +192,8 @@ impl<T: Recycle> PoolState<T> {
     /// Looks through all shards, this thread's first.
     pub(crate) fn steal(
         &self,
-        take: impl Fn(&Shard<T>) -> Option<Box<Idle<T>>>,
-    ) -> Option<Box<Idle<T>>> {
+        take: impl Fn(&Shard<T>) -> Option<Box<IdleItem<T>>>,
+    ) -> Option<Box<IdleItem<T>>> {
         let (home, shards) = (home(), self.shards.len());
         (0..shards).find_map(|i| take(self.shard((home + i) % shards)))
     }
@@ -211,7 +211,7 @@ impl<T: Recycle> PoolState<T> {
         self.created.fetch_add(1, Ordering::Relaxed);
         let mappings = item.mappings();
         let generation = fork::generation();
-        let idle = Idle {
+        let idle = IdleItem {
             item,
             resident: 0,
             mappings,
@@ -232,13 +232,13 @@ impl<T: Recycle> PoolState<T> {
     }
 
     #[inline]
-    pub(crate) fn give_back(&self, idle: Box<Idle<T>>, spare: bool) {
+    pub(crate) fn give_back(&self, idle: Box<IdleItem<T>>, spare: bool) {
         if std::thread::panicking() && !is(Bug::Unwound) {
             // The unwound code may have left the item in an unknown state.
             self.abandoned.fetch_add(1, Ordering::Relaxed);
             return self.discard(*idle);
         }
-        let mut returning = Returning::new(self, idle);
+        let mut returning = ReturnGuard::new(self, idle);
         if !returning.clean(spare) {
             return;
         }
@@ -255,7 +255,7 @@ impl<T: Recycle> PoolState<T> {
     /// Enters an item's new size into the accounts and trims it when the budget is passed; `false`
     /// when trimming failed and the item must go.
     #[cold]
-    pub(crate) fn account(&self, idle: &mut Idle<T>, now: usize) -> bool {
+    pub(crate) fn account(&self, idle: &mut IdleItem<T>, now: usize) -> bool {
         if self.resize(idle, now) <= self.limits.resident_bytes {
             return true;
         }
@@ -264,7 +264,7 @@ impl<T: Recycle> PoolState<T> {
     }
 
     /// Enters an item's new size into the accounts; returns the sum over all.
-    pub(crate) fn resize(&self, idle: &mut Idle<T>, now: usize) -> usize {
+    pub(crate) fn resize(&self, idle: &mut IdleItem<T>, now: usize) -> usize {
         let before = std::mem::replace(&mut idle.resident, now);
         self.budget.resize(before, now);
         if now > before {
@@ -275,7 +275,7 @@ impl<T: Recycle> PoolState<T> {
     }
 
     /// Trims an item and enters the rest into the accounts; `false` when it must be dropped.
-    pub(crate) fn trim(&self, idle: &mut Idle<T>) -> bool {
+    pub(crate) fn trim(&self, idle: &mut IdleItem<T>) -> bool {
         if idle.item.trim().is_err() {
             return false;
         }
@@ -285,8 +285,8 @@ impl<T: Recycle> PoolState<T> {
     }
 
     /// Takes an item out of the accounts.
-    pub(crate) fn strike(&self, idle: Idle<T>) -> T {
-        let Idle { item, resident, mappings, resets, .. } = idle;
+    pub(crate) fn strike(&self, idle: IdleItem<T>) -> T {
+        let IdleItem { item, resident, mappings, resets, .. } = idle;
         locked(&self.retired).join(&resets);
         self.resident.fetch_sub(resident, Ordering::Relaxed);
         self.budget.leave(Room { items: 1, bytes: resident, mappings });
@@ -294,7 +294,7 @@ impl<T: Recycle> PoolState<T> {
     }
 
     #[cold]
-    pub(crate) fn discard(&self, idle: Idle<T>) {
+    pub(crate) fn discard(&self, idle: IdleItem<T>) {
         let item = self.strike(idle);
         // Frees the place when the item is dropped, even if the drop panics.
         let _place = Reservation(self);
@@ -303,7 +303,7 @@ impl<T: Recycle> PoolState<T> {
 
     pub(crate) fn trim_idle(&self, ticks: u64) -> usize {
         let now = self.tick.fetch_add(1, Ordering::Relaxed) + 1;
-        let is_old = |idle: &Idle<T>| idle.resident > 0 && idle.since + ticks <= now;
+        let is_old = |idle: &IdleItem<T>| idle.resident > 0 && idle.since + ticks <= now;
         (0..self.shards.len()).map(|at| self.trim_where(at, is_old).0).sum()
     }
 
@@ -312,7 +312,7 @@ impl<T: Recycle> PoolState<T> {
     pub(crate) fn trim_where(
         &self,
         at: usize,
-        mut wanted: impl FnMut(&Idle<T>) -> bool,
+        mut wanted: impl FnMut(&IdleItem<T>) -> bool,
     ) -> (usize, usize) {
         let mut found = Vec::new();
         self.shard(at).for_each(|idle| {
@@ -324,7 +324,7 @@ impl<T: Recycle> PoolState<T> {
         for address in found {
             let ongoing = self.trims.begin(&self.gate);
             let taken = self.shard(at).take_at(address);
-            let mut returning = taken.map(|idle| Returning::new(self, idle));
+            let mut returning = taken.map(|idle| ReturnGuard::new(self, idle));
             // It ends before the item is dropped, whose code may wait for an item of this pool.
             let _ongoing = ongoing;
             let Some(returning) = &mut returning else { continue };
@@ -396,7 +396,7 @@ impl<T: Recycle> Evict for PoolState<T> {
     fn evict(&self, until: u64, keep: usize, wanted: &Room, freed: &mut Room) -> u64 {
         // Its items may be made and dropped meanwhile.
         let mut left = self.alive.load(Ordering::Relaxed).saturating_sub(keep);
-        let more = |idle: &Idle<T>| {
+        let more = |idle: &IdleItem<T>| {
             let goes = left > 0 && !freed.covers(wanted);
             if goes {
                 left -= 1;

@@ -15,7 +15,7 @@ use crate::sync::{AtomicPtr, Mutex, MutexGuard, Ordering, locked};
 use crate::{Recycle, ResetStats};
 
 /// An idle item and the pool's records of it. Boxed once, when the item is made.
-pub(crate) struct Idle<T> {
+pub(crate) struct IdleItem<T> {
     pub(crate) item: T,
     /// Its share of the resident bytes that the pool counts.
     pub(crate) resident: usize,
@@ -33,14 +33,14 @@ pub(crate) struct Idle<T> {
 
 struct Bucket<T> {
     key: usize,
-    idle: Vec<Box<Idle<T>>>,
+    idle: Vec<Box<IdleItem<T>>>,
 }
 
 /// Idle items, on separate cache lines (two, because processors fetch them in pairs).
 #[repr(align(128))]
 pub(crate) struct Shard<T> {
     /// The item that came back last, or null. The thread that swaps it out owns it.
-    last: AtomicPtr<Idle<T>>,
+    last: AtomicPtr<IdleItem<T>>,
     buckets: Mutex<Vec<Bucket<T>>>,
 }
 
@@ -59,7 +59,7 @@ impl<T> Drop for Shard<T> {
 impl<T> Shard<T> {
     /// Takes the item in the fast place, with any key.
     #[inline]
-    fn take_last(&self) -> Option<Box<Idle<T>>> {
+    fn take_last(&self) -> Option<Box<IdleItem<T>>> {
         // A read first: finding nothing must not make the cache line bounce between threads.
         if self.last.load(Ordering::Relaxed).is_null() {
             return None;
@@ -79,7 +79,7 @@ impl<T: Recycle> Shard<T> {
     /// Takes the warmest item of `key`. `returned` is called if an item of another key was out for
     /// a moment: a thread that looked for it then may have missed it.
     #[inline]
-    pub(crate) fn take(&self, key: usize, returned: impl FnOnce()) -> Option<Box<Idle<T>>> {
+    pub(crate) fn take(&self, key: usize, returned: impl FnOnce()) -> Option<Box<IdleItem<T>>> {
         match self.take_last() {
             Some(idle) if idle.item.key() == key || is(Bug::Key) => Some(idle),
             Some(other) => {
@@ -92,7 +92,7 @@ impl<T: Recycle> Shard<T> {
     }
 
     #[cold]
-    fn take_kept(&self, key: usize, other: Option<Box<Idle<T>>>) -> Option<Box<Idle<T>>> {
+    fn take_kept(&self, key: usize, other: Option<Box<IdleItem<T>>>) -> Option<Box<IdleItem<T>>> {
         let mut buckets = self.buckets();
         if let Some(other) = other {
             keep(&mut buckets, other);
@@ -107,7 +107,7 @@ impl<T: Recycle> Shard<T> {
     }
 
     /// Takes the coldest item of any key.
-    pub(crate) fn take_any(&self) -> Option<Box<Idle<T>>> {
+    pub(crate) fn take_any(&self) -> Option<Box<IdleItem<T>>> {
         let kept = {
             let mut buckets = self.buckets();
             let bucket = buckets.iter_mut().rev().find(|b| !b.idle.is_empty());
@@ -117,7 +117,7 @@ impl<T: Recycle> Shard<T> {
     }
 
     #[inline]
-    pub(crate) fn put(&self, idle: Box<Idle<T>>) {
+    pub(crate) fn put(&self, idle: Box<IdleItem<T>>) {
         let idle = Box::into_raw(idle);
         let placed = self.last.compare_exchange(
             std::ptr::null_mut(),
@@ -133,7 +133,7 @@ impl<T: Recycle> Shard<T> {
 
     /// The fast place is taken: the newcomer goes there, for it is warmer.
     #[cold]
-    fn put_kept(&self, idle: Box<Idle<T>>) {
+    fn put_kept(&self, idle: Box<IdleItem<T>>) {
         let former = self.last.swap(Box::into_raw(idle), Ordering::SeqCst);
         if !former.is_null() {
             // SAFETY: as in `take_last`.
@@ -142,7 +142,10 @@ impl<T: Recycle> Shard<T> {
     }
 
     /// Takes every idle item for which `wanted` holds.
-    pub(crate) fn take_where(&self, mut wanted: impl FnMut(&Idle<T>) -> bool) -> Vec<Box<Idle<T>>> {
+    pub(crate) fn take_where(
+        &self,
+        mut wanted: impl FnMut(&IdleItem<T>) -> bool,
+    ) -> Vec<Box<IdleItem<T>>> {
         let mut taken = Vec::new();
         let mut buckets = self.buckets();
         if let Some(last) = self.take_last() {
@@ -163,7 +166,7 @@ impl<T: Recycle> Shard<T> {
 
     /// Takes the item at an address that [`Shard::for_each`] gave out, unless it was used since.
     /// Another one may have the address by then.
-    pub(crate) fn take_at(&self, address: usize) -> Option<Box<Idle<T>>> {
+    pub(crate) fn take_at(&self, address: usize) -> Option<Box<IdleItem<T>>> {
         let mut buckets = self.buckets();
         buckets.iter_mut().find_map(|bucket| {
             let mut idle = bucket.idle.iter();
@@ -173,7 +176,7 @@ impl<T: Recycle> Shard<T> {
     }
 
     /// Puts an item back as the coldest one of its key.
-    pub(crate) fn put_cold(&self, idle: Box<Idle<T>>) {
+    pub(crate) fn put_cold(&self, idle: Box<IdleItem<T>>) {
         let mut buckets = self.buckets();
         let key = idle.item.key();
         match buckets.iter_mut().find(|b| b.key == key) {
@@ -183,7 +186,7 @@ impl<T: Recycle> Shard<T> {
     }
 
     /// Calls `look` with every idle item.
-    pub(crate) fn for_each(&self, mut look: impl FnMut(&Idle<T>)) {
+    pub(crate) fn for_each(&self, mut look: impl FnMut(&IdleItem<T>)) {
         let mut buckets = self.buckets();
         if let Some(last) = self.take_last() {
             keep(&mut buckets, last);
@@ -198,7 +201,7 @@ impl<T: Recycle> Shard<T> {
     }
 }
 
-fn keep<T: Recycle>(buckets: &mut Vec<Bucket<T>>, idle: Box<Idle<T>>) {
+fn keep<T: Recycle>(buckets: &mut Vec<Bucket<T>>, idle: Box<IdleItem<T>>) {
     let key = idle.item.key();
     match buckets.iter_mut().find(|b| b.key == key) {
         Some(bucket) => bucket.idle.push(idle),

@@ -35,7 +35,7 @@ use std::task::{Wake, Waker};
 use gate::{Gate, Turn};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Notify};
-use shard::{Idle, Shard};
+use shard::{IdleItem, Shard};
 
 /// Counts of resets, which the model does not use.
 #[derive(Default)]
@@ -79,17 +79,17 @@ impl World {
         Arc::new(Self { shard: Shard::default(), gate: Gate::new() })
     }
 
-    fn put(&self, idle: Box<Idle<Item>>) {
+    fn put(&self, idle: Box<IdleItem<Item>>) {
         self.shard.put(idle);
         self.gate.signal();
     }
 
-    fn try_take(&self, key: usize) -> Option<Box<Idle<Item>>> {
+    fn try_take(&self, key: usize) -> Option<Box<IdleItem<Item>>> {
         self.shard.take(key, || self.gate.signal())
     }
 
     /// Takes an item of `key`, and waits for one without a deadline.
-    fn take(&self, key: usize) -> Box<Idle<Item>> {
+    fn take(&self, key: usize) -> Box<IdleItem<Item>> {
         loop {
             if let Some(idle) = self.try_take(key) {
                 return idle;
@@ -99,7 +99,7 @@ impl World {
     }
 
     /// Takes an item of `key` as a task does.
-    fn take_as_task(&self, key: usize) -> Box<Idle<Item>> {
+    fn take_as_task(&self, key: usize) -> Box<IdleItem<Item>> {
         let alarm = std::sync::Arc::new(Alarm(Notify::new()));
         let (waker, mut turn) = (Waker::from(alarm.clone()), Turn::default());
         loop {
@@ -114,8 +114,8 @@ impl World {
     }
 }
 
-fn item(key: usize) -> Box<Idle<Item>> {
-    Box::new(Idle {
+fn item(key: usize) -> Box<IdleItem<Item>> {
+    Box::new(IdleItem {
         item: Item { key, memory: UnsafeCell::new(0) },
         resident: 0,
         mappings: 0,
@@ -126,7 +126,7 @@ fn item(key: usize) -> Box<Idle<Item>> {
     })
 }
 
-fn write(idle: &Idle<Item>) {
+fn write(idle: &IdleItem<Item>) {
     // SAFETY: loom checks that accesses are ordered, which is the purpose of the test.
     idle.item.memory.with_mut(|value| unsafe { *value += 1 });
 }

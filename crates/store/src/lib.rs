@@ -16,7 +16,7 @@
 //! therefore written once, made read-only and never touched again.
 //!
 //! ```
-//! use afresh_store::{GuestBuild, MemoryPages, SaveOptions, Store};
+//! use afresh_store::{GuestBuild, MemoryPages, SaveRequest, Store};
 //!
 //! let directory = tempfile::tempdir()?;
 //! let store = Store::create(directory.path().join("store"))?;
@@ -26,7 +26,7 @@
 //!     engine: "example 1.0".to_owned(),
 //!     cpu: Vec::new(),
 //! };
-//! let id = store.save("warm", &MemoryPages(b"warm".to_vec()), &SaveOptions::new(build))?;
+//! let id = store.save("warm", &MemoryPages(b"warm".to_vec()), &SaveRequest::new(build))?;
 //!
 //! let snapshot = store.load("warm")?;
 //! assert_eq!((snapshot.id(), snapshot.pages()), (id, 1));
@@ -77,4 +77,4 @@ pub use snapshots::turns::Turns;
 pub use turn::{Journal, Patch, Signer, Turn, TurnBuilder, TurnPiece};
 pub use writing::compact::CompactOptions;
 pub use writing::fold::FoldOptions;
-pub use writing::save::SaveOptions;
+pub use writing::save::{SaveRequest, SnapshotOptions};

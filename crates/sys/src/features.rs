@@ -10,7 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::Inherited;
+use crate::InheritedCell;
 
 /// A kernel facility that some strategy needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,7 +104,7 @@ impl Features {
     /// An unknown name in the variable is reported on standard error and otherwise ignored: a
     /// misspelt mask must not take a service down, nor pass silently.
     pub fn host() -> &'static Features {
-        static HOST: Inherited<Features> = Inherited::new();
+        static HOST: InheritedCell<Features> = InheritedCell::new();
         HOST.get().unwrap_or_else(|| {
             let (features, short) = Self::probe();
             if short { features.for_now() } else { HOST.get_or_make(|| features) }

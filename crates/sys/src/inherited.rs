@@ -10,13 +10,13 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A value that is made on first use, and stays; no caller waits.
-pub struct Inherited<T> {
+pub struct InheritedCell<T> {
     value: AtomicPtr<T>,
     /// It owns the value.
     _owned: PhantomData<Box<T>>,
 }
 
-impl<T: Send + Sync> Inherited<T> {
+impl<T: Send + Sync> InheritedCell<T> {
     /// An empty cell.
     #[must_use]
     pub const fn new() -> Self {
@@ -65,7 +65,7 @@ impl<T: Send + Sync> Inherited<T> {
     }
 }
 
-impl<T> Drop for Inherited<T> {
+impl<T> Drop for InheritedCell<T> {
     fn drop(&mut self) {
         let value = *self.value.get_mut();
         if !value.is_null() {
@@ -75,27 +75,27 @@ impl<T> Drop for Inherited<T> {
     }
 }
 
-impl<T: Send + Sync> From<T> for Inherited<T> {
+impl<T: Send + Sync> From<T> for InheritedCell<T> {
     fn from(value: T) -> Self {
         Self { value: AtomicPtr::new(Box::into_raw(Box::new(value))), _owned: PhantomData }
     }
 }
 
-impl<T: Send + Sync> Default for Inherited<T> {
+impl<T: Send + Sync> Default for InheritedCell<T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T> fmt::Debug for Inherited<T> {
+impl<T> fmt::Debug for InheritedCell<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inherited").finish_non_exhaustive()
+        f.debug_struct("InheritedCell").finish_non_exhaustive()
     }
 }
 
 // SAFETY: the cell returns shared references to a `T` that one thread made; `T` must be both
 // wherever a value can be reached.
-unsafe impl<T: Send + Sync> Sync for Inherited<T> {}
+unsafe impl<T: Send + Sync> Sync for InheritedCell<T> {}
 
 #[cfg(test)]
 mod tests {
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn all_who_come_first_see_one_value() {
-        static CELL: Inherited<usize> = Inherited::new();
+        static CELL: InheritedCell<usize> = InheritedCell::new();
         let seen: Vec<usize> = std::thread::scope(|scope| {
             let threads: Vec<_> =
                 (0..8).map(|at| scope.spawn(move || *CELL.get_or_make(|| at))).collect();
@@ -116,20 +116,20 @@ mod tests {
     #[test]
     fn a_value_is_set_once_and_dropped_with_its_cell() {
         let value = std::sync::Arc::new(5);
-        let cell = Inherited::new();
+        let cell = InheritedCell::new();
         assert!(cell.get().is_none());
         cell.set(value.clone()).unwrap();
         assert!(cell.set(value.clone()).is_err());
         assert_eq!(std::sync::Arc::strong_count(&value), 2);
         drop(cell);
         assert_eq!(std::sync::Arc::strong_count(&value), 1);
-        assert_eq!(**Inherited::from(value).get_or_make(std::sync::Arc::default), 5);
+        assert_eq!(**InheritedCell::from(value).get_or_make(std::sync::Arc::default), 5);
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "forks")]
     fn a_child_does_not_wait_for_a_thread_of_its_parent_that_makes_the_value() {
-        let cell = Inherited::new();
+        let cell = InheritedCell::new();
         let (begun, has_begun) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {

@@ -14,7 +14,7 @@
 //! * [`futex`]: waiting for a word to change.
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to the owner of the range.
 //! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
-//! * [`fork`]: whether this process was forked since; [`PerProcess`] and [`Inherited`]: statics
+//! * [`fork`]: whether this process was forked since; [`PerProcess`] and [`InheritedCell`]: statics
 //!   that a child makes anew, or keeps; [`Worker`]: a thread that is not in the child.
 //! * [`withhold`]: memory that forked children do not get.
 //! * [`ZeroPageSource`]: where zero memory may come from, other than the kernel's faults.
@@ -89,13 +89,13 @@ pub use imp::termination;
 pub use imp::usage;
 pub use imp::{
     Advice, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent, UffdMode,
-    Withheld, withhold, withhold_all,
+    WithholdGuard, withhold, withhold_all,
 };
 #[cfg(all(feature = "socket", not(miri)))]
 pub use imp::{MappingKind, ProcessMemory};
 #[cfg(not(miri))]
 pub use imp::{merges_memory, poll, random};
-pub use inherited::Inherited;
+pub use inherited::InheritedCell;
 pub use page::{HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, page_align_up};
 pub use per_process::PerProcess;
 pub use stock::ZeroPageSource;

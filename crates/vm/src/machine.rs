@@ -10,7 +10,7 @@ use std::ffi::c_ulong;
 use std::sync::Arc;
 
 use afresh_memory::{Feature, Features};
-use afresh_sys::Inherited;
+use afresh_sys::InheritedCell;
 use afresh_sys::errno::{EACCES, EFAULT, EINTR, ENODEV, ENOENT, ENXIO, EPERM};
 use afresh_sys::kvm::{
     self, DirtyRing, KickSignal, StopFlag, dirty_ring_limit, enable_dirty_ring,
@@ -44,7 +44,7 @@ struct Host {
 }
 
 fn host() -> Result<&'static Host, KvmError> {
-    static HOST: Inherited<Host> = Inherited::new();
+    static HOST: InheritedCell<Host> = InheritedCell::new();
     if let Some(host) = HOST.get() {
         return Ok(host);
     }
@@ -146,7 +146,7 @@ const TRAP: u64 = 1 << 8;
 const FINISHING_RUNS: usize = 16;
 
 /// Extended state of a new vCPU, the same for all.
-static FRESH_XSAVE: Inherited<[u32; 1024]> = Inherited::new();
+static FRESH_XSAVE: InheritedCell<[u32; 1024]> = InheritedCell::new();
 
 /// A machine.
 #[derive(Debug)]

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use afresh_memory::Strategy;
-use afresh_sys::Inherited;
+use afresh_sys::InheritedCell;
 
 use crate::abi::{ABI_VERSION, CALL_READY, PORT};
 use crate::config::Config;
@@ -39,7 +39,7 @@ enum CpuBehaviour {
 }
 
 fn probe_behaviour() -> Result<&'static CpuBehaviour, KvmError> {
-    static FOUND: Inherited<CpuBehaviour> = Inherited::new();
+    static FOUND: InheritedCell<CpuBehaviour> = InheritedCell::new();
     if let Some(found) = FOUND.get() {
         return Ok(found);
     }

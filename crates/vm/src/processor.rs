@@ -5,7 +5,7 @@
 //! host's, for the meaning of some instructions depends on them. May break it: a feature bit
 //! outside the leaves below; those leaves are not shown.
 
-use afresh_sys::Inherited;
+use afresh_sys::InheritedCell;
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub(crate) struct Processor {
     /// The extended state that it may use.
     pub(crate) xcr0: u64,
     /// Model-specific registers of a vCPU that never ran, read at the first comparison.
-    pub(crate) fresh_msrs: Inherited<BTreeMap<u32, u64>>,
+    pub(crate) fresh_msrs: InheritedCell<BTreeMap<u32, u64>>,
 }
 
 fn value(entry: &kvm_cpuid_entry2, register: Register) -> u32 {
@@ -91,7 +91,7 @@ impl Processor {
         let cpuid = CpuId::from_entries(&entries).map_err(|_| KvmError::Lacks("room for CPUID"))?;
         let xsave = template.has("xsave");
         let extended = if xsave { ExtendedState::Xsave } else { ExtendedState::Fxsave };
-        Ok(Self { template, cpuid, extended, xcr0, fresh_msrs: Inherited::new() })
+        Ok(Self { template, cpuid, extended, xcr0, fresh_msrs: InheritedCell::new() })
     }
 }
 

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use afresh_memory::{Image, ImageBuilder, ImageError, PageRange};
-use afresh_sys::Inherited;
+use afresh_sys::InheritedCell;
 
 use crate::PAGE;
 use crate::elf::Program;
@@ -51,13 +51,13 @@ pub(crate) struct ProgramFile {
     len: usize,
     /// Empty where the pages are known from the beginning.
     bytes: Arc<[u8]>,
-    digest: Inherited<[u8; 32]>,
-    pages: Inherited<Image>,
+    digest: InheritedCell<[u8; 32]>,
+    pages: InheritedCell<Image>,
 }
 
 impl ProgramFile {
     pub(crate) fn new(bytes: &[u8]) -> Self {
-        let (digest, pages) = (Inherited::new(), Inherited::new());
+        let (digest, pages) = (InheritedCell::new(), InheritedCell::new());
         Self { len: bytes.len(), bytes: bytes.into(), digest, pages }
     }
 

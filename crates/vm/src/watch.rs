@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use afresh_sys::kvm::{KickSignal, StopFlag, install_kick_handler};
-use afresh_sys::{Inherited, PerProcess, fork, host};
+use afresh_sys::{InheritedCell, PerProcess, fork, host};
 
 /// No call is running.
 const IDLE: u64 = 0;
@@ -199,7 +199,7 @@ fn this_thread() -> i32 {
 }
 
 fn epoch() -> Instant {
-    static EPOCH: Inherited<Instant> = Inherited::new();
+    static EPOCH: InheritedCell<Instant> = InheritedCell::new();
     *EPOCH.get_or_make(Instant::now)
 }
 

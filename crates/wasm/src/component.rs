@@ -34,7 +34,7 @@ use crate::engine::linear::{GuestMemory, Shape, record_memories};
 use crate::guest::{Guest, GuestOptions, WarmUp};
 use crate::host::Host;
 use crate::host::clock::Clock;
-use crate::lease::leasing::at_once;
+use crate::lease::acquire::at_once;
 use crate::warm::compare::Comparison;
 use crate::warm::fresh::FreshMemories;
 use crate::warm::frozen::Program;

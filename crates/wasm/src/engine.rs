@@ -16,7 +16,7 @@ use std::time::Duration;
 use afresh_frames::{ProcessStage, ThrottledSource};
 use afresh_memory::ZeroPageSource;
 use afresh_rewrite::linear_stack;
-use afresh_sys::{Inherited, PerProcess, fork, host};
+use afresh_sys::{InheritedCell, PerProcess, fork, host};
 
 use crate::LoadError;
 use crate::engine::address_space::Space;
@@ -158,7 +158,7 @@ impl EngineConfig {
             false => wasm.concurrency_support(false),
         };
         // Compilation is spread over threads that the first engine started, and that no child has.
-        static FIRST: Inherited<u32> = Inherited::new();
+        static FIRST: InheritedCell<u32> = InheritedCell::new();
         let generation = fork::generation();
         if *FIRST.get_or_make(|| generation) != generation {
             wasm.parallel_compilation(false);

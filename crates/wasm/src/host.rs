@@ -35,7 +35,7 @@ use afresh_files::Tree;
 use crate::LoadError;
 use crate::engine::call_path::CallPath;
 use crate::host::clock::Clock;
-use crate::host::files::{Files, Live};
+use crate::host::files::{Files, LiveFiles};
 use crate::host::watch::{StopHandle, Watch};
 
 pub use limiter::Limiter;
@@ -169,7 +169,7 @@ pub struct Host {
     /// The files that this store starts from, of a session or of a lease with its own files.
     start: Option<Files>,
     /// Its files, once used.
-    live: Option<Live>,
+    live: Option<LiveFiles>,
     stdout: Option<MemoryOutputPipe>,
     stderr: Option<MemoryOutputPipe>,
     generation: u64,
@@ -454,12 +454,12 @@ impl Host {
 
     /// The files of the guest: those of the warm state until the call changes them, or the host
     /// directories of its options.
-    pub(crate) fn live(&mut self) -> Live {
+    pub(crate) fn live(&mut self) -> LiveFiles {
         if let Some(live) = &self.live {
             return live.clone();
         }
         let live = match self.start() {
-            Some(files) => Live::of_tree(files),
+            Some(files) => LiveFiles::of_tree(files),
             None => {
                 let wasi = self.own.as_ref().unwrap_or(&self.parts.wasi);
                 let files = wasi.open_directories().unwrap_or_else(|error| {
@@ -468,14 +468,14 @@ impl Host {
                     self.failure = Some(error);
                     Files::none()
                 });
-                Live::on_host(files)
+                LiveFiles::on_host(files)
             }
         };
         self.live.insert(live).clone()
     }
 
     /// Files of a guest without a tree, once used.
-    pub(crate) fn live_on_host(&self) -> Option<&Live> {
+    pub(crate) fn live_on_host(&self) -> Option<&LiveFiles> {
         self.live.as_ref().filter(|live| live.granted_descriptors().is_some())
     }
 

@@ -1,10 +1,10 @@
 //! Leases: an instance in the warm state, for the time of a call.
 
-pub(crate) mod asynchronous;
+pub(crate) mod acquire;
+pub(crate) mod async_calls;
 pub(crate) mod bytes;
-pub(crate) mod freezing;
-pub(crate) mod leasing;
-pub(crate) mod live;
+pub(crate) mod freeze;
+pub(crate) mod leased_instance;
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::engine::call_path::{CallPath, drive};
 use crate::engine::linear::GuestMemory;
 use crate::host::Host;
 use crate::host::uniqueness::{entropy, next_generation};
-use crate::lease::live::{Live, Parts};
+use crate::lease::leased_instance::{InstanceParts, LeasedInstance};
 use crate::warm::Inner;
 use crate::warm::compare::Comparison;
 use crate::{CallError, LoadError, StopHandle, WarmError};
@@ -27,7 +27,7 @@ use crate::{CallError, LoadError, StopHandle, WarmError};
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping
 /// it undoes them all.
 pub struct Lease<'a> {
-    pub(crate) live: Live<'a>,
+    pub(crate) live: LeasedInstance<'a>,
     pub(crate) warm: &'a Inner,
     /// The limits of each of its calls.
     pub(crate) limits: CallLimits,
@@ -51,14 +51,14 @@ impl std::fmt::Debug for Lease<'_> {
 
 impl<'a> Lease<'a> {
     #[inline]
-    pub(crate) fn begin(warm: &'a Inner, live: Live<'a>, limits: CallLimits) -> Self {
+    pub(crate) fn begin(warm: &'a Inner, live: LeasedInstance<'a>, limits: CallLimits) -> Self {
         let mut lease = Self { live, warm, limits, cut_short: false, keep: None };
         lease.host_mut().set_generation(next_generation());
         lease
     }
 
     /// A lease of an instance that continues where it was.
-    pub(crate) fn resume(warm: &'a Inner, live: Live<'a>) -> Self {
+    pub(crate) fn resume(warm: &'a Inner, live: LeasedInstance<'a>) -> Self {
         Self { live, warm, limits: warm.limits, cut_short: false, keep: None }
     }
 
@@ -108,7 +108,7 @@ impl<'a> Lease<'a> {
             return Err(CallError::CutOff);
         }
         let (way, limits) = (self.warm.way, self.limits);
-        let Parts { mut store, instance, known, unfinished } = self.live.parts();
+        let InstanceParts { mut store, instance, known, unfinished } = self.live.parts();
         let once;
         let func = match known {
             Some(known) => known.find(&mut store, instance, entry)?,
@@ -178,7 +178,7 @@ impl<'a> Lease<'a> {
         arguments: &[Val],
     ) -> Result<Vec<Val>, CallError> {
         let (way, limits) = (self.warm.way, self.limits);
-        let Parts { mut store, instance, unfinished, .. } = self.live.parts();
+        let InstanceParts { mut store, instance, unfinished, .. } = self.live.parts();
         *unfinished = true;
         limits.apply(&mut store);
         let result = call_dynamic(way, &mut store, instance, name, arguments, limits).await;
@@ -196,7 +196,7 @@ impl<'a> Lease<'a> {
             )));
         }
         let memory = self.memory_at(address, len)?;
-        let Parts { store, .. } = self.live.parts();
+        let InstanceParts { store, .. } = self.live.parts();
         memory.write(store, address, input).map_err(|_| {
             CallError::Interface(format!(
                 "the guest made room at {address:#x}, and {len} bytes there are outside its memory"
@@ -209,7 +209,7 @@ impl<'a> Lease<'a> {
         let packed = packed as u64;
         let (address, len) = ((packed >> 32) as usize, (packed & 0xffff_ffff) as usize);
         let memory = self.memory_at(address, len)?;
-        let Parts { store, .. } = self.live.parts();
+        let InstanceParts { store, .. } = self.live.parts();
         let data = memory.data(&store);
         let answer = address.checked_add(len).and_then(|end| data.get(address..end));
         answer.map(<[u8]>::to_vec).ok_or_else(|| {
@@ -235,7 +235,7 @@ impl<'a> Lease<'a> {
             return Ok(handle);
         }
         let export = self.warm.memory.ok_or_else(none)?;
-        let Parts { store, instance, .. } = self.live.parts();
+        let InstanceParts { store, instance, .. } = self.live.parts();
         match instance.get_module_export(store, &export) {
             Some(Extern::Memory(memory)) => Ok(memory),
             _ => Err(none()),
@@ -248,7 +248,7 @@ impl<'a> Lease<'a> {
     /// [`CallError::Interface`] outside the memory.
     pub fn read_memory(&mut self, address: usize, out: &mut [u8]) -> Result<(), CallError> {
         let memory = self.memory_at(address, out.len())?;
-        let Parts { store, .. } = self.live.parts();
+        let InstanceParts { store, .. } = self.live.parts();
         memory
             .read(store, address, out)
             .map_err(|e| CallError::Interface(format!("reading {address:#x}: {e}")))
@@ -260,7 +260,7 @@ impl<'a> Lease<'a> {
     /// [`CallError::Interface`] outside the memory.
     pub fn write_memory(&mut self, address: usize, bytes: &[u8]) -> Result<(), CallError> {
         let memory = self.memory_at(address, bytes.len())?;
-        let Parts { store, .. } = self.live.parts();
+        let InstanceParts { store, .. } = self.live.parts();
         memory
             .write(store, address, bytes)
             .map_err(|e| CallError::Interface(format!("writing {address:#x}: {e}")))

@@ -28,8 +28,8 @@ use crate::engine::linear::{GuestMemory, MemoryPolicy};
 use crate::host::files::Files;
 use crate::host::{Host, descriptors};
 use crate::lease::Lease;
-use crate::lease::leasing::at_once;
-use crate::lease::live::Live;
+use crate::lease::acquire::at_once;
+use crate::lease::leased_instance::LeasedInstance;
 use crate::warm::Inner;
 use crate::warm::ownership::{Ownership, SessionInstance};
 use crate::warm::pools::Pools;
@@ -339,7 +339,8 @@ impl Session {
     /// Gives the instance a generation and entropy that no other has.
     fn begin(&mut self) -> Result<(), WarmError> {
         let inner = &*self.warm.inner;
-        let live = Live::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance)));
+        let live =
+            LeasedInstance::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance)));
         let mut lease = Lease::begin(inner, live, inner.limits);
         at_once(lease.prepare())
     }
@@ -358,7 +359,7 @@ impl Session {
         }
         Lease::resume(
             &self.warm.inner,
-            Live::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance))),
+            LeasedInstance::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance))),
         )
     }
 

@@ -33,6 +33,8 @@ pub(super) fn build(platform: &str, profile: &str, to: &Path) -> Result<PathBuf>
     build.current_dir(python::package()).args(["-m", "maturin", "build", "--locked", "--zig"]);
     build.args(["--profile", profile, "--target", target, "--compatibility", platform]);
     build.env("SOURCE_DATE_EPOCH", time()?).env("RUSTFLAGS", super::flags()?);
+    // maturin asks the `python3` of the path for zig otherwise, which need not be this one.
+    build.env("CARGO_ZIGBUILD_PYTHON_PATH", &inside);
     run(build.arg("--out").arg(to))?;
     let wheel = to.join(name(env!("CARGO_PKG_VERSION"), platform));
     if platform == MANYLINUX {

@@ -105,7 +105,8 @@ impl AsyncLease {
     ///
     /// # Errors
     /// As [`Lease::call`](crate::Lease::call); [`LeaseError::Closed`] after a call that was
-    /// dropped, [`LeaseError::Create`] when the host has no thread for it.
+    /// dropped, [`LeaseError::Create`] when the host has no thread for it, which leaves the lease
+    /// as it was.
     pub async fn call<'f>(
         &mut self,
         function: impl Into<Entry<'f>>,
@@ -199,7 +200,13 @@ impl AsyncLease {
     ) -> Result<T, CallError> {
         let mut lease = self.lease.take().ok_or(LeaseError::Closed)?;
         let stop = dispatch!(Instance, &mut lease.instance, live => live.call_stopper());
-        let call = BlockingCall::start(lease, stop, call)?;
+        let call = match BlockingCall::start(lease, stop, call) {
+            Ok(call) => call,
+            Err((lease, error)) => {
+                self.lease = Some(lease);
+                return Err(error.into());
+            }
+        };
         let (lease, answer) = poll_fn(|context| call.poll(context)).await;
         self.lease = Some(lease);
         answer
@@ -282,7 +289,7 @@ type Outcome<T> = std::thread::Result<(OwnedLease, Result<T, CallError>)>;
 /// The stage of a call on another thread, with the waker of the task that awaits it.
 enum Stage<T> {
     /// It waits for its thread.
-    Queued(Option<Waker>),
+    Queued(Box<OwnedLease>, Option<Waker>),
     Running(Option<Waker>),
     Done(Box<Outcome<T>>),
     /// Nothing awaits it.
@@ -293,7 +300,7 @@ impl<T> Stage<T> {
     /// The place of the waker, until the call is done.
     fn waker_mut(&mut self) -> Option<&mut Option<Waker>> {
         match self {
-            Self::Queued(waker) | Self::Running(waker) => Some(waker),
+            Self::Queued(_, waker) | Self::Running(waker) => Some(waker),
             Self::Done(_) | Self::Dropped => None,
         }
     }
@@ -314,18 +321,16 @@ fn locked<T>(stage: &Mutex<Stage<T>>) -> MutexGuard<'_, Stage<T>> {
 }
 
 impl<T: Send + 'static> BlockingCall<T> {
+    /// Queues a call. Without a thread for it, the lease comes back with the cause.
     fn start(
         lease: OwnedLease,
         stop: StopCall,
         call: impl FnOnce(&mut OwnedLease) -> Result<T, CallError> + Send + 'static,
-    ) -> Result<Self, LeaseError> {
-        let stage = Arc::new(Mutex::new(Stage::Queued(None)));
+    ) -> Result<Self, (OwnedLease, LeaseError)> {
+        let stage = Arc::new(Mutex::new(Stage::Queued(Box::new(lease), None)));
         let shared = Arc::clone(&stage);
         let run = move || {
-            if !begin(&shared) {
-                return;
-            }
-            let mut lease = lease;
+            let Some(mut lease) = begin(&shared) else { return };
             let answer = catch_unwind(AssertUnwindSafe(|| call(&mut lease)));
             let outcome = match answer {
                 Ok(answer) => Ok((lease, answer)),
@@ -337,8 +342,13 @@ impl<T: Send + 'static> BlockingCall<T> {
             };
             finish(&shared, outcome);
         };
-        let job = run_blocking(run).map_err(|error| LeaseError::Create(error.into()))?;
-        Ok(Self { stage, job, stop })
+        match run_blocking(run) {
+            Ok(job) => Ok(Self { stage, job, stop }),
+            Err(error) => {
+                let lease = begin(&stage).expect("a call that no thread took waits");
+                Err((lease, LeaseError::Create(error.into())))
+            }
+        }
     }
 
     fn poll(&self, context: &Context<'_>) -> Poll<(OwnedLease, Result<T, CallError>)> {
@@ -361,12 +371,19 @@ impl<T: Send + 'static> BlockingCall<T> {
     }
 }
 
-/// Begins a call; `false` where nothing awaits it any more.
-fn begin<T>(stage: &Mutex<Stage<T>>) -> bool {
+/// Begins a call with its lease; `None` where nothing awaits it any more.
+fn begin<T>(stage: &Mutex<Stage<T>>) -> Option<OwnedLease> {
     let mut stage = locked(stage);
-    let Stage::Queued(waker) = &mut *stage else { return false };
-    *stage = Stage::Running(waker.take());
-    true
+    match std::mem::replace(&mut *stage, Stage::Dropped) {
+        Stage::Queued(lease, waker) => {
+            *stage = Stage::Running(waker);
+            Some(*lease)
+        }
+        last => {
+            *stage = last;
+            None
+        }
+    }
 }
 
 /// Hands the outcome over, or drops it where nothing awaits it: the instance comes back then.
@@ -393,8 +410,7 @@ impl<T> Drop for BlockingCall<T> {
             (self.stop)();
         }
         drop(stage);
-        if matches!(last, Stage::Queued(_)) {
-            // If a thread took it meanwhile, that thread drops the lease.
+        if matches!(last, Stage::Queued(..)) {
             self.job.withdraw();
         }
         drop(last);

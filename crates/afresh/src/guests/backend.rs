@@ -13,13 +13,13 @@ mod machine;
 #[cfg(not(feature = "vm"))]
 #[path = "backend/machine_absent.rs"]
 mod machine;
-#[cfg(any(feature = "vm", feature = "linux"))]
-mod pooled;
 #[cfg(feature = "linux")]
 mod program;
 #[cfg(not(feature = "linux"))]
 #[path = "backend/program_absent.rs"]
 mod program;
+#[cfg(any(feature = "vm", feature = "linux"))]
+mod reset_pool;
 mod session_line;
 mod traits;
 #[cfg(feature = "wasm")]

@@ -58,10 +58,11 @@ impl CallOptions {
         self
     }
 
-    /// Maximum bytes to which each memory and table of a Wasm guest grows in the call. The guest
-    /// must have been opened with [`Options::memory`](crate::Options::memory), and this may be more
-    /// or less. Memory that is larger already stays, and growth beyond the limit fails as where
-    /// memory runs out. Other kinds of guests refuse it.
+    /// Maximum memory of the guest in the call, more or less than that of its guest: the size of
+    /// each memory and table of a Wasm guest, and the memory that the processes of a Linux program
+    /// map together. Memory that is larger already stays, and growth beyond the limit fails as
+    /// where memory runs out. A Wasm guest must have been opened with
+    /// [`Options::memory`](crate::Options::memory). A micro-VM refuses this option.
     ///
     /// A state that grew beyond the limit of its guest is saved like any other, and only opens
     /// again with a limit that it fits.
@@ -97,7 +98,7 @@ impl LeaseOptions {
         self
     }
 
-    /// Maximum bytes of each memory in each of its calls; as [`CallOptions::memory`].
+    /// Maximum memory of the guest in each of its calls; as [`CallOptions::memory`].
     pub fn memory(mut self, bytes: u64) -> Self {
         self.calls = self.calls.memory(bytes);
         self

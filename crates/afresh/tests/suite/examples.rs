@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use afresh::Reference;
-use afresh::store::{FilePages, GuestBuild, SaveOptions, Store};
+use afresh::store::{FilePages, GuestBuild, SaveRequest, Store};
 use afresh_sys::{Interest, PAGE_SIZE, PageRange, Protection, Reservation, Uffd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -123,7 +123,7 @@ fn the_pager_serves_a_monitor() {
     };
     let path = dir.path().join("store");
     let store = Store::create(&path).unwrap();
-    store.save("base", &FilePages::open(&raw).unwrap(), &SaveOptions::new(build)).unwrap();
+    store.save("base", &FilePages::open(&raw).unwrap(), &SaveRequest::new(build)).unwrap();
     let snapshot: Reference = format!("{}@base", path.display()).parse().unwrap();
     let socket = dir.path().join("socket");
     let mut child = None;

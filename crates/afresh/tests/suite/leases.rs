@@ -356,6 +356,31 @@ const CALLER: &str = r#"(module
         (i32.load (i32.const 0))))"#;
 
 #[test]
+fn a_call_that_finds_no_thread_leaves_its_lease_as_it_was() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    let name = "leases::a_call_that_finds_no_thread_leaves_its_lease_as_it_was";
+    afresh_sys::alone(name, || {
+        let guest = guest(&Options::new());
+        block_on(async {
+            let mut lease = guest.lease_async().await.unwrap();
+            lease.get_mut().unwrap().ask(&add("5")).unwrap();
+            let limit = getrlimit(Resource::As);
+            // There is no room for the stack of a thread.
+            setrlimit(Resource::As, Rlimit { current: Some(1), ..limit }).unwrap();
+            let refused = lease.ask(add("1")).await;
+            setrlimit(Resource::As, limit).unwrap();
+            assert!(
+                matches!(&refused, Err(CallError::Lease(LeaseError::Create(_)))),
+                "{refused:?}"
+            );
+            assert!(!lease.is_closed());
+            assert_eq!(lease.ask(add("1")).await.unwrap().text(), "6");
+        });
+    });
+}
+
+#[test]
 fn an_asynchronous_guest_is_called_in_the_task_itself() {
     let open = Arc::new(AtomicBool::new(false));
     let gate = Arc::clone(&open);

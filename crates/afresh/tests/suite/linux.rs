@@ -350,3 +350,55 @@ fn a_dropped_call_of_a_task_ends_the_program_and_an_option_its_time() {
         b"a\n"
     );
 }
+
+/// Grows a variable of the shell to 64 MiB, and returns its length.
+const GROW: &[u8] = b"a=aaaaaaaa; for i in 0 1 2 3 4 5 6 7 8 9 a b c d e f g h i j k l m; do a=$a$a; done; echo ${#a}\n";
+/// The answer.
+const GROWN: &[u8] = b"67108864\n";
+
+#[test]
+fn a_memory_limit_of_a_call_goes_before_those_of_its_lease_and_its_program() {
+    const LARGE: u64 = 1 << 30;
+    const SMALL: u64 = 32 << 20;
+    let limit = |bytes| CallOptions::new().memory(bytes);
+    let fails = |answer: Result<Vec<u8>, CallError>| {
+        assert!(matches!(&answer, Err(CallError::Guest { .. })), "{answer:?}");
+    };
+    let limits = Limits { items: 1, ..Limits::default() };
+    let options = Options::new().limits(limits);
+    let Some(guest) = opened(afresh::open("/bin/sh", &options)) else { return };
+    assert_eq!(guest.call("", GROW).unwrap(), GROWN);
+    fails(guest.call_with("", GROW, &limit(SMALL)));
+    // The limit of a call is over with it, and so is that of a lease.
+    assert_eq!(guest.call("", GROW).unwrap(), GROWN);
+    let small = LeaseOptions::new().memory(SMALL);
+    fails(guest.lease_with(&small).unwrap().call("", GROW));
+    let mut lease = guest.lease_with(&small).unwrap();
+    assert_eq!(lease.call_with("", GROW, &limit(LARGE)).unwrap(), GROWN);
+    assert_eq!(lease.as_program().unwrap().memory_limit(), SMALL);
+    fails(lease.call("", b"b=$a; echo ${#b}\n"));
+    drop(lease);
+    assert_eq!(guest.call("", GROW).unwrap(), GROWN);
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let mut lease = guest.lease_async_with(&LeaseOptions::new()).await.unwrap();
+        fails(lease.call_with("", GROW, &limit(SMALL)).await);
+    });
+
+    let Some(guest) = opened(afresh::open("/bin/sh", &options.memory(SMALL))) else { return };
+    fails(guest.call("", GROW));
+    assert_eq!(guest.call_with("", GROW, &limit(LARGE)).unwrap(), GROWN);
+    let mut session = guest.session().unwrap();
+    assert_eq!(session.call_with("", GROW, &limit(LARGE)).unwrap(), GROWN);
+    // The state keeps memory that it has, and has the limit of its program again.
+    assert_eq!(session.call("", b"echo on\n").unwrap(), b"on\n");
+    session
+        .with(|lease| {
+            assert_eq!(lease.as_program().unwrap().memory_limit(), SMALL);
+            Ok::<_, SessionError>(())
+        })
+        .unwrap();
+    let mut fork = session.fork(1).unwrap().remove(0);
+    fork.call("", b"b=$a; echo ${#b}\n").unwrap_err();
+}

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use afresh_store::{MemoryPages, SaveOptions, Store};
+use afresh_store::{MemoryPages, SaveRequest, Store};
 use afresh_sys::PAGE_SIZE;
 use anyhow::Result;
 use serde_json::json;
@@ -23,7 +23,7 @@ const MEMORY_DIR: &str = "/dev/shm";
 const MIN_ROUNDS: usize = 31;
 
 /// Saves the delta, with the write of its pages alone as the rival.
-pub(super) fn run(options: &Options, save: &SaveOptions, sink: &mut Sink<'_>) -> Result<()> {
+pub(super) fn run(options: &Options, save: &SaveRequest, sink: &mut Sink<'_>) -> Result<()> {
     let scratch = match Scratch::new(Path::new(MEMORY_DIR)) {
         Ok(scratch) => scratch,
         Err(error) => {
@@ -50,9 +50,9 @@ pub(super) fn run(options: &Options, save: &SaveOptions, sink: &mut Sink<'_>) ->
             .collect();
         plain.time(|| write_and_sync(&file, &pages))?;
         let mut saving = save.clone();
-        saving.parent = Some(store.load("whole")?);
-        saving.changed = Some(changed);
-        saving.compared = true;
+        saving.options.parent = Some(store.load("whole")?);
+        saving.options.changed = Some(changed);
+        saving.options.compared = true;
         delta.time(|| Ok(store.save("delta", &memory, &saving)?))?;
     }
     for way in [&plain, &delta] {

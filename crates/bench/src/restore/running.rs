@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use afresh_memory::{ImageBuilder, Slot, SlotConfig};
 use afresh_pager::SnapshotSource;
 use afresh_pager::vmm::{Vm, VmSaveOptions, VmmOptions};
-use afresh_store::{SaveOptions, Store};
+use afresh_store::{SaveRequest, Store};
 use afresh_sys::{Advice, Interest, PAGE_SIZE, PageRange, Protection, Reservation, Uffd, socket};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -179,7 +179,7 @@ pub(super) fn slot(
     store: &Store,
     pages: usize,
     rounds: usize,
-    save: &SaveOptions,
+    save: &SaveRequest,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
     const PART: usize = 512;
@@ -210,12 +210,10 @@ pub(super) fn slot(
     let parent = store.load("whole")?;
     let write = |frozen: &afresh_memory::Image| -> Result<()> {
         let changed = image.differing_content(frozen)?;
-        let save = SaveOptions {
-            parent: Some(parent.clone()),
-            changed: Some(changed),
-            compared: true,
-            ..save.clone()
-        };
+        let mut save = save.clone();
+        save.options.parent = Some(parent.clone());
+        save.options.changed = Some(changed);
+        save.options.compared = true;
         store.save("slot", frozen, &save)?;
         Ok(())
     };

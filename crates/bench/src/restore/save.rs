@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Sha256, Store};
+use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveRequest, Sha256, Store};
 use afresh_sys::{PAGE_SIZE, PageRange};
 use anyhow::Result;
 use serde_json::json;
@@ -78,7 +78,7 @@ pub(super) fn change(memory: &mut MemoryPages, step: usize) -> Vec<PageRange> {
 /// Saves of guests that run, of twice the memory.
 fn save_running(
     options: &Options,
-    save: &SaveOptions,
+    save: &SaveRequest,
     dir: &Path,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
@@ -100,13 +100,13 @@ fn save_running(
 /// Runs the cases that `options` selects, each with all of its contestants.
 pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let scratch = Scratch::new(&options.dir)?;
-    let mut save = SaveOptions::new(GuestBuild {
+    let mut save = SaveRequest::new(GuestBuild {
         kind: "bench".to_owned(),
         module: "none".to_owned(),
         engine: "none".to_owned(),
         cpu: Vec::new(),
     });
-    save.encoding = Encoding::Raw;
+    save.options.encoding = Encoding::Raw;
     let cases = ["random-data", "delta-in-memory", "slot", "vm"];
     if let Some(filter) = &options.filter
         && !cases.iter().any(|case| options.wants(case))
@@ -128,7 +128,7 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
 /// Whole snapshots of random data, and deltas on them.
 fn save_whole(
     options: &Options,
-    save: &SaveOptions,
+    save: &SaveRequest,
     dir: &Path,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
@@ -159,13 +159,13 @@ fn save_whole(
         two.time(|| hash(&memory.0, 2))?;
 
         let mut delta = save.clone();
-        delta.parent = Some(store.load("whole")?);
-        delta.changed = Some(change(&mut memory, 100));
+        delta.options.parent = Some(store.load("whole")?);
+        delta.options.changed = Some(change(&mut memory, 100));
         hundredth.time(|| Ok(store.save("delta", &memory, &delta)?))?;
 
-        delta.parent = Some(store.load("delta")?);
-        delta.changed = Some(change(&mut memory, pages.div_ceil(DELTA_PAGES).max(1)));
-        delta.compared = true;
+        delta.options.parent = Some(store.load("delta")?);
+        delta.options.changed = Some(change(&mut memory, pages.div_ceil(DELTA_PAGES).max(1)));
+        delta.options.compared = true;
         few.time(|| Ok(store.save("few", &memory, &delta)?))?;
         std::fs::remove_dir_all(&dir)?;
     }

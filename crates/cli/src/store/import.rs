@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use afresh::memory::{PAGE_SIZE, PageRange};
-use afresh::store::{DiffPages, FilePages, GuestBuild, Pages, SaveOptions};
+use afresh::store::{DiffPages, FilePages, GuestBuild, Pages, SaveRequest};
 use anyhow::Context;
 use clap::Args;
 use indicatif::{BinaryBytes, ProgressBar};
@@ -98,8 +98,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             field.clone_from(given);
         }
     }
-    let mut options = SaveOptions::new(guest);
-    options.encoding = arguments.encoding.into();
+    let mut options = SaveRequest::new(guest);
+    options.options.encoding = arguments.encoding.into();
     let (pages, changed): (Box<dyn Pages + '_>, _) = match (&parent, arguments.diff) {
         (Some(parent), true) => {
             let diff = DiffPages::new(pages, parent)
@@ -109,8 +109,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         }
         _ => (Box::new(pages), None),
     };
-    options.changed = changed;
-    options.parent.clone_from(&parent);
+    options.options.changed = changed;
+    options.options.parent.clone_from(&parent);
     if let Some(path) = &arguments.state {
         options.state =
             std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;

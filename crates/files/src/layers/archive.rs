@@ -18,7 +18,7 @@ use crate::nodes::node::{Node, Time};
 
 /// Where an archive's file has its bytes.
 #[derive(Debug)]
-pub(crate) enum Stored {
+pub(crate) enum StoredFile {
     /// As they are, from an offset of the archive on, and how many.
     Plain(u64, u64),
     /// Number in a zip, length, and the unpacked bytes after the first read.
@@ -27,7 +27,7 @@ pub(crate) enum Stored {
     Kept(u64, u64),
 }
 
-impl Stored {
+impl StoredFile {
     /// Length of the file.
     pub(crate) fn len(&self) -> u64 {
         match self {
@@ -51,7 +51,7 @@ pub(crate) struct Archive {
     /// Its name in errors.
     pub(crate) name: String,
     pub(crate) items: Vec<Item>,
-    pub(crate) files: Vec<Stored>,
+    pub(crate) files: Vec<StoredFile>,
     data: Data,
     pub(crate) packed: Option<PackedZip>,
     /// Maximum number of files and directories that it makes.
@@ -68,7 +68,7 @@ impl Archive {
     pub(crate) fn new(
         name: String,
         items: Vec<Item>,
-        files: Vec<Stored>,
+        files: Vec<StoredFile>,
         data: File,
         packed: Option<PackedZip>,
         counter: Counter,
@@ -85,7 +85,7 @@ impl Archive {
     /// One that was kept. Its names are in the tree already.
     pub(crate) fn from_store(
         identity: String,
-        files: Vec<Stored>,
+        files: Vec<StoredFile>,
         bytes: Arc<dyn LayerBytes>,
     ) -> Self {
         let name = identity.clone();
@@ -93,7 +93,11 @@ impl Archive {
     }
 
     /// A host directory with all its known files, whose names are already in a tree.
-    pub(crate) fn gathered(host: Arc<HostDirectory>, nodes: Vec<Node>, files: Vec<Stored>) -> Self {
+    pub(crate) fn gathered(
+        host: Arc<HostDirectory>,
+        nodes: Vec<Node>,
+        files: Vec<StoredFile>,
+    ) -> Self {
         let name = host.path.display().to_string();
         let identity = OnceLock::from(host.identity().to_owned());
         Self::without_items(name, files, Data::Host(host, nodes), identity)
@@ -101,7 +105,7 @@ impl Archive {
 
     fn without_items(
         name: String,
-        files: Vec<Stored>,
+        files: Vec<StoredFile>,
         data: Data,
         identity: OnceLock<String>,
     ) -> Self {
@@ -143,18 +147,18 @@ impl Archive {
         let len = about.len();
         let item = Item { path: name.to_vec(), what: EntryKind::File(0, len), mode: 0o444, time };
         let counter = Counter::new(&said, &LayerLimits::default(), &names_budget());
-        Ok(Self::new(said, vec![item], vec![Stored::Plain(0, len)], data, None, counter))
+        Ok(Self::new(said, vec![item], vec![StoredFile::Plain(0, len)], data, None, counter))
     }
 
     /// Length of a file.
     pub(crate) fn len(&self, file: u32) -> Option<u64> {
-        self.files.get(file as usize).map(Stored::len)
+        self.files.get(file as usize).map(StoredFile::len)
     }
 
     /// All of a file that is packed, unpacked anew unless it is there.
     pub(crate) fn unpacked(&self, file: u32) -> Result<Option<Arc<Vec<u8>>>, Refused> {
         match (self.files.get(file as usize), &self.packed) {
-            (Some(Stored::Packed(number, size, unpacked)), Some(packed)) => {
+            (Some(StoredFile::Packed(number, size, unpacked)), Some(packed)) => {
                 if let Some(bytes) = unpacked.get() {
                     return Ok(Some(bytes.clone()));
                 }
@@ -185,10 +189,10 @@ impl Archive {
             Ok(())
         };
         match (self.files.get(file as usize).ok_or(Refused::Missing)?, &self.data) {
-            (Stored::Plain(from, _), Data::File(data)) => {
+            (StoredFile::Plain(from, _), Data::File(data)) => {
                 data.read_exact_at(out, from + at).map_err(|e| failed(e.to_string()))
             }
-            (Stored::Packed(_, _, unpacked), _) => {
+            (StoredFile::Packed(_, _, unpacked), _) => {
                 if unpacked.get().is_none() {
                     let bytes = self.unpacked(file)?.ok_or(Refused::Missing)?;
                     // Two that unpack it at the same time have the same bytes.
@@ -196,10 +200,10 @@ impl Archive {
                 }
                 copy(unpacked.get().ok_or(Refused::Missing)?, out)
             }
-            (Stored::Kept(from, _), Data::Kept(bytes)) => {
+            (StoredFile::Kept(from, _), Data::Kept(bytes)) => {
                 bytes.read_at(from + at, out).map_err(failed)
             }
-            (Stored::Kept(..), Data::Host(host, nodes)) => {
+            (StoredFile::Kept(..), Data::Host(host, nodes)) => {
                 let node = *nodes.get(file as usize).ok_or(Refused::Missing)?;
                 host.read(node, at, out).map_err(|error| match error {
                     Refused::Missing => {
@@ -283,7 +287,7 @@ impl Counter {
         self.bytes = self.bytes.saturating_add(bytes);
         let over = |what, most| LayerError::Limit { path: self.name.clone(), what, most };
         // A list that grows has room for twice its items, and for their copies.
-        let items = 3 * (size_of::<Item>() + size_of::<Stored>());
+        let items = 3 * (size_of::<Item>() + size_of::<StoredFile>());
         let charged = self.charge.add(names.saturating_add(items));
         charged.map_err(|error| over("bytes of names", error.limit as u64))?;
         if self.files > self.limits.files {

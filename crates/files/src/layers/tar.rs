@@ -13,7 +13,7 @@ use afresh_budget::Budget;
 use sha2::{Digest, Sha256};
 
 use crate::error::LayerError;
-use crate::layers::archive::{Archive, Counter, Stored, names_budget};
+use crate::layers::archive::{Archive, Counter, StoredFile, names_budget};
 use crate::layers::item::{EntryKind, Item, LayerLimits};
 use crate::nodes::name::PATH;
 use crate::nodes::node::Time;
@@ -225,7 +225,7 @@ fn list(
     name: &str,
     counter: &mut Counter,
     marks: bool,
-) -> Result<(Vec<Item>, Vec<Stored>), LayerError> {
+) -> Result<(Vec<Item>, Vec<StoredFile>), LayerError> {
     let bad = |why: &str| LayerError::Bad { path: name.to_owned(), why: why.to_owned() };
     let broken = |error: std::io::Error| bad(&error.to_string());
     let length = reader.metadata().map_err(broken)?.len();
@@ -277,7 +277,7 @@ fn list(
                     return Err(bad("it ends in the middle of a file"));
                 }
                 counter.add(size, path.len())?;
-                files.push(Stored::Plain(from, size));
+                files.push(StoredFile::Plain(from, size));
                 EntryKind::File(files.len() as u32 - 1, size)
             }
             EntryType::Directory => EntryKind::Directory,

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use ::zip::{CompressionMethod, ZipArchive};
 
 use crate::error::LayerError;
-use crate::layers::archive::{Archive, Counter, Stored, names_budget};
+use crate::layers::archive::{Archive, Counter, StoredFile, names_budget};
 use crate::layers::item::{EntryKind, Item, LayerLimits};
 use crate::layers::packed::{PackedZip, PositionedFile};
 use crate::nodes::name::PATH;
@@ -52,8 +52,10 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
         } else {
             let (method, start) = (entry.compression(), entry.data_start());
             files.push(match (method, start) {
-                (CompressionMethod::Stored, Some(start)) => Stored::Plain(start, size),
-                (CompressionMethod::Deflated, _) => Stored::Packed(number, size, OnceLock::new()),
+                (CompressionMethod::Stored, Some(start)) => StoredFile::Plain(start, size),
+                (CompressionMethod::Deflated, _) => {
+                    StoredFile::Packed(number, size, OnceLock::new())
+                }
                 _ => {
                     return Err(bad(format!(
                         "{said} is packed as {method}, which is not supported"

@@ -15,7 +15,7 @@ use afresh_budget::{Budget, Charge};
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::layers::archive::Stored;
+use crate::layers::archive::StoredFile;
 use crate::nodes::attributes::Attributes;
 use crate::nodes::inode::{Entry, Inode};
 use crate::nodes::name::Name;
@@ -111,7 +111,7 @@ type EntryShape<'a> = (&'a [u8], Option<(u64, Kind, bool)>);
 
 impl Cost for u64 {
     fn cost(&self) -> u64 {
-        twice::<Self>() + size_of::<Stored>() as u64
+        twice::<Self>() + size_of::<StoredFile>() as u64
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Refused;
-use crate::layers::archive::{Archive, Stored};
+use crate::layers::archive::{Archive, StoredFile};
 use crate::layers::layer_bytes::LayerBytes;
 use crate::layers::stack::{Layers, Part};
 use crate::nodes::content::PAGE;
@@ -143,7 +143,7 @@ impl Tree {
         let parts = layers.parts.iter().zip(archives(layers)).map(|(part, archive)| {
             Ok(KeptPart {
                 identity: part.identity()?,
-                files: archive.files.iter().map(Stored::len).collect(),
+                files: archive.files.iter().map(StoredFile::len).collect(),
             })
         });
         let parts = parts.collect::<Result<Vec<_>, TreeError>>()?;
@@ -182,7 +182,7 @@ impl Tree {
         for part in kept.parts {
             let mut files = Vec::with_capacity(part.files.len());
             for len in part.files {
-                files.push(Stored::Kept(first.saturating_mul(PAGE as u64), len));
+                files.push(StoredFile::Kept(first.saturating_mul(PAGE as u64), len));
                 first = first.saturating_add(len.div_ceil(PAGE as u64));
             }
             let archive = Archive::from_store(part.identity, files, bytes.clone());

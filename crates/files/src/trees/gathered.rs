@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::Refused;
-use crate::layers::archive::{Archive, Stored};
+use crate::layers::archive::{Archive, StoredFile};
 use crate::layers::host::HOST;
 use crate::layers::stack::{Layers, Part};
 use crate::nodes::inode::{Body, Inode};
@@ -62,7 +62,7 @@ impl GatheredGround {
             Part::Host(host) => {
                 let stored = files.iter().map(|node| {
                     let len = layers.len(Source::Host(*node))?;
-                    Ok(Stored::Kept(0, len))
+                    Ok(StoredFile::Kept(0, len))
                 });
                 let stored = stored.collect::<Result<Vec<_>, Refused>>()?;
                 Ok(Part::Archive(Arc::new(Archive::gathered(host.clone(), files.clone(), stored))))

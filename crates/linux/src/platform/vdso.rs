@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use afresh_sys::Inherited;
+use afresh_sys::InheritedCell;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::stub;
@@ -175,7 +175,7 @@ pub(super) fn of_kernel(list: &str) -> Option<(Vec<u8>, u64)> {
 
 /// The vDSO of guests, to be mapped at [`stub::VDSO`]; `None` without one.
 pub(super) fn of_guests() -> Option<&'static [u8]> {
-    static VDSO: Inherited<Option<Vec<u8>>> = Inherited::new();
+    static VDSO: InheritedCell<Option<Vec<u8>>> = InheritedCell::new();
     let made = VDSO.get_or_make(|| {
         let list = std::fs::read_to_string("/proc/self/maps").ok()?;
         let (kernel, distance) = of_kernel(&list)?;

@@ -420,7 +420,7 @@ fn a_snapshot_of_a_stranger_is_refused_or_harmless() {
             _ => drop(state.remove(place)),
         }
         let options =
-            afresh_store::SaveOptions { state, ..afresh_store::SaveOptions::new(frozen.build()) };
+            afresh_store::SaveRequest { state, ..afresh_store::SaveRequest::new(frozen.build()) };
         store.save("bad", frozen.image(), &options).unwrap();
         let loaded = Frozen::load(store.load("bad").unwrap(), &Options::default()).unwrap();
         let limits = Program::new("/").time_limit(Duration::from_millis(300));

@@ -1,6 +1,6 @@
 //! Whether a slot may be used.
 
-use afresh_sys::Withheld;
+use afresh_sys::WithholdGuard;
 
 use super::serve::ServedSlot;
 
@@ -25,7 +25,7 @@ pub(super) struct Filling {
     /// Where a thread answers for them.
     pub(super) served: Option<ServedSlot>,
     /// The parts that child processes do not inherit during that time: they would get zeros.
-    pub(super) withheld: Vec<Withheld>,
+    pub(super) withheld: Vec<WithholdGuard>,
 }
 
 impl State {

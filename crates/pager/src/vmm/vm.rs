@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh_budget::Charge;
-use afresh_store::{Encoding, GuestBuild, SaveOptions, Sha256, Store};
+use afresh_store::{Encoding, GuestBuild, SaveRequest, Sha256, Store};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange};
 
@@ -419,11 +419,11 @@ impl Vm {
         let work = self.service.charge(memory.ranges().saturating_mul(SAVE_COST))?;
         let changed = memory.changed();
         let bytes = changed.iter().map(|run| (run.len * PAGE_SIZE) as u64).sum();
-        let mut save = SaveOptions::new(guest.clone());
+        let mut save = SaveRequest::new(guest.clone());
         save.state.clone_from(&options.state);
-        save.encoding = options.encoding;
-        save.parent = parent.cloned();
-        save.changed = parent.is_some().then_some(changed);
+        save.options.encoding = options.encoding;
+        save.options.parent = parent.cloned();
+        save.options.changed = parent.is_some().then_some(changed);
         // Pages of a process that has ended cannot be read, so the save fails.
         let saved = store.save(name, &memory, &save);
         drop((memory, save, work));

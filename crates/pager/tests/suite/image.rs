@@ -11,7 +11,7 @@ use afresh_pager::{
     LazyImage, Options, PageSource, Recorder, SnapshotMemory, SnapshotOptions, SnapshotSource,
     SourceError,
 };
-use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Snapshot, Store};
+use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveRequest, Snapshot, Store};
 use afresh_sys::{PAGE_SIZE, PageRange};
 
 const PAGES: usize = 3000;
@@ -39,9 +39,9 @@ fn build() -> GuestBuild {
 
 fn save(dir: &Path, encoding: Encoding, set: Vec<PageRange>) -> Snapshot {
     let store = Store::create(dir).unwrap();
-    let mut options = SaveOptions::new(build());
-    options.encoding = encoding;
-    options.working_set = set;
+    let mut options = SaveRequest::new(build());
+    options.options.encoding = encoding;
+    options.options.working_set = set;
     store.save("a", &MemoryPages(content()), &options).unwrap();
     store.load("a").unwrap()
 }

@@ -17,7 +17,7 @@ use afresh_memory::{Feature, Features, Slot, SlotConfig};
 use afresh_pager::{
     FileSource, FillStrategy, LazyImage, Options, Restore, RestoreError, SnapshotSource,
 };
-use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Snapshot, Store};
+use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveRequest, Snapshot, Store};
 use afresh_sys::{PAGE_SIZE, PageRange, Reservation};
 
 const PAGES: usize = 3000;
@@ -40,13 +40,13 @@ fn content(seed: u64) -> Vec<u8> {
 }
 
 fn save(store: &Store, seed: u64, encoding: Encoding) {
-    let mut options = SaveOptions::new(GuestBuild {
+    let mut options = SaveRequest::new(GuestBuild {
         kind: "arena".into(),
         module: "m".into(),
         engine: "e".into(),
         cpu: Vec::new(),
     });
-    options.encoding = encoding;
+    options.options.encoding = encoding;
     store.save("a", &MemoryPages(content(seed)), &options).unwrap();
 }
 

@@ -11,7 +11,7 @@ use afresh_pager::{
     Answer, FileSource, FillStrategy, MemfdSource, Options, PageSource, Recorder, Restore,
     RestoreError, SnapshotSource, SourceError,
 };
-use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Store};
+use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveRequest, Store};
 use afresh_sys::{Feature, Features, Memfd, PAGE_SIZE, PageRange, Reservation};
 
 const PAGES: usize = 1500;
@@ -55,14 +55,14 @@ fn memfd(bytes: &[u8]) -> Arc<dyn PageSource> {
 
 fn snapshot(dir: &Path, bytes: &[u8], encoding: Encoding, set: Vec<PageRange>) -> SnapshotSource {
     let store = Store::create(dir.join("store")).unwrap();
-    let mut save = SaveOptions::new(GuestBuild {
+    let mut save = SaveRequest::new(GuestBuild {
         kind: "arena".into(),
         module: "none".into(),
         engine: "none".into(),
         cpu: Vec::new(),
     });
-    save.encoding = encoding;
-    save.working_set = set;
+    save.options.encoding = encoding;
+    save.options.working_set = set;
     store.save("a", &MemoryPages(bytes.to_vec()), &save).unwrap();
     SnapshotSource::new(store.load("a").unwrap())
 }

@@ -30,7 +30,7 @@ use crate::snapshots::open::open_snapshot;
 use crate::writing::fold::fold_into;
 use crate::writing::save::write_memory;
 use crate::{
-    FoldOptions, Limits, OpenError, Pages, SaveError, SaveOptions, Sha256, Snapshot, Store,
+    FoldOptions, Limits, OpenError, Pages, SaveError, SaveRequest, Sha256, Snapshot, Store,
 };
 use read::Members;
 use write::ArchiveWriter;
@@ -44,10 +44,10 @@ pub fn save(
     path: &Path,
     name: Option<&str>,
     memory: &dyn Pages,
-    options: &SaveOptions,
+    request: &SaveRequest,
 ) -> Result<Sha256, SaveError> {
     let mut archive = ArchiveWriter::create(path)?;
-    let (id, size) = write_memory(&mut archive, memory, options)?;
+    let (id, size) = write_memory(&mut archive, memory, request)?;
     archive.finish(id, size, name)?;
     Ok(id)
 }

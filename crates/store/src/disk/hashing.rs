@@ -79,7 +79,7 @@ struct Blobs {
 }
 
 #[derive(Default)]
-struct Shared {
+struct HashQueue {
     blobs: Mutex<Blobs>,
     /// Rung when there is something to hash.
     work: Condvar,
@@ -87,15 +87,15 @@ struct Shared {
     room: Condvar,
 }
 
-impl Shared {
+impl HashQueue {
     fn lock(&self) -> MutexGuard<'_, Blobs> {
         self.blobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The hashing of one blob. Dropping it gives the rest up.
-struct Hashing {
-    shared: Arc<Shared>,
+struct BlobHasher {
+    shared: Arc<HashQueue>,
     /// Which of the blobs it is.
     number: usize,
     _thread: Arc<HashThread>,
@@ -113,7 +113,7 @@ impl Drop for HashThread {
     }
 }
 
-impl Hashing {
+impl BlobHasher {
     /// Hashes one blob, whose beginning is in `hash`.
     fn one(hash: Hash) -> io::Result<Self> {
         let [one, two] = Self::start([hash, Hash::new()])?;
@@ -127,7 +127,7 @@ impl Hashing {
     }
 
     fn start(hashes: [Hash; 2]) -> io::Result<[Self; 2]> {
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<HashQueue>::default();
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("afresh-blob".to_owned())
@@ -174,7 +174,7 @@ impl Hashing {
     }
 }
 
-impl Drop for Hashing {
+impl Drop for BlobHasher {
     fn drop(&mut self) {
         let mut blobs = self.shared.lock();
         let blob = &mut blobs.both[self.number];
@@ -187,30 +187,30 @@ impl Drop for Hashing {
 
 /// A buffer that is being hashed.
 #[derive(Default)]
-struct Current {
+struct HashBuffer {
     bytes: Vec<u8>,
     done: usize,
 }
 
-impl Current {
+impl HashBuffer {
     fn rest(&self) -> &[u8] {
         &self.bytes[self.done..]
     }
 }
 
 /// Hashes the blobs until both are closed.
-fn hash(shared: &Shared, hashes: [Hash; 2]) {
+fn hash(shared: &HashQueue, hashes: [Hash; 2]) {
     /// Wakes writers that wait for the thread, also after a panic.
-    struct Rung<'a>(&'a Shared);
-    impl Drop for Rung<'_> {
+    struct ThreadEnd<'a>(&'a HashQueue);
+    impl Drop for ThreadEnd<'_> {
         fn drop(&mut self) {
             self.0.lock().ended = true;
             self.0.room.notify_all();
         }
     }
-    let _rung = Rung(shared);
+    let _rung = ThreadEnd(shared);
     let mut hashes = hashes.map(Some);
-    let mut current = [Current::default(), Current::default()];
+    let mut current = [HashBuffer::default(), HashBuffer::default()];
     while next(shared, &mut hashes, &mut current) {
         let [one, two] = &mut current;
         let common = one.rest().len().min(two.rest().len());
@@ -234,7 +234,7 @@ fn hash(shared: &Shared, hashes: [Hash; 2]) {
 }
 
 /// Takes the next buffers. Returns `false` once both blobs have their digests.
-fn next(shared: &Shared, hashes: &mut [Option<Hash>; 2], current: &mut [Current; 2]) -> bool {
+fn next(shared: &HashQueue, hashes: &mut [Option<Hash>; 2], current: &mut [HashBuffer; 2]) -> bool {
     let mut blobs = shared.lock();
     loop {
         let mut changed = false;
@@ -247,7 +247,7 @@ fn next(shared: &Shared, hashes: &mut [Option<Hash>; 2], current: &mut [Current;
                 blob.recycled.push(done);
             }
             if let Some(bytes) = blob.queue.pop_front() {
-                *current = Current { bytes, done: 0 };
+                *current = HashBuffer { bytes, done: 0 };
                 changed = true;
             } else if blob.closed
                 && let Some(hash) = hash.take()
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn each_blob_of_a_pair_has_its_own_digest() {
         for sizes in [[0, 0], [0, 100_000], [1, 300_000], [200_000, 200_000], [77_777, 1_000_000]] {
-            let pair = Hashing::pair().unwrap();
+            let pair = BlobHasher::pair().unwrap();
             let texts = [text(sizes[0], 3), text(sizes[1], 5)];
             std::thread::scope(|scope| {
                 for (hashing, text) in pair.iter().zip(&texts) {
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_blob_that_is_given_up_does_not_stop_its_pair() {
-        let [one, two] = Hashing::pair().unwrap();
+        let [one, two] = BlobHasher::pair().unwrap();
         assert!(one.push(text(100_000, 3)));
         drop(one);
         let rest = text(3_000_000, 5);

@@ -27,7 +27,7 @@ use crate::{OpenError, SaveError, Sha256, Snapshot, Store};
 
 /// The meaning that a name must have when it gets another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Expected {
+pub(crate) enum ExpectedName {
     /// Any, or none.
     Any,
     /// This manifest, or none.
@@ -38,7 +38,7 @@ pub(crate) enum Expected {
     Folded(Sha256, u64),
 }
 
-impl Expected {
+impl ExpectedName {
     /// The manifest that is expected.
     #[cfg(feature = "remote")]
     pub(crate) fn manifest(self) -> Option<Sha256> {
@@ -64,7 +64,7 @@ impl Store {
     /// A name that cannot be a tag, a blob that is missing, or an I/O error; the old meaning stays
     /// then.
     pub fn tag(&self, name: &str, id: Option<Sha256>) -> Result<(), SaveError> {
-        self.rename(name, id, Expected::Any)
+        self.rename(name, id, ExpectedName::Any)
     }
 
     /// As [`Store::tag`], if the name has the expected meaning.
@@ -72,7 +72,7 @@ impl Store {
         &self,
         name: &str,
         id: Option<Sha256>,
-        expected: Expected,
+        expected: ExpectedName,
     ) -> Result<(), SaveError> {
         check_name(name)?;
         let dir = self.blob_dir();
@@ -83,7 +83,7 @@ impl Store {
         let before = index.manifests.iter().find(|it| it.name() == Some(name)).cloned();
         let journal = before.as_ref().and_then(|it| self.lock_journal(it));
         self.compare(name, before.as_ref(), journal.as_ref(), expected)?;
-        if let (Expected::Folded(from, _), Some(to)) = (expected, id) {
+        if let (ExpectedName::Folded(from, _), Some(to)) = (expected, id) {
             for other in index.names_of(from) {
                 index.rename(&other, Some(self.described(to, &other)?));
             }
@@ -107,13 +107,13 @@ impl Store {
         name: &str,
         before: Option<&Descriptor>,
         journal: Option<&LockedJournal>,
-        expected: Expected,
+        expected: ExpectedName,
     ) -> Result<(), SaveError> {
         let means = before.and_then(|it| it.digest.parse::<Sha256>().ok());
         let same = match expected {
-            Expected::Any => true,
-            Expected::Manifest(id) => means == id,
-            Expected::Session(id, end) | Expected::Folded(id, end) => {
+            ExpectedName::Any => true,
+            ExpectedName::Manifest(id) => means == id,
+            ExpectedName::Session(id, end) | ExpectedName::Folded(id, end) => {
                 means == Some(id)
                     && match journal {
                         Some(journal) => journal.len(id)? == end,
@@ -161,14 +161,14 @@ impl Store {
 
     /// The meaning of `name` that a change made from `snapshot` replaces: `snapshot` where it was
     /// opened by that name, or the name means it; any other otherwise.
-    pub(crate) fn replaced_by(&self, name: &str, snapshot: &Snapshot) -> Expected {
+    pub(crate) fn replaced_by(&self, name: &str, snapshot: &Snapshot) -> ExpectedName {
         let by = snapshot.opened_by();
         let opened = by.is_some_and(|(root, by)| by == name && same_file(root, self.root()));
         let means = || self.index().ok().and_then(|index| index.meaning(name));
         match snapshot.turns() {
-            _ if !opened && means() != Some(snapshot.id()) => Expected::Any,
-            Some(turns) => Expected::Session(snapshot.id(), turns.bytes),
-            None => Expected::Manifest(Some(snapshot.id())),
+            _ if !opened && means() != Some(snapshot.id()) => ExpectedName::Any,
+            Some(turns) => ExpectedName::Session(snapshot.id(), turns.bytes),
+            None => ExpectedName::Manifest(Some(snapshot.id())),
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::blobs::source::read_manifest;
 use crate::format::manifest::{Manifest, print};
 use crate::layers::blob_sink::BlobSink;
-use crate::local::naming::Expected;
+use crate::local::naming::ExpectedName;
 use crate::seal::{PublicKey, SigningKey, annotation, claimed};
 use crate::{SaveError, Sha256, Snapshot, Store};
 
@@ -50,7 +50,7 @@ impl Store {
         let mut staging = self.stage()?;
         loop {
             // A name that means nothing may still stand for the only snapshot.
-            let expected = Expected::Manifest(self.index()?.meaning(name));
+            let expected = ExpectedName::Manifest(self.index()?.meaning(name));
             let mut manifest = read_manifest(self, self.resolve(name)?)?;
             if manifest.journal()?.is_some() {
                 return Err(SaveError::Session);

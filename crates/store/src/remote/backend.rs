@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 
 use super::RemoteError;
 use super::stored_object::StoredObject;
-use crate::local::naming::Expected;
+use crate::local::naming::ExpectedName;
 use crate::{OpenError, Sha256, Tag};
 
 /// The bytes of a blob to be sent.
@@ -151,6 +151,6 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
         name: &str,
         id: Sha256,
         manifest: Vec<u8>,
-        expected: Expected,
+        expected: ExpectedName,
     ) -> Result<(), RemoteError>;
 }

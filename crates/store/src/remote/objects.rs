@@ -35,7 +35,7 @@ use super::{RemoteError, retry};
 use crate::format::descriptor::{Descriptor, JOURNALS};
 use crate::format::layout::{IndexJson, resolve_in, tags_of};
 use crate::format::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse};
-use crate::local::naming::Expected;
+use crate::local::naming::ExpectedName;
 use crate::local::store::{INDEX_LOCK, check_name};
 use crate::{OpenError, SaveError, Sha256, Tag, TurnError};
 
@@ -395,7 +395,7 @@ impl Backend for Objects {
         name: &str,
         id: Sha256,
         manifest: Vec<u8>,
-        expected: Expected,
+        expected: ExpectedName,
     ) -> Result<(), RemoteError> {
         if self.lock.is_none() {
             self.check_conditions().await?;

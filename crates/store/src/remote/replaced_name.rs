@@ -1,6 +1,6 @@
 //! The meaning of a name in a remote that a session replaces.
 
-use crate::local::naming::Expected;
+use crate::local::naming::ExpectedName;
 use crate::turn::Journal;
 use crate::{Sha256, Snapshot};
 
@@ -18,15 +18,15 @@ pub enum ReplacedName<'a> {
 }
 
 impl ReplacedName<'_> {
-    pub(super) fn expected(self) -> Expected {
+    pub(super) fn expected(self) -> ExpectedName {
         match self {
-            Self::Any => Expected::Any,
-            Self::Manifest(id) => Expected::Manifest(Some(id)),
+            Self::Any => ExpectedName::Any,
+            Self::Manifest(id) => ExpectedName::Manifest(Some(id)),
             Self::Snapshot(snapshot) => match snapshot.turns() {
-                Some(turns) => Expected::Session(snapshot.id(), turns.bytes),
-                None => Expected::Manifest(Some(snapshot.id())),
+                Some(turns) => ExpectedName::Session(snapshot.id(), turns.bytes),
+                None => ExpectedName::Manifest(Some(snapshot.id())),
             },
-            Self::Journal(journal) => Expected::Session(journal.base(), journal.size()),
+            Self::Journal(journal) => ExpectedName::Session(journal.base(), journal.size()),
         }
     }
 }

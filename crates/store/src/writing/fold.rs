@@ -5,13 +5,15 @@
 
 use crate::format::manifest::print;
 use crate::layers::blob_sink::BlobSink;
-use crate::local::naming::Expected;
+use crate::local::naming::ExpectedName;
 use crate::local::staging::Staging;
 use crate::seal::access::Access;
 use crate::snapshots::open::open_snapshot;
 use crate::turn::{Journal, new_journal_id};
 use crate::writing::save::write_memory;
-use crate::{Encoding, OpenError, SaveError, SaveOptions, Sha256, Snapshot, Store};
+use crate::{
+    Encoding, OpenError, SaveError, SaveRequest, Sha256, Snapshot, SnapshotOptions, Store,
+};
 
 /// How turns are folded.
 #[derive(Clone, Debug)]
@@ -46,20 +48,20 @@ pub(crate) fn fold_into(
     let base = snapshot.base();
     let as_delta = base.layers().len() < options.layers && snapshot.pages() >= base.pages();
     #[cfg_attr(not(feature = "seal"), allow(unused_mut, reason = "nothing seals it"))]
-    let mut save = SaveOptions {
-        state: snapshot.state().to_vec(),
+    let mut save = SnapshotOptions {
         encoding: options.encoding,
         changed: as_delta.then(|| snapshot.turned_pages()),
         parent: as_delta.then_some(base),
         working_set: snapshot.working_set(),
-        ..SaveOptions::new(snapshot.guest().clone())
+        ..SnapshotOptions::default()
     };
     #[cfg(feature = "seal")]
     {
         save.seal = snapshot.key().cloned();
         save.sign = options.sign.clone();
     }
-    write_memory(shelf, snapshot, &save)
+    let (guest, state) = (snapshot.guest().clone(), snapshot.state().to_vec());
+    write_memory(shelf, snapshot, &SaveRequest { guest, state, options: save })
 }
 
 impl Store {
@@ -72,7 +74,7 @@ impl Store {
     pub fn begin_turns(&self, name: &str, snapshot: &Snapshot) -> Result<Journal, SaveError> {
         let mut staging = self.stage()?;
         let plain = self.fold_here(&mut staging, snapshot, &FoldOptions::default())?;
-        self.follow(&mut staging, name, &plain, Expected::Any)
+        self.follow(&mut staging, name, &plain, ExpectedName::Any)
     }
 
     /// Folds the turns of the session that `name` means and `journal` belongs to, and returns the
@@ -101,7 +103,7 @@ impl Store {
             return Err(self.moved(name));
         }
         let plain = self.fold_here(&mut staging, &session, options)?;
-        self.follow(&mut staging, name, &plain, Expected::Folded(id, journal.size()))
+        self.follow(&mut staging, name, &plain, ExpectedName::Folded(id, journal.size()))
     }
 
     /// Names `snapshot`, which has no turns, with turns to follow.
@@ -110,7 +112,7 @@ impl Store {
         staging: &mut Staging,
         name: &str,
         snapshot: &Snapshot,
-        expected: Expected,
+        expected: ExpectedName,
     ) -> Result<Journal, SaveError> {
         self.keep(staging, snapshot)?;
         let id = new_journal_id()?;

@@ -35,7 +35,7 @@ pub(crate) struct Plan<'a> {
 }
 
 /// A layer that was written.
-pub(crate) struct Written {
+pub(crate) struct WrittenLayer {
     pub(crate) digest: Sha256,
     pub(crate) size: u64,
     pub(crate) index: Index,
@@ -65,12 +65,12 @@ pub(crate) fn write_layer(
     shelf: &mut dyn BlobSink,
     source: &dyn Pages,
     plan: &Plan<'_>,
-) -> Result<Written, SaveError> {
+) -> Result<WrittenLayer, SaveError> {
     let mut writer = Writer::begin(shelf, source, plan)?;
     writer.fill(&plan.candidates, plan.below)?;
     let (blob, index) = writer.finish(plan.parent)?;
     let (digest, size) = shelf.end(blob)?;
-    Ok(Written { digest, size, index, sealed: plan.key.is_some() })
+    Ok(WrittenLayer { digest, size, index, sealed: plan.key.is_some() })
 }
 
 impl<'a> Writer<'a> {

@@ -10,16 +10,12 @@ use crate::format::manifest::{
 };
 use crate::layers::blob_sink::BlobSink;
 use crate::seal::SealKey;
-use crate::writing::layer_writer::{Plan, Written, write_base, write_layer};
+use crate::writing::layer_writer::{Plan, WrittenLayer, write_base, write_layer};
 use crate::{FoldOptions, GuestBuild, Pages, SaveError, SealError, Sha256, Snapshot, Store};
 
-/// Data to save in addition to the pages.
+/// How a snapshot is written.
 #[derive(Clone, Debug)]
-pub struct SaveOptions {
-    /// The guest build the memory belongs to.
-    pub guest: GuestBuild,
-    /// The guest's own state: at most 64 MiB.
-    pub state: Vec<u8>,
+pub struct SnapshotOptions {
     /// How pages are stored: raw ones can be mapped, compressed ones travel well.
     pub encoding: Encoding,
     /// Write a delta on this snapshot instead of the whole memory. Layers of it that are not in the
@@ -32,7 +28,7 @@ pub struct SaveOptions {
     /// The pages in `changed` do differ from the parent: they are stored, and nothing of the parent
     /// is read.
     pub compared: bool,
-    /// Pages to copy into a working-set layer, in order and without overlap.
+    /// Pages to copy into a working-set layer, which is read first. In order and without overlap.
     pub working_set: Vec<PageRange>,
     /// Seal the snapshot with this key. A delta is sealed with its parent's, named here or not.
     #[cfg(feature = "seal")]
@@ -42,13 +38,10 @@ pub struct SaveOptions {
     pub sign: Option<crate::seal::SigningKey>,
 }
 
-impl SaveOptions {
-    /// Options for a whole, raw snapshot of `guest` without state.
-    #[must_use]
-    pub fn new(guest: GuestBuild) -> Self {
+impl Default for SnapshotOptions {
+    /// A whole snapshot with raw pages, neither signed nor sealed.
+    fn default() -> Self {
         Self {
-            guest,
-            state: Vec::new(),
             encoding: Encoding::Raw,
             parent: None,
             changed: None,
@@ -62,7 +55,26 @@ impl SaveOptions {
     }
 }
 
-impl SaveOptions {
+/// A snapshot to write: its guest, and how it is written.
+#[derive(Clone, Debug)]
+pub struct SaveRequest {
+    /// The guest build the memory belongs to.
+    pub guest: GuestBuild,
+    /// The guest's own state: at most 64 MiB.
+    pub state: Vec<u8>,
+    /// How it is written.
+    pub options: SnapshotOptions,
+}
+
+impl SaveRequest {
+    /// A whole, raw snapshot of `guest` without state.
+    #[must_use]
+    pub fn new(guest: GuestBuild) -> Self {
+        Self { guest, state: Vec::new(), options: SnapshotOptions::default() }
+    }
+}
+
+impl SnapshotOptions {
     /// The key that the new snapshot is sealed with.
     fn key(&self) -> Result<Option<&SealKey>, SealError> {
         #[cfg(feature = "seal")]
@@ -88,10 +100,10 @@ impl Store {
         &self,
         name: &str,
         memory: &dyn Pages,
-        options: &SaveOptions,
+        request: &SaveRequest,
     ) -> Result<Sha256, SaveError> {
         let mut staging = self.stage()?;
-        let (id, _) = write_memory(&mut staging, memory, options)?;
+        let (id, _) = write_memory(&mut staging, memory, request)?;
         self.tag(name, Some(id))?;
         Ok(id)
     }
@@ -142,9 +154,10 @@ impl Store {
 pub(crate) fn write_memory(
     shelf: &mut dyn BlobSink,
     memory: &dyn Pages,
-    options: &SaveOptions,
+    request: &SaveRequest,
 ) -> Result<(Sha256, u64), SaveError> {
-    let state = options.state.len() as u64;
+    let SaveRequest { guest, state: bytes, options } = request;
+    let state = bytes.len() as u64;
     if state > MAX_STATE {
         return Err(SaveError::TooLarge { what: "a guest state", size: state, limit: MAX_STATE });
     }
@@ -207,7 +220,7 @@ pub(crate) fn write_memory(
     }
     let config = Config {
         schema: Config::SCHEMA,
-        guest: options.guest.clone(),
+        guest: guest.clone(),
         memory: Memory {
             page_size: afresh_sys::PAGE_SIZE as u64,
             pages: memory.pages() as u64,
@@ -215,7 +228,7 @@ pub(crate) fn write_memory(
             working_set,
         },
         parent: options.parent.as_ref().map(|parent| parent.id().to_string()),
-        state: encode_state(&options.state),
+        state: encode_state(bytes),
     };
     #[cfg_attr(not(feature = "seal"), allow(unused_mut, reason = "nothing signs it"))]
     let mut manifest = write_config(shelf, &config, layers, key)?;
@@ -251,7 +264,7 @@ fn write_config(
     Ok(Manifest::new(Descriptor::new(&media_type, digest, size), layers))
 }
 
-pub(crate) fn descriptor(layer: &Written) -> Descriptor {
+pub(crate) fn descriptor(layer: &WrittenLayer) -> Descriptor {
     let media_type = layer_type(layer.index.role, layer.index.encoding);
     Descriptor::new(&sealed_type(media_type, layer.sealed), layer.digest, layer.size)
 }

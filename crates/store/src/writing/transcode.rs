@@ -4,7 +4,7 @@ use afresh_sys::PAGE_SIZE;
 
 use crate::format::index::{Encoding, MAX_INDEX, ZSTD_LEVEL};
 use crate::layers::blob_sink::BlobSink;
-use crate::writing::layer_writer::Written;
+use crate::writing::layer_writer::WrittenLayer;
 use crate::{Layer, SaveError};
 
 /// Groups handled at a time.
@@ -15,7 +15,7 @@ pub(crate) fn transcode(
     shelf: &mut dyn BlobSink,
     layer: &Layer,
     encoding: Encoding,
-) -> Result<Written, SaveError> {
+) -> Result<WrittenLayer, SaveError> {
     let mut index = layer.index().clone();
     index.encoding = encoding;
     index.chunks.clear();
@@ -53,5 +53,5 @@ pub(crate) fn transcode(
     })?;
     blob.push(tail)?;
     let (digest, size) = shelf.end(blob)?;
-    Ok(Written { digest, size, index, sealed: layer.key().is_some() })
+    Ok(WrittenLayer { digest, size, index, sealed: layer.key().is_some() })
 }

@@ -13,7 +13,7 @@ use crate::support::{PAGE, bytes, guest, memory, options, page, store};
 use afresh_pager::{PageSource, SnapshotSource};
 use afresh_store::archive::{self, ArchiveError};
 use afresh_store::{
-    Encoding, MemoryPages, OpenError, SaveError, SaveOptions, Snapshot, Store, diff,
+    Encoding, MemoryPages, OpenError, SaveError, SaveRequest, Snapshot, Store, diff,
 };
 use afresh_sys::PageRange;
 use proptest::prelude::*;
@@ -57,10 +57,10 @@ fn archive_error(path: &Path) -> ArchiveError {
 fn stack(dir: &Path, encoding: Encoding) -> (PathBuf, MemoryPages) {
     let path = dir.join("guest.afresh");
     let mut save = options();
-    save.encoding = encoding;
+    save.options.encoding = encoding;
     archive::save(&path, None, &memory(&[1, 0, 2]), &save).unwrap();
-    save.parent = Some(archive::open(&path).unwrap());
-    save.working_set = vec![PageRange::new(1, 1)];
+    save.options.parent = Some(archive::open(&path).unwrap());
+    save.options.working_set = vec![PageRange::new(1, 1)];
     let content = memory(&[1, 7, 2, 3]);
     archive::save(&path, Some("warm"), &content, &save).unwrap();
     (path, content)
@@ -101,7 +101,7 @@ fn save_export_and_import_agree_to_the_byte() {
         assert!(bytes(&open) == content.0 && bytes(&archive::open(&again).unwrap()) == content.0);
         // A delta in the store on a snapshot that came from elsewhere.
         let mut save = options();
-        save.parent = Some(open);
+        save.options.parent = Some(open);
         let other = support::store(&dir.path().join("other"));
         other.save("c", &memory(&[1, 7, 9, 3]), &save).unwrap();
         assert!(bytes(&other.load("c").unwrap()) == memory(&[1, 7, 9, 3]).0);
@@ -427,11 +427,11 @@ fn an_archive_of_version_1_still_opens_and_is_written_the_same() {
     assert!(bytes(&snapshot) == memory(&[1, 3, 0, 1, 0]).0);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("now");
-    let mut save: SaveOptions = options();
+    let mut save: SaveRequest = options();
     archive::save(&path, None, &memory(&[1, 0, 2, 1]), &save).unwrap();
-    save.parent = Some(archive::open(&path).unwrap());
+    save.options.parent = Some(archive::open(&path).unwrap());
     save.state = b"later".to_vec();
-    save.working_set = vec![PageRange::new(0, 2)];
+    save.options.working_set = vec![PageRange::new(0, 2)];
     archive::save(&path, Some("delta"), &memory(&[1, 3, 0, 1, 0]), &save).unwrap();
     assert!(fs::read(&path).unwrap() == fs::read(golden()).unwrap());
     // The same snapshot as in the golden layout.
@@ -462,8 +462,8 @@ proptest! {
                 content[n * PAGE..(n + 1) * PAGE].copy_from_slice(&page(*seed));
             }
             let mut save = options();
-            save.encoding = if *compress { Encoding::Zstd } else { Encoding::Raw };
-            save.parent = parent.take();
+            save.options.encoding = if *compress { Encoding::Zstd } else { Encoding::Raw };
+            save.options.parent = parent.take();
             archive::save(&path, None, &MemoryPages(content.clone()), &save).unwrap();
             parent = Some(archive::open(&path).unwrap());
         }

@@ -54,7 +54,7 @@ const OPERATIONS: &[Operation] = &[
         |store, open| {
             let mut save = options();
             save.state = open.state().to_vec();
-            save.parent = Some(open.clone());
+            save.options.parent = Some(open.clone());
             store.save("a", open, &save).unwrap();
         },
         ROUNDS,

@@ -44,18 +44,18 @@ fn content() -> Vec<u8> {
 }
 
 /// A base that differs in two runs of pages, and a delta with a working set on it.
-fn saved(mut save: impl FnMut(&[u8], afresh_store::SaveOptions) -> Snapshot, encoding: Encoding) {
+fn saved(mut save: impl FnMut(&[u8], afresh_store::SaveRequest) -> Snapshot, encoding: Encoding) {
     let mut base = content();
     for page in (40..90).chain(200..230) {
         base[page * PAGE..][..PAGE].copy_from_slice(&page_of(9000 + page as u32));
     }
     let mut first = options();
-    first.encoding = encoding;
+    first.options.encoding = encoding;
     let parent = save(&base, first);
     let mut second = options();
-    second.encoding = encoding;
-    second.parent = Some(parent);
-    second.working_set = vec![PageRange::new(3, 30), PageRange::new(150, 10)];
+    second.options.encoding = encoding;
+    second.options.parent = Some(parent);
+    second.options.working_set = vec![PageRange::new(3, 30), PageRange::new(150, 10)];
     save(&content(), second);
 }
 

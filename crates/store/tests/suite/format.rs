@@ -60,8 +60,8 @@ fn a_delta_holds_only_what_changed_and_zero_hides_the_parent() {
     let parent = store.load("a").unwrap();
     for changed in [None, Some(vec![PageRange::new(1, 1), PageRange::new(3, 3)])] {
         let mut delta = options();
-        delta.parent = Some(parent.clone());
-        delta.changed = changed;
+        delta.options.parent = Some(parent.clone());
+        delta.options.changed = changed;
         let memory = memory(&[1, 9, 3, 0, 5, 8]);
         store.save("b", &memory, &delta).unwrap();
         let child = store.load("b").unwrap();
@@ -84,7 +84,7 @@ fn a_delta_on_a_larger_parent_is_refused() {
     let store = store(dir.path());
     store.save("a", &memory(&[1, 2, 3]), &options()).unwrap();
     let mut delta = options();
-    delta.parent = Some(store.load("a").unwrap());
+    delta.options.parent = Some(store.load("a").unwrap());
     let error = store.save("a", &memory(&[1]), &delta).unwrap_err();
     assert!(matches!(error, SaveError::Shrunk { pages: 1, parent: 3 }), "{error}");
 }
@@ -97,8 +97,8 @@ fn compaction_keeps_every_byte_and_gc_removes_what_nothing_names() {
     store.save("a", &memory(&seeds), &options()).unwrap();
     for step in 0..4 {
         let mut delta = options();
-        delta.parent = Some(store.load("a").unwrap());
-        delta.working_set = vec![PageRange::new(2, 2)];
+        delta.options.parent = Some(store.load("a").unwrap());
+        delta.options.working_set = vec![PageRange::new(2, 2)];
         seeds[step] = 50 + step as u8;
         store.save("a", &memory(&seeds), &delta).unwrap();
     }
@@ -194,10 +194,10 @@ fn a_bit_flip_anywhere_is_noticed_before_use() {
         let first = memory(&[1, 0, 2]);
         let second = memory(&[1, 7, 2, 3]);
         let mut save = options();
-        save.encoding = encoding;
+        save.options.encoding = encoding;
         store.save("a", &first, &save).unwrap();
-        save.parent = Some(store.load("a").unwrap());
-        save.working_set = vec![PageRange::new(1, 1)];
+        save.options.parent = Some(store.load("a").unwrap());
+        save.options.working_set = vec![PageRange::new(1, 1)];
         store.save("a", &second, &save).unwrap();
         let mut refused = 0;
         for path in files(dir.path()) {
@@ -275,8 +275,8 @@ proptest! {
             }
             content = next;
             let mut save = options();
-            save.encoding = if *compress { Encoding::Zstd } else { Encoding::Raw };
-            save.parent = parent.take();
+            save.options.encoding = if *compress { Encoding::Zstd } else { Encoding::Raw };
+            save.options.parent = parent.take();
             store.save("x", &MemoryPages(content.clone()), &save).unwrap();
             parent = Some(store.load("x").unwrap());
         }

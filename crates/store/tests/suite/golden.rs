@@ -19,12 +19,12 @@ fn golden() -> PathBuf {
 fn write(store: &Store) {
     let mut save = options();
     store.save("base", &memory(&[1, 0, 2, 1]), &save).unwrap();
-    save.parent = Some(store.load("base").unwrap());
+    save.options.parent = Some(store.load("base").unwrap());
     save.state = b"later".to_vec();
-    save.working_set = vec![PageRange::new(0, 2)];
+    save.options.working_set = vec![PageRange::new(0, 2)];
     store.save("delta", &memory(&[1, 3, 0, 1, 0]), &save).unwrap();
     let mut save = options();
-    save.encoding = Encoding::Zstd;
+    save.options.encoding = Encoding::Zstd;
     store.save("zstd", &memory(&[4, 0, 4, 5]), &save).unwrap();
 }
 

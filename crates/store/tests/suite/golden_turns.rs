@@ -49,7 +49,7 @@ fn append(journal: &mut Journal, number: usize) {
 fn write(store: &Store) {
     let (pages, state) = after(0);
     let mut save = options();
-    (save.state, save.encoding) = (state, Encoding::Zstd);
+    (save.state, save.options.encoding) = (state, Encoding::Zstd);
     let id = store.save("session", &MemoryPages(pages), &save).unwrap();
     let mut journal = store.begin_turns("session", &store.load_id(id).unwrap()).unwrap();
     (1..=TURNS).for_each(|number| append(&mut journal, number));

@@ -16,7 +16,7 @@ fn an_image_saved_and_opened_again_is_the_same_image() {
     let image = builder.build().unwrap();
     for encoding in [Encoding::Raw, Encoding::Zstd] {
         let mut save = options();
-        save.encoding = encoding;
+        save.options.encoding = encoding;
         store.save("a", &image, &save).unwrap();
         let again = store.load("a").unwrap().to_image().unwrap();
         assert_eq!(again.digest(), image.digest());
@@ -39,7 +39,7 @@ fn a_guest_that_ran_saves_only_what_it_changed() {
     slot.write(4096 * 200, b"dirt").unwrap();
     let after = slot.freeze().unwrap();
     let mut save = options();
-    save.parent = Some(store.load("warm").unwrap());
+    save.options.parent = Some(store.load("warm").unwrap());
     store.save("after", &after, &save).unwrap();
     let snapshot = store.load("after").unwrap();
     assert_eq!(snapshot.inspect().layers[1].stored, 2);

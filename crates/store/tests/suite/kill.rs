@@ -21,7 +21,7 @@ fn kill_during_save_leaves_old_or_new() {
             let mut save = options();
             save.state = vec![round];
             if round % 3 == 1 {
-                save.parent = Some(store.load("a").unwrap());
+                save.options.parent = Some(store.load("a").unwrap());
             }
             store.save("a", &memory(&content(round)), &save).unwrap();
             println!("saved");

@@ -40,7 +40,7 @@ fn distinct_pages_are_stored_in_order_across_batches() {
     let memory = memory();
     for encoding in [Encoding::Raw, Encoding::Zstd] {
         let mut save = options();
-        save.encoding = encoding;
+        save.options.encoding = encoding;
         store.save("a", &memory, &save).unwrap();
         let snapshot = store.load("a").unwrap();
         snapshot.verify().unwrap();
@@ -73,8 +73,8 @@ fn a_working_set_of_short_and_long_runs_is_read_run_by_run() {
         .collect();
     for encoding in [Encoding::Raw, Encoding::Zstd] {
         let mut save = options();
-        save.encoding = encoding;
-        save.working_set = set.clone();
+        save.options.encoding = encoding;
+        save.options.working_set = set.clone();
         store.save("a", &memory, &save).unwrap();
         let snapshot = store.load("a").unwrap();
         assert_eq!(snapshot.working_set(), set);
@@ -101,8 +101,8 @@ fn a_delta_of_scattered_pages_holds_them_alone() {
         memory.0[range.byte_start() + 5] ^= 0x55;
     }
     let mut delta = options();
-    delta.parent = Some(store.load("a").unwrap());
-    delta.changed = Some(changed.clone());
+    delta.options.parent = Some(store.load("a").unwrap());
+    delta.options.changed = Some(changed.clone());
     store.save("b", &memory, &delta).unwrap();
     let snapshot = store.load("b").unwrap();
     snapshot.verify().unwrap();
@@ -229,10 +229,10 @@ fn a_delta_of_compared_pages_reads_nothing_of_its_parent() {
 
     let memory = support::memory(&[1, 7, 3]);
     let mut delta = options();
-    delta.parent = Some(parent);
-    delta.changed = Some(vec![PageRange::new(1, 1)]);
+    delta.options.parent = Some(parent);
+    delta.options.changed = Some(vec![PageRange::new(1, 1)]);
     assert!(matches!(store.save("b", &memory, &delta).unwrap_err(), SaveError::Open(_)));
-    delta.compared = true;
+    delta.options.compared = true;
     store.save("b", &memory, &delta).unwrap();
     assert_eq!(store.load("b").unwrap().layers()[1].stored(), 1);
 }

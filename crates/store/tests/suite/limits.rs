@@ -4,9 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::forge::{BASE, DELTA, Layer, Snapshot, WORKING_SET};
 use crate::support::{memory, options, store};
-use afresh_store::{
-    Access, Encoding, Limits, OpenError, SaveError, SaveOptions, Store, TurnBuilder, archive,
-};
+use afresh_store::{Access, Encoding, Limits, OpenError, SaveError, Store, TurnBuilder, archive};
 
 /// What opening says; it may not take long, whatever it is asked for.
 fn refusal(snapshot: &Snapshot, limits: Limits) -> Option<(String, &'static str)> {
@@ -91,7 +89,8 @@ fn single_pages_of_compressed_groups_are_limited() {
     const PAGES: usize = 70_000;
     let dir = tempfile::tempdir().unwrap();
     let store = store(dir.path());
-    let save = SaveOptions { encoding: Encoding::Zstd, ..options() };
+    let mut save = options();
+    save.options.encoding = Encoding::Zstd;
     store.save("a", &memory(&[7; 64]), &save).unwrap();
     let base = store.load("a").unwrap();
     let mut journal = store.begin_turns("a", &base).unwrap();

@@ -42,8 +42,8 @@ fn local(dir: &std::path::Path) -> (Store, Snapshot) {
     let store = store(dir);
     store.save("a", &memory(&SEEDS[..20]), &options()).unwrap();
     let mut save = options();
-    save.parent = Some(store.load("a").unwrap());
-    save.working_set = vec![PageRange::new(3, 4)];
+    save.options.parent = Some(store.load("a").unwrap());
+    save.options.working_set = vec![PageRange::new(3, 4)];
     store.save("a", &memory(&SEEDS), &save).unwrap();
     let snapshot = store.load("a").unwrap();
     (store, snapshot)
@@ -262,7 +262,7 @@ fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies
     let here = store(dir.path());
     let large: Vec<u8> = (0..3000u32).flat_map(page_of).collect();
     let mut save = options();
-    save.working_set = vec![PageRange::new(0, 100)];
+    save.options.working_set = vec![PageRange::new(0, 100)];
     here.save("a", &afresh_store::MemoryPages(large.clone()), &save).unwrap();
     push(&remote, &(here.clone(), here.load("a").unwrap()), Encoding::Zstd).unwrap();
     let start = |strategy, ahead| {
@@ -370,8 +370,8 @@ fn the_first_page_is_few_round_trips_away() {
             pages[at] = 2000 * round + at as u32 % 90;
         }
         let mut save = options();
-        save.parent = Some(here.load("a").unwrap());
-        save.working_set = (0..400).map(|n| PageRange::new(n * 5, 1 + n % 3)).collect();
+        save.options.parent = Some(here.load("a").unwrap());
+        save.options.working_set = (0..400).map(|n| PageRange::new(n * 5, 1 + n % 3)).collect();
         here.save("a", &of(&pages), &save).unwrap();
     }
     let whole = of(&pages).0;

@@ -9,7 +9,7 @@ use crate::support::{PAGE, bytes, guest, memory, options, page, store};
 use afresh_pager::{PageSource, SnapshotSource};
 use afresh_store::seal::{Access, PublicKey, SealKey, SigningKey};
 use afresh_store::{
-    CompactOptions, Encoding, LayerError, MemoryPages, OpenError, SaveError, SaveOptions,
+    CompactOptions, Encoding, LayerError, MemoryPages, OpenError, SaveError, SaveRequest,
     SealError, Snapshot, Store, archive,
 };
 use afresh_sys::PageRange;
@@ -30,9 +30,9 @@ fn trust(key: &SigningKey) -> Access {
     Access::new().trusting([key.public()])
 }
 
-fn sealed(key: &SealKey) -> SaveOptions {
+fn sealed(key: &SealKey) -> SaveRequest {
     let mut save = options();
-    save.seal = Some(key.clone());
+    save.options.seal = Some(key.clone());
     save
 }
 
@@ -88,7 +88,7 @@ fn a_signature_of_another_snapshot_does_not_fit() {
     let store = store(dir.path());
     let alice = SigningKey::generate().unwrap();
     let mut save = options();
-    save.sign = Some(alice.clone());
+    save.options.sign = Some(alice.clone());
     let good = store.save("good", &memory(&[1]), &save).unwrap();
     let bad = store.save("bad", &memory(&[2]), &options()).unwrap();
     let read = |id| fs::read_to_string(store.blob_path(id)).unwrap();
@@ -171,22 +171,22 @@ fn keys_are_kept_in_files_that_only_their_owner_reads() {
 fn sealed_files(dir: &Path, key: &SealKey, content: &MemoryPages, encoding: Encoding) -> Store {
     let store = store(&dir.join("store"));
     let mut save = sealed(key);
-    save.encoding = encoding;
+    save.options.encoding = encoding;
     let mut base = content.clone();
     base.0[5 * PAGE..6 * PAGE].fill(0);
     store.save("base", &base, &save).unwrap();
     let access = Access::new().with_key(key.clone());
-    save.parent = Some(store.load_with("base", &access).unwrap());
+    save.options.parent = Some(store.load_with("base", &access).unwrap());
     // The key of the parent is taken.
-    save.seal = None;
+    save.options.seal = None;
     store.save("delta", content, &save).unwrap();
     let set = [PageRange::new(3, 4)];
     store.set_working_set("delta", &store.load_with("delta", &access).unwrap(), &set).unwrap();
     let delta = store.load_with("delta", &access).unwrap();
     store.compact("flat", &delta, &CompactOptions { encoding, working_set: true }).unwrap();
     archive::export(&delta, &dir.join("export.afresh"), Some("delta")).unwrap();
-    save.parent = None;
-    save.seal = Some(key.clone());
+    save.options.parent = None;
+    save.options.seal = Some(key.clone());
     archive::save(&dir.join("save.afresh"), None, content, &save).unwrap();
     store
 }
@@ -267,11 +267,11 @@ fn a_sealed_snapshot_opens_with_its_key_alone() {
 
     // A stack has one key.
     let mut save = sealed(&other);
-    save.parent = Some(snapshot);
+    save.options.parent = Some(snapshot);
     let error = store.save("b", &memory(&[2]), &save).unwrap_err();
     assert!(matches!(error, SaveError::Seal(SealError::Mixed)), "{error}");
     store.save("plain", &memory(&[3]), &options()).unwrap();
-    save.parent = Some(store.load("plain").unwrap());
+    save.options.parent = Some(store.load("plain").unwrap());
     // A snapshot made without the key is not accepted.
     let access = Access::new().with_key(key);
     assert_eq!(seal_error(store.load_with("plain", &access)), SealError::NotSealed);
@@ -328,7 +328,7 @@ fn a_bit_flip_anywhere_in_a_sealed_snapshot_is_noticed_before_use() {
     let access = Access::new().with_key(key.clone());
     let path = dir.path().join("a.afresh");
     let mut save = sealed(&key);
-    save.working_set = vec![PageRange::new(1, 1)];
+    save.options.working_set = vec![PageRange::new(1, 1)];
     let content = memory(&[1, 2, 0, 3]);
     archive::save(&path, None, &content, &save).unwrap();
     let original = fs::read(&path).unwrap();
@@ -453,8 +453,8 @@ proptest! {
                 content[n * PAGE..(n + 1) * PAGE].copy_from_slice(&page(*seed));
             }
             let mut save = sealed(&key);
-            save.encoding = if *compress { Encoding::Zstd } else { Encoding::Raw };
-            save.parent = parent.take();
+            save.options.encoding = if *compress { Encoding::Zstd } else { Encoding::Raw };
+            save.options.parent = parent.take();
             store.save("x", &MemoryPages(content.clone()), &save).unwrap();
             parent = Some(store.load_with("x", &access).unwrap());
         }
@@ -478,7 +478,7 @@ fn checking_a_sealed_snapshot_covers_the_bytes_as_they_are_stored() {
         let store = store(dir.path());
         let key = SealKey::generate().unwrap();
         let mut save = sealed(&key);
-        save.encoding = encoding;
+        save.options.encoding = encoding;
         store.save("a", &random_pages(300, 7), &save).unwrap();
         let snapshot = store.load_with("a", &Access::new().with_key(key.clone())).unwrap();
         let mut last = (0, 0);

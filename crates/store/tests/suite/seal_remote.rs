@@ -30,14 +30,14 @@ fn content() -> MemoryPages {
 fn local(dir: &std::path::Path, key: &SealKey, sign: &SigningKey, encoding: Encoding) -> Store {
     let store = store(dir);
     let mut save = options();
-    save.seal = Some(key.clone());
-    save.encoding = encoding;
+    save.options.seal = Some(key.clone());
+    save.options.encoding = encoding;
     let mut base = content();
     base.0[..7 * PAGE].fill(1);
     store.save("a", &base, &save).unwrap();
-    save.parent = Some(store.load_with("a", &Access::new().with_key(key.clone())).unwrap());
-    save.working_set = vec![PageRange::new(3, 4), PageRange::new(90, 30)];
-    save.sign = Some(sign.clone());
+    save.options.parent = Some(store.load_with("a", &Access::new().with_key(key.clone())).unwrap());
+    save.options.working_set = vec![PageRange::new(3, 4), PageRange::new(90, 30)];
+    save.options.sign = Some(sign.clone());
     store.save("a", &content(), &save).unwrap();
     store
 }
@@ -118,7 +118,7 @@ fn a_sealed_snapshot_takes_no_more_round_trips_than_an_open_one() {
     remote.push(&from, &snapshot, "sealed", Encoding::Zstd, &mut |_| {}).unwrap();
     let plain = store(&dir.path().join("plain"));
     let mut save = options();
-    save.encoding = Encoding::Zstd;
+    save.options.encoding = Encoding::Zstd;
     plain.save("a", &content(), &save).unwrap();
     let open = plain.load("a").unwrap();
     remote.push(&plain, &open, "open", Encoding::Zstd, &mut |_| {}).unwrap();

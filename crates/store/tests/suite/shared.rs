@@ -159,10 +159,10 @@ fn a_full_stack_of_layers_begins_anew() {
     let mut deepest = 0;
     for step in 0..140u8 {
         let mut delta = options();
-        delta.parent = Some(store.load("a").unwrap());
+        delta.options.parent = Some(store.load("a").unwrap());
         seeds[usize::from(step) % 40] = step;
         // Only this page is said to have changed: the others must come from somewhere.
-        delta.changed = Some(vec![afresh_sys::PageRange::new(usize::from(step) % 40, 1)]);
+        delta.options.changed = Some(vec![afresh_sys::PageRange::new(usize::from(step) % 40, 1)]);
         store.save("a", &memory(&seeds), &delta).unwrap();
         deepest = deepest.max(store.load("a").unwrap().layers().len());
     }

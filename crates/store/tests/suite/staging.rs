@@ -20,7 +20,7 @@ fn pushed(dir: &Path, server: &Arc<Server>) -> (Store, Remote) {
     let from = store(&dir.join("from"));
     for seeds in [&[1, 2, 3][..], &[1, 5, 3], &[1, 5, 6]] {
         let mut save = options();
-        save.parent = from.load("a").ok();
+        save.options.parent = from.load("a").ok();
         from.save("a", &memory(seeds), &save).unwrap();
     }
     remote.push(&from, &from.load("a").unwrap(), "a", Encoding::Raw, &mut |_| {}).unwrap();

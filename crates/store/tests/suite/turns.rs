@@ -53,7 +53,7 @@ pub(crate) fn session(store: &Store, name: &str, rounds: usize) -> Journal {
     let (pages, state) = round(0);
     let mut save = options();
     save.state = state;
-    save.working_set = vec![afresh_sys::PageRange::new(0, 2)];
+    save.options.working_set = vec![afresh_sys::PageRange::new(0, 2)];
     let id = store.save(name, &afresh_store::MemoryPages(pages), &save).unwrap();
     let mut journal = store.begin_turns(name, &store.load_id(id).unwrap()).unwrap();
     (1..=rounds).for_each(|rounds| append(&mut journal, rounds));
@@ -168,9 +168,9 @@ fn a_delta_on_a_session_has_the_pages_of_its_turns_too() {
     let (mut pages, _) = round(5);
     pages[4 * PAGE + 9] ^= 1;
     let mut delta = options();
-    delta.parent = Some(store.load("a").unwrap());
-    delta.changed = Some(vec![afresh_sys::PageRange::new(4, 1)]);
-    delta.compared = true;
+    delta.options.parent = Some(store.load("a").unwrap());
+    delta.options.changed = Some(vec![afresh_sys::PageRange::new(4, 1)]);
+    delta.options.compared = true;
     store.save("b", &afresh_store::MemoryPages(pages.clone()), &delta).unwrap();
     let saved = store.load("b").unwrap();
     assert!(bytes(&saved) == pages);
@@ -202,7 +202,7 @@ fn folding_compacting_and_exporting_preserve_the_contents() {
     // A delta on a session is one on what its turns made.
     let (pages, state) = round(12);
     let mut save = options();
-    (save.state, save.parent) = (state, Some(live.clone()));
+    (save.state, save.options.parent) = (state, Some(live.clone()));
     store.save("d", &afresh_store::MemoryPages(pages), &save).unwrap();
     assert!(is_round(&store.load("d").unwrap(), 12));
 
@@ -267,7 +267,8 @@ fn turns_are_sealed_and_signed_as_their_snapshot_is() {
     let (seal, sign) = (SealKey::generate().unwrap(), SigningKey::generate().unwrap());
     let (pages, state) = round(0);
     let mut save = options();
-    (save.state, save.seal, save.sign) = (state, Some(seal.clone()), Some(sign.clone()));
+    (save.state, save.options.seal, save.options.sign) =
+        (state, Some(seal.clone()), Some(sign.clone()));
     store.save("a", &afresh_store::MemoryPages(pages), &save).unwrap();
     let demand = || Access::new().with_key(seal.clone()).trusting([sign.public()]);
     let snapshot = store.load_with("a", &demand()).unwrap();

@@ -26,7 +26,7 @@ pub use memfd::Memfd;
 pub use perf::Instructions;
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
-pub use withhold::{Withheld, withhold, withhold_all};
+pub use withhold::{WithholdGuard, withhold, withhold_all};
 
 /// Pages have the size that is expected.
 pub(crate) fn page_size() -> usize {

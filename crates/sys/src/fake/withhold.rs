@@ -6,18 +6,18 @@ use crate::{PageRange, Reservation, SysError};
 
 /// A no-op: withholds nothing.
 #[derive(Debug)]
-pub struct Withheld(());
+pub struct WithholdGuard(());
 
 /// The interpreter has no children to keep memory from.
 ///
 /// # Errors
 /// None.
-pub fn withhold(_: &Arc<Reservation>, _: PageRange) -> Result<Withheld, SysError> {
-    Ok(Withheld(()))
+pub fn withhold(_: &Arc<Reservation>, _: PageRange) -> Result<WithholdGuard, SysError> {
+    Ok(WithholdGuard(()))
 }
 
 /// As [`withhold`], of everything.
 #[must_use]
-pub fn withhold_all(_: &Arc<Reservation>) -> Withheld {
-    Withheld(())
+pub fn withhold_all(_: &Arc<Reservation>) -> WithholdGuard {
+    WithholdGuard(())
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use kvm_ioctls::VcpuFd;
 
 use super::{call, result_of};
-use crate::{Inherited, SysError};
+use crate::{InheritedCell, SysError};
 
 /// `_IOW(0xAE, 0x8b, struct kvm_signal_mask)`.
 const KVM_SET_SIGNAL_MASK: libc::Ioctl = 0x4004_ae8b_u32 as libc::Ioctl;
@@ -72,7 +72,7 @@ pub struct KickSignal(i32);
 /// Any error of `sigaction`, or `AlreadyExists` where the program uses that signal itself.
 pub fn install_kick_handler() -> io::Result<KickSignal> {
     // A child inherits the handler with the number.
-    static INSTALLED: Inherited<Result<i32, i32>> = Inherited::new();
+    static INSTALLED: InheritedCell<Result<i32, i32>> = InheritedCell::new();
     extern "C" fn nothing(_: libc::c_int) {}
     let number = libc::SIGRTMIN() + 4;
     let outcome = INSTALLED.get_or_make(|| {

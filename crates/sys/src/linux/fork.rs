@@ -10,7 +10,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use crate::Inherited;
+use crate::InheritedCell;
 
 /// The word that a child finds cleared: this process's generation, or 0 when it was not settled
 /// yet.
@@ -36,7 +36,7 @@ pub fn generation() -> u32 {
 /// The number of forks through the C library, in this process and its ancestors.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// Whether that is counted.
-static COUNTED: Inherited<bool> = Inherited::new();
+static COUNTED: InheritedCell<bool> = InheritedCell::new();
 
 /// When something was made that children share: memory of a file, which they see change and vanish
 /// with their parent.

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::{Call, Inherited, SysError, inject};
+use crate::{Call, InheritedCell, SysError, inject};
 
 /// Memory of the host or of a control group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub fn thread_id() -> i32 {
 /// cannot be read. Read once a process, so that later calls are safe in a signal handler.
 #[must_use]
 pub fn max_mappings() -> usize {
-    static MAX_MAPPINGS: Inherited<usize> = Inherited::new();
+    static MAX_MAPPINGS: InheritedCell<usize> = InheritedCell::new();
     *MAX_MAPPINGS.get_or_make(|| {
         let read = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
         read.and_then(|text| text.trim().parse().ok()).unwrap_or(65_530)

@@ -8,7 +8,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::page_size::check_page_size;
-use crate::{Call, Inherited, PageRange, SysError, inject};
+use crate::{Call, InheritedCell, PageRange, SysError, inject};
 
 /// Pieces that the kernel takes in one call (`IOV_MAX`).
 const MOST_VECTORS: usize = 1024;
@@ -35,13 +35,13 @@ fn advance(vectors: &mut [libc::iovec], mut first: usize, mut written: usize) ->
 pub struct Memfd {
     fd: OwnedFd,
     /// The same file, opened for reading.
-    reader: Inherited<OwnedFd>,
+    reader: InheritedCell<OwnedFd>,
 }
 
 impl Memfd {
     /// Takes over a descriptor of an anonymous file.
     pub(super) fn from_owned(fd: OwnedFd) -> Self {
-        Self { fd, reader: Inherited::new() }
+        Self { fd, reader: InheritedCell::new() }
     }
 
     /// Creates an empty file; `name` shows in `/proc/self/maps`.

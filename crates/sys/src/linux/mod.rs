@@ -36,7 +36,7 @@ pub use perf::Instructions;
 pub use process_memory::{MappingKind, ProcessMemory};
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
-pub use withhold::{Withheld, withhold, withhold_all};
+pub use withhold::{WithholdGuard, withhold, withhold_all};
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

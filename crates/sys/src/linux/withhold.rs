@@ -92,7 +92,7 @@ extern "C" fn in_child() {
 
 /// Keeps a range from children until it is dropped.
 #[derive(Debug)]
-pub struct Withheld {
+pub struct WithholdGuard {
     memory: Arc<Reservation>,
     range: PageRange,
     generation: u32,
@@ -114,7 +114,7 @@ fn hook() {
 ///
 /// # Errors
 /// `ENOMEM` when splitting a mapping would exceed `vm.max_map_count`.
-pub fn withhold(memory: &Arc<Reservation>, range: PageRange) -> Result<Withheld, SysError> {
+pub fn withhold(memory: &Arc<Reservation>, range: PageRange) -> Result<WithholdGuard, SysError> {
     hook();
     let start = memory.page_ptr(range.start) as usize;
     RANGES.with(|ranges| {
@@ -124,13 +124,13 @@ pub fn withhold(memory: &Arc<Reservation>, range: PageRange) -> Result<Withheld,
         Ok(())
     })?;
     let (memory, generation) = (memory.clone(), super::fork::generation());
-    Ok(Withheld { memory, range, generation, restores: true })
+    Ok(WithholdGuard { memory, range, generation, restores: true })
 }
 
 /// Keeps all of `memory` from children, which have inaccessible memory there, for every later
 /// mapping in it. A child made by a bare system call inherits memory without other advice.
 #[must_use]
-pub fn withhold_all(memory: &Arc<Reservation>) -> Withheld {
+pub fn withhold_all(memory: &Arc<Reservation>) -> WithholdGuard {
     hook();
     let range = PageRange::new(0, memory.pages());
     memory.keep();
@@ -139,10 +139,10 @@ pub fn withhold_all(memory: &Arc<Reservation>) -> Withheld {
         ranges.insert(memory.page_ptr(0) as usize, kept);
     });
     let (memory, generation) = (memory.clone(), super::fork::generation());
-    Withheld { memory, range, generation, restores: false }
+    WithholdGuard { memory, range, generation, restores: false }
 }
 
-impl Drop for Withheld {
+impl Drop for WithholdGuard {
     fn drop(&mut self) {
         let start = self.memory.page_ptr(self.range.start) as usize;
         RANGES.with(|ranges| {

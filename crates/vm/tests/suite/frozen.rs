@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::common::{guest, kvm, words};
 use afresh_memory::{Feature, Features, Filler, Image, ImageError, Inserter, PageRange, Strategy};
 use afresh_pager::Options;
-use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Store};
+use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveRequest, Store};
 use afresh_vm::{
     CallError, Frozen, GuestError, Incompatible, ResetMethod, Sandbox, SandboxBuilder,
     SharedMemory, Snapshot, SnapshotOptions, ThawError, Tracking,
@@ -557,7 +557,7 @@ fn snapshots_of_other_guests_engines_and_processors_are_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::create(dir.path()).unwrap();
         let pages = MemoryPages(vec![1; 4096]);
-        store.save("a", &pages, &SaveOptions::new(build)).unwrap();
+        store.save("a", &pages, &SaveRequest::new(build)).unwrap();
         let error = Frozen::load(store.load("a").unwrap(), &Options::default()).unwrap_err();
         assert!(error.to_string().contains(word), "{error}");
     }

@@ -9,7 +9,7 @@ use crate::call::store_calls::{ASYNCHRONOUS, AsyncStore};
 use crate::call::stores::CallLimits;
 use crate::engine::call_path::CallPath;
 use crate::error::{PluginFailure, listed, without_backtrace};
-use crate::host::watch::Stopped;
+use crate::host::watch::StoppedCall;
 
 /// Translates a failed wasmtime call.
 pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallError {
@@ -22,7 +22,7 @@ pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallErro
     if error.is::<ThrownException>() {
         return CallError::Exception(format!("{error:#}"));
     }
-    if error.is::<Stopped>() {
+    if error.is::<StoppedCall>() {
         return CallError::Stopped;
     }
     match error.downcast_ref::<Trap>() {

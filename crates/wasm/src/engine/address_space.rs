@@ -1,6 +1,6 @@
 //! Address space of Wasm memories.
 
-use afresh_sys::Inherited;
+use afresh_sys::InheritedCell;
 use afresh_sys::host;
 
 /// Address space of one memory.
@@ -26,7 +26,7 @@ impl Space {
 
     /// The same for every memory of the process, and for its children.
     pub(crate) fn of_process() -> Self {
-        static SPACE: Inherited<Space> = Inherited::new();
+        static SPACE: InheritedCell<Space> = InheritedCell::new();
         *SPACE.get_or_make(|| Self::fitting(host::address_space()))
     }
 

@@ -42,7 +42,7 @@ const STEP: usize = 16;
 pub(crate) const MAPPINGS: usize = 2;
 
 /// A stack without a user.
-struct Idle {
+struct IdleStack {
     /// The process that it was made in.
     generation: u32,
     pages: Pages,
@@ -50,7 +50,7 @@ struct Idle {
 }
 
 thread_local! {
-    static IDLE: RefCell<Vec<Idle>> = const { RefCell::new(Vec::new()) };
+    static IDLE: RefCell<Vec<IdleStack>> = const { RefCell::new(Vec::new()) };
     /// The stack that this thread has made last, while [`record`] asks for it.
     static MADE: Cell<Option<Weak<Pages>>> = const { Cell::new(None) };
 }
@@ -192,7 +192,7 @@ impl Drop for Stack {
                 let bytes = pages.counted_bytes();
                 // Items are dropped where room is made, and their stacks come here.
                 let held = Budget::process().hold_later(MAPPINGS, bytes);
-                idle.push(Idle { generation: fork::generation(), pages, held });
+                idle.push(IdleStack { generation: fork::generation(), pages, held });
             }
         });
     }
@@ -222,11 +222,11 @@ unsafe impl StackCreator for Stacks {
         let kept = || {
             IDLE.try_with(|idle| {
                 let mut idle = idle.borrow_mut();
-                let fits = |idle: &Idle| {
+                let fits = |idle: &IdleStack| {
                     idle.generation == fork::generation() && idle.pages.reservation.pages() == pages
                 };
                 let at = idle.iter().rposition(fits)?;
-                let Idle { pages, held, .. } = idle.swap_remove(at);
+                let IdleStack { pages, held, .. } = idle.swap_remove(at);
                 drop(held);
                 Some(pages)
             })

@@ -260,7 +260,7 @@ impl SavedFiles {
 
 /// Files that a running call uses, and streams of its.
 #[derive(Clone, Debug)]
-pub(crate) struct Live(Arc<LiveState>);
+pub(crate) struct LiveFiles(Arc<LiveState>);
 
 #[derive(Debug)]
 struct LiveState {
@@ -273,7 +273,7 @@ struct LiveState {
     limit: usize,
 }
 
-impl Live {
+impl LiveFiles {
     /// A tree, and what is open in it.
     pub(crate) fn of_tree(files: Files) -> Self {
         Self::new(files, None, MAX_DESCRIPTORS)
@@ -317,7 +317,7 @@ impl Live {
 
 /// The permission that each handle keeps.
 #[derive(Debug)]
-pub(crate) struct Ticket(Live);
+pub(crate) struct Ticket(LiveFiles);
 
 impl Drop for Ticket {
     fn drop(&mut self) {

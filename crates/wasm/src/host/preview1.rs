@@ -18,7 +18,7 @@ use wiggle::GuestMemory;
 
 use crate::engine::call_path::block;
 use crate::host::Host;
-use crate::host::files::{Descriptor, Live};
+use crate::host::files::{Descriptor, LiveFiles};
 use crate::host::wait::Wait;
 use memory::{Bytes, Fail};
 
@@ -61,7 +61,7 @@ pub(crate) mod errno {
 /// One guest call: its memory, and its files.
 struct Call<'a> {
     memory: Bytes<'a>,
-    files: &'a Live,
+    files: &'a LiveFiles,
     host: &'a mut Host,
     wait: Wait,
 }

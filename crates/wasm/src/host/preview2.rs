@@ -16,12 +16,12 @@ use wasmtime_wasi::p2::bindings::{io, sync::io as sync_io};
 use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
 use crate::host::Host;
-use crate::host::files::Live;
+use crate::host::files::LiveFiles;
 use descriptor::Listing;
 
 /// The parts of a store that calls on files use.
 pub(crate) struct View<'a> {
-    files: Live,
+    files: LiveFiles,
     table: &'a mut ResourceTable,
 }
 

@@ -51,14 +51,14 @@ impl Watch {
     /// Ends the call that `host` belongs to, unless the watch allows it to run on.
     pub(crate) fn check(&self, host: &mut Host) -> wasmtime::Result<()> {
         if host.is_stopped() {
-            return Err(Stopped.into());
+            return Err(StoppedCall.into());
         }
         let Some(ask) = &self.ask else { return Ok(()) };
         // A panic that unwinds through wasmtime would take the callback with it, and later calls
         // would run unwatched.
         match catch_unwind(AssertUnwindSafe(|| ask(host))) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Stopped.into()),
+            Ok(false) => Err(StoppedCall.into()),
             Err(_) => Err(wasmtime::Error::msg("the embedder's watch panicked")),
         }
     }
@@ -88,7 +88,7 @@ impl StopHandle {
 /// How a call ends that the watch ended.
 #[derive(Debug, thiserror::Error)]
 #[error("the embedder's watch ended the call")]
-pub(crate) struct Stopped;
+pub(crate) struct StoppedCall;
 
 /// Handles a tick of a call that is watched, or that gives way.
 pub(crate) fn look(

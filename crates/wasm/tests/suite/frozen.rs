@@ -333,7 +333,7 @@ fn a_snapshot_of_another_kind_is_refused_by_name() {
         cpu: Vec::new(),
     };
     let pages = afresh_store::MemoryPages(vec![1; 4096]);
-    store.save("a", &pages, &afresh_store::SaveOptions::new(build)).unwrap();
+    store.save("a", &pages, &afresh_store::SaveRequest::new(build)).unwrap();
     let error = Frozen::load(store.load("a").unwrap(), &Options::default()).unwrap_err();
     assert!(error.to_string().contains("vm guest"), "{error}");
 }

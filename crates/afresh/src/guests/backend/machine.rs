@@ -11,7 +11,7 @@ use afresh_snapshot::{Branch, Frozen};
 use afresh_store::{Sha256, Store};
 use afresh_vm::{CallError as VmError, Difference, GuestError, Sandbox, SandboxBuilder, Snapshot};
 
-use super::pooled::{Leased, Reset, ResetPool};
+use super::reset_pool::{GuestLease, Reset, ResetPool};
 use super::session_line::{self, SessionGuest, SessionLine};
 use super::{
     Backend, FrozenGuest, GuestFile, Instance, LiveInstance, OpenFile, StopCall, Thaw, WarmGuest,
@@ -36,7 +36,7 @@ const DEFAULT_MEMORY: u64 = 64 << 20;
 /// Sandboxes that all start from one state.
 pub(crate) type Machines = ResetPool<Sandbox, Snapshot>;
 /// A sandbox on lease.
-pub(crate) type MachineLease<'a> = Leased<'a, Sandbox>;
+pub(crate) type MachineLease<'a> = GuestLease<'a, Sandbox>;
 /// Options of micro-VMs alone.
 pub(crate) type MachineOptions =
     Option<Arc<dyn Fn(SandboxBuilder) -> SandboxBuilder + Send + Sync>>;
@@ -166,7 +166,7 @@ impl WarmGuest for Machines {
     }
 }
 
-impl LiveInstance for Leased<'_, Sandbox> {
+impl LiveInstance for GuestLease<'_, Sandbox> {
     fn answer_bytes(
         &mut self,
         _: &Guest,
@@ -206,7 +206,7 @@ impl LiveInstance for Leased<'_, Sandbox> {
 
 impl SessionGuest for Sandbox {
     fn lend(&mut self) -> Instance<'_> {
-        Instance::Machine(Leased::Own(self))
+        Instance::Machine(GuestLease::Own(self))
     }
 
     fn freeze_state(

@@ -18,7 +18,7 @@ use afresh_pool::{PoolStats, ResetCost};
 use afresh_snapshot::Branch;
 use afresh_store::{Sha256, Snapshot, Store};
 
-use super::pooled::{Leased, Reset, ResetPool};
+use super::reset_pool::{GuestLease, Reset, ResetPool};
 use super::session_line::{self, SessionGuest, SessionLine, unmoved};
 use super::{
     Backend, FileOwner, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, OpenFile, StopCall,
@@ -42,9 +42,17 @@ pub(super) const THAW: Option<Thaw> = Some(thaw);
 /// Instances that all start from one state.
 pub(crate) type Programs = ResetPool<Instance, Warm>;
 /// An instance on lease.
-pub(crate) type ProgramLease<'a> = Leased<'a, Instance>;
+pub(crate) type ProgramLease<'a> = GuestLease<'a, Instance>;
 /// Options of Linux programs alone.
 pub(crate) type ProgramOptions = Option<Arc<dyn Fn(Program) -> Program + Send + Sync>>;
+
+/// Limits of the calls of a Linux program.
+#[derive(Clone, Copy)]
+pub(crate) struct ProgramLimits {
+    time: Duration,
+    /// `None` for that of its state, which each reset restores.
+    memory: Option<u64>,
+}
 
 impl Reset for Instance {
     type Error = Infallible;
@@ -61,24 +69,27 @@ impl Reset for Instance {
         self.write_set_bytes()
     }
 
-    type Limits = Duration;
+    type Limits = ProgramLimits;
 
-    fn limit(&mut self, options: &CallOptions) -> Result<Duration, Cause> {
+    fn limit(&mut self, options: &CallOptions) -> Result<ProgramLimits, Cause> {
         if options.fuel.is_some() {
             return Err("a Linux program counts no fuel; set a timeout".into());
         }
-        if options.memory.is_some() {
-            return Err("a Linux program keeps its memory limit between calls; set `Options::memory`, or call \
-                        `Instance::limit_memory` of `Lease::as_program`"
-                .into());
+        let mut before = ProgramLimits { time: self.time_limit(), memory: None };
+        if let Some(bytes) = options.memory {
+            before.memory = Some(self.memory_limit());
+            self.limit_memory(bytes)?;
         }
-        let before = self.time_limit();
-        self.set_time_limit(options.timeout.unwrap_or(before));
+        self.set_time_limit(options.timeout.unwrap_or(before.time));
         Ok(before)
     }
 
-    fn restore_limits(&mut self, limits: Duration) {
-        self.set_time_limit(limits);
+    fn restore_limits(&mut self, limits: ProgramLimits) {
+        self.set_time_limit(limits.time);
+        if let Some(bytes) = limits.memory {
+            // It fails only where a reset, which restores the limit, comes before the next call.
+            let _ = self.limit_memory(bytes);
+        }
     }
 
     fn is_spoiled(&self) -> bool {
@@ -233,7 +244,7 @@ impl WarmGuest for Programs {
 }
 
 /// A program that ends itself with success, because its input has ended, has answered.
-impl LiveInstance for Leased<'_, Instance> {
+impl LiveInstance for GuestLease<'_, Instance> {
     fn answer_bytes(
         &mut self,
         _: &Guest,
@@ -308,7 +319,7 @@ fn answer(function: &str, called: Result<Vec<u8>, LinuxError>) -> Result<Vec<u8>
 
 impl SessionGuest for Instance {
     fn lend(&mut self) -> Lent<'_> {
-        Lent::Program(Leased::Own(self))
+        Lent::Program(GuestLease::Own(self))
     }
 
     fn freeze_state(

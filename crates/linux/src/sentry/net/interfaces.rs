@@ -172,15 +172,17 @@ impl Sentry {
     ) -> SyscallResult {
         let port = given.get(4..8).ok_or(Errno::INVAL)?;
         let port = u32::from_le_bytes([port[0], port[1], port[2], port[3]]);
-        let taken = |port: u32| self.state.has_name(&netlink_address(port));
-        let port = match port {
-            0 => (self.state.processes.current_id()..)
-                .find(|port| !taken(*port))
-                .ok_or(Errno::NOMEM)?,
-            port if taken(port) => return Err(Errno::ADDRINUSE.into()),
-            port => port,
+        let own = match port {
+            0 => {
+                let ports = self.state.processes.current_id()..=u32::MAX;
+                self.state.free_address(ports.map(netlink_address)).ok_or(Errno::NOMEM)?
+            }
+            port => netlink_address(port),
         };
-        self.socket_mut(descriptor)?.own = netlink_address(port);
+        if port != 0 && self.state.has_name(&own) {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        self.socket_mut(descriptor)?.own = own;
         Ok(ZERO)
     }
 

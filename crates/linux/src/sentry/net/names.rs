@@ -1,5 +1,7 @@
 //! Names of sockets: which socket has an address, and which addresses and ports are free.
 
+use std::collections::BTreeSet;
+
 use rustix::io::Errno;
 
 use crate::sentry::Kernel;
@@ -139,17 +141,23 @@ impl Kernel {
             let family = (libc::AF_UNIX as u16).to_le_bytes();
             Address([&family[..], &[0], format!("{number:05x}").as_bytes()].concat())
         };
-        let taken: std::collections::BTreeSet<&[u8]> =
-            self.sockets().map(|(_, socket)| &socket.own.0[..]).collect();
-        (0..1 << 20).map(name).find(|name| !taken.contains(&name.0[..])).ok_or(Errno::NOSPC)
+        self.free_address((0..1 << 20).map(name)).ok_or(Errno::NOSPC)
+    }
+
+    /// The first of some addresses that no socket has.
+    pub(in crate::sentry) fn free_address(
+        &self,
+        mut addresses: impl Iterator<Item = Address>,
+    ) -> Option<Address> {
+        let taken: BTreeSet<&[u8]> = self.sockets().map(|(_, socket)| &socket.own.0[..]).collect();
+        addresses.find(|address| !taken.contains(&address.0[..]))
     }
 
     /// A port that no socket of the kind has. Later sockets begin to look further on, so that a
     /// port that was closed is not used again at once.
     pub(in crate::sentry) fn free_port(&self, datagrams: bool) -> Result<u16, Errno> {
         let same = self.sockets().filter(|(_, socket)| socket.is_for_datagrams() == datagrams);
-        let taken: std::collections::BTreeSet<u16> =
-            same.map(|(_, socket)| socket.own.port()).collect();
+        let taken: BTreeSet<u16> = same.map(|(_, socket)| socket.own.port()).collect();
         let first = (self.table.next_id() % EPHEMERAL.len() as u64) as usize;
         let mut ports = EPHEMERAL.skip(first).chain(EPHEMERAL.take(first));
         ports.find(|port| !taken.contains(port)).ok_or(Errno::ADDRINUSE)

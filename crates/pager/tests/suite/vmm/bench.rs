@@ -9,7 +9,7 @@ use afresh_pager::vmm::{
     Cause, ControlClient, ControlServer, HostEvent, Snapshots, SocketAccess, VmmHost,
 };
 use afresh_pager::{PageSource, SnapshotSource};
-use afresh_store::{GuestBuild, MemoryPages, SaveOptions, Store};
+use afresh_store::{GuestBuild, MemoryPages, SaveRequest, Store};
 use afresh_sys::PAGE_SIZE;
 use serde_json::{Value, json};
 
@@ -67,7 +67,7 @@ impl Bench {
             engine: "test".into(),
             cpu: Vec::new(),
         };
-        store.save("base", &MemoryPages(content()), &SaveOptions::new(guest)).unwrap();
+        store.save("base", &MemoryPages(content()), &SaveRequest::new(guest)).unwrap();
         let (sender, events) = std::sync::mpsc::channel();
         let host = VmmHost::new(None, move |event| {
             let text = match event {

@@ -8,7 +8,7 @@
 
 use std::io;
 
-use super::{Hash, Hashing};
+use super::{BlobHasher, Hash};
 use crate::Sha256;
 
 /// Maximum bytes that the writer hashes.
@@ -19,7 +19,7 @@ pub(crate) struct BlobHash(Hasher);
 
 enum Hasher {
     Writer { hash: Hash, len: usize },
-    Thread(Hashing),
+    Thread(BlobHasher),
 }
 
 impl BlobHash {
@@ -29,7 +29,7 @@ impl BlobHash {
 
     /// The hashes of two blobs that are written at the same time, in one thread.
     pub(crate) fn pair() -> io::Result<[Self; 2]> {
-        Ok(Hashing::pair()?.map(|hashing| Self(Hasher::Thread(hashing))))
+        Ok(BlobHasher::pair()?.map(|hashing| Self(Hasher::Thread(hashing))))
     }
 
     /// A buffer that was hashed, with any content.
@@ -49,7 +49,7 @@ impl BlobHash {
                 return Ok(true);
             }
             let hash = std::mem::replace(hash, Hash::new());
-            self.0 = Hasher::Thread(Hashing::one(hash)?);
+            self.0 = Hasher::Thread(BlobHasher::one(hash)?);
         }
         match &self.0 {
             Hasher::Writer { .. } => Ok(true),

@@ -14,7 +14,7 @@ use super::{JOURNALS, Objects, ROUNDS};
 use crate::Sha256;
 use crate::format::layout::IndexJson;
 use crate::format::manifest::{MAX_MANIFEST, Manifest};
-use crate::local::naming::Expected;
+use crate::local::naming::ExpectedName;
 use crate::turn::{CLOSING_LEN, JOURNAL_HEADER, closing_frame};
 
 impl Objects {
@@ -24,20 +24,20 @@ impl Objects {
         &self,
         index: &IndexJson,
         name: &str,
-        expected: Expected,
+        expected: ExpectedName,
     ) -> Result<bool, RemoteError> {
         let means = index.meaning(name);
-        if expected != Expected::Any && means != expected.manifest() {
+        if expected != ExpectedName::Any && means != expected.manifest() {
             return Ok(false);
         }
         let Some(before) = means else { return Ok(true) };
         let length = match expected {
-            Expected::Session(_, length) | Expected::Folded(_, length) => Some(length),
+            ExpectedName::Session(_, length) | ExpectedName::Folded(_, length) => Some(length),
             // Its other names keep the session.
             _ if index.names_of(before).len() > 1 => return Ok(true),
             // No turn is expected.
-            Expected::Manifest(_) => Some(JOURNAL_HEADER as u64),
-            Expected::Any => None,
+            ExpectedName::Manifest(_) => Some(JOURNAL_HEADER as u64),
+            ExpectedName::Any => None,
         };
         self.close_session(before, length).await
     }

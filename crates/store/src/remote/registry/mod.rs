@@ -34,7 +34,7 @@ use super::backend::{Backend, CONNECTIONS, Meaning, Source};
 use super::retry::Retrier;
 use super::{RemoteError, retry};
 use crate::format::manifest::MAX_MANIFEST;
-use crate::local::naming::Expected;
+use crate::local::naming::ExpectedName;
 use crate::{OpenError, Sha256, Tag};
 
 const DIGEST: &str = "docker-content-digest";
@@ -460,7 +460,7 @@ impl Backend for Registry {
         name: &str,
         id: Sha256,
         manifest: Vec<u8>,
-        expected: Expected,
+        expected: ExpectedName,
     ) -> Result<(), RemoteError> {
         self.check_name(name)?;
         self.tag(name, id, manifest, expected).await

@@ -19,7 +19,7 @@ use reqwest::header::{
 use super::auth::Access;
 use super::{ANY_MANIFEST, Registry, digest_header};
 use crate::format::descriptor::MANIFEST_TYPE;
-use crate::local::naming::Expected;
+use crate::local::naming::ExpectedName;
 use crate::remote::RemoteError;
 use crate::{SaveError, Sha256};
 
@@ -40,9 +40,9 @@ impl Registry {
         name: &str,
         id: Sha256,
         manifest: Vec<u8>,
-        expected: Expected,
+        expected: ExpectedName,
     ) -> Result<(), RemoteError> {
-        if expected == Expected::Any {
+        if expected == ExpectedName::Any {
             return self.send_manifest(name, id, manifest, None).await;
         }
         let moved = || RemoteError::from(SaveError::Moved(name.into()));

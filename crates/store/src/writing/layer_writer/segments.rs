@@ -14,7 +14,7 @@ use std::{io, thread};
 
 use afresh_sys::PageRange;
 
-use super::{Plan, Writer, Written, write_layer};
+use super::{Plan, Writer, WrittenLayer, write_layer};
 use crate::blobs::file::BlobWriter;
 use crate::format::index::{Index, Role};
 use crate::layers::blob_sink::BlobSink;
@@ -41,14 +41,14 @@ struct Segment<'a> {
 }
 
 /// A segment whose blob is closed: durable and hashed.
-type Closed = Result<(BlobWriter, Index), SaveError>;
+type LayerResult = Result<(BlobWriter, Index), SaveError>;
 
 /// Writes the base that `plan` describes, as one layer or several, and returns them bottom first.
 pub(crate) fn write_base(
     shelf: &mut dyn BlobSink,
     source: &dyn Pages,
     plan: &Plan<'_>,
-) -> Result<Vec<Written>, SaveError> {
+) -> Result<Vec<WrittenLayer>, SaveError> {
     let segments = divide(&plan.candidates);
     if segments.len() < 2 {
         return Ok(vec![write_layer(shelf, source, plan)?]);
@@ -74,7 +74,7 @@ pub(crate) fn write_base(
     let mut written = Vec::with_capacity(closed.len());
     for (blob, index) in closed {
         let (digest, size) = shelf.end(blob)?;
-        written.push(Written { digest, size, index, sealed: plan.key.is_some() });
+        written.push(WrittenLayer { digest, size, index, sealed: plan.key.is_some() });
     }
     Ok(written)
 }
@@ -85,8 +85,8 @@ fn write_in_turn(
     source: &dyn Pages,
     plan: &Plan<'_>,
     segments: Vec<Vec<PageRange>>,
-) -> Result<Vec<Written>, SaveError> {
-    let mut written: Vec<Written> = Vec::with_capacity(segments.len());
+) -> Result<Vec<WrittenLayer>, SaveError> {
+    let mut written: Vec<WrittenLayer> = Vec::with_capacity(segments.len());
     for (number, candidates) in segments.into_iter().enumerate() {
         let parent = written.last().map_or([0; 32], |below| below.index.root);
         let mut writer = Writer::begin(shelf, source, plan)?;
@@ -94,7 +94,7 @@ fn write_in_turn(
         writer.fill(&candidates, None)?;
         let (blob, index) = writer.finish(parent)?;
         let (digest, size) = shelf.end(blob)?;
-        written.push(Written { digest, size, index, sealed: plan.key.is_some() });
+        written.push(WrittenLayer { digest, size, index, sealed: plan.key.is_some() });
     }
     Ok(written)
 }
@@ -104,7 +104,7 @@ fn write_in_turn(
 fn write_side_by_side(segments: Vec<Segment<'_>>) -> Result<Vec<(BlobWriter, Index)>, SaveError> {
     let count = segments.len();
     let threads = thread::available_parallelism().map_or(1, |threads| threads.get().min(count));
-    let mut closed: Vec<Option<Closed>> = (0..count).map(|_| None).collect();
+    let mut closed: Vec<Option<LayerResult>> = (0..count).map(|_| None).collect();
     let results = Mutex::new(&mut closed);
     let waiting = Mutex::new(segments.into_iter());
     thread::scope(|scope| {
@@ -129,7 +129,7 @@ fn write_side_by_side(segments: Vec<Segment<'_>>) -> Result<Vec<(BlobWriter, Ind
 }
 
 impl Segment<'_> {
-    fn write(mut self) -> Closed {
+    fn write(mut self) -> LayerResult {
         self.writer.fill(&self.candidates, None)?;
         let parent = match self.below {
             None => [0; 32],

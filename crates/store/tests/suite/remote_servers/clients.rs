@@ -50,7 +50,7 @@ fn local(dir: &Path) -> Vec<u8> {
     let store = store(dir);
     store.save("base", &memory(&[1, 0, 2, 3, 0, 4]), &options()).unwrap();
     let mut delta = options();
-    delta.parent = Some(store.load("base").unwrap());
+    delta.options.parent = Some(store.load("base").unwrap());
     store.save("warm", &memory(&[1, 9, 2, 8, 0, 4]), &delta).unwrap();
     bytes(&store.load("warm").unwrap())
 }

@@ -25,7 +25,8 @@ fn a_warm_guest_of_64_mib_is_near_though_every_request_takes_5_ms() {
         }
         let mut save = options();
         save.state = vec![7; 20_000];
-        save.working_set = (0..PAGES / 256).map(|n| PageRange::new(n * 256 + n % 50, 9)).collect();
+        save.options.working_set =
+            (0..PAGES / 256).map(|n| PageRange::new(n * 256 + n % 50, 9)).collect();
         here.save("a", &MemoryPages(memory.clone()), &save).unwrap();
         let direct = server.remote(server.address, retry());
         direct.push(&here, &here.load("a").unwrap(), "a", Encoding::Zstd, &mut |_| {}).unwrap();

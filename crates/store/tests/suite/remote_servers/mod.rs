@@ -34,8 +34,9 @@ fn local(dir: &std::path::Path, seed: u32, pages: u32) -> (Store, Snapshot, Vec<
     bytes[changed * 4096..][..4096].copy_from_slice(&page_of(seed + 77));
     let mut save = options();
     save.state = seed.to_le_bytes().to_vec();
-    save.parent = Some(store.load("a").unwrap());
-    save.working_set = (0..pages as usize / 20).map(|n| PageRange::new(n * 20, 3)).collect();
+    save.options.parent = Some(store.load("a").unwrap());
+    save.options.working_set =
+        (0..pages as usize / 20).map(|n| PageRange::new(n * 20, 3)).collect();
     store.save("a", &MemoryPages(bytes.clone()), &save).unwrap();
     let snapshot = store.load("a").unwrap();
     (store, snapshot, bytes)

@@ -10,7 +10,7 @@ pub(crate) mod small_disk;
 
 use std::path::Path;
 
-use afresh_store::{GuestBuild, MemoryPages, SaveOptions, Snapshot, Store};
+use afresh_store::{GuestBuild, MemoryPages, SaveRequest, Snapshot, Store};
 
 pub(crate) const PAGE: usize = 4096;
 
@@ -23,8 +23,8 @@ pub(crate) fn guest() -> GuestBuild {
     }
 }
 
-pub(crate) fn options() -> SaveOptions {
-    let mut options = SaveOptions::new(guest());
+pub(crate) fn options() -> SaveRequest {
+    let mut options = SaveRequest::new(guest());
     options.state = b"registers".to_vec();
     options
 }

@@ -11,7 +11,7 @@ use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
 use super::View;
 use super::streams::{Reader, Writer};
-use crate::host::files::{Live, Ticket};
+use crate::host::files::{LiveFiles, Ticket};
 use crate::host::opened::{FileStat, OpenHandle, Opening};
 
 /// Bytes of one read.
@@ -28,7 +28,7 @@ pub(crate) struct Handle {
 
 /// A directory that is being read.
 pub(crate) struct Listing {
-    files: Live,
+    files: LiveFiles,
     open: OpenHandle,
     from: u64,
     ahead: std::vec::IntoIter<crate::host::opened::DirectoryEntry>,

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use wasmtime_wasi::async_trait;
 use wasmtime_wasi::p2::{InputStream, OutputStream, Pollable, StreamError, StreamResult};
 
-use crate::host::files::{Live, Ticket};
+use crate::host::files::{LiveFiles, Ticket};
 use crate::host::opened::OpenHandle;
 
 /// Bytes that one read or write takes.
@@ -13,13 +13,13 @@ const PART: usize = 1 << 16;
 
 /// A file that a stream holds.
 struct FileHandle {
-    files: Live,
+    files: LiveFiles,
     open: OpenHandle,
     _ticket: Ticket,
 }
 
 impl FileHandle {
-    fn new(files: &Live, ticket: Ticket, open: OpenHandle) -> Result<Self, Refused> {
+    fn new(files: &LiveFiles, ticket: Ticket, open: OpenHandle) -> Result<Self, Refused> {
         open.hold(&mut files.lock().tree)?;
         Ok(Self { files: files.clone(), open, _ticket: ticket })
     }
@@ -41,7 +41,7 @@ pub(super) struct Reader(FileHandle);
 
 impl Reader {
     pub(super) fn new(
-        files: &Live,
+        files: &LiveFiles,
         ticket: Ticket,
         mut open: OpenHandle,
         at: u64,
@@ -75,7 +75,7 @@ pub(super) struct Writer(FileHandle);
 
 impl Writer {
     pub(super) fn new(
-        files: &Live,
+        files: &LiveFiles,
         ticket: Ticket,
         mut open: OpenHandle,
         at: Option<u64>,

@@ -1,7 +1,7 @@
 //! A live instance on lease, in either mode: the one place where a lease depends on the mode.
 //!
-//! Promises: a call gets the parts of its instance from [`Parts`], which are the same in both
-//! modes. Operations that depend on the mode (reading the state, comparing, unusual ends) are
+//! Promises: a call gets the parts of its instance from [`InstanceParts`], which are the same in
+//! both modes. Operations that depend on the mode (reading the state, comparing, unusual ends) are
 //! implemented here, once each.
 
 use afresh_memory::FreezePreparation;
@@ -19,27 +19,27 @@ use crate::{FreezeError, WarmError};
 
 /// An instance on lease.
 #[allow(clippy::large_enum_variant, reason = "one of them is on every lease's own stack")]
-pub(crate) enum Live<'a> {
+pub(crate) enum LeasedInstance<'a> {
     /// From a pool or a session, which resets it when the lease ends.
     Reset(Ownership<'a>),
     /// Dropped with the lease.
-    Fresh(Fresh<'a>),
+    Fresh(FreshInstance<'a>),
 }
 
 /// An instance that was made for the lease.
-pub(crate) struct Fresh<'a> {
+pub(crate) struct FreshInstance<'a> {
     /// Has one instance; dropped before the memories come back to their pool.
     pub(crate) store: Store<Host>,
     /// The store's only one.
     pub(crate) instance: Instance,
-    /// As [`Parts::unfinished`].
+    /// As [`InstanceParts::unfinished`].
     pub(crate) unfinished: bool,
     /// The memories of the instance. In the warm state when the pool hands them out.
     pub(crate) memories: afresh_pool::Lease<'a, FreshMemories>,
 }
 
 /// The parts of an instance that calls need.
-pub(crate) struct Parts<'l> {
+pub(crate) struct InstanceParts<'l> {
     /// Its host state is that of the present lease.
     pub(crate) store: StoreContextMut<'l, Host>,
     pub(crate) instance: Instance,
@@ -51,20 +51,20 @@ pub(crate) struct Parts<'l> {
     pub(crate) known: Option<&'l mut TypedFunctions>,
 }
 
-impl<'a> Live<'a> {
+impl<'a> LeasedInstance<'a> {
     #[inline]
-    pub(crate) fn parts(&mut self) -> Parts<'_> {
+    pub(crate) fn parts(&mut self) -> InstanceParts<'_> {
         match self {
             Self::Reset(lease) => {
                 let item = &mut **lease;
-                Parts {
+                InstanceParts {
                     store: item.store.as_context_mut(),
                     instance: item.instance,
                     unfinished: &mut item.unfinished,
                     known: Some(&mut item.known),
                 }
             }
-            Self::Fresh(fresh) => Parts {
+            Self::Fresh(fresh) => InstanceParts {
                 store: fresh.store.as_context_mut(),
                 instance: fresh.instance,
                 unfinished: &mut fresh.unfinished,
@@ -148,7 +148,7 @@ impl<'a> Live<'a> {
     pub(crate) fn discard(self) {
         match self {
             Self::Reset(lease) => lease.discard(),
-            Self::Fresh(Fresh { store, memories, .. }) => {
+            Self::Fresh(FreshInstance { store, memories, .. }) => {
                 drop(store);
                 memories.discard();
             }

@@ -9,7 +9,7 @@ use wasmtime::{Val, WasmParams, WasmResults};
 use crate::CallError;
 use crate::call::entry::{Entry, typed};
 use crate::lease::Lease;
-use crate::lease::live::Parts;
+use crate::lease::leased_instance::InstanceParts;
 
 impl Lease<'_> {
     /// Refuses a call that may wait where none may, and one after a call that was cut off.
@@ -40,7 +40,7 @@ impl Lease<'_> {
             return Err(entry.foreign());
         }
         let limits = self.limits;
-        let Parts { mut store, instance, unfinished, known } = self.live.parts();
+        let InstanceParts { mut store, instance, unfinished, known } = self.live.parts();
         let once;
         let func = match known {
             Some(known) => known.find(&mut store, instance, entry)?,

@@ -35,9 +35,9 @@ pub(crate) trait Reset: Send + 'static {
 }
 
 /// A guest in a pool.
-pub(crate) struct Idle<T>(T);
+pub(crate) struct PooledGuest<T>(T);
 
-impl<T: Reset> Recycle for Idle<T> {
+impl<T: Reset> Recycle for PooledGuest<T> {
     type Error = T::Error;
 
     fn key(&self) -> usize {
@@ -58,16 +58,16 @@ impl<T: Reset> Recycle for Idle<T> {
 }
 
 /// A guest on lease.
-pub(crate) enum Leased<'a, T: Reset> {
+pub(crate) enum GuestLease<'a, T: Reset> {
     /// Reset when the lease ends.
-    Pooled(Lease<'a, Idle<T>>),
+    Pooled(Lease<'a, PooledGuest<T>>),
     /// As well, with its pool.
-    Owned(OwnedLease<Idle<T>>),
+    Owned(OwnedLease<PooledGuest<T>>),
     /// A session's own, which stays as the lease leaves it.
     Own(&'a mut T),
 }
 
-impl<T: Reset> LeaseControl for Leased<'_, T> {
+impl<T: Reset> LeaseControl for GuestLease<'_, T> {
     type Limits = T::Limits;
 
     fn set_options(&mut self, options: &CallOptions) -> Result<T::Limits, Cause> {
@@ -96,7 +96,7 @@ impl<T: Reset> LeaseControl for Leased<'_, T> {
     }
 }
 
-impl<T: Reset> Deref for Leased<'_, T> {
+impl<T: Reset> Deref for GuestLease<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -108,7 +108,7 @@ impl<T: Reset> Deref for Leased<'_, T> {
     }
 }
 
-impl<T: Reset> DerefMut for Leased<'_, T> {
+impl<T: Reset> DerefMut for GuestLease<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         match self {
             Self::Pooled(lease) => &mut lease.0,
@@ -121,7 +121,7 @@ impl<T: Reset> DerefMut for Leased<'_, T> {
 /// Guests that all start from one state, and that state.
 pub(crate) struct ResetPool<T: Reset, P> {
     pub(crate) pristine: P,
-    pool: Pool<Idle<T>>,
+    pool: Pool<PooledGuest<T>>,
     /// The limits of calls, unless a lease has others.
     limits: T::Limits,
 }
@@ -157,9 +157,9 @@ impl<T: Reset, P> ResetPool<T, P> {
     /// Gives a guest the limits of its lease.
     fn begin<'a>(
         &self,
-        mut lease: Leased<'a, T>,
+        mut lease: GuestLease<'a, T>,
         options: &LeaseOptions,
-    ) -> Result<Leased<'a, T>, LeaseError> {
+    ) -> Result<GuestLease<'a, T>, LeaseError> {
         lease.restore_limits(self.limits);
         lease.limit(&options.calls).map_err(LeaseError::Option)?;
         Ok(lease)
@@ -169,9 +169,9 @@ impl<T: Reset, P> ResetPool<T, P> {
     pub(crate) fn lease<E: Into<Cause>>(
         &self,
         make: impl FnOnce(&P) -> Result<T, E>,
-    ) -> Result<Leased<'_, T>, LeaseError> {
-        let made = self.pool.get(0, |_| make(&self.pristine).map(Idle));
-        let mut lease = Leased::Pooled(made.map_err(unavailable)?);
+    ) -> Result<GuestLease<'_, T>, LeaseError> {
+        let made = self.pool.get(0, |_| make(&self.pristine).map(PooledGuest));
+        let mut lease = GuestLease::Pooled(made.map_err(unavailable)?);
         lease.restore_limits(self.limits);
         Ok(lease)
     }
@@ -181,10 +181,10 @@ impl<T: Reset, P> ResetPool<T, P> {
         &self,
         options: &LeaseOptions,
         make: impl FnOnce(&P) -> Result<T, E>,
-    ) -> Result<Leased<'_, T>, LeaseError> {
-        let make = |_| make(&self.pristine).map(Idle);
+    ) -> Result<GuestLease<'_, T>, LeaseError> {
+        let make = |_| make(&self.pristine).map(PooledGuest);
         let made = self.pool.get_with(0, self.policy(options), make);
-        self.begin(Leased::Pooled(made.map_err(unavailable)?), options)
+        self.begin(GuestLease::Pooled(made.map_err(unavailable)?), options)
     }
 
     /// As [`ResetPool::lease_with`], borrowing nothing.
@@ -192,10 +192,10 @@ impl<T: Reset, P> ResetPool<T, P> {
         &self,
         options: &LeaseOptions,
         make: impl FnOnce(&P) -> Result<T, E>,
-    ) -> Result<Leased<'static, T>, LeaseError> {
-        let make = |_| make(&self.pristine).map(Idle);
+    ) -> Result<GuestLease<'static, T>, LeaseError> {
+        let make = |_| make(&self.pristine).map(PooledGuest);
         let made = self.pool.get_owned(0, self.policy(options), make);
-        self.begin(Leased::Owned(made.map_err(unavailable)?), options)
+        self.begin(GuestLease::Owned(made.map_err(unavailable)?), options)
     }
 
     /// As [`ResetPool::lease_owned`], waiting as a task does.
@@ -203,7 +203,7 @@ impl<T: Reset, P> ResetPool<T, P> {
         &self,
         options: LeaseOptions,
         make: impl Fn(&P) -> Result<T, E>,
-    ) -> Result<Leased<'static, T>, LeaseError> {
+    ) -> Result<GuestLease<'static, T>, LeaseError> {
         let attempt = options.without_blocking(self.pool.limits().exhausted);
         let mut next = None;
         loop {

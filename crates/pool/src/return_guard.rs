@@ -7,7 +7,7 @@ use afresh_sys::fork;
 use afresh_sys::planted::{Bug, is};
 
 use crate::pool_state::PoolState;
-use crate::shard::Idle;
+use crate::shard::IdleItem;
 use crate::sync::locked;
 use crate::{Recycle, ResetCost};
 
@@ -21,18 +21,18 @@ pub(crate) struct Failures {
 
 /// An item on its way back. While it has one, the item's state is not known to be good: if the
 /// item's own code panics, it is dropped and counted as any other that could not be made pristine.
-pub(crate) struct Returning<'a, T: Recycle> {
+pub(crate) struct ReturnGuard<'a, T: Recycle> {
     pool: &'a PoolState<T>,
-    pub(crate) idle: Option<Box<Idle<T>>>,
+    pub(crate) idle: Option<Box<IdleItem<T>>>,
     /// The reason to record if it gets no further, and a description if one is known.
     pub(crate) why: (&'static str, Option<String>),
     /// Whether it keeps more memory than before.
     pub(crate) grew: bool,
 }
 
-impl<'a, T: Recycle> Returning<'a, T> {
+impl<'a, T: Recycle> ReturnGuard<'a, T> {
     #[inline]
-    pub(crate) fn new(pool: &'a PoolState<T>, idle: Box<Idle<T>>) -> Self {
+    pub(crate) fn new(pool: &'a PoolState<T>, idle: Box<IdleItem<T>>) -> Self {
         Self { pool, idle: Some(idle), why: ("panic", None), grew: false }
     }
 
@@ -75,7 +75,7 @@ impl<'a, T: Recycle> Returning<'a, T> {
     }
 }
 
-impl<T: Recycle> Drop for Returning<'_, T> {
+impl<T: Recycle> Drop for ReturnGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         if let Some(idle) = self.idle.take() {

@@ -10,7 +10,7 @@ use afresh_pool::NextItem;
 
 use crate::call::lease_options::LeaseOptions;
 use crate::engine::call_path::poll_once;
-use crate::lease::live::{Fresh, Live};
+use crate::lease::leased_instance::{FreshInstance, LeasedInstance};
 use crate::lease::{Lease, OwnedLease};
 use crate::warm::Inner;
 use crate::warm::ownership::Ownership;
@@ -42,7 +42,7 @@ impl Inner {
                     false => pool.get_with(0, exhausted, |_| make())?,
                 };
                 options.apply(item.store.data_mut());
-                Live::Reset(Ownership::Pooled(item))
+                LeasedInstance::Reset(Ownership::Pooled(item))
             }
             Pools::Fresh { state, pool } => {
                 let make = || state.make();
@@ -51,7 +51,12 @@ impl Inner {
                     false => pool.get_with(0, exhausted, |_| make())?,
                 };
                 let (store, instance) = state.instantiate(&memories, options).await?;
-                Live::Fresh(Fresh { store, instance, unfinished: false, memories })
+                LeasedInstance::Fresh(FreshInstance {
+                    store,
+                    instance,
+                    unfinished: false,
+                    memories,
+                })
             }
         };
         let mut lease = Lease::begin(self, live, limits);
@@ -82,7 +87,7 @@ impl Warm {
             && inner.reseed.is_none()
         {
             // The way of nearly every call.
-            let live = Live::Reset(Ownership::Pooled(pool.get(0, |_| state.make())?));
+            let live = LeasedInstance::Reset(Ownership::Pooled(pool.get(0, |_| state.make())?));
             return Ok(Lease::begin(inner, live, inner.limits));
         }
         at_once(inner.take(&LeaseOptions::default(), false))

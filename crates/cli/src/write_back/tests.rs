@@ -1,0 +1,227 @@
+//! Writing changed files to real directories.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+
+use afresh::files::{Budget, New, Time};
+use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
+
+use super::*;
+
+/// Writes the changes between two trees below `top`.
+fn write(top: &Path, before: &Tree, after: &Tree) -> Result<(), String> {
+    let listed = changes(before, after).unwrap();
+    let written = write_back(&[top.to_owned()], &listed, (before, after));
+    written.map_err(|error| error.to_string())
+}
+
+#[test]
+fn holes_stay_holes_and_other_nodes_than_files_are_reported_after_all_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path().canonicalize().unwrap();
+    let inside = |name: &str| top.join(name).to_str().unwrap().to_owned();
+    let (before, now) = (Tree::new(Budget::default()), Time::default());
+    let mut after = before.clone();
+    let node = after.write_path(inside("holes"), b"first", now).unwrap();
+    after.write(node, 1 << 33, b"last", now).unwrap();
+    after.set_size(node, 1 << 35, now).unwrap();
+    let above = after.find(inside("")).unwrap();
+    after.create(above, b"a-pipe", New::Device(1), 0o600, now).unwrap();
+    let told = write(&top, &before, &after).unwrap_err();
+    assert!(told.contains("a-pipe (Device)"), "{told}");
+    let stat = std::fs::metadata(top.join("holes")).unwrap();
+    assert_eq!(stat.len(), 1 << 35);
+    assert!(stat.blocks() * 512 < 1 << 20, "{}", stat.blocks());
+    let mut file = File::open(top.join("holes")).unwrap();
+    let mut found = [0; 4];
+    file.seek(SeekFrom::Start(1 << 33)).unwrap();
+    std::io::Read::read_exact(&mut file, &mut found).unwrap();
+    assert_eq!(&found, b"last");
+}
+
+#[test]
+fn modes_and_plain_attributes_are_written_and_others_are_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path().canonicalize().unwrap();
+    let host = File::open(&top).unwrap();
+    if fsetxattr(&host, "user.old", b"x", XattrFlags::empty()) == Err(Errno::NOTSUP) {
+        return println!("SKIPPED: the file system of {} has no attributes", top.display());
+    }
+    let inside = |name: &str| top.join(name).to_str().unwrap().to_owned();
+    let (mut before, now) = (Tree::new(Budget::default()), Time::default());
+    let file = before.write_path(inside("below/file"), b"bytes", now).unwrap();
+    let below = before.find(inside("below")).unwrap();
+    let mut after = before.clone();
+    let names = |path: &str| -> Vec<String> {
+        let mut list = vec![0; 256];
+        let len = rustix::fs::listxattr(top.join(path), &mut list[..]).unwrap();
+        let all = String::from_utf8_lossy(&list[..len]).into_owned();
+        let own = all.split_terminator('\0').filter(|name| name.starts_with("user."));
+        own.map(str::to_owned).collect()
+    };
+    let mut change = |change: &dyn Fn(&mut Tree)| {
+        change(&mut after);
+        let written = write(&top, &before, &after);
+        before = after.clone();
+        written
+    };
+    change(&|tree| {
+        tree.set_mode(file, 0o4751, now).unwrap();
+        for node in [file, below] {
+            tree.set_attribute(node, b"user.one", Some(b"1"), now).unwrap();
+            tree.set_attribute(node, b"user.two", Some(b""), now).unwrap();
+        }
+    })
+    .unwrap();
+    change(&|tree| {
+        tree.set_mode(below, 0o710, now).unwrap();
+        tree.set_attribute(file, b"user.two", None, now).unwrap();
+        tree.set_attribute(below, b"user.two", None, now).unwrap();
+    })
+    .unwrap();
+    assert_eq!(
+        (names("below"), names("below/file")),
+        (vec!["user.one".to_owned()], vec!["user.one".to_owned()])
+    );
+    let mode = |path: &str| std::fs::metadata(top.join(path)).unwrap().mode() & 0o7777;
+    assert_eq!((mode("below"), mode("below/file")), (0o710, 0o751));
+    let told = change(&|tree| {
+        tree.set_attribute(file, b"system.posix_acl_access", Some(b"list"), now).unwrap();
+    });
+    let told = told.unwrap_err();
+    assert!(told.contains("below/file (system.posix_acl_access)"), "{told}");
+    assert_eq!(names("below/file"), ["user.one"]);
+}
+
+/// A directory of the host with attributes, and its path.
+fn folder_with_attributes() -> Option<(tempfile::TempDir, std::path::PathBuf)> {
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path().canonicalize().unwrap();
+    let host = File::open(&top).unwrap();
+    if fsetxattr(&host, "user.old", b"x", XattrFlags::empty()) == Err(Errno::NOTSUP) {
+        println!("SKIPPED: the file system of {} has no attributes", top.display());
+        return None;
+    }
+    Some((folder, top))
+}
+
+fn value(path: &Path, name: &str) -> Option<Vec<u8>> {
+    let mut value = vec![0; 256];
+    let len = fgetxattr(File::open(path).unwrap(), name, &mut value[..]).ok()?;
+    value.truncate(len);
+    Some(value)
+}
+
+#[test]
+fn an_attribute_that_the_host_refuses_or_that_gives_rights_is_reported_and_all_else_written() {
+    let Some((_folder, top)) = folder_with_attributes() else { return };
+    let inside = |name: &str| top.join(name).to_str().unwrap().to_owned();
+    let (before, now) = (Tree::new(Budget::default()), Time::default());
+    let mut after = before.clone();
+    let first = after.write_path(inside("closed/first"), b"1", now).unwrap();
+    after.write_path(inside("last"), b"2", now).unwrap();
+    let rights = ["user.containers.override_stat", "user.overlay.opaque", "user.virtfs.uid"];
+    for name in rights {
+        after.set_attribute(first, name.as_bytes(), Some(b"0:0:4755"), now).unwrap();
+    }
+    // No name is empty in Linux.
+    after.set_attribute(first, b"user.", Some(b"x"), now).unwrap();
+    after.set_attribute(first, b"user.plain", Some(b"y"), now).unwrap();
+    let closed = after.find(inside("closed")).unwrap();
+    after.set_attribute(closed, b"user.plain", Some(b"z"), now).unwrap();
+    after.set_mode(closed, 0o555, now).unwrap();
+    let told = write(&top, &before, &after).unwrap_err();
+    for name in rights {
+        assert!(told.contains(&format!("closed/first ({name})")), "{told}");
+        assert_eq!(value(&top.join("closed/first"), name), None);
+    }
+    assert!(told.contains("closed/first (user.: "), "{told}");
+    assert_eq!(value(&top.join("closed/first"), "user.plain"), Some(b"y".to_vec()));
+    assert_eq!(value(&top.join("closed"), "user.plain"), Some(b"z".to_vec()));
+    assert_eq!(std::fs::metadata(top.join("closed")).unwrap().mode() & 0o7777, 0o555);
+    assert_eq!(std::fs::read(top.join("last")).unwrap(), b"2");
+    assert_eq!(top.join("closed").read_dir().unwrap().count(), 1);
+    std::fs::set_permissions(
+        top.join("closed"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_file_with_new_attributes_alone_stays_and_a_new_one_has_those_of_the_host() {
+    let Some((_folder, top)) = folder_with_attributes() else { return };
+    let path = top.join("file");
+    let inside = path.to_str().unwrap();
+    let (mut before, now) = (Tree::new(Budget::default()), Time::default());
+    let node = before.write_path(inside, b"guest", now).unwrap();
+    std::fs::write(&path, b"newer").unwrap();
+    let host = File::open(&path).unwrap();
+    fsetxattr(&host, "user.host", b"h", XattrFlags::empty()).unwrap();
+    let inode = host.metadata().unwrap().ino();
+    let mut after = before.clone();
+    after.set_attribute(node, b"user.guest", Some(b"g"), now).unwrap();
+    after.set_mode(node, 0o440, now).unwrap();
+    write(&top, &before, &after).unwrap();
+    let stat = std::fs::metadata(&path).unwrap();
+    assert_eq!((stat.ino(), stat.mode() & 0o7777), (inode, 0o440));
+    assert_eq!(std::fs::read(&path).unwrap(), b"newer");
+    let both = || (value(&path, "user.host"), value(&path, "user.guest"));
+    assert_eq!(both(), (Some(b"h".to_vec()), Some(b"g".to_vec())));
+    // A file with two names may be outside of the directory, too.
+    std::fs::hard_link(&path, top.join("other")).unwrap();
+    let before = after.clone();
+    after.set_mode(node, 0o400, now).unwrap();
+    write(&top, &before, &after).unwrap();
+    assert_eq!(std::fs::metadata(top.join("other")).unwrap().mode() & 0o7777, 0o440);
+    assert_eq!(std::fs::read(&path).unwrap(), b"guest");
+    assert_eq!(both(), (Some(b"h".to_vec()), Some(b"g".to_vec())));
+}
+
+#[test]
+fn a_path_that_cannot_be_changed_is_reported_and_all_others_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path().canonicalize().unwrap();
+    let inside = |name: &str| top.join(name).to_str().unwrap().to_owned();
+    let (mut before, now) = (Tree::new(Budget::default()), Time::default());
+    before.write_path(inside("build/visible"), b"1", now).unwrap();
+    let after = {
+        let mut after = before.clone();
+        let build = after.find(inside("build")).unwrap();
+        after.remove_file(build, b"visible", now).unwrap();
+        let above = after.find(inside("")).unwrap();
+        after.remove_directory(above, b"build", now).unwrap();
+        after.write_path(inside(".afresh-partial/file"), b"2", now).unwrap();
+        after.write_path(inside("last"), b"3", now).unwrap();
+        after
+    };
+    std::fs::create_dir(top.join("build")).unwrap();
+    std::fs::write(top.join("build/visible"), b"1").unwrap();
+    // The guest does not see a file of this kind.
+    std::fs::write(top.join("build/hidden"), b"host").unwrap();
+    let told = write(&top, &before, &after).unwrap_err();
+    assert!(told.contains("/build (Directory not empty"), "{told}");
+    let names = |path: &str| {
+        let entries = top.join(path).read_dir().unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("build"), ["hidden"]);
+    assert_eq!(names(""), [".afresh-partial", "build", "last"]);
+    assert_eq!(std::fs::read(top.join(".afresh-partial/file")).unwrap(), b"2");
+}
+
+#[test]
+fn a_listed_name_stays_on_its_line() {
+    let (before, now) = (Tree::new(Budget::default()), Time::default());
+    let mut after = before.clone();
+    after.write_path("/a\nD \u{e9}\\\u{1b}", b"", now).unwrap();
+    let above = after.find("/").unwrap();
+    after.create(above, b"\xff", New::File, 0o600, now).unwrap();
+    let mut out = Vec::new();
+    list(&changes(&before, &after).unwrap(), &mut out).unwrap();
+    let expected = "A /a\\nD \u{e9}\\\\\\u{1b}\nA /\\xff\n";
+    assert_eq!(String::from_utf8(out).unwrap(), expected);
+}
