@@ -131,19 +131,19 @@ impl HeldVm {
 }
 
 /// An entry of the keeper.
-enum Held {
+enum HeldItem {
     Door(UnixListener),
     /// A VMM whose handshake the pager has not handed over.
     Connection(UnixStream, Peer),
     Vm(HeldVm),
 }
 
-impl Held {
+impl HeldItem {
     fn close(self) {
         match self {
-            Held::Vm(vm) => vm.close(),
-            Held::Connection(stream, process) => refuse(&stream, process),
-            Held::Door(socket) => close_door(&socket),
+            HeldItem::Vm(vm) => vm.close(),
+            HeldItem::Connection(stream, process) => refuse(&stream, process),
+            HeldItem::Door(socket) => close_door(&socket),
         }
     }
 }
@@ -189,7 +189,7 @@ pub fn keep(stream: &UnixStream) -> io::Result<()> {
 }
 
 /// Takes messages until the pager has ended.
-fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, Held>) -> io::Result<()> {
+fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, HeldItem>) -> io::Result<()> {
     let (mut text, mut part, mut fds) = (Vec::new(), [0; 4096], Vec::new());
     loop {
         let received = socket::receive(stream, &mut part, &mut fds).map_err(io::Error::other)?;
@@ -212,13 +212,13 @@ fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, Held>) -> io::Result<()>
                 fd.ok_or(io::Error::from(io::ErrorKind::InvalidData))
             };
             if let Some(id) = message["door"].as_u64() {
-                held.insert(id, Held::Door(next()?.into()));
+                held.insert(id, HeldItem::Door(next()?.into()));
             } else if let Some(id) = message["greet"].as_u64() {
-                held.insert(id, Held::Connection(next()?.into(), next()?.into()));
+                held.insert(id, HeldItem::Connection(next()?.into(), next()?.into()));
             } else if let Some(id) = message["hold"].as_u64() {
                 let uffd = Uffd::from_fd(next()?, UffdMode::Events);
                 let (process, mappings) = (next()?.into(), mappings(&message["mappings"]));
-                held.insert(id, Held::Vm(HeldVm { uffd, process, mappings }));
+                held.insert(id, HeldItem::Vm(HeldVm { uffd, process, mappings }));
             } else {
                 return Err(io::ErrorKind::InvalidData.into());
             }
