@@ -173,7 +173,7 @@ pub(crate) fn build(
 ) -> Result<Box<dyn Tracker>, TrackError> {
     let base = memory.page_ptr(first);
     Ok(match kind {
-        TrackerKind::UffdSigbus => Box::new(sigbus::Sigbus::new(base, capacity, missing)?),
+        TrackerKind::UffdSigbus => Box::new(sigbus::Sigbus::new(memory, first, capacity, missing)?),
         TrackerKind::UffdScan => Box::new(scan::Scan::new(base, capacity)?),
         TrackerKind::Mprotect => Box::new(mprotect::Mprotect::new(memory, first, capacity)?),
         TrackerKind::Everything | TrackerKind::Other(_) => Box::new(EverythingTracker::default()),

@@ -170,9 +170,8 @@ impl Watch {
         // To a little below, so that the next page does not bring it here again.
         let excess = runs.len() - part + part / 4;
         for gap in gaps.into_iter().take(excess) {
-            self.dirty.mark(gap);
             // A gap that stays is reported in vain.
-            let _ = self.open(gap);
+            let _ = self.lift(gap);
         }
     }
 }

@@ -478,6 +478,27 @@ fn a_forked_child_is_refused_rather_than_given_a_slot_that_notices_nothing() {
 }
 
 #[test]
+fn growth_that_is_written_forward_takes_no_fault_a_page() {
+    let strategy = Strategy::WriteSet(Some(TrackerKind::UffdSigbus));
+    let config = SlotConfig { strategy, capacity: Some(200), ..SlotConfig::default() };
+    let mut slot = match Slot::new(&image(16, 7), config) {
+        Ok(slot) => slot,
+        Err(error) => return println!("SKIPPED: {error}"),
+    };
+    let before = slot.resident_pages();
+    slot.grow(100).unwrap();
+    // Windows of 1, 2 and 4 pages.
+    (20..24).for_each(|page| slot.write(page * PAGE_SIZE, &[1]).unwrap());
+    match slot.resident_pages() - before {
+        // Linux before 5.14 cannot.
+        4 => println!("SKIPPED: pages are not made resident ahead here"),
+        resident => assert_eq!(resident, 7),
+    }
+    let learned = slot.reset().unwrap().learned;
+    assert_eq!((learned, slot.verify().unwrap()), (7, Vec::new()));
+}
+
+#[test]
 fn planted_bugs_of_the_safeguards_are_caught() {
     planted::must_be_caught(
         &[Bug::Verify],

@@ -23,6 +23,8 @@ pub(super) struct Refusal {
 const TICK: Duration = Duration::from_millis(50);
 /// Longest message; Firecracker's has about a hundred bytes a mapping.
 const MAX_MESSAGE: usize = 64 << 10;
+/// Bytes that are received at a time.
+const PART: usize = 4096;
 /// Most mappings; Firecracker has one or two.
 const MAX_MAPPINGS: usize = 256;
 
@@ -154,12 +156,31 @@ fn parse_mapping(entry: &Value, source_pages: usize) -> Result<Mapping, String> 
     Ok(Mapping { base, pages, offset, unit: page / PAGE_SIZE })
 }
 
+/// The message of a VMM.
+pub(super) struct Handshake {
+    pub(super) mappings: Vec<Mapping>,
+    pub(super) uffd: Uffd,
+    /// Whether the message is in the stream still, where the keeper finds it if this process is
+    /// killed.
+    in_stream: bool,
+}
+
+impl Handshake {
+    /// Takes the message out of the stream, once the keeper has the userfaultfd.
+    pub(super) fn take(&mut self, stream: &UnixStream) -> Result<(), VmmError> {
+        if std::mem::take(&mut self.in_stream) {
+            receive_part(stream, &mut Vec::new(), &mut Vec::new())?;
+        }
+        Ok(())
+    }
+}
+
 /// Receives mappings and userfaultfd.
 pub(super) fn receive(
     stream: &UnixStream,
     source_pages: usize,
     options: &VmmOptions<'_>,
-) -> Result<(Vec<Mapping>, Uffd), Refusal> {
+) -> Result<Handshake, Refusal> {
     let mut fds: Vec<OwnedFd> = Vec::new();
     receive_all(stream, source_pages, options, &mut fds)
         .map_err(|error| Refusal { error, waits: fds.iter().any(is_userfaultfd) })
@@ -181,15 +202,20 @@ fn receive_all(
     source_pages: usize,
     options: &VmmOptions<'_>,
     fds: &mut Vec<OwnedFd>,
-) -> Result<(Vec<Mapping>, Uffd), VmmError> {
+) -> Result<Handshake, VmmError> {
     let mut patience = Patience::new(options.handshake);
     let (mut text, mut end) = (Vec::new(), ArrayEnd::default());
+    let mut in_stream = false;
     // The array can come in pieces, the descriptor with any of them.
     loop {
         match patience.step(TICK, |step| poll::readable([stream.as_fd()], step)) {
             None => return Err(VmmError::Handshake("it did not come in time".to_owned())),
             Some(ready) if ready? == [false] => continue,
             Some(_) => {}
+        }
+        if text.is_empty() && peek_whole(stream, &mut text, fds)? {
+            in_stream = true;
+            break;
         }
         let n = receive_part(stream, &mut text, fds)?;
         if fds.len() > 1 {
@@ -209,9 +235,29 @@ fn receive_all(
         Some(fd) => socket::set_nonblocking(fd.as_fd())?,
     }
     match fds.pop() {
-        Some(fd) => Ok((mappings, Uffd::from_fd(fd, UffdMode::Events))),
+        Some(fd) => {
+            Ok(Handshake { mappings, uffd: Uffd::from_fd(fd, UffdMode::Events), in_stream })
+        }
         None => Err(VmmError::Handshake("no descriptor came".to_owned())),
     }
+}
+
+/// Looks whether the whole message has come at once, with one descriptor, as Firecracker sends it.
+/// It stays in the stream.
+fn peek_whole(
+    stream: &UnixStream,
+    text: &mut Vec<u8>,
+    fds: &mut Vec<OwnedFd>,
+) -> Result<bool, VmmError> {
+    let mut whole = vec![0; PART];
+    let received = socket::peek(stream, &mut whole, fds)?;
+    if fds.len() == 1 && ArrayEnd::default().push(&whole[..received]) {
+        text.extend_from_slice(&whole[..received]);
+        return Ok(true);
+    }
+    // Copies: they come again.
+    fds.clear();
+    Ok(false)
 }
 
 /// Appends what comes next; returns its length, 0 at the end.
@@ -220,7 +266,7 @@ fn receive_part(
     text: &mut Vec<u8>,
     fds: &mut Vec<OwnedFd>,
 ) -> Result<usize, VmmError> {
-    let mut part = [0; 4096];
+    let mut part = [0; PART];
     let received = socket::receive(stream, &mut part, fds)?;
     text.extend_from_slice(&part[..received]);
     if text.len() > MAX_MESSAGE {

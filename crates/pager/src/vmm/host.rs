@@ -15,6 +15,7 @@
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,10 +24,11 @@ use std::time::Duration;
 
 use afresh_budget::Budget;
 use afresh_sys::fork;
-use afresh_sys::socket::SocketAccess;
+use afresh_sys::socket::{self, Peer, SocketAccess};
 
-use super::keeper::Keeper;
-use super::listener::{ListenError, Listener};
+use super::host_error::HostError;
+use super::keeper::{Keeper, refuse};
+use super::listener::Listener;
 use super::stage::Stage;
 use super::vm::Vm;
 use super::{STAGE, ServeCounts, VmmError, VmmOptions};
@@ -35,9 +37,9 @@ use crate::PageSource;
 /// VMMs of a door at a time. Further ones wait until one has ended.
 const MAX_VMS: usize = 256;
 /// Doors of a host at a time.
-const MAX_DOORS: usize = 4096;
+pub(super) const MAX_DOORS: usize = 4096;
 /// Maximum length of the name of a door.
-const MAX_NAME: usize = 64;
+pub(super) const MAX_NAME: usize = 64;
 /// How long one wait takes before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);
 /// Time before the next attempt after `accept` failed.
@@ -87,46 +89,6 @@ impl DoorOptions {
             once: false,
         }
     }
-}
-
-/// A door could not be opened or closed, or a VMM is not known.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum HostError {
-    /// The name of a door is not usable.
-    #[error("a door cannot be called {0:?}: use 1 to {MAX_NAME} letters, digits, `-` and `_`")]
-    Name(String),
-    /// There is such a door.
-    #[error("there is a door called {0}: choose another name, or remove it first")]
-    Taken(String),
-    /// Too many doors.
-    #[error("{MAX_DOORS} doors are open: remove one first")]
-    TooMany,
-    /// There is no such door.
-    #[error("no door is called {name}; there are: {there}")]
-    NoDoor {
-        /// The name.
-        name: String,
-        /// Names of the doors.
-        there: String,
-    },
-    /// There is no such VMM.
-    #[error("no VMM is called {name}; there are: {there}")]
-    NoVm {
-        /// The name.
-        name: String,
-        /// Names of the VMMs.
-        there: String,
-    },
-    /// The socket could not be made.
-    #[error(transparent)]
-    Listen(#[from] ListenError),
-    /// A thread could not be started.
-    #[error("starting a thread: {0}")]
-    Thread(io::Error),
-    /// The host is being stopped.
-    #[error("the pager is being stopped")]
-    Stopping,
 }
 
 /// An event in a host.
@@ -341,6 +303,12 @@ impl VmmHost {
             listens: Mutex::new(true),
             silent: Condvar::new(),
         });
+        let kept = match (&self.0.keeper, listener.own_socket()) {
+            (Some(keeper), Some(socket)) => {
+                Some(keeper.hold_door(socket.as_fd()).map_err(HostError::Keeper)?)
+            }
+            _ => None,
+        };
         let (host, of_thread) = (self.clone(), door.clone());
         let mut doors = lock(&self.0.doors);
         // From here on `stop` waits for the thread.
@@ -350,6 +318,7 @@ impl VmmHost {
         self.start(&format!("door-{name}"), move || {
             host.accept(&of_thread, &listener);
             drop(listener);
+            drop(kept);
             *lock(&of_thread.listens) = false;
             of_thread.silent.notify_all();
         })?;
@@ -487,9 +456,27 @@ impl VmmHost {
         thread.spawn(body).map(drop).map_err(HostError::Thread)
     }
 
-    /// Accepts VMMs until the door is closed.
+    /// Accepts VMMs until the door is closed, and those that have connected by then.
     fn accept(&self, door: &Arc<Door>, listener: &Listener) {
         let mut number = 0;
+        self.accept_while_open(door, listener, &mut number);
+        let Some(socket) = listener.own_socket() else { return };
+        if let Err(error) = socket::refuse_connections(socket) {
+            let error = io::Error::other(error);
+            self.report(&HostEvent::Failed { door: &door.options.name, error: &error });
+            return;
+        }
+        // They may have sent their handshake, and would wait for pages.
+        while let Ok(Some(stream)) = listener.accept_within(Duration::ZERO) {
+            if !door.options.once {
+                self.welcome(door, stream, &mut number);
+            } else if let Ok(process) = Peer::of(&stream) {
+                refuse(&stream, process);
+            }
+        }
+    }
+
+    fn accept_while_open(&self, door: &Arc<Door>, listener: &Listener, number: &mut usize) {
         let stopped = || self.0.stop.load(Ordering::Acquire) || door.closed.load(Ordering::Acquire);
         while !stopped() {
             if door.live.load(Ordering::Acquire) >= MAX_VMS {
@@ -507,22 +494,28 @@ impl VmmHost {
                     continue;
                 }
             };
-            let name = self.name_vm(door, &mut number);
-            door.live.fetch_add(1, Ordering::AcqRel);
-            let (host, of_thread, of_vm) = (self.clone(), door.clone(), name.clone());
-            let started = self.start(&format!("vmm-{number}"), move || {
-                host.serve(&of_thread, (&of_vm, number), &stream);
-                of_thread.live.fetch_sub(1, Ordering::AcqRel);
-            });
-            if let Err(HostError::Thread(error)) = started {
-                // The stream is closed, so this VMM fails. The others continue.
-                door.live.fetch_sub(1, Ordering::AcqRel);
-                lock(&self.0.vms).remove(&name);
-                (self.0.report)(&HostEvent::Failed { door: &door.options.name, error: &error });
-            }
+            self.welcome(door, stream, number);
             if door.options.once {
                 break;
             }
+        }
+    }
+
+    /// Serves a VMM in a thread.
+    fn welcome(&self, door: &Arc<Door>, stream: UnixStream, number: &mut usize) {
+        let name = self.name_vm(door, number);
+        let number = *number;
+        door.live.fetch_add(1, Ordering::AcqRel);
+        let (host, of_thread, of_vm) = (self.clone(), door.clone(), name.clone());
+        let started = self.start(&format!("vmm-{number}"), move || {
+            host.serve(&of_thread, (&of_vm, number), &stream);
+            of_thread.live.fetch_sub(1, Ordering::AcqRel);
+        });
+        if let Err(HostError::Thread(error)) = started {
+            // The stream is closed, so this VMM fails. The others continue.
+            door.live.fetch_sub(1, Ordering::AcqRel);
+            lock(&self.0.vms).remove(&name);
+            self.report(&HostEvent::Failed { door: &door.options.name, error: &error });
         }
     }
 

@@ -5,26 +5,32 @@
 //! releasing a VMM, the keeper poisons the missing pages, so that touching one raises SIGBUS, or
 //! ends a VMM that does not allow that.
 //!
-//! Promises: a VMM whose handshake was taken never reads a zero page in place of content, and never
-//! waits without end, when its pager is killed at any moment.
+//! A VMM sends its handshake and runs on: Firecracker never looks at the socket again. So the keeper
+//! also holds the sockets of doors, and connections whose handshake the pager has not handed over.
+//! It takes the handshakes in them itself when the pager has ended.
 //!
-//! May break it: the keeper being killed together with the pager. A VMM that keeps its userfaultfd
-//! open, as Firecracker does, waits then.
+//! Promises: a VMM that has sent its handshake never reads a zero page in place of content, and
+//! never waits without end, when its pager is killed at any moment.
+//!
+//! May break it: the keeper being killed together with the pager; a VMM that keeps its userfaultfd
+//! open, as Firecracker does, waits then. And a handshake in several parts, while the pager has a
+//! part of it. A socket that a service manager holds is not held here: the next pager serves it.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use afresh_sys::socket::{self, Peer};
 use afresh_sys::{Uffd, UffdMode};
 use serde_json::{Value, json};
 
-use super::handshake::Mapping;
+use super::VmmOptions;
+use super::handshake::{Handshake, Mapping, receive};
 use super::serve::{poison, unregister};
 
 /// A pager's connection to its keeper. Clones share it.
@@ -34,9 +40,9 @@ pub struct Keeper {
     next: Arc<AtomicU64>,
 }
 
-/// The keeping of a VMM, which ends when it is dropped.
+/// A door or a VMM in the keeper, until this is dropped.
 #[derive(Debug)]
-pub(super) struct KeptVm {
+pub(super) struct KeeperEntry {
     keeper: Keeper,
     id: u64,
 }
@@ -56,28 +62,48 @@ impl Keeper {
         Ok(Self { stream: Arc::new(Mutex::new(ours)), next: Arc::default() })
     }
 
-    /// Hands a VMM over.
-    pub(super) fn hold(
-        &self,
-        process: &Peer,
-        uffd: &Uffd,
-        mappings: &[Mapping],
-    ) -> io::Result<KeptVm> {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let mappings: Value =
-            mappings.iter().map(|of| json!([of.base, of.pages, of.unit])).collect();
-        let line = format!("{}\n", json!({ "hold": id, "mappings": mappings }));
-        self.send(&line, &[uffd.as_fd(), process.as_fd()])?;
-        Ok(KeptVm { keeper: self.clone(), id })
+    fn entry(&self) -> KeeperEntry {
+        KeeperEntry { keeper: self.clone(), id: self.next.fetch_add(1, Ordering::Relaxed) }
     }
 
-    fn send(&self, line: &str, fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
+    /// Hands over a copy of the socket of a door.
+    pub(super) fn hold_door(&self, socket: BorrowedFd<'_>) -> io::Result<KeeperEntry> {
+        let entry = self.entry();
+        self.send(&format!("{}\n", json!({ "door": entry.id })), &[socket])?;
+        Ok(entry)
+    }
+
+    /// Hands over a VMM that has connected. Where the keeper has ended,
+    /// [`KeeperEntry::hold`] returns that.
+    pub(super) fn greet(&self, stream: &UnixStream, process: &Peer) -> KeeperEntry {
+        let entry = self.entry();
+        let line = format!("{}\n", json!({ "greet": entry.id }));
+        let _ = self.send(&line, &[stream.as_fd(), process.as_fd()]);
+        entry
+    }
+
+    fn send(&self, line: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         socket::send(&stream, line.as_bytes(), fds).map_err(io::Error::other)
     }
 }
 
-impl Drop for KeptVm {
+impl KeeperEntry {
+    /// Hands over the memory of a VMM.
+    pub(super) fn hold(
+        &mut self,
+        process: &Peer,
+        uffd: &Uffd,
+        mappings: &[Mapping],
+    ) -> io::Result<()> {
+        let mappings: Value =
+            mappings.iter().map(|of| json!([of.base, of.pages, of.unit])).collect();
+        let line = format!("{}\n", json!({ "hold": self.id, "mappings": mappings }));
+        self.keeper.send(&line, &[uffd.as_fd(), process.as_fd()])
+    }
+}
+
+impl Drop for KeeperEntry {
     fn drop(&mut self) {
         // A keeper that has ended holds nothing.
         let _ = self.keeper.send(&format!("{}\n", json!({ "release": self.id })), &[]);
@@ -92,7 +118,7 @@ struct HeldVm {
 }
 
 impl HeldVm {
-    /// Sees to it that no missing page is ever read.
+    /// Ensures that no missing page is ever read.
     fn close(&self) {
         let closed =
             self.mappings.iter().all(|of| poison(&self.uffd, of.base, (0, of.pages), of.unit));
@@ -104,20 +130,66 @@ impl HeldVm {
     }
 }
 
-/// The work of the keeper: holds the VMMs of the pager behind `stream`, and closes those that it
-/// has not released when it ends.
+/// An entry of the keeper.
+enum HeldItem {
+    Door(UnixListener),
+    /// A VMM whose handshake the pager has not handed over.
+    Connection(UnixStream, Peer),
+    Vm(HeldVm),
+}
+
+impl HeldItem {
+    fn close(self) {
+        match self {
+            HeldItem::Vm(vm) => vm.close(),
+            HeldItem::Connection(stream, process) => refuse(&stream, process),
+            HeldItem::Door(socket) => close_door(&socket),
+        }
+    }
+}
+
+/// Takes the handshake of a VMM that will not be served, if it sends one, and closes its memory.
+pub(super) fn refuse(stream: &UnixStream, process: Peer) {
+    let stop = AtomicBool::new(false);
+    match receive(stream, usize::MAX, &VmmOptions::new(&stop)) {
+        Ok(Handshake { mappings, uffd, .. }) => HeldVm { uffd, process, mappings }.close(),
+        Err(refusal) if refusal.waits => process.end(),
+        // It waits for nothing.
+        Err(_) => {}
+    }
+}
+
+/// Refuses the VMMs that have connected and were not accepted, and all that would.
+fn close_door(socket: &UnixListener) {
+    if socket::refuse_connections(socket).is_err() || socket.set_nonblocking(true).is_err() {
+        return;
+    }
+    std::thread::scope(|scope| {
+        while let Ok((stream, _)) = socket.accept() {
+            if let Ok(process) = Peer::of(&stream) {
+                scope.spawn(move || refuse(&stream, process));
+            }
+        }
+    });
+}
+
+/// The work of the keeper: holds the doors and VMMs of the pager behind `stream`, and closes those
+/// that it has not released when it ends.
 ///
 /// # Errors
-/// An error of the stream, or a message that is no pager's. The VMMs were closed before.
+/// An error of the stream, or a message that is no pager's. All were closed before.
 pub fn keep(stream: &UnixStream) -> io::Result<()> {
     let mut held = BTreeMap::new();
     let result = follow(stream, &mut held);
-    held.values().for_each(HeldVm::close);
+    // Side by side: a connection may stay silent for its time.
+    std::thread::scope(|scope| {
+        held.into_values().for_each(|held| _ = scope.spawn(|| held.close()));
+    });
     result
 }
 
 /// Takes messages until the pager has ended.
-fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, HeldVm>) -> io::Result<()> {
+fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, HeldItem>) -> io::Result<()> {
     let (mut text, mut part, mut fds) = (Vec::new(), [0; 4096], Vec::new());
     loop {
         let received = socket::receive(stream, &mut part, &mut fds).map_err(io::Error::other)?;
@@ -133,15 +205,20 @@ fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, HeldVm>) -> io::Result<(
             text.clear();
             if let Some(id) = message["release"].as_u64() {
                 held.remove(&id);
-            } else if fds.len() >= 2 {
-                let mut two = fds.drain(..2);
-                if let (Some(id), Some(uffd), Some(process)) =
-                    (message["hold"].as_u64(), two.next(), two.next())
-                {
-                    let uffd = Uffd::from_fd(uffd, UffdMode::Events);
-                    let mappings = mappings(&message["mappings"]);
-                    held.insert(id, HeldVm { uffd, process: Peer::from(process), mappings });
-                }
+                continue;
+            }
+            let mut next = || {
+                let fd = (!fds.is_empty()).then(|| fds.remove(0));
+                fd.ok_or(io::Error::from(io::ErrorKind::InvalidData))
+            };
+            if let Some(id) = message["door"].as_u64() {
+                held.insert(id, HeldItem::Door(next()?.into()));
+            } else if let Some(id) = message["greet"].as_u64() {
+                held.insert(id, HeldItem::Connection(next()?.into(), next()?.into()));
+            } else if let Some(id) = message["hold"].as_u64() {
+                let uffd = Uffd::from_fd(next()?, UffdMode::Events);
+                let (process, mappings) = (next()?.into(), mappings(&message["mappings"]));
+                held.insert(id, HeldItem::Vm(HeldVm { uffd, process, mappings }));
             } else {
                 return Err(io::ErrorKind::InvalidData.into());
             }

@@ -23,6 +23,8 @@ use afresh_sys::{SysError, fork, poll};
 const BACKLOG: i32 = 16;
 /// How long a stop may go unnoticed.
 const TICK: Duration = Duration::from_millis(50);
+/// Attempts, one a tick, to find a socket without its listener.
+const MAX_LOOKS: usize = 20;
 
 /// A socket could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -138,6 +140,11 @@ impl Listener {
         &self.path
     }
 
+    /// The socket, if it was made here; another belongs to a service manager.
+    pub(super) fn own_socket(&self) -> Option<&UnixListener> {
+        self.made.is_some().then_some(&self.socket)
+    }
+
     /// The next VMM that connects, or `None` after `timeout`.
     ///
     /// # Errors
@@ -183,6 +190,10 @@ impl Drop for Listener {
 /// Removes a socket without a listener; anything else stays, and is an error.
 fn remove_dead(path: &Path) -> Result<(), ListenError> {
     let io = |source| ListenError::Io { path: path.to_owned(), source };
+    let has_listener = || {
+        socket::has_listener(path)
+            .map_err(|source| ListenError::Sys { path: path.to_owned(), source })
+    };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(io(error)),
@@ -191,11 +202,16 @@ fn remove_dead(path: &Path) -> Result<(), ListenError> {
         }
         Ok(_) => {}
     }
-    match socket::has_listener(path) {
-        Ok(true) => Err(ListenError::InUse(path.to_owned())),
-        Ok(false) => fs::remove_file(path).map_err(io),
-        Err(source) => Err(ListenError::Sys { path: path.to_owned(), source }),
+    // The keeper of a pager that was killed a moment ago closes its sockets soon.
+    let mut looks = 0;
+    while has_listener()? {
+        looks += 1;
+        if looks == MAX_LOOKS {
+            return Err(ListenError::InUse(path.to_owned()));
+        }
+        std::thread::sleep(TICK);
     }
+    fs::remove_file(path).map_err(io)
 }
 
 #[cfg(test)]

@@ -83,8 +83,9 @@ pub(super) fn accept<'a>(
 ) -> Result<Service<'a>, VmmError> {
     // Held from the beginning, so that no other descriptor gets the number.
     let process = Peer::of(stream)?;
-    let (accepted, charge) = match receive(stream, source.pages(), options) {
-        Ok(accepted) => match charge(&accepted.0, options) {
+    let mut kept = options.keeper.as_ref().map(|keeper| keeper.greet(stream, &process));
+    let (mut accepted, charge) = match receive(stream, source.pages(), options) {
+        Ok(accepted) => match charge(&accepted.mappings, options) {
             Ok(charge) => (accepted, charge),
             Err(error) => {
                 if options.end_on_failure {
@@ -110,23 +111,25 @@ pub(super) fn accept<'a>(
         },
         batch: if distant { DISTANT } else { NEAR },
     };
+    if let Some(kept) = &mut kept {
+        kept.hold(&process, &accepted.uffd, &accepted.mappings)
+            .map_err(VmmError::Keeper)
+            .inspect_err(|_| {
+                if options.end_on_failure {
+                    process.end();
+                }
+            })?;
+    }
+    accepted.take(stream)?;
     let service = Service::new(
         process,
-        accepted,
+        (accepted.mappings, accepted.uffd),
         source,
         (sizes, options.stage.clone()),
         options.stream,
         (options.budget.clone(), charge),
     );
-    if let Some(keeper) = &options.keeper {
-        let kept = keeper.hold(&service.process, &service.uffd, &service.mappings);
-        let kept = kept.map_err(VmmError::Keeper).inspect_err(|_| {
-            if options.end_on_failure {
-                service.process.end();
-            }
-        })?;
-        *service.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
-    }
+    *service.kept.lock().unwrap_or_else(PoisonError::into_inner) = kept;
     if options.record {
         service.lock().record();
     }

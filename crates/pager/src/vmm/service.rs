@@ -10,7 +10,7 @@ use afresh_sys::{PageRange, Uffd};
 
 use super::VmmError;
 use super::handshake::Mapping;
-use super::keeper::KeptVm;
+use super::keeper::KeeperEntry;
 use super::pages::Pages;
 use super::request_error::RequestError;
 use super::stage::Stage;
@@ -76,7 +76,7 @@ pub(super) struct Service<'a> {
     pub(super) verified: AtomicBool,
     pub(super) failure: Mutex<Option<VmmError>>,
     /// Held while pages can be missing.
-    pub(super) kept: Mutex<Option<KeptVm>>,
+    pub(super) kept: Mutex<Option<KeeperEntry>>,
     phase: Mutex<Phase>,
     /// Rung when the phase changes.
     pub(super) phase_bell: Condvar,

@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
-    listen as listen_on, recvmsg, sendmsg, socket_with,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind,
+    connect, listen as listen_on, recvmsg, sendmsg, shutdown, socket_with,
 };
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -183,12 +183,34 @@ pub fn receive(
     buffer: &mut [u8],
     fds: &mut Vec<OwnedFd>,
 ) -> Result<usize, SysError> {
+    receive_with(stream, buffer, fds, RecvFlags::empty())
+}
+
+/// As [`receive`], but everything stays in the stream, with its descriptors: `fds` gets copies.
+/// Bytes after those that brought a descriptor are not seen.
+///
+/// # Errors
+/// As [`receive`].
+pub fn peek(
+    stream: &UnixStream,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> Result<usize, SysError> {
+    receive_with(stream, buffer, fds, RecvFlags::PEEK)
+}
+
+fn receive_with(
+    stream: &UnixStream,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+    flags: RecvFlags,
+) -> Result<usize, SysError> {
     inject::gate(Call::Receive)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut vector = [IoSliceMut::new(buffer)];
     let received = loop {
-        match recvmsg(stream, &mut vector, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(stream, &mut vector, &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
             Err(Errno::INTR) => {}
             other => break other.map_err(failed(Call::Receive))?,
         }
@@ -226,6 +248,16 @@ pub fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result
         }
     }
     Ok(())
+}
+
+/// Has a listening socket refuse new connections. Those that wait can still be accepted; when none
+/// is left, `accept` fails.
+///
+/// # Errors
+/// Any error of `shutdown`.
+pub fn refuse_connections(listener: &UnixListener) -> Result<(), SysError> {
+    inject::gate(Call::Socket)?;
+    shutdown(listener, Shutdown::Read).map_err(failed(Call::Socket))
 }
 
 /// Makes reading of `fd` return where it would wait.

@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_pager::vmm::{DoorOptions, Keeper, VmmHost, keep};
+use afresh_pager::vmm::{DoorOptions, Keeper, Listener, VmmHost, keep};
 use afresh_pager::{PageSource, SourceError};
 use afresh_sys::PAGE_SIZE;
 
@@ -22,12 +22,21 @@ const SOCKET: &str = "AFRESH_TEST_PAGER_SOCKET";
 const FREEZES: &str = "AFRESH_TEST_PAGER_FREEZES";
 /// Set in a pager that fills pages ahead of faults.
 const STREAMS: &str = "AFRESH_TEST_PAGER_STREAMS";
+/// Set in a pager that accepts a VMM and never takes its handshake.
+const HESITATES: &str = "AFRESH_TEST_PAGER_HESITATES";
 const IS_KEEPER: &str = "AFRESH_TEST_KEEPER";
 
 struct NumberedPages;
 
 impl PageSource for NumberedPages {
     fn pages(&self) -> usize {
+        let serves = std::thread::current().name().is_some_and(|name| name.starts_with("vmm-"));
+        if serves && std::env::var_os(HESITATES).is_some() {
+            println!("\nACCEPTED");
+            loop {
+                std::thread::park();
+            }
+        }
         PAGES
     }
 
@@ -150,4 +159,58 @@ fn a_killed_pager_leaves_no_page_of_zeros_and_no_vmm_that_waits() {
         }
     }
     println!("{whole} VMMs found all content, {ended} were ended");
+}
+
+/// Sends a signal to a child.
+fn signal(child: &Child, signal: libc::c_int) {
+    // SAFETY: a plain call, with the number of a child that was not waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, signal) }, 0);
+}
+
+fn is_ended_by_a_missing_page(vmm: &mut VmmProcess) -> bool {
+    vmm.command("peek 7");
+    (vmm.answer(), vmm.wait().signal()) == (None, Some(libc::SIGBUS))
+}
+
+#[test]
+fn a_pager_that_is_killed_before_it_accepts_leaves_no_vmm_that_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let (mut pager, _lines) = start_pager(&socket, None);
+    signal(&pager, libc::SIGSTOP);
+    let vmm = VmmProcess::start(&socket);
+    pager.kill().unwrap();
+    pager.wait().unwrap();
+    let Some(mut vmm) = vmm else { return };
+    assert!(is_ended_by_a_missing_page(&mut vmm));
+}
+
+#[test]
+fn a_pager_that_is_killed_before_it_takes_a_handshake_leaves_no_vmm_that_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let (mut pager, mut lines) = start_pager(&socket, Some(HESITATES));
+    let vmm = VmmProcess::start(&socket);
+    let accepted = vmm.is_none() || lines.any(|line| line == "ACCEPTED");
+    pager.kill().unwrap();
+    pager.wait().unwrap();
+    let Some(mut vmm) = vmm else { return };
+    assert!(accepted && is_ended_by_a_missing_page(&mut vmm));
+}
+
+#[test]
+fn a_door_for_one_vmm_leaves_no_other_that_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let listener = Listener::bind(&socket).unwrap();
+    let Some(mut first) = VmmProcess::start(&socket) else { return };
+    let Some(mut second) = VmmProcess::start(&socket) else { return };
+    let host = VmmHost::new(None, |_| {});
+    let mut door = DoorOptions::new("vm", "numbered", &socket);
+    door.once = true;
+    host.open_door_at(listener, door, Arc::new(NumberedPages)).unwrap();
+    assert_eq!(first.peek(7), numbered(7));
+    assert!(is_ended_by_a_missing_page(&mut second));
+    drop(first);
+    host.stop();
 }
