@@ -23,7 +23,7 @@ use super::sampler::Sampler;
 
 /// Most attributes of a span or event, and most events of a span: OpenTelemetry's usual limits.
 const MAX_ATTRIBUTES: usize = 128;
-/// Most bytes of an attribute's text.
+/// Maximum bytes of the text of an attribute.
 const TEXT: usize = 4096;
 
 /// Data of a span in the layer.
