@@ -183,7 +183,7 @@ pub(crate) struct ResetInstance {
     stack: KeptStack,
     /// The memory of the stack between calls of a session. Pools count it themselves.
     stack_charge: Option<MappingCharge>,
-    /// What it comes back to.
+    /// The state that a reset restores.
     pub(crate) of: Arc<ResetState>,
 }
 
