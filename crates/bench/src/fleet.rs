@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use afresh_serve::fleet::policy::{
     FailureDetector, Group, Heartbeat, HeartbeatCost, HeartbeatInterval, Members, Neighbourhood,
-    NodeStatus, Placement, Seed, Terms, Verdict, expiry, place_tokens,
+    NodeStatus, Placement, SplitMix64, Terms, Verdict, expiry, place_tokens,
 };
 use anyhow::ensure;
 use serde_json::json;
@@ -76,12 +76,12 @@ impl Scale {
 }
 
 /// Random times and templates.
-struct Chance(Seed);
+struct Chance(SplitMix64);
 
 impl Chance {
     /// Above 0, at most 1.
     fn part(&mut self) -> f64 {
-        ((self.0.number() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+        ((self.0.next_word() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
 
     /// Microseconds, by an exponential law.
@@ -139,7 +139,7 @@ struct World {
     /// The groups whose hosts hear a group.
     hearers: HashMap<Group, Vec<Group>>,
     chance: Chance,
-    seed: Seed,
+    seed: SplitMix64,
     pace: HeartbeatInterval,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     placed: u64,
@@ -168,11 +168,11 @@ fn micros(time: Duration) -> u64 {
 
 impl World {
     fn new(scale: Scale) -> Self {
-        let mut seed = Seed::new(42);
+        let mut seed = SplitMix64::new(42);
         let mut views = HashMap::new();
         let mut hosts = Vec::with_capacity(scale.hosts);
         for _ in 0..scale.hosts {
-            let name = format!("{:012x}-1", seed.number() >> 16);
+            let name = format!("{:012x}-1", seed.next_word() >> 16);
             let around = Neighbourhood::new(&name, scale.hosts, &mut seed);
             let group = around.groups().next().expect("a host is in its own group");
             let view = View { around, members: Members::default(), hosts: 0 };
@@ -198,7 +198,7 @@ impl World {
             snapshots,
             views,
             hearers: HashMap::new(),
-            chance: Chance(Seed::new(43)),
+            chance: Chance(SplitMix64::new(43)),
             seed,
             pace: HeartbeatInterval::default(),
             events,
@@ -458,8 +458,8 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
 fn throughput(hosts: usize) -> f64 {
     const PLACES: usize = 16;
     const CLIENTS: usize = 200;
-    let mut chance = Chance(Seed::new(7));
-    let mut seed = Seed::new(8);
+    let mut chance = Chance(SplitMix64::new(7));
+    let mut seed = SplitMix64::new(8);
     // Each client has a session on one host, and sends to any.
     let clients = CLIENTS * hosts;
     let mut free: Vec<BinaryHeap<Reverse<u64>>> =

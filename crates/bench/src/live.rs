@@ -6,14 +6,14 @@ use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::p1::WasiP1Ctx;
 
 /// A live instance.
-pub struct Live {
+pub struct LiveInstance {
     store: Store<WasiP1Ctx>,
     function: TypedFunc<(), ()>,
     memory: Memory,
     image: Vec<u8>,
 }
 
-impl Live {
+impl LiveInstance {
     /// Instantiates `wasm` and keeps a copy of its memory.
     ///
     /// # Errors

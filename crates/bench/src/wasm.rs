@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use afresh_memory::{Features, HostAccess, Strategy};
 use afresh_wasm::{Engine, EngineConfig, Entry, Guest, GuestOptions, Mode, Warm, WarmUp};
 
-use crate::live::Live;
+use crate::live::LiveInstance;
 use crate::modules::{DIRTY, LARGE_MODULE, SCATTER, SMALL_MODULE, Shape};
 use crate::rivals::{Rival, RivalGuest};
 use crate::row::{Contestant, Options, Sink, contest, summarise};
@@ -93,7 +93,7 @@ pub fn module(
             rivals.push((rival.name(), RivalGuest::new(rival, wasm, call)?));
         }
     }
-    let floor = std::cell::RefCell::new(Live::new(wasm, call)?);
+    let floor = std::cell::RefCell::new(LiveInstance::new(wasm, call)?);
     let mut field: Vec<Contestant<'_>> = Vec::new();
     for (name, guest) in &guests {
         field.push(Contestant::new(name, || guest.call()));
@@ -123,7 +123,7 @@ fn floor(shape: &Shape, call: &str, options: &Options, sink: &mut Sink<'_>) -> a
     if ranges.is_empty() {
         return Ok(());
     }
-    let live = std::cell::RefCell::new(Live::new(&shape.module(), call)?);
+    let live = std::cell::RefCell::new(LiveInstance::new(&shape.module(), call)?);
     let engine = engine()?;
     let reset = WarmRival::new(&engine, &shape.module(), call, Mode::Reset, Strategy::Auto)?;
     // Beside ours in one contest, so that the ratio is of the same minutes.

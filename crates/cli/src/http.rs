@@ -237,7 +237,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
 async fn serve(
     arguments: &Arguments,
     settings: &Settings,
-    #[cfg(feature = "otel")] traces: Option<afresh_serve::otel::Counted>,
+    #[cfg(feature = "otel")] traces: Option<afresh_serve::otel::TraceCounts>,
 ) -> anyhow::Result<ExitCode> {
     #[cfg_attr(not(feature = "otel"), allow(unused_mut, reason = "traces are counted"))]
     let mut config = arguments.config(settings)?;

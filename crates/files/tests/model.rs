@@ -266,7 +266,7 @@ fn differing(
     paths.filter(|path| looks(one, path) != looks(two, path)).cloned().collect()
 }
 
-/// Every path of a directory of the host's.
+/// Every path below a host directory.
 fn seen_on_host(root: &Path) -> BTreeMap<String, NodeState> {
     let mut all = BTreeMap::new();
     let mut ahead = vec![root.to_owned()];

@@ -41,9 +41,9 @@ pub struct Thrown {
 /// An answer that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("the guest gave no answer that is known: {0}")]
-pub struct Damaged(String);
+pub struct AnswerError(String);
 
-impl From<Error> for Damaged {
+impl From<Error> for AnswerError {
     fn from(error: Error) -> Self {
         Self(error.to_string())
     }
@@ -53,8 +53,8 @@ impl Answer {
     /// Reads the answer of a guest.
     ///
     /// # Errors
-    /// [`Damaged`].
-    pub fn read(answer: &[u8]) -> Result<Self, Damaged> {
+    /// [`AnswerError`].
+    pub fn read(answer: &[u8]) -> Result<Self, AnswerError> {
         let mut from = Decoder::new(answer);
         match (from.array()?, from.u8()?) {
             (Some(3), 0) => {
@@ -84,7 +84,7 @@ impl Answer {
                 Ok(Self::Threw(Thrown { name, message, trace }))
             }
             (count, first) => {
-                Err(Damaged(format!("it begins with {first}, in an array of {count:?}")))
+                Err(AnswerError(format!("it begins with {first}, in an array of {count:?}")))
             }
         }
     }

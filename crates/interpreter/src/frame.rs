@@ -31,7 +31,7 @@ pub(crate) enum Frame<'a> {
     Tool(&'a [u8]),
     /// The end of a command of a Linux program: its number and its status.
     Ended(u32, i32),
-    /// Output of a command's terminal, after the command's number.
+    /// Output of the terminal of a command, after its number.
     Shown(u32, &'a [u8]),
     /// A result of code of a Linux program: an object in JSON.
     Displayed(&'a [u8]),

@@ -1,4 +1,4 @@
-//! The grants and limits of a Linux program that a package of ours opens.
+//! The grants and limits of a Linux program that the Python or Node package opens.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -15,7 +15,7 @@ use crate::tag::{DAY, DECIMAL, FLOATS, INTEGERS, MAX_DEPTH, SET, TIMESTAMP, TUPL
 /// Maximum bytes of memory that one value may take as JSON.
 const MAX_JSON: usize = 64 << 20;
 /// Maximum lists and objects around a part of a JSON value. Parsers refuse more than 127, and
-/// answers of servers enclose the value in objects of their own.
+/// servers enclose the value in further objects.
 const MAX_JSON_DEPTH: usize = 100;
 /// Bytes of the tables of an object, for each entry.
 const ENTRY: usize = 64;

@@ -13,10 +13,10 @@ use afresh_files::Tree;
 /// A view of the files of a running program; clones share it. A program is given one by
 /// [`Instance::show_files`](crate::Instance::show_files).
 #[derive(Clone, Debug, Default)]
-pub struct FileView(Arc<Shared>);
+pub struct FileView(Arc<SharedTree>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedTree {
     wanted: AtomicBool,
     shown: Mutex<ViewState>,
     offered: Condvar,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::Guest;
 use crate::platform::{Call, Origin, PlatformError, Process, Registers, Segments};
-use crate::sentry::{InputSource, Kernel, Layout, Shared, StoppedClock};
+use crate::sentry::{InputSource, Kernel, Layout, SharedMapping, StoppedClock};
 
 /// How a frozen guest waits for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,7 +168,7 @@ pub(crate) fn unstored_shares(segments: &Segments, layout: &Layout) -> Vec<Node>
 impl Segments {
     /// Whether some of them are shared mappings of files `live` in `layout`.
     pub(crate) fn show_shares(&self, layout: &Layout, live: &BTreeSet<Node>) -> bool {
-        let live = |shared: &Shared| live.contains(&shared.share.node);
+        let live = |shared: &SharedMapping| live.contains(&shared.share.node);
         let mut shared = layout.shared().into_iter().filter(live);
         shared.any(|shared| self.within(shared.range).next().is_some())
     }

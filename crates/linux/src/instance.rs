@@ -52,7 +52,7 @@ enum ResetState {
 pub struct Instance {
     standing: FrozenState,
     limits: Limits,
-    live: Option<Live>,
+    live: Option<LiveGuest>,
     footing: ResetState,
     /// How the guest waits for the caller.
     wait: IdleWait,
@@ -67,7 +67,7 @@ pub struct Instance {
 
 /// The processes of the guest.
 #[derive(Debug)]
-struct Live {
+struct LiveGuest {
     guest: Guest,
     /// Whether nothing has run in it yet: it stands where it was made to stand.
     unused: bool,
@@ -88,7 +88,7 @@ fn guarded<T>(serve: impl FnOnce() -> Result<T, PlatformError>) -> Result<T, Pla
     })
 }
 
-impl Live {
+impl LiveGuest {
     /// A new process in the state `standing`.
     fn new(
         standing: &FrozenState,
@@ -170,7 +170,7 @@ impl Instance {
             self.footing = ResetState::Failed;
             return Err(PlatformError::Lost);
         }
-        let live = Live::new(&self.standing, &self.limits, &self.generation, &self.outbound)?;
+        let live = LiveGuest::new(&self.standing, &self.limits, &self.generation, &self.outbound)?;
         self.live = Some(live);
         self.stats.processes += 1;
         Ok(())
@@ -379,7 +379,7 @@ impl Instance {
                 return Err(unstarted(source));
             }
         };
-        let Some(Live { guest, .. }) = &mut self.live else {
+        let Some(LiveGuest { guest, .. }) = &mut self.live else {
             return Err(unstarted(PlatformError::Lost));
         };
         let halt = halted.map_or_else(|| guarded(|| guest.run(deadline)), Ok);
@@ -519,7 +519,7 @@ impl Instance {
     #[must_use]
     pub fn write_set_bytes(&self) -> usize {
         let pages =
-            |live: &Live| live.guest.body.write_set_len() + live.guest.others.write_set_len();
+            |live: &LiveGuest| live.guest.body.write_set_len() + live.guest.others.write_set_len();
         self.live.as_ref().map_or(0, |live| pages(live) * PAGE_SIZE)
     }
 

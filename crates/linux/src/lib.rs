@@ -19,7 +19,7 @@
 //! ```
 //!
 //! Two halves: the *sentry* is what the guest takes for Linux, and holds all of its state as plain
-//! data; the *platform* is a process that runs the guest's code. No system call of the guest's
+//! data; the *platform* is a process that runs the guest's code. No system call of a guest
 //! reaches the kernel: each stops in a seccomp filter and is served here. `docs/internals/linux.md`
 //! has the threat model, and the promises that only a micro-VM makes.
 //!

@@ -60,7 +60,7 @@ pub(crate) use kernel::time::StoppedClock;
 use kernel::user_namespaces::UserNamespaces;
 pub(crate) use mm::layout::{Layout, MAX_RESERVED, PAGE, STACK_LEN};
 pub(crate) use mm::orders::{Change, Content, Order, protect_order, unmap_order};
-pub(crate) use mm::shared::{Share, Shared};
+pub(crate) use mm::shared::{Share, SharedMapping};
 use mm::user_memory::{copy_in, copy_out, path_in, word_in};
 pub(crate) use mm::user_memory::{read_some, write_some};
 use net::dns::ResolvedNames;

@@ -39,7 +39,7 @@ pub(crate) enum SandboxError {
     #[error("{}", describe_error(.0))]
     Session(#[from] SessionError),
     #[error("the guest's answer cannot be read: {0}")]
-    Damaged(#[from] afresh_interpreter::Damaged),
+    Damaged(#[from] afresh_interpreter::AnswerError),
     #[error("this server's guest evaluates code only; commands need a Linux program (`--linux`)")]
     NoCommands,
     #[error("the command cannot be started: {0}")]

@@ -13,6 +13,7 @@ use afresh_memory::{
     Image, ImageBuilder, PAGE_SIZE, PageRange, Slot, SlotConfig, Strategy, TrackError, Tracker,
     TrackerKind,
 };
+use afresh_sys::SplitMix64;
 use afresh_sys::planted::{self, Bug};
 
 /// Pages of the image; the last region can grow to the capacity.
@@ -91,19 +92,6 @@ unsafe impl Tracker for Events {
     }
 }
 
-/// SplitMix64: the same programs in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % bound as u64) as usize
-    }
-}
-
 /// An image with holes, different for each seed, and its bytes.
 fn image(seed: usize, regions: &[PageRange]) -> (Image, Vec<u8>) {
     let mut bytes = vec![0; PAGES * PAGE_SIZE];
@@ -170,7 +158,7 @@ impl Play {
         }
     }
 
-    fn step(&mut self, random: &mut Random, regions: &[PageRange]) {
+    fn step(&mut self, random: &mut SplitMix64, regions: &[PageRange]) {
         let pages = self.writable();
         match random.below(13) {
             0..5 => {
@@ -250,7 +238,7 @@ fn play(strategy: Strategy, survives: Option<bool>, regions: &[PageRange], seed:
         }),
         _ => Slot::new(&first, config),
     };
-    let mut random = Random(seed);
+    let mut random = SplitMix64::new(seed);
     let mut play = Play {
         slot: slot.unwrap(),
         told,

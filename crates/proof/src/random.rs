@@ -1,28 +1,26 @@
 //! Random numbers that are the same in every run.
 
-/// SplitMix64: one seed, one sequence, on every machine.
+use afresh_sys::SplitMix64;
+
+/// One seed, one sequence, on every machine.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(SplitMix64);
 
 impl Random {
     /// The sequence of `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(SplitMix64::new(seed))
     }
 
     /// The next number.
     pub fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_word()
     }
 
     /// A number below `bound`; 0 when that is 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        (self.word() % bound.max(1) as u64) as usize
+        self.0.below(bound)
     }
 
     /// True once in `n` times.

@@ -62,17 +62,17 @@ impl Stop {
     /// Marks the call as in Python code until the guard is dropped. Python code of a tool contains
     /// that of a handler.
     fn enter_tool(&self) -> impl Drop + use<> {
-        struct Entered {
+        struct ToolGuard {
             flags: Arc<Flags>,
             before: bool,
         }
-        impl Drop for Entered {
+        impl Drop for ToolGuard {
             fn drop(&mut self) {
                 self.flags.in_tool.store(self.before, Ordering::Release);
             }
         }
         let before = self.0.in_tool.swap(true, Ordering::AcqRel);
-        Entered { flags: Arc::clone(&self.0), before }
+        ToolGuard { flags: Arc::clone(&self.0), before }
     }
 }
 

@@ -42,9 +42,9 @@ thread_local! {
 }
 
 /// A call that the hook waits for.
-struct Running;
+struct CallGuard;
 
-impl Running {
+impl CallGuard {
     /// Python's lock is held, so the hook either sees the call or has begun.
     fn begin(_: Python<'_>) -> PyResult<Self> {
         if has_begun() && !is_main_thread() {
@@ -56,7 +56,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for CallGuard {
     fn drop(&mut self) {
         release(1);
         OWN_CALLS.set(OWN_CALLS.get().saturating_sub(1));
@@ -74,7 +74,7 @@ fn release(count: usize) {
 /// for.
 pub(crate) fn hold<R>(py: Python<'_>, work: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
     // Until the lock is held again: the hook does not return before.
-    let running = Running::begin(py)?;
+    let running = CallGuard::begin(py)?;
     let result = work();
     if has_begun() {
         py.detach(park_if_exiting);

@@ -414,7 +414,7 @@ struct DirectImport {
 struct Imports {
     /// By function.
     functions: Vec<Option<DirectImport>>,
-    /// Where each of them has gone.
+    /// The new index of each.
     places: Vec<u32>,
     /// The number of imports that are functions now.
     taken: u32,

@@ -53,7 +53,7 @@ pub struct Config {
     pub tls: Option<crate::tls::TlsConfig>,
     /// Counters of traces, for `/metrics`.
     #[cfg(feature = "otel")]
-    pub traces: Option<crate::otel::Counted>,
+    pub traces: Option<crate::otel::TraceCounts>,
 }
 
 impl Default for Config {

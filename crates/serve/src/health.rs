@@ -15,7 +15,7 @@ use hyper::StatusCode;
 use crate::error_response::ErrorResponse;
 use crate::health_check::Check;
 use crate::lock::lock;
-use crate::service::{Phase, Shared};
+use crate::service::{Phase, ServerState};
 
 /// Interval of probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
@@ -42,7 +42,7 @@ fn note(fails: &AtomicBool, check: Check, result: Result<(), String>) {
 
 impl Health {
     /// Starts probes if the last ones are some time ago. Within a runtime.
-    pub(crate) fn probe(shared: &Arc<Shared>) {
+    pub(crate) fn probe(shared: &Arc<ServerState>) {
         let this = &shared.health;
         {
             let mut probed = lock(&this.probed);
@@ -71,7 +71,7 @@ impl Health {
 }
 
 /// Every check of a server, and whether it fails now.
-pub(crate) fn checks(shared: &Shared) -> Vec<(Check, bool)> {
+pub(crate) fn checks(shared: &ServerState) -> Vec<(Check, bool)> {
     let mut all = Vec::new();
     if shared.sandboxes.is_some() {
         all.push((Check::Directory, shared.health.directory_fails.load(Ordering::Relaxed)));
@@ -85,7 +85,7 @@ pub(crate) fn checks(shared: &Shared) -> Vec<(Check, bool)> {
 }
 
 /// The answer to `/readyz`.
-pub(crate) fn ready(shared: &Shared) -> Response {
+pub(crate) fn ready(shared: &ServerState) -> Response {
     if *shared.phase.borrow() != Phase::Running {
         let why = "the server is ending; use another";
         return ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response();

@@ -6,11 +6,11 @@ use afresh::wasm::{LeaseOptions, Output};
 
 use crate::config::GuestConfig;
 use crate::guest_log::{GuestLog, LoggedCall};
-use crate::reuse::{ReusePool, Used};
+use crate::reuse::{ReusePool, UsedLease};
 
 /// How the output of a guest is logged.
 #[derive(Clone)]
-pub(crate) struct Logging {
+pub(crate) struct LogOptions {
     guest: Arc<str>,
     /// Whether the owner has left the output of Wasm guests to the server.
     pub(crate) is_ours: bool,
@@ -22,7 +22,7 @@ pub(crate) struct LoggedLease<L> {
     log: Arc<GuestLog>,
 }
 
-impl Logging {
+impl LogOptions {
     pub(crate) fn of(config: &GuestConfig) -> Self {
         let is_ours = matches!(config.wasm.wasi.output, Output::Discard);
         Self { guest: config.name.as_str().into(), is_ours }
@@ -54,7 +54,7 @@ impl Logging {
         shelf: &ReusePool<LoggedLease<L>>,
         request: &str,
         lease: impl AsyncFnOnce(LeaseOptions) -> Result<L, E>,
-    ) -> Result<(Used<LoggedLease<L>>, LoggedCall), E> {
+    ) -> Result<(UsedLease<LoggedLease<L>>, LoggedCall), E> {
         if let Some(used) = shelf.take() {
             let logged = used.lease.log.begin(request);
             return Ok((used, logged));

@@ -45,9 +45,9 @@ impl<'de> Deserialize<'de> for Time {
 
 /// A mode, by its name.
 #[derive(Clone, Copy, Debug)]
-struct Named(Mode);
+struct ModeName(Mode);
 
-impl<'de> Deserialize<'de> for Named {
+impl<'de> Deserialize<'de> for ModeName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
         name.parse().map(Self).map_err(serde::de::Error::custom)
@@ -110,7 +110,7 @@ struct Guest {
     #[serde(default)]
     warm: Vec<String>,
     call: Option<String>,
-    mode: Option<Named>,
+    mode: Option<ModeName>,
     #[serde(default)]
     env: BTreeMap<String, String>,
     content_type: Option<String>,

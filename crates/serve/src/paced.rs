@@ -21,7 +21,7 @@ const BUSY: Duration = Duration::from_millis(5);
 const MAX_BURST: Duration = Duration::from_millis(1);
 
 /// Runs `guest`, which is polled only in a place.
-pub(crate) struct Paced<'a, F> {
+pub(crate) struct PacedFuture<'a, F> {
     guest: Pin<&'a mut F>,
     place: PermitState,
     /// It was parked, and has only looked since.
@@ -46,7 +46,7 @@ enum PermitState {
     None,
 }
 
-impl<'a, F> Paced<'a, F> {
+impl<'a, F> PacedFuture<'a, F> {
     /// In the place that `pass` gives. It waits at most `patience` for another.
     pub(crate) fn new(guest: Pin<&'a mut F>, pass: Permit, patience: Duration) -> Self {
         Self { guest, place: PermitState::Held(pass), looks: false, window: None, patience }
@@ -75,7 +75,7 @@ impl<'a, F> Paced<'a, F> {
     }
 }
 
-impl<F: Future> Future for Paced<'_, F> {
+impl<F: Future> Future for PacedFuture<'_, F> {
     type Output = Result<F::Output, Rejected>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -141,7 +141,7 @@ mod tests {
                 }
                 7
             });
-            Paced::new(guest.as_mut(), pass, TEST_TIMEOUT).await
+            PacedFuture::new(guest.as_mut(), pass, TEST_TIMEOUT).await
         });
         let held = gate.enter(1, TEST_TIMEOUT).await.unwrap();
         sender.send(()).unwrap();
@@ -172,7 +172,7 @@ mod tests {
                 }
                 lost
             });
-            Paced::new(guest.as_mut(), pass, TEST_TIMEOUT).await
+            PacedFuture::new(guest.as_mut(), pass, TEST_TIMEOUT).await
         });
         assert_eq!(runs.await.unwrap(), Ok(0));
     }

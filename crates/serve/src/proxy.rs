@@ -28,20 +28,20 @@ use wasmtime_wasi_http::{
 use crate::body::BodyError;
 use crate::concurrency::Permit;
 use crate::failure::{Failure, describe};
-use crate::logged_lease::{LoggedLease, Logging};
-use crate::paced::Paced;
+use crate::logged_lease::{LogOptions, LoggedLease};
+use crate::paced::PacedFuture;
 use crate::reuse::ReusePool;
 
 /// State of wasi:http for one lease.
 struct Http {
     context: WasiHttpCtx,
-    hooks: Denied,
+    hooks: DeniedRequests,
 }
 
 /// Lets no request out.
-struct Denied;
+struct DeniedRequests;
 
-type Sending = Box<
+type SendFuture = Box<
     dyn Future<
             Output = Result<
                 (hyper::Response<WasiBody>, Box<dyn Future<Output = Result<(), Error>> + Send>),
@@ -50,20 +50,20 @@ type Sending = Box<
         > + Send,
 >;
 
-impl WasiHttpHooks for Denied {
+impl WasiHttpHooks for DeniedRequests {
     fn send_request(
         &mut self,
         _: Request<WasiBody>,
         _: Option<RequestOptions>,
         _: Box<dyn Future<Output = Result<(), Error>> + Send>,
-    ) -> Sending {
+    ) -> SendFuture {
         Box::new(async { Err(Error::HttpRequestDenied) })
     }
 }
 
 /// State of the host functions of wasi:http for a lease.
 pub(crate) fn state() -> State {
-    State::new(|| Http { context: WasiHttpCtx::new(), hooks: Denied })
+    State::new(|| Http { context: WasiHttpCtx::new(), hooks: DeniedRequests })
 }
 
 fn view(host: &mut Host) -> WasiHttpCtxView<'_> {
@@ -96,7 +96,7 @@ pub(crate) struct Proxy {
     warm: WarmComponent,
     indices: ProxyIndices,
     shelf: Arc<ReusePool<LoggedLease<OwnedComponentLease>>>,
-    logging: Logging,
+    logging: LogOptions,
 }
 
 /// Ends the task of a guest when its answer is not needed any more.
@@ -134,7 +134,7 @@ impl Proxy {
     pub(crate) async fn of(
         warm: &WarmComponent,
         shelf: ReusePool<LoggedLease<OwnedComponentLease>>,
-        logging: Logging,
+        logging: LogOptions,
     ) -> Result<Option<Self>, Failure> {
         let (warm, shelf) = (warm.clone(), Arc::new(shelf));
         Ok(indices(&warm).await?.map(|indices| Self { warm, indices, shelf, logging }))
@@ -171,7 +171,7 @@ impl Proxy {
                 let done = {
                     let lease = &mut used.lease.lease;
                     let mut handling = pin!(handle(lease, &indices, request, sender, &progress));
-                    let paced = Paced::new(handling.as_mut(), pass, time);
+                    let paced = PacedFuture::new(handling.as_mut(), pass, time);
                     match tokio::time::timeout(time, paced).await {
                         Ok(Ok(done)) => done,
                         // Either way the guest was not done in the time that it has.
@@ -264,7 +264,7 @@ impl HttpBody for StartedBody {
     }
 }
 
-type Answered = Result<
+type ProxyAnswer = Result<
     hyper::Response<wasmtime_wasi_http::p2::body::HyperOutgoingBody>,
     http::types::ErrorCode,
 >;
@@ -274,7 +274,7 @@ pub(crate) async fn handle<B>(
     lease: &mut OwnedComponentLease,
     indices: &ProxyIndices,
     request: Request<B>,
-    sender: oneshot::Sender<Answered>,
+    sender: oneshot::Sender<ProxyAnswer>,
     progress: &Progress,
 ) -> Result<(), Failure>
 where

@@ -12,17 +12,17 @@ use crate::lock::lock;
 pub(crate) struct ReusePool<L> {
     most: usize,
     idle: Duration,
-    waiting: Mutex<Vec<Waiting<L>>>,
+    waiting: Mutex<Vec<WaitingLease<L>>>,
 }
 
-struct Waiting<L> {
+struct WaitingLease<L> {
     lease: L,
     used: usize,
     since: Instant,
 }
 
 /// A lease in use, and how many requests it has answered before.
-pub(crate) struct Used<L> {
+pub(crate) struct UsedLease<L> {
     pub(crate) lease: L,
     count: usize,
 }
@@ -32,31 +32,31 @@ impl<L> ReusePool<L> {
         Self { most: most.max(1), idle, waiting: Mutex::new(Vec::new()) }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Vec<Waiting<L>>> {
+    fn waiting(&self) -> MutexGuard<'_, Vec<WaitingLease<L>>> {
         lock(&self.waiting)
     }
 
     /// The lease that was put back last, if any.
-    pub(crate) fn take(&self) -> Option<Used<L>> {
+    pub(crate) fn take(&self) -> Option<UsedLease<L>> {
         if self.most == 1 {
             return None;
         }
         let taken = self.waiting().pop()?;
         (taken.since.elapsed() < self.idle)
-            .then_some(Used { lease: taken.lease, count: taken.used })
+            .then_some(UsedLease { lease: taken.lease, count: taken.used })
     }
 
     /// A lease that has answered nothing yet.
-    pub(crate) fn fresh(lease: L) -> Used<L> {
-        Used { lease, count: 0 }
+    pub(crate) fn fresh(lease: L) -> UsedLease<L> {
+        UsedLease { lease, count: 0 }
     }
 
     /// Puts a lease back that has answered one request more. One that may answer no other is
     /// dropped.
-    pub(crate) fn give_back(&self, used: Used<L>) {
+    pub(crate) fn give_back(&self, used: UsedLease<L>) {
         let count = used.count + 1;
         if count < self.most {
-            let waiting = Waiting { lease: used.lease, used: count, since: Instant::now() };
+            let waiting = WaitingLease { lease: used.lease, used: count, since: Instant::now() };
             self.waiting().push(waiting);
         }
     }

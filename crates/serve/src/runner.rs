@@ -19,7 +19,7 @@ use bytes::Bytes;
 
 use crate::config::GuestConfig;
 use crate::failure::Failure;
-use crate::logged_lease::{LoggedLease, Logging};
+use crate::logged_lease::{LogOptions, LoggedLease};
 use crate::proxy::Proxy;
 use crate::reuse::ReusePool;
 
@@ -30,20 +30,20 @@ pub(crate) enum Runner {
         warm: Warm,
         entry: BytesEntry,
         shelf: ReusePool<LoggedLease<OwnedLease>>,
-        logging: Logging,
+        logging: LogOptions,
     },
     /// A component whose function takes and gives text.
-    Component { warm: WarmComponent, function: String, logging: Logging },
+    Component { warm: WarmComponent, function: String, logging: LogOptions },
     /// A component that answers HTTP itself.
     Proxy(Box<Proxy>),
     /// A micro-VM or a Linux program, which block a thread.
-    Other { guest: Guest, function: Arc<str>, logging: Logging },
+    Other { guest: Guest, function: Arc<str>, logging: LogOptions },
 }
 
 impl Runner {
     /// The guest of this configuration, opened and tried.
     pub(crate) async fn open(config: &GuestConfig) -> Result<(Guest, Self), afresh::Cause> {
-        let logging = Logging::of(config);
+        let logging = LogOptions::of(config);
         // The warm-up belongs to no request.
         let log = logging.log();
         let _warming = log.begin("");
@@ -68,7 +68,7 @@ impl Runner {
         Ok((guest, runner))
     }
 
-    async fn of(guest: &Guest, config: &GuestConfig, logging: Logging) -> Result<Self, Failure> {
+    async fn of(guest: &Guest, config: &GuestConfig, logging: LogOptions) -> Result<Self, Failure> {
         let (most, idle) = (config.max_instance_reuse_count, config.idle_instance_timeout);
         if let Some(warm) = guest.as_module() {
             let entry = warm.bytes_entry(&config.call)?;

@@ -31,7 +31,7 @@ use crate::error_response::ErrorResponse;
 #[cfg(feature = "fleet")]
 use crate::fleet::FleetHost;
 use crate::health::Health;
-use crate::service::{Audience, Phase, Shared};
+use crate::service::{Audience, Phase, ServerState};
 
 /// How long a closing server waits for the first bytes on a new connection.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A server that has its guests and its address, and takes connections once it [runs](Server::run).
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     listener: TcpListener,
     admin: Option<TcpListener>,
     config: Config,
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Server {
 /// A handle on a running server; cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
 }
 
 impl std::fmt::Debug for Handle {
@@ -99,7 +99,7 @@ impl Server {
         if config.guests.is_empty() && config.sandboxes.is_none() {
             return Err(ServeError::Nothing);
         }
-        let shared = Arc::new(Shared::open(&config).await?);
+        let shared = Arc::new(ServerState::open(&config).await?);
         let listener = listen(config.addr).await?;
         let admin = match config.admin {
             Some(addr) => Some(listen(addr).await?),
@@ -193,7 +193,7 @@ impl Server {
 }
 
 /// Looks after idle instances and sandboxes.
-async fn sweep(shared: Arc<Shared>) {
+async fn sweep(shared: Arc<ServerState>) {
     loop {
         tokio::time::sleep(SWEEP_INTERVAL).await;
         for site in &shared.table().sites {
@@ -222,8 +222,8 @@ struct Client {
 }
 
 /// One listener, and the connections that came in by it.
-struct Accepting {
-    shared: Arc<Shared>,
+struct ConnectionAcceptor {
+    shared: Arc<ServerState>,
     audience: Audience,
     config: Arc<Config>,
     places: Arc<Semaphore>,
@@ -232,7 +232,7 @@ struct Accepting {
     tls: Option<crate::tls::Acceptor>,
 }
 
-impl Accepting {
+impl ConnectionAcceptor {
     /// Waits for a place, then for a connection, and serves it.
     async fn accept_one(&mut self, listener: &TcpListener) {
         let place = loop {
@@ -289,7 +289,7 @@ impl Accepting {
 }
 
 async fn accept_all(
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     listener: TcpListener,
     audience: Audience,
     config: Config,
@@ -298,7 +298,7 @@ async fn accept_all(
     let mut phase = shared.phase.subscribe();
     let places = Arc::new(Semaphore::new(config.max_concurrent_connections.max(1)));
     let (drain, grace) = (config.drain, config.grace);
-    let mut accepting = Accepting {
+    let mut accepting = ConnectionAcceptor {
         shared: shared.clone(),
         audience,
         config: Arc::new(config),
@@ -332,7 +332,7 @@ async fn accept_all(
 
 async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
     stream: S,
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     audience: Audience,
     config: &Config,
     place: &ConnectionPermit,

@@ -63,7 +63,7 @@ pub(crate) enum Audience {
 }
 
 /// State that all connections of a server share.
-pub(crate) struct Shared {
+pub(crate) struct ServerState {
     /// The configuration that it was started with.
     config: Config,
     table: RwLock<Arc<RoutingTable>>,
@@ -145,7 +145,7 @@ async fn hold(response: Response, meter: &Meter) -> Response {
     Response::from_parts(parts, Body::from(count_until_dropped(bytes, share)))
 }
 
-impl Shared {
+impl ServerState {
     pub(crate) async fn open(config: &Config) -> Result<Self, ServeError> {
         let budget = Budget::new(config.max_buffered_bytes);
         // Guests under routes have as much together as a tenant of sandboxes.
@@ -542,7 +542,7 @@ impl Shared {
 
 #[cfg(feature = "fleet")]
 #[async_trait::async_trait]
-impl FleetHost for Shared {
+impl FleetHost for ServerState {
     fn busy(&self) -> (usize, usize) {
         self.table().common.gate.busy()
     }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
 use crate::resident::resident_bytes;
-use crate::service::{Phase, Shared};
+use crate::service::{Phase, ServerState};
 
 const PAGE: &str = include_str!("status.html");
 /// Only the page's own script and style, and requests to its own server.
@@ -39,7 +39,7 @@ pub(crate) enum Viewer {
 }
 
 /// The page map of one sandbox, which `query` names as the page does.
-pub(crate) async fn pages(shared: &Shared, query: Option<&str>, viewer: Viewer) -> Response {
+pub(crate) async fn pages(shared: &ServerState, query: Option<&str>, viewer: Viewer) -> Response {
     if viewer == Viewer::Anyone {
         let why = "sandboxes are shown at the server's own address for operations: give it one with `admin`";
         return ErrorResponse::new(StatusCode::NOT_FOUND, why).into_response();
@@ -55,7 +55,7 @@ pub(crate) async fn pages(shared: &Shared, query: Option<&str>, viewer: Viewer) 
 }
 
 /// The contents of the page.
-pub(crate) fn data(shared: &Shared, viewer: Viewer) -> Value {
+pub(crate) fn data(shared: &ServerState, viewer: Viewer) -> Value {
     let operator = viewer == Viewer::Operator;
     let table = shared.table();
     let guests = table.sites.iter().enumerate().map(|(number, site)| {

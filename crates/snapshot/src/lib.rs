@@ -6,7 +6,7 @@
 //! states that have the same page. So there is no chain to walk: reading a page costs the same at
 //! any depth, dropping a state in the middle of a branch leaves its descendants whole, and the
 //! difference of any two states is found by comparing two lists. With a long history the length of
-//! that list grows; past a budget a state is compacted into storage of its own.
+//! that list grows; past a budget a state is compacted into separate storage.
 //!
 //! [`Tree`] keeps states with their names and parents; [`Branch`] is a live guest that knows which
 //! state it stands on; a [`Difference`] lists where two states differ. A guest takes part by

@@ -17,6 +17,7 @@
 //! * [`fork`]: whether this process was forked since; [`PerProcess`] and [`InheritedCell`]: statics
 //!   that a child makes anew, or keeps; [`Worker`]: a thread that is not in the child.
 //! * [`withhold`]: memory that forked children do not get.
+//! * [`SplitMix64`]: numbers that are the same for the same seed.
 //! * [`ZeroPageSource`]: where zero memory may come from, other than the kernel's faults.
 //! * [`termination`]: SIGTERM and SIGINT as a flag.
 //! * [`Features`]: the features of this kernel for this process; can be masked to play a poorer
@@ -56,6 +57,7 @@ mod per_process;
 pub mod planted;
 #[cfg(feature = "planted")]
 pub mod power;
+mod split_mix;
 mod stock;
 mod worker;
 
@@ -98,5 +100,6 @@ pub use imp::{merges_memory, poll, random};
 pub use inherited::InheritedCell;
 pub use page::{HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, page_align_up};
 pub use per_process::PerProcess;
+pub use split_mix::SplitMix64;
 pub use stock::ZeroPageSource;
 pub use worker::Worker;

@@ -7,6 +7,8 @@
 
 #[path = "../src/linux/fault/readers.rs"]
 mod readers;
+#[path = "../src/split_mix.rs"]
+mod split_mix;
 #[path = "../src/linux/fault/table.rs"]
 mod table;
 

@@ -10,7 +10,7 @@ pub struct Random {
     state: [u64; 2],
 }
 
-/// One step of SplitMix64, the seed expander that the authors of xoroshiro recommend.
+/// SplitMix64, which the authors of xoroshiro recommend. A guest cannot use the copy of the host.
 const fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -19,7 +19,7 @@ use super::backend::{SessionLine, WarmGuest, dispatch};
 use super::call::Entry;
 use super::known_meanings::KnownMeanings;
 use super::session_files::SessionFiles;
-use super::session_turns::Saving;
+use super::session_turns::TurnWriter;
 use super::{
     Answer, Call, CallError, CallOptions, Guest, Lease, LeaseError, SaveError, SaveOptions,
     SavedSnapshot, SessionError,
@@ -84,7 +84,7 @@ pub struct Session {
     /// Names in remotes that it was saved under before.
     pub(crate) known: KnownMeanings,
     /// Where it is saved turn by turn.
-    pub(crate) saving: Option<Box<Saving>>,
+    pub(crate) saving: Option<Box<TurnWriter>>,
     /// The state that was kept for the last turn, or for a delta.
     pub(crate) passing: Option<SnapshotId>,
 }

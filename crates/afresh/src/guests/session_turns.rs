@@ -42,7 +42,7 @@ pub struct SavedTurn {
 }
 
 /// Where a session is saved turn by turn, and its state at the last save.
-pub(crate) struct Saving {
+pub(crate) struct TurnWriter {
     to: Reference,
     /// The directory that it is in, if it is one.
     store: Option<Store>,
@@ -53,7 +53,7 @@ pub(crate) struct Saving {
     unfolded: Option<Cause>,
 }
 
-impl Saving {
+impl TurnWriter {
     /// Appends the changes of the session.
     fn append(
         &mut self,
@@ -206,7 +206,7 @@ impl Session {
                 let turn = SavedTurn { id: journal.base(), turns: 0, bytes: 0, pages: 0 };
                 let to = to.clone();
                 self.saving =
-                    Some(Box::new(Saving { to, store, journal, image, state, unfolded: None }));
+                    Some(Box::new(TurnWriter { to, store, journal, image, state, unfolded: None }));
                 return Ok(turn);
             }
         };
@@ -233,11 +233,11 @@ impl Session {
         &mut self,
         to: &Reference,
         options: &SaveOptions,
-    ) -> Result<Option<Box<Saving>>, Cause> {
+    ) -> Result<Option<Box<TurnWriter>>, Cause> {
         match self.saving.take() {
             Some(saving) if saving.to == *to => return Ok(Some(saving)),
             Some(other) => {
-                let Saving { to, journal, .. } = *other;
+                let TurnWriter { to, journal, .. } = *other;
                 self.known.note_session(to, journal);
             }
             None => {}
@@ -255,7 +255,7 @@ impl Session {
         frozen: &dyn FrozenGuest,
         to: &Reference,
         options: &SaveOptions,
-        long: Option<&Saving>,
+        long: Option<&TurnWriter>,
     ) -> Result<JournalPlace, SaveError> {
         if matches!(to.place(), Place::Remote(_)) {
             let long = long.map(|long| &long.journal);
@@ -292,7 +292,11 @@ impl Session {
 
     /// Continues from the snapshot that the session's guest came from, if that is in the same
     /// store.
-    fn go_on(&self, to: &Reference, options: &SaveOptions) -> Result<Option<Box<Saving>>, Cause> {
+    fn go_on(
+        &self,
+        to: &Reference,
+        options: &SaveOptions,
+    ) -> Result<Option<Box<TurnWriter>>, Cause> {
         let Some(origin) = self.guest.origin().filter(|it| it.reference.place() == to.place())
         else {
             return Ok(None);
@@ -312,7 +316,7 @@ impl Session {
         let Some((store, journal)) = begun else { return Ok(None) };
         let (image, state) = (origin.memory.pages().clone(), snapshot.state().to_vec());
         let to = to.clone();
-        Ok(Some(Box::new(Saving { to, store, journal, image, state, unfolded: None })))
+        Ok(Some(Box::new(TurnWriter { to, store, journal, image, state, unfolded: None })))
     }
 
     /// Makes the present state one of the tree, unless it is one, and freezes it.

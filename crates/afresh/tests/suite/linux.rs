@@ -358,8 +358,8 @@ const GROWN: &[u8] = b"67108864\n";
 
 #[test]
 fn a_memory_limit_of_a_call_goes_before_those_of_its_lease_and_its_program() {
-    const LARGE: u64 = 1 << 30;
-    const SMALL: u64 = 32 << 20;
+    const LARGE_LIMIT: u64 = 1 << 30;
+    const SMALL_LIMIT: u64 = 32 << 20;
     let limit = |bytes| CallOptions::new().memory(bytes);
     let fails = |answer: Result<Vec<u8>, CallError>| {
         assert!(matches!(&answer, Err(CallError::Guest { .. })), "{answer:?}");
@@ -368,14 +368,14 @@ fn a_memory_limit_of_a_call_goes_before_those_of_its_lease_and_its_program() {
     let options = Options::new().limits(limits);
     let Some(guest) = opened(afresh::open("/bin/sh", &options)) else { return };
     assert_eq!(guest.call("", GROW).unwrap(), GROWN);
-    fails(guest.call_with("", GROW, &limit(SMALL)));
+    fails(guest.call_with("", GROW, &limit(SMALL_LIMIT)));
     // The limit of a call is over with it, and so is that of a lease.
     assert_eq!(guest.call("", GROW).unwrap(), GROWN);
-    let small = LeaseOptions::new().memory(SMALL);
+    let small = LeaseOptions::new().memory(SMALL_LIMIT);
     fails(guest.lease_with(&small).unwrap().call("", GROW));
     let mut lease = guest.lease_with(&small).unwrap();
-    assert_eq!(lease.call_with("", GROW, &limit(LARGE)).unwrap(), GROWN);
-    assert_eq!(lease.as_program().unwrap().memory_limit(), SMALL);
+    assert_eq!(lease.call_with("", GROW, &limit(LARGE_LIMIT)).unwrap(), GROWN);
+    assert_eq!(lease.as_program().unwrap().memory_limit(), SMALL_LIMIT);
     fails(lease.call("", b"b=$a; echo ${#b}\n"));
     drop(lease);
     assert_eq!(guest.call("", GROW).unwrap(), GROWN);
@@ -383,19 +383,19 @@ fn a_memory_limit_of_a_call_goes_before_those_of_its_lease_and_its_program() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let mut lease = guest.lease_async_with(&LeaseOptions::new()).await.unwrap();
-        fails(lease.call_with("", GROW, &limit(SMALL)).await);
+        fails(lease.call_with("", GROW, &limit(SMALL_LIMIT)).await);
     });
 
-    let Some(guest) = opened(afresh::open("/bin/sh", &options.memory(SMALL))) else { return };
+    let Some(guest) = opened(afresh::open("/bin/sh", &options.memory(SMALL_LIMIT))) else { return };
     fails(guest.call("", GROW));
-    assert_eq!(guest.call_with("", GROW, &limit(LARGE)).unwrap(), GROWN);
+    assert_eq!(guest.call_with("", GROW, &limit(LARGE_LIMIT)).unwrap(), GROWN);
     let mut session = guest.session().unwrap();
-    assert_eq!(session.call_with("", GROW, &limit(LARGE)).unwrap(), GROWN);
+    assert_eq!(session.call_with("", GROW, &limit(LARGE_LIMIT)).unwrap(), GROWN);
     // The state keeps memory that it has, and has the limit of its program again.
     assert_eq!(session.call("", b"echo on\n").unwrap(), b"on\n");
     session
         .with(|lease| {
-            assert_eq!(lease.as_program().unwrap().memory_limit(), SMALL);
+            assert_eq!(lease.as_program().unwrap().memory_limit(), SMALL_LIMIT);
             Ok::<_, SessionError>(())
         })
         .unwrap();

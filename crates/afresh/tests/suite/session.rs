@@ -65,7 +65,7 @@ impl Model {
     }
 }
 
-struct Live {
+struct LiveState {
     session: Session,
     now: Model,
 }
@@ -102,7 +102,7 @@ fn program(guest: &Guest, seed: u64, steps: usize) {
     let session = guest.session().unwrap();
     let mut states: HashMap<SnapshotId, Model> = HashMap::from([(session.at(), Model::new())]);
     let mut ids = vec![session.at()];
-    let mut all = vec![Live { session, now: Model::new() }];
+    let mut all = vec![LiveState { session, now: Model::new() }];
     for step in 0..steps {
         let count = all.len();
         let which = random.below(count);
@@ -190,7 +190,7 @@ fn program(guest: &Guest, seed: u64, steps: usize) {
                 states.insert(at, now.clone());
                 ids.push(at);
                 for session in forked {
-                    let live = Live { session, now: now.clone() };
+                    let live = LiveState { session, now: now.clone() };
                     if all.len() < 5 {
                         all.push(live);
                     } else {

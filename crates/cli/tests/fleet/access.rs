@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::hosts::{Fleet, RunResult, Sandbox};
-use crate::servers::Nats;
+use crate::nats_server::NatsServer;
 
 fn file(name: &str) -> String {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fleet/access");
@@ -45,7 +45,7 @@ fn options(dir: &Path, user: &str) -> Vec<String> {
 
 #[test]
 fn each_client_of_nats_can_do_its_own_work_only() {
-    let Some(nats) = Nats::start_with_file(&example()) else { return };
+    let Some(nats) = NatsServer::start_with(Some(&example())) else { return };
     let more = format!(
         "[fleet]\nnats = 'nats://127.0.0.1:1'\ncredentials = '{}'\nca = '{}'\ncertificate = '{}'\ncertificate-key = '{}'\n",
         file("host.seed"),
@@ -99,7 +99,7 @@ fn each_client_of_nats_can_do_its_own_work_only() {
 #[test]
 fn hosts_join_with_the_jwt_of_an_account() {
     let text = std::fs::read_to_string(file("operator.conf")).unwrap();
-    let Some(nats) = Nats::start_with_file(&text) else { return };
+    let Some(nats) = NatsServer::start_with(Some(&text)) else { return };
     let creds = file("host.creds");
     let more = format!("[fleet]\nnats = 'nats://127.0.0.1:1'\ncredentials = '{creds}'\n");
     let mut fleet = Fleet::prepare_on(nats, "", &more, &[]);

@@ -10,7 +10,8 @@ use tempfile::TempDir;
 
 use crate::clock::Clock;
 use crate::hosts::{Host, template, until, write_keys};
-use crate::servers::{FleetStore, Nats, Proxy};
+use crate::nats_server::NatsServer;
+use crate::servers::{FleetStore, Proxy};
 
 pub(crate) const HOSTS: usize = 3;
 /// Short, since most faults are about its loss. The checker expects that a host of a busy machine
@@ -82,7 +83,7 @@ pub(crate) struct Cluster {
     hosts: Vec<Host>,
     clocks: Vec<Clock>,
     links: Vec<Links>,
-    nats: Vec<Nats>,
+    nats: Vec<NatsServer>,
     place: FleetStore,
     dir: TempDir,
 }
@@ -90,7 +91,7 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts it with this guest; `None` without a nats-server.
     pub(crate) fn start(guest: &str) -> Option<Self> {
-        let nats = Nats::start_cluster()?;
+        let nats = NatsServer::start_cluster()?;
         let (place, dir) = (FleetStore::start(), tempfile::tempdir().unwrap());
         fs::write(dir.path().join("counter.wasm"), wat::parse_str(guest).unwrap()).unwrap();
         write_keys(dir.path());

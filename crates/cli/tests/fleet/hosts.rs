@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::apart::Namespace;
-use crate::servers::{FleetStore, Nats, Proxy, TEST_TIMEOUT, with_us};
+use crate::nats_server::{NatsServer, with_us};
+use crate::servers::{FleetStore, Proxy, TEST_TIMEOUT};
 
 /// The lease of a fleet. A host of a busy machine may stand still for seconds, and must not lose
 /// its lease by that: few tests are about such a loss.
@@ -201,7 +202,7 @@ pub(crate) struct Fleet {
     more: String,
     pub(crate) hosts: Vec<Host>,
     pub(crate) proxy: Proxy,
-    pub(crate) nats: Nats,
+    pub(crate) nats: NatsServer,
     pub(crate) place: FleetStore,
     pub(crate) dir: TempDir,
 }
@@ -223,12 +224,12 @@ impl Fleet {
 
     /// All but the hosts, which [`Fleet::begin`] starts with these settings of sandboxes.
     pub(crate) fn prepare(settings: &str, more: &str, guests: &[(&str, &str)]) -> Option<Self> {
-        Some(Self::prepare_on(Nats::start()?, settings, more, guests))
+        Some(Self::prepare_on(NatsServer::start()?, settings, more, guests))
     }
 
     /// As [`Fleet::prepare`], on this server.
     pub(crate) fn prepare_on(
-        nats: Nats,
+        nats: NatsServer,
         settings: &str,
         more: &str,
         guests: &[(&str, &str)],

@@ -15,6 +15,8 @@ mod hosts;
 mod limits;
 #[path = "../../../store/tests/suite/support/listening.rs"]
 mod listening;
+#[path = "../../../serve/src/fleet/tests/nats_server.rs"]
+mod nats_server;
 mod servers;
 #[path = "../../../store/tests/suite/support/small_disk.rs"]
 mod small_disk;

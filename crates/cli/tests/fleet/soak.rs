@@ -154,13 +154,13 @@ impl Soak {
     /// Has sandboxes count, saves them, ends them and makes others.
     fn use_sandboxes(&self, number: u64) {
         let mut dice = Dice::new(number + 999);
-        let mut own: Vec<Counting> = Vec::new();
+        let mut own: Vec<CountedSandbox> = Vec::new();
         while self.goes_on() {
             let addr = self.any(&mut dice);
             if own.len() < SANDBOXES {
                 let killed = self.killed.load(Ordering::SeqCst);
                 match Sandbox::make_at(addr) {
-                    Some(sandbox) => own.push(Counting::new(sandbox, killed)),
+                    Some(sandbox) => own.push(CountedSandbox::new(sandbox, killed)),
                     None => self.refused(),
                 }
                 continue;
@@ -187,7 +187,7 @@ impl Soak {
 
 /// A sandbox, and what is known of its count.
 #[derive(Debug)]
-struct Counting {
+struct CountedSandbox {
     sandbox: Sandbox,
     /// The least and the most that the next call may answer: a call that was refused may have been
     /// made all the same.
@@ -198,7 +198,7 @@ struct Counting {
     killed: u64,
 }
 
-impl Counting {
+impl CountedSandbox {
     fn new(sandbox: Sandbox, killed: u64) -> Self {
         Self { sandbox, next: (1, 1), saved: None, killed }
     }

@@ -58,7 +58,7 @@ pub(crate) struct Archive {
     pub(crate) max_nodes: u64,
     /// The memory of `items`.
     _charge: Option<Charge>,
-    /// What its owner says that it is.
+    /// The identity that its owner gave it.
     pub(crate) known_as: Option<String>,
     /// The identity of this archive.
     identity: OnceLock<String>,

@@ -19,12 +19,12 @@ use super::{PlatformError, stub};
 const MAX_SPINS: u32 = 100;
 
 /// Descriptors that a process has made while it booted.
-pub(super) struct Attached {
+pub(super) struct BootDescriptors {
     pub(super) listener: Listener,
     pub(super) track: Option<WriteTracker>,
 }
 
-impl Attached {
+impl BootDescriptors {
     /// Those of `born`. Fails once that has ended.
     pub(super) fn fetch(born: &mut SpawnedProcess, tracked: bool) -> Result<Self, PlatformError> {
         let deadline = Instant::now() + STUB_TIMEOUT;
@@ -139,7 +139,7 @@ mod tests {
         while !born.has_ended() {
             std::thread::yield_now();
         }
-        let error = Attached::fetch(&mut born, false).err().unwrap();
+        let error = BootDescriptors::fetch(&mut born, false).err().unwrap();
         assert!(matches!(error, PlatformError::Ended(_)), "{error}");
     }
 }

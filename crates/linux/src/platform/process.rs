@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process};
 
-use super::attach::{Attached, require_bases};
+use super::attach::{BootDescriptors, require_bases};
 use super::commands::{Continuation, StubCommands};
 use super::control::Control;
 use super::forker::{SpawnedProcess, unprepared};
@@ -145,7 +145,7 @@ impl ReceiptSource {
 
 /// Arguments of the question that follows orders.
 #[derive(Clone, Copy)]
-struct Expected {
+struct ExpectedReceipt {
     receipt: u64,
     /// Where the frame is in the control area.
     frame: usize,
@@ -224,8 +224,8 @@ impl Process {
         rest: &[FileMapping],
         files: Vec<Range<u64>>,
     ) -> Result<Self, PlatformError> {
-        let attached = Attached::fetch(&mut born, image.is_some());
-        let Attached { listener, track } = attached.inspect_err(|_| {
+        let attached = BootDescriptors::fetch(&mut born, image.is_some());
+        let BootDescriptors { listener, track } = attached.inspect_err(|_| {
             born.kill();
             let _ = born.wait();
         })?;
@@ -236,7 +236,7 @@ impl Process {
         // Its calls are answered here: across two processors each would cost ten times as much.
         process.follow();
         fork::allow_processes(process.born.pid, false)?;
-        let first = Expected { receipt: boot::BOOT_RECEIPT, frame: stub::ORDERS_LEN };
+        let first = ExpectedReceipt { receipt: boot::BOOT_RECEIPT, frame: stub::ORDERS_LEN };
         process.question(first, Instant::now() + STUB_TIMEOUT).map_err(|error| match error {
             PlatformError::Kernel { error, .. } => unprepared(error),
             error => error,
@@ -382,7 +382,7 @@ impl Process {
             self.send(id, Answer::Value(0))?;
             self.make_calls(&piece.calls, deadline)?;
             if then == Continuation::Ask {
-                self.question(Expected { receipt, frame }, deadline)?;
+                self.question(ExpectedReceipt { receipt, frame }, deadline)?;
             }
         }
         Ok(())
@@ -462,7 +462,11 @@ impl Process {
     }
 
     /// Waits for the stub's question, which must come with the receipt of its orders.
-    fn question(&mut self, expected: Expected, deadline: Instant) -> Result<(), PlatformError> {
+    fn question(
+        &mut self,
+        expected: ExpectedReceipt,
+        deadline: Instant,
+    ) -> Result<(), PlatformError> {
         let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
         self.check_question(&notice, expected)
     }
@@ -470,10 +474,10 @@ impl Process {
     fn check_question(
         &mut self,
         notice: &SeccompNotification,
-        expected: Expected,
+        expected: ExpectedReceipt,
     ) -> Result<(), PlatformError> {
         self.take_question(notice)?;
-        let Expected { receipt, frame } = expected;
+        let ExpectedReceipt { receipt, frame } = expected;
         let executed = notice.args[4] == receipt && notice.args[2] == stub::CONTROL + frame as u64;
         if !executed && !planted::is(Bug::StubReceipt) {
             return Err(self.forged("orders were left undone"));

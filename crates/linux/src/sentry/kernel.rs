@@ -4,6 +4,7 @@
 pub(super) mod channels;
 pub(super) mod cpu_time;
 mod credentials;
+pub(super) mod device;
 pub(super) mod epoll;
 pub(super) mod epoll_set;
 pub(super) mod fd_table;
@@ -32,3 +33,4 @@ pub(super) mod time;
 pub(super) mod timer_fd;
 pub(super) mod timers;
 pub(super) mod user_namespaces;
+pub(super) mod wait_options;

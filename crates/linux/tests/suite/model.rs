@@ -315,12 +315,12 @@ impl World {
 }
 
 /// A guest, and its expected content.
-struct Live {
+struct LiveProcess {
     branch: Branch<Instance>,
     world: World,
 }
 
-impl Live {
+impl LiveProcess {
     fn ask(&mut self, line: &str) -> Result<u64, TestCaseError> {
         let guest = self.branch.guest_mut().map_err(|e| TestCaseError::fail(e.to_string()))?;
         let answer = guest.call(line.as_bytes());
@@ -366,7 +366,7 @@ fn play(mapper: &Mapper, steps: &[Step]) -> Result<(), TestCaseError> {
     let first = sown(&mapper.warm);
     let mut states: Vec<(SnapshotId, World)> = vec![(first.at(), World::new())];
     let other = first.fork(first.at()).map_err(|e| failed(&e))?;
-    let mut lives = [first, other].map(|branch| Live { branch, world: World::new() });
+    let mut lives = [first, other].map(|branch| LiveProcess { branch, world: World::new() });
     for step in steps {
         match step {
             Step::Act { branch, who, act } => {
@@ -394,7 +394,7 @@ fn play(mapper: &Mapper, steps: &[Step]) -> Result<(), TestCaseError> {
             Step::Fork { branch, back } => {
                 let (id, world) = &states[states.len() - 1 - back % states.len()];
                 let fork = lives[*branch].branch.fork(*id).map_err(|e| failed(&e))?;
-                lives[*branch] = Live { branch: fork, world: world.clone() };
+                lives[*branch] = LiveProcess { branch: fork, world: world.clone() };
                 lives[*branch].look()?;
             }
             Step::Look { branch } => lives[*branch].look()?,
@@ -418,7 +418,7 @@ fn play(mapper: &Mapper, steps: &[Step]) -> Result<(), TestCaseError> {
                 let frozen = guest.freeze().map_err(|e| failed(&e))?;
                 let thawed = Warm::thaw(&frozen, &mapper.program).map_err(|e| failed(&e))?;
                 let branch = sown(&thawed);
-                let mut copy = Live { branch, world: live.world.clone() };
+                let mut copy = LiveProcess { branch, world: live.world.clone() };
                 copy.look()?;
                 copy.branch.rollback(copy.branch.at()).map_err(|e| failed(&e))?;
                 copy.look()?;
@@ -426,7 +426,7 @@ fn play(mapper: &Mapper, steps: &[Step]) -> Result<(), TestCaseError> {
             }
         }
     }
-    lives.iter_mut().try_for_each(Live::look)
+    lives.iter_mut().try_for_each(LiveProcess::look)
 }
 
 #[test]

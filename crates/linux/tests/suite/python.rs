@@ -99,7 +99,7 @@ fn the_standard_library_works_and_leaves_nothing() {
         assert_eq!(String::from_utf8(warm.call_pristine(b"a b\n").unwrap()).unwrap(), first);
         warm.verify().unwrap();
     }
-    // What it may not have is counted by number.
+    // Refused system calls are counted by number.
     assert!(warm.stats().unserved.contains_key(&MEMFD_SECRET), "{:?}", warm.stats().unserved);
 }
 

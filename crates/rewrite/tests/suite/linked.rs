@@ -419,7 +419,7 @@ fn random_modules_do_linked_what_they_do_apart() {
     let engine = engine();
     let (mut imported, mut called, mut ran) = (0, 0, 0);
     for seed in 0..400 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let Some(library) = random_module(&mut random, None) else { continue };
         let Some(program) = random_module(&mut random, Some(offered(&library))) else { continue };
         let modules = [("library", library), ("program", program)];

@@ -232,7 +232,7 @@ fn check_all(count: u64, mut make: impl FnMut(&mut Random) -> Option<Vec<u8>>) -
     let begin = std::time::Instant::now();
     for seed in 0..count {
         let _named = SeedOnFailure(seed);
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         if let Some(wasm) = make(&mut random) {
             check(&engine, &wasm, &mut random, &mut seen);
         }

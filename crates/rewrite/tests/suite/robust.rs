@@ -13,7 +13,7 @@ fn damaged_modules_are_refused_or_stay_valid() {
     let engine = engine();
     let (mut refused, mut taken) = (0, 0);
     for seed in 0..60 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let wasm = wat(&stateful::module(&mut random));
         for _ in 0..40 {
             let mut damaged = wasm.clone();

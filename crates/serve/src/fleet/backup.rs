@@ -323,7 +323,7 @@ impl Copier<'_> {
 }
 
 /// The outcome of copying states.
-struct Copied {
+struct CopyOutcome {
     /// The states.
     states: usize,
     /// The reasons for those that were not copied, by their digests.
@@ -337,13 +337,13 @@ async fn copy_all(
     keeper: String,
     scratch: PathBuf,
     digests: BTreeSet<String>,
-) -> Result<Copied, BackupError> {
+) -> Result<CopyOutcome, BackupError> {
     let copying = move || {
         let (from, to) = (open_store(&from)?, open_store(&to)?);
         // Its collection needs the ledger.
         to.claim(&keeper).map_err(|error| BackupError::Store(error.into()))?;
         let mut copier = Copier { from: &from, to: &to, scratch, store: None };
-        let mut copied = Copied { states: 0, failed: BTreeMap::new() };
+        let mut copied = CopyOutcome { states: 0, failed: BTreeMap::new() };
         for digest in digests {
             match copier.copy(&digest) {
                 Ok(()) => copied.states += 1,

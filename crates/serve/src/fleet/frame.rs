@@ -74,12 +74,12 @@ pub(super) enum RpcReply {
 /// A damaged message.
 #[derive(Debug, thiserror::Error)]
 #[error("a message between hosts is damaged")]
-pub(super) struct Damaged;
+pub(super) struct DamagedMessage;
 
 /// A head and a piece, as one message.
-pub(super) fn pack(head: &impl Serialize, piece: &[u8]) -> Result<Bytes, Damaged> {
-    let head = serde_json::to_vec(head).map_err(|_| Damaged)?;
-    let length = u32::try_from(head.len()).map_err(|_| Damaged)?;
+pub(super) fn pack(head: &impl Serialize, piece: &[u8]) -> Result<Bytes, DamagedMessage> {
+    let head = serde_json::to_vec(head).map_err(|_| DamagedMessage)?;
+    let length = u32::try_from(head.len()).map_err(|_| DamagedMessage)?;
     let mut message = BytesMut::with_capacity(4 + head.len() + piece.len());
     message.put_u32(length);
     message.extend_from_slice(&head);
@@ -88,11 +88,11 @@ pub(super) fn pack(head: &impl Serialize, piece: &[u8]) -> Result<Bytes, Damaged
 }
 
 /// The head and the piece of a message.
-pub(super) fn unpack<T: DeserializeOwned>(message: &Bytes) -> Result<(T, Bytes), Damaged> {
-    let (length, rest) = message.split_first_chunk::<4>().ok_or(Damaged)?;
+pub(super) fn unpack<T: DeserializeOwned>(message: &Bytes) -> Result<(T, Bytes), DamagedMessage> {
+    let (length, rest) = message.split_first_chunk::<4>().ok_or(DamagedMessage)?;
     let length = u32::from_be_bytes(*length) as usize;
-    let head = rest.get(..length).ok_or(Damaged)?;
-    Ok((serde_json::from_slice(head).map_err(|_| Damaged)?, message.slice(4 + length..)))
+    let head = rest.get(..length).ok_or(DamagedMessage)?;
+    Ok((serde_json::from_slice(head).map_err(|_| DamagedMessage)?, message.slice(4 + length..)))
 }
 
 /// Headers that are about one connection, and are not passed on.
@@ -108,20 +108,21 @@ pub(super) fn pairs(headers: &HeaderMap) -> Pairs {
 }
 
 /// Headers from text.
-pub(super) fn headers(pairs: &Pairs) -> Result<HeaderMap, Damaged> {
+pub(super) fn headers(pairs: &Pairs) -> Result<HeaderMap, DamagedMessage> {
     let mut headers = HeaderMap::with_capacity(pairs.len());
     for (name, value) in pairs {
         let bytes: Result<Vec<u8>, _> = value.chars().map(u8::try_from).collect();
-        let name = HeaderName::try_from(name.as_str()).map_err(|_| Damaged)?;
-        let value = HeaderValue::from_bytes(&bytes.map_err(|_| Damaged)?).map_err(|_| Damaged)?;
+        let name = HeaderName::try_from(name.as_str()).map_err(|_| DamagedMessage)?;
+        let value = HeaderValue::from_bytes(&bytes.map_err(|_| DamagedMessage)?)
+            .map_err(|_| DamagedMessage)?;
         headers.append(name, value);
     }
     Ok(headers)
 }
 
 /// A status from its number.
-pub(super) fn status(number: u16) -> Result<StatusCode, Damaged> {
-    StatusCode::from_u16(number).map_err(|_| Damaged)
+pub(super) fn status(number: u16) -> Result<StatusCode, DamagedMessage> {
+    StatusCode::from_u16(number).map_err(|_| DamagedMessage)
 }
 
 #[cfg(test)]

@@ -63,7 +63,8 @@ use clock::now;
 use credentials::Role;
 use nats::NatsConnection;
 use policy::{
-    Announcements, FailureDetector, Lease, Members, Moment, Neighbourhood, NodeStatus, Seed, Terms,
+    Announcements, FailureDetector, Lease, Members, Moment, Neighbourhood, NodeStatus, SplitMix64,
+    Terms,
 };
 
 /// This host in its fleet.
@@ -100,7 +101,7 @@ pub(crate) struct Fleet {
     locations: Mutex<locations::Locations>,
     /// One for the sandboxes that share a place in it, so that one host takes a sandbox once.
     taking: [tokio::sync::Mutex<()>; 64],
-    random: Mutex<Seed>,
+    random: Mutex<SplitMix64>,
     /// Held while doubtful sandboxes are settled.
     settling: tokio::sync::Mutex<()>,
     draining: AtomicBool,
@@ -232,7 +233,7 @@ impl Fleet {
                 lives: 1,
             }),
             members: Mutex::new(Members::default()),
-            neighbourhood: Mutex::new(Neighbourhood::new(&node, 1, &mut Seed::new(seed))),
+            neighbourhood: Mutex::new(Neighbourhood::new(&node, 1, &mut SplitMix64::new(seed))),
             regrouped: Arc::default(),
             sets: Mutex::default(),
             announcements: Mutex::default(),
@@ -244,7 +245,7 @@ impl Fleet {
             unfinished: Mutex::default(),
             locations: Mutex::default(),
             taking: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
-            random: Mutex::new(Seed::new(seed)),
+            random: Mutex::new(SplitMix64::new(seed)),
             settling: tokio::sync::Mutex::new(()),
             draining: AtomicBool::new(false),
             transfers: Mutex::default(),

@@ -22,7 +22,7 @@ use crate::sandbox::records::store::{
 /// The outcome of taking a sandbox.
 pub(crate) enum TakeOutcome {
     /// It is this host's now.
-    Ours(Box<Owned>),
+    Ours(Box<OwnedSandbox>),
     /// Another host owns it.
     Theirs(String),
     /// It does not exist.
@@ -30,7 +30,7 @@ pub(crate) enum TakeOutcome {
 }
 
 /// A sandbox of this host's.
-pub(crate) struct Owned {
+pub(crate) struct OwnedSandbox {
     pub(crate) record: SandboxRecord,
     pub(crate) anchor: Anchor,
     /// The life of this host that its entry names.
@@ -319,7 +319,7 @@ impl Fleet {
         }
         let anchor =
             Anchor { state: ours.state, unknown: ours.unknown, ..Anchor::new(revision, note) };
-        let owned = Owned { record: ours.record, anchor, life };
+        let owned = OwnedSandbox { record: ours.record, anchor, life };
         let outcome = self.adopt_sandbox(&key, owned, over).await?;
         guard.finish();
         Ok(outcome)
@@ -338,10 +338,10 @@ impl Fleet {
     async fn adopt_sandbox(
         &self,
         key: &str,
-        owned: Owned,
+        owned: OwnedSandbox,
         over: bool,
     ) -> Result<TakeOutcome, ErrorResponse> {
-        let Owned { record, anchor, .. } = &owned;
+        let OwnedSandbox { record, anchor, .. } = &owned;
         if anchor.state.is_none() || over {
             tracing::warn!(
                 id = record.id,

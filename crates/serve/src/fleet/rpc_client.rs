@@ -73,7 +73,7 @@ impl Fleet {
         request: RpcRequest,
         piece: &[u8],
     ) -> Result<(RpcReply, Bytes), RpcError> {
-        let mut call = Call { key: lock(&self.random).number(), sent: 0, request };
+        let mut call = Call { key: lock(&self.random).next_word(), sent: 0, request };
         for _ in 0..MAX_LATE_TRIES {
             call.sent = self.clock_of(life);
             let (reply, piece) = self.ask_once(life, &call, piece).await?;

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::Fleet;
 use super::clock::clock_milliseconds;
-use super::frame::{self, Call, Damaged, RpcReply, RpcRequest};
+use super::frame::{self, Call, DamagedMessage, RpcReply, RpcRequest};
 use crate::lock::lock;
 
 /// Requests of other hosts that are under way at the same time.
@@ -225,8 +225,8 @@ impl Fleet {
             Ok((call, piece)) => self.answer_in_time(call, piece).await,
             Err(damaged) => Err(damaged),
         };
-        let (reply, piece) =
-            answered.unwrap_or_else(|Damaged| (reply_gone("the message is damaged"), Bytes::new()));
+        let (reply, piece) = answered
+            .unwrap_or_else(|DamagedMessage| (reply_gone("the message is damaged"), Bytes::new()));
         let Ok(mut message) = frame::pack(&reply, &piece) else { return };
         if message.len() > self.links.client.max_payload() {
             // A guest sent too many headers; the caller gets an error.
@@ -248,7 +248,7 @@ impl Fleet {
         self: &Arc<Self>,
         call: Call,
         piece: Bytes,
-    ) -> Result<(RpcReply, Bytes), Damaged> {
+    ) -> Result<(RpcReply, Bytes), DamagedMessage> {
         match call.request {
             RpcRequest::Open { .. } if is_late(call.sent, clock_milliseconds()) => {
                 Ok((RpcReply::Late { now: clock_milliseconds() }, Bytes::new()))
@@ -261,11 +261,11 @@ impl Fleet {
         self: &Arc<Self>,
         ask: RpcRequest,
         piece: Bytes,
-    ) -> Result<(RpcReply, Bytes), Damaged> {
+    ) -> Result<(RpcReply, Bytes), DamagedMessage> {
         match ask {
             RpcRequest::Open { method, uri, headers, whole, take } => {
                 let headers = frame::headers(&headers)?;
-                let method = Method::from_bytes(method.as_bytes()).map_err(|_| Damaged)?;
+                let method = Method::from_bytes(method.as_bytes()).map_err(|_| DamagedMessage)?;
                 self.open(method, &uri, headers, piece, (whole, take)).await
             }
             RpcRequest::More { id, last } => {
@@ -320,7 +320,7 @@ impl Fleet {
         headers: HeaderMap,
         piece: Bytes,
         (whole, take): (bool, bool),
-    ) -> Result<(RpcReply, Bytes), Damaged> {
+    ) -> Result<(RpcReply, Bytes), DamagedMessage> {
         let length =
             headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let (body, more) = match whole {
@@ -334,7 +334,7 @@ impl Fleet {
         let pieces = Pieces { first: Some(piece), more, left };
         let mut request = Request::new(Body::new(pieces));
         *request.method_mut() = method;
-        *request.uri_mut() = uri.parse().map_err(|_| Damaged)?;
+        *request.uri_mut() = uri.parse().map_err(|_| DamagedMessage)?;
         *request.headers_mut() = headers;
         let Some(host) = self.host() else {
             return Ok((reply_gone("the host is ending"), Bytes::new()));
@@ -369,7 +369,7 @@ impl Fleet {
         state: &mut State,
         piece: Bytes,
         last: bool,
-    ) -> Result<(RpcReply, Bytes), Damaged> {
+    ) -> Result<(RpcReply, Bytes), DamagedMessage> {
         let Some(body) = state.body.clone() else {
             return Ok((reply_gone("the body is over"), Bytes::new()));
         };
@@ -396,7 +396,11 @@ impl Fleet {
     }
 
     /// Waits for the answer, and gives its first piece.
-    async fn finish(&self, id: u64, state: &mut State) -> Result<(RpcReply, Bytes), Damaged> {
+    async fn finish(
+        &self,
+        id: u64,
+        state: &mut State,
+    ) -> Result<(RpcReply, Bytes), DamagedMessage> {
         let forget = || lock(&self.transfers).remove(&id);
         let Some(mut answer) = state.answer.take() else {
             return Ok((reply_gone("answered"), Bytes::new()));

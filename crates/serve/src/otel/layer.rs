@@ -23,19 +23,19 @@ use super::sampler::Sampler;
 
 /// Most attributes of a span or event, and most events of a span: OpenTelemetry's usual limits.
 const MAX_ATTRIBUTES: usize = 128;
-/// Most bytes of an attribute's text.
+/// Maximum bytes of the text of an attribute.
 const TEXT: usize = 4096;
 
 /// Data of a span in the layer.
 #[derive(Debug)]
-pub(super) struct Spanned {
+pub(super) struct SpanData {
     pub(super) context: Context,
     /// The record of the span, if it is kept.
-    written: Option<Box<Written>>,
+    written: Option<Box<SpanRecord>>,
 }
 
 #[derive(Debug)]
-struct Written {
+struct SpanRecord {
     finished: FinishedSpan,
     begun: Instant,
 }
@@ -165,7 +165,7 @@ impl Layer {
 }
 
 fn context_of<'a, R: LookupSpan<'a>>(span: &SpanRef<'a, R>) -> Option<Context> {
-    span.extensions().get::<Spanned>().map(|spanned| spanned.context)
+    span.extensions().get::<SpanData>().map(|spanned| spanned.context)
 }
 
 impl<S> tracing_subscriber::Layer<S> for Layer
@@ -217,9 +217,9 @@ where
                 description: String::new(),
             };
             own.apply(&mut finished);
-            Box::new(Written { finished, begun: Instant::now() })
+            Box::new(SpanRecord { finished, begun: Instant::now() })
         });
-        span.extensions_mut().replace(Spanned { context, written });
+        span.extensions_mut().replace(SpanData { context, written });
     }
 
     fn on_record(
@@ -230,7 +230,8 @@ where
     ) {
         let Some(span) = all.span(id) else { return };
         let mut extensions = span.extensions_mut();
-        let Some(written) = extensions.get_mut::<Spanned>().and_then(|s| s.written.as_mut()) else {
+        let Some(written) = extensions.get_mut::<SpanData>().and_then(|s| s.written.as_mut())
+        else {
             return;
         };
         let finished = &mut written.finished;
@@ -255,7 +256,8 @@ where
         }
         let Some(span) = all.event_span(event) else { return };
         let mut extensions = span.extensions_mut();
-        let Some(written) = extensions.get_mut::<Spanned>().and_then(|s| s.written.as_mut()) else {
+        let Some(written) = extensions.get_mut::<SpanData>().and_then(|s| s.written.as_mut())
+        else {
             return;
         };
         let finished = &mut written.finished;
@@ -278,9 +280,9 @@ where
 
     fn on_close(&self, id: Id, all: tracing_subscriber::layer::Context<'_, S>) {
         let Some(span) = all.span(&id) else { return };
-        let spanned = span.extensions_mut().remove::<Spanned>();
+        let spanned = span.extensions_mut().remove::<SpanData>();
         let Some(written) = spanned.and_then(|spanned| spanned.written) else { return };
-        let Written { mut finished, begun } = *written;
+        let SpanRecord { mut finished, begun } = *written;
         let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         finished.end = finished.start.saturating_add(took);
         if self.sender.try_send(finished).is_err() {

@@ -81,37 +81,37 @@ impl Traces {
 
     /// The counters, for [`Config::traces`](crate::Config::traces).
     #[must_use]
-    pub fn counted(&self) -> Counted {
-        Counted(self.counts.clone())
+    pub fn counted(&self) -> TraceCounts {
+        TraceCounts(self.counts.clone())
     }
 
     /// Begins to send, in the runtime that this is called in.
     ///
     /// # Errors
     /// [`SettingsError`], when there can be no client for HTTP.
-    pub fn begin(self) -> Result<Sending, SettingsError> {
+    pub fn begin(self) -> Result<TraceSender, SettingsError> {
         let client = send::client(&self.settings)?;
         let (end, ending) = oneshot::channel();
         let patience = self.settings.timeout;
         let sender = send::Sender::new(Arc::new(self.settings), client, self.counts);
         let task = tokio::spawn(sender.run(self.receiver, ending));
-        Ok(Sending { end, task, patience })
+        Ok(TraceSender { end, task, patience })
     }
 }
 
 /// Numbers about traces, which a server shows in `/metrics`.
 #[derive(Clone, Debug)]
-pub struct Counted(pub(crate) Counts);
+pub struct TraceCounts(pub(crate) Counts);
 
 /// Traces that are being sent.
 #[derive(Debug)]
-pub struct Sending {
+pub struct TraceSender {
     end: oneshot::Sender<()>,
     task: JoinHandle<()>,
     patience: Duration,
 }
 
-impl Sending {
+impl TraceSender {
     /// Sends finished spans once, and ends. It takes no longer than one request may.
     pub async fn end(self) {
         let _ = self.end.send(());

@@ -6,13 +6,13 @@ use tracing_subscriber::Registry;
 use tracing_subscriber::registry::LookupSpan;
 
 use super::context::{Context, TRACEPARENT, TRACESTATE, read_headers};
-use super::layer::Spanned;
+use super::layer::SpanData;
 
 /// The context of a span, if a [`Layer`](super::Layer) has seen it.
 pub(super) fn context_of(span: &tracing::Span) -> Option<Context> {
     let found = span.with_subscriber(|(id, dispatch)| {
         let span = dispatch.downcast_ref::<Registry>()?.span(id)?;
-        span.extensions().get::<Spanned>().map(|spanned| spanned.context)
+        span.extensions().get::<SpanData>().map(|spanned| spanned.context)
     });
     found.flatten()
 }

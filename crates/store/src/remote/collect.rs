@@ -79,8 +79,8 @@ impl Remote {
     /// loses the parts that it has not read.
     ///
     /// # Errors
-    /// [`RemoteError`] by cause: above all when objects are named by somebody else, or by nobody at
-    /// all. Nothing reached the objects that were removed until then.
+    /// [`RemoteError`] by cause: above all when objects are named by another user, or by no user.
+    /// Nothing reached the objects that were removed until then.
     pub fn gc(
         &self,
         mut keeper: Option<GcRoot<'_>>,

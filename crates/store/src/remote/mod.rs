@@ -12,7 +12,7 @@
 //! meaning or the new one; every request has a time limit and a bounded number of attempts, so a
 //! dead server is an error and not a hang; a server that is away for a moment costs its guests that
 //! moment ([`RetryPolicy::outage`]); a server that fails most requests is not asked more often for
-//! that, because retries have a budget ([`Remote::retry_counts`]); few round trips lie between
+//! that, because retries have a budget ([`Remote::retry_counts`]); few round trips are between
 //! [`Remote::load`] and the first page.
 //!
 //! Calls block. They must not be made from inside an asynchronous task.

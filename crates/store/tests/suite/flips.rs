@@ -1,5 +1,5 @@
-//! A flipped bit is noticed where it does harm: in what is read on open, on open; in a group of
-//! pages, when one of them is first used, and not before. Everything else stays usable.
+//! A flipped bit is noticed where it does harm. In data of the open, the open fails. In a group of
+//! pages, the first use of a page fails. Everything else stays usable.
 //!
 //! The bits are drawn at random, some in each region of a store and of an archive. A failure names
 //! the bit.

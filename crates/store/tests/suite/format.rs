@@ -267,7 +267,7 @@ proptest! {
         let mut parent = None;
         let mut content: Vec<u8> = Vec::new();
         for (seeds, compress) in &steps {
-            // A delta never shrinks: later steps lay their pages over the earlier ones.
+            // A delta never shrinks: pages of later steps replace those of earlier ones.
             let mut next = content.clone();
             next.resize(next.len().max(seeds.len() * PAGE), 0);
             for (n, seed) in seeds.iter().enumerate() {

@@ -135,7 +135,7 @@ fn damage_anywhere_in_a_large_layer_is_found_and_stays_found() {
             }
         }
         file.write_all_at(&byte, at).unwrap();
-        // What was found damaged is not remembered as whole, nor the other way round.
+        // Neither a damaged nor a whole group is remembered as the other.
         snapshot.verify().unwrap();
     }
 }

@@ -8,7 +8,7 @@ use afresh_store::{
     Access, Encoding, Limits, OpenError, ReplacedName, SaveError, Store, TurnBuilder, archive,
 };
 
-/// What opening says; it may not take long, whatever it is asked for.
+/// The error of an open with these limits, which comes soon whatever the snapshot claims.
 fn refusal(snapshot: &Snapshot, limits: Limits) -> Option<(String, &'static str)> {
     let dir = tempfile::tempdir().unwrap();
     snapshot.write(dir.path(), "a");

@@ -195,7 +195,7 @@ fn the_only_snapshot_can_be_compacted_as_the_latest() {
     let opened = store.load("latest").unwrap();
     let id = store.compact("latest", &opened, &CompactOptions::default()).unwrap();
     assert_eq!(store.resolve("latest").unwrap(), id);
-    // `latest` is a name of its own now, and is compared as others are.
+    // `latest` is an own name now, and is compared like others.
     let opened = store.load("latest").unwrap();
     store.save("latest", &memory(&[2]), &options()).unwrap();
     let refused = store.compact("latest", &opened, &CompactOptions::default()).unwrap_err();

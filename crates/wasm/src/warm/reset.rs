@@ -171,7 +171,8 @@ pub(crate) struct ResetInstance {
     restore: Option<TypedFunc<(), i32>>,
     /// Found by calls; of this instance, so they go with it.
     pub(crate) known: TypedFunctions,
-    /// As [`crate::lease::leased_instance::InstanceParts::unfinished`]. If set, the store is not used again.
+    /// As [`crate::lease::leased_instance::InstanceParts::unfinished`]. If set, the store is not
+    /// used again.
     pub(crate) unfinished: bool,
     /// A user of the instance panicked. If set, a session replaces it; the pool drops such an item
     /// itself.
@@ -182,7 +183,7 @@ pub(crate) struct ResetInstance {
     stack: KeptStack,
     /// The memory of the stack between calls of a session. Pools count it themselves.
     stack_charge: Option<MappingCharge>,
-    /// What it comes back to.
+    /// The state that a reset restores.
     pub(crate) of: Arc<ResetState>,
 }
 

@@ -22,7 +22,7 @@ fn the_stack_of_an_idle_instance_is_counted_and_given_back() {
         let limits = Limits { resident_bytes: limit, ..Limits::default() };
         let options = GuestOptions { mode: Mode::Reset, limits, ..GuestOptions::default() };
         let guest = Guest::with_options(&engine, &wasm, options).unwrap();
-        // What the warm-up leaves of its stack is not kept.
+        // Stack pages of the warm-up are not kept.
         let warm = guest.warm(WarmUp::new().call("down", &[Val::I32(CALLS)])).unwrap();
         assert!(warm.pool_stats().resident_bytes < 1 << 20, "{:?}", warm.pool_stats());
         // Without a limit a stack is counted now and then.

@@ -25,7 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-use super::{Expected, Process, ReceiptSource, STUB_TIMEOUT};
+use super::{ExpectedReceipt, Process, ReceiptSource, STUB_TIMEOUT};
 use crate::platform::commands::{Continuation, StubCommands};
 use crate::platform::control::Control;
 use crate::platform::forker::SpawnedProcess;
@@ -198,7 +198,7 @@ impl Process {
         let call = self.receive(deadline)?.ok_or(PlatformError::Late)?;
         self.require_order(&call, &FORK)?;
         self.send(call.id, Answer::Made)?;
-        let (mut first, expected) = (None, Expected { receipt, frame });
+        let (mut first, expected) = (None, ExpectedReceipt { receipt, frame });
         let waited = self.await_fork(expected, deadline, mark, &mut first, child);
         if child.is_none()
             && let Some((_, pid)) = &first
@@ -213,7 +213,7 @@ impl Process {
     /// its caller.
     fn await_fork(
         &mut self,
-        expected: Expected,
+        expected: ExpectedReceipt,
         deadline: Instant,
         mark: &ForkMark,
         first: &mut Option<(SeccompNotification, Pid)>,
@@ -296,7 +296,7 @@ impl Process {
         self.listener.lend_as(first.id, self.control.file(), stub::CONTROL_FILE)?;
         self.send(first.id, Answer::Made)?;
         self.make_calls(steps, deadline)?;
-        self.question(Expected { receipt, frame: stub::ORDERS_LEN }, deadline)
+        self.question(ExpectedReceipt { receipt, frame: stub::ORDERS_LEN }, deadline)
     }
 }
 

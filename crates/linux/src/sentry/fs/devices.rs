@@ -6,22 +6,9 @@ use std::sync::Arc;
 use afresh_files::{Access, Node};
 
 use crate::sentry::fs::special_files::FIFO;
-use crate::sentry::kernel::generation::GenerationWatch;
+use crate::sentry::kernel::device::{Device, GenerationWatch};
 use crate::sentry::tty::terminal::{MULTIPLEXER, OWN, is_terminal};
 use crate::sentry::{Sentry, SyscallResult};
-
-/// A character device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Device {
-    Null,
-    Zero,
-    /// Zeros to read, and no room to write.
-    Full,
-    Random,
-    /// Output for the host alone, apart from the program's standard output.
-    Host,
-    Generation(GenerationWatch),
-}
 
 /// Names of terminal devices, and their numbers.
 pub(in crate::sentry) const TERMINALS: [(&str, u64); 3] =

@@ -7,9 +7,9 @@ use afresh_files::{Node, OpenFile};
 use rustix::io::Errno;
 
 use crate::sentry::Kernel;
-use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::proc_paths::ProcDir;
 use crate::sentry::fs::proc_settings::ProcFile;
+use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::epoll_set::EpollSet;
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;

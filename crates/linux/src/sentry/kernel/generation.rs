@@ -15,11 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use afresh_files::{Node, Tree};
 use afresh_sys::host::random_word;
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 
 use crate::platform::PlatformError;
-use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::seals;
+use crate::sentry::kernel::device::{Device, GenerationWatch};
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::time::now;
@@ -72,31 +71,7 @@ impl Generation {
     }
 }
 
-/// The last generation that a descriptor read, and the process that it signals.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct GenerationWatch {
-    /// The generation that was read last, or was there when the device was opened.
-    seen: u64,
-    /// The process that is signalled, or the group if it is negative (`F_SETOWN`).
-    pub(in crate::sentry) owner: i32,
-    /// The signal (`F_SETSIG`); 0 is `SIGIO` without a descriptor.
-    pub(in crate::sentry) signal: u8,
-}
-
 impl GenerationWatch {
-    /// The device before it is opened.
-    pub(in crate::sentry) const UNOPENED: Self = Self { seen: 0, owner: 0, signal: 0 };
-
-    /// Whether a guest could have made it.
-    pub(in crate::sentry) fn is_sound(&self) -> bool {
-        self.signal <= 64 && self.owner != i32::MIN
-    }
-
-    /// Whether the generation is another one than was seen.
-    pub(in crate::sentry) fn differs(&self, generation: u64) -> bool {
-        self.seen != generation
-    }
-
     /// The signal for descriptor `number`.
     fn info(&self, number: u32) -> SignalInfo {
         match self.signal {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use rustix::io::Errno;
 
-pub(crate) use children::{ExitedProcess, WaitOptions, WaitTarget};
+pub(crate) use children::ExitedProcess;
 pub(crate) use packed::PackedProcessTable;
 
 use crate::sentry::kernel::file_locks::FileLock;

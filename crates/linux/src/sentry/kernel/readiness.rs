@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::sentry::fs::devices::Device;
 use crate::sentry::kernel::channels::Channel;
+use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::epoll::ReadySets;
 use crate::sentry::kernel::epoll_set::{EpollInterest, EpollSet};
 use crate::sentry::kernel::fd_table::{Description, FileObject};

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 
 use afresh_files::{Kind, Node, OpenFile, Stat};
 
-use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::special_files::FIFO;
+use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::opening;
 use crate::sentry::kernel::identity::FIRST;

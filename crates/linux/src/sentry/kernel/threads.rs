@@ -16,11 +16,11 @@ use crate::sentry::kernel::file_locks::FileLock;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::message_queues::WantedMessage;
 use crate::sentry::kernel::poll_events::MAX_EVENTS;
-use crate::sentry::kernel::process_table::WaitOptions;
 use crate::sentry::kernel::resource_limits::DESCRIPTORS;
 use crate::sentry::kernel::semaphores::{MAX_OPERATIONS, SemaphoreOperation};
 use crate::sentry::kernel::signals::PendingSignals;
 use crate::sentry::kernel::time::MonotonicTime;
+use crate::sentry::kernel::wait_options::WaitOptions;
 
 /// Threads that a process may have.
 pub(crate) const THREADS: usize = 4096;

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::{GUEST, IMAGE_LEN};
 use crate::sentry::mm::orders::{Change, Content, map_order, protect_order, unmap_order};
-use crate::sentry::mm::shared::{Share, Shared};
+use crate::sentry::mm::shared::{Share, SharedMapping};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 /// Maximum mappings of a process. Each takes one or two kernel mappings; the kernel allows 65,530.
@@ -371,13 +371,13 @@ impl Layout {
     }
 
     /// All memory that is shared.
-    pub(crate) fn shared(&self) -> Vec<Shared> {
+    pub(crate) fn shared(&self) -> Vec<SharedMapping> {
         if self.shared == 0 {
             return Vec::new();
         }
         let shared = |(&start, m): (&u64, &Mapping)| {
             let (range, protection) = (start..m.end, m.protection);
-            m.share.map(|share| Shared { range, share, protection })
+            m.share.map(|share| SharedMapping { range, share, protection })
         };
         self.maps.iter().filter_map(shared).collect()
     }

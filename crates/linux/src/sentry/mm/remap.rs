@@ -11,7 +11,7 @@ use crate::platform::GUEST;
 use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::mm::layout::{CEILING, Layout, Mapping, PAGE, READ_WRITE, pages};
 use crate::sentry::mm::orders::{Change, map_order, protect_order, unmap_order};
-use crate::sentry::mm::shared::{Share, Shared};
+use crate::sentry::mm::shared::{Share, SharedMapping};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult};
 
 const MAY_MOVE: u64 = libc::MREMAP_MAYMOVE as u64;
@@ -176,7 +176,7 @@ impl Sentry {
         let at = remap.old.start;
         let shared = self.state.layout.shared();
         let shared = shared.into_iter().find(|shared| shared.range.contains(&at));
-        let Some(Shared { share, protection, .. }) = shared else {
+        let Some(SharedMapping { share, protection, .. }) = shared else {
             let mapped = self.state.layout.touches(&(at..at + 1));
             return Err(if mapped { Errno::INVAL } else { Errno::FAULT }.into());
         };

@@ -45,7 +45,7 @@ impl Share {
 
 /// A part of memory that is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Shared {
+pub(crate) struct SharedMapping {
     pub(crate) range: Range<u64>,
     pub(crate) share: Share,
     pub(crate) protection: u64,
@@ -79,7 +79,7 @@ impl Kernel {
     fn mapped_parts(&self) -> BTreeMap<Node, Ranges> {
         let mut mapped: BTreeMap<Node, Ranges> = BTreeMap::new();
         for layout in std::iter::once(&self.layout).chain(self.processes.layouts()) {
-            for Shared { range, share, .. } in layout.shared() {
+            for SharedMapping { range, share, .. } in layout.shared() {
                 let (from, to) = (share.offset(range.start), share.offset(range.end));
                 mapped.entry(share.node).or_default().insert(from..to);
             }

@@ -101,7 +101,8 @@ impl Kernel {
     fn attached(&self, node: Node) -> u64 {
         let layouts = std::iter::once(&self.layout).chain(self.processes.layouts());
         // Parts of one that differ in protection have one beginning.
-        let begins = |s: &crate::sentry::mm::shared::Shared| s.share.offset(s.range.start) == 0;
+        let begins =
+            |s: &crate::sentry::mm::shared::SharedMapping| s.share.offset(s.range.start) == 0;
         layouts
             .flat_map(crate::sentry::Layout::shared)
             .filter(|s| s.share.node == node && begins(s))
@@ -219,8 +220,9 @@ impl Sentry {
 
     /// `shmdt`.
     pub(in crate::sentry) fn sys_shmdt(&mut self, at: u64) -> SyscallResult {
-        let begins =
-            |s: &crate::sentry::mm::shared::Shared| s.range.start == at && s.share.offset(at) == 0;
+        let begins = |s: &crate::sentry::mm::shared::SharedMapping| {
+            s.range.start == at && s.share.offset(at) == 0
+        };
         let meant = self.state.layout.shared().into_iter().find(begins).ok_or(Errno::INVAL)?;
         let of = |(_, segment): &(&u32, &mut SharedSegment)| segment.node == meant.share.node;
         let own = self.state.processes.current_id();
@@ -230,7 +232,7 @@ impl Sentry {
         segment.times[1] = now().seconds;
         let len = segment.size.next_multiple_of(PAGE);
         // The mapping may be smaller than the segment.
-        let shows = |s: &crate::sentry::mm::shared::Shared| {
+        let shows = |s: &crate::sentry::mm::shared::SharedMapping| {
             s.share == meant.share && s.range.start < at + len
         };
         let end = state.layout.shared().into_iter().filter(shows).map(|s| s.range.end).max();

@@ -1,6 +1,6 @@
 //! Messages of DNS: the question that a guest sends, and the answer to it.
 //!
-//! Promises: a question lies within its message, and its name has at most [`MAX_NAME`] bytes.
+//! Promises: a question is within its message, and its name has at most [`MAX_NAME`] bytes.
 //! May break it: nothing outside.
 
 use std::net::Ipv4Addr;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 /// The values that an option takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Accepted {
+enum AcceptedValues {
     /// 0 or not 0.
     Switch,
     /// Any number.
@@ -26,17 +26,17 @@ enum Accepted {
 struct OptionRule {
     level: i32,
     name: i32,
-    accepted: Accepted,
+    accepted: AcceptedValues,
     /// Its value before it is set.
     first: i32,
 }
 
-const fn rule(level: i32, name: i32, accepted: Accepted, first: i32) -> OptionRule {
+const fn rule(level: i32, name: i32, accepted: AcceptedValues, first: i32) -> OptionRule {
     OptionRule { level, name, accepted, first }
 }
 
-const fn within(least: i32, most: i32) -> Accepted {
-    Accepted::Within(least, most, Errno::INVAL)
+const fn within(least: i32, most: i32) -> AcceptedValues {
+    AcceptedValues::Within(least, most, Errno::INVAL)
 }
 
 const SOCKET: i32 = libc::SOL_SOCKET;
@@ -44,7 +44,7 @@ const TCP: i32 = libc::IPPROTO_TCP;
 const UDP: i32 = libc::IPPROTO_UDP;
 const IP: i32 = libc::IPPROTO_IP;
 const IPV6: i32 = libc::IPPROTO_IPV6;
-use Accepted::{Any, Fixed, Off, Switch};
+use AcceptedValues::{Any, Fixed, Off, Switch};
 
 // Names that the C library's bindings lack.
 const SO_LOCK_FILTER: i32 = 44;
@@ -88,7 +88,7 @@ const RULES: [OptionRule; 88] = [
     rule(SOCKET, libc::SO_RXQ_OVFL, Switch, 0),
     rule(SOCKET, SO_RCVMARK, Switch, 0),
     rule(SOCKET, libc::SO_BSDCOMPAT, Any, 0),
-    rule(SOCKET, libc::SO_PRIORITY, Accepted::Within(0, 6, Errno::PERM), 0),
+    rule(SOCKET, libc::SO_PRIORITY, AcceptedValues::Within(0, 6, Errno::PERM), 0),
     rule(SOCKET, libc::SO_RCVLOWAT, Any, 1),
     rule(SOCKET, libc::SO_SNDLOWAT, Fixed, 1),
     rule(SOCKET, libc::SO_TIMESTAMP, Switch, 0),
@@ -101,8 +101,8 @@ const RULES: [OptionRule; 88] = [
     rule(SOCKET, SO_MAX_PACING_RATE, Any, -1),
     rule(SOCKET, SO_INCOMING_CPU, Any, -1),
     rule(SOCKET, SO_ZEROCOPY, Off(Errno::OPNOTSUPP), 0),
-    rule(SOCKET, libc::SO_SNDBUFFORCE, Accepted::Within(1, 0, Errno::PERM), 0),
-    rule(SOCKET, libc::SO_RCVBUFFORCE, Accepted::Within(1, 0, Errno::PERM), 0),
+    rule(SOCKET, libc::SO_SNDBUFFORCE, AcceptedValues::Within(1, 0, Errno::PERM), 0),
+    rule(SOCKET, libc::SO_RCVBUFFORCE, AcceptedValues::Within(1, 0, Errno::PERM), 0),
     rule(SOCKET, SO_BUF_LOCK, within(0, 3), 0),
     rule(TCP, libc::TCP_NODELAY, Switch, 0),
     rule(TCP, libc::TCP_CORK, Switch, 0),
@@ -147,7 +147,7 @@ const RULES: [OptionRule; 88] = [
     rule(IP, IP_RECVFRAGSIZE, Switch, 0),
     rule(IP, libc::IP_RECVORIGDSTADDR, Switch, 0),
     rule(IPV6, IPV6_RECVORIGDSTADDR, Switch, 0),
-    rule(SOCKET, libc::SO_DETACH_FILTER, Accepted::Within(1, 0, Errno::NOENT), 0),
+    rule(SOCKET, libc::SO_DETACH_FILTER, AcceptedValues::Within(1, 0, Errno::NOENT), 0),
     rule(TCP, libc::TCP_INQ, within(0, 1), 0),
     rule(IPV6, libc::IPV6_RECVPKTINFO, Switch, 0),
     rule(IPV6, libc::IPV6_RECVHOPLIMIT, Switch, 0),
@@ -246,10 +246,10 @@ pub(in crate::sentry) fn encode_option(
         Fixed => return Err(Errno::NOPROTOOPT),
         Switch => i32::from(given != 0),
         Off(errno) if given != rule.first && given != 0 => return Err(errno),
-        Accepted::Within(least, most, errno) if !(least..=most).contains(&given) => {
+        AcceptedValues::Within(least, most, errno) if !(least..=most).contains(&given) => {
             return Err(errno);
         }
-        Off(_) | Any | Accepted::Within(..) => given,
+        Off(_) | Any | AcceptedValues::Within(..) => given,
     };
     let kept = match (level, name) {
         (SOCKET, libc::SO_RCVLOWAT) if kept < 0 => i32::MAX,

@@ -4,10 +4,9 @@ use rustix::io::Errno;
 
 use crate::ioctl;
 use crate::platform::Process;
-use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::seals;
+use crate::sentry::kernel::device::{Device, GenerationWatch};
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::generation::GenerationWatch;
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 const F_SETSIG: i32 = 10;

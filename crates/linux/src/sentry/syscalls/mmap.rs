@@ -7,8 +7,8 @@ use rustix::io::Errno;
 
 use crate::file_cache::FileCache;
 use crate::platform::{GUEST, Process};
-use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::seals;
+use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::mm::layout::pages;

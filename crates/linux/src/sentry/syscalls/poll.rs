@@ -2,7 +2,7 @@
 
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
-use crate::sentry::fs::devices::Device;
+use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::epoll::{INTERESTS_UNCHECKED, MAX_INTERESTS, MAX_SETS, ReadySets};
 use crate::sentry::kernel::epoll_set::{
     EDGE, EpollInterest, EpollSet, ONCE, READ_TOO, WRITE_TOO, plain,

@@ -11,8 +11,8 @@ use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::kernel::cpu_time;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process_info::ChildEvent;
-use crate::sentry::kernel::process_table::{WaitOptions, WaitTarget};
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
+use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in, word_in};
 
 /// Arguments and variables that a program may be given, and bytes of all: a quarter of its stack.

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::platform::{Call, PlatformError, Process};
-use crate::sentry::fs::devices::Device;
+use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::generation;
 use crate::sentry::{
@@ -46,7 +46,7 @@ pub(in crate::sentry) fn pieces_of(
     let word = |piece: &[u8], at: usize| {
         piece[at..at + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
     };
-    // Whatever else is wrong.
+    // A length beyond `SSIZE_MAX`.
     if bytes.chunks_exact(16).any(|piece| word(piece, 8) > i64::MAX as u64) {
         return Err(Errno::INVAL.into());
     }

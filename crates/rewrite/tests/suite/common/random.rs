@@ -1,21 +1,22 @@
 //! Random values that are the same in every run.
 
+use afresh_sys::SplitMix64;
 use wasmtime::{HeapType, Ref, Val, ValType};
 
-/// SplitMix64: the tests run the same modules every time.
-pub(crate) struct Random(pub(crate) u64);
+/// The tests run the same modules every time.
+pub(crate) struct Random(SplitMix64);
 
 impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(SplitMix64::new(seed))
+    }
+
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_word()
     }
 
     pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
+        self.0.below(bound)
     }
 
     /// Small numbers, so that accesses are often in bounds.

@@ -37,12 +37,12 @@ impl Announcements {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Seed;
+    use super::super::SplitMix64;
     use super::*;
 
     #[test]
     fn a_set_is_announced_as_often_by_a_thousand_hosts_as_by_three() {
-        let mut random = Seed::new(3);
+        let mut random = SplitMix64::new(3);
         for (hosts, rare) in [(3_usize, 0), (1000, 1)] {
             let mut all = vec![Announcements::default(); hosts];
             let mut turns: Vec<(u64, usize)> = Vec::new();

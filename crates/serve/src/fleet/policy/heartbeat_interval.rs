@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::Seed;
+use super::SplitMix64;
 
 /// The interval of heartbeats.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ impl HeartbeatInterval {
 
     /// The time until the next: the usual one, a quarter more or less.
     #[must_use]
-    pub fn next(&self, cost: HeartbeatCost, random: &mut Seed) -> Duration {
+    pub fn next(&self, cost: HeartbeatCost, random: &mut SplitMix64) -> Duration {
         let usual = self.usual(cost);
         usual * 3 / 4 + usual / 1000 * u32::try_from(random.below(500)).unwrap_or(0)
     }
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn deliveries_to_all_hosts_stay_within_the_budget() {
         let pace = HeartbeatInterval::default();
-        let mut random = Seed::new(1);
+        let mut random = SplitMix64::new(1);
         for hosts in [1, 3, 100, 500, 10_000, 1_000_000] {
             let cost = HeartbeatCost { hosts, heard_by: hosts.min(130), bytes: 400 };
             let all: Duration = (0..1000).map(|_| pace.next(cost, &mut random)).sum();

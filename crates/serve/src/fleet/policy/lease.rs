@@ -99,7 +99,7 @@ impl Lease {
 mod tests {
     use std::collections::VecDeque;
 
-    use super::super::{FailureDetector, Seed, Verdict};
+    use super::super::{FailureDetector, SplitMix64, Verdict};
     use super::*;
 
     const TERMS: Terms = Terms { time: Duration::from_millis(1000) };
@@ -142,9 +142,9 @@ mod tests {
     /// messages until much later, an owner that is stopped or cut off at times, and an heir. Clocks
     /// run at slightly different speeds.
     fn world(seed: u64) -> (u32, u32) {
-        let mut random = Seed::new(seed);
+        let mut random = SplitMix64::new(seed);
         let mut chance = move |of: usize| random.below(of) == 0;
-        let mut delays = Seed::new(seed ^ 0x5555);
+        let mut delays = SplitMix64::new(seed ^ 0x5555);
         let (mut revision, mut broken) = (1_u64, false);
         let mut owner = Lease::from_request(TERMS, 1, Moment::ZERO);
         let mut heir = FailureDetector::new(TERMS);

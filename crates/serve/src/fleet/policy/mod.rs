@@ -12,6 +12,7 @@ mod neighbourhood;
 mod placement;
 mod tenant_uses;
 
+pub use afresh_sys::SplitMix64;
 pub use announcements::Announcements;
 pub use bounds::{MAX_HOST_NAME, bound_held, is_bounded, is_life};
 pub use failure_detector::{FailureDetector, Verdict};
@@ -19,7 +20,7 @@ pub use heartbeat_interval::{HeartbeatCost, HeartbeatInterval, expiry};
 pub use lease::{Lease, Terms};
 pub use members::{Heartbeat, Member, Members, NodeStatus, set_digest};
 pub use neighbourhood::{Group, MAX_GROUP, Neighbourhood, place_tokens};
-pub use placement::{Placement, Seed};
+pub use placement::Placement;
 pub use tenant_uses::{KnownUses, MAX_REPORTED_TENANTS, TenantUse, TenantUses, UseReports};
 
 /// A moment: time since some beginning that is the same for all moments of one host. It advances

@@ -9,7 +9,7 @@
 //! others of its group, which watch its lease. The far group connects the groups: over time each
 //! host places work on all others.
 
-use super::Seed;
+use super::SplitMix64;
 
 /// Bits of a place.
 const PLACE_BITS: u32 = 12;
@@ -76,7 +76,7 @@ pub struct Neighbourhood {
 impl Neighbourhood {
     /// That of a host that joins a fleet of about `hosts` hosts.
     #[must_use]
-    pub fn new(host: &str, hosts: usize, random: &mut Seed) -> Self {
+    pub fn new(host: &str, hosts: usize, random: &mut SplitMix64) -> Self {
         let mut depth = 0;
         while depth < PLACE_BITS && hosts >> depth > MAX_GROUP {
             depth += 1;
@@ -113,7 +113,7 @@ impl Neighbourhood {
 
     /// Hears more or fewer, where `near` hosts of the own group are known. Returns whether the
     /// groups changed.
-    pub fn adjust(&mut self, near: usize, random: &mut Seed) -> bool {
+    pub fn adjust(&mut self, near: usize, random: &mut SplitMix64) -> bool {
         let depth = match near {
             near if near > MAX_GROUP && self.own.depth < PLACE_BITS => self.own.depth + 1,
             near if near < MIN_GROUP && self.own.depth > 0 => self.own.depth - 1,
@@ -125,7 +125,7 @@ impl Neighbourhood {
     }
 
     /// Chooses another far group.
-    pub fn change_far(&mut self, random: &mut Seed) {
+    pub fn change_far(&mut self, random: &mut SplitMix64) {
         let bits = u32::try_from(random.below(1 << PLACE_BITS)).unwrap_or(0);
         self.far = Group::new(bits, self.own.depth);
     }
@@ -136,12 +136,12 @@ mod tests {
     use super::*;
 
     fn name(number: usize) -> String {
-        format!("{:012x}-1", Seed::new(number as u64).number() >> 16)
+        format!("{:012x}-1", SplitMix64::new(number as u64).next_word() >> 16)
     }
 
     #[test]
     fn each_hears_about_as_many_and_is_heard_by_its_group_in_any_fleet() {
-        let mut random = Seed::new(1);
+        let mut random = SplitMix64::new(1);
         for count in [3, 60, 300, 10_000] {
             let names: Vec<String> = (0..count).map(name).collect();
             let all: Vec<Neighbourhood> =
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_group_follows_the_size_of_the_fleet_and_comes_to_rest() {
-        let mut random = Seed::new(2);
+        let mut random = SplitMix64::new(2);
         let own = name(7);
         let mut one = Neighbourhood::new(&own, 1, &mut random);
         for (count, partial) in [(64, false), (5_000, true), (100, true), (10, false)] {

@@ -6,33 +6,7 @@
 //! random (the power of two choices), and work sent since an advert counts. The choosing host
 //! prefers itself where the difference is small, because that saves a hop.
 
-use super::Members;
-
-/// Random numbers that are good enough to choose by; not for secrets.
-#[derive(Clone, Debug)]
-pub struct Seed(u64);
-
-impl Seed {
-    /// Begins with any number.
-    #[must_use]
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next number (splitmix64).
-    pub fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `end`, or 0.
-    pub fn below(&mut self, end: usize) -> usize {
-        (self.number() % (end.max(1) as u64)) as usize
-    }
-}
+use super::{Members, SplitMix64};
 
 /// Thousandths that a host may have more to do than another, and still be chosen because it is
 /// where the request is.
@@ -63,7 +37,7 @@ impl<'a> Placement<'a> {
         (!member.advert.draining && load < FULL_LOAD).then_some(load)
     }
 
-    fn of<'h>(&self, hosts: &'h [String], most: u32, random: &mut Seed) -> Option<&'h str> {
+    fn of<'h>(&self, hosts: &'h [String], most: u32, random: &mut SplitMix64) -> Option<&'h str> {
         if hosts.is_empty() {
             return None;
         }
@@ -96,7 +70,7 @@ impl<'a> Placement<'a> {
     /// A host for work that needs `held`: one with room that holds it, else any with room, else any
     /// that holds it.
     #[must_use]
-    pub fn host(&self, held: &str, random: &mut Seed) -> Option<&'a str> {
+    pub fn host(&self, held: &str, random: &mut SplitMix64) -> Option<&'a str> {
         if let Some(spare) = self.of(self.members.holders(held), SPREAD_LOAD, random) {
             return Some(spare);
         }
@@ -105,13 +79,13 @@ impl<'a> Placement<'a> {
 
     /// Any host that takes something.
     #[must_use]
-    pub fn any(&self, random: &mut Seed) -> Option<&'a str> {
+    pub fn any(&self, random: &mut SplitMix64) -> Option<&'a str> {
         self.of(self.members.hosts(), FULL_LOAD, random)
     }
 
     /// A host that holds `held`.
     #[must_use]
-    pub fn holder(&self, held: &str, random: &mut Seed) -> Option<&'a str> {
+    pub fn holder(&self, held: &str, random: &mut SplitMix64) -> Option<&'a str> {
         self.of(self.members.holders(held), FULL_LOAD, random)
     }
 }
@@ -132,7 +106,7 @@ mod tests {
 
     #[test]
     fn holders_come_first_then_those_with_less_to_do() {
-        let mut random = Seed::new(3);
+        let mut random = SplitMix64::new(3);
         let mut members = Members::default();
         member(&mut members, "idle", 0, &[], false);
         member(&mut members, "holds", 700, &["x"], false);
@@ -162,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_asking_host_is_chosen_only_while_its_load_is_comparable() {
-        let mut random = Seed::new(4);
+        let mut random = SplitMix64::new(4);
         let mut members = Members::default();
         member(&mut members, "own", 150, &["x"], false);
         member(&mut members, "other", 100, &["x"], false);
@@ -178,7 +152,7 @@ mod tests {
     /// share.
     #[test]
     fn old_adverts_flood_no_host() {
-        let mut random = Seed::new(5);
+        let mut random = SplitMix64::new(5);
         let mut members = Members::default();
         for host in 0..10 {
             member(&mut members, &format!("h{host}"), 10 * host, &["x"], false);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::NatsServer;
-use crate::fleet::policy::Seed;
+use crate::fleet::policy::SplitMix64;
 use crate::fleet::{Fleet, nats};
 use crate::sandbox::records::store::{
     BuiltTemplate, SandboxStore, SavedState, SnapshotRecord, State, StoredSnapshot, UnknownFields,
@@ -182,7 +182,7 @@ async fn names_are_as_after_some_order_of_concurrent_changes() {
     const NAMES: [&str; 4] = ["web", "web:default", "web:v1", "web:v2"];
     let Some(server) = NatsServer::start() else { return };
     let hosts = [server.host().await, server.host().await];
-    let mut seed = Seed::new(0x5eed);
+    let mut seed = SplitMix64::new(0x5eed);
     let mut pick = move |below: usize| seed.below(below);
     let mut built: BTreeMap<u64, StoredSnapshot> = BTreeMap::new();
     let mut model = Model::default();

@@ -39,7 +39,7 @@ async fn check(bucket: &Bucket, key: &str, objects: &[&str], after: &str) {
     }
 }
 
-async fn take(host: &Fleet, id: &str) -> Box<crate::fleet::placement_store::Owned> {
+async fn take(host: &Fleet, id: &str) -> Box<crate::fleet::placement_store::OwnedSandbox> {
     match host.take(id, |_| Ok(())).await.unwrap() {
         TakeOutcome::Ours(owned) => owned,
         _ => panic!("it is not taken"),

@@ -26,7 +26,7 @@ use crate::sandbox::agent::commands::{EventStream, Subscriber};
 use crate::sandbox::agent::connect::{self, ConnectError};
 use crate::sandbox::agent::output_router::OutputRouter;
 use crate::sandbox::bodies::requests::{
-    Chosen, Input, Part, Selector, Signal, StartRequest, Terminal,
+    Input, Part, ProcessRequest, Selector, Signal, StartRequest, Terminal,
 };
 use crate::sandbox::http::authorization::AuthorizedSandbox;
 use crate::sandbox::http::user::User;
@@ -199,7 +199,7 @@ impl CommandTarget {
     }
 
     async fn connect(&self, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
-        let Chosen { process, .. } = connect::decode_stream_request(body)?;
+        let ProcessRequest { process, .. } = connect::decode_stream_request(body)?;
         let (ear, heard) = Subscriber::new(alive(headers));
         let connecting = self.ask(self.speaker(), move |asking| {
             let listed = asking.of(&json!({"op": "list"}))?;
@@ -215,7 +215,7 @@ impl CommandTarget {
     }
 
     async fn signal(&self, body: &[u8]) -> ProcessResult {
-        let Chosen { process, signal, .. } = decode_request(body)?;
+        let ProcessRequest { process, signal, .. } = decode_request(body)?;
         let Some(Signal(signal @ (9 | 15))) = signal else {
             let why = "a signal is SIGNAL_SIGTERM or SIGNAL_SIGKILL";
             return Err(ConnectError::new("invalid_argument", why));
@@ -224,13 +224,13 @@ impl CommandTarget {
     }
 
     async fn input(&self, body: &[u8]) -> ProcessResult {
-        let Chosen { process, input, .. } = decode_request(body)?;
+        let ProcessRequest { process, input, .. } = decode_request(body)?;
         self.chosen(process, vec![input.wanted()?]).await
     }
 
     /// A terminal has another size now.
     async fn resize(&self, body: &[u8]) -> ProcessResult {
-        let Chosen { process, pty, .. } = decode_request(body)?;
+        let ProcessRequest { process, pty, .. } = decode_request(body)?;
         let none = || ConnectError::new("invalid_argument", "the terminal size is missing");
         let size = pty.ok_or_else(none)?.wanted();
         self.chosen(process, vec![json!({"op": "resize", "size": size})]).await
@@ -254,7 +254,7 @@ impl CommandTarget {
     }
 
     async fn close(&self, body: &[u8]) -> ProcessResult {
-        let Chosen { process, .. } = decode_request(body)?;
+        let ProcessRequest { process, .. } = decode_request(body)?;
         self.chosen(process, vec![json!({"op": "close"})]).await
     }
 

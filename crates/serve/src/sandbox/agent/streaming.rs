@@ -52,7 +52,7 @@ pub(crate) async fn run_streaming(
     let (mut speaker, own, killed) = (all.speaker(&sandbox), sandbox.clone(), sandbox.clone());
     let printed = speaker.tell_code(shape.tell, shape.show);
     let (begin, begun) = oneshot::channel();
-    let running: Running = Box::pin(async move {
+    let running: PendingAnswer = Box::pin(async move {
         let ran = all.with(&sandbox, move |session| {
             let mut mark = own.mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let head = (shape.head)(own.runs.fetch_add(1, Ordering::Relaxed) + 1);
@@ -82,12 +82,12 @@ type IsKilled = Box<dyn Fn() -> bool + Send + Sync>;
 /// The sandbox was killed during the call.
 #[derive(Debug, thiserror::Error)]
 #[error("the sandbox was killed")]
-struct Killed;
+struct SandboxKilled;
 
 /// The answer, once there is output or `silent` ends.
 async fn answer_when_begun(
     mut printed: Receiver,
-    mut running: Running,
+    mut running: PendingAnswer,
     silent: impl Future<Output = ()>,
     last: fn(&Answer) -> Vec<u8>,
     killed: IsKilled,
@@ -99,7 +99,7 @@ async fn answer_when_begun(
         }
         ran = &mut running => {
             if ran.is_err() && killed() {
-                let running: Running = Box::pin(std::future::ready(ran));
+                let running: PendingAnswer = Box::pin(std::future::ready(ran));
                 return Ok(streamed(None, printed, running, (last, killed)));
             }
             let (head, answer) = ran?;
@@ -122,7 +122,7 @@ async fn answer_when_begun(
 fn streamed(
     first: Option<Bytes>,
     printed: Receiver,
-    running: Running,
+    running: PendingAnswer,
     (last, killed): (fn(&Answer) -> Vec<u8>, IsKilled),
 ) -> Response {
     let has_head = first.is_some();
@@ -133,13 +133,13 @@ fn streamed(
 }
 
 /// Returns the first bytes and the result.
-type Running = Pin<Box<dyn Future<Output = Result<(Vec<u8>, Answer), ErrorResponse>> + Send>>;
+type PendingAnswer = Pin<Box<dyn Future<Output = Result<(Vec<u8>, Answer), ErrorResponse>> + Send>>;
 
 struct StreamingBody {
     first: Option<Bytes>,
     printed: Receiver,
     /// `None` at the end.
-    running: Option<Running>,
+    running: Option<PendingAnswer>,
     /// Whether there was output, which begins with the head.
     has_head: bool,
     last: fn(&Answer) -> Vec<u8>,
@@ -173,7 +173,7 @@ impl HttpBody for StreamingBody {
                 }
                 answer
             }
-            Err(_) if (self.killed)() => return Poll::Ready(Some(Err(Killed.into()))),
+            Err(_) if (self.killed)() => return Poll::Ready(Some(Err(SandboxKilled.into()))),
             // An error that would have been a status before the first byte.
             Err(refusal) => {
                 let name = "SandboxError".to_owned();
@@ -192,13 +192,13 @@ mod tests {
     use super::*;
     use crate::sandbox::agent::byte_channel::{Sender, byte_channel};
 
-    fn answer_text(running: impl FnOnce(Sender) -> Running) -> String {
+    fn answer_text(running: impl FnOnce(Sender) -> PendingAnswer) -> String {
         answer_text_after(std::future::pending(), running)
     }
 
     fn answer_text_after(
         silent: impl Future<Output = ()>,
-        running: impl FnOnce(Sender) -> Running,
+        running: impl FnOnce(Sender) -> PendingAnswer,
     ) -> String {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {

@@ -78,14 +78,14 @@ pub(crate) struct NetworkUpdate {
 }
 
 /// An option that this server does not have, and the reason.
-pub(crate) type Unsupported = (&'static str, &'static str);
+pub(crate) type UnsupportedOption = (&'static str, &'static str);
 
 const NO_SERVICE: &str = "this server has no such service";
 const OWN_DNS: &str = "the server resolves the names in the `net` of a template";
 
 impl NetworkUpdate {
     /// The first option that this server does not have, and the reason.
-    pub(crate) fn unsupported(&self) -> Option<Unsupported> {
+    pub(crate) fn unsupported(&self) -> Option<UnsupportedOption> {
         let all = [
             (self.dns_servers.0, "dnsServers", OWN_DNS),
             (self.egress_proxy.0, "egressProxy", NO_SERVICE),
@@ -159,7 +159,7 @@ impl<'de> Deserialize<'de> for Presence {
 
 impl CreateRequest {
     /// The first option that this server does not have, and the reason.
-    pub(crate) fn unsupported(&self) -> Option<Unsupported> {
+    pub(crate) fn unsupported(&self) -> Option<UnsupportedOption> {
         let network = self.network.as_ref();
         let of = |rule: fn(&Network) -> Presence| network.is_some_and(|network| rule(network).0);
         let none = NO_SERVICE;
@@ -295,7 +295,7 @@ pub(crate) struct TerminalSize {
 
 /// Something with a command that runs.
 #[derive(Deserialize)]
-pub(crate) struct Chosen {
+pub(crate) struct ProcessRequest {
     pub(crate) process: Selector,
     pub(crate) signal: Option<Signal>,
     pub(crate) pty: Option<Terminal>,
@@ -309,9 +309,9 @@ pub(crate) struct Signal(pub(crate) u64);
 
 impl<'de> Deserialize<'de> for Signal {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Named;
+        struct SignalVisitor;
         // By a visitor: nothing that is neither is kept, however large.
-        impl Visitor<'_> for Named {
+        impl Visitor<'_> for SignalVisitor {
             type Value = Signal;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -330,7 +330,7 @@ impl<'de> Deserialize<'de> for Signal {
                 }))
             }
         }
-        deserializer.deserialize_any(Named)
+        deserializer.deserialize_any(SignalVisitor)
     }
 }
 

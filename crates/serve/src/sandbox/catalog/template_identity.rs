@@ -1,4 +1,4 @@
-//! The digests that tell templates apart.
+//! The digests that identify templates.
 //!
 //! Promises: sandboxes can be restarted from a template by every version of the server with the
 //! same [`STATE_FORMAT`]. The hosts of a fleet share a template of one version of the server.

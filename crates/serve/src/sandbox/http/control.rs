@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::bodies::network_rules::NetworkRules;
-use crate::sandbox::bodies::requests::{CreateRequest, TimeoutRequest, Unsupported};
+use crate::sandbox::bodies::requests::{CreateRequest, TimeoutRequest, UnsupportedOption};
 use crate::sandbox::catalog::build_request::check_reserved;
 use crate::sandbox::catalog::snapshots::KeepOptions;
 use crate::sandbox::connections::request_host::check_host;
@@ -81,7 +81,7 @@ pub(crate) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
 }
 
 /// Refuses an option that this server does not have.
-pub(crate) fn refuse_unsupported(option: Option<Unsupported>) -> Result<(), ErrorResponse> {
+pub(crate) fn refuse_unsupported(option: Option<UnsupportedOption>) -> Result<(), ErrorResponse> {
     let Some((name, why)) = option else { return Ok(()) };
     let message = format!("`{name}` is not supported: {why}");
     Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message))

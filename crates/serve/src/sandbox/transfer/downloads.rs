@@ -17,10 +17,10 @@ use crate::sandbox::transfer::file_entry::refused;
 
 /// The downloads of a sandbox. Clones share them.
 #[derive(Clone, Default)]
-pub(crate) struct Downloads(Arc<Shared>);
+pub(crate) struct Downloads(Arc<DownloadTable>);
 
 #[derive(Default)]
-struct Shared {
+struct DownloadTable {
     versions: Mutex<Vec<OpenVersion>>,
     bytes: AtomicU64,
     next: AtomicU64,

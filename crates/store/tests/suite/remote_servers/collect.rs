@@ -1,4 +1,4 @@
-//! Collection of a real S3 server's objects, with writers beside it.
+//! Collection of objects of a real S3 server during writes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -132,7 +132,7 @@ fn a_writer_waits_for_a_collector_and_sends_again_what_it_removed() {
         let writer = scope.spawn(|| keep(&remote, &one));
         std::thread::sleep(Duration::from_millis(700));
         assert!(!writer.is_finished(), "it does not wait");
-        // What the collector had decided upon before the writer looked.
+        // The collector had chosen these files before the writer looked.
         for file in files(&root.join("blobs")) {
             fs::remove_file(file).unwrap();
         }

@@ -240,7 +240,7 @@ fn a_list_of_tags_is_read_to_its_end_and_bounded() {
         if line.starts_with("HEAD") {
             return answer("200 OK", &format!("Docker-Content-Digest: {id}\r\n"), b"");
         }
-        // Every page says that there is another.
+        // Every page names a next one.
         let page = line.split("last=").nth(1).map_or(0, |n| n[..1].parse::<u8>().unwrap());
         let head = format!("Link: </v2/a/tags/list?last={}>; rel=\"next\"\r\n", (page + 1) % 9);
         answer("200 OK", &head, format!(r#"{{"name":"a","tags":["t{page}"]}}"#).as_bytes())

@@ -89,7 +89,7 @@ fn check(snapshot: &Snapshot) -> u32 {
 #[test]
 fn kill_during_push_leaves_old_or_new() {
     if let Some((local, remote)) = task() {
-        // Contents that no child before had, so that there is something to send.
+        // Contents that no earlier child had, so that each child sends something.
         for seed in std::process::id() * 1000.. {
             let snapshot = save(&local, seed);
             remote.push(&local, &snapshot, "a", Encoding::Raw, &mut |_| {}).unwrap();

@@ -111,7 +111,7 @@ fn a_guest_runs_from_a_real_server_while_the_rest_is_on_the_network() {
 
 const CHILD: &str = "AFRESH_TEST_READ_THROUGH_CACHE";
 
-/// What the child of [`two_processes_share_a_cache`] does: reads it all, through the cache.
+/// The child of [`two_processes_share_a_cache`]: reads all of it through the cache.
 #[test]
 fn a_process_that_reads_through_the_cache() {
     let Ok(task) = std::env::var(CHILD) else { return };

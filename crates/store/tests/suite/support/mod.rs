@@ -1,4 +1,4 @@
-//! What the store's tests share.
+//! Common parts of the store's tests.
 #![allow(dead_code, reason = "without features some of it is unused")]
 
 pub(crate) mod forge;

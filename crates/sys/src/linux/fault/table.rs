@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use super::readers::Readers;
 use super::sync::{AtomicPtr, Ordering, Probe, constant};
+use crate::split_mix::mix;
 
 /// A range and its value.
 struct Entry<T> {
@@ -83,10 +84,7 @@ impl<T> Node<T> {
 
 /// Spreads addresses, which come in patterns, so that the tree stays as flat as a random one.
 fn weight(start: usize) -> u64 {
-    let mut x = (start as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
+    mix(start as u64)
 }
 
 fn insert<T>(link: &Link<T>, entry: Arc<Entry<T>>) -> Link<T> {

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ProcessTable;
 use crate::sentry::kernel::process_info::ChildEvent;
+use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
 
 /// A process that has ended, until its parent reaps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,33 +15,6 @@ pub(crate) struct ExitedProcess {
     pub(crate) status: i32,
     /// Nanoseconds of processor time, its children's included.
     pub(crate) spent: u64,
-}
-
-/// The children that a process waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct WaitOptions {
-    pub(crate) which: WaitTarget,
-    pub(crate) ended: bool,
-    pub(crate) stopped: bool,
-    pub(crate) continued: bool,
-}
-
-/// Which children are meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum WaitTarget {
-    Any,
-    One(u32),
-    Group(u32),
-}
-
-impl WaitTarget {
-    fn means(self, id: u32, group: u32) -> bool {
-        match self {
-            Self::Any => true,
-            Self::One(one) => one == id,
-            Self::Group(one) => one == group,
-        }
-    }
 }
 
 impl ProcessTable {
