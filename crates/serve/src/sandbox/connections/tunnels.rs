@@ -1,7 +1,7 @@
 //! Connections from outside to programs that listen in a sandbox, and their bytes.
 //!
-//! Promises: waiting bytes are bounded on either side and counted, and a slow client delays only the program
-//! that writes to it. A rollback ends the connections.
+//! Promises: waiting bytes are bounded on either side and counted, and a slow client delays only
+//! the program that writes to it. A rollback ends the connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,7 +1,7 @@
 //! The order of requests that make a sandbox with the same key on this server.
 //!
-//! Promises: requests with one key take turns. A tenant has at most [`MAX_KEYED_CREATIONS`] requests
-//! with keys at a time, those whose clients have left included.
+//! Promises: requests with one key take turns. A tenant has at most [`MAX_KEYED_CREATIONS`]
+//! requests with keys at a time, those whose clients have left included.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
