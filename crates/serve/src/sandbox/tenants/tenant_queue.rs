@@ -2,10 +2,10 @@
 //! weights.
 //!
 //! Promises: a free place goes to a waiting tenant by weighted fair queueing, and no tenant has
-//! more than three quarters of the places. Tenants with long operations cannot take all places together:
-//! each leaves at least a third as many free as it has. While `n` of them take all they get, each
-//! has `3 / (3 n + 1)` of the places, and the rest is free for tenants that have none. May break
-//! it: as many tenants with an operation each as there are places.
+//! more than three quarters of the places. Tenants with long operations cannot take all places
+//! together: each leaves at least a third as many free as it has. While `n` of them take all they
+//! get, each has `3 / (3 n + 1)` of the places, and the rest is free for tenants that have none.
+//! May break it: as many tenants with an operation each as there are places.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
