@@ -131,6 +131,12 @@ impl Meter {
         lock(&self.state).is_kept = true;
     }
 
+    /// The part of a tenant, for bytes of connections to its sandboxes, also of other clients.
+    #[cfg(feature = "linux")]
+    pub(crate) fn tenant_budget(&self, tenant: &Arc<str>) -> Budget {
+        self.shares.of(Some(tenant))
+    }
+
     /// The memory that further bytes count in.
     pub(crate) fn budget(&self) -> Budget {
         lock(&self.state).budget.clone()

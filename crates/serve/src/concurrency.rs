@@ -6,9 +6,13 @@
 //! weight by one place, not by a thousand. A line is bounded: a request that does not fit is
 //! refused at once. A request that stops waiting does not delay those behind it. A call that waits
 //! for its client can park: its place is free for others, and it precedes its line when it resumes.
-//! At most as many park as there are places.
+//! At most as many park as there are places. A limiter that keeps a reserve gives a line a further
+//! place only while it leaves at least a third as many free as the line has then, in proportion to
+//! its weight: lines with long requests cannot take all places together, and one that has none gets
+//! one at once. This is the rule of dynamic thresholds that switches with shared memory use
+//! (Choudhury and Hahne, 1998).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -38,6 +42,9 @@ impl Share {
 /// Virtual time between two places of a line of weight 1. Weights up to this differ.
 const VIRTUAL_SECOND: u64 = 1 << 20;
 
+/// Places of a line for each one that it leaves free, of a limiter that keeps a reserve.
+const RESERVE_FACTOR: u64 = 3;
+
 /// The reason of a rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rejected {
@@ -55,6 +62,8 @@ pub(crate) struct ConcurrencyLimiter {
 
 struct LimiterState {
     free: usize,
+    /// Requests that run, by the weights of their lines, if a reserve is kept.
+    running: Option<BTreeMap<u32, usize>>,
     parked: usize,
     queues: Vec<Queue>,
     /// The virtual time: that of the last place that was given.
@@ -135,22 +144,60 @@ impl Drop for Permit {
 }
 
 impl LimiterState {
+    /// Whether the next request of a line gets a place.
+    fn may_run(&self, number: usize) -> bool {
+        let Queue { share, running, .. } = &self.queues[number];
+        if self.free == 0 || *running >= share.running {
+            return false;
+        }
+        let Some(weights) = self.running.as_ref().filter(|_| *running > 0) else { return true };
+        let weight = share.weight.max(1);
+        // The lightest line gets three places for each free one, and heavier ones more.
+        let least = weights.first_key_value().map_or(weight, |(least, _)| weight.min(*least));
+        let [weight, least] = [weight, least].map(u64::from);
+        let [taken, left] = [*running + 1, self.free - 1].map(|count| count as u64);
+        taken.saturating_mul(least) <= left.saturating_mul(weight).saturating_mul(RESERVE_FACTOR)
+    }
+
+    /// Takes a place for a line.
+    fn take(&mut self, number: usize) {
+        let line = &mut self.queues[number];
+        line.running += 1;
+        line.charge(&mut self.clock);
+        self.free -= 1;
+        self.count_weight(number, 1);
+    }
+
+    /// Returns a place of a line.
+    fn put_back(&mut self, number: usize) {
+        self.queues[number].running -= 1;
+        self.free += 1;
+        self.count_weight(number, -1);
+    }
+
+    /// Counts requests of a line that run under its weight.
+    fn count_weight(&mut self, number: usize, change: isize) {
+        let Some(weights) = self.running.as_mut() else { return };
+        let weight = self.queues[number].share.weight.max(1);
+        let running = weights.get(&weight).copied().unwrap_or(0);
+        match running.saturating_add_signed(change) {
+            0 => drop(weights.remove(&weight)),
+            running => drop(weights.insert(weight, running)),
+        }
+    }
+
     /// Takes a place for the queue with the earliest virtual time whose next request may run.
     fn call_next(&mut self) -> Option<(usize, oneshot::Sender<Permit>)> {
         if self.free == 0 {
             return None;
         }
         let count = self.queues.len();
-        let ready = (0..count).map(|step| (self.next + step) % count).filter(|number| {
-            let line = &self.queues[*number];
-            line.running < line.share.running && !line.waiting.is_empty()
-        });
+        let ready = (0..count)
+            .map(|step| (self.next + step) % count)
+            .filter(|number| !self.queues[*number].waiting.is_empty() && self.may_run(*number));
         let number = ready.min_by_key(|number| self.queues[*number].due.max(self.clock))?;
-        let line = &mut self.queues[number];
-        let sender = line.waiting.pop_front()?;
-        line.running += 1;
-        line.charge(&mut self.clock);
-        self.free -= 1;
+        let sender = self.queues[number].waiting.pop_front()?;
+        self.take(number);
         self.next = (number + 1) % count;
         Some((number, sender))
     }
@@ -159,9 +206,18 @@ impl LimiterState {
 impl ConcurrencyLimiter {
     /// A gate with `places` places.
     pub(crate) fn new(places: usize, shares: impl IntoIterator<Item = Share>) -> Arc<Self> {
-        let queues = shares.into_iter().map(Queue::new).collect();
-        let state = LimiterState { free: places.max(1), parked: 0, queues, clock: 0, next: 0 };
-        Arc::new(Self { places: places.max(1), state: Mutex::new(state) })
+        Self::open(places, shares.into_iter().map(Queue::new).collect(), None)
+    }
+
+    /// A gate that keeps a reserve for lines without a place.
+    pub(crate) fn with_reserve(places: usize) -> Arc<Self> {
+        Self::open(places, Vec::new(), Some(BTreeMap::new()))
+    }
+
+    fn open(places: usize, queues: Vec<Queue>, running: Option<BTreeMap<u32, usize>>) -> Arc<Self> {
+        let places = places.max(1);
+        let state = LimiterState { free: places, running, parked: 0, queues, clock: 0, next: 0 };
+        Arc::new(Self { places, state: Mutex::new(state) })
     }
 
     fn state(&self) -> MutexGuard<'_, LimiterState> {
@@ -179,7 +235,13 @@ impl ConcurrencyLimiter {
     /// Replaces the share of a line. Running requests stay, and waiting ones get places that it has
     /// more.
     pub(crate) fn set_share(self: &Arc<Self>, line: usize, share: Share) {
-        self.state().queues[line].share = share;
+        {
+            let mut state = self.state();
+            let running = state.queues[line].running.cast_signed();
+            state.count_weight(line, -running);
+            state.queues[line].share = share;
+            state.count_weight(line, running);
+        }
         self.call_waiting();
     }
 
@@ -201,14 +263,12 @@ impl ConcurrencyLimiter {
         let receiver = {
             let mut state = self.state();
             let state = &mut *state;
-            let own = &mut state.queues[line];
-            let is_next = first || own.waiting.is_empty();
-            if state.free > 0 && own.running < own.share.running && is_next {
-                own.running += 1;
-                own.charge(&mut state.clock);
-                state.free -= 1;
+            let is_next = first || state.queues[line].waiting.is_empty();
+            if is_next && state.may_run(line) {
+                state.take(line);
                 return Ok(Permit { gate: self.clone(), line, used: true });
             }
+            let own = &mut state.queues[line];
             if own.waiting.len() >= own.share.waiting && !first {
                 // Some clients may have left.
                 own.waiting.retain(|sender| !sender.is_closed());
@@ -232,11 +292,7 @@ impl ConcurrencyLimiter {
 
     /// Gives the place of `line` to the next request.
     fn leave(self: &Arc<Self>, line: usize) {
-        {
-            let mut state = self.state();
-            state.queues[line].running -= 1;
-            state.free += 1;
-        }
+        self.state().put_back(line);
         self.call_waiting();
     }
 
@@ -252,9 +308,8 @@ impl ConcurrencyLimiter {
                 pass.used = false;
                 // The line had no use of the place.
                 let mut state = self.state();
-                state.free += 1;
+                state.put_back(number);
                 let queue = &mut state.queues[number];
-                queue.running -= 1;
                 queue.due = queue.due.saturating_sub(queue.share.step());
             }
         }

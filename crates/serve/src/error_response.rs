@@ -40,7 +40,7 @@ impl BudgetOwner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BudgetExcess {
     pub(crate) owner: BudgetOwner,
-    /// The key of the configuration that sets it.
+    /// The key of the configuration that sets it, or the name of a fixed limit.
     pub(crate) name: &'static str,
     pub(crate) limit: u64,
     pub(crate) used: u64,
@@ -125,6 +125,14 @@ impl ErrorResponse {
     pub(crate) fn no_memory() -> Self {
         let message = "the server holds as much of your other requests, or of all requests, as it may; send fewer or \
                        smaller ones at a time, or try again";
+        Self::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+
+    /// The buffers of another connection to a program do not fit.
+    #[cfg(feature = "linux")]
+    pub(crate) fn no_connection_memory() -> Self {
+        let message = "the connections to programs of this tenant, or all requests, fill the memory for bodies; \
+                       close some connections, or try again (the operator of this host can raise `max-buffered-mib`)";
         Self::busy(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 

@@ -4,12 +4,14 @@
 //! claim comes before the entry of its sandbox, and is confirmed after it, by compare-and-set. A
 //! claim that replaces that of a lost sandbox removes its entry first, so no host that is back
 //! keeps it. A host that dies between them blocks its key no longer than its lease. A claim lasts
-//! [`CLAIM_LIFETIME`], and goes with its sandbox if that ends before: so a tenant has no more
-//! claims than sandboxes, but for sandboxes that were lost with their hosts in that time.
+//! [`CLAIM_LIFETIME`], and goes with its sandbox if a host ends that before. The claim of a sandbox
+//! that ends without a host, or is lost with it, stays in the ledger without an effect, so
+//! [`claim_counts`](super::claim_counts) limits the claims of a tenant.
 
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 
 use super::Fleet;
@@ -23,6 +25,10 @@ use crate::sandbox::records::store::{CreationKey, KeyState, SandboxRecord};
 const CLAIM: &str = "name.key.";
 /// Time that a key is known, from the creation of its sandbox.
 pub(super) const CLAIM_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+/// Maximum claims of a tenant in the ledger.
+const MAX_CLAIMS: usize = 10_000;
+/// Claims of a tenant that are checked at the same time.
+const MAX_CONCURRENT_CLAIMS: usize = 64;
 /// Lifetime of a claim without its sandbox: far longer than the time limits of all steps until the
 /// sandbox has its entry.
 const PENDING_LIFETIME: Duration = Duration::from_secs(60);
@@ -138,11 +144,56 @@ impl Fleet {
         if let Some(old) = &old {
             self.fence_lost(old).await?;
         }
+        self.admit_claim(&record.tenant, MAX_CLAIMS).await?;
         let claim = Claim { sandbox: record.id.clone(), life: self.life(), made: false };
         match self.put_claim(&place, &claim, revision, PENDING_LIFETIME).await {
-            Err(NatsError::Changed) => Err(CreationKey::pending()),
+            Err(NatsError::Changed) => {
+                self.claims.release(&record.tenant);
+                Err(CreationKey::pending())
+            }
             claimed => Ok(claimed?),
         }
+    }
+
+    /// Counts another claim of a tenant, or refuses it at the limit.
+    pub(super) async fn admit_claim(
+        &self,
+        tenant: &str,
+        limit: usize,
+    ) -> Result<(), ErrorResponse> {
+        self.claims.of(tenant).admit(limit, self.sweep_claims(tenant, limit)).await
+    }
+
+    /// Removes claims of sandboxes that have ended, and returns the number of the others, of twice
+    /// the limit at most.
+    pub(super) async fn sweep_claims(
+        &self,
+        tenant: &str,
+        limit: usize,
+    ) -> Result<usize, ErrorResponse> {
+        let filter = format!("{CLAIM}{}.*", record::tenant_prefix(tenant));
+        let read = |found: &nats::BucketEntry| {
+            let claim = serde_json::from_slice::<Claim>(&found.value).ok()?;
+            Some((found.key.clone(), found.revision, claim))
+        };
+        let most = limit.saturating_mul(2);
+        let list = self.readable(|links| &links.kept, &filter, most, read).await?;
+        let unreadable = list.unreadable;
+        let left = futures_util::stream::iter(list.entries)
+            .map(|(key, revision, claim)| async move {
+                // A confirmed one had an entry.
+                let is_over = claim.made && self.look_up(&claim.sandbox).await?.is_none();
+                Ok::<_, ErrorResponse>(match is_over {
+                    // One that has changed is another claim now.
+                    true => nats::remove(&self.links.kept, &key, revision).await.is_err(),
+                    false => true,
+                })
+            })
+            .buffer_unordered(MAX_CONCURRENT_CLAIMS)
+            .fold(Ok(unreadable), async |sum: Result<usize, ErrorResponse>, is_left| {
+                Ok(sum? + usize::from(is_left?))
+            });
+        left.await
     }
 
     /// Confirms the claim of a sandbox that has its entry now. After an error the sandbox must be
@@ -184,7 +235,9 @@ impl Fleet {
             let (revision, found) = nats::find_slot(&self.links.kept, &place).await?;
             match read(found) {
                 Some(claim) if claim.sandbox == record.id => {
-                    nats::remove(&self.links.kept, &place, revision).await
+                    nats::remove(&self.links.kept, &place, revision).await?;
+                    self.claims.release(&record.tenant);
+                    Ok::<_, NatsError>(())
                 }
                 _ => Ok(()),
             }

@@ -12,6 +12,7 @@ mod backup;
 mod bucket_check;
 mod catalog;
 mod cipher;
+mod claim_counts;
 mod clock;
 mod collect;
 mod config;
@@ -113,6 +114,8 @@ pub(crate) struct Fleet {
     clocks: Mutex<HashMap<String, i64>>,
     /// The sandboxes of each tenant on all hosts.
     pub(crate) tenants: tenant_counts::TenantCounts,
+    /// The keys of requests of each tenant.
+    claims: claim_counts::ClaimCounts,
     /// The use of tenants on other hosts, and the reports of this one.
     tenant_budgets: tenant_budgets::TenantBudgets,
     host: OnceLock<Weak<dyn FleetHost>>,
@@ -253,6 +256,7 @@ impl Fleet {
             running: Mutex::default(),
             clocks: Mutex::default(),
             tenants: tenant_counts::TenantCounts::default(),
+            claims: claim_counts::ClaimCounts::default(),
             tenant_budgets: tenant_budgets::TenantBudgets::default(),
             host: OnceLock::new(),
             runtime: tokio::runtime::Handle::current(),

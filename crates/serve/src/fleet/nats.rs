@@ -303,15 +303,17 @@ fn not_made(bucket: &Bucket, error: &CreateError) -> NatsError {
     }
 }
 
-/// Repeats an operation of a host that joins, while it has no answer.
+/// Repeats an operation of a host that joins, while it has no answer or servers read their buckets.
 pub(crate) async fn patiently<T>(
     mut attempt: impl AsyncFnMut() -> Result<T, NatsError>,
 ) -> Result<T, NatsError> {
     let until = Instant::now() + JOIN_TIMEOUT;
     loop {
         match attempt().await {
-            Err(NatsError::Away(why)) if Instant::now() < until => {
-                tracing::info!(why, "NATS is asked again");
+            Err(error @ (NatsError::Away(_) | NatsError::Missing { .. }))
+                if Instant::now() < until =>
+            {
+                tracing::info!(%error, "NATS is asked again");
                 tokio::time::sleep(JOIN_RETRY_INTERVAL).await;
             }
             done => return done,

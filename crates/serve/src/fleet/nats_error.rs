@@ -1,7 +1,8 @@
 //! The errors of operations on the ledger.
 //!
 //! Promises: an error that only an operator can remove names its cause and the way out, and is not
-//! reported as a server that does not answer. A change that lost a race and a change without an
+//! reported as a server that does not answer. A missing bucket may be one of a server that starts,
+//! so it is no lasting refusal. A change that lost a race and a change without an
 //! answer are different errors.
 
 use std::collections::VecDeque;
@@ -39,6 +40,12 @@ pub(crate) enum NatsError {
     /// An operator must change something first.
     #[error("NATS refuses an operation on the bucket {bucket}: {why}")]
     Refused { bucket: String, why: String },
+    /// The bucket is not there: its servers have just started, or have lost it.
+    #[error(
+        "NATS has no bucket {bucket}: {why}; unless its servers have just started, restore the ledger (`afresh fleet restore`), \
+         or make an empty one (`afresh fleet init`), and start the hosts again"
+    )]
+    Missing { bucket: String, why: String },
     /// The entry cannot be sealed or opened.
     #[error("the entry {place} cannot be read: {source}")]
     Sealed { place: String, source: CipherError },
@@ -60,6 +67,13 @@ impl From<NatsError> for ErrorResponse {
                 Self::busy(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "the servers that hosts agree over refuse this host; its operator finds the reason in its log",
+                )
+            }
+            error @ NatsError::Missing { .. } => {
+                tracing::error!(%error, "the fleet's ledger is missing");
+                Self::busy(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "the servers that hosts agree over have no ledger yet; try again, and if it lasts, the operator of this host finds the reason in its log",
                 )
             }
             NatsError::Away(why) => {
@@ -114,6 +128,10 @@ pub(super) fn away(error: impl std::fmt::Display) -> NatsError {
 /// The error of an operation on a bucket.
 pub(super) fn failed(bucket: &str, error: &(dyn Error + 'static)) -> NatsError {
     match server_answer(error) {
+        // A server that starts answers so until it has read its streams.
+        Some(answer) if answer.error_code() == ErrorCode::STREAM_NOT_FOUND => {
+            NatsError::Missing { bucket: bucket.to_owned(), why: answer.to_string() }
+        }
         Some(answer) if is_lasting(&answer) => {
             NatsError::Refused { bucket: bucket.to_owned(), why: reason(bucket, &answer) }
         }
@@ -190,9 +208,6 @@ fn reason(bucket: &str, answer: &ServerAnswer) -> String {
     let code = answer.error_code();
     let advice = if lacks_jetstream(code) {
         "enable JetStream for this account (`nats-server -js`)".to_owned()
-    } else if code == ErrorCode::STREAM_NOT_FOUND {
-        "unless NATS has just started, restore the ledger (`afresh fleet restore`), or make an empty one (`afresh fleet init`), and start the hosts again"
-            .to_owned()
     } else if code == ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM {
         format!("run `nats stream edit KV_{bucket} --max-msg-size {MAX_ENTRY}`")
     } else if code == ErrorCode::MESSAGE_TTL_DISABLED {

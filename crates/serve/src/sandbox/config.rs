@@ -27,7 +27,7 @@ pub struct SandboxConfig {
     /// Maximum snapshots of one tenant.
     pub max_snapshots: usize,
     /// Maximum calls that run at the same time, of all tenants. One tenant has at most three
-    /// quarters of them.
+    /// quarters of them, and leaves at least a third as many free as it has.
     pub max_running_calls: usize,
     /// Maximum bytes of memory that the server's process and its programs use while a sandbox is
     /// made or comes back from the store. By default three quarters of the limit: the host's memory

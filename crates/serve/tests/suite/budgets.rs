@@ -205,18 +205,79 @@ fn sink() -> u16 {
     port
 }
 
+/// The system's Python, or a line that says why it does not run here.
+#[cfg(feature = "linux")]
+fn python() -> Option<&'static str> {
+    let found = ["/usr/bin/python3", "/bin/python3"].into_iter();
+    let found = found.into_iter().find(|path| std::path::Path::new(path).is_file());
+    if found.is_none() {
+        println!("SKIPPED: the system has no python3");
+    } else if let Err(why) = afresh::linux::Program::new("/bin/true").run(b"") {
+        println!("SKIPPED: {why}");
+        return None;
+    }
+    found
+}
+
+#[cfg(feature = "linux")]
+#[test]
+fn connections_to_programs_have_a_part_of_the_memory_for_bodies() {
+    const LISTEN: &str = "import socket\nlistener = socket.create_server(('', 8000))\n1";
+    let Some(guest) = python() else { return };
+    let dir = scratch();
+    run(async {
+        let mut config = with(sandboxes(dir.path(), guest));
+        config.max_buffered_bytes = 1 << 20;
+        let template = &mut config.sandboxes.as_mut().unwrap().templates[0];
+        (template.language, template.linux) = ("python".to_owned(), true);
+        let server = serve(config).await;
+        let (client, other) = (Client::of(&server), Client::with_key(&server, OTHER_KEY));
+        let (own, free) = (client.create().await, other.create().await);
+        let dial = |client: &Client, sandbox: &Value, port: u16| {
+            let request = client.http.get(server.url("/"));
+            let request = request
+                .header("e2b-sandbox-id", sandbox["sandboxID"].as_str().unwrap())
+                .header("x-access-token", sandbox["envdAccessToken"].as_str().unwrap())
+                .header("e2b-sandbox-port", port);
+            async move {
+                let response = request.send().await.unwrap();
+                (response.status().as_u16(), response.text().await.unwrap())
+            }
+        };
+        assert_eq!(client.value(&own, LISTEN).await, "1");
+        // A program that answers nothing holds the connections.
+        let mut dialing = Vec::new();
+        let refused = async {
+            loop {
+                dialing.push(tokio::spawn(dial(&client, &own, 8000)));
+                let (status, text) = dial(&client, &own, 1).await;
+                if status != 502 {
+                    return (status, text);
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let (status, text) = tokio::time::timeout(TEST_TIMEOUT, refused).await.expect("a refusal");
+        assert!(status == 503 && text.contains("close some connections"), "{status} {text}");
+        assert!(dialing.iter().any(|dialing| !dialing.is_finished()), "none is held");
+        // Another tenant has its own part.
+        let (status, text) = dial(&other, &free, 1).await;
+        assert!(status == 502 && text.contains("nothing listens"), "{status} {text}");
+        dialing.iter().for_each(tokio::task::JoinHandle::abort);
+        let closed = async {
+            while dial(&client, &own, 1).await.0 != 502 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(TEST_TIMEOUT, closed).await.expect("they leave their memory");
+        server.end().await;
+    });
+}
+
 #[cfg(feature = "linux")]
 #[test]
 fn bytes_to_servers_outside_are_counted_and_have_a_budget() {
-    let found = ["/usr/bin/python3", "/bin/python3"].into_iter();
-    let Some(guest) = found.into_iter().find(|path| std::path::Path::new(path).is_file()) else {
-        println!("SKIPPED: the system has no python3");
-        return;
-    };
-    if let Err(why) = afresh::linux::Program::new("/bin/true").run(b"") {
-        println!("SKIPPED: {why}");
-        return;
-    }
+    let Some(guest) = python() else { return };
     let dir = scratch();
     run(async {
         let mut config = limited(dir.path(), guest, |limits| limits.outbound = Some(1 << 20));

@@ -4,7 +4,10 @@ use afresh_serve::GuestConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::common::{TEST_TIMEOUT, client, config, get, run, scratch, serve, write};
+use crate::common::{TEST_TIMEOUT, built, client, config, get, run, scratch, serve, write};
+use crate::sandbox::{Client, sandboxes, with};
+use reqwest::Method;
+use serde_json::json;
 
 /// A module whose every answer is 32 MiB.
 const LARGE: &str = r#"(module
@@ -34,6 +37,29 @@ fn an_answer_that_its_client_does_not_take_is_counted_while_it_is_kept() {
         drop(slow);
         let room = async { while get(&client, &url).await.0 != 200 {} };
         tokio::time::timeout(TEST_TIMEOUT, room).await.expect("it is given up with its client");
+        server.end().await;
+    });
+}
+
+/// A client of E2B learns that this server lacks a part of its API, not that its volume is unknown.
+#[test]
+fn parts_of_the_api_that_are_not_served_are_named() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let server = serve(with(sandboxes(dir.path(), &script))).await;
+        let client = Client::of(&server);
+        for (path, name) in
+            [("/volumes", "volumes"), ("/volumes/v/file", "volumes"), ("/secrets/s", "secrets")]
+        {
+            let (status, answer) = client.ask(Method::POST, path, json!({})).await;
+            let message = answer["message"].as_str().unwrap_or_default();
+            assert!(status == 501 && message.contains(name), "{path}: {status} {answer}");
+            // Without a key it may be a route of a guest.
+            assert_eq!(get(&client.http, &server.url(path)).await.0, 404);
+        }
+        let stranger = Client::with_key(&server, "unknown");
+        assert_eq!(stranger.ask(Method::GET, "/volumes", json!({})).await.0, 401);
         server.end().await;
     });
 }

@@ -5,7 +5,7 @@ use hyper::HeaderMap;
 use super::NatsServer;
 use super::sweep::{lose, sandbox, state};
 use crate::fleet::backup::read_ledger;
-use crate::fleet::{BackupReport, Fleet, creation_keys, lease_renewal, nats};
+use crate::fleet::{BackupReport, Fleet, creation_keys, lease_renewal, nats, record};
 use crate::lock::lock;
 use crate::sandbox::records::store::{CreationKey, KeyState, SandboxRecord};
 
@@ -134,6 +134,41 @@ async fn the_key_of_a_sandbox_that_its_host_is_removing_waits_for_its_end() {
     host.release_unfinished().await;
     assert!(is_free(&host, &key).await);
     assert!(make(&host, &again, &key).await);
+}
+
+/// A saved sandbox without an owner ends when its entry expires, and no host removes its claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_has_a_limit_of_keys_and_those_of_expired_sandboxes_make_room() {
+    const LIMIT: usize = 3;
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let mut made = Vec::new();
+    for name in ["one", "two", "three"] {
+        let (record, key) = keyed(name);
+        assert!(make(&host, &record, &key).await);
+        made.push((record, key));
+    }
+    let refused = host.admit_claim("acme", LIMIT).await.unwrap_err();
+    let excess = refused.budget.expect("it names the budget");
+    assert_eq!((excess.name, excess.limit, excess.used), ("creation-keys", 3, 3));
+    assert!(refused.status.as_u16() == 429 && excess.retry_after >= 1, "{excess:?}");
+    host.admit_claim("other", LIMIT).await.unwrap();
+    for (record, _) in &made[..2] {
+        let entry = record::key(&record.id).unwrap();
+        let (revision, _) = host.entry(&entry).await.unwrap().unwrap();
+        nats::remove(&host.links.sandboxes, &entry, revision).await.unwrap();
+    }
+    // The count is still valid.
+    assert!(host.admit_claim("acme", LIMIT).await.is_err());
+    *host.claims.of("acme").counted.lock().await = None;
+    host.admit_claim("acme", LIMIT).await.unwrap();
+    assert_eq!(claims(&host).await, 1);
+    assert_eq!(sandbox_of_key(&host, &made[2].1).await, Some(made[2].0.id.clone()));
+    // A released claim makes room at once.
+    host.admit_claim("acme", LIMIT).await.unwrap();
+    assert!(host.admit_claim("acme", LIMIT).await.is_err());
+    host.release_claim(&made[2].0).await;
+    host.admit_claim("acme", LIMIT).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -89,8 +89,20 @@ fn children(
     Ok(listed.iter().rev().map(|one| (below(one), one.kind, depth)).collect())
 }
 
-/// Performs a file operation for the agent.
+/// Performs a file operation for the agent. One that fails leaves the tree as it was.
 fn operate(
+    tree: &mut Tree,
+    user: User,
+    method: &str,
+    asked: &FilesystemRequest,
+) -> Result<Value, Refused> {
+    let mut changed = tree.clone();
+    let said = operate_on(&mut changed, user, method, asked)?;
+    *tree = changed;
+    Ok(said)
+}
+
+fn operate_on(
     tree: &mut Tree,
     user: User,
     method: &str,
@@ -232,6 +244,19 @@ mod tests {
         let moved = json!({"source": "dir/a.txt", "destination": "/new/b.txt"});
         assert_eq!(ask(&mut tree, "Move", moved).unwrap()["entry"]["path"], "/new/b.txt");
         assert_eq!(tree.read_path("/new/b.txt", 10).unwrap(), b"12345");
+        let before = tree.clone();
+        for (method, asked, refusal) in [
+            ("Move", json!({"source": "nothing", "destination": "/fresh/x"}), Refused::Missing),
+            ("Move", json!({"source": "dir", "destination": "dir/fresh/x"}), Refused::Invalid),
+            (
+                "MakeDir",
+                json!({"path": format!("/fresh/{}", "x".repeat(300))}),
+                Refused::NameTooLong,
+            ),
+        ] {
+            assert_eq!(ask(&mut tree, method, asked), Err(refusal), "{method}");
+            assert!(tree == before, "{method} left something");
+        }
         for (method, asked) in [
             ("Stat", json!({"path": "dir/a.txt"})),
             ("Move", json!({"source": "nothing", "destination": "x"})),

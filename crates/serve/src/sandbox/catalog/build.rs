@@ -193,6 +193,7 @@ impl Sandboxes {
         plan: BuildPlan,
         steps: Vec<Step>,
     ) {
+        let _place = self.builds.place(&build.tenant).await;
         let ended = self.run_build(&build, &plan, &steps).await;
         if let Err(BuildFailure { step, exit_code, .. }) = &ended {
             // Not the reason: it may quote a step, and steps have secrets.

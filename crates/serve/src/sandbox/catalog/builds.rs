@@ -1,8 +1,9 @@
 //! The builds of templates that a server knows: their progress, their logs, and the files that were
 //! uploaded for them.
 //!
-//! Promises: a tenant has at most [`MAX_RUNNING`] builds at the same time, and the server keeps a
-//! bounded number of finished ones, with bounded logs. Uploaded files have no name on the disk:
+//! Promises: a tenant has at most [`MAX_RUNNING`] builds that run, and others wait for them. The
+//! server knows a bounded number of builds of a tenant, with bounded logs: ended ones are forgotten
+//! first, then ones that were announced and never started. Uploaded files have no name on the disk:
 //! they go with the process, or after [`UPLOAD_LIFETIME`].
 
 use std::collections::HashMap;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
@@ -23,9 +25,9 @@ use crate::sandbox::catalog::template::Warm;
 use crate::sandbox::http::answer::rfc3339;
 use crate::sandbox::life::random::random;
 
-/// Maximum builds of a tenant that have not ended.
+/// Maximum builds of a tenant that run.
 const MAX_RUNNING: usize = 4;
-/// Maximum builds of a tenant, ended ones included. The oldest is forgotten first.
+/// Maximum builds of a tenant, with ended and announced ones.
 const MAX_KNOWN: usize = 32;
 /// Maximum bytes of the log of one build. Later lines are left out.
 const MAX_LOG_BYTES: usize = 256 << 10;
@@ -141,6 +143,11 @@ impl Build {
         };
     }
 
+    /// Whether its steps have not come.
+    fn is_announced(&self) -> bool {
+        lock(&self.progress).stage == Stage::Waiting
+    }
+
     fn is_over(&self) -> bool {
         let progress = lock(&self.progress);
         match progress.stage {
@@ -235,6 +242,8 @@ fn invalid_link() -> ErrorResponse {
 #[derive(Default)]
 pub(crate) struct Builds {
     known: Mutex<Vec<Arc<Build>>>,
+    /// Places of running builds, by tenant.
+    places: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
     uploads: Mutex<Vec<Upload>>,
     /// Templates of images.
     pub(crate) images: Mutex<HashMap<String, Arc<Warm>>>,
@@ -266,14 +275,15 @@ impl Builds {
         let mut known = lock(&self.known);
         let own: Vec<Arc<Build>> =
             known.iter().filter(|build| build.tenant == *tenant).cloned().collect();
-        if own.iter().filter(|build| !build.is_over()).count() >= MAX_RUNNING {
-            return Err(full(format!(
-                "a tenant has at most {MAX_RUNNING} builds at the same time"
-            )));
-        }
-        if own.len() >= MAX_KNOWN
-            && let Some(oldest) = own.iter().find(|build| build.is_over())
-        {
+        if own.len() >= MAX_KNOWN {
+            let over = own.iter().find(|build| build.is_over());
+            // A client that announces builds and leaves must not stop the next.
+            let oldest = over.or_else(|| own.iter().find(|build| build.is_announced()));
+            let Some(oldest) = oldest else {
+                return Err(full(format!(
+                    "a tenant has at most {MAX_KNOWN} builds at the same time; try again when one has ended"
+                )));
+            };
             known.retain(|build| build.id != oldest.id);
         }
         let progress =
@@ -282,6 +292,16 @@ impl Builds {
         let build = Arc::new(Build { id, tenant, template, tags, progress: Mutex::new(progress) });
         known.push(build.clone());
         Ok(build)
+    }
+
+    /// A place of a build that runs, after the builds of the tenant before it.
+    pub(crate) async fn place(&self, tenant: &Arc<str>) -> Option<OwnedSemaphorePermit> {
+        let places = lock(&self.places)
+            .entry(tenant.clone())
+            .or_insert_with(|| Arc::new(Semaphore::new(MAX_RUNNING)))
+            .clone();
+        // Nothing closes it.
+        places.acquire_owned().await.ok()
     }
 
     /// A build of a tenant.
@@ -392,9 +412,13 @@ mod tests {
     fn a_tenant_has_so_many_builds_and_sees_no_others() {
         let (builds, tenant) = (Builds::default(), Arc::<str>::from("t"));
         let add = || builds.add(&tenant, "a".to_owned(), vec!["default".to_owned()]);
-        let all: Vec<_> = (0..MAX_RUNNING).map(|_| add().unwrap()).collect();
-        assert_eq!(add().map(|build| build.id.clone()).unwrap_err().status, 429);
+        let all: Vec<_> = (0..MAX_KNOWN).map(|_| add().unwrap()).collect();
         assert!(all[0].begin() && !all[0].begin());
+        // One that was never started makes room.
+        let next = add().unwrap();
+        assert!(builds.of("t", "a", &all[1].id).is_err());
+        assert!(next.begin() && all[2..].iter().all(|build| build.begin()));
+        assert_eq!(add().map(|build| build.id.clone()).unwrap_err().status, 429);
         all[0].end(Err(BuildFailure { step: Some(2), ..BuildFailure::from("no".to_owned()) }));
         let other = Arc::<str>::from("other");
         assert!(builds.add(&other, "a".to_owned(), Vec::new()).is_ok());
@@ -409,6 +433,21 @@ mod tests {
             lock(&builds.known).len() <= MAX_KNOWN + 2 && builds.of("t", "a", &all[0].id).is_err()
         );
         assert_eq!(all[0].id.len(), 36);
+    }
+
+    #[tokio::test]
+    async fn a_tenant_with_many_builds_runs_a_few_and_delays_no_other() {
+        let builds = Builds::default();
+        let (tenant, other) = (Arc::<str>::from("t"), Arc::<str>::from("other"));
+        let mut held = Vec::new();
+        for _ in 0..MAX_RUNNING {
+            held.push(builds.place(&tenant).await.unwrap());
+        }
+        let mut waiting = Box::pin(builds.place(&tenant));
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        assert!(builds.place(&other).await.is_some());
+        held.pop();
+        assert!(waiting.await.is_some());
     }
 
     #[test]

@@ -14,11 +14,12 @@ use hyper::http::uri::{PathAndQuery, Uri};
 use hyper::upgrade::OnUpgrade;
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use tokio::io::copy_bidirectional_with_sizes;
 
 use crate::address_limits::CLIENT;
-use crate::body::Chunked;
+use crate::body::{Chunked, Meter};
 use crate::error_response::ErrorResponse;
-use crate::sandbox::connections::dial::dial;
+use crate::sandbox::connections::dial::{COPY_BYTES, MAX_HTTP_BUFFER_BYTES, dial};
 use crate::sandbox::connections::request_host::host_of;
 use crate::sandbox::http::authorization::{SANDBOX, TOKENS, awake, called, shows_token};
 use crate::sandbox::life::registry::Sandboxes;
@@ -61,7 +62,10 @@ async fn forward(
         false if shows_token(&parts.headers, &sandbox) => awake(all, sandbox).await?,
         false => return Err(no_token(&sandbox.id, port)),
     };
-    let client = dial(all, &sandbox, port).await?;
+    // Every request of the server has one.
+    let meter = parts.extensions.get::<Meter>().ok_or_else(ErrorResponse::host)?;
+    let memory = meter.tenant_budget(&sandbox.tenant);
+    let client = dial(all, &sandbox, port, memory).await?;
     let hung_up = |error: hyper::Error| {
         tracing::debug!(id = sandbox.id, port, %error, "no answer");
         let message =
@@ -70,7 +74,8 @@ async fn forward(
     };
     // As proxies write them: some programs compare names of headers byte by byte.
     let mut http = hyper::client::conn::http1::Builder::new();
-    let handshake = http.title_case_headers(true).handshake(TokioIo::new(client));
+    http.title_case_headers(true).max_buf_size(MAX_HTTP_BUFFER_BYTES);
+    let handshake = http.handshake(TokioIo::new(client));
     let (mut sender, connection) = handshake.await.map_err(hung_up)?;
     tokio::spawn(connection.with_upgrades());
     wire::strip(&mut parts.headers);
@@ -122,8 +127,10 @@ fn speaks(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
 /// permit.
 async fn carry(from: OnUpgrade, to: OnUpgrade, _place: Option<ConnectionPermit>) {
     let (Ok(from), Ok(to)) = (from.await, to.await) else { return };
+    let (mut from, mut to) = (TokioIo::new(from), TokioIo::new(to));
     // Either may just go away.
-    let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(from), &mut TokioIo::new(to)).await;
+    let copying = copy_bidirectional_with_sizes(&mut from, &mut to, COPY_BYTES, COPY_BYTES);
+    let _ = copying.await;
 }
 
 #[cfg(test)]

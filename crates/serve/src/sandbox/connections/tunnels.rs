@@ -1,7 +1,7 @@
 //! Connections from outside to programs that listen in a sandbox, and their bytes.
 //!
-//! Promises: waiting bytes are bounded on either side, and a slow client delays only the program
-//! that writes to it. A rollback ends the connections.
+//! Promises: waiting bytes are bounded on either side and counted, and a slow client delays only
+//! the program that writes to it. A rollback ends the connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,13 +11,15 @@ use afresh::{CallError, Lease};
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::sync::{Notify, mpsc};
 
+use crate::body::count_until_dropped;
+use crate::budget::Budget;
 use crate::lock::lock;
 use crate::sandbox::tenants::accounts::ConnectionGuard;
 
-/// Bytes that wait to be taken by a program.
-const MAX_INBOX_BYTES: usize = 64 << 10;
+/// Bytes that wait to be taken by a program, before the last ones that fit.
+pub(crate) const MAX_INBOX_BYTES: usize = 32 << 10;
 /// Maximum bytes of one piece of output.
-pub(crate) const MAX_PIECE_BYTES: usize = 64 << 10;
+const MAX_PIECE_BYTES: usize = 64 << 10;
 
 /// The connections into one sandbox.
 #[derive(Default)]
@@ -35,6 +37,8 @@ pub(crate) struct Tunnel {
     pub(crate) room: Notify,
     pub(crate) over: AtomicBool,
     pub(crate) outbox: mpsc::Sender<Bytes>,
+    /// Output counts here until the client has it.
+    pub(crate) memory: Budget,
     /// It counts in the budgets of connections.
     pub(crate) _permit: ConnectionGuard,
 }
@@ -75,7 +79,14 @@ impl Tunnel {
             self.room.notify_one();
         }
         if let Some(permit) = permit.filter(|_| !through.given.is_empty()) {
-            permit.send(through.given.into());
+            let mut share = self.memory.share();
+            if !share.add(through.given.len()) {
+                tracing::warn!(
+                    "a connection to a program ends: its tenant's clients leave too many bytes waiting"
+                );
+                return Ok(Transferred::Over);
+            }
+            permit.send(count_until_dropped(through.given.into(), share));
         }
         Ok(match (through.ended, moved) {
             (true, _) => Transferred::Over,

@@ -26,7 +26,7 @@ use crate::sandbox::life::sandbox_metrics;
 use crate::sandbox::transfer::file_transfer;
 
 /// Words of paths that are not names.
-const ROUTE_WORDS: [&str; 30] = [
+const ROUTE_WORDS: [&str; 32] = [
     "v2",
     "v3",
     "builds",
@@ -57,7 +57,16 @@ const ROUTE_WORDS: [&str; 30] = [
     "filesystem.Filesystem",
     "process.Process",
     "usage",
+    "volumes",
+    "secrets",
 ];
+/// Parts of E2B's API that this server lacks, and what to do without them.
+const UNSERVED: [(&str, &str); 2] = [
+    ("volumes", "keep files in a paused sandbox, a snapshot or a template"),
+    ("secrets", "give variables to a sandbox, or rules for requests that set a header"),
+];
+/// The header with the key of a client of E2B.
+const API_KEY: &str = "x-api-key";
 /// Words of the longest path.
 const MAX_PATH_WORDS: usize = 5;
 
@@ -122,7 +131,12 @@ fn named(path: &str) -> Option<&str> {
 /// size once they are decoded.
 const MAX_MESSAGE: usize = 1 << 20;
 
-async fn unknown() -> ErrorResponse {
+async fn unknown(request: Request<Body>) -> ErrorResponse {
+    let part = request.uri().path().split('/').nth(1);
+    if let Some((name, advice)) = UNSERVED.into_iter().find(|(name, _)| part == Some(name)) {
+        let message = format!("this server has no {name}: {advice}");
+        return ErrorResponse::new(StatusCode::NOT_IMPLEMENTED, message);
+    }
     ErrorResponse::new(
         StatusCode::NOT_FOUND,
         "no such operation; /openapi.json lists what there is",
@@ -215,7 +229,10 @@ impl Routes {
         let path = request.uri().path();
         sandbox_id(request.headers()).is_some() || is_signed(path, request.uri().query()) || {
             let first = unversioned(path).split('/').nth(1).unwrap_or_default();
+            // A guest may have these routes. Its clients send no key of E2B.
+            let is_unserved = UNSERVED.iter().any(|(name, _)| *name == first);
             ["sandboxes", "snapshots", "templates", "usage", "openapi.json"].contains(&first)
+                || is_unserved && request.headers().contains_key(API_KEY)
         }
     }
 
@@ -331,9 +348,19 @@ fn is_for_program<B>(request: &Request<B>) -> bool {
 
 /// Whether a path is one of the control plane's.
 fn control(path: &str) -> bool {
-    ["/sandboxes", "/v2/", "/v3/", "/snapshots", "/templates", "/usage", "/openapi.json"]
-        .iter()
-        .any(|own| path.starts_with(own))
+    [
+        "/sandboxes",
+        "/v2/",
+        "/v3/",
+        "/snapshots",
+        "/templates",
+        "/usage",
+        "/openapi.json",
+        "/volumes",
+        "/secrets",
+    ]
+    .iter()
+    .any(|own| path.starts_with(own))
 }
 
 #[cfg(test)]

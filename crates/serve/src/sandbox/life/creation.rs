@@ -53,8 +53,10 @@ impl Sandboxes {
         key: CreationKey,
     ) -> Result<Creation, ErrorResponse> {
         // The request before may take longer than this one may wait.
-        let turn = tokio::time::timeout(PENDING_TIMEOUT, self.keys.wait(&key.digest)).await;
-        let turn = turn.map_err(|_| CreationKey::pending())?;
+        let account = self.accounts.of(tenant);
+        let turn = self.keys.wait((tenant, &account), &key.digest);
+        let turn = tokio::time::timeout(PENDING_TIMEOUT, turn).await;
+        let turn = turn.map_err(|_| CreationKey::pending())??;
         let (this, tenant) = (self.clone(), tenant.clone());
         // The next request with the key must see how this one ended.
         to_its_end(async move {

@@ -186,7 +186,12 @@ impl Sandboxes {
         if drops {
             record.drop_memory();
         }
-        self.ledger.update(&*sandbox, record, saved, release).await?;
+        let updated = self.ledger.update(&*sandbox, record, saved, release).await;
+        if updated.is_err() && drops {
+            // A change that failed may be on the disk, and the next server would drop the memory.
+            self.restore_record(&sandbox).await;
+        }
+        updated?;
         if drops {
             sandbox.set_restarts(true);
             sandbox.charge.forget_measured();

@@ -1,8 +1,11 @@
 //! Places for calls, saves and pulls of sandboxes, shared by the tenants in proportion to their
 //! weights.
 //!
-//! Promises: a free place goes to a waiting tenant by weighted fair queueing, and no tenant has all
-//! of several places.
+//! Promises: a free place goes to a waiting tenant by weighted fair queueing, and no tenant has
+//! more than three quarters of the places. Tenants with long operations cannot take all places
+//! together: each leaves at least a third as many free as it has. While `n` of them take all they
+//! get, each has `3 / (3 n + 1)` of the places, and the rest is free for tenants that have none.
+//! May break it: as many tenants with an operation each as there are places.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -46,7 +49,7 @@ impl TenantQueue {
     /// Places for another operation.
     pub(crate) fn new(operation: &'static str, places: usize, waiting: usize) -> Self {
         let places = places.max(1);
-        let gate = ConcurrencyLimiter::new(places, []);
+        let gate = ConcurrencyLimiter::with_reserve(places);
         let waiting = waiting.max(1);
         Self { operation, gate, lines: Mutex::default(), places, waiting, is_for_calls: false }
     }
@@ -140,6 +143,75 @@ mod tests {
         assert_eq!((refused.status, refused.later), (StatusCode::SERVICE_UNAVAILABLE, true));
         assert!(places.enter(&accounts, &two, Duration::from_millis(1)).await.is_ok());
         drop(running);
+    }
+
+    /// Takes places for a tenant until it gets no more.
+    async fn fill(
+        places: &TenantQueue,
+        accounts: &Accounts,
+        tenant: &str,
+        held: &mut Vec<Permit>,
+    ) -> usize {
+        let (tenant, before) = (tenant.into(), held.len());
+        while let Ok(place) = places.enter(accounts, &tenant, Duration::from_millis(1)).await {
+            held.push(place);
+        }
+        held.len() - before
+    }
+
+    #[tokio::test]
+    async fn tenants_with_long_calls_leave_places_to_one_that_has_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let accounts = Accounts::open(dir.path(), Budgets::default()).unwrap();
+        for (places, expected) in
+            [(1, &[1][..]), (2, &[1, 1]), (4, &[3, 1]), (8, &[6, 1, 1]), (64, &[48, 12, 3, 1])]
+        {
+            let queue = TenantQueue::for_calls(places, 1);
+            let mut held = Vec::new();
+            for (number, expected) in expected.iter().enumerate() {
+                let tenant = format!("tenant-{number}");
+                let taken = fill(&queue, &accounts, &tenant, &mut held).await;
+                assert_eq!(taken, *expected, "{tenant} of {places} places");
+            }
+        }
+    }
+
+    /// Two tenants whose calls end and begin again have equal shares, however they began.
+    #[tokio::test]
+    async fn tenants_that_take_all_places_they_get_come_to_equal_shares() {
+        let dir = tempfile::tempdir().unwrap();
+        let accounts = Accounts::open(dir.path(), Budgets::default()).unwrap();
+        let queue = TenantQueue::for_calls(64, 1);
+        let (mut one, mut two, mut three) = (Vec::new(), Vec::new(), Vec::new());
+        fill(&queue, &accounts, "one", &mut one).await;
+        for _ in 0..100 {
+            fill(&queue, &accounts, "two", &mut two).await;
+            drop(one.pop());
+            fill(&queue, &accounts, "one", &mut one).await;
+        }
+        assert!(one.len().abs_diff(two.len()) <= 2, "{} and {}", one.len(), two.len());
+        assert!((26..=28).contains(&two.len()), "{}", two.len());
+        assert!(fill(&queue, &accounts, "three", &mut three).await >= 6);
+    }
+
+    #[tokio::test]
+    async fn tenants_have_places_by_their_weights() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut budgets = Budgets::default();
+        let heavy = Limits { weight: Some(3), ..Limits::default() };
+        budgets.tenants.insert("heavy".to_owned(), heavy);
+        let accounts = Accounts::open(dir.path(), budgets).unwrap();
+        let queue = TenantQueue::for_calls(64, 1);
+        let (mut heavy, mut light) = (Vec::new(), Vec::new());
+        fill(&queue, &accounts, "heavy", &mut heavy).await;
+        assert_eq!(heavy.len(), 48);
+        for _ in 0..100 {
+            fill(&queue, &accounts, "light", &mut light).await;
+            drop(heavy.pop());
+            fill(&queue, &accounts, "heavy", &mut heavy).await;
+        }
+        assert!((43..=45).contains(&heavy.len()), "{}", heavy.len());
+        assert!((13..=15).contains(&light.len()), "{}", light.len());
     }
 
     #[tokio::test]

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::faulty_store::FaultyStore;
 use super::*;
+use crate::sandbox::life::saving::Saving;
 
 const FILE: &str = "/home/user/kept";
 
@@ -90,6 +91,28 @@ async fn a_pause_that_fails_after_its_record_was_written_leaves_the_state_before
             assert_eq!(log(&all, &sandbox, "00000003").await.unwrap(), "0000000100000003");
         }
     }
+}
+
+/// A saved sandbox needs no save: the record alone says that the next resume drops the memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_of_a_saved_sandbox_that_fails_late_does_not_drop_its_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&dir);
+    let store = FaultyStore::open(&config.dir);
+    let all = open_with(&config, store.clone()).await;
+    let sandbox = make(&all, options(HOUR)).await;
+    log(&all, &sandbox, "00000001").await.unwrap();
+    all.save(&sandbox, Saving::default()).await.unwrap();
+    assert!(is_saved(&sandbox).await);
+    store.hides_update.store(true, Ordering::Relaxed);
+    all.pause(&sandbox, false).await.unwrap_err();
+    assert!(!sandbox.restarts());
+    // The server ends before it writes another record.
+    all.release();
+    drop((all, sandbox));
+    let all = open(&config).await;
+    let sandbox = lock(&all.all).values().next().unwrap().clone();
+    assert_eq!(log(&all, &sandbox, "00000002").await.unwrap(), "0000000100000002");
 }
 
 /// The names of saved sandboxes in the store.
