@@ -192,3 +192,40 @@ fn pip_installs_a_wheel_and_the_next_call_has_none() {
     }
     instance.verify().unwrap();
 }
+
+/// A child whose reads and writes wait while its parent runs, and which takes signals there.
+const WAITING: &str = r#"
+import os, select, signal, time
+(theirs, to), (back, mine) = os.pipe(), os.pipe()
+if (pid := os.fork()) == 0:
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(mine, b"signal\n"))
+    os.write(mine, b"ready\n")
+    while True:
+        os.write(mine, os.read(theirs, 1) * 200_000 + b"\n")
+lines = os.fdopen(back)
+def next_line():
+    line = lines.readline().strip()
+    print(line if len(line) < 9 else (line[0], len(line), len(set(line))))
+    time.sleep(0.02)
+next_line()
+os.kill(pid, signal.SIGUSR1)
+next_line()
+os.write(to, b"a")
+next_line()
+os.kill(pid, signal.SIGSTOP)
+os.write(to, b"b")
+time.sleep(0.02)
+print(select.select([back], [], [], 0)[0])
+os.kill(pid, signal.SIGCONT)
+next_line()
+os.kill(pid, signal.SIGKILL)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"#;
+
+#[test]
+fn a_process_that_waits_in_a_call_takes_signals() {
+    let Some(program) = python(WAITING) else { return };
+    let Some(run) = common::here(program.run(b"")) else { return };
+    let expected = "ready\nsignal\n('a', 200000, 1)\n[]\n('b', 200000, 1)\n-9\n";
+    assert_eq!(String::from_utf8_lossy(&run.output), expected, "{}", run.messages);
+}
