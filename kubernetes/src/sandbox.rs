@@ -2,9 +2,11 @@
 //!
 //! Promises: only a sandbox that carries the identifier of its object, its namespace, its cluster
 //! and its controller is used or ended; the status, which users may write, is a hint. The sandbox
-//! is looked up by that identifier before and after one is made, so of two controllers that made
-//! one each the older sandbox stays. An object is removed after its sandbox has ended. The status
-//! is written after the Secret with the token.
+//! is looked up by that identifier before and after one is made. Cluster, controller and identifier
+//! are the key of its creation: the server makes one sandbox of it, also of requests whose answers
+//! were lost and of two hosts with one controller. Of two that a server without keys has made, the
+//! older one stays. An object is removed after its sandbox has ended. The status is written after
+//! the Secret with the token.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,10 +16,11 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
+use serde_json::json;
 
 use crate::condition::{self, FINISHED, READY, SUSPENDED};
 use crate::context::{Context, FINALIZER, Failure, MANAGER, Wait, code};
-use crate::fields::{SandboxSpec, is_afresh, read_sandbox};
+use crate::fields::{SandboxSpec, fingerprint, is_afresh, read_sandbox};
 use crate::resource::{Access, PortAddress, Sandbox, SandboxStatus};
 use crate::server::{
     CLUSTER_LABEL, CONTROLLER_LABEL, NAME_LABEL, NAMESPACE_LABEL, NewSandbox, PLAN_LABEL,
@@ -66,6 +69,14 @@ fn is_of(remote: &RemoteSandbox, sandbox: &Sandbox, context: &Context) -> bool {
     wanted.iter().all(|(label, value)| {
         !value.is_empty() && remote.metadata.get(*label).is_some_and(|found| found == value)
     })
+}
+
+/// The key that creates the sandbox of an object. Kubernetes gives no other object of the cluster
+/// this identifier. Another controller has other labels, and so another key: the server refuses a
+/// key with another request.
+pub(crate) fn creation_key(sandbox: &Sandbox, context: &Context) -> String {
+    let parts = json!([context.cluster, context.settings.controller, sandbox.uid()]);
+    format!("kubernetes/{}", fingerprint(&parts))
 }
 
 /// The sandboxes of an object, the oldest first.
@@ -299,6 +310,7 @@ impl Reconciliation<'_> {
         ];
         metadata.extend(own.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let new = NewSandbox {
+            key: &creation_key(sandbox, context),
             template: &spec.plan.template,
             envs: &spec.plan.envs,
             metadata: &metadata,

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use reqwest::{Method, Url};
+use reqwest::{Method, RequestBuilder, Url};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -38,6 +38,8 @@ pub const PLAN_LABEL: &str = "kubernetes-plan";
 pub const NAME_LABEL: &str = "kubernetes-name";
 /// The label with the identifier of the controller that made it.
 pub const CONTROLLER_LABEL: &str = "kubernetes-controller";
+/// The header with the key of a creation. The server makes one sandbox of a key.
+const KEY_HEADER: &str = "Idempotency-Key";
 /// The header with the number of sandboxes that a list lacks.
 const UNREADABLE_HEADER: &str = "x-afresh-unreadable";
 
@@ -153,6 +155,8 @@ impl RemoteSandbox {
 /// A sandbox to be made.
 #[derive(Clone, Debug)]
 pub struct NewSandbox<'a> {
+    /// The key of its creation: the same for each attempt.
+    pub key: &'a str,
     /// The template.
     pub template: &'a str,
     /// Variables.
@@ -215,6 +219,16 @@ impl Server {
         query: &[(&str, &str)],
         body: Option<&Value>,
     ) -> Result<Answer, ServerError> {
+        self.receive(self.request(method, path, query, body)?).await
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, &str)],
+        body: Option<&Value>,
+    ) -> Result<RequestBuilder, ServerError> {
         let mut url = self.url.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().extend(path);
@@ -222,6 +236,14 @@ impl Server {
         if !query.is_empty() {
             url.query_pairs_mut().extend_pairs(query);
         }
+        let mut request = self.http.request(method, url).header("X-API-Key", self.key()?);
+        if let Some(body) = body {
+            request = request.header("Content-Type", "application/json").body(body.to_string());
+        }
+        Ok(request)
+    }
+
+    async fn receive(&self, request: RequestBuilder) -> Result<Answer, ServerError> {
         let unreachable = |error: reqwest::Error| {
             let error = error.without_url();
             let mut why = error.to_string();
@@ -232,10 +254,6 @@ impl Server {
             }
             ServerError::Unreachable { url: self.url.to_string(), why }
         };
-        let mut request = self.http.request(method, url).header("X-API-Key", self.key()?);
-        if let Some(body) = body {
-            request = request.header("Content-Type", "application/json").body(body.to_string());
-        }
         let mut answer = request.send().await.map_err(unreachable)?;
         let status = answer.status();
         let header = |name| Some(answer.headers().get(name)?.to_str().ok()?.to_owned());
@@ -272,7 +290,7 @@ impl Server {
         })
     }
 
-    /// Makes a sandbox.
+    /// Makes a sandbox, or gets the one that an earlier attempt has made.
     ///
     /// # Errors
     /// If the server refuses it or does not answer.
@@ -281,7 +299,8 @@ impl Server {
             "templateID": new.template, "envVars": new.envs, "metadata": new.metadata,
             "timeout": new.time.as_secs(), "autoPause": true,
         });
-        let answer = self.send(Method::POST, &["sandboxes"], &[], Some(&body)).await?;
+        let request = self.request(Method::POST, &["sandboxes"], &[], Some(&body))?;
+        let answer = self.receive(request.header(KEY_HEADER, new.key)).await?;
         self.decode(&answer.bytes)
     }
 

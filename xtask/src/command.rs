@@ -1,11 +1,11 @@
 //! External commands: echoed before they run, named when they fail.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -194,6 +194,45 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
+/// The command's standard output; `None` if it did not end before the deadline, in which case it is
+/// ended with its child processes.
+pub(crate) fn output_until(
+    command: &mut Command,
+    deadline: Option<Instant>,
+) -> Result<Option<String>> {
+    let line = describe(command);
+    println!("$ {line}");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run `{line}`"))?;
+    let mut stdout = child.stdout.take().context("its output is a pipe")?;
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // The receiver may have stopped at the deadline.
+        let _ = sender.send(stdout.read_to_end(&mut bytes).map(|_| bytes));
+    });
+    let read = match deadline {
+        None => receiver.recv().ok(),
+        Some(deadline) => {
+            receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+        }
+    };
+    let Some(read) = read else {
+        end_children(child.id());
+        drop(OwnedChild(child));
+        return Ok(None);
+    };
+    let bytes = read.with_context(|| format!("cannot read what `{line}` prints"))?;
+    let status = child.wait().with_context(|| format!("cannot wait for `{line}`"))?;
+    if !status.success() {
+        bail!("`{line}` failed: {status}");
+    }
+    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+}
+
 /// The cargo that runs this program.
 pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
@@ -286,6 +325,20 @@ mod tests {
         });
         assert_eq!(seen, ["one", "two"]);
         assert!(error.expect_err("it hung").to_string().contains("said nothing"));
+    }
+
+    #[test]
+    fn a_command_past_its_deadline_is_ended_with_its_children_and_has_no_output() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo one; sh -c 'sleep 600; true'; echo two"]);
+        let soon = Instant::now() + Duration::from_millis(200);
+        assert!(output_until(&mut command, Some(soon)).expect("it is no failure").is_none());
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo one"]);
+        let later = Instant::now() + Duration::from_secs(600);
+        let output = output_until(&mut command, Some(later)).expect("it succeeds");
+        assert_eq!(output.as_deref(), Some("one\n"));
+        assert!(output_until(Command::new("sh").args(["-c", "exit 3"]), None).is_err());
     }
 
     #[test]

@@ -91,6 +91,8 @@ export default { test: { maxWorkers: 2, projects: [
 /// Removes the addresses of the server, for tests that mock it.
 const VITEST_SETUP: &str =
     "for (const name of ['API_URL', 'SANDBOX_URL', 'DOMAIN']) delete process.env[`E2B_${name}`]\n";
+/// The image of tests of templates. The template stands for it.
+const UBUNTU: &str = "ubuntu:22.04";
 /// Tests of the client alone, which expect its own addresses.
 const CLIENT_TESTS: [&str; 2] = [
     "tests/sync/sandbox_sync/test_config_propagation.py",
@@ -253,7 +255,8 @@ fn start(
     let config = format!(
         "addr = \"127.0.0.1:{port}\"\n{}[sandboxes]\nkeys = \"keys\"\nstore = \"store\"\n\
          public-traffic = true\n[[sandboxes.template]]\nname = \"linux\"\nlanguage = \"python\"\n\
-         linux = {:?}\ndirs = {dirs}\nnet = {}\nsetup = {setup:?}\nfiles-mib = 256\nmemory-mib = 1024\n",
+         linux = {:?}\ndirs = {dirs}\nnet = {}\nsetup = {setup:?}\nfiles-mib = 256\nmemory-mib = 1024\n\
+         images = [{UBUNTU:?}]\n",
         domain.config(),
         python.display().to_string(),
         domain.net(),

@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 mod aarch64;
 mod adapters;
 mod arrows;
+mod artifact_cache;
 mod book;
 mod chart;
 mod clients;
@@ -21,6 +22,7 @@ mod deploy;
 mod e2b_suite;
 mod extism;
 mod fuzz;
+mod groups;
 mod guests;
 mod host;
 mod inspector;
@@ -36,6 +38,7 @@ mod prose;
 mod python;
 mod registry;
 mod release;
+mod signatures;
 mod soak;
 mod stamp;
 mod tally;
@@ -97,6 +100,9 @@ Commands:
   soak --fleet [--seconds N]
                          Check the history of sandboxes for N seconds (1800) in a fleet of three hosts and three
                          NATS servers, under pauses, partitions, lost answers and restarts.
+  soak --pager [--kills N]
+                         Kill N pagers (10000) at some moment each while a VM reads its memory. No page of zeros
+                         may appear in place of content, and no VM may wait.
   registry-guests        Build guests/registry with componentize-js, componentize-py, AssemblyScript, Go and TinyGo,
                          and install CPython with numpy and pandas as a module. Downloads hundreds of MB and takes
                          some minutes.
@@ -112,12 +118,14 @@ Commands:
                          static-archive, image, wheel, musl-wheel, npm and c-library, with checksums and a list of
                          components. --command packages a command that was built before. --try installs each package
                          in a clean Debian root and uses it there; this needs root.
-  test [--retry] [--within MINUTES]
+  test [--cache] [--retry] [--within MINUTES]
                          Check format, lints and documentation, build the guests and the test servers, run
                          all tests, including those of the Python and npm packages, fuzz, run Miri, package every
                          crate and check the dependencies. The last line is `N passed, N failed, N skipped`.
+                         --cache stores third-party artifacts in the user's cache folder, for the next checkout.
                          --retry runs failed tests again and reports those that pass as flaky.
-                         --within omits the last steps if they would exceed MINUTES.
+                         --within ends a slow build after two thirds of MINUTES and runs the groups of tests that
+                         were built, and omits later steps that would exceed MINUTES.
   cpython                Test the language `python` and the adapters of the Python package with the full CPython
                          guest. Downloads 100 MB or more and compiles for some minutes.
   adapters [--lock] [frameworks|rollouts|inspector]…

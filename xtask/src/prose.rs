@@ -16,6 +16,7 @@ use crate::arrows;
 use crate::columns;
 use crate::host::repository;
 use crate::names;
+use crate::signatures;
 
 /// Marked sentences in 100 that a file may have.
 const MAX_PERCENT: usize = 3;
@@ -34,6 +35,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         bail!("usage: cargo xtask prose");
     }
     names::check()?;
+    signatures::check()?;
     columns::check()?;
     arrows::check()?;
     check()?;

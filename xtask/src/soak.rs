@@ -1,5 +1,6 @@
 //! `cargo xtask soak`: warm guests against plain wasmtime, with `--server` a fleet of servers under
 //! load, or with `--fleet` a fleet under faults and a checker, for the given number of seconds.
+//! With `--pager`, VMMs whose pagers are killed, for the given number of kills.
 
 use std::process::Command;
 
@@ -23,11 +24,12 @@ const FLEET: Soak =
 /// already.
 const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 
-/// `cargo xtask soak`; without `--server` and `--fleet` the program knows the arguments.
+/// `cargo xtask soak`; without `--server`, `--fleet` and `--pager` the program knows the arguments.
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
     match arguments.split_first() {
         Some((first, rest)) if first == "--server" => return server(&SERVER, rest),
         Some((first, rest)) if first == "--fleet" => return server(&FLEET, rest),
+        Some((first, rest)) if first == "--pager" => return pager(rest),
         _ => {}
     }
     let folder = host::target_folder();
@@ -52,5 +54,21 @@ fn server(soak: &Soak, arguments: &[String]) -> Result<()> {
     let mut missing = Vec::new();
     tools.finish(&mut test, |line| missing.push(line.to_owned()));
     missing.iter().for_each(|line| println!("{line}"));
+    run(&mut test)
+}
+
+/// Kills without an argument.
+const KILLS: &str = "10000";
+
+fn pager(arguments: &[String]) -> Result<()> {
+    let kills = match arguments {
+        [] => KILLS,
+        [name, kills] if name == "--kills" => kills,
+        _ => bail!("usage: cargo xtask soak --pager [--kills N]"),
+    };
+    kills.parse::<u64>().with_context(|| format!("{kills} is no number of kills"))?;
+    let mut test = cargo();
+    test.current_dir(host::repository()).args(ALL).args(["--test", "suite"]);
+    test.args(["--", "vmm::kill::a_killed_pager", "--nocapture"]).env("AFRESH_TEST_KILLS", kills);
     run(&mut test)
 }

@@ -9,20 +9,24 @@
 //! The output of passed tests is left out otherwise; that of failed tests is repeated at the end.
 //!
 //! `--retry` runs failed tests once more, alone, or all tests if a signal ended a test program. If
-//! all pass, the run passes and names the flaky ones. `--within MINUTES` leaves out a step at the
-//! end that would not fit, and counts it as skipped.
+//! all pass, the run passes and names the flaky ones. `--within MINUTES` ends the build after two
+//! thirds of that time and runs the groups of tests that were built, leaves out each later step
+//! that would not fit, and counts all of these as skipped. `--cache` stores third-party artifacts
+//! in the user's cache folder, for the next checkout.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::artifact_cache::ArtifactCache;
 use crate::command::{cargo, find, run, run_tests};
+use crate::groups::BuiltGroups;
 use crate::tally::Tally;
-use crate::units::{self, Units};
+use crate::units::Units;
 use crate::{
     arrows, book, clients, columns, deploy, fuzz, guests, host, miri, names, node, packages,
-    programs, prose, python, tools,
+    programs, prose, python, signatures, tools,
 };
 
 /// The arguments of cargo for the tests.
@@ -34,15 +38,19 @@ const PYTHON: &str = "python";
 /// host.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(8 * 60);
 /// The time of a step on a slow host, for `--within`.
+const SLOW_PROGRAMS: Duration = Duration::from_secs(4 * 60);
+const SLOW_PYTHON: Duration = Duration::from_secs(8 * 60);
+const SLOW_NODE: Duration = Duration::from_secs(5 * 60);
 const SLOW_FUZZING: Duration = Duration::from_secs(12 * 60);
 const SLOW_MIRI: Duration = Duration::from_secs(6 * 60);
 const SLOW_PACKAGES: Duration = Duration::from_secs(4 * 60);
 
-const USAGE: &str = "usage: cargo xtask test [--retry] [--within MINUTES]";
+const USAGE: &str = "usage: cargo xtask test [--cache] [--retry] [--within MINUTES]";
 
 /// The options of `cargo xtask test`.
 #[derive(Debug, Default)]
 struct Options {
+    cache: bool,
     retry: bool,
     within: Option<Duration>,
 }
@@ -53,6 +61,7 @@ impl Options {
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
+                "--cache" => options.cache = true,
                 "--retry" => options.retry = true,
                 "--within" => {
                     let minutes = arguments.next().context(USAGE)?;
@@ -79,11 +88,17 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         host::rust_component("rustfmt", "fmt")?;
         run(cargo().current_dir(host::repository()).args(["fmt", "--all", "--check"]))
     });
-    compile_and_lint(&mut steps);
+    let deadline = options.within.map(|limit| start + limit * 2 / 3);
+    let cache = if options.cache { ArtifactCache::of_user() } else { None };
+    let built = compile_and_lint(&mut steps, cache.as_ref(), deadline);
+    for group in built.missing() {
+        tally.skip(&format!("SKIPPED: {group}: not built in two thirds of the time of --within"));
+    }
     steps.run("guests", guests::all);
     steps.run(TESTS, || {
+        let targets = built.targets().context("no group of tests was built")?;
         let mut test = cargo();
-        test.current_dir(host::repository()).args(ALL).arg("--no-fail-fast");
+        test.current_dir(host::repository()).args(ALL).arg("--no-fail-fast").args(&targets);
         tools.finish(&mut test, |line| tally.skip(line));
         clients.finish(&mut test, |line| tally.skip(line));
         let variables: Vec<_> =
@@ -97,7 +112,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             return result;
         }
         let mut again = cargo();
-        again.current_dir(host::repository()).args(ALL).arg("--no-fail-fast");
+        again.current_dir(host::repository()).args(ALL).arg("--no-fail-fast").args(&targets);
         again.envs(variables.into_iter().filter_map(|(name, value)| Some((name, value?))));
         if is_whole {
             println!("== tests: a signal ended a test program; all run once more");
@@ -109,13 +124,30 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         let (passed, _) = run_tests(&mut again, OUTPUT_TIMEOUT, |line| second.read(line));
         if passed.is_ok() && tally.add_second_run(&second) { Ok(()) } else { result }
     });
+    let fits = |tally: &mut Tally, step: &str, time| {
+        let why = if built.units.is_none() {
+            "it uses what was not built"
+        } else if options.within.is_some_and(|limit| start.elapsed() + time > limit) {
+            "it would not fit in the time of --within"
+        } else {
+            return true;
+        };
+        tally.skip(&format!("SKIPPED: {step}: {why}"));
+        false
+    };
     steps.run("programs", || {
+        if !fits(&mut tally, "programs", SLOW_PROGRAMS) {
+            return Ok(());
+        }
         programs::short(|line| {
             println!("{line}");
             tally.count(line);
         })
     });
     steps.run(PYTHON, || {
+        if !fits(&mut tally, PYTHON, SLOW_PYTHON) {
+            return Ok(());
+        }
         // Skipped tests are reported where they occur.
         python::test(|line| {
             if line.starts_with("SKIPPED:") {
@@ -125,18 +157,14 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         })
     });
     steps.run("node", || {
+        if !fits(&mut tally, "node", SLOW_NODE) {
+            return Ok(());
+        }
         node::test(|line| {
             println!("{line}");
             tally.count(line);
         })
     });
-    let fits = |tally: &mut Tally, step: &str, time| {
-        let fits = options.within.is_none_or(|limit| start.elapsed() + time <= limit);
-        if !fits {
-            tally.skip(&format!("SKIPPED: {step}: it would not fit in the time of --within"));
-        }
-        fits
-    };
     steps.run("fuzzing", || {
         if !fits(&mut tally, "fuzzing", SLOW_FUZZING) {
             return Ok(());
@@ -200,20 +228,33 @@ pub(crate) fn lint(arguments: &[String]) -> Result<ExitCode> {
         bail!("unknown argument {argument:?}; usage: cargo xtask lint");
     }
     let mut steps = Steps::default();
-    compile_and_lint(&mut steps);
+    compile_and_lint(&mut steps, None, None);
     Ok(if steps.first_failure().is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Compiles all tests, then runs lints and documentation on the results.
-fn compile_and_lint(steps: &mut Steps) {
-    let mut units = None;
+/// Compiles the tests, with third-party artifacts of the cache if there is one, and runs lints and
+/// documentation on the results.
+fn compile_and_lint(
+    steps: &mut Steps,
+    cache: Option<&ArtifactCache>,
+    deadline: Option<Instant>,
+) -> BuiltGroups {
+    let mut built = BuiltGroups::default();
     steps.run("build", || {
         host::c_compiler()?;
-        units = Some(units::build(&ALL)?);
+        if let Some(cache) = cache {
+            report("restored", cache.restore());
+        }
+        built.build(&ALL, deadline)?;
+        if let (Some(cache), Some(units)) = (cache, &built.units) {
+            report("stored", cache.save(units.third_party()));
+        }
         Ok(())
     });
-    let of = |look: fn(&Units) -> Result<()>| match &units {
+    let of = |look: fn(&Units) -> Result<()>| match &built.units {
         Some(units) => look(units),
+        // The skipped groups are named.
+        None if built.is_cut => Ok(()),
         None => bail!("nothing was built that it could work over"),
     };
     steps.run("clippy", || {
@@ -221,6 +262,7 @@ fn compile_and_lint(steps: &mut Steps) {
         of(Units::clippy)
     });
     steps.run("names", names::check);
+    steps.run("signatures", signatures::check);
     steps.run("prose", prose::check);
     steps.run("columns", columns::check);
     steps.run("arrows", arrows::check);
@@ -228,6 +270,15 @@ fn compile_and_lint(steps: &mut Steps) {
     steps.run("deploy", deploy::check);
     steps.run("parts", || of(parts));
     steps.run("documentation", || of(Units::document));
+    built
+}
+
+/// Prints what became of the cache, which a build does not need.
+fn report(what: &str, artifacts: Result<usize>) {
+    match artifacts {
+        Ok(number) => println!("{what} {number} third-party artifacts"),
+        Err(error) => println!("no third-party artifacts were {what}: {error:#}"),
+    }
 }
 
 /// The parts of the front crate that users compile alone.

@@ -18,13 +18,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use crate::command::{cargo, describe, metadata, output, run};
-use crate::host;
+use crate::command::{cargo, metadata, output, output_until, run};
+use crate::{artifact_cache, host};
 use part::Part;
 
 /// Where the wrapper writes; set for no other process.
@@ -51,7 +51,11 @@ struct Unit {
 
 /// All targets of the workspace.
 #[derive(Debug, Default)]
-pub(crate) struct Units(Vec<Unit>);
+pub(crate) struct Units {
+    units: Vec<Unit>,
+    /// The hashes of the third-party artifacts that they were built with.
+    third_party: BTreeSet<String>,
+}
 
 /// The folder to write to, where this process was started by cargo as a wrapper of the compiler.
 pub(crate) fn wrapped() -> Option<PathBuf> {
@@ -63,14 +67,22 @@ pub(crate) fn wrap(folder: &Path) -> Result<std::convert::Infallible> {
     let mut arguments = std::env::args_os().skip(1);
     let compiler = arguments.next().context("a wrapper gets the compiler first")?;
     let arguments: Vec<OsString> = arguments.collect();
-    // Cargo sets it for members of the workspace alone.
-    if std::env::var_os("CARGO_PRIMARY_PACKAGE").is_some()
+    if is_member(&arguments)
         && let Some(unit) = Unit::of_wrapper(&arguments)
     {
         unit.keep(folder)?;
     }
     let error = Command::new(&compiler).args(arguments).env_remove(FOLDER).env_remove(KNOWN).exec();
     Err(error).with_context(|| format!("cannot run {}", compiler.display()))
+}
+
+/// Whether the compiler's arguments are for a member of the workspace: cargo names its source by a
+/// path below the workspace, and all others by absolute ones. It sets `CARGO_PRIMARY_PACKAGE` only
+/// for members with a target among those that are built by name.
+fn is_member(arguments: &[OsString]) -> bool {
+    let source =
+        arguments.iter().map(Path::new).find(|word| word.extension() == Some("rs".as_ref()));
+    source.is_some_and(Path::is_relative)
 }
 
 impl Unit {
@@ -186,10 +198,11 @@ fn after<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
     words.get(at + 1).map(String::as_str)
 }
 
-/// Builds all tests of the workspace, and returns the compiler's arguments for them.
+/// Builds tests of the workspace, and returns the compiler's arguments for them; `None` if the
+/// build was ended at the deadline.
 ///
 /// `arguments`: what follows `cargo`, as the tests are run later.
-pub(crate) fn build(arguments: &[&str]) -> Result<Units> {
+pub(crate) fn build(arguments: &[&str], deadline: Option<Instant>) -> Result<Option<Units>> {
     let folder = host::target_folder().join("units");
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     // The build replaces this program's own file.
@@ -197,30 +210,35 @@ pub(crate) fn build(arguments: &[&str]) -> Result<Units> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     drop(std::fs::remove_file(&wrapper));
     std::fs::copy(&own, &wrapper).with_context(|| wrapper.display().to_string())?;
-    let built = compile(arguments, &wrapper, &folder)?;
+    let Some(built) = compile(arguments, deadline, &wrapper, &folder)? else { return Ok(None) };
     let (units, missing) = built.units(&folder)?;
     if missing.is_empty() {
-        return Ok(units);
+        return Ok(Some(units));
     }
     println!("{} packages were built without this program, and are built anew", missing.len());
     let mut clean = cargo();
     clean.current_dir(host::repository()).args(["clean", "--quiet", "--locked"]);
     run(clean.args(missing.iter().flat_map(|package| ["--package", package])))?;
-    let (units, missing) = compile(arguments, &wrapper, &folder)?.units(&folder)?;
+    let Some(built) = compile(arguments, deadline, &wrapper, &folder)? else { return Ok(None) };
+    let (units, missing) = built.units(&folder)?;
     if !missing.is_empty() {
         bail!("nothing is known of how {missing:?} were built; remove {}", folder.display());
     }
-    Ok(units)
+    Ok(Some(units))
 }
 
-fn compile(arguments: &[&str], wrapper: &Path, folder: &Path) -> Result<BuildReport> {
+fn compile(
+    arguments: &[&str],
+    deadline: Option<Instant>,
+    wrapper: &Path,
+    folder: &Path,
+) -> Result<Option<BuildReport>> {
     let mut command = cargo();
     command.current_dir(host::repository()).args(arguments).args([
         "--no-run",
         "--message-format",
         "json-render-diagnostics",
     ]);
-    println!("$ {}", describe(&command));
     // Variables that clippy and rustdoc inherit need not be recorded, and a registry's token must
     // not be. The variables about the package differ between this program and every target.
     let own = |name: &String| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -230,15 +248,8 @@ fn compile(arguments: &[&str], wrapper: &Path, folder: &Path) -> Result<BuildRep
         .env("RUSTC_WRAPPER", wrapper)
         .env(FOLDER, folder)
         .env(KNOWN, known.collect::<Vec<_>>().join(","));
-    let said = command
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
-    if !said.status.success() {
-        bail!("the tests do not compile: {}", said.status);
-    }
-    BuildReport::read(&String::from_utf8_lossy(&said.stdout))
+    let report = output_until(&mut command, deadline).context("the tests do not compile")?;
+    report.map(|report| BuildReport::read(&report)).transpose()
 }
 
 /// A target, as cargo speaks of it once it is built.
@@ -263,6 +274,7 @@ struct BuildReport {
     targets: BTreeMap<(PathBuf, bool), Target>,
     /// Every file, those of dependencies included.
     files: BTreeSet<PathBuf>,
+    third_party: BTreeSet<String>,
 }
 
 impl BuildReport {
@@ -270,17 +282,23 @@ impl BuildReport {
         let mut built = Self::default();
         for line in said.lines() {
             let told: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
-            if told["reason"] != "compiler-artifact" {
-                continue;
-            }
             let files = told["filenames"].as_array().into_iter().flatten();
-            let files: Vec<_> =
+            let mut files: Vec<_> =
                 files.filter_map(|file| Some(PathBuf::from(file.as_str()?))).collect();
-            built.files.extend(files.iter().cloned());
+            // The output of a build script, the only file of its kind of line.
+            files.extend(told["out_dir"].as_str().map(PathBuf::from));
             // "path+file:///…/crates/sys#afresh-sys@0.1.0", or without the name if it equals the
             // folder's.
             let id = told["package_id"].as_str().unwrap_or_default();
-            let Some(id) = id.strip_prefix("path+file://") else { continue };
+            let id = id.strip_prefix("path+file://");
+            if id.is_none() {
+                built.third_party.extend(files.iter().filter_map(|file| hash_of(file)));
+            }
+            if told["reason"] != "compiler-artifact" {
+                continue;
+            }
+            built.files.extend(files.iter().cloned());
+            let Some(id) = id else { continue };
             let source = told["target"]["src_path"].as_str().context("a target has a source")?;
             let test = told["profile"]["test"].as_bool().context("a profile says if of tests")?;
             let package = package(id).to_owned();
@@ -322,7 +340,7 @@ impl BuildReport {
                 None => drop(missing.insert(target.package.clone())),
             }
         }
-        Ok((Units(units), missing))
+        Ok((Units { units, third_party: self.third_party.clone() }, missing))
     }
 
     fn fits(&self, unit: &Unit) -> bool {
@@ -331,6 +349,12 @@ impl BuildReport {
             self.files.contains(&file) || self.files.contains(&file.with_extension("rlib"))
         })
     }
+}
+
+/// The hash of an artifact, which its own name has or that of its folder.
+fn hash_of(file: &Path) -> Option<String> {
+    let mut names = file.iter().rev().take(2).filter_map(|name| name.to_str());
+    names.find_map(artifact_cache::hash).map(str::to_owned)
 }
 
 /// The package's name in cargo's identifier of it.
@@ -343,6 +367,10 @@ fn package(id: &str) -> &str {
 }
 
 impl Units {
+    pub(crate) fn third_party(&self) -> &BTreeSet<String> {
+        &self.third_party
+    }
+
     /// Lints every target; a clippy warning is an error.
     pub(crate) fn clippy(&self) -> Result<()> {
         self.lint(&host::target_folder().join("units/lints"))
@@ -373,9 +401,11 @@ impl Units {
         let of = package["manifest_path"].as_str().context("a package has a manifest")?;
         let source = Path::new(of).with_file_name("src");
         let part = Part::new(package, features);
-        let own = self.0.iter().filter(|unit| !unit.test && unit.source.parent() == Some(&source));
-        let only = Self(own.map(|unit| part.of(unit)).collect());
-        if only.0.is_empty() {
+        let own =
+            self.units.iter().filter(|unit| !unit.test && unit.source.parent() == Some(&source));
+        let units = own.map(|unit| part.of(unit)).collect();
+        let only = Self { units, third_party: BTreeSet::new() };
+        if only.units.is_empty() {
             bail!("no target of {of} was built");
         }
         only.lint(&host::target_folder().join("units/parts"))
@@ -407,11 +437,11 @@ impl Units {
     /// Runs a command for each target that it is made for, as many at a time as there are
     /// processors.
     fn each(&self, what: &str, make: impl Fn(&Unit) -> Option<Command> + Sync) -> Result<()> {
-        println!("$ {what} of {} targets", self.0.len());
+        println!("$ {what} of {} targets", self.units.len());
         let next = AtomicUsize::new(0);
         let failed = Mutex::new(Vec::new());
         let work = || {
-            while let Some(unit) = self.0.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while let Some(unit) = self.units.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let Some(mut command) = make(unit) else { continue };
                 let said = command.stdin(Stdio::null()).output();
                 let fault = match said {
@@ -447,6 +477,16 @@ mod tests {
     pub(super) fn unit(words: &[&str]) -> Unit {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
         Unit::new("/w".into(), words, BTreeMap::new()).expect("a target")
+    }
+
+    #[test]
+    fn members_of_the_workspace_are_named_by_relative_paths() {
+        for (source, is_of_workspace) in [("crates/one/src/lib.rs", true), ("/r/two/lib.rs", false)]
+        {
+            let words = ["--crate-name", "one", source, "--test"].map(OsString::from);
+            assert_eq!(is_member(&words), is_of_workspace, "{source}");
+        }
+        assert!(!is_member(&[OsString::from("-vV")]));
     }
 
     #[test]
@@ -507,11 +547,22 @@ mod tests {
                 r#"{{"reason":"compiler-artifact","package_id":"path+file:///w/crates/one#afresh-one@0.1.0","filenames":["{file}"],"target":{{"src_path":"/w/one.rs"}},"profile":{{"test":false}}}}"#
             );
             let built = BuildReport::read(&said).expect("as cargo says it");
-            built.units(&folder).expect("read").0.0[0].hash().to_owned()
+            built.units(&folder).expect("read").0.units[0].hash().to_owned()
         };
         assert_eq!(of("/t/libone-old.rlib"), "-old");
         assert_eq!(of("/t/one"), "-new");
         std::fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn third_party_artifacts_are_those_outside_of_the_workspace_with_their_build_scripts() {
+        let said = r#"{"reason":"compiler-artifact","package_id":"registry+x#two@1.0.0","filenames":["/t/libtwo-0000000000000002.rlib"],"target":{},"profile":{}}
+{"reason":"compiler-artifact","package_id":"registry+x#two@1.0.0","filenames":["/t/build/two-0000000000000003/build-script-build"],"target":{},"profile":{}}
+{"reason":"build-script-executed","package_id":"registry+x#two@1.0.0","out_dir":"/t/build/two-0000000000000004/out"}
+{"reason":"build-script-executed","package_id":"path+file:///w/crates/one#afresh-one@0.1.0","out_dir":"/t/build/one-0000000000000005/out"}"#;
+        let built = BuildReport::read(said).expect("as cargo says it");
+        let hashes: Vec<_> = (2..5).map(|number| format!("{number:016}")).collect();
+        assert!(built.third_party.iter().eq(&hashes), "{:?}", built.third_party);
     }
 
     #[test]
@@ -527,6 +578,7 @@ mod tests {
         let built = BuildReport::read(&said("2")).expect("as cargo says it");
         assert!(built.fits(&one));
         assert_eq!(built.targets[&("/w/one.rs".into(), false)].package, "afresh-one");
+        assert!(built.third_party.is_empty(), "a name without a hash");
         assert!(!BuildReport::read(&said("3")).expect("as cargo says it").fits(&one));
         assert_eq!(package("/w/xtask#0.1.0"), "xtask");
     }

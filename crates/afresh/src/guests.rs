@@ -41,7 +41,7 @@ pub use guest::{Guest, Kind, Origin, open};
 pub use lease::{InstanceDifference, Lease, OwnedLease};
 pub(crate) use options::GuestOptions;
 pub use save::{SaveOptions, SavedSnapshot};
-pub use save_point::SavePoint;
+pub use save_point::{SavePoint, SavePreparation};
 pub use session::{Checkpoint, Session};
 pub use session_files::{FileContent, SessionFiles};
 pub use session_turns::SavedTurn;

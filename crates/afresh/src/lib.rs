@@ -84,8 +84,9 @@
 //! [`Options`] of a guest, [`LeaseOptions`], [`CallOptions`] and [`SaveOptions`] are set alike:
 //! each method has the name of its option, takes the options and returns them. An option that is
 //! not set at one level comes from the next one: first the call, then its lease, then the guest,
-//! then the default of the kind. In [`Options`] those of all kinds go before those of one kind
-//! (`Options::wasm`, `Options::vm`, `Options::linux`).
+//! then the default of the kind. A method whose name ends in `_with` takes options of one call or
+//! one lease. In [`Options`] those of all kinds go before those of one kind (`Options::wasm`,
+//! `Options::vm`, `Options::linux`).
 //!
 //! # Features
 //!
@@ -148,8 +149,10 @@ pub use afresh_wasm as wasm;
 pub use {afresh_arena as arena, afresh_frames as frames};
 #[cfg(feature = "guests")]
 pub use {
-    afresh_budget as budget, afresh_files as files,
-    afresh_files::FileDifference,
+    afresh_budget as budget,
+    afresh_budget::{Budget as MemoryBudget, Exceeded},
+    afresh_files as files,
+    afresh_files::{DirEntry, FileDifference, Refused, Stat, Tree},
     afresh_pool as pool,
     afresh_pool::{LimitPolicy, Limits, PoolStats},
     afresh_snapshot as snapshot,
@@ -161,11 +164,13 @@ pub use {
     afresh_pager as pager,
     afresh_pager::SnapshotMemory,
     afresh_store as store,
-    afresh_store::{Access, Encoding, Sha256, Snapshot, Store},
+    afresh_store::{Access, Encoding, Sha256, Snapshot, Store, TurnError},
     error::{Cause, OpenError, ReferenceError, describe_error},
     options::Options,
     place::{FoundSnapshot, LATEST, Place, Reference},
 };
 
+#[cfg(feature = "remote")]
+pub use afresh_store::remote::Remote;
 #[cfg(feature = "seal")]
 pub use afresh_store::seal::{PublicKey, SealKey, SigningKey};

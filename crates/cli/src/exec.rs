@@ -335,7 +335,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         }
         for top in arguments.write_back.iter().filter(|_| matches!(end, End::Exit(_))) {
             let top = top.canonicalize()?;
-            if let Err(error) = write_back::write_back(&top, &changes, &files) {
+            if let Err(error) = write_back::write_back(&top, &changes, (&files_before, &files)) {
                 unwritten = unwritten.or(Some(error));
             }
         }

@@ -1,6 +1,6 @@
 //! Extended attributes: values, limits, budget, copies and saved trees.
 
-use afresh_files::{Budget, New, Node, Refused, Time, Tree};
+use afresh_files::{Budget, Layer, New, Node, Refused, Time, Tree};
 
 const NOW: Time = Time { seconds: 1, nanos: 0 };
 const NAME: &[u8] = b"user.name";
@@ -69,8 +69,7 @@ fn copies_of_a_tree_have_their_own_attributes() {
     tree.set_attribute(node, NAME, Some(b"now!"), NOW).unwrap();
     assert_ne!(tree, checkpoint);
     assert_eq!(value(&checkpoint, node), Some(b"then".to_vec()));
-    // A difference lists contents and modes.
-    assert!(checkpoint.diff(&tree).unwrap().is_empty());
+    assert!(!checkpoint.diff(&tree).unwrap().is_empty());
     tree = checkpoint.clone();
     assert_eq!(tree, checkpoint);
     // The last name takes attributes along, and refunds them.
@@ -128,5 +127,26 @@ fn saved_attributes_that_no_file_can_have_are_refused() {
         saved.description.extend(&tail);
         let restored = Tree::new(Budget::default()).restored(&saved);
         assert!(restored.is_err(), "{tail:?}");
+    }
+}
+
+#[test]
+fn a_refused_attribute_of_a_file_in_a_layer_costs_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("f"), b"data").unwrap();
+    let layer = Layer::directory(directory.path()).unwrap();
+    // Room for the file or for its attribute, and for both.
+    for (room, fits) in [(300, false), (4096, true)] {
+        let tree = Tree::new(Budget { bytes: 1 << 20, files: 100 }).over("/", &layer).unwrap();
+        let used = tree.used();
+        let bytes = used.bytes + room;
+        let mut tree = tree.with_budget(Budget { bytes, files: 100 });
+        let node = tree.find("/f").unwrap();
+        for value in [&[b'v'; 400][..], &[b'v'; 100]] {
+            let set = tree.set_attribute(node, NAME, Some(value), NOW);
+            assert_eq!(set, if fits { Ok(()) } else { Err(Refused::Full) }, "{room}");
+            assert_eq!(tree.used() == used, !fits, "{room}");
+        }
+        assert_eq!(value(&tree, node), fits.then(|| vec![b'v'; 100]));
     }
 }

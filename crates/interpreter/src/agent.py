@@ -222,9 +222,44 @@ def _take_terminal():
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def _start(wanted):
+# `CLONE_NEWUSER`, where Python has no name for it.
+_NEW_USER = 0x10000000
+_ROOT_HOME = "/root"
+
+
+def _unshare():
+    """The function `unshare`, also for a Python older than 3.12."""
+    if hasattr(os, "unshare"):
+        return os.unshare
+    try:
+        import ctypes
+    except ImportError as error:
+        raise RuntimeError("commands of `root` need Python 3.12 or newer, or one with `ctypes`") from error
+    function = ctypes.CDLL(None, use_errno=True).unshare
+
+    def unshare(flags):
+        if function(flags):
+            raise OSError(ctypes.get_errno(), "unshare")
+
+    return unshare
+
+
+def _become_root(unshare, user, group):
+    """Gives a new process the number 0, in a user namespace of its own."""
+    unshare(_NEW_USER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _start(wanted, as_root=False):
     """Starts a command: its number."""
     config = {name: wanted[name] for name in ("cmd", "args", "envs", "cwd") if wanted.get(name)}
+    steps, envs = [], wanted.get("envs") or {}
+    if as_root:
+        os.makedirs(_ROOT_HOME, exist_ok=True)
+        steps.append(functools.partial(_become_root, _unshare(), os.getuid(), os.getgid()))
+        envs = {"HOME": _ROOT_HOME, "USER": "root", "LOGNAME": "root", **envs}
     with contextlib.ExitStack() as kept:
         streams = {"stdin": subprocess.PIPE if wanted.get("stdin") else subprocess.DEVNULL}
         if wanted.get("size"):
@@ -234,13 +269,15 @@ def _start(wanted):
             failed.callback(os.close, ours)
             _resize(ours, wanted["size"])
             os.set_blocking(ours, False)
-            streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "preexec_fn": _take_terminal}
+            streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+            steps.append(_take_terminal)
         process = subprocess.Popen(
             [wanted["cmd"], *wanted.get("args", ())],
             cwd=wanted.get("cwd"),
-            env={**os.environ, **wanted.get("envs", {})},
+            env={**os.environ, **envs},
             bufsize=0,
             start_new_session=True,
+            preexec_fn=(lambda: [step() for step in steps]) if steps else None,
             **streams,
         )
         if wanted.get("size"):
@@ -289,6 +326,8 @@ def _command(wanted):
     """Does what is wanted with commands."""
     if wanted["op"] == "start":
         return _start(wanted)
+    if wanted["op"] == "start as root":
+        return _start(wanted, as_root=True)
     if wanted["op"] == "list":
         return [{"pid": number, **what} for number, (_, what) in _commands.items()]
     if wanted["op"] in CONTEXT_OPERATIONS:

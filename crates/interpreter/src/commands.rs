@@ -52,6 +52,26 @@ struct CommandEntry {
     /// Distinguishes it from other commands of the same number.
     serial: u64,
     output: CommandOutput,
+    /// The bytes of each stream in `output` when the start of another command began.
+    before_start: [usize; 2],
+}
+
+impl CommandEntry {
+    fn new(serial: u64) -> Self {
+        Self { serial, output: CommandOutput::default(), before_start: [0; 2] }
+    }
+
+    /// The output since the start of another command began, in case it is that command's.
+    fn output_since_start(mut self) -> CommandOutput {
+        let [stdout, stderr] = self.before_start;
+        let since = |kept: &mut Vec<u8>, before: usize| kept.split_off(before.min(kept.len()));
+        CommandOutput {
+            stdout: since(&mut self.output.stdout, stdout),
+            stderr: since(&mut self.output.stderr, stderr),
+            truncated: self.output.truncated,
+            ended: None,
+        }
+    }
 }
 
 /// Output of commands that have no number yet.
@@ -94,16 +114,23 @@ impl Commands {
     pub fn begin(&self) {
         let mut state = self.lock();
         (state.early, state.begun) = (Some(EarlyOutput::default()), None);
+        for CommandEntry { output, before_start, .. } in state.all.values_mut() {
+            *before_start = [output.stdout.len(), output.stderr.len()];
+        }
     }
 
     /// The guest has answered a request: if that was to start a command, with its number.
     pub fn answered(&self, answer: &[u8]) {
         let Some(early) = self.lock().early.take() else { return };
         let Some(number) = started(answer) else { return };
+        // One with this number that has not ended ran in a state before a move. Its output since
+        // the start began is that of the new command, whose number was not known yet.
+        let stale = self.lock().all.remove(&number).filter(|entry| entry.output.ended.is_none());
         let serial = self.adopt(number, true);
         let mut state = self.lock();
         state.begun = Some(serial);
         if let Some(entry) = state.all.get_mut(&number) {
+            entry.output = stale.map(CommandEntry::output_since_start).unwrap_or_default();
             let own = early.pieces.into_iter().filter(|(of, ..)| *of == number);
             own.for_each(|(_, stream, bytes)| entry.output.keep(stream, &bytes));
         }
@@ -130,7 +157,7 @@ impl Commands {
         }
         state.serials += 1;
         let serial = state.serials;
-        state.all.insert(number, CommandEntry { serial, output: CommandOutput::default() });
+        state.all.insert(number, CommandEntry::new(serial));
         serial
     }
 
@@ -164,7 +191,12 @@ impl Commands {
     pub fn take(&self, number: u32, serial: u64) -> Option<(CommandOutput, u64)> {
         let mut state = self.lock();
         let moves = state.moves;
+        let is_starting = state.early.is_some();
         let entry = state.all.get_mut(&number).filter(|entry| entry.serial == serial)?;
+        if is_starting && entry.output.ended.is_none() {
+            // It may be the output of the command that is being started.
+            return Some((CommandOutput::default(), moves));
+        }
         let output = std::mem::take(&mut entry.output);
         entry.output.ended = output.ended;
         Some((output, moves))
@@ -182,14 +214,66 @@ impl Commands {
     pub fn fork(&self) -> Self {
         let state = self.lock();
         let running = state.all.iter().filter(|(_, entry)| entry.output.ended.is_none());
-        let copy = |(number, entry): (&u32, &CommandEntry)| {
-            (*number, CommandEntry { serial: entry.serial, output: CommandOutput::default() })
-        };
+        let copy =
+            |(number, entry): (&u32, &CommandEntry)| (*number, CommandEntry::new(entry.serial));
         let all = running.map(copy).collect();
         Self(Arc::new(Mutex::new(CommandTable {
             all,
             serials: state.serials,
             ..CommandTable::default()
         })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The answer that a command was started.
+    fn answer(number: u8) -> [u8; 4] {
+        [0x83, 0, number, 0x60]
+    }
+
+    fn start(commands: &Commands, number: u8) -> u64 {
+        commands.begin();
+        commands.answered(&answer(number));
+        commands.started_serial().unwrap()
+    }
+
+    #[test]
+    fn output_before_the_number_is_known_is_that_of_the_new_command_after_a_move() {
+        let commands = Commands::default();
+        let [old, other] = [7, 8].map(|number| start(&commands, number));
+        commands.ended(7, 0);
+        // In the other state the number may be that of a running command, or of none.
+        commands.moved();
+        assert!(commands.print(7, Stream::Stdout, b"before"));
+        commands.begin();
+        assert!(commands.print(7, Stream::Stdout, b"da"));
+        assert!(commands.print(8, Stream::Stderr, b"of another"));
+        let (seen, moves) = commands.take(7, old).unwrap();
+        assert_eq!((&seen.stdout[..], seen.ended, moves), (&b""[..], None, 1));
+        assert!(commands.print(7, Stream::Stdout, b"ta"));
+        commands.answered(&answer(7));
+        let new = commands.started_serial().unwrap();
+        commands.ended(7, 0);
+        assert!(commands.take(7, old).is_none());
+        let (seen, _) = commands.take(7, new).unwrap();
+        assert_eq!((&seen.stdout[..], seen.ended, seen.truncated), (&b"data"[..], Some(0), false));
+        assert_eq!(commands.take(8, other).unwrap().0.stderr, b"of another");
+    }
+
+    #[test]
+    fn a_running_command_keeps_its_output_while_another_is_started() {
+        let commands = Commands::default();
+        let old = start(&commands, 7);
+        commands.moved();
+        commands.print(7, Stream::Stdout, b"a");
+        commands.begin();
+        commands.print(7, Stream::Stdout, b"b");
+        commands.answered(&answer(9));
+        let new = commands.started_serial().unwrap();
+        assert_eq!(commands.take(7, old).unwrap().0.stdout, b"ab");
+        assert_eq!(commands.take(9, new).unwrap().0.stdout, b"");
     }
 }

@@ -3,20 +3,18 @@
 //! Its threads take turns in the one thread that its process has: when one waits, when it gives
 //! way, and when others are ready and its time is over.
 
+mod scheduler;
+
 use std::time::{Duration, Instant};
 
 use crate::frozen_state::IdleWait;
+use crate::guest::scheduler::NextThread;
 use crate::http;
 use crate::platform::{Call, Continuation, Event, PlatformError, StubCommands, Trap};
-use crate::sentry::{Change, End, FIRST, InputSource, Sentry, SignalDelivery, SyscallControl};
+use crate::sentry::{Change, End, InputSource, ReadySets, Sentry, SignalDelivery, SyscallControl};
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::POLL_INTERVAL;
-
-/// Time slice of a thread while others can run.
-const TURN: Duration = Duration::from_millis(4);
-/// Minimum time slice of a thread.
-const MOMENT: Duration = Duration::from_micros(50);
 
 /// Why a guest stopped running.
 #[derive(Debug)]
@@ -130,41 +128,6 @@ impl Guest {
     /// The part of a wait of `length` before the caller is polled again.
     fn bounded(&self, length: Duration) -> Duration {
         if self.sentry.streams.is_polled() { length.min(self.poll) } else { length }
-    }
-
-    /// Whether other threads, an alarm or the caller have waited for long enough. A thread that
-    /// makes calls without pause is never late otherwise.
-    fn turn_is_over(&self) -> bool {
-        let taken = self.turn.elapsed();
-        if taken < MOMENT || self.sentry.state.is_alone() {
-            return false;
-        }
-        let rings = self.sentry.state.rings_at();
-        taken >= TURN || rings.is_some_and(|at| at <= self.sentry.now())
-    }
-
-    /// The end of the running thread's time: after its slice, or when the alarm expires.
-    fn turn_ends(&self, deadline: Instant) -> Instant {
-        let state = &self.sentry.state;
-        let now = Instant::now();
-        if state.is_alone() {
-            return match self.sentry.streams.is_polled() {
-                true => deadline.min(now + self.poll),
-                false => deadline,
-            };
-        }
-        let mut ends = self.turn + TURN;
-        if let Some(at) = state.rings_at() {
-            ends = ends.min(now + Duration::from_nanos(at.saturating_sub(self.sentry.now())));
-        }
-        if let Some(left) = state.processor_left() {
-            ends = ends.min(now + Duration::from_nanos(left));
-        }
-        if let Some(rests) = self.rests {
-            ends = ends.min(rests);
-        }
-        // An interrupted process gets a moment to enter the stub.
-        ends.max(now + MOMENT).min(deadline)
     }
 
     /// Serves one call, and waiting calls of threads that may continue then, until a thread runs or
@@ -333,11 +296,8 @@ impl Guest {
             self.sentry.measure(&mut self.body.process);
             // However threads hand on to each other, it ends in time.
             self.turn = Instant::now();
-            if self.turn >= deadline {
-                return Ok(Next::Halts(StopReason::Late));
-            }
-            if !self.proceeds() {
-                return Ok(Next::Halts(StopReason::Unheard));
+            if let Some(halt) = self.halt(deadline) {
+                return Ok(Next::Halts(halt));
             }
             if self.rests.is_some_and(|rests| self.turn >= rests)
                 && let Some(ear) = self.answered()
@@ -348,10 +308,15 @@ impl Guest {
             }
             self.sentry.pump();
             let now = self.sentry.now();
-            let Some((member, id)) = self.find(now) else {
-                match self.nobody(now, deadline)? {
+            let (member, id) = match self.find(now, deadline) {
+                NextThread::Thread(member, id) => (member, id),
+                NextThread::Nothing => match self.nobody(now, deadline)? {
                     Some(halt) => return Ok(Next::Halts(halt)),
                     None => continue,
+                },
+                NextThread::Halt(halt) => {
+                    self.settle()?;
+                    return Ok(Next::Halts(halt));
                 }
             };
             self.switch_to(member)?;
@@ -359,7 +324,8 @@ impl Guest {
             let Some(wait) = self.sentry.state.current().threads.current().wait.clone() else {
                 return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
             };
-            let over = self.sentry.state.is_over(&self.sentry.streams, id, &wait, now);
+            let mut sets = ReadySets::default();
+            let over = self.sentry.state.is_over(&self.sentry.streams, id, &wait, now, &mut sets);
             self.sentry.resumed = Some(wait);
             if over {
                 self.sentry.change().current_mut().threads.current_mut().wait = None;
@@ -379,35 +345,6 @@ impl Guest {
                 SignalDelivery::Nothing => self.sentry.resumed = None,
             }
         }
-    }
-
-    /// The process and the thread that may run; expired timers send their signals.
-    fn find(&mut self, now: u64) -> Option<(u32, u32)> {
-        if self.sentry.state.processes.is_single() {
-            self.sentry.ring(now);
-            self.heed_stops();
-            return self.sentry.next_ready(now).map(|id| (FIRST, id));
-        }
-        let mut stopped = false;
-        for member in self.sentry.state.processes.in_turn() {
-            self.sentry.change().switch_to(member);
-            self.sentry.ring(now);
-            stopped |= self.heed_stops();
-            if let Some(id) = self.sentry.next_ready(now) {
-                return Some((member, id));
-            }
-        }
-        // A stopped process was the last, and its parent may run now.
-        if stopped { self.find(now) } else { None }
-    }
-
-    /// Stops the current process on a pending signal; returns whether it did.
-    fn heed_stops(&mut self) -> bool {
-        let stops = self.sentry.state.is_to_stop();
-        if stops {
-            self.sentry.change().heed_stops();
-        }
-        stops
     }
 
     /// Makes the first process the current one, with a thread in the stub, as in a frozen guest.

@@ -115,6 +115,8 @@ pub(crate) struct Command {
     pub(crate) from: Node,
     pub(crate) args: Vec<Vec<u8>>,
     pub(crate) env: Vec<Vec<u8>>,
+    /// Whether the process passes permission bits.
+    pub(crate) passes_bits: bool,
 }
 
 /// A program that is ready to be loaded.
@@ -164,16 +166,18 @@ impl Loadable {
 impl Command {
     /// Finds the program: the interpreter for a script.
     pub(crate) fn find(self, tree: &Tree) -> Result<Loadable, Errno> {
-        let Self { mut path, from, mut args, env } = self;
+        let Self { mut path, from, mut args, env, passes_bits } = self;
         let named = path.clone();
+        let executable = if passes_bits { 0o111 } else { 0o100 };
         if args.is_empty() {
             args.push(Vec::new());
         }
         for _ in 0..SCRIPTS {
-            let place = tree.walk(&path, Walk::new(from).searching())?;
+            let walk = Walk::new(from);
+            let place = tree.walk(&path, if passes_bits { walk } else { walk.searching() })?;
             let node = place.node()?;
             let stat = tree.stat(node)?;
-            if stat.kind != Kind::File || stat.mode & 0o100 == 0 {
+            if stat.kind != Kind::File || stat.mode & executable == 0 {
                 return Err(Errno::ACCESS);
             }
             let (head, size) = read_head(tree, node, &path).map_err(|_| Errno::NOEXEC)?;
@@ -262,7 +266,8 @@ pub(crate) fn load(
     let node = found.node().map_err(missing)?;
     let (head, size) = read_head(tree, node, name)?;
     let loadable = if let Some(line) = head.strip_prefix(b"#!") {
-        let command = Command { path: name.to_vec(), from: Tree::ROOT, args, env };
+        let command =
+            Command { path: name.to_vec(), from: Tree::ROOT, args, env, passes_bits: false };
         let found = if is_shim(path) { Err(Errno::NOEXEC) } else { command.find(tree) };
         found.map_err(|_| WarmError::Script {
             path: path.to_path_buf(),

@@ -8,8 +8,8 @@
 use std::time::Instant;
 
 use crate::guest::{Guest, StopReason};
-use crate::platform::{Call, PlatformError, Process, Trap};
-use crate::sentry::{PAGE, PeerCopy};
+use crate::platform::{Call, PlatformError, Trap};
+use crate::sentry::{PeerCopy, read_some, write_some};
 
 /// Maximum bytes of a part.
 const MAX_PART: u64 = 1 << 20;
@@ -36,47 +36,6 @@ impl Cursor<'_> {
             (self.pieces, self.passed) = (&self.pieces[1..], 0);
         }
     }
-}
-
-/// The length of the part of a range that is in its first page.
-fn first_page(start: u64, len: usize) -> usize {
-    len.min((PAGE - start % PAGE) as usize)
-}
-
-/// Bytes up to the first page that cannot be read.
-fn read_some(process: &Process, start: u64, len: u64) -> Result<Vec<u8>, PlatformError> {
-    let mut bytes = vec![0; len as usize];
-    if process.read(start, &mut bytes)? {
-        return Ok(bytes);
-    }
-    let mut done = 0;
-    while done < bytes.len() {
-        let at = start.wrapping_add(done as u64);
-        let part = first_page(at, bytes.len() - done);
-        if !process.read(at, &mut bytes[done..done + part])? {
-            break;
-        }
-        done += part;
-    }
-    bytes.truncate(done);
-    Ok(bytes)
-}
-
-/// Writes bytes up to the first page that cannot be written, and returns their number.
-fn write_some(process: &mut Process, start: u64, bytes: &[u8]) -> Result<u64, PlatformError> {
-    if process.write(start, bytes)? {
-        return Ok(bytes.len() as u64);
-    }
-    let mut done = 0;
-    while done < bytes.len() {
-        let at = start.wrapping_add(done as u64);
-        let part = first_page(at, bytes.len() - done);
-        if !process.write(at, &bytes[done..done + part])? {
-            break;
-        }
-        done += part;
-    }
-    Ok(done as u64)
 }
 
 impl Guest {

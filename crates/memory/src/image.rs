@@ -11,6 +11,7 @@
 
 mod backing;
 mod build;
+mod copier;
 mod diff;
 #[cfg(not(miri))]
 mod file;
@@ -30,6 +31,7 @@ pub(crate) use backing::Backing;
 use backing::Release;
 pub use build::ImageBuilder;
 pub(crate) use build::read_parts;
+pub(crate) use copier::PageCopier;
 #[cfg(not(miri))]
 pub use file::ImageFile;
 pub use inserter::Inserter;

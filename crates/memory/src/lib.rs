@@ -45,6 +45,6 @@ pub use error::{ImageError, ResetError, SlotError, TrackError};
 pub use image::ImageFile;
 pub use image::{BorrowedFile, FileOwner, Filler, Image, ImageBuilder, Inserter, PageOrigin};
 pub use remote::{Remote, RemoteError, RemoteSlot, UnreportedPages};
-pub use slot::{Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
+pub use slot::{FreezePreparation, Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
 pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};
-pub use tracker::{DirtyPages, Tracker, TrackerKind};
+pub use tracker::{DirtyPages, Tracker, TrackerKind, WriteBarrier};

@@ -20,6 +20,7 @@
 
 mod access;
 pub(crate) mod adapt;
+mod behind;
 mod capture;
 mod map;
 mod reset;
@@ -45,6 +46,8 @@ use crate::write_set::WriteSet;
 use crate::{Image, ImageError, SlotError, Tracker, TrackerKind, tracker};
 
 use adapt::Adapt;
+use behind::Capture;
+pub use behind::FreezePreparation;
 pub use reset::{Mismatch, ResetReport};
 use space::Space;
 use state::State;
@@ -126,6 +129,9 @@ enum Method {
 
 /// A range of address space that holds one image and returns to it.
 pub struct Slot {
+    /// A capture that is prepared, or whose pages are copied while the guest runs: see `behind`.
+    /// Dropped before `method`, whose barrier it uses.
+    capture: Option<Capture>,
     /// Dropped before `space`: a tracker may watch the range.
     method: Method,
     space: Space,
@@ -233,6 +239,7 @@ impl Slot {
         let base = NonNull::new(memory.page_ptr(first)).ok_or(too_large(needed))?;
         let mut slot = Self {
             method: Method::FullCopy,
+            capture: None,
             space: Space::new(memory, first, capacity),
             state: State::Ready,
             image: Image::zero(0),
@@ -299,6 +306,7 @@ impl Slot {
     /// [`SlotError`]; the slot is quarantined unless the image just did not fit.
     pub fn set_image(&mut self, image: &Image, regions: &[PageRange]) -> Result<(), SlotError> {
         self.check()?;
+        self.settle_capture()?;
         let regions = self.checked_regions(image, regions)?;
         let external = matches!(
             &self.method,

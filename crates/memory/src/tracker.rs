@@ -7,6 +7,7 @@
 //! * reporting too much is allowed, reporting too little never;
 //! * a reported page stays writable, at no further cost, until it is armed again.
 
+mod barrier;
 pub(crate) mod descriptor;
 pub(crate) mod dirty;
 mod mprotect;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 
 use afresh_sys::{PageRange, Reservation};
 
+pub use barrier::WriteBarrier;
 use descriptor::Descriptor;
 pub use dirty::DirtyPages;
 pub(crate) use dirty::push_run;
@@ -120,6 +122,12 @@ pub unsafe trait Tracker: Send {
     /// Pages that were watched become inaccessible until they are watched again.
     fn hide(&mut self, range: PageRange) {
         let _ = range;
+    }
+
+    /// The barrier that protects pages while the guest runs, and has captured pages copied before
+    /// they open. `None` where the kernel opens pages, or other threads cannot protect them.
+    fn barrier(&self) -> Option<WriteBarrier> {
+        None
     }
 
     /// Whether a write to a huge page can be noticed, and open it, as a whole: see

@@ -22,8 +22,9 @@ pub(crate) struct Gate {
     came_back: Condvar,
 }
 
-/// Tasks that wait, the one to wake next first.
+/// Tasks that wait.
 struct TaskQueue {
+    /// By their numbers, which ascend: the one that has waited longest is first.
     tasks: VecDeque<WaitingTask>,
     next: u64,
 }
@@ -35,12 +36,15 @@ struct WaitingTask {
     process: u32,
 }
 
-/// The place of a task in the queue.
+/// The place of a task in the queue, over all of its attempts.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
+    /// Its place, from its first wait on.
     number: Option<u64>,
-    /// Whether it was woken before, and found nothing: it goes to the front then.
-    again: bool,
+    /// Whether it is in the queue, unless a signal took it out.
+    waits: bool,
+    /// Whether a signal ended its last wait: if it leaves, the next task is woken in its place.
+    woken: bool,
 }
 
 impl Gate {
@@ -80,51 +84,64 @@ impl Gate {
         waker: &Waker,
         there: impl FnOnce() -> bool,
     ) -> bool {
+        // The code of a waker is foreign, and may use the pool: it never runs under the lock.
+        let mut waker = waker.clone();
         let mut queue = locked(&self.tasks);
-        if let Some(number) = turn.number {
-            let Some(at) = queue.tasks.iter().position(|task| task.number == number) else {
-                *turn = Turn { number: None, again: true };
+        if turn.waits {
+            let at = queue.tasks.iter().position(|task| Some(task.number) == turn.number);
+            let Some(at) = at else {
+                *turn = Turn { waits: false, woken: true, ..*turn };
                 return true;
             };
             if !there() {
-                queue.tasks[at].waker.clone_from(waker);
+                std::mem::swap(&mut queue.tasks[at].waker, &mut waker);
+                drop(queue);
                 return false;
             }
-            queue.tasks.remove(at);
+            // A task that has its item may keep its turn, and would swallow a signal in the queue.
+            turn.waits = false;
+            let left = queue.tasks.remove(at);
             self.waiting.fetch_sub(1, Ordering::SeqCst);
-            turn.number = None;
+            drop(queue);
+            drop(left);
             return true;
         }
         self.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if there() {
             self.waiting.fetch_sub(1, Ordering::SeqCst);
+            drop(queue);
             return true;
         }
-        let number = queue.next;
-        queue.next += 1;
-        let task = WaitingTask { number, waker: waker.clone(), process: process() };
-        match turn.again {
-            true => queue.tasks.push_front(task),
-            false => queue.tasks.push_back(task),
-        }
-        turn.number = Some(number);
+        let number = turn.number.unwrap_or(queue.next);
+        queue.next = queue.next.max(number + 1);
+        let at = queue.tasks.partition_point(|task| task.number < number);
+        queue.tasks.insert(at, WaitingTask { number, waker, process: process() });
+        *turn = Turn { number: Some(number), waits: true, woken: false };
         false
     }
 
-    /// A task stops waiting. If it was woken and did not look, the next one is woken.
-    pub(crate) fn leave(&self, turn: &mut Turn) {
-        let Some(number) = turn.number.take() else { return };
-        let mut queue = locked(&self.tasks);
-        match queue.tasks.iter().position(|task| task.number == number) {
-            Some(at) => {
-                queue.tasks.remove(at);
-                self.waiting.fetch_sub(1, Ordering::SeqCst);
-            }
-            None => {
-                drop(queue);
+    /// A task stops waiting. If it was woken and an item is still there, the next one is woken.
+    ///
+    /// `there` as for [`Gate::wait`]. It sees the item of the signal, whose sender stored it before
+    /// it took the task out of the queue.
+    pub(crate) fn leave(&self, turn: &mut Turn, there: impl FnOnce() -> bool) {
+        let Turn { number, waits, woken } = std::mem::take(turn);
+        if !waits {
+            if woken && there() {
                 self.signal();
             }
+            return;
+        }
+        let mut queue = locked(&self.tasks);
+        let at = queue.tasks.iter().position(|task| Some(task.number) == number);
+        let left = at.and_then(|at| queue.tasks.remove(at));
+        if left.is_some() {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+        drop(queue);
+        if left.is_none() && there() {
+            self.signal();
         }
     }
 
@@ -140,6 +157,8 @@ impl Gate {
 
     #[cold]
     fn wake(&self) {
+        // Dropped after the lock.
+        let mut of_parents = Vec::new();
         let mut queue = locked(&self.tasks);
         self.came_back.notify_all();
         let next = loop {
@@ -148,6 +167,7 @@ impl Gate {
             if task.process == process() {
                 break Some(task.waker);
             }
+            of_parents.push(task);
         };
         drop(queue);
         if let Some(waker) = next {

@@ -44,7 +44,7 @@ mod stats;
 mod sync;
 mod trims;
 
-pub use blocking::run_blocking;
+pub use blocking::{JobHandle, MAX_CALL_THREADS, run_blocking};
 pub use budget::{Budget, MappingCharge, ProcessLimits, Usage};
 pub use error::PoolError;
 pub use lease::{Lease, OwnedLease};

@@ -1,7 +1,7 @@
 //! Waiting for an item as a task does: no thread is blocked, and no runtime is needed.
 //!
-//! Promises: a task that waits is woken after an item came back; if it is dropped then, the next
-//! task is woken in its place. Tasks are woken in the order in which they came.
+//! Promises: a task that waits is woken after an item came back; if it is dropped before it has
+//! taken one, the next task is woken in its place. Tasks are woken in the order in which they came.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -54,6 +54,6 @@ impl NextItem {
 
 impl Drop for NextItem {
     fn drop(&mut self) {
-        self.pool.gate().leave(&mut self.turn);
+        self.pool.gate().leave(&mut self.turn, || self.pool.has_room());
     }
 }

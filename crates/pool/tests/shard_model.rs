@@ -104,7 +104,7 @@ impl World {
         let (waker, mut turn) = (Waker::from(alarm.clone()), Turn::default());
         loop {
             if let Some(idle) = self.try_take(key) {
-                self.gate.leave(&mut turn);
+                self.gate.leave(&mut turn, || !self.shard.is_empty());
                 return idle;
             }
             while !self.gate.poll(&mut turn, &waker, || !self.shard.is_empty()) {
@@ -176,8 +176,45 @@ fn a_task_that_leaves_wakes_the_next_one() {
             loom::thread::spawn(move || drop(world.take_as_task(1)))
         };
         world.put(item(1));
-        world.gate.leave(&mut turn);
+        world.gate.leave(&mut turn, || !world.shard.is_empty());
         other.join().unwrap();
+    });
+}
+
+/// Another task waits while a task that was woken leaves without an attempt.
+fn leave_after_the_turn(polls: impl Fn(&World, &mut Turn, &Waker) + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(move || {
+        let world = World::new();
+        let alarm = std::sync::Arc::new(Alarm(Notify::new()));
+        let (waker, mut turn) = (Waker::from(alarm), Turn::default());
+        assert!(!world.gate.poll(&mut turn, &waker, || !world.shard.is_empty()));
+        let other = {
+            let world = world.clone();
+            loom::thread::spawn(move || drop(world.take_as_task(1)))
+        };
+        world.put(item(1));
+        polls(&world, &mut turn, &waker);
+        world.gate.leave(&mut turn, || !world.shard.is_empty());
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_task_that_leaves_between_its_turn_and_its_attempt_wakes_the_next_one() {
+    leave_after_the_turn(|world, turn, waker| {
+        // The other task may have been faster.
+        world.gate.poll(turn, waker, || !world.shard.is_empty());
+    });
+}
+
+#[test]
+fn a_task_that_leaves_after_any_number_of_turns_wakes_the_next_one() {
+    leave_after_the_turn(|world, turn, waker| {
+        for _ in 0..2 {
+            world.gate.poll(turn, waker, || !world.shard.is_empty());
+        }
     });
 }
 

@@ -252,8 +252,9 @@ class TestInspect:
                     await box.read_file("made/a.bin")
                 with pytest.raises(TimeoutError):
                     await box.exec(["sleep", "100"], timeout=1)
+                assert (await box.exec(["id", "-u"], user="root")).stdout == "0\n"
                 with pytest.raises(SandboxUserUnsupportedError):
-                    await box.exec(["true"], user="root")
+                    await box.exec(["true"], user="nobody")
                 return state
 
             return solve

@@ -85,6 +85,36 @@ def test_a_command_that_runs_too_long_is_killed_and_the_sandbox_stays(box: afres
     assert box.eval("1 + 1") == 2
 
 
+def test_commands_run_as_root_with_the_same_files(box: afresh.Sandbox) -> None:
+    shown = box.commands.run("id -u; id -g; whoami; echo $HOME; touch own; chown root:root own", user="root")
+    assert (shown.stdout, shown.stderr) == ("0\n0\nroot\n/root\n", "")
+    assert box.commands.run("stat -c %u own; id -u", user="user").stdout.split() == ["1000", "1000"]
+    sleeper = box.commands.start(["sleep", "1000"], user="root")
+    (copy,) = box.fork(1)
+    assert copy.commands.connect(sleeper.pid).kill()
+    assert sleeper.kill()
+    with pytest.raises(ValueError, match="'user' or 'root', not as 'nobody'"):
+        box.commands.run("true", user="nobody")
+    with pytest.raises(afresh.ProgramError, match="nowhere"):
+        box.commands.run(["nowhere"], user="root")
+
+
+def test_a_sandbox_of_an_earlier_version_refuses_root_by_name(box: afresh.Sandbox) -> None:
+    # Its guest side does not know the operation.
+    box.eval("""
+import sys
+frame = sys._getframe()
+while "_run_command" not in frame.f_globals:
+    frame = frame.f_back
+names, now = frame.f_globals, frame.f_globals["_command"]
+names["_command"] = lambda wanted: now({**wanted, "op": wanted["op"].replace("start as root", "unknown")})
+None
+""")
+    with pytest.raises(afresh.SessionError, match="earlier version"):
+        box.commands.run("true", user="root")
+    assert box.commands.run("id -u").stdout == "1000\n"
+
+
 def test_commands_that_cannot_start_say_why(box: afresh.Sandbox) -> None:
     with pytest.raises(afresh.ProgramError, match="nowhere"):
         box.commands.run(["nowhere"])

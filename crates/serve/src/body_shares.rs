@@ -2,7 +2,9 @@
 //!
 //! Promises: requests of one tenant, and answers to it, take at most half of the memory for bodies,
 //! however slow its clients are; all requests that show no key or token take a quarter together.
-//! May break it: tenants that fill the memory together.
+//! Tenants cannot fill the memory together: each leaves at least as much free as it has. While `n`
+//! of them take all they get, another gets `1 / (2 n + 2)` of the memory at once, and an equal
+//! share as they give bytes back.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -57,7 +59,24 @@ mod tests {
         let mut all = [of(Some(&one)), of(Some(&one)), of(None), of(None), of(Some(&two))];
         assert!(all[0].add(50) && !all[1].add(1));
         assert!(all[2].add(25) && !all[3].add(1));
-        assert!(all[4].add(25));
-        assert_eq!(whole.used(), 100);
+        assert!(all[4].add(12) && !all[4].add(1));
+        assert_eq!(whole.used(), 87);
+    }
+
+    #[test]
+    fn two_flooding_tenants_and_strangers_leave_room_for_a_third_tenant() {
+        let shares = BodyShares::new(&Budget::new(1 << 20));
+        let flooding: [Option<Arc<str>>; 3] = [Some("one".into()), Some("two".into()), None];
+        let mut held: Vec<_> =
+            flooding.iter().map(|tenant| shares.of(tenant.as_ref()).share()).collect();
+        while held.iter_mut().map(|share| share.add(1 << 10)).filter(|took| *took).count() > 0 {}
+        let third: Arc<str> = "three".into();
+        let mut own = shares.of(Some(&third)).share();
+        assert!(own.add(1 << 17) && !own.add(1 << 17));
+        // The others end a request each.
+        held.iter_mut()
+            .zip(&flooding)
+            .for_each(|(share, of)| *share = shares.of(of.as_ref()).share());
+        assert!(own.add(1 << 17));
     }
 }

@@ -248,6 +248,7 @@ struct Template {
     warm: Vec<String>,
     setup: Option<String>,
     library: Option<PathBuf>,
+    images: Option<Vec<String>>,
     language: Option<String>,
     memory_mib: Option<u64>,
     files_mib: Option<u64>,
@@ -385,6 +386,7 @@ impl Sandboxes {
             own.warm = template.warm.iter().map(|call| warm_call(call)).collect();
             own.setup = template.setup;
             own.library = template.library.map(|library| dir.join(library));
+            set(&mut own.images, template.images);
             set(&mut own.language, template.language);
             set(&mut own.files, template.files_mib.map(|mib| mib.saturating_mul(1 << 20)));
             set(&mut own.memory, template.memory_mib.map(|mib| mib.saturating_mul(1 << 20)));
@@ -566,13 +568,11 @@ mod tests {
             "#;
         std::fs::write(&path, text).unwrap();
         let config = Config::read(&path, &Options::new()).unwrap();
-        let audit = config.audit.unwrap();
-        assert!(audit.required && audit.path.ends_with("audit.log"));
+        assert!(config.audit.is_some_and(|one| one.required && one.path.ends_with("audit.log")));
         assert_eq!(config.max_connections_per_address, Some(5));
         assert_eq!(config.max_requests_per_address, Some(600));
-        assert!(config.forwarded_for);
         let sandboxes = config.sandboxes.unwrap();
-        assert!(sandboxes.requires_metrics_key);
+        assert!(config.forwarded_for && sandboxes.requires_metrics_key);
         let budgets = &sandboxes.budgets;
         assert_eq!(budgets.window, Duration::from_secs(60));
         assert_eq!(budgets.server.stored, Some(1000 << 20));

@@ -68,6 +68,8 @@ pub(crate) struct Shared {
     config: Config,
     table: RwLock<Arc<RoutingTable>>,
     pub(crate) budget: Budget,
+    /// The part of the budget that guests under routes have.
+    guest_budget: Budget,
     body_shares: Arc<BodyShares>,
     pub(crate) metrics: Metrics,
     pub(crate) phase: watch::Sender<Phase>,
@@ -146,8 +148,13 @@ async fn hold(response: Response, meter: &Meter) -> Response {
 impl Shared {
     pub(crate) async fn open(config: &Config) -> Result<Self, ServeError> {
         let budget = Budget::new(config.max_buffered_bytes);
+        // Guests under routes have as much together as a tenant of sandboxes.
+        let guest_budget = match config.sandboxes {
+            Some(_) => budget.part(1),
+            None => budget.clone(),
+        };
         let mut metrics = Metrics::new();
-        let table = RoutingTable::open(config, &budget, &metrics).await?;
+        let table = RoutingTable::open(config, &guest_budget, &metrics).await?;
         #[cfg(feature = "fleet")]
         let fleet = match &config.fleet {
             Some(fleet) => Some(Fleet::join(fleet).await?),
@@ -201,6 +208,7 @@ impl Shared {
             table: RwLock::new(Arc::new(table)),
             body_shares: BodyShares::new(&budget),
             budget,
+            guest_budget,
             metrics,
             phase: watch::Sender::new(Phase::Running),
             body_time: config.body_timeout,
@@ -253,7 +261,7 @@ impl Shared {
         Ok(OpenedGuests {
             #[cfg(feature = "tls")]
             tls: config.tls.as_ref().map(crate::tls::Acceptor::open).transpose()?,
-            table: RoutingTable::open(config, &self.budget, &self.metrics).await?,
+            table: RoutingTable::open(config, &self.guest_budget, &self.metrics).await?,
         })
     }
 

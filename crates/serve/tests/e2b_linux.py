@@ -39,6 +39,30 @@ def goes_on(sandbox: Sandbox) -> bool:
     return False
 
 
+def as_root(sandbox: Sandbox) -> None:
+    """Commands and terminals of `root` have the number 0, its home, and the same files."""
+    script = "whoami; id -u; id -g; pwd; echo $HOME $USER $KIND; touch own; chown root:root own; stat -c %U:%G own"
+    shown = sandbox.commands.run(script, user="root", envs={"KIND": "given"}).stdout.split()
+    assert shown == ["root", "0", "0", "/root", "/root", "root", "given", "root:root"], shown
+    assert sandbox.commands.run("stat -c %U /root/own; id -u", user="user").stdout.split() == ["user", "1000"]
+    assert sandbox.commands.run("pwd", user="root", cwd="/tmp").stdout == "/tmp\n"
+    waiting = sandbox.commands.run("echo up; sleep 1000", user="root", background=True, timeout=0)
+    fork = sandbox.fork(count=1, timeout=600)[0]
+    assert sandbox.commands.kill(waiting.pid)
+    assert fork.commands.kill(waiting.pid) and fork.commands.run("id -u", user="root").stdout == "0\n"
+    assert fork.kill()
+    terminal = sandbox.pty.create(PtySize(rows=24, cols=80), user="root")
+    seen = bytearray()
+    sandbox.pty.send_stdin(terminal.pid, b"echo $(id -u)-$(tty | cut -c1-9); exit\n")
+    terminal.wait(on_pty=seen.extend)
+    assert b"0-/dev/pts/" in seen, seen
+    sandbox.files.write("of-root", "content", user="root")
+    assert sandbox.files.read("/root/of-root") == "content" == sandbox.files.read("~/of-root", user="root")
+    assert {"of-root", "own"} <= {entry.name for entry in sandbox.files.list(".", user="root")}
+    with urllib.request.urlopen(sandbox.download_url("of-root", user="root")) as response:
+        assert response.read() == b"content"
+
+
 def none_left(sandbox: Sandbox) -> bool:
     """Whether no command runs, or soon none does."""
     until = time.monotonic() + LONG
@@ -322,13 +346,13 @@ def chosen() -> None:
     shown = sandbox.commands.run("whoami; id -u; touch own; stat -c %U:%G own", user="user").stdout
     assert shown == "user\n1000\nuser:user\n", shown
     assert sandbox.files.get_info("own", user="user").owner == "user"
+    as_root(sandbox)
     for refused in (
-        lambda: sandbox.commands.run("id", user="root"),
         lambda: sandbox.commands.run("id", user="nobody"),
-        lambda: sandbox.pty.create(PtySize(rows=24, cols=80), user="root"),
-        lambda: sandbox.files.read("/etc/passwd", user="root"),
-        lambda: sandbox.files.write("/tmp/of-root", "x", user="root"),
-        lambda: sandbox.files.list("/", user="root"),
+        lambda: sandbox.pty.create(PtySize(rows=24, cols=80), user="nobody"),
+        lambda: sandbox.files.read("/etc/passwd", user="nobody"),
+        lambda: sandbox.files.write("/tmp/of-nobody", "x", user="nobody"),
+        lambda: sandbox.files.list("/", user="nobody"),
         lambda: Sandbox.create("no-such-template"),
         lambda: Sandbox.create(network={"allow_out": ["example.org"]}),
         lambda: Sandbox.create(network={"dns_servers": ["8.8.8.8"]}),
@@ -390,6 +414,9 @@ def watched(sandbox: Sandbox) -> None:
     info = sandbox.files.write("/home/user/labelled", "text", metadata={"author": "me"})
     assert info.metadata == {"author": "me"}
     assert sandbox.files.rename("/home/user/labelled", "/home/user/moved").metadata == {"author": "me"}
+    setting = "import os; os.setxattr('moved', 'user.e2b.by', b'code'); print(os.getxattr('moved', 'user.e2b.author'))"
+    assert sandbox.commands.run(f'python3 -c "{setting}"').stdout == "b'me'\n"
+    assert sandbox.files.get_info("moved").metadata == {"author": "me", "by": "code"}
     assert sandbox.files.write("/home/user/moved", "other").metadata is None
     assert sandbox.files.get_info("/home/user/moved").metadata is None
     sandbox.files.write("/home/user/zipped", "z" * 100_000, gzip=True)

@@ -23,7 +23,8 @@ def built(files: pathlib.Path) -> None:
             .copy("app", "/opt/app", mode=0o755)
             .set_workdir("/opt/app")
             .run_cmd("date +%s%N > drawn; echo $STAGE >> drawn; pwd >> drawn")
-            .run_cmd("touch /opt/by-root", user="root")
+            .run_cmd('test "$(whoami)" = root && touch /opt/by-root', user="root")
+            .run_cmd('test "$(whoami)" = user')
         )
 
     ready = template().set_start_cmd("sleep 1; touch /tmp/up; sleep 1000", "test -e /tmp/up")
@@ -60,7 +61,7 @@ def built(files: pathlib.Path) -> None:
         lambda: Template.build(Template().from_template("none"), "failing"),
         lambda: Template.build(Template().from_image("python:3.13"), "failing"),
         lambda: Template.build(Template().from_template("linux").set_user("nobody"), "failing"),
-        lambda: Template.build(Template().from_template("linux").set_user("root"), "failing"),
+        lambda: Template.build(Template().from_template("linux").run_cmd("id", user="nobody"), "failing"),
         lambda: Template.build(Template().from_template("linux"), "script"),
         lambda: Template.build(Template().from_template("linux"), "many", cpu_count=2),
     )):
@@ -70,6 +71,19 @@ def built(files: pathlib.Path) -> None:
         except (SandboxException, BuildException) as refused:
             assert any(why in str(refused) for why in WHY), refused
     assert not Template.exists("failing")
+    of_root = Template().from_template("linux").set_user("root").run_cmd("id -u > /opt/first")
+    Template.build(of_root.set_start_cmd("id -u > /tmp/up; sleep 1000", "test -s /tmp/up"), "of-root")
+    made = Sandbox.create("of-root", timeout=600)
+    made.files.write("named", "in its home")
+    shown = made.commands.run("id -u; cat /opt/first /tmp/up /root/named").stdout
+    assert shown == "0\n0\n0\nin its home", shown
+    assert made.commands.run("id -u", user="user").stdout == "1000\n"
+    inner = Template().from_template("of-root").run_cmd("id -u > /opt/second").set_user("user")
+    Template.build(inner, "of-user")
+    of_user = Sandbox.create("of-user", timeout=600)
+    assert of_user.commands.run("cat /opt/second; id -u").stdout == "0\n1000\n"
+    for sandbox in (made, of_user):
+        sandbox.kill()
 
 
-WHY = ("own:v1", "exit code 7", "`none`", "build-images", "nobody", "as `root`", "configuration", "cpuCount")
+WHY = ("own:v1", "exit code 7", "`none`", "build-images", "nobody", "configuration", "cpuCount")

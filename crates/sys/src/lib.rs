@@ -24,13 +24,19 @@
 //! * `poll`, `random`, and with the feature `socket` Unix sockets that carry descriptors.
 //! * `folios`: how the page cache holds a file.
 //! * `kvm`: the gate that KVM's calls pass, the dirty ring and dirty log, and stopping a vCPU
-//!   (x86_64 only).
+//!   (x86_64 only, with the feature `kvm`).
 //! * [`errno`]: names of kernel errors.
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
 //! * [`planted`]: makes the reset wrong on purpose, for tests of the tests; its feature also brings
 //!   `alone` and `again`, a test in a separate process.
 //!
 //! Under Miri a fake replaces the maps and files, so that the logic above runs in the interpreter.
+
+// The errors of missing names that follow would not say why.
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "afresh-sys has a backend for Linux alone, so this crate and all that depend on it do not compile for this target. Build in a virtual machine with Linux, or for a Linux target"
+);
 
 #[cfg(all(feature = "planted", not(miri)))]
 mod alone;
@@ -41,7 +47,7 @@ mod error;
 mod features;
 mod inherited;
 pub mod inject;
-#[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
+#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64", not(miri)))]
 pub mod kvm;
 mod page;
 mod per_process;

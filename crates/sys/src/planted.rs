@@ -70,6 +70,10 @@ bugs! {
     Reclaim = "reclaim",
     /// A changed page is left out of a frozen image.
     Freeze = "freeze",
+    /// A captured page is opened for writing before it is copied.
+    CopyBehind = "copy-behind",
+    /// A page that was written since a freeze was prepared is not protected again.
+    Prepare = "prepare",
     /// A new mapping lets the kernel merge its pages.
     Merging = "merging",
     /// A collection removes staged data of living writers.

@@ -50,8 +50,8 @@ pub enum LoadError {
         "the engine was made before a fork, and compiles with threads that only its parent has: make one in the child"
     )]
     Forked,
-    /// The engine was not configured to enforce a requested limit.
-    #[error("the engine does not keep a {limit}: set `{setting}` when making it")]
+    /// The engine, or the guest, was not configured to enforce a requested limit.
+    #[error("no {limit} is kept: set `{setting}` when making the engine or the guest")]
     Limit {
         /// Which limit.
         limit: &'static str,

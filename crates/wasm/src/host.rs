@@ -325,6 +325,12 @@ impl Host {
         self.parts.memory_limit
     }
 
+    /// Sets the maximum bytes of each guest memory in the next call.
+    #[inline]
+    pub(crate) fn set_memory_limit(&mut self, bytes: usize) {
+        self.parts.memory_limit = bytes;
+    }
+
     /// Sets the time limit of the next call, for a limit that expires after some ticks of the
     /// engine.
     #[inline]

@@ -7,13 +7,12 @@ pub(crate) mod leasing;
 pub(crate) mod live;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use wasmtime::{Extern, Memory, Val, WasmParams, WasmResults};
 
 use crate::call::dynamic::{call_dynamic, call_error};
 use crate::call::entry::{Entry, typed};
-use crate::call::lease_options::LeaseLimits;
+use crate::call::lease_options::{CallOptions, LeaseLimits};
 use crate::call::scope::forget_exception;
 use crate::call::stores::CallLimits;
 use crate::engine::call_path::{CallPath, drive};
@@ -23,8 +22,7 @@ use crate::host::uniqueness::{entropy, next_generation};
 use crate::lease::live::{Live, Parts};
 use crate::warm::Inner;
 use crate::warm::compare::Comparison;
-use crate::warm::instance_state::InstanceState;
-use crate::{CallError, FreezeError, LoadError, StopHandle, WarmError};
+use crate::{CallError, LoadError, StopHandle, WarmError};
 
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping
 /// it undoes them all.
@@ -156,11 +154,6 @@ impl<'a> Lease<'a> {
     /// Why pages of the memories will never be there, if that is so.
     fn incomplete(&self) -> Option<String> {
         self.live.memories().find_map(|memory| memory.slot().failure())
-    }
-
-    /// The present state: memories, everything else, and the reading of the clock.
-    pub(crate) fn state(&mut self) -> Result<InstanceState, FreezeError> {
-        self.live.state()
     }
 
     /// Calls an export by name, with values of any number and type.
@@ -346,13 +339,9 @@ impl<'a> Lease<'a> {
     ///
     /// # Errors
     /// [`LoadError::Limit`] for a limit that the engine was not set up to keep; nothing is changed.
-    pub fn set_limits(
-        &mut self,
-        timeout: Option<Duration>,
-        fuel: Option<u64>,
-    ) -> Result<LeaseLimits, LoadError> {
+    pub fn set_limits(&mut self, options: &CallOptions) -> Result<LeaseLimits, LoadError> {
         let stores = &self.warm.pools.blueprint().stores;
-        let set = self.limits.with(timeout, fuel, stores)?;
+        let set = stores.limits_over(options, self.limits)?;
         Ok(LeaseLimits(std::mem::replace(&mut self.limits, set)))
     }
 

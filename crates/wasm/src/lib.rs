@@ -52,7 +52,7 @@ pub use afresh_pool::{Budget, LimitPolicy, Limits, NextItem, PoolStats, ProcessL
 pub use afresh_rewrite::{Analysis, LinkError, Refusal, Roots, link};
 pub use call::bytes_entry::BytesEntry;
 pub use call::entry::Entry;
-pub use call::lease_options::{LeaseLimits, LeaseOptions};
+pub use call::lease_options::{CallOptions, LeaseLimits, LeaseOptions};
 pub use call::values::{ArgumentError, parse_arguments, show_value};
 pub use component::WarmComponent;
 pub use component::lease::{ComponentLease, OwnedComponentLease};

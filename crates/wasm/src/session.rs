@@ -318,6 +318,8 @@ impl Session {
             .map(|(warm, (image, bytes))| GuestMemory::new(warm.shape, image, *bytes, &policy))
             .collect::<Result<Vec<_>, _>>()?;
         let mut instance = state.make_over(memories)?;
+        // As in `go`.
+        instance.store.data_mut().set_memory_limit(usize::MAX);
         instance.store.data_mut().set_files(values.files.clone());
         let mut scope = RootScope::new(&mut instance.store);
         let places = InstanceLayout::find(&mut scope, instance.instance, &state.blueprint.visible)?;
@@ -389,6 +391,8 @@ impl Session {
         let values = &*to.state.0;
         let instance = &mut self.instance;
         instance.store.data_mut().clear();
+        // A call with its own limit may have made a state that others could not.
+        instance.store.data_mut().set_memory_limit(usize::MAX);
         instance.store.data_mut().set_files(values.files.clone());
         forget_exception(&mut instance.store);
         let mut tables = self.places.tables.iter().zip(&values.tables);

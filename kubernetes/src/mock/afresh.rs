@@ -17,6 +17,8 @@ pub(super) struct State {
     faults: Faults,
     /// Sandboxes that appear with the next creation.
     hidden: Vec<(String, Value)>,
+    /// Sandboxes by the keys of their creations, and the requests without their times.
+    keys: BTreeMap<String, (String, Value)>,
 }
 
 /// Faults of the server.
@@ -28,6 +30,9 @@ pub(crate) struct Faults {
     pub(crate) forgetful: bool,
     /// Sandboxes that cannot be ended.
     pub(crate) immortal: BTreeSet<String>,
+    /// The number of creations whose answers are lost. Lists do not have their sandboxes before the
+    /// next creation.
+    pub(crate) lost_answers: usize,
     /// Time that a creation takes, by the namespace of the sandbox.
     pub(crate) slow: BTreeMap<String, Duration>,
 }
@@ -49,6 +54,11 @@ impl MockAfresh {
     pub(crate) fn make(&self, metadata: &[(&str, &str)]) -> String {
         let metadata: BTreeMap<&str, &str> = metadata.iter().copied().collect();
         self.state().make(&json!({"metadata": metadata, "timeout": 3600}))
+    }
+
+    /// The number of sandboxes that were ever made.
+    pub(crate) fn creations(&self) -> usize {
+        self.state().count
     }
 
     /// The identifiers of all sandboxes.
@@ -171,8 +181,29 @@ impl Handler for MockAfresh {
             ("POST", ["sandboxes"]) => {
                 let hidden = std::mem::take(&mut state.hidden);
                 state.sandboxes.extend(hidden);
+                let mut wanted = request.body.clone();
+                if let Some(fields) = wanted.as_object_mut() {
+                    fields.remove("timeout");
+                }
+                let known = request.key.as_ref().and_then(|key| state.keys.get(key));
+                if let Some((id, body)) = known
+                    && let Some(sandbox) = state.sandboxes.get(id)
+                {
+                    return match *body == wanted {
+                        true => Reply::Json(201, sandbox.clone()),
+                        false => refusal(422, "the key is that of another request"),
+                    };
+                }
                 let id = state.make(&request.body);
-                Reply::Json(201, state.sandboxes[&id].clone())
+                state.keys.extend(request.key.map(|key| (key, (id.clone(), wanted))));
+                let sandbox = state.sandboxes[&id].clone();
+                if state.faults.lost_answers > 0 {
+                    state.faults.lost_answers -= 1;
+                    state.sandboxes.remove(&id);
+                    state.hidden.push((id, sandbox));
+                    return Reply::Html(502);
+                }
+                Reply::Json(201, sandbox)
             }
             (_, ["sandboxes", id]) => state.one(method, id, None, &request.body),
             (_, ["sandboxes", id, action]) => state.one(method, id, Some(action), &request.body),

@@ -16,6 +16,8 @@ pub(super) struct Request {
     pub(super) path: Vec<String>,
     pub(super) query: BTreeMap<String, String>,
     pub(super) body: Value,
+    /// The key of a creation.
+    pub(super) key: Option<String>,
 }
 
 /// An answer.
@@ -57,13 +59,16 @@ async fn connection<H: Handler>(stream: TcpStream, handler: &H) -> std::io::Resu
         }
         let mut words = line.split_whitespace().map(str::to_owned);
         let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let mut length = 0;
+        let (mut length, mut key) = (0, None);
         loop {
             let mut header = String::new();
             reader.read_line(&mut header).await?;
             let Some((name, value)) = header.trim().split_once(':') else { break };
             if name.eq_ignore_ascii_case("content-length") {
                 length = value.trim().parse().expect("a length");
+            }
+            if name.eq_ignore_ascii_case("idempotency-key") {
+                key = Some(value.trim().to_owned());
             }
         }
         let mut body = vec![0; length];
@@ -72,18 +77,18 @@ async fn connection<H: Handler>(stream: TcpStream, handler: &H) -> std::io::Resu
         let path = url.path_segments().into_iter().flatten().map(str::to_owned).collect();
         let query = url.query_pairs().into_owned().collect();
         let body = serde_json::from_slice(&body).unwrap_or_default();
-        let (status, kind, text) = match handler.answer(Request { method, path, query, body }).await
-        {
-            Reply::Json(status, value) => (status, "application/json", value.to_string()),
-            Reply::Html(status) => (status, "text/html", "<html></html>".to_owned()),
-            Reply::Lines(mut lines) => {
-                writer.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n").await?;
-                while let Some(line) = lines.recv().await {
-                    writer.write_all(format!("{line}\n").as_bytes()).await?;
+        let (status, kind, text) =
+            match handler.answer(Request { method, path, query, body, key }).await {
+                Reply::Json(status, value) => (status, "application/json", value.to_string()),
+                Reply::Html(status) => (status, "text/html", "<html></html>".to_owned()),
+                Reply::Lines(mut lines) => {
+                    writer.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n").await?;
+                    while let Some(line) = lines.recv().await {
+                        writer.write_all(format!("{line}\n").as_bytes()).await?;
+                    }
+                    return Ok(());
                 }
-                return Ok(());
-            }
-        };
+            };
         // At once: two writes wait for each other's acknowledgement.
         let answer = format!(
             "HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{text}",

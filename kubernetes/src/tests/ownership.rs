@@ -5,6 +5,7 @@ use serde_json::json;
 use crate::context::Settings;
 use crate::mock::{World, script, wait_for};
 use crate::resource::SandboxKind;
+use crate::sandbox::creation_key;
 use crate::server::{CLUSTER_LABEL, CONTROLLER_LABEL, NAMESPACE_LABEL, UID_LABEL};
 use crate::sweep::{SweepReport, sweep};
 
@@ -53,6 +54,11 @@ async fn two_controllers_of_one_cluster_leave_each_other_alone() {
     let running = World::run(&first);
     world.add::<SandboxKind>("a", "one", script());
     world.sandbox_reason("a", "one", "DependenciesReady").await;
+    let object = world.object::<SandboxKind>("a", "one").unwrap();
+    // Their labels differ, and the server refuses a key with another request.
+    let key = creation_key(&object, &first);
+    assert_ne!(key, creation_key(&object, &second));
+    assert_eq!(key, creation_key(&object, &*world.context().await));
     drop(running);
     let ids = world.afresh.ids();
     assert_eq!(ids.len(), 1);
@@ -78,6 +84,23 @@ async fn two_controllers_of_one_cluster_leave_each_other_alone() {
     assert_eq!(world.afresh.ids(), ids);
     let _first = World::run(&first);
     wait_for("the end of the first", async || world.afresh.ids().is_empty().then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_creation_whose_answer_is_lost_makes_no_second_sandbox() {
+    let world = World::new().await;
+    let context = world.context().await;
+    world.afresh.fail(crate::mock::Faults { lost_answers: 2, ..Default::default() });
+    let _controller = World::run(&context);
+    world.add::<SandboxKind>("a", "one", script());
+    world.sandbox_reason("a", "one", "DependenciesReady").await;
+    assert_eq!((world.afresh.creations(), world.afresh.ids().len()), (1, 1));
+    let ended = world.afresh.requests().iter().any(|request| request.starts_with("DELETE"));
+    assert!(!ended, "a second one was ended");
+    // Another object has another key.
+    world.add::<SandboxKind>("b", "one", script());
+    world.sandbox_reason("b", "one", "DependenciesReady").await;
+    assert_eq!(world.afresh.creations(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

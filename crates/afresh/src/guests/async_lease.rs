@@ -9,9 +9,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use afresh_pool::run_blocking;
+use afresh_pool::{JobHandle, run_blocking};
 
-use crate::guests::backend::{LiveInstance, StopCall, WarmGuest, dispatch};
+use crate::guests::backend::{LeaseControl, LiveInstance, StopCall, WarmGuest, dispatch};
 use crate::guests::call::{CallInput, Entry, Function};
 use crate::{Answer, Call, CallError, CallOptions, Guest, LeaseError, LeaseOptions, OwnedLease};
 
@@ -126,7 +126,8 @@ impl AsyncLease {
     ) -> Result<Vec<u8>, CallError> {
         let (entry, input, options) = (OwnedEntry::new(function.into()), input.into(), *options);
         if self.is_task() {
-            return self.call_in_task(&entry, &input, options).await;
+            let answer = self.run_in_task(entry.entry(), &CallInput::Bytes(input), options).await?;
+            return Ok(answer.into_bytes());
         }
         self.run(move |lease| lease.call_with(entry.entry(), &input, &options)).await
     }
@@ -150,7 +151,7 @@ impl AsyncLease {
     ) -> Result<Answer, CallError> {
         let options = *options;
         if self.is_task() {
-            return self.ask_in_task(&call, options).await;
+            return self.run_in_task(Entry::Name(&call.function), &call.given, options).await;
         }
         self.run(move |lease| lease.ask_with(&call, &options)).await
     }
@@ -162,39 +163,29 @@ impl AsyncLease {
             .is_some_and(|lease| dispatch!(Instance, &lease.instance, live => live.runs_in_task()))
     }
 
-    async fn call_in_task(
+    /// Makes a call in the task. A lease that is dropped with the future ends, and its instance is
+    /// replaced.
+    async fn run_in_task(
         &mut self,
-        entry: &OwnedEntry,
-        input: &[u8],
-        options: CallOptions,
-    ) -> Result<Vec<u8>, CallError> {
-        // Dropped with the future, and then its instance is replaced.
-        let mut lease = self.lease.take().ok_or(LeaseError::Closed)?;
-        let (guest, entry) = (lease.guest.clone(), entry.entry());
-        let called = dispatch!(Instance, &mut lease.instance, live => {
-            live.answer_bytes_async(&guest, entry, input, options).await
-        });
-        let called = lease.noted(called);
-        self.lease = Some(lease);
-        called
-    }
-
-    async fn ask_in_task(
-        &mut self,
-        call: &Call,
+        entry: Entry<'_>,
+        given: &CallInput,
         options: CallOptions,
     ) -> Result<Answer, CallError> {
-        let texts = match &call.given {
-            CallInput::Bytes(input) => {
-                let entry = OwnedEntry::Name(call.function.clone());
-                return self.call_in_task(&entry, input, options).await.map(Answer::Bytes);
-            }
-            CallInput::Text(texts) => texts,
-        };
         let mut lease = self.lease.take().ok_or(LeaseError::Closed)?;
         let guest = lease.guest.clone();
         let called = dispatch!(Instance, &mut lease.instance, live => {
-            live.answer_text_async(&guest, &call.function, texts, options).await
+            match live.limit_call(&options, entry.name()) {
+                Err(error) => Err(error),
+                Ok(limited) => match given {
+                    CallInput::Bytes(input) => {
+                        let answer = limited.lease.answer_bytes_async(&guest, entry, input).await;
+                        answer.map(Answer::Bytes)
+                    }
+                    CallInput::Text(texts) => {
+                        limited.lease.answer_text_async(&guest, entry.name(), texts).await
+                    }
+                },
+            }
         });
         let called = lease.noted(called);
         self.lease = Some(lease);
@@ -247,8 +238,21 @@ impl Guest {
         function: impl Into<Entry<'f>>,
         input: impl Into<Vec<u8>>,
     ) -> Result<Vec<u8>, CallError> {
+        self.call_async_with(function, input, &CallOptions::new()).await
+    }
+
+    /// As [`Guest::call_async`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`AsyncLease::call_with`].
+    pub async fn call_async_with<'f>(
+        &self,
+        function: impl Into<Entry<'f>>,
+        input: impl Into<Vec<u8>>,
+        options: &CallOptions,
+    ) -> Result<Vec<u8>, CallError> {
         let (entry, input) = (OwnedEntry::new(function.into()), input.into());
-        self.lease_async().await?.call(entry.entry(), input).await
+        self.lease_async().await?.call_with(entry.entry(), input, options).await
     }
 
     /// As [`Guest::ask`], waiting as a task does; see [`AsyncLease`].
@@ -258,27 +262,53 @@ impl Guest {
     pub async fn ask_async(&self, call: Call) -> Result<Answer, CallError> {
         self.lease_async().await?.ask(call).await
     }
+
+    /// As [`Guest::ask_async`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`AsyncLease::call_with`].
+    pub async fn ask_async_with(
+        &self,
+        call: Call,
+        options: &CallOptions,
+    ) -> Result<Answer, CallError> {
+        self.lease_async().await?.ask_with(call, options).await
+    }
 }
 
 /// The result of a call on another thread, or its panic.
 type Outcome<T> = std::thread::Result<(OwnedLease, Result<T, CallError>)>;
 
-/// The stage of a call on another thread.
+/// The stage of a call on another thread, with the waker of the task that awaits it.
 enum Stage<T> {
-    /// It waits for its thread, or runs.
+    /// It waits for its thread.
+    Queued(Option<Waker>),
     Running(Option<Waker>),
     Done(Box<Outcome<T>>),
     /// Nothing awaits it.
     Dropped,
 }
 
-/// A call on another thread. Dropping it stops the call.
+impl<T> Stage<T> {
+    /// The place of the waker, until the call is done.
+    fn waker_mut(&mut self) -> Option<&mut Option<Waker>> {
+        match self {
+            Self::Queued(waker) | Self::Running(waker) => Some(waker),
+            Self::Done(_) | Self::Dropped => None,
+        }
+    }
+}
+
+/// A call on another thread. Dropping it stops the call, or withdraws it from the queue of calls
+/// that wait for a thread: its lease ends at once then.
 struct BlockingCall<T> {
     stage: Arc<Mutex<Stage<T>>>,
+    job: JobHandle,
     stop: StopCall,
 }
 
-/// Locks a stage. No panic leaves one half-changed.
+/// Locks a stage. No panic leaves one half-changed. Neither a waker nor an outcome is dropped under
+/// the lock: both are foreign code.
 fn locked<T>(stage: &Mutex<Stage<T>>) -> MutexGuard<'_, Stage<T>> {
     stage.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -289,10 +319,10 @@ impl<T: Send + 'static> BlockingCall<T> {
         stop: StopCall,
         call: impl FnOnce(&mut OwnedLease) -> Result<T, CallError> + Send + 'static,
     ) -> Result<Self, LeaseError> {
-        let stage = Arc::new(Mutex::new(Stage::Running(None)));
+        let stage = Arc::new(Mutex::new(Stage::Queued(None)));
         let shared = Arc::clone(&stage);
         let run = move || {
-            if matches!(*locked(&shared), Stage::Dropped) {
+            if !begin(&shared) {
                 return;
             }
             let mut lease = lease;
@@ -307,36 +337,47 @@ impl<T: Send + 'static> BlockingCall<T> {
             };
             finish(&shared, outcome);
         };
-        run_blocking(run).map_err(|error| LeaseError::Create(error.into()))?;
-        Ok(Self { stage, stop })
+        let job = run_blocking(run).map_err(|error| LeaseError::Create(error.into()))?;
+        Ok(Self { stage, job, stop })
     }
 
     fn poll(&self, context: &Context<'_>) -> Poll<(OwnedLease, Result<T, CallError>)> {
+        let mut waker = Some(context.waker().clone());
         let mut stage = locked(&self.stage);
-        match std::mem::replace(&mut *stage, Stage::Dropped) {
+        if let Some(last) = stage.waker_mut() {
+            std::mem::swap(last, &mut waker);
+            drop(stage);
+            return Poll::Pending;
+        }
+        let last = std::mem::replace(&mut *stage, Stage::Dropped);
+        drop(stage);
+        match last {
             Stage::Done(outcome) => {
-                drop(stage);
                 Poll::Ready(outcome.unwrap_or_else(|panic| resume_unwind(panic)))
             }
-            _ => {
-                *stage = Stage::Running(Some(context.waker().clone()));
-                Poll::Pending
-            }
+            // Polled after its end.
+            _ => Poll::Pending,
         }
     }
 }
 
+/// Begins a call; `false` where nothing awaits it any more.
+fn begin<T>(stage: &Mutex<Stage<T>>) -> bool {
+    let mut stage = locked(stage);
+    let Stage::Queued(waker) = &mut *stage else { return false };
+    *stage = Stage::Running(waker.take());
+    true
+}
+
 /// Hands the outcome over, or drops it where nothing awaits it: the instance comes back then.
 fn finish<T>(stage: &Mutex<Stage<T>>, outcome: Outcome<T>) {
+    let outcome = Box::new(outcome);
     let mut stage = locked(stage);
-    let waker = match &mut *stage {
-        Stage::Running(waker) => waker.take(),
-        _ => {
-            drop(stage);
-            return drop(outcome);
-        }
+    let Some(waker) = stage.waker_mut().map(Option::take) else {
+        drop(stage);
+        return drop(outcome);
     };
-    *stage = Stage::Done(Box::new(outcome));
+    *stage = Stage::Done(outcome);
     drop(stage);
     if let Some(waker) = waker {
         waker.wake();
@@ -352,6 +393,10 @@ impl<T> Drop for BlockingCall<T> {
             (self.stop)();
         }
         drop(stage);
+        if matches!(last, Stage::Queued(_)) {
+            // If a thread took it meanwhile, that thread drops the lease.
+            self.job.withdraw();
+        }
         drop(last);
     }
 }

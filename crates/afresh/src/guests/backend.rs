@@ -41,7 +41,7 @@ pub(crate) use program::ProgramOptions;
 #[cfg(feature = "linux")]
 pub use program::oci_image::{image_program, stored_program};
 pub(crate) use session_line::SessionLine;
-pub(crate) use traits::{FileOwner, FrozenGuest, LiveInstance, StopCall, WarmGuest};
+pub(crate) use traits::{FileOwner, FrozenGuest, LeaseControl, LiveInstance, StopCall, WarmGuest};
 pub(crate) use wasm::{FunctionEntry, WasmOptions};
 
 /// A warm guest.

@@ -57,6 +57,14 @@ pub enum Answer {
 }
 
 impl Answer {
+    /// The bytes of a handler; results as text.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Values(_) => self.text().into_bytes(),
+        }
+    }
+
     /// In one piece: results separated by spaces, bytes as they are, with invalid UTF-8 replaced.
     #[must_use]
     pub fn text(&self) -> String {

@@ -34,6 +34,7 @@ use afresh_pool::LimitPolicy;
 pub struct CallOptions {
     pub(crate) timeout: Option<Duration>,
     pub(crate) fuel: Option<u64>,
+    pub(crate) memory: Option<u64>,
 }
 
 impl CallOptions {
@@ -56,6 +57,18 @@ impl CallOptions {
         self.fuel = Some(fuel);
         self
     }
+
+    /// Maximum bytes to which each memory and table of a Wasm guest grows in the call. The guest
+    /// must have been opened with [`Options::memory`](crate::Options::memory), and this may be more
+    /// or less. Memory that is larger already stays, and growth beyond the limit fails as where
+    /// memory runs out. Other kinds of guests refuse it.
+    ///
+    /// A state that grew beyond the limit of its guest is saved like any other, and only opens
+    /// again with a limit that it fits.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = Some(bytes);
+        self
+    }
 }
 
 /// Options of one lease, where they differ from those of its guest.
@@ -74,13 +87,19 @@ impl LeaseOptions {
 
     /// Time limit of each of its calls; as [`CallOptions::timeout`].
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.calls.timeout = Some(timeout);
+        self.calls = self.calls.timeout(timeout);
         self
     }
 
     /// Maximum fuel of each of its calls; as [`CallOptions::fuel`].
     pub fn fuel(mut self, fuel: u64) -> Self {
-        self.calls.fuel = Some(fuel);
+        self.calls = self.calls.fuel(fuel);
+        self
+    }
+
+    /// Maximum bytes of each memory in each of its calls; as [`CallOptions::memory`].
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.calls = self.calls.memory(bytes);
         self
     }
 

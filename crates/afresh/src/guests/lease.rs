@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use crate::guests::backend::{Instance, LiveInstance, WarmGuest, dispatch};
+use crate::guests::backend::{Instance, LeaseControl, LiveInstance, WarmGuest, dispatch};
 use crate::guests::call::{CallInput, Entry};
 use crate::{
     Answer, Call, CallError, CallOptions, Guest, LeaseError, LeaseOptions, OutputSource,
@@ -174,9 +174,10 @@ impl<'a> Lease<'a> {
     ) -> Result<Vec<u8>, CallError> {
         let callee = function.into();
         let called = dispatch!(Instance, &mut self.instance, live => {
-            live.limited(options, |live| live.answer_bytes(&self.guest, callee, input))
+            live.limited(options, callee.name(), |live| {
+                live.answer_bytes(&self.guest, callee, input)
+            })
         });
-        let called = called.unwrap_or_else(|source| Err(CallError::option(callee.name(), source)));
         self.noted(called)
     }
 
@@ -193,9 +194,25 @@ impl<'a> Lease<'a> {
         input: &[u8],
         hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
+        self.call_streaming_with(function, input, &CallOptions::new(), hear)
+    }
+
+    /// As [`Lease::call_streaming`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`Lease::call_streaming`]; [`CallError::Option`] for one that the guest cannot have.
+    pub fn call_streaming_with<'f>(
+        &mut self,
+        function: impl Into<Entry<'f>>,
+        input: &[u8],
+        options: &CallOptions,
+        hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
         let callee = function.into();
         let called = dispatch!(Instance, &mut self.instance, live => {
-            live.answer_streaming(&self.guest, callee, input, hear)
+            live.limited(options, callee.name(), |live| {
+                live.answer_streaming(&self.guest, callee, input, hear)
+            })
         });
         self.noted(called)
     }
@@ -213,9 +230,25 @@ impl<'a> Lease<'a> {
         input: &[u8],
         log: impl FnMut(OutputStream, &[u8]) + Send + 'static,
     ) -> Result<Vec<u8>, CallError> {
+        self.call_logged_with(function, input, &CallOptions::new(), log)
+    }
+
+    /// As [`Lease::call_logged`], with options of this call.
+    ///
+    /// # Errors
+    /// As [`Lease::call_logged`]; [`CallError::Option`] for one that the guest cannot have.
+    pub fn call_logged_with<'f>(
+        &mut self,
+        function: impl Into<Entry<'f>>,
+        input: &[u8],
+        options: &CallOptions,
+        log: impl FnMut(OutputStream, &[u8]) + Send + 'static,
+    ) -> Result<Vec<u8>, CallError> {
         let callee = function.into();
         let called = dispatch!(Instance, &mut self.instance, live => {
-            live.answer_logged(&self.guest, callee, input, log)
+            live.limited(options, callee.name(), |live| {
+                live.answer_logged(&self.guest, callee, input, log)
+            })
         });
         self.noted(called)
     }
@@ -254,9 +287,8 @@ impl<'a> Lease<'a> {
             CallInput::Bytes(input) => self.call_with(name, input, options).map(Answer::Bytes),
             CallInput::Text(texts) => {
                 let called = dispatch!(Instance, &mut self.instance, live => {
-                    live.limited(options, |live| live.answer_text(&self.guest, name, texts))
+                    live.limited(options, name, |live| live.answer_text(&self.guest, name, texts))
                 });
-                let called = called.unwrap_or_else(|source| Err(CallError::option(name, source)));
                 self.noted(called)
             }
         }

@@ -11,7 +11,7 @@ use super::backend::{FrozenGuest, LiveInstance, WarmGuest, dispatch};
 use super::keys::SaveKeys;
 use super::remote_saves::push;
 use super::scratch::Scratch;
-use super::{Call, Guest, Lease, SaveError, SavePoint};
+use super::{Call, Guest, Lease, SaveError, SavePoint, SavePreparation};
 use crate::{Cause, LATEST, Options, Place, Reference, ReferenceError};
 
 /// How a guest is saved.
@@ -246,7 +246,8 @@ impl Guest {
 
 impl Lease<'_> {
     /// Saves the present state, including changes by the calls of this lease: a fork of the guest.
-    /// In the directory of the snapshot that the guest came out of, only changes are stored.
+    /// In the directory of the snapshot that the guest came out of, only changes are stored. The
+    /// guest stops until it is saved.
     ///
     /// # Errors
     /// As [`Guest::save`].
@@ -255,15 +256,32 @@ impl Lease<'_> {
         to: &Reference,
         options: &SaveOptions,
     ) -> Result<SavedSnapshot, SaveError> {
-        self.save_point()?.save(to, options)
+        let frozen = dispatch!(Instance, &mut self.instance, live => live.freeze_present()?);
+        SavePoint::new(frozen, Guest::clone(&self.guest)).save(to, options)
+    }
+
+    /// Begins a save point, for which [`Lease::save_point`] then stops the guest for less time.
+    ///
+    /// A system call of a host function that writes to guest memory may fail with `EFAULT` from
+    /// here on. Read into a buffer of the host, and copy from there.
+    ///
+    /// # Errors
+    /// As [`Lease::save_point`].
+    pub fn prepare_save_point(&mut self) -> Result<SavePreparation, SaveError> {
+        let work = dispatch!(Instance, &mut self.instance, live => live.prepare_present()?);
+        Ok(SavePreparation::new(work))
     }
 
     /// The present state, to be saved while the guest runs.
     ///
+    /// From here on, a system call of a host function that writes to guest memory
+    /// may fail with `EFAULT`, also where the function touched that memory before. Read into a
+    /// buffer of the host, and copy from there.
+    ///
     /// # Errors
     /// [`SaveError::Freeze`] for a state that cannot be kept.
     pub fn save_point(&mut self) -> Result<SavePoint, SaveError> {
-        let frozen = dispatch!(Instance, &mut self.instance, live => live.freeze_present()?);
+        let frozen = dispatch!(Instance, &mut self.instance, live => live.freeze_present_behind()?);
         Ok(SavePoint::new(frozen, Guest::clone(&self.guest)))
     }
 }

@@ -2,12 +2,12 @@
 
 use std::error::Error;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use afresh::pool::{LimitPolicy, Limits};
+use afresh::pool::{LimitPolicy, Limits, MAX_CALL_THREADS, run_blocking};
 use afresh::wasm::{EngineConfig, GuestOptions, Imports};
 use afresh::{
     AsyncLease, Call, CallError, CallOptions, Guest, LeaseError, LeaseOptions, Options, OwnedLease,
@@ -140,7 +140,86 @@ fn options_of_a_call_go_before_those_of_its_lease_and_its_guest() {
         assert!(lease.ask(count.clone()).await.is_ok());
         assert!(lease.ask_with(count.clone(), &less).await.is_err());
         assert!(guest.ask_async(count.clone()).await.is_err());
+        drop(lease);
+        assert!(guest.ask_async_with(count.clone(), &more).await.is_ok());
     });
+}
+
+/// Grows its memory by a number of pages.
+const GROWING: &str = r#"(module (memory (export "memory") 1)
+    (func (export "grow") (param i32) (result i32) (memory.grow (local.get 0)))
+    (func (export "pages") (result i32) (memory.size)))"#;
+
+#[test]
+fn a_memory_limit_of_a_call_goes_before_that_of_its_lease_and_its_guest() {
+    let wasm = wat::parse_str(GROWING).unwrap();
+    let open = |options: &Options| Guest::from_bytes("growing", &wasm, options).unwrap();
+    let grow = |pages: &str| Call::text("grow", [pages]);
+    let limit = |pages: u64| CallOptions::new().memory(pages << 16);
+    let guest = open(&one(LimitPolicy::Error).memory(4 << 16));
+
+    assert_eq!(guest.ask(&grow("3")).unwrap().text(), "1");
+    assert_eq!(guest.ask(&grow("4")).unwrap().text(), "-1");
+    assert_eq!(guest.ask_with(&grow("4"), &limit(5)).unwrap().text(), "1");
+    assert_eq!(guest.ask_with(&grow("1"), &limit(1)).unwrap().text(), "-1");
+    assert_eq!(guest.ask(&grow("4")).unwrap().text(), "-1");
+
+    let mut lease = guest.lease_with(&LeaseOptions::new().memory(2 << 16)).unwrap();
+    assert_eq!(lease.ask(&grow("2")).unwrap().text(), "-1");
+    assert_eq!(lease.ask_with(&grow("2"), &limit(3)).unwrap().text(), "1");
+    // It has more than the lease allows, and keeps it.
+    assert_eq!(lease.ask(&grow("1")).unwrap().text(), "-1");
+    assert_eq!(lease.ask(&Call::text("pages", [""; 0])).unwrap().text(), "3");
+    drop(lease);
+    assert_eq!(guest.ask(&grow("3")).unwrap().text(), "1");
+
+    let mut session = guest.session().unwrap();
+    let root = session.at();
+    assert_eq!(session.ask_with(&grow("8"), &limit(9)).unwrap().text(), "1");
+    assert_eq!(session.ask(&grow("1")).unwrap().text(), "-1");
+    // A limit of a call does not outlast it: a state of any size can be reached.
+    session.checkpoint("large").unwrap();
+    session.rollback(root).unwrap();
+    assert_eq!(session.ask_with(&grow("1"), &limit(1)).unwrap().text(), "-1");
+    session.rollback("large").unwrap();
+    let mut fork = session.fork(1).unwrap().remove(0);
+    for session in [&mut session, &mut fork] {
+        assert_eq!(session.ask(&Call::text("pages", [""; 0])).unwrap().text(), "9");
+        assert_eq!(session.ask(&grow("1")).unwrap().text(), "-1");
+    }
+    session.rollback(root).unwrap();
+    assert_eq!(session.ask(&grow("3")).unwrap().text(), "1");
+
+    let error = open(&Options::new()).ask_with(&grow("1"), &limit(9)).unwrap_err();
+    assert!(matches!(error, CallError::Option { .. }), "{error:?}");
+    assert!(error.source().unwrap().to_string().contains("GuestOptions::memory_limit"));
+}
+
+#[test]
+fn every_form_of_a_call_takes_options() {
+    let with = GuestOptions { fuel: Some(1_000), ..GuestOptions::default() };
+    let guest = guest(&Options::new().wasm(with));
+    let none = CallOptions::new().fuel(1);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let hear = move |_, piece: &[u8]| sender.send(piece.to_vec()).is_ok();
+    let mut lease = guest.lease().unwrap();
+    lease.call_streaming("bytes", b"four", hear.clone()).unwrap();
+    assert_eq!(receiver.recv().unwrap().len(), 4);
+    let streamed = lease.call_streaming_with("bytes", b"four", &none, hear);
+    let logged = lease.call_logged_with("bytes", b"four", &none, |_, _| {});
+    let errors = [streamed.unwrap_err(), logged.unwrap_err()];
+    drop(lease);
+    let call = block_on(guest.call_async_with("bytes", *b"four", &none));
+    for error in errors.into_iter().chain(call.err()) {
+        assert!(matches!(error, CallError::Guest { .. }), "{error:?}");
+    }
+    assert!(receiver.recv().is_err());
+    let mut lease = guest.lease().unwrap();
+    assert_eq!(lease.call_logged("bytes", b"four", |_, _| {}).unwrap().len(), 4);
+    // A kind that lacks an option refuses it in each form.
+    let unlimited = CallOptions::new().timeout(END_TIMEOUT);
+    let error = lease.call_streaming_with("bytes", b"", &unlimited, |_, _| true).unwrap_err();
+    assert!(matches!(error, CallError::Option { .. }), "{error:?}");
 }
 
 #[test]
@@ -225,6 +304,46 @@ fn a_dropped_call_ends_and_its_instance_comes_back_pristine() {
         assert_eq!(guest.ask_async(add("1")).await.unwrap().text(), "1");
     });
     assert_eq!(guest.pool_stats().in_use, 0);
+}
+
+/// Keeps every thread for calls busy until it is dropped.
+struct BusyThreads(Arc<(Mutex<bool>, Condvar)>);
+
+impl BusyThreads {
+    fn new() -> Self {
+        let gate = Arc::new((Mutex::new(false), Condvar::new()));
+        for _ in 0..MAX_CALL_THREADS {
+            let gate = Arc::clone(&gate);
+            let wait = move || {
+                let open = gate.0.lock().unwrap();
+                drop(gate.1.wait_while(open, |open| !*open));
+            };
+            run_blocking(wait).unwrap();
+        }
+        Self(gate)
+    }
+}
+
+impl Drop for BusyThreads {
+    fn drop(&mut self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+}
+
+#[test]
+fn a_dropped_call_that_waits_for_a_thread_gives_its_instance_back_at_once() {
+    let guest = guest(&one(LimitPolicy::Error));
+    let mut lease = block_on(guest.lease_async()).unwrap();
+    let busy = BusyThreads::new();
+    let mut call = Box::pin(lease.call("bytes", *b"four"));
+    assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(guest.lease().is_err());
+    drop(call);
+    let mut next = guest.lease().unwrap();
+    assert_eq!(next.ask(&add("1")).unwrap().text(), "1");
+    assert!(lease.is_closed());
+    drop(busy);
 }
 
 /// A guest that calls the host.

@@ -300,7 +300,12 @@ fn a_save_point_is_saved_while_its_guest_runs() {
         };
         let mut points = Vec::new();
         for _ in 0..3 {
-            let now = count(&mut session);
+            let preparation = session.prepare_save_point().unwrap();
+            let (now, work) = std::thread::scope(|scope| {
+                let work = scope.spawn(|| preparation.run());
+                (count(&mut session), work.join())
+            });
+            work.unwrap();
             points.push((now, session.save_point().unwrap()));
         }
         // Each point is saved by another thread, in any order, while the session continues.

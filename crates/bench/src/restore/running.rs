@@ -86,7 +86,7 @@ fn sample(time: Duration) -> Sample {
 /// A way to save: its name, its stops, and more fields.
 type Contestant<'a> = (&'a str, &'a [Sample], Vec<(&'static str, Value)>);
 
-fn rows(case: &str, contestants: [Contestant<'_>; 2], sink: &mut Sink<'_>) {
+fn rows<const N: usize>(case: &str, contestants: [Contestant<'_>; N], sink: &mut Sink<'_>) {
     let rival = contestants[0].1;
     for (strategy, samples, extra) in contestants {
         let table = "save-running";
@@ -192,15 +192,19 @@ pub(super) fn slot(
     }
     let image = builder.build()?;
     let mut slot = Slot::new(&image, SlotConfig::default())?;
-    let mut random = Random(9);
-    let mut dirty = |slot: &mut Slot| -> Result<()> {
-        slot.reset()?;
-        for _ in 0..pages / 100 {
+    let random = std::cell::RefCell::new(Random(9));
+    let poke = |slot: &Slot, count: usize| {
+        let mut random = random.borrow_mut();
+        for _ in 0..count {
             let page = random.next() as usize % pages;
             let value = random.next();
             // SAFETY: the page is in the slot, which only this thread uses.
             unsafe { slot.base().add(page * PAGE_SIZE).cast::<u64>().write_volatile(value) };
         }
+    };
+    let dirty = |slot: &mut Slot| -> Result<()> {
+        slot.reset()?;
+        poke(slot, pages / 100);
         Ok(())
     };
     let parent = store.load("whole")?;
@@ -215,9 +219,11 @@ pub(super) fn slot(
         store.save("slot", frozen, &save)?;
         Ok(())
     };
-    // Once, so that both find the write set of the guest.
+    // Once, so that all find the write set of the guest.
     dirty(&mut slot)?;
-    let (mut paused, mut frozen, mut saved) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut paused, mut copied, mut behind) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut prepared, mut preparing) = (Vec::new(), Vec::new());
+    let (mut saved, mut saved_behind) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         dirty(&mut slot)?;
         let started = Instant::now();
@@ -226,13 +232,43 @@ pub(super) fn slot(
         dirty(&mut slot)?;
         let started = Instant::now();
         let state = slot.freeze()?;
-        frozen.push(sample(started.elapsed()));
+        copied.push(sample(started.elapsed()));
         let started = Instant::now();
         write(&state)?;
         saved.push(started.elapsed().as_secs_f64() * 1e3);
+        dirty(&mut slot)?;
+        let started = Instant::now();
+        let state = slot.freeze_behind()?;
+        behind.push(sample(started.elapsed()));
+        let started = Instant::now();
+        write(&state)?;
+        saved_behind.push(started.elapsed().as_secs_f64() * 1e3);
+        drop(state);
+        dirty(&mut slot)?;
+        let started = Instant::now();
+        slot.prepare_freeze()?.run()?;
+        let preparation = started.elapsed();
+        preparing.push(preparation.as_secs_f64() * 1e3);
+        // The writes of a guest that ran meanwhile.
+        poke(&slot, (preparation.as_secs_f64() * pages as f64 / 100.0).ceil() as usize);
+        let started = Instant::now();
+        let state = slot.freeze_behind()?;
+        prepared.push(sample(started.elapsed()));
+        write(&state)?;
     }
     let case = format!("slot-{}MiB", (pages * PAGE_SIZE) >> 20);
-    let extra = vec![("save_ms", json!(median(saved)))];
-    rows(&case, [("paused save", &paused, Vec::new()), ("save point", &frozen, extra)], sink);
+    let copied_extra = vec![("save_ms", json!(median(saved)))];
+    let behind_extra = vec![("save_ms", json!(median(saved_behind)))];
+    let prepared_extra = vec![("prepare_ms", json!(median(preparing)))];
+    rows(
+        &case,
+        [
+            ("paused save", &paused, Vec::new()),
+            ("save point, copied at the stop", &copied, copied_extra),
+            ("save point", &behind, behind_extra),
+            ("prepared save point", &prepared, prepared_extra),
+        ],
+        sink,
+    );
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! The differences of two trees: paths, and numbers of bytes.
 //!
-//! Promises: every path whose content, target, mode or kind differs is listed, up to a documented
-//! limit; times alone make no difference. The cost is proportional to the difference: each file
-//! knows its directory, so unchanged directories are skipped, and in the others only the relevant
-//! names are compared. A changed file that had several names is the exception: it is looked for
-//! everywhere.
+//! Promises: every path whose content, target, mode, extended attributes or kind differs is listed,
+//! up to a documented limit; times alone make no difference. The cost is proportional to the
+//! difference: each file knows its directory, so unchanged directories are skipped, and in the
+//! others only the relevant names are compared. A changed file that had several names is the
+//! exception: it is looked for everywhere.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -271,7 +271,7 @@ fn alike(a: &Inode, b: &Inode) -> bool {
         (Body::Device(x), Body::Device(y)) => x == y,
         _ => true,
     };
-    body && a.mode == b.mode
+    body && a.mode == b.mode && a.attributes == b.attributes
 }
 
 /// Bytes in which two files differ. Shared pages are skipped.
@@ -347,6 +347,27 @@ mod tests {
             (b"/d9/f9", Change::Removed),
         ];
         assert_eq!(found.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_changed_attribute_is_a_change_without_bytes() {
+        let mut tree = Tree::new(Budget::default());
+        for path in ["/d/attribute", "/d/mode", "/d/time"] {
+            tree.write_path(path, b"1", NOW).unwrap();
+        }
+        let mut then = tree.clone();
+        let find = |path: &str| tree.find(path).unwrap();
+        then.set_attribute(find("/d/attribute"), b"user.x", Some(b"y"), NOW).unwrap();
+        then.set_attribute(find("/d"), b"user.x", Some(b"y"), NOW).unwrap();
+        then.set_mode(find("/d/mode"), 0o600, NOW).unwrap();
+        then.write(find("/d/time"), 0, b"1", Time { seconds: 9, nanos: 0 }).unwrap();
+        for (one, two) in [(&tree, &then), (&then, &tree)] {
+            let found = one.diff(two).unwrap();
+            let found = found.changes.iter().map(|c| (&*c.path, c.change, c.bytes));
+            let expected = [&b"/d"[..], b"/d/attribute", b"/d/mode"];
+            let expected = expected.map(|path| (path, Change::Changed, 0));
+            assert_eq!(found.collect::<Vec<_>>(), expected);
+        }
     }
 
     #[test]

@@ -38,13 +38,18 @@ impl Tree {
         now: Time,
     ) -> Result<(), Refused> {
         let (more, less) = self.inode(node)?.attributes.growth(name, value)?;
-        // The file first: nothing else can be refused once the attribute is paid for.
-        self.own(node, false)?;
+        // The attribute first: a file of a layer is not copied, and paid for, if there is no room.
         self.pay(more, 0)?;
-        self.bytes -= less;
-        let inode = self.own(node, false)?;
+        let inode = match self.own(node, false) {
+            Ok(inode) => inode,
+            Err(refused) => {
+                self.bytes -= more;
+                return Err(refused);
+            }
+        };
         inode.attributes.set(name, value);
         inode.times.changed = now;
+        self.bytes -= less;
         Ok(())
     }
 }

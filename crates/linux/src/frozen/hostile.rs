@@ -3,10 +3,11 @@
 use afresh_budget::meter::{Meter, peak};
 use afresh_budget::{MAX_DECODED, MAX_UNCHECKED, decode};
 use afresh_files::Node;
-use afresh_memory::Image;
+use afresh_memory::{Image, ImageBuilder, PAGE_SIZE};
 
 use super::golden::golden_bytes;
 use super::{ENGINE_BEFORE, Frozen, Header};
+use crate::platform::HostTraits;
 use crate::program::Program;
 use crate::warm::Warm;
 
@@ -37,6 +38,34 @@ fn a_byte_of_a_state_becomes_at_most_512() {
         println!("{} bytes become {taken}: {} times", bytes.len(), taken / bytes.len());
         assert!(state.is_ok() && taken <= bytes.len() * (MAX_DECODED / MAX_UNCHECKED));
     }
+}
+
+/// A file tree that claims to have removed many files takes a byte for each. Files of layers count
+/// against no budget, so that the opener's number of files limits the tree.
+#[test]
+fn a_file_tree_that_decodes_to_more_than_its_opener_allows_is_refused_before_it_takes_the_memory() {
+    const ITEMS: usize = 32 << 20;
+    let none: Vec<(u64, u64)> = Vec::new();
+    let (form, room, numbers) = (1u32, (u64::MAX, u64::MAX), vec![0u64; ITEMS]);
+    let description = (form, room, 0u64, &none, &none, &none, numbers, &none, 0u64);
+    let description = postcard::to_allocvec(&description).unwrap();
+    let mut tree = (description.len() as u64).to_le_bytes().to_vec();
+    tree.extend(description);
+    let mut pages = ImageBuilder::new(tree.len().div_ceil(PAGE_SIZE));
+    pages.segment(0, &tree).unwrap();
+    let bytes = hostile_state(
+        |header, files| {
+            header.files = files as u64;
+            header.seen = HostTraits::here();
+            header.state.remove_layers();
+        },
+        tree.len(),
+    );
+    let frozen = Frozen::from_parts(pages.build().unwrap().into(), &bytes);
+    let (thawed, taken) = peak(|| Warm::thaw(&frozen, &Program::new("/bin/sh")).map(drop));
+    let error = thawed.unwrap_err().to_string();
+    assert!(error.contains("too many files or names"), "{error}");
+    assert!(taken < 4 * ITEMS, "{taken} taken");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! Promises: `munmap` and `mprotect` of mapped pages do not fail for want of mappings. Each call
 //! makes at most two more.
 
-use std::sync::OnceLock;
+use afresh_sys::Inherited;
 
 use super::process::Process;
 
@@ -21,17 +21,17 @@ fn setting(path: &str) -> Option<usize> {
 
 /// Whether the kernel counts writable memory of this host, and may refuse to make some writable.
 pub(crate) fn is_memory_accounted() -> bool {
-    static ACCOUNTED: OnceLock<bool> = OnceLock::new();
+    static ACCOUNTED: Inherited<bool> = Inherited::new();
     // 2 is `OVERCOMMIT_NEVER`; the others do not count mappings with `MAP_NORESERVE`.
     *ACCOUNTED
-        .get_or_init(|| setting("/proc/sys/vm/overcommit_memory").is_none_or(|mode| mode == 2))
+        .get_or_make(|| setting("/proc/sys/vm/overcommit_memory").is_none_or(|mode| mode == 2))
 }
 
 /// Mappings up to which guests make calls themselves: half of the kernel limit.
 fn most_mappings() -> usize {
-    static MAX_MAPPINGS: OnceLock<usize> = OnceLock::new();
+    static MAX_MAPPINGS: Inherited<usize> = Inherited::new();
     *MAX_MAPPINGS
-        .get_or_init(|| setting("/proc/sys/vm/max_map_count").unwrap_or(DEFAULT_MAPPINGS) / 2)
+        .get_or_make(|| setting("/proc/sys/vm/max_map_count").unwrap_or(DEFAULT_MAPPINGS) / 2)
 }
 
 impl Process {

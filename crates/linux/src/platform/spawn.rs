@@ -41,3 +41,9 @@ pub(super) fn spawn(command: Command) -> io::Result<Child> {
     }
     started.recv().map_err(|_| ended())?
 }
+
+/// Keeps others from starting processes while the value lives.
+#[cfg(test)]
+pub(super) fn hold() -> impl Sized {
+    STARTER.get().lock()
+}

@@ -9,8 +9,8 @@
 //! time.
 
 use std::ops::Range;
-use std::sync::OnceLock;
 
+use afresh_sys::Inherited;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::stub;
@@ -175,8 +175,8 @@ pub(super) fn of_kernel(list: &str) -> Option<(Vec<u8>, u64)> {
 
 /// The vDSO of guests, to be mapped at [`stub::VDSO`]; `None` without one.
 pub(super) fn of_guests() -> Option<&'static [u8]> {
-    static VDSO: OnceLock<Option<Vec<u8>>> = OnceLock::new();
-    let made = VDSO.get_or_init(|| {
+    static VDSO: Inherited<Option<Vec<u8>>> = Inherited::new();
+    let made = VDSO.get_or_make(|| {
         let list = std::fs::read_to_string("/proc/self/maps").ok()?;
         let (kernel, distance) = of_kernel(&list)?;
         patched(&kernel, stub::CLOCK.start + distance)

@@ -173,7 +173,9 @@ impl Drop for Zygote {
 mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
+    use std::sync::mpsc::channel;
 
+    use afresh_sys::alone;
     use rustix::process::Signal;
 
     use crate::platform::CpuPinning;
@@ -196,14 +198,60 @@ mod tests {
         }
     }
 
+    fn spawn_child() -> Result<SpawnedProcess, PlatformError> {
+        let mut control = Control::new()?;
+        boot::write_child(&mut control, None);
+        start(&control, &[])
+    }
+
+    fn is_killed(mut born: SpawnedProcess) -> bool {
+        born.kill();
+        born.wait().is_ok_and(|status| status.signal() == Some(libc::SIGKILL))
+    }
+
+    /// Another thread starts a process of a guest at the moment of the fork.
+    #[test]
+    fn a_forked_child_waits_for_no_lock_of_its_parents_threads() {
+        const NAME: &str =
+            "platform::zygote::tests::a_forked_child_waits_for_no_lock_of_its_parents_threads";
+        alone(NAME, || {
+            match spawn_child() {
+                Ok(born) => assert!(is_killed(born)),
+                Err(error @ PlatformError::Missing { .. }) => return println!("SKIPPED: {error}"),
+                Err(error) => panic!("{error}"),
+            }
+            let (held, is_held) = channel();
+            let (end, ended) = channel::<()>();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let _locks = (ZYGOTE.get().lock(), spawn::hold());
+                    held.send(()).unwrap();
+                    ended.recv().unwrap();
+                });
+                is_held.recv().unwrap();
+                // SAFETY: the child uses the allocator, which the C library's fork keeps whole, and
+                // new locks.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: ends a child that waits.
+                    unsafe { libc::alarm(60) };
+                    let good = spawn_child().is_ok_and(is_killed);
+                    // SAFETY: ends the child without its parent's destructors.
+                    unsafe { libc::_exit(i32::from(!good)) };
+                }
+                end.send(()).unwrap();
+                let mut status = 0;
+                // SAFETY: waits for the child.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                assert_eq!(status, 0, "the child waited for a lock");
+            });
+            assert!(spawn_child().is_ok_and(is_killed));
+        });
+    }
+
     #[test]
     fn a_zygote_that_was_killed_is_replaced() {
-        let made = || {
-            let mut control = Control::new()?;
-            boot::write_child(&mut control, None);
-            start(&control, &[])
-        };
-        let mut first = match made() {
+        let mut first = match spawn_child() {
             Ok(born) => born,
             Err(error @ PlatformError::Missing { .. }) => return println!("SKIPPED: {error}"),
             Err(error) => panic!("{error}"),
@@ -214,7 +262,7 @@ mod tests {
             rustix::process::kill_process(pid, Signal::KILL).unwrap();
         };
         kill();
-        let mut second = made().unwrap();
+        let mut second = spawn_child().unwrap();
         assert_ne!(first.pid, second.pid);
         for born in [&mut first, &mut second] {
             assert_eq!(born.try_wait().unwrap(), None);

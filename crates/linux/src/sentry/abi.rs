@@ -4,7 +4,7 @@ use afresh_files::{Kind, Stat, Time};
 
 use rustix::io::Errno;
 
-use crate::sentry::fs::devices::type_of;
+use crate::sentry::fs::special_files::type_of;
 
 /// The status of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,3 +12,4 @@ mod proc_writes;
 pub(super) mod procfs;
 pub(super) mod root_files;
 pub(super) mod seals;
+pub(super) mod special_files;

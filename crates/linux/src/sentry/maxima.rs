@@ -18,10 +18,10 @@ use super::kernel::process_info::MAX_ARGUMENT_BYTES;
 use super::kernel::process_table::PROCESSES;
 use super::kernel::resource_limits::MAX_TASKS;
 use super::kernel::semaphores::{
-    MAX_ADJUSTMENTS, MAX_SEMAPHORES, MAX_SETS, Semaphore, SemaphoreSet,
+    MAX_ADJUSTMENTS, MAX_SEMAPHORES, MAX_SETS, Semaphore, SemaphoreOperation, SemaphoreSet,
 };
 use super::kernel::signals::{PENDING, SignalInfo};
-use super::kernel::threads::Thread;
+use super::kernel::threads::{MAX_WAITED, Thread, WAITED_UNCHECKED};
 use super::kernel::timers::TIMERS;
 use super::kernel::user_namespaces::MAX_NAMESPACES;
 use super::mm::layout::Mapping;
@@ -57,6 +57,11 @@ fn maxima() -> Vec<(&'static str, usize, usize)> {
     let named = |item: usize| size_of_map(item) + NAME;
     vec![
         ("threads", MAX_TASKS as usize, context),
+        (
+            "descriptors and operations that threads wait for",
+            MAX_WAITED + MAX_TASKS as usize * WAITED_UNCHECKED,
+            GROWTH * size_of::<(u64, u16)>().max(size_of::<SemaphoreOperation>()),
+        ),
         ("processes", PROCESSES, process),
         ("arguments, variables and paths", PROCESSES, 3 * MAX_ARGUMENT_BYTES),
         ("mappings", MAX_ALL_MAPPINGS, size_of_map(size_of::<Mapping>())),

@@ -11,6 +11,7 @@ pub(super) mod file;
 pub(super) mod file_lock;
 pub(super) mod identity;
 pub(super) mod ipc_info;
+pub(super) mod memory_file;
 pub(super) mod message;
 pub(super) mod message_batch;
 pub(super) mod message_queue;

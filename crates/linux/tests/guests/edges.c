@@ -177,6 +177,20 @@ static void connections(void) {
     len = sizeof b, getsockname(d, (void *)&b, &len), recv(e, &c, 1, 0), close(d), close(e), d = socket(AF_INET, SOCK_STREAM, 0), say("closed first", bind(d, (void *)&b, sizeof b)), close(d), close(s);
 }
 
+// A set in another one is an edge for each event in it, and for each interest that is ready.
+static void nested(void) {
+    int outer = epoll_create1(0), middle = epoll_create1(0), inner = epoll_create1(0), p[2], q[2];
+    struct epoll_event edge = {EPOLLIN | EPOLLET}, level = {EPOLLIN}, e;
+    char c[8];
+    pipe(p), pipe(q), epoll_ctl(inner, EPOLL_CTL_ADD, p[0], &level), epoll_ctl(middle, EPOLL_CTL_ADD, inner, &level), epoll_ctl(outer, EPOLL_CTL_ADD, inner, &edge);
+    say("nothing", epoll_wait(outer, &e, 1, 0)), write(p[1], "x", 1), say("an event", epoll_wait(outer, &e, 1, 9000)), say("no more", epoll_wait(outer, &e, 1, 0));
+    write(p[1], "y", 1), say("one more", epoll_wait(outer, &e, 1, 9000)), say("no more", epoll_wait(outer, &e, 1, 0)), read(p[0], c, 8), say("empty", epoll_wait(outer, &e, 1, 0));
+    write(p[1], "z", 1), say("filled", epoll_wait(outer, &e, 1, 9000)), write(q[1], "x", 1), epoll_ctl(inner, EPOLL_CTL_ADD, q[0], &level), say("added", epoll_wait(outer, &e, 1, 9000)), say("no more", epoll_wait(outer, &e, 1, 0));
+    epoll_ctl(outer, EPOLL_CTL_DEL, inner, 0), epoll_ctl(outer, EPOLL_CTL_ADD, middle, &edge), say("two deep", epoll_wait(outer, &e, 1, 9000)), say("no more", epoll_wait(outer, &e, 1, 0));
+    write(q[1], "y", 1), say("one more", epoll_wait(outer, &e, 1, 9000)), say("no more", epoll_wait(outer, &e, 1, 0));
+    close(outer), close(middle), close(inner), close(p[0]), close(p[1]), close(q[0]), close(q[1]);
+}
+
 static int first;
 static void *interrupter(void *waiting) {
     usleep(100000), pthread_kill((pthread_t)waiting, SIGUSR1), usleep(100000);
@@ -217,5 +231,5 @@ static void datagrams(void) {
 
 int main(void) {
     setvbuf(stdout, 0, _IOLBF, 0);
-    beyond(), files(), waits(), locks(), numbers(), connections(), interrupted(), datagrams();
+    beyond(), files(), waits(), locks(), numbers(), connections(), interrupted(), datagrams(), nested();
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::common;
 
 const SCRIPT: &str = r#"
-import ctypes, errno, os, resource, select, socket, struct, sys
+import ctypes, errno, os, resource, select, socket, struct, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 def error(work):
     try: work()
@@ -87,6 +87,18 @@ def channels():
     # All are free again.
     again = os.pipe()
     return [len(ends), why, held, sockets]
+def selects():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 16, 1 << 16))
+    event, failed = os.eventfd(0), []
+    threading.stack_size(64 << 10)
+    bits = bytearray(1 << 13)
+    for _ in range(40000): n = os.dup(event); bits[n >> 3] |= 1 << (n & 7)
+    wanted = ctypes.byref(ctypes.c_char.from_buffer(bits))
+    def wait():
+        if libc.select(n + 1, wanted, None, None, None) < 0: failed.append(errno.errorcode[ctypes.get_errno()])
+    for _ in range(10): threading.Thread(target=wait, daemon=True).start()
+    while len(failed) < 4: time.sleep(0.01)
+    return failed
 for line in sys.stdin:
     print(globals()[line.strip()](), flush=True)
 "#;
@@ -109,6 +121,8 @@ fn the_sentry_bounds_what_it_keeps_for_a_guest() {
         // 1024 of 64 KiB, and then pages.
         ("channels", "[4096, 'EMFILE', 79691776, 'ENFILE']"),
         ("sparse", "True"),
+        // 6 of 40,000 each.
+        ("selects", "['ENOMEM', 'ENOMEM', 'ENOMEM', 'ENOMEM']"),
     ] {
         let said = instance.call_pristine(format!("{request}\n").as_bytes()).unwrap();
         assert_eq!(String::from_utf8_lossy(&said).trim_end(), answer, "{request}");
@@ -156,4 +170,47 @@ fn a_caller_ends_a_call_that_writes_nothing() {
         instance.reset();
         assert_eq!(instance.call(b"echo\n").unwrap(), b"echo\n", "{wait}");
     }
+}
+
+const WAITERS: &str = r#"
+import _thread, ctypes, os, resource, select, signal, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 16, 1 << 16))
+threading.stack_size(64 << 10); sys.setswitchinterval(1000)
+# Every set has a descriptor of signals, whose state is another one for each thread.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+mask = ctypes.c_ulong(1 << 11); signals = libc.signalfd(-1, ctypes.byref(mask), 0)
+event, sets = os.eventfd(0), [select.epoll(), select.epoll()]
+for one in sets: one.register(signals, select.EPOLLIN)
+for _ in range(20000):
+    copy = os.dup(event)
+    for one in sets: one.register(copy, select.EPOLLIN)
+class Polled(ctypes.Structure): _fields_ = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
+polled = (Polled * 1024)(*[Polled(sets[n % 2].fileno(), 1, 0) for n in range(1024)])
+for line in sys.stdin:
+    if line == "echo\n": print("echo", flush=True)
+    else:
+        for _ in range(200): _thread.start_new_thread(libc.poll, (polled, 1024, -1))
+        while True: time.sleep(0.0001)
+"#;
+
+/// Each thread waits for 40,000 interests, and names their sets 512 times each.
+#[test]
+fn a_call_ends_at_its_limit_though_many_threads_wait_for_large_sets() {
+    let Some(program) = common::python() else { return };
+    let (limit, minutes) = (Duration::from_secs(1), Duration::from_secs(120));
+    let program = program.arg("/app.py").file("/app.py", WAITERS).request("echo\n");
+    let program = program.time_limit(limit).start_limit(minutes).memory_limit(256 << 20);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut instance = warm.instance();
+        let ended = instance.call(b"wait\n").unwrap_err().to_string();
+        instance.reset();
+        let _ = sender.send((ended, instance.call(b"echo\n").unwrap()));
+    });
+    // One question about input took minutes.
+    let (ended, answer) = receiver.recv_timeout(minutes).expect("the call never ends");
+    assert!(ended.contains("time"), "{ended}");
+    assert_eq!(answer, b"echo\n");
 }

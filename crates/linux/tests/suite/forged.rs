@@ -26,7 +26,7 @@ outer = select.epoll(); outer.register(inner.fileno()); outer.register(b.fileno(
 timer = libc.timerfd_create(1, 0); alarm = (ctypes.c_long * 4)(0, 0, 1000, 0); libc.timerfd_settime(timer, 0, alarm, None)
 signal.signal(signal.SIGUSR1, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 1000, 1000)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]); os.kill(os.getpid(), signal.SIGUSR2)
-mask = ctypes.c_ulong(1 << 11); signals = libc.signalfd(-1, ctypes.byref(mask), 8)
+mask = ctypes.c_ulong(1 << 11); signals = libc.signalfd(-1, ctypes.byref(mask), 0)
 lock = threading.Lock(); lock.acquire()
 for work in (lambda: lock.acquire(), lambda: time.sleep(1e6), lambda: os.read(os.pipe()[0], 1), lambda: signal.sigwait([signal.SIGHUP])):
     threading.Thread(target=work, daemon=True).start()

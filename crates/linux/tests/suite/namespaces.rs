@@ -9,7 +9,7 @@ use common::states::{in_every_state, pristine};
 
 const LIMIT: Duration = Duration::from_secs(100);
 
-const NAMESPACES: &str = r#"
+const NAMESPACES: &str = r##"
 import ctypes, errno, os, signal, socket, struct, subprocess, sys
 libc = ctypes.CDLL(None, use_errno=True)
 NEWUSER, NEWNET, NEWNS, FS, THREAD = 0x10000000, 0x40000000, 0x20000, 0x200, 0x10000
@@ -43,6 +43,16 @@ def apart(work):
 
 def ids(): return (os.getuid(), os.geteuid(), os.getgid(), *os.getresuid(), *os.getresgid(), os.stat("/").st_uid, os.stat("/").st_gid)
 
+def files():
+    # `root` passes permission bits. The number 1000 stands for another user; files keep their owner.
+    os.mkdir("/tmp/shut"); write("/tmp/shut/file", "text"); write("/tmp/of-others", "#!/bin/sh\necho ran\n"); write("/tmp/no-program", "#!/bin/sh\n")
+    os.chmod("/tmp/shut/file", 0); os.chmod("/tmp/shut", 0); os.chmod("/tmp/of-others", 0o001); os.chmod("/tmp/no-program", 0o666)
+    assert read("/tmp/shut/file") == "text" and os.listdir("/tmp/shut") == ["file"] and os.access("/tmp/shut/file", os.R_OK | os.W_OK) and os.access("/tmp/shut", os.X_OK)
+    write("/tmp/shut/file", "other"); os.truncate("/tmp/shut/file", 1); write("/tmp/shut/new", ""); os.rename("/tmp/shut/new", "/tmp/shut/renamed"); os.unlink("/tmp/shut/renamed"); os.chdir("/tmp/shut"); assert read("file") == "o"; os.chdir("/")
+    assert subprocess.run(["/tmp/of-others"], capture_output=True).stdout == b"ran\n" and not os.access("/tmp/no-program", os.X_OK) and not os.access("/tmp/shut/file", os.X_OK); fails(errno.EACCES, subprocess.run, ["/tmp/no-program"])
+    os.chown("/tmp/shut/file", 1000, 1000); os.chown("/tmp/shut", 1000, -1); os.lchown("/tmp/shut", -1, 1000); found = os.stat("/tmp/shut/file"); assert (found.st_uid, found.st_gid) == (0, 7)
+    with open("/tmp/of-others") as file: os.fchown(file.fileno(), 1000, 7)
+
 def inside():
     first = os.stat("/proc/self/ns/user").st_ino; outer = os.open("/proc/self/ns/user", os.O_RDONLY)
     call("unshare", NEWUSER); assert set(ids()) == {65534} and status("CapEff") == [ALL] == status("CapBnd")
@@ -54,7 +64,8 @@ def inside():
     for text, number in (("0 0 1", errno.EPERM), ("0 1000 2", errno.EPERM), ("0 1000 1\n1 1001 1", errno.EPERM), ("0 1000", errno.EINVAL), ("x", errno.EINVAL)): fails(number, write, "/proc/self/uid_map", text)
     write("/proc/self/uid_map", "0 1000 1\n"); write("/proc/self/gid_map", "7 1000 1"); fails(errno.EPERM, write, "/proc/self/uid_map", "0 1000 1")
     assert read("/proc/self/uid_map").split() == ["0", "1000", "1"] and (os.getuid(), os.getgid(), os.stat("/").st_uid, os.stat("/").st_gid) == (0, 7, 0, 7)
-    os.setuid(0); fails(errno.EINVAL, os.setuid, 1000); fails(errno.EPERM, os.setgroups, []); fails(errno.EPERM, os.chown, "/tmp", 5, 5); os.chown("/tmp", 0, 7)
+    os.setuid(0); fails(errno.EINVAL, os.setuid, 1000); fails(errno.EPERM, os.setgroups, []); fails(errno.EINVAL, os.chown, "/tmp", 5, 5); os.chown("/tmp", 0, 7)
+    files()
     # Resources of the first namespace stay out of reach.
     with socket.socket(socket.AF_UNIX) as s: fails(errno.EPERM, s.setsockopt, socket.SOL_SOCKET, 33, 1 << 20)
     fails(errno.EPERM, call, "sethostname", b"x", 1); fails(errno.EPERM, os.nice, -5); fails(errno.EPERM, call, "mount", b"x", b"/tmp", b"tmpfs", 0, None); fails(errno.EPERM, os.setxattr, "/tmp", "trusted.a", b"")
@@ -62,6 +73,7 @@ def inside():
     # `root` keeps its capabilities in another program, and gives them up for good otherwise.
     out = subprocess.run(["/bin/grep", "CapEff", "/proc/self/status"], capture_output=True).stdout; assert out.split()[1].decode() == ALL, out
     head, none = struct.pack("<II", 0x20080522, 0), bytes(24); call("capset", head, none); assert status("CapPrm") == ["0" * 16]
+    os.chown("/tmp", 0, 7); fails(errno.EINVAL, os.chown, "/tmp", 1000, -1); fails(errno.EACCES, open, "/tmp/shut/file"); fails(errno.EACCES, os.listdir, "/tmp/shut"); fails(errno.EACCES, subprocess.run, ["/tmp/of-others"]); assert not os.access("/tmp/of-others", os.X_OK)
     fails(errno.EPERM, call, "capset", head, b"\1" + bytes(11) + b"\0" * 12)
     # One within another.
     call("unshare", NEWUSER); assert read("/proc/self/setgroups") == "deny\n"; write("/proc/self/uid_map", "5 0 1"); write("/proc/self/gid_map", "5 7 1"); assert (os.getuid(), os.getgid()) == (5, 5) and read("/proc/self/uid_map").split() == ["5", "0", "1"]
@@ -100,7 +112,7 @@ for line in sys.stdin:
         case "hold":
             call("unshare", NEWUSER); write("/proc/self/setgroups", "deny"); write("/proc/self/uid_map", "3 1000 1"); kept = open("/proc/self/gid_map", "r+"); print("held", flush=True)
         case "look": print(os.getuid(), status("CapEff")[0], read("/proc/self/setgroups").strip(), flush=True)
-"#;
+"##;
 
 #[test]
 fn a_namespace_gives_rights_inside_it_alone_and_is_in_every_state() {

@@ -110,3 +110,111 @@ fn a_copy_ends_at_the_deadline_of_its_call() {
     let error = warm.instance().call(b"go\n").unwrap_err().to_string();
     assert!(error.contains("time"), "{error}");
 }
+
+const MAPPINGS: &str = r#"
+import ctypes, errno, mmap, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+PAGE, READ, WRITE, PRIVATE, ANONYMOUS, NOREPLACE = 4096, 1, 2, 2, 0x20, 0x100000
+void, size = ctypes.c_void_p, ctypes.c_size_t
+
+def call(name, *args):
+    value = getattr(libc, name)(*args)
+    if value in (-1, (1 << 64) - 1): raise OSError(ctypes.get_errno(), name)
+    return value
+def map(at, len, protection, flags=PRIVATE | ANONYMOUS, fd=-1, offset=0): return call("mmap", void(at), size(len), protection, flags, fd, ctypes.c_long(offset))
+def unmap(at, len): call("munmap", void(at), size(len))
+def protect(at): call("mprotect", void(at), size(PAGE), READ)
+def fails(work, *args):
+    try: work(*args)
+    except OSError as e: assert e.errno == errno.ENOMEM, e; return True
+def is_mapped(at): return any(int(start, 16) <= at < int(end, 16) for start, end in (line.split()[0].split("-") for line in open("/proc/self/maps")))
+
+def limits():
+    with open("/tmp/two", "wb") as file: file.write(bytes(2 * PAGE))
+    two = os.open("/tmp/two", os.O_RDWR)
+    whole = map(0, 31000 * PAGE, READ | WRITE); beside = map(0, 8 * PAGE, READ | WRITE)
+    unmap(beside + 2 * PAGE, 6 * PAGE)
+    # A part of a file, whose next part merges with it and has a page beyond the end.
+    part = map(beside + 3 * PAGE, PAGE, READ, PRIVATE | NOREPLACE, two)
+    at = whole + PAGE
+    while not fails(protect, at): at += 2 * PAGE
+    # One more fits, or none.
+    fails(protect, whole + 30999 * PAGE)
+    lock = lambda: call("mlock", void(whole + 20 * PAGE), size(PAGE))
+    assert not fails(lock), "a whole mapping"
+    middle = at + 500 * PAGE
+    assert fails(lambda: call("mlock", void(middle), size(PAGE)))
+    for locks in (4, 0):
+        if locks: call("mlockall", locks >> 1)
+        # It would merge with its neighbour, were it not locked.
+        assert bool(fails(map, beside + 2 * PAGE, PAGE, READ | WRITE, PRIVATE | ANONYMOUS | NOREPLACE)) == bool(locks), locks
+        assert is_mapped(beside + 2 * PAGE) != bool(locks)
+        if locks:
+            # With room for one: the part of a file and its pages beyond the end are two.
+            unmap(whole, PAGE)
+            assert fails(map, part + PAGE, 2 * PAGE, READ, PRIVATE | NOREPLACE, two, PAGE)
+            assert not is_mapped(part + PAGE)
+            call("munlockall")
+    map(part + PAGE, 2 * PAGE, READ, PRIVATE | NOREPLACE, two, PAGE)
+
+for line in sys.stdin:
+    limits(); print("done", flush=True)
+"#;
+
+/// A locked mapping merges with none that is not, so that a mapping at the limit may be refused
+/// because it is locked. Then nothing is mapped.
+#[test]
+fn a_locked_mapping_beyond_the_limit_of_mappings_changes_nothing() {
+    let Some(program) = common::python() else { return };
+    let program = program.arg("/app.py").file("/app.py", MAPPINGS).memory_limit(512 << 20);
+    let program = program.time_limit(LIMIT).start_limit(LIMIT);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    for _ in 0..2 {
+        let answer = instance.call_pristine(b"all\n").unwrap();
+        assert_eq!(String::from_utf8_lossy(&answer), "done\n");
+        instance.freeze().unwrap();
+    }
+}
+
+const PEERS: &str = r#"
+import ctypes, mmap, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+class Piece(ctypes.Structure): _fields_ = [("at", ctypes.c_void_p), ("len", ctypes.c_size_t)]
+memory = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+many = (Piece * 31)(*[Piece(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 64 << 20) for _ in range(31)])
+child = os.fork()
+if child == 0:
+    while True: time.sleep(1000)
+for line in sys.stdin:
+    if line == "copy\n": libc.process_vm_readv(child, many, 31, many, 31, 0)
+    print(line.strip(), flush=True)
+"#;
+
+/// One call copies 2 GiB. Its caller stops it, and both processes are whole afterwards.
+#[test]
+fn a_caller_ends_a_copy_between_processes() {
+    let Some(program) = common::python() else { return };
+    let program = program.arg("/app.py").file("/app.py", PEERS).request("echo\n");
+    let program = program.time_limit(LIMIT).start_limit(LIMIT).memory_limit(512 << 20);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    for _ in 0..2 {
+        let answered = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let seen = answered.clone();
+        let ended = instance.call_streaming(b"copy\n", move |_, piece| {
+            seen.fetch_or(!piece.is_empty(), std::sync::atomic::Ordering::Relaxed);
+            false
+        });
+        let unheard = afresh_linux::End::Unheard;
+        assert!(
+            matches!(&ended, Err(afresh_linux::CallError::Ended { end, .. }) if *end == unheard),
+            "{ended:?}"
+        );
+        let answered = answered.load(std::sync::atomic::Ordering::Relaxed);
+        assert!(!answered, "the copy was stopped before it ended");
+        instance.reset();
+        assert_eq!(instance.call(b"echo\n").unwrap(), b"echo\n");
+    }
+}

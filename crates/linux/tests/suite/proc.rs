@@ -196,6 +196,37 @@ fn a_directory_of_proc_that_is_open_is_part_of_every_state() {
     thawed.verify().unwrap();
 }
 
+const FAR: &str = r#"
+import errno, os, sys
+
+def fails(work, *args):
+    try: work(*args)
+    except OSError as e: assert e.errno == errno.EINVAL, e
+    else: assert False, "it works"
+
+for line in sys.stdin:
+    name, last = os.open("/proc/self/comm", os.O_RDWR), (1 << 63) - 1
+    assert os.lseek(name, last, os.SEEK_SET) == last
+    r, w = os.pipe()
+    os.write(w, b"x")
+    fails(os.write, name, b"x")
+    fails(os.writev, name, [b"x", b"y"])
+    fails(os.pwritev, name, [b"x"], last)
+    fails(os.splice, r, name, 1)
+    assert os.lseek(name, 0, os.SEEK_CUR) == last
+    assert open("/proc/self/comm").read().startswith("python")
+    print("done", flush=True)
+"#;
+
+#[test]
+fn no_write_moves_behind_the_last_position() {
+    let Some(program) = python(FAR) else { return };
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    assert_eq!(ask(&mut instance, "write\n"), "done\n");
+    instance.freeze().unwrap();
+}
+
 #[test]
 fn a_shell_names_its_descriptors() {
     let script = "echo out > /dev/stdout; echo in | cat /dev/stdin; echo three 3>&1 >/dev/fd/3; ls /dev/fd/ >/dev/null; \

@@ -217,6 +217,12 @@ impl Backing {
         self
     }
 
+    /// Gives pages back one by one, with the last image that refers to each.
+    pub(super) fn release_pages(mut self) -> Self {
+        self.references = Some(References::default());
+        self
+    }
+
     fn viewed(
         store: Store,
         view: Reservation,

@@ -63,9 +63,10 @@ impl Image {
     /// As [`Image::resolve`], for the pages that are read.
     pub fn differing_content(&self, other: &Image) -> Result<Vec<PageRange>, ImageError> {
         let mut runs = Vec::new();
-        for run in self.differing(other) {
-            self.resolve(run)?;
-            other.resolve(run)?;
+        let differing = self.differing(other);
+        self.resolve_all(&differing)?;
+        other.resolve_all(&differing)?;
+        for run in differing {
             for page in run.start..run.end() {
                 let equal = match (self.page(page), other.page(page)) {
                     (None, None) => true,

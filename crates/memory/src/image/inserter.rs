@@ -19,6 +19,7 @@ use afresh_sys::errno::{EAGAIN, EEXIST, EINVAL};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{
     Advice, Call, Interest, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd,
+    fork::Mark,
 };
 
 use super::Backing;
@@ -92,6 +93,7 @@ pub struct Inserter {
     arrived: Arc<ArrivedPages>,
     /// Pages that are stored or being stored, a bit each; empty where the kernel reports that.
     claimed: Box<[AtomicU64]>,
+    made: Mark,
 }
 
 impl Inserter {
@@ -125,7 +127,11 @@ impl Inserter {
         let words = if uffd.is_some() { 0 } else { end.div_ceil(64) };
         let claimed = (0..words).map(|_| AtomicU64::new(0)).collect();
         let arrived = Arc::new(ArrivedPages::new(end, filled));
-        Ok((backing, Inserter { memory, uffd, arrived: arrived.clone(), claimed }, arrived))
+        Ok((
+            backing,
+            Inserter { memory, uffd, arrived: arrived.clone(), claimed, made: Mark::now() },
+            arrived,
+        ))
     }
 
     /// Whether pages can be filled while slots use the image. Otherwise slots wait for all of them.
@@ -172,6 +178,15 @@ impl Inserter {
         match self.uffd {
             Some(uffd) => self.insert(uffd, pages, content),
             None => self.store(pages, content),
+        }
+    }
+
+    /// Frees the memory of all pages, once no image has them. A forked child may still have one:
+    /// then the memory goes with the file.
+    pub(super) fn free(&self) {
+        if self.made.is_alone() {
+            // Nothing reads these pages again, so an error costs memory, never content.
+            let _ = self.memory.advise(PageRange::new(0, self.pages()), Advice::Remove);
         }
     }
 

@@ -98,9 +98,29 @@ impl Image {
     /// # Errors
     /// [`ImageError::Filler`] with the cause when they will never be.
     pub fn resolve(&self, pages: PageRange) -> Result<(), ImageError> {
-        self.extents_in(pages).try_for_each(|extent| {
-            extent.backing.resolve(PageRange::new(extent.at, extent.range.len))
-        })
+        self.resolve_all(&[pages])
+    }
+
+    /// As [`Image::resolve`], for several runs of pages in order. Those that follow one another in
+    /// their backing are requested together.
+    pub(crate) fn resolve_all(&self, runs: &[PageRange]) -> Result<(), ImageError> {
+        let mut request: Option<Extent> = None;
+        for extent in runs.iter().flat_map(|run| self.extents_in(*run)) {
+            match &mut request {
+                Some(last)
+                    if last.at + last.range.len == extent.at
+                        && Arc::ptr_eq(&last.backing, &extent.backing) =>
+                {
+                    last.range.len += extent.range.len;
+                }
+                _ => {
+                    if let Some(last) = request.replace(extent) {
+                        last.backing.resolve(PageRange::new(last.at, last.range.len))?;
+                    }
+                }
+            }
+        }
+        request.map_or(Ok(()), |last| last.backing.resolve(PageRange::new(last.at, last.range.len)))
     }
 
     /// Waits until everything is in place.

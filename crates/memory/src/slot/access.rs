@@ -65,7 +65,8 @@ impl Slot {
     }
 
     /// Makes a range writable without a fault, so that a system call may write it under every
-    /// tracker. The next reset restores it.
+    /// tracker. The next reset restores it. [`Slot::prepare_freeze`] and [`Slot::freeze_behind`]
+    /// protect it again: open it anew before a system call writes it.
     ///
     /// # Errors
     /// [`SlotError::OutOfBounds`]; any other error quarantines the slot.
@@ -88,6 +89,8 @@ impl Slot {
             .iter()
             .flat_map(|p| self.space.accessible().filter_map(|r| r.intersect(*p)))
             .collect();
+        // Opening a page skips the handler that would copy it.
+        self.settle_capture()?;
         let Method::WriteSet(tracker) = &mut self.method else { return Ok(()) };
         if self.adapt.discarding() {
             return Ok(());

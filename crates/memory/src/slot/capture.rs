@@ -2,7 +2,7 @@
 
 use afresh_sys::PageRange;
 
-use super::{Method, Slot};
+use super::Slot;
 use crate::{Image, ImageError};
 
 impl Slot {
@@ -34,34 +34,19 @@ impl Slot {
     /// # Errors
     /// As [`Slot::freeze`].
     pub fn differing(&mut self) -> Result<Vec<PageRange>, ImageError> {
-        let broken = |e: String| ImageError::Read(std::io::Error::other(e));
-        self.check().map_err(|e| broken(e.to_string()))?;
-        Ok(match &mut self.method {
-            Method::WriteSet(tracker) if !self.adapt.discarding() => {
-                self.written.clear();
-                if let Err(error) = tracker.drain(&mut self.written) {
-                    self.quarantine(error.to_string());
-                    return Err(broken(error.to_string()));
-                }
-                let learned = self.write_set.learn(&self.written);
-                if learned > 0 {
-                    self.stats.learned += learned as u64;
-                    self.plan()?;
-                }
-                let end = self.space.end;
-                let mut runs = self.write_set.runs();
-                runs.retain(|r| r.start < end);
-                if let Some(last) = runs.last_mut() {
-                    last.len = last.end().min(end) - last.start;
-                }
-                self.changed(&runs)
+        self.settle_or_refuse()?;
+        let runs = if self.learns() {
+            let before = self.write_set.len();
+            self.learn_written()?;
+            if self.write_set.len() > before {
+                self.plan()?;
             }
-            _ => {
-                self.image.complete()?;
-                let all: Vec<PageRange> = self.space.accessible().collect();
-                self.changed(&all)
-            }
-        })
+            self.captured_runs()
+        } else {
+            self.image.complete()?;
+            self.space.accessible().collect()
+        };
+        Ok(self.changed(&runs))
     }
 
     /// The slot's content as an image, and the pages in which it differs from the present one.

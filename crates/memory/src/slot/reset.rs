@@ -5,8 +5,8 @@ use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection};
 
 use super::adapt::NextAction;
 use super::{FORKED, Method, Slot, State};
-use crate::ResetError;
 use crate::write_set::restore_if_changed;
+use crate::{ResetError, SlotError};
 
 /// The result of a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,16 @@ pub struct Mismatch {
     pub bytes: usize,
 }
 
+/// The error of a reset whose step failed so.
+pub(super) fn reset_error(error: SlotError) -> ResetError {
+    match error {
+        SlotError::System(error) => ResetError::System(error),
+        SlotError::Track(error) => ResetError::Track(error),
+        SlotError::Image(error) => ResetError::Image(error),
+        other => ResetError::Quarantined { reason: other.to_string() },
+    }
+}
+
 impl Slot {
     /// Brings every byte back to the image and the size back to the initial one.
     ///
@@ -45,6 +55,9 @@ impl Slot {
         }
         if !matches!(self.state, State::Ready) {
             self.look_at_state()?;
+        }
+        if self.capture.is_some() {
+            self.settle_for_reset()?;
         }
         match self.try_reset() {
             Ok(report) => {
@@ -74,6 +87,12 @@ impl Slot {
             }
         }
         self.refuse_quarantined()
+    }
+
+    /// Has the rest of a capture copied, before the pages change.
+    #[cold]
+    fn settle_for_reset(&mut self) -> Result<(), ResetError> {
+        self.settle_capture().map_err(reset_error)
     }
 
     fn refuse_quarantined(&self) -> Result<(), ResetError> {
@@ -250,6 +269,9 @@ impl Slot {
 
     /// Throws every private page away, forgets the write set and protects everything again.
     pub(super) fn discard_all(&mut self) -> Result<(), ResetError> {
+        if self.capture.is_some() {
+            self.settle_for_reset()?;
+        }
         if self.stale() {
             return self.refresh_mappings();
         }

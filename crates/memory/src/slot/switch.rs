@@ -10,6 +10,7 @@
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, Protection};
 
+use super::reset::reset_error;
 use super::{Method, Slot};
 use crate::{Image, ImageError, ResetError, SlotError, TrackError};
 
@@ -26,6 +27,7 @@ impl Slot {
     /// [`SlotError`]; the slot is quarantined unless the image just did not fit.
     pub fn switch(&mut self, image: &Image) -> Result<usize, SlotError> {
         self.check()?;
+        self.settle_capture()?;
         let regions = self.regions_for(image);
         self.checked_regions(image, &regions)?;
         let differing = self.image.differing(image);
@@ -43,7 +45,7 @@ impl Slot {
     }
 
     /// Whether writes are noticed page by page, now.
-    fn learns(&self) -> bool {
+    pub(super) fn learns(&self) -> bool {
         matches!(self.method, Method::WriteSet(_)) && !self.adapt.discarding()
     }
 
@@ -183,12 +185,7 @@ impl Slot {
         let adapt = std::mem::take(&mut self.adapt);
         let outcome = self.set_image(&image, &regions);
         self.adapt = adapt;
-        outcome.map_err(|error| match error {
-            SlotError::System(error) => ResetError::System(error),
-            SlotError::Track(error) => ResetError::Track(error),
-            SlotError::Image(error) => ResetError::Image(error),
-            other => ResetError::Quarantined { reason: other.to_string() },
-        })
+        outcome.map_err(reset_error)
     }
 
     /// Those of `runs` whose bytes differ from the image.

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use afresh_sys::fault::{self, Fault, FaultCause, FaultHandler, FaultSignal, Registration};
 use afresh_sys::{PAGE_SIZE, PageRange, Protection, Reservation, SysError, host};
 
+use super::barrier::{Barrier, CopierCell, WriteBarrier};
 use super::{DirtyPages, Tracker, TrackerKind};
 use crate::TrackError;
 
@@ -62,6 +63,7 @@ struct Watch {
     /// Its part of the budget at the last drain.
     part: AtomicUsize,
     dirty: DirtyPages,
+    copier: CopierCell,
 }
 
 impl Watch {
@@ -96,6 +98,7 @@ impl Watch {
 
     /// Opens a range and marks it; `false` when the kernel refused.
     fn lift(&self, range: PageRange) -> bool {
+        self.copier.keep(range);
         // Marked before it is opened: a thread that sees the page open finds it in the set.
         self.dirty.mark(range);
         self.open(range).is_ok()
@@ -104,8 +107,10 @@ impl Watch {
     /// Pages that one fault opens, a power of two.
     fn block(&self) -> usize {
         let part = self.part.load(Ordering::Relaxed).max(1);
-        let runs = self.runs.load(Ordering::Relaxed);
-        if BUDGET.runs.load(Ordering::Relaxed) >= BUDGET.all() {
+        // Threads that open and protect pages at the same time may even count below zero.
+        let runs = self.runs.load(Ordering::Relaxed).min(part);
+        let all = BUDGET.runs.load(Ordering::Relaxed).cast_signed();
+        if all >= BUDGET.all().cast_signed() {
             return 1 << MAX_ORDER;
         }
         1 << (runs * (MAX_ORDER + 1) / part).min(MAX_ORDER)
@@ -157,6 +162,16 @@ impl FaultHandler for Watch {
     }
 }
 
+impl Barrier for Watch {
+    fn protect(&self, range: PageRange) -> Result<(), TrackError> {
+        Ok(self.arm(range)?)
+    }
+
+    fn copier(&self) -> &CopierCell {
+        &self.copier
+    }
+}
+
 /// Notices writes through SIGSEGV.
 pub(super) struct Mprotect {
     watch: Arc<Watch>,
@@ -177,6 +192,7 @@ impl Mprotect {
             runs: AtomicUsize::new(0),
             part: AtomicUsize::new(BUDGET.part()),
             dirty: DirtyPages::new(capacity),
+            copier: CopierCell::default(),
         });
         let base = memory.page_ptr(first);
         let registration = fault::register(base, capacity * PAGE_SIZE, watch.clone())?;
@@ -227,6 +243,10 @@ unsafe impl Tracker for Mprotect {
 
     fn open(&mut self, pages: &[PageRange]) -> Result<(), TrackError> {
         pages.iter().try_for_each(|range| self.watch.open(*range)).map_err(TrackError::from)
+    }
+
+    fn barrier(&self) -> Option<WriteBarrier> {
+        Some(WriteBarrier::new(self.watch.clone()))
     }
 
     fn survives_hiding(&self) -> bool {

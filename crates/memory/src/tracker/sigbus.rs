@@ -23,6 +23,7 @@ use afresh_sys::fault::{self, Fault, FaultCause, FaultHandler, FaultSignal, Regi
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{HUGE_PAGES, HUGE_SIZE, Interest, PAGE_SIZE, PageRange, Uffd};
 
+use super::barrier::{Barrier, CopierCell, WriteBarrier};
 use super::descriptor::SIGBUS;
 use super::{DirtyPages, Tracker, TrackerKind};
 use crate::TrackError;
@@ -49,6 +50,7 @@ struct Watch {
     window: AtomicUsize,
     dirty: DirtyPages,
     missing: Option<Missing>,
+    copier: CopierCell,
     /// The page that was opened last, and how often it has faulted since with no other in between.
     again: AtomicUsize,
     repeats: AtomicUsize,
@@ -81,8 +83,17 @@ impl Watch {
         self.repeats.fetch_add(1, Ordering::Relaxed) >= MAX_REPEATS
     }
 
+    fn set_protection(&self, range: PageRange, protect: bool) -> Result<(), TrackError> {
+        let start = (self.base + range.byte_start()) as *const u8;
+        if !range.is_empty() {
+            self.uffd.write_protect(start, range.byte_len(), protect)?;
+        }
+        Ok(())
+    }
+
     /// Opens a range and marks it; `false` when the kernel refused.
     fn lift(&self, range: PageRange) -> bool {
+        self.copier.keep(range);
         // Marked before it is opened: a thread that sees the page open finds it in the set.
         let left = usize::from(planted::is_in_handler(Bug::Mark) && range.len > 1);
         self.dirty.mark(PageRange::new(range.start, range.len - left));
@@ -131,6 +142,16 @@ impl FaultHandler for Watch {
     }
 }
 
+impl Barrier for Watch {
+    fn protect(&self, range: PageRange) -> Result<(), TrackError> {
+        self.set_protection(range, true)
+    }
+
+    fn copier(&self) -> &CopierCell {
+        &self.copier
+    }
+}
+
 /// Notices writes through SIGBUS.
 pub(super) struct Sigbus {
     watch: Arc<Watch>,
@@ -152,6 +173,7 @@ impl Sigbus {
             window: AtomicUsize::new(1),
             dirty: DirtyPages::new(capacity),
             missing,
+            copier: CopierCell::default(),
             again: AtomicUsize::new(usize::MAX),
             repeats: AtomicUsize::new(0),
         });
@@ -172,11 +194,7 @@ impl Sigbus {
     }
 
     fn protect(&self, range: PageRange, protect: bool) -> Result<(), TrackError> {
-        let start = (self.watch.base + range.byte_start()) as *const u8;
-        if !range.is_empty() {
-            self.watch.uffd.write_protect(start, range.byte_len(), protect)?;
-        }
-        Ok(())
+        self.watch.set_protection(range, protect)
     }
 }
 
@@ -217,6 +235,10 @@ unsafe impl Tracker for Sigbus {
 
     fn open(&mut self, pages: &[PageRange]) -> Result<(), TrackError> {
         pages.iter().try_for_each(|range| self.protect(*range, false))
+    }
+
+    fn barrier(&self) -> Option<WriteBarrier> {
+        Some(WriteBarrier::new(self.watch.clone()))
     }
 
     fn watches_huge_pages(&self) -> bool {

@@ -182,3 +182,30 @@ fn images_that_a_parent_drops_stay_its_childs() {
         assert!(was_good(child), "an image of the child has lost its content");
     });
 }
+
+#[test]
+fn a_child_that_drops_a_slot_during_a_capture_waits_for_no_lock_of_its_parent() {
+    alone(
+        "fork::a_child_that_drops_a_slot_during_a_capture_waits_for_no_lock_of_its_parent",
+        || {
+            for kind in [TrackerKind::UffdSigbus, TrackerKind::Mprotect] {
+                let strategy = Strategy::WriteSet(Some(kind));
+                let large = Image::zero(128);
+                let Some(mut slot) = slot(&large, strategy, HostAccess::Threads) else { continue };
+                for page in (0..128).step_by(2) {
+                    slot.write(page * PAGE_SIZE, &[5]).unwrap();
+                }
+                let frozen = slot.freeze_behind().unwrap();
+                assert!(!frozen.is_complete());
+                let mut slot = Some(slot);
+                assert!(in_child(|| {
+                    drop(slot.take());
+                    frozen.complete().is_err()
+                }));
+                drop(slot);
+                frozen.complete().unwrap();
+                assert_eq!(frozen.page(2).unwrap()[0], 5);
+            }
+        },
+    );
+}

@@ -1,5 +1,6 @@
 //! The crate's tests, in one program that is linked once.
 
+mod behind;
 mod common;
 mod density;
 mod fork;

@@ -56,6 +56,11 @@ enum Op {
         seed: u8,
     },
     Freeze,
+    /// A capture that is copied while later operations run; completed at once every other time.
+    Capture {
+        prepare: bool,
+        complete: bool,
+    },
     Trim,
     Preload {
         page: usize,
@@ -85,6 +90,8 @@ fn op() -> impl Strategy_ {
             .prop_map(|(page, count, runs)| Op::Steady { page, count, runs }),
         1 => any::<u8>().prop_map(|seed| Op::Switch { seed }),
         1 => Just(Op::Freeze),
+        2 => (any::<bool>(), any::<bool>())
+            .prop_map(|(prepare, complete)| Op::Capture { prepare, complete }),
         1 => Just(Op::Trim),
         1 => (0..150usize, 1..20usize).prop_map(|(page, len)| Op::Preload { page, len }),
     ]
@@ -186,8 +193,23 @@ fn run(strategy: Strategy, regions: &[PageRange], capacity: usize, at_start: usi
     };
     let mut slot = Slot::new(&first, config).unwrap();
     let mut model = Model { live: bytes.clone(), image: bytes };
+    let mut captures = Vec::new();
+    let mut preparation = None;
     for op in ops {
         match op {
+            Op::Capture { prepare: true, .. } => {
+                preparation = Some(slot.prepare_freeze().unwrap());
+            }
+            Op::Capture { prepare: false, complete } => {
+                if let Some(preparation) = preparation.take().filter(|_| *complete) {
+                    preparation.run().unwrap();
+                }
+                let frozen = slot.freeze_behind().unwrap();
+                if *complete {
+                    frozen.complete().unwrap();
+                }
+                captures.push((frozen, model.live.clone(), slot.end()));
+            }
             Op::Write { page, offset, len, byte } => {
                 let at = page * PAGE_SIZE + offset;
                 let data = vec![*byte; *len];
@@ -289,6 +311,18 @@ fn run(strategy: Strategy, regions: &[PageRange], capacity: usize, at_start: usi
             Op::Preload { page, len } => slot.preload(&[PageRange::new(*page, *len)]).unwrap(),
         }
         compare(&slot, &model.live, &format!("after {op:?}"));
+    }
+    let last = slot.regions().len() - 1;
+    let regions: Vec<PageRange> = slot.regions().to_vec();
+    for (frozen, model, end) in captures {
+        frozen.complete().unwrap();
+        for (number, region) in regions.iter().enumerate() {
+            let until = if number == last { end } else { region.end() };
+            let bytes = region.byte_start()..until * PAGE_SIZE;
+            let mut out = vec![0; bytes.len()];
+            frozen.read(bytes.start, &mut out);
+            assert!(out == model[bytes], "a capture differs from the model");
+        }
     }
     slot.reset().unwrap();
     model.reset();

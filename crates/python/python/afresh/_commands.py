@@ -95,6 +95,7 @@ class Commands:
         stdin: bytes | str | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         timeout: float | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
@@ -106,12 +107,14 @@ class Commands:
             stdin: Its input; empty if not given.
             cwd: The directory that it starts in; that of the code if not given.
             env: Environment variables in addition to those of the interpreter.
+            user: ``"root"`` runs it with the user number 0. It has no more rights,
+                except to pass permission bits.
             timeout: Most seconds that it may run, if not those of a call. It is killed then, with a `TimeLimitError`,
                 and the sandbox can be used further.
             on_stdout: Called with text of its standard output while it runs.
             on_stderr: The same for its standard error.
         """
-        request = wanted(command, cwd=cwd, env=env, stdin=stdin is not None)
+        request = wanted(command, cwd=cwd, env=env, stdin=stdin is not None, user=user)
         process = Process.start(self._session, request, Streams(on_stdout, on_stderr), None)
         return run(process, stdin, default_timeout(self._session, timeout), None)
 
@@ -122,12 +125,13 @@ class Commands:
         stdin: bool = False,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         tag: str | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
     ) -> Command:
         """Starts a command in the background. With ``stdin`` it has an input to write to."""
-        request = wanted(command, cwd=cwd, env=env, stdin=stdin, tag=tag)
+        request = wanted(command, cwd=cwd, env=env, stdin=stdin, tag=tag, user=user)
         return Command(Process.start(self._session, request, Streams(on_stdout, on_stderr), None))
 
     def connect(self, pid: int, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None) -> Command:
@@ -201,12 +205,13 @@ class AsyncCommands:
         stdin: bytes | str | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         timeout: float | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
     ) -> CommandResult:
         """As `Commands.run`. The command is killed when the task is cancelled; the sandbox can be used further."""
-        request = wanted(command, cwd=cwd, env=env, stdin=stdin is not None)
+        request = wanted(command, cwd=cwd, env=env, stdin=stdin is not None, user=user)
         streams = Streams(on_stdout, on_stderr, asyncio.get_running_loop())
 
         def work(stopper: _native.Stopper) -> CommandResult:
@@ -223,12 +228,13 @@ class AsyncCommands:
         stdin: bool = False,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         tag: str | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
     ) -> AsyncCommand:
         """As `Commands.start`."""
-        request = wanted(command, cwd=cwd, env=env, stdin=stdin, tag=tag)
+        request = wanted(command, cwd=cwd, env=env, stdin=stdin, tag=tag, user=user)
         streams = Streams(on_stdout, on_stderr, asyncio.get_running_loop())
         process = await self._away(lambda stopper: Process.start(self._session, request, streams, stopper))
         return AsyncCommand(process, self._away)

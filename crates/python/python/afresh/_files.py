@@ -23,6 +23,15 @@ class FileInfo:
     mode: int
 
 
+def _content(data: bytes | str) -> bytes:
+    if isinstance(data, str):
+        return data.encode()
+    try:
+        return bytes(memoryview(data))
+    except TypeError:
+        raise TypeError(f"the content of a file is bytes or text, not {type(data).__name__}") from None
+
+
 class Files:
     """The files of a sandbox: files before and after its program. They are part of every checkpoint.
 
@@ -47,7 +56,7 @@ class Files:
 
     def write(self, path: str, data: bytes | str) -> None:
         """Writes a whole file, with the directories above it; text as UTF-8."""
-        self._session.write_file(path, data.encode() if isinstance(data, str) else bytes(data))
+        self._session.write_file(path, _content(data))
 
     def list(self, path: str = "/") -> list[str]:
         """The names in a directory, in order."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import _native
+from . import _arguments, _native
 from ._process import Away, default_timeout
 from .errors import SessionError, TimeLimitError
 
@@ -219,7 +219,7 @@ class Port:
 
     def __init__(self, session: _native.Session, number: int) -> None:
         self._session = session
-        self._number = number
+        self._number = _arguments.port(number)
 
     def request(
         self,
@@ -279,7 +279,7 @@ class AsyncPort:
 
     def __init__(self, session: _native.Session, number: int, away: Away) -> None:
         self._session = session
-        self._number = number
+        self._number = _arguments.port(number)
         self._away = away
 
     async def request(

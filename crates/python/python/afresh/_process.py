@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, TypeAlias
 
-from . import _native
+from . import _arguments, _native
 from ._delivery import LoopDelivery, pending
 from ._result import result
 from .errors import AfreshError, CommandError, GuestError, ProgramError, SessionError, TimeLimitError
@@ -25,6 +25,9 @@ OnText: TypeAlias = Callable[[str], object]
 Away: TypeAlias = Callable[[Callable[[_native.Stopper], Any]], Any]
 
 _SHELL = "/bin/sh"
+_USER = "user"
+# The operations that start a command, by its user.
+_STARTS = {_USER: "start", "root": "start as root"}
 # Seconds of one wait for background work.
 _WAIT = 0.05
 # Maximum bytes of input in one request.
@@ -160,19 +163,24 @@ def wanted(
     stdin: bool,
     size: tuple[int, int] | None = None,
     tag: str | None = None,
+    user: str | None = None,
 ) -> dict[str, Any]:
     """The request that starts a command. Text is a line of the shell."""
+    _arguments.command(command)
     words = [_SHELL, "-c", command] if isinstance(command, str) else [str(word) for word in command]
     if not words:
         raise ValueError(
             "a command is text for the shell, or a list of a program and its arguments; this list is empty"
         )
+    operation = _STARTS.get(user or _USER)
+    if operation is None:
+        raise ValueError(f"commands run as {_USER!r} or 'root', not as {user!r}")
     return {
-        "op": "start",
+        "op": operation,
         "cmd": words[0],
         "args": words[1:],
         "cwd": cwd,
-        "envs": dict(env or {}),
+        "envs": _arguments.variables(env),
         "stdin": stdin,
         "size": size,
         "tag": tag,
@@ -215,6 +223,13 @@ class Process:
                 raise SessionError(
                     f"the sandbox has no {_SHELL}, which runs commands that are text: give a list of a program and its "
                     "arguments, or use an image with a shell"
+                ) from error
+            if request["op"] == _STARTS["root"] and error.name == "KeyError":
+                # The guest side takes the operation for one on a running command, and misses its
+                # number.
+                raise SessionError(
+                    "an earlier version saved this sandbox, and it cannot run commands as 'root': run them as 'user', "
+                    "or make a new sandbox"
                 ) from error
             raise
         if not isinstance(pid, int) or serial == 0:
@@ -413,4 +428,4 @@ def run(
 
 def default_timeout(session: _native.Session, timeout: float | None) -> float | None:
     """The time limit of a command: its own, or that of the sandbox."""
-    return session.timeout if timeout is None else timeout
+    return session.timeout if timeout is None else _arguments.seconds(timeout)

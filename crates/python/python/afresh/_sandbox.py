@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from . import _native
+from . import _arguments, _native
 from ._commands import AsyncCommands, Commands
 from ._delivery import LoopDelivery, pending
 from ._files import Files
@@ -149,7 +149,7 @@ class Sandbox(_Sandbox):
         TypeError: cannot read property 'x' of null
             at <eval> (<sandbox>:1:1)
         """
-        return result(self._session.run(0, code, name, None, _sink(on_output), None, False))
+        return result(self._session.run(0, _arguments.text(code, "code"), name, None, _sink(on_output), None, False))
 
     def eval(self, code: str) -> Any:
         """The value that code gives; raises what the program throws.
@@ -174,6 +174,7 @@ class Sandbox(_Sandbox):
     def apply_result(self, function: str, *arguments: Any) -> Result:
         """As `apply`, but gives the whole result; what the function throws is in it."""
         given = _native.encode(list(arguments))
+        function = _arguments.text(function, "a function")
         return result(self._session.run(2, function, "<sandbox>", given, None, None, False))
 
     def call(self, export: str, input: bytes = b"") -> bytes:
@@ -224,7 +225,7 @@ class Sandbox(_Sandbox):
         ...     a.eval("tries"), b.eval("tries"), a.eval("Math.random()") == b.eval("Math.random()")
         (10, 0, False)
         """
-        return [Sandbox(session) for session in self._session.fork(count)]
+        return [Sandbox(session) for session in self._session.fork(_arguments.count(count))]
 
     def save(self, to: str | os.PathLike[str]) -> str:
         """Saves what it became since it was last saved there, durably; `afresh.load` opens it. Returns an id.
@@ -265,7 +266,7 @@ class Sandbox(_Sandbox):
         return self._session.apply(delta)
 
 
-class _Running:
+class _RunningCall:
     """Work that waits for a thread of an executor, or runs in one."""
 
     def __init__(self, work: Callable[[_native.Stopper], Any]) -> None:
@@ -337,7 +338,7 @@ class AsyncSandbox(_Sandbox):
     def __init__(self, session: _native.Session, executor: Executor | None) -> None:
         super().__init__(session)
         self._executor = executor
-        self._running: set[_Running] = set()
+        self._running: set[_RunningCall] = set()
         self._closed = False
 
     async def __aenter__(self) -> AsyncSandbox:
@@ -364,7 +365,7 @@ class AsyncSandbox(_Sandbox):
         """Works in a thread, with the task's context, and stops that when the task is cancelled."""
         if self._closed:
             raise SessionError("this sandbox is closed")
-        running = _Running(work)
+        running = _RunningCall(work)
         self._running.add(running)
         try:
             return await running.start(self._executor)
@@ -379,6 +380,7 @@ class AsyncSandbox(_Sandbox):
     async def run_code(self, code: str, *, name: str = "<sandbox>", on_output: OnOutput | None = None) -> Result:
         """As `Sandbox.run_code`. ``on_output`` is called on the event loop; a guest that prints faster waits for it."""
         sink = None if on_output is None else _loop_sink(on_output)
+        code = _arguments.text(code, "code")
         outcome = await self._away(lambda stopper: self._session.run(0, code, name, None, sink, stopper, False))
         return result(outcome)
 
@@ -392,7 +394,7 @@ class AsyncSandbox(_Sandbox):
 
     async def apply_result(self, function: str, *arguments: Any) -> Result:
         """As `Sandbox.apply_result`."""
-        given = _native.encode(list(arguments))
+        given, function = _native.encode(list(arguments)), _arguments.text(function, "a function")
         outcome = await self._away(
             lambda stopper: self._session.run(2, function, "<sandbox>", given, None, stopper, False)
         )
@@ -441,7 +443,7 @@ class AsyncSandbox(_Sandbox):
 
     async def fork(self, count: int = 1) -> list[AsyncSandbox]:
         """As `Sandbox.fork`."""
-        forks = self._session.fork(count)
+        forks = self._session.fork(_arguments.count(count))
         return [AsyncSandbox(session, self._executor) for session in forks]
 
     async def save(self, to: str | os.PathLike[str]) -> str:

@@ -14,6 +14,8 @@ def size(given: int | str | None) -> int | None:
     Traceback (most recent call last):
     ValueError: 'a lot' is no size: give bytes as a number, or text like '64MiB'
     """
+    if given is not None and not isinstance(given, int | str):
+        raise TypeError(f"a size is a number of bytes, or text like '64MiB', not {given!r}")
     if given is None or isinstance(given, int):
         if given is not None and given <= 0:
             raise ValueError(f"{given} bytes are too few")

@@ -21,7 +21,7 @@ from . import _native
 _MAX_IDLE = 32
 
 
-class Abandoned(BaseException):
+class AbandonedCall(BaseException):
     """Raised in a tool whose call has ended: nothing takes its result."""
 
 
@@ -60,7 +60,8 @@ class _Job:
         with self._lock:
             self.abandoned = True
             if self._thread is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Abandoned))
+                thread, error = ctypes.c_ulong(self._thread), ctypes.py_object(AbandonedCall)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
 
 
 class _Worker(threading.Thread):
@@ -77,7 +78,7 @@ class _Worker(threading.Thread):
                 if job.abandoned or not _keep(self):
                     return
                 del job
-        except Abandoned:
+        except AbandonedCall:
             return
 
 

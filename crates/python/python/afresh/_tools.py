@@ -26,13 +26,13 @@ _PLAIN = (bool, int, float, str, bytes, list, dict, set, type(None))
 
 
 @dataclass(frozen=True, slots=True)
-class _Offered:
+class _OfferedTool:
     function: Tool
     signature: inspect.Signature | None
     annotations: dict[str, Any]
 
 
-def _offer(name: str, function: Tool) -> _Offered:
+def _offer(name: str, function: Tool) -> _OfferedTool:
     if not callable(function):
         raise TypeError(f"the tool {name!r} is a {type(function).__name__}, which cannot be called")
     if not name.isidentifier():
@@ -45,7 +45,7 @@ def _offer(name: str, function: Tool) -> _Offered:
         annotations = get_type_hints(function)
     except (TypeError, NameError, AttributeError):
         annotations = {}
-    return _Offered(function, signature, annotations)
+    return _OfferedTool(function, signature, annotations)
 
 
 def named(tools: Tools | None) -> dict[str, Tool]:
@@ -127,7 +127,7 @@ class Dispatcher:
         return _run(result) if inspect.isawaitable(result) else result
 
 
-def _check(name: str, offered: _Offered, arguments: list[Any], given: dict[str, Any]) -> None:
+def _check(name: str, offered: _OfferedTool, arguments: list[Any], given: dict[str, Any]) -> None:
     """Checks arguments against the signature and its plain annotations."""
     if offered.signature is None:
         return

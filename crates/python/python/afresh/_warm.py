@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from . import _languages, _native
+from . import _arguments, _languages, _native
 from ._grants import options
 from ._map import async_map_inputs, map_inputs
 from ._result import Result, result
@@ -52,7 +52,7 @@ class Warm:
 
     def run_code(self, code: str, *, name: str = "<sandbox>") -> Result:
         """Runs code from the warm state, and forgets what it did."""
-        return result(self._native.run(code, name))
+        return result(self._native.run(_arguments.text(code, "code"), name))
 
     def eval(self, code: str) -> Any:
         """The value that code gives from the warm state; raises what the program throws."""
@@ -73,7 +73,7 @@ class Warm:
         names = dispatcher.names
         dispatch = dispatcher if names else None
         output, given = size(output_limit) or OUTPUT, size(result_limit) or RESULT
-        return self._native.session(names, dispatch, timeout, size(memory_limit), output, given)
+        return self._native.session(names, dispatch, _arguments.seconds(timeout), size(memory_limit), output, given)
 
     def sandbox(
         self,
@@ -93,7 +93,7 @@ class Warm:
             output_limit: Maximum bytes kept of each stream; output beyond that is dropped, and the result says so.
             result_limit: Maximum memory of the Python objects made of one result, or of one tool's arguments.
             tools: Functions that programs may call by their names, as a list or as a dictionary. With a timeout they
-                run on separate threads, and one that does not return in time is abandoned: it gets an ``Abandoned``
+                run on separate threads, and one that does not return in time is abandoned: it gets an ``AbandonedCall``
                 exception, and its result is dropped.
 
         >>> import afresh
@@ -284,7 +284,7 @@ def _warmed(
     name = os.fspath(guest)
     language = _languages.find(name)
     kept = os.fspath(cache) if cache is not None else str(cache_dir())
-    limit = size(memory_limit)
+    limit, timeout = size(memory_limit), _arguments.seconds(timeout)
     precompiled = _languages.precompiled()
 
     def opened(setup: str | None) -> Warm:
@@ -318,6 +318,8 @@ def _warmed(
             compiled()
         return Warm(native, name)
 
+    if language is None and name.isidentifier() and not os.path.exists(name):
+        raise OpenError(f"{name!r} is neither a language, which are 'js' and 'python', nor a file")
     if language is not None and calls:
         raise ValueError(f"{name!r} is a language, which is warmed up by `setup`, not by `calls`")
     try:

@@ -27,7 +27,7 @@ from .errors import ProgramError
 
 __all__ = ["AfreshConfig", "AfreshSandbox"]
 
-_USER = "user"
+_USERS = ("user", "root")
 # The exit code of shells for a command that is not found.
 _NOT_FOUND = 127
 
@@ -126,12 +126,12 @@ class AfreshSandbox(SandboxEnvironment):  # type: ignore[misc]
         concurrency: bool = True,  # noqa: ARG002
     ) -> ExecResult[str]:
         """Runs a command to its end."""
-        if user not in (None, _USER):
-            raise SandboxUserUnsupportedError(f"commands run as the user {_USER!r} only, not as {user!r}")
+        if user not in (None, *_USERS):
+            raise SandboxUserUnsupportedError(f"commands run as {' or '.join(map(repr, _USERS))}, not as {user!r}")
         async with self._turn:
             try:
                 done = await self.sandbox.commands.run(
-                    cmd, stdin=input, cwd=absolute(cwd or "."), env=env, timeout=timeout
+                    cmd, stdin=input, cwd=absolute(cwd or "."), env=env, user=user, timeout=timeout
                 )
             except ProgramError as error:
                 if error.name == "PermissionError":

@@ -28,7 +28,7 @@ use super::credentials::Role;
 use super::nats::{self, Bucket, BucketEntry, NatsConnection, NatsError};
 use super::record::Entry;
 use super::whole_ledger;
-use super::{catalog, keeper, lease_renewal};
+use super::{catalog, creation_keys, keeper, lease_renewal};
 
 /// The file of the ledger.
 const LEDGER: &str = "ledger.jsonl";
@@ -190,7 +190,7 @@ fn at_rest(entry: Entry, time: u64, now: u64) -> Entry {
 }
 
 /// An entry in the form that a restore writes.
-struct RestingEntry {
+pub(super) struct RestingEntry {
     bucket: Kind,
     key: String,
     state: Option<String>,
@@ -218,7 +218,7 @@ fn readable(bucket: &Bucket, found: BucketEntry, report: &mut BackupReport) -> O
 }
 
 /// The entries of the ledger.
-async fn read_ledger(
+pub(super) async fn read_ledger(
     links: &NatsConnection,
     report: &mut BackupReport,
 ) -> Result<Vec<RestingEntry>, BackupError> {
@@ -226,6 +226,11 @@ async fn read_ledger(
     let mut lines = BTreeMap::new();
     for _ in 0..2 {
         for found in nats::every_stored(&links.client, &links.kept).await.map_err(ledger)? {
+            // No client waits so long for the answer to its request, and a restored claim would
+            // have no lifetime.
+            if creation_keys::is_claim(&found.key) {
+                continue;
+            }
             let Some(found) = readable(&links.kept, found, report) else { continue };
             let state = catalog::digest(&found.key, &found.value);
             let value = catalog::at_rest(&found.key, found.value);
@@ -492,6 +497,10 @@ pub async fn restore(config: &FleetConfig, dir: &Path) -> Result<BackupReport, B
     let copied = copy_all(states_in(dir), place, keeper(config), scratch, digests).await?;
     let mut report = BackupReport { states: copied.states, ..BackupReport::default() };
     for (number, line) in lines.into_iter().enumerate() {
+        // Backups of earlier builds have claims.
+        if creation_keys::is_claim(&line.key) {
+            continue;
+        }
         if let Some(why) = line.state.as_ref().and_then(|state| copied.failed.get(state)) {
             report.missing.push(format!("{}: {why}", line.key));
             continue;

@@ -254,7 +254,7 @@ async fn begin_again(fleet: &Arc<Fleet>) {
             *lock(&fleet.own) = super::OwnLease { life, lease, lives };
             lock(&fleet.suspicion).reset();
             lock(&fleet.torn).reset();
-            lock(&fleet.ways).clear();
+            lock(&fleet.locations).clear();
             fleet.drain.notify_one();
             settle(fleet);
         }
@@ -358,7 +358,7 @@ fn over(fleet: &Fleet, life: &str) {
     lock(&fleet.members).remove(life);
     lock(&fleet.suspicion).forget(life);
     lock(&fleet.suspects).remove(life);
-    lock(&fleet.ways).retain(|_, at| at != life);
+    lock(&fleet.locations).remove_life(life);
 }
 
 /// Gives the lease back.

@@ -9,17 +9,21 @@
 
 mod adverts;
 mod backup;
+mod bucket_check;
 mod catalog;
 mod cipher;
 mod clock;
 mod collect;
 mod config;
+mod creation_keys;
 mod credentials;
 mod first_entry;
 mod frame;
 mod host;
 mod lease_renewal;
+mod locations;
 mod nats;
+mod nats_error;
 mod operators;
 mod owned_index;
 mod placement_store;
@@ -93,7 +97,7 @@ pub(crate) struct Fleet {
     /// next attempt to release them.
     unfinished: Mutex<BTreeMap<String, Moment>>,
     /// The last known hosts of sandboxes.
-    ways: Mutex<HashMap<String, String>>,
+    locations: Mutex<locations::Locations>,
     /// One for the sandboxes that share a place in it, so that one host takes a sandbox once.
     taking: [tokio::sync::Mutex<()>; 64],
     random: Mutex<Seed>,
@@ -238,7 +242,7 @@ impl Fleet {
             unswept: Mutex::default(),
             torn: Mutex::default(),
             unfinished: Mutex::default(),
-            ways: Mutex::default(),
+            locations: Mutex::default(),
             taking: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
             random: Mutex::new(Seed::new(seed)),
             settling: tokio::sync::Mutex::new(()),

@@ -1,33 +1,28 @@
 //! The connection to NATS, and the buckets that a fleet's hosts share.
 //!
-//! Promises: every operation has a time limit, also while no server answers. A change that lost a
-//! race and a change without an answer are different errors.
+//! Promises: every operation has a time limit, also while no server answers.
 
-use std::error::Error as _;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::header::{NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, NATS_MESSAGE_TTL};
 use async_nats::jetstream::Context;
-use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::push::OrderedConfig;
 use async_nats::jetstream::consumer::{Consumer, DeliverPolicy, ReplayPolicy};
-use async_nats::jetstream::context::{
-    AccountError, AccountErrorKind, CreateKeyValueError, CreateKeyValueErrorKind,
-    CreateStreamError, CreateStreamErrorKind, PublishError, PublishErrorKind,
-};
+use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::kv::{Config, CreateError, CreateErrorKind, Store, UpdateErrorKind};
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use async_nats::{Client, Event, HeaderMap, HeaderValue};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use hyper::StatusCode;
 use tokio::sync::Semaphore;
 
-use super::cipher::{self, CipherError, FleetKey};
+use super::bucket_check::check_bucket;
+use super::cipher::{self, FleetKey};
 use super::config::FleetConfig;
 use super::credentials::{self, Role};
-use crate::error_response::ErrorResponse;
+pub(crate) use super::nats_error::NatsError;
+use super::nats_error::{RecentRefusals, away, failed, lacks_leader, not_connected, unanswered};
 use crate::sandbox::records::store::MAX_ENTRY;
 
 /// Longest wait for an answer about an entry.
@@ -42,42 +37,6 @@ const MARKER_LIFETIME: Duration = Duration::from_secs(3600);
 /// The smallest message limit that works: a piece of a body, and its head.
 const MIN_MESSAGE: usize = 128 << 10;
 
-/// An operation on the ledger failed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NatsError {
-    /// Another host changed the entry.
-    #[error("the entry was changed by another host")]
-    Changed,
-    /// No answer.
-    #[error("NATS does not answer: {0}")]
-    Away(String),
-    /// The entry cannot be sealed or opened.
-    #[error("the entry {place} cannot be read: {source}")]
-    Sealed { place: String, source: CipherError },
-}
-
-impl From<NatsError> for ErrorResponse {
-    fn from(error: NatsError) -> Self {
-        match error {
-            NatsError::Changed => Self::busy(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "another host took the sandbox; try again",
-            ),
-            error @ NatsError::Sealed { .. } => {
-                tracing::error!(%error, "an entry of the ledger is unreadable");
-                Self::host()
-            }
-            NatsError::Away(why) => {
-                tracing::warn!(why, "the fleet's ledger does not answer");
-                Self::busy(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "the servers that hosts agree over do not answer; try again",
-                )
-            }
-        }
-    }
-}
-
 /// The connection and the buckets.
 pub(crate) struct NatsConnection {
     pub(crate) client: Client,
@@ -87,8 +46,8 @@ pub(crate) struct NatsConnection {
     pub(crate) kept: Bucket,
     /// Distinguishes the fleet's keys; empty without one.
     pub(super) fingerprint: String,
-    /// The first error that a server sent, such as a missing permission.
-    pub(super) refusal: Arc<OnceLock<String>>,
+    /// The last error that a server sent, such as a missing permission.
+    pub(super) refusals: Arc<RecentRefusals>,
     prefix: String,
 }
 
@@ -100,12 +59,33 @@ pub(crate) struct Bucket {
     cipher: Option<Arc<FleetKey>>,
     /// Whether values are read as they are stored.
     is_raw: bool,
+    /// The last error that a server sent to this client.
+    refusals: Arc<RecentRefusals>,
 }
 
 impl Bucket {
     /// The place that an entry is bound to.
     fn place(&self, key: &str) -> String {
         format!("{}/{key}", self.store.name)
+    }
+
+    /// The error of an operation on this bucket.
+    fn failed(&self, error: &(dyn std::error::Error + 'static)) -> NatsError {
+        failed(&self.store.name, error)
+    }
+
+    /// Does something within a time limit.
+    async fn within<T>(
+        &self,
+        limit: Duration,
+        work: impl Future<Output = Result<T, NatsError>>,
+    ) -> Result<T, NatsError> {
+        let why = match tokio::time::timeout(limit, work).await {
+            Ok(Err(NatsError::Away(why))) => why,
+            Ok(done) => return done,
+            Err(_) => format!("nothing within {} s", limit.as_secs()),
+        };
+        Err(unanswered(&self.store.name, why, &self.refusals))
     }
 
     fn seal(&self, key: &str, value: Bytes) -> Result<Bytes, NatsError> {
@@ -141,11 +121,6 @@ pub(crate) struct BucketEntry {
     pub(crate) time: u64,
 }
 
-/// The error of an operation that had no answer.
-fn away(error: impl std::fmt::Display) -> NatsError {
-    NatsError::Away(error.to_string())
-}
-
 /// Whether a name can be part of a subject.
 fn is_word(name: &str) -> bool {
     let sane = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
@@ -163,8 +138,8 @@ impl NatsConnection {
             let fleet = &config.fleet;
             return Err(format!("`{fleet}` is no name of a fleet: letters, digits, - and _").into());
         }
-        let refusal = Arc::new(OnceLock::new());
-        let noted = refusal.clone();
+        let refusals = Arc::new(RecentRefusals::default());
+        let noted = refusals.clone();
         let options = credentials::options(config, role, ANSWER_TIMEOUT)?
             .name(name)
             .event_callback(move |event| {
@@ -172,7 +147,7 @@ impl NatsConnection {
                 async move {
                     if let Event::ServerError(error) = event {
                         tracing::warn!(%error, "NATS refused something");
-                        let _ = noted.set(error.to_string());
+                        noted.add(error.to_string());
                     }
                 }
             })
@@ -190,10 +165,8 @@ impl NatsConnection {
         let cipher = config.entry_key.as_deref().map(key).transpose()?;
         let servers: Vec<String> =
             config.nats.split(',').map(|url| url.trim().to_owned()).collect();
-        let client = options
-            .connect(servers)
-            .await
-            .map_err(|error| format!("no NATS server answers at {}: {error}", config.nats))?;
+        let client =
+            options.connect(servers).await.map_err(|error| not_connected(config, &error))?;
         let most = client.max_payload();
         if most < MIN_MESSAGE {
             return Err(format!(
@@ -222,7 +195,7 @@ impl NatsConnection {
                 Err(error) if !role.makes_buckets() => {
                     let fleet = &config.fleet;
                     // Without the permission to receive answers, the request has none.
-                    return Err(afresh::Cause::from(match refusal.get() {
+                    return Err(afresh::Cause::from(match refusals.last() {
                         Some(why) => {
                             format!("NATS refuses this to the given credentials: {why}")
                         }
@@ -247,6 +220,9 @@ impl NatsConnection {
                 },
             }
             };
+            if role.makes_buckets() {
+                check_bucket(&name, &found.stream.cached_info().config)?;
+            }
             let kept = found.stream.cached_info().config.num_replicas;
             if role.makes_buckets() && kept < config.replicas {
                 let wanted = config.replicas;
@@ -262,6 +238,7 @@ impl NatsConnection {
             cipher,
             context: context.clone(),
             is_raw: false,
+            refusals: refusals.clone(),
         };
         Ok(Self {
             // Names of hosts and numbers.
@@ -269,7 +246,7 @@ impl NatsConnection {
             sandboxes: with(made("sandboxes").await?, cipher.clone()),
             kept: with(made("kept").await?, cipher),
             fingerprint,
-            refusal,
+            refusals,
             prefix: format!("afresh.{}", config.fleet),
             client,
         })
@@ -284,6 +261,14 @@ impl NatsConnection {
 /// The entry of a key, from the leader of the bucket. The store's own `entry` is a direct get,
 /// which any replica answers, however far it lags behind.
 pub(crate) async fn find(bucket: &Bucket, key: &str) -> Result<Option<BucketEntry>, NatsError> {
+    Ok(find_slot(bucket, key).await?.1)
+}
+
+/// As [`find`], with the revision that the next change names, which may be that of a marker.
+pub(super) async fn find_slot(
+    bucket: &Bucket,
+    key: &str,
+) -> Result<(u64, Option<BucketEntry>), NatsError> {
     let store = &bucket.store;
     let subject = format!("{}{key}", store.prefix);
     let read = async {
@@ -291,60 +276,31 @@ pub(crate) async fn find(bucket: &Bucket, key: &str) -> Result<Option<BucketEntr
             Ok(message) => Ok(Some(message)),
             Err(error) => match error.kind() {
                 LastRawMessageErrorKind::NoMessageFound => Ok(None),
-                _ => Err(away(error)),
+                _ => Err(bucket.failed(&error)),
             },
         }
     };
-    let found = within(ANSWER_TIMEOUT, read).await?;
+    let found = bucket.within(ANSWER_TIMEOUT, read).await?;
+    let Some(message) = found else { return Ok((0, None)) };
+    let revision = message.sequence;
     // Removed entries have a marker, and so have expired ones.
-    let found = found.filter(|message| {
-        let has = |name: &str| message.headers.get(name).is_some();
-        !has("KV-Operation") && !has("Nats-Marker-Reason")
-    });
-    let Some(message) = found else { return Ok(None) };
+    if ["KV-Operation", "Nats-Marker-Reason"].iter().any(|of| message.headers.get(*of).is_some()) {
+        return Ok((revision, None));
+    }
     let time = milliseconds(message.time.unix_timestamp_nanos());
     let value = bucket.open(key, message.payload)?;
-    Ok(Some(BucketEntry { key: key.to_owned(), revision: message.sequence, value, time }))
+    Ok((revision, Some(BucketEntry { key: key.to_owned(), revision, value, time })))
 }
 
 fn milliseconds(nanoseconds: i128) -> u64 {
     u64::try_from(nanoseconds / 1_000_000).unwrap_or_default()
 }
 
-fn not_made(error: &CreateError) -> NatsError {
+fn not_made(bucket: &Bucket, error: &CreateError) -> NatsError {
     match error.kind() {
         CreateErrorKind::AlreadyExists => NatsError::Changed,
-        _ => away(error),
+        _ => bucket.failed(error),
     }
-}
-
-/// Whether a bucket could not be made because the servers have no leader, or do not answer.
-fn lacks_leader(error: &CreateKeyValueError) -> bool {
-    let electing = |code: ErrorCode| {
-        [
-            ErrorCode::CLUSTER_NOT_AVAILABLE,
-            ErrorCode::CLUSTER_NOT_LEADER,
-            ErrorCode::CLUSTER_NOT_ACTIVE,
-            ErrorCode::CLUSTER_NO_PEERS,
-            ErrorCode::INSUFFICIENT_RESOURCES,
-        ]
-        .contains(&code)
-    };
-    let Some(source) = error.source() else {
-        return error.kind() == CreateKeyValueErrorKind::TimedOut;
-    };
-    if let Some(account) = source.downcast_ref::<AccountError>() {
-        return match account.kind() {
-            AccountErrorKind::TimedOut => true,
-            AccountErrorKind::JetStream(error) => electing(error.error_code()),
-            _ => false,
-        };
-    }
-    source.downcast_ref::<CreateStreamError>().is_some_and(|error| match error.kind() {
-        CreateStreamErrorKind::TimedOut => true,
-        CreateStreamErrorKind::JetStream(error) => electing(error.error_code()),
-        _ => false,
-    })
 }
 
 /// Repeats an operation of a host that joins, while it has no answer.
@@ -366,15 +322,17 @@ pub(crate) async fn patiently<T>(
 /// Makes a new entry.
 pub(crate) async fn create(bucket: &Bucket, key: &str, value: Bytes) -> Result<u64, NatsError> {
     let value = bucket.seal(key, value)?;
-    let made = async { bucket.store.create(key, value).await.map_err(|error| not_made(&error)) };
-    within(ANSWER_TIMEOUT, made).await
+    let made =
+        async { bucket.store.create(key, value).await.map_err(|error| not_made(bucket, &error)) };
+    bucket.within(ANSWER_TIMEOUT, made).await
 }
 
 /// Makes a new entry, with the lifetime of a removal marker.
 pub(crate) async fn mark(bucket: &Bucket, key: &str, value: Bytes) -> Result<u64, NatsError> {
     let value = bucket.seal(key, value)?;
     let made = bucket.store.create_with_ttl(key, value, MARKER_LIFETIME);
-    within(ANSWER_TIMEOUT, async { made.await.map_err(|error| not_made(&error)) }).await
+    let made = async { made.await.map_err(|error| not_made(bucket, &error)) };
+    bucket.within(ANSWER_TIMEOUT, made).await
 }
 
 /// Changes an entry that is still at `revision`.
@@ -388,10 +346,10 @@ pub(crate) async fn update(
     let updated = async {
         bucket.store.update(key, value, revision).await.map_err(|error| match error.kind() {
             UpdateErrorKind::WrongLastRevision => NatsError::Changed,
-            _ => away(error),
+            _ => bucket.failed(&error),
         })
     };
-    within(ANSWER_TIMEOUT, updated).await
+    bucket.within(ANSWER_TIMEOUT, updated).await
 }
 
 /// Changes an entry that is still at `revision`. The servers remove it after `lifetime`
@@ -411,19 +369,20 @@ pub(crate) async fn update_for(
     let subject = format!("{}{key}", bucket.store.prefix);
     let failed = |error: PublishError| match error.kind() {
         PublishErrorKind::WrongLastSequence => NatsError::Changed,
-        _ => away(error),
+        _ => bucket.failed(&error),
     };
     let updated = async {
         let sent = bucket.context.publish_with_headers(subject, headers, value).await;
         Ok(sent.map_err(failed)?.await.map_err(failed)?.sequence)
     };
-    within(ANSWER_TIMEOUT, updated).await
+    bucket.within(ANSWER_TIMEOUT, updated).await
 }
 
 /// Sets an entry, in place of any other.
 pub(crate) async fn put(bucket: &Bucket, key: &str, value: Bytes) -> Result<u64, NatsError> {
     let value = bucket.seal(key, value)?;
-    within(ANSWER_TIMEOUT, async { bucket.store.put(key, value).await.map_err(away) }).await
+    let put = async { bucket.store.put(key, value).await.map_err(|error| bucket.failed(&error)) };
+    bucket.within(ANSWER_TIMEOUT, put).await
 }
 
 /// Removes an entry that is still at `revision`.
@@ -432,20 +391,10 @@ pub(crate) async fn remove(bucket: &Bucket, key: &str, revision: u64) -> Result<
         let purge = bucket.store.purge_expect_revision_with_ttl(key, revision, MARKER_LIFETIME);
         purge.await.map_err(|error| match error.kind() {
             UpdateErrorKind::WrongLastRevision => NatsError::Changed,
-            _ => away(error),
+            _ => bucket.failed(&error),
         })
     };
-    within(ANSWER_TIMEOUT, removed).await
-}
-
-async fn within<T>(
-    limit: Duration,
-    work: impl Future<Output = Result<T, NatsError>>,
-) -> Result<T, NatsError> {
-    match tokio::time::timeout(limit, work).await {
-        Ok(done) => done,
-        Err(_) => Err(NatsError::Away(format!("nothing within {} s", limit.as_secs()))),
-    }
+    bucket.within(ANSWER_TIMEOUT, removed).await
 }
 
 /// Longest wait for all entries of a bucket.
@@ -453,7 +402,7 @@ const LISTING_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Every entry of a bucket, however many.
 pub(crate) async fn every(client: &Client, bucket: &Bucket) -> Result<Vec<BucketEntry>, NatsError> {
-    within(LISTING_TIMEOUT, read(client, bucket, ">", usize::MAX)).await
+    bucket.within(LISTING_TIMEOUT, read(client, bucket, ">", usize::MAX)).await
 }
 
 /// As [`every`], with the values as they are stored: sealed, if they are.
@@ -478,7 +427,7 @@ pub(crate) async fn all(
         let _turn = LISTS.acquire().await.map_err(away)?;
         read(client, bucket, filter, most).await
     };
-    within(ANSWER_TIMEOUT, reading).await
+    bucket.within(ANSWER_TIMEOUT, reading).await
 }
 
 /// As [`all`], with the values as they are stored: sealed, if they are.
@@ -508,7 +457,7 @@ async fn read(
             ..OrderedConfig::default()
         })
         .await
-        .map_err(away)?;
+        .map_err(|error| bucket.failed(&error))?;
     // NATS keeps a consumer for a while after its last message, and limits their number.
     let name = consumer.cached_info().name.clone();
     let found = read_from(bucket, consumer, most).await;
@@ -572,7 +521,8 @@ pub(crate) async fn watch(
         headers_only: true,
         ..OrderedConfig::default()
     });
-    let consumer = within(ANSWER_TIMEOUT, async { making.await.map_err(away) }).await?;
+    let making = async { making.await.map_err(|error| bucket.failed(&error)) };
+    let consumer = bucket.within(ANSWER_TIMEOUT, making).await?;
     let empty = consumer.cached_info().num_pending == 0;
     let mut messages = consumer.messages().await.map_err(away)?;
     if empty && !each(None) {

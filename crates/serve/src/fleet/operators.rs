@@ -137,8 +137,8 @@ pub async fn drain(config: &FleetConfig, name: &str) -> Result<NodeStatus, Nodes
     let node = host.host.split_once('-').map_or(host.host.as_str(), |(node, _)| node);
     let subject = links.subject(&format!("host.{node}.drain"));
     let told = links.client.request(subject, Bytes::new()).await;
-    told.map_err(|error| match links.refusal.get() {
-        Some(refusal) => NodesError::Refused { why: refusal.clone() },
+    told.map_err(|error| match links.refusals.last() {
+        Some(why) => NodesError::Refused { why },
         None => NodesError::Away(Box::new(error)),
     })?;
     Ok(host.clone())

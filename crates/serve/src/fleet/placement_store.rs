@@ -14,7 +14,6 @@ use super::{Fleet, first_entry};
 use crate::disk_full::is_disk_full;
 use crate::error_response::ErrorResponse;
 use crate::failure::describe;
-use crate::lock::lock;
 use crate::random::hex_digits;
 use crate::sandbox::records::store::{
     RecordedSandboxes, SandboxRecord, UnknownFields, milliseconds,
@@ -109,7 +108,7 @@ impl Fleet {
         first_entry::create_first(&self.links.sandboxes, key, bytes(&entry)).await
     }
 
-    async fn entry(&self, key: &str) -> Result<Option<(u64, Entry)>, ErrorResponse> {
+    pub(super) async fn entry(&self, key: &str) -> Result<Option<(u64, Entry)>, ErrorResponse> {
         match nats::find(&self.links.sandboxes, key).await? {
             Some(found) => Ok(Some((found.revision, read(&found)?))),
             None => Ok(None),
@@ -434,19 +433,6 @@ impl Fleet {
             ),
         };
         Ok(format!("{place}@{}", state.digest))
-    }
-
-    /// Where a sandbox was found.
-    pub(super) fn note_location(&self, id: &str, life: &str) {
-        // A host whose lease is over has no sandbox.
-        if self.is_over(life) {
-            return;
-        }
-        let mut ways = lock(&self.ways);
-        if ways.len() >= 65_536 {
-            ways.clear();
-        }
-        ways.insert(id.to_owned(), life.to_owned());
     }
 
     /// One at a time takes a sandbox.

@@ -139,6 +139,8 @@ pub(super) mod tests {
             memory: 0,
             base: None,
             restarts: false,
+            second_name: false,
+            key: None,
         }
     }
 

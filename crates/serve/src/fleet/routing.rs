@@ -12,14 +12,16 @@ use http_body_util::BodyExt;
 use hyper::{Request, StatusCode};
 
 use super::Fleet;
+use super::locations::{SandboxLocation, charge_tenant};
 use super::policy::Placement;
 use super::rpc_client::ForwardResult;
+use crate::body::Meter;
 use crate::config::GuestConfig;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::routing_table::{below, without_port};
 use crate::sandbox::records::store::{
-    RouteSubject, SandboxHost, SandboxRecord, SandboxStore, State,
+    RouteSubject, SandboxAccess, SandboxHost, SandboxRecord, SandboxStore, State,
 };
 
 /// Prefix of a route in the list of things that a host holds.
@@ -146,6 +148,7 @@ impl Fleet {
         if super::record::key(id).is_none() {
             return Ok(RouteDecision::Here(request));
         }
+        let mut access = None;
         for _ in 0..MAX_HOPS {
             if sandboxes.has(id) {
                 sandboxes.check(id)?;
@@ -153,15 +156,21 @@ impl Fleet {
                 return Ok(RouteDecision::Here(request));
             }
             // A host whose life is over gets no more requests, despite earlier entries for it.
-            let known = lock(&self.ways).get(id).cloned().filter(|life| !self.is_over(life));
+            let known = lock(&self.locations).get(id).filter(|known| !self.is_over(&known.life));
             let (life, take) = match known {
-                Some(life) => (life, false),
+                Some(known) => {
+                    if let Some(known) = known.access {
+                        charge_tenant(sandboxes, &request, &known, inside);
+                        access = Some(known);
+                    }
+                    (known.life, false)
+                }
                 None => {
                     let Some(entry) = self.look_up(id).await? else {
                         return Ok(RouteDecision::Here(request));
                     };
                     let record = &entry.record;
-                    if !sandboxes.permits(request.headers(), record, inside) {
+                    if !sandboxes.permits(&request, record, inside) {
                         // Only a client of a running sandbox learns that its token is wrong.
                         if inside && !record.paused {
                             let why = "the request does not show the sandbox's token";
@@ -169,6 +178,10 @@ impl Fleet {
                         }
                         return Ok(RouteDecision::Here(request));
                     }
+                    // Its body may wait for the other host with all of its bytes.
+                    let read = Arc::new(SandboxAccess::of(record));
+                    charge_tenant(sandboxes, &request, &read, inside);
+                    access = Some(read);
                     let owner =
                         entry.owner.filter(|owner| !self.is_over(owner) && *owner != self.life());
                     match owner {
@@ -185,7 +198,10 @@ impl Fleet {
             };
             if life == self.life() {
                 match self.take_here(sandboxes, id).await? {
-                    Some(other) => self.note_location(id, &other),
+                    Some(life) => {
+                        let access = access.clone();
+                        self.note_location(id, SandboxLocation { life, access });
+                    }
                     None => {
                         self.counts.held.inc();
                         return Ok(RouteDecision::Here(request));
@@ -197,12 +213,12 @@ impl Fleet {
             match self.forward(&life, request, take).await {
                 ForwardResult::Answered(response) => {
                     self.counts.held.inc();
-                    self.note_location(id, &life);
+                    self.note_location(id, SandboxLocation { life, access });
                     return Ok(RouteDecision::Answered(response));
                 }
                 ForwardResult::NotThere(back) => {
                     request = back;
-                    lock(&self.ways).remove(id);
+                    lock(&self.locations).remove(id);
                     // Its lease may still hold, and then its sandboxes cannot be taken.
                     if !take && !self.free(Some(&life)).await {
                         let there = self.look_up(id).await?.and_then(|entry| entry.owner);
@@ -271,6 +287,9 @@ impl Fleet {
         let Some(tenant) = sandboxes.tenant(request.headers()) else {
             return Ok(RouteDecision::Here(request));
         };
+        if let Some(meter) = request.extensions().get::<Meter>() {
+            meter.set_tenant(Some(&tenant));
+        }
         let (parts, body) = request.into_parts();
         let body = http_body_util::Limited::new(body, MAX_CREATE_BODY).collect().await;
         let body: Bytes = match body {

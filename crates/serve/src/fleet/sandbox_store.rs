@@ -18,8 +18,8 @@ use crate::error_response::ErrorResponse;
 use crate::failure::{describe, internal};
 use crate::lock::lock;
 use crate::sandbox::records::store::{
-    NewEntry, RecordedSandboxes, SandboxHost, SandboxRecord, SandboxStore, SavedState,
-    SnapshotRecord, State, StoredSandbox, StoredSnapshot, TenantUse, state_reference,
+    CreationKey, KeyState, NewEntry, RecordedSandboxes, SandboxHost, SandboxRecord, SandboxStore,
+    SavedState, SnapshotRecord, State, StoredSandbox, StoredSnapshot, TenantUse, state_reference,
 };
 
 /// Maximum bytes of a difference that is fetched whole, since its base is here already. Pages of a
@@ -113,8 +113,28 @@ impl SandboxStore for Fleet {
         sandbox: &dyn StoredSandbox,
         mut entry: NewEntry,
     ) -> Result<(), ErrorResponse> {
-        *entry.anchor = Some(self.enter(sandbox.record()).await?);
-        Ok(())
+        let record = sandbox.record();
+        let Some(key) = record.key.clone() else {
+            *entry.anchor = Some(self.enter(record).await?);
+            return Ok(());
+        };
+        let revision = self.claim(&record, &key).await?;
+        match self.enter(record.clone()).await {
+            Ok(anchor) => *entry.anchor = Some(anchor),
+            Err(refusal) => {
+                self.release_claim(&record).await;
+                return Err(refusal);
+            }
+        }
+        self.confirm_claim(&record, &key, revision).await
+    }
+
+    async fn key_state(
+        &self,
+        tenant: &str,
+        key: &CreationKey,
+    ) -> Result<Option<KeyState>, ErrorResponse> {
+        self.state_of_key(tenant, key).await.map(Some)
     }
 
     fn save_state(
@@ -126,7 +146,8 @@ impl SandboxStore for Fleet {
         let place: Reference =
             state_reference(dir, "any").parse().map_err(|error| internal(&error))?;
         let store = place.place().store().map_err(|error| internal(&error))?;
-        Ok(SavedState { state: Some(self.send(&store, &saved.snapshot, bytes)?) })
+        let state = Some(self.send(&store, &saved.snapshot, bytes)?);
+        Ok(SavedState { state, ..SavedState::default() })
     }
 
     async fn update(
@@ -138,12 +159,13 @@ impl SandboxStore for Fleet {
     ) -> Result<(), ErrorResponse> {
         let mut anchor = sandbox.entry().anchor.lock().await;
         let Some(anchor) = anchor.as_mut() else { return Err(ErrorResponse::host()) };
-        // The guest may have ended: no later change may name an older state than this one.
-        if let Some(state) = saved.and_then(|kept| kept.state) {
-            anchor.pending = Some(state);
+        let SavedState { state: new, replaces_guest } = saved.unwrap_or_default();
+        if new.is_some() && !replaces_guest {
+            // The guest may have ended: no later change may name an older state than this one.
+            anchor.pending = new.clone();
         }
         self.check(sandbox)?;
-        let state = anchor.pending.clone().or_else(|| anchor.state.clone());
+        let state = new.or_else(|| anchor.pending.clone()).or_else(|| anchor.state.clone());
         let changed = self.change(anchor, record, state, release).await;
         if changed.is_err() && release {
             // The change may have been made, and another host may have taken the sandbox since.
@@ -164,6 +186,9 @@ impl SandboxStore for Fleet {
                     // One whose making failed is nowhere else.
                     self.note_unfinished(sandbox.id());
                 }
+                if erased.is_ok() {
+                    self.release_claim(&sandbox.record()).await;
+                }
                 erased
             }
             None => Ok(()),
@@ -171,7 +196,7 @@ impl SandboxStore for Fleet {
     }
 
     fn source(&self, dir: &Path, sandbox: &dyn StoredSandbox) -> Result<String, ErrorResponse> {
-        let name = format!("sandbox-{}", sandbox.id());
+        let name = sandbox.saved_name();
         let from = lock(&sandbox.entry().from).clone();
         let Some(state) = from else { return Ok(state_reference(dir, &name)) };
         let (place, is_here) = self.fetch(dir, &name, &state)?;
@@ -233,7 +258,7 @@ impl SandboxStore for Fleet {
         let found = self.find_snapshot(tenant, name).await?;
         Ok(found.map(|(record, state)| StoredSnapshot {
             record,
-            kept: SavedState { state: Some(state) },
+            kept: SavedState { state: Some(state), ..SavedState::default() },
         }))
     }
 

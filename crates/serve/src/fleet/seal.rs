@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::cipher;
 use super::config::FleetConfig;
+use super::creation_keys::{self, CLAIM_LIFETIME};
 use super::credentials::Role;
 use super::nats::{self, Bucket, BucketEntry, NatsConnection, NatsError};
 use super::record::Entry;
@@ -66,7 +67,10 @@ pub async fn seal(config: &FleetConfig, check: bool) -> Result<SealReport, SealE
     for found in kept {
         let Some(found) = plain(&links.kept, found, check, &mut report) else { continue };
         let BucketEntry { key, value, revision, .. } = found;
-        let sealed = nats::update(&links.kept, &key, value, revision).await;
+        // A change sets the lifetime anew.
+        let lifetime = creation_keys::is_claim(&key).then_some(CLAIM_LIFETIME);
+        let lifetime = lifetime.and_then(|most| u64::try_from(most.as_millis()).ok());
+        let sealed = nats::update_for(&links.kept, &key, value, revision, lifetime).await;
         report.count(key, sealed).map_err(ledger)?;
     }
     for found in sandboxes {

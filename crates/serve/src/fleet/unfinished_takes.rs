@@ -92,7 +92,7 @@ impl Fleet {
             if let Some(due) = lock(&self.unfinished).get_mut(&id) {
                 *due = now() + pause;
             }
-            if matches!(released, Err(NatsError::Away(_))) {
+            if matches!(released, Err(NatsError::Away(_) | NatsError::Refused { .. })) {
                 // NATS is asked once in a turn while it does not answer.
                 return;
             }

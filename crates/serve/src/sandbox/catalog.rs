@@ -7,4 +7,5 @@ pub(crate) mod build_request;
 pub(crate) mod builds;
 pub(crate) mod snapshots;
 pub(crate) mod template;
+pub(crate) mod template_identity;
 pub(crate) mod templates;

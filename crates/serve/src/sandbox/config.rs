@@ -97,6 +97,8 @@ pub struct Template {
     pub net: Vec<afresh::linux::NetGrant>,
     /// How it is opened. The server sets its engine, its imports and limits.
     pub open: afresh::Options,
+    /// Images that it stands for in builds of templates, as clients name them.
+    pub images: Vec<String>,
     /// The language that it evaluates: `javascript` or `python`.
     pub language: String,
     /// Calls of the warm-up, after those that the language needs. A snapshot takes none.
@@ -122,6 +124,7 @@ impl Template {
             name: name.into(),
             reference: reference.into(),
             open,
+            images: Vec::new(),
             language: "javascript".to_owned(),
             linux: false,
             dirs: Vec::new(),

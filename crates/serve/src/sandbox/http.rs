@@ -12,5 +12,6 @@ pub(crate) mod request_record;
 pub(crate) mod routes;
 pub(crate) mod session_error;
 pub(crate) mod signature;
+pub(crate) mod token_search;
 pub(crate) mod usage_report;
 pub(crate) mod user;

@@ -2,6 +2,7 @@
 
 pub(crate) mod background;
 pub(crate) mod creation;
+pub(crate) mod key_turns;
 pub(crate) mod lifecycle;
 pub(crate) mod random;
 pub(crate) mod registry;

@@ -1,5 +1,6 @@
 //! Records of sandboxes and snapshots, and the stores that keep them.
 
+pub(crate) mod creation_key;
 pub(crate) mod directory;
 pub(crate) mod directory_store;
 #[cfg(feature = "fleet")]

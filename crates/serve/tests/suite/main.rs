@@ -4,6 +4,7 @@ mod access;
 mod budgets;
 mod code;
 mod common;
+mod creation_keys;
 mod full_disk;
 mod handlers;
 mod hostile;

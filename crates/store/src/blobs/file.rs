@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use afresh_sys::crash::{point, synced};
-use afresh_sys::file::begin_writing;
+use afresh_sys::file::{NO_FOLLOW, begin_writing};
 use tempfile::TempPath;
 
 use crate::disk::hashing::BlobHash;
@@ -23,9 +23,7 @@ use crate::{OpenError, SaveError, Sha256};
 
 /// Opens for reading, refusing symbolic links: a store never contains any.
 pub(crate) fn open_file(path: &Path) -> io::Result<File> {
-    /// `O_NOFOLLOW` on Linux, x86-64 and AArch64 being the same.
-    const O_NOFOLLOW: i32 = 0o400_000;
-    let file = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
@@ -175,6 +173,10 @@ impl BlobWriter {
     /// A buffer of `len` bytes, reused when one came back. It holds anything.
     pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
         let mut buffer = self.hashing.recycled();
+        if buffer.capacity() < len {
+            // The kernel's pages are zero already.
+            return vec![0; len];
+        }
         buffer.resize(len, 0);
         buffer
     }

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use afresh_sys::crash::{point, synced};
+use afresh_sys::file::NO_FOLLOW;
 
 use super::cost::MAX_CHAIN;
 use super::naming_index::NamingIndex;
@@ -350,12 +351,10 @@ impl Journal {
         key: Option<SealKey>,
         (end, turns, last, cost): (u64, usize, [u8; 32], ChainCost),
     ) -> Result<Self, SaveError> {
-        /// `O_NOFOLLOW`, as for blobs.
-        const O_NOFOLLOW: i32 = 0o400_000;
         let tape = match place {
             JournalPlace::File(path) => {
                 let mut how = OpenOptions::new();
-                let file = how.read(true).write(true).custom_flags(O_NOFOLLOW).open(&path);
+                let file = how.read(true).write(true).custom_flags(NO_FOLLOW).open(&path);
                 let file = file.map_err(|e| SaveError::io(&path, e))?;
                 JournalBackend::File(FileJournal::new(file, path, name))
             }

@@ -47,7 +47,8 @@ struct Writer<'a> {
     blob: BlobWriter,
     index: Index,
     data_len: u64,
-    /// Room for a batch: stored pages that are not yet written, then pages being looked at.
+    /// Room for a batch: stored pages that are not yet written, then pages being looked at. Empty
+    /// until the first of them.
     batch: Vec<u8>,
     /// Bytes of stored pages in `batch`.
     pending: usize,
@@ -106,7 +107,7 @@ impl<'a> Writer<'a> {
         };
         Ok(Self {
             source,
-            batch: blob.buffer(BATCH * PAGE_SIZE),
+            batch: Vec::new(),
             pending: 0,
             blob,
             index,
@@ -156,6 +157,9 @@ impl<'a> Writer<'a> {
     fn pages(&mut self, first: usize, count: usize, under: Option<&[u8]>) -> Result<(), SaveError> {
         let start = self.pending;
         let end = start + count * PAGE_SIZE;
+        if self.batch.is_empty() {
+            self.batch = self.blob.buffer(BATCH * PAGE_SIZE);
+        }
         self.source.read(first, &mut self.batch[start..end]).map_err(SaveError::Source)?;
         for n in 0..count {
             let at = start + n * PAGE_SIZE;
@@ -217,8 +221,7 @@ impl<'a> Writer<'a> {
         if self.pending == 0 {
             return Ok(());
         }
-        let next = self.blob.buffer(BATCH * PAGE_SIZE);
-        let mut data = std::mem::replace(&mut self.batch, next);
+        let mut data = std::mem::take(&mut self.batch);
         data.truncate(self.pending);
         self.pending = 0;
         if let Some(compressor) = &mut self.compressor {

@@ -75,6 +75,9 @@ pub fn begin_writing(_: BorrowedFd<'_>) -> Result<(), SysError> {
     Ok(())
 }
 
+/// The flag of `open` that refuses symbolic links. Its value depends on the architecture.
+pub const NO_FOLLOW: i32 = libc::O_NOFOLLOW;
+
 /// Memory to read into: an address and a length in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {

@@ -24,6 +24,8 @@ pub enum Protection {
 pub enum Advice {
     /// Throw private pages away.
     Discard,
+    /// Free the pages of a shared file.
+    Remove,
     /// Fault every page in for reading.
     PopulateRead,
     /// Fault every page in for writing.

@@ -42,6 +42,8 @@ impl Protection {
 pub enum Advice {
     /// Throw private pages away: anonymous ones read as zero again, file ones as the file.
     Discard,
+    /// Free the pages of a shared file for every process: holes stay.
+    Remove,
     /// Fault every page in for reading.
     PopulateRead,
     /// Fault every page in for writing (breaks copy-on-write).
@@ -70,6 +72,7 @@ impl Advice {
     fn bits(self) -> libc::c_int {
         match self {
             Advice::Discard => libc::MADV_DONTNEED,
+            Advice::Remove => libc::MADV_REMOVE,
             Advice::PopulateRead => MADV_POPULATE_READ,
             Advice::PopulateWrite => MADV_POPULATE_WRITE,
             Advice::HugePage => libc::MADV_HUGEPAGE,

@@ -1,4 +1,4 @@
-//! The options of one lease.
+//! The options of one call and of one lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,52 @@ use crate::LoadError;
 use crate::call::stores::{CallLimits, Stores};
 use crate::host::{Host, Output, Wasi};
 
+/// The limits of calls, where they differ from those of the lease or the guest. The default is
+/// nothing.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use]
+pub struct CallOptions {
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) fuel: Option<u64>,
+    pub(crate) memory: Option<usize>,
+}
+
+impl CallOptions {
+    /// The limits of the lease.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Time limit of the call; as [`crate::GuestOptions::timeout`].
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Maximum fuel of the call; needs [`crate::EngineConfig::fuel`].
+    pub fn fuel(mut self, fuel: u64) -> Self {
+        self.fuel = Some(fuel);
+        self
+    }
+
+    /// Maximum bytes to which each memory and table grows in the call, in place of
+    /// [`crate::GuestOptions::memory_limit`], which the guest must have. Memory that is larger
+    /// already stays.
+    pub fn memory(mut self, bytes: usize) -> Self {
+        self.memory = Some(bytes);
+        self
+    }
+
+    fn is_empty(&self) -> bool {
+        self.timeout.is_none() && self.fuel.is_none() && self.memory.is_none()
+    }
+}
+
 /// The options of one lease, where they differ from its guest's. The default is nothing.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct LeaseOptions {
-    timeout: Option<Duration>,
-    fuel: Option<u64>,
+    calls: CallOptions,
     wasi: Option<Arc<Wasi>>,
     output: Option<Output>,
     exhausted: Option<LimitPolicy>,
@@ -31,15 +71,27 @@ impl LeaseOptions {
         Self::default()
     }
 
+    /// The limits of each of its calls, in place of those set before.
+    pub fn calls(mut self, calls: CallOptions) -> Self {
+        self.calls = calls;
+        self
+    }
+
     /// Time limit of each of its calls; as [`crate::GuestOptions::timeout`].
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.calls = self.calls.timeout(timeout);
         self
     }
 
     /// Maximum fuel of each of its calls; needs [`crate::EngineConfig::fuel`].
     pub fn fuel(mut self, fuel: u64) -> Self {
-        self.fuel = Some(fuel);
+        self.calls = self.calls.fuel(fuel);
+        self
+    }
+
+    /// Maximum bytes to which each memory and table grows in its calls; as [`CallOptions::memory`].
+    pub fn memory(mut self, bytes: usize) -> Self {
+        self.calls = self.calls.memory(bytes);
         self
     }
 
@@ -92,9 +144,9 @@ impl LeaseOptions {
         if let Some(wasi) = &self.wasi {
             stores.check_wasi(wasi)?;
         }
-        match (self.timeout, self.fuel) {
-            (None, None) => Ok(stores.limits),
-            (timeout, fuel) => stores.limits(timeout, fuel),
+        match self.calls.is_empty() {
+            true => Ok(stores.limits),
+            false => stores.limits(&self.calls),
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use afresh_files::Tree;
 use wasmtime::{AsContextMut, Store};
 
+use crate::call::lease_options::CallOptions;
 use crate::engine::call_path::CallPath;
 use crate::guest::GuestOptions;
 use crate::host::clock::Clock;
@@ -76,6 +77,7 @@ impl Stores {
             hook: options.hook.clone(),
             watch: options.watch.clone(),
             limits: CallLimits::new(options.timeout, options.fuel, engine.tick())
+                .limit_memory(options.memory_limit)
                 .watch(options.watch.is_some())
                 .give_way(options.gives_way && options.asynchronous),
             way: CallPath::of(options.asynchronous, engine.deep()),
@@ -87,15 +89,28 @@ impl Stores {
     ///
     /// # Errors
     /// As [`Engine::keep_limits`].
-    pub(crate) fn limits(
+    pub(crate) fn limits(&self, options: &CallOptions) -> Result<CallLimits, LoadError> {
+        self.limits_over(options, self.limits)
+    }
+
+    /// The limits of one call, where they differ from those of its lease.
+    ///
+    /// # Errors
+    /// As [`Engine::keep_limits`], and for a memory limit where the guest has none.
+    pub(crate) fn limits_over(
         &self,
-        timeout: Option<Duration>,
-        fuel: Option<u64>,
+        options: &CallOptions,
+        lease: CallLimits,
     ) -> Result<CallLimits, LoadError> {
-        let timeout = timeout.or(self.limits.timeout);
-        let fuel = fuel.or(self.limits.fuel);
+        let timeout = options.timeout.or(lease.timeout);
+        let fuel = options.fuel.or(lease.fuel);
         self.engine.keep_limits(timeout, fuel, self.watch.is_some())?;
+        if options.memory.is_some() && self.memory_limit == usize::MAX {
+            let (limit, setting) = ("memory limit", "GuestOptions::memory_limit");
+            return Err(LoadError::Limit { limit, setting });
+        }
         let limits = CallLimits::new(timeout, fuel, self.engine.tick());
+        let limits = CallLimits { memory: options.memory.or(lease.memory), ..limits };
         Ok(limits.watch(self.watch.is_some()).give_way(self.limits.gives_way))
     }
 
@@ -207,11 +222,13 @@ impl Stores {
         }
     }
 
-    /// Lifts time and fuel limits, for our own code, which no hook observes.
+    /// Lifts time and fuel limits, for our own code, which no hook observes, and brings the guest's
+    /// memory limit back.
     #[inline]
     pub(crate) fn unlimit(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
         store.data_mut().set_guests(false);
+        store.data_mut().set_memory_limit(self.memory_limit);
         if self.timeouts {
             // A callback stays. [`Host::lost_callback`] reports one that a host function replaced.
             if !self.asks() {
@@ -240,6 +257,8 @@ pub(crate) struct CallLimits {
     /// The timeout in ticks of the epoch.
     ticks: u64,
     pub(crate) fuel: Option<u64>,
+    /// Maximum bytes of a memory; `None` leaves the limit as it is.
+    memory: Option<usize>,
     /// Whether each tick calls the embedder.
     watched: bool,
     /// Whether the call lets other tasks run after each tick, on a fiber.
@@ -252,17 +271,8 @@ impl CallLimits {
         Self { timeout, ticks, fuel, ..Self::default() }
     }
 
-    /// These, with other limits where values are given.
-    ///
-    /// # Errors
-    /// As [`Engine::keep_limits`].
-    pub(crate) fn with(
-        self,
-        timeout: Option<Duration>,
-        fuel: Option<u64>,
-        stores: &Stores,
-    ) -> Result<Self, LoadError> {
-        stores.limits(timeout.or(self.timeout), fuel.or(self.fuel))
+    fn limit_memory(self, bytes: usize) -> Self {
+        Self { memory: Some(bytes), ..self }
     }
 
     fn watch(self, watched: bool) -> Self {
@@ -273,9 +283,10 @@ impl CallLimits {
         Self { gives_way, ..self }
     }
 
-    /// Those of a warm-up, which has no limits but the watch.
+    /// Those of a warm-up, which has no limits but the watch and the memory.
     pub(crate) fn of_warm_up(self) -> Self {
-        Self { watched: self.watched, ticks: UNLIMITED, ..Self::default() }
+        let Self { watched, memory, .. } = self;
+        Self { watched, memory, ticks: UNLIMITED, ..Self::default() }
     }
 
     /// Sets the limits for the next call, which is the guest's.
@@ -283,6 +294,9 @@ impl CallLimits {
     pub(crate) fn apply(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
         store.data_mut().set_guests(true);
+        if let Some(bytes) = self.memory {
+            store.data_mut().set_memory_limit(bytes);
+        }
         // A call that gives way does not count the time of a wait.
         let timeout = self.timeout.filter(|_| !self.gives_way);
         store.data_mut().set_time_limit(timeout.map(|timeout| (timeout, self.ticks)));

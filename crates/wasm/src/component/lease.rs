@@ -4,7 +4,6 @@
 //! dropped in the middle is the last that its lease makes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use afresh_pool::Lease as PoolLease;
 use afresh_rewrite::{Roots, names};
@@ -13,7 +12,7 @@ use wasmtime::component::{ComponentExportIndex, Func, Instance, InstancePre, Typ
 use wasmtime::{AsContextMut, Store, StoreContextMut};
 
 use crate::call::dynamic::call_error;
-use crate::call::lease_options::{LeaseLimits, LeaseOptions};
+use crate::call::lease_options::{CallOptions, LeaseLimits, LeaseOptions};
 use crate::call::stores::CallLimits;
 use crate::call::values::{read_component_value, show_component_value};
 use crate::component::shared::SharedComponent;
@@ -300,12 +299,8 @@ impl ComponentLease<'_> {
     ///
     /// # Errors
     /// [`LoadError::Limit`] for a limit that the engine was not set up to keep; nothing is changed.
-    pub fn set_limits(
-        &mut self,
-        timeout: Option<Duration>,
-        fuel: Option<u64>,
-    ) -> Result<LeaseLimits, LoadError> {
-        let set = self.limits.with(timeout, fuel, &self.warm.stores)?;
+    pub fn set_limits(&mut self, options: &CallOptions) -> Result<LeaseLimits, LoadError> {
+        let set = self.warm.stores.limits_over(options, self.limits)?;
         Ok(LeaseLimits(std::mem::replace(&mut self.limits, set)))
     }
 
@@ -313,6 +308,9 @@ impl ComponentLease<'_> {
     pub fn restore_limits(&mut self, limits: LeaseLimits) {
         self.limits = limits.0;
     }
+
+    /// Drops the instance, as the end of the lease does: each call has a new one.
+    pub fn discard(self) {}
 
     /// The call's host state.
     #[must_use]

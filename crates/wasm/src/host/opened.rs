@@ -373,13 +373,8 @@ impl OpenHandle {
         at: Option<u64>,
         out: &mut [u8],
     ) -> Result<usize, Refused> {
-        if let Self::Tree(_) = self {
-            return match at {
-                Some(at) => self.read_at(tree, at, out),
-                None => self.read(tree, out),
-            };
-        }
-        // A system call may find pages of a guest protected, where a copy is noticed.
+        // A system call may find pages of a guest protected, where a copy is noticed. The layers of
+        // a tree read host files as well.
         let mut bytes = vec![0; out.len()];
         let len = match at {
             Some(at) => self.read_at(tree, at, &mut bytes)?,
@@ -513,4 +508,33 @@ fn open_in_tree(
         _ => {}
     }
     tree.open(node, how.access)
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh_files::{Budget, Layer};
+
+    use super::*;
+    use crate::{Engine, EngineConfig, Guest, WarmUp};
+
+    #[test]
+    fn files_of_a_layer_are_read_into_pages_that_are_protected() {
+        const BYTES: usize = 4 << 12;
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("data"), [7; BYTES]).unwrap();
+        let layer = Layer::directory(folder.path()).unwrap();
+        let mut tree = Tree::new(Budget::default()).over("/", &layer).unwrap();
+        let node = tree.find("/data").unwrap();
+        let mut open = OpenHandle::Tree(tree.open(node, Access::reading()).unwrap());
+
+        let module = wat::parse_str("(module (memory (export \"memory\") 1))").unwrap();
+        let guest = Guest::new(&Engine::new(EngineConfig::default()).unwrap(), &module).unwrap();
+        let warm = guest.warm(WarmUp::new()).unwrap();
+        let mut lease = warm.lease().unwrap();
+        let memory = lease.live.handle().unwrap();
+        // Not opened by the host, as if a preparation had protected it meanwhile.
+        let out = &mut memory.data_mut(lease.live.parts().store)[..BYTES];
+        assert_eq!(open.read_into_guest(&tree, None, out).unwrap(), BYTES);
+        assert!(out.iter().all(|byte| *byte == 7));
+    }
 }

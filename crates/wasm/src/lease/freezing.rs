@@ -1,7 +1,10 @@
 //! Freezing: the state of a warm guest or of a lease, to be saved or thawed elsewhere.
 
+use afresh_memory::{FreezePreparation, Slot};
+
 use crate::warm::instance_state::InstanceState;
 use crate::warm::pools::Pools;
+use crate::warm::reset::SlotFreeze;
 use crate::{FreezeError, Frozen, Lease, Warm};
 
 impl Warm {
@@ -35,13 +38,37 @@ impl Warm {
 }
 
 impl Lease<'_> {
+    /// Begins a freeze. The work that is returned can be done in other threads while the guest is
+    /// called; then [`Lease::freeze_behind`] takes less time. A reset abandons it.
+    ///
+    /// # Errors
+    /// As [`Lease::freeze`].
+    pub fn prepare_freeze(&mut self) -> Result<Vec<FreezePreparation>, FreezeError> {
+        self.live.prepare_freeze()
+    }
+
     /// The present state, calls of this lease included, to be saved or thawed: a fork of a guest
     /// that has run. The cost is proportional to the writes since the warm state.
     ///
     /// # Errors
     /// [`FreezeError::State`] in fresh mode, and for references that no other instance can hold.
     pub fn freeze(&mut self) -> Result<Frozen, FreezeError> {
-        let InstanceState { memories, state, files, read } = self.state()?;
+        self.frozen(Slot::freeze)
+    }
+
+    /// As [`Lease::freeze`], in less time if the work of [`Lease::prepare_freeze`] was done. Pages
+    /// are copied when they are read or written: see [`Slot::freeze_behind`]. From here on, a
+    /// system call of a host function that writes to guest memory may fail with `EFAULT`, also
+    /// where the function touched that memory before.
+    ///
+    /// # Errors
+    /// As [`Lease::freeze`].
+    pub fn freeze_behind(&mut self) -> Result<Frozen, FreezeError> {
+        self.frozen(Slot::freeze_behind)
+    }
+
+    fn frozen(&mut self, slot_freeze: SlotFreeze) -> Result<Frozen, FreezeError> {
+        let InstanceState { memories, state, files, read } = self.live.state(slot_freeze)?;
         if let Some(opaque) = state.opaque() {
             return Err(FreezeError::State(opaque.to_string()));
         }

@@ -4,6 +4,7 @@
 //! modes. Operations that depend on the mode (reading the state, comparing, unusual ends) are
 //! implemented here, once each.
 
+use afresh_memory::FreezePreparation;
 use wasmtime::{AsContext, AsContextMut, Instance, Memory, Store, StoreContextMut};
 
 use crate::call::entry::TypedFunctions;
@@ -13,6 +14,7 @@ use crate::warm::compare::Comparison;
 use crate::warm::fresh::FreshMemories;
 use crate::warm::instance_state::InstanceState;
 use crate::warm::ownership::Ownership;
+use crate::warm::reset::SlotFreeze;
 use crate::{FreezeError, WarmError};
 
 /// An instance on lease.
@@ -115,10 +117,18 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// The present state: memories, everything else, and the reading of the clock.
-    pub(crate) fn state(&mut self) -> Result<InstanceState, FreezeError> {
+    /// Begins the freeze of each memory; none in fresh mode.
+    pub(crate) fn prepare_freeze(&mut self) -> Result<Vec<FreezePreparation>, FreezeError> {
         match self {
-            Self::Reset(lease) => Ok(lease.freeze()?),
+            Self::Reset(lease) => Ok(lease.prepare_freeze()?),
+            Self::Fresh(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// The present state: memories, everything else, and the reading of the clock.
+    pub(crate) fn state(&mut self, slot_freeze: SlotFreeze) -> Result<InstanceState, FreezeError> {
+        match self {
+            Self::Reset(lease) => Ok(lease.freeze(slot_freeze)?),
             Self::Fresh(_) => Err(FreezeError::State(
                 "the globals of an instance in fresh mode cannot be read; run it in reset mode"
                     .to_owned(),

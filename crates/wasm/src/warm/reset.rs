@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use afresh_memory::{FreezePreparation, Image, ImageError, Slot};
 use afresh_pool::{Budget, MappingCharge, Recycle, ResetCost};
 use afresh_rewrite::{VisibleState, WarmState, names};
 use afresh_sys::planted::{Bug, is};
@@ -153,6 +154,9 @@ impl ResetState {
         Ok(made)
     }
 }
+
+/// How a memory is frozen: [`Slot::freeze`] or [`Slot::freeze_behind`].
+pub(crate) type SlotFreeze = fn(&mut Slot) -> Result<Image, ImageError>;
 
 /// A live instance that can be reset. In the warm state whenever it is not leased, except in a
 /// session, where it is in the state that its last call left.
@@ -334,14 +338,19 @@ impl ResetInstance {
         Ok(true)
     }
 
+    /// Begins the freeze of each memory.
+    pub(crate) fn prepare_freeze(&mut self) -> Result<Vec<FreezePreparation>, WarmError> {
+        self.memories.iter().map(|(memory, _)| Ok(memory.slot().prepare_freeze()?)).collect()
+    }
+
     /// The present state, as one that later instances could start from.
-    pub(crate) fn freeze(&mut self) -> Result<InstanceState, WarmError> {
+    pub(crate) fn freeze(&mut self, slot_freeze: SlotFreeze) -> Result<InstanceState, WarmError> {
         descriptors::check(self.store.data_mut())?;
         let (mut memories, mut sizes) = (Vec::new(), Vec::new());
         let logs = &self.of.blueprint.page_log2;
         for (((memory, _), warm), log2) in self.memories.iter().zip(&self.of.memories).zip(logs) {
             let bytes = memory.bytes();
-            let image = memory.slot().freeze()?;
+            let image = slot_freeze(&mut memory.slot())?;
             sizes.push((bytes >> log2) as u64);
             memories.push(WarmMemory { shape: warm.shape, image, bytes });
         }

@@ -2,7 +2,7 @@
 
 use afresh_pool::PoolStats;
 
-use super::{FrozenGuest, Instance, LiveInstance, SessionLine, StopCall, WarmGuest};
+use super::{FrozenGuest, Instance, LeaseControl, LiveInstance, SessionLine, StopCall, WarmGuest};
 use crate::guests::call::Entry;
 use crate::{
     Answer, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, LeaseError,
@@ -50,8 +50,14 @@ impl WarmGuest for Absent {
     }
 }
 
-impl LiveInstance for Absent {
-    fn limited<T>(&mut self, _: &CallOptions, _: impl FnOnce(&mut Self) -> T) -> Result<T, Cause> {
+impl LeaseControl for Absent {
+    type Limits = ();
+
+    fn set_options(&mut self, _: &CallOptions) -> Result<(), Cause> {
+        match *self {}
+    }
+
+    fn restore_options(&mut self, (): ()) {
         match *self {}
     }
 
@@ -63,6 +69,12 @@ impl LiveInstance for Absent {
         match *self {}
     }
 
+    fn discard_instance(self) {
+        match self {}
+    }
+}
+
+impl LiveInstance for Absent {
     fn answer_bytes(&mut self, _: &Guest, _: Entry<'_>, _: &[u8]) -> Result<Vec<u8>, CallError> {
         match *self {}
     }
@@ -77,9 +89,5 @@ impl LiveInstance for Absent {
 
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
         match *self {}
-    }
-
-    fn discard_instance(self) {
-        match self {}
     }
 }

@@ -58,6 +58,11 @@ impl Reset for Sandbox {
         if options.fuel.is_some() {
             return Err("a micro-VM counts no fuel; set a timeout".into());
         }
+        if options.memory.is_some() {
+            return Err(
+                "a micro-VM has the memory it was opened with; set `Options::memory`".into()
+            );
+        }
         let before = self.timeout();
         if options.timeout.is_some() {
             self.set_timeout(options.timeout)?;
@@ -68,6 +73,15 @@ impl Reset for Sandbox {
     fn restore_limits(&mut self, limits: Self::Limits) {
         // It fails only where the first limit is set, and those were set before.
         let _ = self.set_timeout(limits);
+    }
+
+    fn is_spoiled(&self) -> bool {
+        self.needs_reset()
+    }
+
+    fn stopper(&mut self) -> StopCall {
+        let handle = self.stop_handle();
+        Box::new(move || handle.stop_until_reset())
     }
 }
 
@@ -153,23 +167,6 @@ impl WarmGuest for Machines {
 }
 
 impl LiveInstance for Leased<'_, Sandbox> {
-    fn limited<T>(
-        &mut self,
-        options: &CallOptions,
-        call: impl FnOnce(&mut Self) -> T,
-    ) -> Result<T, Cause> {
-        self.limit_call(options, call)
-    }
-
-    fn is_spoiled(&self) -> bool {
-        self.needs_reset()
-    }
-
-    fn call_stopper(&mut self) -> StopCall {
-        let handle = Sandbox::stop_handle(self);
-        Box::new(move || handle.stop_until_reset())
-    }
-
     fn answer_bytes(
         &mut self,
         _: &Guest,
@@ -204,10 +201,6 @@ impl LiveInstance for Leased<'_, Sandbox> {
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
         let snapshot = self.snapshot().map_err(|error| SaveError::Freeze(error.into()))?;
         Ok(Box::new(snapshot.freeze().map_err(|error| SaveError::Freeze(error.into()))?))
-    }
-
-    fn discard_instance(self) {
-        self.discard();
     }
 }
 

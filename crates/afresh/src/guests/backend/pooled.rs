@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use afresh_pool::{Lease, LimitPolicy, OwnedLease, Pool, PoolError, PoolStats, Recycle, ResetCost};
 
+use super::{LeaseControl, StopCall};
 use crate::{CallOptions, Cause, LeaseError, LeaseOptions};
 
 /// A guest that goes back to the state it was made in.
@@ -25,6 +26,12 @@ pub(crate) trait Reset: Send + 'static {
 
     /// Sets limits that it had before.
     fn restore_limits(&mut self, limits: Self::Limits);
+
+    /// Whether a call was cut short, so that the state is unknown until a reset.
+    fn is_spoiled(&self) -> bool;
+
+    /// Stops calls until a reset.
+    fn stopper(&mut self) -> StopCall;
 }
 
 /// A guest in a pool.
@@ -60,26 +67,32 @@ pub(crate) enum Leased<'a, T: Reset> {
     Own(&'a mut T),
 }
 
-impl<T: Reset> Leased<'_, T> {
-    /// Drops a pool's guest instead of resetting it.
-    pub(crate) fn discard(self) {
+impl<T: Reset> LeaseControl for Leased<'_, T> {
+    type Limits = T::Limits;
+
+    fn set_options(&mut self, options: &CallOptions) -> Result<T::Limits, Cause> {
+        self.limit(options)
+    }
+
+    fn restore_options(&mut self, limits: T::Limits) {
+        self.restore_limits(limits);
+    }
+
+    fn is_spoiled(&self) -> bool {
+        T::is_spoiled(self)
+    }
+
+    fn call_stopper(&mut self) -> StopCall {
+        self.stopper()
+    }
+
+    /// A session's own guest stays: the session drops it.
+    fn discard_instance(self) {
         match self {
             Self::Pooled(lease) => lease.discard(),
             Self::Owned(lease) => lease.discard(),
             Self::Own(_) => {}
         }
-    }
-
-    /// Does something with the options of one call, and brings the limits before it back.
-    pub(crate) fn limit_call<R>(
-        &mut self,
-        options: &CallOptions,
-        call: impl FnOnce(&mut Self) -> R,
-    ) -> Result<R, Cause> {
-        let before = self.limit(options)?;
-        let result = call(self);
-        self.restore_limits(before);
-        Ok(result)
     }
 }
 

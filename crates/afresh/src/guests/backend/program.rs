@@ -67,6 +67,11 @@ impl Reset for Instance {
         if options.fuel.is_some() {
             return Err("a Linux program counts no fuel; set a timeout".into());
         }
+        if options.memory.is_some() {
+            return Err("a Linux program keeps its memory limit between calls; set `Options::memory`, or call \
+                        `Instance::limit_memory` of `Lease::as_program`"
+                .into());
+        }
         let before = self.time_limit();
         self.set_time_limit(options.timeout.unwrap_or(before));
         Ok(before)
@@ -74,6 +79,15 @@ impl Reset for Instance {
 
     fn restore_limits(&mut self, limits: Duration) {
         self.set_time_limit(limits);
+    }
+
+    fn is_spoiled(&self) -> bool {
+        self.needs_reset()
+    }
+
+    fn stopper(&mut self) -> StopCall {
+        let handle = self.stop_handle();
+        Box::new(move || handle.stop())
     }
 }
 
@@ -220,23 +234,6 @@ impl WarmGuest for Programs {
 
 /// A program that ends itself with success, because its input has ended, has answered.
 impl LiveInstance for Leased<'_, Instance> {
-    fn limited<T>(
-        &mut self,
-        options: &CallOptions,
-        call: impl FnOnce(&mut Self) -> T,
-    ) -> Result<T, Cause> {
-        self.limit_call(options, call)
-    }
-
-    fn is_spoiled(&self) -> bool {
-        self.needs_reset()
-    }
-
-    fn call_stopper(&mut self) -> StopCall {
-        let handle = Instance::stop_handle(self);
-        Box::new(move || handle.stop())
-    }
-
     fn answer_bytes(
         &mut self,
         _: &Guest,
@@ -295,10 +292,6 @@ impl LiveInstance for Leased<'_, Instance> {
 
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
         Ok(Box::new(self.freeze().map_err(|error| SaveError::Freeze(error.into()))?))
-    }
-
-    fn discard_instance(self) {
-        self.discard();
     }
 
     fn next_event(&self) -> Option<Duration> {

@@ -4,7 +4,7 @@ use std::future::ready;
 use std::time::Duration;
 
 use afresh_files::{Refused, Tree};
-use afresh_memory::{Feature, Image};
+use afresh_memory::{Feature, FreezePreparation, Image};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
 use afresh_pool::PoolStats;
 use afresh_store::{Sha256, Snapshot, Store};
@@ -111,14 +111,43 @@ pub(crate) trait WarmGuest {
 /// Stops the running call of an instance, and later ones until it is reset. From any thread.
 pub(crate) type StopCall = Box<dyn Fn() + Send + Sync>;
 
-/// An instance on lease.
-pub(crate) trait LiveInstance {
-    /// Does something with the options of one call, and brings those of the lease back.
+/// The control of an instance on lease: one implementation for Wasm guests, and one for guests that
+/// are made one by one.
+pub(crate) trait LeaseControl {
+    /// The limits of calls.
+    type Limits: Send;
+
+    /// Sets the limits of the following calls where options are given, and returns those before.
+    fn set_options(&mut self, options: &CallOptions) -> Result<Self::Limits, Cause>;
+
+    /// Sets limits that it had before.
+    fn restore_options(&mut self, limits: Self::Limits);
+
+    /// Sets the limits of a call of `function`, until the result is dropped.
+    fn limit_call(
+        &mut self,
+        options: &CallOptions,
+        function: &str,
+    ) -> Result<LimitedLease<'_, Self>, CallError> {
+        let before = match *options == CallOptions::new() {
+            true => None,
+            false => {
+                let before = self.set_options(options);
+                Some(before.map_err(|source| CallError::option(function, source))?)
+            }
+        };
+        Ok(LimitedLease { lease: self, before })
+    }
+
+    /// Makes a call of `function` with its options, and restores those of the lease.
     fn limited<T>(
         &mut self,
         options: &CallOptions,
-        call: impl FnOnce(&mut Self) -> T,
-    ) -> Result<T, Cause>;
+        function: &str,
+        call: impl FnOnce(&mut Self) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        call(&mut *self.limit_call(options, function)?.lease)
+    }
 
     /// Whether a call was cut short, so that the state is unknown until a reset.
     fn is_spoiled(&self) -> bool;
@@ -131,16 +160,35 @@ pub(crate) trait LiveInstance {
         false
     }
 
+    /// Drops the instance instead of bringing it back.
+    fn discard_instance(self);
+}
+
+/// A lease during a call with other options. The drop restores those of the lease, also where the
+/// caller's code panics in the call.
+pub(crate) struct LimitedLease<'a, L: LeaseControl + ?Sized> {
+    pub(crate) lease: &'a mut L,
+    before: Option<L::Limits>,
+}
+
+impl<L: LeaseControl + ?Sized> Drop for LimitedLease<'_, L> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            self.lease.restore_options(before);
+        }
+    }
+}
+
+/// An instance on lease.
+pub(crate) trait LiveInstance: LeaseControl {
     /// As [`LiveInstance::answer_bytes`], in a task.
     fn answer_bytes_async(
         &mut self,
         guest: &Guest,
         callee: Entry<'_>,
         input: &[u8],
-        options: CallOptions,
     ) -> impl Future<Output = Result<Vec<u8>, CallError>> + Send {
-        let called = self.limited(&options, |live| live.answer_bytes(guest, callee, input));
-        ready(called.unwrap_or_else(|source| Err(CallError::option(callee.name(), source))))
+        ready(self.answer_bytes(guest, callee, input))
     }
 
     /// As [`LiveInstance::answer_text`], in a task.
@@ -149,10 +197,8 @@ pub(crate) trait LiveInstance {
         guest: &Guest,
         name: &str,
         texts: &[String],
-        options: CallOptions,
     ) -> impl Future<Output = Result<Answer, CallError>> + Send {
-        let called = self.limited(&options, |live| live.answer_text(guest, name, texts));
-        ready(called.unwrap_or_else(|source| Err(CallError::option(name, source))))
+        ready(self.answer_text(guest, name, texts))
     }
 
     /// Calls a handler that takes bytes and gives bytes.
@@ -203,11 +249,19 @@ pub(crate) trait LiveInstance {
     /// The difference from the warm state.
     fn count_differences(&mut self) -> Result<InstanceDifference, VerifyError>;
 
+    /// Begins a freeze of the present state: work that other threads can do while the guest is
+    /// called.
+    fn prepare_present(&mut self) -> Result<Vec<FreezePreparation>, SaveError> {
+        Ok(Vec::new())
+    }
+
     /// Freezes the present state.
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError>;
 
-    /// Drops the instance instead of bringing it back.
-    fn discard_instance(self);
+    /// Freezes the present state; its pages may be copied while the guest runs.
+    fn freeze_present_behind(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+        self.freeze_present()
+    }
 
     /// Time until the next event; `None` if everything waits for the caller.
     fn next_event(&self) -> Option<Duration> {

@@ -9,13 +9,13 @@ use afresh_memory::{Feature, Image};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
 use afresh_store::{Sha256, Snapshot, Store};
 use afresh_wasm::{
-    CallError as WasmError, Engine, EngineConfig, Frozen, GuestOptions,
-    LeaseOptions as WasmLeaseOptions, LoadError, WarmError,
+    CallError as WasmError, CallOptions as WasmCallOptions, Engine, EngineConfig, Frozen,
+    GuestOptions, LeaseLimits, LeaseOptions as WasmLeaseOptions, LoadError, WarmError,
 };
 
-use super::{Backend, FrozenGuest, GuestFile, OpenFile, Thaw, failed};
+use super::{Backend, FrozenGuest, GuestFile, LeaseControl, OpenFile, StopCall, Thaw, failed};
 use crate::guests::call::{CallInput, ErrorKind, Exit};
-use crate::{CallError, Cause, Kind, LeaseError, LeaseOptions, OpenError, Options};
+use crate::{CallError, CallOptions, Cause, Kind, LeaseError, LeaseOptions, OpenError, Options};
 
 /// The kind of these guests in snapshots.
 pub(super) const SNAPSHOT_KIND: &str = "wasm";
@@ -251,20 +251,65 @@ fn unavailable(error: WarmError) -> LeaseError {
     }
 }
 
-/// The options of a lease of a Wasm guest.
-fn lease_options(options: &LeaseOptions) -> WasmLeaseOptions {
-    let mut wasm = WasmLeaseOptions::new();
-    if let Some(timeout) = options.calls.timeout {
+/// The options of a call of a Wasm guest.
+fn call_options(options: &CallOptions) -> WasmCallOptions {
+    let mut wasm = WasmCallOptions::new();
+    if let Some(timeout) = options.timeout {
         wasm = wasm.timeout(timeout);
     }
-    if let Some(fuel) = options.calls.fuel {
+    if let Some(fuel) = options.fuel {
         wasm = wasm.fuel(fuel);
     }
+    match options.memory {
+        Some(bytes) => wasm.memory(usize::try_from(bytes).unwrap_or(usize::MAX)),
+        None => wasm,
+    }
+}
+
+/// The options of a lease of a Wasm guest.
+fn lease_options(options: &LeaseOptions) -> WasmLeaseOptions {
+    let wasm = WasmLeaseOptions::new().calls(call_options(&options.calls));
     match options.exhausted {
         Some(exhausted) => wasm.exhausted(exhausted),
         None => wasm,
     }
 }
+
+/// The control of a lease: the same for modules and components, whose leases have no trait in
+/// common.
+macro_rules! impl_lease_control {
+    ($($lease:ty),*) => {$(
+        impl LeaseControl for $lease {
+            type Limits = LeaseLimits;
+
+            fn set_options(&mut self, options: &CallOptions) -> Result<LeaseLimits, Cause> {
+                Ok(self.set_limits(&call_options(options))?)
+            }
+
+            fn restore_options(&mut self, limits: LeaseLimits) {
+                self.restore_limits(limits);
+            }
+
+            fn is_spoiled(&self) -> bool {
+                self.is_cut_short()
+            }
+
+            fn call_stopper(&mut self) -> StopCall {
+                let handle = self.stop_handle();
+                Box::new(move || handle.stop())
+            }
+
+            fn runs_in_task(&self) -> bool {
+                self.is_asynchronous()
+            }
+
+            fn discard_instance(self) {
+                self.discard();
+            }
+        }
+    )*};
+}
+impl_lease_control!(afresh_wasm::Lease<'_>, afresh_wasm::ComponentLease<'_>);
 
 /// The error of a Wasm guest for its caller.
 fn call_error(function: &str, error: WasmError) -> CallError {

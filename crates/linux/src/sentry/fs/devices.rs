@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use afresh_files::{Access, Kind, Node};
+use afresh_files::{Access, Node};
 
+use crate::sentry::fs::special_files::FIFO;
 use crate::sentry::kernel::generation::GenerationWatch;
 use crate::sentry::tty::terminal::{MULTIPLEXER, OWN, is_terminal};
 use crate::sentry::{Sentry, SyscallResult};
@@ -22,10 +23,6 @@ pub(crate) enum Device {
     Generation(GenerationWatch),
 }
 
-/// Numbers of sockets and named pipes in the tree, which are not devices to a guest.
-pub(in crate::sentry) const SOCKET: u64 = 0x3c02;
-pub(in crate::sentry) const FIFO: u64 = 0x3c03;
-
 /// Names of terminal devices, and their numbers.
 pub(in crate::sentry) const TERMINALS: [(&str, u64); 3] =
     [("/dev/ptmx", MULTIPLEXER), ("/dev/pts/ptmx", MULTIPLEXER), ("/dev/tty", OWN)];
@@ -41,15 +38,6 @@ pub(crate) const DEVICES: [(&str, Device, u64); 7] = [
     ("/dev/host", Device::Host, 0x3c01),
     ("/dev/afresh/generation", Device::Generation(GenerationWatch::UNOPENED), 0x3c04),
 ];
-
-/// The type bits of a file.
-pub(in crate::sentry) fn type_of(kind: Kind, device: u64) -> u32 {
-    match (kind, device) {
-        (Kind::Device, SOCKET) => libc::S_IFSOCK,
-        (Kind::Device, FIFO) => libc::S_IFIFO,
-        (kind, _) => kind.mode(),
-    }
-}
 
 /// Whether opening a device takes more than its number.
 pub(in crate::sentry) fn is_special(device: u64) -> bool {

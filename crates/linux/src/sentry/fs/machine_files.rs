@@ -5,7 +5,7 @@
 
 use afresh_files::{Refused, Time, Tree};
 
-use crate::sentry::mm::layout::PAGE;
+use afresh_sys::PAGE_SIZE;
 
 /// Paths and contents.
 const FILES: [(&str, &str); 70] = [
@@ -152,7 +152,7 @@ pub(in crate::sentry) fn sizes(len: u64, resident: u64, shared: bool, flags: &st
          Pss:            {rss:>8} kB\nShared_Clean:   {zero:>8} kB\nShared_Dirty:   {dirty:>8} kB\nPrivate_Clean:  {zero:>8} kB\n\
          Private_Dirty:  {private:>8} kB\nReferenced:     {rss:>8} kB\nAnonymous:      {private:>8} kB\nSwap:           {zero:>8} kB\n\
          Locked:         {zero:>8} kB\n{flags}",
-        page = PAGE >> 10,
+        page = PAGE_SIZE >> 10,
         zero = 0,
     )
 }

@@ -2,11 +2,13 @@
 //!
 //! Promises: access that a guest forbids itself, or a layer forbids its files' owner, is refused as
 //! in Linux (`EACCES`). Directories on the way are checked by the walk itself (`Walk::searching`).
-//! Open files stay open.
+//! Open files stay open. A process with `CAP_DAC_OVERRIDE` over files, such as `root` in a user
+//! namespace, passes the bits.
 
-use afresh_files::{Access, Kind, Node, ResolvedName};
+use afresh_files::{Access, Kind, Node, ResolvedName, Walk};
 use rustix::io::Errno;
 
+use crate::sentry::kernel::user_namespaces::DAC_OVERRIDE;
 use crate::sentry::{Kernel, Sentry, SyscallResult};
 
 /// Bits of a class, as `access` names them.
@@ -15,7 +17,7 @@ pub(in crate::sentry) const WRITE: u32 = 2;
 pub(in crate::sentry) const SEARCH: u32 = 1;
 
 /// Whether a mode lets its owner do all of this.
-pub(in crate::sentry) fn allows(mode: u32, wanted: u32) -> bool {
+fn allows(mode: u32, wanted: u32) -> bool {
     mode >> 6 & wanted & 7 == wanted & 7
 }
 
@@ -31,10 +33,28 @@ pub(in crate::sentry) fn access_of(flags: i32) -> Access {
 }
 
 impl Kernel {
-    /// Refuses access that the owner's bits of a file forbid.
+    /// Whether the current process passes permission bits.
+    pub(in crate::sentry) fn passes_bits(&self) -> bool {
+        self.has_over_files(DAC_OVERRIDE)
+    }
+
+    /// Whether the current process may do all of this with a file. A file without a bit to execute
+    /// it is no program for `root` either.
+    pub(in crate::sentry) fn permits(&self, mode: u32, is_directory: bool, wanted: u32) -> bool {
+        let executes = wanted & SEARCH != 0 && !is_directory;
+        allows(mode, wanted) || !(executes && mode & 0o111 == 0) && self.passes_bits()
+    }
+
+    /// The same walk through directories alone that the current process may search.
+    pub(in crate::sentry) fn searching(&self, walk: Walk) -> Walk {
+        if self.passes_bits() { walk } else { walk.searching() }
+    }
+
+    /// Refuses access that the bits of a file forbid.
     pub(in crate::sentry) fn may(&self, node: Node, wanted: u32) -> Result<(), Errno> {
         let stat = self.tree.stat(node).map_err(|refused| refused.errno())?;
-        if allows(stat.mode, wanted) { Ok(()) } else { Err(Errno::ACCESS) }
+        let is_directory = stat.kind == Kind::Directory;
+        if self.permits(stat.mode, is_directory, wanted) { Ok(()) } else { Err(Errno::ACCESS) }
     }
 
     /// Refuses changes to a directory's names.
@@ -70,7 +90,7 @@ impl Sentry {
         Ok(())
     }
 
-    /// Refuses to open a file for more than its bits let its owner do.
+    /// Refuses to open a file for more than the current process may do.
     pub(in crate::sentry) fn may_open(
         &self,
         mode: u32,
@@ -83,6 +103,7 @@ impl Sentry {
         // An open with both flags needs both rights, and gives none.
         let both = flags & libc::O_ACCMODE == libc::O_ACCMODE && !only_named;
         let wanted = bit(access.read || both, READ) | bit(access.write || cuts || both, WRITE);
-        if allows(mode, wanted) { Ok(()) } else { Err(Errno::ACCESS.into()) }
+        // No open executes, so the kind makes no difference.
+        if self.state.permits(mode, false, wanted) { Ok(()) } else { Err(Errno::ACCESS.into()) }
     }
 }

@@ -37,14 +37,13 @@ impl Sentry {
     ) -> SyscallResult<ResolvedPath> {
         match self.state.meant(at, path) {
             Some(ProcTarget::Beneath(node, rest)) => {
-                return Ok(ResolvedPath::Place(
-                    self.state.tree.walk(&rest, how(Walk::new(node).searching()))?,
-                ));
+                let walk = how(self.state.searching(Walk::new(node)));
+                return Ok(ResolvedPath::Place(self.state.tree.walk(&rest, walk)?));
             }
             Some(meant) => return Ok(ResolvedPath::Own(meant)),
             None => {}
         }
-        let how = how(Walk::new(self.base(at, path)?).searching());
+        let how = how(self.state.searching(Walk::new(self.base(at, path)?)));
         match self.state.tree.walk(path, how) {
             Err(afresh_files::Refused::Missing) => {
                 let follow = how.follow && !how.name;

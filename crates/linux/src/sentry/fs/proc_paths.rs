@@ -250,6 +250,12 @@ impl Kernel {
             [b"uid_map"] => self.setting_of(id, ProcSetting::UserMap),
             [b"gid_map"] => self.setting_of(id, ProcSetting::GroupMap),
             [b"setgroups"] => self.setting_of(id, ProcSetting::GroupSwitch),
+            [b"comm"] if self.thread_name(id, thread).is_some() => {
+                Some(ProcTarget::Setting(ProcSetting::ThreadName(id, thread)))
+            }
+            [b"mem"] => {
+                self.processes.info(id).map(|_| ProcTarget::Setting(ProcSetting::Memory(id)))
+            }
             [b"attr", b"current"] => Some(ProcTarget::Text(b"unconfined\n".to_vec())),
             [b"exe"] => self.processes.info(id).map(|_| ProcTarget::Program(id)),
             [b"cwd"] => self.processes.info(id).map(|_| ProcTarget::Current(id)),

@@ -1,5 +1,5 @@
-//! Files of `/proc` that are read as they are at each read, and that may be written: the maps of
-//! user namespaces, and namespaces themselves. Plain data.
+//! Files of `/proc` that are read as they are at each read, and that may be written: names of
+//! threads, memory, the maps of user namespaces, and namespaces themselves. Plain data.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,10 @@ pub(crate) enum ProcSetting {
     GroupSwitch(u32),
     /// A namespace of a kind in [`NAMESPACES`].
     Namespace(u8, u32),
+    /// The name of a thread (`comm`), by process and thread.
+    ThreadName(u32, u32),
+    /// The memory of a process (`mem`).
+    Memory(u32),
 }
 
 /// An open file of `/proc` whose bytes are made when they are read.
@@ -75,6 +79,7 @@ impl ProcSetting {
             | Self::GroupMap(id)
             | Self::GroupSwitch(id)
             | Self::Namespace(_, id) => id,
+            Self::ThreadName(..) | Self::Memory(_) => INITIAL,
         }
     }
 
@@ -82,6 +87,7 @@ impl ProcSetting {
     pub(in crate::sentry) fn mode(self) -> u32 {
         match self {
             Self::Namespace(..) => 0o444,
+            Self::Memory(_) => 0o600,
             _ => 0o644,
         }
     }

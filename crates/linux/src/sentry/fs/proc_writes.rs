@@ -55,7 +55,10 @@ impl Kernel {
                 let denied = self.namespaces.get(id).is_some_and(|own| own.denies_groups);
                 if denied { "deny\n" } else { "allow\n" }.to_owned()
             }
-            ProcSetting::Namespace(..) => return Err(Errno::INVAL),
+            ProcSetting::ThreadName(id, thread) => {
+                self.thread_name(id, thread).ok_or(Errno::SRCH)? + "\n"
+            }
+            ProcSetting::Namespace(..) | ProcSetting::Memory(_) => return Err(Errno::INVAL),
         };
         Ok(text.into_bytes())
     }
@@ -81,6 +84,7 @@ impl Kernel {
     ) -> Result<(), Errno> {
         match setting {
             ProcSetting::Namespace(..) if writes => Err(Errno::ACCESS),
+            ProcSetting::Memory(id) if !self.has_memory_of(id) => Err(Errno::ACCESS),
             ProcSetting::GroupSwitch(id)
                 if writes && !self.namespaces.has(self.credentials(), id, SYS_ADMIN) =>
             {
@@ -97,6 +101,9 @@ impl Kernel {
         bytes: &[u8],
         at: u64,
     ) -> SyscallResult<()> {
+        if let ProcSetting::ThreadName(id, thread) = file.setting {
+            return Ok(self.rename_thread(id, thread, bytes)?);
+        }
         if at != 0 || bytes.len() as u64 >= PAGE {
             return Err(Errno::INVAL.into());
         }
@@ -104,9 +111,32 @@ impl Kernel {
             ProcSetting::UserMap(id) => self.write_map(id, file.opener, bytes, false)?,
             ProcSetting::GroupMap(id) => self.write_map(id, file.opener, bytes, true)?,
             ProcSetting::GroupSwitch(id) => self.write_group_switch(id, bytes)?,
-            ProcSetting::Namespace(..) => return Err(Errno::INVAL.into()),
+            ProcSetting::Namespace(..) | ProcSetting::ThreadName(..) | ProcSetting::Memory(_) => {
+                return Err(Errno::INVAL.into());
+            }
         }
         Ok(())
+    }
+
+    /// Names a thread of the current process. The name ends at a zero, and 15 bytes count.
+    fn rename_thread(&mut self, id: u32, thread: u32, bytes: &[u8]) -> Result<(), Errno> {
+        self.processes
+            .get(id)
+            .and_then(|process| process.threads.get(thread))
+            .ok_or(Errno::SRCH)?;
+        let threads = &mut self.processes.current.threads;
+        let named = threads.get_mut(thread).ok_or(Errno::INVAL)?;
+        let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+        named.name = Default::default();
+        let len = text.len().min(named.name.len() - 1);
+        named.name[..len].copy_from_slice(&text[..len]);
+        Ok(())
+    }
+
+    /// Whether the current process runs in the memory of process `id`.
+    pub(in crate::sentry) fn has_memory_of(&self, id: u32) -> bool {
+        let memory = self.processes.current.info.memory;
+        self.processes.info(id).is_some_and(|info| info.memory == memory)
     }
 
     /// Maps the guest's user or group in a namespace. All numbers that exist outside are those of

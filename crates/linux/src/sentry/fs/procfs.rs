@@ -21,7 +21,7 @@ use crate::sentry::{Kernel, Sentry, path_of};
 /// Files of `/proc` itself that are made when they are opened.
 pub(in crate::sentry) const OWN_FILES: [&str; 4] = ["loadavg", "stat", "uptime", "version"];
 /// Files of a process, and whether there is one of a process that has ended.
-pub(in crate::sentry) const FILES: [(&str, bool); 28] = [
+pub(in crate::sentry) const FILES: [(&str, bool); 29] = [
     ("auxv", false),
     ("cgroup", false),
     ("cmdline", true),
@@ -33,6 +33,7 @@ pub(in crate::sentry) const FILES: [(&str, bool); 28] = [
     ("limits", false),
     ("loginuid", false),
     ("maps", false),
+    ("mem", false),
     ("mountinfo", false),
     ("mounts", false),
     ("oom_score", false),
@@ -197,7 +198,7 @@ impl Kernel {
         Some(self.layout_of(self.processes.info(id)?.memory)?.bytes())
     }
 
-    fn thread_name(&self, id: u32, thread: u32) -> Option<String> {
+    pub(in crate::sentry) fn thread_name(&self, id: u32, thread: u32) -> Option<String> {
         let name = self.processes.get(id)?.threads.get(thread)?.name;
         let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
         Some(String::from_utf8_lossy(name).into_owned())

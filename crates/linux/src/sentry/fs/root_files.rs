@@ -253,12 +253,18 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
             "/proc/sys/fs/inotify/max_queued_events",
             format!("{}\n", crate::sentry::kernel::inotify::QUEUED),
         ),
-        ("/proc/sys/fs/file-max", format!("{}\n", crate::sentry::kernel::fd_table::DESCRIPTORS)),
+        (
+            "/proc/sys/fs/file-max",
+            format!("{}\n", crate::sentry::kernel::resource_limits::DESCRIPTORS),
+        ),
         (
             "/proc/sys/fs/pipe-max-size",
             format!("{}\n", crate::sentry::kernel::channels::MAX_RESERVED),
         ),
-        ("/proc/sys/fs/nr_open", format!("{}\n", crate::sentry::kernel::fd_table::DESCRIPTORS)),
+        (
+            "/proc/sys/fs/nr_open",
+            format!("{}\n", crate::sentry::kernel::resource_limits::DESCRIPTORS),
+        ),
     ];
     for (path, text) in files {
         let node = tree.write_path(path.as_bytes(), text.as_bytes(), Time::default())?;

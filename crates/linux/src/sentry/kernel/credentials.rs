@@ -31,6 +31,14 @@ impl Kernel {
         [self.user_id(), self.group_id()]
     }
 
+    /// Whether the current process has a capability over files, whose user and group must have
+    /// numbers in its namespace.
+    pub(in crate::sentry) fn has_over_files(&self, capability: u32) -> bool {
+        let own = self.credentials();
+        let is_mapped = |group| self.namespaces.number(own.namespace, group).is_some();
+        self.namespaces.has(own, own.namespace, capability) && is_mapped(false) && is_mapped(true)
+    }
+
     /// Refuses a further namespace within the current process's where there is no room.
     pub(in crate::sentry) fn make_room_for_namespace(&mut self) -> Result<(), Errno> {
         self.namespaces.check_new(self.credentials().namespace)?;

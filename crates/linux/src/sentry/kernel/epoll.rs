@@ -1,126 +1,100 @@
-//! Interest sets of `epoll`, and the limits on sets within sets.
+//! Limits on sets of `epoll` and on sets within sets, and answers of sets.
 //!
 //! Promises: a question about readiness looks at each interest once, however sets contain each
 //! other. May break it: a set that becomes part of another and is not in the inner sets of that.
 
 use crate::sentry::Kernel;
-use crate::sentry::kernel::fd_table::{DESCRIPTORS, FileObject};
-use crate::sentry::kernel::readiness::{IN, OUT, PortCaller, RDHUP};
+use crate::sentry::kernel::epoll_set::EpollSet;
+use crate::sentry::kernel::fd_table::FileObject;
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(in crate::sentry) const EDGE: u32 = 1 << 31;
-
-pub(in crate::sentry) const ONCE: u32 = 1 << 30;
-
-/// `POLLRDNORM` and `POLLWRNORM`, which mean no more than the plain ones.
-pub(in crate::sentry) const READ_TOO: u16 = 0x40;
-
-pub(in crate::sentry) const WRITE_TOO: u16 = 0x100;
-
-/// An interest of a set in an open description.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct EpollInterest {
-    pub(crate) description: u64,
-    /// The events and flags that were given.
-    pub(in crate::sentry) wanted: u32,
-    pub(in crate::sentry) data: u64,
-    /// The state of the description at its last event.
-    pub(crate) told: Option<u64>,
-    /// Disabled after one event (`EPOLLONESHOT`).
-    pub(in crate::sentry) off: bool,
-}
-
-impl EpollInterest {
-    pub(crate) fn events(&self) -> u16 {
-        plain(self.wanted as u16)
-    }
-
-    pub(crate) fn is_edge(&self) -> bool {
-        self.wanted & EDGE != 0
-    }
-
-    pub(crate) fn is_off(&self) -> bool {
-        self.off
-    }
-}
-
-/// A set of interests (`epoll`).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct EpollSet {
-    /// By descriptor.
-    interests: BTreeMap<u32, EpollInterest>,
-    /// Descriptions that are sets as well, and their interests.
-    #[serde(skip)]
-    inner: BTreeMap<u64, u32>,
-}
-
-impl EpollSet {
-    pub(crate) fn interests(&self) -> impl Iterator<Item = &EpollInterest> + '_ {
-        self.interests.values()
-    }
-
-    /// The interests, by descriptor.
-    pub(in crate::sentry) fn iter(&self) -> impl Iterator<Item = (u32, &EpollInterest)> + '_ {
-        self.interests.iter().map(|(&number, interest)| (number, interest))
-    }
-
-    pub(in crate::sentry) fn len(&self) -> usize {
-        self.interests.len()
-    }
-
-    pub(in crate::sentry) fn get(&self, number: u32) -> Option<&EpollInterest> {
-        self.interests.get(&number)
-    }
-
-    pub(in crate::sentry) fn get_mut(&mut self, number: u32) -> Option<&mut EpollInterest> {
-        self.interests.get_mut(&number)
-    }
-
-    /// Whether it has an interest in the set of this description.
-    pub(in crate::sentry) fn contains_set(&self, description: u64) -> bool {
-        self.inner.contains_key(&description)
-    }
-
-    /// Sets the interest of a descriptor. The descriptor may be that of a set.
-    pub(in crate::sentry) fn insert(&mut self, number: u32, interest: EpollInterest, is_set: bool) {
-        self.remove(number);
-        if is_set {
-            *self.inner.entry(interest.description).or_default() += 1;
-        }
-        self.interests.insert(number, interest);
-    }
-
-    /// Removes the interest of a descriptor.
-    pub(in crate::sentry) fn remove(&mut self, number: u32) {
-        let Some(interest) = self.interests.remove(&number) else { return };
-        if let Entry::Occupied(mut count) = self.inner.entry(interest.description) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
-    }
-
-    /// Whether a guest could have made it.
-    pub(crate) fn is_sound(&self) -> bool {
-        self.interests.keys().all(|number| *number < DESCRIPTORS)
-    }
-}
-
-#[cfg(test)]
-impl FromIterator<(u32, EpollInterest)> for EpollSet {
-    fn from_iter<T: IntoIterator<Item = (u32, EpollInterest)>>(interests: T) -> Self {
-        Self { interests: interests.into_iter().collect(), inner: BTreeMap::new() }
-    }
-}
-
-/// Sets that one question about readiness has looked at, and their answers. So it looks at each set
-/// once, in however many others that is.
+/// Answers of sets to one question about readiness, for one thread or for all in turn. So each set
+/// is looked at once, however many threads wait for it and however many sets contain it.
 #[derive(Debug, Default)]
-pub(in crate::sentry) struct ReadySets(BTreeMap<u64, bool>);
+pub(crate) struct ReadySets {
+    answers: BTreeMap<u64, bool>,
+    /// The edges of sets that others watch for edges.
+    edges: BTreeMap<u64, u64>,
+    /// Sets whose answer depends on the thread: those with a descriptor of signals.
+    personal: BTreeSet<u64>,
+    /// Whether the answer that is being found depends on the thread.
+    is_personal: bool,
+    /// Descriptors, interests and connections to accept that were looked at.
+    looks: usize,
+}
+
+impl ReadySets {
+    /// Forgets answers that do not hold for other threads.
+    pub(in crate::sentry) fn begin_thread(&mut self) {
+        for id in std::mem::take(&mut self.personal) {
+            self.answers.remove(&id);
+            self.edges.remove(&id);
+        }
+    }
+
+    /// The answer of a set, if it was asked.
+    pub(in crate::sentry) fn answer(&mut self, id: u64) -> Option<bool> {
+        let answer = self.answers.get(&id).copied()?;
+        self.is_personal |= self.personal.contains(&id);
+        Some(answer)
+    }
+
+    /// Begins to ask a set, which does not contain itself. Its answer is given with the value.
+    pub(in crate::sentry) fn begin_set(&mut self, id: u64) -> bool {
+        self.answers.insert(id, false);
+        std::mem::take(&mut self.is_personal)
+    }
+
+    /// Notes the answer of a set.
+    pub(in crate::sentry) fn end_set(&mut self, id: u64, begun: bool, ready: bool) {
+        self.answers.insert(id, ready);
+        self.end(id, begun);
+    }
+
+    /// The edges of a set, if they were asked.
+    pub(in crate::sentry) fn edges(&mut self, id: u64) -> Option<u64> {
+        let edges = self.edges.get(&id).copied()?;
+        self.is_personal |= self.personal.contains(&id);
+        Some(edges)
+    }
+
+    /// Begins to ask a set for its edges, as [`Self::begin_set`].
+    pub(in crate::sentry) fn begin_edges(&mut self, id: u64) -> bool {
+        self.edges.insert(id, 0);
+        std::mem::take(&mut self.is_personal)
+    }
+
+    /// Notes the edges of a set.
+    pub(in crate::sentry) fn end_edges(&mut self, id: u64, begun: bool, edges: u64) {
+        self.edges.insert(id, edges);
+        self.end(id, begun);
+    }
+
+    /// Notes whether the answer of a set depends on the thread. The set that contains it depends on
+    /// the thread then as well.
+    fn end(&mut self, id: u64, begun: bool) {
+        if self.is_personal {
+            self.personal.insert(id);
+        }
+        self.is_personal |= begun;
+    }
+
+    /// Notes that an answer depends on the signals of the thread.
+    pub(in crate::sentry) fn note_signals(&mut self) {
+        self.is_personal = true;
+    }
+
+    /// Adds to the number of looks.
+    pub(in crate::sentry) fn count(&mut self, looks: usize) {
+        self.looks += looks;
+    }
+
+    /// The number of looks so far.
+    pub(crate) fn looks(&self) -> usize {
+        self.looks
+    }
+}
 
 /// Maximum sets of a guest.
 pub(in crate::sentry) const MAX_SETS: usize = 1024;
@@ -170,12 +144,7 @@ impl Kernel {
         for id in &sets {
             let found = self.table.description_mut(*id).map(|found| &mut found.open);
             let Some(FileObject::Epoll(set)) = found else { continue };
-            set.inner.clear();
-            for interest in set.interests.values() {
-                if sets.contains(&interest.description) {
-                    *set.inner.entry(interest.description).or_default() += 1;
-                }
-            }
+            set.find_inner_sets(&sets);
         }
     }
 
@@ -200,10 +169,10 @@ impl Kernel {
             (Some(height), _) => *height,
             (None, Some(set)) if depth <= MAX_NESTING => {
                 let mut height = 0;
-                for inner in set.inner.keys() {
+                for inner in set.inner_sets() {
                     // It may be closed.
-                    if self.set(*inner).is_some() {
-                        height = height.max(1 + self.height(*inner, depth + 1, heights)?);
+                    if self.set(inner).is_some() {
+                        height = height.max(1 + self.height(inner, depth + 1, heights)?);
                     }
                 }
                 heights.insert(id, height);
@@ -213,28 +182,101 @@ impl Kernel {
         };
         if depth + height > MAX_NESTING { Err(Errno::LOOP) } else { Ok(height) }
     }
-
-    /// Whether a set has an event; `sets` has the answers so far.
-    pub(in crate::sentry) fn is_set_ready(
-        &self,
-        asker: PortCaller<'_>,
-        id: u64,
-        set: &EpollSet,
-        sets: &mut ReadySets,
-    ) -> bool {
-        if let Some(ready) = sets.0.get(&id) {
-            return *ready;
-        }
-        // No set contains itself.
-        sets.0.insert(id, false);
-        let ready = set.interests().any(|interest| self.concern(asker, interest, sets).is_some());
-        sets.0.insert(id, ready);
-        ready
-    }
 }
 
-/// Events without other names for them.
-pub(in crate::sentry) fn plain(events: u16) -> u16 {
-    let also = |name: u16, event: u16| if events & name != 0 { event } else { 0 };
-    events & (IN | OUT | RDHUP) | also(READ_TOO, IN) | also(WRITE_TOO, OUT)
+#[cfg(test)]
+mod tests {
+    use afresh_files::{Budget, Tree};
+
+    use super::*;
+    use crate::sentry::kernel::epoll_set::EpollInterest;
+    use crate::sentry::kernel::fd_table::Description;
+    use crate::sentry::kernel::poll_events::IN;
+    use crate::sentry::kernel::semaphores::SemaphoreOperation;
+    use crate::sentry::kernel::threads::{MAX_WAITED, WAITED_UNCHECKED, Wait, WaitReason};
+    use crate::sentry::net::sockets::{Address, IncomingConnection, Socket, SocketState};
+    use crate::sentry::{Layout, Streams};
+
+    const THREADS: usize = 50;
+    const INTERESTS: u32 = 10_000;
+
+    /// The looks of a round in which each thread waits for a set with so many interests, and with
+    /// one in a descriptor of signals if it `differs` for each thread.
+    fn looks_of_round(differs: bool) -> usize {
+        let layout = Layout::new(1 << 20);
+        let mut state = Kernel::new(layout, Tree::new(Budget::default()), None, Vec::new());
+        let mut open = |open: FileObject| {
+            let descriptor = state.table.add(Description::new(open, 0), false).unwrap();
+            state.table.id(descriptor.into()).unwrap()
+        };
+        let counter = FileObject::Event { count: 0, semaphore: false, edges: 0 };
+        let (event, signals) = (open(counter), open(FileObject::Signals(1 << 11)));
+        let first = if differs { signals } else { event };
+        let interest = |description| {
+            let (wanted, data, told, off) = (IN.into(), 0, None, false);
+            EpollInterest { description, wanted, data, told, off }
+        };
+        let interests = (0..INTERESTS).map(|n| (n, interest(if n == 0 { first } else { event })));
+        let inner = open(FileObject::Epoll(interests.collect()));
+        let outer = open(FileObject::Epoll([(0, interest(inner))].into_iter().collect()));
+        let wait = Wait::new(WaitReason::Files(vec![(outer, IN); 9]), None);
+        let (streams, mut sets) = (Streams::default(), ReadySets::default());
+        for _ in 0..THREADS {
+            let thread = state.current().threads.current_id();
+            assert!(!state.is_over(&streams, thread, &wait, 0, &mut sets));
+        }
+        let FileObject::Event { count, .. } = &mut state.table.description_mut(event).unwrap().open
+        else {
+            unreachable!()
+        };
+        *count = 1;
+        let thread = state.current().threads.current_id();
+        assert!(state.is_over(&streams, thread, &wait, 0, &mut ReadySets::default()));
+        sets.looks()
+    }
+
+    #[test]
+    fn a_listener_is_as_many_looks_as_it_has_connections() {
+        const CONNECTIONS: usize = 100;
+        let layout = Layout::new(1 << 20);
+        let mut state = Kernel::new(layout, Tree::new(Budget::default()), None, Vec::new());
+        let mut listener = Socket::new(libc::AF_INET as u16);
+        let connection = IncomingConnection {
+            incoming: 0,
+            outgoing: 0,
+            peer: Address::default(),
+            own: Address::default(),
+            process: 0,
+            until: None,
+        };
+        listener.stage = SocketState::Listening(vec![connection; CONNECTIONS]);
+        let description = Description::new(FileObject::Socket(listener), 0);
+        let descriptor = state.table.add(description, false).unwrap();
+        let id = state.table.id(descriptor.into()).unwrap();
+        let wait = Wait::new(WaitReason::Files(vec![(id, 0); 3]), None);
+        let (streams, mut sets) = (Streams::default(), ReadySets::default());
+        let thread = state.current().threads.current_id();
+        assert!(!state.is_over(&streams, thread, &wait, 0, &mut sets));
+        assert_eq!(sets.looks(), 3 * (1 + CONNECTIONS));
+    }
+
+    #[test]
+    fn waits_for_semaphores_count_as_those_for_descriptors() {
+        let layout = Layout::new(1 << 20);
+        let mut state = Kernel::new(layout, Tree::new(Budget::default()), None, Vec::new());
+        let most = SemaphoreOperation { number: 0, change: -1, flags: 0 };
+        assert_eq!(state.processes.check_wait(MAX_WAITED), Ok(()));
+        let thread = state.current().threads.current_id();
+        let own = state.processes.current.threads.get_mut(thread).unwrap();
+        own.wait = Some(Wait::new(WaitReason::Semaphores(0, vec![most; MAX_WAITED]), None));
+        assert_eq!(state.processes.check_wait(WAITED_UNCHECKED), Ok(()));
+        assert_eq!(state.processes.check_wait(WAITED_UNCHECKED + 1), Err(Errno::NOMEM));
+    }
+
+    #[test]
+    fn a_round_over_threads_looks_at_each_interest_once_and_at_signals_for_each_thread() {
+        let once = INTERESTS as usize + 1;
+        assert_eq!(looks_of_round(false), once + 9 * THREADS);
+        assert_eq!(looks_of_round(true), (once + 9) * THREADS);
+    }
 }

@@ -10,17 +10,16 @@ use crate::sentry::Kernel;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::proc_paths::ProcDir;
 use crate::sentry::fs::proc_settings::ProcFile;
-use crate::sentry::kernel::epoll::EpollSet;
+use crate::sentry::kernel::epoll_set::EpollSet;
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
-use crate::sentry::kernel::soundness::MAX_EVENTS;
+use crate::sentry::kernel::poll_events::MAX_EVENTS;
+use crate::sentry::kernel::resource_limits::DESCRIPTORS;
 use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::net::sockets::Socket;
 use crate::sentry::tty::terminals::TerminalEnd;
 
-/// Descriptors a process may have.
-pub(crate) const DESCRIPTORS: u32 = 1 << 16;
 /// Open descriptions of a guest (`fs.file-max`), and descriptors of all its processes.
 pub(in crate::sentry) const MAX_DESCRIPTIONS: usize = 1 << 16;
 pub(in crate::sentry) const MAX_ALL_DESCRIPTORS: usize = 1 << 18;

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::Kernel;
-use crate::sentry::fs::devices::FIFO;
+use crate::sentry::fs::special_files::FIFO;
 use crate::sentry::kernel::channels::Channel;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};

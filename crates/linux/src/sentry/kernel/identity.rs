@@ -8,5 +8,8 @@ pub(in crate::sentry) const VERSION: &str = "#1";
 /// The PID of the first process and thread of a guest.
 pub(crate) const PID: u64 = 2;
 
+/// The guest's first process.
+pub(crate) const FIRST: u32 = PID as u32;
+
 /// Its user and group.
 pub(crate) const USER: u64 = 1000;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::kernel::readiness::IN;
+use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::{Kernel, NAME};
 
 /// Files that all descriptors together may watch (`max_user_watches`).

@@ -22,17 +22,18 @@ use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::fs::root_files;
 use crate::sentry::fs::seals::Seals;
 use crate::sentry::kernel::channels::Channels;
-use crate::sentry::kernel::epoll::EpollSet;
+use crate::sentry::kernel::epoll_set::EpollSet;
 use crate::sentry::kernel::fd_table::{Description, FdTable, FdTableParts, FileObject};
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::kernel::file_locks::FileLocks;
 use crate::sentry::kernel::generation::GenerationWatch;
+use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
 use crate::sentry::kernel::message_queues::MessageQueues;
 use crate::sentry::kernel::posix_queues::PosixQueues;
 use crate::sentry::kernel::process::Process;
-use crate::sentry::kernel::process_table::{FIRST, PackedProcessTable};
+use crate::sentry::kernel::process_table::PackedProcessTable;
 use crate::sentry::kernel::semaphores::Semaphores;
 use crate::sentry::kernel::signals::PendingSignals;
 use crate::sentry::kernel::threads::Threads;
@@ -343,6 +344,11 @@ impl PackedKernel {
     /// Adds directories without a name, which are one byte each.
     pub(crate) fn add_empty_layers(&mut self, count: usize) {
         self.layers.resize(self.layers.len() + count, Vec::new());
+    }
+
+    /// Removes the granted host directories.
+    pub(crate) fn remove_layers(&mut self) {
+        self.layers.clear();
     }
 
     /// Adds open files of the shortest form.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::Kernel;
+use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::prctl_state::PrctlState;
-use crate::sentry::kernel::process_table::FIRST;
 use crate::sentry::kernel::resource_limits::ResourceLimits;
 
 /// The PID that adopts orphans (`init`), and never reaps them.

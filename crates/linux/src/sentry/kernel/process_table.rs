@@ -15,21 +15,20 @@ pub(crate) use children::{ExitedProcess, WaitOptions, WaitTarget};
 pub(crate) use packed::PackedProcessTable;
 
 use crate::sentry::kernel::file_locks::FileLock;
-use crate::sentry::kernel::identity::PID;
+use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process::Process;
 use crate::sentry::kernel::process_info::{ChildEvent, Executable, NOBODY, ProcessInfo};
 use crate::sentry::kernel::resource_limits::MAX_TASKS;
 use crate::sentry::kernel::signals::{PendingSignals, SignalInfo};
-use crate::sentry::kernel::threads::{Thread, Threads, Wait, WaitReason};
+use crate::sentry::kernel::threads::{
+    MAX_WAITED, Thread, Threads, WAITED_UNCHECKED, Wait, WaitReason,
+};
 use crate::sentry::kernel::timers::Timers;
 use crate::sentry::mm::layout::{Layout, MAX_ALL_MAPPINGS, MAX_RESERVED};
 use crate::sentry::{End, Kernel};
 
 /// Processes a guest may have, those that ended and were not waited for included.
 pub(crate) const PROCESSES: usize = 256;
-/// The guest's first process.
-pub(crate) const FIRST: u32 = PID as u32;
-
 /// All processes of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessTable {
@@ -97,6 +96,9 @@ impl ProcessTable {
         }
         if count as u64 > MAX_TASKS {
             return Err("it has more threads than a program may have");
+        }
+        if self.waited() > MAX_WAITED + MAX_TASKS as usize * WAITED_UNCHECKED {
+            return Err("its threads wait for more descriptors and operations than they may");
         }
         let mut left = MAX_RESERVED;
         let all = || self.layouts.values().chain([layout]);
@@ -224,6 +226,17 @@ impl ProcessTable {
     pub(in crate::sentry) fn threads(&self) -> impl Iterator<Item = (u32, &Thread)> + '_ {
         let others = self.others.values().flat_map(|process| process.threads.iter());
         self.current.threads.iter().chain(others)
+    }
+
+    /// Descriptors and operations of semaphores that all threads wait for.
+    fn waited(&self) -> usize {
+        self.threads().filter_map(|(_, thread)| thread.wait.as_ref()).map(Wait::items).sum()
+    }
+
+    /// Refuses a wait for so many descriptors or operations if all threads would wait for too many.
+    pub(in crate::sentry) fn check_wait(&self, items: usize) -> Result<(), Errno> {
+        let fits = items <= WAITED_UNCHECKED || self.waited() + items <= MAX_WAITED;
+        if fits { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
     /// As [`Self::threads`], a list for each process.

@@ -6,22 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::sentry::fs::devices::Device;
 use crate::sentry::kernel::channels::Channel;
-use crate::sentry::kernel::epoll::{EpollInterest, ReadySets};
+use crate::sentry::kernel::epoll::ReadySets;
+use crate::sentry::kernel::epoll_set::{EpollInterest, EpollSet};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::kernel::threads::{MonotonicTime, Thread, Wait, WaitReason};
-use crate::sentry::net::sockets::SocketState;
+use crate::sentry::kernel::poll_events::{ALWAYS, ERR, HUP, IN, OUT, RDHUP, ROOM};
+use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
+use crate::sentry::kernel::time::MonotonicTime;
+use crate::sentry::net::sockets::{Socket, SocketState};
 use crate::sentry::{Kernel, Streams};
-
-// Events, as `poll` and `epoll` name them.
-pub(crate) const IN: u16 = libc::POLLIN as u16;
-pub(crate) const OUT: u16 = libc::POLLOUT as u16;
-pub(crate) const ERR: u16 = libc::POLLERR as u16;
-pub(crate) const HUP: u16 = libc::POLLHUP as u16;
-pub(crate) const RDHUP: u16 = 0x2000;
-/// Room for a datagram, for waiting senders. `poll` has no such event.
-pub(in crate::sentry) const ROOM: u16 = 0x800;
-/// Events that are always reported.
-pub(crate) const ALWAYS: u16 = ERR | HUP;
 
 /// The object that the caller talks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,9 +31,22 @@ pub(in crate::sentry) struct PortCaller<'a> {
     pub(in crate::sentry) thread: u32,
 }
 
+/// Sets that were looked at, and whether each has an interest in the caller's input.
+#[derive(Debug, Default)]
+struct InputSets(BTreeMap<u64, bool>);
+
+/// Items that the readiness of an object looks at: the connections that a listener has.
+fn looks(open: &FileObject) -> usize {
+    match open {
+        FileObject::Socket(Socket { stage: SocketState::Listening(queue), .. }) => queue.len(),
+        _ => 0,
+    }
+}
+
 impl Kernel {
     /// The readiness of a description, if it is open, and a number that grows whenever it becomes
-    /// ready for more. Questions with the same `sets` are one.
+    /// ready for more, which is 0 for a set: see [`Self::set_edges`]. Questions with the same
+    /// `sets` are one.
     pub(in crate::sentry) fn readiness(
         &self,
         asker: PortCaller<'_>,
@@ -52,8 +57,48 @@ impl Kernel {
             FileObject::Epoll(set) => {
                 (if self.is_set_ready(asker, id, set, sets) { IN } else { 0 }, 0)
             }
-            open => self.object_readiness(asker, open),
+            open @ FileObject::Signals(_) => {
+                sets.note_signals();
+                self.object_readiness(asker, open)
+            }
+            open => {
+                sets.count(looks(open));
+                self.object_readiness(asker, open)
+            }
         })
+    }
+
+    /// A number that differs whenever a set has had a further event: a sum over its interests.
+    fn set_edges(
+        &self,
+        asker: PortCaller<'_>,
+        id: u64,
+        set: &EpollSet,
+        sets: &mut ReadySets,
+    ) -> u64 {
+        if let Some(edges) = sets.edges(id) {
+            return edges;
+        }
+        let begun = sets.begin_edges(id);
+        let sum = set.interests().fold(0u64, |sum, interest| {
+            sets.count(1);
+            let id = interest.description;
+            let edges = match self.table.description(id).map(|found| &found.open) {
+                None => return sum,
+                Some(FileObject::Epoll(inner)) => self.set_edges(asker, id, inner, sets),
+                Some(open) => {
+                    if matches!(open, FileObject::Signals(_)) {
+                        sets.note_signals();
+                    }
+                    sets.count(looks(open));
+                    self.object_readiness(asker, open).1
+                }
+            };
+            // An interest without edges counts, too, and none stands for another one.
+            sum.wrapping_add(edges.wrapping_add(1).wrapping_mul(id.wrapping_mul(2) | 1))
+        });
+        sets.end_edges(id, begun, sum);
+        sum
     }
 
     /// The readiness of an object that is no set.
@@ -166,6 +211,23 @@ impl Kernel {
         }
     }
 
+    /// Whether a set has an event; `sets` has the answers so far.
+    pub(in crate::sentry) fn is_set_ready(
+        &self,
+        asker: PortCaller<'_>,
+        id: u64,
+        set: &EpollSet,
+        sets: &mut ReadySets,
+    ) -> bool {
+        if let Some(ready) = sets.answer(id) {
+            return ready;
+        }
+        let begun = sets.begin_set(id);
+        let ready = set.interests().any(|interest| self.concern(asker, interest, sets).is_some());
+        sets.end_set(id, begun, ready);
+        ready
+    }
+
     /// The events that an interest would report now, and its state; `None` without events.
     pub(in crate::sentry) fn concern(
         &self,
@@ -173,20 +235,34 @@ impl Kernel {
         interest: &EpollInterest,
         sets: &mut ReadySets,
     ) -> Option<(u16, u64)> {
-        let (events, edges) = self.readiness(asker, interest.description, sets)?;
+        sets.count(1);
+        let id = interest.description;
+        let (events, mut edges) = self.readiness(asker, id, sets)?;
         let told = events & (interest.events() | ALWAYS);
+        if told == 0 || interest.is_off() {
+            return None;
+        }
+        // Only edges need all interests of a set.
+        if interest.is_edge()
+            && let FileObject::Epoll(set) = &self.table.description(id)?.open
+        {
+            edges = self.set_edges(asker, id, set, sets);
+        }
         let again = !interest.is_edge() || interest.told != Some(edges);
-        (told != 0 && again && !interest.is_off()).then_some((told, edges))
+        again.then_some((told, edges))
     }
 
-    /// Whether a wait is over.
+    /// Whether a wait of thread `id` is over. Sets that other threads have asked about answer from
+    /// `sets`.
     pub(crate) fn is_over(
         &self,
         streams: &Streams,
         id: u32,
         wait: &Wait,
         now: MonotonicTime,
+        sets: &mut ReadySets,
     ) -> bool {
+        sets.count(wait.on.looks());
         if wait.woken || wait.until.is_some_and(|until| until <= now) {
             return true;
         }
@@ -206,9 +282,10 @@ impl Kernel {
                 (own | self.processes.current.pending.set()) & set != 0
             }
             WaitReason::Files(list) => {
-                let (asker, mut sets) = (PortCaller { streams, thread: id }, ReadySets::default());
+                let asker = PortCaller { streams, thread: id };
+                sets.begin_thread();
                 list.iter().any(|(description, events)| {
-                    let ready = self.readiness(asker, *description, &mut sets);
+                    let ready = self.readiness(asker, *description, sets);
                     ready.is_none_or(|(ready, _)| ready & (events | ALWAYS) != 0)
                 })
             }
@@ -217,8 +294,8 @@ impl Kernel {
 
     /// Whether a thread waits for the caller's input on descriptor 0.
     pub(in crate::sentry) fn awaits_input(&self) -> bool {
-        let mut threads = self.processes.threads();
-        threads.any(|(_, thread)| self.reads_input(thread))
+        let (mut threads, mut sets) = (self.processes.threads(), InputSets::default());
+        threads.any(|(_, thread)| self.reads_input(thread, &mut sets))
     }
 
     /// Whether the current process is in the stub, because its current thread waits or has ended.
@@ -234,15 +311,17 @@ impl Kernel {
         threads.all(|(_, thread)| thread.wait.is_some())
     }
 
-    /// Whether a thread does.
-    fn reads_input(&self, thread: &Thread) -> bool {
-        let is_input = |id: u64| {
+    /// Whether a thread does. Sets that other threads wait for answer from `sets`.
+    fn reads_input(&self, thread: &Thread, sets: &mut InputSets) -> bool {
+        let mut is_input = |id: u64| {
             self.table.description(id).is_some_and(|description| match &description.open {
                 FileObject::Input => true,
-                FileObject::Epoll(set) => set.interests().any(|interest| {
-                    let found = self.table.description(interest.description);
-                    found.is_some_and(|d| d.open == FileObject::Input)
-                        && interest.events() & IN != 0
+                FileObject::Epoll(set) => *sets.0.entry(id).or_insert_with(|| {
+                    set.interests().any(|interest| {
+                        let found = self.table.description(interest.description);
+                        found.is_some_and(|d| d.open == FileObject::Input)
+                            && interest.events() & IN != 0
+                    })
                 }),
                 _ => false,
             })
@@ -295,11 +374,11 @@ impl Kernel {
     /// Whether a timer expires after `now` in a process that may still answer the input: any except
     /// pure servers, which wake up periodically.
     pub(crate) fn may_answer(&self, now: MonotonicTime) -> bool {
-        let servers = self.servers();
-        let reads = |id: u32| {
+        let (servers, mut sets) = (self.servers(), InputSets::default());
+        let mut reads = |id: u32| {
             let process = self.processes.get(id);
             let mut threads = process.into_iter().flat_map(|process| process.threads.iter());
-            threads.any(|(_, thread)| self.reads_input(thread))
+            threads.any(|(_, thread)| self.reads_input(thread, &mut sets))
         };
         if servers.iter().any(|id| reads(*id)) {
             return self.next_moment(now).is_some();

@@ -14,7 +14,6 @@ use rustix::io::Errno;
 
 use crate::resource_numbers;
 use crate::sentry::Kernel;
-use crate::sentry::kernel::fd_table::DESCRIPTORS;
 
 /// Number of resources (`RLIM_NLIMITS`).
 const RESOURCES: u32 = 16;
@@ -24,6 +23,8 @@ const FILES: u64 = 1024;
 /// Threads of all processes, unless the opener says otherwise.
 const TASKS: u64 = 4096;
 
+/// Descriptors a process may have.
+pub(crate) const DESCRIPTORS: u32 = 1 << 16;
 /// Maximum threads of all processes. Each takes some KiB of the host.
 pub(in crate::sentry) const MAX_TASKS: u64 = 1 << 15;
 

@@ -8,17 +8,16 @@ use std::collections::BTreeSet;
 
 use afresh_files::{Kind, Node, OpenFile, Stat};
 
-use crate::sentry::fs::devices::{Device, FIFO};
+use crate::sentry::fs::devices::Device;
+use crate::sentry::fs::special_files::FIFO;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::opening;
-use crate::sentry::kernel::process_table::FIRST;
+use crate::sentry::kernel::identity::FIRST;
+use crate::sentry::kernel::poll_events::MAX_EVENTS;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::tty::terminals::{FIRST_DEVICE, TerminalEnd};
 use crate::sentry::{Kernel, NAME};
 use crate::shared_files::MAX_OFFSET;
-
-/// Counters of events stay below this: no guest lives long enough to reach it.
-pub(in crate::sentry) const MAX_EVENTS: u64 = 1 << 62;
 
 type Soundness = Result<(), &'static str>;
 
@@ -170,7 +169,8 @@ mod tests {
     use super::*;
     use rustix::io::Errno;
 
-    use crate::sentry::kernel::epoll::{EpollInterest, MAX_NESTING};
+    use crate::sentry::kernel::epoll::MAX_NESTING;
+    use crate::sentry::kernel::epoll_set::EpollInterest;
 
     fn new() -> Kernel {
         Kernel::new(Layout::new(1 << 20), Tree::new(Budget::default()), None, Vec::new())

@@ -11,22 +11,26 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::platform::Context;
-use crate::sentry::kernel::fd_table::DESCRIPTORS;
 use crate::sentry::kernel::fifos::PendingOpen;
 use crate::sentry::kernel::file_locks::FileLock;
+use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::message_queues::WantedMessage;
-use crate::sentry::kernel::process_table::{FIRST, WaitOptions};
+use crate::sentry::kernel::poll_events::MAX_EVENTS;
+use crate::sentry::kernel::process_table::WaitOptions;
+use crate::sentry::kernel::resource_limits::DESCRIPTORS;
 use crate::sentry::kernel::semaphores::{MAX_OPERATIONS, SemaphoreOperation};
 use crate::sentry::kernel::signals::PendingSignals;
-use crate::sentry::kernel::soundness::MAX_EVENTS;
+use crate::sentry::kernel::time::MonotonicTime;
 
 /// Threads that a process may have.
 pub(crate) const THREADS: usize = 4096;
+/// Descriptors and operations of semaphores that all threads may wait for together, beyond which no
+/// thread waits for more than [`WAITED_UNCHECKED`].
+pub(in crate::sentry) const MAX_WAITED: usize = 1 << 18;
+/// A wait is compared with [`MAX_WAITED`] if it is for more of them.
+pub(in crate::sentry) const WAITED_UNCHECKED: usize = 64;
 /// The signal stack of a thread that has none (`SS_DISABLE`).
 pub(crate) const NO_STACK: [u64; 3] = [0, 2, 0];
-
-/// A moment: nanoseconds of `CLOCK_MONOTONIC` in the guest.
-pub(crate) type MonotonicTime = u64;
 
 /// The event that a thread waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +63,18 @@ pub(crate) enum WaitReason {
 }
 
 impl WaitReason {
+    /// Items that an answer looks at in addition to sets, whether the wait is over: at most about
+    /// so many.
+    pub(in crate::sentry) fn looks(&self) -> usize {
+        match self {
+            Self::Files(list) => list.len(),
+            Self::Semaphores(_, operations) => operations.len(),
+            // All locks, or all messages of a queue.
+            Self::Lock(_) | Self::Message(..) => MAX_OPERATIONS,
+            _ => 1,
+        }
+    }
+
     /// Whether a call can wait for so much.
     fn is_bounded(&self) -> bool {
         match self {
@@ -84,6 +100,15 @@ pub(crate) struct Wait {
 impl Wait {
     pub(crate) fn new(on: WaitReason, until: Option<MonotonicTime>) -> Self {
         Self { on, until, done: 0, woken: false }
+    }
+
+    /// The number of descriptors, or of operations of semaphores, that it waits for.
+    pub(in crate::sentry) fn items(&self) -> usize {
+        match &self.on {
+            WaitReason::Files(list) => list.len(),
+            WaitReason::Semaphores(_, operations) => operations.len(),
+            _ => 0,
+        }
     }
 }
 

@@ -13,7 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::ClockOffsets;
 use crate::sentry::Sentry;
-use crate::sentry::kernel::threads::MonotonicTime;
+
+/// A moment: nanoseconds of `CLOCK_MONOTONIC` in the guest.
+pub(crate) type MonotonicTime = u64;
 
 /// Latest time of a frozen clock: 146 years.
 const LATEST: u64 = u64::MAX >> 2;

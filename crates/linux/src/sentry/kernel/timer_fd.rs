@@ -1,6 +1,6 @@
 //! Timers behind descriptors (`timerfd_create`).
 
-use crate::sentry::kernel::threads::MonotonicTime;
+use crate::sentry::kernel::time::MonotonicTime;
 use serde::{Deserialize, Serialize};
 
 /// A timer that is read.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::sentry::Kernel;
 use crate::sentry::kernel::cpu_time::is_processor_clock;
 use crate::sentry::kernel::signals::SignalInfo;
-use crate::sentry::kernel::threads::MonotonicTime;
+use crate::sentry::kernel::time::MonotonicTime;
 
 /// Timers that a process may have.
 pub(in crate::sentry) const TIMERS: u32 = 256;

@@ -1,9 +1,10 @@
 //! User namespaces, and the credentials of processes in them.
 //!
-//! A guest has one user and one group. A namespace gives each at most one number: an
-//! unprivileged process can map no other, and numbers without a map are 65534 inside. A process
-//! that makes a namespace has all capabilities there. They give no rights over the resources of the
-//! first namespace, which all other resources of a guest belong to.
+//! A guest has one user and one group. A namespace gives each at most one number: an unprivileged
+//! process can map no other, and numbers without a map are 65534 inside. A process that makes a
+//! namespace has all capabilities there. They give rights over files, once the owner of all files
+//! has numbers in the namespace. They give none over other resources of a guest, which belong to
+//! the first namespace.
 //!
 //! Promises: no process has a capability in the first namespace. Frozen namespaces are checked
 //! before use. May break it: a call that asks for a capability without saying in which namespace.
@@ -23,6 +24,10 @@ pub(in crate::sentry) const MAX_NAMESPACES: usize = 1024;
 const MAX_LEVEL: usize = 32;
 /// Every capability.
 pub(in crate::sentry) const ALL_CAPABILITIES: u64 = (1 << (CAPABILITIES + 1)) - 1;
+/// The capability to give files to another user (`CAP_CHOWN`).
+pub(in crate::sentry) const CHOWN: u32 = 0;
+/// The capability to pass permission bits (`CAP_DAC_OVERRIDE`).
+pub(in crate::sentry) const DAC_OVERRIDE: u32 = 1;
 /// The capability that most rights over a namespace take (`CAP_SYS_ADMIN`), and those to map users
 /// and groups.
 pub(in crate::sentry) const SYS_ADMIN: u32 = 21;

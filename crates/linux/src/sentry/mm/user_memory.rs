@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rustix::io::Errno;
 
-use crate::platform::Process;
+use crate::platform::{PlatformError, Process};
 use crate::sentry::mm::layout::Mapping;
 use crate::sentry::{Kernel, PAGE, PATH_LEN, SyscallResult};
 
@@ -78,4 +78,49 @@ pub(in crate::sentry) fn path_in(process: &Process, address: u64) -> SyscallResu
         path.extend(piece);
     }
     Err(Errno::NAMETOOLONG.into())
+}
+
+/// The length of the part of a range that is in its first page.
+fn first_page(start: u64, len: usize) -> usize {
+    len.min((PAGE - start % PAGE) as usize)
+}
+
+/// Bytes up to the first page that cannot be read.
+pub(crate) fn read_some(process: &Process, start: u64, len: u64) -> Result<Vec<u8>, PlatformError> {
+    let mut bytes = vec![0; len as usize];
+    if process.read(start, &mut bytes)? {
+        return Ok(bytes);
+    }
+    let mut done = 0;
+    while done < bytes.len() {
+        let at = start.wrapping_add(done as u64);
+        let part = first_page(at, bytes.len() - done);
+        if !process.read(at, &mut bytes[done..done + part])? {
+            break;
+        }
+        done += part;
+    }
+    bytes.truncate(done);
+    Ok(bytes)
+}
+
+/// Writes bytes up to the first page that cannot be written, and returns their number.
+pub(crate) fn write_some(
+    process: &mut Process,
+    start: u64,
+    bytes: &[u8],
+) -> Result<u64, PlatformError> {
+    if process.write(start, bytes)? {
+        return Ok(bytes.len() as u64);
+    }
+    let mut done = 0;
+    while done < bytes.len() {
+        let at = start.wrapping_add(done as u64);
+        let part = first_page(at, bytes.len() - done);
+        if !process.write(at, &bytes[done..done + part])? {
+            break;
+        }
+        done += part;
+    }
+    Ok(done as u64)
 }

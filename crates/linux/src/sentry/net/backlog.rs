@@ -5,7 +5,7 @@
 
 use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::threads::MonotonicTime;
+use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::net::sockets::{IncomingConnection, SocketState};
 
 impl Kernel {

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::kernel::channels::Ancillary;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::readiness::{ERR, HUP, IN, OUT, RDHUP, ROOM};
+use crate::sentry::kernel::poll_events::{ERR, HUP, IN, OUT, RDHUP, ROOM};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::net::sockets::{
     Address, CORKED, ReceivedMessage, SentControl, Socket, SocketState,

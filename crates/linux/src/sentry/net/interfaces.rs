@@ -2,20 +2,30 @@
 //! `ioctl`.
 //!
 //! Promises: a request is answered from its own bytes alone, and a socket holds no more answers
-//! than datagrams.
+//! than datagrams. No answer is made behind one that did not fit.
 
 use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::channels::Ancillary;
+use crate::sentry::net::netlink_message::{HEADER, attribute, message, value_of};
+use crate::sentry::net::routes::{route_to, routes, rules};
 use crate::sentry::net::sockets::{Address, SocketState};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 pub(in crate::sentry) const NETLINK: i32 = libc::AF_NETLINK;
-/// Bytes of `struct nlmsghdr`, and of `struct sockaddr_nl`.
-const HEADER: usize = 16;
+/// Bytes of `struct sockaddr_nl`.
 pub(in crate::sentry) const ADDRESS: usize = 12;
+/// Kinds below are no requests, and a request for information.
+const FIRST_KIND: u16 = 16;
+const GET: u16 = 2;
+/// Bytes of `struct ifinfomsg`.
+const IFINFO_LEN: usize = 16;
+/// Bytes of a send buffer that has no size of its own (`net.core.wmem_default`), and those of each
+/// that no message takes.
+const SEND_BUFFER: usize = 212_992;
+const BUFFER_HEAD: usize = 32;
 /// Number and name of the interface.
 const INDEX: u32 = 1;
 const NAME: &[u8] = b"lo\0";
@@ -43,21 +53,6 @@ const SIOCGIFTXQLEN: u64 = 0x8942;
 pub(in crate::sentry) fn netlink_address(port: u32) -> Address {
     let family = StructBuilder::default().half(NETLINK as u16).half(0);
     Address(family.int(port).int(0).0)
-}
-
-/// An attribute of a message, padded.
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let mut bytes = StructBuilder::default().half(4 + value.len() as u16).half(kind).0;
-    bytes.extend(value);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes
-}
-
-/// A message to the socket on `port` that answers the request `sequence`.
-fn message(kind: u16, flags: i32, (sequence, port): (u32, u32), body: &[u8]) -> Vec<u8> {
-    let len = (HEADER + body.len()) as u32;
-    let head = StructBuilder::default().int(len).half(kind).half(flags as u16);
-    [&head.int(sequence).int(port).0[..], body].concat()
 }
 
 /// The interface (`struct ifinfomsg`).
@@ -91,44 +86,81 @@ fn address(family: i32) -> Vec<u8> {
     body
 }
 
-/// The answers to the requests in `bytes`, each a datagram.
-fn answers(bytes: &[u8], port: u32) -> Vec<Vec<u8>> {
-    let (mut rest, mut all) = (bytes, Vec::new());
-    while rest.len() >= HEADER {
-        let int = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|n| rest[at + n]));
-        let len = (int(0) as usize).clamp(HEADER, rest.len());
-        let (kind, flags) = (int(4) as u16, (int(4) >> 16) as i32);
-        let to = (int(8), port);
-        let dumps = flags & libc::NLM_F_DUMP == libc::NLM_F_DUMP;
-        let multi = if dumps { libc::NLM_F_MULTI } else { 0 };
-        let family = i32::from(rest.get(HEADER).copied().unwrap_or_default());
-        let wants = |one: i32| family == 0 || family == one;
-        let (mut found, mut error) = (Vec::new(), None);
-        match kind {
-            libc::RTM_GETLINK => found.push(message(libc::RTM_NEWLINK, multi, to, &link())),
-            libc::RTM_GETADDR if dumps => {
-                let families = [libc::AF_INET, libc::AF_INET6].into_iter().filter(|f| wants(*f));
-                let new = |family| message(libc::RTM_NEWADDR, multi, to, &address(family));
-                found.extend(families.map(new));
-            }
-            // There is no way out, and nobody else on the loopback.
-            libc::RTM_GETROUTE | libc::RTM_GETNEIGH | libc::RTM_GETRULE if dumps => {}
-            _ => error = Some(Errno::OPNOTSUPP),
+/// Refuses a request for an interface (`struct ifinfomsg`) that does not name this one, by number
+/// or name.
+fn check_interface(request: &[u8]) -> Result<(), Errno> {
+    let (head, list) = request.split_at_checked(IFINFO_LEN).ok_or(Errno::INVAL)?;
+    let index = i32::from_le_bytes([head[4], head[5], head[6], head[7]]);
+    let is_own = match value_of(list, libc::IFLA_IFNAME) {
+        _ if index > 0 => index == INDEX as i32,
+        Some(name) => name == NAME || name == &NAME[..2],
+        None => return Err(Errno::INVAL),
+    };
+    if is_own { Ok(()) } else { Err(Errno::NODEV) }
+}
+
+/// The first request in `bytes`, and those behind it.
+fn first_request(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, _) = bytes.split_first_chunk().filter(|_| bytes.len() >= HEADER)?;
+    let len = (u32::from_le_bytes(*len) as usize).clamp(HEADER, bytes.len());
+    let next = len.next_multiple_of(4).min(bytes.len());
+    Some((&bytes[..len], &bytes[next..]))
+}
+
+/// The answers to a request, each a datagram.
+fn answers(request: &[u8], port: u32) -> Vec<Vec<u8>> {
+    let (head, body) = request.split_at(HEADER);
+    let int = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|n| head[at + n]));
+    let (kind, flags) = (int(4) as u16, (int(4) >> 16) as i32);
+    let to = (int(8), port);
+    let is_request = flags & libc::NLM_F_REQUEST != 0 && kind >= FIRST_KIND;
+    // The low bits of a kind are its verb.
+    let gets = kind & 3 == GET;
+    let dumps = is_request && gets && flags & libc::NLM_F_DUMP != 0;
+    let multi = if dumps { libc::NLM_F_MULTI } else { 0 };
+    let family = i32::from(body.first().copied().unwrap_or_default());
+    let families = [libc::AF_INET, libc::AF_INET6].into_iter();
+    let families = families.filter(|one| family == 0 || family == *one);
+    let (mut found, mut error) = (Vec::new(), None);
+    let mut list = |kind: u16, bodies: Vec<Vec<u8>>| {
+        found.extend(bodies.iter().map(|body| message(kind, multi, to, body)));
+    };
+    match kind {
+        // Only requests have answers.
+        _ if !is_request => {}
+        libc::RTM_GETLINK if dumps => list(libc::RTM_NEWLINK, vec![link()]),
+        libc::RTM_GETLINK => match check_interface(body) {
+            Ok(()) => list(libc::RTM_NEWLINK, vec![link()]),
+            Err(refused) => error = Some(refused),
+        },
+        libc::RTM_GETADDR if dumps => {
+            list(libc::RTM_NEWADDR, families.map(address).collect());
         }
-        if dumps && error.is_none() {
-            let end = message(libc::NLMSG_DONE as u16, multi, to, &[0; 4]);
-            all.push([found.concat(), end].concat());
-        } else {
-            all.extend(found);
-            if error.is_some() || flags & libc::NLM_F_ACK != 0 {
-                let number = error.map_or(0, |error| -error.raw_os_error());
-                let body = [&number.to_le_bytes()[..], &rest[..HEADER]].concat();
-                all.push(message(libc::NLMSG_ERROR as u16, 0, to, &body));
-            }
+        libc::RTM_GETROUTE if dumps => {
+            list(libc::RTM_NEWROUTE, families.flat_map(routes).collect());
         }
-        rest = &rest[len.next_multiple_of(4).min(rest.len())..];
+        libc::RTM_GETROUTE => match route_to(family, body) {
+            Ok(route) => list(libc::RTM_NEWROUTE, vec![route]),
+            Err(refused) => error = Some(refused),
+        },
+        libc::RTM_GETRULE if dumps => {
+            list(libc::RTM_NEWRULE, families.flat_map(rules).collect());
+        }
+        // There are no neighbours on the loopback.
+        libc::RTM_GETNEIGH if dumps => {}
+        _ if !gets => error = Some(Errno::PERM),
+        _ => error = Some(Errno::OPNOTSUPP),
     }
-    all
+    if dumps && error.is_none() {
+        let end = message(libc::NLMSG_DONE as u16, multi, to, &[0; 4]);
+        return vec![[found.concat(), end].concat()];
+    }
+    if error.is_some() || flags & libc::NLM_F_ACK != 0 {
+        let number = error.map_or(0, |error| -error.raw_os_error());
+        let body = [&number.to_le_bytes()[..], head].concat();
+        found.push(message(libc::NLMSG_ERROR as u16, 0, to, &body));
+    }
+    found
 }
 
 impl Sentry {
@@ -166,12 +198,22 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         };
         let port = socket.own.0.get(4..8).map(|p| u32::from_le_bytes([p[0], p[1], p[2], p[3]]));
-        for answer in answers(bytes, port.unwrap_or_default()) {
-            let channel = self.change().channels.get_mut(inbox).ok_or(Errno::IO)?;
-            if !channel.takes(answer.len()) {
-                return Err(Errno::NOBUFS.into());
+        let port = port.unwrap_or_default();
+        let size = socket.options.number(libc::SOL_SOCKET, libc::SO_SNDBUF);
+        let size = size.and_then(|size| usize::try_from(size).ok()).unwrap_or(SEND_BUFFER);
+        if bytes.len() > size.saturating_sub(BUFFER_HEAD) {
+            return Err(Errno::MSGSIZE.into());
+        }
+        let mut rest = bytes;
+        while let Some((request, next)) = first_request(rest) {
+            for answer in answers(request, port) {
+                let channel = self.change().channels.get_mut(inbox).ok_or(Errno::IO)?;
+                if !channel.takes(answer.len()) {
+                    return Err(Errno::NOBUFS.into());
+                }
+                channel.post(&answer, netlink_address(0), Ancillary::default());
             }
-            channel.post(&answer, netlink_address(0), Ancillary::default());
+            rest = next;
         }
         Ok(SyscallControl::Value(bytes.len() as u64))
     }
@@ -246,13 +288,21 @@ mod tests {
         assert_eq!(links.len(), 1);
         let name = links[0].windows(3).any(|bytes| bytes == NAME);
         assert!(name && links[0][8..12] == 7u32.to_le_bytes() && links[0][12..16] == [9, 0, 0, 0]);
+        let all = |mut bytes: &[u8]| {
+            let mut all = Vec::new();
+            while let Some((request, next)) = first_request(bytes) {
+                all.extend(answers(request, 9));
+                bytes = next;
+            }
+            all
+        };
         let both = [request(libc::RTM_GETADDR, libc::NLM_F_DUMP), request(99, 0)].concat();
-        let told = answers(&both, 9);
+        let told = all(&both);
         assert_eq!(told.len(), 2);
         assert_eq!(told[1][4..6], (libc::NLMSG_ERROR as u16).to_le_bytes());
         for len in 0..both.len() {
-            let _ = answers(&both[..len], 1);
+            let _ = all(&both[..len]);
         }
-        assert!(answers(&[0xff; 64], 1).len() < 5);
+        assert!(all(&[0xff; 64]).len() < 5);
     }
 }

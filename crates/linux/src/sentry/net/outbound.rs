@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::sentry::kernel::channels::ChannelEnd;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::readiness::OUT;
+use crate::sentry::kernel::poll_events::OUT;
 use crate::sentry::net::sockets::{Address, Socket, SocketState};
 use crate::sentry::{Kernel, Sentry, SyscallError, SyscallResult, ZERO};
 

@@ -13,7 +13,7 @@ use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::channels::MAX_SOCKET_BYTES;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::readiness::IN;
+use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::net::option_rules::{encode_option, first_value};
 use crate::sentry::net::sockets::{Socket, SocketState};
 use crate::sentry::{Kernel, Sentry, SyscallResult, ZERO, copy_in, copy_out};

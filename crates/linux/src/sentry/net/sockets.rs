@@ -4,7 +4,7 @@
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::sentry::kernel::threads::MonotonicTime;
+use crate::sentry::kernel::time::MonotonicTime;
 pub(crate) use crate::sentry::net::addresses::{Address, MAX_ADDRESS};
 use crate::sentry::net::socket_options::SocketOptions;
 

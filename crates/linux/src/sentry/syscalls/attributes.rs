@@ -10,7 +10,9 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::permissions::WRITE;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::kernel::identity::USER;
 use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::user_namespaces::{CHOWN, INITIAL};
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{PAGE, Sentry, SyscallResult, ZERO, copy_out, path_in, word_in};
 
@@ -101,11 +103,23 @@ impl Sentry {
     }
 
     /// All files belong to the guest's only user, who cannot give them away.
+    ///
+    /// `root` in a user namespace may give a file to `USER`, as where Linux maps that number to a
+    /// second user. The call succeeds without an effect.
     fn give(&self, user: u64, group: u64) -> SyscallResult {
         let own = self.state.owner();
-        let stays = |(id, own): (u64, u32)| id as u32 == u32::MAX || id as u32 == own;
+        let has_second = own[0] == 0 && self.state.has_over_files(CHOWN);
+        let stays = |(id, own): (u64, u32)| {
+            let id = id as u32;
+            id == u32::MAX || id == own || has_second && u64::from(id) == USER
+        };
         let stay = [user, group].into_iter().zip(own).all(stays);
-        if stay { Ok(ZERO) } else { Err(Errno::PERM.into()) }
+        match self.state.credentials().namespace {
+            _ if stay => Ok(ZERO),
+            INITIAL => Err(Errno::PERM.into()),
+            // Another number has no user there.
+            _ => Err(Errno::INVAL.into()),
+        }
     }
 
     pub(in crate::sentry) fn sys_fchownat(

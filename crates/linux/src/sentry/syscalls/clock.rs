@@ -4,7 +4,8 @@
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::cpu_time::is_processor_clock;
-use crate::sentry::kernel::threads::{MonotonicTime, Wait, WaitReason};
+use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::kernel::time::{nanoseconds, now};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out, word_in};
 

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::readiness::{OUT, ROOM};
+use crate::sentry::kernel::poll_events::{OUT, ROOM};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::net::interfaces::NETLINK;
 use crate::sentry::net::sockets::{Address, MAX_ADDRESS, SocketState};

@@ -1,7 +1,7 @@
 //! System calls that make and open named pipes.
 
 use crate::platform::Process;
-use crate::sentry::fs::devices::{FIFO, SOCKET};
+use crate::sentry::fs::special_files::{FIFO, SOCKET};
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::fifos::{Fifo, PendingOpen};
 use crate::sentry::kernel::threads::{Wait, WaitReason};

@@ -7,11 +7,12 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::abi::{self, FileStatus};
-use crate::sentry::fs::devices::{SOCKET, is_special};
-use crate::sentry::fs::permissions::{access_of, allows};
+use crate::sentry::fs::devices::is_special;
+use crate::sentry::fs::permissions::access_of;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::proc_paths::ProcTarget;
 use crate::sentry::fs::proc_settings::ProcFile;
+use crate::sentry::fs::special_files::SOCKET;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::syscalls::open_how::Resolve;
@@ -534,7 +535,9 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let attributes = self.attributes_at(process, at, path, flags)?;
-        if allows(attributes.mode, mode as u32) { Ok(ZERO) } else { Err(Errno::ACCESS.into()) }
+        let is_directory = attributes.mode & libc::S_IFMT == libc::S_IFDIR;
+        let may = self.state.permits(attributes.mode, is_directory, mode as u32);
+        if may { Ok(ZERO) } else { Err(Errno::ACCESS.into()) }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::readiness::IN;
+use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::kernel::threads::Wait;
 use crate::sentry::net::interfaces::NETLINK;
 use crate::sentry::net::sockets::{

@@ -74,8 +74,10 @@ impl Sentry {
         }
         if locked {
             self.may_lock_more(whole - self.state.layout.locked_within(&planned))?;
-            // It merges with no mapping that is not locked.
-            self.state.layout.check_room(self.state.layout.growth(&planned, 1))?;
+            // It merges with no mapping that is not locked, and may have pages beyond the end of
+            // its file.
+            let pieces = if named && !shared { 2 } else { 1 };
+            self.state.layout.check_room(self.state.layout.growth(&planned, pieces))?;
         }
         // Devices share nothing: their mappings are private.
         let node = match shared {

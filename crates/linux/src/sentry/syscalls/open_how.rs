@@ -120,13 +120,13 @@ impl Sentry {
         }
         let from = self.base(at, b".")?;
         if resolve.has(Resolve::BENEATH) {
-            let walk = how(Walk::beneath(from).searching());
+            let walk = how(self.state.searching(Walk::beneath(from)));
             return match self.state.tree.walk(path, walk) {
                 Err(afresh_files::Refused::NotPermitted) => Err(Errno::XDEV.into()),
                 place => Ok(ResolvedPath::Place(place?)),
             };
         }
-        let walk = how(Walk::new(from).root(from).searching());
+        let walk = how(self.state.searching(Walk::new(from).root(from)));
         Ok(ResolvedPath::Place(self.state.tree.walk(path, walk)?))
     }
 

@@ -5,9 +5,9 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::abi::DirectoryEntries;
-use crate::sentry::fs::devices::type_of;
 use crate::sentry::fs::permissions::SEARCH;
 use crate::sentry::fs::proc_files::ResolvedPath;
+use crate::sentry::fs::special_files::type_of;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::tty::terminals::TerminalEnd;

@@ -7,7 +7,7 @@ use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::channels::{Ancillary, ChannelEnd};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::kernel::readiness::{IN, OUT};
+use crate::sentry::kernel::poll_events::{IN, OUT};
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::kernel::time::nanoseconds;

@@ -3,13 +3,15 @@
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::devices::Device;
-use crate::sentry::kernel::epoll::{
-    EDGE, EpollInterest, EpollSet, INTERESTS_UNCHECKED, MAX_INTERESTS, MAX_SETS, ONCE, READ_TOO,
-    ReadySets, WRITE_TOO, plain,
+use crate::sentry::kernel::epoll::{INTERESTS_UNCHECKED, MAX_INTERESTS, MAX_SETS, ReadySets};
+use crate::sentry::kernel::epoll_set::{
+    EDGE, EpollInterest, EpollSet, ONCE, READ_TOO, WRITE_TOO, plain,
 };
-use crate::sentry::kernel::fd_table::{DESCRIPTORS, FileObject};
-use crate::sentry::kernel::readiness::{ALWAYS, ERR, HUP, IN, OUT};
-use crate::sentry::kernel::threads::{MonotonicTime, Wait, WaitReason};
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::poll_events::{ALWAYS, ERR, HUP, IN, OUT};
+use crate::sentry::kernel::resource_limits::DESCRIPTORS;
+use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::syscalls::clock::{length_in, micro_in};
 use crate::sentry::{
     Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, word_in,
@@ -114,10 +116,16 @@ impl Sentry {
             ready += u64::from(events != 0);
         }
         if ready == 0 && !self.passed(until) {
-            return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(on), until)));
+            return self.wait_for_files(on, until);
         }
         copy_out(process, list, &told)?;
         Ok(SyscallControl::Value(ready))
+    }
+
+    /// Waits for any of the events, if all threads together wait for no more than they may.
+    fn wait_for_files(&self, on: Vec<(u64, u16)>, until: Option<MonotonicTime>) -> SyscallResult {
+        self.state.processes.check_wait(on.len())?;
+        Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(on), until)))
     }
 
     pub(in crate::sentry) fn sys_select(
@@ -207,7 +215,7 @@ impl Sentry {
             told.push((set, out));
         }
         if ready == 0 && !self.passed(until) {
-            return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(on), until)));
+            return self.wait_for_files(on, until);
         }
         for (set, out) in told {
             copy_out(process, set, &out)?;

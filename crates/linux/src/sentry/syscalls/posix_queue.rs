@@ -5,10 +5,10 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::poll_events::{IN, OUT};
 use crate::sentry::kernel::posix_queues::{
     ArrivalRequest, MAX_COUNT, MAX_SIZE, PRIORITIES, PosixQueue, is_name,
 };
-use crate::sentry::kernel::readiness::{IN, OUT};
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::syscalls::clock::length_in;

@@ -7,7 +7,8 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
-use crate::sentry::kernel::threads::{MonotonicTime, Wait, WaitReason};
+use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::syscalls::thread::int_in;
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 

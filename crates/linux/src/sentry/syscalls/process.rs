@@ -9,8 +9,9 @@ use crate::platform::{GUEST, Process};
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::kernel::cpu_time;
+use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process_info::ChildEvent;
-use crate::sentry::kernel::process_table::{FIRST, WaitOptions, WaitTarget};
+use crate::sentry::kernel::process_table::{WaitOptions, WaitTarget};
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in, word_in};
 
@@ -149,7 +150,8 @@ impl Sentry {
         let mut left = BYTES;
         let args = strings_in(process, strings.0, &mut left)?;
         let env = strings_in(process, strings.1, &mut left)?;
-        Ok(SyscallControl::Exec(Box::new(Command { path, from, args, env })))
+        let passes_bits = self.state.passes_bits();
+        Ok(SyscallControl::Exec(Box::new(Command { path, from, args, env, passes_bits })))
     }
 
     /// `wait4`.

@@ -159,7 +159,7 @@ impl Sentry {
         if description.open.is_stream() {
             return self.take(process, descriptor, &[(to, len)], false);
         }
-        let bytes = self.bytes_at(description, description.offset(), len)?;
+        let bytes = self.bytes_or_memory_at(process, description, description.offset(), len)?;
         let done = copy_out_some(process, to, &bytes)?;
         self.advance(descriptor, done)?;
         Ok(SyscallControl::Value(done))
@@ -225,7 +225,9 @@ impl Sentry {
                     }
                     return Ok(SyscallControl::Value(bytes.len() as u64));
                 }
-                None => return self.wait_for(descriptor, crate::sentry::kernel::readiness::IN, 0),
+                None => {
+                    return self.wait_for(descriptor, crate::sentry::kernel::poll_events::IN, 0);
+                }
             }
         }
         let rest = &self.streams.input[self.streams.taken..];
@@ -236,7 +238,7 @@ impl Sentry {
             let waits = self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 == 0;
             return match waits && self.state.is_alone() {
                 true => Ok(SyscallControl::Idle),
-                false => self.wait_for(descriptor, crate::sentry::kernel::readiness::IN, 0),
+                false => self.wait_for(descriptor, crate::sentry::kernel::poll_events::IN, 0),
             };
         }
         let now = rest.len().min(len as usize);
@@ -297,7 +299,11 @@ impl Sentry {
         }
         let mut done = 0;
         for &(to, len) in pieces {
-            let bytes = self.bytes_at(description, offset.saturating_add(done), len)?;
+            let from = offset.saturating_add(done);
+            let bytes = match self.bytes_or_memory_at(process, description, from, len) {
+                Err(SyscallError::Errno(_)) if done > 0 => break,
+                bytes => bytes?,
+            };
             match copy_out_some(process, to, &bytes) {
                 Ok(some) if some == len => done += some,
                 Ok(some) => return Ok(done + some),
@@ -340,7 +346,8 @@ impl Sentry {
         }
         // The end of the read is a position, too.
         check_offset(offset.saturating_add(len))?;
-        let bytes = self.bytes_at(description, offset, len.min(most(description)))?;
+        let len = len.min(most(description));
+        let bytes = self.bytes_or_memory_at(process, description, offset, len)?;
         let done = copy_out_some(process, to, &bytes)?;
         self.accessed(descriptor, done)?;
         Ok(SyscallControl::Value(done))
@@ -390,7 +397,7 @@ impl Sentry {
     ) -> SyscallResult {
         let description = self.state.table.get(descriptor)?;
         let bytes = written(process, description, &[(from, len.min(most(description)))])?;
-        self.put(descriptor, &bytes, None)
+        self.put_or_write_memory(process, descriptor, &bytes, None)
     }
 
     pub(in crate::sentry) fn sys_writev(
@@ -402,7 +409,7 @@ impl Sentry {
     ) -> SyscallResult {
         let description = self.state.table.get(descriptor)?;
         let bytes = written(process, description, &pieces(process, vector, count)?)?;
-        self.put(descriptor, &bytes, None)
+        self.put_or_write_memory(process, descriptor, &bytes, None)
     }
 
     pub(in crate::sentry) fn sys_pwritev(
@@ -417,7 +424,7 @@ impl Sentry {
         description.check_positions()?;
         check_offset(offset)?;
         let bytes = written(process, description, &pieces(process, vector, count)?)?;
-        self.put(descriptor, &bytes, Some(offset))
+        self.put_or_write_memory(process, descriptor, &bytes, Some(offset))
     }
 
     pub(in crate::sentry) fn sys_pwrite64(
@@ -434,7 +441,7 @@ impl Sentry {
         // The end of the write is a position, too.
         check_offset(offset.saturating_add(len))?;
         let bytes = written(process, description, &[(from, len.min(most(description)))])?;
-        self.put(descriptor, &bytes, Some(offset))
+        self.put_or_write_memory(process, descriptor, &bytes, Some(offset))
     }
 
     pub(in crate::sentry) fn put(
@@ -484,7 +491,9 @@ impl Sentry {
             FileObject::Device(Device::Full, _) => return Err(Errno::NOSPC.into()),
             FileObject::Proc(file) => {
                 let file = *file;
-                self.change().write_setting(&file, bytes, at.unwrap_or(file.offset))?;
+                let from = at.unwrap_or(file.offset);
+                check_offset(from.saturating_add(bytes.len() as u64))?;
+                self.change().write_setting(&file, bytes, from)?;
                 if at.is_none() {
                     self.advance(descriptor, bytes.len() as u64)?;
                 }

@@ -1,8 +1,9 @@
-//! Readiness of descriptors, as the system calls see it.
+//! Readiness of descriptors and threads, as the system calls and the scheduler see it.
 
 use crate::sentry::Sentry;
+use crate::sentry::kernel::epoll::ReadySets;
 use crate::sentry::kernel::readiness::PortCaller;
-use crate::sentry::kernel::threads::MonotonicTime;
+use crate::sentry::kernel::time::MonotonicTime;
 
 impl Sentry {
     /// The current thread, as one that asks.
@@ -10,27 +11,18 @@ impl Sentry {
         PortCaller { streams: &self.streams, thread: self.state.current().threads.current_id() }
     }
 
-    /// Whether a thread may run, or its wait is over, or a signal ends it.
-    pub(in crate::sentry) fn is_ready(
-        &self,
-        id: u32,
-        thread: &crate::sentry::kernel::threads::Thread,
-        now: MonotonicTime,
-    ) -> bool {
-        match &thread.wait {
-            None => true,
-            Some(wait) => {
-                self.state.deliverable(id) || self.state.is_over(&self.streams, id, wait, now)
-            }
-        }
+    /// The threads of the current process in turn, the current one last; none if it is stopped.
+    pub(crate) fn threads_in_turn(&self) -> Vec<u32> {
+        let current = self.state.current();
+        let stopped = current.info.stopped.is_some();
+        if stopped { Vec::new() } else { current.threads.in_turn().map(|(id, _)| id).collect() }
     }
 
-    /// The next thread in turn that may run; the current one last.
-    pub(crate) fn next_ready(&self, now: MonotonicTime) -> Option<u32> {
-        if self.state.current().info.stopped.is_some() {
-            return None;
-        }
-        let mut turns = self.state.current().threads.in_turn();
-        turns.find(|(id, thread)| self.is_ready(*id, thread, now)).map(|(id, _)| id)
+    /// Whether a thread of the current process may run, or its wait is over, or a signal ends it.
+    pub(crate) fn is_ready(&self, id: u32, now: MonotonicTime, sets: &mut ReadySets) -> bool {
+        let Some(thread) = self.state.current().threads.get(id) else { return false };
+        thread.wait.as_ref().is_none_or(|wait| {
+            self.state.deliverable(id) || self.state.is_over(&self.streams, id, wait, now, sets)
+        })
     }
 }

@@ -134,6 +134,7 @@ impl Sentry {
             Err(Refusal::Waits(true)) => Err(Errno::AGAIN.into()),
             Err(Refusal::Waits(false)) if self.passed(until) => Err(Errno::AGAIN.into()),
             Err(Refusal::Waits(false)) => {
+                self.state.processes.check_wait(operations.len())?;
                 let on = WaitReason::Semaphores(id, operations);
                 Ok(SyscallControl::Wait(Wait::new(on, until)))
             }

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::readiness::IN;
+use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::kernel::signals::{SignalInfo, UNTOUCHABLE};
 use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, copy_out, word_in};
 

@@ -2,12 +2,12 @@
 //! opener lets them (`reach_calls`).
 
 use crate::platform::Process;
-use crate::sentry::fs::devices::SOCKET;
 use crate::sentry::fs::permissions::WRITE;
 use crate::sentry::fs::proc_files::ResolvedPath;
+use crate::sentry::fs::special_files::SOCKET;
 use crate::sentry::kernel::channels::ChannelEnd;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::kernel::readiness::IN;
+use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::net::interfaces::NETLINK;
 use crate::sentry::net::sockets::{
     Address, BACKLOG, EPHEMERAL, IncomingConnection, MAX_ADDRESS, Socket, SocketState,

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::readiness::{IN, OUT};
+use crate::sentry::kernel::poll_events::{IN, OUT};
 use crate::sentry::syscalls::read_write::{check_offset, gather, pieces};
 use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_out, word_in};
 

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::cpu_time::is_processor_clock;
-use crate::sentry::kernel::threads::MonotonicTime;
+use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::kernel::time::nanoseconds;
 use crate::sentry::kernel::timers::PosixTimer;
 use crate::sentry::syscalls::clock::{length_in, micro_in};

@@ -4,7 +4,7 @@ use crate::platform::Process;
 use crate::sentry::fs::permissions::READ;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::inotify::{Inotify, InotifyWatch, MAX_INSTANCES, WATCHES};
-use crate::sentry::kernel::readiness::IN;
+use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in};
 use afresh_files::Kind;
 use rustix::io::Errno;

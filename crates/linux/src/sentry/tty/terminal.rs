@@ -13,8 +13,8 @@ use crate::ioctl;
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::poll_events::{IN, OUT};
 use crate::sentry::kernel::process_info::ProcessInfo;
-use crate::sentry::kernel::readiness::{IN, OUT};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::tty::terminals::{
     FIRST_DEVICE, SOME, TERMINALS, Terminal, TerminalEnd, Termios, VMIN_REACHED,

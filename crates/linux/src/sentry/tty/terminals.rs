@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::readiness::{ERR, HUP, IN, OUT};
+use crate::sentry::kernel::poll_events::{ERR, HUP, IN, OUT};
 use crate::sentry::kernel::signals::SignalInfo;
 
 /// Terminals that a guest may have.

@@ -20,6 +20,8 @@ const KEEPER: &str = "vmm::kill::plays_the_keeper_when_it_is_started_as_one";
 const SOCKET: &str = "AFRESH_TEST_PAGER_SOCKET";
 /// Set in a pager that freezes the memory of its VMM.
 const FREEZES: &str = "AFRESH_TEST_PAGER_FREEZES";
+/// Set in a pager that fills pages ahead of faults.
+const STREAMS: &str = "AFRESH_TEST_PAGER_STREAMS";
 const IS_KEEPER: &str = "AFRESH_TEST_KEEPER";
 
 struct NumberedPages;
@@ -45,7 +47,8 @@ fn plays_the_pager_when_it_is_started_as_one() {
     let keeper = Keeper::start(afresh_sys::again(KEEPER).env(IS_KEEPER, "1")).unwrap();
     let host = VmmHost::new(Some(keeper), |_| {});
     let mut door = DoorOptions::new("vm", "numbered", socket);
-    (door.stream, door.window) = (false, 1);
+    door.stream = std::env::var_os(STREAMS).is_some();
+    door.window = 1;
     host.open_door(door, Arc::new(NumberedPages)).unwrap();
     println!("\nOPEN");
     while std::env::var_os(FREEZES).is_some() {
@@ -73,10 +76,14 @@ fn plays_the_keeper_when_it_is_started_as_one() {
     }
 }
 
-fn start_pager(socket: &Path, freezes: bool) -> (Child, impl Iterator<Item = String>) {
+/// Starts a pager that does as `habit`, a variable, says.
+fn start_pager(
+    socket: &Path,
+    habit: Option<&str>,
+) -> (Child, impl Iterator<Item = String> + use<>) {
     let mut command = afresh_sys::again(PAGER);
-    if freezes {
-        command.env(FREEZES, "1");
+    if let Some(habit) = habit {
+        command.env(habit, "1");
     }
     let mut pager = command.env(SOCKET, socket).stdout(Stdio::piped()).spawn().unwrap();
     let output = std::io::BufReader::new(pager.stdout.take().unwrap());
@@ -89,7 +96,7 @@ fn start_pager(socket: &Path, freezes: bool) -> (Child, impl Iterator<Item = Str
 fn a_killed_pager_leaves_no_frozen_page_protected() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
-    let (mut pager, mut lines) = start_pager(&socket, true);
+    let (mut pager, mut lines) = start_pager(&socket, Some(FREEZES));
     let Some(mut vmm) = VmmProcess::start(&socket) else {
         pager.kill().unwrap();
         pager.wait().unwrap();
@@ -110,11 +117,12 @@ fn a_killed_pager_leaves_no_frozen_page_protected() {
 fn a_killed_pager_leaves_no_page_of_zeros_and_no_vmm_that_waits() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
-    // More by command: AFRESH_TEST_KILLS=10000.
-    let kills = std::env::var("AFRESH_TEST_KILLS").map_or(12, |text| text.parse().unwrap());
+    // More by command: `cargo xtask soak --pager`.
+    let kills = std::env::var("AFRESH_TEST_KILLS").map_or(50, |text| text.parse().unwrap());
+    let habits = [None, Some(STREAMS), Some(FREEZES)];
     let (mut whole, mut ended) = (0, 0);
     for attempt in 0..kills {
-        let (mut pager, _lines) = start_pager(&socket, false);
+        let (mut pager, _lines) = start_pager(&socket, habits[attempt as usize / 2 % habits.len()]);
         let Some(mut vmm) = VmmProcess::start(&socket) else {
             pager.kill().unwrap();
             pager.wait().unwrap();

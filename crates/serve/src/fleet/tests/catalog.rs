@@ -26,12 +26,13 @@ pub(super) fn build(number: u64, names: &[&str]) -> StoredSnapshot {
         names: names.iter().map(|name| (*name).to_owned()).collect(),
         envs: BTreeMap::new(),
         directory: None,
+        root: false,
         built: Some(built),
         stored: 1,
         base: None,
         unknown: unknown(),
     };
-    StoredSnapshot { record, kept: SavedState { state: Some(state) } }
+    StoredSnapshot { record, kept: SavedState { state: Some(state), ..SavedState::default() } }
 }
 
 /// The number of the build that a name opens.

@@ -1,12 +1,15 @@
 //! Hosts of a fleet in this process, over a real nats-server.
 
 mod access;
+mod body_memory;
 mod catalog;
+mod creation_keys;
 mod joining;
 #[path = "../../../../store/tests/suite/support/listening.rs"]
 mod listening;
 mod mixed;
 mod recording;
+mod refusals;
 mod sealed;
 mod sweep;
 

@@ -18,14 +18,14 @@ use crate::sandbox::agent::watch_requests;
 use crate::sandbox::bodies::requests::FilesystemRequest;
 use crate::sandbox::http::answer::{answer, json};
 use crate::sandbox::http::authorization::AuthorizedSandbox;
-use crate::sandbox::http::user;
+use crate::sandbox::http::user::User;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::Sandbox;
 use crate::sandbox::transfer::file_entry::{absolute, entry, meaning};
 
 type All = State<Arc<Sandboxes>>;
 
-/// Maximum bytes of the paths that one listing names.
+/// Maximum bytes of the paths and metadata in one listing.
 const MAX_LISTING_BYTES: usize = 4 << 20;
 /// Maximum levels of directories in one listing.
 const MAX_DEPTH: u32 = 32;
@@ -39,38 +39,64 @@ pub(crate) async fn health(_: AuthorizedSandbox) -> StatusCode {
 
 /// The entries below a directory, up to a depth; those of a directory follow it.
 fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
-    let (mut found, mut bytes) = (Vec::new(), 0);
+    let mut found = Vec::new();
+    let mut room = Room { entries: MAX_ENTRIES, bytes: MAX_LISTING_BYTES };
     let path = path.trim_end_matches('/').to_owned();
     // The entries that are left, the next one last.
-    let mut left = children(tree, &path, depth.clamp(1, MAX_DEPTH))?;
+    let mut left = children(tree, &path, depth.clamp(1, MAX_DEPTH), &mut room)?;
     while let Some((path, kind, depth)) = left.pop() {
-        bytes += path.len();
-        if found.len() >= MAX_ENTRIES || bytes > MAX_LISTING_BYTES {
-            return Err(Refused::TooLarge);
-        }
-        found.push(entry(tree, &path)?);
+        let entry = entry(tree, &path)?;
+        room.take(0, metadata_bytes(&entry))?;
+        found.push(entry);
         if kind == Kind::Directory && depth > 1 {
-            left.extend(children(tree, &path, depth - 1)?);
-            if left.len() > MAX_ENTRIES {
-                return Err(Refused::TooLarge);
-            }
+            left.extend(children(tree, &path, depth - 1, &mut room)?);
         }
     }
     Ok(found)
 }
 
-/// The entries of a directory, the first one last, with the levels from there on.
-fn children(tree: &Tree, path: &str, depth: u32) -> Result<Vec<(String, Kind, u32)>, Refused> {
-    let listed = tree.list_path(if path.is_empty() { "/" } else { path })?;
-    if listed.len() > MAX_ENTRIES {
-        return Err(Refused::TooLarge);
+fn metadata_bytes(entry: &Value) -> usize {
+    let metadata = entry["metadata"].as_object().into_iter().flatten();
+    metadata.map(|(name, value)| name.len() + value.as_str().map_or(0, str::len)).sum()
+}
+
+/// The entries that a listing may still have, and the bytes of their paths and metadata.
+struct Room {
+    entries: usize,
+    bytes: usize,
+}
+
+impl Room {
+    /// Takes room for entries before their paths are made.
+    fn take(&mut self, entries: usize, bytes: usize) -> Result<(), Refused> {
+        let left = self.entries.checked_sub(entries).zip(self.bytes.checked_sub(bytes));
+        (self.entries, self.bytes) = left.ok_or(Refused::TooLarge)?;
+        Ok(())
     }
+}
+
+/// The entries of a directory, the first one last, with the levels from there on.
+fn children(
+    tree: &Tree,
+    path: &str,
+    depth: u32,
+    room: &mut Room,
+) -> Result<Vec<(String, Kind, u32)>, Refused> {
+    let listed = tree.list_path(if path.is_empty() { "/" } else { path })?;
+    let bytes = listed.iter().map(|one| path.len() + 1 + one.name.len()).sum();
+    room.take(listed.len(), bytes)?;
     let below = |one: &DirEntry| format!("{path}/{}", String::from_utf8_lossy(&one.name));
     Ok(listed.iter().rev().map(|one| (below(one), one.kind, depth)).collect())
 }
 
 /// Performs a file operation for the agent.
-fn operate(tree: &mut Tree, method: &str, asked: &FilesystemRequest) -> Result<Value, Refused> {
+fn operate(
+    tree: &mut Tree,
+    user: User,
+    method: &str,
+    asked: &FilesystemRequest,
+) -> Result<Value, Refused> {
+    let absolute = |path: &str| absolute(path, user);
     let path = absolute(&asked.path);
     match method {
         "Stat" => Ok(json!({ "entry": entry(tree, &path)? })),
@@ -114,22 +140,24 @@ pub(crate) async fn filesystem(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    if let Err(refused) = user::check(&headers) {
-        return refused.into_response();
-    }
+    let user = match User::of_request(&headers) {
+        Ok(user) => user.unwrap_or(User::of(sandbox.settings.root)),
+        Err(refused) => return refused.into_response(),
+    };
     if watch_requests::METHODS.contains(&method.as_str()) {
-        let watching = watch_requests::answer(&all, &sandbox, &method, &headers, &body);
+        let watching = watch_requests::answer(&all, &sandbox, user, &method, &headers, &body);
         return watching.await.unwrap_or_else(|failed| match method.as_str() {
             "WatchDir" => failed.into_stream(),
             _ => failed.into_response(),
         });
     }
-    operate_once(&all, &sandbox, method, &body).await
+    operate_once(&all, &sandbox, user, method, &body).await
 }
 
 async fn operate_once(
     all: &Arc<Sandboxes>,
     sandbox: &Arc<Sandbox>,
+    user: User,
     method: String,
     body: &[u8],
 ) -> Response {
@@ -145,7 +173,7 @@ async fn operate_once(
     };
     let reads = ["Stat", "ListDir"].contains(&method.as_str());
     let operate = move |tree: &mut Tree| {
-        Ok(operate(tree, &method, &asked).map_err(|error| {
+        Ok(operate(tree, user, &method, &asked).map_err(|error| {
             let path = if asked.path.is_empty() { &asked.source } else { &asked.path };
             let (status, code) = meaning(&error);
             (status, code, format!("{path}: {error}"))
@@ -169,7 +197,7 @@ mod tests {
     use super::*;
 
     fn ask(tree: &mut Tree, method: &str, asked: Value) -> Result<Value, Refused> {
-        operate(tree, method, &serde_json::from_value(asked).unwrap())
+        operate(tree, User::User, method, &serde_json::from_value(asked).unwrap())
     }
 
     #[test]
@@ -194,6 +222,13 @@ mod tests {
         assert_eq!(names(one), ["dir"]);
         let two = ask(&mut tree, "ListDir", json!({"path": "/home/user", "depth": 2})).unwrap();
         assert_eq!(names(two), ["dir", "a.txt", "deep"]);
+        let long = vec![b'x'; 4000];
+        for number in 0..1100 {
+            let file = tree.write_path(format!("/many/{number}"), b"", Time::now()).unwrap();
+            tree.set_attribute(file, b"user.e2b.long", Some(&long), Time::now()).unwrap();
+        }
+        let many = ask(&mut tree, "ListDir", json!({"path": "/many", "depth": 1}));
+        assert_eq!(many, Err(Refused::TooLarge));
         let moved = json!({"source": "dir/a.txt", "destination": "/new/b.txt"});
         assert_eq!(ask(&mut tree, "Move", moved).unwrap()["entry"]["path"], "/new/b.txt");
         assert_eq!(tree.read_path("/new/b.txt", 10).unwrap(), b"12345");
@@ -214,10 +249,33 @@ mod tests {
         assert_eq!(names(ask(&mut tree, "ListDir", json!({"path": "."})).unwrap()), [""; 0]);
     }
 
+    /// The paths of ten thousand entries far below the root would be forty megabytes.
+    #[test]
+    fn a_listing_is_refused_before_its_paths_are_made() {
+        let mut tree = Tree::new(Budget::default());
+        let deep = format!("/{}", "x".repeat(250)).repeat(14);
+        let bytes = deep.len() + 5;
+        let fit = MAX_LISTING_BYTES / bytes;
+        for number in 0..fit {
+            tree.write_path(format!("{deep}/{number:04}"), b"", Time::now()).unwrap();
+        }
+        let mut room = Room { entries: MAX_ENTRIES, bytes: MAX_LISTING_BYTES };
+        assert_eq!(children(&tree, &deep, 1, &mut room).unwrap().len(), fit);
+        assert_eq!(
+            (room.entries, room.bytes),
+            (MAX_ENTRIES - fit, MAX_LISTING_BYTES - fit * bytes)
+        );
+        assert_eq!(listing(&tree, &deep, 1).unwrap().len(), fit);
+        tree.write_path(format!("{deep}/more"), b"", Time::now()).unwrap();
+        assert_eq!(listing(&tree, &deep, 1), Err(Refused::TooLarge));
+        // Entries of directories that follow count as well.
+        assert_eq!(listing(&tree, "/", MAX_DEPTH), Err(Refused::TooLarge));
+    }
+
     #[test]
     fn nothing_leads_out_of_the_tree() {
         let mut tree = Tree::new(Budget::default());
-        let path = absolute("../../../../etc/passwd");
+        let path = absolute("../../../../etc/passwd", User::User);
         assert_eq!(tree.read_path(&path, 10), Err(Refused::Missing));
         tree.write_path("/a", b"", Time::now()).unwrap();
         for path in ["/", "//", "/.."] {

@@ -43,7 +43,7 @@ pub(crate) async fn execute(
 /// Code for a guest with contexts, as it reads it.
 fn cell(sandbox: &Sandbox, wanted: ExecuteRequest) -> Result<String, ErrorResponse> {
     let mut envs = sandbox.settings.envs.clone();
-    envs.extend(wanted.env_vars.unwrap_or_default());
+    envs.extend(wanted.env_vars.unwrap_or_default().0);
     let cell = json!({
         "code": wanted.code,
         "language": wanted.language,
@@ -61,7 +61,7 @@ fn plain(
 ) -> Result<String, ErrorResponse> {
     known_context(wanted.context_id.as_deref())?;
     let bad = |message: String| Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
-    if wanted.env_vars.is_some_and(|envs| !envs.is_empty()) {
+    if wanted.env_vars.is_some_and(|envs| !envs.0.is_empty()) {
         return bad("`env_vars` needs a template of a Linux program".to_owned());
     }
     let names = all.template(&sandbox.template).language.names;

@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afresh::Session;
-use afresh_interpreter::Answer as GuestAnswer;
+use afresh_interpreter::{Answer as GuestAnswer, Thrown};
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
@@ -29,7 +29,7 @@ use crate::sandbox::bodies::requests::{
     Chosen, Input, Part, Selector, Signal, StartRequest, Terminal,
 };
 use crate::sandbox::http::authorization::AuthorizedSandbox;
-use crate::sandbox::http::user;
+use crate::sandbox::http::user::User;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Sandbox, command};
 
@@ -70,12 +70,13 @@ pub(crate) async fn process(
     if !all.template(&sandbox.template).config.linux {
         return unknown("it evaluates code, and has no processes").into_response();
     }
-    if let Err(refused) = user::check(&headers) {
-        return refused.into_response();
-    }
+    let user = match User::of_request(&headers) {
+        Ok(user) => user.unwrap_or(User::of(sandbox.settings.root)),
+        Err(refused) => return refused.into_response(),
+    };
     let inside = CommandTarget { all, sandbox };
     let done = match method.as_str() {
-        "Start" => inside.start(&headers, &body).await,
+        "Start" => inside.start(user, &headers, &body).await,
         "Connect" => inside.connect(&headers, &body).await,
         "List" => inside.list().await,
         "SendSignal" => inside.signal(&body).await,
@@ -141,16 +142,17 @@ impl CommandTarget {
         self.all.speaker(&self.sandbox)
     }
 
-    async fn start(&self, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
+    async fn start(&self, user: User, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
         let StartRequest { process, pty, tag, stdin } = connect::decode_stream_request(body)?;
         let mut envs = self.sandbox.settings.envs.clone();
         envs.extend(process.envs);
+        let home = user.is_root().then(|| user.home().to_owned());
         let wanted = json!({
-            "op": "start",
+            "op": user.start_operation(),
             "cmd": process.cmd,
             "args": process.args,
             "envs": envs,
-            "cwd": process.cwd.or_else(|| self.sandbox.settings.directory.clone()),
+            "cwd": process.cwd.or_else(|| self.sandbox.settings.directory.clone()).or(home),
             "stdin": stdin,
             "size": pty.map(Terminal::wanted),
             "tag": tag,
@@ -258,12 +260,19 @@ impl CommandTarget {
 
     /// Does things with one command.
     async fn chosen(&self, process: Selector, all: Vec<Value>) -> ProcessResult {
+        let limit = self.all.config.call_timeout;
         let done = self.ask(self.speaker(), move |asking| {
+            let begun = Instant::now();
             let number = match process.pid {
                 Some(number) => number,
                 None => find(&asking.of(&json!({"op": "list"}))?, &process)?,
             };
             for mut wanted in all {
+                // A body has many parts, and each has the time of a call.
+                if begun.elapsed() > limit {
+                    let why = "the parts took longer than a call may; send fewer at a time";
+                    return Err(ConnectError::new("deadline_exceeded", why));
+                }
                 wanted["pid"] = number.into();
                 if asking.of(&wanted)? != Value::Bool(true) {
                     return Err(no_such_process());
@@ -291,9 +300,20 @@ impl Exchange<'_> {
         match command(self.session, self.language, wanted, &mut mark, self.speaker)? {
             GuestAnswer::Value(shown) => Ok(shown.json.unwrap_or_default()),
             GuestAnswer::Done => Ok(Value::Null),
-            GuestAnswer::Threw(thrown) => Err(ConnectError::of(&thrown)),
+            GuestAnswer::Threw(thrown) => Err(thrown_error(wanted, &thrown)),
         }
     }
+}
+
+/// The error for an exception of the guest side. That of an earlier version does not know the
+/// operation for `root`. It takes it for one on a running command, and misses the number.
+fn thrown_error(wanted: &Value, thrown: &Thrown) -> ConnectError {
+    if wanted["op"] == User::Root.start_operation() && thrown.name == "KeyError" {
+        let why = "an earlier version saved this sandbox, and it cannot run commands as `root`: \
+                   run them as `user`, or make a new sandbox";
+        return ConnectError::new("failed_precondition", why);
+    }
+    ConnectError::of(thrown)
 }
 
 pub(crate) fn alive(headers: &HeaderMap) -> Duration {
@@ -326,4 +346,18 @@ pub(crate) fn streamed(body: Body) -> Response {
     let kind = HeaderValue::from_static("application/connect+json");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_of_root_are_refused_by_the_guest_side_of_an_earlier_version() {
+        let (name, message) = ("KeyError".to_owned(), "'pid'".to_owned());
+        let thrown = Thrown { name, message, trace: None };
+        let why = |op: &str| thrown_error(&json!({ "op": op }), &thrown).why().to_owned();
+        assert!(why("start as root").contains("earlier version"));
+        assert_eq!(why("start"), "KeyError: 'pid'");
+    }
 }

@@ -14,9 +14,11 @@ use crate::sandbox::agent::connect::{self, ConnectError};
 use crate::sandbox::agent::process::{alive, decode_request, streamed};
 use crate::sandbox::agent::watchers::EventReceiver;
 use crate::sandbox::bodies::requests::WatchRequest;
+use crate::sandbox::http::user::User;
 use crate::sandbox::life::random::random;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::transfer::file_entry::absolute;
 
 /// The methods of watchers.
 pub(crate) const METHODS: [&str; 4] =
@@ -32,6 +34,7 @@ fn keepalive() -> Vec<u8> {
 pub(crate) async fn answer(
     all: &Arc<Sandboxes>,
     sandbox: &Arc<Sandbox>,
+    user: User,
     method: &str,
     headers: &HeaderMap,
     body: &[u8],
@@ -41,8 +44,8 @@ pub(crate) async fn answer(
             let (client, heard) = Subscriber::with_keepalive(alive(headers), keepalive);
             let _ = client.send(connect::message(0, &json!({"start": {}})));
             let receiver = EventReceiver::Streamed(Some(client));
-            add(all, sandbox, connect::decode_stream_request(body)?, String::new(), receiver)
-                .await?;
+            let wanted = connect::decode_stream_request(body)?;
+            add(all, sandbox, (user, wanted), String::new(), receiver).await?;
             let mut response = streamed(Body::new(heard));
             response.extensions_mut().insert(Chunked);
             Ok(response)
@@ -50,7 +53,7 @@ pub(crate) async fn answer(
         "CreateWatcher" => {
             let id = random(8)?;
             let receiver = EventReceiver::Polled(Ok(Vec::new()));
-            add(all, sandbox, decode_request(body)?, id.clone(), receiver).await?;
+            add(all, sandbox, (user, decode_request(body)?), id.clone(), receiver).await?;
             Ok(axum::Json(json!({ "watcherId": id })).into_response())
         }
         _ => {
@@ -71,10 +74,16 @@ pub(crate) async fn answer(
 async fn add(
     all: &Arc<Sandboxes>,
     sandbox: &Arc<Sandbox>,
-    wanted: WatchRequest,
+    (user, mut wanted): (User, WatchRequest),
     id: String,
     receiver: EventReceiver,
 ) -> Result<(), ConnectError> {
+    wanted.path = absolute(&wanted.path, user);
     let own = sandbox.clone();
-    all.tree(sandbox, move |tree| Ok(own.watchers.add(tree, &wanted, id, receiver))).await?
+    let this = all.clone();
+    let adding = all.tree(sandbox, move |tree| {
+        let admit = |bytes| this.check_memory(&own.tenant, bytes);
+        Ok(own.watchers.add(tree, &wanted, (id, receiver), admit))
+    });
+    adding.await?
 }

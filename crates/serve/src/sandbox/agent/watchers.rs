@@ -2,30 +2,36 @@
 //! of them.
 //!
 //! Promises: after each call and each slice of background work the directory is compared with how
-//! it was before, so changes are in the order of calls. Entries and events that wait are bounded; a
-//! watcher with more is ended with an error. May break it: a file that is made and removed within
-//! one call is not seen.
+//! it was before, so changes are in the order of calls. Entries and events that wait are bounded,
+//! and count in the memory of the sandbox; a watcher with more is ended with an error. May break
+//! it: a file that is made and removed within one call is not seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh::Session;
 use afresh::files::{Kind, Node, Refused, Tree};
 use serde_json::{Value, json};
 
+use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::agent::commands::Subscriber;
 use crate::sandbox::agent::connect::{self, ConnectError};
 use crate::sandbox::bodies::requests::WatchRequest;
-use crate::sandbox::transfer::file_entry::{absolute, connect_error, entry};
+use crate::sandbox::transfer::file_entry::{connect_error, entry};
 
 /// Maximum watchers of a sandbox.
 const MAX_WATCHERS: usize = 16;
 /// Maximum entries below a watched directory, and bytes of their names.
 const MAX_ENTRIES: usize = 10_000;
 const MAX_NAME_BYTES: usize = 1 << 20;
-/// Maximum events that wait for a client that polls.
+/// Maximum events that wait for a client that polls, and their bytes as JSON. A path may have
+/// several thousand bytes.
 const MAX_EVENTS: usize = 1000;
+const MAX_EVENT_BYTES: usize = 1 << 20;
+/// Memory of an entry without its name.
+const ENTRY_BYTES: usize = 128;
 /// Maximum levels of directories.
 const MAX_DEPTH: usize = 32;
 
@@ -35,6 +41,8 @@ pub(crate) struct Watchers {
     all: Mutex<Vec<Watcher>>,
     /// Files that uploads have created since the last comparison.
     uploaded: Mutex<BTreeSet<Node>>,
+    /// Bytes of the entries and events of all watchers.
+    bytes: AtomicU64,
 }
 
 struct Watcher {
@@ -44,6 +52,8 @@ struct Watcher {
     with_entry: bool,
     seen: Entries,
     receiver: EventReceiver,
+    /// Bytes of the events that wait for the next poll.
+    waiting: usize,
 }
 
 pub(crate) enum EventReceiver {
@@ -142,6 +152,11 @@ fn exhausted(why: String) -> ConnectError {
     ConnectError::new("resource_exhausted", why)
 }
 
+/// Memory of the entries of a watcher.
+fn bytes_of(entries: &Entries) -> usize {
+    entries.keys().map(|name| name.len() + ENTRY_BYTES).sum()
+}
+
 impl Watcher {
     /// Compares the directory with how it was, and notes the events.
     fn look(&mut self, tree: &Tree, uploaded: &BTreeSet<Node>) {
@@ -173,8 +188,12 @@ impl Watcher {
     fn note(&mut self, event: Value) {
         let full = match &mut self.receiver {
             EventReceiver::Polled(Ok(waiting)) if waiting.len() < MAX_EVENTS => {
-                waiting.push(event);
-                return;
+                self.waiting += event.to_string().len();
+                if self.waiting <= MAX_EVENT_BYTES {
+                    waiting.push(event);
+                    return;
+                }
+                true
             }
             EventReceiver::Streamed(Some(client)) => {
                 client.send(connect::message(0, &json!({ "filesystem": event }))).is_err()
@@ -190,6 +209,7 @@ impl Watcher {
     /// Ends it with the reason.
     fn end(&mut self, why: &ConnectError) {
         self.seen.clear();
+        self.waiting = 0;
         match &mut self.receiver {
             EventReceiver::Polled(waiting) => *waiting = Err(why.clone()),
             EventReceiver::Streamed(client) => {
@@ -227,6 +247,18 @@ impl Watchers {
         for watcher in all.iter_mut().filter(|watcher| !watcher.is_ended()) {
             watcher.look(&tree, &uploaded);
         }
+        self.count(&all);
+    }
+
+    /// Counts the memory of all watchers.
+    fn count(&self, all: &[Watcher]) {
+        let bytes = all.iter().map(|watcher| bytes_of(&watcher.seen) + watcher.waiting);
+        self.bytes.store(bytes.sum::<usize>() as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes of the entries and events of all watchers.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// An upload of this turn has created files.
@@ -236,7 +268,9 @@ impl Watchers {
 
     /// Ends all of them with the reason.
     pub(crate) fn end(&self, why: &ConnectError) {
-        lock(&self.all).drain(..).for_each(|mut watcher| watcher.end(why));
+        let mut all = lock(&self.all);
+        all.drain(..).for_each(|mut watcher| watcher.end(why));
+        self.count(&all);
     }
 
     /// Whether a client reads events as they come.
@@ -245,46 +279,51 @@ impl Watchers {
         lock(&self.all).iter().any(|watcher| streams(watcher) && !watcher.is_left())
     }
 
+    /// Watches a directory by its absolute path, if `admit` agrees to the memory.
     pub(crate) fn add(
         &self,
         tree: &Tree,
         wanted: &WatchRequest,
-        id: String,
-        receiver: EventReceiver,
+        (id, receiver): (String, EventReceiver),
+        admit: impl FnOnce(u64) -> Result<(), ErrorResponse>,
     ) -> Result<(), ConnectError> {
-        let path = absolute(&wanted.path);
-        let refused = |error: Refused| connect_error(&path, &error);
-        if tree.stat_path(&path).map_err(refused)?.kind != Kind::Directory {
+        let path = wanted.path.as_str();
+        let refused = |error: Refused| connect_error(path, &error);
+        if tree.stat_path(path).map_err(refused)?.kind != Kind::Directory {
             return Err(refused(Refused::NotDirectory));
         }
-        let seen = scan(tree, &path, wanted.recursive).map_err(refused)?;
+        let seen = scan(tree, path, wanted.recursive).map_err(refused)?;
         let mut all = lock(&self.all);
         all.retain(|watcher| !watcher.is_left());
         if all.len() >= MAX_WATCHERS {
             let why = format!("a sandbox has at most {MAX_WATCHERS} watchers; stop one");
             return Err(exhausted(why));
         }
+        admit(bytes_of(&seen) as u64)?;
         let (recursive, with_entry) = (wanted.recursive, wanted.include_entry);
         let path = path.trim_end_matches('/').to_owned();
-        all.push(Watcher { id, path, recursive, with_entry, seen, receiver });
+        all.push(Watcher { id, path, recursive, with_entry, seen, receiver, waiting: 0 });
+        self.count(&all);
         Ok(())
     }
 
     /// The events since the last poll.
     pub(crate) fn take(&self, id: &str) -> Result<Vec<Value>, ConnectError> {
         let mut all = lock(&self.all);
-        match all.iter_mut().find(|watcher| watcher.id == id).map(|found| &mut found.receiver) {
-            Some(EventReceiver::Polled(waiting)) => {
-                waiting.as_mut().map(std::mem::take).map_err(|why| why.clone())
-            }
-            _ => Err(unknown(id)),
-        }
+        let watcher = all.iter_mut().find(|watcher| watcher.id == id);
+        let watcher = watcher.ok_or_else(|| unknown(id))?;
+        let EventReceiver::Polled(waiting) = &mut watcher.receiver else { return Err(unknown(id)) };
+        watcher.waiting = 0;
+        let events = waiting.as_mut().map(std::mem::take).map_err(|why| why.clone());
+        self.count(&all);
+        events
     }
 
     pub(crate) fn remove(&self, id: &str) -> Result<(), ConnectError> {
         let mut all = lock(&self.all);
         let at = all.iter().position(|watcher| watcher.id == id).ok_or_else(|| unknown(id))?;
         all.swap_remove(at);
+        self.count(&all);
         Ok(())
     }
 }
@@ -380,7 +419,7 @@ mod tests {
         let watchers = Watchers::default();
         let wanted = || WatchRequest { path: "/dir".to_owned(), ..WatchRequest::default() };
         let polled = || EventReceiver::Polled(Ok(Vec::new()));
-        watchers.add(&tree, &wanted(), "a".to_owned(), polled()).unwrap();
+        watchers.add(&tree, &wanted(), ("a".to_owned(), polled()), |_| Ok(())).unwrap();
         for number in 0..=MAX_EVENTS {
             tree.write_path(format!("/dir/{number}"), b"", Time::now()).unwrap();
         }
@@ -390,12 +429,51 @@ mod tests {
         assert!(watchers.take("a").is_err() && watchers.take("b").is_err());
         watchers.remove("a").unwrap();
         for number in 0..MAX_WATCHERS {
-            watchers.add(&tree, &wanted(), number.to_string(), polled()).unwrap();
+            let bytes = watchers.bytes();
+            let admit = |more| {
+                assert!(more > 1000 * ENTRY_BYTES as u64);
+                Ok(())
+            };
+            watchers.add(&tree, &wanted(), (number.to_string(), polled()), admit).unwrap();
+            assert!(watchers.bytes() > bytes);
         }
-        assert!(watchers.add(&tree, &wanted(), "more".to_owned(), polled()).is_err());
+        let more = |admit: fn(u64) -> Result<(), ErrorResponse>| {
+            watchers.add(&tree, &wanted(), ("more".to_owned(), polled()), admit)
+        };
+        assert!(more(|_| Ok(())).is_err());
+        watchers.remove("0").unwrap();
+        assert!(more(|_| Err(ErrorResponse::no_memory())).is_err());
+        assert!(more(|_| Ok(())).is_ok());
         watchers.end(&unknown("x"));
-        assert!(lock(&watchers.all).is_empty());
+        assert!(lock(&watchers.all).is_empty() && watchers.bytes() == 0);
         let nowhere = WatchRequest { path: "/nowhere".to_owned(), ..WatchRequest::default() };
-        assert!(watchers.add(&tree, &nowhere, "a".to_owned(), polled()).is_err());
+        assert!(watchers.add(&tree, &nowhere, ("a".to_owned(), polled()), |_| Ok(())).is_err());
+    }
+
+    /// A thousand events with long paths would be many megabytes.
+    #[test]
+    fn bytes_of_events_that_are_not_read_are_bounded() {
+        let mut tree = Tree::new(Budget::default());
+        let deep = format!("/dir{}", format!("/{}", "x".repeat(250)).repeat(14));
+        tree.make_directories(&deep, Time::now()).unwrap();
+        let watchers = Watchers::default();
+        let mut wanted = WatchRequest { path: "/dir".to_owned(), ..WatchRequest::default() };
+        wanted.recursive = true;
+        let receiver = EventReceiver::Polled(Ok(Vec::new()));
+        watchers.add(&tree, &wanted, ("a".to_owned(), receiver), |_| Ok(())).unwrap();
+        for round in 1..=MAX_EVENTS / 50 {
+            for number in 0..50 {
+                let bytes = vec![0; round];
+                tree.write_path(format!("{deep}/{number}"), &bytes, Time::now()).unwrap();
+            }
+            let mut all = lock(&watchers.all);
+            all[0].look(&tree, &BTreeSet::new());
+            assert!(all[0].waiting <= MAX_EVENT_BYTES);
+            if all[0].is_ended() {
+                assert!(round > 1);
+                return;
+            }
+        }
+        panic!("{} bytes of events wait", lock(&watchers.all)[0].waiting);
     }
 }

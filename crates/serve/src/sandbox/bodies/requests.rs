@@ -191,7 +191,46 @@ pub(crate) struct ExecuteRequest {
     pub(crate) code: String,
     pub(crate) language: Option<String>,
     pub(crate) context_id: Option<String>,
-    pub(crate) env_vars: Option<BTreeMap<String, String>>,
+    pub(crate) env_vars: Option<RunVariables>,
+}
+
+/// Maximum bytes of the variables of one run, each with [`VARIABLE_BYTES`]. The limit of the
+/// body is that of code, and variables take many times their bytes.
+const MAX_VARIABLES_BYTES: usize = 1 << 20;
+const VARIABLE_BYTES: usize = 64;
+
+/// Variables of the environment of one run.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct RunVariables(pub(crate) BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for RunVariables {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Variables;
+
+        impl<'de> Visitor<'de> for Variables {
+            type Value = RunVariables;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("variables and their values")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<RunVariables, M::Error> {
+                let (mut found, mut bytes) = (BTreeMap::new(), 0);
+                while let Some((name, value)) = map.next_entry::<String, String>()? {
+                    bytes += name.len() + value.len() + VARIABLE_BYTES;
+                    if bytes > MAX_VARIABLES_BYTES {
+                        return Err(serde::de::Error::custom(format!(
+                            "the variables have more than {MAX_VARIABLES_BYTES} bytes, each with {VARIABLE_BYTES}; write them to a file"
+                        )));
+                    }
+                    found.insert(name, value);
+                }
+                Ok(RunVariables(found))
+            }
+        }
+
+        deserializer.deserialize_map(Variables)
+    }
 }
 
 /// A new context of code.
@@ -339,5 +378,31 @@ impl<'a> Iterator for ConnectMessages<'a> {
         };
         self.0 = rest;
         Some(Ok(message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Code of many megabytes is accepted, and as many bytes of variables would take ten times
+    /// their bytes.
+    #[test]
+    fn variables_of_a_run_are_bounded_while_they_are_read() {
+        let read = |count: usize| {
+            let pairs: Vec<_> = (0..count).map(|number| format!("\"{number}\":\"\"")).collect();
+            let body = format!("{{\"code\":\"1\",\"env_vars\":{{{}}}}}", pairs.join(","));
+            serde_json::from_str::<ExecuteRequest>(&body).map_err(|error| error.to_string())
+        };
+        assert_eq!(read(10_000).unwrap().env_vars.unwrap().0.len(), 10_000);
+        let refused = read(100_000).err().unwrap();
+        assert!(refused.contains("write them to a file"), "{refused}");
+        let same = format!(
+            "{{\"code\":\"\",\"env_vars\":{{{}\"a\":\"\"}}}}",
+            "\"a\":\"\",".repeat(100_000)
+        );
+        assert!(serde_json::from_str::<ExecuteRequest>(&same).is_err());
+        let none = serde_json::from_str::<ExecuteRequest>("{\"code\":\"\",\"env_vars\":null}");
+        assert_eq!(none.unwrap().env_vars, None);
     }
 }

@@ -26,6 +26,7 @@ use crate::sandbox::catalog::snapshots::KeepOptions;
 use crate::sandbox::catalog::template::Warm;
 use crate::sandbox::config::Template;
 use crate::sandbox::http::session_error::refused;
+use crate::sandbox::http::user::User;
 use crate::sandbox::life::creation::CreateOptions;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::Sandbox;
@@ -82,9 +83,10 @@ shutil.rmtree(into)
 os.remove(archive)
 "#;
 
-/// The directory and the variables of later steps and of commands.
-#[derive(Clone, Default)]
+/// The user, the directory and the variables of later steps and of commands.
+#[derive(Clone)]
 struct Surroundings {
+    user: User,
     directory: Option<String>,
     envs: BTreeMap<String, String>,
 }
@@ -93,24 +95,32 @@ impl Surroundings {
     fn follow(&mut self, action: &Action) {
         match action {
             Action::Directory(path) => {
-                let before = self.directory.as_deref().unwrap_or(HOME);
+                let before = self.directory();
                 self.directory = Some(match path.starts_with('/') {
                     true => path.clone(),
                     false => format!("{}/{path}", before.trim_end_matches('/')),
                 });
             }
             Action::Environment(set) => self.envs.extend(set.clone()),
+            Action::User(user) => self.user = *user,
             _ => {}
         }
+    }
+
+    /// Where steps start, whichever user runs them.
+    fn directory(&self) -> &str {
+        self.directory.as_deref().unwrap_or(HOME)
+    }
+
+    /// The same for a step with another user.
+    fn of(&self, user: Option<User>) -> Self {
+        Self { user: user.unwrap_or(self.user), ..self.clone() }
     }
 
     fn path(&self, path: &str) -> String {
         match path.starts_with('/') {
             true => path.to_owned(),
-            false => {
-                let from = self.directory.as_deref().unwrap_or(HOME);
-                format!("{}/{path}", from.trim_end_matches('/'))
-            }
+            false => format!("{}/{path}", self.directory().trim_end_matches('/')),
         }
     }
 }
@@ -155,14 +165,19 @@ enum Base {
 }
 
 impl BuildPlan {
-    fn base(&self) -> Result<Base, String> {
+    /// The starting point, where templates may stand for images.
+    fn base(&self, templates: &[Template]) -> Result<Base, String> {
         match (&self.from_template, &self.from_image) {
             (Some(name), None) => Ok(Base::Template(name.clone())),
             (None, Some(image)) => {
                 let plain = image.split(':').next().unwrap_or_default();
-                Ok(match USUAL_IMAGES.contains(&plain) {
-                    true => Base::Template("base".to_owned()),
-                    false => Base::Image(full_image_name(image)),
+                let full = full_image_name(image);
+                let is_it = |known: &String| full_image_name(known) == full;
+                let stands = templates.iter().find(|one| one.images.iter().any(is_it));
+                Ok(match (stands, USUAL_IMAGES.contains(&plain)) {
+                    (Some(template), _) => Base::Template(template.name.clone()),
+                    (None, true) => Base::Template("base".to_owned()),
+                    (None, false) => Base::Image(full),
                 })
             }
             _ => Err("a build has either `fromTemplate` or `fromImage`".to_owned()),
@@ -193,7 +208,7 @@ impl Sandboxes {
         steps: &[Step],
     ) -> Result<(), BuildFailure> {
         let early = BuildFailure::from;
-        let base = plan.base().map_err(early)?;
+        let base = plan.base(&self.config.templates).map_err(early)?;
         let keys = self.layer_keys(&build.tenant, &base, steps).await.map_err(early)?;
         // The longest run of steps whose state is there.
         let cached = match plan.force {
@@ -270,6 +285,7 @@ impl Sandboxes {
                 // Its files are those of the image, which no template of the configuration has.
                 let of = (of, None);
                 let sandbox = self.assemble(&build.tenant, of, settings, session, times)?;
+                let sandbox = Arc::new(sandbox);
                 self.admit(vec![sandbox.clone()]).await?;
                 return Ok(sandbox);
             }
@@ -353,6 +369,7 @@ impl Sandboxes {
         keys: &[String],
     ) -> Result<(), BuildFailure> {
         let mut around = Surroundings {
+            user: User::of(sandbox.settings.root),
             directory: sandbox.settings.directory.clone(),
             envs: sandbox.settings.envs.clone(),
         };
@@ -370,15 +387,14 @@ impl Sandboxes {
                 continue;
             }
             build.log("info", &step.action.title());
-            if step.action.as_root() {
-                build.log("info", "root's steps run as `user`, to whom all files belong");
-            }
             let ran = match &step.action {
-                Action::Run { line, .. } => {
+                Action::Run { line, user } => {
+                    let around = around.of(*user);
                     let shell = ["/bin/bash", "-l", "-c", line.as_str()];
                     self.run_line(build, &target, &shell, &around).await.map(|()| true)
                 }
-                Action::Copy { source, target: to, mode, files, .. } => {
+                Action::Copy { source, target: to, mode, files, user } => {
+                    let around = around.of(*user);
                     let missing = || failed(format!("the files for `{title}` were not uploaded"));
                     let uploaded = self.builds.file(&build.tenant, files).ok_or_else(missing)?;
                     let read = move || uploaded.read().map_err(|error| internal(&error));
@@ -398,10 +414,10 @@ impl Sandboxes {
                 Action::Directory(_) => {
                     let path = around.directory.clone().unwrap_or_default();
                     let make = ["/bin/mkdir", "-p", path.as_str()];
-                    let around = Surroundings { directory: None, envs: around.envs.clone() };
+                    let around = Surroundings { directory: Some("/".to_owned()), ..around.clone() };
                     self.run_line(build, &target, &make, &around).await.map(|()| false)
                 }
-                Action::Environment(_) | Action::User { .. } => Ok(false),
+                Action::Environment(_) | Action::User(_) => Ok(false),
             };
             let ran = ran.map_err(|ended| match ended {
                 LineEnd::Exit(code) => BuildFailure {
@@ -431,6 +447,7 @@ impl Sandboxes {
             built: Some(built),
             envs: around.envs,
             directory: around.directory,
+            root: around.user.is_root(),
         };
         let record: SnapshotRecord =
             self.keep(sandbox, keep).await.map_err(|refusal| late(refusal.message))?;
@@ -447,11 +464,11 @@ impl Sandboxes {
         around: &Surroundings,
     ) -> Result<(), LineEnd> {
         let wanted = json!({
-            "op": "start",
+            "op": around.user.start_operation(),
             "cmd": command[0],
             "args": command[1..],
             "envs": around.envs,
-            "cwd": around.directory,
+            "cwd": around.directory(),
             "stdin": false,
         });
         match target.run(&wanted, BUILD_TIMEOUT, |text| build.log("debug", text)).await {
@@ -477,6 +494,7 @@ impl Sandboxes {
             built: None,
             envs: around.envs.clone(),
             directory: around.directory.clone(),
+            root: around.user.is_root(),
         };
         // A forced build, or one at the same time, has made it before.
         let earlier = self.snapshot(&sandbox.tenant, key).await?;
@@ -509,11 +527,11 @@ impl Sandboxes {
     ) -> Result<(), String> {
         let shell = |line: &str| {
             json!({
-                "op": "start",
+                "op": around.user.start_operation(),
                 "cmd": "/bin/bash",
                 "args": ["-l", "-c", line],
                 "envs": around.envs,
-                "cwd": around.directory,
+                "cwd": around.directory(),
                 "stdin": false,
             })
         };
@@ -568,7 +586,7 @@ mod tests {
 
     #[test]
     fn directories_follow_one_another() {
-        let mut around = Surroundings::default();
+        let mut around = Surroundings { user: User::User, directory: None, envs: BTreeMap::new() };
         around.follow(&Action::Directory("app".to_owned()));
         assert_eq!(around.path("x"), "/home/user/app/x");
         around.follow(&Action::Directory("/srv/".to_owned()));

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::bodies::requests::Presence;
+use crate::sandbox::http::user::User;
 use crate::sandbox::records::record::LAYER;
 
 /// The tag of a build that names none.
@@ -18,6 +19,8 @@ pub(crate) const DEFAULT_TAG: &str = "default";
 const MAX_NAME_BYTES: usize = 128;
 /// Maximum steps of one build.
 const MAX_STEPS: usize = 200;
+/// Maximum characters of a line in a message.
+const MAX_SHOWN_CHARS: usize = 200;
 /// Maximum tags in one request.
 const MAX_TAGS: usize = 20;
 
@@ -167,15 +170,15 @@ pub(crate) struct Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Runs a line of the shell.
-    Run { line: String, as_root: bool },
+    Run { line: String, user: Option<User> },
     /// Copies uploaded files.
-    Copy { source: String, target: String, mode: String, files: String, as_root: bool },
+    Copy { source: String, target: String, mode: String, files: String, user: Option<User> },
     /// The directory of later steps and of commands.
     Directory(String),
     /// Variables of later steps and of commands.
     Environment(BTreeMap<String, String>),
-    /// Nothing: the user is the same.
-    User { as_root: bool },
+    /// The user of later steps and of commands.
+    User(User),
 }
 
 impl Action {
@@ -189,28 +192,15 @@ impl Action {
                 let names: Vec<_> = set.keys().map(String::as_str).collect();
                 format!("ENV {}", names.join(" "))
             }
-            Self::User { as_root: true } => "USER root".to_owned(),
-            Self::User { as_root: false } => "USER user".to_owned(),
-        }
-    }
-
-    /// Whether the client wants root for it.
-    pub(crate) fn as_root(&self) -> bool {
-        match self {
-            Self::Run { as_root, .. } | Self::Copy { as_root, .. } | Self::User { as_root } => {
-                *as_root
-            }
-            Self::Directory(_) | Self::Environment(_) => false,
+            Self::User(User::Root) => "USER root".to_owned(),
+            Self::User(User::User) => "USER user".to_owned(),
         }
     }
 }
 
-/// Whether the user is root. Such steps run as `user`, the owner of all files.
-fn is_root(user: Option<&String>) -> Result<bool, ErrorResponse> {
-    match user.map(String::as_str).unwrap_or_default() {
-        "root" => Ok(true),
-        other => crate::sandbox::http::user::check_name(other).map(|()| false).map_err(wrong),
-    }
+/// The user that an argument names.
+fn user(name: Option<&String>) -> Result<Option<User>, String> {
+    User::named(name.map(String::as_str).unwrap_or_default())
 }
 
 impl GivenStep {
@@ -221,16 +211,27 @@ impl GivenStep {
             args.get(at).filter(|text| !text.is_empty()).cloned().ok_or_else(missing)
         };
         let action = match self.kind.as_str() {
-            "RUN" => Action::Run { line: of(0)?, as_root: is_root(args.get(1))? },
+            "RUN" => {
+                let line = of(0)?;
+                // As E2B words it.
+                let refused = |why| {
+                    let line: String = line.chars().take(MAX_SHOWN_CHARS).collect();
+                    wrong(format!(
+                        "failed to run command '{line}': command failed: unauthenticated: {why}"
+                    ))
+                };
+                let user = user(args.get(1)).map_err(refused)?;
+                Action::Run { line, user }
+            }
             "COPY" => {
-                let as_root = is_root(args.get(2))?;
+                let user = user(args.get(2)).map_err(wrong)?;
                 let mode = args.get(3).cloned().unwrap_or_default();
                 if mode.len() > 4 || !mode.bytes().all(|digit| (b'0'..=b'7').contains(&digit)) {
                     return Err(wrong("the mode of a step COPY is an octal number"));
                 }
                 let hash = self.files_hash.clone();
                 let files = hash.ok_or_else(|| wrong("a step COPY has no `filesHash`"))?;
-                Action::Copy { source: of(0)?, target: of(1)?, mode, files, as_root }
+                Action::Copy { source: of(0)?, target: of(1)?, mode, files, user }
             }
             "WORKDIR" => Action::Directory(of(0)?),
             "ENV" => {
@@ -242,7 +243,10 @@ impl GivenStep {
                     pairs.iter().cloned().map(|[name, value]| (name, value)).collect(),
                 )
             }
-            "USER" => Action::User { as_root: is_root(args.first())? },
+            "USER" => {
+                of(0)?;
+                Action::User(user(args.first()).map_err(wrong)?.unwrap_or(User::User))
+            }
             other => {
                 let other: String = other.chars().take(32).collect();
                 return Err(wrong(format!(
@@ -266,15 +270,7 @@ impl BuildPlan {
             return Err(wrong(format!("a build has at most {MAX_STEPS} steps")));
         }
         let steps = std::mem::take(&mut self.steps).into_iter().map(GivenStep::read);
-        let steps: Vec<Step> = steps.collect::<Result<_, _>>()?;
-        let user = steps.iter().rev().find(|step| matches!(step.action, Action::User { .. }));
-        if user.is_some_and(|step| step.action.as_root()) {
-            return Err(wrong(
-                "programs of sandboxes of this template would run as `root`, and they run as `user`; end the steps \
-                 with the user `user`",
-            ));
-        }
-        Ok(steps)
+        steps.collect()
     }
 }
 
@@ -299,13 +295,14 @@ mod tests {
                 {"type": "USER", "args": ["user"]}]}"#,
         );
         let read = read.unwrap();
-        assert_eq!(read[0].action, Action::Run { line: "true".to_owned(), as_root: true });
-        assert!(read[0].action.as_root() && !read[1].action.as_root());
+        let root = Some(User::Root);
+        assert_eq!(read[0].action, Action::Run { line: "true".to_owned(), user: root });
+        assert!(matches!(&read[1].action, Action::Copy { user: None, .. }));
         assert!(read[1].force && read[1].action.title() == "COPY a b/");
         assert_eq!(read[2].action.title(), "ENV A B");
         assert_eq!(
             (read[3].action.title().as_str(), &read[5].action),
-            ("WORKDIR /app", &Action::User { as_root: false })
+            ("WORKDIR /app", &Action::User(User::User))
         );
         assert_eq!(read[4].action.title(), "USER root");
         for wrong in [
@@ -315,8 +312,7 @@ mod tests {
             r#"{"steps": [{"type": "COPY", "args": ["a", "b", "", "u+x"], "filesHash": "0"}]}"#,
             r#"{"steps": [{"type": "ENV", "args": ["A"]}]}"#,
             r#"{"steps": [{"type": "USER", "args": ["nobody"]}]}"#,
-            // Commands would not be root's.
-            r#"{"steps": [{"type": "USER", "args": ["root"]}, {"type": "RUN", "args": ["x"]}]}"#,
+            r#"{"steps": [{"type": "USER", "args": [""]}]}"#,
             r#"{"steps": [{"type": "VOLUME", "args": ["/x"]}]}"#,
             r#"{"fromImageRegistry": {"type": "aws"}}"#,
             r#"{"colour": "red"}"#,

@@ -42,6 +42,8 @@ pub(crate) struct KeepOptions {
     pub(crate) envs: BTreeMap<String, String>,
     /// Where their commands start.
     pub(crate) directory: Option<String>,
+    /// Their commands without a user run as `root`.
+    pub(crate) root: bool,
 }
 
 impl KeepOptions {
@@ -49,7 +51,7 @@ impl KeepOptions {
     pub(crate) fn like(sandbox: &Sandbox, names: Vec<String>) -> Self {
         let settings = &sandbox.settings;
         let (envs, directory) = (settings.envs.clone(), settings.directory.clone());
-        Self { names, built: None, envs, directory }
+        Self { names, built: None, envs, directory, root: settings.root }
     }
 }
 
@@ -60,7 +62,7 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         options: KeepOptions,
     ) -> Result<SnapshotRecord, ErrorResponse> {
-        let KeepOptions { names, built, envs, directory } = options;
+        let KeepOptions { names, built, envs, directory, root } = options;
         check_inherited(&envs, directory.as_deref())?;
         let record = SnapshotRecord {
             id: self.ledger.new_id(&sandbox.tenant)?,
@@ -70,6 +72,7 @@ impl Sandboxes {
             names,
             envs,
             directory,
+            root,
             built,
             stored: 0,
             base: sandbox.base.clone(),
@@ -153,8 +156,9 @@ impl Sandboxes {
     /// The snapshots of a tenant.
     pub(crate) async fn snapshots(
         &self,
-        tenant: &str,
+        tenant: &Arc<str>,
     ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
+        let _place = self.list_place(tenant).await?;
         self.ledger.snapshots(tenant).await
     }
 

@@ -7,9 +7,9 @@ use afresh::files::{Budget, Time, Tree};
 use afresh::wasm::{Engine, EngineConfig, GuestOptions, Watch};
 use afresh::{Guest, Options, Reference, SaveOptions};
 use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, is_module, listener};
-use sha2::{Digest, Sha256};
 
 use crate::sandbox::agent::output_router::OutputRouter;
+use crate::sandbox::catalog::template_identity::TemplateIdentity;
 use crate::sandbox::config::{SandboxConfig, Template};
 use crate::sandbox::life::undo_point::UndoPoint;
 use crate::sandbox::records::record::state_reference;
@@ -29,18 +29,9 @@ pub(crate) struct Warm {
     /// The digest of its manifest, on which the hosts of a fleet agree.
     #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for other hosts"))]
     pub(crate) digest: String,
-    /// The digest of all that its guest comes from, the same after a restart of the server.
+    /// The digest of all that its guest comes from, the same after a restart or an upgrade of the
+    /// server.
     pub(crate) identity: String,
-}
-
-/// The digest of texts, and of where each ends.
-fn identity(parts: &[&[u8]]) -> String {
-    let mut digest = Sha256::new();
-    for part in parts {
-        digest.update((part.len() as u64).to_le_bytes());
-        digest.update(part);
-    }
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// How the guests of a template are opened.
@@ -195,23 +186,13 @@ impl Warm {
             opening.guest(template, language)?.save(&kept, &SaveOptions::new())?;
             Ok(())
         };
-        let contents = std::fs::read(&template.reference);
-        let contents = contents.unwrap_or_else(|_| template.reference.clone().into_bytes());
-        let how = format!(
-            "{} {} {} {} {} {:?} {:?} {:?}",
-            env!("CARGO_PKG_VERSION"),
-            template.language,
-            template.linux,
-            template.memory,
-            template.files,
-            template.warm,
-            template.setup,
-            opening.library,
-        );
-        let parts: [&[u8]; 3] = [template.name.as_bytes(), &contents, how.as_bytes()];
+        let identity = TemplateIdentity::new(template, opening.library.as_ref());
         let digest = match ledger {
             None => make().map(|()| String::new())?,
-            Some(ledger) => ledger.template(&parts, &kept, &make)?,
+            Some(ledger) => {
+                let version = env!("CARGO_PKG_VERSION");
+                identity.shared_parts(version, |parts| ledger.template(parts, &kept, &make))?
+            }
         };
         let guest = afresh::open(kept.to_string(), &opening.saved)?;
         // A guest that has no sessions, or does not evaluate the language, is found out now.
@@ -230,7 +211,7 @@ impl Warm {
             guest,
             options: opening.saved,
             digest,
-            identity: identity(&parts),
+            identity: identity.digest(),
         })
     }
 }

@@ -159,7 +159,7 @@ impl Sandboxes {
     /// The builds of a template that are kept, oldest first.
     async fn builds_of(
         &self,
-        tenant: &str,
+        tenant: &Arc<str>,
         template: &str,
     ) -> Result<Vec<(BuiltTemplate, SnapshotRecord)>, ErrorResponse> {
         let all = self.snapshots(tenant).await?.into_iter();

@@ -7,7 +7,8 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use bytes::Bytes;
-use hyper::StatusCode;
+use hyper::header::HeaderValue;
+use hyper::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
@@ -19,9 +20,10 @@ use crate::sandbox::connections::request_host::check_host;
 use crate::sandbox::http::answer::{Answer, answer, json, rfc3339, short};
 use crate::sandbox::http::authorization::{Tenant, TenantSandbox};
 use crate::sandbox::http::request_record::RequestNotes;
-use crate::sandbox::life::creation::CreateOptions;
+use crate::sandbox::life::creation::{CreateOptions, Creation};
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::records::creation_key::{CreationKey, REPLAY_HEADER};
 use crate::sandbox::records::record::SandboxSettings;
 
 type All = State<Arc<Sandboxes>>;
@@ -89,9 +91,11 @@ pub(crate) async fn create(
     State(all): All,
     Extension(notes): Extension<RequestNotes>,
     Tenant(tenant): Tenant,
+    headers: HeaderMap,
     body: Bytes,
 ) -> Answer {
     let new: CreateRequest = json(&body)?;
+    let key = CreationKey::read(&headers, &tenant, &body)?;
     refuse_unsupported(new.unsupported())?;
     let labels = new.metadata.iter().chain(&new.env_vars).flatten();
     short(labels.flat_map(|(name, value)| [name, value]).chain([&new.template]))?;
@@ -119,9 +123,20 @@ pub(crate) async fn create(
             ..SandboxSettings::default()
         },
     };
-    let sandbox = all.create(&tenant, wanted).await?;
-    notes.set_made([&*sandbox.id].into_iter());
-    Ok(answer(StatusCode::CREATED, &reach(&sandbox)))
+    let made = match key {
+        None => {
+            let sandbox = all.create(&tenant, wanted).await?;
+            Creation { sandbox, is_replay: false }
+        }
+        Some(key) => all.create_once(&tenant, wanted, key).await?,
+    };
+    let mut answer = answer(StatusCode::CREATED, &reach(&made.sandbox));
+    if made.is_replay {
+        answer.headers_mut().insert(REPLAY_HEADER, HeaderValue::from_static("true"));
+    } else {
+        notes.set_made([&*made.sandbox.id].into_iter());
+    }
+    Ok(answer)
 }
 
 pub(crate) async fn detail(chosen: TenantSandbox) -> Answer {

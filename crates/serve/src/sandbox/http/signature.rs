@@ -2,8 +2,8 @@
 //!
 //! Promises: a signature is for one path, one operation and one user, and ends at its time. A URL
 //! that does not name a sandbox is for the one whose token signed it. A request hashes its path
-//! once, and a token of a sandbox in one or two blocks, so that a client without a key makes little
-//! work.
+//! once, and a token of a sandbox in one or two blocks, and [`TokenSearch`] limits the tokens, so
+//! that a client without a key makes little work.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,7 +20,9 @@ use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::http::authorization::{AuthorizedSandbox, sandbox_id};
 use crate::sandbox::http::request_record::{RequestNotes, TOKEN};
-use crate::sandbox::http::user;
+#[cfg(doc)]
+use crate::sandbox::http::token_search::TokenSearch;
+use crate::sandbox::http::user::User;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::Sandbox;
 use crate::sandbox::transfer::file_entry::check_path;
@@ -37,6 +39,8 @@ struct FileQuery {
 /// A sandbox and the path of its file, for a client with its token or a signature.
 pub(crate) struct FileAccess {
     pub(crate) sandbox: Arc<Sandbox>,
+    /// The user in whose home a relative path starts.
+    pub(crate) user: User,
     pub(crate) path: Option<String>,
 }
 
@@ -92,8 +96,35 @@ fn unauthorized(why: &str) -> ErrorResponse {
     ErrorResponse::new(StatusCode::UNAUTHORIZED, why)
 }
 
+/// The name of an operation in the text that is signed.
+fn operation_of(method: &Method) -> &'static str {
+    if method == Method::POST || method == Method::PUT { "write" } else { "read" }
+}
+
+/// Whether a signature is past its time.
+fn has_ended(expiration: Option<i64>) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    expiration.is_some_and(|ends| u64::try_from(ends).unwrap_or(0) < now)
+}
+
+/// Whether a request for a file shows a signature by a token.
+#[cfg(feature = "fleet")]
+pub(crate) fn is_signed_by<B>(request: &hyper::Request<B>, token: &str) -> bool {
+    let uri = request.uri();
+    if !is_signed(uri.path(), uri.query()) {
+        return false;
+    }
+    let Ok(Query(query)) = Query::<FileQuery>::try_from_uri(uri) else { return false };
+    let Some(given) = query.signature.as_deref().and_then(Signature::read) else { return false };
+    let path = query.path.as_deref().unwrap_or_default();
+    let user = query.username.as_deref().unwrap_or_default();
+    let ends = query.signature_expiration;
+    let signed = SignedOperation::new(path, operation_of(request.method()), user, ends);
+    !has_ended(ends) && signed.sign(token).is(&given)
+}
+
 /// The sandbox whose token signed a query.
-fn signer(
+async fn signer(
     all: &Sandboxes,
     id: Option<&str>,
     given: &str,
@@ -105,13 +136,12 @@ fn signer(
     let found = match id {
         Some(id) => Some(all.any(id).ok_or_else(|| Sandbox::not_running(id))?).filter(is_it),
         None => {
-            let every: Vec<_> = lock(&all.all).values().cloned().collect();
-            every.into_iter().find(is_it)
+            let every = || lock(&all.all).values().cloned().collect();
+            all.token_search.find(every, is_it).await?
         }
     };
     let sandbox = found.ok_or_else(|| unauthorized("invalid signature"))?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    if expiration.is_some_and(|ends| u64::try_from(ends).unwrap_or(0) < now) {
+    if has_ended(expiration) {
         return Err(unauthorized("signature is already expired"));
     }
     if sandbox.times().paused {
@@ -130,18 +160,18 @@ impl FromRequestParts<Arc<Sandboxes>> for FileAccess {
         let bad = |why: String| ErrorResponse::new(StatusCode::BAD_REQUEST, why);
         let query = Query::<FileQuery>::from_request_parts(parts, all).await;
         let Query(query) = query.map_err(|error| bad(error.body_text()))?;
-        let user = query.username.as_deref().unwrap_or_default();
-        user::check_name(user).map_err(|why| ErrorResponse::new(StatusCode::UNAUTHORIZED, why))?;
+        let name = query.username.as_deref().unwrap_or_default();
+        let user =
+            User::named(name).map_err(|why| ErrorResponse::new(StatusCode::UNAUTHORIZED, why))?;
         let path = query.path.as_deref().unwrap_or_default();
         check_path(path)?;
         let sandbox = match &query.signature {
             Some(given) => {
-                let writes = parts.method == Method::POST || parts.method == Method::PUT;
-                let operation = if writes { "write" } else { "read" };
+                let operation = operation_of(&parts.method);
                 let id = sandbox_id(&parts.headers);
                 let expiration = query.signature_expiration;
-                let signed = SignedOperation::new(path, operation, user, expiration);
-                let sandbox = signer(all, id.as_deref(), given, &signed, expiration)?;
+                let signed = SignedOperation::new(path, operation, name, expiration);
+                let sandbox = signer(all, id.as_deref(), given, &signed, expiration).await?;
                 if let Some(notes) = parts.extensions.get::<RequestNotes>() {
                     notes.set_caller(&sandbox.tenant, TOKEN);
                     notes.set_sandbox(&sandbox.id);
@@ -151,7 +181,8 @@ impl FromRequestParts<Arc<Sandboxes>> for FileAccess {
             }
             None => AuthorizedSandbox::from_request_parts(parts, all).await?.0,
         };
-        Ok(Self { sandbox, path: query.path })
+        let user = user.unwrap_or(User::of(sandbox.settings.root));
+        Ok(Self { sandbox, user, path: query.path })
     }
 }
 
@@ -185,5 +216,29 @@ mod tests {
         {
             assert!(!is_signed(path, Some(query)), "{path}?{query}");
         }
+    }
+    #[cfg(feature = "fleet")]
+    #[test]
+    fn a_request_is_signed_by_one_token_for_one_operation() {
+        let sign = |ends: Option<i64>| {
+            let signature = SignedOperation::new("/a b", "read", "user", ends).sign("token");
+            STANDARD_NO_PAD.encode(signature.0).replace('+', "%2B").replace('/', "%2F")
+        };
+        let request = |method: Method, signature: &str, rest: &str| {
+            let uri = format!("/files?path=/a%20b&username=user&signature=v1_{signature}{rest}");
+            hyper::Request::builder().method(method).uri(uri).body(()).unwrap()
+        };
+        let read = request(Method::GET, &sign(None), "");
+        assert!(is_signed_by(&read, "token"));
+        assert!(!is_signed_by(&read, "other"));
+        assert!(!is_signed_by(&request(Method::POST, &sign(None), ""), "token"));
+        // The signature has the time, which is not over yet.
+        let later = "&signature_expiration=99999999999";
+        assert!(is_signed_by(&request(Method::GET, &sign(Some(99_999_999_999)), later), "token"));
+        assert!(!is_signed_by(&request(Method::GET, &sign(None), later), "token"));
+        let over = "&signature_expiration=1";
+        assert!(!is_signed_by(&request(Method::GET, &sign(Some(1)), over), "token"));
+        let header = hyper::Request::builder().uri("/files?path=/a%20b").body(()).unwrap();
+        assert!(!is_signed_by(&header, "token"));
     }
 }

@@ -1,22 +1,27 @@
 //! New sandboxes: of a template, a snapshot or an image.
 //!
-//! Promises: a tenant's new sandbox is within its budgets before its client is answered.
+//! Promises: a tenant's new sandbox is within its budgets before its client is answered. As long as
+//! a sandbox that was made with a key exists, and its key is known, no other is made with the key.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use afresh::Session;
 use hyper::StatusCode;
 
 use crate::concurrency::Permit;
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 use crate::sandbox::catalog::base_state::BaseState;
 use crate::sandbox::http::session_error::refused;
 use crate::sandbox::life::random::random;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Residency, Sandbox, Times, next_event};
-use crate::sandbox::life::tasks::blocking;
-use crate::sandbox::records::record::SandboxSettings;
+use crate::sandbox::life::tasks::{blocking, to_its_end};
+use crate::sandbox::records::creation_key::CreationKey;
+use crate::sandbox::records::record::{SandboxRecord, SandboxSettings};
+use crate::sandbox::records::store::KeyState;
 use crate::sandbox::tenants::charge::Charge;
 
 /// Options of a new sandbox.
@@ -28,12 +33,93 @@ pub(crate) struct CreateOptions {
     pub(crate) settings: SandboxSettings,
 }
 
+/// A sandbox for a client that wants a new one.
+pub(crate) struct Creation {
+    pub(crate) sandbox: Arc<Sandbox>,
+    /// An earlier request has made it.
+    pub(crate) is_replay: bool,
+}
+
+/// Longest wait for another request with the same key.
+const PENDING_TIMEOUT: Duration = Duration::from_secs(10);
+const PENDING_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
 impl Sandboxes {
+    /// Makes a sandbox, unless the one that was made with the same key exists.
+    pub(crate) async fn create_once(
+        self: &Arc<Self>,
+        tenant: &Arc<str>,
+        wanted: CreateOptions,
+        key: CreationKey,
+    ) -> Result<Creation, ErrorResponse> {
+        // The request before may take longer than this one may wait.
+        let turn = tokio::time::timeout(PENDING_TIMEOUT, self.keys.wait(&key.digest)).await;
+        let turn = turn.map_err(|_| CreationKey::pending())?;
+        let (this, tenant) = (self.clone(), tenant.clone());
+        // The next request with the key must see how this one ended.
+        to_its_end(async move {
+            let _turn = turn;
+            let until = Instant::now() + PENDING_TIMEOUT;
+            loop {
+                match this.key_state(&tenant, &key).await? {
+                    KeyState::Made(record) => {
+                        key.check_request(&record.id, record.key.as_ref())?;
+                        let sandbox = Arc::new(Sandbox::recorded(*record));
+                        return Ok(Creation { sandbox, is_replay: true });
+                    }
+                    KeyState::Pending if Instant::now() >= until => {
+                        return Err(CreationKey::pending());
+                    }
+                    KeyState::Pending => tokio::time::sleep(PENDING_CHECK_INTERVAL).await,
+                    KeyState::Free => {
+                        let own = Some(key.clone());
+                        match this.create_keyed(&tenant, wanted.clone(), own).await {
+                            Ok(sandbox) => return Ok(Creation { sandbox, is_replay: false }),
+                            // Another host may have been faster.
+                            Err(refusal) => match this.key_state(&tenant, &key).await? {
+                                KeyState::Free => return Err(refusal),
+                                KeyState::Pending | KeyState::Made(_) => {}
+                            },
+                        }
+                    }
+                }
+            }
+        })
+        .await
+    }
+
+    /// The sandbox of a key.
+    async fn key_state(&self, tenant: &str, key: &CreationKey) -> Result<KeyState, ErrorResponse> {
+        if let Some(state) = self.ledger.key_state(tenant, key).await? {
+            // The ledger has one that is killed here until it has ended.
+            let ends = |record: &SandboxRecord| lock(&self.killed).contains_key(&record.id);
+            return Ok(match state {
+                KeyState::Made(record) if ends(&record) => KeyState::Pending,
+                state => state,
+            });
+        }
+        let all = lock(&self.all);
+        let found = all.values().find(|sandbox| {
+            let digest = sandbox.key.as_ref().map(|key| &key.digest);
+            digest == Some(&key.digest) && !sandbox.killed.load(Ordering::Acquire)
+        });
+        Ok(found.map_or(KeyState::Free, |one| KeyState::Made(Box::new(one.record()))))
+    }
+
     /// Makes a sandbox of a template or a snapshot.
     pub(crate) async fn create(
         self: &Arc<Self>,
         tenant: &Arc<str>,
         wanted: CreateOptions,
+    ) -> Result<Arc<Sandbox>, ErrorResponse> {
+        self.create_keyed(tenant, wanted, None).await
+    }
+
+    async fn create_keyed(
+        self: &Arc<Self>,
+        tenant: &Arc<str>,
+        wanted: CreateOptions,
+        key: Option<CreationKey>,
     ) -> Result<Arc<Sandbox>, ErrorResponse> {
         self.memory.admit(1).await?;
         let snapshot = match self.has_template(&wanted.template) {
@@ -47,6 +133,7 @@ impl Sandboxes {
         };
         let envs = snapshot.as_ref().map(|known| known.record.envs.clone()).unwrap_or_default();
         let directory = snapshot.as_ref().and_then(|known| known.record.directory.clone());
+        let root = snapshot.as_ref().is_some_and(|known| known.record.root);
         let has_envs = !(envs.is_empty() && wanted.settings.envs.is_empty());
         if has_envs && !warm.config.linux {
             let message = "`envVars` needs a template of a Linux program; this one evaluates code";
@@ -75,8 +162,15 @@ impl Sandboxes {
         let mut settings = wanted.settings;
         settings.envs = envs.into_iter().chain(settings.envs).collect();
         settings.directory = settings.directory.or(directory);
-        let sandbox = self.assemble(tenant, (name, base), settings, session, times)?;
+        settings.root |= root;
+        let mut sandbox = self.assemble(tenant, (name, base), settings, session, times)?;
+        sandbox.key = key;
+        let sandbox = Arc::new(sandbox);
         self.admit(vec![sandbox.clone()]).await?;
+        if sandbox.key.is_some() {
+            // Another host may have the key if the lease was lost meanwhile.
+            self.ledger.check(&*sandbox)?;
+        }
         self.goes_on(&sandbox, due);
         Ok(sandbox)
     }
@@ -94,7 +188,7 @@ impl Sandboxes {
         settings: SandboxSettings,
         session: Session,
         times: Times,
-    ) -> Result<Arc<Sandbox>, ErrorResponse> {
+    ) -> Result<Sandbox, ErrorResponse> {
         settings.check_size()?;
         let charge = Charge::default();
         charge.measure(&session);
@@ -103,6 +197,6 @@ impl Sandboxes {
         let id = self.ledger.new_id(tenant)?;
         let mut sandbox = Sandbox::new(id, random(24)?, of, settings, life, times);
         (sandbox.charge, sandbox.base) = (charge, base);
-        Ok(Arc::new(sandbox))
+        Ok(sandbox)
     }
 }

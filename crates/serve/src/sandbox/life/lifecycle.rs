@@ -23,6 +23,7 @@ use crate::sandbox::life::sandbox::{Residency, Sandbox};
 use crate::sandbox::life::saving::Saving;
 use crate::sandbox::life::tasks::{blocking, to_its_end};
 use crate::sandbox::records::record::state_reference;
+use crate::sandbox::records::store::StoredSandbox;
 
 /// How long a client waits for the end of a sandbox with a running call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -140,7 +141,7 @@ impl Sandboxes {
     /// Removes a killed sandbox from the ledger, and then from the store.
     async fn strike(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
         self.ledger.remove(&**sandbox).await?;
-        let (this, name) = (self.clone(), format!("sandbox-{}", sandbox.id));
+        let (this, name) = (self.clone(), sandbox.saved_name());
         blocking(move || {
             this.untag(&name);
             Ok(())

@@ -4,7 +4,7 @@
 //! tenant exceeds its limit. Sandboxes that the directory has when a server starts are served
 //! again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use hyper::StatusCode;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::audit::AuditLog;
+use crate::concurrency::Permit;
 use crate::cpu_time::{CpuTimer, take_outbound_bytes};
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
@@ -24,13 +25,15 @@ use crate::sandbox::catalog::builds::Builds;
 use crate::sandbox::catalog::template::Warm;
 use crate::sandbox::config::SandboxConfig;
 use crate::sandbox::http::session_error::refused;
+use crate::sandbox::http::token_search::TokenSearch;
+use crate::sandbox::life::key_turns::KeyTurns;
 use crate::sandbox::life::random::random;
 use crate::sandbox::life::sandbox::{Residency, Sandbox, Times, next_event};
 use crate::sandbox::life::tasks::{blocking, to_its_end};
 use crate::sandbox::life::undo_point::Operation;
 use crate::sandbox::records::directory::Directory;
 use crate::sandbox::records::directory_store::DirectoryStore;
-use crate::sandbox::records::record::{IMAGE, state_reference};
+use crate::sandbox::records::record::{IMAGE, saved_id, saved_name, state_reference};
 use crate::sandbox::records::store::SandboxStore;
 use crate::sandbox::records::stored_elsewhere::StoredElsewhere;
 use crate::sandbox::tenants::accounts::Accounts;
@@ -52,6 +55,8 @@ pub(crate) struct Sandboxes {
     /// The server ends: sandboxes made now would not be saved with the others. Changed under the
     /// lock of `all`.
     pub(crate) ending: AtomicBool,
+    /// Keys of requests that make sandboxes now.
+    pub(crate) keys: Arc<KeyTurns>,
     pub(crate) opened: Mutex<HashMap<String, Guest>>,
     pub(crate) ledger: Arc<dyn SandboxStore>,
     pub(crate) quota: Quota,
@@ -75,6 +80,10 @@ pub(crate) struct Sandboxes {
     /// Reads of the files of running programs.
     #[cfg(feature = "linux")]
     pub(crate) views: TenantQueue,
+    /// Searches of clients with signed URLs that name no sandbox.
+    pub(crate) token_search: TokenSearch,
+    /// Lists of sandboxes and snapshots that are read from the ledger of a fleet.
+    lists: TenantQueue,
     directory: Mutex<Option<Directory>>,
 }
 
@@ -87,6 +96,9 @@ const MAX_PULLS: usize = 16;
 #[cfg(feature = "linux")]
 const MAX_VIEWS: usize = 16;
 
+/// Maximum lists that are read from the ledger of a fleet at the same time. Each takes up to 64 KiB
+/// of memory for each of its entries.
+const MAX_LISTS: usize = 4;
 /// Maximum sandboxes of a tenant in a list.
 const MAX_LISTED: usize = 10_000;
 
@@ -170,9 +182,18 @@ impl Sandboxes {
             name.strip_prefix("template-")
                 .is_some_and(|name| name.starts_with(IMAGE) && !is_configured(name))
         };
-        for listed in store.list()? {
-            if ledger.is_orphan(&listed.tag.name) || is_image(&listed.tag.name) {
-                store.untag(&listed.tag.name)?;
+        let names: BTreeSet<String> =
+            store.list()?.into_iter().map(|listed| listed.tag.name).collect();
+        // A record may name a state that is not there: then the other one is the last of its kind.
+        let is_last = |name: &str| {
+            saved_id(name).is_some_and(|(id, second)| {
+                records.iter().any(|record| record.id == id)
+                    && !names.contains(&saved_name(id, !second))
+            })
+        };
+        for name in &names {
+            if ledger.is_orphan(name) && !is_last(name) || is_image(name) {
+                store.untag(name)?;
             }
         }
         store.gc()?;
@@ -185,6 +206,7 @@ impl Sandboxes {
             all: Mutex::new(all.collect()),
             killed: Arc::default(),
             ending: AtomicBool::new(false),
+            keys: Arc::default(),
             opened: Mutex::new(HashMap::new()),
             ledger,
             quota,
@@ -203,6 +225,8 @@ impl Sandboxes {
             pulls: TenantQueue::new("pull of the snapshot", MAX_PULLS, waiting),
             #[cfg(feature = "linux")]
             views: TenantQueue::new("read of the files", MAX_VIEWS, waiting),
+            token_search: TokenSearch::default(),
+            lists: TenantQueue::new("list", MAX_LISTS, waiting),
             directory: Mutex::new(Some(directory)),
             boot,
             builds: Builds::default(),
@@ -289,21 +313,30 @@ impl Sandboxes {
     /// The second value is the number of entries that cannot be read.
     pub(crate) async fn list(
         &self,
-        tenant: &str,
+        tenant: &Arc<str>,
     ) -> Result<(Vec<Arc<Sandbox>>, usize), ErrorResponse> {
-        let mut own: Vec<_> = lock(&self.all)
-            .values()
-            .filter(|sandbox| *sandbox.tenant == *tenant)
-            .cloned()
-            .collect();
+        let mut own: Vec<_> =
+            lock(&self.all).values().filter(|sandbox| sandbox.tenant == *tenant).cloned().collect();
+        let _place = self.list_place(tenant).await?;
         let known = self.ledger.sandboxes_of(tenant, MAX_LISTED).await?;
-        for record in known.records {
-            if !own.iter().any(|sandbox| sandbox.id == record.id) {
-                own.push(Arc::new(Sandbox::recorded(record)));
-            }
-        }
+        let here: HashSet<String> = own.iter().map(|sandbox| sandbox.id.clone()).collect();
+        let elsewhere = known.records.into_iter().filter(|record| !here.contains(&record.id));
+        own.extend(elsewhere.map(|record| Arc::new(Sandbox::recorded(record))));
         own.sort_by(|one, two| (one.started, &one.id).cmp(&(two.started, &two.id)));
         Ok((own, known.unreadable))
+    }
+
+    /// A place among the lists that are read from the ledger of a fleet. The lists of one server
+    /// need none.
+    pub(crate) async fn list_place(
+        &self,
+        tenant: &Arc<str>,
+    ) -> Result<Option<Permit>, ErrorResponse> {
+        if !self.ledger.releases() {
+            return Ok(None);
+        }
+        let patience = self.config.call_timeout;
+        self.lists.enter(&self.accounts, tenant, patience).await.map(Some)
     }
 
     /// A life that begins now.
@@ -521,7 +554,7 @@ impl Sandboxes {
         for session in forks {
             let of = (sandbox.template.clone(), sandbox.base.clone());
             let settings = sandbox.present_settings();
-            let fork = self.assemble(&sandbox.tenant, of, settings, session, times)?;
+            let fork = Arc::new(self.assemble(&sandbox.tenant, of, settings, session, times)?);
             fork.join(&family);
             fork.has_checkpoints.store(has_checkpoints, Ordering::Relaxed);
             made.push(fork);

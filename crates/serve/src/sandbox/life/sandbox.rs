@@ -18,6 +18,7 @@ use crate::error_response::ErrorResponse;
 use crate::failure::describe;
 use crate::lock::lock;
 use crate::sandbox::agent::commands::Commands;
+use crate::sandbox::agent::connect::ConnectError;
 use crate::sandbox::agent::output_router::OutputRouter;
 use crate::sandbox::agent::watchers::Watchers;
 use crate::sandbox::catalog::base_state::BaseState;
@@ -26,7 +27,8 @@ use crate::sandbox::connections::connection_audit::connection_log;
 use crate::sandbox::connections::network::SandboxNetwork;
 use crate::sandbox::http::session_error::refused;
 use crate::sandbox::life::undo_point::{MARK, UndoPoint, undo};
-use crate::sandbox::records::record::{SandboxRecord, SandboxSettings, milliseconds};
+use crate::sandbox::records::creation_key::CreationKey;
+use crate::sandbox::records::record::{SandboxRecord, SandboxSettings, milliseconds, saved_name};
 use crate::sandbox::records::store::{StoreEntry, StoredSandbox};
 use crate::sandbox::tenants::charge::Charge;
 use crate::sandbox::tenants::usage::Usage;
@@ -127,6 +129,10 @@ pub(crate) struct Sandbox {
     pub(crate) base: Option<BaseState>,
     /// The next resume drops the memory of its saved state.
     restarts: AtomicBool,
+    /// Its saved state has the second of its two names.
+    pub(crate) second_name: AtomicBool,
+    /// The key of the request that made it. Its forks have none.
+    pub(crate) key: Option<CreationKey>,
     /// Its standing in the store of sandboxes.
     pub(crate) standing: StoreEntry,
 }
@@ -138,6 +144,10 @@ impl StoredSandbox for Sandbox {
 
     fn is_saved(&self) -> bool {
         self.saved.load(Ordering::Relaxed)
+    }
+
+    fn saved_name(&self) -> String {
+        saved_name(&self.id, self.second_name.load(Ordering::Relaxed))
     }
 
     #[cfg(feature = "fleet")]
@@ -220,6 +230,8 @@ impl Sandbox {
             goes_on: AtomicBool::new(false),
             base: None,
             restarts: AtomicBool::new(false),
+            second_name: AtomicBool::new(false),
+            key: None,
             standing: StoreEntry::default(),
         }
     }
@@ -241,7 +253,8 @@ impl Sandbox {
         this.saved = AtomicBool::new(true);
         this.goes_on = AtomicBool::new(record.goes_on);
         this.charge = Charge::saved(record.memory, record.stored);
-        this.base = record.base;
+        (this.base, this.key) = (record.base, record.key);
+        this.second_name = AtomicBool::new(record.second_name);
         this.set_restarts(record.restarts);
         this
     }
@@ -272,6 +285,8 @@ impl Sandbox {
             memory: self.charge.measured(),
             base: self.base.clone(),
             restarts: self.restarts(),
+            second_name: self.second_name.load(Ordering::Relaxed),
+            key: self.key.clone(),
         }
     }
 
@@ -314,6 +329,13 @@ impl Sandbox {
     pub(crate) fn leave_family(&self) {
         self.has_checkpoints.store(false, Ordering::Relaxed);
         *lock(&self.family) = Family::default();
+    }
+
+    /// Ends its commands and watchers for their clients, since the guest is saved or replaced.
+    pub(crate) fn end_programs(&self, why: &str) {
+        let why = ConnectError::new("unavailable", why);
+        self.commands.end(&why);
+        self.watchers.end(&why);
     }
 
     /// Notes whether a session has named checkpoints.

@@ -2,9 +2,10 @@
 //!
 //! Promises: a paused sandbox and its record are in the store before its client is answered. A
 //! pause without memory keeps the files, and starts the state that the sandbox began in with them:
-//! at once, or at the next resume if the sandbox is in the store already. Saves that are not forced
-//! by the end of the server take turns by tenant. A host of a fleet that ends saves its sandboxes
-//! also with a full disk.
+//! at once, or at the next resume if the sandbox is in the store already. Until such a pause is
+//! recorded, the guest lives on with its memory and the store keeps the state of the last save, so
+//! one that is refused changes nothing. Saves that are not forced by the end of the server take
+//! turns by tenant. A host of a fleet that ends saves its sandboxes also with a full disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,15 +18,16 @@ use tokio::sync::OwnedMutexGuard;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
-use crate::sandbox::agent::connect::ConnectError;
+use crate::sandbox::catalog::base_guest::BaseGuest;
 use crate::sandbox::catalog::snapshots::own_bytes;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Residency, Sandbox, next_event};
 use crate::sandbox::life::tasks::{blocking, to_its_end};
 use crate::sandbox::life::undo_point::UndoPoint;
 use crate::sandbox::records::memory_directory::MemoryDirectory;
-use crate::sandbox::records::record::{SandboxRecord, state_reference};
-use crate::sandbox::records::store::SavedState;
+use crate::sandbox::records::record::{SandboxRecord, saved_name, state_reference};
+use crate::sandbox::records::store::{SavedState, StoredSandbox};
+use crate::sandbox::tenants::charge::memory_of;
 
 /// How a sandbox is saved.
 #[derive(Clone, Copy, Default)]
@@ -93,16 +95,15 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Saves a state in the store of `dir`, and hands it to the fleet. Returns its own bytes as
-    /// well.
+    /// Saves a state as `name` in the store of `dir`, and hands it to the fleet. Returns its own
+    /// bytes as well.
     fn store_state(
         &self,
-        sandbox: &Sandbox,
+        name: &str,
         session: &mut Session,
         dir: &Path,
     ) -> Result<(u64, SavedState), ErrorResponse> {
-        let name = state_reference(dir, &format!("sandbox-{}", sandbox.id));
-        let to: Reference = name.parse().map_err(|error| internal(&error))?;
+        let to: Reference = state_reference(dir, name).parse().map_err(|error| internal(&error))?;
         let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
         let bytes = own_bytes(&saved);
         Ok((bytes, self.ledger.save_state(dir, &saved, bytes)?))
@@ -118,7 +119,7 @@ impl Sandboxes {
     ) -> Result<(u64, SavedState), ErrorResponse> {
         let stored = MemoryDirectory::create(&sandbox.id)
             .map_err(|error| internal(&error))
-            .and_then(|memory| self.store_state(sandbox, session, memory.path()));
+            .and_then(|memory| self.store_state(&sandbox.saved_name(), session, memory.path()));
         stored.map_err(|error| {
             tracing::warn!(id = sandbox.id, why = error.message, "not saved through memory");
             full
@@ -129,28 +130,26 @@ impl Sandboxes {
         self: Arc<Self>,
         sandbox: Arc<Sandbox>,
         mut life: OwnedMutexGuard<Residency>,
-        Saving { pause, ending, files_only }: Saving,
+        how: Saving,
     ) -> Result<(), ErrorResponse> {
+        let Saving { pause, ending, files_only } = how;
         let base = match files_only {
             true => Some(self.base_guest(&sandbox).await?),
             false => None,
         };
+        if let Some(base) = base.filter(|_| matches!(*life, Residency::Live(_))) {
+            return self.save_restarted(sandbox, life, base, how).await;
+        }
         let (this, own) = (self.clone(), sandbox.clone());
-        let (mut life, saved) = blocking(move || {
+        let (life, saved) = blocking(move || {
             let session = match &mut *life {
                 Residency::Live(session) => session,
                 Residency::Saved => return Ok((life, None)),
                 other => return Err(other.absent(&own.id)),
             };
             this.ledger.check(&*own)?;
-            // A pause that is refused leaves the guest as it was.
-            let mut fresh = match &base {
-                Some(base) => Some(this.restart_guest(base, session)?),
-                None => None,
-            };
-            let kept = fresh.as_mut().unwrap_or(session);
-            own.goes_on.store(next_event(kept).is_some(), Ordering::Relaxed);
-            let here = this.store_state(&own, kept, &this.config.dir);
+            own.goes_on.store(next_event(session).is_some(), Ordering::Relaxed);
+            let here = this.store_state(&own.saved_name(), session, &this.config.dir);
             let (bytes, saved) = match here {
                 Ok(stored) => {
                     this.ledger.saved_here(&*own);
@@ -159,30 +158,18 @@ impl Sandboxes {
                     stored
                 }
                 Err(refusal) if ending && is_full(&refusal) && this.ledger.releases() => {
-                    this.store_state_past_disk(&own, kept, refusal)?
+                    this.store_state_past_disk(&own, session, refusal)?
                 }
                 Err(refusal) => return Err(refusal),
             };
             own.charge.store(bytes);
             // A state that was to be restarted has a successor.
             own.set_restarts(false);
-            if let Some(fresh) = fresh {
-                own.charge.measure_now(&fresh);
-                // The processes, contexts and checkpoints of the old guest end.
-                **session = fresh;
-                *lock(&own.mark) = UndoPoint::default();
-                own.leave_family();
-            }
             if pause || ending {
-                let why = "the sandbox is saved, and its programs with it";
-                let why = ConnectError::new("unavailable", why);
-                own.commands.end(&why);
-                own.watchers.end(&why);
+                own.end_programs("the sandbox is saved, and its programs with it");
             }
-            if let Residency::Live(session) = &mut *life {
-                // A relative may have made or dropped some.
-                own.note_checkpoints(session);
-            }
+            // A relative may have made or dropped some.
+            own.note_checkpoints(session);
             if !own.is_branched() {
                 *life = Residency::Saved;
                 own.charge.release();
@@ -203,10 +190,102 @@ impl Sandboxes {
         if drops {
             sandbox.set_restarts(true);
             sandbox.charge.forget_measured();
-            let why = ConnectError::new("unavailable", "the sandbox is paused without its memory");
-            sandbox.commands.end(&why);
-            sandbox.watchers.end(&why);
+            sandbox.end_programs("the sandbox is paused without its memory");
         }
+        self.note_saved(&sandbox, life, how, release);
+        Ok(())
+    }
+
+    /// Pauses a live sandbox without its memory: a guest of `base` with its files takes the place
+    /// of the guest once that is recorded.
+    async fn save_restarted(
+        self: Arc<Self>,
+        sandbox: Arc<Sandbox>,
+        mut life: OwnedMutexGuard<Residency>,
+        base: BaseGuest,
+        how: Saving,
+    ) -> Result<(), ErrorResponse> {
+        let (this, own) = (self.clone(), sandbox.clone());
+        let second = !sandbox.second_name.load(Ordering::Relaxed);
+        let name = saved_name(&sandbox.id, second);
+        let to = name.clone();
+        let (mut life, fresh, (bytes, saved)) = blocking(move || {
+            let Residency::Live(session) = &mut *life else { return Err(life.absent(&own.id)) };
+            this.ledger.check(&*own)?;
+            let mut fresh = this.restart_guest(&base, session)?;
+            let stored = this.store_state(&to, &mut fresh, &this.config.dir);
+            // A save that fails late may have named it.
+            let stored = stored.inspect_err(|_| this.untag(&to))?;
+            Ok((life, fresh, stored))
+        })
+        .await?;
+        let record = SandboxRecord {
+            paused: how.pause,
+            goes_on: next_event(&fresh).is_some(),
+            stored: bytes,
+            memory: memory_of(&fresh),
+            restarts: false,
+            second_name: second,
+            ..sandbox.record()
+        };
+        let (goes_on, memory) = (record.goes_on, record.memory);
+        let release = self.ledger.releases() && (how.ending || how.pause);
+        let saved = Some(saved.replacing_guest());
+        let updated = self.ledger.update(&*sandbox, record, saved, release).await;
+        // A change that failed may be on the disk: the state that it names is needed until the
+        // record before is back.
+        let is_needed = updated.is_err() && !self.restore_record(&sandbox).await;
+        let (this, own) = (self.clone(), sandbox.clone());
+        let life = blocking(move || {
+            drop(fresh);
+            if let Err(refusal) = updated {
+                if !is_needed {
+                    this.untag(&name);
+                }
+                return Err(refusal);
+            }
+            this.untag(&own.saved_name());
+            own.second_name.store(second, Ordering::Relaxed);
+            this.ledger.saved_here(&*own);
+            own.goes_on.store(goes_on, Ordering::Relaxed);
+            own.set_restarts(false);
+            own.charge.store(bytes);
+            own.charge.set(memory);
+            own.charge.release();
+            // The processes, contexts and checkpoints of the old guest end.
+            *life = Residency::Saved;
+            *lock(&own.mark) = UndoPoint::default();
+            own.leave_family();
+            own.end_programs("the sandbox is saved without its memory");
+            Ok(life)
+        })
+        .await?;
+        sandbox.saved.store(true, Ordering::Relaxed);
+        self.note_saved(&sandbox, life, how, release);
+        Ok(())
+    }
+
+    /// Undoes a change of a record that failed: whether the record is as before.
+    async fn restore_record(&self, sandbox: &Arc<Sandbox>) -> bool {
+        // The states of a fleet are not in the directory of this host.
+        if self.ledger.releases() {
+            return true;
+        }
+        let restored = match sandbox.is_saved() {
+            true => self.ledger.update(&**sandbox, sandbox.record(), None, false).await,
+            false => self.ledger.remove(&**sandbox).await,
+        };
+        restored.is_ok()
+    }
+
+    /// Shows a sandbox as saved, and leaves it to other hosts if it is released.
+    fn note_saved(
+        &self,
+        sandbox: &Arc<Sandbox>,
+        mut life: OwnedMutexGuard<Residency>,
+        Saving { pause, ending, .. }: Saving,
+        release: bool,
+    ) {
         // Only now: a client that sees a paused sandbox relies on its save.
         sandbox.times().paused = pause;
         if release {
@@ -218,6 +297,5 @@ impl Sandboxes {
             lock(&self.all).remove(&sandbox.id);
             self.stored_elsewhere.add(&sandbox.tenant, sandbox.charge.stored());
         }
-        Ok(())
     }
 }

@@ -14,7 +14,7 @@ use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::life::random::random;
 use crate::sandbox::life::tasks::blocking;
-use crate::sandbox::records::record::{Records, state_reference};
+use crate::sandbox::records::record::{Records, saved_id, state_reference};
 use crate::sandbox::records::store::{
     SandboxRecord, SandboxStore, SavedState, SnapshotRecord, StoredSandbox, StoredSnapshot,
 };
@@ -124,7 +124,7 @@ impl SandboxStore for DirectoryStore {
     }
 
     fn source(&self, dir: &Path, sandbox: &dyn StoredSandbox) -> Result<String, ErrorResponse> {
-        Ok(state_reference(dir, &format!("sandbox-{}", sandbox.id())))
+        Ok(state_reference(dir, &sandbox.saved_name()))
     }
 
     fn known_snapshots(&self) -> Vec<SnapshotRecord> {
@@ -211,9 +211,13 @@ impl SandboxStore for DirectoryStore {
     }
 
     fn is_orphan(&self, name: &str) -> bool {
-        match name.split_once('-') {
-            Some(("snap", id)) => !self.snapshots.has(id),
-            Some(("sandbox", id)) => !self.sandboxes.has(id),
+        match (name.strip_prefix("snap-"), saved_id(name)) {
+            (Some(id), _) => !self.snapshots.has(id),
+            (_, Some((id, second))) => match self.sandboxes.peek::<SandboxRecord>(id) {
+                Ok(record) => record.is_none_or(|record| record.second_name != second),
+                // It may name either.
+                Err(_) => false,
+            },
             _ => false,
         }
     }
@@ -236,6 +240,7 @@ mod tests {
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             envs: BTreeMap::new(),
             directory: None,
+            root: false,
             built: None,
             base: None,
             stored: 0,

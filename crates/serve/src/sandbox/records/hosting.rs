@@ -3,17 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hyper::HeaderMap;
+use axum::body::Body;
+use hyper::{HeaderMap, Request};
 
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::agent::connect::ConnectError;
 use crate::sandbox::http::authorization::TOKENS;
 use crate::sandbox::http::keys::same;
+use crate::sandbox::http::signature::is_signed_by;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Residency, Sandbox};
 use crate::sandbox::records::store::{
-    Anchor, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse,
+    Anchor, SandboxAccess, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse,
 };
 
 impl SandboxHost for Sandboxes {
@@ -28,13 +30,14 @@ impl SandboxHost for Sandboxes {
         }
     }
 
-    fn permits(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool {
+    fn proves(&self, request: &Request<Body>, access: &SandboxAccess, inside: bool) -> bool {
+        let headers = request.headers();
         if !inside {
-            return self.config.keys.tenant(headers).is_ok_and(|tenant| *tenant == *record.tenant);
+            return self.config.keys.tenant(headers).is_ok_and(|tenant| tenant == access.tenant);
         }
-        let shown = TOKENS.iter().filter_map(|name| headers.get(*name));
-        !record.paused
-            && shown.into_iter().any(|shown| same(shown.as_bytes(), record.token.as_bytes()))
+        let mut shown = TOKENS.iter().filter_map(|name| headers.get(*name));
+        shown.any(|shown| same(shown.as_bytes(), access.token.as_bytes()))
+            || is_signed_by(request, &access.token)
     }
 
     fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {

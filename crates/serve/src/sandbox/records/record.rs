@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::sandbox::bodies::network_rules::NetworkRules;
 use crate::sandbox::bodies::unknown_fields::UnknownFields;
 use crate::sandbox::catalog::base_state::BaseState;
+use crate::sandbox::records::creation_key::CreationKey;
 
 /// Settings that a client chose for a sandbox. Its forks have the same.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -38,6 +39,9 @@ pub(crate) struct SandboxSettings {
     /// Where commands start, if its template says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) directory: Option<String>,
+    /// Commands without a user run as `root`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) root: bool,
     /// Rules for its connections.
     #[serde(default, skip_serializing_if = "NetworkRules::is_default")]
     pub(crate) network: NetworkRules,
@@ -95,6 +99,12 @@ pub(crate) struct SandboxRecord {
     /// The next resume drops the memory of its saved state: it starts `base` with its files.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) restarts: bool,
+    /// Its saved state has the second of its two names.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) second_name: bool,
+    /// The key of the request that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) key: Option<CreationKey>,
 }
 
 impl SandboxRecord {
@@ -119,6 +129,9 @@ pub(crate) struct SnapshotRecord {
     /// Where commands of sandboxes made from it start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) directory: Option<String>,
+    /// Commands without a user of sandboxes made from it run as `root`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) root: bool,
     /// Set for a template.
     #[serde(default)]
     pub(crate) built: Option<BuiltTemplate>,
@@ -140,6 +153,8 @@ pub(crate) fn milliseconds(time: SystemTime) -> u64 {
 
 /// The names of templates that the server makes of images for builds begin like this.
 pub(crate) const IMAGE: &str = "image-";
+/// The end of the second name of a saved sandbox. No id has a dot.
+const SECOND: &str = ".2";
 /// The names of states after steps of a build begin like this.
 pub(crate) const LAYER: &str = "layer:";
 
@@ -217,6 +232,14 @@ impl Records {
         }
     }
 
+    /// A record, if it exists. One that cannot be read is an error, and is left where it is.
+    pub(crate) fn peek<T: DeserializeOwned>(&self, id: &str) -> io::Result<Option<T>> {
+        match fs::read(self.path(id)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            text => Ok(Some(serde_json::from_slice(&text?)?)),
+        }
+    }
+
     /// Removes a record, if it exists.
     pub(crate) fn remove(&self, id: &str) -> io::Result<()> {
         match fs::remove_file(self.path(id)) {
@@ -233,7 +256,9 @@ impl Records {
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
-            match serde_json::from_slice(&fs::read(&path)?) {
+            let read: io::Result<T> =
+                fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+            match read {
                 Ok(record) => all.push(record),
                 Err(error) => tracing::error!(path = %path.display(), %error, "not a record"),
             }
@@ -244,6 +269,18 @@ impl Records {
 
 fn sync(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
+}
+
+/// The name of a saved sandbox in the store. Each has two, so that a state can take the place of
+/// the one before when its record does.
+pub(crate) fn saved_name(id: &str, second: bool) -> String {
+    format!("sandbox-{id}{}", if second { SECOND } else { "" })
+}
+
+/// The id of a saved sandbox, and whether it is under its second name.
+pub(crate) fn saved_id(name: &str) -> Option<(&str, bool)> {
+    let id = name.strip_prefix("sandbox-")?;
+    Some(id.strip_suffix(SECOND).map_or((id, false), |id| (id, true)))
 }
 
 /// The reference of an object in the store.
@@ -289,6 +326,7 @@ mod tests {
             names: vec!["n".to_owned()],
             envs: BTreeMap::new(),
             directory: None,
+            root: false,
             built: None,
             stored: 0,
             base: None,
@@ -298,6 +336,8 @@ mod tests {
         records.store_record("b", &record).unwrap();
         fs::write(dir.path().join("snapshots/c.json"), "{").unwrap();
         fs::write(dir.path().join("snapshots/d.part"), "{").unwrap();
+        // The disk refuses to read it.
+        fs::create_dir(dir.path().join("snapshots/e.json")).unwrap();
         assert_eq!(records.all::<SnapshotRecord>().unwrap().len(), 2);
         records.remove("a").unwrap();
         records.remove("a").unwrap();

@@ -14,6 +14,7 @@ use async_trait::async_trait;
 
 #[cfg(feature = "fleet")]
 pub(crate) use crate::sandbox::bodies::unknown_fields::UnknownFields;
+pub(crate) use crate::sandbox::records::creation_key::CreationKey;
 #[cfg(all(test, feature = "fleet"))]
 pub(crate) use crate::sandbox::records::record::BuiltTemplate;
 pub(crate) use crate::sandbox::records::record::{SandboxRecord, SnapshotRecord};
@@ -60,6 +61,20 @@ impl StoreEntry {
 pub(crate) struct SavedState {
     #[cfg(feature = "fleet")]
     pub(crate) state: Option<State>,
+    /// The guest lives on if the change that names this state fails, and no later change names it.
+    #[cfg(feature = "fleet")]
+    pub(crate) replaces_guest: bool,
+}
+
+impl SavedState {
+    /// A state that takes the place of its guest once it is recorded.
+    pub(crate) fn replacing_guest(self) -> Self {
+        Self {
+            #[cfg(feature = "fleet")]
+            replaces_guest: true,
+            ..self
+        }
+    }
 }
 
 /// The sandboxes of a tenant in a store.
@@ -78,11 +93,22 @@ pub(crate) struct StoredSnapshot {
     pub(crate) kept: SavedState,
 }
 
+/// The sandbox of a key of requests.
+pub(crate) enum KeyState {
+    /// No sandbox of it exists.
+    Free,
+    /// A request makes one now.
+    Pending,
+    Made(Box<SandboxRecord>),
+}
+
 /// A sandbox as its store sees it.
 pub(crate) trait StoredSandbox: Send + Sync {
     fn id(&self) -> &str;
     /// Whether a state of it was saved.
     fn is_saved(&self) -> bool;
+    /// The name of its saved state in the directory of this server.
+    fn saved_name(&self) -> String;
     #[cfg(feature = "fleet")]
     fn record(&self) -> SandboxRecord;
     #[cfg(feature = "fleet")]
@@ -148,7 +174,18 @@ pub(crate) trait SandboxStore: Send + Sync {
         TenantUse { window, ..TenantUse::default() }
     }
 
-    /// Records a new sandbox. A store in files records only saved ones.
+    /// The sandbox of a key on any host. `None` if each server has its own keys.
+    async fn key_state(
+        &self,
+        tenant: &str,
+        key: &CreationKey,
+    ) -> Result<Option<KeyState>, ErrorResponse> {
+        let _ = (tenant, key);
+        Ok(None)
+    }
+
+    /// Records a new sandbox; fails if another one has its key. A store in files records only saved
+    /// ones.
     async fn create(
         &self,
         sandbox: &dyn StoredSandbox,
@@ -261,7 +298,8 @@ pub(crate) trait SandboxStore: Send + Sync {
 mod shared {
     use std::sync::Arc;
 
-    use hyper::HeaderMap;
+    use axum::body::Body;
+    use hyper::{HeaderMap, Request};
     use serde::{Deserialize, Serialize};
 
     use super::{SandboxRecord, StoredSandbox, TenantUse, UnknownFields};
@@ -319,6 +357,18 @@ mod shared {
         Other,
     }
 
+    /// The proof that requests about a sandbox need.
+    pub(crate) struct SandboxAccess {
+        pub(crate) tenant: Arc<str>,
+        pub(crate) token: String,
+    }
+
+    impl SandboxAccess {
+        pub(crate) fn of(record: &SandboxRecord) -> Self {
+            Self { tenant: record.tenant.as_str().into(), token: record.token.clone() }
+        }
+    }
+
     /// The sandboxes of this server, as its fleet sees them.
     pub(crate) trait SandboxHost: Send + Sync {
         /// Whether this server knows about a sandbox: it is here, or it is being killed here.
@@ -327,9 +377,15 @@ mod shared {
         /// Whether this server may answer for a sandbox that is here.
         fn check(&self, id: &str) -> Result<(), ErrorResponse>;
 
-        /// Whether a request may move a sandbox to this host: its key is that of the tenant, or it
-        /// shows the token of a running sandbox.
-        fn permits(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool;
+        /// Whether a request shows a key of the tenant, or the token of the sandbox or a signature
+        /// by it if it is for its inside.
+        fn proves(&self, request: &Request<Body>, access: &SandboxAccess, inside: bool) -> bool;
+
+        /// Whether a request may move a sandbox to this host: it proves its access, and the sandbox
+        /// runs if the request is for its inside.
+        fn permits(&self, request: &Request<Body>, record: &SandboxRecord, inside: bool) -> bool {
+            !(inside && record.paused) && self.proves(request, &SandboxAccess::of(record), inside)
+        }
 
         /// The tenant of a key.
         fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>>;

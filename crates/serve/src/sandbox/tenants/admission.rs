@@ -50,7 +50,8 @@ pub(crate) struct Holdings {
 impl Holdings {
     fn add(&mut self, sandbox: &Sandbox) {
         self.sandboxes += 1;
-        self.memory = self.memory.saturating_add(sandbox.charge.memory());
+        let memory = sandbox.charge.memory().saturating_add(sandbox.watchers.bytes());
+        self.memory = self.memory.saturating_add(memory);
         self.stored = self.stored.saturating_add(sandbox.charge.stored());
     }
 }
@@ -98,6 +99,7 @@ impl Sandboxes {
             }
             // The counts of other hosts are late by a moment: the ledger decides.
             let most = self.max_sandboxes(&tenant);
+            let _place = self.list_place(&tenant).await?;
             let known = self.ledger.sandboxes_of(&tenant, most.saturating_add(1)).await?;
             self.take_in(&new, Some(&known))?;
         }
@@ -318,6 +320,7 @@ impl Sandboxes {
             return Ok(());
         }
         self.quota.count(&*self.ledger, tenant).await?;
+        let _place = self.list_place(tenant).await?;
         // The size of an unreadable entry is not known.
         let known = self.ledger.sandboxes_of(tenant, usize::MAX).await?;
         let bytes = {

@@ -1,7 +1,9 @@
 //! Sandboxes of a server without HTTP, of a small guest.
 
 mod ends;
+mod faulty_store;
 mod leases;
+mod refused_pauses;
 mod restarts;
 
 use std::path::Path;

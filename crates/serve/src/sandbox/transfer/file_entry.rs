@@ -6,17 +6,16 @@ use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::agent::connect::ConnectError;
+use crate::sandbox::http::user::User;
 use crate::sandbox::transfer::file_metadata;
 
-/// The start of relative paths.
-const HOME: &str = "/home/user";
 /// Maximum bytes of a path in Linux, with the byte that ends it.
 const MAX_PATH_BYTES: usize = 4096;
 
-/// A path in the form of the sandbox.
-pub(crate) fn absolute(path: &str) -> String {
+/// A path in the form of the sandbox. Relative ones start in the user's home.
+pub(crate) fn absolute(path: &str, user: User) -> String {
     let path = path.strip_prefix("~/").unwrap_or(path);
-    if path.starts_with('/') { path.to_owned() } else { format!("{HOME}/{path}") }
+    if path.starts_with('/') { path.to_owned() } else { format!("{}/{path}", user.home()) }
 }
 
 /// Refuses a path that no file can have, before it is copied or hashed.

@@ -1,9 +1,8 @@
-//! Metadata of files: names and values that a client stores with a file, as E2B's agent does in
-//! extended attributes.
+//! Metadata of files: names and values that a client stores with a file, in extended attributes as
+//! E2B's agent does. Programs of Linux guests read and set them too.
 //!
 //! Promises: they follow the file when it is renamed, and the state of the sandbox in forks,
-//! rollbacks and pauses. They count in its files. May break it: a program that changes the folder
-//! `DIRECTORY`, which harms its own sandbox.
+//! rollbacks and pauses. They count in its files.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +11,12 @@ use hyper::{HeaderMap, StatusCode};
 
 use crate::error_response::ErrorResponse;
 
-/// The folder with a file for each that has metadata, under the number of its node, which no other
-/// file gets.
-const DIRECTORY: &str = "/var/lib/afresh/metadata";
+/// The beginning of the names of attributes that are metadata, as in E2B.
+const ATTRIBUTES: &[u8] = b"user.e2b.";
 /// The headers of an upload that carry them.
 const PREFIX: &str = "x-metadata-";
 /// Maximum bytes of the names and values of a file.
 const MAX_BYTES: usize = 4 << 10;
-/// The same in JSON, whose escapes take up to six bytes for one.
-const MAX_STORED: u64 = 8 * MAX_BYTES as u64;
 
 pub(crate) type FileMetadata = BTreeMap<String, String>;
 
@@ -41,27 +37,36 @@ pub(crate) fn read(headers: &HeaderMap) -> Result<FileMetadata, ErrorResponse> {
     Ok(found)
 }
 
-fn place(node: Node) -> String {
-    format!("{DIRECTORY}/{}", node.0)
-}
-
-/// The metadata of a file.
+/// The metadata of a file. Attributes beyond the bytes that an upload may have are left out.
 pub(crate) fn of(tree: &Tree, node: Node) -> FileMetadata {
-    let stored = tree.read_path(place(node), MAX_STORED).unwrap_or_default();
-    serde_json::from_slice(&stored).unwrap_or_default()
+    let mut found = FileMetadata::new();
+    let mut bytes = 0;
+    for name in tree.attribute_names(node).unwrap_or_default() {
+        let Some(short) = name.strip_prefix(ATTRIBUTES) else { continue };
+        let Ok(Some(value)) = tree.attribute(node, &name) else { continue };
+        bytes += short.len() + value.len();
+        if bytes > MAX_BYTES {
+            break;
+        }
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        found.insert(text(short), text(&value));
+    }
+    found
 }
 
 /// Sets the metadata of a file, in place of those before.
 pub(crate) fn set(tree: &mut Tree, node: Node, metadata: &FileMetadata) -> Result<(), Refused> {
-    let place = place(node);
-    if !metadata.is_empty() {
-        let text = serde_json::to_vec(metadata).unwrap_or_default();
-        return tree.write_path(&place, &text, Time::now()).map(drop);
+    let now = Time::now();
+    for name in tree.attribute_names(node)? {
+        if name.starts_with(ATTRIBUTES) {
+            tree.set_attribute(node, &name, None, now)?;
+        }
     }
-    match tree.find(&place) {
-        Ok(_) => tree.remove_path(&place, Time::now()),
-        Err(_) => Ok(()),
+    for (name, value) in metadata {
+        let name = [ATTRIBUTES, name.as_bytes()].concat();
+        tree.set_attribute(node, &name, Some(value.as_bytes()), now)?;
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -83,8 +88,17 @@ mod tests {
         assert_eq!(of(&tree, node), metadata);
         let other = tree.write_path("/b", b"1", Time::now()).unwrap();
         assert!(of(&tree, other).is_empty());
+        let own = tree.attribute(node, b"user.e2b.author").unwrap();
+        assert_eq!(own.as_deref(), Some(&b"me"[..]));
+        tree.set_attribute(node, b"user.other", Some(b"not"), Time::now()).unwrap();
         set(&mut tree, node, &FileMetadata::new()).unwrap();
         assert!(of(&tree, node).is_empty());
+        assert!(tree.attribute(node, b"user.other").unwrap().is_some());
+        // A program can set longer ones than an upload.
+        tree.set_attribute(node, b"user.e2b.a", Some(b"\xff"), Time::now()).unwrap();
+        let long = vec![b'x'; MAX_BYTES];
+        tree.set_attribute(node, b"user.e2b.b", Some(&long), Time::now()).unwrap();
+        assert_eq!(of(&tree, node), [("a".to_owned(), "\u{fffd}".to_owned())].into());
         headers.insert("x-metadata-long", "x".repeat(MAX_BYTES).parse().unwrap());
         assert!(read(&headers).is_err());
     }

@@ -25,6 +25,7 @@ use crate::error_response::ErrorResponse;
 use crate::sandbox::bodies::form::{self, FormError};
 use crate::sandbox::http::answer::{Answer, answer};
 use crate::sandbox::http::signature::FileAccess;
+use crate::sandbox::http::user::User;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::Sandbox;
 use crate::sandbox::life::tasks::blocking;
@@ -54,7 +55,7 @@ pub(crate) async fn read(
     file: FileAccess,
     headers: HeaderMap,
 ) -> Answer {
-    let path = absolute(&file.path.unwrap_or_default());
+    let path = absolute(&file.path.unwrap_or_default(), file.user);
     let zips = wants_gzip(&headers);
     let (this, own) = (all.clone(), file.sandbox.clone());
     let found = all.tree(&file.sandbox, move |tree| {
@@ -155,14 +156,15 @@ pub(crate) async fn write(State(all): All, file: FileAccess, request: Request) -
     if let Some(kind) = form {
         let boundary = form::boundary(&kind).map_err(broken)?;
         let body = Bytes::from_request(request, &()).await.map_err(too_large)?;
-        let files = blocking(move || form_files(&body, &boundary, file.path.as_deref())).await?;
+        let files =
+            blocking(move || form_files(&body, &boundary, file.path.as_deref(), file.user)).await?;
         return keep(&all, &file.sandbox, files, metadata).await;
     }
     let path = file.path.ok_or_else(|| {
         ErrorResponse::new(StatusCode::BAD_REQUEST, "`path` must be the path of the file")
     })?;
     let bytes = Bytes::from_request(request, &()).await.map_err(too_large)?;
-    let files = vec![(absolute(&path), bytes)];
+    let files = vec![(absolute(&path, file.user), bytes)];
     keep(&all, &file.sandbox, files, metadata).await
 }
 
@@ -194,6 +196,7 @@ fn form_files(
     body: &Bytes,
     boundary: &str,
     path: Option<&str>,
+    user: User,
 ) -> Result<Vec<(String, Bytes)>, ErrorResponse> {
     let bad = |message: String| ErrorResponse::new(StatusCode::BAD_REQUEST, message);
     let file = |file: form::FormFile| {
@@ -201,7 +204,7 @@ fn form_files(
         let named =
             named.ok_or_else(|| bad("the form is broken: a file has no name".to_owned()))?;
         check_path(&named)?;
-        Ok((absolute(&named), body.slice(file.content)))
+        Ok((absolute(&named, user), body.slice(file.content)))
     };
     let files = form::files(body, boundary).map_err(broken)?;
     if path.is_some() && files.len() != 1 {
@@ -261,17 +264,20 @@ mod tests {
         };
         let form = |parts: &str| Bytes::from(format!("{parts}--b--"));
         let one = form(&part("a"));
-        let files = form_files(&one, "b", Some("/named")).unwrap();
+        let files = form_files(&one, "b", Some("/named"), User::User).unwrap();
         assert_eq!(files, [("/named".to_owned(), Bytes::from_static(b"x"))]);
         // 10,000 copies of a long path are 600 MB, from 70 KB.
         for parts in [String::new(), part("a").repeat(2), "--b\r\n\r\n\r\n".repeat(10_000)] {
-            let refused = form_files(&form(&parts), "b", Some("/named")).unwrap_err();
+            let refused = form_files(&form(&parts), "b", Some("/named"), User::User).unwrap_err();
             assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{}", refused.message);
         }
-        assert_eq!(form_files(&form(&part("a").repeat(2)), "b", None).unwrap().len(), 2);
+        assert_eq!(
+            form_files(&form(&part("a").repeat(2)), "b", None, User::User).unwrap().len(),
+            2
+        );
         let long = "x".repeat(4096);
-        assert!(form_files(&form(&part(&long)), "b", None).is_err());
-        assert!(form_files(&form(&part(&long[1..])), "b", None).is_ok());
+        assert!(form_files(&form(&part(&long)), "b", None, User::User).is_err());
+        assert!(form_files(&form(&part(&long[1..])), "b", None, User::User).is_ok());
     }
 
     #[test]

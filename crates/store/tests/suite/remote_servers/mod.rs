@@ -2,6 +2,7 @@
 
 mod clients;
 mod collect;
+mod encryption;
 mod faults;
 mod hostile;
 mod kill;

@@ -6,13 +6,13 @@ use afresh_wasm::{ComponentLease, WarmComponent};
 
 use super::{call_error, lease_options, unavailable};
 use crate::guests::backend::{
-    Backend, FrozenGuest, Instance, LiveInstance, SessionLine, StopCall, WarmGuest,
+    Backend, FrozenGuest, Instance, LiveInstance, SessionLine, WarmGuest,
 };
 use crate::guests::call::Entry;
 use crate::guests::verify::Verification;
 use crate::{
-    Answer, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, LeaseError,
-    LeaseOptions, SaveError, SessionError, VerifyError,
+    Answer, CallError, Cause, Guest, InstanceDifference, Kind, LeaseError, LeaseOptions, SaveError,
+    SessionError, VerifyError,
 };
 
 /// The export that a WASI command begins at. In a component it is the `run` of `wasi:cli/run`,
@@ -84,46 +84,14 @@ impl WarmGuest for WarmComponent {
 }
 
 impl LiveInstance for ComponentLease<'_> {
-    fn limited<T>(
-        &mut self,
-        options: &CallOptions,
-        call: impl FnOnce(&mut Self) -> T,
-    ) -> Result<T, Cause> {
-        if *options == CallOptions::new() {
-            return Ok(call(self));
-        }
-        let before = self.set_limits(options.timeout, options.fuel)?;
-        let result = call(self);
-        self.restore_limits(before);
-        Ok(result)
-    }
-
-    fn is_spoiled(&self) -> bool {
-        Self::is_cut_short(self)
-    }
-
-    fn call_stopper(&mut self) -> StopCall {
-        let handle = Self::stop_handle(self);
-        Box::new(move || handle.stop())
-    }
-
-    fn runs_in_task(&self) -> bool {
-        Self::is_asynchronous(self)
-    }
-
     async fn answer_bytes_async(
         &mut self,
         _: &Guest,
         callee: Entry<'_>,
         input: &[u8],
-        options: CallOptions,
     ) -> Result<Vec<u8>, CallError> {
         let name = callee.name();
-        let texts = [read_text(name, input)?];
-        let before = self.set_limits(options.timeout, options.fuel);
-        let before = before.map_err(|error| CallError::option(name, error.into()))?;
-        let answer = self.call_text_async(name, &texts).await;
-        self.restore_limits(before);
+        let answer = self.call_text_async(name, &[read_text(name, input)?]).await;
         answer.map(String::into_bytes).map_err(|error| call_error(name, error))
     }
 
@@ -132,20 +100,12 @@ impl LiveInstance for ComponentLease<'_> {
         guest: &Guest,
         name: &str,
         texts: &[String],
-        options: CallOptions,
     ) -> Result<Answer, CallError> {
-        let before = self.set_limits(options.timeout, options.fuel);
-        let before = before.map_err(|error| CallError::option(name, error.into()))?;
-        let answer = match command(guest, name) {
-            Some(run) => command_answer(&run, self.call_async(&run, &[]).await),
-            None => {
-                let answer = self.call_text_async(name, texts).await;
-                let answer = answer.map_err(|error| call_error(name, error));
-                answer.map(|text| Answer::Values(vec![text]))
-            }
-        };
-        self.restore_limits(before);
-        answer
+        if let Some(run) = command(guest, name) {
+            return command_answer(&run, self.call_async(&run, &[]).await);
+        }
+        let answer = self.call_text_async(name, texts).await;
+        answer.map(|text| Answer::Values(vec![text])).map_err(|error| call_error(name, error))
     }
 
     fn answer_bytes(
@@ -181,10 +141,6 @@ impl LiveInstance for ComponentLease<'_> {
         Err(SaveError::Guest(
             "a component can be saved in its warm state only, not after a call; a core module can",
         ))
-    }
-
-    fn discard_instance(self) {
-        drop(self);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Wasm core modules.
 
 use afresh_files::{FileDifference, Refused, Tree};
+use afresh_memory::FreezePreparation;
 use afresh_pager::SnapshotMemory;
 use afresh_pool::PoolStats;
 use afresh_snapshot::{Branch, Frozen};
@@ -8,15 +9,13 @@ use afresh_wasm::{Session, Val, Warm, parse_arguments, show_value};
 
 use super::{FunctionEntry, call_error, lease_options, unavailable};
 use crate::guests::backend::session_line::{self, SessionGuest, SessionLine, unmoved};
-use crate::guests::backend::{
-    Backend, FileOwner, FrozenGuest, Instance, LiveInstance, StopCall, WarmGuest,
-};
+use crate::guests::backend::{Backend, FileOwner, FrozenGuest, Instance, LiveInstance, WarmGuest};
 use crate::guests::call::{Entry, Function};
 use crate::guests::session_files::SessionFiles;
 use crate::guests::verify::Verification;
 use crate::{
-    Answer, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, Lease, LeaseError,
-    LeaseOptions, Options, SaveError, SessionError, VerifyError,
+    Answer, CallError, Cause, Guest, InstanceDifference, Kind, Lease, LeaseError, LeaseOptions,
+    Options, SaveError, SessionError, VerifyError,
 };
 
 impl WarmGuest for Warm {
@@ -104,48 +103,16 @@ fn find_entry<'e>(
 }
 
 impl LiveInstance for afresh_wasm::Lease<'_> {
-    fn limited<T>(
-        &mut self,
-        options: &CallOptions,
-        call: impl FnOnce(&mut Self) -> T,
-    ) -> Result<T, Cause> {
-        if *options == CallOptions::new() {
-            return Ok(call(self));
-        }
-        let before = self.set_limits(options.timeout, options.fuel)?;
-        let result = call(self);
-        self.restore_limits(before);
-        Ok(result)
-    }
-
-    fn is_spoiled(&self) -> bool {
-        Self::is_cut_short(self)
-    }
-
-    fn call_stopper(&mut self) -> StopCall {
-        let handle = Self::stop_handle(self);
-        Box::new(move || handle.stop())
-    }
-
-    fn runs_in_task(&self) -> bool {
-        Self::is_asynchronous(self)
-    }
-
     async fn answer_bytes_async(
         &mut self,
         guest: &Guest,
         callee: Entry<'_>,
         input: &[u8],
-        options: CallOptions,
     ) -> Result<Vec<u8>, CallError> {
-        let name = callee.name();
         let mut looked_up = None;
         let entry = find_entry(guest, callee, &mut looked_up)?;
-        let before = self.set_limits(options.timeout, options.fuel);
-        let before = before.map_err(|error| CallError::option(name, error.into()))?;
         let answer = self.call_bytes_async(entry, input).await;
-        self.restore_limits(before);
-        answer.map_err(|error| call_error(name, error))
+        answer.map_err(|error| call_error(callee.name(), error))
     }
 
     async fn answer_text_async(
@@ -153,13 +120,9 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
         guest: &Guest,
         name: &str,
         texts: &[String],
-        options: CallOptions,
     ) -> Result<Answer, CallError> {
         let values = read_arguments(guest, name, texts)?;
-        let before = self.set_limits(options.timeout, options.fuel);
-        let before = before.map_err(|error| CallError::option(name, error.into()))?;
         let results = self.call_async(name, &values).await;
-        self.restore_limits(before);
         let results = results.map_err(|error| call_error(name, error))?;
         Ok(Answer::Values(results.iter().map(show_value).collect()))
     }
@@ -196,12 +159,17 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
         differences.map(|(bytes, items)| InstanceDifference { bytes, items })
     }
 
+    fn prepare_present(&mut self) -> Result<Vec<FreezePreparation>, SaveError> {
+        self.prepare_freeze().map_err(|error| SaveError::Freeze(error.into()))
+    }
+
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
         Ok(Box::new(self.freeze().map_err(|error| SaveError::Freeze(error.into()))?))
     }
 
-    fn discard_instance(self) {
-        self.discard();
+    fn freeze_present_behind(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+        let frozen = self.freeze_behind();
+        Ok(Box::new(frozen.map_err(|error| SaveError::Freeze(error.into()))?))
     }
 }
 

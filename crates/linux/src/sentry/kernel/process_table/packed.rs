@@ -62,7 +62,8 @@ mod tests {
     use afresh_budget::{MAX_DECODED, decode};
 
     use super::*;
-    use crate::sentry::kernel::process_table::{FIRST, PROCESSES};
+    use crate::sentry::kernel::identity::FIRST;
+    use crate::sentry::kernel::process_table::PROCESSES;
 
     #[test]
     fn forks_share_their_argument_strings_in_a_snapshot() {

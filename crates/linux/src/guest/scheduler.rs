@@ -1,0 +1,117 @@
+//! The scheduler of a guest: its threads take turns in the one thread that the guest has.
+//!
+//! Promises: a round over all threads ends at the deadline of the call, however many they are and
+//! whatever they wait for. May break it: a reason to wait whose check looks at more than
+//! [`WaitReason::looks`](crate::sentry::WaitReason) counts.
+
+use std::time::{Duration, Instant};
+
+use super::{Guest, StopReason};
+use crate::sentry::{FIRST, ReadySets};
+
+/// Time slice of a thread while others can run.
+const TURN: Duration = Duration::from_millis(4);
+/// Minimum time slice of a thread.
+const MOMENT: Duration = Duration::from_micros(50);
+
+/// Descriptors, interests and connections that a round looks at before it checks the deadline, and
+/// those of one more thread.
+const LOOKS_PER_CHECK: usize = 1 << 10;
+
+/// The outcome of a round over all threads.
+#[derive(Debug)]
+pub(super) enum NextThread {
+    /// A process and its thread that may run.
+    Thread(u32, u32),
+    /// All threads wait.
+    Nothing,
+    /// The guest stops before the round is over.
+    Halt(StopReason),
+}
+
+impl Guest {
+    /// Whether the guest has to stop: time is up, or the caller ends the call.
+    pub(super) fn halt(&mut self, deadline: Instant) -> Option<StopReason> {
+        if Instant::now() >= deadline {
+            return Some(StopReason::Late);
+        }
+        if self.proceeds() { None } else { Some(StopReason::Unheard) }
+    }
+
+    /// Whether other threads, an alarm or the caller have waited for long enough. A thread that
+    /// makes calls without pause is never late otherwise.
+    pub(super) fn turn_is_over(&self) -> bool {
+        let taken = self.turn.elapsed();
+        if taken < MOMENT || self.sentry.state.is_alone() {
+            return false;
+        }
+        let rings = self.sentry.state.rings_at();
+        taken >= TURN || rings.is_some_and(|at| at <= self.sentry.now())
+    }
+
+    /// The end of the running thread's time: after its slice, or when the alarm expires.
+    pub(super) fn turn_ends(&self, deadline: Instant) -> Instant {
+        let state = &self.sentry.state;
+        let now = Instant::now();
+        if state.is_alone() {
+            return match self.sentry.streams.is_polled() {
+                true => deadline.min(now + self.poll),
+                false => deadline,
+            };
+        }
+        let mut ends = self.turn + TURN;
+        if let Some(at) = state.rings_at() {
+            ends = ends.min(now + Duration::from_nanos(at.saturating_sub(self.sentry.now())));
+        }
+        if let Some(left) = state.processor_left() {
+            ends = ends.min(now + Duration::from_nanos(left));
+        }
+        if let Some(rests) = self.rests {
+            ends = ends.min(rests);
+        }
+        // An interrupted process gets a moment to enter the stub.
+        ends.max(now + MOMENT).min(deadline)
+    }
+
+    /// Finds the process and the thread that may run. Expired timers send their signals.
+    pub(super) fn find(&mut self, now: u64, deadline: Instant) -> NextThread {
+        loop {
+            // Between two answers of a round only signals change, and their sets are asked anew.
+            let (mut sets, mut stopped, mut checked) = (ReadySets::default(), false, 0);
+            let single = self.sentry.state.processes.is_single();
+            let members = if single { vec![FIRST] } else { self.sentry.state.processes.in_turn() };
+            for member in members {
+                if !single {
+                    self.sentry.change().switch_to(member);
+                }
+                self.sentry.ring(now);
+                stopped |= self.heed_stops();
+                for id in self.sentry.threads_in_turn() {
+                    if self.sentry.is_ready(id, now, &mut sets) {
+                        return NextThread::Thread(member, id);
+                    }
+                    if sets.looks() - checked < LOOKS_PER_CHECK {
+                        continue;
+                    }
+                    checked = sets.looks();
+                    if let Some(halt) = self.halt(deadline) {
+                        return NextThread::Halt(halt);
+                    }
+                }
+            }
+            // A stopped process was the last, and its parent may run now.
+            if single || !stopped {
+                return NextThread::Nothing;
+            }
+        }
+    }
+
+    /// Stops the current process on a pending signal; returns whether it did.
+    fn heed_stops(&mut self) -> bool {
+        let stops = self.sentry.state.is_to_stop();
+        if stops {
+            self.sentry.change().heed_stops();
+        }
+        stops
+    }
+}

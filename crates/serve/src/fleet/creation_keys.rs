@@ -1,0 +1,196 @@
+//! Keys of requests for new sandboxes, in the ledger.
+//!
+//! Promises: of all sandboxes with a key that hosts make at the same time, one is acknowledged. A
+//! claim comes before the entry of its sandbox, and is confirmed after it, by compare-and-set. A
+//! claim that replaces that of a lost sandbox removes its entry first, so no host that is back
+//! keeps it. A host that dies between them blocks its key no longer than its lease. A claim lasts
+//! [`CLAIM_LIFETIME`], and goes with its sandbox if that ends before: so a tenant has no more
+//! claims than sandboxes, but for sandboxes that were lost with their hosts in that time.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::Fleet;
+use super::nats::{self, BucketEntry, NatsError};
+use super::record::{self, Entry};
+use crate::error_response::ErrorResponse;
+use crate::sandbox::records::store::{CreationKey, KeyState, SandboxRecord};
+
+/// The first part of the keys of claims. Earlier versions find neither a digest nor a snapshot
+/// under it.
+const CLAIM: &str = "name.key.";
+/// Time that a key is known, from the creation of its sandbox.
+pub(super) const CLAIM_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+/// Lifetime of a claim without its sandbox: far longer than the time limits of all steps until the
+/// sandbox has its entry.
+const PENDING_LIFETIME: Duration = Duration::from_secs(60);
+/// Pause between two attempts to confirm a claim.
+const CONFIRM_RETRY_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The claim of a sandbox to a key.
+#[derive(Debug, Serialize, Deserialize)]
+struct Claim {
+    sandbox: String,
+    /// The life of the host that makes the sandbox.
+    life: String,
+    /// Whether the sandbox had its entry.
+    #[serde(default)]
+    made: bool,
+}
+
+/// Whether an entry of the bucket is a claim.
+pub(super) fn is_claim(key: &str) -> bool {
+    key.starts_with(CLAIM)
+}
+
+fn claim_key(tenant: &str, key: &CreationKey) -> String {
+    format!("{CLAIM}{}.{}", record::tenant_prefix(tenant), key.digest)
+}
+
+fn read(found: Option<BucketEntry>) -> Option<Claim> {
+    // One that cannot be read is replaced.
+    serde_json::from_slice(&found?.value).ok()
+}
+
+impl Fleet {
+    async fn put_claim(
+        &self,
+        key: &str,
+        claim: &Claim,
+        revision: u64,
+        lifetime: Duration,
+    ) -> Result<u64, NatsError> {
+        // Text.
+        let value = Bytes::from(serde_json::to_vec(claim).unwrap_or_default());
+        let lifetime = u64::try_from(lifetime.as_millis()).ok();
+        nats::update_for(&self.links.kept, key, value, revision, lifetime).await
+    }
+
+    /// The sandbox of a key.
+    pub(super) async fn state_of_key(
+        &self,
+        tenant: &str,
+        key: &CreationKey,
+    ) -> Result<KeyState, ErrorResponse> {
+        let (_, found) = nats::find_slot(&self.links.kept, &claim_key(tenant, key)).await?;
+        self.state_of_claim(read(found).as_ref()).await
+    }
+
+    async fn state_of_claim(&self, claim: Option<&Claim>) -> Result<KeyState, ErrorResponse> {
+        let Some(claim) = claim else { return Ok(KeyState::Free) };
+        let Some(entry) = self.look_up(&claim.sandbox).await? else {
+            // A confirmed one had an entry, so it has ended.
+            let is_free = claim.made || self.is_lost(&claim.life).await;
+            return Ok(if is_free { KeyState::Free } else { KeyState::Pending });
+        };
+        Ok(match () {
+            // This host is removing it: its client got an error.
+            () if self.is_unfinished(&claim.sandbox) => KeyState::Pending,
+            () if self.has_lost(&entry).await => KeyState::Free,
+            () if claim.made => KeyState::Made(Box::new(entry.record)),
+            () => KeyState::Pending,
+        })
+    }
+
+    /// Whether a host has lost its sandboxes without a saved state. An earlier life of this process
+    /// has not.
+    async fn is_lost(&self, life: &str) -> bool {
+        !self.ours(life) && self.free(Some(life)).await
+    }
+
+    /// Whether the host of a sandbox has lost it.
+    async fn has_lost(&self, entry: &Entry) -> bool {
+        entry.state.is_none()
+            && match &entry.owner {
+                Some(owner) => self.is_lost(owner).await,
+                None => true,
+            }
+    }
+
+    /// Removes the entry of a lost sandbox, whose host may be back with its memory.
+    async fn fence_lost(&self, claim: &Claim) -> Result<(), ErrorResponse> {
+        let Some(key) = record::key(&claim.sandbox) else { return Ok(()) };
+        let Some((revision, entry)) = self.entry(&key).await? else { return Ok(()) };
+        if !self.has_lost(&entry).await {
+            return Err(CreationKey::pending());
+        }
+        match nats::remove(&self.links.sandboxes, &key, revision).await {
+            Err(NatsError::Changed) => Err(CreationKey::pending()),
+            removed => Ok(removed?),
+        }
+    }
+
+    /// Claims the key of a sandbox that has no entry yet, and returns the revision of the claim.
+    pub(super) async fn claim(
+        &self,
+        record: &SandboxRecord,
+        key: &CreationKey,
+    ) -> Result<u64, ErrorResponse> {
+        self.check_lease()?;
+        let place = claim_key(&record.tenant, key);
+        let (revision, found) = nats::find_slot(&self.links.kept, &place).await?;
+        let old = read(found);
+        if !matches!(self.state_of_claim(old.as_ref()).await?, KeyState::Free) {
+            return Err(CreationKey::pending());
+        }
+        if let Some(old) = &old {
+            self.fence_lost(old).await?;
+        }
+        let claim = Claim { sandbox: record.id.clone(), life: self.life(), made: false };
+        match self.put_claim(&place, &claim, revision, PENDING_LIFETIME).await {
+            Err(NatsError::Changed) => Err(CreationKey::pending()),
+            claimed => Ok(claimed?),
+        }
+    }
+
+    /// Confirms the claim of a sandbox that has its entry now. After an error the sandbox must be
+    /// removed: another host may have claimed the key. The outcome is unknown only if the lease of
+    /// this host is lost, and the sandbox with it. A claim that nothing confirms ends after
+    /// [`PENDING_LIFETIME`].
+    pub(super) async fn confirm_claim(
+        &self,
+        record: &SandboxRecord,
+        key: &CreationKey,
+        mut revision: u64,
+    ) -> Result<(), ErrorResponse> {
+        let place = claim_key(&record.tenant, key);
+        let confirmed = Claim { sandbox: record.id.clone(), life: self.life(), made: true };
+        loop {
+            let put = self.put_claim(&place, &confirmed, revision, CLAIM_LIFETIME).await;
+            let Err(error) = put else { return Ok(()) };
+            // The change may have been made without an answer.
+            if let Ok((now, found)) = nats::find_slot(&self.links.kept, &place).await {
+                match read(found) {
+                    Some(claim) if claim.sandbox == record.id && claim.made => return Ok(()),
+                    Some(claim) if claim.sandbox == record.id => revision = now,
+                    _ => return Err(CreationKey::pending()),
+                }
+            }
+            if !self.safe() {
+                return Err(error.into());
+            }
+            tokio::time::sleep(CONFIRM_RETRY_INTERVAL).await;
+        }
+    }
+
+    /// Removes the claim of a sandbox that is not there any more. If this fails, the claim has no
+    /// effect, and its lifetime ends it.
+    pub(super) async fn release_claim(&self, record: &SandboxRecord) {
+        let Some(key) = &record.key else { return };
+        let place = claim_key(&record.tenant, key);
+        let removed = async {
+            let (revision, found) = nats::find_slot(&self.links.kept, &place).await?;
+            match read(found) {
+                Some(claim) if claim.sandbox == record.id => {
+                    nats::remove(&self.links.kept, &place, revision).await
+                }
+                _ => Ok(()),
+            }
+        };
+        if let Err(error) = removed.await {
+            tracing::debug!(%error, id = record.id, "the key of a sandbox is left to expire");
+        }
+    }
+}

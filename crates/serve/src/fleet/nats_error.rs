@@ -1,0 +1,277 @@
+//! The errors of operations on the ledger.
+//!
+//! Promises: an error that only an operator can remove names its cause and the way out, and is not
+//! reported as a server that does not answer. A change that lost a race and a change without an
+//! answer are different errors.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream::context::{
+    AccountError, AccountErrorKind, CreateKeyValueError, CreateKeyValueErrorKind,
+    CreateStreamError, CreateStreamErrorKind,
+};
+use async_nats::jetstream::stream::{
+    ConsumerError, ConsumerErrorKind, LastRawMessageError, LastRawMessageErrorKind,
+};
+use async_nats::jetstream::{Error as ServerAnswer, ErrorCode};
+use async_nats::{ConnectError, ConnectErrorKind};
+use hyper::StatusCode;
+
+use super::cipher::CipherError;
+use super::config::FleetConfig;
+use crate::error_response::ErrorResponse;
+use crate::failure::describe;
+use crate::lock::lock;
+use crate::sandbox::records::store::MAX_ENTRY;
+
+/// An operation on the ledger failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NatsError {
+    /// Another host changed the entry.
+    #[error("the entry was changed by another host")]
+    Changed,
+    /// No answer.
+    #[error("NATS does not answer: {0}")]
+    Away(String),
+    /// An operator must change something first.
+    #[error("NATS refuses an operation on the bucket {bucket}: {why}")]
+    Refused { bucket: String, why: String },
+    /// The entry cannot be sealed or opened.
+    #[error("the entry {place} cannot be read: {source}")]
+    Sealed { place: String, source: CipherError },
+}
+
+impl From<NatsError> for ErrorResponse {
+    fn from(error: NatsError) -> Self {
+        match error {
+            NatsError::Changed => Self::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "another host took the sandbox; try again",
+            ),
+            error @ NatsError::Sealed { .. } => {
+                tracing::error!(%error, "an entry of the ledger is unreadable");
+                Self::host()
+            }
+            error @ NatsError::Refused { .. } => {
+                tracing::error!(%error, "an operator of the fleet is needed");
+                Self::busy(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "the servers that hosts agree over refuse this host; its operator finds the reason in its log",
+                )
+            }
+            NatsError::Away(why) => {
+                tracing::warn!(why, "the fleet's ledger does not answer");
+                Self::busy(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "the servers that hosts agree over do not answer; try again",
+                )
+            }
+        }
+    }
+}
+
+/// Time that the error of a server explains operations without an answer: the longest time limit of
+/// one, and a moment.
+const REFUSAL_LIFETIME: Duration = Duration::from_secs(11);
+
+/// Refusals that a client remembers.
+const MAX_REFUSALS: usize = 16;
+
+/// The last errors that a server sent to a client. The server does not say which operation one
+/// concerns.
+#[derive(Debug, Default)]
+pub(super) struct RecentRefusals(Mutex<VecDeque<(Instant, String)>>);
+
+impl RecentRefusals {
+    pub(super) fn add(&self, why: String) {
+        let mut all = lock(&self.0);
+        if all.len() == MAX_REFUSALS {
+            all.pop_front();
+        }
+        all.push_back((Instant::now(), why));
+    }
+
+    /// The last one with this property that is not older than any operation that ends now.
+    pub(super) fn find(&self, concerns: impl Fn(&str) -> bool) -> Option<String> {
+        let all = lock(&self.0);
+        let mut recent = all.iter().rev().take_while(|(at, _)| at.elapsed() < REFUSAL_LIFETIME);
+        recent.find(|(_, why)| concerns(why)).map(|(_, why)| why.clone())
+    }
+
+    pub(super) fn last(&self) -> Option<String> {
+        self.find(|_| true)
+    }
+}
+
+/// The error of an operation that had no answer.
+pub(super) fn away(error: impl std::fmt::Display) -> NatsError {
+    NatsError::Away(error.to_string())
+}
+
+/// The error of an operation on a bucket.
+pub(super) fn failed(bucket: &str, error: &(dyn Error + 'static)) -> NatsError {
+    match server_answer(error) {
+        Some(answer) if is_lasting(&answer) => {
+            NatsError::Refused { bucket: bucket.to_owned(), why: reason(bucket, &answer) }
+        }
+        _ => NatsError::Away(describe(error)),
+    }
+}
+
+/// The error of an operation on a bucket without an answer. A server answers nothing to a client
+/// without the permission, and sends one of `refusals` by itself.
+pub(super) fn unanswered(bucket: &str, why: String, refusals: &RecentRefusals) -> NatsError {
+    let concerns = |refusal: &str| {
+        refusal.contains(bucket) || refusal.to_ascii_lowercase().contains("authorization violation")
+    };
+    match refusals.find(concerns) {
+        Some(refusal) => NatsError::Refused {
+            bucket: bucket.to_owned(),
+            why: format!(
+                "{refusal}; give the credentials of this client the permissions of its role, which `deploy/nats/fleet.conf` lists"
+            ),
+        },
+        None => NatsError::Away(why),
+    }
+}
+
+/// The answer of the servers that an error has, if one came.
+fn server_answer(error: &(dyn Error + 'static)) -> Option<ServerAnswer> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(answer) = error.downcast_ref::<ServerAnswer>() {
+            return Some(answer.clone());
+        }
+        if let Some(error) = error.downcast_ref::<LastRawMessageError>()
+            && let LastRawMessageErrorKind::JetStream(answer) = error.kind()
+        {
+            return Some(answer);
+        }
+        if let Some(error) = error.downcast_ref::<ConsumerError>()
+            && let ConsumerErrorKind::JetStream(answer) = error.kind()
+        {
+            return Some(answer);
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// Whether servers answer so while they have no leader, or too few of them are there.
+fn is_electing(code: ErrorCode) -> bool {
+    [
+        ErrorCode::CLUSTER_NOT_AVAILABLE,
+        ErrorCode::CLUSTER_NOT_LEADER,
+        ErrorCode::CLUSTER_NOT_ACTIVE,
+        ErrorCode::CLUSTER_NO_PEERS,
+        ErrorCode::INSUFFICIENT_RESOURCES,
+    ]
+    .contains(&code)
+}
+
+fn lacks_jetstream(code: ErrorCode) -> bool {
+    [ErrorCode::JETSTREAM_NOT_ENABLED, ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT].contains(&code)
+}
+
+/// Whether servers answer the same until an operator changes something.
+fn is_lasting(answer: &ServerAnswer) -> bool {
+    let code = answer.error_code();
+    lacks_jetstream(code)
+        || (400..500).contains(&answer.code())
+            && !is_electing(code)
+            && code != ErrorCode::MAXIMUM_CONSUMERS_LIMIT
+}
+
+/// The reason of a refusal, and the way out.
+fn reason(bucket: &str, answer: &ServerAnswer) -> String {
+    let code = answer.error_code();
+    let advice = if lacks_jetstream(code) {
+        "enable JetStream for this account (`nats-server -js`)".to_owned()
+    } else if code == ErrorCode::STREAM_NOT_FOUND {
+        "unless NATS has just started, restore the ledger (`afresh fleet restore`), or make an empty one (`afresh fleet init`), and start the hosts again"
+            .to_owned()
+    } else if code == ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM {
+        format!("run `nats stream edit KV_{bucket} --max-msg-size {MAX_ENTRY}`")
+    } else if code == ErrorCode::MESSAGE_TTL_DISABLED {
+        format!("run `nats stream edit KV_{bucket} --allow-msg-ttl`")
+    } else {
+        format!("compare `nats stream info KV_{bucket}` with that of a new fleet")
+    };
+    format!("{answer}; {advice}")
+}
+
+/// Whether a bucket could not be made because the servers have no leader, or do not answer.
+pub(super) fn lacks_leader(error: &CreateKeyValueError) -> bool {
+    let Some(source) = error.source() else {
+        return error.kind() == CreateKeyValueErrorKind::TimedOut;
+    };
+    if let Some(account) = source.downcast_ref::<AccountError>() {
+        return match account.kind() {
+            AccountErrorKind::TimedOut => true,
+            AccountErrorKind::JetStream(error) => is_electing(error.error_code()),
+            _ => false,
+        };
+    }
+    source.downcast_ref::<CreateStreamError>().is_some_and(|error| match error.kind() {
+        CreateStreamErrorKind::TimedOut => true,
+        CreateStreamErrorKind::JetStream(error) => is_electing(error.error_code()),
+        _ => false,
+    })
+}
+
+/// Whether a connection ended at a certificate: it is an error of the data of the connection.
+fn is_tls(error: &ConnectError) -> bool {
+    let is_data = |error: &std::io::Error| error.kind() == std::io::ErrorKind::InvalidData;
+    let io = error.source().and_then(|source| source.downcast_ref());
+    error.kind() == ConnectErrorKind::Tls || io.is_some_and(is_data)
+}
+
+/// The reason that no server accepts the connection, and the way out.
+pub(super) fn not_connected(config: &FleetConfig, error: &ConnectError) -> String {
+    let (place, why) = (&config.nats, describe(error));
+    match error.kind() {
+        _ if is_tls(error) => format!(
+            "no encrypted connection to NATS at {place}: {why}; check that `ca` names the authority of its certificate, \
+             and `certificate` one that it accepts"
+        ),
+        ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
+            let advice = match config.credentials {
+                Some(_) => "check the file `credentials` and the users of the server",
+                None => "give `credentials`, or a client `certificate`",
+            };
+            format!("NATS at {place} refuses this client: {why}; {advice}")
+        }
+        ConnectErrorKind::Dns => {
+            format!("the name of a NATS server in {place} is not found: {why}; check `nats`")
+        }
+        ConnectErrorKind::ServerParse => {
+            format!(
+                "`{place}` is no list of NATS servers: {why}; write nats://HOST:PORT or tls://HOST:PORT"
+            )
+        }
+        _ => format!("no NATS server answers at {place}: {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_refusal_explains_no_operation() {
+        let refusals = RecentRefusals::default();
+        assert_eq!(refusals.last(), None);
+        refusals.add("violation of one".to_owned());
+        refusals.add("violation of two".to_owned());
+        assert_eq!(refusals.last().as_deref(), Some("violation of two"));
+        assert!(refusals.find(|why| why.ends_with("one")).is_some());
+        (0..MAX_REFUSALS).for_each(|_| refusals.add("violation of three".to_owned()));
+        assert_eq!(refusals.find(|why| why.ends_with("one")), None);
+        let old = Instant::now().checked_sub(REFUSAL_LIFETIME).unwrap();
+        lock(&refusals.0).iter_mut().for_each(|(at, _)| *at = old);
+        assert_eq!(refusals.last(), None);
+    }
+}

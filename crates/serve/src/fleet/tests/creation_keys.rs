@@ -1,0 +1,174 @@
+//! Keys of requests for new sandboxes: of two hosts, and of hosts that die.
+
+use hyper::HeaderMap;
+
+use super::NatsServer;
+use super::sweep::{lose, sandbox, state};
+use crate::fleet::backup::read_ledger;
+use crate::fleet::{BackupReport, Fleet, creation_keys, lease_renewal, nats};
+use crate::lock::lock;
+use crate::sandbox::records::store::{CreationKey, KeyState, SandboxRecord};
+
+/// A sandbox that a request with this key makes.
+fn keyed(name: &str) -> (SandboxRecord, CreationKey) {
+    let mut headers = HeaderMap::new();
+    headers.insert("idempotency-key", name.parse().unwrap());
+    let record = sandbox(600_000);
+    let key = CreationKey::read(&headers, &record.tenant, b"{}").unwrap().unwrap();
+    (SandboxRecord { key: Some(key.clone()), ..record }, key)
+}
+
+/// Makes a sandbox as a host does.
+async fn make(host: &Fleet, record: &SandboxRecord, key: &CreationKey) -> bool {
+    let Ok(revision) = host.claim(record, key).await else { return false };
+    host.enter(record.clone()).await.unwrap();
+    host.confirm_claim(record, key, revision).await.unwrap();
+    true
+}
+
+async fn sandbox_of_key(host: &Fleet, key: &CreationKey) -> Option<String> {
+    match host.state_of_key("acme", key).await.unwrap() {
+        KeyState::Made(record) => Some(record.id),
+        KeyState::Free | KeyState::Pending => None,
+    }
+}
+
+async fn is_free(host: &Fleet, key: &CreationKey) -> bool {
+    matches!(host.state_of_key("acme", key).await.unwrap(), KeyState::Free)
+}
+
+async fn claims(host: &Fleet) -> usize {
+    let found = nats::every(&host.links.client, &host.links.kept).await.unwrap();
+    found.iter().filter(|found| creation_keys::is_claim(&found.key)).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hosts_at_once_make_one_sandbox_of_a_key() {
+    let Some(server) = NatsServer::start() else { return };
+    let (one, two) = (server.host().await, server.host().await);
+    for round in 0..20 {
+        let name = format!("claim-{round}");
+        let ((first, key), (second, _)) = (keyed(&name), keyed(&name));
+        let both = tokio::join!(make(&one, &first, &key), make(&two, &second, &key));
+        assert_ne!(both.0, both.1, "one of them");
+        let winner = if both.0 { &first.id } else { &second.id };
+        let loser = if both.0 { &second.id } else { &first.id };
+        assert!(one.look_up(loser).await.unwrap().is_none());
+        for host in [&one, &two] {
+            assert_eq!(sandbox_of_key(host, &key).await.as_ref(), Some(winner));
+        }
+    }
+    assert_eq!(claims(&one).await, 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_dies_before_its_answer_leaves_its_sandbox_or_a_free_key() {
+    let Some(server) = NatsServer::start() else { return };
+    let (dead, other) = (server.host().await, server.host().await);
+    let (claimed, claimed_key) = keyed("claimed");
+    dead.claim(&claimed, &claimed_key).await.unwrap();
+    let (entered, entered_key) = keyed("entered");
+    let entered_revision = dead.claim(&entered, &entered_key).await.unwrap();
+    dead.enter(entered.clone()).await.unwrap();
+    let (unsaved, unsaved_key) = keyed("unsaved");
+    assert!(make(&dead, &unsaved, &unsaved_key).await);
+    let (saved, saved_key) = keyed("saved");
+    let revision = dead.claim(&saved, &saved_key).await.unwrap();
+    let mut anchor = dead.enter(saved.clone()).await.unwrap();
+    dead.confirm_claim(&saved, &saved_key, revision).await.unwrap();
+    dead.change(&mut anchor, saved.clone(), state(), false).await.unwrap();
+
+    // It may still be alive: no other sandbox of these keys is made.
+    for (record, key) in [(&claimed, &claimed_key), (&entered, &entered_key)] {
+        assert!(matches!(other.state_of_key("acme", key).await.unwrap(), KeyState::Pending));
+        assert!(other.claim(record, key).await.is_err());
+    }
+    assert_eq!(sandbox_of_key(&other, &unsaved_key).await, Some(unsaved.id));
+    lose(&dead, &other).await;
+    for key in [&claimed_key, &entered_key, &unsaved_key] {
+        assert!(is_free(&other, key).await);
+    }
+    assert_eq!(sandbox_of_key(&other, &saved_key).await, Some(saved.id));
+    let (again, key) = keyed("entered");
+    assert!(make(&other, &again, &key).await);
+    assert_eq!(sandbox_of_key(&other, &key).await, Some(again.id.clone()));
+    // A change of the dead host that arrives late confirms nothing.
+    assert!(dead.confirm_claim(&entered, &entered_key, entered_revision).await.is_err());
+    assert_eq!(sandbox_of_key(&other, &key).await, Some(again.id));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_back_does_not_keep_a_sandbox_whose_key_another_host_has_claimed() {
+    let Some(server) = NatsServer::start() else { return };
+    let (one, two) = (server.host().await, server.host().await);
+    let (first, key) = keyed("back");
+    let revision = one.claim(&first, &key).await.unwrap();
+    let mut anchor = one.enter(first.clone()).await.unwrap();
+    one.confirm_claim(&first, &key, revision).await.unwrap();
+    let old = lose(&one, &two).await;
+    // A sweep waits for a host that has a lease again.
+    let next = format!("{}-2", old.split_once('-').unwrap().0);
+    lease_renewal::enter(&two.links, &next, "host", two.terms).await.unwrap();
+    one.note_owned(&first.id, &next).await.unwrap();
+    let (second, _) = keyed("back");
+    assert!(make(&two, &second, &key).await);
+    lock(&one.own).life = next;
+    assert_eq!(one.keep(&mut anchor, first.clone()).await.unwrap(), None);
+    assert!(two.look_up(&first.id).await.unwrap().is_none());
+    for host in [&one, &two] {
+        assert_eq!(sandbox_of_key(host, &key).await.as_ref(), Some(&second.id));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_of_a_sandbox_that_its_host_is_removing_waits_for_its_end() {
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let (record, key) = keyed("unfinished");
+    assert!(make(&host, &record, &key).await);
+    // The answer to the confirmation was lost, and the entry could not be removed.
+    host.note_unfinished(&record.id);
+    assert!(matches!(host.state_of_key("acme", &key).await.unwrap(), KeyState::Pending));
+    let (again, _) = keyed("unfinished");
+    assert!(host.claim(&again, &key).await.is_err());
+    host.release_unfinished().await;
+    assert!(is_free(&host, &key).await);
+    assert!(make(&host, &again, &key).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backup_has_no_keys_of_requests() {
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let (record, key) = keyed("backup");
+    assert!(make(&host, &record, &key).await);
+    assert_eq!(claims(&host).await, 1);
+    let mut report = BackupReport::default();
+    let entries = read_ledger(&host.links, &mut report).await.unwrap();
+    assert!(entries.is_empty() && report.unsaved == [record.id]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_free_once_its_sandbox_has_ended() {
+    let Some(server) = NatsServer::start() else { return };
+    let (host, other) = (server.host().await, server.host().await);
+    let (first, key) = keyed("one");
+    let revision = host.claim(&first, &key).await.unwrap();
+    let anchor = host.enter(first.clone()).await.unwrap();
+    host.confirm_claim(&first, &key, revision).await.unwrap();
+    host.erase(&first.id, &anchor).await.unwrap();
+    // Also where its claim could not be removed.
+    assert!(is_free(&other, &key).await);
+    let (second, _) = keyed("one");
+    assert!(make(&other, &second, &key).await);
+    // The end of an earlier sandbox takes nothing from a later one.
+    host.release_claim(&first).await;
+    assert_eq!(sandbox_of_key(&host, &key).await, Some(second.id.clone()));
+    let entry = host.look_up(&second.id).await.unwrap().unwrap();
+    assert_eq!(entry.record.key, Some(key.clone()));
+    other.release_claim(&second).await;
+    assert_eq!(claims(&host).await, 0);
+    // A marker is no obstacle.
+    let (third, _) = keyed("one");
+    assert!(make(&host, &third, &key).await);
+}
