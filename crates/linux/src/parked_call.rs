@@ -8,6 +8,11 @@
 //! kernel, so no other thread could run. Signals and orders need the stub, and take the call there
 //! first. So does a halt of the guest, for all processes: a freeze or a reset finds every process
 //! in the stub.
+//!
+//! Promises: no signal but one that ends the process ends such a wait, because the filter has
+//! `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`; so the notification stays valid, and the call is
+//! answered once. May break it: a use of the registers of a process that is not known to be in the
+//! stub.
 
 use afresh_sys::planted::{self, Bug};
 
@@ -23,10 +28,12 @@ impl Subprocess {
 
     /// Takes a call that waits in the kernel to the stub.
     pub(crate) fn unpark(&mut self) -> Result<(), PlatformError> {
-        match self.parked.take() {
-            Some(call) => self.detach(&call),
-            None => Ok(()),
+        if let Some(call) = self.parked {
+            self.detach(&call)?;
+            // A process that could not be taken there cannot be frozen.
+            self.parked = None;
         }
+        Ok(())
     }
 
     /// The call whose wait is over.

@@ -134,7 +134,7 @@ fn a_child_whose_first_thread_has_ended_is_saved() {
 fn planted_bugs_are_caught() {
     if warm().is_some() {
         planted::must_be_caught(
-            &[Bug::Family, Bug::ParkedCall],
+            &[Bug::Family],
             &["families::state_of_calls_is_reset_in_every_process"],
         );
     }
