@@ -182,7 +182,7 @@ impl Guest {
                 }
                 SyscallControl::End(end) => return Ok(Some(StopReason::End(end, call.place))),
                 SyscallControl::Wait(wait) => {
-                    self.body.detach(&call)?;
+                    self.park(&call)?;
                     self.sentry.resumed = None;
                     self.sentry.change().current_mut().threads.current_mut().wait = Some(wait);
                 }
@@ -329,8 +329,9 @@ impl Guest {
             self.sentry.resumed = Some(wait);
             if over {
                 self.sentry.change().current_mut().threads.current_mut().wait = None;
-                return Ok(Next::Calls(self.body.process.call()));
+                return Ok(Next::Calls(self.body.waited_call()));
             }
+            self.body.unpark()?;
             match self.sentry.served_signals(&mut self.body.process, true)? {
                 SignalDelivery::Ends(end) => {
                     return Ok(Next::Halts(StopReason::End(end, Trap::Stub)));

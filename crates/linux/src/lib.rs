@@ -46,6 +46,7 @@ mod ioctl;
 mod load;
 mod outbound;
 mod packed_bytes;
+mod parked_call;
 mod peer_copy;
 mod platform;
 mod program;

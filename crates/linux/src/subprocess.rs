@@ -63,6 +63,8 @@ pub(crate) struct Subprocess {
     held: Option<PreparedMemory>,
     /// Images that its mappings may show because those of its parent did, which must outlive them.
     inherited: Vec<Image>,
+    /// The call that waits in the kernel, while other processes run.
+    pub(crate) parked: Option<Call>,
 }
 
 /// Data of watched memory.
@@ -218,6 +220,7 @@ impl Subprocess {
             last: None,
             held: None,
             inherited: Vec::new(),
+            parked: None,
         }
     }
 
@@ -391,6 +394,10 @@ impl Subprocess {
         live: &BTreeSet<Node>,
         moves: bool,
     ) -> Result<FrozenMemory, PlatformError> {
+        if self.parked.is_some() {
+            // Its registers are in the kernel.
+            return Err(PlatformError::Lost);
+        }
         let last = self.last.as_ref().filter(|_| !self.ran);
         if let Some(last) = last.filter(|last| !last.part.segments.show_shares(layout, live)) {
             return Ok(last.clone());

@@ -149,6 +149,10 @@ impl Subprocess {
             }
         }
         first.calls.extend(lent.iter().map(|(_, descriptor)| close_order(*descriptor)));
+        // With nothing to fill or to copy before them, the last calls need no further question.
+        if filled.is_empty() && first.copies.is_empty() {
+            first.calls.append(&mut after);
+        }
         let whole = filled.is_empty() && after.is_empty();
         self.process.execute(&first, if whole { then } else { Continuation::Ask })?;
         gone.into_iter().for_each(|range| self.showing.remove(range));
@@ -163,6 +167,10 @@ impl Subprocess {
                     std::io::Error::from_raw_os_error(libc::ENOMEM),
                 ));
             }
+        }
+        if after.is_empty() && then == Continuation::Ask {
+            // The stub waits for orders already.
+            return Ok(());
         }
         self.process.execute(&StubCommands { calls: after, ..StubCommands::default() }, then)
     }
@@ -198,6 +206,7 @@ impl Subprocess {
         if self.attached == wanted {
             return Ok(());
         }
+        self.unpark()?;
         // A mapping that no layout has any more must not outlive the next reset.
         let mut strays = Ranges::default();
         let gone = self.attached.iter().filter(|one| !wanted.contains(one));

@@ -1,8 +1,9 @@
 //! The processes that play a guest's processes: made by forks, given other programs, changed over
 //! to, and ended.
 //!
-//! One of them runs at a time; all others wait in the stub. The sentry holds the rest of their
-//! state. A process made by `vfork` runs in its parent's host process until it executes a program.
+//! One of them runs at a time; all others wait in the stub, or in a call (`parked_call.rs`). The
+//! sentry holds the rest of their state. A process made by `vfork` runs in its parent's host
+//! process until it executes a program.
 //!
 //! A frozen one has no host process before it runs. So a copy of a guest of many processes costs as
 //! much as a copy of a guest of one.
@@ -260,6 +261,7 @@ impl Guest {
         if held == id {
             return Ok(());
         }
+        self.body.unpark()?;
         let state = self.sentry.change();
         // The former user may have its own memory now, or have ended.
         if state.processes.info(held).is_some_and(|info| info.memory == memory) {
@@ -464,7 +466,11 @@ impl Guest {
                 self.end_process(end)?;
                 self.take_turns(deadline)
             }
-            halt => Ok(halt),
+            Some(halt) => {
+                self.unpark_all()?;
+                Ok(Some(halt))
+            }
+            None => Ok(None),
         }
     }
 }

@@ -124,6 +124,8 @@ bugs! {
     Shared = "shared",
     /// Only the first process of a guest is reset.
     Family = "family",
+    /// A process keeps waiting in the kernel while its guest halts.
+    ParkedCall = "parked-call",
     /// An item that could not be recycled is leased again.
     Unclean = "unclean",
     /// An item whose user panicked is leased again.

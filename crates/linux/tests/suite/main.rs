@@ -30,6 +30,7 @@ mod model;
 mod namespaces;
 mod odd;
 mod outside;
+mod parked_calls;
 mod peer_memory;
 mod permissions;
 mod pidfd;
