@@ -29,7 +29,8 @@
 //! * [`errno`]: names of kernel errors.
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
 //! * [`planted`]: makes the reset wrong on purpose, for tests of the tests; its feature also brings
-//!   `alone` and `again`, a test in a separate process, and `child_passes`, a check in a forked one.
+//!   `alone` and `again`, a test in a separate process, and `child_passes`, a check in a forked
+//!   one.
 //!
 //! Under Miri a fake replaces the maps and files, so that the logic above runs in the interpreter.
 

@@ -1,7 +1,7 @@
 //! Saves in object stores and registries.
 //!
-//! Promises: a turn replaces the snapshot that its session came from and the session's own saves, and
-//! no other writer's.
+//! Promises: a turn replaces the snapshot that its session came from and the session's own saves,
+//! and no other writer's.
 
 use afresh_store::remote::{Remote, RemoteError};
 use afresh_store::{Encoding, Journal, ReplacedName, Sha256, Snapshot, Store};

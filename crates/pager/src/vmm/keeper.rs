@@ -5,9 +5,9 @@
 //! releasing a VMM, the keeper poisons the missing pages, so that touching one raises SIGBUS, or
 //! ends a VMM that does not allow that.
 //!
-//! A VMM sends its handshake and runs on: Firecracker never looks at the socket again. So the keeper
-//! also holds the sockets of doors, and connections whose handshake the pager has not handed over.
-//! It takes the handshakes in them itself when the pager has ended.
+//! A VMM sends its handshake and runs on: Firecracker never looks at the socket again. So the
+//! keeper also holds the sockets of doors, and connections whose handshake the pager has not handed
+//! over. It takes the handshakes in them itself when the pager has ended.
 //!
 //! Promises: a VMM that has sent its handshake never reads a zero page in place of content, and
 //! never waits without end, when its pager is killed at any moment.

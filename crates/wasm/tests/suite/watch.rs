@@ -241,9 +241,9 @@ const STARTS: [&str; 2] = [
 fn starts(options: impl Fn() -> GuestOptions) -> [(Guest, Arc<AtomicBool>); 2] {
     STARTS.map(|text| {
         let more = Arc::new(AtomicBool::new(false));
-        let says = [more.clone(), more.clone()];
+        let (of_module, of_component) = (more.clone(), more.clone());
         let imports = Imports::new(move |linker| {
-            let more = says[0].clone();
+            let more = of_module.clone();
             linker.func_wrap("host", "more", move || i32::from(more.load(Ordering::Relaxed)))?;
             linker.func_wrap("host", "token", |mut caller: wasmtime::Caller<'_, Host>| {
                 wasmtime::ExternRef::new(&mut caller, 1).map(Some)
@@ -251,9 +251,10 @@ fn starts(options: impl Fn() -> GuestOptions) -> [(Guest, Arc<AtomicBool>); 2] {
             Ok(())
         });
         let imports = imports.component(move |linker| {
-            let more = says[1].clone();
-            let says = move |_, (): ()| Ok((u32::from(more.load(Ordering::Relaxed)),));
-            linker.root().func_wrap("more", says)
+            let more = of_component.clone();
+            linker
+                .root()
+                .func_wrap("more", move |_, (): ()| Ok((u32::from(more.load(Ordering::Relaxed)),)))
         });
         let engine = Engine::new(EngineConfig::default()).unwrap();
         let options = GuestOptions { imports, ..options() };
