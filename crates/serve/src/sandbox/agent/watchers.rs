@@ -7,8 +7,8 @@
 //! it: a file that is made and removed within one call is not seen.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use afresh::Session;
 use afresh::files::{Kind, Node, Refused, Tree};
@@ -43,17 +43,28 @@ pub(crate) struct Watchers {
     uploaded: Mutex<BTreeSet<Node>>,
     /// Bytes of the entries and events of all watchers.
     bytes: AtomicU64,
+    /// The number of the next watcher.
+    next: AtomicU64,
 }
 
 struct Watcher {
     id: String,
-    path: String,
-    recursive: bool,
-    with_entry: bool,
-    seen: Entries,
+    place: Arc<WatchedPlace>,
+    seen: Arc<Entries>,
+    /// Memory of `seen`.
+    seen_bytes: usize,
     receiver: EventReceiver,
     /// Bytes of the events that wait for the next poll.
     waiting: usize,
+}
+
+/// The directory of a watcher, which no client changes.
+struct WatchedPlace {
+    /// Streams have no id of their own.
+    number: u64,
+    path: String,
+    recursive: bool,
+    with_entry: bool,
 }
 
 pub(crate) enum EventReceiver {
@@ -157,34 +168,19 @@ fn bytes_of(entries: &Entries) -> usize {
     entries.keys().map(|name| name.len() + ENTRY_BYTES).sum()
 }
 
-impl Watcher {
-    /// Compares the directory with how it was, and notes the events.
-    fn look(&mut self, tree: &Tree, uploaded: &BTreeSet<Node>) {
-        let now = match scan(tree, &self.path, self.recursive) {
-            Ok(now) => now,
-            Err(Refused::TooLarge) => {
-                let why = format!("more than {MAX_ENTRIES} entries are below {}", self.path);
-                return self.end(&exhausted(why));
-            }
-            // The directory was removed.
-            Err(_) => Entries::new(),
-        };
-        let events = compare(&self.seen, &now, uploaded);
-        self.seen = now;
-        for (name, kind) in events {
-            if self.is_ended() {
-                return;
-            }
-            let mut event = json!({"name": name, "type": kind});
-            if self.with_entry
-                && let Ok(entry) = entry(tree, &format!("{}/{name}", self.path))
-            {
-                event["entry"] = entry;
-            }
-            self.note(event);
+impl WatchedPlace {
+    fn event(&self, tree: &Tree, name: &str, kind: &str) -> Value {
+        let mut event = json!({"name": name, "type": kind});
+        if self.with_entry
+            && let Ok(entry) = entry(tree, &format!("{}/{name}", self.path))
+        {
+            event["entry"] = entry;
         }
+        event
     }
+}
 
+impl Watcher {
     fn note(&mut self, event: Value) {
         let full = match &mut self.receiver {
             EventReceiver::Polled(Ok(waiting)) if waiting.len() < MAX_EVENTS => {
@@ -208,7 +204,8 @@ impl Watcher {
 
     /// Ends it with the reason.
     fn end(&mut self, why: &ConnectError) {
-        self.seen.clear();
+        self.seen = Arc::default();
+        self.seen_bytes = 0;
         self.waiting = 0;
         match &mut self.receiver {
             EventReceiver::Polled(waiting) => *waiting = Err(why.clone()),
@@ -237,22 +234,65 @@ impl Watchers {
     /// Compares the directories with how they were.
     pub(crate) fn observe(&self, session: &mut Session) {
         let uploaded = std::mem::take(&mut *lock(&self.uploaded));
-        let mut all = lock(&self.all);
-        all.retain(|watcher| !watcher.is_left());
-        if all.iter().all(Watcher::is_ended) {
+        let is_idle = {
+            let mut all = lock(&self.all);
+            all.retain(|watcher| !watcher.is_left());
+            all.iter().all(Watcher::is_ended)
+        };
+        if is_idle {
             return;
         }
         let Ok(files) = session.files() else { return };
-        let tree = files.tree();
-        for watcher in all.iter_mut().filter(|watcher| !watcher.is_ended()) {
-            watcher.look(&tree, &uploaded);
+        self.look(&files.tree(), &uploaded);
+    }
+
+    /// Compares the directories with how they were, and notes the events. The lock is only held for
+    /// an event at a time: clients take events, and remove watchers, meanwhile.
+    fn look(&self, tree: &Tree, uploaded: &BTreeSet<Node>) {
+        let watched: Vec<_> = lock(&self.all)
+            .iter()
+            .filter(|watcher| !watcher.is_ended())
+            .map(|watcher| (watcher.place.clone(), watcher.seen.clone()))
+            .collect();
+        for (place, seen) in watched {
+            let now = match scan(tree, &place.path, place.recursive) {
+                Ok(now) => now,
+                Err(Refused::TooLarge) => {
+                    let why = format!("more than {MAX_ENTRIES} entries are below {}", place.path);
+                    self.change(&place, |watcher| watcher.end(&exhausted(why)));
+                    continue;
+                }
+                // The directory was removed.
+                Err(_) => Entries::new(),
+            };
+            let events = compare(&seen, &now, uploaded);
+            let (bytes, now) = (bytes_of(&now), Arc::new(now));
+            self.change(&place, |watcher| {
+                watcher.seen = now;
+                watcher.seen_bytes = bytes;
+            });
+            for (name, kind) in events {
+                let event = place.event(tree, &name, kind);
+                if !self.change(&place, |watcher| watcher.note(event)) {
+                    break;
+                }
+            }
         }
+    }
+
+    /// Changes a watcher unless it has been removed or has ended. False if so.
+    fn change(&self, place: &WatchedPlace, change: impl FnOnce(&mut Watcher)) -> bool {
+        let mut all = lock(&self.all);
+        let watcher = all.iter_mut().find(|watcher| watcher.place.number == place.number);
+        let Some(watcher) = watcher.filter(|watcher| !watcher.is_ended()) else { return false };
+        change(watcher);
         self.count(&all);
+        true
     }
 
     /// Counts the memory of all watchers.
     fn count(&self, all: &[Watcher]) {
-        let bytes = all.iter().map(|watcher| bytes_of(&watcher.seen) + watcher.waiting);
+        let bytes = all.iter().map(|watcher| watcher.seen_bytes + watcher.waiting);
         self.bytes.store(bytes.sum::<usize>() as u64, Ordering::Relaxed);
     }
 
@@ -299,10 +339,15 @@ impl Watchers {
             let why = format!("a sandbox has at most {MAX_WATCHERS} watchers; stop one");
             return Err(exhausted(why));
         }
-        admit(bytes_of(&seen) as u64)?;
-        let (recursive, with_entry) = (wanted.recursive, wanted.include_entry);
-        let path = path.trim_end_matches('/').to_owned();
-        all.push(Watcher { id, path, recursive, with_entry, seen, receiver, waiting: 0 });
+        let seen_bytes = bytes_of(&seen);
+        admit(seen_bytes as u64)?;
+        let place = Arc::new(WatchedPlace {
+            number: self.next.fetch_add(1, Ordering::Relaxed),
+            path: path.trim_end_matches('/').to_owned(),
+            recursive: wanted.recursive,
+            with_entry: wanted.include_entry,
+        });
+        all.push(Watcher { id, place, seen: Arc::new(seen), seen_bytes, receiver, waiting: 0 });
         self.count(&all);
         Ok(())
     }
@@ -423,7 +468,7 @@ mod tests {
         for number in 0..=MAX_EVENTS {
             tree.write_path(format!("/dir/{number}"), b"", Time::now()).unwrap();
         }
-        lock(&watchers.all)[0].look(&tree, &BTreeSet::new());
+        watchers.look(&tree, &BTreeSet::new());
         // It has ended, and keeps and compares nothing any more.
         assert!(lock(&watchers.all)[0].is_ended() && lock(&watchers.all)[0].seen.is_empty());
         assert!(watchers.take("a").is_err() && watchers.take("b").is_err());
@@ -466,8 +511,8 @@ mod tests {
                 let bytes = vec![0; round];
                 tree.write_path(format!("{deep}/{number}"), &bytes, Time::now()).unwrap();
             }
-            let mut all = lock(&watchers.all);
-            all[0].look(&tree, &BTreeSet::new());
+            watchers.look(&tree, &BTreeSet::new());
+            let all = lock(&watchers.all);
             assert!(all[0].waiting <= MAX_EVENT_BYTES);
             if all[0].is_ended() {
                 assert!(round > 1);

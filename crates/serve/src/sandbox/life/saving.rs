@@ -141,10 +141,10 @@ impl Sandboxes {
             return self.save_restarted(sandbox, life, base, how).await;
         }
         let (this, own) = (self.clone(), sandbox.clone());
-        let (life, saved) = blocking(move || {
+        let (mut life, saved, leaves) = blocking(move || {
             let session = match &mut *life {
                 Residency::Live(session) => session,
-                Residency::Saved => return Ok((life, None)),
+                Residency::Saved => return Ok((life, None, false)),
                 other => return Err(other.absent(&own.id)),
             };
             this.ledger.check(&*own)?;
@@ -165,21 +165,15 @@ impl Sandboxes {
             own.charge.store(bytes);
             // A state that was to be restarted has a successor.
             own.set_restarts(false);
-            if pause || ending {
-                own.end_programs("the sandbox is saved, and its programs with it");
-            }
             // A relative may have made or dropped some.
             own.note_checkpoints(session);
-            if !own.is_branched() {
-                *life = Residency::Saved;
-                own.charge.release();
-            }
-            Ok((life, Some(saved)))
+            Ok((life, Some(saved), !own.is_branched()))
         })
         .await?;
         sandbox.saved.store(true, Ordering::Relaxed);
-        let release =
-            self.ledger.releases() && (ending || pause && matches!(*life, Residency::Saved));
+        let is_stored = saved.is_some();
+        let release = self.ledger.releases()
+            && (ending || pause && (leaves || matches!(*life, Residency::Saved)));
         // It needs no memory now, and loses that of its saved state when it is resumed.
         let drops = files_only && saved.is_none();
         let mut record = SandboxRecord { paused: pause, ..sandbox.record() };
@@ -196,6 +190,19 @@ impl Sandboxes {
             sandbox.set_restarts(true);
             sandbox.charge.forget_measured();
             sandbox.end_programs("the sandbox is paused without its memory");
+        }
+        // Only now: a save that is refused leaves the guest and its programs.
+        if is_stored && (pause || ending) {
+            sandbox.end_programs("the sandbox is saved, and its programs with it");
+        }
+        if leaves {
+            let own = sandbox.clone();
+            life = blocking(move || {
+                *life = Residency::Saved;
+                own.charge.release();
+                Ok(life)
+            })
+            .await?;
         }
         self.note_saved(&sandbox, life, how, release);
         Ok(())

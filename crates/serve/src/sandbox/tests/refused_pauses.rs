@@ -115,6 +115,30 @@ async fn a_pause_of_a_saved_sandbox_that_fails_late_does_not_drop_its_memory() {
     assert_eq!(log(&all, &sandbox, "00000002").await.unwrap(), "0000000100000002");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_pause_with_memory_leaves_the_guest() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&dir);
+    let store = FaultyStore::open(&config.dir);
+    let all = open_with(&config, store.clone()).await;
+    let sandbox = make(&all, options(HOUR)).await;
+    log(&all, &sandbox, "00000001").await.unwrap();
+    let charged = sandbox.charge.memory();
+    store.refuses_updates.store(true, Ordering::Relaxed);
+    let refused = all.pause(&sandbox, true).await.unwrap_err();
+    store.refuses_updates.store(false, Ordering::Relaxed);
+    assert_eq!(refused.status.as_u16(), 503);
+    assert!(!sandbox.times().paused);
+    assert!(matches!(*sandbox.life.lock().await, Residency::Live(_)), "the guest is dropped");
+    assert_eq!(sandbox.charge.memory(), charged);
+    assert_eq!(log(&all, &sandbox, "00000002").await.unwrap(), "0000000100000002");
+    // The next pause takes effect.
+    all.pause(&sandbox, true).await.unwrap();
+    assert!(is_saved(&sandbox).await && sandbox.times().paused);
+    all.resume(&sandbox, Some(HOUR)).await.unwrap();
+    assert_eq!(log(&all, &sandbox, "00000003").await.unwrap(), "000000010000000200000003");
+}
+
 /// The names of saved sandboxes in the store.
 fn state_names(dir: &Path) -> Vec<String> {
     let store = afresh::store::Store::open(dir.join("server/snapshots")).unwrap();
