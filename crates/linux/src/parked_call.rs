@@ -1,11 +1,11 @@
 //! Calls of the guest that wait in the kernel while other processes run.
 //!
-//! A call that arrives without the stub and has to wait stays in the kernel, unanswered. Another
-//! process runs meanwhile, and the call is answered once its wait is over. To take it to the stub
-//! first would cost an interrupt and another notification, which is a third of a hand-over by pipe.
+//! A call that arrives without the stub and has to wait stays in the kernel, unanswered, and
+//! another process runs. The call is answered once its wait is over. To take it to the stub first
+//! would cost an interrupt and another notification, which is a third of a hand-over by pipe.
 //!
-//! Only a process with one thread and memory of its own waits there: its registers are in the
-//! kernel, so no other thread could run. Signals and orders need the stub, and take the call there
+//! Only a process with one thread and unshared memory waits there: its registers are in the kernel,
+//! so no other thread could run. Signals and orders need the stub, and take the call there
 //! first. So does a halt of the guest, for all processes: a freeze or a reset finds every process
 //! in the stub.
 //!

@@ -203,7 +203,7 @@ impl AsyncLease {
         let call = match BlockingCall::start(lease, stop, call) {
             Ok(call) => call,
             Err((lease, error)) => {
-                self.lease = Some(lease);
+                self.lease = Some(*lease);
                 return Err(error.into());
             }
         };
@@ -326,11 +326,11 @@ impl<T: Send + 'static> BlockingCall<T> {
         lease: OwnedLease,
         stop: StopCall,
         call: impl FnOnce(&mut OwnedLease) -> Result<T, CallError> + Send + 'static,
-    ) -> Result<Self, (OwnedLease, LeaseError)> {
+    ) -> Result<Self, (Box<OwnedLease>, LeaseError)> {
         let stage = Arc::new(Mutex::new(Stage::Queued(Box::new(lease), None)));
         let shared = Arc::clone(&stage);
         let run = move || {
-            let Some(mut lease) = begin(&shared) else { return };
+            let Some(mut lease) = begin(&shared).map(|lease| *lease) else { return };
             let answer = catch_unwind(AssertUnwindSafe(|| call(&mut lease)));
             let outcome = match answer {
                 Ok(answer) => Ok((lease, answer)),
@@ -372,12 +372,12 @@ impl<T: Send + 'static> BlockingCall<T> {
 }
 
 /// Begins a call with its lease; `None` where nothing awaits it any more.
-fn begin<T>(stage: &Mutex<Stage<T>>) -> Option<OwnedLease> {
+fn begin<T>(stage: &Mutex<Stage<T>>) -> Option<Box<OwnedLease>> {
     let mut stage = locked(stage);
     match std::mem::replace(&mut *stage, Stage::Dropped) {
         Stage::Queued(lease, waker) => {
             *stage = Stage::Running(waker);
-            Some(*lease)
+            Some(lease)
         }
         last => {
             *stage = last;

@@ -56,7 +56,7 @@ struct Server {
     ended: AtomicBool,
 }
 
-/// The server, once it was needed. A thread of a child's parent may hold the lock.
+/// The server, once it was needed. At a fork another thread may hold the lock.
 static STARTED: PerProcess<Mutex<Option<&'static Server>>> = PerProcess::new(Mutex::default);
 
 /// Who does what.
@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn a_child_waits_for_no_start_of_its_parents_threads() {
         let held = lock(STARTED.get());
-        // It gets threads of its own, or learns why not.
+        // It starts threads, or learns why it cannot.
         assert!(afresh_sys::child_passes(|| Server::get().is_ok() | true));
         drop(held);
     }

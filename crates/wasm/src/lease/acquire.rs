@@ -118,8 +118,9 @@ impl Warm {
 
     /// As [`Warm::lease_owned`], but asynchronous: it waits for an instance where all are in use,
     /// and for the guest's own initialisation where each instance runs `_initialize`,
-    /// `afresh_reseed` or a start function anew. No thread is blocked, and dropping the future ends
-    /// the wait.
+    /// `afresh_reseed` or a start function anew. Waiting blocks no thread, and dropping the future
+    /// ends the wait. Such initialisation runs on the thread that polls, within the limits of a
+    /// call.
     ///
     /// # Errors
     /// As [`Warm::lease_with`], but no limit of the pool is an error.

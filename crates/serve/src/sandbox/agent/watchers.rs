@@ -60,7 +60,7 @@ struct Watcher {
 
 /// The directory of a watcher, which no client changes.
 struct WatchedPlace {
-    /// Streams have no id of their own.
+    /// Streams have no id.
     number: u64,
     path: String,
     recursive: bool,
