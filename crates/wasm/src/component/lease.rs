@@ -210,20 +210,14 @@ impl ComponentLease<'_> {
         self.caller().call_function(name, func, &words).await.map(drop)
     }
 
-    /// Refuses a plain call of a component whose calls may wait.
-    fn may_block(&self) -> Result<(), CallError> {
-        match self.warm.stores.way.waits() {
-            false => Ok(()),
-            true => Err(CallError::Asynchronous),
-        }
-    }
-
-    /// Refuses a call that may wait where none may, and one after a call that was cut off.
-    fn may_wait(&self) -> Result<(), CallError> {
-        match self.warm.stores.way.waits() {
-            false => Err(CallError::Synchronous),
-            true if self.unfinished => Err(CallError::CutOff),
-            true => Ok(()),
+    /// Refuses a call that waits where none may, a plain one where they wait, and one after a call
+    /// that was cut off.
+    fn check_call(&self, waits: bool) -> Result<(), CallError> {
+        match (self.warm.stores.way.waits(), waits) {
+            (true, false) => Err(CallError::Asynchronous),
+            (false, true) => Err(CallError::Synchronous),
+            _ if self.unfinished => Err(CallError::CutOff),
+            _ => Ok(()),
         }
     }
 
@@ -231,10 +225,15 @@ impl ComponentLease<'_> {
     /// interface by `interface#function`.
     ///
     /// # Errors
-    /// [`CallError`]; the lease is spent after a trap.
+    /// [`CallError`]; the lease is spent after a trap. [`CallError::CutOff`] after a call in which a
+    /// host function panicked.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
-        self.may_block()?;
-        drive(CallPath::Direct, self.caller().call(name, arguments))
+        self.check_call(false)?;
+        // It stays so where a host function panics, and the embedder catches that.
+        self.unfinished = true;
+        let result = drive(CallPath::Direct, self.caller().call(name, arguments));
+        self.unfinished = false;
+        result
     }
 
     /// As [`ComponentLease::call`], for a guest with [`crate::GuestOptions::asynchronous`].
@@ -247,7 +246,7 @@ impl ComponentLease<'_> {
         name: &str,
         arguments: &[Val],
     ) -> Result<Vec<Val>, CallError> {
-        self.may_wait()?;
+        self.check_call(true)?;
         self.unfinished = true;
         let result = self.caller().call(name, arguments).await;
         self.unfinished = false;
@@ -260,8 +259,11 @@ impl ComponentLease<'_> {
     /// # Errors
     /// As [`ComponentLease::call`]; parameters of other types cannot be given as text.
     pub fn call_text(&mut self, name: &str, texts: &[String]) -> Result<String, CallError> {
-        self.may_block()?;
-        drive(CallPath::Direct, self.caller().call_text(name, texts))
+        self.check_call(false)?;
+        self.unfinished = true;
+        let result = drive(CallPath::Direct, self.caller().call_text(name, texts));
+        self.unfinished = false;
+        result
     }
 
     /// As [`ComponentLease::call_text`], for a guest with [`crate::GuestOptions::asynchronous`].
@@ -273,7 +275,7 @@ impl ComponentLease<'_> {
         name: &str,
         texts: &[String],
     ) -> Result<String, CallError> {
-        self.may_wait()?;
+        self.check_call(true)?;
         self.unfinished = true;
         let result = self.caller().call_text(name, texts).await;
         self.unfinished = false;
@@ -286,7 +288,8 @@ impl ComponentLease<'_> {
         self.warm.stores.way.waits()
     }
 
-    /// Whether the future of a call was dropped before its end.
+    /// Whether a call was cut off: its future was dropped before its end, or a host function
+    /// panicked.
     #[must_use]
     pub fn is_cut_short(&self) -> bool {
         self.unfinished

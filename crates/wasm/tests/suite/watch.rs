@@ -211,6 +211,43 @@ fn a_lease_is_spent_once_a_host_function_panicked_in_it() {
     assert!(matches!(error, afresh_wasm::SessionError::State(_)), "{error}");
 }
 
+const ASKING: &str = r#"(component
+    (import "ask" (func $ask (result u32)))
+    (core func $lowered (canon lower (func $ask)))
+    (core module $m
+        (import "host" "ask" (func $ask (result i32)))
+        (func (export "get") (result i32) (call $ask)))
+    (core instance $i (instantiate $m (with "host" (instance (export "ask" (func $lowered))))))
+    (func (export "get") (result u32) (canon lift (core func $i "get"))))"#;
+
+#[test]
+fn a_lease_of_a_component_is_spent_once_a_host_function_panicked_in_it() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    let panics = Arc::new(AtomicBool::new(true));
+    let asked = panics.clone();
+    let imports = Imports::default().component(move |linker| {
+        let asked = asked.clone();
+        linker.root().func_wrap("ask", move |_, (): ()| {
+            assert!(!asked.load(Ordering::Relaxed), "in the middle of a call");
+            Ok((7_u32,))
+        })
+    });
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    let options = GuestOptions { imports, ..GuestOptions::default() };
+    let wasm = wat::parse_str(ASKING).unwrap();
+    let guest = Guest::with_options(&engine, &wasm, options).unwrap();
+    let warm = guest.warm_component().unwrap();
+    let mut lease = warm.lease().unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| lease.call("get", &[]))).is_err());
+    panics.store(false, Ordering::Relaxed);
+    assert!(lease.is_cut_short());
+    for error in [lease.call("get", &[]).unwrap_err(), lease.call_text("get", &[]).unwrap_err()] {
+        assert!(matches!(error, CallError::CutOff), "{error}");
+    }
+    drop(lease);
+    assert_eq!(warm.lease().unwrap().call_text("get", &[]).unwrap(), "7");
+}
+
 /// A module and a component whose start function runs in each instance, as long as the host says.
 const STARTS: [&str; 2] = [
     r#"(module

@@ -148,7 +148,7 @@ async fn a_request_for_a_sandbox_here_counts_for_what_is_decoded_from_it() {
     const WEIGHT: usize = 40;
     let Some(server) = NatsServer::start() else { return };
     let host = server.host().await;
-    for (bytes, fits) in [(60, true), (200, false)] {
+    for (bytes, fits) in [(40, true), (200, false)] {
         let shares = BodyShares::new(&Budget::new(MEMORY));
         let meter = Meter::new(&shares, WEIGHT);
         let limits = BodyLimits { bytes: MEMORY, time: Duration::from_secs(600) };
