@@ -56,12 +56,13 @@ impl Guest {
         self.body.detach(call)
     }
 
-    /// Has every process in the stub. The current one does not run.
+    /// Has every process in the stub, but for those that the host has ended, and returns the first
+    /// error. The current one does not run.
     pub(crate) fn unpark_all(&mut self) -> Result<(), PlatformError> {
         if planted::is(Bug::ParkedCall) {
             return Ok(());
         }
-        self.body.unpark()?;
-        self.others.iter_mut().try_for_each(Subprocess::unpark)
+        let own = self.body.unpark();
+        self.others.iter_mut().map(Subprocess::unpark).fold(own, |first, next| first.and(next))
     }
 }

@@ -467,7 +467,11 @@ impl Guest {
                 self.take_turns(deadline)
             }
             Some(halt) => {
-                self.unpark_all()?;
+                let unparked = self.unpark_all();
+                // A process that the host has ended is in no state that is kept.
+                if !matches!(halt, StopReason::End(..)) {
+                    unparked?;
+                }
                 Ok(Some(halt))
             }
             None => Ok(None),

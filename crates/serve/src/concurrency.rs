@@ -159,6 +159,11 @@ impl LimiterState {
         taken.saturating_mul(least) <= left.saturating_mul(weight).saturating_mul(RESERVE_FACTOR)
     }
 
+    /// The least weight of a line that has a place, if a reserve is kept.
+    fn least_weight(&self) -> Option<u32> {
+        self.running.as_ref()?.first_key_value().map(|(weight, _)| *weight)
+    }
+
     /// Takes a place for a line.
     fn take(&mut self, number: usize) {
         let line = &mut self.queues[number];
@@ -260,13 +265,17 @@ impl ConcurrencyLimiter {
         patience: Duration,
         first: bool,
     ) -> Result<Permit, Rejected> {
-        let receiver = {
+        let is_lowered = |before: Option<u32>, now: Option<u32>| {
+            before.zip(now).is_some_and(|(before, now)| now < before)
+        };
+        let receiver = 'queued: {
             let mut state = self.state();
             let state = &mut *state;
             let is_next = first || state.queues[line].waiting.is_empty();
             if is_next && state.may_run(line) {
+                let before = state.least_weight();
                 state.take(line);
-                return Ok(Permit { gate: self.clone(), line, used: true });
+                break 'queued Err(is_lowered(before, state.least_weight()));
             }
             let own = &mut state.queues[line];
             if own.waiting.len() >= own.share.waiting && !first {
@@ -281,7 +290,17 @@ impl ConcurrencyLimiter {
                 true => own.waiting.push_front(sender),
                 false => own.waiting.push_back(sender),
             }
-            receiver
+            Ok(receiver)
+        };
+        let receiver = match receiver {
+            Ok(receiver) => receiver,
+            Err(lowered) => {
+                // Heavier lines may have more places now.
+                if lowered {
+                    self.call_waiting();
+                }
+                return Ok(Permit { gate: self.clone(), line, used: true });
+            }
         };
         let waiting = tokio::time::timeout(patience, receiver);
         match waiting.instrument(tracing::debug_span!("wait for a place")).await {
@@ -372,6 +391,29 @@ mod tests {
         let order = order.lock().unwrap();
         assert_eq!(order.len(), 501);
         assert!(order.iter().position(|line| *line == 1).unwrap() <= 1);
+    }
+
+    #[tokio::test]
+    async fn a_lighter_line_that_takes_a_place_lets_a_waiting_one_run() {
+        let gate = ConcurrencyLimiter::with_reserve(64);
+        let [heavy, waiting] =
+            [10, 10].map(|weight| gate.add_line(Share { running: 64, waiting: 64, weight }));
+        let light = gate.add_line(share(64, 64));
+        let mut held = Vec::new();
+        for line in [heavy, waiting] {
+            while let Ok(permit) = gate.enter(line, Duration::from_millis(1)).await {
+                held.push(permit);
+            }
+        }
+        let entering = gate.clone();
+        let waits =
+            tokio::spawn(async move { entering.enter(waiting, TEST_TIMEOUT).await.is_ok() });
+        settle().await;
+        assert!(!waits.is_finished());
+        let lighter = gate.enter(light, TEST_TIMEOUT).await.unwrap();
+        settle().await;
+        assert!(waits.is_finished(), "nothing called the request that may run now");
+        drop((held, lighter));
     }
 
     #[tokio::test]

@@ -173,8 +173,8 @@ pub struct Host {
     stdout: Option<MemoryOutputPipe>,
     stderr: Option<MemoryOutputPipe>,
     generation: u64,
-    /// Ticks left to a call that yields after each.
-    turns: u64,
+    /// Ticks left to a call that yields after each; `None` for other calls.
+    turns: Option<u64>,
     data: Option<Box<dyn Any + Send>>,
     state: Option<Box<dyn Any + Send>>,
     /// Set by the lease's [`StopHandle`].
@@ -213,7 +213,7 @@ impl Host {
             stdout: None,
             stderr: None,
             generation: 0,
-            turns: 0,
+            turns: None,
             data: None,
             state: None,
             stop: None,
@@ -277,14 +277,14 @@ impl Host {
             && self.stop.is_none()
     }
 
-    pub(crate) fn set_turns(&mut self, turns: u64) {
+    pub(crate) fn set_turns(&mut self, turns: Option<u64>) {
         self.turns = turns;
     }
 
     /// Whether a call that has run for another tick may continue.
-    pub(crate) fn take_turn(&mut self) -> bool {
-        self.turns = self.turns.saturating_sub(1);
-        self.turns > 0
+    pub(crate) fn take_turn(&mut self) -> Option<u64> {
+        self.turns = self.turns.map(|turns| turns.saturating_sub(1));
+        self.turns
     }
 
     /// Records whether the next code in the store belongs to the guest, for call hooks.

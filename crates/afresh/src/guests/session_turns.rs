@@ -242,7 +242,7 @@ impl Session {
             }
             None => {}
         }
-        if self.known.has(to) && matches!(to.place(), Place::Remote(_)) {
+        if self.known.has(to) {
             // The guest came out of an earlier meaning.
             return Ok(None);
         }
@@ -302,10 +302,7 @@ impl Session {
             return Ok(None);
         };
         let snapshot = &origin.snapshot;
-        // Turns of the session follow on those that it was opened with, if it has saved there.
-        let same = |id: Sha256| {
-            origin.reference.name() == to.name() && id == snapshot.id() && !self.known.has(to)
-        };
+        let same = |id: Sha256| origin.reference.name() == to.name() && id == snapshot.id();
         let begun = match to.place() {
             Place::Remote(_) => {
                 let journal = self.continue_remote_turns(snapshot, to, options, same)?;

@@ -209,7 +209,13 @@ impl StagedFiles {
         }
         if let Some(partial) = &change.partial {
             let from = open_below(&self.root, &partial.folder)?;
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = (change.kind == Kind::File)
+                .then(|| openat(&from, &partial.name, flags, Mode::empty()))
+                .transpose()?;
             renameat(&from, &partial.name, &folder, name)?;
+            // Only in its place: its directory may be closed to other users.
+            file.map_or(Ok(()), |file| fchmod(file, change.mode))?;
             return Ok(Vec::new());
         }
         if change.kind == Kind::Directory {
@@ -240,8 +246,8 @@ impl Drop for StagedFiles {
     }
 }
 
-/// Gives a new file the content, attributes and mode of a guest file. It has the attributes of the
-/// host file that it will replace, too.
+/// Gives a new file the content and attributes of a guest file. It has the attributes of the host
+/// file that it will replace, too.
 fn fill(
     mut file: File,
     (tree, node): (&Tree, Node),
@@ -257,7 +263,6 @@ fn fill(
         None => staged.had.clear(),
     }
     staged.others.extend(set_attributes(&file, &staged.had, &staged.has));
-    fchmod(&file, staged.mode)?;
     Ok(())
 }
 

@@ -184,12 +184,11 @@ impl Stores {
         #[cfg(feature = "call-hook")]
         self.hook.set(&mut store);
         if self.asks() {
-            let gives_way = self.limits.gives_way;
             let held = Arc::new(());
             store.data_mut().set_callback(Arc::downgrade(&held));
             store.epoch_deadline_callback(move |store| {
                 let _held = &held;
-                look(store, gives_way)
+                look(store)
             });
         }
         self.unlimit(&mut store);
@@ -289,6 +288,11 @@ impl CallLimits {
         Self { watched, memory, ticks: UNLIMITED, ..Self::default() }
     }
 
+    /// Those of a start function, which may not yield: a plain lease polls it once.
+    pub(crate) fn of_start(self) -> Self {
+        Self { gives_way: false, watched: self.watched || self.gives_way, ..self }
+    }
+
     /// Sets the limits for the next call, which is the guest's.
     #[inline]
     pub(crate) fn apply(&self, mut store: impl AsContextMut<Data = Host>) {
@@ -302,9 +306,10 @@ impl CallLimits {
         store.data_mut().set_time_limit(timeout.map(|timeout| (timeout, self.ticks)));
         if self.gives_way {
             // The time of other tasks does not count.
-            store.data_mut().set_turns(self.ticks);
+            store.data_mut().set_turns(Some(self.ticks));
             store.set_epoch_deadline(1);
         } else if self.watched {
+            store.data_mut().set_turns(None);
             // A limit beyond the clock's range never expires.
             let until = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
             store.data_mut().set_until(until);

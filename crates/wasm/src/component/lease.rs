@@ -169,7 +169,7 @@ impl<'a> ComponentLease<'a> {
         store.data_mut().set_generation(next_generation());
         // Start functions that run in every instance are calls of the guest.
         if warm.rerun_reason.is_some() {
-            limits.apply(&mut store);
+            limits.of_start().apply(&mut store);
         }
         let instantiate = warm.stores.way.instantiate_component(&warm.pre, &mut store);
         let instance = with_memories(&memories.memories, MemoryOwner::Component, instantiate)

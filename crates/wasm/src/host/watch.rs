@@ -91,18 +91,16 @@ impl StopHandle {
 pub(crate) struct StoppedCall;
 
 /// Handles a tick of a call that is watched, or that gives way.
-pub(crate) fn look(
-    mut store: StoreContextMut<'_, Host>,
-    gives_way: bool,
-) -> wasmtime::Result<UpdateDeadline> {
+pub(crate) fn look(mut store: StoreContextMut<'_, Host>) -> wasmtime::Result<UpdateDeadline> {
     let host = store.data_mut();
-    let over = match gives_way {
-        true => !host.take_turn(),
-        false => host.until().is_some_and(|until| Instant::now() >= until),
+    let left = host.take_turn();
+    let over = match left {
+        Some(left) => left == 0,
+        None => host.until().is_some_and(|until| Instant::now() >= until),
     };
     if over {
         return Err(Trap::Interrupt.into());
     }
     host.watch().check(host)?;
-    Ok(if gives_way { UpdateDeadline::Yield(1) } else { UpdateDeadline::Continue(1) })
+    Ok(if left.is_some() { UpdateDeadline::Yield(1) } else { UpdateDeadline::Continue(1) })
 }

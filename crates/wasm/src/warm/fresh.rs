@@ -46,7 +46,7 @@ impl FreshState {
         // Without kept state, start functions run again, as calls of the guest.
         let limits = options.limits(stores)?;
         if self.state.is_none() {
-            limits.apply(&mut store);
+            limits.of_start().apply(&mut store);
         }
         let instantiated = self.blueprint.instantiate(&mut store, &memories.memories).await;
         let instance = instantiated.map_err(|error| start_error(error, limits))?;

@@ -327,6 +327,13 @@ fn a_start_function_keeps_the_limits_of_a_call() {
         let timed_out = matches!(error, WarmError::Call { error: CallError::Timeout(_), .. });
         assert!(timed_out, "{is_component}: {error}");
     }
+    // A plain lease polls a start function once, which must not give way then.
+    let giving_way = || GuestOptions { gives_way: true, asynchronous: true, ..limited() };
+    for (is_component, (guest, more)) in [false, true].into_iter().zip(starts(giving_way)) {
+        let error = refused_start(&guest, &more, is_component, &LeaseOptions::new());
+        let timed_out = matches!(error, WarmError::Call { error: CallError::Timeout(_), .. });
+        assert!(timed_out, "{is_component}: {error}");
+    }
     let of_lease = LeaseOptions::new().timeout(Duration::from_millis(20));
     for (is_component, (guest, more)) in [false, true].into_iter().zip(starts(limited)) {
         let error = refused_start(&guest, &more, is_component, &of_lease);
@@ -345,9 +352,13 @@ fn a_start_function_keeps_the_limits_of_a_call() {
 
 #[test]
 fn a_component_whose_warm_up_does_not_end_is_stopped_by_its_watch() {
-    let total = Arc::new(AtomicU32::new(0));
-    let [_, (guest, more)] = starts(|| ends_after(3, &total));
-    more.store(true, Ordering::Relaxed);
-    let error = guest.warm_component().map(drop).unwrap_err();
-    assert!(matches!(error, WarmError::Call { error: CallError::Stopped, .. }), "{error}");
+    for gives_way in [false, true] {
+        let total = Arc::new(AtomicU32::new(0));
+        let options =
+            || GuestOptions { gives_way, asynchronous: gives_way, ..ends_after(3, &total) };
+        let [_, (guest, more)] = starts(options);
+        more.store(true, Ordering::Relaxed);
+        let error = guest.warm_component().map(drop).unwrap_err();
+        assert!(matches!(error, WarmError::Call { error: CallError::Stopped, .. }), "{error}");
+    }
 }

@@ -39,6 +39,8 @@ const SAVE_ALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the sweep waits for a place: it has no client that retries.
 const SAVE_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 const SAVE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
+/// Time until a sandbox is swept again that could not be saved or ended.
+const SWEEP_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A sandbox that is being killed, until its end is complete.
 struct KillGuard {
@@ -235,6 +237,8 @@ impl Sandboxes {
         };
         if let Err(refusal) = result {
             tracing::warn!(id = sandbox.id, why = refusal.message, "not saved or ended");
+            // Each attempt writes the state again. No other sweep takes it until then.
+            tokio::time::sleep(SWEEP_RETRY_INTERVAL).await;
         }
     }
 
