@@ -18,8 +18,8 @@ use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::accepted;
 use libfuzzer_sys::fuzz_target;
 use requests::{
-    Chosen, ConnectMessages, ContextRequest, CreateRequest, ExecuteRequest, FilesystemRequest,
-    NetworkUpdate, Part, StartRequest, TimeoutRequest, WatchRequest,
+    ConnectMessages, ContextRequest, CreateRequest, ExecuteRequest, FilesystemRequest,
+    NetworkUpdate, Part, ProcessRequest, StartRequest, TimeoutRequest, WatchRequest,
 };
 use serde::de::DeserializeOwned;
 
@@ -69,7 +69,7 @@ fuzz_target!(|data: &[u8]| {
         b'n' => body::<ContextRequest>,
         b'u' => body::<NetworkUpdate>,
         b'w' => body::<WatchRequest>,
-        b'p' => body::<Chosen>,
+        b'p' => body::<ProcessRequest>,
         b'm' => files,
         b's' => stream::<StartRequest>,
         _ => stream::<Part>,
