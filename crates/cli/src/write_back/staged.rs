@@ -43,7 +43,7 @@ pub(super) struct StagedChange {
     mode: Mode,
     had: Attributes,
     has: Attributes,
-    /// None for directories, and for files of which only mode and attributes have changed.
+    /// None for directories, and for files that differ in mode and attributes alone.
     partial: Option<Partial>,
     /// Attributes that are not written.
     others: Vec<String>,
@@ -214,7 +214,7 @@ impl StagedFiles {
                 .then(|| openat(&from, &partial.name, flags, Mode::empty()))
                 .transpose()?;
             renameat(&from, &partial.name, &folder, name)?;
-            // Only in its place: its directory may be closed to other users.
+            // Not before: the directory of its temporary name may be open to other users.
             file.map_or(Ok(()), |file| fchmod(file, change.mode))?;
             return Ok(Vec::new());
         }

@@ -225,8 +225,8 @@ impl ComponentLease<'_> {
     /// interface by `interface#function`.
     ///
     /// # Errors
-    /// [`CallError`]; the lease is spent after a trap. [`CallError::CutOff`] after a call in which a
-    /// host function panicked.
+    /// [`CallError`]; the lease is spent after a trap. [`CallError::CutOff`] after a call in which
+    /// a host function panicked.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
         self.check_call(false)?;
         // It stays so where a host function panics, and the embedder catches that.
