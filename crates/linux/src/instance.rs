@@ -9,6 +9,7 @@
 
 mod compare;
 mod dial;
+mod memory_limit;
 mod output;
 
 use std::os::unix::process::ExitStatusExt;
@@ -26,7 +27,7 @@ use crate::frozen_state::{FrozenKernel, FrozenState, IdleWait, read_all};
 use crate::guest::{Guest, StopReason, after};
 use crate::outbound::OutboundLimits;
 use crate::platform::{Continuation, CpuPinning, PlatformError, StubCommands, Trap};
-use crate::sentry::{End, FIRST, Generation, Kernel, MAX_RESERVED, OutputSinks, Sentry};
+use crate::sentry::{End, FIRST, Generation, Kernel, OutputSinks, Sentry};
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::{Limits, Stats};
@@ -285,26 +286,6 @@ impl Instance {
     /// [`CallError::NeedsReset`] after a call that was cut short; when the host cannot run guests.
     pub fn change_files<T>(&mut self, change: impl FnOnce(&mut Tree) -> T) -> Result<T, CallError> {
         self.change(|state| change(&mut state.tree))
-    }
-
-    /// Sets the memory limit of the program in its present state, as
-    /// [`Program::memory_limit`](crate::Program::memory_limit). Memory that it has mapped already
-    /// stays, even where that is more. A reset or a switch brings the limit of its state back.
-    ///
-    /// # Errors
-    /// [`CallError::NeedsReset`] after a call that was cut short; when the host cannot run guests.
-    pub fn limit_memory(&mut self, bytes: u64) -> Result<(), CallError> {
-        let bytes = bytes.min(MAX_RESERVED);
-        if self.memory_limit() != bytes {
-            self.live_sentry()?.change().limit_memory(bytes);
-        }
-        Ok(())
-    }
-
-    /// The memory limit of the program in its present state.
-    #[must_use]
-    pub fn memory_limit(&self) -> u64 {
-        self.state().memory_limit()
     }
 
     /// Changes the state between two calls.

@@ -150,10 +150,12 @@ impl LimiterState {
         if self.free == 0 || *running >= share.running {
             return false;
         }
-        let Some(weights) = self.running.as_ref().filter(|_| *running > 0) else { return true };
+        if self.running.is_none() || *running == 0 {
+            return true;
+        }
         let weight = share.weight.max(1);
         // The lightest line gets three places for each free one, and heavier ones more.
-        let least = weights.first_key_value().map_or(weight, |(least, _)| weight.min(*least));
+        let least = self.least_weight().map_or(weight, |least| weight.min(least));
         let [weight, least] = [weight, least].map(u64::from);
         let [taken, left] = [*running + 1, self.free - 1].map(|count| count as u64);
         taken.saturating_mul(least) <= left.saturating_mul(weight).saturating_mul(RESERVE_FACTOR)
@@ -265,9 +267,6 @@ impl ConcurrencyLimiter {
         patience: Duration,
         first: bool,
     ) -> Result<Permit, Rejected> {
-        let is_lowered = |before: Option<u32>, now: Option<u32>| {
-            before.zip(now).is_some_and(|(before, now)| now < before)
-        };
         let receiver = 'queued: {
             let mut state = self.state();
             let state = &mut *state;
@@ -275,7 +274,8 @@ impl ConcurrencyLimiter {
             if is_next && state.may_run(line) {
                 let before = state.least_weight();
                 state.take(line);
-                break 'queued Err(is_lowered(before, state.least_weight()));
+                let lowered = before.zip(state.least_weight()).is_some_and(|(old, new)| new < old);
+                break 'queued Err(lowered);
             }
             let own = &mut state.queues[line];
             if own.waiting.len() >= own.share.waiting && !first {

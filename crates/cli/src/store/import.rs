@@ -98,8 +98,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             field.clone_from(given);
         }
     }
-    let mut options = SaveRequest::new(guest);
-    options.options.encoding = arguments.encoding.into();
+    let mut request = SaveRequest::new(guest);
+    request.options.encoding = arguments.encoding.into();
     let (pages, changed): (Box<dyn Pages + '_>, _) = match (&parent, arguments.diff) {
         (Some(parent), true) => {
             let diff = DiffPages::new(pages, parent)
@@ -109,16 +109,16 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         }
         _ => (Box::new(pages), None),
     };
-    options.options.changed = changed;
-    options.options.parent.clone_from(&parent);
+    request.options.changed = changed;
+    request.options.parent.clone_from(&parent);
     if let Some(path) = &arguments.state {
-        options.state =
+        request.state =
             std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     }
     let memory = (pages.pages() * PAGE_SIZE) as u64;
     let bar = bytes("importing", memory);
     let started = Instant::now();
-    let id = store.save(name, &ProgressPages { pages, bar: &bar }, &options)?;
+    let id = store.save(name, &ProgressPages { pages, bar: &bar }, &request)?;
     let seconds = started.elapsed().as_secs_f64();
     bar.finish_and_clear();
     let snapshot = store.load_id(id)?;

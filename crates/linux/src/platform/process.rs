@@ -2,6 +2,7 @@
 
 mod fork;
 mod mappings;
+mod receipts;
 mod registers;
 
 use std::io;
@@ -11,7 +12,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afresh_sys::fork::generation;
-use afresh_sys::host::random_word;
 use afresh_sys::planted::{self, Bug};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -32,6 +32,7 @@ use super::vdso::ClockOffsets;
 use super::write_tracker::WriteTracker;
 use super::zygote;
 use super::{PlatformError, boot, filter, memory, stub};
+use receipts::{ExpectedReceipt, ReceiptSource};
 
 /// Time limit of an interruption. Only a guest that has forged a frame exceeds it.
 const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -125,30 +126,6 @@ fn send_interrupt(process: &impl AsRawFd) -> io::Result<()> {
         )
     };
     if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Words that a guest cannot guess, one for each piece of orders.
-#[derive(Debug)]
-struct ReceiptSource(u64);
-
-impl ReceiptSource {
-    fn new() -> Self {
-        Self(random_word())
-    }
-
-    fn next(&mut self) -> u64 {
-        // Never the result of a handler, which has executed nothing.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15).max(1);
-        self.0
-    }
-}
-
-/// Arguments of the question that follows orders.
-#[derive(Clone, Copy)]
-struct ExpectedReceipt {
-    receipt: u64,
-    /// Where the frame is in the control area.
-    frame: usize,
 }
 
 impl Process {
