@@ -73,7 +73,7 @@ pub use error::{
     CallError, FreezeError, Incompatible, SnapshotError, ThawError, VerifyError, WarmError,
 };
 pub use file_view::FileView;
-pub use frozen::Frozen;
+pub use frozen::{Frozen, PackedProgram};
 pub use host_program::HostProgram;
 pub use instance::Instance;
 pub use outbound::take_outbound_bytes;

@@ -5,15 +5,14 @@ mod module;
 
 use std::path::PathBuf;
 
-use afresh_memory::{Feature, Image};
-use afresh_pager::{SnapshotMemory, SnapshotOptions};
-use afresh_store::{Sha256, Snapshot, Store};
+use afresh_memory::Feature;
 use afresh_wasm::{
     CallError as WasmError, CallOptions as WasmCallOptions, Engine, EngineConfig, Frozen,
-    GuestOptions, LeaseLimits, LeaseOptions as WasmLeaseOptions, LoadError, WarmError,
+    FrozenState, GuestOptions, LeaseLimits, LeaseOptions as WasmLeaseOptions, LoadError, WarmError,
 };
 
-use super::{Backend, FrozenGuest, GuestFile, LeaseControl, OpenFile, StopCall, Thaw, failed};
+use super::traits::{FrozenKind, thaw};
+use super::{Backend, GuestFile, LeaseControl, OpenFile, StopCall, Thaw, failed};
 use crate::guests::call::{CallInput, ErrorKind, Exit};
 use crate::{CallError, CallOptions, Cause, Kind, LeaseError, LeaseOptions, OpenError, Options};
 
@@ -22,7 +21,7 @@ pub(super) const SNAPSHOT_KIND: &str = "wasm";
 /// Opens these guests.
 pub(super) const OPEN: Option<OpenFile> = Some(open);
 /// Thaws these guests.
-pub(super) const THAW: Option<Thaw> = Some(thaw);
+pub(super) const THAW: Option<Thaw> = Some(thaw::<FrozenState>);
 
 pub(crate) use afresh_wasm::{
     BytesEntry as FunctionEntry, ComponentLease, Lease as ModuleLease, Warm as WarmModule,
@@ -187,49 +186,20 @@ fn warm_up(options: &Options) -> afresh_wasm::WarmUp {
     warm_up
 }
 
-/// A warm guest out of a snapshot, with its pages.
-fn thaw(snapshot: Snapshot, options: &Options) -> Result<(Backend, SnapshotMemory), Cause> {
-    let frozen = Frozen::load(snapshot, &afresh_pager::Options::default())?;
-    Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
-}
+impl FrozenKind for FrozenState {
+    const RECORDER: Feature = Feature::UffdSigbus;
 
-fn thaw_frozen(frozen: &Frozen, options: &Options) -> Result<Backend, Cause> {
-    let (engine, wasm) = (options.make_engine(None, frozen.stack())?, options.for_wasm());
-    Ok(if frozen.is_component() {
-        Backend::Component(afresh_wasm::WarmComponent::thaw(&engine, &wasm, frozen)?)
-    } else {
-        Backend::Module(afresh_wasm::Warm::thaw(&engine, &wasm, frozen)?)
-    })
-}
-
-impl FrozenGuest for Frozen {
-    fn image(&self) -> &Image {
-        self.memory().pages()
+    fn thaw(frozen: &Frozen, options: &Options) -> Result<Backend, Cause> {
+        let (engine, wasm) = (options.make_engine(None, frozen.stack())?, options.for_wasm());
+        Ok(if frozen.is_component() {
+            Backend::Component(afresh_wasm::WarmComponent::thaw(&engine, &wasm, frozen)?)
+        } else {
+            Backend::Module(afresh_wasm::Warm::thaw(&engine, &wasm, frozen)?)
+        })
     }
 
-    fn bytes(&self) -> Result<Vec<u8>, Cause> {
-        Ok(Self::bytes(self)?)
-    }
-
-    fn timeless_bytes(&self) -> Result<Vec<u8>, Cause> {
-        Ok(Self::timeless_bytes(self)?)
-    }
-
-    fn store(&self, store: &Store, name: &str, with: &SnapshotOptions) -> Result<Sha256, Cause> {
-        Ok(self.save(store, name, with)?)
-    }
-
-    fn recorder(&self) -> Feature {
-        Feature::UffdSigbus
-    }
-
-    fn thaw_recording(
-        &self,
-        snapshot: Snapshot,
-        options: &Options,
-    ) -> Result<(Backend, SnapshotMemory), Cause> {
-        let frozen = Self::record(snapshot)?;
-        Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
+    fn timeless_bytes(frozen: &Frozen) -> Result<Vec<u8>, Cause> {
+        Ok(Self::timeless_bytes(frozen)?)
     }
 
     /// A module is only read to be compiled, and that takes longer than fetching it.
