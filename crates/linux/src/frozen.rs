@@ -298,7 +298,7 @@ impl SnapshotState for PackedProgram {
     const KIND: &'static str = "linux";
     const ENGINE: &'static str = ENGINE;
     const OLDER_ENGINES: &'static [&'static str] = &[ENGINE_BEFORE];
-    /// The program is part of the guest's memory, and the digest is that of the first state.
+    /// The program is in guest memory, and the digest is that of the first state.
     const INCLUDES_PROGRAM: bool = false;
 
     type FreezeCause = CallError;

@@ -40,12 +40,12 @@ use afresh_sys::{
     fork, page_align_up,
 };
 
-use crate::image::Missing;
+use crate::image::MissingPages;
 use crate::strategy::{Choice, HostAccess, Strategy};
 use crate::write_set::WriteSet;
 use crate::{Image, ImageError, SlotError, Tracker, TrackerKind, tracker};
 
-use adapt::Adapt;
+use adapt::Adaptation;
 use behind::Capture;
 pub use behind::FreezePreparation;
 pub use reset::{Mismatch, ResetReport};
@@ -151,7 +151,7 @@ pub struct Slot {
     settled: HashSet<usize>,
     /// Reused by every reset.
     written: Vec<PageRange>,
-    adapt: Adapt,
+    adapt: Adaptation,
     choice: Choice,
     config: SlotConfig,
     stats: SlotStats,
@@ -248,7 +248,7 @@ impl Slot {
             staged: Vec::new(),
             settled: HashSet::new(),
             written: Vec::new(),
-            adapt: Adapt::default(),
+            adapt: Adaptation::default(),
             choice,
             config,
             stats: SlotStats::default(),
@@ -282,9 +282,13 @@ impl Slot {
 
     fn method_for(&self, strategy: Strategy) -> Result<Method, SlotError> {
         let tracker = |kind| {
-            let missing =
-                Missing::of(&self.image, &self.space.memory, self.space.first, self.space.capacity)
-                    .filter(|_| self.state.filling().is_some());
+            let missing = MissingPages::of(
+                &self.image,
+                &self.space.memory,
+                self.space.first,
+                self.space.capacity,
+            )
+            .filter(|_| self.state.filling().is_some());
             tracker::build(kind, &self.space.memory, self.space.first, self.space.capacity, missing)
         };
         Ok(match strategy {

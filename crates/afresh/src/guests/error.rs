@@ -146,7 +146,7 @@ pub enum SessionError {
         /// The file.
         path: String,
         /// The budget.
-        source: afresh_budget::Exceeded,
+        source: afresh_budget::BudgetExceeded,
     },
     /// No such checkpoint.
     #[error(transparent)]

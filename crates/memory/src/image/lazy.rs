@@ -134,7 +134,7 @@ impl Image {
 
 /// The lazily filled parts of the mappings, for the handler of faults on missing pages.
 #[derive(Debug)]
-pub(crate) struct Missing {
+pub(crate) struct MissingPages {
     runs: Vec<Extent>,
     memory: Arc<Reservation>,
     /// Pages of `memory` before the slot's page 0.
@@ -153,7 +153,7 @@ pub(crate) enum FaultOutcome {
     Closed,
 }
 
-impl Missing {
+impl MissingPages {
     /// The incomplete parts of `image` in a slot, if there are any.
     pub(crate) fn of(
         image: &Image,
