@@ -50,6 +50,7 @@ use kernel::posix_queues::PosixQueues;
 pub(crate) use kernel::process_info::{ArgumentStrings, Executable};
 pub(crate) use kernel::process_table::PROCESSES;
 use kernel::process_table::ProcessTable;
+use kernel::process_tunables::ProcessTunables;
 pub(crate) use kernel::readiness::InputSource;
 pub use kernel::resource_limits::Resource;
 use kernel::semaphores::Semaphores;
@@ -105,6 +106,7 @@ pub(crate) struct Kernel {
     queues: MessageQueues,
     named_queues: PosixQueues,
     namespaces: UserNamespaces,
+    tunables: ProcessTunables,
     /// Resolved host names.
     names: ResolvedNames,
     /// Addresses of closed connections.
@@ -144,6 +146,7 @@ impl Kernel {
             queues: MessageQueues::default(),
             named_queues: PosixQueues::default(),
             namespaces: UserNamespaces::default(),
+            tunables: ProcessTunables::default(),
             names: ResolvedNames::default(),
             closed: Default::default(),
         }

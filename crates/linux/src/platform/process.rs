@@ -398,7 +398,7 @@ impl Process {
         out: &mut [u8],
     ) -> Result<bool, PlatformError> {
         ranges.iter().try_for_each(|&(start, len)| self.bring(start, len as u64))?;
-        memory::read(self.born.pid, ranges, out)
+        memory::read(self.born.pid, ranges, out).map_err(|error| self.ended_or(error))
     }
 
     /// Writes guest memory; the pages count as written.
@@ -407,7 +407,7 @@ impl Process {
         if let Some(track) = &mut self.track {
             track.touch(address..address.saturating_add(bytes.len() as u64))?;
         }
-        memory::write(self.born.pid, address, bytes)
+        memory::write(self.born.pid, address, bytes).map_err(|error| self.ended_or(error))
     }
 
     /// Lends the process a file, while the stub waits for orders: its descriptor there.
