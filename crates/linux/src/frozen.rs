@@ -35,9 +35,10 @@ use crate::warm::Warm;
 
 /// The version of the state: the form of the bytes below, and that of the stub. Goes up when either
 /// changes in a way that older states do not survive.
-const ENGINE: &str = "afresh-linux state 12";
-/// The version before, whose states have no [`PackedAdditions`] behind their header.
-const ENGINE_BEFORE: &str = "afresh-linux state 11";
+const ENGINE: &str = "afresh-linux state 13";
+/// The versions before. States of 11 have no [`PackedAdditions`] behind their header, and those of
+/// 12 no numbers of processes behind these.
+const ENGINES_BEFORE: [&str; 2] = ["afresh-linux state 11", "afresh-linux state 12"];
 
 /// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
 const HEAD_START: Duration = Duration::from_millis(10);
@@ -104,14 +105,20 @@ impl PackedPart {
 /// Maximum bytes that describe files, without their content.
 const DESCRIPTIONS: u64 = 64 << 20;
 
-/// The parts of a frozen program's bytes; those of the version before end with the header.
+/// The parts of a frozen program's bytes; those of older versions end with an earlier part.
 fn read_header(bytes: &[u8]) -> Result<(Header, PackedAdditions), ThawError> {
     let unread = |error: &dyn std::fmt::Display| ThawError::State(error.to_string());
     let (header, left) = decode(bytes, MAX_DECODED).map_err(|e| unread(&e))?;
     if left.is_empty() {
         return Ok((header, PackedAdditions::default()));
     }
-    let (additions, left) = decode(left, MAX_DECODED).map_err(|e| unread(&e))?;
+    let (mut additions, left) =
+        decode::<PackedAdditions>(left, MAX_DECODED).map_err(|e| unread(&e))?;
+    if left.is_empty() {
+        return Ok((header, additions));
+    }
+    let (tunables, left) = decode(left, MAX_DECODED).map_err(|e| unread(&e))?;
+    additions.tunables = tunables;
     match left {
         [] => Ok((header, additions)),
         _ => Err(damaged("there are bytes after its end")),
@@ -148,6 +155,7 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     let unwritten = |error: DecodeError| FreezeError::State(error.to_string());
     let mut bytes = encode(&header).map_err(unwritten)?;
     bytes.extend(encode(&additions).map_err(unwritten)?);
+    bytes.extend(encode(&additions.tunables).map_err(unwritten)?);
     let below = layers.iter().map(LayerImage::image);
     let images: Vec<_> = below.chain(standing.images.iter()).chain([&pages]).cloned().collect();
     let memory = Image::join(&images).into();
@@ -297,7 +305,7 @@ fn same_mappings(
 impl SnapshotState for PackedProgram {
     const KIND: &'static str = "linux";
     const ENGINE: &'static str = ENGINE;
-    const OLDER_ENGINES: &'static [&'static str] = &[ENGINE_BEFORE];
+    const OLDER_ENGINES: &'static [&'static str] = &ENGINES_BEFORE;
     /// The program is in guest memory, and the digest is that of the first state.
     const INCLUDES_PROGRAM: bool = false;
 

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use crate::frozen_state::IdleWait;
 use crate::guest::scheduler::NextThread;
 use crate::http;
+use crate::limits::POLL_INTERVAL;
 use crate::platform::{Call, Continuation, Event, PlatformError, StubCommands, Trap};
 use crate::sentry::{Change, End, InputSource, ReadySets, Sentry, SignalDelivery, SyscallControl};
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
-use crate::warm::POLL_INTERVAL;
 
 /// Why a guest stopped running.
 #[derive(Debug)]
@@ -178,7 +178,7 @@ impl Guest {
                 SyscallControl::Resumed => return self.go_on(),
                 SyscallControl::Idle => {
                     self.body.detach(&call)?;
-                    return Ok(Some(StopReason::Idle(IdleWait::of(self, &call)?)));
+                    return Ok(Some(StopReason::Idle(self.read_of(&call)?)));
                 }
                 SyscallControl::End(end) => return Ok(Some(StopReason::End(end, call.place))),
                 SyscallControl::Wait(wait) => {
@@ -288,6 +288,12 @@ impl Guest {
         if let Some(context) = context {
             self.body.process.set_context(&context);
         }
+    }
+
+    /// The wait in a call that reads input.
+    fn read_of(&self, call: &Call) -> Result<IdleWait, PlatformError> {
+        let (to, wanted) = self.sentry.input_place(&self.body.process, call)?;
+        Ok(IdleWait::Read { to, wanted })
     }
 
     /// Finds the next thread while the guest is in the stub; waits for threads that only need time.

@@ -66,3 +66,54 @@ impl Guest {
         self.others.iter_mut().map(Subprocess::unpark).fold(own, |first, next| first.and(next))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    use super::*;
+    use crate::error::WarmError;
+    use crate::guest::{StopReason, after};
+    use crate::platform::StubCommands;
+    use crate::program::Program;
+    use crate::sentry::{OutputSink, OutputSinks};
+
+    /// A child that reads a pipe, and is asked twice for each line.
+    const ASKS: &str = "mkfifo /tmp/to /tmp/back; cat /tmp/to >/tmp/back & exec 8<>/tmp/to 9<>/tmp/back; \
+        while read line; do for turn in one two; do echo $turn >&8; read answer <&9; echo $answer; done; done";
+
+    #[test]
+    fn a_process_that_is_killed_while_it_waits_ends_the_call_alone() {
+        let limit = Duration::from_secs(100);
+        let program = Program::new("/bin/sh").arg("-c").arg(ASKS).env("PATH", "/usr/bin:/bin");
+        let mut guest = match program.start(|_| Ok(())) {
+            Ok(guest) => guest,
+            Err(WarmError::Platform(error @ PlatformError::Missing { .. })) => {
+                println!("SKIPPED: {error}");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let StopReason::Idle(wait) = guest.run(after(limit)).unwrap() else {
+            panic!("it waits for a line");
+        };
+        let children: Vec<u32> = guest.others.iter_mut().map(|body| body.process.id()).collect();
+        let [child] = children[..] else { panic!("one child: {children:?}") };
+        let (sender, answers) = mpsc::channel();
+        let hearer = OutputSink(Box::new(move |_, bytes| {
+            sender.send(bytes.to_vec()).unwrap();
+            kill_process(Pid::from_raw(child as i32).unwrap(), Signal::KILL).unwrap();
+            true
+        }));
+        guest.sentry.streams.set_sinks(OutputSinks { hearer: Some(hearer), log: None, view: None });
+        let orders = StubCommands::default();
+        let resumed = guest.resume(&wait, Some(b"go\n"), orders, after(limit)).unwrap();
+        assert!(resumed.is_none());
+        let ended = guest.run(after(limit)).unwrap_err();
+        assert!(matches!(ended, PlatformError::Ended(_)), "{ended}");
+        assert_eq!(answers.try_iter().collect::<Vec<_>>(), [b"one\n"]);
+    }
+}

@@ -28,8 +28,8 @@ use afresh_files::{Node, Refused, Tree};
 use rustix::io::Errno;
 
 use crate::base::Base;
+use crate::exec_command::ExecCommand;
 use crate::file_cache::FileCache;
-use crate::load::Command;
 use crate::outbound::OutboundConnections;
 use crate::platform::{Call, PlatformError, Process};
 use crate::shared_files::SharedFiles;
@@ -50,6 +50,7 @@ use kernel::posix_queues::PosixQueues;
 pub(crate) use kernel::process_info::{ArgumentStrings, Executable};
 pub(crate) use kernel::process_table::PROCESSES;
 use kernel::process_table::ProcessTable;
+use kernel::process_tunables::ProcessTunables;
 pub(crate) use kernel::readiness::InputSource;
 pub use kernel::resource_limits::Resource;
 use kernel::semaphores::Semaphores;
@@ -105,6 +106,7 @@ pub(crate) struct Kernel {
     queues: MessageQueues,
     named_queues: PosixQueues,
     namespaces: UserNamespaces,
+    tunables: ProcessTunables,
     /// Resolved host names.
     names: ResolvedNames,
     /// Addresses of closed connections.
@@ -144,6 +146,7 @@ impl Kernel {
             queues: MessageQueues::default(),
             named_queues: PosixQueues::default(),
             namespaces: UserNamespaces::default(),
+            tunables: ProcessTunables::default(),
             names: ResolvedNames::default(),
             closed: Default::default(),
         }
@@ -164,7 +167,7 @@ pub(crate) enum SyscallControl {
     /// It starts a process and returns its PID.
     Fork(ForkRequest),
     /// Its process runs another program, if that can be opened.
-    Exec(Box<Command>),
+    Exec(Box<ExecCommand>),
     /// Bytes are copied between two processes; it returns their number.
     Peer(Box<PeerCopy>),
     /// Its thread has ended.

@@ -1,4 +1,4 @@
-//! Versions 11 and 12 of the state, frozen: the kernel state of a guest that was written when a
+//! Versions 11, 12 and 13 of the state, frozen: the kernel state of a guest that was written when a
 //! version began is still read, and written byte for byte as then.
 //!
 //! The goldens in `tests/golden` are never written again. A change that makes these tests fail
@@ -13,13 +13,13 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
-use super::{ENGINE, ENGINE_BEFORE, Header, read_header};
+use super::{ENGINE, ENGINES_BEFORE, Header, read_header};
 use crate::program::Program;
 use crate::sentry::PackedAdditions;
 
-/// Waits for a line with files, pipes, a FIFO, processes, handlers, limits, a sleep, a lock and a
-/// process in a user namespace.
-const COMMANDS: &str = "umask 027; trap 'echo usr1' USR1; trap '' USR2; ulimit -n 100; \
+/// Waits for a line with files, pipes, a FIFO, processes, handlers, limits, a sleep, a lock, a
+/// process in a user namespace, and a process with an adjusted score.
+const COMMANDS: &str = "echo 300 >/proc/self/oom_score_adj; umask 027; trap 'echo usr1' USR1; trap '' USR2; ulimit -n 100; \
     mkdir /tmp/d; echo text > /tmp/d/f; ln -s f /tmp/d/l; mkfifo /tmp/p; exec 3< /tmp/d/f 4>> /tmp/d/f 5<> /tmp/p; \
     cd /tmp/d; rm f; unshare -U sleep 100000 & (sleep 100000 | cat) & \
     while read line; do echo $line; done";
@@ -53,7 +53,7 @@ fn write() {
 
 #[test]
 fn the_state_of_version_11_is_read_and_written_as_it_was() {
-    let golden = golden_bytes(ENGINE_BEFORE);
+    let golden = golden_bytes(ENGINES_BEFORE[0]);
     let (header, rest): (Header, _) = postcard::take_from_bytes(&golden).unwrap();
     assert!(rest.is_empty());
     check(&header);
@@ -68,18 +68,38 @@ fn the_state_of_version_11_is_read_and_written_as_it_was() {
 
 #[test]
 fn the_state_of_version_12_is_read_and_written_as_it_was() {
-    write();
-    let golden = golden_bytes(ENGINE);
+    let golden = golden_bytes(ENGINES_BEFORE[1]);
     let (header, additions) = read_header(&golden).unwrap();
     check(&header);
+    assert_eq!(additions.tunables, Default::default());
     let bytes = postcard::to_allocvec(&header).unwrap();
     let header_len = bytes.len();
     assert!(header_len < golden.len(), "a state of version 12 has additions");
     let bytes = postcard::to_extend(&additions, bytes).unwrap();
     assert!(bytes == golden, "the state has another form");
-    assert!(read_header(&[&golden[..], &[0]].concat()).is_err());
     for length in header_len + 1..golden.len() {
         assert!(read_header(&golden[..length]).is_err(), "{length}");
+    }
+    refuse_parts(&golden, header_len);
+}
+
+#[test]
+fn the_state_of_version_13_is_read_and_written_as_it_was() {
+    write();
+    let golden = golden_bytes(ENGINE);
+    let (header, additions) = read_header(&golden).unwrap();
+    check(&header);
+    assert_ne!(additions.tunables, Default::default());
+    let bytes = postcard::to_allocvec(&header).unwrap();
+    let header_len = bytes.len();
+    let bytes = postcard::to_extend(&additions, bytes).unwrap();
+    let additions_len = bytes.len();
+    let bytes = postcard::to_extend(&additions.tunables, bytes).unwrap();
+    assert!(bytes == golden, "the state has another form");
+    assert!(read_header(&[&golden[..], &[0]].concat()).is_err());
+    for length in header_len + 1..golden.len() {
+        let is_older = length == additions_len;
+        assert_eq!(read_header(&golden[..length]).is_err(), !is_older, "{length}");
     }
     refuse_parts(&golden, header_len);
 }

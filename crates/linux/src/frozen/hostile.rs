@@ -6,7 +6,7 @@ use afresh_files::Node;
 use afresh_memory::{Image, ImageBuilder, PAGE_SIZE};
 
 use super::golden::golden_bytes;
-use super::{ENGINE_BEFORE, Frozen, Header};
+use super::{ENGINES_BEFORE, Frozen, Header};
 use crate::platform::HostTraits;
 use crate::program::Program;
 use crate::warm::Warm;
@@ -25,7 +25,7 @@ const CHANGES: [fn(&mut Header, usize); 3] = [
 ];
 
 fn hostile_state(change: fn(&mut Header, usize), items: usize) -> Vec<u8> {
-    let (mut header, _) = decode::<Header>(&golden_bytes(ENGINE_BEFORE), MAX_DECODED).unwrap();
+    let (mut header, _) = decode::<Header>(&golden_bytes(ENGINES_BEFORE[0]), MAX_DECODED).unwrap();
     change(&mut header, items);
     postcard::to_allocvec(&header).unwrap()
 }

@@ -1,15 +1,20 @@
 //! Whether a process still runs, and waits that its end cuts short.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
 use super::PlatformError;
 use super::process::Process;
 
 /// How long a process that has lost its memory may take to end.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(100);
+/// The bit of a status that `wait(2)` returns for a core dump.
+const CORE_DUMPED: i32 = 0x80;
 
 impl Process {
     /// Readable once the process has ended.
@@ -32,12 +37,22 @@ impl Process {
         }
     }
 
-    /// Why something failed that does not while the process lives: mostly it has ended.
-    pub(super) fn ended_or(&mut self, error: PlatformError) -> PlatformError {
+    /// Why something failed that does not while the process lives: mostly it has ended. Its status
+    /// stays for a later wait.
+    pub(super) fn ended_or(&self, error: PlatformError) -> PlatformError {
         self.pause(EXIT_TIMEOUT);
-        match self.born.try_wait() {
-            Ok(Some(status)) => PlatformError::Ended(status),
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        match waitid(WaitId::PidFd(self.ends()), options) {
+            Ok(Some(status)) => PlatformError::Ended(exit_status_of(&status)),
             _ => error,
         }
     }
+}
+
+/// The status of a process that was waited for, in the form of the standard library.
+fn exit_status_of(status: &WaitIdStatus) -> ExitStatus {
+    let signal = status.terminating_signal().unwrap_or_default();
+    let code = status.exit_status().unwrap_or_default();
+    let dumped = if status.dumped() { CORE_DUMPED } else { 0 };
+    ExitStatus::from_raw(code << 8 | dumped | signal)
 }

@@ -27,6 +27,7 @@ use super::mapped_image::{FileMapping, MappedImage, reader};
 use super::mapping_room::{MAPPINGS_OF_CALL, STUB_MAPPINGS};
 use super::pending_content::PendingContent;
 use super::segments::Segments;
+use super::stub::{FAULTS, INTERRUPT, STUB_TIMEOUT};
 use super::template::Template;
 use super::vdso::ClockOffsets;
 use super::write_tracker::WriteTracker;
@@ -38,14 +39,6 @@ use receipts::{ExpectedReceipt, ReceiptSource};
 const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
-/// How long the stub may take for its orders, and a new process to start.
-pub(super) const STUB_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// The signal that takes the processor from a guest's thread.
-pub(super) const INTERRUPT: i32 = libc::SIGURG;
-/// Signals that the processor raises for instructions of the guest.
-pub(super) const FAULTS: [i32; 5] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
 
 /// A system call of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -398,7 +391,7 @@ impl Process {
         out: &mut [u8],
     ) -> Result<bool, PlatformError> {
         ranges.iter().try_for_each(|&(start, len)| self.bring(start, len as u64))?;
-        memory::read(self.born.pid, ranges, out)
+        memory::read(self.born.pid, ranges, out).map_err(|error| self.ended_or(error))
     }
 
     /// Writes guest memory; the pages count as written.
@@ -407,7 +400,7 @@ impl Process {
         if let Some(track) = &mut self.track {
             track.touch(address..address.saturating_add(bytes.len() as u64))?;
         }
-        memory::write(self.born.pid, address, bytes)
+        memory::write(self.born.pid, address, bytes).map_err(|error| self.ended_or(error))
     }
 
     /// Lends the process a file, while the stub waits for orders: its descriptor there.

@@ -23,6 +23,7 @@ pub(super) mod prctl_state;
 pub(super) mod process;
 pub(super) mod process_info;
 pub(super) mod process_table;
+pub(super) mod process_tunables;
 pub(super) mod readiness;
 pub(super) mod resource_limits;
 pub(super) mod semaphores;

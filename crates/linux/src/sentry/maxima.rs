@@ -85,6 +85,7 @@ fn maxima() -> Vec<(&'static str, usize, usize)> {
         ("semaphores", MAX_SEMAPHORES, size_of::<Semaphore>()),
         ("adjustments", MAX_ADJUSTMENTS, size_of_map(ROW)),
         ("segments of shared memory", MAX_SEGMENTS, size_of_map(ROW)),
+        ("numbers of processes", PROCESSES, size_of_map(ROW)),
         ("user namespaces", MAX_NAMESPACES, size_of_map(ROW)),
         ("locked mappings", MAX_ALL_MAPPINGS, GROWTH * size_of::<u64>()),
         ("locks", LOCKS, GROWTH * size_of::<FileLock>()),

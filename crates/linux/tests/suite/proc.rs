@@ -278,3 +278,58 @@ fn status_shows_the_umask_of_its_process() {
     let masks: Vec<_> = output.lines().filter_map(|line| line.split('\t').nth(1)).collect();
     assert_eq!(masks, ["0027", "0077"], "{run:?}");
 }
+
+/// Adjusts the score of processes, and shows the score of each and the filter of a core dump.
+const ADJUSTED: &str = r#"
+import errno, os, sys
+path = "/proc/self/oom_score_adj"
+def show(of="self", name="oom_score_adj"):
+    with open(f"/proc/{of}/{name}") as file:
+        return file.read()
+def put(text, of="self", name="oom_score_adj"):
+    file = os.open(f"/proc/{of}/{name}", os.O_WRONLY)
+    try:
+        assert os.write(file, text) == len(text)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    finally:
+        os.close(file)
+assert show() == "0\n" and put(b"500\n") is None and show() == "500\n"
+assert put(b"0x10\0") is None and show() == "16\n"
+assert (put(b"-1"), put(b"1001"), put(b"-1001"), put(b"x"), put(b"")) == ("EACCES", *["EINVAL"] * 4)
+assert show() == "16\n" and os.stat(path).st_mode & 0o777 == 0o644
+filter = "coredump_filter"
+assert show(name=filter) == "00000033\n" and put(b"0x3ff\n", name=filter) is None
+assert put(b"-1", name=filter) == "EINVAL" and show(name=filter) == "000001ff\n"
+(theirs, requests), (answers, mine) = os.pipe(), os.pipe()
+if (child := os.fork()) == 0:
+    assert put(b"7", name=filter) is None
+    assert show() == show(os.getppid()) == "16\n"
+    os.write(mine, b"ready\n")
+    os.dup2(theirs, 0), os.dup2(mine, 1)
+    os.execv("/bin/sh", ["sh", "-c", f"while read line; do cat {path} /proc/self/{filter}; done"])
+answers = os.fdopen(answers)
+assert answers.readline() == "ready\n"
+for line in sys.stdin:
+    assert put(line.strip().encode(), child) is None
+    os.write(requests, b"go\n")
+    print(show().strip(), show(child).strip(), answers.readline().strip(), end=" ")
+    print(show(name=filter).strip(), answers.readline().strip(), flush=True)
+"#;
+
+#[test]
+fn scores_and_filters_of_core_dumps_are_inherited_reset_and_saved() {
+    let Some(program) = python(ADJUSTED) else { return };
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    for adjusted in ["16 700 700 000001ff 00000007\n", "16 0 0 000001ff 00000007\n"] {
+        let request = adjusted.split(' ').nth(1).unwrap();
+        let answer = instance.call(format!("{request}\n").as_bytes()).unwrap();
+        assert_eq!(String::from_utf8_lossy(&answer), adjusted);
+        let saved = instance.freeze().unwrap();
+        let mut later = Warm::thaw(&saved, &program).unwrap().instance();
+        assert_eq!(later.call(b"9\n").unwrap(), b"16 9 9 000001ff 00000007\n");
+        later.verify().unwrap();
+        instance.verify().unwrap();
+    }
+}

@@ -256,6 +256,8 @@ impl Kernel {
             [b"mem"] => {
                 self.processes.info(id).map(|_| ProcTarget::Setting(ProcSetting::Memory(id)))
             }
+            [b"oom_score_adj"] => self.number_of(id, ProcSetting::OomAdjustment),
+            [b"coredump_filter"] => self.number_of(id, ProcSetting::DumpFilter),
             [b"attr", b"current"] => Some(ProcTarget::Text(b"unconfined\n".to_vec())),
             [b"exe"] => self.processes.info(id).map(|_| ProcTarget::Program(id)),
             [b"cwd"] => self.processes.info(id).map(|_| ProcTarget::Current(id)),
@@ -265,6 +267,11 @@ impl Kernel {
             [name] => Some(ProcTarget::Text(self.told_of(id, thread, name)?)),
             _ => None,
         }
+    }
+
+    /// A file with a number of a process.
+    fn number_of(&self, id: u32, of: impl Fn(u32) -> ProcSetting) -> Option<ProcTarget> {
+        self.processes.info(id).map(|_| ProcTarget::Setting(of(id)))
     }
 
     /// A file about the user namespace of a process.

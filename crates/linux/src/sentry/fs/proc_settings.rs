@@ -39,6 +39,10 @@ pub(crate) enum ProcSetting {
     ThreadName(u32, u32),
     /// The memory of a process (`mem`).
     Memory(u32),
+    /// The adjustment of the score of a process (`oom_score_adj`).
+    OomAdjustment(u32),
+    /// The memory that a core dump of a process contains (`coredump_filter`).
+    DumpFilter(u32),
 }
 
 /// An open file of `/proc` whose bytes are made when they are read.
@@ -79,7 +83,10 @@ impl ProcSetting {
             | Self::GroupMap(id)
             | Self::GroupSwitch(id)
             | Self::Namespace(_, id) => id,
-            Self::ThreadName(..) | Self::Memory(_) => INITIAL,
+            Self::ThreadName(..)
+            | Self::Memory(_)
+            | Self::OomAdjustment(_)
+            | Self::DumpFilter(_) => INITIAL,
         }
     }
 

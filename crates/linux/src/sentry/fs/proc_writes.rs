@@ -58,6 +58,14 @@ impl Kernel {
             ProcSetting::ThreadName(id, thread) => {
                 self.thread_name(id, thread).ok_or(Errno::SRCH)? + "\n"
             }
+            ProcSetting::OomAdjustment(id) => {
+                self.processes.info(id).ok_or(Errno::SRCH)?;
+                format!("{}\n", self.tunables.of(id).oom_adjustment)
+            }
+            ProcSetting::DumpFilter(id) => {
+                self.processes.info(id).ok_or(Errno::SRCH)?;
+                format!("{:08x}\n", self.tunables.of(id).dump_filter)
+            }
             ProcSetting::Namespace(..) | ProcSetting::Memory(_) => return Err(Errno::INVAL),
         };
         Ok(text.into_bytes())
@@ -104,6 +112,14 @@ impl Kernel {
         if let ProcSetting::ThreadName(id, thread) = file.setting {
             return Ok(self.rename_thread(id, thread, bytes)?);
         }
+        if let ProcSetting::OomAdjustment(id) | ProcSetting::DumpFilter(id) = file.setting {
+            self.processes.info(id).ok_or(Errno::SRCH)?;
+            match file.setting {
+                ProcSetting::OomAdjustment(_) => self.tunables.write_oom_adjustment(id, bytes)?,
+                _ => self.tunables.write_dump_filter(id, bytes)?,
+            }
+            return Ok(());
+        }
         if at != 0 || bytes.len() as u64 >= PAGE {
             return Err(Errno::INVAL.into());
         }
@@ -111,9 +127,11 @@ impl Kernel {
             ProcSetting::UserMap(id) => self.write_map(id, file.opener, bytes, false)?,
             ProcSetting::GroupMap(id) => self.write_map(id, file.opener, bytes, true)?,
             ProcSetting::GroupSwitch(id) => self.write_group_switch(id, bytes)?,
-            ProcSetting::Namespace(..) | ProcSetting::ThreadName(..) | ProcSetting::Memory(_) => {
-                return Err(Errno::INVAL.into());
-            }
+            ProcSetting::Namespace(..)
+            | ProcSetting::ThreadName(..)
+            | ProcSetting::Memory(_)
+            | ProcSetting::OomAdjustment(_)
+            | ProcSetting::DumpFilter(_) => return Err(Errno::INVAL.into()),
         }
         Ok(())
     }

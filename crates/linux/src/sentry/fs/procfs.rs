@@ -80,9 +80,8 @@ const MOUNT_INFO: &str = "1 0 0:1 / / rw - tmpfs afresh rw\n2 1 0:2 / /proc rw -
     3 1 0:3 / /sys ro - sysfs sysfs ro\n4 1 0:4 / /dev rw - devtmpfs devtmpfs rw\n\
     5 4 0:5 / /dev/pts rw - devpts devpts rw\n6 4 0:6 / /dev/shm rw - tmpfs tmpfs rw\n";
 /// Files of a process that say the same of each.
-const CONSTANT: [(&str, &str); 10] = [
+const CONSTANT: [(&str, &str); 8] = [
     ("cgroup", "0::/\n"),
-    ("coredump_filter", "00000033\n"),
     (
         "io",
         "rchar: 0\nwchar: 0\nsyscr: 0\nsyscw: 0\nread_bytes: 0\nwrite_bytes: 0\n\
@@ -91,7 +90,6 @@ const CONSTANT: [(&str, &str); 10] = [
     ("loginuid", "4294967295"),
     ("mountinfo", MOUNT_INFO),
     ("oom_score", "0\n"),
-    ("oom_score_adj", "0\n"),
     ("sessionid", "4294967295"),
     ("timerslack_ns", "50000\n"),
     ("wchan", "0"),

@@ -33,6 +33,7 @@ use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::kernel::posix_queues::PosixQueues;
 use crate::sentry::kernel::process::Process;
 use crate::sentry::kernel::process_table::PackedProcessTable;
+use crate::sentry::kernel::process_tunables::ProcessTunables;
 use crate::sentry::kernel::semaphores::Semaphores;
 use crate::sentry::kernel::signals::PendingSignals;
 use crate::sentry::kernel::threads::Threads;
@@ -81,6 +82,9 @@ pub(crate) struct PackedAdditions {
     namespaces: UserNamespaces,
     /// Locked memory, by the owner of the memory.
     locks: Vec<(u32, PackedLocks)>,
+    /// Added by version 13, and stored behind these.
+    #[serde(skip)]
+    pub(crate) tunables: ProcessTunables,
 }
 
 /// Grants and limits of the opener of a snapshot.
@@ -199,7 +203,8 @@ impl Kernel {
         let locks = self.memories().into_iter();
         let locks = locks.filter_map(|(id, layout)| Some((id, layout.packed_locks()?)));
         let (namespaces, locks) = (self.namespaces.clone(), locks.collect());
-        let additions = PackedAdditions { namespaces, locks };
+        let tunables = self.tunables.clone();
+        let additions = PackedAdditions { namespaces, locks, tunables };
         Ok((packed, additions, files.to_bytes()))
     }
 
@@ -310,6 +315,7 @@ impl Kernel {
             queues: packed.queues,
             named_queues: packed.named_queues,
             namespaces: additions.namespaces,
+            tunables: additions.tunables,
             names: packed.names,
             closed: Default::default(),
             shares,

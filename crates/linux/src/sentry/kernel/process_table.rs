@@ -411,6 +411,7 @@ impl Kernel {
         }
         self.table.fork(id);
         self.namespaces.fork(parent, id);
+        self.tunables.fork(parent, id);
         self.count_memory();
         Ok(id)
     }
@@ -457,6 +458,7 @@ impl Kernel {
         self.processes.others.remove(&id);
         self.table.drop_process(id);
         self.namespaces.leave(id);
+        self.tunables.leave(id);
         self.drop_unowned();
         self.wake_orphans(groups);
         if memory == id {

@@ -11,10 +11,9 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::channels::Ancillary;
 use crate::sentry::net::netlink_message::{HEADER, attribute, message, value_of};
 use crate::sentry::net::routes::{route_to, routes, rules};
-use crate::sentry::net::sockets::{Address, SocketState};
+use crate::sentry::net::sockets::{Address, NETLINK, NETLINK_BUFFER, SocketState};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
-pub(in crate::sentry) const NETLINK: i32 = libc::AF_NETLINK;
 /// Bytes of `struct sockaddr_nl`.
 pub(in crate::sentry) const ADDRESS: usize = 12;
 /// Kinds below are no requests, and a request for information.
@@ -22,9 +21,7 @@ const FIRST_KIND: u16 = 16;
 const GET: u16 = 2;
 /// Bytes of `struct ifinfomsg`.
 const IFINFO_LEN: usize = 16;
-/// Bytes of a send buffer that has no size of its own (`net.core.wmem_default`), and those of each
-/// that no message takes.
-const SEND_BUFFER: usize = 212_992;
+/// Bytes of a send buffer that no message takes.
 const BUFFER_HEAD: usize = 32;
 /// Number and name of the interface.
 const INDEX: u32 = 1;
@@ -202,7 +199,8 @@ impl Sentry {
         let port = socket.own.0.get(4..8).map(|p| u32::from_le_bytes([p[0], p[1], p[2], p[3]]));
         let port = port.unwrap_or_default();
         let size = socket.options.number(libc::SOL_SOCKET, libc::SO_SNDBUF);
-        let size = size.and_then(|size| usize::try_from(size).ok()).unwrap_or(SEND_BUFFER);
+        let size =
+            size.and_then(|size| usize::try_from(size).ok()).unwrap_or(NETLINK_BUFFER as usize);
         if bytes.len() > size.saturating_sub(BUFFER_HEAD) {
             return Err(Errno::MSGSIZE.into());
         }

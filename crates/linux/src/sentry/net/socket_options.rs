@@ -15,7 +15,7 @@ use crate::sentry::kernel::channels::MAX_SOCKET_BYTES;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::net::option_rules::{encode_option, first_value};
-use crate::sentry::net::sockets::{Socket, SocketState};
+use crate::sentry::net::sockets::{NETLINK, NETLINK_BUFFER, Socket, SocketState};
 use crate::sentry::{Kernel, Sentry, SyscallResult, ZERO, copy_in, copy_out};
 
 /// Time limits with 64-bit seconds, which the older ones have here as well.
@@ -309,6 +309,11 @@ impl Sentry {
                 int(LOOPBACK_PACKET as i32 + 1)
             }
             _ if set.is_some() => set.unwrap_or_default(),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF)
+                if i32::from(socket.family) == NETLINK =>
+            {
+                int(NETLINK_BUFFER as i32)
+            }
             (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => {
                 // As in Linux, including its bookkeeping bytes.
                 int(2 * crate::sentry::kernel::channels::CAPACITY as i32)

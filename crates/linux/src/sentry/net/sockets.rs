@@ -12,6 +12,10 @@ use crate::sentry::net::socket_options::SocketOptions;
 pub(in crate::sentry) const CORKED: usize = 65507;
 /// Connections that wait to be accepted, at most.
 pub(crate) const BACKLOG: usize = 128;
+pub(in crate::sentry) const NETLINK: i32 = libc::AF_NETLINK;
+/// Bytes of a buffer of a netlink socket whose size was not set (`net.core.wmem_default` and
+/// `rmem_default`).
+pub(in crate::sentry) const NETLINK_BUFFER: u32 = 212_992;
 
 /// A connection that is made but not accepted yet: channels as the accepting side has them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

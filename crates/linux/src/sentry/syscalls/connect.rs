@@ -8,8 +8,7 @@ use crate::platform::Process;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::{OUT, ROOM};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
-use crate::sentry::net::interfaces::NETLINK;
-use crate::sentry::net::sockets::{Address, MAX_ADDRESS, SocketState};
+use crate::sentry::net::sockets::{Address, MAX_ADDRESS, NETLINK, SocketState};
 use crate::sentry::syscalls::socket::address_in;
 use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, ZERO};
 

@@ -5,9 +5,8 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::kernel::threads::Wait;
-use crate::sentry::net::interfaces::NETLINK;
 use crate::sentry::net::sockets::{
-    Address, MAX_ADDRESS, ReceivedMessage, SentControl, SocketState,
+    Address, MAX_ADDRESS, NETLINK, ReceivedMessage, SentControl, SocketState,
 };
 use crate::sentry::syscalls::read_write::{MAX_TRANSFER, gather, pieces};
 use crate::sentry::{

@@ -8,9 +8,8 @@ use crate::sentry::fs::special_files::SOCKET;
 use crate::sentry::kernel::channels::ChannelEnd;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::poll_events::IN;
-use crate::sentry::net::interfaces::NETLINK;
 use crate::sentry::net::sockets::{
-    Address, BACKLOG, EPHEMERAL, IncomingConnection, MAX_ADDRESS, Socket, SocketState,
+    Address, BACKLOG, EPHEMERAL, IncomingConnection, MAX_ADDRESS, NETLINK, Socket, SocketState,
 };
 use crate::sentry::syscalls::file::Pair;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
