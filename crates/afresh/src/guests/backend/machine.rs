@@ -247,14 +247,14 @@ impl Options {
         mut self,
         build: impl Fn(SandboxBuilder) -> SandboxBuilder + Send + Sync + 'static,
     ) -> Self {
-        self.guest.vm = Some(Arc::new(build));
+        self.guest.kinds.vm = Some(Arc::new(build));
         self
     }
 
     /// The builder of a micro-VM.
     fn builder(&self) -> SandboxBuilder {
         let mut builder = Sandbox::builder();
-        if let Some(build) = &self.guest.vm {
+        if let Some(build) = &self.guest.kinds.vm {
             builder = build(builder);
         }
         match self.guest.timeout {

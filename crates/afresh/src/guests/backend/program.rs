@@ -472,7 +472,7 @@ impl Options {
     /// Options of Linux programs alone: `shape` adds arguments, environment, files and granted
     /// directories, for a program and for the directories that a snapshot of one may read.
     pub fn linux(mut self, shape: impl Fn(Program) -> Program + Send + Sync + 'static) -> Self {
-        self.guest.linux = Some(Arc::new(shape));
+        self.guest.kinds.linux = Some(Arc::new(shape));
         self
     }
 
@@ -483,7 +483,7 @@ impl Options {
 
     /// The program, as these options shape it.
     fn shape(&self, mut program: Program) -> Program {
-        if let Some(shape) = &self.guest.linux {
+        if let Some(shape) = &self.guest.kinds.linux {
             program = shape(program);
         }
         if let Some(timeout) = self.guest.timeout {

@@ -52,7 +52,7 @@ impl Options {
     /// configuration, which must then allow these options. If not set, it is the one that the
     /// process's guests with the same needs share ([`afresh_wasm::Engine::shared`]).
     pub fn engine(mut self, engine: Engine) -> Self {
-        self.guest.wasm.engine = Some(engine);
+        self.guest.kinds.wasm.engine = Some(engine);
         self
     }
 
@@ -60,7 +60,7 @@ impl Options {
     /// built for, if its file shows it, and otherwise 512 KiB. It is part of the engine, so it does
     /// not change a given one.
     pub fn stack(mut self, bytes: usize) -> Self {
-        self.guest.wasm.stack = Some(bytes);
+        self.guest.kinds.wasm.stack = Some(bytes);
         self
     }
 
@@ -69,14 +69,14 @@ impl Options {
     /// It is read and never written. The files are native code, so the directory must belong to the
     /// installed program. It does not change a given engine.
     pub fn precompiled(mut self, dir: impl Into<PathBuf>) -> Self {
-        self.guest.wasm.precompiled = Some(dir.into());
+        self.guest.kinds.wasm.precompiled = Some(dir.into());
         self
     }
 
     /// Compiles Wasm for every x86-64 processor since 2013 (x86-64-v3), so that other hosts can
     /// have the cache as their [`Options::precompiled`]. It does not change a given engine.
     pub fn portable(mut self) -> Self {
-        self.guest.wasm.portable = true;
+        self.guest.kinds.wasm.portable = true;
         self
     }
 
@@ -86,14 +86,14 @@ impl Options {
     /// compiled with a check in each loop and function. Guests of other kinds can always be
     /// interrupted. A given engine must have `EngineConfig::timeouts`.
     pub fn interruptible(mut self) -> Self {
-        self.guest.wasm.interruptible = true;
+        self.guest.kinds.wasm.interruptible = true;
         self
     }
 
     /// Options of Wasm guests alone: mode, strategy, WASI, imports, fuel. Its time limit, memory
     /// limit and pool limits give way to those of these options.
     pub fn wasm(mut self, options: GuestOptions) -> Self {
-        self.guest.wasm.guest = options;
+        self.guest.kinds.wasm.guest = options;
         self
     }
 
@@ -104,7 +104,7 @@ impl Options {
     /// Host directories that WASI gets instead ([`afresh_wasm::Wasi::dirs`]) are not part of any
     /// state.
     pub fn files(mut self, files: afresh_files::Tree) -> Self {
-        self.guest.wasm.files = Some(files);
+        self.guest.kinds.wasm.files = Some(files);
         self
     }
 
@@ -112,14 +112,14 @@ impl Options {
     /// ([`afresh_files::Layer::known_as`]): a tree over the same layers. Snapshots that hold their
     /// files whole, or have none, need none of it.
     pub fn files_below(mut self, files: afresh_files::Tree) -> Self {
-        self.guest.wasm.guest.files_below = Some(files);
+        self.guest.kinds.wasm.guest.files_below = Some(files);
         self
     }
 
     /// The given engine, or a new one for a guest whose file may be available, or which had this
     /// native stack when it was frozen.
     fn make_engine(&self, wasm: Option<&[u8]>, had: Option<usize>) -> Result<Engine, LoadError> {
-        let WasmOptions { engine, stack, guest, .. } = &self.guest.wasm;
+        let WasmOptions { engine, stack, guest, .. } = &self.guest.kinds.wasm;
         if let Some(engine) = engine {
             return Ok(engine.clone());
         }
@@ -127,11 +127,11 @@ impl Options {
         let config = EngineConfig {
             timeouts: self.guest.timeout.or(guest.timeout).is_some()
                 || guest.watch.is_some()
-                || self.guest.wasm.interruptible,
+                || self.guest.kinds.wasm.interruptible,
             fuel: guest.fuel.is_some(),
             cache: self.cache.clone(),
-            precompiled: self.guest.wasm.precompiled.clone(),
-            portable: self.guest.wasm.portable,
+            precompiled: self.guest.kinds.wasm.precompiled.clone(),
+            portable: self.guest.kinds.wasm.portable,
             stack: stack.or(had).unwrap_or(usual.stack),
             ..usual
         };
@@ -143,12 +143,12 @@ impl Options {
 
     /// The options of a Wasm guest.
     fn for_wasm(&self) -> GuestOptions {
-        let mut options = self.guest.wasm.guest.clone();
+        let mut options = self.guest.kinds.wasm.guest.clone();
         options.limits = self.guest.limits;
-        if self.guest.wasm.interruptible {
+        if self.guest.kinds.wasm.interruptible {
             options.watch = options.watch.stoppable();
         }
-        if let Some(files) = &self.guest.wasm.files {
+        if let Some(files) = &self.guest.kinds.wasm.files {
             options.wasi.files = Some(files.clone());
         }
         if let Some(timeout) = self.guest.timeout {
