@@ -55,7 +55,12 @@ where
     let mut all = BytesMut::new();
     let mut length = 0;
     while let Some(frame) = body.frame().await {
-        let broken = |_| ErrorResponse::new(StatusCode::BAD_REQUEST, "the body broke off");
+        let broken = |_| {
+            ErrorResponse::new(
+                StatusCode::BAD_REQUEST,
+                "the request body ended early; send the request again",
+            )
+        };
         // Trailers mean nothing to a guest that takes bytes.
         let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
         length += data.len();
@@ -191,7 +196,7 @@ impl<E: std::fmt::Display> std::fmt::Display for BodyError<E> {
             Self::TooLarge(most) => write!(f, "the body is larger than {most} bytes"),
             Self::TooSlow => f.write_str("the body took too long to arrive"),
             Self::NoRoom => f.write_str("the server holds as much of other requests as it may"),
-            Self::Broken(error) => write!(f, "the body broke off: {error}"),
+            Self::Broken(error) => write!(f, "the body ended early: {error}"),
         }
     }
 }
