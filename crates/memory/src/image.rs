@@ -36,7 +36,7 @@ pub(crate) use copier::PageCopier;
 pub use file::ImageFile;
 pub use inserter::Inserter;
 pub use lazy::Filler;
-pub(crate) use lazy::{FaultOutcome, MissingPages};
+pub(crate) use lazy::{FaultOutcome, Missing};
 pub use lent::{BorrowedFile, FileOwner};
 pub use since::PageOrigin;
 

@@ -40,7 +40,7 @@ use afresh_sys::{
     fork, page_align_up,
 };
 
-use crate::image::MissingPages;
+use crate::image::Missing;
 use crate::strategy::{Choice, HostAccess, Strategy};
 use crate::write_set::WriteSet;
 use crate::{Image, ImageError, SlotError, Tracker, TrackerKind, tracker};
@@ -282,13 +282,9 @@ impl Slot {
 
     fn method_for(&self, strategy: Strategy) -> Result<Method, SlotError> {
         let tracker = |kind| {
-            let missing = MissingPages::of(
-                &self.image,
-                &self.space.memory,
-                self.space.first,
-                self.space.capacity,
-            )
-            .filter(|_| self.state.filling().is_some());
+            let missing =
+                Missing::of(&self.image, &self.space.memory, self.space.first, self.space.capacity)
+                    .filter(|_| self.state.filling().is_some());
             tracker::build(kind, &self.space.memory, self.space.first, self.space.capacity, missing)
         };
         Ok(match strategy {

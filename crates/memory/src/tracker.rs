@@ -25,7 +25,7 @@ pub use dirty::DirtyPages;
 pub(crate) use dirty::push_run;
 
 use crate::TrackError;
-use crate::image::MissingPages;
+use crate::image::Missing;
 
 /// The mechanisms this crate has; a guest adapter may bring its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -169,7 +169,7 @@ pub(crate) fn build(
     memory: &Arc<Reservation>,
     first: usize,
     capacity: usize,
-    missing: Option<MissingPages>,
+    missing: Option<Missing>,
 ) -> Result<Box<dyn Tracker>, TrackError> {
     let base = memory.page_ptr(first);
     Ok(match kind {

@@ -134,7 +134,7 @@ impl Image {
 
 /// The lazily filled parts of the mappings, for the handler of faults on missing pages.
 #[derive(Debug)]
-pub(crate) struct MissingPages {
+pub(crate) struct Missing {
     runs: Vec<Extent>,
     memory: Arc<Reservation>,
     /// Pages of `memory` before the slot's page 0.
@@ -153,7 +153,7 @@ pub(crate) enum FaultOutcome {
     Closed,
 }
 
-impl MissingPages {
+impl Missing {
     /// The incomplete parts of `image` in a slot, if there are any.
     pub(crate) fn of(
         image: &Image,

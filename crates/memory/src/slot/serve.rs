@@ -29,7 +29,7 @@ use afresh_sys::{
 
 use super::{Slot, State};
 use crate::SlotError;
-use crate::image::{FaultOutcome, MissingPages};
+use crate::image::{FaultOutcome, Missing};
 
 /// Threads there are at most.
 const THREADS: usize = 64;
@@ -104,7 +104,7 @@ struct Fault {
 
 /// One slot.
 struct Entry {
-    missing: MissingPages,
+    missing: Missing,
     /// Whether the slot's memory is still filled by `missing`: only then may it be closed.
     current: Mutex<bool>,
     /// The thread ended, or the filler panicked.
@@ -276,7 +276,7 @@ pub(super) struct ServedSlot {
 }
 
 impl ServedSlot {
-    fn start(missing: MissingPages, regions: &[PageRange]) -> Result<Self, SysError> {
+    fn start(missing: Missing, regions: &[PageRange]) -> Result<Self, SysError> {
         let server = Server::get()?;
         let (current, broken) = (Mutex::new(true), AtomicBool::new(false));
         let entry = Arc::new(Entry { missing, current, broken });
@@ -330,12 +330,8 @@ impl Slot {
     /// thread, waits for all of them.
     pub(super) fn serve(&mut self) -> Result<(), SlotError> {
         let features = self.config.features.as_ref().unwrap_or_else(|| Features::host());
-        let missing = MissingPages::of(
-            &self.image,
-            &self.space.memory,
-            self.space.first,
-            self.space.capacity,
-        );
+        let missing =
+            Missing::of(&self.image, &self.space.memory, self.space.first, self.space.capacity);
         let (Some(missing), State::Filling(filling)) = (missing, &mut self.state) else {
             return Ok(());
         };

@@ -29,7 +29,7 @@ use super::barrier::{Barrier, CopierCell, WriteBarrier};
 use super::descriptor::SIGBUS;
 use super::{DirtyPages, Tracker, TrackerKind};
 use crate::TrackError;
-use crate::image::{FaultOutcome, MissingPages};
+use crate::image::{FaultOutcome, Missing};
 
 /// Largest number of pages opened for one fault when writes run forward. A page opened in excess is
 /// copied back needlessly until the write set sheds it, so the window stays small.
@@ -54,7 +54,7 @@ struct Watch {
     next: AtomicUsize,
     window: AtomicUsize,
     dirty: DirtyPages,
-    missing: Option<MissingPages>,
+    missing: Option<Missing>,
     copier: CopierCell,
     /// The page that was opened last, and how often it has faulted since with no other in between.
     again: AtomicUsize,
@@ -182,7 +182,7 @@ impl Sigbus {
         memory: &Arc<Reservation>,
         first: usize,
         capacity: usize,
-        missing: Option<MissingPages>,
+        missing: Option<Missing>,
     ) -> Result<Self, TrackError> {
         let base = memory.page_ptr(first);
         let watch = Arc::new(Watch {
