@@ -35,7 +35,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 const CLUSTER_NAMESPACE: &str = "kube-system";
 
 /// A kind that is reconciled.
-trait Reconciled: Kind {
+trait Reconcile: Kind {
     fn reconcile(
         object: &mut CustomObject<Self>,
         context: &Context,
@@ -44,7 +44,7 @@ trait Reconciled: Kind {
     fn conditions(status: &mut Self::Status) -> &mut Vec<Condition>;
 }
 
-impl Reconciled for SandboxKind {
+impl Reconcile for SandboxKind {
     async fn reconcile(
         object: &mut CustomObject<Self>,
         context: &Context,
@@ -57,7 +57,7 @@ impl Reconciled for SandboxKind {
     }
 }
 
-impl Reconciled for ClaimKind {
+impl Reconcile for ClaimKind {
     async fn reconcile(
         object: &mut CustomObject<Self>,
         context: &Context,
@@ -70,7 +70,7 @@ impl Reconciled for ClaimKind {
     }
 }
 
-impl Reconciled for PoolKind {
+impl Reconcile for PoolKind {
     async fn reconcile(
         object: &mut CustomObject<Self>,
         context: &Context,
@@ -84,7 +84,7 @@ impl Reconciled for PoolKind {
 }
 
 /// Reads one object, and reconciles it.
-async fn reconcile_one<K: Reconciled>(key: &ObjectKey, context: &Context) -> Wait {
+async fn reconcile_one<K: Reconcile>(key: &ObjectKey, context: &Context) -> Wait {
     let (namespace, name) = (&key.namespace, &key.name);
     let mut object = match context.read::<K>(namespace, name).await {
         Ok(Some(object)) => object,
@@ -116,7 +116,7 @@ async fn reconcile_one<K: Reconciled>(key: &ObjectKey, context: &Context) -> Wai
 }
 
 /// Writes a panic into the status of its object.
-async fn report_panic<K: Reconciled>(key: &ObjectKey, context: &Context) -> Result<(), Failure> {
+async fn report_panic<K: Reconcile>(key: &ObjectKey, context: &Context) -> Result<(), Failure> {
     let Some(object) = context.read::<K>(&key.namespace, &key.name).await? else { return Ok(()) };
     let mut status = object.status();
     let message = "the controller failed at this object, and its log has the cause; the object is \
@@ -126,7 +126,7 @@ async fn report_panic<K: Reconciled>(key: &ObjectKey, context: &Context) -> Resu
     context.write_status(&object, &status).await
 }
 
-async fn reconcile_isolated<K: Reconciled>(key: &ObjectKey, context: &Context) -> Wait {
+async fn reconcile_isolated<K: Reconcile>(key: &ObjectKey, context: &Context) -> Wait {
     if let Ok(wait) = AssertUnwindSafe(reconcile_one::<K>(key, context)).catch_unwind().await {
         return wait;
     }

@@ -62,7 +62,10 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// The snapshot is of a guest that this crate does not run.
-    #[error("{reference} holds memory of kind `{kind}`, which cannot be run here")]
+    #[error(
+        "{reference} holds memory of kind `{kind}`, which cannot be run here: afresh runs `wasm`, `vm` and `linux`, \
+         and `afresh pager` restores memory of other VMMs"
+    )]
     Kind {
         /// The snapshot.
         reference: String,
@@ -121,7 +124,7 @@ pub enum OpenError {
 
 /// An error and its causes in one line. A cause that the text before it contains is omitted.
 #[must_use]
-pub fn describe_error(error: &(dyn std::error::Error + 'static)) -> String {
+pub fn describe_error(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

@@ -1,8 +1,5 @@
 //! Guests of any kind: opened, called, saved, and kept alive in sessions.
 
-#[cfg(not(any(feature = "wasm", feature = "vm", feature = "linux")))]
-compile_error!("the feature `guests` is part of `wasm`, `vm` and `linux`; enable one of these");
-
 mod async_lease;
 mod backend;
 mod call;
@@ -33,12 +30,13 @@ mod verify;
 
 pub use afresh_snapshot::{OutputSource, OutputStream};
 pub use async_lease::AsyncLease;
+pub use backend::Kind;
 #[cfg(feature = "linux")]
 pub use backend::{image_program, stored_program};
 pub use call::{Answer, Call, Entry, Exit, Function};
 pub use call_options::{CallOptions, LeaseOptions};
 pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
-pub use guest::{Guest, Kind, Origin, open};
+pub use guest::{Guest, Origin, open};
 pub use lease::{InstanceDifference, Lease, OwnedLease};
 pub(crate) use options::GuestOptions;
 pub use save::{SaveOptions, SavedSnapshot};

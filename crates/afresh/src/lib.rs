@@ -150,7 +150,7 @@ pub use {afresh_arena as arena, afresh_frames as frames};
 #[cfg(feature = "guests")]
 pub use {
     afresh_budget as budget,
-    afresh_budget::{Budget as MemoryBudget, Exceeded},
+    afresh_budget::{Budget as MemoryBudget, BudgetExceeded},
     afresh_files as files,
     afresh_files::{DirEntry, FileDifference, Refused, Stat, Tree},
     afresh_pool as pool,

@@ -41,7 +41,7 @@ struct Inner {
 /// A charge that a budget refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Exceeded {
+pub struct BudgetExceeded {
     /// Name of the budget that refused: the requested one or one above it.
     pub budget: &'static str,
     /// Its limit, in bytes.
@@ -50,14 +50,14 @@ pub struct Exceeded {
     pub requested: usize,
 }
 
-impl fmt::Display for Exceeded {
+impl fmt::Display for BudgetExceeded {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { budget, limit, requested } = self;
         write!(formatter, "{requested} more bytes exceed the {budget} budget of {limit} bytes")
     }
 }
 
-impl std::error::Error for Exceeded {}
+impl std::error::Error for BudgetExceeded {}
 
 impl Budget {
     /// Creates a budget of `limit` bytes. Errors mention `name`, for example "request body".
@@ -98,19 +98,20 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// [`Exceeded`] if this budget or one above it has fewer bytes left. Nothing is charged then.
-    pub fn charge(&self, bytes: usize) -> Result<Charge, Exceeded> {
+    /// [`BudgetExceeded`] if this budget or one above it has fewer bytes left. Nothing is charged
+    /// then.
+    pub fn charge(&self, bytes: usize) -> Result<Charge, BudgetExceeded> {
         let mut charge = self.empty();
         charge.add(bytes)?;
         Ok(charge)
     }
 
-    fn take(&self, bytes: usize) -> Result<(), Exceeded> {
+    fn take(&self, bytes: usize) -> Result<(), BudgetExceeded> {
         let Inner { name, limit, used, parent } = &*self.inner;
         used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|sum| sum <= limit)
         })
-        .map_err(|_| Exceeded { budget: name, limit: *limit, requested: bytes })?;
+        .map_err(|_| BudgetExceeded { budget: name, limit: *limit, requested: bytes })?;
         let Some(parent) = parent else { return Ok(()) };
         parent.take(bytes).inspect_err(|_| {
             used.fetch_sub(bytes, Ordering::Relaxed);
@@ -144,8 +145,8 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// [`Exceeded`] as for [`Budget::charge`]; the charge keeps its former size.
-    pub fn add(&mut self, bytes: usize) -> Result<(), Exceeded> {
+    /// [`BudgetExceeded`] as for [`Budget::charge`]; the charge keeps its former size.
+    pub fn add(&mut self, bytes: usize) -> Result<(), BudgetExceeded> {
         self.budget.take(bytes)?;
         self.bytes += bytes;
         Ok(())
@@ -155,8 +156,8 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// [`Exceeded`] as for [`Charge::add`], also where the product overflows.
-    pub fn add_items<T>(&mut self, count: usize) -> Result<(), Exceeded> {
+    /// [`BudgetExceeded`] as for [`Charge::add`], also where the product overflows.
+    pub fn add_items<T>(&mut self, count: usize) -> Result<(), BudgetExceeded> {
         self.add(count.saturating_mul(size_of::<T>()))
     }
 

@@ -70,7 +70,9 @@ impl Arguments {
         let read =
             read.with_context(|| format!("cannot read the token file {}", path.display()))?;
         match read.trim() {
-            "" => bail!("the token file {} is empty", path.display()),
+            "" => {
+                bail!("the token file {} is empty; write the bearer token into it", path.display())
+            }
             token => Ok(Some(token.to_owned())),
         }
     }

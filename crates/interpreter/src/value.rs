@@ -4,7 +4,7 @@
 //! May break it: a value of `serde_json` that takes more than is charged for it; a test measures
 //! that.
 
-use afresh_budget::{Budget, Charge, Exceeded};
+use afresh_budget::{Budget, BudgetExceeded, Charge};
 use minicbor::Decoder;
 use minicbor::data::Type;
 use minicbor::decode::Error;
@@ -48,8 +48,8 @@ impl From<Error> for ConversionFailure {
     }
 }
 
-impl From<Exceeded> for ConversionFailure {
-    fn from(_: Exceeded) -> Self {
+impl From<BudgetExceeded> for ConversionFailure {
+    fn from(_: BudgetExceeded) -> Self {
         Self::TooLarge
     }
 }

@@ -16,13 +16,13 @@ use std::time::Duration;
 use afresh_budget::{DecodeError, MAX_DECODED, decode, encode};
 use afresh_files::Node;
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
-use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
+use afresh_pager::{Options, SnapshotContents, SnapshotMemory, SnapshotState};
 use afresh_snapshot::{LayerImage, SavedLayers};
-use afresh_store::{GuestBuild, Sha256, Snapshot, Store, host_cpu_features};
+use afresh_store::{Snapshot, host_cpu_features};
 use serde::{Deserialize, Serialize};
 
 use crate::base::Base;
-use crate::error::{FreezeError, Incompatible, ThawError};
+use crate::error::{CallError, FreezeError, Incompatible, ThawError};
 use crate::frozen_state::{FrozenMemory, FrozenState, IdleWait, MemoryPart, unstored_shares};
 use crate::instance::Instance;
 use crate::platform::{HostTraits, Registers, Segment, Segments};
@@ -33,8 +33,6 @@ use crate::sentry::{
 use crate::session::ProgramState;
 use crate::warm::Warm;
 
-/// Kind of guest, in snapshots.
-const KIND: &str = "linux";
 /// The version of the state: the form of the bytes below, and that of the stub. Goes up when either
 /// changes in a way that older states do not survive.
 const ENGINE: &str = "afresh-linux state 13";
@@ -127,10 +125,12 @@ fn read_header(bytes: &[u8]) -> Result<(Header, PackedAdditions), ThawError> {
     }
 }
 
-/// A frozen program. Cheap to clone; it shares the memory of the guest it came from.
+/// A frozen program: its memory and the files that it wrote as pages, and the rest as bytes.
+pub type Frozen = SnapshotContents<PackedProgram>;
+
+/// The state of a frozen program apart from its pages. Thawing decodes and checks it.
 #[derive(Clone, Debug)]
-pub struct Frozen {
-    memory: SnapshotMemory,
+pub struct PackedProgram {
     bytes: Arc<[u8]>,
 }
 
@@ -159,7 +159,7 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     let below = layers.iter().map(LayerImage::image);
     let images: Vec<_> = below.chain(standing.images.iter()).chain([&pages]).cloned().collect();
     let memory = Image::join(&images).into();
-    Ok(Frozen { memory, bytes: bytes.into() })
+    Ok(Frozen::new(memory, PackedProgram { bytes: bytes.into() }))
 }
 
 impl Warm {
@@ -201,7 +201,7 @@ impl Warm {
     pub fn thaw(frozen: &Frozen, program: &Program) -> Result<Self, ThawError> {
         let (header, additions) = read_header(&frozen.bytes)?;
         header.seen.check().map_err(|what| Incompatible::Host { what })?;
-        let all = frozen.memory.pages();
+        let all = frozen.memory().pages();
         let behind = usize::try_from(header.files.div_ceil(PAGE_SIZE as u64));
         let own = behind.ok().and_then(|behind| all.pages().checked_sub(behind));
         let own = own.ok_or_else(|| damaged("its files are longer than its pages"))?;
@@ -302,92 +302,42 @@ fn same_mappings(
     ends(&mut { one }) == ends(&mut { other })
 }
 
-impl Frozen {
-    /// The pages.
-    #[must_use]
-    pub fn memory(&self) -> &SnapshotMemory {
-        &self.memory
+impl SnapshotState for PackedProgram {
+    const KIND: &'static str = "linux";
+    const ENGINE: &'static str = ENGINE;
+    const OLDER_ENGINES: &'static [&'static str] = &ENGINES_BEFORE;
+    /// The program is in guest memory, and the digest is that of the first state.
+    const INCLUDES_PROGRAM: bool = false;
+
+    type FreezeCause = CallError;
+    type ThawCause = Incompatible;
+
+    fn program_digest(&self) -> [u8; 32] {
+        *blake3::hash(&self.bytes).as_bytes()
     }
 
-    /// The pages as an image: its memory, and then the files that it wrote.
-    #[must_use]
-    pub fn image(&self) -> &Image {
-        self.memory.pages()
+    /// This host's, for the program may have detected them and acted upon it.
+    fn cpu_features(&self) -> Vec<String> {
+        host_cpu_features()
     }
 
-    /// The guest build that a snapshot of it belongs to. The processor's features are this host's,
-    /// for the program may have detected them and acted upon it.
-    #[must_use]
-    pub fn build(&self) -> GuestBuild {
-        GuestBuild {
-            kind: KIND.to_owned(),
-            module: format!("blake3:{}", blake3::hash(&self.bytes).to_hex()),
-            engine: ENGINE.to_owned(),
-            cpu: host_cpu_features(),
-        }
+    fn host_cpu_features() -> Vec<String> {
+        host_cpu_features()
     }
 
-    /// Everything but the pages, in a form of this crate's own.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+    fn encode(&self) -> Result<Vec<u8>, FreezeError> {
+        Ok(self.bytes.to_vec())
     }
 
-    /// The same guest with other pages and bytes, which are checked when it is thawed.
-    #[must_use]
-    pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Self {
-        Self { memory, bytes: bytes.into() }
+    fn decode(_: &SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
+        Ok(Self { bytes: bytes.into() })
     }
 
-    /// Saves it under `name`.
-    ///
-    /// # Errors
-    /// [`FreezeError`]; the name is unchanged then.
-    pub fn save(
-        &self,
-        store: &Store,
-        name: &str,
-        with: &SnapshotOptions,
-    ) -> Result<Sha256, FreezeError> {
-        Ok(self.memory.save(store, name, self.build(), self.bytes.to_vec(), with)?)
-    }
-
-    /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
-    ///
-    /// # Errors
-    /// [`ThawError`]: a snapshot of another kind of guest or for a processor with more features, a
-    /// damaged one, or no memory for it.
-    pub fn load(snapshot: Snapshot, options: &Options) -> Result<Self, ThawError> {
-        // Remote pages are best requested early.
+    /// Requests remote pages early, and leaves the CPU to the first answer otherwise.
+    fn load_options(snapshot: &Snapshot, options: &Options) -> Options {
         let delay =
             if snapshot.is_distant() { options.delay } else { options.delay.max(HEAD_START) };
-        let options = Options { delay, ..options.clone() };
-        Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, &options))
-    }
-
-    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists
-    /// them.
-    ///
-    /// # Errors
-    /// As [`Frozen::load`].
-    pub fn record(snapshot: Snapshot) -> Result<Self, ThawError> {
-        Self::open(snapshot, SnapshotMemory::record)
-    }
-
-    fn open(
-        snapshot: Snapshot,
-        load: impl FnOnce(Snapshot) -> Result<SnapshotMemory, RestoreError>,
-    ) -> Result<Self, ThawError> {
-        let older = ENGINES_BEFORE.into_iter().find(|older| snapshot.guest().engine == *older);
-        let here = GuestBuild {
-            kind: KIND.to_owned(),
-            module: snapshot.guest().module.clone(),
-            engine: older.unwrap_or(ENGINE).to_owned(),
-            cpu: host_cpu_features(),
-        };
-        snapshot.check_guest(&here)?;
-        let bytes: Arc<[u8]> = snapshot.state().into();
-        Ok(Self { memory: load(snapshot)?, bytes })
+        Options { delay, ..options.clone() }
     }
 }
 

@@ -8,8 +8,7 @@ use afresh_files::Node;
 use afresh_memory::Image;
 use serde::{Deserialize, Serialize};
 
-use crate::guest::Guest;
-use crate::platform::{Call, Origin, PlatformError, Process, Registers, Segments};
+use crate::platform::{Origin, Registers, Segments};
 use crate::sentry::{InputSource, Kernel, Layout, SharedMapping, StoppedClock};
 
 /// How a frozen guest waits for the caller.
@@ -83,12 +82,6 @@ pub(crate) struct FrozenKernel {
 }
 
 impl IdleWait {
-    /// The read that `call` is.
-    pub(crate) fn of(guest: &Guest, call: &Call) -> Result<Self, PlatformError> {
-        let (to, wanted) = guest.sentry.input_place(&guest.body.process, call)?;
-        Ok(Self::Read { to, wanted })
-    }
-
     /// Time until the next event in a guest with this wait.
     pub(crate) fn due(self, state: &Kernel, now: u64) -> Option<Duration> {
         match self {
@@ -172,17 +165,4 @@ impl Segments {
         let mut shared = layout.shared().into_iter().filter(live);
         shared.any(|shared| self.within(shared.range).next().is_some())
     }
-}
-
-/// Reads memory that is mapped: ranges (start, length), one after the other.
-pub(crate) fn read_all(
-    process: &Process,
-    ranges: &[(u64, usize)],
-    out: &mut [u8],
-) -> Result<(), PlatformError> {
-    if process.read_ranges(ranges, out)? {
-        return Ok(());
-    }
-    let error = std::io::Error::from_raw_os_error(libc::EFAULT);
-    Err(PlatformError::kernel("reading the guest's memory", error))
 }

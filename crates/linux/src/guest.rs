@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use crate::frozen_state::IdleWait;
 use crate::guest::scheduler::NextThread;
 use crate::http;
+use crate::limits::POLL_INTERVAL;
 use crate::platform::{Call, Continuation, Event, PlatformError, StubCommands, Trap};
 use crate::sentry::{Change, End, InputSource, ReadySets, Sentry, SignalDelivery, SyscallControl};
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
-use crate::warm::POLL_INTERVAL;
 
 /// Why a guest stopped running.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) enum StopReason {
 }
 
 /// The thread that continues.
-enum Next {
+enum NextStep {
     /// A thread, which runs.
     Runs,
     /// A thread that has waited: this call of its is served once more.
@@ -178,7 +178,7 @@ impl Guest {
                 SyscallControl::Resumed => return self.go_on(),
                 SyscallControl::Idle => {
                     self.body.detach(&call)?;
-                    return Ok(Some(StopReason::Idle(IdleWait::of(self, &call)?)));
+                    return Ok(Some(StopReason::Idle(self.read_of(&call)?)));
                 }
                 SyscallControl::End(end) => return Ok(Some(StopReason::End(end, call.place))),
                 SyscallControl::Wait(wait) => {
@@ -198,9 +198,9 @@ impl Guest {
                 }
             }
             match self.next(deadline)? {
-                Next::Runs => return Ok(None),
-                Next::Calls(next) => call = next,
-                Next::Halts(halt) => return Ok(Some(halt)),
+                NextStep::Runs => return Ok(None),
+                NextStep::Calls(next) => call = next,
+                NextStep::Halts(halt) => return Ok(Some(halt)),
             }
         }
     }
@@ -211,9 +211,9 @@ impl Guest {
         deadline: Instant,
     ) -> Result<Option<StopReason>, PlatformError> {
         match self.next(deadline)? {
-            Next::Runs => Ok(None),
-            Next::Calls(call) => self.serve(&call, deadline),
-            Next::Halts(halt) => self.outlive(Some(halt), deadline),
+            NextStep::Runs => Ok(None),
+            NextStep::Calls(call) => self.serve(&call, deadline),
+            NextStep::Halts(halt) => self.outlive(Some(halt), deadline),
         }
     }
 
@@ -290,56 +290,62 @@ impl Guest {
         }
     }
 
+    /// The wait in a call that reads input.
+    fn read_of(&self, call: &Call) -> Result<IdleWait, PlatformError> {
+        let (to, wanted) = self.sentry.input_place(&self.body.process, call)?;
+        Ok(IdleWait::Read { to, wanted })
+    }
+
     /// Finds the next thread while the guest is in the stub; waits for threads that only need time.
-    fn next(&mut self, deadline: Instant) -> Result<Next, PlatformError> {
+    fn next(&mut self, deadline: Instant) -> Result<NextStep, PlatformError> {
         loop {
             self.sentry.measure(&mut self.body.process);
             // However threads hand on to each other, it ends in time.
             self.turn = Instant::now();
             if let Some(halt) = self.halt(deadline) {
-                return Ok(Next::Halts(halt));
+                return Ok(NextStep::Halts(halt));
             }
             if self.rests.is_some_and(|rests| self.turn >= rests)
                 && let Some(ear) = self.answered()
             {
                 self.settle()?;
                 self.sentry.streams.expects = false;
-                return Ok(Next::Halts(StopReason::Idle(IdleWait::Resting(ear))));
+                return Ok(NextStep::Halts(StopReason::Idle(IdleWait::Resting(ear))));
             }
             self.sentry.pump();
             let now = self.sentry.now();
             let (member, id) = match self.find(now, deadline) {
                 NextThread::Thread(member, id) => (member, id),
                 NextThread::Nothing => match self.nobody(now, deadline)? {
-                    Some(halt) => return Ok(Next::Halts(halt)),
+                    Some(halt) => return Ok(NextStep::Halts(halt)),
                     None => continue,
                 },
                 NextThread::Halt(halt) => {
                     self.settle()?;
-                    return Ok(Next::Halts(halt));
+                    return Ok(NextStep::Halts(halt));
                 }
             };
             self.switch_to(member)?;
             self.switch(id);
             let Some(wait) = self.sentry.state.current().threads.current().wait.clone() else {
-                return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
+                return Ok(self.go_on()?.map_or(NextStep::Runs, NextStep::Halts));
             };
             let mut sets = ReadySets::default();
             let over = self.sentry.state.is_over(&self.sentry.streams, id, &wait, now, &mut sets);
             self.sentry.resumed = Some(wait);
             if over {
                 self.sentry.change().current_mut().threads.current_mut().wait = None;
-                return Ok(Next::Calls(self.body.waited_call()));
+                return Ok(NextStep::Calls(self.body.waited_call()));
             }
             self.body.unpark()?;
             match self.sentry.served_signals(&mut self.body.process, true)? {
                 SignalDelivery::Ends(end) => {
-                    return Ok(Next::Halts(StopReason::End(end, Trap::Stub)));
+                    return Ok(NextStep::Halts(StopReason::End(end, Trap::Stub)));
                 }
                 SignalDelivery::Handled => {
                     self.sentry.resumed = None;
                     self.sentry.change().current_mut().threads.current_mut().wait = None;
-                    return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
+                    return Ok(self.go_on()?.map_or(NextStep::Runs, NextStep::Halts));
                 }
                 // An ignored signal does not wake it.
                 SignalDelivery::Nothing => self.sentry.resumed = None,

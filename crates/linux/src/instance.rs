@@ -23,14 +23,16 @@ use afresh_sys::planted::{self, Bug};
 
 use crate::error::{CallError, VerifyError};
 use crate::file_view::FileView;
-use crate::frozen_state::{FrozenKernel, FrozenState, IdleWait, read_all};
+use crate::frozen_state::{FrozenKernel, FrozenState, IdleWait};
 use crate::guest::{Guest, StopReason, after};
+use crate::limits::Limits;
 use crate::outbound::OutboundLimits;
 use crate::platform::{Continuation, CpuPinning, PlatformError, StubCommands, Trap};
 use crate::sentry::{End, FIRST, Generation, Kernel, OutputSinks, Sentry};
+use crate::stats::Stats;
 use crate::subprocess::Subprocess;
+use crate::subprocess_memory::read_all;
 use crate::subprocesses::ParkedSubprocesses;
-use crate::warm::{Limits, Stats};
 
 use compare::compare;
 

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use crate::elf::Elf;
 use crate::error::WarmError;
+use crate::exec_command::ExecCommand;
 use crate::file_cache::FileCache;
 use crate::guest::Guest;
 use crate::platform::Continuation;
@@ -107,18 +108,6 @@ impl Object {
     }
 }
 
-/// A program that a guest process wants to run.
-#[derive(Debug)]
-pub(crate) struct Command {
-    pub(crate) path: Vec<u8>,
-    /// The start of relative paths.
-    pub(crate) from: Node,
-    pub(crate) args: Vec<Vec<u8>>,
-    pub(crate) env: Vec<Vec<u8>>,
-    /// Whether the process passes permission bits.
-    pub(crate) passes_bits: bool,
-}
-
 /// A program that is ready to be loaded.
 #[derive(Debug)]
 pub(crate) struct Loadable {
@@ -163,7 +152,7 @@ impl Loadable {
     }
 }
 
-impl Command {
+impl ExecCommand {
     /// Finds the program: the interpreter for a script.
     pub(crate) fn find(self, tree: &Tree) -> Result<Loadable, Errno> {
         let Self { mut path, from, mut args, env, passes_bits } = self;
@@ -267,7 +256,7 @@ pub(crate) fn load(
     let (head, size) = read_head(tree, node, name)?;
     let loadable = if let Some(line) = head.strip_prefix(b"#!") {
         let command =
-            Command { path: name.to_vec(), from: Tree::ROOT, args, env, passes_bits: false };
+            ExecCommand { path: name.to_vec(), from: Tree::ROOT, args, env, passes_bits: false };
         let found = if is_shim(path) { Err(Errno::NOEXEC) } else { command.find(tree) };
         found.map_err(|_| WarmError::Script {
             path: path.to_path_buf(),

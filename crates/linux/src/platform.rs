@@ -15,6 +15,7 @@ mod filter;
 mod forker;
 mod frame;
 mod host_traits;
+mod image_mapping;
 mod lifetime;
 mod listener;
 mod mapped_image;

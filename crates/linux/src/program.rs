@@ -13,13 +13,14 @@ use crate::base::{self, Root};
 use crate::error::{Incompatible, WarmError};
 use crate::frozen_state::{FrozenKernel, IdleWait};
 use crate::guest::{Guest, StopReason, after};
+use crate::limits::{Limits, POLL_INTERVAL};
 use crate::platform::{PlatformError, Process, StubCommands};
 use crate::sentry::{
     self, FIRST, InputSource, Kernel, Layout, MAX_RESERVED, OpenerGrants, Resource, Sentry,
 };
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
-use crate::warm::{Limits, POLL_INTERVAL, Warm};
+use crate::warm::Warm;
 use crate::{http, load, trust};
 
 /// Host files that every guest may read: programs and libraries, their search paths, and data that

@@ -28,8 +28,8 @@ use afresh_files::{Node, Refused, Tree};
 use rustix::io::Errno;
 
 use crate::base::Base;
+use crate::exec_command::ExecCommand;
 use crate::file_cache::FileCache;
-use crate::load::Command;
 use crate::outbound::OutboundConnections;
 use crate::platform::{Call, PlatformError, Process};
 use crate::shared_files::SharedFiles;
@@ -167,7 +167,7 @@ pub(crate) enum SyscallControl {
     /// It starts a process and returns its PID.
     Fork(ForkRequest),
     /// Its process runs another program, if that can be opened.
-    Exec(Box<Command>),
+    Exec(Box<ExecCommand>),
     /// Bytes are copied between two processes; it returns their number.
     Peer(Box<PeerCopy>),
     /// Its thread has ended.

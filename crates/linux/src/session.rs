@@ -9,7 +9,8 @@ use afresh_snapshot::{Frozen, Guest};
 use crate::error::SnapshotError;
 use crate::frozen_state::{FrozenKernel, FrozenState};
 use crate::instance::Instance;
-use crate::warm::{Limits, Warm};
+use crate::limits::Limits;
+use crate::warm::Warm;
 
 /// The state of a program in a tree, except memory: registers, layout, descriptors, files, signals.
 /// Only instances read it.

@@ -21,6 +21,7 @@ use afresh_sys::planted::{self, Bug};
 use crate::file_cache::MappedRange as Contents;
 use crate::file_mappings::FileMappings;
 use crate::frozen_state::{FrozenMemory, MemoryPart};
+use crate::limits::Limits;
 use crate::platform::{
     Call, Continuation, IMAGE, MappedImage, Origin, PlatformError, Process, Segment, Segments,
     StubCommands, Trap,
@@ -29,7 +30,6 @@ use crate::ranges::Ranges;
 use crate::sentry::{Change, Layout, protect_order, unmap_order};
 use crate::shared_files::Attachment;
 use crate::subprocess_memory::SubprocessMemory;
-use crate::warm::Limits;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const READ: u64 = libc::PROT_READ as u64;

@@ -3,7 +3,6 @@
 
 use afresh_memory::{Image, PAGE_SIZE, PageRange, Remote};
 
-use crate::frozen_state::read_all;
 use crate::platform::{
     Continuation, MappedImage, PlatformError, Process, Segment, Segments, StubCommands,
 };
@@ -83,4 +82,17 @@ impl Remote for SubprocessMemory<'_> {
         }
         Ok(())
     }
+}
+
+/// Reads memory that is mapped: ranges (start, length), one after the other.
+pub(crate) fn read_all(
+    process: &Process,
+    ranges: &[(u64, usize)],
+    out: &mut [u8],
+) -> Result<(), PlatformError> {
+    if process.read_ranges(ranges, out)? {
+        return Ok(());
+    }
+    let error = std::io::Error::from_raw_os_error(libc::EFAULT);
+    Err(PlatformError::kernel("reading the guest's memory", error))
 }

@@ -18,13 +18,14 @@ use std::time::Instant;
 use afresh_files::Node;
 use afresh_sys::planted::{self, Bug};
 
+use crate::exec_command::ExecCommand;
 use crate::frozen_state::{FrozenKernel, FrozenMemory, FrozenState, IdleWait as Idle};
 use crate::guest::{Guest, StopReason};
-use crate::load::{self, Command};
+use crate::limits::Limits;
+use crate::load;
 use crate::platform::{Continuation, MappedImage, PlatformError, Process, StubCommands, Trap};
 use crate::sentry::{End, FIRST, ForkRequest, Kernel, Wait, WaitReason};
 use crate::subprocess::Subprocess;
-use crate::warm::Limits;
 
 /// New programs that are started by forks of the zygote before a guest gets a blank process.
 const PROGRAMS_BEFORE_BLANK: u32 = 2;
@@ -403,7 +404,10 @@ impl Guest {
 
     /// Runs another program in the current process. Says how that ended, if it could not be carried
     /// through; the call returns an error where nothing has happened yet.
-    pub(crate) fn exec(&mut self, command: Command) -> Result<Option<StopReason>, PlatformError> {
+    pub(crate) fn exec(
+        &mut self,
+        command: ExecCommand,
+    ) -> Result<Option<StopReason>, PlatformError> {
         let found = command.find(&self.sentry.state.tree);
         let loadable = match found {
             Ok(loadable) => loadable,

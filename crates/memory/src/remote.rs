@@ -15,7 +15,7 @@ use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, SysError};
 
 use crate::image::{is_zero, read_parts};
-use crate::slot::adapt::{Adapt, NextAction};
+use crate::slot::adapt::{Adaptation, NextAction};
 use crate::tracker::push_run;
 use crate::write_set::WriteSet;
 use crate::{Image, ImageError, SlotStats, Strategy};
@@ -110,7 +110,7 @@ pub struct RemoteSlot {
     /// The write set, as runs.
     runs: Vec<PageRange>,
     written: Vec<PageRange>,
-    adapt: Adapt,
+    adapt: Adaptation,
     stats: SlotStats,
     failed: bool,
 }
@@ -138,7 +138,7 @@ impl RemoteSlot {
             write_set: WriteSet::default(),
             runs: Vec::new(),
             written: Vec::new(),
-            adapt: Adapt::default(),
+            adapt: Adaptation::default(),
             stats: SlotStats::default(),
             failed: false,
         })

@@ -45,7 +45,7 @@ use crate::strategy::{Choice, HostAccess, Strategy};
 use crate::write_set::WriteSet;
 use crate::{Image, ImageError, SlotError, Tracker, TrackerKind, tracker};
 
-use adapt::Adapt;
+use adapt::Adaptation;
 use behind::Capture;
 pub use behind::FreezePreparation;
 pub use reset::{Mismatch, ResetReport};
@@ -151,7 +151,7 @@ pub struct Slot {
     settled: HashSet<usize>,
     /// Reused by every reset.
     written: Vec<PageRange>,
-    adapt: Adapt,
+    adapt: Adaptation,
     choice: Choice,
     config: SlotConfig,
     stats: SlotStats,
@@ -248,7 +248,7 @@ impl Slot {
             staged: Vec::new(),
             settled: HashSet::new(),
             written: Vec::new(),
-            adapt: Adapt::default(),
+            adapt: Adaptation::default(),
             choice,
             config,
             stats: SlotStats::default(),

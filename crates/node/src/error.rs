@@ -11,7 +11,7 @@ pub(crate) struct Failure {
 
 impl Failure {
     fn of(class: &'static str, error: &dyn std::error::Error) -> Self {
-        Self { class, message: message_of(error) }
+        Self { class, message: afresh::describe_error(error) }
     }
 
     /// A guest cannot be opened or warmed up.
@@ -81,19 +81,4 @@ impl Failure {
     pub(crate) fn json(&self) -> Value {
         json!({ "class": self.class, "message": self.message })
     }
-}
-
-/// The messages of an error and its causes.
-fn message_of(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // A transparent error repeats the text of its source.
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }

@@ -18,6 +18,7 @@
 //! May break it: system calls on missing pages fail with `EFAULT`, so a caller that passes guest
 //! memory to the kernel calls [`Restore::resolve`] first.
 
+mod contents;
 mod control;
 mod coordinator;
 mod detach;
@@ -38,6 +39,7 @@ mod turn;
 pub mod vmm;
 
 pub use afresh_store::SnapshotOptions;
+pub use contents::{SnapshotContents, SnapshotState};
 pub use error::{FreezeError, RestoreError, SaveMemoryError, SourceError, ThawError};
 pub use image::LazyImage;
 pub use memory::SnapshotMemory;

@@ -45,7 +45,7 @@ use std::io;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use afresh_budget::{Budget, Exceeded};
+use afresh_budget::{Budget, BudgetExceeded};
 use afresh_sys::SysError;
 
 use crate::SourceError;
@@ -129,7 +129,7 @@ pub enum VmmError {
     Sys(#[from] SysError),
     /// The VMM exceeds its budget.
     #[error("the VMM is refused: {0}; raise the budget of its door")]
-    Budget(#[from] Exceeded),
+    Budget(#[from] BudgetExceeded),
     /// The keeper has ended.
     #[error("the process that would close the VMM's memory has ended: restart the pager ({0})")]
     Keeper(io::Error),

@@ -161,14 +161,14 @@ impl Failures {
 }
 
 /// How the host's own code ends a call.
-enum Cut {
+enum CutCause {
     /// A limit of the call was reached; its reason is kept.
     Limit,
     /// An exception that no guest may catch.
     Raised(PyErr),
 }
 
-impl From<PyErr> for Cut {
+impl From<PyErr> for CutCause {
     fn from(error: PyErr) -> Self {
         Self::Raised(error)
     }
@@ -268,7 +268,7 @@ impl CallState {
         false
     }
 
-    fn keep(&mut self, stream: Stream, bytes: &[u8]) -> Result<(), Cut> {
+    fn keep(&mut self, stream: Stream, bytes: &[u8]) -> Result<(), CutCause> {
         let (number, kept, decoder) = match stream {
             // Only commands have terminals.
             Stream::Stdout | Stream::Terminal => (1, &mut self.stdout, &mut self.text[0]),
@@ -294,8 +294,8 @@ impl CallState {
     /// Runs Python code of the host.
     fn in_python<T>(
         &mut self,
-        run: impl FnOnce(&mut Self, Python<'_>) -> Result<T, Cut>,
-    ) -> Result<T, Cut> {
+        run: impl FnOnce(&mut Self, Python<'_>) -> Result<T, CutCause>,
+    ) -> Result<T, CutCause> {
         exit::park_if_finished();
         let _entered = self.stops[0].enter_tool();
         Python::attach(|py| run(self, py))
@@ -306,18 +306,18 @@ impl CallState {
         &mut self,
         py: Python<'py>,
         result: Bound<'py, PyAny>,
-    ) -> Result<Bound<'py, PyAny>, Cut> {
+    ) -> Result<Bound<'py, PyAny>, CutCause> {
         match result.cast::<Pending>() {
             Err(_) => Ok(result),
-            Ok(pending) => pending.get().wait(py, || self.proceeds())?.ok_or(Cut::Limit),
+            Ok(pending) => pending.get().wait(py, || self.proceeds())?.ok_or(CutCause::Limit),
         }
     }
 
     /// Calls a tool. An exception is an answer as well, unless no guest may catch it.
-    fn answer(&mut self, request: &[u8]) -> Result<Vec<u8>, Cut> {
+    fn answer(&mut self, request: &[u8]) -> Result<Vec<u8>, CutCause> {
         self.in_python(|this, py| {
             let error = match this.call_tool(py, request) {
-                Err(Cut::Raised(error)) if error.is_instance_of::<PyException>(py) => error,
+                Err(CutCause::Raised(error)) if error.is_instance_of::<PyException>(py) => error,
                 other => return other,
             };
             let number = u32::try_from(this.failures.next()).unwrap_or(u32::MAX);
@@ -332,7 +332,7 @@ impl CallState {
         })
     }
 
-    fn call_tool(&mut self, py: Python<'_>, request: &[u8]) -> Result<Vec<u8>, Cut> {
+    fn call_tool(&mut self, py: Python<'_>, request: &[u8]) -> Result<Vec<u8>, CutCause> {
         let broken = |error: minicbor::decode::Error| {
             MarshalError::new_err(format!("a tool's request cannot be read: {error}"))
         };
@@ -378,13 +378,15 @@ impl ResourceLimiter for CallState {
 
 impl CallState {
     /// The error that ends the call; its reason is kept.
-    fn ended(&mut self, cut: Cut) -> wasmtime::Error {
+    fn ended(&mut self, cut: CutCause) -> wasmtime::Error {
         match cut {
-            Cut::Raised(error) => {
+            CutCause::Raised(error) => {
                 self.reason = Some(Reason::Interrupted(error));
                 wasmtime::Error::msg("the host's own code was interrupted")
             }
-            Cut::Limit => wasmtime::Error::msg("the call reached a limit in the host's own code"),
+            CutCause::Limit => {
+                wasmtime::Error::msg("the call reached a limit in the host's own code")
+            }
         }
     }
 }
@@ -404,7 +406,7 @@ impl HostCallbacks for CallState {
 
     fn call(&mut self, request: &[u8]) -> wasmtime::Result<Vec<u8>> {
         if !self.proceeds() {
-            return Err(self.ended(Cut::Limit));
+            return Err(self.ended(CutCause::Limit));
         }
         self.answer(request).map_err(|cut| self.ended(cut))
     }

@@ -64,25 +64,10 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("TimeLimitError", timeout)
 }
 
-/// The whole story, cause by cause.
-fn message_of(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // A transparent error repeats the text of its source.
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
-}
-
 /// An exception with every cause in its message, and each as its `__cause__`.
 pub(crate) fn raise<E: pyo3::PyTypeInfo>(error: &dyn std::error::Error) -> PyErr {
     Python::attach(|py| {
-        let raised = PyErr::from_type(py.get_type::<E>(), message_of(error));
+        let raised = PyErr::from_type(py.get_type::<E>(), afresh::describe_error(error));
         if let Some(cause) = error.source() {
             raised.set_cause(py, Some(raise::<AfreshError>(cause)));
         }
@@ -104,7 +89,7 @@ pub(crate) fn time_limit(message: String) -> PyErr {
 /// The Python exception for a failed call, unless the call itself has a more specific one.
 pub(crate) fn of_call(error: &afresh::CallError) -> PyErr {
     match error {
-        afresh::CallError::Timeout { .. } => time_limit(message_of(error)),
+        afresh::CallError::Timeout { .. } => time_limit(afresh::describe_error(error)),
         afresh::CallError::Stopped { .. } => raise::<StoppedError>(error),
         _ => raise::<GuestError>(error),
     }

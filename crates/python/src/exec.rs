@@ -34,14 +34,14 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Output for the callback, in order.
 #[derive(Default)]
-struct News {
+struct PendingOutput {
     /// Streams and bytes.
     pieces: Vec<(usize, Vec<u8>)>,
     /// Bytes of memory that the pieces take.
     cost: usize,
 }
 
-impl News {
+impl PendingOutput {
     fn push(&mut self, stream: usize, bytes: &[u8]) {
         self.cost += bytes.len();
         match self.pieces.last_mut() {
@@ -64,7 +64,7 @@ struct Streams {
     /// Bytes of each stream.
     kept: [Vec<u8>; 2],
     /// Output that the callback has not been given.
-    news: News,
+    news: PendingOutput,
     limit: usize,
     truncated: bool,
     streams: bool,

@@ -9,10 +9,10 @@ use crate::error::{self, OpenError};
 
 /// A host file below the guest's own: its directory and its name in the guest, its path on the
 /// host, and its identity.
-pub(crate) type Below = (String, String, PathBuf, String);
+pub(crate) type LayerFile = (String, String, PathBuf, String);
 
 /// A tree with the files, and a directory for temporary files; `None` where a guest has no files.
-pub(crate) fn tree(below: &[Below]) -> PyResult<Option<Tree>> {
+pub(crate) fn tree(below: &[LayerFile]) -> PyResult<Option<Tree>> {
     if below.is_empty() {
         return Ok(None);
     }

@@ -48,25 +48,25 @@ enum StateRef<'py> {
 }
 
 /// The same, for where no reference to Python may be.
-enum Plain {
+enum CheckpointKey {
     Id(SnapshotId),
     Name(String),
 }
 
 impl StateRef<'_> {
-    fn plain(self) -> Plain {
+    fn plain(self) -> CheckpointKey {
         match self {
-            Self::Checkpoint(checkpoint) => Plain::Id(checkpoint.get().id),
-            Self::Name(name) => Plain::Name(name),
+            Self::Checkpoint(checkpoint) => CheckpointKey::Id(checkpoint.get().id),
+            Self::Name(name) => CheckpointKey::Name(name),
         }
     }
 }
 
-impl<'a> From<&'a Plain> for afresh::Checkpoint<'a> {
-    fn from(which: &'a Plain) -> Self {
+impl<'a> From<&'a CheckpointKey> for afresh::Checkpoint<'a> {
+    fn from(which: &'a CheckpointKey) -> Self {
         match which {
-            Plain::Id(id) => Self::Id(*id),
-            Plain::Name(name) => Self::Name(name),
+            CheckpointKey::Id(id) => Self::Id(*id),
+            CheckpointKey::Name(name) => Self::Name(name),
         }
     }
 }

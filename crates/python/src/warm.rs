@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyTuple};
 use crate::call::{Limits, Stop, guest_options};
 use crate::error::{self, GuestError, OpenError, SaveError};
 use crate::exit;
-use crate::files::{self, Below};
+use crate::files::{self, LayerFile};
 use crate::outcome::{Callables, Setup, evaluate};
 use crate::program::{ProgramOptions, language, seconds};
 use crate::session::Session;
@@ -56,7 +56,7 @@ impl Warm {
         output: usize,
         result: usize,
         stack: Option<usize>,
-        below: Vec<Below>,
+        below: Vec<LayerFile>,
         env: Vec<(String, String)>,
         linux: Option<ProgramOptions>,
         precompiled: Option<PathBuf>,

@@ -55,7 +55,12 @@ where
     let mut all = BytesMut::new();
     let mut length = 0;
     while let Some(frame) = body.frame().await {
-        let broken = |_| ErrorResponse::new(StatusCode::BAD_REQUEST, "the body broke off");
+        let broken = |_| {
+            ErrorResponse::new(
+                StatusCode::BAD_REQUEST,
+                "the request body ended early; send the request again",
+            )
+        };
         // Trailers mean nothing to a guest that takes bytes.
         let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
         length += data.len();
@@ -79,7 +84,7 @@ where
 }
 
 /// How the memory of a body is counted that is passed on.
-pub(crate) enum Counting {
+pub(crate) enum BodyMetering {
     /// The receiver counts it.
     Not,
     /// A body that is kept whole. Its bytes count until the meter is dropped.
@@ -93,11 +98,11 @@ pub(crate) enum Counting {
 #[derive(Clone)]
 pub(crate) struct Meter {
     shares: Arc<BodyShares>,
-    state: Arc<Mutex<Metered>>,
+    state: Arc<Mutex<MeterState>>,
     weight: usize,
 }
 
-struct Metered {
+struct MeterState {
     /// The memory that bytes count in from now on.
     budget: Budget,
     share: Share,
@@ -111,7 +116,7 @@ impl Meter {
     pub(crate) fn new(shares: &Arc<BodyShares>, weight: usize) -> Self {
         let budget = shares.of(None);
         let share = budget.share();
-        let metered = Metered { budget, share, is_kept: false, exceeded: false };
+        let metered = MeterState { budget, share, is_kept: false, exceeded: false };
         Self { shares: shares.clone(), state: Arc::new(Mutex::new(metered)), weight }
     }
 
@@ -163,7 +168,7 @@ impl Meter {
     }
 }
 
-impl Counting {
+impl BodyMetering {
     /// Counts bytes that have arrived.
     fn count(&self, frame: Frame<Bytes>) -> Option<Frame<Bytes>> {
         match self {
@@ -191,7 +196,7 @@ impl<E: std::fmt::Display> std::fmt::Display for BodyError<E> {
             Self::TooLarge(most) => write!(f, "the body is larger than {most} bytes"),
             Self::TooSlow => f.write_str("the body took too long to arrive"),
             Self::NoRoom => f.write_str("the server holds as much of other requests as it may"),
-            Self::Broken(error) => write!(f, "the body broke off: {error}"),
+            Self::Broken(error) => write!(f, "the body ended early: {error}"),
         }
     }
 }
@@ -204,13 +209,13 @@ pub(crate) struct LimitedBody<B> {
     most: usize,
     left: usize,
     time: Duration,
-    counting: Counting,
+    counting: BodyMetering,
     /// Made when the body is first waited for.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
 impl<B> LimitedBody<B> {
-    pub(crate) fn new(body: B, limits: BodyLimits, counting: Counting) -> Self {
+    pub(crate) fn new(body: B, limits: BodyLimits, counting: BodyMetering) -> Self {
         let BodyLimits { bytes, time } = limits;
         Self { body, most: bytes, left: bytes, time, counting, sleep: None }
     }
@@ -271,7 +276,7 @@ impl AsRef<[u8]> for BufferedAnswer {
 
 /// Marks an answer whose body is sent in pieces while it is made.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Chunked;
+pub(crate) struct StreamedAnswer;
 
 /// A body in pieces. Each piece is counted until it is dropped. One that does not fit ends the
 /// body.
@@ -395,7 +400,7 @@ mod tests {
         let limits = BodyLimits { bytes: 100, time: Duration::from_millis(5) };
         let refusal = read(pieces(false), limits, &mut Budget::new(100).share()).await;
         assert_eq!(refusal, Err(ErrorResponse::too_slow()));
-        let mut passed = LimitedBody::new(pieces(false), limits, Counting::Not);
+        let mut passed = LimitedBody::new(pieces(false), limits, BodyMetering::Not);
         let mut sent = 0;
         let cut = loop {
             match passed.frame().await {
@@ -416,7 +421,7 @@ mod tests {
         let meter = Meter::new(&shares, 3);
         meter.set_tenant(Some(&"one".into()));
         meter.keep();
-        let mut whole = LimitedBody::new(pieces(true), limits, Counting::Whole(meter.clone()));
+        let mut whole = LimitedBody::new(pieces(true), limits, BodyMetering::Whole(meter.clone()));
         assert_eq!(budget.used(), 0, "nothing has arrived");
         for used in [9, 9, 18] {
             drop(whole.frame().await.unwrap().unwrap());
@@ -426,7 +431,7 @@ mod tests {
         drop((whole, meter));
         assert_eq!(budget.used(), 0);
         // A host of a fleet passes on what it does not keep.
-        for counting in [Counting::Pieces, Counting::Whole] {
+        for counting in [BodyMetering::Pieces, BodyMetering::Whole] {
             let counting = counting(Meter::new(&shares, 30));
             let mut passed = LimitedBody::new(pieces(true), limits, counting);
             let first = passed.frame().await.unwrap().unwrap();
@@ -439,7 +444,7 @@ mod tests {
     #[tokio::test]
     async fn a_body_that_is_passed_on_ends_at_its_limit() {
         let limits = BodyLimits { bytes: 7, time: Duration::from_secs(600) };
-        let mut passed = LimitedBody::new(pieces(true), limits, Counting::Not);
+        let mut passed = LimitedBody::new(pieces(true), limits, BodyMetering::Not);
         for length in [3, 0, 3] {
             assert_eq!(passed.frame().await.unwrap().unwrap().data_ref().unwrap().len(), length);
         }

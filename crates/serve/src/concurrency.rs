@@ -47,7 +47,7 @@ const RESERVE_FACTOR: u64 = 3;
 
 /// The reason of a rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rejected {
+pub(crate) enum RejectionReason {
     /// The guest's own line is full.
     LineFull,
     /// No place became free in time.
@@ -116,7 +116,7 @@ impl Drop for ParkedPermit {
 impl ParkedPermit {
     /// A place again, before all others of the line, waiting at most `patience` for one. The call
     /// counts as parked until then.
-    pub(crate) async fn enter(self, patience: Duration) -> Result<Permit, Rejected> {
+    pub(crate) async fn enter(self, patience: Duration) -> Result<Permit, RejectionReason> {
         self.gate.wait(self.line, patience, true).await
     }
 }
@@ -257,7 +257,7 @@ impl ConcurrencyLimiter {
         self: &Arc<Self>,
         line: usize,
         patience: Duration,
-    ) -> Result<Permit, Rejected> {
+    ) -> Result<Permit, RejectionReason> {
         self.wait(line, patience, false).await
     }
 
@@ -266,7 +266,7 @@ impl ConcurrencyLimiter {
         line: usize,
         patience: Duration,
         first: bool,
-    ) -> Result<Permit, Rejected> {
+    ) -> Result<Permit, RejectionReason> {
         let receiver = 'queued: {
             let mut state = self.state();
             let state = &mut *state;
@@ -282,7 +282,7 @@ impl ConcurrencyLimiter {
                 // Some clients may have left.
                 own.waiting.retain(|sender| !sender.is_closed());
                 if own.waiting.len() >= own.share.waiting {
-                    return Err(Rejected::LineFull);
+                    return Err(RejectionReason::LineFull);
                 }
             }
             let (sender, receiver) = oneshot::channel();
@@ -305,7 +305,7 @@ impl ConcurrencyLimiter {
         let waiting = tokio::time::timeout(patience, receiver);
         match waiting.instrument(tracing::debug_span!("wait for a place")).await {
             Ok(Ok(pass)) => Ok(pass),
-            _ => Err(Rejected::TooLate),
+            _ => Err(RejectionReason::TooLate),
         }
     }
 
@@ -452,7 +452,7 @@ mod tests {
         let gate = ConcurrencyLimiter::new(8, [share(2, 0), share(8, 0)]);
         let first = gate.enter(0, TEST_TIMEOUT).await.unwrap();
         let _second = gate.enter(0, TEST_TIMEOUT).await.unwrap();
-        assert_eq!(gate.enter(0, TEST_TIMEOUT).await.err(), Some(Rejected::LineFull));
+        assert_eq!(gate.enter(0, TEST_TIMEOUT).await.err(), Some(RejectionReason::LineFull));
         let _other = gate.enter(1, TEST_TIMEOUT).await.unwrap();
         drop(first);
         assert!(gate.enter(0, TEST_TIMEOUT).await.is_ok());
@@ -519,7 +519,7 @@ mod tests {
         let held = gate.enter(0, TEST_TIMEOUT).await.unwrap();
         for _ in 0..100 {
             let turned = gate.enter(0, Duration::from_millis(1)).await;
-            assert_eq!(turned.err(), Some(Rejected::TooLate));
+            assert_eq!(turned.err(), Some(RejectionReason::TooLate));
         }
         let waiting = tokio::spawn({
             let gate = gate.clone();

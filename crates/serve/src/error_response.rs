@@ -11,7 +11,7 @@ use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use serde_json::json;
 
-use crate::concurrency::Rejected;
+use crate::concurrency::RejectionReason;
 use crate::disk_full::is_disk_full;
 use afresh::describe_error as describe;
 
@@ -154,14 +154,14 @@ impl ErrorResponse {
     }
 }
 
-impl From<Rejected> for ErrorResponse {
-    fn from(turned: Rejected) -> Self {
+impl From<RejectionReason> for ErrorResponse {
+    fn from(turned: RejectionReason) -> Self {
         match turned {
-            Rejected::LineFull => Self::busy(
+            RejectionReason::LineFull => Self::busy(
                 StatusCode::TOO_MANY_REQUESTS,
                 "as many requests of this route wait as may; send fewer at a time",
             ),
-            Rejected::TooLate => Self::busy(
+            RejectionReason::TooLate => Self::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "no place became free in the time that this route allows; try again",
             ),

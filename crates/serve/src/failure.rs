@@ -10,7 +10,7 @@ use crate::error_response::ErrorResponse;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// It took too long.
-    #[error("the guest took too long")]
+    #[error("the guest exceeded its time limit")]
     Timeout,
     /// The request does not fit the guest.
     #[error("the request does not fit the guest: {0}")]

@@ -1,8 +1,3 @@
 //! Locks whose holders leave consistent data also when they panic.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Locks `mutex`, also after a panic of a holder.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(crate) use afresh_sys::lock;

@@ -71,7 +71,7 @@ struct Times {
 
 /// Times of the last requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Recent {
+pub(crate) struct RecentRequests {
     /// The total number.
     pub(crate) requests: u64,
     /// The median of the last ones, in microseconds; `None` without requests.
@@ -287,13 +287,13 @@ impl GuestMetrics {
     }
 
     /// Times of the last requests.
-    pub(crate) fn recent(&self) -> Recent {
+    pub(crate) fn recent(&self) -> RecentRequests {
         let times = lock(&self.times);
         let (requests, mut sorted) = (times.requests, times.microseconds.clone());
         drop(times);
         sorted.sort_by(f32::total_cmp);
         let of = |share: usize| sorted.get(sorted.len().saturating_sub(1) * share / 100).copied();
-        Recent { requests, median: of(50), p99: of(99) }
+        RecentRequests { requests, median: of(50), p99: of(99) }
     }
 
     /// A call failed.
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn the_last_requests_are_remembered_and_no_more() {
         let guest = Metrics::new().guest("g");
-        assert_eq!(guest.recent(), Recent { requests: 0, median: None, p99: None });
+        assert_eq!(guest.recent(), RecentRequests { requests: 0, median: None, p99: None });
         for request in 0..1000 {
             guest.ended(200, f64::from(request) * 1e-6);
         }

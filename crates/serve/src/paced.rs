@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-use crate::concurrency::{ParkedPermit, Permit, Rejected};
+use crate::concurrency::{ParkedPermit, Permit, RejectionReason};
 
 /// How long a guest is watched before its place goes to others.
 const WINDOW: Duration = Duration::from_millis(50);
@@ -41,7 +41,7 @@ struct Window {
 enum PermitState {
     Held(Permit),
     Parked(ParkedPermit),
-    Entering(Pin<Box<dyn Future<Output = Result<Permit, Rejected>> + Send>>),
+    Entering(Pin<Box<dyn Future<Output = Result<Permit, RejectionReason>> + Send>>),
     /// It is over.
     None,
 }
@@ -76,7 +76,7 @@ impl<'a, F> PacedFuture<'a, F> {
 }
 
 impl<F: Future> Future for PacedFuture<'_, F> {
-    type Output = Result<F::Output, Rejected>;
+    type Output = Result<F::Output, RejectionReason>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;

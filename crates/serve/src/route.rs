@@ -15,7 +15,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{HeaderMap, Request};
 use tracing::Instrument;
 
-use crate::body::{self, BodyLimits, Counting, LimitedBody};
+use crate::body::{self, BodyLimits, BodyMetering, LimitedBody};
 use crate::budget::Budget;
 use crate::concurrency::{ConcurrencyLimiter, Permit, Share};
 use crate::config::GuestConfig;
@@ -128,7 +128,8 @@ impl Route {
                 return Err(ErrorResponse::too_large(self.limits.bytes));
             }
             let (pass, left) = self.enter(common).await?;
-            let request = request.map(|body| LimitedBody::new(body, self.limits, Counting::Not));
+            let request =
+                request.map(|body| LimitedBody::new(body, self.limits, BodyMetering::Not));
             let (guest, metrics) = (self.config.name.clone(), self.metrics.clone());
             let report = move |failure: &Failure| {
                 tracing::warn!(guest, %failure, "an answer was broken off");

@@ -18,7 +18,7 @@ use tracing::Instrument;
 use crate::address_limits::{AddressConfig, AddressLimits, CLIENT, client_address};
 use crate::audit::AuditLog;
 use crate::body::{
-    BodyLimits, Chunked, Counting, LimitedBody, Meter, MeteredBody, count_until_dropped,
+    BodyLimits, BodyMetering, LimitedBody, Meter, MeteredBody, StreamedAnswer, count_until_dropped,
 };
 use crate::body_shares::BodyShares;
 use crate::budget::Budget;
@@ -128,7 +128,7 @@ impl RequestIds {
 /// or piece by piece.
 async fn hold(response: Response, meter: &Meter) -> Response {
     let (parts, body) = response.into_parts();
-    if parts.extensions.get::<Chunked>().is_some() {
+    if parts.extensions.get::<StreamedAnswer>().is_some() {
         return Response::from_parts(parts, Body::new(MeteredBody::new(body, meter.budget())));
     }
     let bytes = match body.collect().await {
@@ -381,7 +381,7 @@ impl ServerState {
                 time: self.body_time,
             };
             let request =
-                request.map(|body| Body::new(LimitedBody::new(body, limits, Counting::Not)));
+                request.map(|body| Body::new(LimitedBody::new(body, limits, BodyMetering::Not)));
             return match fleet.guest_way(site.map(|site| &site.config), request).await {
                 RouteDecision::Answered(response) => response,
                 RouteDecision::Here(request) => match site {
@@ -439,8 +439,8 @@ impl ServerState {
     {
         let meter = Meter::new(&self.body_shares, Routes::weight(&request));
         let counting = match Routes::is_passed_on(&request) {
-            true => Counting::Pieces(meter.clone()),
-            false => Counting::Whole(meter.clone()),
+            true => BodyMetering::Pieces(meter.clone()),
+            false => BodyMetering::Whole(meter.clone()),
         };
         let mut request = request.map(|body| Body::new(LimitedBody::new(body, limits, counting)));
         // Decompressed bytes count with the body.

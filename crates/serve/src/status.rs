@@ -46,7 +46,11 @@ pub(crate) async fn pages(shared: &ServerState, query: Option<&str>, viewer: Vie
     }
     let named = query.and_then(|query| query.strip_prefix("sandbox="));
     let (Some(named), Some(routes)) = (named, &shared.sandboxes) else {
-        return ErrorResponse::new(StatusCode::NOT_FOUND, "say which: ?sandbox=ID").into_response();
+        return ErrorResponse::new(
+            StatusCode::NOT_FOUND,
+            "the request names no sandbox: add ?sandbox=ID",
+        )
+        .into_response();
     };
     match routes.sandboxes.page_map(named).await {
         Ok(map) => axum::Json(map).into_response(),

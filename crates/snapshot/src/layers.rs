@@ -25,11 +25,13 @@ pub enum LayersError {
     Image(#[from] ImageError),
     /// The description is longer than any that is written.
     #[error("the description of the layers is too long, take fewer files into the guest: {0}")]
-    Description(#[from] afresh_budget::Exceeded),
+    Description(#[from] afresh_budget::BudgetExceeded),
 }
 
 /// Charges a description of `bytes` bytes, before it is allocated.
-fn charge_description(bytes: usize) -> Result<afresh_budget::Charge, afresh_budget::Exceeded> {
+fn charge_description(
+    bytes: usize,
+) -> Result<afresh_budget::Charge, afresh_budget::BudgetExceeded> {
     afresh_budget::Budget::new("layer description", MAX_DESCRIPTION).charge(bytes)
 }
 

@@ -18,6 +18,7 @@
 //!   that a child makes anew, or keeps; [`Worker`]: a thread that is not in the child.
 //! * [`withhold`]: memory that forked children do not get.
 //! * [`SplitMix64`]: numbers that are the same for the same seed.
+//! * [`lock()`]: a mutex whose holder may have panicked.
 //! * [`ZeroPageSource`]: where zero memory may come from, other than the kernel's faults.
 //! * [`termination`]: SIGTERM and SIGINT as a flag.
 //! * [`Features`]: the features of this kernel for this process; can be masked to play a poorer
@@ -53,6 +54,7 @@ mod inherited;
 pub mod inject;
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64", not(miri)))]
 pub mod kvm;
+mod lock;
 mod page;
 mod per_process;
 pub mod planted;
@@ -99,6 +101,7 @@ pub use imp::{MappingKind, ProcessMemory};
 #[cfg(not(miri))]
 pub use imp::{merges_memory, poll, random};
 pub use inherited::InheritedCell;
+pub use lock::lock;
 pub use page::{HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, page_align_up};
 pub use per_process::PerProcess;
 pub use split_mix::SplitMix64;

@@ -8,9 +8,10 @@
 //! is checked before it is used. May break it: memory shared with the host, which is not part of
 //! any snapshot.
 
+use std::convert::Infallible;
+
 use afresh_memory::{Image, ImageError, PageRange};
-use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
-use afresh_store::{GuestBuild, Sha256, Snapshot as Saved, Store};
+use afresh_pager::{SnapshotContents, SnapshotMemory, SnapshotState};
 use afresh_sys::{Protection, Reservation};
 use serde::{Deserialize, Serialize};
 
@@ -19,12 +20,6 @@ use crate::cpu::{CpuTemplate, UnknownFeature};
 use crate::error::{FreezeError, Incompatible, ThawError};
 use crate::layout::{RegionKind, Sizes};
 use crate::snapshot::Snapshot;
-
-/// Kind of guest, in snapshots.
-const KIND: &str = "vm";
-/// The version of the state: the form of the bytes below, and the guest's interface. Goes up when
-/// either changes in a way that older states do not survive.
-const ENGINE: &str = "afresh-vm state 2";
 
 /// Maximum length of the bytes: a list of names takes many times as much once it is decoded.
 const MAX_STATE: usize = 64 << 10;
@@ -82,79 +77,49 @@ impl Header {
     }
 }
 
-/// A frozen guest. Cheap to clone; it shares the memory of the guest it came from.
+/// A frozen guest: its memory and then its program as pages, and all sizes as bytes.
+pub type Frozen = SnapshotContents<MachineState>;
+
+/// The state of a frozen guest apart from its pages.
 #[derive(Clone, Debug)]
-pub struct Frozen {
+pub struct MachineState {
     pub(crate) header: Header,
     /// From guest address 0 to the system span.
     pub(crate) guest: Image,
     /// The program's file, the last page padded with zeros.
     pub(crate) program: Image,
-    memory: SnapshotMemory,
 }
 
-impl Frozen {
-    /// The pages: the guest's memory, then its program.
-    #[must_use]
-    pub fn memory(&self) -> &SnapshotMemory {
-        &self.memory
+impl SnapshotState for MachineState {
+    const KIND: &'static str = "vm";
+    /// The form of the bytes below, and the guest's interface.
+    const ENGINE: &'static str = "afresh-vm state 2";
+
+    type FreezeCause = Infallible;
+    type ThawCause = Incompatible;
+
+    fn program_digest(&self) -> [u8; 32] {
+        self.header.program
     }
 
-    /// Everything else, in a form of this crate's own.
-    ///
-    /// # Errors
-    /// [`FreezeError::State`] when it cannot be encoded.
-    pub fn bytes(&self) -> Result<Vec<u8>, FreezeError> {
-        postcard::to_allocvec(&self.header).map_err(|e| FreezeError::State(e.to_string()))
+    fn cpu_features(&self) -> Vec<String> {
+        self.header.cpu.clone()
     }
 
-    /// Whether both are states of one guest, which begins its calls where it does.
-    pub(crate) fn is_sibling(&self, other: &Self) -> bool {
-        let same = |frozen: &Self| {
-            let header = Header { entry: 0, ..frozen.header.clone() };
-            postcard::to_allocvec(&header).ok()
-        };
-        self.guest.pages() == other.guest.pages()
-            && self.header.entry == other.header.entry
-            && same(self) == same(other)
-    }
-
-    /// The guest build that a snapshot of it belongs to. The CPU features are those that it was
-    /// shown, for it may have detected them and acted upon it.
-    #[must_use]
-    pub fn build(&self) -> GuestBuild {
-        GuestBuild {
-            kind: KIND.to_owned(),
-            module: format!("blake3:{}", blake3::Hash::from(self.header.program).to_hex()),
-            engine: ENGINE.to_owned(),
-            cpu: self.header.cpu.clone(),
+    /// The features of this host that templates know. Without KVM nothing can be thawed either,
+    /// which is then the error.
+    fn host_cpu_features() -> Vec<String> {
+        match CpuTemplate::host() {
+            Ok(host) => host.features().map(str::to_owned).collect(),
+            Err(_) => CpuTemplate::known_features().map(str::to_owned).collect(),
         }
     }
 
-    /// The name of the CPU template that the guest was built with.
-    #[must_use]
-    pub fn cpu_template(&self) -> &str {
-        &self.header.cpu_template
+    fn encode(&self) -> Result<Vec<u8>, FreezeError> {
+        postcard::to_allocvec(&self.header).map_err(|e| FreezeError::State(e.to_string()))
     }
 
-    /// Saves it under `name`.
-    ///
-    /// # Errors
-    /// [`FreezeError`]; the name keeps its meaning then.
-    pub fn save(
-        &self,
-        store: &Store,
-        name: &str,
-        with: &SnapshotOptions,
-    ) -> Result<Sha256, FreezeError> {
-        Ok(self.memory.save(store, name, self.build(), self.bytes()?, with)?)
-    }
-
-    /// Takes a guest out of pages and bytes that [`Frozen::memory`] and [`Frozen::bytes`] gave.
-    ///
-    /// # Errors
-    /// [`ThawError::State`] when they do not fit together.
-    pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
+    fn decode(memory: &SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
         if bytes.len() > MAX_STATE {
             let why = format!("it is {} bytes long, and at most {MAX_STATE} are read", bytes.len());
             return Err(ThawError::State(why));
@@ -175,46 +140,26 @@ impl Frozen {
             guest: all.slice(PageRange::new(0, own)),
             program: all.slice(PageRange::new(own, program)),
             header,
-            memory,
         })
     }
+}
 
-    /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
-    ///
-    /// # Errors
-    /// [`ThawError`]: a snapshot of another kind of guest or for a CPU with more features, a
-    /// damaged one, or no memory for it.
-    pub fn load(snapshot: Saved, options: &Options) -> Result<Self, ThawError> {
-        Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, options))
+impl MachineState {
+    /// The name of the CPU template that the guest was built with.
+    #[must_use]
+    pub fn cpu_template(&self) -> &str {
+        &self.header.cpu_template
     }
 
-    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists
-    /// them.
-    ///
-    /// # Errors
-    /// As [`Frozen::load`].
-    pub fn record(snapshot: Saved) -> Result<Self, ThawError> {
-        Self::open(snapshot, SnapshotMemory::record)
-    }
-
-    fn open(
-        snapshot: Saved,
-        load: impl FnOnce(Saved) -> Result<SnapshotMemory, RestoreError>,
-    ) -> Result<Self, ThawError> {
-        let guest = snapshot.guest().clone();
-        let here = GuestBuild {
-            kind: KIND.to_owned(),
-            module: guest.module.clone(),
-            engine: ENGINE.to_owned(),
-            cpu: offered(),
+    /// Whether both are states of one guest, which begins its calls where it does.
+    pub(crate) fn is_sibling(&self, other: &Self) -> bool {
+        let same = |frozen: &Self| {
+            let header = Header { entry: 0, ..frozen.header.clone() };
+            postcard::to_allocvec(&header).ok()
         };
-        snapshot.check_guest(&here)?;
-        let state = snapshot.state().to_vec();
-        let this = Self::from_parts(load(snapshot)?, &state)?;
-        if this.build().module != guest.module {
-            return Err(ThawError::Program);
-        }
-        Ok(this)
+        self.guest.pages() == other.guest.pages()
+            && self.header.entry == other.header.entry
+            && same(self) == same(other)
     }
 
     /// The program's file, checked against its digest. Zeros in it take no memory, so a snapshot of
@@ -244,7 +189,7 @@ impl Frozen {
 /// The file of a frozen program.
 pub(crate) struct ReadProgram {
     memory: Reservation,
-    /// At most the length of the memory, as [`Frozen::from_parts`] has checked.
+    /// At most the length of the memory, as decoding has checked.
     len: usize,
 }
 
@@ -253,15 +198,6 @@ impl ReadProgram {
         // SAFETY: the memory is at least that long, readable and alive while this value is, and
         // nothing writes it.
         unsafe { std::slice::from_raw_parts(self.memory.page_ptr(0), self.len) }
-    }
-}
-
-/// The features of this host that templates know. Without KVM nothing can be thawed either, which
-/// is then the error.
-fn offered() -> Vec<String> {
-    match CpuTemplate::host() {
-        Ok(host) => host.features().map(str::to_owned).collect(),
-        Err(_) => CpuTemplate::known_features().map(str::to_owned).collect(),
     }
 }
 
@@ -295,7 +231,7 @@ impl Snapshot {
         let guest = self.image().slice(own);
         let program = template.file.pages()?;
         let memory = Image::join(&[guest.clone(), program.clone()]).into();
-        Ok(Frozen { header, guest, program, memory })
+        Ok(Frozen::new(memory, MachineState { header, guest, program }))
     }
 }
 

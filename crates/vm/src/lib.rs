@@ -56,7 +56,7 @@ pub use elf::{ElfError, Program};
 pub use error::{
     BuildError, CallError, FreezeError, GuestError, Incompatible, KvmError, ThawError,
 };
-pub use frozen::Frozen;
+pub use frozen::{Frozen, MachineState};
 pub use host::{FromWire, HostError, HostFunction, HostReturn, IntoWire};
 pub use layout::{LayoutError, RegionKind, Span};
 pub use memory::AccessError;

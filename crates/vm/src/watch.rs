@@ -7,11 +7,11 @@
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use afresh_sys::kvm::{KickSignal, StopFlag, install_kick_handler};
-use afresh_sys::{InheritedCell, PerProcess, fork, host};
+use afresh_sys::{InheritedCell, PerProcess, fork, host, lock};
 
 /// No call is running.
 const IDLE: u64 = 0;
@@ -43,11 +43,6 @@ pub(crate) struct Watch {
     registered: AtomicBool,
     /// Whether calls are stopped until the next reset.
     stops: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that panics runs under these locks.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Watch {

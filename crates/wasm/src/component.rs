@@ -41,7 +41,7 @@ use crate::warm::frozen::Program;
 use crate::warm::instance_state::WarmMemory;
 use crate::warm::reset::CODE_MAPPINGS;
 use crate::warm::thaw::with_files;
-use crate::{Engine, FreezeError, Frozen, LoadError, ThawError, WarmError};
+use crate::{Engine, FreezeError, Frozen, FrozenState, LoadError, ThawError, WarmError};
 
 /// A component before any of its code has run.
 struct Outline {
@@ -343,7 +343,7 @@ impl WarmComponent {
         let memories = inner.memories.clone();
         let files = inner.stores.kept_files();
         let (program, nested) = (inner.program.clone(), Some(nested.clone()));
-        Frozen::new(program, memories, state, inner.read, nested, files.as_ref())
+        FrozenState::join(program, memories, state, inner.read, nested, files.as_ref())
     }
 
     /// A new instance for one call or several that belong together.

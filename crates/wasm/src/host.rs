@@ -116,12 +116,12 @@ enum Context {
     P2(Box<WasiCtx>),
 }
 
-type Make = dyn Fn() -> Box<dyn Any + Send> + Send + Sync;
+type StateFactory = dyn Fn() -> Box<dyn Any + Send> + Send + Sync;
 
 /// State of the embedder. A function makes it for each lease on the first [`Host::state`], and it
 /// is dropped with the lease. The default makes no state.
 #[derive(Clone, Default)]
-pub struct State(Option<Arc<Make>>);
+pub struct State(Option<Arc<StateFactory>>);
 
 impl State {
     /// State returned by `make`.

@@ -72,6 +72,6 @@ pub use host::{Host, Limiter, Output, OutputHandler, StandardStream, State, Wasi
 pub use lease::{Lease, OwnedLease};
 pub use session::{Session, SessionError, SessionState};
 pub use warm::compare::Comparison;
-pub use warm::frozen::Frozen;
+pub use warm::frozen::{Frozen, FrozenState};
 pub use warm::{Warm, WarmReport};
 pub use wasmtime::{self, Val};

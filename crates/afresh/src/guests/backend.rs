@@ -1,10 +1,13 @@
-//! The kinds of guests, each behind the same traits. A further kind is a file here and its arms in
-//! this one.
+//! The kinds of guests, each behind the same traits. A further kind is a file in the folder and its
+//! arms in this one; its crate is re-exported in `lib.rs`.
 //!
 //! A [`Backend`] is a warm guest, an [`Instance`] one of its instances on lease. Both are on the
 //! path of every call, so they are enums, and a match takes the place of a virtual call. Sessions
 //! ([`SessionLine`]) and frozen guests ([`FrozenGuest`]) are trait objects. The types of a kind
 //! that the build lacks have no values (`absent.rs`), so every match has the arms of all kinds.
+
+#[cfg(not(any(feature = "wasm", feature = "vm", feature = "linux")))]
+compile_error!("the feature `guests` is part of `wasm`, `vm` and `linux`; enable one of these");
 
 #[cfg(not(all(feature = "wasm", feature = "vm", feature = "linux")))]
 mod absent;
@@ -34,15 +37,80 @@ use afresh_pager::SnapshotMemory;
 use afresh_store::Snapshot;
 
 use crate::guests::call::Exit;
-use crate::{Cause, Kind, OpenError, Options, Reference};
+use crate::{Cause, OpenError, Options, Reference};
 
-pub(crate) use machine::MachineOptions;
-pub(crate) use program::ProgramOptions;
 #[cfg(feature = "linux")]
 pub use program::oci_image::{image_program, stored_program};
 pub(crate) use session_line::SessionLine;
 pub(crate) use traits::{FileOwner, FrozenGuest, LeaseControl, LiveInstance, StopCall, WarmGuest};
-pub(crate) use wasm::{FunctionEntry, WasmOptions};
+pub(crate) use wasm::FunctionEntry;
+
+/// The kind of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A Wasm core module.
+    Module,
+    /// A Wasm component.
+    Component,
+    /// A micro-VM.
+    Machine,
+    /// A Linux program, as it is.
+    Program,
+}
+
+impl Kind {
+    /// Recognises a guest by its file; `None` for any other file. An ELF executable that names a
+    /// dynamic loader is a Linux program, another a micro-VM's, unless [`Options::kind`] is set.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Option<Self> {
+        if bytes.starts_with(b"\x7fELF") {
+            Some(if names_loader(bytes) { Self::Program } else { Self::Machine })
+        } else if !bytes.starts_with(b"\0asm") {
+            None
+        } else if bytes.get(6..8) == Some(&[1, 0]) {
+            // The layer field follows the version in the binary's header.
+            Some(Self::Component)
+        } else {
+            Some(Self::Module)
+        }
+    }
+
+    /// The feature of this crate that brings it.
+    pub(crate) fn feature(self) -> &'static str {
+        match self {
+            Self::Module | Self::Component => "wasm",
+            Self::Machine => "vm",
+            Self::Program => "linux",
+        }
+    }
+}
+
+/// Whether an ELF file has a header that names a dynamic loader (`PT_INTERP`).
+fn names_loader(elf: &[u8]) -> bool {
+    let word =
+        |at: usize| Some(u64::from_le_bytes(elf.get(at..at.checked_add(8)?)?.try_into().ok()?));
+    let half = |at: usize| Some(u16::from_le_bytes(elf.get(at..at + 2)?.try_into().ok()?));
+    let (Some(first), Some(size), Some(count)) = (word(32), half(54), half(56)) else {
+        return false;
+    };
+    (0..usize::from(count)).any(|index| {
+        let at =
+            usize::try_from(first).ok().and_then(|at| at.checked_add(index * usize::from(size)));
+        let kind = at.and_then(|at| elf.get(at..at.checked_add(4)?));
+        kind == Some(&[3, 0, 0, 0])
+    })
+}
+
+/// The options of single kinds. The file of each kind sets them.
+#[derive(Clone, Default)]
+pub(crate) struct KindOptions {
+    pub(super) wasm: wasm::WasmOptions,
+    #[allow(dead_code, reason = "empty without the feature `vm`")]
+    pub(super) vm: machine::MachineOptions,
+    #[allow(dead_code, reason = "empty without the feature `linux`")]
+    pub(super) linux: program::ProgramOptions,
+}
 
 /// A warm guest.
 #[allow(dead_code, reason = "a kind that the build lacks has no values")]
@@ -152,4 +220,23 @@ fn lacking(name: &str, feature: &'static str) -> OpenError {
 
 fn failed(name: &str, error: impl Into<Cause>) -> OpenError {
     OpenError::Guest { reference: name.to_owned(), source: error.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_is_recognised_by_the_first_bytes_of_its_file() {
+        for (bytes, kind) in [
+            (&b"\x7fELF\x02\x01"[..], Some(Kind::Machine)),
+            (b"\0asm\x01\0\0\0", Some(Kind::Module)),
+            (b"\0asm\x0d\0\x01\0", Some(Kind::Component)),
+            (b"\0asm", Some(Kind::Module)),
+            (b"(module)", None),
+            (b"", None),
+        ] {
+            assert_eq!(Kind::of(bytes), kind, "{bytes:?}");
+        }
+    }
 }

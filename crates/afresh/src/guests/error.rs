@@ -20,13 +20,15 @@ pub enum LeaseError {
         limit: usize,
     },
     /// No instance came back within the time that the lease waits.
-    #[error("no instance of the guest came back within {waited:?}")]
+    #[error(
+        "no instance of the guest came back within {waited:?}: raise `Limits::items` or the timeout"
+    )]
     Timeout {
         /// The time.
         waited: Duration,
     },
     /// An option of the lease that its guest cannot have.
-    #[error("the guest cannot have an option of the lease")]
+    #[error("the guest does not support an option of the lease")]
     Option(#[source] Cause),
     /// The guest failed before its first call, in a function that each new instance runs.
     #[error("an instance of the guest failed before its first call")]
@@ -55,7 +57,7 @@ pub enum CallError {
         source: Cause,
     },
     /// An option of the call that the guest cannot have.
-    #[error("the call of `{function}` cannot have these options")]
+    #[error("the guest does not support the options of the call of `{function}`")]
     Option {
         /// The function.
         function: String,
@@ -146,7 +148,7 @@ pub enum SessionError {
         /// The file.
         path: String,
         /// The budget.
-        source: afresh_budget::Exceeded,
+        source: afresh_budget::BudgetExceeded,
     },
     /// No such checkpoint.
     #[error(transparent)]

@@ -16,66 +16,9 @@ use crate::guests::backend::{self, Backend, GuestFile, WarmGuest, dispatch};
 use crate::guests::call::{Entry, Function};
 use crate::guests::delta::DigestBase;
 use crate::{
-    Answer, Call, CallError, CallOptions, FoundSnapshot, Lease, LeaseError, LeaseOptions,
+    Answer, Call, CallError, CallOptions, FoundSnapshot, Kind, Lease, LeaseError, LeaseOptions,
     OpenError, Options, OwnedLease, Reference, Session, SessionError,
 };
-
-/// The kind of a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Kind {
-    /// A Wasm core module.
-    Module,
-    /// A Wasm component.
-    Component,
-    /// A micro-VM.
-    Machine,
-    /// A Linux program, as it is.
-    Program,
-}
-
-impl Kind {
-    /// Recognises a guest by its file; `None` for any other file. An ELF executable that names a
-    /// dynamic loader is a Linux program, another a micro-VM's, unless [`Options::kind`] is set.
-    #[must_use]
-    pub fn of(bytes: &[u8]) -> Option<Self> {
-        if bytes.starts_with(b"\x7fELF") {
-            Some(if names_loader(bytes) { Self::Program } else { Self::Machine })
-        } else if !bytes.starts_with(b"\0asm") {
-            None
-        } else if bytes.get(6..8) == Some(&[1, 0]) {
-            // The layer field follows the version in the binary's header.
-            Some(Self::Component)
-        } else {
-            Some(Self::Module)
-        }
-    }
-
-    /// The feature of this crate that brings it.
-    pub(crate) fn feature(self) -> &'static str {
-        match self {
-            Self::Module | Self::Component => "wasm",
-            Self::Machine => "vm",
-            Self::Program => "linux",
-        }
-    }
-}
-
-/// Whether an ELF file has a header that names a dynamic loader (`PT_INTERP`).
-fn names_loader(elf: &[u8]) -> bool {
-    let word =
-        |at: usize| Some(u64::from_le_bytes(elf.get(at..at.checked_add(8)?)?.try_into().ok()?));
-    let half = |at: usize| Some(u16::from_le_bytes(elf.get(at..at + 2)?.try_into().ok()?));
-    let (Some(first), Some(size), Some(count)) = (word(32), half(54), half(56)) else {
-        return false;
-    };
-    (0..usize::from(count)).any(|index| {
-        let at =
-            usize::try_from(first).ok().and_then(|at| at.checked_add(index * usize::from(size)));
-        let kind = at.and_then(|at| elf.get(at..at.checked_add(4)?));
-        kind == Some(&[3, 0, 0, 0])
-    })
-}
 
 /// A guest of any kind, warm and ready to be called. Cheap to clone, usable from any thread.
 #[derive(Clone)]
@@ -344,24 +287,5 @@ impl Guest {
     #[must_use]
     pub fn listens(&self) -> bool {
         dispatch!(Backend, &self.inner.backend, guest => guest.is_listening())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_guest_is_recognised_by_the_first_bytes_of_its_file() {
-        for (bytes, kind) in [
-            (&b"\x7fELF\x02\x01"[..], Some(Kind::Machine)),
-            (b"\0asm\x01\0\0\0", Some(Kind::Module)),
-            (b"\0asm\x0d\0\x01\0", Some(Kind::Component)),
-            (b"\0asm", Some(Kind::Module)),
-            (b"(module)", None),
-            (b"", None),
-        ] {
-            assert_eq!(Kind::of(bytes), kind, "{bytes:?}");
-        }
     }
 }

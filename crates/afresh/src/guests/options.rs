@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use super::backend::{MachineOptions, ProgramOptions, WasmOptions};
+use super::backend::KindOptions;
 use super::{Call, Kind};
 use crate::Options;
 
-/// The part of [`Options`] that only guests have. The file of each kind in `backend` sets the
-/// fields of the kind.
+/// The part of [`Options`] that only guests have.
 #[derive(Clone, Default)]
 pub(crate) struct GuestOptions {
     pub(super) warm_up: Vec<Call>,
@@ -15,11 +14,7 @@ pub(crate) struct GuestOptions {
     pub(super) memory: Option<u64>,
     pub(super) kind: Option<Kind>,
     pub(super) limits: afresh_pool::Limits,
-    pub(super) wasm: WasmOptions,
-    #[allow(dead_code, reason = "empty without the feature `vm`")]
-    pub(super) vm: MachineOptions,
-    #[allow(dead_code, reason = "empty without the feature `linux`")]
-    pub(super) linux: ProgramOptions,
+    pub(super) kinds: KindOptions,
 }
 
 impl Options {
@@ -66,7 +61,7 @@ impl Options {
     /// The same options for a guest that runs behind the scenes.
     pub(super) fn without_output(&self) -> Self {
         let mut options = self.clone();
-        options.guest.wasm.discard_output();
+        options.guest.kinds.wasm.discard_output();
         options
     }
 }

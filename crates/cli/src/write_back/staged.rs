@@ -229,7 +229,7 @@ impl StagedFiles {
             fchmod(&made, change.mode | Mode::RWXU)?;
             return Ok(set_attributes(&made, had, &change.has));
         }
-        let (file, stat) = open_file(&folder, name)?.context("it is no file any more")?;
+        let (file, stat) = open_file(&folder, name)?.context("it is no longer a file")?;
         let open = Mode::from_raw_mode(stat.st_mode & 0o777) | Mode::RUSR | Mode::WUSR;
         fchmod(&file, open)?;
         let others = set_attributes(&file, &change.had, &change.has);

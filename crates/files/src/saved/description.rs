@@ -35,7 +35,7 @@ pub enum TreeError {
     Layer(#[from] Refused),
     /// It takes more memory than a saved tree may, or would when it is read again.
     #[error("the saved file tree has too many files or names: {0}")]
-    Exceeded(#[from] afresh_budget::Exceeded),
+    Exceeded(#[from] afresh_budget::BudgetExceeded),
 }
 
 /// A tree as bytes: its description, and the pages of its files, in an order that the description

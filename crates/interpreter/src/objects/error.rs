@@ -1,6 +1,6 @@
 //! Why a value was refused.
 
-use afresh_budget::Exceeded;
+use afresh_budget::BudgetExceeded;
 
 use crate::tag::MAX_DEPTH;
 
@@ -37,8 +37,8 @@ pub enum DecodeError {
     UnknownTag(u64),
 }
 
-impl From<Exceeded> for DecodeError {
-    fn from(exceeded: Exceeded) -> Self {
+impl From<BudgetExceeded> for DecodeError {
+    fn from(exceeded: BudgetExceeded) -> Self {
         Self::TooLarge { limit: exceeded.limit }
     }
 }

@@ -47,7 +47,7 @@ fn write() {
     let frozen = program.warm().unwrap().freeze().unwrap();
     let file = std::fs::File::create(golden(ENGINE)).unwrap();
     let mut file = GzEncoder::new(file, Compression::best());
-    file.write_all(frozen.bytes()).unwrap();
+    file.write_all(&frozen.bytes().unwrap()).unwrap();
     file.finish().unwrap();
 }
 

@@ -61,7 +61,7 @@ fn a_file_tree_that_decodes_to_more_than_its_opener_allows_is_refused_before_it_
         },
         tree.len(),
     );
-    let frozen = Frozen::from_parts(pages.build().unwrap().into(), &bytes);
+    let frozen = Frozen::from_parts(pages.build().unwrap().into(), &bytes).unwrap();
     let (thawed, taken) = peak(|| Warm::thaw(&frozen, &Program::new("/bin/sh")).map(drop));
     let error = thawed.unwrap_err().to_string();
     assert!(error.contains("too many files or names"), "{error}");
@@ -71,7 +71,7 @@ fn a_file_tree_that_decodes_to_more_than_its_opener_allows_is_refused_before_it_
 #[test]
 fn a_state_that_decodes_to_more_than_its_limit_is_refused_before_it_takes_the_memory() {
     let bytes = hostile_state(CHANGES[0], 6_200_000);
-    let frozen = Frozen::from_parts(Image::zero(1 << 20).into(), &bytes);
+    let frozen = Frozen::from_parts(Image::zero(1 << 20).into(), &bytes).unwrap();
     let (thawed, taken) = peak(|| Warm::thaw(&frozen, &Program::new("/bin/sh")).map(drop));
     let error = thawed.unwrap_err().to_string();
     assert!(error.contains("takes more than"), "{error}");

@@ -11,7 +11,7 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::forker::SpawnedProcess;
 use super::listener::Listener;
-use super::process::STUB_TIMEOUT;
+use super::stub::STUB_TIMEOUT;
 use super::write_tracker::WriteTracker;
 use super::{PlatformError, stub};
 

@@ -13,7 +13,7 @@ use super::commands::{Continuation, StubCommands};
 use super::control::Control;
 use super::frame::Bases;
 use super::mapped_image::FileMapping;
-use super::{filter, process, stub, vdso};
+use super::{filter, stub, vdso};
 use crate::resource_numbers;
 
 /// Mappings of the image that are made here; more are made afterwards, one by one.
@@ -113,7 +113,7 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     call(libc::SYS_sigaltstack, &[stack]);
     // SA_SIGINFO, SA_RESTORER, SA_ONSTACK, SA_RESTART; all other signals wait.
     let handler = data.words(&[stub::CODE, 0x1c00_0004, stub::CODE, u64::MAX]);
-    for signal in [libc::SIGSYS, process::INTERRUPT].into_iter().chain(process::FAULTS) {
+    for signal in [libc::SIGSYS, stub::INTERRUPT].into_iter().chain(stub::FAULTS) {
         call(libc::SYS_rt_sigaction, &[signal as u64, handler, 0, 8]);
     }
 

@@ -25,7 +25,7 @@ use rustix::process::{
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 use super::control::Control;
-use super::process::STUB_TIMEOUT;
+use super::stub::STUB_TIMEOUT;
 use super::{PlatformError, boot, stub};
 
 /// A process that was forked for us. It is our child, though another made it.

@@ -27,6 +27,7 @@ use super::mapped_image::{FileMapping, MappedImage, reader};
 use super::mapping_room::{MAPPINGS_OF_CALL, STUB_MAPPINGS};
 use super::pending_content::PendingContent;
 use super::segments::Segments;
+use super::stub::{FAULTS, INTERRUPT, STUB_TIMEOUT};
 use super::template::Template;
 use super::vdso::ClockOffsets;
 use super::write_tracker::WriteTracker;
@@ -38,14 +39,6 @@ use receipts::{ExpectedReceipt, ReceiptSource};
 const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
-/// How long the stub may take for its orders, and a new process to start.
-pub(super) const STUB_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// The signal that takes the processor from a guest's thread.
-pub(super) const INTERRUPT: i32 = libc::SIGURG;
-/// Signals that the processor raises for instructions of the guest.
-pub(super) const FAULTS: [i32; 5] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
 
 /// A system call of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

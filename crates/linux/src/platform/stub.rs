@@ -30,6 +30,16 @@
 //! sentry's write and the wipe.
 
 use std::ops::Range;
+use std::time::Duration;
+
+/// Time limit of the stub for its orders, and of the start of a new process.
+pub(super) const STUB_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The signal that takes the processor from a guest's thread.
+pub(super) const INTERRUPT: i32 = libc::SIGURG;
+/// Signals that the processor raises for instructions of the guest.
+pub(super) const FAULTS: [i32; 5] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
 
 /// Address of the code: the only page whose system calls may be continued.
 pub(crate) const CODE: u64 = 0x7000_0000_0000;

@@ -15,6 +15,7 @@ pub(super) mod identity;
 pub(super) mod in_flight_fds;
 pub(super) mod inotify;
 pub(super) mod message_queues;
+pub(super) mod open_fifo;
 pub(super) mod packed_kernel;
 pub(super) mod poll_events;
 pub(super) mod posix_queues;

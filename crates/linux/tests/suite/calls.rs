@@ -1,6 +1,7 @@
 //! `docs/linux-calls.md` against the dispatch of system calls.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 const DISPATCH: &str = include_str!("../../src/sentry/dispatch.rs");
 const DOCUMENT: &str = include_str!("../../../../docs/linux-calls.md");
@@ -66,4 +67,33 @@ fn the_table_of_calls_matches_the_dispatch() {
     }
     let counts = format!("The sentry serves {} of {} calls.", served.len(), rows.len());
     assert!(DOCUMENT.contains(&counts), "the table needs the line: {counts}");
+}
+
+#[test]
+fn the_table_names_the_file_that_serves_each_call() {
+    let sentry = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sentry");
+    let (mut folders, mut sources) = (vec![sentry.clone()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = format!("`{}`", path.strip_prefix(&sentry).unwrap().display());
+                sources.push((name, std::fs::read_to_string(path).unwrap()));
+            }
+        }
+    }
+    let arms = arms();
+    for line in DOCUMENT.lines() {
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        let [_, number, call, _, file, _, _] = cells[..] else { continue };
+        if number.parse::<u32>().is_err() {
+            continue;
+        }
+        let function = arms.get(call.trim_matches('`')).map(|function| format!("fn {function}("));
+        let serving = function.and_then(|function| {
+            sources.iter().find(|(_, source)| source.contains(&function)).map(|(name, _)| &**name)
+        });
+        assert_eq!(file, serving.unwrap_or_default(), "the file of {call}");
+    }
 }

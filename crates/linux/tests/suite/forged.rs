@@ -78,7 +78,7 @@ fn a_forged_state_is_refused_or_runs_within_its_walls() {
     let frozen = warm.freeze().unwrap();
     let expected = warm.instance().call(b"look\n").unwrap();
     let open = |bytes: &[u8]| {
-        let frozen = Frozen::from_parts(frozen.memory().clone(), bytes);
+        let frozen = Frozen::from_parts(frozen.memory().clone(), bytes).unwrap();
         let warm = Warm::thaw(&frozen, &program)?;
         let mut instance = warm.instance();
         let answer = instance.call(b"look\n");
@@ -87,7 +87,7 @@ fn a_forged_state_is_refused_or_runs_within_its_walls() {
         let _ = instance.freeze();
         Ok::<_, afresh_linux::ThawError>(answer)
     };
-    assert_eq!(open(frozen.bytes()).unwrap().unwrap(), expected);
+    assert_eq!(open(&frozen.bytes().unwrap()).unwrap().unwrap(), expected);
     let tries = std::env::var("AFRESH_FORGED").ok().and_then(|tries| tries.parse().ok());
     let mut seed = [7; 32];
     if tries.is_some() {
@@ -97,7 +97,7 @@ fn a_forged_state_is_refused_or_runs_within_its_walls() {
     let mut random = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
     let (mut refused, mut ran) = (0, 0);
     for _ in 0..tries.unwrap_or(DEFAULT_STATES) {
-        let mut bytes = frozen.bytes().to_vec();
+        let mut bytes = frozen.bytes().unwrap();
         let changes: Vec<_> = (0..1 + random.next_u32() % 3)
             .map(|_| {
                 let at = random.next_u64() as usize % bytes.len();

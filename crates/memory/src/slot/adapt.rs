@@ -49,7 +49,7 @@ pub(crate) enum NextAction {
 
 /// Counters of one slot.
 #[derive(Debug)]
-pub(crate) struct Adapt {
+pub(crate) struct Adaptation {
     losses: u32,
     /// Resets left to discard.
     pause_left: u32,
@@ -68,7 +68,7 @@ pub(crate) struct Adapt {
     keep_growth: u64,
 }
 
-impl Default for Adapt {
+impl Default for Adaptation {
     fn default() -> Self {
         Self {
             losses: 0,
@@ -86,7 +86,7 @@ impl Default for Adapt {
     }
 }
 
-impl Adapt {
+impl Adaptation {
     /// Whether the slot discards for now.
     #[inline]
     pub(crate) fn discarding(&self) -> bool {
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     /// Runs resets of a set, with `written` in 256 pages written each time, until a sample is due.
-    fn resets_to_sample(adapt: &mut Adapt, set: usize, written: usize) -> u32 {
+    fn resets_to_sample(adapt: &mut Adaptation, set: usize, written: usize) -> u32 {
         for reset in 1.. {
             match adapt.next(set) {
                 NextAction::Copy => {}
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_set_that_stays_written_is_sampled_ever_more_rarely_and_looked_at_for_a_hundredth() {
-        let mut adapt = Adapt::default();
+        let mut adapt = Adaptation::default();
         for _ in 0..12 {
             resets_to_sample(&mut adapt, 64, 256);
             adapt.sampled(64, 64, 0, 0, 0);
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_stable_write_set_is_sampled_rarely_within_a_bound() {
-        let mut adapt = Adapt::default();
+        let mut adapt = Adaptation::default();
         for _ in 0..12 {
             resets_to_sample(&mut adapt, 512, 128);
             adapt.sampled(512, 256, 0, 0, 256);
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn a_phase_change_is_noticed_at_once_in_a_large_set_and_within_a_third_of_a_hundred_in_any() {
         for (set, limit) in [(20_000, 2), (512, 2), (64, 4), (8, 17), (1, 33)] {
-            let mut adapt = Adapt { sample_every: MAX_SAMPLE, ..Adapt::default() };
+            let mut adapt = Adaptation { sample_every: MAX_SAMPLE, ..Adaptation::default() };
             adapt.sampled(set, set, 0, 0, 0);
             let resets = resets_to_sample(&mut adapt, set, 0);
             assert!(resets <= limit, "{set} pages: {resets} resets");
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn pages_learned_and_evicted_at_once_never_exceed_the_set() {
-        let mut adapt = Adapt::default();
+        let mut adapt = Adaptation::default();
         adapt.sampled(64, 32, 0, 0, 0);
         for learned in [1, 5, 1000] {
             for _ in 0..2 * MAX_LOSING_RESETS {
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn growth_that_comes_back_is_kept_longer_each_time() {
-        let mut adapt = Adapt::default();
+        let mut adapt = Adaptation::default();
         adapt.grew(10);
         assert!(!adapt.growth_idle(10 + FIRST_GROWTH - 1));
         assert!(adapt.growth_idle(10 + FIRST_GROWTH));

@@ -4,7 +4,7 @@ use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, Protection, withhold};
 
 use super::state::{Filling, State};
-use super::{Adapt, Method, Slot};
+use super::{Adaptation, Method, Slot};
 use crate::{Image, ImageError, SlotError};
 
 /// Mappings above which an image is compacted before it is placed; the kernel allows a process
@@ -101,7 +101,7 @@ impl Slot {
             self.state = State::Ready;
         }
         self.write_set.clear();
-        self.adapt = Adapt::default();
+        self.adapt = Adaptation::default();
         Ok(())
     }
 

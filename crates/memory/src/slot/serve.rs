@@ -18,13 +18,13 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use afresh_sys::errno::EIO;
 use afresh_sys::{
     Call, Feature, Features, Interest, PAGE_SIZE, PageRange, PerProcess, SysError, Uffd, UffdEvent,
-    fork,
+    fork, lock,
 };
 
 use super::{Slot, State};
@@ -37,11 +37,6 @@ const THREADS: usize = 64;
 const PER_IMAGE: usize = 2;
 /// Idle time of a thread before it ends.
 const IDLE: Duration = Duration::from_secs(10);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that panics runs under these locks.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The threads, and the slots they answer for, by the address of their first page.
 struct Server {

@@ -19,12 +19,12 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use afresh_budget::Budget;
-use afresh_sys::fork;
 use afresh_sys::socket::{self, Peer, SocketAccess};
+use afresh_sys::{fork, lock};
 
 use super::host_error::HostError;
 use super::keeper::{Keeper, refuse};
@@ -201,10 +201,6 @@ impl std::fmt::Debug for VmmHost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("VmmHost").field("doors", &lock(&self.0.doors).len()).finish()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn list(names: impl Iterator<Item = String>) -> String {

@@ -4,7 +4,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use afresh_budget::{Budget, Charge, Exceeded};
+use afresh_budget::{Budget, BudgetExceeded, Charge};
 use afresh_sys::PageRange;
 
 /// Entries of the smallest list.
@@ -25,8 +25,8 @@ impl<T> ChargedList<T> {
     /// Appends an item.
     ///
     /// # Errors
-    /// [`Exceeded`] where the budget has no room for a longer list.
-    pub(super) fn push(&mut self, item: T) -> Result<(), Exceeded> {
+    /// [`BudgetExceeded`] where the budget has no room for a longer list.
+    pub(super) fn push(&mut self, item: T) -> Result<(), BudgetExceeded> {
         let (len, before) = (self.items.len(), self.items.capacity());
         if len == before {
             let after = before.saturating_mul(2).max(MIN_CAPACITY);

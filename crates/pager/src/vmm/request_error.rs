@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use afresh_budget::Exceeded;
+use afresh_budget::BudgetExceeded;
 use afresh_store::{OpenError, SaveError};
 use afresh_sys::SysError;
 
@@ -83,10 +83,10 @@ pub enum RequestError {
     Lost(Loss),
     /// The record of write protection exceeds the budget.
     #[error("the memory of the VMM is not write-protected: {0}; raise the budget of the door")]
-    Budget(#[from] Exceeded),
+    Budget(#[from] BudgetExceeded),
     /// A list of its pages exceeds the budget.
     #[error("the list of the VMM's pages: {0}; raise the budget of the door")]
-    Ranges(#[source] Exceeded),
+    Ranges(#[source] BudgetExceeded),
     /// Its memory is not of a kind that can be frozen.
     #[error("memory in huge pages of hugetlbfs is not frozen: pause the guest for a snapshot")]
     HugePages,

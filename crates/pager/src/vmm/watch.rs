@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use afresh_budget::{Budget, Charge, Exceeded};
+use afresh_budget::{Budget, BudgetExceeded, Charge};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
 
@@ -82,7 +82,7 @@ impl Watch {
         process: ProcessMemory,
         mappings: impl Iterator<Item = usize>,
         budget: Option<&Budget>,
-    ) -> Result<Self, Exceeded> {
+    ) -> Result<Self, BudgetExceeded> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mappings: Vec<usize> = mappings.collect();
         let bytes = mappings.iter().map(|pages| pages + pages.div_ceil(8)).sum();

@@ -55,7 +55,7 @@ pub enum BackupError {
     #[error("cannot reach the fleet")]
     Away(#[source] afresh::Cause),
     /// No store was given.
-    #[error("name the fleet's store as its hosts do")]
+    #[error("the store of the fleet is not named: name it as its hosts do")]
     NoStore,
     /// The ledger could not be read or written.
     #[error("the ledger of the fleet cannot be read or written")]
@@ -100,7 +100,9 @@ pub enum BackupError {
         key: String,
     },
     /// A thread could not be started.
-    #[error("cannot start a thread")]
+    #[error(
+        "cannot start a thread; raise the limits of tasks (`ulimit -u`, the cgroup's `pids.max`)"
+    )]
     Thread(#[source] afresh::Cause),
 }
 

@@ -34,14 +34,14 @@ pub(super) struct FleetKey {
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(crate) enum CipherError {
     /// There is no key here.
-    #[error("it is sealed, and no key of the fleet is given")]
+    #[error("it is sealed, and the fleet has no key here: set `entry-key`")]
     NoKey,
     /// Another key, or damage.
     #[error("it was sealed with another key, or is damaged")]
     Damaged,
     /// Not sealed, and the fleet requires it.
     #[error(
-        "it is not sealed, and `require-sealed` is set: somebody else wrote it, or it is from before the fleet had a key; see `afresh fleet seal --check`"
+        "it is not sealed, and `require-sealed` is set: another client wrote it, or it is older than the key of the fleet; see `afresh fleet seal --check`"
     )]
     Plain,
     /// The library refused.

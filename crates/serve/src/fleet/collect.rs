@@ -30,7 +30,9 @@ pub enum CollectError {
     #[error(transparent)]
     Store(#[from] RemoteError),
     /// A thread could not be started.
-    #[error("cannot start a thread")]
+    #[error(
+        "cannot start a thread; raise the limits of tasks (`ulimit -u`, the cgroup's `pids.max`)"
+    )]
     Thread(#[source] afresh::Cause),
 }
 

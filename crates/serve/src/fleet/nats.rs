@@ -500,7 +500,7 @@ async fn read_from(
 }
 
 /// A change of an entry.
-pub(crate) struct Watched {
+pub(crate) struct EntryChange {
     pub(crate) key: String,
     pub(crate) removed: bool,
     /// Changes that follow at once.
@@ -512,7 +512,7 @@ pub(crate) struct Watched {
 pub(crate) async fn watch(
     client: &Client,
     bucket: &Bucket,
-    mut each: impl FnMut(Option<Watched>) -> bool,
+    mut each: impl FnMut(Option<EntryChange>) -> bool,
 ) -> Result<(), NatsError> {
     let store = &bucket.store;
     let making = store.stream.create_consumer(OrderedConfig {
@@ -536,7 +536,7 @@ pub(crate) async fn watch(
         let has = |name: &str| message.headers.as_ref().is_some_and(|all| all.get(name).is_some());
         let removed = has("KV-Operation") || has("Nats-Marker-Reason");
         let key = message.subject.strip_prefix(&store.prefix).unwrap_or_default().to_owned();
-        if !each(Some(Watched { key, removed, left })) {
+        if !each(Some(EntryChange { key, removed, left })) {
             return Ok(());
         }
     }

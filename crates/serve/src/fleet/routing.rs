@@ -18,7 +18,7 @@ use super::Fleet;
 use super::locations::{SandboxLocation, charge_tenant};
 use super::policy::Placement;
 use super::rpc_client::ForwardResult;
-use crate::body::{BodyLimits, Counting, LimitedBody, Meter, count_until_dropped};
+use crate::body::{BodyLimits, BodyMetering, LimitedBody, Meter, count_until_dropped};
 use crate::config::GuestConfig;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
@@ -326,7 +326,7 @@ impl Fleet {
         let body = match meter {
             Some(meter) => {
                 let limits = BodyLimits { bytes: MAX_CREATE_BODY, time: Duration::ZERO };
-                Body::new(LimitedBody::new(Body::from(body), limits, Counting::Whole(meter)))
+                Body::new(LimitedBody::new(Body::from(body), limits, BodyMetering::Whole(meter)))
             }
             None => Body::from(body),
         };

@@ -328,7 +328,7 @@ impl<B: HttpBody<Data = Bytes>> HttpBody for PrefixedBody<B> {
     }
 }
 
-type Next = Pin<Box<dyn Future<Output = Option<(Bytes, bool)>> + Send>>;
+type NextChunk = Pin<Box<dyn Future<Output = Option<(Bytes, bool)>> + Send>>;
 
 /// The rest of an answer, which is fetched from the other host piece by piece, as the client takes
 /// it.
@@ -336,7 +336,7 @@ struct RemoteBody {
     fleet: Arc<Fleet>,
     life: String,
     id: u64,
-    waits: Option<Next>,
+    waits: Option<NextChunk>,
     over: bool,
 }
 

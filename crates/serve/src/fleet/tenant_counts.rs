@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
-use super::nats::{self, Watched};
+use super::nats::{self, EntryChange};
 use super::{Fleet, record};
 use crate::lock::lock;
 
@@ -64,7 +64,7 @@ impl TenantCounts {
         lock(&self.known).tenants.values().map(HashSet::len).sum()
     }
 
-    fn saw(&self, watched: &Watched) {
+    fn saw(&self, watched: &EntryChange) {
         let mut known = lock(&self.known);
         let id = watched.key.split_once('.').map_or("", |(_, id)| id);
         if let Some((tenant, random)) = parts(id) {
@@ -129,7 +129,7 @@ mod tests {
 
     fn saw(counts: &TenantCounts, id: &str, removed: bool, left: u64) {
         let key = record::key(id).expect("it is an id");
-        counts.saw(&Watched { key, removed, left });
+        counts.saw(&EntryChange { key, removed, left });
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Lists whose room is charged before it is allocated.
 
-use afresh_budget::{Budget, Charge, Exceeded};
+use afresh_budget::{Budget, BudgetExceeded, Charge};
 
 /// A list of values that charges its capacity to a budget.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ impl<T> ChargedList<T> {
         Self { items: Vec::new(), charge: budget.empty() }
     }
 
-    pub(super) fn push(&mut self, item: T) -> Result<(), Exceeded> {
+    pub(super) fn push(&mut self, item: T) -> Result<(), BudgetExceeded> {
         if self.items.len() == self.items.capacity() {
             let room = (self.items.len() / 4).max(64);
             self.charge.add_items::<T>(room)?;

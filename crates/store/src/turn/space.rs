@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use afresh_budget::{Budget, Exceeded};
+use afresh_budget::{Budget, BudgetExceeded};
 use afresh_sys::planted::{Bug, is};
 use afresh_sys::{PAGE_SIZE, PageRange};
 
@@ -317,7 +317,7 @@ impl Space {
 }
 
 /// The error for runs or pages that exceed the limit `index`.
-fn over(limits: &Limits, error: Exceeded) -> OpenError {
+fn over(limits: &Limits, error: BudgetExceeded) -> OpenError {
     let bytes = (error.limit as u64).saturating_add(error.requested as u64);
     OpenError::Limit { what: "the index of a session", bytes, limit: limits.index, name: "index" }
 }

@@ -19,13 +19,13 @@ use wasmtime::{AsContext, AsContextMut, RootScope, Store, StoreContext, StoreCon
 use crate::engine::exclusive::ExclusiveCell;
 use crate::host::Host;
 
-type Home = Arc<ExclusiveCell<Option<Store<Host>>>>;
+type StoreCell = Arc<ExclusiveCell<Option<Store<Host>>>>;
 
 /// A store on loan to a scope.
 struct ScopedLoan {
     /// `None` only once it is dropped.
     store: Option<Store<Host>>,
-    home: Home,
+    home: StoreCell,
 }
 
 impl Drop for ScopedLoan {
@@ -60,13 +60,13 @@ impl AsContextMut for ScopedLoan {
 pub(crate) struct ScopedStore {
     /// `None` only within `renew`, and after a panic there.
     scope: Option<RootScope<ScopedLoan>>,
-    home: Home,
+    home: StoreCell,
 }
 
 impl ScopedStore {
     /// Opens the first scope. Existing roots stay, so the store must have none.
     pub(crate) fn new(store: Store<Host>) -> Self {
-        let home = Home::new(ExclusiveCell::new(None));
+        let home = StoreCell::new(ExclusiveCell::new(None));
         let loan = ScopedLoan { store: Some(store), home: home.clone() };
         Self { scope: Some(RootScope::new(loan)), home }
     }

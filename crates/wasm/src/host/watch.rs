@@ -14,7 +14,7 @@ use wasmtime::{StoreContextMut, Trap, UpdateDeadline};
 
 use crate::host::Host;
 
-type Ask = dyn Fn(&mut Host) -> bool + Send + Sync;
+type ContinueCallback = dyn Fn(&mut Host) -> bool + Send + Sync;
 
 /// A callback that decides, while a call or a module's warm-up runs, whether it may continue. The
 /// default has no callback.
@@ -23,7 +23,7 @@ type Ask = dyn Fn(&mut Host) -> bool + Send + Sync;
 /// [`crate::CallError::Stopped`].
 #[derive(Clone, Default)]
 pub struct Watch {
-    ask: Option<Arc<Ask>>,
+    ask: Option<Arc<ContinueCallback>>,
     stoppable: bool,
 }
 

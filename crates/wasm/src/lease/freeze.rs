@@ -5,7 +5,7 @@ use afresh_memory::{FreezePreparation, Slot};
 use crate::warm::instance_state::InstanceState;
 use crate::warm::pools::Pools;
 use crate::warm::reset::SlotFreeze;
-use crate::{FreezeError, Frozen, Lease, Warm};
+use crate::{FreezeError, Frozen, FrozenState, Lease, Warm};
 
 impl Warm {
     /// The warm state, to be saved or thawed elsewhere. Shares the memory.
@@ -26,7 +26,7 @@ impl Warm {
         let inner = &self.inner;
         let memories = inner.pools.memories().to_vec();
         let files = inner.pools.blueprint().stores.kept_files();
-        Frozen::new(
+        FrozenState::join(
             inner.program.clone(),
             memories,
             state.clone(),
@@ -72,6 +72,6 @@ impl Lease<'_> {
         if let Some(opaque) = state.opaque() {
             return Err(FreezeError::State(opaque.to_string()));
         }
-        Frozen::new(self.warm.program.clone(), memories, state, read, None, files.as_ref())
+        FrozenState::join(self.warm.program.clone(), memories, state, read, None, files.as_ref())
     }
 }

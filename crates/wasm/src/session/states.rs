@@ -8,7 +8,7 @@ use afresh_rewrite::WarmState;
 use afresh_snapshot::Frozen as Kept;
 
 use crate::session::{SessionState, Values, resettable};
-use crate::warm::frozen::Frozen;
+use crate::warm::frozen::{Frozen, FrozenState};
 use crate::warm::instance_state::WarmMemory;
 use crate::warm::thaw;
 use crate::{FreezeError, ThawError, Warm};
@@ -50,7 +50,7 @@ impl Warm {
         };
         let read = blueprint.stores.clock.latest();
         let (program, files) = (self.inner.program.clone(), values.files.as_ref());
-        Frozen::new(program, memories.collect(), warm, read, None, files)
+        FrozenState::join(program, memories.collect(), warm, read, None, files)
     }
 
     /// A state of this guest that was frozen elsewhere, for a tree of its sessions. The guest's

@@ -12,10 +12,9 @@ use std::sync::{Arc, OnceLock};
 
 use afresh_budget::{DecodeError, MAX_DECODED, MAX_UNCHECKED, decode};
 use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, page_align_up};
-use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
+use afresh_pager::{SnapshotContents, SnapshotMemory, SnapshotState};
 use afresh_rewrite::WarmState;
 use afresh_snapshot::SavedLayers;
-use afresh_store::{GuestBuild, Sha256, Snapshot, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::MOST_STACK;
@@ -23,13 +22,7 @@ use crate::engine::linear::Shape;
 use crate::host::files::{Files, SavedFiles};
 use crate::host::table_bytes;
 use crate::warm::instance_state::WarmMemory;
-use crate::{Engine, FreezeError, ThawError};
-
-/// Kind of guest, in snapshots.
-const KIND: &str = "wasm";
-/// The version of the state: the form of the bytes below. Goes up when that changes in a way that
-/// older states do not survive. A golden of each version opens for ever.
-const ENGINE: &str = "afresh-wasm state 1";
+use crate::{Engine, FreezeError, ThawError, WarmError};
 
 /// Maximum nanoseconds of a guest clock, so that additions to a reading fit: a century.
 const MAX_CLOCK: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
@@ -163,9 +156,12 @@ impl State {
     }
 }
 
-/// A frozen warm guest. Cheap to clone; it shares the memory of the guest it came from.
+/// A frozen warm guest: its module, its memories and its files as pages, and the rest as bytes.
+pub type Frozen = SnapshotContents<FrozenState>;
+
+/// The state of a frozen guest apart from its pages.
 #[derive(Clone, Debug)]
-pub struct Frozen {
+pub struct FrozenState {
     pub(crate) program: Program,
     pub(crate) memories: Vec<WarmMemory>,
     pub(crate) state: WarmState,
@@ -175,62 +171,29 @@ pub struct Frozen {
     pub(crate) nested: Option<Vec<Option<WarmState>>>,
     /// Its file tree and its open files, if it has one.
     pub(crate) files: Option<SavedFiles>,
-    memory: SnapshotMemory,
 }
 
-impl Frozen {
-    pub(crate) fn new(
-        program: Program,
-        memories: Vec<WarmMemory>,
-        state: WarmState,
-        read: u64,
-        nested: Option<Vec<Option<WarmState>>>,
-        files: Option<&Files>,
-    ) -> Result<Self, FreezeError> {
-        let mut parts = vec![program.image()?];
-        parts.extend(memories.iter().map(|m| m.image.clone()));
-        let files = files.map(Files::save).transpose().map_err(FreezeError::State)?;
-        if let Some(files) = &files {
-            // Before the files' own pages, so that they stay where they are.
-            parts.extend(files.layers.as_ref().map(|layers| layers.image().clone()));
-            parts.push(files.image()?);
-        }
-        let memory = Image::join(&parts).into();
-        Ok(Self { program, memories, state, read, nested, files, memory })
+impl SnapshotState for FrozenState {
+    const KIND: &'static str = "wasm";
+    /// The form of the bytes below. A golden of each version opens for ever.
+    const ENGINE: &'static str = "afresh-wasm state 1";
+
+    type FreezeCause = WarmError;
+    type ThawCause = WarmError;
+
+    fn program_digest(&self) -> [u8; 32] {
+        self.program.digest
     }
 
-    /// Whether it is a component, which [`crate::WarmComponent::thaw`] thaws; a module is for
-    /// [`Warm::thaw`](crate::Warm::thaw).
-    #[must_use]
-    pub fn is_component(&self) -> bool {
-        self.nested.is_some()
+    fn cpu_features(&self) -> Vec<String> {
+        Vec::new()
     }
 
-    /// The native stack that its calls may take, if that is more than usual. Its engine needs the
-    /// same value ([`crate::EngineConfig::stack`]), to find the compiled code and to run the same
-    /// calls. In a stranger's snapshot the limit is that of a guest file.
-    #[must_use]
-    pub fn stack(&self) -> Option<usize> {
-        Some(self.program.stack?.min(MOST_STACK) as usize)
+    fn host_cpu_features() -> Vec<String> {
+        Vec::new()
     }
 
-    /// The pages: the module, then the memories.
-    #[must_use]
-    pub fn memory(&self) -> &SnapshotMemory {
-        &self.memory
-    }
-
-    /// The pages that hold the module. They are not needed if a cache has the module compiled.
-    #[must_use]
-    pub fn module_pages(&self) -> PageRange {
-        PageRange::new(0, page_align_up(self.program.bytes) / PAGE_SIZE)
-    }
-
-    /// Everything else, in a form of this crate's own.
-    ///
-    /// # Errors
-    /// [`FreezeError::State`] when it cannot be encoded.
-    pub fn bytes(&self) -> Result<Vec<u8>, FreezeError> {
+    fn encode(&self) -> Result<Vec<u8>, FreezeError> {
         let header = Header {
             module: self.program.digest,
             module_bytes: self.program.bytes as u64,
@@ -258,44 +221,7 @@ impl Frozen {
         Ok(encoded)
     }
 
-    /// As [`Frozen::bytes`], without the time that its clock has come to: equal states have equal
-    /// bytes, whenever they are frozen.
-    ///
-    /// # Errors
-    /// As [`Frozen::bytes`].
-    pub fn timeless_bytes(&self) -> Result<Vec<u8>, FreezeError> {
-        Self { read: 0, ..self.clone() }.bytes()
-    }
-
-    /// The guest build that a snapshot of it belongs to.
-    #[must_use]
-    pub fn build(&self) -> GuestBuild {
-        GuestBuild {
-            kind: KIND.to_owned(),
-            module: format!("blake3:{}", blake3::Hash::from(self.program.digest).to_hex()),
-            engine: ENGINE.to_owned(),
-            cpu: Vec::new(),
-        }
-    }
-
-    /// Saves it under `name`.
-    ///
-    /// # Errors
-    /// [`FreezeError`]; the name keeps its meaning then.
-    pub fn save(
-        &self,
-        store: &Store,
-        name: &str,
-        with: &SnapshotOptions,
-    ) -> Result<Sha256, FreezeError> {
-        Ok(self.memory.save(store, name, self.build(), self.bytes()?, with)?)
-    }
-
-    /// Takes a guest out of pages and bytes that [`Frozen::memory`] and [`Frozen::bytes`] gave.
-    ///
-    /// # Errors
-    /// [`ThawError::State`] when they do not fit together.
-    pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
+    fn decode(memory: &SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
         let pages = memory.pages();
         let bad = |why: &str| ThawError::State(why.to_owned());
         let State { header, read, nested, layers, mut files, stack } = State::decode(bytes)?;
@@ -341,24 +267,61 @@ impl Frozen {
                 part(files.page_bytes()).ok_or_else(|| bad("a file is outside its pages"))?;
             files.take(&image).map_err(ThawError::Image)?;
         }
-        Ok(Self { program, memories, state: header.state, read, nested, files, memory })
+        Ok(Self { program, memories, state: header.state, read, nested, files })
+    }
+}
+
+impl FrozenState {
+    /// Joins the parts of a guest.
+    pub(crate) fn join(
+        program: Program,
+        memories: Vec<WarmMemory>,
+        state: WarmState,
+        read: u64,
+        nested: Option<Vec<Option<WarmState>>>,
+        files: Option<&Files>,
+    ) -> Result<Frozen, FreezeError> {
+        let mut parts = vec![program.image()?];
+        parts.extend(memories.iter().map(|m| m.image.clone()));
+        let files = files.map(Files::save).transpose().map_err(FreezeError::State)?;
+        if let Some(files) = &files {
+            // Before the files' own pages, so that they stay where they are.
+            parts.extend(files.layers.as_ref().map(|layers| layers.image().clone()));
+            parts.push(files.image()?);
+        }
+        let memory = Image::join(&parts).into();
+        let state = Self { program, memories, state, read, nested, files };
+        Ok(Frozen::new(memory, state))
     }
 
-    /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
-    ///
-    /// # Errors
-    /// [`ThawError`]: a snapshot of another kind of guest, a damaged one, or no memory for it.
-    pub fn load(snapshot: Snapshot, options: &Options) -> Result<Self, ThawError> {
-        Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, options))
+    /// Whether it is a component, which [`crate::WarmComponent::thaw`] thaws; a module is for
+    /// [`Warm::thaw`](crate::Warm::thaw).
+    #[must_use]
+    pub fn is_component(&self) -> bool {
+        self.nested.is_some()
     }
 
-    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists
-    /// them.
+    /// The native stack that its calls may take, if that is more than usual. Its engine needs the
+    /// same value ([`crate::EngineConfig::stack`]), to find the compiled code and to run the same
+    /// calls. In a stranger's snapshot the limit is that of a guest file.
+    #[must_use]
+    pub fn stack(&self) -> Option<usize> {
+        Some(self.program.stack?.min(MOST_STACK) as usize)
+    }
+
+    /// The pages that hold the module. They are not needed if a cache has the module compiled.
+    #[must_use]
+    pub fn module_pages(&self) -> PageRange {
+        PageRange::new(0, page_align_up(self.program.bytes) / PAGE_SIZE)
+    }
+
+    /// As [`Frozen::bytes`], without the time that its clock has come to: equal states have equal
+    /// bytes, whenever they are frozen.
     ///
     /// # Errors
-    /// As [`Frozen::load`].
-    pub fn record(snapshot: Snapshot) -> Result<Self, ThawError> {
-        Self::open(snapshot, SnapshotMemory::record)
+    /// As [`Frozen::bytes`].
+    pub fn timeless_bytes(&self) -> Result<Vec<u8>, FreezeError> {
+        Self { read: 0, ..self.clone() }.encode()
     }
 
     /// Refuses a frozen guest that is larger than calls may make it: `memory_limit` of the
@@ -379,21 +342,6 @@ impl Frozen {
             ))),
             None => Ok(()),
         }
-    }
-
-    fn open(
-        snapshot: Snapshot,
-        load: impl FnOnce(Snapshot) -> Result<SnapshotMemory, RestoreError>,
-    ) -> Result<Self, ThawError> {
-        let guest = snapshot.guest().clone();
-        let here = GuestBuild { kind: KIND.to_owned(), engine: ENGINE.to_owned(), ..guest.clone() };
-        snapshot.check_guest(&here)?;
-        let state = snapshot.state().to_vec();
-        let this = Self::from_parts(load(snapshot)?, &state)?;
-        if this.build().module != guest.module {
-            return Err(ThawError::Program);
-        }
-        Ok(this)
     }
 }
 

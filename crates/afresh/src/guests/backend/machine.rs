@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_files::FileDifference;
-use afresh_memory::{Feature, Image};
-use afresh_pager::{SnapshotMemory, SnapshotOptions};
+use afresh_memory::Feature;
+use afresh_pager::SnapshotMemory;
 use afresh_pool::{PoolStats, ResetCost};
 use afresh_snapshot::{Branch, Frozen};
-use afresh_store::{Sha256, Store};
-use afresh_vm::{CallError as VmError, Difference, GuestError, Sandbox, SandboxBuilder, Snapshot};
+use afresh_vm::{
+    CallError as VmError, Difference, GuestError, MachineState, Sandbox, SandboxBuilder, Snapshot,
+};
 
 use super::reset_pool::{GuestLease, Reset, ResetPool};
 use super::session_line::{self, SessionGuest, SessionLine};
+use super::traits::{FrozenKind, thaw};
 use super::{
     Backend, FrozenGuest, GuestFile, Instance, LiveInstance, OpenFile, StopCall, Thaw, WarmGuest,
     failed,
@@ -29,7 +31,7 @@ pub(super) const SNAPSHOT_KIND: &str = "vm";
 /// Opens these guests.
 pub(super) const OPEN: Option<OpenFile> = Some(open);
 /// Thaws these guests.
-pub(super) const THAW: Option<Thaw> = Some(thaw);
+pub(super) const THAW: Option<Thaw> = Some(thaw::<MachineState>);
 /// Memory of a micro-VM if the options set none.
 const DEFAULT_MEMORY: u64 = 64 << 20;
 
@@ -96,19 +98,6 @@ fn open(_: Kind, file: &GuestFile<'_>, options: &Options) -> Result<Backend, Ope
     let builder = options.builder().memory(options.guest.memory.unwrap_or(DEFAULT_MEMORY));
     let sandbox = builder.build(file.bytes).map_err(|error| failed(file.name, error))?;
     pool(sandbox, options).map_err(|error| failed(file.name, error))
-}
-
-/// Micro-VMs out of a snapshot, with its pages.
-fn thaw(
-    snapshot: afresh_store::Snapshot,
-    options: &Options,
-) -> Result<(Backend, SnapshotMemory), Cause> {
-    let frozen = afresh_vm::Frozen::load(snapshot, &afresh_pager::Options::default())?;
-    Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
-}
-
-fn thaw_frozen(frozen: &afresh_vm::Frozen, options: &Options) -> Result<Backend, Cause> {
-    Ok(pool(options.builder().thaw(frozen)?, options)?)
 }
 
 /// A pool with its first sandbox.
@@ -243,30 +232,11 @@ fn machines(warm: &Backend) -> Result<&Machines, Cause> {
     }
 }
 
-impl FrozenGuest for afresh_vm::Frozen {
-    fn image(&self) -> &Image {
-        self.memory().pages()
-    }
+impl FrozenKind for MachineState {
+    const RECORDER: Feature = Feature::UffdKernel;
 
-    fn bytes(&self) -> Result<Vec<u8>, Cause> {
-        Ok(Self::bytes(self)?)
-    }
-
-    fn store(&self, store: &Store, name: &str, with: &SnapshotOptions) -> Result<Sha256, Cause> {
-        Ok(self.save(store, name, with)?)
-    }
-
-    fn recorder(&self) -> Feature {
-        Feature::UffdKernel
-    }
-
-    fn thaw_recording(
-        &self,
-        snapshot: afresh_store::Snapshot,
-        options: &Options,
-    ) -> Result<(Backend, SnapshotMemory), Cause> {
-        let frozen = Self::record(snapshot)?;
-        Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
+    fn thaw(frozen: &afresh_vm::Frozen, options: &Options) -> Result<Backend, Cause> {
+        Ok(pool(options.builder().thaw(frozen)?, options)?)
     }
 }
 
@@ -277,14 +247,14 @@ impl Options {
         mut self,
         build: impl Fn(SandboxBuilder) -> SandboxBuilder + Send + Sync + 'static,
     ) -> Self {
-        self.guest.vm = Some(Arc::new(build));
+        self.guest.kinds.vm = Some(Arc::new(build));
         self
     }
 
     /// The builder of a micro-VM.
     fn builder(&self) -> SandboxBuilder {
         let mut builder = Sandbox::builder();
-        if let Some(build) = &self.guest.vm {
+        if let Some(build) = &self.guest.kinds.vm {
             builder = build(builder);
         }
         match self.guest.timeout {

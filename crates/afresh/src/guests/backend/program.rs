@@ -10,16 +10,16 @@ use std::time::Duration;
 use afresh_files::{FileDifference, Refused, Tree};
 use afresh_linux::{
     CallError as LinuxError, End, ExchangeResult, Frozen, InboundConnection, Instance,
-    PlatformError, Program, Warm,
+    PackedProgram, PlatformError, Program, Warm,
 };
-use afresh_memory::{Feature, Image, PAGE_SIZE};
-use afresh_pager::{SnapshotMemory, SnapshotOptions};
+use afresh_memory::{Feature, PAGE_SIZE};
+use afresh_pager::SnapshotMemory;
 use afresh_pool::{PoolStats, ResetCost};
 use afresh_snapshot::Branch;
-use afresh_store::{Sha256, Snapshot, Store};
 
 use super::reset_pool::{GuestLease, Reset, ResetPool};
 use super::session_line::{self, SessionGuest, SessionLine, unmoved};
+use super::traits::{FrozenKind, thaw};
 use super::{
     Backend, FileOwner, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, OpenFile, StopCall,
     Thaw, WarmGuest, failed,
@@ -37,7 +37,7 @@ pub(super) const SNAPSHOT_KIND: &str = "linux";
 /// Opens these guests.
 pub(super) const OPEN: Option<OpenFile> = Some(open);
 /// Thaws these guests.
-pub(super) const THAW: Option<Thaw> = Some(thaw);
+pub(super) const THAW: Option<Thaw> = Some(thaw::<PackedProgram>);
 
 /// Instances that all start from one state.
 pub(crate) type Programs = ResetPool<Instance, Warm>;
@@ -141,16 +141,6 @@ pub(super) fn warm(name: &str, program: Program, options: &Options) -> Result<Ba
     }
     let warm = program.warm().map_err(|error| failed(name, error))?;
     pool(warm, options).map_err(|error| failed(name, error))
-}
-
-/// A warm program out of a snapshot, with its pages.
-fn thaw(snapshot: Snapshot, options: &Options) -> Result<(Backend, SnapshotMemory), Cause> {
-    let frozen = Frozen::load(snapshot, &afresh_pager::Options::default())?;
-    Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
-}
-
-fn thaw_frozen(frozen: &Frozen, options: &Options) -> Result<Backend, Cause> {
-    Ok(pool(Warm::thaw(frozen, &options.grants())?, options)?)
 }
 
 /// A pool with its first instance.
@@ -335,7 +325,7 @@ impl SessionGuest for Instance {
         state: &[u8],
         options: &Options,
     ) -> Result<afresh_snapshot::Frozen<Self::State>, Cause> {
-        let frozen = Frozen::from_parts(memory, state);
+        let frozen = Frozen::from_parts(memory, state)?;
         Ok(Warm::thaw_state(&frozen, &options.grants())?)
     }
 
@@ -372,30 +362,11 @@ impl FileOwner for Branch<Instance> {
     }
 }
 
-impl FrozenGuest for Frozen {
-    fn image(&self) -> &Image {
-        self.memory().pages()
-    }
+impl FrozenKind for PackedProgram {
+    const RECORDER: Feature = Feature::UffdSigbus;
 
-    fn bytes(&self) -> Result<Vec<u8>, Cause> {
-        Ok(Self::bytes(self).to_vec())
-    }
-
-    fn store(&self, store: &Store, name: &str, with: &SnapshotOptions) -> Result<Sha256, Cause> {
-        Ok(self.save(store, name, with)?)
-    }
-
-    fn recorder(&self) -> Feature {
-        Feature::UffdSigbus
-    }
-
-    fn thaw_recording(
-        &self,
-        snapshot: Snapshot,
-        options: &Options,
-    ) -> Result<(Backend, SnapshotMemory), Cause> {
-        let frozen = Self::record(snapshot)?;
-        Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
+    fn thaw(frozen: &Frozen, options: &Options) -> Result<Backend, Cause> {
+        Ok(pool(Warm::thaw(frozen, &options.grants())?, options)?)
     }
 }
 
@@ -501,7 +472,7 @@ impl Options {
     /// Options of Linux programs alone: `shape` adds arguments, environment, files and granted
     /// directories, for a program and for the directories that a snapshot of one may read.
     pub fn linux(mut self, shape: impl Fn(Program) -> Program + Send + Sync + 'static) -> Self {
-        self.guest.linux = Some(Arc::new(shape));
+        self.guest.kinds.linux = Some(Arc::new(shape));
         self
     }
 
@@ -512,7 +483,7 @@ impl Options {
 
     /// The program, as these options shape it.
     fn shape(&self, mut program: Program) -> Program {
-        if let Some(shape) = &self.guest.linux {
+        if let Some(shape) = &self.guest.kinds.linux {
             program = shape(program);
         }
         if let Some(timeout) = self.guest.timeout {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use afresh_files::{Refused, Tree};
 use afresh_memory::{Feature, FreezePreparation, Image};
-use afresh_pager::{SnapshotMemory, SnapshotOptions};
+use afresh_pager::{SnapshotContents, SnapshotMemory, SnapshotOptions, SnapshotState};
 use afresh_pool::PoolStats;
 use afresh_store::{Sha256, Snapshot, Store};
 
@@ -278,9 +278,7 @@ pub(crate) trait FrozenGuest: Send + Sync {
     fn bytes(&self) -> Result<Vec<u8>, Cause>;
 
     /// The same without times: equal states have equal ones.
-    fn timeless_bytes(&self) -> Result<Vec<u8>, Cause> {
-        self.bytes()
-    }
+    fn timeless_bytes(&self) -> Result<Vec<u8>, Cause>;
 
     /// Stores it under a name.
     fn store(&self, store: &Store, name: &str, with: &SnapshotOptions) -> Result<Sha256, Cause>;
@@ -297,8 +295,69 @@ pub(crate) trait FrozenGuest: Send + Sync {
     ) -> Result<(Backend, SnapshotMemory), Cause>;
 
     /// Pages at the beginning that are left out of working sets.
+    fn skipped_pages(&self) -> usize;
+}
+
+/// A kind of frozen guest, which makes it a [`FrozenGuest`].
+pub(crate) trait FrozenKind: SnapshotState + Send + Sync {
+    /// Requirement of a recording of the working set of such a guest.
+    const RECORDER: Feature;
+
+    /// A new warm guest in a frozen state.
+    fn thaw(frozen: &SnapshotContents<Self>, options: &Options) -> Result<Backend, Cause>;
+
+    /// Its bytes without times.
+    fn timeless_bytes(frozen: &SnapshotContents<Self>) -> Result<Vec<u8>, Cause> {
+        Ok(frozen.bytes()?)
+    }
+
+    /// Pages at the beginning that are left out of working sets.
     fn skipped_pages(&self) -> usize {
         0
+    }
+}
+
+/// A warm guest out of a snapshot, with its pages.
+pub(super) fn thaw<K: FrozenKind>(
+    snapshot: Snapshot,
+    options: &Options,
+) -> Result<(Backend, SnapshotMemory), Cause> {
+    let frozen = SnapshotContents::<K>::load(snapshot, &afresh_pager::Options::default())?;
+    Ok((K::thaw(&frozen, options)?, frozen.memory().clone()))
+}
+
+impl<K: FrozenKind> FrozenGuest for SnapshotContents<K> {
+    fn image(&self) -> &Image {
+        self.memory().pages()
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>, Cause> {
+        Ok(Self::bytes(self)?)
+    }
+
+    fn timeless_bytes(&self) -> Result<Vec<u8>, Cause> {
+        K::timeless_bytes(self)
+    }
+
+    fn store(&self, store: &Store, name: &str, with: &SnapshotOptions) -> Result<Sha256, Cause> {
+        Ok(self.save(store, name, with)?)
+    }
+
+    fn recorder(&self) -> Feature {
+        K::RECORDER
+    }
+
+    fn thaw_recording(
+        &self,
+        snapshot: Snapshot,
+        options: &Options,
+    ) -> Result<(Backend, SnapshotMemory), Cause> {
+        let frozen = Self::record(snapshot)?;
+        Ok((K::thaw(&frozen, options)?, frozen.memory().clone()))
+    }
+
+    fn skipped_pages(&self) -> usize {
+        K::skipped_pages(self)
     }
 }
 

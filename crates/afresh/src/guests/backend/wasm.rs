@@ -5,15 +5,14 @@ mod module;
 
 use std::path::PathBuf;
 
-use afresh_memory::{Feature, Image};
-use afresh_pager::{SnapshotMemory, SnapshotOptions};
-use afresh_store::{Sha256, Snapshot, Store};
+use afresh_memory::Feature;
 use afresh_wasm::{
     CallError as WasmError, CallOptions as WasmCallOptions, Engine, EngineConfig, Frozen,
-    GuestOptions, LeaseLimits, LeaseOptions as WasmLeaseOptions, LoadError, WarmError,
+    FrozenState, GuestOptions, LeaseLimits, LeaseOptions as WasmLeaseOptions, LoadError, WarmError,
 };
 
-use super::{Backend, FrozenGuest, GuestFile, LeaseControl, OpenFile, StopCall, Thaw, failed};
+use super::traits::{FrozenKind, thaw};
+use super::{Backend, GuestFile, LeaseControl, OpenFile, StopCall, Thaw, failed};
 use crate::guests::call::{CallInput, ErrorKind, Exit};
 use crate::{CallError, CallOptions, Cause, Kind, LeaseError, LeaseOptions, OpenError, Options};
 
@@ -22,7 +21,7 @@ pub(super) const SNAPSHOT_KIND: &str = "wasm";
 /// Opens these guests.
 pub(super) const OPEN: Option<OpenFile> = Some(open);
 /// Thaws these guests.
-pub(super) const THAW: Option<Thaw> = Some(thaw);
+pub(super) const THAW: Option<Thaw> = Some(thaw::<FrozenState>);
 
 pub(crate) use afresh_wasm::{
     BytesEntry as FunctionEntry, ComponentLease, Lease as ModuleLease, Warm as WarmModule,
@@ -53,7 +52,7 @@ impl Options {
     /// configuration, which must then allow these options. If not set, it is the one that the
     /// process's guests with the same needs share ([`afresh_wasm::Engine::shared`]).
     pub fn engine(mut self, engine: Engine) -> Self {
-        self.guest.wasm.engine = Some(engine);
+        self.guest.kinds.wasm.engine = Some(engine);
         self
     }
 
@@ -61,7 +60,7 @@ impl Options {
     /// built for, if its file shows it, and otherwise 512 KiB. It is part of the engine, so it does
     /// not change a given one.
     pub fn stack(mut self, bytes: usize) -> Self {
-        self.guest.wasm.stack = Some(bytes);
+        self.guest.kinds.wasm.stack = Some(bytes);
         self
     }
 
@@ -70,14 +69,14 @@ impl Options {
     /// It is read and never written. The files are native code, so the directory must belong to the
     /// installed program. It does not change a given engine.
     pub fn precompiled(mut self, dir: impl Into<PathBuf>) -> Self {
-        self.guest.wasm.precompiled = Some(dir.into());
+        self.guest.kinds.wasm.precompiled = Some(dir.into());
         self
     }
 
     /// Compiles Wasm for every x86-64 processor since 2013 (x86-64-v3), so that other hosts can
     /// have the cache as their [`Options::precompiled`]. It does not change a given engine.
     pub fn portable(mut self) -> Self {
-        self.guest.wasm.portable = true;
+        self.guest.kinds.wasm.portable = true;
         self
     }
 
@@ -87,14 +86,14 @@ impl Options {
     /// compiled with a check in each loop and function. Guests of other kinds can always be
     /// interrupted. A given engine must have `EngineConfig::timeouts`.
     pub fn interruptible(mut self) -> Self {
-        self.guest.wasm.interruptible = true;
+        self.guest.kinds.wasm.interruptible = true;
         self
     }
 
     /// Options of Wasm guests alone: mode, strategy, WASI, imports, fuel. Its time limit, memory
     /// limit and pool limits give way to those of these options.
     pub fn wasm(mut self, options: GuestOptions) -> Self {
-        self.guest.wasm.guest = options;
+        self.guest.kinds.wasm.guest = options;
         self
     }
 
@@ -105,7 +104,7 @@ impl Options {
     /// Host directories that WASI gets instead ([`afresh_wasm::Wasi::dirs`]) are not part of any
     /// state.
     pub fn files(mut self, files: afresh_files::Tree) -> Self {
-        self.guest.wasm.files = Some(files);
+        self.guest.kinds.wasm.files = Some(files);
         self
     }
 
@@ -113,14 +112,14 @@ impl Options {
     /// ([`afresh_files::Layer::known_as`]): a tree over the same layers. Snapshots that hold their
     /// files whole, or have none, need none of it.
     pub fn files_below(mut self, files: afresh_files::Tree) -> Self {
-        self.guest.wasm.guest.files_below = Some(files);
+        self.guest.kinds.wasm.guest.files_below = Some(files);
         self
     }
 
     /// The given engine, or a new one for a guest whose file may be available, or which had this
     /// native stack when it was frozen.
     fn make_engine(&self, wasm: Option<&[u8]>, had: Option<usize>) -> Result<Engine, LoadError> {
-        let WasmOptions { engine, stack, guest, .. } = &self.guest.wasm;
+        let WasmOptions { engine, stack, guest, .. } = &self.guest.kinds.wasm;
         if let Some(engine) = engine {
             return Ok(engine.clone());
         }
@@ -128,11 +127,11 @@ impl Options {
         let config = EngineConfig {
             timeouts: self.guest.timeout.or(guest.timeout).is_some()
                 || guest.watch.is_some()
-                || self.guest.wasm.interruptible,
+                || self.guest.kinds.wasm.interruptible,
             fuel: guest.fuel.is_some(),
             cache: self.cache.clone(),
-            precompiled: self.guest.wasm.precompiled.clone(),
-            portable: self.guest.wasm.portable,
+            precompiled: self.guest.kinds.wasm.precompiled.clone(),
+            portable: self.guest.kinds.wasm.portable,
             stack: stack.or(had).unwrap_or(usual.stack),
             ..usual
         };
@@ -144,12 +143,12 @@ impl Options {
 
     /// The options of a Wasm guest.
     fn for_wasm(&self) -> GuestOptions {
-        let mut options = self.guest.wasm.guest.clone();
+        let mut options = self.guest.kinds.wasm.guest.clone();
         options.limits = self.guest.limits;
-        if self.guest.wasm.interruptible {
+        if self.guest.kinds.wasm.interruptible {
             options.watch = options.watch.stoppable();
         }
-        if let Some(files) = &self.guest.wasm.files {
+        if let Some(files) = &self.guest.kinds.wasm.files {
             options.wasi.files = Some(files.clone());
         }
         if let Some(timeout) = self.guest.timeout {
@@ -187,49 +186,20 @@ fn warm_up(options: &Options) -> afresh_wasm::WarmUp {
     warm_up
 }
 
-/// A warm guest out of a snapshot, with its pages.
-fn thaw(snapshot: Snapshot, options: &Options) -> Result<(Backend, SnapshotMemory), Cause> {
-    let frozen = Frozen::load(snapshot, &afresh_pager::Options::default())?;
-    Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
-}
+impl FrozenKind for FrozenState {
+    const RECORDER: Feature = Feature::UffdSigbus;
 
-fn thaw_frozen(frozen: &Frozen, options: &Options) -> Result<Backend, Cause> {
-    let (engine, wasm) = (options.make_engine(None, frozen.stack())?, options.for_wasm());
-    Ok(if frozen.is_component() {
-        Backend::Component(afresh_wasm::WarmComponent::thaw(&engine, &wasm, frozen)?)
-    } else {
-        Backend::Module(afresh_wasm::Warm::thaw(&engine, &wasm, frozen)?)
-    })
-}
-
-impl FrozenGuest for Frozen {
-    fn image(&self) -> &Image {
-        self.memory().pages()
+    fn thaw(frozen: &Frozen, options: &Options) -> Result<Backend, Cause> {
+        let (engine, wasm) = (options.make_engine(None, frozen.stack())?, options.for_wasm());
+        Ok(if frozen.is_component() {
+            Backend::Component(afresh_wasm::WarmComponent::thaw(&engine, &wasm, frozen)?)
+        } else {
+            Backend::Module(afresh_wasm::Warm::thaw(&engine, &wasm, frozen)?)
+        })
     }
 
-    fn bytes(&self) -> Result<Vec<u8>, Cause> {
-        Ok(Self::bytes(self)?)
-    }
-
-    fn timeless_bytes(&self) -> Result<Vec<u8>, Cause> {
-        Ok(Self::timeless_bytes(self)?)
-    }
-
-    fn store(&self, store: &Store, name: &str, with: &SnapshotOptions) -> Result<Sha256, Cause> {
-        Ok(self.save(store, name, with)?)
-    }
-
-    fn recorder(&self) -> Feature {
-        Feature::UffdSigbus
-    }
-
-    fn thaw_recording(
-        &self,
-        snapshot: Snapshot,
-        options: &Options,
-    ) -> Result<(Backend, SnapshotMemory), Cause> {
-        let frozen = Self::record(snapshot)?;
-        Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
+    fn timeless_bytes(frozen: &Frozen) -> Result<Vec<u8>, Cause> {
+        Ok(Self::timeless_bytes(frozen)?)
     }
 
     /// A module is only read to be compiled, and that takes longer than fetching it.

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use crate::output::{Format, row_printer, say};
 
 #[derive(Debug, Args)]
-pub(crate) struct Common {
+pub(crate) struct CommonArgs {
     /// Run a rough version within a minute.
     #[arg(long)]
     quick: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Common {
     filter: Option<String>,
 }
 
-impl Common {
+impl CommonArgs {
     fn options(&self) -> Options {
         let options = if self.quick { Options::quick() } else { Options::full() };
         Options { filter: self.filter.clone(), ..options }
@@ -39,7 +39,7 @@ pub(crate) enum Table {
     /// Calls of Wasm guests from the warm state, compared with the best configurations of wasmtime.
     Wasm {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Measure this module instead of the built-in ones.
         #[arg(long, requires = "call")]
         module: Option<PathBuf>,
@@ -56,13 +56,13 @@ pub(crate) enum Table {
     /// Writes to a plain slot and its reset.
     Arena {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
     },
     #[cfg(feature = "vm")]
     /// Calls and resets of micro-VMs, by memory size and dirty pages.
     Vm {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Path of the `dirty` sample guest.
         #[arg(long, default_value = "target/guests/vm/dirty")]
         guest: PathBuf,
@@ -71,13 +71,13 @@ pub(crate) enum Table {
     /// First touch of zero memory from the kernel and from the frame pool.
     Fault {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
     },
     /// Mappings, descriptors and memory of many live guests, compared with wasmtime's pooling
     /// allocator and with a fork for each request. A twentieth of them with --quick.
     Density {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Path of the JavaScript guest.
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
@@ -85,7 +85,7 @@ pub(crate) enum Table {
     /// Lazy restore of 512 MiB, compared with the same touches of a plain mmap.
     Restore {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Directory for the files of the benchmark.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
@@ -93,7 +93,7 @@ pub(crate) enum Table {
     /// Writing snapshots of 512 MiB, compared with writing a file of the same size.
     Save {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Directory for the files of the benchmark.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
@@ -102,7 +102,7 @@ pub(crate) enum Table {
     /// and a warm-up.
     Start {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Path of the JavaScript guest.
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
@@ -117,7 +117,7 @@ pub(crate) enum Table {
     /// heap.
     Session {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Path of the JavaScript guest.
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
@@ -125,7 +125,7 @@ pub(crate) enum Table {
     /// Sandboxes by the Python package: first commands, forks, figures and turns of an agent.
     Sandbox {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Python that has the package, and the rivals and libraries that are to be measured.
         #[arg(long, value_name = "PYTHON", default_value = "python3")]
         python: PathBuf,
@@ -138,7 +138,7 @@ pub(crate) enum Table {
     /// processes.
     Linux {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Directory for the snapshots of the benchmark.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
@@ -148,14 +148,14 @@ pub(crate) enum Table {
     /// code. A hundredth of that with --quick.
     Fleet {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
     },
     #[cfg(feature = "http")]
     /// Requests over HTTP, compared with `wasmtime serve` on the same component, and sandbox
     /// operations.
     Serve {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Command of afresh, by default the one in the folder of this program.
         #[arg(long, value_name = "COMMAND")]
         afresh: Option<PathBuf>,
@@ -223,7 +223,7 @@ fn javascript(path: &Path) -> anyhow::Result<Vec<u8>> {
 }
 
 /// The options of benchmarks on snapshot files.
-fn restoring(common: &Common, dir: Option<&PathBuf>) -> restore::Options {
+fn restoring(common: &CommonArgs, dir: Option<&PathBuf>) -> restore::Options {
     let mut options =
         if common.quick { restore::Options::quick() } else { restore::Options::default() };
     options.filter.clone_from(&common.filter);

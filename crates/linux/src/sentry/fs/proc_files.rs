@@ -9,7 +9,7 @@ use crate::sentry::fs::permissions::access_of;
 use crate::sentry::fs::proc_paths::{ProcDir, ProcTarget};
 use crate::sentry::fs::proc_settings::{NAMESPACES, ProcFile};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::sentry::fs::machine_files::{identifier, network};
 use crate::sentry::fs::proc_settings::{NAMESPACES, ProcSetting, USER_KIND};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::kernel::user_namespaces::INITIAL;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{Kernel, path_of};

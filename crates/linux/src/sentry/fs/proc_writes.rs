@@ -114,10 +114,11 @@ impl Kernel {
         }
         if let ProcSetting::OomAdjustment(id) | ProcSetting::DumpFilter(id) = file.setting {
             self.processes.info(id).ok_or(Errno::SRCH)?;
-            return Ok(match file.setting {
+            match file.setting {
                 ProcSetting::OomAdjustment(_) => self.tunables.write_oom_adjustment(id, bytes)?,
                 _ => self.tunables.write_dump_filter(id, bytes)?,
-            });
+            }
+            return Ok(());
         }
         if at != 0 || bytes.len() as u64 >= PAGE {
             return Err(Errno::INVAL.into());

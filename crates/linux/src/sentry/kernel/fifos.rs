@@ -5,42 +5,14 @@
 //! waiting open counts as an end of the channel, so early writes are not lost; it stops counting
 //! when the wait or its process ends.
 
-use afresh_files::{Access, Kind, Node, OpenFile};
+use afresh_files::{Access, Node};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 
 use crate::sentry::Kernel;
-use crate::sentry::fs::special_files::FIFO;
 use crate::sentry::kernel::channels::Channel;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::open_fifo::PendingOpen;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
-
-/// A named pipe that is open.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Fifo {
-    pub(crate) channel: u64,
-    /// Its file, and which ends of the channel are meant.
-    pub(crate) open: OpenFile,
-    /// Whether no writer has opened it since. Reads then wait instead of returning the end.
-    pub(crate) unmet: bool,
-}
-
-impl Fifo {
-    /// The ends that it has of its channel, and whether it writes them.
-    pub(crate) fn ends(&self) -> Vec<(u64, bool)> {
-        let Access { read, write, .. } = self.open.access;
-        let end = |has: bool, writes: bool| has.then_some((self.channel, writes));
-        end(read, false).into_iter().chain(end(write, true)).collect()
-    }
-}
-
-/// An open that completes once the other end is open.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PendingOpen {
-    pub(crate) fifo: Fifo,
-    /// The directory that it was found in, and its name there.
-    pub(crate) found: Option<(Node, Vec<u8>)>,
-}
 
 /// The named pipe that a thread waits to open.
 pub(in crate::sentry) fn opening(thread: &Thread) -> Option<&PendingOpen> {
@@ -124,13 +96,5 @@ impl Kernel {
                 self.processes.current.threads.get_mut(id).and_then(|thread| thread.wait.take());
             self.give_up(wait);
         }
-    }
-}
-
-impl PendingOpen {
-    /// Whether a guest could wait for this open, in a tree with its file.
-    pub(in crate::sentry) fn is_sound(&self, kind: Kind, device: u64) -> bool {
-        let short = self.found.as_ref().is_none_or(|(_, name)| name.len() <= crate::sentry::NAME);
-        short && kind == Kind::Device && device == FIFO
     }
 }

@@ -50,7 +50,7 @@ pub(crate) struct Streams {
 }
 
 /// Hears output when the guest writes it; `false` ends the guest.
-pub(crate) struct OutputSink(pub(crate) Box<Hear>);
+pub(crate) struct OutputSink(pub(crate) Box<OutputCallback>);
 
 /// Receives output that is not part of the answer when the guest writes it.
 pub(crate) struct LogSink(pub(crate) Box<Log>);
@@ -72,7 +72,7 @@ pub(crate) struct OutputSinks {
     pub(crate) view: Option<FileView>,
 }
 
-type Hear = dyn FnMut(OutputSource, &[u8]) -> bool + Send;
+type OutputCallback = dyn FnMut(OutputSource, &[u8]) -> bool + Send;
 
 impl std::fmt::Debug for OutputSink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -11,10 +11,10 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::platform::Context;
-use crate::sentry::kernel::fifos::PendingOpen;
 use crate::sentry::kernel::file_locks::FileLock;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::message_queues::WantedMessage;
+use crate::sentry::kernel::open_fifo::PendingOpen;
 use crate::sentry::kernel::poll_events::MAX_EVENTS;
 use crate::sentry::kernel::resource_limits::DESCRIPTORS;
 use crate::sentry::kernel::semaphores::{MAX_OPERATIONS, SemaphoreOperation};

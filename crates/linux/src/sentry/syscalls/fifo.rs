@@ -3,7 +3,7 @@
 use crate::platform::Process;
 use crate::sentry::fs::special_files::{FIFO, SOCKET};
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::fifos::{Fifo, PendingOpen};
+use crate::sentry::kernel::open_fifo::{Fifo, PendingOpen};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO};
 use afresh_files::{Access, New, Node};

@@ -14,7 +14,7 @@ use crate::sentry::fs::proc_paths::ProcTarget;
 use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::fs::special_files::SOCKET;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::syscalls::open_how::Resolve;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{

@@ -9,7 +9,7 @@ use crate::sentry::fs::permissions::SEARCH;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::special_files::type_of;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in};
 

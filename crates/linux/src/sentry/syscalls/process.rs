@@ -4,7 +4,7 @@ use afresh_files::Kind;
 use afresh_snapshot::{OutputSource, OutputStream};
 use rustix::io::Errno;
 
-use crate::load::Command;
+use crate::exec_command::ExecCommand;
 use crate::platform::{GUEST, Process};
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::proc_files::ResolvedPath;
@@ -151,7 +151,7 @@ impl Sentry {
         let args = strings_in(process, strings.0, &mut left)?;
         let env = strings_in(process, strings.1, &mut left)?;
         let passes_bits = self.state.passes_bits();
-        Ok(SyscallControl::Exec(Box::new(Command { path, from, args, env, passes_bits })))
+        Ok(SyscallControl::Exec(Box::new(ExecCommand { path, from, args, env, passes_bits })))
     }
 
     /// `wait4`.

@@ -12,7 +12,7 @@ use crate::sentry::fs::access_lists::{ACCESS, AccessList, DEFAULT};
 use crate::sentry::fs::permissions::{READ, WRITE};
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{
     NAME, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, path_in,

@@ -11,7 +11,7 @@ use hyper::{HeaderMap, Request};
 
 use super::NatsServer;
 use super::sweep::{sandbox, saved};
-use crate::body::{BodyLimits, Counting, LimitedBody, Meter};
+use crate::body::{BodyLimits, BodyMetering, LimitedBody, Meter};
 use crate::body_shares::BodyShares;
 use crate::budget::{Budget, Share};
 use crate::error_response::ErrorResponse;
@@ -108,7 +108,7 @@ async fn has_room(
     let meter = Meter::new(shares, 1);
     let limits = BodyLimits { bytes: MEMORY, time: Duration::from_secs(600) };
     let body = Body::from(Bytes::from_static(b"{}"));
-    let body = LimitedBody::new(body, limits, Counting::Whole(meter.clone()));
+    let body = LimitedBody::new(body, limits, BodyMetering::Whole(meter.clone()));
     let mut request = Request::new(Body::new(body));
     if let Some(proof) = proof {
         request.headers_mut().insert(PROOF, proof.parse().unwrap());
@@ -158,7 +158,7 @@ async fn a_request_for_a_sandbox_here_counts_for_what_is_decoded_from_it() {
         let pieces = [text[..9].to_vec(), text[9..].to_vec()].map(Bytes::from);
         let frames = pieces.map(|piece| Ok::<_, std::convert::Infallible>(Frame::data(piece)));
         let body = StreamBody::new(futures_util::stream::iter(frames));
-        let body = LimitedBody::new(body, limits, Counting::Whole(meter.clone()));
+        let body = LimitedBody::new(body, limits, BodyMetering::Whole(meter.clone()));
         let mut request = Request::new(Body::new(body));
         request.headers_mut().insert(PROOF, "acme".parse().unwrap());
         request.extensions_mut().insert(meter.clone());

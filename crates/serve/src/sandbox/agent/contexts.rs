@@ -141,8 +141,12 @@ async fn begin_anew(
     let commands = sandbox.commands.clone();
     all.with(sandbox, move |session| {
         let root = session.tree().first().map(|state| state.id);
-        let root =
-            root.ok_or_else(|| ErrorResponse::new(StatusCode::CONFLICT, "its root was dropped"))?;
+        let root = root.ok_or_else(|| {
+            ErrorResponse::new(
+                StatusCode::CONFLICT,
+                "the sandbox has no first state to return to; create a new one",
+            )
+        })?;
         session.rollback(root).map_err(|error| refused(&error))?;
         commands.dismiss(&went_back());
         Ok(())

@@ -20,7 +20,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::body::Chunked;
+use crate::body::StreamedAnswer;
 use crate::lock::lock;
 use crate::sandbox::agent::commands::{EventStream, Subscriber};
 use crate::sandbox::agent::connect::{self, ConnectError};
@@ -337,7 +337,7 @@ async fn heard_while<R>(
         },
     };
     let mut response = streamed(body);
-    response.extensions_mut().insert(Chunked);
+    response.extensions_mut().insert(StreamedAnswer);
     Ok(response)
 }
 

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame};
 use tokio::sync::oneshot;
 
-use crate::body::Chunked;
+use crate::body::StreamedAnswer;
 use crate::error_response::ErrorResponse;
 use crate::sandbox::agent::byte_channel::Receiver;
 use crate::sandbox::agent::output_router::{EncodeOutput, EncodeResult};
@@ -128,7 +128,7 @@ fn streamed(
     let has_head = first.is_some();
     let body = StreamingBody { first, printed, running: Some(running), has_head, last, killed };
     let mut response = Response::new(Body::new(body));
-    response.extensions_mut().insert(Chunked);
+    response.extensions_mut().insert(StreamedAnswer);
     response
 }
 

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::HeaderMap;
 use serde_json::json;
 
-use crate::body::Chunked;
+use crate::body::StreamedAnswer;
 use crate::sandbox::agent::commands::Subscriber;
 use crate::sandbox::agent::connect::{self, ConnectError};
 use crate::sandbox::agent::process::{alive, decode_request, streamed};
@@ -47,7 +47,7 @@ pub(crate) async fn answer(
             let wanted = connect::decode_stream_request(body)?;
             add(all, sandbox, (user, wanted), String::new(), receiver).await?;
             let mut response = streamed(Body::new(heard));
-            response.extensions_mut().insert(Chunked);
+            response.extensions_mut().insert(StreamedAnswer);
             Ok(response)
         }
         "CreateWatcher" => {

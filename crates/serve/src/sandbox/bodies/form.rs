@@ -29,7 +29,7 @@ pub(crate) struct FormFile {
 pub(crate) enum FormError {
     #[error("the content-type has no boundary of 1 to {MAX_BOUNDARY} bytes")]
     Boundary,
-    #[error("the form breaks off")]
+    #[error("the form ends before its last boundary; send it again")]
     BreaksOff,
     #[error("a boundary is not the end of its line")]
     Line,

@@ -367,14 +367,14 @@ impl<'a> Iterator for ConnectMessages<'a> {
             return None;
         }
         let Some((head, rest)) = body.split_first_chunk::<5>() else {
-            return Some(Err("the stream breaks off"));
+            return Some(Err("the stream ends inside the head of a message"));
         };
         if head[0] != 0 {
-            return Some(Err("a message comes as it is: without compression"));
+            return Some(Err("a message is compressed, or has unknown flags; send it without"));
         }
         let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
         let Some((message, rest)) = rest.split_at_checked(length) else {
-            return Some(Err("the message breaks off"));
+            return Some(Err("the stream ends inside a message"));
         };
         self.0 = rest;
         Some(Ok(message))

@@ -235,7 +235,10 @@ impl Upload {
 }
 
 fn invalid_link() -> ErrorResponse {
-    ErrorResponse::new(StatusCode::FORBIDDEN, "the link is not valid, or not any more")
+    ErrorResponse::new(
+        StatusCode::FORBIDDEN,
+        "the link is invalid or has expired; request a new one",
+    )
 }
 
 /// All builds, and the files for them.

@@ -109,7 +109,8 @@ pub(crate) async fn upload_link(
     }
     let (token, present) = all.builds.expect(&tenant, &files)?;
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let missing = || ErrorResponse::new(StatusCode::BAD_REQUEST, "the request names no host");
+    let missing =
+        || ErrorResponse::new(StatusCode::BAD_REQUEST, "the request has no `Host` header");
     let host = text(HOST.as_str()).ok_or_else(missing)?;
     let usual = if all.config.https { "https" } else { "http" };
     let scheme = text("x-forwarded-proto").unwrap_or(usual);

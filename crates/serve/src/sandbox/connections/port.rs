@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional_with_sizes;
 
 use crate::address_limits::CLIENT;
-use crate::body::{Chunked, Meter};
+use crate::body::{Meter, StreamedAnswer};
 use crate::error_response::ErrorResponse;
 use crate::sandbox::connections::dial::{COPY_BYTES, MAX_HTTP_BUFFER_BYTES, dial};
 use crate::sandbox::connections::request_host::host_of;
@@ -100,7 +100,7 @@ async fn forward(
         speaks(&mut parts.headers, protocol);
         return Ok(Response::from_parts(parts, Body::empty()));
     }
-    parts.extensions.insert(Chunked);
+    parts.extensions.insert(StreamedAnswer);
     Ok(Response::from_parts(parts, Body::new(body)))
 }
 

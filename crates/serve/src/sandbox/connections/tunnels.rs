@@ -64,12 +64,12 @@ impl Tunnel {
     }
 
     /// Passes on as much as it can. The tunnel ends when the client left or the program hung up.
-    fn exchange(&self, lease: &mut Lease<'_>) -> Result<Transferred, CallError> {
+    fn exchange(&self, lease: &mut Lease<'_>) -> Result<ExchangeOutcome, CallError> {
         let mut inbox = lock(&self.inbox);
         let permit = match self.outbox.try_reserve() {
             Ok(permit) => Some(permit),
             Err(mpsc::error::TrySendError::Full(())) => None,
-            Err(mpsc::error::TrySendError::Closed(())) => return Ok(Transferred::Over),
+            Err(mpsc::error::TrySendError::Closed(())) => return Ok(ExchangeOutcome::Over),
         };
         let room = if permit.is_some() { MAX_PIECE_BYTES } else { 0 };
         let through = lease.exchange(self.dialed, &inbox, room)?;
@@ -84,21 +84,21 @@ impl Tunnel {
                 tracing::warn!(
                     "a connection to a program ends: its tenant's clients leave too many bytes waiting"
                 );
-                return Ok(Transferred::Over);
+                return Ok(ExchangeOutcome::Over);
             }
             permit.send(count_until_dropped(through.given.into(), share));
         }
         Ok(match (through.ended, moved) {
-            (true, _) => Transferred::Over,
-            (_, true) => Transferred::Something,
-            _ => Transferred::Nothing,
+            (true, _) => ExchangeOutcome::Over,
+            (_, true) => ExchangeOutcome::Something,
+            _ => ExchangeOutcome::Nothing,
         })
     }
 }
 
 /// The outcome of an exchange.
 #[derive(PartialEq, Eq)]
-enum Transferred {
+enum ExchangeOutcome {
     Nothing,
     Something,
     Over,
@@ -113,13 +113,13 @@ impl Tunnels {
         all.retain(|line| {
             let passed = line.exchange(lease).unwrap_or_else(|error| {
                 failed.get_or_insert(error);
-                Transferred::Over
+                ExchangeOutcome::Over
             });
-            self.moved.fetch_or(passed != Transferred::Nothing, Ordering::Relaxed);
-            if passed == Transferred::Over {
+            self.moved.fetch_or(passed != ExchangeOutcome::Nothing, Ordering::Relaxed);
+            if passed == ExchangeOutcome::Over {
                 line.end();
             }
-            passed != Transferred::Over
+            passed != ExchangeOutcome::Over
         });
         if let Some(error) = failed {
             return Err(error);

@@ -46,7 +46,10 @@ pub(crate) struct DiffRequest {
 pub(crate) async fn checkpoint(chosen: TenantSandbox, body: Bytes) -> Answer {
     let CheckpointName { name } = json(&body)?;
     if name == MARK {
-        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, "a checkpoint has a name"));
+        return Err(ErrorResponse::new(
+            StatusCode::BAD_REQUEST,
+            "the checkpoint has no name: set `name`",
+        ));
     }
     short([&name])?;
     let (all, sandbox) = chosen.sandbox()?;

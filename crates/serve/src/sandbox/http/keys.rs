@@ -121,7 +121,9 @@ struct KeyHolder {
 /// Why a request has no tenant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum KeyError {
-    #[error("the request has no API key that is known here")]
+    #[error(
+        "the request has no known API key: send one that the operator has issued, as `X-API-Key`"
+    )]
     Unknown,
     #[error("the API key of the request has expired; ask the operator for a new one")]
     Expired,

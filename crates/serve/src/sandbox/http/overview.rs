@@ -134,7 +134,10 @@ impl Sandboxes {
         let life = life.map_err(|_| not_there("the sandbox is being called"))?;
         blocking(move || match &*life {
             Residency::Live(session) => changed(session),
-            _ => Err(ErrorResponse::new(StatusCode::NOT_FOUND, "the sandbox is in the store")),
+            _ => Err(ErrorResponse::new(
+                StatusCode::NOT_FOUND,
+                "the sandbox is not in memory; connect to it first",
+            )),
         })
         .await
     }

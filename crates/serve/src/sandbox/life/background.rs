@@ -45,7 +45,10 @@ impl Sandboxes {
         let language = self.template(&sandbox.template).language;
         self.turn(sandbox, Operation::Slice, move |session| {
             if own.times().paused {
-                return Err(ErrorResponse::new(StatusCode::CONFLICT, "the sandbox is paused"));
+                return Err(ErrorResponse::new(
+                    StatusCode::CONFLICT,
+                    "the sandbox is paused; connect to it to resume it",
+                ));
             }
             let _slice = own.commands.slice();
             let mut mark = lock(&own.mark);

@@ -20,7 +20,7 @@ use crate::lock::lock;
 use crate::sandbox::agent::connect::ConnectError;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Residency, Sandbox};
-use crate::sandbox::life::saving::Saving;
+use crate::sandbox::life::saving::SaveMode;
 use crate::sandbox::life::tasks::{blocking, to_its_end};
 use crate::sandbox::records::record::state_reference;
 use crate::sandbox::records::store::StoredSandbox;
@@ -258,7 +258,7 @@ impl Sandboxes {
             return Ok(());
         }
         let files_only = pause && sandbox.settings.files_only && self.can_restart(sandbox).await?;
-        let how = Saving { pause, files_only, ..Saving::default() };
+        let how = SaveMode { pause, files_only, ..SaveMode::default() };
         let saving = self.clone().save_now(sandbox.clone(), life, how);
         let saved = to_its_end(async move {
             let _place = place;
@@ -317,7 +317,8 @@ impl Sandboxes {
         let until = Instant::now() + SAVE_ALL_TIMEOUT;
         let mut complete = true;
         for sandbox in all {
-            let how = Saving { pause: sandbox.times().paused, ending: true, ..Saving::default() };
+            let how =
+                SaveMode { pause: sandbox.times().paused, ending: true, ..SaveMode::default() };
             loop {
                 let Err(refusal) = self.save(&sandbox, how).await else { break };
                 if !lock(&self.all).contains_key(&sandbox.id) {

@@ -31,7 +31,7 @@ use crate::sandbox::tenants::charge::memory_of;
 
 /// How a sandbox is saved.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Saving {
+pub(crate) struct SaveMode {
     /// It is paused.
     pub(crate) pause: bool,
     /// The server ends.
@@ -52,7 +52,7 @@ impl Sandboxes {
     pub(crate) async fn save(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-        how: Saving,
+        how: SaveMode,
     ) -> Result<(), ErrorResponse> {
         let life = sandbox.life.clone().lock_owned().await;
         let place = match how.ending {
@@ -79,7 +79,7 @@ impl Sandboxes {
     ) -> Result<(), ErrorResponse> {
         self.count_stored(&sandbox.tenant).await?;
         self.check_stored(&sandbox.tenant, sandbox.charge.stored(), 0)?;
-        self.save(sandbox, Saving { pause: true, ending: false, files_only: !memory }).await
+        self.save(sandbox, SaveMode { pause: true, ending: false, files_only: !memory }).await
     }
 
     /// Refuses a call of a sandbox that an ending server has not released yet. Its save may fail,
@@ -130,9 +130,9 @@ impl Sandboxes {
         self: Arc<Self>,
         sandbox: Arc<Sandbox>,
         mut life: OwnedMutexGuard<Residency>,
-        how: Saving,
+        how: SaveMode,
     ) -> Result<(), ErrorResponse> {
-        let Saving { pause, ending, files_only } = how;
+        let SaveMode { pause, ending, files_only } = how;
         let base = match files_only {
             true => Some(self.base_guest(&sandbox).await?),
             false => None,
@@ -215,7 +215,7 @@ impl Sandboxes {
         sandbox: Arc<Sandbox>,
         mut life: OwnedMutexGuard<Residency>,
         base: BaseGuest,
-        how: Saving,
+        how: SaveMode,
     ) -> Result<(), ErrorResponse> {
         let (this, own) = (self.clone(), sandbox.clone());
         let second = !sandbox.second_name.load(Ordering::Relaxed);
@@ -295,7 +295,7 @@ impl Sandboxes {
         &self,
         sandbox: &Arc<Sandbox>,
         mut life: OwnedMutexGuard<Residency>,
-        Saving { pause, ending, .. }: Saving,
+        SaveMode { pause, ending, .. }: SaveMode,
         release: bool,
     ) {
         // Only now: a client that sees a paused sandbox relies on its save.

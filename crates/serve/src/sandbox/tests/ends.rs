@@ -1,7 +1,7 @@
 //! Ends of sandboxes, and the number that a tenant may have.
 
 use super::*;
-use crate::sandbox::life::saving::Saving;
+use crate::sandbox::life::saving::SaveMode;
 
 /// The tenants of other sandboxes. One alone does not get all places.
 const OTHERS: [&str; 4] = ["a", "b", "c", "d"];
@@ -38,7 +38,7 @@ async fn paused_sandboxes_and_killed_ones_that_still_run_count() {
     config.max_sandboxes = 2;
     let all = open(&config).await;
     let (paused, killed) = (make(&all, options(HOUR)).await, make(&all, options(HOUR)).await);
-    all.save(&paused, Saving { pause: true, ..Saving::default() }).await.unwrap();
+    all.save(&paused, SaveMode { pause: true, ..SaveMode::default() }).await.unwrap();
     let refused = async || {
         let refused = all.create(&TENANT.into(), options(HOUR)).await.err();
         refused.is_some_and(|refusal| refusal.status.as_u16() == 429)

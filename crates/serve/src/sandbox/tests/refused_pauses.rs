@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::faulty_store::FaultyStore;
 use super::*;
-use crate::sandbox::life::saving::Saving;
+use crate::sandbox::life::saving::SaveMode;
 
 const FILE: &str = "/home/user/kept";
 
@@ -102,7 +102,7 @@ async fn a_pause_of_a_saved_sandbox_that_fails_late_does_not_drop_its_memory() {
     let all = open_with(&config, store.clone()).await;
     let sandbox = make(&all, options(HOUR)).await;
     log(&all, &sandbox, "00000001").await.unwrap();
-    all.save(&sandbox, Saving::default()).await.unwrap();
+    all.save(&sandbox, SaveMode::default()).await.unwrap();
     assert!(is_saved(&sandbox).await);
     store.hides_update.store(true, Ordering::Relaxed);
     all.pause(&sandbox, false).await.unwrap_err();

@@ -36,7 +36,7 @@ type Read = (Download, u64, Result<Vec<u8>, Refused>);
 
 /// The file ends before it should, or cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("the file breaks off")]
+#[error("the upload ended before the file was complete; send it again")]
 struct BrokenOff;
 
 impl FileBody {

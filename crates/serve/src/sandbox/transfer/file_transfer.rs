@@ -20,7 +20,7 @@ use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue
 use hyper::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
-use crate::body::{Chunked, Meter};
+use crate::body::{Meter, StreamedAnswer};
 use crate::error_response::ErrorResponse;
 use crate::sandbox::bodies::form::{self, FormError};
 use crate::sandbox::http::answer::{Answer, answer};
@@ -94,7 +94,7 @@ pub(crate) async fn read(
         http_body::Body::size_hint(&body).exact().is_some_and(|size| size <= MAX_PIECE_BYTES);
     let mut response = Response::new(body);
     if !whole {
-        response.extensions_mut().insert(Chunked);
+        response.extensions_mut().insert(StreamedAnswer);
     }
     if zipped {
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
