@@ -92,6 +92,13 @@ impl IdleWait {
     }
 }
 
+impl FrozenKernel {
+    /// Zero if the guest has an event to come, else `None`. Its time passes only once it runs.
+    pub(crate) fn due(&self) -> Option<Duration> {
+        self.wait.due(&self.state, self.clock.now()).map(|_| Duration::ZERO)
+    }
+}
+
 impl Kernel {
     /// Whether these are its memories, and hold the registers of processes that use them; those of
     /// all other processes and threads are here.

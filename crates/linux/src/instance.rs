@@ -223,19 +223,18 @@ impl Instance {
     }
 
     /// Time until the next event in the program: zero if a thread can run; `None` if all wait for
-    /// the caller.
+    /// the caller. Zero also where an event is due in a frozen state, whose time passes only once
+    /// it runs.
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
-        let wait = match self.footing {
-            ResetState::Live => self.wait,
-            _ => self.standing.rest.wait,
-        };
-        let due = wait.due(self.state(), self.moment());
-        let lines = matches!(&self.live, Some(live) if !live.guest.sentry.lines.is_empty());
-        match lines && self.footing == ResetState::Live {
+        let live = self.live.as_ref().filter(|_| self.footing == ResetState::Live);
+        let Some(live) = live else { return self.standing.rest.due() };
+        let sentry = &live.guest.sentry;
+        let due = self.wait.due(&sentry.state, sentry.now());
+        match sentry.lines.is_empty() {
+            true => due,
             // Data from outside arrives without an event here.
-            true => Some(due.map_or(LISTENS, |due| due.min(LISTENS))),
-            false => due,
+            false => Some(due.map_or(LISTENS, |due| due.min(LISTENS))),
         }
     }
 
@@ -257,14 +256,6 @@ impl Instance {
     #[must_use]
     pub fn files(&self) -> &Tree {
         &self.state().tree
-    }
-
-    /// The present time of the guest.
-    fn moment(&self) -> u64 {
-        match &self.live {
-            Some(live) if self.footing == ResetState::Live => live.guest.sentry.now(),
-            _ => self.standing.rest.clock.now(),
-        }
     }
 
     /// Shows the files to another thread during calls whose output is heard

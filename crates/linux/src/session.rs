@@ -24,10 +24,10 @@ impl ProgramState {
         &self.0.state.tree
     }
 
-    /// Time until the next event in the program, as [`Instance::due`].
+    /// Zero if the program has an event to come, else `None`, as [`Instance::due`].
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
-        self.0.wait.due(&self.0.state, self.0.clock.now())
+        self.0.due()
     }
 }
 

@@ -55,6 +55,19 @@ def test_code_that_changes_the_half_of_commands_gets_an_error(box: afresh.Sandbo
     assert box.commands.run("true").exit_code == 0
 
 
+def test_commands_that_wait_for_time_continue_after_a_rollback_and_in_forks(box: afresh.Sandbox) -> None:
+    command = box.commands.start("sleep 0.5; echo x >/tmp/done; echo done")
+    box.proceed(0.2)
+    asleep = box.checkpoint()
+    (fork,) = box.fork()
+    with fork:
+        fork.proceed(1)
+        assert fork.files.read("/tmp/done") == b"x\n"
+    for _ in range(2):
+        box.rollback(asleep)
+        assert command.wait(timeout=30).stdout == "done\n"
+
+
 def test_code_and_commands_share_files(box: afresh.Sandbox) -> None:
     box.files.write("/data/a.py", "import sys; print(sys.argv[1:])")
     assert box.commands.run("python3 /data/a.py x && touch /data/b").stdout == "['x']\n"

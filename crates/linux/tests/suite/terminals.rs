@@ -132,6 +132,8 @@ def session():
     until(m, b"size 44 33\r\n"); os.write(m, b"\x03"); until(m, rb"\^Cint\r\n")
     os.write(m, b"go\n"); until(m, b"stopped\r\n")
     os.write(m, b"typed\n"); until(m, rb"job b'typed\\n'\r\n"); until(m, b"orphan\r\n")
+    # Nothing would continue the group of the leader, so Ctrl-Z has no effect on it.
+    os.write(m, b"\x1a"); until(m, rb"\^Z")
     os.kill(pid, signal.SIGWINCH); until(m, b"waits\r\n")
     os.close(m); assert os.waitpid(pid, 0)[1] == 9 << 8 and os.path.exists("/tmp/hup"), "hung up"
     os.unlink("/tmp/hup")

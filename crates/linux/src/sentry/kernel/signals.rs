@@ -247,10 +247,16 @@ impl Kernel {
         came & (bit(libc::SIGTTIN as u8) | bit(libc::SIGTTOU as u8)) != 0
     }
 
-    /// Signals that stop the current process.
+    /// Signals that stop the current process. As in Linux, those of a terminal stop no group that
+    /// is orphaned there: nothing would continue it.
     pub(in crate::sentry) fn stopping(&self) -> u64 {
         let stops = STOPS.iter().filter(|signal| self.fate(**signal) == DefaultAction::Stops);
-        stops.fold(0, |set, signal| set | bit(*signal))
+        let stops = stops.fold(0, |set, signal| set | bit(*signal));
+        let always = bit(libc::SIGSTOP as u8);
+        match stops & !always != 0 && self.is_orphaned_at_terminal() {
+            true => stops & always,
+            false => stops,
+        }
     }
 
     /// Whether a signal that stops the current process has come to a thread that may take it.

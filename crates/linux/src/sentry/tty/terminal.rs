@@ -81,6 +81,11 @@ impl Kernel {
         !self.processes.group(group).into_iter().any(cares)
     }
 
+    /// Whether the current process has a terminal, and its group is orphaned.
+    pub(in crate::sentry) fn is_orphaned_at_terminal(&self) -> bool {
+        self.own_terminal().is_some() && self.is_orphaned(self.processes.current.info.group)
+    }
+
     /// Groups that may become orphaned when the current process ends.
     pub(in crate::sentry) fn kept_groups(&self) -> Vec<u32> {
         let own = &self.processes.current.info;
