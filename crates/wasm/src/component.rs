@@ -30,6 +30,7 @@ use crate::component::compiled::{compile, compile_direct};
 use crate::component::lease::{ComponentLease, OwnedComponentLease, functions};
 use crate::component::shared::SharedComponent;
 use crate::engine::call_path::{drive, now};
+use crate::engine::guest_code::GuestCode;
 use crate::engine::linear::{GuestMemory, Shape, record_memories};
 use crate::guest::{Guest, GuestOptions, WarmUp};
 use crate::host::Host;
@@ -307,11 +308,12 @@ impl WarmComponent {
             _ => None,
         };
         let inner = SharedComponent {
+            _text: GuestCode::of_component(pre.component()),
             pre,
             reseed,
             roots: options.roots.clone(),
             memories,
-            policy: options.policy(&guest.engine),
+            policy: options.policy(&guest.engine, true),
             pool: Pool::new(options.limits),
             program,
             read: stores.clock.latest(),

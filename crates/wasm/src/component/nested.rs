@@ -44,7 +44,7 @@ pub(crate) async fn warm(
     warm_up: &WarmUp,
 ) -> Result<WarmNested, WarmError> {
     let way = stores.way;
-    let policy = guest.options.policy(&guest.engine);
+    let policy = guest.options.policy(&guest.engine, true);
     let opened = open_component(&guest.wasm).map_err(LoadError::from)?;
     let pre = linker
         .instantiate_pre(&compile(&guest.engine, &opened.component)?)

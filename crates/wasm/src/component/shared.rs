@@ -5,6 +5,7 @@ use afresh_rewrite::{Roots, WarmState};
 use wasmtime::component::{ComponentExportIndex, InstancePre};
 
 use crate::call::stores::Stores;
+use crate::engine::guest_code::GuestCode;
 use crate::engine::linear::MemoryPolicy;
 use crate::host::Host;
 use crate::warm::fresh::FreshMemories;
@@ -12,6 +13,8 @@ use crate::warm::frozen::Program;
 use crate::warm::instance_state::WarmMemory;
 
 pub(crate) struct SharedComponent {
+    /// Marks the faults of the code as those of a guest. Dropped before the code.
+    pub(crate) _text: Option<GuestCode>,
     pub(crate) pre: InstancePre<Host>,
     pub(crate) memories: Vec<WarmMemory>,
     pub(crate) policy: MemoryPolicy,

@@ -93,6 +93,7 @@ pub(crate) struct StoppedCall;
 /// Handles a tick of a call that is watched, or that gives way.
 pub(crate) fn look(mut store: StoreContextMut<'_, Host>) -> wasmtime::Result<UpdateDeadline> {
     let host = store.data_mut();
+    host.check_memory()?;
     let left = host.take_turn();
     let over = match left {
         Some(left) => left == 0,

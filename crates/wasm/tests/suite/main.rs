@@ -17,6 +17,7 @@ mod hook;
 mod kept;
 mod large;
 mod linked;
+mod lost;
 mod matched;
 mod nested;
 mod owned;
