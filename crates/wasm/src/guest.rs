@@ -153,6 +153,7 @@ pub struct GuestOptions {
     pub files_below: Option<afresh_files::Tree>,
     /// Time limit of one call; needs [`crate::EngineConfig::timeouts`]. A call is never stopped
     /// before it is over, and by two ticks of 5 ms, or as late as the host's threads run, after it.
+    /// A warm-up has no time limit and no fuel limit; a [watch](GuestOptions::watch) ends it.
     pub timeout: Option<Duration>,
     /// Maximum fuel of one call; needs [`crate::EngineConfig::fuel`].
     pub fuel: Option<u64>,

@@ -368,7 +368,11 @@ impl Host {
 
     /// A handle that stops the calls of this lease.
     pub(crate) fn stop_handle(&mut self) -> StopHandle {
-        self.stop.get_or_insert_with(|| StopHandle(Arc::default())).clone()
+        self.stop.get_or_insert_default().clone()
+    }
+
+    pub(crate) fn set_stop(&mut self, stop: StopHandle) {
+        self.stop = Some(stop);
     }
 
     /// Whether the calls of this lease were stopped.

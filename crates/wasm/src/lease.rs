@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod async_calls;
+pub(crate) mod background;
 pub(crate) mod bytes;
 pub(crate) mod freeze;
 pub(crate) mod leased_instance;

@@ -1,8 +1,8 @@
 //! Lost pages of a slot: those that were touched and will never be in place.
 //!
 //! Promises: from the first such access on the memory is closed, and [`PageLoss::is_known`] says
-//! so. A guest traps at its next access. Code of the host cannot be ended there, nor can instructions
-//! of a guest for which its runtime has no trap. In a slot whose user checks the loss
+//! so. A guest traps at its next access. Code of the host cannot be ended there, nor can
+//! instructions of a guest for which its runtime has no trap. In a slot whose user checks the loss
 //! ([`crate::SlotConfig::checks_loss`]) they get zeros in place of the pages that they touch. That
 //! user refuses every result from then on, so that nothing derived from these zeros leaves the
 //! guest.

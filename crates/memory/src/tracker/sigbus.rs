@@ -6,8 +6,8 @@
 //!
 //! It also handles missing pages of a lazily filled image. Such a fault and one on a protected page
 //! look alike; a page that is in place is taken for protected. A page that will never be in place
-//! closes the memory, and the retried access raises SIGSEGV. A runtime makes a trap of that where the
-//! guest may trap. Any other code gets zeros if the slot's user allows it
+//! closes the memory, and the retried access raises SIGSEGV. A runtime makes a trap of that where
+//! the guest may trap. Any other code gets zeros if the slot's user allows it
 //! ([`crate::SlotConfig::checks_loss`]).
 //!
 //! May break it: a *system call* that writes a protected page fails with `EFAULT`, because the

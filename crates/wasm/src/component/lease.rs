@@ -9,7 +9,7 @@ use afresh_pool::Lease as PoolLease;
 use afresh_rewrite::{Roots, names};
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{ComponentExportIndex, Func, Instance, InstancePre, Type, Val};
-use wasmtime::{AsContextMut, Store, StoreContextMut};
+use wasmtime::{AsContextMut, Store, StoreContextMut, Trap};
 
 use crate::call::dynamic::{call_error, start_error};
 use crate::call::lease_options::{CallOptions, LeaseLimits, LeaseOptions};
@@ -34,8 +34,11 @@ pub struct ComponentLease<'a> {
     pub(crate) warm: &'a SharedComponent,
     /// The limits of each of its calls.
     pub(crate) limits: CallLimits,
-    /// A call on a fiber has begun and was not over when its future was dropped.
+    /// A call has begun and is not over: its future runs or was dropped, or a host function
+    /// panicked.
     pub(crate) unfinished: bool,
+    /// A call failed after it had begun.
+    pub(crate) cut_short: bool,
     /// The guest of an owned lease, dropped after everything that borrows from it.
     pub(crate) keep: Option<Arc<SharedComponent>>,
 }
@@ -59,6 +62,8 @@ pub(crate) struct Caller<'a> {
     pub(crate) way: CallPath,
     /// The exports that may be called.
     pub(crate) roots: &'a Roots,
+    /// Set by a call that fails after its arguments were counted.
+    pub(crate) cut_short: &'a mut bool,
 }
 
 impl Caller<'_> {
@@ -145,15 +150,23 @@ impl Caller<'_> {
         }
         let mut results = vec![Val::Bool(false); ty.results().len()];
         self.limits.apply(&mut *self.store);
+        let cut_before = *self.cut_short;
         let result = self.way.call_component(func, self.store, arguments, &mut results).await;
+        *self.cut_short |= result.is_err();
         if let Some(cause) = self.store.data().loss() {
             return Err(CallError::Memory(cause));
         }
         if let Some(failure) = self.store.data().failure() {
             return Err(CallError::Wasi(failure.to_owned()));
         }
-        result.map_err(|e| call_error(e, self.limits))?;
-        Ok(results)
+        match result.map_err(|error| call_error(error, self.limits)) {
+            Ok(()) => Ok(results),
+            // wasmtime lets nothing into a store in which a call trapped.
+            Err(CallError::Trap { trap: Trap::CannotEnterComponent, .. }) if cut_before => {
+                Err(CallError::CutOff)
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -163,10 +176,17 @@ impl<'a> ComponentLease<'a> {
         warm: &'a SharedComponent,
         options: &LeaseOptions,
     ) -> Result<Self, WarmError> {
+        let memories = warm.take_memories(options)?;
+        Self::prepare(warm, memories, options).await
+    }
+
+    /// Makes an instance over `memories`, and runs the component's own code for a new clone.
+    pub(crate) async fn prepare(
+        warm: &'a SharedComponent,
+        memories: PoolLease<'a, FreshMemories>,
+        options: &LeaseOptions,
+    ) -> Result<Self, WarmError> {
         let limits = options.limits(&warm.stores)?;
-        let exhausted = options.policy(warm.pool.limits().exhausted);
-        let make = |_| FreshMemories::new(&warm.memories, &warm.policy);
-        let memories = warm.pool.get_with(0, exhausted, make)?;
         let mut store = warm.stores.make()?;
         options.apply(store.data_mut());
         store.data_mut().set_generation(next_generation());
@@ -181,8 +201,16 @@ impl<'a> ComponentLease<'a> {
             .map_err(|error| start_error(error, limits))?;
         warm.stores.unlimit(&mut store);
         check_loss(&memories.memories)?;
-        let mut lease =
-            Self { store, instance, memories, warm, limits, unfinished: false, keep: None };
+        let mut lease = Self {
+            store,
+            instance,
+            memories,
+            warm,
+            limits,
+            unfinished: false,
+            cut_short: false,
+            keep: None,
+        };
         if let Some(export) = &warm.reseed {
             let failed =
                 |error| WarmError::Call { name: names::RESEED_COMPONENT.to_owned(), error };
@@ -201,6 +229,7 @@ impl ComponentLease<'_> {
             limits: self.limits,
             way: self.warm.stores.way,
             roots: &self.warm.roots,
+            cut_short: &mut self.cut_short,
         }
     }
 
@@ -239,8 +268,8 @@ impl ComponentLease<'_> {
     /// interface by `interface#function`.
     ///
     /// # Errors
-    /// [`CallError`]; the lease is spent after a trap. [`CallError::CutOff`] after a call in which
-    /// a host function panicked.
+    /// [`CallError`]. [`CallError::CutOff`] after a call that trapped, or in which a host function
+    /// failed or panicked.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
         self.check_call(false)?;
         // It stays so where a host function panics, and the embedder catches that.
@@ -302,11 +331,10 @@ impl ComponentLease<'_> {
         self.warm.stores.way.waits()
     }
 
-    /// Whether a call was cut off: its future was dropped before its end, a host function panicked,
-    /// or a page of memory was lost.
+    /// As [`crate::Lease::is_cut_short`].
     #[must_use]
     pub fn is_cut_short(&self) -> bool {
-        self.unfinished || self.store.data().has_lost()
+        self.unfinished || self.cut_short || self.store.data().has_lost()
     }
 
     /// A handle that stops the calls of this lease from another thread.

@@ -4,8 +4,8 @@
 //! if wasmtime has a trap for that instruction. It has none for most copies of few bytes, which it
 //! compiles without a call. They get zeros, as code of the host does.
 //!
-//! Promises: the code of a guest is known until the guest is dropped. Guests of one module share it.
-//! May break it: a wasmtime that stores its traps in another way. Then every instruction gets
+//! Promises: the code of a guest is known until the guest is dropped. Guests of one module share
+//! it. May break it: a wasmtime that stores its traps in another way. Then every instruction gets
 //! zeros, and the call fails when it ends.
 
 use std::collections::HashMap;

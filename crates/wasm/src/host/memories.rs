@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use afresh_memory::PageLoss;
 use wasmtime::component::ResourceTable;
 
 use crate::engine::linear::GuestMemory;
@@ -18,19 +19,23 @@ use crate::host::Host;
 
 /// The memories that the guest of a store runs on.
 #[derive(Clone, Default)]
-pub(crate) struct HostMemories(Arc<[Arc<GuestMemory>]>);
+pub(crate) struct HostMemories {
+    all: Arc<[Arc<GuestMemory>]>,
+    /// The losses of each, which every call reads.
+    losses: Arc<[Arc<PageLoss>]>,
+}
 
 impl HostMemories {
     #[inline]
     fn have_lost(&self) -> bool {
-        self.0.iter().any(|memory| memory.loss().is_known())
+        self.losses.iter().any(|loss| loss.is_known())
     }
 
     /// Waits for the pages of `bytes`, which are a part of one of the memories. No access to them
     /// fails afterwards.
     pub(crate) fn fetch(&self, bytes: &[u8]) -> wasmtime::Result<()> {
         let (address, len) = (bytes.as_ptr() as usize, bytes.len());
-        let fetched = self.0.iter().try_for_each(|memory| memory.fetch(address, len));
+        let fetched = self.all.iter().try_for_each(|memory| memory.fetch(address, len));
         fetched.map_err(|error| wasmtime::Error::msg(error.to_string()))
     }
 }
@@ -38,7 +43,8 @@ impl HostMemories {
 impl Host {
     /// Sets the memories that the guest is about to run on.
     pub(crate) fn set_memories(&mut self, memories: &[Arc<GuestMemory>]) {
-        self.memories = HostMemories(memories.into());
+        let losses = memories.iter().map(|memory| memory.loss().clone()).collect();
+        self.memories = HostMemories { all: memories.into(), losses };
     }
 
     pub(crate) fn memories(&self) -> HostMemories {
@@ -53,7 +59,7 @@ impl Host {
 
     /// The lost page and the reason, if there is one.
     pub(crate) fn loss(&self) -> Option<String> {
-        self.memories.0.iter().find_map(|memory| memory.lost())
+        self.memories.all.iter().find_map(|memory| memory.lost())
     }
 
     /// Fails if the guest has lost a page of its memory, and zeros may have been read in its place.

@@ -75,7 +75,7 @@ impl std::fmt::Debug for Watch {
 
 /// Stops the calls of one lease, from any thread: the one that runs and those that follow fail with
 /// [`crate::CallError::Stopped`]. A running call notices it if its guest has a [`Watch`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct StopHandle(pub(crate) Arc<AtomicBool>);
 
 impl StopHandle {

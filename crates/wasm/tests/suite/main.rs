@@ -1,6 +1,7 @@
 //! The crate's tests, in one program that is linked once.
 
 mod asynchronous;
+mod background;
 mod bytes;
 mod clones;
 mod dirs;
