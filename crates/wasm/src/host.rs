@@ -10,6 +10,7 @@ pub(crate) mod files;
 pub(crate) mod hand_over;
 #[cfg(feature = "call-hook")]
 pub(crate) mod hook;
+pub(crate) mod losses;
 pub(crate) mod memories;
 pub(crate) mod opened;
 pub(crate) mod preview1;

@@ -15,7 +15,6 @@ use afresh_memory::PageLoss;
 use wasmtime::component::ResourceTable;
 
 use crate::engine::linear::GuestMemory;
-use crate::host::Host;
 
 /// The memories that the guest of a store runs on.
 #[derive(Clone, Default)]
@@ -26,9 +25,20 @@ pub(crate) struct HostMemories {
 }
 
 impl HostMemories {
+    pub(crate) fn new(memories: &[Arc<GuestMemory>]) -> Self {
+        let losses = memories.iter().map(|memory| memory.loss().clone()).collect();
+        Self { all: memories.into(), losses }
+    }
+
+    /// Whether one of them has lost a page.
     #[inline]
-    fn have_lost(&self) -> bool {
+    pub(super) fn have_lost(&self) -> bool {
         self.losses.iter().any(|loss| loss.is_known())
+    }
+
+    /// The lost page and the reason, if there is one.
+    pub(super) fn loss(&self) -> Option<String> {
+        self.all.iter().find_map(|memory| memory.lost())
     }
 
     /// Waits for the pages of `bytes`, which are a part of one of the memories. No access to them
@@ -37,64 +47,6 @@ impl HostMemories {
         let (address, len) = (bytes.as_ptr() as usize, bytes.len());
         let fetched = self.all.iter().try_for_each(|memory| memory.fetch(address, len));
         fetched.map_err(|error| wasmtime::Error::msg(error.to_string()))
-    }
-}
-
-impl Host {
-    /// Sets the memories that the guest is about to run on.
-    pub(crate) fn set_memories(&mut self, memories: &[Arc<GuestMemory>]) {
-        let losses = memories.iter().map(|memory| memory.loss().clone()).collect();
-        self.memories = HostMemories { all: memories.into(), losses };
-    }
-
-    pub(crate) fn memories(&self) -> HostMemories {
-        self.memories.clone()
-    }
-
-    /// Whether the guest has lost a page of its memories.
-    #[inline]
-    pub(crate) fn has_lost(&self) -> bool {
-        self.memories.have_lost()
-    }
-
-    /// The lost page and the reason, if there is one.
-    pub(crate) fn loss(&self) -> Option<String> {
-        self.memories.all.iter().find_map(|memory| memory.lost())
-    }
-
-    /// Fails if the guest has lost a page of its memory, and zeros may have been read in its place.
-    /// A host function calls it after it has copied memory or arguments of the guest, and before it
-    /// acts on them ([`crate::Imports::check_memory`]).
-    ///
-    /// # Errors
-    /// An error that names the page and why it is lost. The host function has to return it.
-    #[inline]
-    pub fn check_memory(&self) -> wasmtime::Result<()> {
-        match self.has_lost() {
-            false => Ok(()),
-            true => Err(self.lost_error()),
-        }
-    }
-
-    #[cold]
-    fn lost_error(&self) -> wasmtime::Error {
-        wasmtime::Error::msg(self.loss().unwrap_or_default())
-    }
-
-    /// Waits for the pages of `bytes`, a part of guest memory. A host function that acts on bytes
-    /// without copying them calls it in place of [`Host::check_memory`]. Costs next to nothing
-    /// unless the guest comes from a lazily opened snapshot.
-    ///
-    /// # Errors
-    /// As [`Host::check_memory`], and when one of these pages will never be there.
-    pub fn fetch_memory(&self, bytes: &[u8]) -> wasmtime::Result<()> {
-        self.memories.fetch(bytes)
-    }
-
-    /// The table of component resources; an empty one after a loss.
-    pub(crate) fn table(&mut self) -> &mut ResourceTable {
-        let lost = self.has_lost();
-        usable(lost, &mut self.void, &mut self.table)
     }
 }
 
