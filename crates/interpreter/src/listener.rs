@@ -163,17 +163,34 @@ pub fn imports<L: HostCallbacks>() -> Imports {
         linker.func_wrap("host", "call", take_frame::<L>)?;
         Ok(())
     })
+    .check_memory()
+}
+
+fn memory(caller: &mut Caller<'_, Host>) -> wasmtime::Result<Memory> {
+    caller
+        .get_export("memory")
+        .and_then(Extern::into_memory)
+        .ok_or_else(|| wasmtime::Error::msg("the guest exports no memory"))
 }
 
 /// The memory of a guest that calls, with the call's state.
 fn parts<'a, L: HostCallbacks>(
     caller: &'a mut Caller<'_, Host>,
 ) -> wasmtime::Result<(&'a mut [u8], &'a mut ListenerState<L>)> {
-    let memory: Memory = caller
-        .get_export("memory")
-        .and_then(Extern::into_memory)
-        .ok_or_else(|| wasmtime::Error::msg("the guest exports no memory"))?;
-    let (bytes, host) = memory.data_and_store_mut(caller);
+    let (bytes, host) = memory(caller)?.data_and_store_mut(caller);
+    Ok((bytes, host.state()))
+}
+
+/// As [`parts`], once the pages of the bytes at an address are there: a listener acts on them as it
+/// reads them.
+fn parts_with<'a, L: HostCallbacks>(
+    caller: &'a mut Caller<'_, Host>,
+    address: i32,
+    len: i32,
+) -> wasmtime::Result<(&'a [u8], &'a mut ListenerState<L>)> {
+    let (bytes, host) = memory(caller)?.data_and_store_mut(caller);
+    let bytes = named(bytes, address, len)?;
+    host.fetch_memory(bytes)?;
     Ok((bytes, host.state()))
 }
 
@@ -192,8 +209,8 @@ fn write<L: HostCallbacks>(
     address: i32,
     len: i32,
 ) -> wasmtime::Result<()> {
-    let (memory, hearing) = parts::<L>(&mut caller)?;
-    match named(memory, address, len)? {
+    let (bytes, hearing) = parts_with::<L>(&mut caller, address, len)?;
+    match bytes {
         [] => Ok(()),
         bytes => hearing.listener.print(Stream::of(stream), bytes),
     }
@@ -204,8 +221,7 @@ fn call<L: HostCallbacks>(
     address: i32,
     len: i32,
 ) -> wasmtime::Result<i32> {
-    let (memory, hearing) = parts::<L>(&mut caller)?;
-    let request = named(memory, address, len)?;
+    let (request, hearing) = parts_with::<L>(&mut caller, address, len)?;
     hearing.said = hearing.listener.call(request)?;
     i32::try_from(hearing.said.len())
         .map_err(|_| wasmtime::Error::msg("a function's answer is larger than 2 GiB"))
@@ -233,8 +249,8 @@ fn take_frame<L: HostCallbacks>(
     to_address: i32,
     to_len: i32,
 ) -> wasmtime::Result<i32> {
-    let (memory, hearing) = parts::<L>(&mut caller)?;
-    let Some(said) = hearing.hear(named(memory, address, len)?)? else {
+    let (frame, hearing) = parts_with::<L>(&mut caller, address, len)?;
+    let Some(said) = hearing.hear(frame)? else {
         return Ok(FAULT);
     };
     let at = match said.is_empty() {

@@ -19,6 +19,7 @@ mod inserter;
 mod join;
 mod lazy;
 mod lent;
+mod loss;
 mod references;
 mod since;
 
@@ -38,6 +39,7 @@ pub use inserter::Inserter;
 pub use lazy::Filler;
 pub(crate) use lazy::{FaultOutcome, Missing};
 pub use lent::{BorrowedFile, FileOwner};
+pub use loss::PageLoss;
 pub use since::PageOrigin;
 
 use crate::ImageError;

@@ -43,7 +43,9 @@ pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};
 #[cfg(not(miri))]
 pub use image::ImageFile;
-pub use image::{BorrowedFile, FileOwner, Filler, Image, ImageBuilder, Inserter, PageOrigin};
+pub use image::{
+    BorrowedFile, FileOwner, Filler, Image, ImageBuilder, Inserter, PageLoss, PageOrigin,
+};
 pub use remote::{Remote, RemoteError, RemoteSlot, UnreportedPages};
 pub use slot::{FreezePreparation, Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
 pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};

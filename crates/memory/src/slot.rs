@@ -43,7 +43,7 @@ use afresh_sys::{
 use crate::image::Missing;
 use crate::strategy::{Choice, HostAccess, Strategy};
 use crate::write_set::WriteSet;
-use crate::{Image, ImageError, SlotError, Tracker, TrackerKind, tracker};
+use crate::{Image, ImageError, PageLoss, SlotError, Tracker, TrackerKind, tracker};
 
 use adapt::Adaptation;
 use behind::Capture;
@@ -77,6 +77,11 @@ pub struct SlotConfig {
     /// The source of whole 2 MiB of zero memory, used before the kernel's faults when the slot
     /// grows and its tracker can watch them as wholes; `None` for no source.
     pub stock: Option<Arc<dyn ZeroPageSource>>,
+    /// Whether the code that runs the guest checks [`Slot::loss`] before it uses any result. An
+    /// access to a page that will never be in place gets zeros then, instead of SIGSEGV. Guest
+    /// instructions that a runtime turns into traps ([`afresh_sys::fault::traps`]) get SIGSEGV as
+    /// before.
+    pub checks_loss: bool,
     /// Maximum pages of zero memory in the image to take from the stock when the slot is made.
     pub stock_at_start: usize,
     /// The host's features; `None` to probe. Tests pass a masked set to play a poorer host.
@@ -95,6 +100,7 @@ impl Default for SlotConfig {
             write_set_limit: 32_768,
             verify_every: None,
             stock: None,
+            checks_loss: false,
             stock_at_start: 0,
             features: None,
         }
@@ -155,6 +161,8 @@ pub struct Slot {
     choice: Choice,
     config: SlotConfig,
     stats: SlotStats,
+    /// Whether a page was touched that will never be in place.
+    loss: Arc<PageLoss>,
     /// The process that made the slot; a forked child has no protection on it.
     generation: u32,
 }
@@ -252,6 +260,7 @@ impl Slot {
             choice,
             config,
             stats: SlotStats::default(),
+            loss: Arc::default(),
             generation: fork::generation(),
         };
         let regions = slot.config.regions.clone();
@@ -281,11 +290,12 @@ impl Slot {
     }
 
     fn method_for(&self, strategy: Strategy) -> Result<Method, SlotError> {
+        let Space { memory, first, capacity, .. } = &self.space;
         let tracker = |kind| {
-            let missing =
-                Missing::of(&self.image, &self.space.memory, self.space.first, self.space.capacity)
-                    .filter(|_| self.state.filling().is_some());
-            tracker::build(kind, &self.space.memory, self.space.first, self.space.capacity, missing)
+            let missing = Missing::of(&self.image, memory, *first, *capacity, &self.loss)
+                .filter(|_| self.state.filling().is_some())
+                .map(|missing| missing.with_stand_ins(self.config.checks_loss));
+            tracker::build(kind, memory, *first, *capacity, missing)
         };
         Ok(match strategy {
             Strategy::FullCopy => Method::FullCopy,
@@ -444,11 +454,25 @@ impl Slot {
     /// for KVM.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
-        match (&self.state.filling()?.served, &self.method) {
+        let cause = match (&self.state.filling()?.served, &self.method) {
             (Some(served), _) => served.failure(),
             (None, Method::WriteSet(tracker)) => tracker.failure(),
             (None, _) => None,
+        };
+        match (self.loss.is_known(), self.loss.page()) {
+            (false, _) => cause,
+            (true, page) => {
+                let cause = cause.unwrap_or_else(|| "it was left out".to_owned());
+                Some(page.map_or(cause.clone(), |page| format!("page {page} is lost: {cause}")))
+            }
         }
+    }
+
+    /// Whether a page was touched that will never be in place. Code that runs a guest in the slot
+    /// refuses its results then: host code may have read zeros. The record is the slot's for life.
+    #[must_use]
+    pub fn loss(&self) -> Arc<PageLoss> {
+        self.loss.clone()
     }
 
     /// Grows the last region until it ends at page `end`. The new pages are zero.

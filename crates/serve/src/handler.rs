@@ -76,7 +76,7 @@ impl Handler {
         GuestOptions {
             asynchronous: true,
             gives_way: true,
-            imports: wasm.imports.component(proxy::link),
+            imports: wasm.imports.component(proxy::link).check_memory(),
             state: proxy::state(),
             ..wasm
         }

@@ -125,7 +125,7 @@ impl TaskGuard {
 /// The exports of a component that answers requests; nothing for another one.
 pub(crate) async fn indices(warm: &WarmComponent) -> Result<Option<ProxyIndices>, Failure> {
     let mut lease = warm.lease_async(&LeaseOptions::new()).await?;
-    let (store, instance) = lease.bindings();
+    let (store, instance) = lease.lazy_bindings();
     Ok(ProxyIndices::new(&instance.instance_pre(&store)).ok())
 }
 
@@ -282,7 +282,7 @@ where
     B::Error: Into<Error>,
 {
     let host = |error: wasmtime::Error| Failure::Host(describe(error.as_ref()));
-    let (mut store, instance) = lease.bindings();
+    let (mut store, instance) = lease.lazy_bindings();
     let proxy = indices.load(&mut store, &instance).map_err(host)?;
     let mut http = view(store.data_mut());
     let request = http
@@ -291,7 +291,7 @@ where
     let answer = http.new_response_outparam(sender).map_err(host)?;
     let handled = proxy.wasi_http_incoming_handler().call_handle(&mut store, request, answer).await;
     match handled {
-        Ok(()) => Ok(()),
+        Ok(()) => lease.check_memory().map_err(|lost| progress.fail(lost.into())),
         Err(error) => Err(progress.fail(lease.explain(error).into())),
     }
 }

@@ -50,7 +50,7 @@ impl Runner {
         let mut wasm = afresh::wasm::GuestOptions {
             asynchronous: true,
             gives_way: true,
-            imports: config.wasm.imports.clone().component(crate::proxy::link),
+            imports: config.wasm.imports.clone().component(crate::proxy::link).check_memory(),
             state: crate::proxy::state(),
             ..config.wasm.clone()
         };

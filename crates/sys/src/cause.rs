@@ -42,6 +42,8 @@ pub struct Fault {
     pub cause: FaultCause,
     /// Whether the access was a write, where the processor reports it.
     pub write: Option<bool>,
+    /// Address of the instruction that made the access.
+    pub instruction: usize,
 }
 
 /// Answers faults in a registered range.
@@ -59,5 +61,12 @@ pub trait FaultHandler: Send + Sync {
     fn answers(&self, signal: FaultSignal) -> bool {
         let _ = signal;
         true
+    }
+
+    /// Whether the range holds code, and a runtime that runs it turns faults of the instruction at
+    /// this address into traps. Called in signal context.
+    fn traps(&self, instruction: usize) -> bool {
+        let _ = instruction;
+        false
     }
 }

@@ -28,13 +28,15 @@ use crate::call::stores::Stores;
 use crate::call::unsatisfied;
 use crate::component::compiled::{compile, compile_direct};
 use crate::component::lease::{ComponentLease, OwnedComponentLease, functions};
-use crate::component::shared::SharedComponent;
+use crate::component::shared::{OwnedMemories, SharedComponent, borrow};
 use crate::engine::call_path::{drive, now};
+use crate::engine::guest_code::GuestCode;
 use crate::engine::linear::{GuestMemory, Shape, record_memories};
 use crate::guest::{Guest, GuestOptions, WarmUp};
 use crate::host::Host;
 use crate::host::clock::Clock;
 use crate::lease::acquire::at_once;
+use crate::lease::background::prepare_elsewhere;
 use crate::warm::compare::Comparison;
 use crate::warm::fresh::FreshMemories;
 use crate::warm::frozen::Program;
@@ -307,11 +309,12 @@ impl WarmComponent {
             _ => None,
         };
         let inner = SharedComponent {
+            _text: GuestCode::of_component(pre.component()),
             pre,
             reseed,
             roots: options.roots.clone(),
             memories,
-            policy: options.policy(&guest.engine),
+            policy: options.policy(&guest.engine, true),
             pool: Pool::new(options.limits),
             program,
             read: stores.clock.latest(),
@@ -379,7 +382,8 @@ impl WarmComponent {
 
     /// As [`WarmComponent::lease_owned`], but asynchronous: it waits for an instance where all are
     /// in use, and for the start functions of the component where each instance runs them anew
-    /// ([`WarmComponent::rerun_reason`]). Dropping the future ends the wait.
+    /// ([`WarmComponent::rerun_reason`]). Dropping the future ends the wait. These run as for
+    /// [`crate::Warm::lease_async`].
     ///
     /// # Errors
     /// As [`WarmComponent::lease_with`], but no limit of the pool is an error.
@@ -391,13 +395,16 @@ impl WarmComponent {
         let mut next = None;
         loop {
             let keep = self.inner.clone();
-            // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
-            match ComponentLease::begin(unsafe { borrow(&keep) }, &attempt).await {
+            // SAFETY: the memories are put together with `keep`, which is dropped after them.
+            match unsafe { borrow(&keep) }.take_memories(&attempt) {
                 Err(WarmError::Exhausted { .. }) => {}
                 taken => {
-                    let mut lease = taken?;
-                    lease.keep = Some(keep);
-                    return Ok(lease);
+                    let taken = OwnedMemories { memories: taken?, keep };
+                    if !self.inner.prepares() || self.inner.stores.way.waits() {
+                        return taken.prepare(&attempt).await;
+                    }
+                    let prepare = move |options: &LeaseOptions| at_once(taken.prepare(options));
+                    return prepare_elsewhere(&attempt, prepare).await;
                 }
             }
             next.get_or_insert_with(|| self.next_instance()).wait().await;
@@ -455,13 +462,4 @@ impl WarmComponent {
     pub fn pool_stats(&self) -> PoolStats {
         self.inner.pool.stats()
     }
-}
-
-/// The component, borrowed from `keep`.
-///
-/// # Safety
-/// The reference, and everything borrowed from it, must not outlive `keep`.
-unsafe fn borrow(keep: &Arc<SharedComponent>) -> &'static SharedComponent {
-    // SAFETY: an `Arc` does not move its value, and the caller keeps the `Arc` until the last use.
-    unsafe { &*Arc::as_ptr(keep) }
 }

@@ -4,6 +4,7 @@ pub(crate) mod address_space;
 pub(crate) mod cache;
 pub(crate) mod call_path;
 pub(crate) mod exclusive;
+pub(crate) mod guest_code;
 pub(crate) mod linear;
 pub(crate) mod loaded;
 pub(crate) mod stacks;

@@ -150,6 +150,9 @@ pub enum WarmError {
         /// The limit.
         limit: usize,
     },
+    /// The host has no thread for code of the guest that prepares an instance.
+    #[error("the host has no thread for the guest's own initialisation: {0}")]
+    Thread(#[source] std::io::Error),
     /// No instance came back within the time that the lease waits.
     #[error("no instance of the guest came back within {0:?}")]
     TimedOut(std::time::Duration),
@@ -273,10 +276,11 @@ pub enum CallError {
          or use `call`, `invoke` or `call_bytes`"
     )]
     Synchronous,
-    /// The future of an earlier call was dropped before the call was over.
+    /// An earlier call did not come to its end: its future was dropped, a host function panicked,
+    /// or, in a component, it trapped.
     #[error(
-        "an earlier call of this lease was dropped, or panicked, before it was over, and what it left is not used \
-         again: take another lease"
+        "an earlier call of this lease was dropped, panicked or trapped before it was over, and what it left is not \
+         used again: take another lease"
     )]
     CutOff,
     /// The guest does not keep the byte-handling interface.

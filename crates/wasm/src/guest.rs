@@ -65,18 +65,48 @@ type LinkComponent = dyn Fn(&mut component::Linker<Host>) -> wasmtime::Result<()
 /// knowingly.
 ///
 /// A guest with [`GuestOptions::asynchronous`] may have asynchronous ones; no other may.
+///
+/// A guest that has some waits until all of a lazily opened snapshot is there, unless they
+/// [check memory](Imports::check_memory).
 #[derive(Clone, Default)]
 pub struct Imports {
     module: Option<Arc<Link>>,
     component: Option<Arc<LinkComponent>>,
+    /// Whether those of a module, and those of a component, check memory.
+    checks: [bool; 2],
+    /// Whether those of a component were added last.
+    last: usize,
 }
+
+/// Places in [`Imports::checks`].
+const MODULE: usize = 0;
+const COMPONENT: usize = 1;
 
 impl Imports {
     /// `link` defines imports of a module, and may replace existing ones.
     pub fn new(
         link: impl Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync + 'static,
     ) -> Self {
-        Self { module: Some(Arc::new(link)), component: None }
+        Self { module: Some(Arc::new(link)), ..Self::default() }
+    }
+
+    /// Promises that each function of the last `link` calls [`Host::check_memory`] after it has
+    /// read memory or arguments of the guest, and before it acts on them. Then a lazily opened
+    /// snapshot stays lazy: its guest runs while pages are missing. If one of them is lost, the
+    /// function reads zeros, and the check fails.
+    #[must_use]
+    pub fn check_memory(mut self) -> Self {
+        self.checks[self.last] = true;
+        self
+    }
+
+    /// Whether a guest has to wait for all of its memory, because these functions may act on what
+    /// they read there.
+    pub(crate) fn need_memory(&self, component: bool) -> bool {
+        match component {
+            true => self.component.is_some() && !self.checks[COMPONENT],
+            false => self.module.is_some() && !self.checks[MODULE],
+        }
     }
 
     /// Adds `link`'s definitions for a component, which may also replace existing ones.
@@ -86,20 +116,23 @@ impl Imports {
         link: impl Fn(&mut component::Linker<Host>) -> wasmtime::Result<()> + Send + Sync + 'static,
     ) -> Self {
         self.component = Some(Arc::new(link));
+        self.checks[COMPONENT] = false;
+        self.last = COMPONENT;
         self
     }
 
-    /// These, after the definitions of `first` for a module.
+    /// These, after the definitions of `first` for a module, which check memory.
     pub(crate) fn after(
         self,
         first: impl Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync + 'static,
     ) -> Self {
-        let Self { module, component } = self;
+        let checks = [!self.need_memory(false), self.checks[COMPONENT]];
+        let Self { module, component, last, .. } = self;
         let both = Self::new(move |linker| {
             first(linker)?;
             module.as_ref().map_or(Ok(()), |module| module(linker))
         });
-        Self { component, ..both }
+        Self { component, checks, last, ..both }
     }
 }
 
@@ -120,6 +153,7 @@ pub struct GuestOptions {
     pub files_below: Option<afresh_files::Tree>,
     /// Time limit of one call; needs [`crate::EngineConfig::timeouts`]. A call is never stopped
     /// before it is over, and by two ticks of 5 ms, or as late as the host's threads run, after it.
+    /// A warm-up has no time limit and no fuel limit; a [watch](GuestOptions::watch) ends it.
     pub timeout: Option<Duration>,
     /// Maximum fuel of one call; needs [`crate::EngineConfig::fuel`].
     pub fuel: Option<u64>,
@@ -196,8 +230,12 @@ impl Default for GuestOptions {
 }
 
 impl GuestOptions {
-    pub(crate) fn policy(&self, engine: &Engine) -> MemoryPolicy {
+    /// How memories of a module or component are made.
+    pub(crate) fn policy(&self, engine: &Engine, component: bool) -> MemoryPolicy {
+        // WASI 0.3 reads streams of bytes out of guest memory as it writes them.
+        let streams = component && self.asynchronous && engine.inner.config.has_p3();
         MemoryPolicy {
+            waits: streams || self.imports.need_memory(component),
             strategy: self.strategy,
             host_access: self.host_access,
             verify_every: self.verify_every,

@@ -10,6 +10,8 @@ pub(crate) mod files;
 pub(crate) mod hand_over;
 #[cfg(feature = "call-hook")]
 pub(crate) mod hook;
+pub(crate) mod losses;
+pub(crate) mod memories;
 pub(crate) mod opened;
 pub(crate) mod preview1;
 pub(crate) mod preview2;
@@ -36,6 +38,7 @@ use crate::LoadError;
 use crate::engine::call_path::CallPath;
 use crate::host::clock::Clock;
 use crate::host::files::{Files, LiveFiles};
+use crate::host::memories::{HostMemories, usable};
 use crate::host::watch::{StopHandle, Watch};
 
 pub use limiter::Limiter;
@@ -166,6 +169,10 @@ pub struct Host {
     context: Context,
     /// The component resources, once there are any.
     table: Option<ResourceTable>,
+    /// An empty table, for calls after a loss of memory.
+    void: ResourceTable,
+    /// Those that the guest runs on, which stay with the store.
+    memories: HostMemories,
     /// The files that this store starts from, of a session or of a lease with its own files.
     start: Option<Files>,
     /// Its files, once used.
@@ -208,6 +215,8 @@ impl Host {
             failure: None,
             context: Context::None,
             table: None,
+            void: ResourceTable::default(),
+            memories: HostMemories::default(),
             start: None,
             live: None,
             stdout: None,
@@ -360,7 +369,11 @@ impl Host {
 
     /// A handle that stops the calls of this lease.
     pub(crate) fn stop_handle(&mut self) -> StopHandle {
-        self.stop.get_or_insert_with(|| StopHandle(Arc::default())).clone()
+        self.stop.get_or_insert_default().clone()
+    }
+
+    pub(crate) fn set_stop(&mut self, stop: StopHandle) {
+        self.stop = Some(stop);
     }
 
     /// Whether the calls of this lease were stopped.
@@ -424,14 +437,10 @@ impl Host {
     pub fn state_and_table<T: 'static>(&mut self) -> (&mut T, &mut ResourceTable) {
         // Both are made on first use.
         self.state::<T>();
+        let lost = self.has_lost();
         let state = self.state.as_mut().and_then(|state| state.downcast_mut());
         let Some(state) = state else { unreachable!("just made") };
-        (state, self.table.get_or_insert_default())
-    }
-
-    /// The table of component resources.
-    pub(crate) fn table(&mut self) -> &mut ResourceTable {
-        self.table.get_or_insert_default()
+        (state, usable(lost, &mut self.void, &mut self.table))
     }
 
     /// Captured standard output of the call so far.
@@ -574,7 +583,8 @@ impl WasiView for Host {
         if !matches!(self.context, Context::P2(_)) {
             self.context = Context::P2(Box::new(self.builder().build()));
         }
-        let table = self.table.get_or_insert_default();
+        let lost = self.has_lost();
+        let table = usable(lost, &mut self.void, &mut self.table);
         match &mut self.context {
             Context::P2(ctx) => WasiCtxView { ctx, table },
             _ => unreachable!("just built"),

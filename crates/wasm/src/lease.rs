@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod async_calls;
+pub(crate) mod background;
 pub(crate) mod bytes;
 pub(crate) mod freeze;
 pub(crate) mod leased_instance;
@@ -105,7 +106,7 @@ impl<'a> Lease<'a> {
             return Err(CallError::Asynchronous);
         }
         if self.live.is_unfinished() {
-            return Err(CallError::CutOff);
+            return Err(self.cut_off());
         }
         let (way, limits) = (self.warm.way, self.limits);
         let InstanceParts { mut store, instance, known, unfinished } = self.live.parts();
@@ -128,12 +129,31 @@ impl<'a> Lease<'a> {
     /// The result of a call.
     #[inline]
     pub(crate) fn outcome<R>(&mut self, result: wasmtime::Result<R>) -> Result<R, CallError> {
+        if self.host().has_lost() {
+            return Err(self.lose());
+        }
         if let Some(failure) = self.host().failure() {
             let failure = failure.to_owned();
             self.cut_short = true;
             return Err(CallError::Wasi(failure));
         }
         result.map_err(|error| self.failed(error))
+    }
+
+    /// The error of a call that touched a page which will never be in place. Its results may come
+    /// from zeros. The instance is not used again.
+    #[cold]
+    fn lose(&mut self) -> CallError {
+        self.cut_short = true;
+        let InstanceParts { store, unfinished, .. } = self.live.parts();
+        *unfinished = true;
+        CallError::Memory(store.data().loss().unwrap_or_default())
+    }
+
+    /// The error of a call after one that was cut off.
+    #[cold]
+    pub(crate) fn cut_off(&self) -> CallError {
+        self.host().loss().map_or(CallError::CutOff, CallError::Memory)
     }
 
     /// Translates the failure of a call, and drops its remains in the store.
@@ -167,7 +187,7 @@ impl<'a> Lease<'a> {
             return Err(CallError::Asynchronous);
         }
         if self.live.is_unfinished() {
-            return Err(CallError::CutOff);
+            return Err(self.cut_off());
         }
         drive(CallPath::Direct, self.run(name, arguments))
     }
@@ -183,6 +203,9 @@ impl<'a> Lease<'a> {
         limits.apply(&mut store);
         let result = call_dynamic(way, &mut store, instance, name, arguments, limits).await;
         *unfinished = false;
+        if self.host().has_lost() {
+            return Err(self.lose());
+        }
         self.cut_short |= result.is_err();
         result.map_err(|error| self.explain(error))
     }
@@ -219,8 +242,7 @@ impl<'a> Lease<'a> {
         })
     }
 
-    /// The guest's first memory, once the bytes that the host will access are present. A missing
-    /// page ends a guest call with an error, but would end the host.
+    /// The guest's first memory, once the bytes that the host will access are present.
     fn memory_at(&mut self, address: usize, len: usize) -> Result<Memory, CallError> {
         if let Some(memory) = self.live.memory(0) {
             memory.slot().fetch(address, len).map_err(|e| CallError::Memory(e.to_string()))?;

@@ -333,7 +333,8 @@ impl Session {
 
     /// Whether a call was left in its middle: its remains in the store are not read.
     fn is_broken(&self) -> bool {
-        self.instance.unwound || self.instance.unfinished
+        let lost = || self.instance.store.as_context().data().has_lost();
+        self.instance.unwound || self.instance.unfinished || lost()
     }
 
     /// Gives the instance a generation and entropy that no other has.
@@ -435,6 +436,9 @@ impl Guest for Session {
     }
 
     fn checkpoint(&mut self) -> Result<Frozen<SessionState>, SessionError> {
+        if let Some(cause) = self.instance.store.as_context().data().loss() {
+            return Err(ImageError::Filler(cause).into());
+        }
         if self.is_broken() {
             let why = "a call of it was cut off, or ended by a panic; roll it back first";
             return Err(SessionError::State(why.to_owned()));

@@ -138,13 +138,15 @@ impl Warmer<'_> {
         Ok(compiled)
     }
 
-    /// Runs the code that brings a new instance to its warm state.
+    /// Runs the code that brings a new instance to its warm state, within `limits`, which the store
+    /// has already.
     async fn run(
         &self,
         store: &mut impl AsyncStore,
         instance: Instance,
         preparation: &Preparation,
         warm_up: &WarmUp,
+        limits: CallLimits,
     ) -> Result<(), WarmError> {
         let failed = |name: &str| {
             let name = name.to_owned();
@@ -152,9 +154,7 @@ impl Warmer<'_> {
         };
         let way = self.guest.way();
         for name in &preparation.first {
-            call_dynamic(way, store, instance, name, &[], CallLimits::default())
-                .await
-                .map_err(failed(name))?;
+            call_dynamic(way, store, instance, name, &[], limits).await.map_err(failed(name))?;
         }
         for (name, arguments) in &warm_up.calls {
             let values = match arguments {
@@ -173,7 +173,7 @@ impl Warmer<'_> {
                 }
                 .map_err(failed(name))?,
                 Arguments::Bytes(input) => {
-                    bytes_entry::warm_up(way, store, instance, name, input)
+                    bytes_entry::warm_up(way, store, instance, name, input, limits)
                         .await
                         .map_err(failed(name))?;
                     continue;
@@ -184,7 +184,7 @@ impl Warmer<'_> {
                     )));
                 }
             };
-            call_dynamic(way, store, instance, name, &values, CallLimits::default())
+            call_dynamic(way, store, instance, name, &values, limits)
                 .await
                 .map_err(failed(name))?;
         }
@@ -208,8 +208,9 @@ impl Warmer<'_> {
             blueprint.instantiate(&mut store, &memories).await.map_err(WarmError::Instantiate)?;
         // Values from the warm-up's calls, and values read below, must not stay rooted.
         let mut scope = RootScope::new(&mut store);
-        blueprint.stores.limits.of_warm_up().apply(&mut scope);
-        self.run(&mut scope, instance, preparation, warm_up).await?;
+        let limits = blueprint.stores.limits.of_warm_up();
+        limits.apply(&mut scope);
+        self.run(&mut scope, instance, preparation, warm_up, limits).await?;
         blueprint.stores.unlimit(&mut scope);
         descriptors::check(scope.as_context_mut().data_mut())?;
         blueprint.stores.keep_files(scope.as_context_mut().data_mut());

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use afresh_sys::{PageRange, Protection, Reservation};
 
 use super::backing::FillState;
-use super::{Extent, Image, Inserter, build};
+use super::{Extent, Image, Inserter, PageLoss, build};
 use crate::ImageError;
 
 /// Fetches the content of a lazily filled image and puts it in place, through the inserter it was
@@ -140,6 +140,10 @@ pub(crate) struct Missing {
     /// Pages of `memory` before the slot's page 0.
     first: usize,
     capacity: usize,
+    /// The slot's.
+    loss: Arc<PageLoss>,
+    /// Whether accesses that cannot become traps get zeros in place of lost pages.
+    stands_in: bool,
 }
 
 /// The result of a fault on a page.
@@ -160,10 +164,27 @@ impl Missing {
         memory: &Arc<Reservation>,
         first: usize,
         capacity: usize,
+        loss: &Arc<PageLoss>,
     ) -> Option<Self> {
         let mut runs = image.runs();
         runs.retain(|run| !run.backing.is_complete());
-        (!runs.is_empty()).then(|| Self { runs, memory: memory.clone(), first, capacity })
+        let (memory, loss) = (memory.clone(), loss.clone());
+        (!runs.is_empty()).then_some(Self { runs, memory, first, capacity, loss, stands_in: false })
+    }
+
+    /// Gives accesses that cannot become traps zeros in place of lost pages, if `on`.
+    pub(crate) fn with_stand_ins(self, on: bool) -> Self {
+        Self { stands_in: on, ..self }
+    }
+
+    /// Whether accesses that cannot become traps get zeros in place of lost pages.
+    pub(crate) fn gives_stand_ins(&self) -> bool {
+        self.stands_in
+    }
+
+    /// Whether such an access may get zeros now.
+    pub(crate) fn may_stand_in(&self) -> bool {
+        self.stands_in && self.loss.is_known()
     }
 
     /// The parts of `range` whose pages may be missing.
@@ -176,7 +197,7 @@ impl Missing {
     pub(crate) fn answer(&self, page: usize) -> FaultOutcome {
         let met = self.meet(page);
         if met == FaultOutcome::Closed {
-            self.close();
+            self.close(Some(page));
         }
         met
     }
@@ -200,12 +221,30 @@ impl Missing {
         run.backing.answer(run.at + page - run.range.start)
     }
 
-    /// Ends access: nothing may be read as if it were content. The retry raises SIGSEGV, or
-    /// `EFAULT`.
-    pub(crate) fn close(&self) {
-        let all = PageRange::new(self.first, self.capacity);
-        // If even that is refused, the missing pages still raise faults.
-        let _ = self.memory.protect(all, Protection::None);
+    /// Ends access, for the loss of `page`: nothing may be read as if it were content. The retry
+    /// raises SIGSEGV, or `EFAULT`.
+    pub(crate) fn close(&self, page: Option<usize>) {
+        // Later losses are of memory that stands in for the content.
+        if self.loss.note(page) {
+            // If even that is refused, the missing pages still raise faults.
+            let _ = self.memory.protect(self.all(), Protection::None);
+        }
+    }
+
+    /// Puts zeros in place of closed pages, for code that cannot be ended there.
+    /// `around` gives the accessible pages around the touched one, up to a distance. Safe in a
+    /// signal handler.
+    pub(crate) fn stand_in(&self, around: impl Fn(usize) -> PageRange) -> bool {
+        let open = |range: PageRange| {
+            let range = PageRange::new(self.first + range.start, range.len);
+            self.memory.map_anonymous(range, Protection::ReadWrite).is_ok()
+        };
+        // Where the kernel has no mapping left to split off, the whole region splits none.
+        open(around(self.loss.widen())) || open(around(usize::MAX))
+    }
+
+    fn all(&self) -> PageRange {
+        PageRange::new(self.first, self.capacity)
     }
 
     /// Address of `page` of the slot.

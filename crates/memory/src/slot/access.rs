@@ -51,10 +51,14 @@ impl Slot {
     /// call may touch them. Costs next to nothing otherwise. Bytes outside the slot are ignored.
     ///
     /// # Errors
-    /// [`SlotError::Image`] when they will never be, or a quarantined slot.
+    /// [`SlotError::Image`] when they will never be, or the slot has lost others; a quarantined
+    /// slot.
     pub fn fetch(&self, offset: usize, len: usize) -> Result<(), SlotError> {
         if self.state.filling().is_some() {
-            self.check()?;
+            // Pages that other slots have lost are no concern of this one.
+            if self.loss.is_known() || self.state.reason().is_some() || self.is_of_parent() {
+                self.check()?;
+            }
             let pages = self.space.capacity.saturating_mul(PAGE_SIZE);
             let end = offset.saturating_add(len).min(pages);
             if offset < end {

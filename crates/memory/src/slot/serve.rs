@@ -27,7 +27,7 @@ use afresh_sys::{
     fork, lock,
 };
 
-use super::{Slot, State};
+use super::{Slot, Space, State};
 use crate::SlotError;
 use crate::image::{FaultOutcome, Missing};
 
@@ -112,10 +112,10 @@ struct Entry {
 }
 
 impl Entry {
-    fn close(&self) {
+    fn close(&self, page: Option<usize>) {
         let current = lock(&self.current);
         if *current {
-            self.missing.close();
+            self.missing.close(page);
         }
     }
 
@@ -132,7 +132,7 @@ impl Entry {
             self.broken.store(true, Ordering::Release);
         }
         if !matches!(met, Ok(FaultOutcome::Present | FaultOutcome::Filled)) {
-            self.close();
+            self.close(Some(page));
         }
     }
 }
@@ -260,7 +260,7 @@ impl Server {
         self.bell.notify_all();
         for slot in lock(&self.slots).values() {
             slot.broken.store(true, Ordering::Release);
-            slot.close();
+            slot.close(None);
             let len = PageRange::new(0, slot.missing.capacity()).byte_len();
             let _ = self.uffd.wake(slot.missing.address(0), len);
         }
@@ -330,8 +330,8 @@ impl Slot {
     /// thread, waits for all of them.
     pub(super) fn serve(&mut self) -> Result<(), SlotError> {
         let features = self.config.features.as_ref().unwrap_or_else(|| Features::host());
-        let missing =
-            Missing::of(&self.image, &self.space.memory, self.space.first, self.space.capacity);
+        let Space { memory, first, capacity, .. } = &self.space;
+        let missing = Missing::of(&self.image, memory, *first, *capacity, &self.loss);
         let (Some(missing), State::Filling(filling)) = (missing, &mut self.state) else {
             return Ok(());
         };

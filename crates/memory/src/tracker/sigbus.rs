@@ -5,7 +5,10 @@
 //! process.
 //!
 //! It also handles missing pages of a lazily filled image. Such a fault and one on a protected page
-//! look alike; a page that is in place is taken for protected.
+//! look alike; a page that is in place is taken for protected. A page that will never be in place
+//! closes the memory, and the retried access raises SIGSEGV. A runtime makes a trap of that where
+//! the guest may trap. Any other code gets zeros if the slot's user allows it
+//! ([`crate::SlotConfig::checks_loss`]).
 //!
 //! May break it: a *system call* that writes a protected page fails with `EFAULT`, because the
 //! kernel, not a thread, takes the fault. Slots whose memory system calls write use the scan
@@ -88,6 +91,16 @@ impl Watch {
         self.repeats.fetch_add(1, Ordering::Relaxed) >= MAX_REPEATS
     }
 
+    /// Whether an access to closed memory got zeros, because it cannot become a trap.
+    fn stand_in(&self, page: usize, instruction: usize) -> bool {
+        let closed = self.missing.as_ref().filter(|missing| missing.may_stand_in());
+        closed.is_some_and(|missing| {
+            self.watched.contains(page)
+                && !fault::traps(instruction)
+                && missing.stand_in(|distance| self.watched.run_around(page, distance))
+        })
+    }
+
     fn set_protection(&self, range: PageRange, protect: bool) -> Result<(), TrackError> {
         let start = (self.base + range.byte_start()) as *const u8;
         if !range.is_empty() {
@@ -118,10 +131,14 @@ impl Watch {
 impl FaultHandler for Watch {
     fn answers(&self, signal: FaultSignal) -> bool {
         signal == FaultSignal::Bus
+            || self.missing.as_ref().is_some_and(|missing| missing.gives_stand_ins())
     }
 
     fn on_fault(&self, fault: &Fault) -> bool {
         let page = (fault.address - self.base) / PAGE_SIZE;
+        if fault.cause == FaultCause::Protected {
+            return self.stand_in(page, fault.instruction);
+        }
         if fault.cause != FaultCause::Unavailable || !self.watched.contains(page) {
             return false;
         }

@@ -436,3 +436,54 @@ fn a_planted_bug_that_loses_a_page_is_caught() {
     );
     planted::must_be_caught(&[Bug::Lazy], &["lazy::slots_of_one_image_share_what_has_arrived"]);
 }
+
+/// Run in a separate process: where it fails, a fault ends it.
+#[test]
+fn code_that_checks_for_a_loss_gets_zeros_in_place_of_pages_that_never_come() {
+    const NAME: &str =
+        "lazy::code_that_checks_for_a_loss_gets_zeros_in_place_of_pages_that_never_come";
+    if uffd_missing() {
+        return;
+    }
+    afresh_sys::alone(NAME, || {
+        let content = content();
+        let (image, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+        let filler = filler.unwrap();
+        let config = || SlotConfig { checks_loss: true, ..SlotConfig::default() };
+        let mut slot = Slot::new(&image, config()).unwrap();
+        let mut other = Slot::new(&image, config()).unwrap();
+        let loss = slot.loss();
+        // SAFETY: pages of slots that nothing else uses.
+        let read =
+            |slot: &Slot, page: usize| unsafe { slot.base().add(page * PAGE_SIZE).read_volatile() };
+        assert_eq!(read(&slot, 30), content[30 * PAGE_SIZE]);
+        assert_eq!(read(&other, 30), content[30 * PAGE_SIZE]);
+        filler.dead.store(true, Ordering::Release);
+        assert!(!loss.is_known());
+        assert_eq!(read(&slot, 31), 0);
+        assert_eq!(loss.page(), Some(31));
+        // A page that was there is closed as well: the access gets zeros, and none faults forever.
+        assert_eq!(read(&slot, 30), 0);
+        for page in 0..PAGES {
+            // SAFETY: as above.
+            unsafe { slot.base().add(page * PAGE_SIZE).write_volatile(7) };
+        }
+        assert_eq!(loss.page(), Some(31), "the first one is named");
+        let refused = slot.fetch(30 * PAGE_SIZE, 1).unwrap_err().to_string();
+        assert!(refused.contains("page 31 is lost: the source is dead"), "{refused}");
+        let refusals = [
+            slot.freeze().unwrap_err().to_string(),
+            slot.verify().unwrap_err().to_string(),
+            slot.reset().unwrap_err().to_string(),
+        ];
+        for refusal in refusals {
+            assert!(refusal.contains("the source is dead"), "{refusal}");
+        }
+        // The other slot keeps what it has.
+        assert!(!other.loss().is_known());
+        assert_eq!(read(&other, 30), content[30 * PAGE_SIZE]);
+        other.fetch(30 * PAGE_SIZE, 1).unwrap();
+        other.fetch(31 * PAGE_SIZE, 1).unwrap_err();
+        other.reset().unwrap_err();
+    });
+}

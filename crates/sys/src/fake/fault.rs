@@ -22,6 +22,12 @@ pub fn register(
     Ok(Registration(()))
 }
 
+/// No runtime traps here.
+#[must_use]
+pub fn traps(_address: usize) -> bool {
+    false
+}
+
 /// Nothing to install.
 ///
 /// # Errors

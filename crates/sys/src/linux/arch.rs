@@ -9,9 +9,9 @@ mod aarch64;
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(super) use aarch64::was_write;
+pub(super) use aarch64::{instruction, was_write};
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86_64::was_write;
+pub(super) use x86_64::{instruction, was_write};
 
 #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
 compile_error!("afresh runs on x86_64 and aarch64");

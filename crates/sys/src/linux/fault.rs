@@ -134,6 +134,14 @@ pub fn step_aside() -> Result<(), SysError> {
     SIGNALS.iter().try_for_each(|(_, _, chain)| chain.step_aside())
 }
 
+/// Whether a runtime turns faults of the instruction at `address` into traps, because it is in a
+/// range of code that says so ([`FaultHandler::traps`]). May be called in a signal handler.
+#[must_use]
+pub fn traps(address: usize) -> bool {
+    let found = TABLE.with(address, fork::generation(), |handler| handler.traps(address));
+    found.is_some_and(|traps| traps)
+}
+
 thread_local! {
     /// Handlers of ranges that this thread is in. Const-initialised without a destructor, so that
     /// reading it in a handler allocates nothing.
@@ -249,5 +257,7 @@ unsafe fn decode(
     let signal = if bus { FaultSignal::Bus } else { FaultSignal::Segv };
     // SAFETY: the caller's promise.
     let write = unsafe { arch::was_write(context) };
-    Some(Fault { address, signal, cause, write })
+    // SAFETY: as above.
+    let instruction = unsafe { arch::instruction(context) };
+    Some(Fault { address, signal, cause, write, instruction })
 }

@@ -49,7 +49,7 @@ fn main() -> Result<()> {
         let started = Instant::now();
         for n in 1..=100 {
             let mut lease = plugin.lease_async(&LeaseOptions::new()).await?;
-            let (mut store, instance) = lease.bindings();
+            let (mut store, instance) = lease.bindings()?;
             let bindings = Plugin::new(&mut store, &instance)?;
             let steps = bindings.call_handle(&mut store, n).await?;
             let audited = &lease.host_mut().state::<Request>().audited;

@@ -59,9 +59,9 @@ pub(crate) async fn warm_up(
     instance: Instance,
     name: &str,
     input: &[u8],
+    limits: CallLimits,
 ) -> Result<(), CallError> {
     let broken = CallError::Interface;
-    let limits = CallLimits::default();
     let length = Val::I32(BytesEntry::length(input)?);
     let func = instance.get_func(&mut *store, name);
     let takes_address = func.is_some_and(|func| func.ty(&*store).params().len() == 2);

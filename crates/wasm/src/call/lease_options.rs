@@ -7,6 +7,7 @@ use afresh_pool::LimitPolicy;
 
 use crate::LoadError;
 use crate::call::stores::{CallLimits, Stores};
+use crate::host::watch::StopHandle;
 use crate::host::{Host, Output, Wasi};
 
 /// The limits of calls, where they differ from those of the lease or the guest. The default is
@@ -58,6 +59,8 @@ pub struct LeaseOptions {
     wasi: Option<Arc<Wasi>>,
     output: Option<Output>,
     exhausted: Option<LimitPolicy>,
+    /// Stops code that prepares the instance.
+    stop: Option<StopHandle>,
 }
 
 /// The limits of the calls of a lease; see [`crate::Lease::set_limits`].
@@ -135,6 +138,11 @@ impl LeaseOptions {
         self.clone().exhausted(attempt)
     }
 
+    /// The same, with a handle that stops the lease from its first code on.
+    pub(crate) fn stopped_by(self, stop: StopHandle) -> Self {
+        Self { stop: Some(stop), ..self }
+    }
+
     /// The limits of its calls, which the engine is known to keep.
     ///
     /// # Errors
@@ -157,6 +165,9 @@ impl LeaseOptions {
         }
         if let Some(output) = &self.output {
             host.set_output(output.clone());
+        }
+        if let Some(stop) = &self.stop {
+            host.set_stop(stop.clone());
         }
     }
 }

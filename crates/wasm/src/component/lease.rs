@@ -9,7 +9,7 @@ use afresh_pool::Lease as PoolLease;
 use afresh_rewrite::{Roots, names};
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{ComponentExportIndex, Func, Instance, InstancePre, Type, Val};
-use wasmtime::{AsContextMut, Store, StoreContextMut};
+use wasmtime::{AsContextMut, Store, StoreContextMut, Trap};
 
 use crate::call::dynamic::{call_error, start_error};
 use crate::call::lease_options::{CallOptions, LeaseLimits, LeaseOptions};
@@ -17,7 +17,7 @@ use crate::call::stores::CallLimits;
 use crate::call::values::{read_component_value, show_component_value};
 use crate::component::shared::SharedComponent;
 use crate::engine::call_path::{CallPath, drive};
-use crate::engine::linear::{MemoryOwner, with_memories};
+use crate::engine::linear::{MemoryOwner, check_loss, with_memories};
 use crate::error::listed;
 use crate::host::Host;
 use crate::host::uniqueness::{entropy, next_generation};
@@ -34,8 +34,11 @@ pub struct ComponentLease<'a> {
     pub(crate) warm: &'a SharedComponent,
     /// The limits of each of its calls.
     pub(crate) limits: CallLimits,
-    /// A call on a fiber has begun and was not over when its future was dropped.
+    /// A call has begun and is not over: its future runs or was dropped, or a host function
+    /// panicked.
     pub(crate) unfinished: bool,
+    /// A call failed after it had begun.
+    pub(crate) cut_short: bool,
     /// The guest of an owned lease, dropped after everything that borrows from it.
     pub(crate) keep: Option<Arc<SharedComponent>>,
 }
@@ -59,6 +62,8 @@ pub(crate) struct Caller<'a> {
     pub(crate) way: CallPath,
     /// The exports that may be called.
     pub(crate) roots: &'a Roots,
+    /// Set by a call that fails after its arguments were counted.
+    pub(crate) cut_short: &'a mut bool,
 }
 
 impl Caller<'_> {
@@ -145,12 +150,23 @@ impl Caller<'_> {
         }
         let mut results = vec![Val::Bool(false); ty.results().len()];
         self.limits.apply(&mut *self.store);
+        let cut_before = *self.cut_short;
         let result = self.way.call_component(func, self.store, arguments, &mut results).await;
+        *self.cut_short |= result.is_err();
+        if let Some(cause) = self.store.data().loss() {
+            return Err(CallError::Memory(cause));
+        }
         if let Some(failure) = self.store.data().failure() {
             return Err(CallError::Wasi(failure.to_owned()));
         }
-        result.map_err(|e| call_error(e, self.limits))?;
-        Ok(results)
+        match result.map_err(|error| call_error(error, self.limits)) {
+            Ok(()) => Ok(results),
+            // wasmtime lets nothing into a store in which a call trapped.
+            Err(CallError::Trap { trap: Trap::CannotEnterComponent, .. }) if cut_before => {
+                Err(CallError::CutOff)
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -160,13 +176,21 @@ impl<'a> ComponentLease<'a> {
         warm: &'a SharedComponent,
         options: &LeaseOptions,
     ) -> Result<Self, WarmError> {
+        let memories = warm.take_memories(options)?;
+        Self::prepare(warm, memories, options).await
+    }
+
+    /// Makes an instance over `memories`, and runs the component's own code for a new clone.
+    pub(crate) async fn prepare(
+        warm: &'a SharedComponent,
+        memories: PoolLease<'a, FreshMemories>,
+        options: &LeaseOptions,
+    ) -> Result<Self, WarmError> {
         let limits = options.limits(&warm.stores)?;
-        let exhausted = options.policy(warm.pool.limits().exhausted);
-        let make = |_| FreshMemories::new(&warm.memories, &warm.policy);
-        let memories = warm.pool.get_with(0, exhausted, make)?;
         let mut store = warm.stores.make()?;
         options.apply(store.data_mut());
         store.data_mut().set_generation(next_generation());
+        store.data_mut().set_memories(&memories.memories);
         // Start functions that run in every instance are calls of the guest.
         if warm.rerun_reason.is_some() {
             limits.of_start().apply(&mut store);
@@ -176,8 +200,17 @@ impl<'a> ComponentLease<'a> {
             .await
             .map_err(|error| start_error(error, limits))?;
         warm.stores.unlimit(&mut store);
-        let mut lease =
-            Self { store, instance, memories, warm, limits, unfinished: false, keep: None };
+        check_loss(&memories.memories)?;
+        let mut lease = Self {
+            store,
+            instance,
+            memories,
+            warm,
+            limits,
+            unfinished: false,
+            cut_short: false,
+            keep: None,
+        };
         if let Some(export) = &warm.reseed {
             let failed =
                 |error| WarmError::Call { name: names::RESEED_COMPONENT.to_owned(), error };
@@ -196,6 +229,7 @@ impl ComponentLease<'_> {
             limits: self.limits,
             way: self.warm.stores.way,
             roots: &self.warm.roots,
+            cut_short: &mut self.cut_short,
         }
     }
 
@@ -216,17 +250,26 @@ impl ComponentLease<'_> {
         match (self.warm.stores.way.waits(), waits) {
             (true, false) => Err(CallError::Asynchronous),
             (false, true) => Err(CallError::Synchronous),
-            _ if self.unfinished => Err(CallError::CutOff),
-            _ => Ok(()),
+            _ => self.check_memory(),
         }
+        .and_then(|()| if self.unfinished { Err(CallError::CutOff) } else { Ok(()) })
+    }
+
+    /// Fails if a call touched a page of a lazily opened snapshot that will never be in place.
+    /// Every call fails then. For calls through [`ComponentLease::lazy_bindings`].
+    ///
+    /// # Errors
+    /// [`CallError::Memory`], with the page and the reason.
+    pub fn check_memory(&self) -> Result<(), CallError> {
+        self.store.data().loss().map_or(Ok(()), |cause| Err(CallError::Memory(cause)))
     }
 
     /// Calls an exported function of the component's world by name, or a function of an exported
     /// interface by `interface#function`.
     ///
     /// # Errors
-    /// [`CallError`]; the lease is spent after a trap. [`CallError::CutOff`] after a call in which
-    /// a host function panicked.
+    /// [`CallError`]. [`CallError::CutOff`] after a call that trapped, or in which a host function
+    /// failed or panicked.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
         self.check_call(false)?;
         // It stays so where a host function panics, and the embedder catches that.
@@ -288,11 +331,10 @@ impl ComponentLease<'_> {
         self.warm.stores.way.waits()
     }
 
-    /// Whether a call was cut off: its future was dropped before its end, or a host function
-    /// panicked.
+    /// As [`crate::Lease::is_cut_short`].
     #[must_use]
     pub fn is_cut_short(&self) -> bool {
-        self.unfinished
+        self.unfinished || self.cut_short || self.store.data().has_lost()
     }
 
     /// A handle that stops the calls of this lease from another thread.
@@ -330,8 +372,21 @@ impl ComponentLease<'_> {
     }
 
     /// Its store and instance, for code generated by `wasmtime::component::bindgen!`. It sets the
-    /// limits for one call: for several calls, call this before each.
-    pub fn bindings(&mut self) -> (StoreContextMut<'_, Host>, Instance) {
+    /// limits for one call: for several calls, call this before each. It waits until all memory of
+    /// a lazily opened snapshot is there.
+    ///
+    /// # Errors
+    /// [`CallError::Memory`] when some of it will never be.
+    pub fn bindings(&mut self) -> Result<(StoreContextMut<'_, Host>, Instance), CallError> {
+        for memory in &self.memories.memories {
+            memory.complete().map_err(|error| CallError::Memory(error.to_string()))?;
+        }
+        Ok(self.lazy_bindings())
+    }
+
+    /// As [`ComponentLease::bindings`], while pages of a lazily opened snapshot are missing. Call
+    /// [`ComponentLease::check_memory`] after each call, and before its results are used.
+    pub fn lazy_bindings(&mut self) -> (StoreContextMut<'_, Host>, Instance) {
         self.limits.apply(&mut self.store);
         (self.store.as_context_mut(), self.instance)
     }
@@ -339,6 +394,9 @@ impl ComponentLease<'_> {
     /// Translates the failure of a call that was made through [`ComponentLease::bindings`].
     #[must_use]
     pub fn explain(&self, error: wasmtime::Error) -> CallError {
+        if let Err(lost) = self.check_memory() {
+            return lost;
+        }
         match self.store.data().failure() {
             Some(failure) => CallError::Wasi(failure.to_owned()),
             None => call_error(error, self.limits),

@@ -44,7 +44,7 @@ pub(crate) async fn warm(
     warm_up: &WarmUp,
 ) -> Result<WarmNested, WarmError> {
     let way = stores.way;
-    let policy = guest.options.policy(&guest.engine);
+    let policy = guest.options.policy(&guest.engine, true);
     let opened = open_component(&guest.wasm).map_err(LoadError::from)?;
     let pre = linker
         .instantiate_pre(&compile(&guest.engine, &opened.component)?)
@@ -63,6 +63,7 @@ pub(crate) async fn warm(
         .map_err(|error| start_error(error, limits))?;
     for (name, arguments) in &warm_up.calls {
         let failed = |error| WarmError::Call { name: name.clone(), error };
+        let mut cut_short = false;
         let mut caller = Caller {
             pre: &pre,
             store: &mut store,
@@ -70,6 +71,7 @@ pub(crate) async fn warm(
             limits,
             way,
             roots: &Roots::AllExports,
+            cut_short: &mut cut_short,
         };
         match arguments {
             Arguments::Component(values) => {

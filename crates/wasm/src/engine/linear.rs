@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
 use afresh_memory::{
-    Features, HostAccess, Image, ImageError, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError,
-    Strategy, ZeroPageSource, page_align_up,
+    Features, HostAccess, Image, ImageError, PAGE_SIZE, PageLoss, ResetError, Slot, SlotConfig,
+    SlotError, Strategy, ZeroPageSource, page_align_up,
 };
 use afresh_pool::ResetCost;
 use afresh_rewrite::Memory;
@@ -99,6 +99,8 @@ pub(crate) struct MemoryPolicy {
     pub(crate) memory64_capacity: usize,
     /// The source of whole blocks for growth.
     pub(crate) stock: Option<Arc<dyn ZeroPageSource>>,
+    /// Whether memories wait until all of a lazily filled image is in place.
+    pub(crate) waits: bool,
 }
 
 impl MemoryPolicy {
@@ -120,6 +122,10 @@ pub(crate) struct GuestMemory {
     initial: AtomicUsize,
     /// Pages of the write set after the last reset, readable without the lock.
     resident: AtomicUsize,
+    /// The slot's, readable without the lock.
+    loss: Arc<PageLoss>,
+    /// As [`MemoryPolicy::waits`].
+    waits: bool,
     slot: ExclusiveCell<Slot>,
 }
 
@@ -131,6 +137,9 @@ impl GuestMemory {
         bytes: usize,
         policy: &MemoryPolicy,
     ) -> Result<Arc<Self>, SlotError> {
+        if policy.waits {
+            image.complete()?;
+        }
         let capacity = shape.capacity(policy.memory64_capacity);
         let reserved =
             (Space::of_process().reservation as usize).saturating_sub(capacity * PAGE_SIZE);
@@ -144,6 +153,7 @@ impl GuestMemory {
                 capacity: Some(capacity),
                 verify_every: policy.verify_every,
                 stock: policy.stock.clone(),
+                checks_loss: true,
                 ..SlotConfig::default()
             },
         )?;
@@ -154,6 +164,8 @@ impl GuestMemory {
             bytes: AtomicUsize::new(bytes),
             initial: AtomicUsize::new(bytes),
             resident: AtomicUsize::new(0),
+            loss: slot.loss(),
+            waits: policy.waits,
             slot: ExclusiveCell::new(slot),
         }))
     }
@@ -161,6 +173,32 @@ impl GuestMemory {
     #[inline]
     pub(crate) fn slot(&self) -> Guard<'_, Slot> {
         self.slot.lock()
+    }
+
+    /// Whether a page was touched that will never be in place.
+    pub(crate) fn loss(&self) -> &Arc<PageLoss> {
+        &self.loss
+    }
+
+    /// The lost page and the reason, if one was touched.
+    #[cold]
+    pub(crate) fn lost(&self) -> Option<String> {
+        let unknown = || "a page is lost".to_owned();
+        self.loss.is_known().then(|| self.slot().failure().unwrap_or_else(unknown))
+    }
+
+    /// Waits for those of its pages that contain `len` bytes at `address`, if they are its own.
+    #[inline]
+    pub(crate) fn fetch(&self, address: usize, len: usize) -> Result<(), SlotError> {
+        match address.checked_sub(self.base).filter(|offset| *offset < self.capacity) {
+            Some(offset) => self.slot().fetch(offset, len),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for all of its pages.
+    pub(crate) fn complete(&self) -> Result<(), SlotError> {
+        self.slot().fetch(0, self.capacity)
     }
 
     /// Its declaration.
@@ -213,6 +251,9 @@ impl GuestMemory {
     /// Goes to `image`, `bytes` long; `true` when the size is another now, and wasmtime must look
     /// again.
     pub(crate) fn switch(&self, image: &Image, bytes: usize) -> Result<bool, SlotError> {
+        if self.waits {
+            image.complete()?;
+        }
         self.slot().switch(image)?;
         self.initial.store(bytes, Ordering::Relaxed);
         Ok(self.bytes.swap(bytes, Ordering::Relaxed) != bytes)
@@ -255,6 +296,12 @@ impl GuestMemory {
         }
         Ok(grown)
     }
+}
+
+/// Refuses memories that have lost a page.
+pub(crate) fn check_loss(memories: &[Arc<GuestMemory>]) -> Result<(), ImageError> {
+    let lost = memories.iter().find_map(|memory| memory.lost());
+    lost.map_or(Ok(()), |cause| Err(ImageError::Filler(cause)))
 }
 
 /// wasmtime's handle of a memory.
@@ -441,6 +488,7 @@ unsafe impl MemoryCreator for SlotMemories {
             verify_every: None,
             memory64_capacity: space.reservation as usize,
             stock: None,
+            waits: false,
         };
         let image = Image::zero(page_align_up(minimum) / PAGE_SIZE);
         let memory =

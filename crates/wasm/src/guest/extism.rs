@@ -368,7 +368,9 @@ async fn bytes(caller: &mut Caller<'_, Host>, at: u64) -> wasmtime::Result<Vec<u
     let there = there.ok_or_else(|| {
         wasmtime::Error::msg(format!("{length} bytes at {at:#x} are outside the kernel memory"))
     })?;
-    Ok(there.to_vec())
+    let bytes = there.to_vec();
+    caller.data().check_memory()?;
+    Ok(bytes)
 }
 
 async fn give(caller: &mut Caller<'_, Host>, bytes: &[u8]) -> wasmtime::Result<u64> {

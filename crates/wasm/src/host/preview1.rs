@@ -81,8 +81,10 @@ fn run(
 ) -> wasmtime::Result<i32> {
     let memory = memory::of(caller)?;
     let (bytes, host) = memory.data_and_store_mut(&mut *caller);
+    host.check_memory()?;
     let files = host.live();
-    let mut calls = Call { memory: Bytes(bytes), files: &files, host, wait: Wait::begin() };
+    let memory = Bytes::new(bytes, host);
+    let mut calls = Call { memory, files: &files, host, wait: Wait::begin() };
     memory::answer(call(&mut calls))
 }
 
@@ -299,7 +301,7 @@ mod ours {
 
 /// Functions of standard streams and clocks.
 mod streams {
-    use super::{COPIED, Caller, GuestMemory, Host, memory, standard, theirs};
+    use super::{Bytes, COPIED, Caller, GuestMemory, Host, memory, standard, theirs};
     use wasmtime_wasi::p1::WasiP1Ctx;
     use wasmtime_wasi::p1::wasi_snapshot_preview1::WasiSnapshotPreview1 as _;
 
@@ -309,6 +311,7 @@ mod streams {
     ) -> wasmtime::Result<(&'a mut WasiP1Ctx, GuestMemory<'a>)> {
         let memory = memory::of(caller)?;
         let (bytes, host) = memory.data_and_store_mut(caller);
+        host.check_memory()?;
         let context = host.p1();
         context.set_hostcall_fuel(COPIED);
         Ok((context, GuestMemory::Unshared(bytes)))
@@ -334,6 +337,9 @@ mod streams {
         to: i32,
     ) -> wasmtime::Result<i32> {
         let stream = standard(caller.data_mut(), fd).unwrap_or(fd);
+        let (bytes, host) = memory::of(caller)?.data_and_store_mut(&mut *caller);
+        // It writes the bytes as it reads them.
+        Bytes::new(bytes, host).fetch_parts(parts, count)?;
         let (context, mut memory) = lend(caller)?;
         theirs::fd_write(context, &mut memory, stream, parts, count, to).await
     }

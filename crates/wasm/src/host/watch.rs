@@ -75,7 +75,7 @@ impl std::fmt::Debug for Watch {
 
 /// Stops the calls of one lease, from any thread: the one that runs and those that follow fail with
 /// [`crate::CallError::Stopped`]. A running call notices it if its guest has a [`Watch`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct StopHandle(pub(crate) Arc<AtomicBool>);
 
 impl StopHandle {
@@ -93,6 +93,7 @@ pub(crate) struct StoppedCall;
 /// Handles a tick of a call that is watched, or that gives way.
 pub(crate) fn look(mut store: StoreContextMut<'_, Host>) -> wasmtime::Result<UpdateDeadline> {
     let host = store.data_mut();
+    host.check_memory()?;
     let left = host.take_turn();
     let over = match left {
         Some(left) => left == 0,

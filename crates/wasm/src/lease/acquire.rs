@@ -10,11 +10,14 @@ use afresh_pool::NextItem;
 
 use crate::call::lease_options::LeaseOptions;
 use crate::engine::call_path::poll_once;
+use crate::lease::background::prepare_elsewhere;
 use crate::lease::leased_instance::{FreshInstance, LeasedInstance};
 use crate::lease::{Lease, OwnedLease};
 use crate::warm::Inner;
+use crate::warm::fresh::{FreshMemories, FreshState};
 use crate::warm::ownership::Ownership;
 use crate::warm::pools::Pools;
+use crate::warm::reset::ResetInstance;
 use crate::{Warm, WarmError};
 
 /// Polls a lease that must be ready at once; an error if its guest waits first.
@@ -29,20 +32,23 @@ pub(crate) fn at_once<T>(
     })
 }
 
+/// An instance, or its memories, taken from the pool. No code of the guest has run for the lease.
+enum PoolItem<'a> {
+    Reset(afresh_pool::Lease<'a, ResetInstance>),
+    Fresh(&'a FreshState, afresh_pool::Lease<'a, FreshMemories>),
+}
+
 impl Inner {
-    /// Takes a lease; `new` for one of an instance made for it.
-    async fn take(&self, options: &LeaseOptions, new: bool) -> Result<Lease<'_>, WarmError> {
-        let limits = options.limits(&self.pools.blueprint().stores)?;
+    /// Takes an item from the pool; `new` for one that is made for the lease.
+    fn take_item(&self, options: &LeaseOptions, new: bool) -> Result<PoolItem<'_>, WarmError> {
         let exhausted = options.policy(self.pools.limits().exhausted);
-        let live = match &self.pools {
+        Ok(match &self.pools {
             Pools::Reset { state, pool } => {
                 let make = || state.make();
-                let mut item = match new {
+                PoolItem::Reset(match new {
                     true => pool.spare(make)?,
                     false => pool.get_with(0, exhausted, |_| make())?,
-                };
-                options.apply(item.store.data_mut());
-                LeasedInstance::Reset(Ownership::Pooled(item))
+                })
             }
             Pools::Fresh { state, pool } => {
                 let make = || state.make();
@@ -50,6 +56,24 @@ impl Inner {
                     true => pool.spare(make)?,
                     false => pool.get_with(0, exhausted, |_| make())?,
                 };
+                PoolItem::Fresh(state, memories)
+            }
+        })
+    }
+
+    /// Makes a lease of an item, and runs the guest's own code for a new clone.
+    async fn prepare<'a>(
+        &'a self,
+        item: PoolItem<'a>,
+        options: &LeaseOptions,
+    ) -> Result<Lease<'a>, WarmError> {
+        let limits = options.limits(&self.pools.blueprint().stores)?;
+        let live = match item {
+            PoolItem::Reset(mut item) => {
+                options.apply(item.store.data_mut());
+                LeasedInstance::Reset(Ownership::Pooled(item))
+            }
+            PoolItem::Fresh(state, memories) => {
                 let (store, instance) = state.instantiate(&memories, options).await?;
                 LeasedInstance::Fresh(FreshInstance {
                     store,
@@ -62,6 +86,39 @@ impl Inner {
         let mut lease = Lease::begin(self, live, limits);
         lease.prepare().await?;
         Ok(lease)
+    }
+
+    /// Whether code of the guest prepares each instance.
+    fn prepares(&self) -> bool {
+        let starts = match &self.pools {
+            Pools::Reset { .. } => false,
+            Pools::Fresh { state, .. } => state.state.is_none(),
+        };
+        starts || self.initialize || self.reseed.is_some()
+    }
+
+    /// Takes a lease; `new` for one of an instance made for it.
+    async fn take(&self, options: &LeaseOptions, new: bool) -> Result<Lease<'_>, WarmError> {
+        options.limits(&self.pools.blueprint().stores)?;
+        self.prepare(self.take_item(options, new)?, options).await
+    }
+}
+
+/// An item of the pool that keeps its guest.
+struct OwnedItem {
+    item: PoolItem<'static>,
+    /// Dropped last.
+    keep: Arc<Inner>,
+}
+
+impl OwnedItem {
+    async fn prepare(self, options: &LeaseOptions) -> Result<OwnedLease, WarmError> {
+        let Self { item, keep } = self;
+        // SAFETY: `item` and the lease are dropped before `keep`, or with the lease that gets it:
+        // the function owns both, and moves `item` out first.
+        let inner = unsafe { borrow_inner(&keep) };
+        let lease = inner.prepare(item, options).await?;
+        Ok(lease.keep(keep))
     }
 }
 
@@ -119,20 +176,29 @@ impl Warm {
     /// As [`Warm::lease_owned`], but asynchronous: it waits for an instance where all are in use,
     /// and for the guest's own initialisation where each instance runs `_initialize`,
     /// `afresh_reseed` or a start function anew. Waiting blocks no thread, and dropping the future
-    /// ends the wait. Such initialisation runs on the thread that polls, within the limits of a
-    /// call.
+    /// ends the wait. Such initialisation runs within the limits of a call, on a thread for calls
+    /// that block; that of an [asynchronous](crate::GuestOptions::asynchronous) guest runs in the
+    /// task. A dropped future stops it as [`crate::StopHandle`] stops a call.
     ///
     /// # Errors
     /// As [`Warm::lease_with`], but no limit of the pool is an error.
     pub async fn lease_async(&self, options: &LeaseOptions) -> Result<OwnedLease, WarmError> {
+        options.limits(&self.inner.pools.blueprint().stores)?;
         let attempt = options.without_blocking(self.inner.pools.limits().exhausted);
         let mut next = None;
         loop {
             let keep = self.inner.clone();
-            // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
-            match unsafe { borrow_inner(&keep) }.take(&attempt, false).await {
+            // SAFETY: the item is put together with `keep`, which is dropped after it.
+            match unsafe { borrow_inner(&keep) }.take_item(&attempt, false) {
                 Err(WarmError::Exhausted { .. }) => {}
-                taken => return Ok(taken?.keep(keep)),
+                taken => {
+                    let item = OwnedItem { item: taken?, keep };
+                    if !self.inner.prepares() || self.inner.way.waits() {
+                        return item.prepare(&attempt).await;
+                    }
+                    let prepare = move |options: &LeaseOptions| at_once(item.prepare(options));
+                    return prepare_elsewhere(&attempt, prepare).await;
+                }
             }
             next.get_or_insert_with(|| self.next_instance()).wait().await;
         }

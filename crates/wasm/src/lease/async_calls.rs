@@ -18,7 +18,7 @@ impl Lease<'_> {
         if !self.warm.way.waits() {
             return Err(CallError::Synchronous);
         }
-        if self.live.is_unfinished() { Err(CallError::CutOff) } else { Ok(()) }
+        if self.live.is_unfinished() { Err(self.cut_off()) } else { Ok(()) }
     }
 
     /// As [`Lease::invoke`], for a guest with [`crate::GuestOptions::asynchronous`].

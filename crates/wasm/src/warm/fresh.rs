@@ -14,7 +14,7 @@ use wasmtime::{Extern, Instance, Store};
 use crate::WarmError;
 use crate::call::dynamic::start_error;
 use crate::call::lease_options::LeaseOptions;
-use crate::engine::linear::GuestMemory;
+use crate::engine::linear::{GuestMemory, check_loss};
 use crate::host::Host;
 use crate::warm::compare::Comparison;
 use crate::warm::instance_state::WarmMemory;
@@ -51,6 +51,7 @@ impl FreshState {
         let instantiated = self.blueprint.instantiate(&mut store, &memories.memories).await;
         let instance = instantiated.map_err(|error| start_error(error, limits))?;
         stores.unlimit(&mut store);
+        check_loss(&memories.memories)?;
         for (memory, export) in memories.memories.iter().zip(&self.blueprint.memories) {
             let address = match instance.get_module_export(&mut store, export) {
                 Some(Extern::Memory(handle)) => handle.data_ptr(&store),

@@ -22,6 +22,7 @@ use crate::call::scope::{ScopedStore, forget_exception};
 use crate::call::stores::Stores;
 use crate::call::unsatisfied;
 use crate::engine::call_path::{CallPath, now};
+use crate::engine::guest_code::GuestCode;
 use crate::engine::linear::{GuestMemory, MemoryOwner, MemoryPolicy, with_memories};
 use crate::engine::stacks::{self, KeptStack};
 use crate::guest::GuestOptions;
@@ -35,6 +36,8 @@ use crate::{Engine, LoadError, Mode, WarmError};
 
 /// The parts from which every instance of a guest is made.
 pub(crate) struct Blueprint {
+    /// Marks the faults of the code as those of a guest. Dropped before the code.
+    _text: Option<GuestCode>,
     pub(crate) pre: InstancePre<Host>,
     /// The module that `pre` instantiates. Keeping it lets others that open the guest share it.
     pub(crate) module: Arc<Module>,
@@ -88,10 +91,11 @@ impl Blueprint {
             .instantiate_pre(module)
             .map_err(|error| unsatisfied::of_module(&linker, module, &stores, error))?;
         Ok(Self {
+            _text: GuestCode::of_module(module),
             pre,
             module: module.clone(),
             stores,
-            policy: options.policy(engine),
+            policy: options.policy(engine, false),
             visible: plan.visible.clone().unwrap_or_default(),
             page_log2: plan.page_log2.clone(),
             memories: defined_memories(module)?,
@@ -111,6 +115,7 @@ impl Blueprint {
         store: &mut Store<Host>,
         memories: &[Arc<GuestMemory>],
     ) -> wasmtime::Result<Instance> {
+        store.data_mut().set_memories(memories);
         let instantiate = self.stores.way.instantiate(&self.pre, store);
         with_memories(memories, MemoryOwner::Module, instantiate).await
     }

@@ -322,7 +322,7 @@ mod bindings {
         let warm = warm.unwrap();
         for _ in 0..3 {
             let mut lease = warm.lease_owned(&LeaseOptions::new()).unwrap();
-            let (mut store, instance) = lease.bindings();
+            let (mut store, instance) = lease.bindings().unwrap();
             let plugin = Plugin::new(&mut store, &instance).unwrap();
             assert_eq!(plugin.call_handle(&mut store, 12).unwrap(), 142);
             assert_eq!(plugin.call_handle(&mut store, 1).unwrap(), 243);

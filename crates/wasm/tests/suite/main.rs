@@ -1,6 +1,7 @@
 //! The crate's tests, in one program that is linked once.
 
 mod asynchronous;
+mod background;
 mod bytes;
 mod clones;
 mod dirs;
@@ -17,6 +18,7 @@ mod hook;
 mod kept;
 mod large;
 mod linked;
+mod lost;
 mod matched;
 mod nested;
 mod owned;

@@ -248,6 +248,33 @@ fn a_lease_of_a_component_is_spent_once_a_host_function_panicked_in_it() {
     assert_eq!(warm.lease().unwrap().call_text("get", &[]).unwrap(), "7");
 }
 
+#[test]
+fn a_lease_of_a_component_is_spent_once_a_call_trapped_in_it() {
+    let text = r#"(component
+        (core module $m
+            (memory (export "memory") 1)
+            (func (export "crash")
+                (i32.store (i32.const 0) (i32.const 9))
+                unreachable)
+            (func (export "get") (result i32) (i32.load (i32.const 0))))
+        (core instance $i (instantiate $m))
+        (func (export "crash") (canon lift (core func $i "crash")))
+        (func (export "get") (result u32) (canon lift (core func $i "get"))))"#;
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    let guest = Guest::new(&engine, &wat::parse_str(text).unwrap()).unwrap();
+    let warm = guest.warm_component().unwrap();
+    let mut lease = warm.lease().unwrap();
+    assert!(lease.call("missing", &[]).is_err() && !lease.is_cut_short());
+    let error = lease.call("crash", &[]).unwrap_err();
+    assert!(matches!(error, CallError::Trap { .. }), "{error}");
+    assert!(lease.is_cut_short());
+    for error in [lease.call("get", &[]).unwrap_err(), lease.call_text("get", &[]).unwrap_err()] {
+        assert!(matches!(error, CallError::CutOff), "{error}");
+    }
+    drop(lease);
+    assert_eq!(warm.lease().unwrap().call_text("get", &[]).unwrap(), "0");
+}
+
 /// A module and a component whose start function runs in each instance, as long as the host says.
 const STARTS: [&str; 2] = [
     r#"(module

@@ -33,6 +33,15 @@ pub(in crate::linux) unsafe fn was_write(context: *const libc::c_void) -> Option
     .and_then(is_write)
 }
 
+/// Address of the interrupted instruction.
+///
+/// # Safety
+/// `context` must be the one that the kernel passed to a handler.
+pub(in crate::linux) unsafe fn instruction(context: *const libc::c_void) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.pc as usize }
+}
+
 /// The syndrome in the records, which end with one of no bytes.
 fn syndrome(records: &[u64; RECORD_BYTES / 8]) -> Option<u64> {
     let mut at = 0;

@@ -11,3 +11,13 @@ pub(in crate::linux) unsafe fn was_write(context: *const libc::c_void) -> Option
         unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
     Some(error & WRITE != 0)
 }
+
+/// Address of the interrupted instruction.
+///
+/// # Safety
+/// `context` must be the one that the kernel passed to a handler.
+pub(in crate::linux) unsafe fn instruction(context: *const libc::c_void) -> usize {
+    // SAFETY: the caller's promise.
+    let registers = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    registers[libc::REG_RIP as usize] as usize
+}

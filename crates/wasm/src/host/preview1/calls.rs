@@ -529,7 +529,7 @@ impl Call<'_> {
         }
         let mut events = Vec::new();
         for index in 0..count {
-            let question = self.memory.slice(asked.wrapping_add((index * ASKED) as i32), ASKED)?;
+            let question = self.memory.read(asked.wrapping_add((index * ASKED) as i32), ASKED)?;
             let what = question[8];
             if what != 1 && what != 2 {
                 continue;

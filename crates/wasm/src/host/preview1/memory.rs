@@ -6,6 +6,7 @@ use wasmtime::{Caller, Memory};
 
 use super::errno;
 use crate::host::Host;
+use crate::host::memories::HostMemories;
 
 /// Bytes of a path.
 const PATH: usize = 4096;
@@ -85,23 +86,39 @@ pub(super) fn of(caller: &mut Caller<'_, Host>) -> wasmtime::Result<Memory> {
         .ok_or_else(|| wasmtime::Error::msg("the guest exports no memory that is its own"))
 }
 
-pub(super) struct Bytes<'a>(pub(super) &'a mut [u8]);
+/// The bytes of that memory. Calls wait for the pages that they read.
+pub(super) struct Bytes<'a> {
+    bytes: &'a mut [u8],
+    memories: HostMemories,
+}
 
-impl Bytes<'_> {
+impl<'a> Bytes<'a> {
+    pub(super) fn new(bytes: &'a mut [u8], host: &Host) -> Self {
+        Self { bytes, memories: host.memories() }
+    }
+
+    /// Bytes to read.
+    pub(super) fn read(&self, at: i32, len: u32) -> Result<&[u8], Fail> {
+        let bytes = self.slice(at, len)?;
+        self.memories.fetch(bytes).map_err(Fail::Trap)?;
+        Ok(bytes)
+    }
+
+    /// Bytes that are only measured, or that were read before.
     pub(super) fn slice(&self, at: i32, len: u32) -> Result<&[u8], Fail> {
         let at = at as u32 as usize;
-        let slice = at.checked_add(len as usize).and_then(|end| self.0.get(at..end));
+        let slice = at.checked_add(len as usize).and_then(|end| self.bytes.get(at..end));
         slice.ok_or_else(|| outside(at))
     }
 
     pub(super) fn slice_mut(&mut self, at: i32, len: u32) -> Result<&mut [u8], Fail> {
         let at = at as u32 as usize;
-        let slice = at.checked_add(len as usize).and_then(|end| self.0.get_mut(at..end));
+        let slice = at.checked_add(len as usize).and_then(|end| self.bytes.get_mut(at..end));
         slice.ok_or_else(|| outside(at))
     }
 
     pub(super) fn u32(&self, at: i32) -> Result<u32, Fail> {
-        let bytes = self.slice(at, 4)?;
+        let bytes = self.read(at, 4)?;
         Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
@@ -128,10 +145,25 @@ impl Bytes<'_> {
         for index in 0..count {
             let entry = at.wrapping_add((index * 8) as i32);
             let (start, len) = (self.u32(entry)? as i32, self.u32(entry.wrapping_add(4))?);
-            self.slice(start, len)?;
+            self.read(start, len)?;
             parts.push((start, len));
         }
         Ok(parts)
+    }
+
+    /// Waits for the buffers of a call that others make, who judge addresses and counts.
+    pub(super) fn fetch_parts(&self, at: i32, count: i32) -> wasmtime::Result<()> {
+        for index in 0..count as u32 {
+            let entry = at.wrapping_add(index.wrapping_mul(8) as i32);
+            let Ok(part) = self.slice(entry, 8) else { break };
+            self.memories.fetch(part)?;
+            let word =
+                |at| u32::from_le_bytes([part[at], part[at + 1], part[at + 2], part[at + 3]]);
+            if let Ok(bytes) = self.slice(word(0) as i32, word(4)) {
+                self.memories.fetch(bytes)?;
+            }
+        }
+        Ok(())
     }
 
     /// A path or a target, which is text.
@@ -140,7 +172,7 @@ impl Bytes<'_> {
             self.slice(at, len as u32)?;
             return Err(errno::NAMETOOLONG.into());
         }
-        let bytes = self.slice(at, len as u32)?;
+        let bytes = self.read(at, len as u32)?;
         if std::str::from_utf8(bytes).is_err() {
             return Err(errno::ILSEQ.into());
         }

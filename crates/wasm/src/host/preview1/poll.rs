@@ -41,9 +41,10 @@ pub(super) fn clocks(
     let memory = memory::of(caller)?;
     let (bytes, host) = memory.data_and_store_mut(caller);
     let mut clocks = Clocks { first: Duration::MAX, expired: Vec::new() };
+    let bytes = Bytes::new(bytes, host);
     for index in 0..count as i32 {
         let at = subscriptions.wrapping_add(index * SUBSCRIPTION);
-        let one = match Bytes(&mut *bytes).slice(at, SUBSCRIPTION as u32) {
+        let one = match bytes.read(at, SUBSCRIPTION as u32) {
             Ok(one) => <[u8; SUBSCRIPTION as usize]>::try_from(one)?,
             Err(Fail::Trap(error)) => return Err(error),
             Err(Fail::Errno(_)) => return Ok(None),
@@ -105,7 +106,8 @@ impl Clocks {
         to: i32,
     ) -> wasmtime::Result<i32> {
         let memory = memory::of(caller)?;
-        let mut memory = Bytes(memory.data_mut(caller));
+        let (bytes, host) = memory.data_and_store_mut(caller);
+        let mut memory = Bytes::new(bytes, host);
         let written = self.expired.iter().zip(0..).try_for_each(|(user_data, index)| {
             // No error, and the type of a clock: both are 0.
             let mut event = [0; EVENT];
