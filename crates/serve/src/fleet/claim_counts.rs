@@ -1,10 +1,10 @@
 //! The number of keys of requests that each tenant has in the ledger, and its limit.
 //!
 //! Promises: a host makes no claim for a tenant that has as many as it may, as far as it knows. It
-//! begins with the number in the ledger, and counts the claims that it makes and releases. At the limit it counts those in the ledger, at
-//! most once in [`COUNT_LIFETIME`], and removes claims of sandboxes that ended without a host, when
-//! their entries expired. May break it: several hosts. Each can make as many claims before it
-//! counts those of the others.
+//! begins with the number in the ledger, and counts the claims that it makes and releases. At the
+//! limit it counts those in the ledger, at most once in [`COUNT_LIFETIME`], and removes claims of
+//! sandboxes that ended without a host, when their entries expired. May break it: several hosts.
+//! Each can make as many claims before it counts those of the others.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,7 +55,7 @@ impl ClaimCount {
         self.claims.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Begins with the claims that the ledger has, which `count` returns. Others wait for the result.
+    /// Begins with the claims that the ledger has, which `count` returns. Others wait for it.
     pub(super) async fn begin(
         &self,
         count: impl Future<Output = Result<usize, ErrorResponse>>,

@@ -99,8 +99,8 @@ impl Drop for SweepGuard {
 }
 
 impl Sandboxes {
-    /// Ends a sandbox of a tenant. A client that got an error repeats its request: as long as the
-    /// ledger has an entry of the killed sandbox, this removes it.
+    /// Ends a sandbox of a tenant. A client that got an error repeats its request, which removes
+    /// the entry of the killed sandbox if the ledger still has it.
     pub(crate) async fn kill_of(
         self: &Arc<Self>,
         tenant: &str,

@@ -4,9 +4,9 @@
 //! pause without memory keeps the files, and starts the state that the sandbox began in with them:
 //! at once, or at the next resume if the sandbox is in the store already. Until such a pause is
 //! recorded, the guest lives on with its memory and the store keeps the state of the last save, so
-//! one that is refused changes nothing. The same holds for each save with memory on a server with
-//! records of its own. Saves that are not forced by the end of the server take
-//! turns by tenant. A host of a fleet that ends saves its sandboxes also with a full disk.
+//! one that is refused changes nothing. The same holds for each save with memory outside a fleet.
+//! Saves that are not forced by the end of the server take turns by tenant. A host of a fleet that
+//! ends saves its sandboxes also with a full disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -169,10 +169,10 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Saves a live sandbox with its memory. A server with records of its own saves it under the
-    /// other name than the state before, and the record switches the names: one that is refused
-    /// leaves the state that the record names. A fleet names states by their digests, and the next
-    /// change of the entry names this one.
+    /// Saves a live sandbox with its memory. Outside a fleet the state gets the other one of two
+    /// names, and the record switches the names: a refused save leaves the state that the record
+    /// names. A fleet names states by their digests, and the next change of the entry names this
+    /// one.
     async fn save_live(
         self: Arc<Self>,
         sandbox: Arc<Sandbox>,
@@ -230,7 +230,7 @@ impl Sandboxes {
         let is_needed = updated.is_err() && !self.restore_record(&sandbox).await;
         let (this, own) = (self.clone(), sandbox.clone());
         let mut life = blocking(move || {
-            // The next change of a fleet's entry names the state.
+            // In a fleet the next change of the entry names the state.
             if updated.is_ok() || this.ledger.releases() {
                 own.goes_on.store(goes_on, Ordering::Relaxed);
                 own.charge.store(bytes);

@@ -28,7 +28,7 @@ pub(crate) struct CreationKey {
     /// The digest of the request without its time, which a client may compute anew for each
     /// attempt, and without the order of its fields.
     request: String,
-    /// The rule by which that digest was computed. Zero stands for the rules of earlier builds.
+    /// The number of the rule for that digest. Zero stands for the rules of earlier builds.
     #[serde(default, skip_serializing_if = "is_earlier")]
     rule: u8,
 }
@@ -74,8 +74,8 @@ impl CreationKey {
         }))
     }
 
-    /// Refuses the sandbox `id` if it was made with `other`, the same key of another request. A
-    /// digest by another rule cannot be compared: the key alone decides, as long as such keys last.
+    /// Refuses the sandbox `id` if it was made with `other`, the same key of another request. With
+    /// digests of different rules the key alone decides.
     pub(crate) fn check_request(
         &self,
         id: &str,

@@ -116,7 +116,7 @@ impl SandboxStore for DirectoryStore {
         check_alive(sandbox)?;
         let (records, id) = (self.sandboxes.clone(), sandbox.id().to_owned());
         blocking(move || {
-            // Also if the client leaves meanwhile.
+            // Until the file is written, also for a client that leaves.
             let _writing = writing;
             records.store_record(&id, &record).map_err(|error| internal(&error))
         })
