@@ -162,11 +162,11 @@ async fn a_refused_pause_with_memory_leaves_the_state_that_the_record_names() {
                 false => store.refuses_updates.store(true, Ordering::Relaxed),
             }
             all.pause(&sandbox, true).await.unwrap_err();
-            assert_eq!(state_names(dir.path()).len(), usize::from(is_saved_before));
             assert_eq!(sandbox.charge.stored(), stored);
             all.release();
             drop((all, sandbox));
             let all = open(&config).await;
+            assert_eq!(state_names(dir.path()).len(), usize::from(is_saved_before));
             let found = lock(&all.all).values().next().cloned();
             assert_eq!(found.is_some(), is_saved_before);
             if let Some(sandbox) = found {
