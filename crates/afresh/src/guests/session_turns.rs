@@ -6,6 +6,9 @@
 //! follows the changes of the turn; now and then the turns are folded into a layer of pages, so
 //! that opening stays cheap however long a session lives.
 //!
+//! A turn whose answer an object store lost is put again before the next one: either it is there,
+//! and the next turn follows on it, or another writer was faster.
+//!
 //! A turn replaces no save of another writer: of two sessions that are saved under one name, the
 //! later one is refused. May break it: [`Session::save`] and other saves of a whole guest, which
 //! replace any meaning of a name.
@@ -49,11 +52,28 @@ pub(crate) struct TurnWriter {
     journal: Journal,
     image: Image,
     state: Vec<u8>,
+    /// The state at a turn that failed, which a remote may have all the same.
+    unanswered: Option<(Image, Vec<u8>)>,
     /// The error of the last fold, until one succeeds.
     unfolded: Option<Cause>,
 }
 
 impl TurnWriter {
+    /// A writer of turns that follow on the state of `image` and `state`.
+    fn new(to: Reference, (store, journal): JournalPlace, image: Image, state: Vec<u8>) -> Self {
+        Self { to, store, journal, image, state, unanswered: None, unfolded: None }
+    }
+
+    /// Has the next turn follow on the last one if a remote has that, although its answer was lost.
+    fn settle(&mut self) -> Result<(), afresh_store::SaveError> {
+        if self.journal.settle()?
+            && let Some(there) = self.unanswered.take()
+        {
+            (self.image, self.state) = there;
+        }
+        Ok(())
+    }
+
     /// Appends the changes of the session.
     fn append(
         &mut self,
@@ -63,7 +83,11 @@ impl TurnWriter {
         let (image, state) = (frozen.image().clone(), frozen.bytes()?);
         let before = (&self.image, &self.state[..]);
         let turn = turn_since(before, &image, &state, self.journal.last())?;
-        let bytes = options.append(&mut self.journal, &turn).map_err(|error| {
+        let appended = options.append(&mut self.journal, &turn);
+        if appended.is_err() {
+            self.unanswered = Some((image.clone(), state.clone()));
+        }
+        let bytes = appended.map_err(|error| {
             // A journal is full only after folds failed, and their cause is more informative.
             match (error, self.unfolded.take()) {
                 (afresh_store::SaveError::TooLarge { .. }, Some(cause)) => cause,
@@ -189,13 +213,19 @@ impl Session {
             return Ok(SavedTurn { id, turns: 0, bytes: 0, pages: 0 });
         }
         let to = &to.named()?;
-        let known = self.known_saving(to, options).map_err(failed)?;
+        let mut known = self.known_saving(to, options).map_err(failed)?;
+        if let Some(saving) = &mut known
+            && let Err(error) = saving.settle()
+        {
+            self.saving = known;
+            return Err(failed(error.into()));
+        }
         let mut saving = match known {
             Some(saving) if !saving.is_long() => saving,
             long => {
                 let begun = self.save_whole(&*frozen, to, options, long.as_deref());
                 // After a failure, a long session is still what the next save replaces.
-                let (store, journal) = match begun {
+                let place = match begun {
                     Ok(begun) => begun,
                     Err(error) => {
                         self.saving = long;
@@ -203,10 +233,8 @@ impl Session {
                     }
                 };
                 let (image, state) = (frozen.image().clone(), frozen.bytes().map_err(failed)?);
-                let turn = SavedTurn { id: journal.base(), turns: 0, bytes: 0, pages: 0 };
-                let to = to.clone();
-                self.saving =
-                    Some(Box::new(TurnWriter { to, store, journal, image, state, unfolded: None }));
+                let turn = SavedTurn { id: place.1.base(), turns: 0, bytes: 0, pages: 0 };
+                self.saving = Some(Box::new(TurnWriter::new(to.clone(), place, image, state)));
                 return Ok(turn);
             }
         };
@@ -236,7 +264,9 @@ impl Session {
     ) -> Result<Option<Box<TurnWriter>>, Cause> {
         match self.saving.take() {
             Some(saving) if saving.to == *to => return Ok(Some(saving)),
-            Some(other) => {
+            Some(mut other) => {
+                // Otherwise a later save under that name is refused.
+                let _ = other.settle();
                 let TurnWriter { to, journal, .. } = *other;
                 self.known.note_session(to, journal);
             }
@@ -310,10 +340,9 @@ impl Session {
             }
             _ => go_on_here(snapshot, to, options, same, self.replaced(to))?,
         };
-        let Some((store, journal)) = begun else { return Ok(None) };
+        let Some(place) = begun else { return Ok(None) };
         let (image, state) = (origin.memory.pages().clone(), snapshot.state().to_vec());
-        let to = to.clone();
-        Ok(Some(Box::new(TurnWriter { to, store, journal, image, state, unfolded: None })))
+        Ok(Some(Box::new(TurnWriter::new(to.clone(), place, image, state))))
     }
 
     /// Makes the present state one of the tree, unless it is one, and freezes it.

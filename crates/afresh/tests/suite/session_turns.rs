@@ -362,6 +362,34 @@ fn a_session_in_a_remote_is_saved_by_one_writer_at_a_time() {
     assert!(look(&mut open(&other).session().unwrap()) == look(&mut session));
 }
 
+#[cfg(feature = "remote")]
+#[test]
+fn a_session_is_saved_on_in_a_remote_that_failed_to_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = SaveOptions::new();
+    let to = remote(dir.path(), "a");
+    let mut session = guest().session().unwrap();
+    for number in 0..2 {
+        write_once(&mut session, number);
+        session.save_turn(&to, &options).unwrap();
+    }
+    let (turns, aside) = (dir.path().join("remote/journals"), dir.path().join("aside"));
+    for number in 2..6 {
+        // The place of the turns is a file.
+        std::fs::rename(&turns, &aside).unwrap();
+        std::fs::write(&turns, "").unwrap();
+        for part in 0..2 {
+            write_once(&mut session, number * 10 + part);
+            session.save_turn(&to, &options).unwrap_err();
+        }
+        std::fs::remove_file(&turns).unwrap();
+        std::fs::rename(&aside, &turns).unwrap();
+        write_once(&mut session, number);
+        session.save_turn(&to, &options).unwrap();
+        assert!(look(&mut open(&to).session().unwrap()) == look(&mut session));
+    }
+}
+
 #[test]
 fn a_failed_fold_is_reported_and_loses_no_turn() {
     let dir = tempfile::tempdir().unwrap();

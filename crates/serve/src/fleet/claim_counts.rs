@@ -1,10 +1,10 @@
 //! The number of keys of requests that each tenant has in the ledger, and its limit.
 //!
 //! Promises: a host makes no claim for a tenant that has as many as it may, as far as it knows. It
-//! counts the claims that it makes and releases. At the limit it counts those in the ledger, at
-//! most once in [`COUNT_LIFETIME`], and removes claims of sandboxes that ended without a host, when
-//! their entries expired. May break it: several hosts. Each can make as many claims before it
-//! counts those of the others.
+//! begins with the number in the ledger, and counts the claims that it makes and releases. At the
+//! limit it counts those in the ledger, at most once in [`COUNT_LIFETIME`], and removes claims of
+//! sandboxes that ended without a host, when their entries expired. May break it: several hosts.
+//! Each can make as many claims before it counts those of the others.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,6 +25,8 @@ pub(super) struct ClaimCounts(Mutex<HashMap<Arc<str>, Arc<ClaimCount>>>);
 #[derive(Default)]
 pub(super) struct ClaimCount {
     claims: AtomicUsize,
+    /// Set once the claims of this host's earlier processes, and of other hosts, are counted.
+    begun: tokio::sync::OnceCell<()>,
     /// Held while the ledger is read; others wait for the result.
     pub(super) counted: tokio::sync::Mutex<Option<Instant>>,
 }
@@ -51,6 +53,18 @@ impl ClaimCount {
     fn take(&self, limit: usize) -> bool {
         let more = |claims: usize| (claims < limit).then_some(claims + 1);
         self.claims.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// Begins with the claims that the ledger has, which `count` returns. Others wait for it.
+    pub(super) async fn begin(
+        &self,
+        count: impl Future<Output = Result<usize, ErrorResponse>>,
+    ) -> Result<(), ErrorResponse> {
+        let begin = async || {
+            self.claims.store(count.await?, Ordering::Relaxed);
+            Ok(())
+        };
+        self.begun.get_or_try_init(begin).await.map(drop)
     }
 
     /// Counts another claim, or refuses it at the limit. `count` returns the claims in the ledger.

@@ -3,11 +3,13 @@
 //! Promises: of all sandboxes with a key that hosts make at the same time, one is acknowledged. A
 //! claim comes before the entry of its sandbox, and is confirmed after it, by compare-and-set. A
 //! claim that replaces that of a lost sandbox removes its entry first, so no host that is back
-//! keeps it. A host that dies between them blocks its key no longer than its lease. A claim lasts
+//! keeps it. A confirmation without an answer is read back before its sandbox is given up. A host
+//! that dies between them blocks its key no longer than its lease. A claim lasts
 //! [`CLAIM_LIFETIME`], and goes with its sandbox if a host ends that before. The claim of a sandbox
 //! that ends without a host, or is lost with it, stays in the ledger without an effect, so
 //! [`claim_counts`](super::claim_counts) limits the claims of a tenant.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -161,7 +163,18 @@ impl Fleet {
         tenant: &str,
         limit: usize,
     ) -> Result<(), ErrorResponse> {
-        self.claims.of(tenant).admit(limit, self.sweep_claims(tenant, limit)).await
+        let count = self.claims.of(tenant);
+        // Boxed, since the lists of a bucket have large futures.
+        count.begin(Box::pin(self.count_claims(tenant, limit))).await?;
+        count.admit(limit, Box::pin(self.sweep_claims(tenant, limit))).await
+    }
+
+    /// The number of claims of a tenant in the ledger, of twice the limit at most.
+    async fn count_claims(&self, tenant: &str, limit: usize) -> Result<usize, ErrorResponse> {
+        let filter = format!("{CLAIM}{}.*", record::tenant_prefix(tenant));
+        let most = limit.saturating_mul(2);
+        let links = &self.links;
+        Ok(nats::all_stored(&links.client, &links.kept, &filter, most).await?.len())
     }
 
     /// Removes claims of sandboxes that have ended, and returns the number of the others, of twice
@@ -197,9 +210,10 @@ impl Fleet {
     }
 
     /// Confirms the claim of a sandbox that has its entry now. After an error the sandbox must be
-    /// removed: another host may have claimed the key. The outcome is unknown only if the lease of
-    /// this host is lost, and the sandbox with it. A claim that nothing confirms ends after
-    /// [`PENDING_LIFETIME`].
+    /// removed: another request may have claimed the key. The outcome of a change without an answer
+    /// is read back, however long that takes, also without a lease: until then another host may
+    /// have acknowledged the sandbox. Only a host that ends does not wait for it; its sandbox is
+    /// then lost with it. A claim that nothing confirms ends after [`PENDING_LIFETIME`].
     pub(super) async fn confirm_claim(
         &self,
         record: &SandboxRecord,
@@ -219,7 +233,7 @@ impl Fleet {
                     _ => return Err(CreationKey::pending()),
                 }
             }
-            if !self.safe() {
+            if !self.safe() && self.draining.load(Ordering::Relaxed) {
                 return Err(error.into());
             }
             tokio::time::sleep(CONFIRM_RETRY_INTERVAL).await;

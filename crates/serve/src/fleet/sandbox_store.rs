@@ -19,7 +19,8 @@ use crate::failure::{describe, internal};
 use crate::lock::lock;
 use crate::sandbox::records::store::{
     CreationKey, KeyState, NewEntry, RecordedSandboxes, SandboxHost, SandboxRecord, SandboxStore,
-    SavedState, SnapshotRecord, State, StoredSandbox, StoredSnapshot, TenantUse, state_reference,
+    SavedState, SnapshotRecord, State, StoredSandbox, StoredSnapshot, TenantUse, check_alive,
+    state_reference,
 };
 
 /// Maximum bytes of a difference that is fetched whole, since its base is here already. Pages of a
@@ -158,6 +159,7 @@ impl SandboxStore for Fleet {
         release: bool,
     ) -> Result<(), ErrorResponse> {
         let mut anchor = sandbox.entry().anchor.lock().await;
+        check_alive(sandbox)?;
         let Some(anchor) = anchor.as_mut() else { return Err(ErrorResponse::host()) };
         let SavedState { state: new, replaces_guest } = saved.unwrap_or_default();
         if new.is_some() && !replaces_guest {

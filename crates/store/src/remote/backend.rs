@@ -95,13 +95,13 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
         Err(OpenError::NoJournal { journal }.into())
     }
 
-    /// Puts turn `number` behind those that are there, in one request. False if there is another
-    /// already.
+    /// Puts turn `number` behind those that are there, in one request, unless it is there already.
+    /// False if there is another. After an error it may be there.
     async fn put_turn(
         &self,
         journal: &str,
         number: usize,
-        turn: Vec<u8>,
+        turn: &[u8],
     ) -> Result<bool, RemoteError> {
         let (_, _, journal) = (number, turn, journal.to_owned());
         Err(OpenError::NoJournal { journal }.into())

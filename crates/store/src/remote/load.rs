@@ -77,7 +77,7 @@ impl Remote {
         };
         let Some((journal, turns)) = journal.zip(turns) else { return Ok(snapshot) };
         let (file, closed) = JournalFile::of_frames(&turns, id)?;
-        let journal = RemoteJournal { remote: Arc::new(self.clone()), id: journal, closed };
+        let journal = RemoteJournal::new(Arc::new(self.clone()), journal, closed);
         let place = JournalPlace::Remote(journal);
         let turned = SnapshotWithTurns::of(&snapshot, &file, place, access)?;
         Ok(snapshot.with_turns(turned))

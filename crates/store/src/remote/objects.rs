@@ -340,15 +340,19 @@ impl Backend for Objects {
         &self,
         journal: &str,
         number: usize,
-        turn: Vec<u8>,
+        turn: &[u8],
     ) -> Result<bool, RemoteError> {
         let path = self.turn_path(journal, number);
-        match self.put_object(&path, turn.clone(), PutMode::Create).await {
+        match self.put_object(&path, turn.to_vec(), PutMode::Create).await {
             Ok(()) => Ok(true),
             // An attempt whose answer was lost may have been the one that put it there.
             Err(error) if is_conflict(&error) => {
-                let there = self.get("a turn of the session", &path, turn.len() as u64).await;
-                Ok(there.is_ok_and(|(there, _)| there == turn))
+                match self.get("a turn of the session", &path, turn.len() as u64).await {
+                    Ok((there, _)) => Ok(there == turn),
+                    Err(RemoteError::Open(OpenError::TooLarge { .. })) => Ok(false),
+                    // Not known: another turn must not be assumed.
+                    Err(error) => Err(error),
+                }
             }
             Err(error) => Err(error),
         }

@@ -92,7 +92,7 @@ impl Remote {
 }
 
 impl TurnObjects for Remote {
-    fn put_turn(&self, journal: &str, number: usize, turn: Vec<u8>) -> Result<bool, SaveError> {
+    fn put_turn(&self, journal: &str, number: usize, turn: &[u8]) -> Result<bool, SaveError> {
         Ok(self.block_on(self.backend.put_turn(journal, number, turn))?)
     }
 }

@@ -251,19 +251,38 @@ enum JournalBackend {
 /// A remote that keeps each turn as an object.
 #[cfg(feature = "remote")]
 pub(crate) trait TurnObjects: std::fmt::Debug + Send + Sync {
-    /// Puts turn `number` of `journal`. False if another writer has put one there.
-    fn put_turn(&self, journal: &str, number: usize, turn: Vec<u8>) -> Result<bool, SaveError>;
+    /// Puts turn `number` of `journal`, unless it is there. False if another writer has put one
+    /// there. After an error it may be there.
+    fn put_turn(&self, journal: &str, number: usize, turn: &[u8]) -> Result<bool, SaveError>;
+}
+
+/// A turn that a remote may have: the request that puts it failed.
+#[cfg(feature = "remote")]
+#[derive(Clone, Debug)]
+struct UnansweredTurn {
+    frame: Vec<u8>,
+    root: [u8; 32],
+    cost: ChainCost,
 }
 
 /// A journal in a remote.
 #[cfg(feature = "remote")]
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteJournal {
-    pub(crate) remote: Arc<dyn TurnObjects>,
+    remote: Arc<dyn TurnObjects>,
     /// Its turns are below this name.
-    pub(crate) id: String,
+    id: String,
     /// It takes no more turns.
-    pub(crate) closed: bool,
+    closed: bool,
+    /// The next turn, if it may be there.
+    unanswered: Option<UnansweredTurn>,
+}
+
+#[cfg(feature = "remote")]
+impl RemoteJournal {
+    pub(crate) fn new(remote: Arc<dyn TurnObjects>, id: String, closed: bool) -> Self {
+        Self { remote, id, closed, unanswered: None }
+    }
 }
 
 /// A journal's own file, in a store.
@@ -339,7 +358,7 @@ impl Journal {
         base: Sha256,
         key: Option<SealKey>,
     ) -> Self {
-        let tape = JournalBackend::Remote(RemoteJournal { remote, id, closed: false });
+        let tape = JournalBackend::Remote(RemoteJournal::new(remote, id, false));
         Self { tape, base, key, end: HEADER as u64, turns: 0, last: base.0, cost: ChainCost::new() }
     }
 
@@ -433,8 +452,10 @@ impl Journal {
     ///
     /// # Errors
     /// [`SaveError::Moved`] when another writer has appended turns, or the name means something
-    /// else by now; [`SaveError`] by cause. The session is saved then as it was before.
+    /// else by now; [`SaveError`] by cause. The session is saved then as it was before, or, if a
+    /// remote gave no answer, with this turn: [`Journal::settle`] shows which.
     pub fn append(&mut self, turn: &Turn, sign: Option<&Signer<'_>>) -> Result<u64, SaveError> {
+        self.settle()?;
         check_parent(turn, &self.last).map_err(|_| self.moved())?;
         let cost = self.cost.after(turn);
         let (_, bytes) = cost.largest();
@@ -470,12 +491,10 @@ impl Journal {
                 tape.write(state, &frame)?;
             }
             #[cfg(feature = "remote")]
-            JournalBackend::Remote(RemoteJournal { remote, id, closed }) => {
-                if !remote.put_turn(id, self.turns, frame)? {
-                    // A closed journal is replaced by the next save, if the name still means it.
-                    *closed = remote.put_turn(id, self.turns, closing(&self.base, self.turns))?;
-                    return Err(self.moved());
-                }
+            JournalBackend::Remote(journal) => {
+                journal.unanswered = Some(UnansweredTurn { frame, root: *turn.root(), cost });
+                self.settle()?;
+                return Ok(len);
             }
         }
         self.end += len;
@@ -483,6 +502,40 @@ impl Journal {
         self.cost = cost;
         self.last = *turn.root();
         Ok(len)
+    }
+
+    /// Puts the last turn again if a remote gave no answer to it, and returns whether there was
+    /// one. The next turn follows on it then. A request that is still under way can put nothing
+    /// else there.
+    ///
+    /// # Errors
+    /// [`SaveError::Moved`] when another writer has put a turn there; [`SaveError`] by cause, after
+    /// which the outcome is still unknown.
+    pub fn settle(&mut self) -> Result<bool, SaveError> {
+        #[cfg(feature = "remote")]
+        if let JournalBackend::Remote(journal) = &mut self.tape
+            && let Some(turn) = journal.unanswered.take()
+        {
+            let (remote, number) = (&journal.remote, self.turns);
+            match remote.put_turn(&journal.id, number, &turn.frame) {
+                Ok(true) => {}
+                Ok(false) => {
+                    // A closed journal is replaced by the next save, if the name still means it.
+                    let closing = closing(&self.base, number);
+                    journal.closed = remote.put_turn(&journal.id, number, &closing)?;
+                    return Err(self.moved());
+                }
+                Err(error) => {
+                    journal.unanswered = Some(turn);
+                    return Err(error);
+                }
+            }
+            self.end += turn.frame.len() as u64;
+            self.turns += 1;
+            (self.cost, self.last) = (turn.cost, turn.root);
+            return Ok(true);
+        }
+        Ok(false)
     }
 }
 

@@ -462,3 +462,57 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     threads.block_on(server.delete(&number("/00000003"))).unwrap();
     assert!(remote.load("a").is_err());
 }
+
+#[cfg(feature = "remote")]
+#[test]
+fn a_turn_whose_answers_are_all_lost_is_read_back_and_the_next_follows_on_it() {
+    use std::time::Duration;
+
+    use afresh_store::Encoding;
+    use afresh_store::remote::{Remote, ReplacedName, RetryPolicy};
+    use object_store::path::Path;
+    use support::objects::{Server, ServerFault};
+
+    const AWAY: ServerFault = ServerFault::Reset { after: 0, times: usize::MAX };
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(&dir.path().join("store"));
+    drop(session(&store, "a", 0));
+    let server = Server::new();
+    let retry = RetryPolicy {
+        attempts: 3,
+        timeout: Duration::from_secs(120),
+        pause: Duration::from_millis(1),
+        outage: Duration::ZERO,
+    };
+    let remote = Remote::with_objects(server.clone(), Path::from("team"), retry).unwrap();
+    let base = store.load("a").unwrap();
+    let name = ReplacedName::Any;
+    let mut journal =
+        remote.push_turns(&store, &base, "a", Encoding::Raw, name, &mut |_| {}).unwrap();
+    for rounds in 1..=4 {
+        // Odd turns are put. None can be read back while the server is away.
+        let is_put = rounds % 2 == 1;
+        server.be(if is_put { ServerFault::Severed } else { AWAY });
+        let unanswered = next_turn(&journal, rounds);
+        let error = journal.append(&unanswered, None).unwrap_err();
+        assert!(!matches!(error, SaveError::Moved(_)), "{error}");
+        server.be(AWAY);
+        assert!(!matches!(journal.settle().unwrap_err(), SaveError::Moved(_)));
+        server.be(ServerFault::Nothing);
+        assert!(is_round(&remote.load("a").unwrap(), rounds - usize::from(!is_put)));
+        assert!(journal.settle().unwrap() && !journal.settle().unwrap());
+        assert!(journal.last() == *unanswered.root() && journal.turns() == rounds);
+        assert!(is_round(&remote.load("a").unwrap(), rounds));
+    }
+    append(&mut journal, 5);
+    // Another writer is faster.
+    let mut other = remote.load("a").unwrap().resume_turns().unwrap().unwrap();
+    server.be(AWAY);
+    let ((was, state_was), (now, state)) = (round(5), round(99));
+    let late = turn((&was, &state_was), (&now, &state), journal.last());
+    assert!(journal.append(&late, None).is_err());
+    server.be(ServerFault::Nothing);
+    append(&mut other, 6);
+    assert!(matches!(journal.settle(), Err(SaveError::Moved(_))));
+    assert!(is_round(&remote.load("a").unwrap(), 6));
+}

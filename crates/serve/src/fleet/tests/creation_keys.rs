@@ -1,5 +1,7 @@
 //! Keys of requests for new sandboxes: of two hosts, and of hosts that die.
 
+use std::time::Duration;
+
 use hyper::HeaderMap;
 
 use super::NatsServer;
@@ -206,4 +208,43 @@ async fn a_key_is_free_once_its_sandbox_has_ended() {
     // A marker is no obstacle.
     let (third, _) = keyed("one");
     assert!(make(&host, &third, &key).await);
+}
+
+/// The count of the process before is not lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_starts_again_counts_the_keys_that_are_in_the_ledger() {
+    const LIMIT: usize = 2;
+    let Some(server) = NatsServer::start() else { return };
+    let before = server.host().await;
+    for name in ["one", "two"] {
+        let (record, key) = keyed(name);
+        assert!(make(&before, &record, &key).await);
+    }
+    let host = server.host().await;
+    let refused = host.admit_claim("acme", LIMIT).await.unwrap_err();
+    assert_eq!(refused.budget.expect("it names the budget").used, 2);
+    host.admit_claim("acme", LIMIT + 1).await.unwrap();
+}
+
+/// Another host may have read the confirmation by then, and have acknowledged the sandbox.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_confirmation_without_an_answer_is_read_back_before_its_sandbox_is_given_up() {
+    let Some(mut server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let (record, key) = keyed("lost");
+    let revision = host.claim(&record, &key).await.unwrap();
+    host.enter(record.clone()).await.unwrap();
+    host.confirm_claim(&record, &key, revision).await.unwrap();
+    // The answer to that is lost, and then the lease.
+    server.kill();
+    lock(&host.own).lease.broken();
+    let confirming = tokio::spawn({
+        let (host, record, key) = (host.clone(), record.clone(), key.clone());
+        async move { host.confirm_claim(&record, &key, revision).await.is_ok() }
+    });
+    // Longer than two requests wait for their answers.
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    server.start_again();
+    assert!(confirming.await.unwrap());
+    assert_eq!(sandbox_of_key(&host, &key).await, Some(record.id));
 }

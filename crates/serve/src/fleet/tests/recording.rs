@@ -1,7 +1,7 @@
 //! Sandboxes that end while they are recorded.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::NatsServer;
@@ -14,6 +14,14 @@ use crate::sandbox::records::store::{
 struct NewSandbox {
     record: SandboxRecord,
     entry: StoreEntry,
+    killed: AtomicBool,
+}
+
+impl NewSandbox {
+    fn new() -> Self {
+        let (record, entry) = (sandbox(600_000), StoreEntry::default());
+        Self { record, entry, killed: AtomicBool::new(false) }
+    }
 }
 
 impl StoredSandbox for NewSandbox {
@@ -23,6 +31,10 @@ impl StoredSandbox for NewSandbox {
 
     fn is_saved(&self) -> bool {
         false
+    }
+
+    fn is_killed(&self) -> bool {
+        self.killed.load(Ordering::Acquire)
     }
 
     fn saved_name(&self) -> String {
@@ -48,8 +60,7 @@ async fn notes(host: &Fleet) -> usize {
 async fn a_sandbox_that_is_killed_while_it_is_recorded_leaves_no_entry() {
     let Some(server) = NatsServer::start() else { return };
     let host = server.host().await;
-    let sandbox = NewSandbox { record: sandbox(600_000), entry: StoreEntry::default() };
-    let sandbox = Arc::new(sandbox);
+    let sandbox = Arc::new(NewSandbox::new());
     let entry = sandbox.entry.begin().unwrap();
     assert!(sandbox.entry.begin().is_none());
     // A client finds it in a list, and kills it.
@@ -74,7 +85,7 @@ async fn entry_state(host: &Fleet, id: &str) -> Option<State> {
 async fn only_the_change_itself_names_a_state_that_replaces_a_guest() {
     let Some(server) = NatsServer::start() else { return };
     let host = server.host().await;
-    let sandbox = NewSandbox { record: sandbox(600_000), entry: StoreEntry::default() };
+    let sandbox = NewSandbox::new();
     let entry = sandbox.entry.begin().unwrap();
     host.create(&sandbox, entry).await.unwrap();
     let update = async |saved: Option<SavedState>| {
@@ -96,4 +107,23 @@ async fn only_the_change_itself_names_a_state_that_replaces_a_guest() {
     }
     assert!(update(Some(kept(4).replacing_guest())).await);
     assert_eq!(entry_state(&host, sandbox.id()).await, kept(4).state);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_save_that_ends_after_a_kill_changes_no_entry() {
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let sandbox = NewSandbox::new();
+    let entry = sandbox.entry.begin().unwrap();
+    host.create(&sandbox, entry).await.unwrap();
+    sandbox.killed.store(true, Ordering::Release);
+    let saved = SavedState { state: super::sweep::state(), ..SavedState::default() };
+    // Before the entry is removed, and after it.
+    for _ in 0..2 {
+        let saved = Some(saved.clone());
+        let late = host.update(&sandbox, sandbox.record.clone(), saved, true).await;
+        assert_eq!(late.unwrap_err().status.as_u16(), 404);
+        host.remove(&sandbox).await.unwrap();
+        assert!(host.look_up(sandbox.id()).await.unwrap().is_none());
+    }
 }

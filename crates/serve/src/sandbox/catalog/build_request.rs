@@ -258,7 +258,39 @@ impl GivenStep {
     }
 }
 
+/// Memory of a string in a list or a map, without its bytes.
+const TEXT_BYTES: usize = 48;
+
+impl Step {
+    /// An upper bound of its memory.
+    fn bytes(&self) -> usize {
+        let texts = |texts: &[&String]| -> usize {
+            texts.iter().map(|text| text.capacity() + TEXT_BYTES).sum()
+        };
+        size_of::<Self>()
+            + match &self.action {
+                Action::Run { line, .. } => texts(&[line]),
+                Action::Copy { source, target, mode, files, .. } => {
+                    texts(&[source, target, mode, files])
+                }
+                Action::Directory(path) => texts(&[path]),
+                Action::Environment(set) => {
+                    set.iter().map(|(name, value)| texts(&[name, value])).sum()
+                }
+                Action::User(_) => 0,
+            }
+    }
+}
+
 impl BuildPlan {
+    /// An upper bound of the memory of a plan and of its steps.
+    pub(crate) fn bytes(&self, steps: &[Step]) -> usize {
+        let texts = [&self.from_image, &self.from_template, &self.start_cmd, &self.ready_cmd];
+        let texts = texts.into_iter().flatten().map(String::capacity).sum::<usize>();
+        let steps: usize = steps.iter().map(Step::bytes).sum();
+        size_of::<Self>().saturating_add(texts).saturating_add(steps)
+    }
+
     /// Its steps.
     pub(crate) fn take_steps(&mut self) -> Result<Vec<Step>, ErrorResponse> {
         if self.from_image_registry.0 {
@@ -343,5 +375,28 @@ mod tests {
             assert!(names(wrong).is_err(), "{wrong}");
         }
         assert_eq!(tagged("a", DEFAULT_TAG), ["a", "a:default"]);
+    }
+
+    #[test]
+    fn the_memory_of_a_plan_counts_each_text() {
+        let bytes = |text: &str| {
+            let mut plan: BuildPlan = serde_json::from_str(text).unwrap();
+            let steps = plan.take_steps().unwrap();
+            plan.bytes(&steps)
+        };
+        let long = "x".repeat(1000);
+        let least = bytes(r#"{"fromTemplate":"base"}"#);
+        for text in [
+            format!(r#"{{"fromImage":"{long}"}}"#),
+            format!(r#"{{"startCmd":"{long}"}}"#),
+            format!(r#"{{"readyCmd":"{long}"}}"#),
+            format!(r#"{{"steps":[{{"type":"RUN","args":["{long}"]}}]}}"#),
+            format!(r#"{{"steps":[{{"type":"ENV","args":["A","{long}"]}}]}}"#),
+            format!(r#"{{"steps":[{{"type":"ENV","args":["{long}",""]}}]}}"#),
+            format!(r#"{{"steps":[{{"type":"WORKDIR","args":["{long}"]}}]}}"#),
+            format!(r#"{{"steps":[{{"type":"COPY","args":["a","{long}"],"filesHash":"0"}}]}}"#),
+        ] {
+            assert!(bytes(&text) >= least - 4 + 1000, "{text}");
+        }
     }
 }

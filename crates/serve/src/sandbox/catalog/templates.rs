@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use axum::extract::{FromRequest, Path, Query, Request, State};
+use axum::extract::{Extension, FromRequest, Path, Query, Request, State};
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use hyper::header::HOST;
@@ -64,16 +64,25 @@ pub(crate) async fn start(
     State(all): All,
     Tenant(tenant): Tenant,
     Path((template, id)): Path<(String, String)>,
+    Extension(meter): Extension<Meter>,
     body: Bytes,
 ) -> Answer {
     let build = all.builds.of(&tenant, &template, &id)?;
     let mut plan: BuildPlan = json(&body)?;
     let steps = plan.take_steps()?;
+    // A build may wait for others of its tenant, longer than its request lasts.
+    let mut held = meter.budget().share();
+    if !held.add(plan.bytes(&steps)) {
+        return Err(ErrorResponse::no_memory());
+    }
     if !build.begin() {
         let message = format!("the build {id} was started already");
         return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }
-    tokio::spawn(all.build(build, plan, steps));
+    tokio::spawn(async move {
+        all.build(build, plan, steps).await;
+        drop(held);
+    });
     Ok(StatusCode::ACCEPTED.into_response())
 }
 

@@ -145,8 +145,8 @@ pub(crate) async fn detail(chosen: TenantSandbox) -> Answer {
 }
 
 pub(crate) async fn kill(chosen: TenantSandbox) -> Answer {
-    let (all, sandbox) = chosen.sandbox()?;
-    all.kill(&sandbox).await?;
+    let TenantSandbox { all, tenant, id } = chosen;
+    all.kill_of(&tenant, &id).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

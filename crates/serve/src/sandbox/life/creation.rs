@@ -58,8 +58,10 @@ impl Sandboxes {
         let turn = tokio::time::timeout(PENDING_TIMEOUT, turn).await;
         let turn = turn.map_err(|_| CreationKey::pending())??;
         let (this, tenant) = (self.clone(), tenant.clone());
-        // The next request with the key must see how this one ended.
-        to_its_end(async move {
+        // The next request with the key must see how this one ended. While the ledger is away that
+        // is not known, and the client repeats its request.
+        let patience = self.config.call_timeout.max(PENDING_TIMEOUT);
+        let making = to_its_end(async move {
             let _turn = turn;
             let until = Instant::now() + PENDING_TIMEOUT;
             loop {
@@ -86,8 +88,9 @@ impl Sandboxes {
                     }
                 }
             }
-        })
-        .await
+        });
+        let made = tokio::time::timeout(patience, making).await;
+        made.unwrap_or_else(|_| Err(CreationKey::pending()))
     }
 
     /// The sandbox of a key.

@@ -1,8 +1,9 @@
 //! The end of sandboxes, and the care of idle ones: killing, sweeping, tidying, and saving all when
 //! the server ends.
 //!
-//! Promises: a killed sandbox is removed for all clients at once, also during a call; no saved
-//! state is removed while an entry names it.
+//! Promises: a killed sandbox is removed for all clients at once, also during a call. Its record is
+//! removed before its client is answered, and no later save writes one. No saved state is removed
+//! while an entry names it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -98,7 +99,29 @@ impl Drop for SweepGuard {
 }
 
 impl Sandboxes {
-    /// Ends a sandbox, and forgets it.
+    /// Ends a sandbox of a tenant. A client that got an error repeats its request, which removes
+    /// the entry of the killed sandbox if the ledger still has it.
+    pub(crate) async fn kill_of(
+        self: &Arc<Self>,
+        tenant: &str,
+        id: &str,
+    ) -> Result<(), ErrorResponse> {
+        let missing = match self.of(tenant, id) {
+            Ok(sandbox) => return self.kill(&sandbox).await,
+            Err(missing) => missing,
+        };
+        let is_left = |killed: &&Arc<Sandbox>| {
+            *killed.tenant == *tenant && !killed.struck.load(Ordering::Acquire)
+        };
+        let Some(sandbox) = lock(&self.killed).get(id).filter(is_left).cloned() else {
+            return Err(missing);
+        };
+        let this = self.clone();
+        to_its_end(async move { this.strike(&sandbox).await }).await
+    }
+
+    /// Ends a sandbox, and forgets it. It has no record any more when this returns, even if a call
+    /// of it still runs.
     pub(crate) async fn kill(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
@@ -116,46 +139,67 @@ impl Sandboxes {
         let why = ConnectError::new("unavailable", why);
         sandbox.commands.end(&why);
         sandbox.watchers.end(&why);
-        // A call that runs notices it, and ends. An admission that is under way refuses it.
+        // A call that runs notices it, and ends. An admission that is under way refuses it, and so
+        // does each save that is under way.
         sandbox.killed.store(true, Ordering::Release);
         sandbox.charge.downloads.end();
         let (this, sandbox) = (self.clone(), sandbox.clone());
-        let ending = tokio::spawn(async move {
-            *sandbox.life.clone().lock_owned().await = Residency::Gone;
-            // Also those that began after the first end.
-            sandbox.charge.downloads.end();
-            sandbox.commands.end(&why);
-            sandbox.watchers.end(&why);
+        let killing = async move {
             let struck = this.strike(&sandbox).await;
-            if struck.is_err() {
-                tokio::spawn(this.strike_later(sandbox, killed));
+            let ending = tokio::spawn(this.end_killed(sandbox, killed, why));
+            struck?;
+            // No client finds it any more. A running call may last, and is not waited for.
+            match tokio::time::timeout(KILL_TIMEOUT, ending).await {
+                Ok(Err(error)) => Err(internal(&error)),
+                Ok(Ok(())) | Err(_) => Ok(()),
             }
-            struck
-        });
-        // No client finds it any more. A running call may last, and is not waited for.
-        match tokio::time::timeout(KILL_TIMEOUT, ending).await {
-            Ok(Ok(ended)) => ended,
-            Ok(Err(error)) => Err(internal(&error)),
-            Err(_) => Ok(()),
+        };
+        to_its_end(killing).await
+    }
+
+    /// Removes a killed sandbox from the ledger.
+    async fn strike(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
+        self.ledger.remove(sandbox).await?;
+        sandbox.struck.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Drops a killed sandbox once its calls have ended, and removes its state from the store once
+    /// no entry names it. Until then this host does not take it from the ledger.
+    async fn end_killed(
+        self: Arc<Self>,
+        sandbox: Arc<Sandbox>,
+        killed: KillGuard,
+        why: ConnectError,
+    ) {
+        *sandbox.life.clone().lock_owned().await = Residency::Gone;
+        // Also those that began after the first end.
+        sandbox.charge.downloads.end();
+        sandbox.commands.end(&why);
+        sandbox.watchers.end(&why);
+        if sandbox.struck.load(Ordering::Acquire) {
+            self.untag_killed(&sandbox).await;
+        } else {
+            tokio::spawn(self.strike_later(sandbox, killed));
         }
     }
 
-    /// Removes a killed sandbox from the ledger, and then from the store.
-    async fn strike(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
-        self.ledger.remove(&**sandbox).await?;
+    async fn untag_killed(self: &Arc<Self>, sandbox: &Sandbox) {
         let (this, name) = (self.clone(), sandbox.saved_name());
-        blocking(move || {
+        let untagged = blocking(move || {
             this.untag(&name);
             Ok(())
-        })
-        .await
+        });
+        // A failure is in the log, and the next server removes the state.
+        let _ = untagged.await;
     }
 
-    /// The same, once the ledger answers again. Until then this host does not take it from there.
+    /// Strikes a killed sandbox out once the ledger answers again.
     async fn strike_later(self: Arc<Self>, sandbox: Arc<Sandbox>, _killed: KillGuard) {
         for _ in 0..MAX_STRIKE_ATTEMPTS {
             tokio::time::sleep(STRIKE_RETRY_INTERVAL).await;
-            if self.strike(&sandbox).await.is_ok() {
+            if sandbox.struck.load(Ordering::Acquire) || self.strike(&sandbox).await.is_ok() {
+                self.untag_killed(&sandbox).await;
                 return;
             }
         }
@@ -338,6 +382,24 @@ impl Sandboxes {
                 tokio::time::sleep(SAVE_RETRY_INTERVAL).await;
             }
         }
+        self.strike_all(until).await;
         complete
+    }
+
+    /// Strikes out killed sandboxes that are in the ledger still, when the server ends: the next
+    /// one, or another host, would have them again.
+    async fn strike_all(&self, until: Instant) {
+        let left: Vec<_> = lock(&self.killed).values().cloned().collect();
+        for sandbox in left {
+            while !sandbox.struck.load(Ordering::Acquire) {
+                let Err(refusal) = self.strike(&sandbox).await else { break };
+                if Instant::now() >= until {
+                    let (id, why) = (&sandbox.id, refusal.message);
+                    tracing::error!(id, why, "a killed sandbox is in the ledger, and comes back");
+                    break;
+                }
+                tokio::time::sleep(SAVE_RETRY_INTERVAL).await;
+            }
+        }
     }
 }

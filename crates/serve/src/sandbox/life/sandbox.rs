@@ -114,6 +114,8 @@ pub(crate) struct Sandbox {
     pub(crate) commands: Arc<Commands>,
     /// It was killed: a call that runs ends soon.
     pub(crate) killed: AtomicBool,
+    /// It was killed, and has no record any more.
+    pub(crate) struck: AtomicBool,
     /// Its measured use of the host.
     pub(crate) usage: Usage,
     /// The bytes that count in budgets.
@@ -146,6 +148,10 @@ impl StoredSandbox for Sandbox {
         self.saved.load(Ordering::Relaxed)
     }
 
+    fn is_killed(&self) -> bool {
+        self.killed.load(Ordering::Acquire)
+    }
+
     fn saved_name(&self) -> String {
         saved_name(&self.id, self.second_name.load(Ordering::Relaxed))
     }
@@ -155,7 +161,6 @@ impl StoredSandbox for Sandbox {
         Self::record(self)
     }
 
-    #[cfg(feature = "fleet")]
     fn entry(&self) -> &StoreEntry {
         &self.standing
     }
@@ -222,6 +227,7 @@ impl Sandbox {
             mark: Mutex::default(),
             commands: Arc::default(),
             killed: AtomicBool::new(false),
+            struck: AtomicBool::new(false),
             usage: Usage::default(),
             charge: Charge::default(),
             watchers: Watchers::default(),

@@ -4,8 +4,9 @@
 //! pause without memory keeps the files, and starts the state that the sandbox began in with them:
 //! at once, or at the next resume if the sandbox is in the store already. Until such a pause is
 //! recorded, the guest lives on with its memory and the store keeps the state of the last save, so
-//! one that is refused changes nothing. Saves that are not forced by the end of the server take
-//! turns by tenant. A host of a fleet that ends saves its sandboxes also with a full disk.
+//! one that is refused changes nothing. The same holds for each save with memory outside a fleet.
+//! Saves that are not forced by the end of the server take turns by tenant. A host of a fleet that
+//! ends saves its sandboxes also with a full disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -129,7 +130,7 @@ impl Sandboxes {
     pub(crate) async fn save_now(
         self: Arc<Self>,
         sandbox: Arc<Sandbox>,
-        mut life: OwnedMutexGuard<Residency>,
+        life: OwnedMutexGuard<Residency>,
         how: SaveMode,
     ) -> Result<(), ErrorResponse> {
         let SaveMode { pause, ending, files_only } = how;
@@ -140,59 +141,115 @@ impl Sandboxes {
         if let Some(base) = base.filter(|_| matches!(*life, Residency::Live(_))) {
             return self.save_restarted(sandbox, life, base, how).await;
         }
-        let (this, own) = (self.clone(), sandbox.clone());
-        let (mut life, saved, leaves) = blocking(move || {
-            let session = match &mut *life {
-                Residency::Live(session) => session,
-                Residency::Saved => return Ok((life, None, false)),
-                other => return Err(other.absent(&own.id)),
-            };
+        if matches!(*life, Residency::Live(_)) {
+            return self.save_live(sandbox, life, how).await;
+        }
+        if !matches!(*life, Residency::Saved) {
+            return Err(life.absent(&sandbox.id));
+        }
+        sandbox.saved.store(true, Ordering::Relaxed);
+        let release = self.ledger.releases() && (ending || pause);
+        let mut record = SandboxRecord { paused: pause, ..sandbox.record() };
+        // It needs no memory now, and loses that of its saved state when it is resumed.
+        if files_only {
+            record.drop_memory();
+        }
+        let updated = self.ledger.update(&*sandbox, record, None, release).await;
+        if updated.is_err() && files_only {
+            // A change that failed may be on the disk, and the next server would drop the memory.
+            self.restore_record(&sandbox).await;
+        }
+        updated?;
+        if files_only {
+            sandbox.set_restarts(true);
+            sandbox.charge.forget_measured();
+            sandbox.end_programs("the sandbox is paused without its memory");
+        }
+        self.note_saved(&sandbox, life, how, release);
+        Ok(())
+    }
+
+    /// Saves a live sandbox with its memory. Outside a fleet the state gets the other one of two
+    /// names, and the record switches the names: a refused save leaves the state that the record
+    /// names. A fleet names states by their digests, and the next change of the entry names this
+    /// one.
+    async fn save_live(
+        self: Arc<Self>,
+        sandbox: Arc<Sandbox>,
+        mut life: OwnedMutexGuard<Residency>,
+        how: SaveMode,
+    ) -> Result<(), ErrorResponse> {
+        let SaveMode { pause, ending, .. } = how;
+        let second = sandbox.second_name.load(Ordering::Relaxed);
+        let switches = !self.ledger.releases() && sandbox.is_saved();
+        let (second, name) = match switches {
+            true => (!second, saved_name(&sandbox.id, !second)),
+            false => (second, sandbox.saved_name()),
+        };
+        let (this, own, to) = (self.clone(), sandbox.clone(), name.clone());
+        let (life, stored, goes_on) = blocking(move || {
+            let Residency::Live(session) = &mut *life else { return Err(life.absent(&own.id)) };
             this.ledger.check(&*own)?;
-            own.goes_on.store(next_event(session).is_some(), Ordering::Relaxed);
-            let here = this.store_state(&own.saved_name(), session, &this.config.dir);
-            let (bytes, saved) = match here {
+            let goes_on = next_event(session).is_some();
+            let stored = match this.store_state(&to, session, &this.config.dir) {
                 Ok(stored) => {
                     this.ledger.saved_here(&*own);
-                    // The state before has no name any more.
-                    this.litter.store(true, Ordering::Relaxed);
                     stored
                 }
                 Err(refusal) if ending && is_full(&refusal) && this.ledger.releases() => {
                     this.store_state_past_disk(&own, session, refusal)?
                 }
-                Err(refusal) => return Err(refusal),
+                Err(refusal) => {
+                    if !this.ledger.releases() {
+                        // A save that fails late may have named it.
+                        this.untag(&to);
+                    }
+                    return Err(refusal);
+                }
             };
-            own.charge.store(bytes);
-            // A state that was to be restarted has a successor.
-            own.set_restarts(false);
             // A relative may have made or dropped some.
             own.note_checkpoints(session);
-            Ok((life, Some(saved), !own.is_branched()))
+            Ok((life, stored, goes_on))
         })
         .await?;
-        sandbox.saved.store(true, Ordering::Relaxed);
-        let is_stored = saved.is_some();
-        let release = self.ledger.releases()
-            && (ending || pause && (leaves || matches!(*life, Residency::Saved)));
-        // It needs no memory now, and loses that of its saved state when it is resumed.
-        let drops = files_only && saved.is_none();
-        let mut record = SandboxRecord { paused: pause, ..sandbox.record() };
-        if drops {
-            record.drop_memory();
-        }
-        let updated = self.ledger.update(&*sandbox, record, saved, release).await;
-        if updated.is_err() && drops {
-            // A change that failed may be on the disk, and the next server would drop the memory.
-            self.restore_record(&sandbox).await;
-        }
-        updated?;
-        if drops {
-            sandbox.set_restarts(true);
-            sandbox.charge.forget_measured();
-            sandbox.end_programs("the sandbox is paused without its memory");
-        }
+        let (bytes, saved) = stored;
+        let leaves = !sandbox.is_branched();
+        let release = self.ledger.releases() && (ending || pause && leaves);
+        let record = SandboxRecord {
+            paused: pause,
+            goes_on,
+            stored: bytes,
+            // A state that was to be restarted has a successor.
+            restarts: false,
+            second_name: second,
+            ..sandbox.record()
+        };
+        let updated = self.ledger.update(&*sandbox, record, Some(saved), release).await;
+        // A change that failed may be on the disk: the state that it names is needed until the
+        // record before is back.
+        let is_needed = updated.is_err() && !self.restore_record(&sandbox).await;
+        let (this, own) = (self.clone(), sandbox.clone());
+        let mut life = blocking(move || {
+            // In a fleet the next change of the entry names the state.
+            if updated.is_ok() || this.ledger.releases() {
+                own.goes_on.store(goes_on, Ordering::Relaxed);
+                own.charge.store(bytes);
+                own.set_restarts(false);
+                own.saved.store(true, Ordering::Relaxed);
+                if switches {
+                    this.untag(&own.saved_name());
+                    own.second_name.store(second, Ordering::Relaxed);
+                }
+                // The state before has no name any more.
+                this.litter.store(true, Ordering::Relaxed);
+            } else if !is_needed {
+                this.untag(&name);
+            }
+            updated.map(|()| life)
+        })
+        .await?;
         // Only now: a save that is refused leaves the guest and its programs.
-        if is_stored && (pause || ending) {
+        if pause || ending {
             sandbox.end_programs("the sandbox is saved, and its programs with it");
         }
         if leaves {
@@ -279,8 +336,9 @@ impl Sandboxes {
 
     /// Undoes a change of a record that failed: whether the record is as before.
     async fn restore_record(&self, sandbox: &Arc<Sandbox>) -> bool {
-        // The states of a fleet are not in the directory of this host.
-        if self.ledger.releases() {
+        // The states of a fleet are not in the directory of this host, and the record of a killed
+        // sandbox is removed.
+        if self.ledger.releases() || sandbox.killed.load(Ordering::Acquire) {
             return true;
         }
         let restored = match sandbox.is_saved() {

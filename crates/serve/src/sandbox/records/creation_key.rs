@@ -28,6 +28,17 @@ pub(crate) struct CreationKey {
     /// The digest of the request without its time, which a client may compute anew for each
     /// attempt, and without the order of its fields.
     request: String,
+    /// The number of the rule for that digest. Zero stands for the rules of earlier builds.
+    #[serde(default, skip_serializing_if = "is_earlier")]
+    rule: u8,
+}
+
+/// The present rule. Another one gets another number.
+const DIGEST_RULE: u8 = 1;
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_earlier(rule: &u8) -> bool {
+    *rule == 0
 }
 
 fn digest(parts: &[&[u8]]) -> String {
@@ -59,16 +70,19 @@ impl CreationKey {
         Ok(Some(Self {
             digest: digest(&[tenant.as_bytes(), key.as_bytes()]),
             request: digest(&[&json_digest(body, "timeout")]),
+            rule: DIGEST_RULE,
         }))
     }
 
-    /// Refuses the sandbox `id` if it was made with `other`, the same key of another request.
+    /// Refuses the sandbox `id` if it was made with `other`, the same key of another request. With
+    /// digests of different rules the key alone decides.
     pub(crate) fn check_request(
         &self,
         id: &str,
         other: Option<&Self>,
     ) -> Result<(), ErrorResponse> {
-        if other.is_some_and(|other| other.request == self.request) {
+        let is_same = |other: &Self| other.rule != self.rule || other.request == self.request;
+        if other.is_some_and(is_same) {
             return Ok(());
         }
         let message = format!(
@@ -117,5 +131,20 @@ mod tests {
         for wrong in [&["a", "a"][..], &[""], &["a b"], &["ä"], &[&long]] {
             assert_eq!(read("acme", wrong, BODY), Err(400), "{wrong:?}");
         }
+    }
+
+    /// As builds before the digest had the number of its rule wrote it, for `{"templateID":"a"}`.
+    #[test]
+    fn a_key_of_a_build_with_another_digest_is_that_of_its_request() {
+        let key = read("acme", &["one"], r#"{"templateID":"a"}"#).unwrap().unwrap();
+        let earlier = format!(r#"{{"digest":"{}","request":"{:032x}"}}"#, key.digest, 7);
+        let earlier: CreationKey = serde_json::from_str(&earlier).unwrap();
+        assert!(key.check_request("i", Some(&earlier)).is_ok());
+        let other = read("acme", &["one"], r#"{"templateID":"b"}"#).unwrap().unwrap();
+        assert!(key.check_request("i", Some(&key)).is_ok());
+        assert!(key.check_request("i", Some(&other)).is_err());
+        assert!(key.check_request("i", None).is_err());
+        let written = serde_json::to_string(&key).unwrap();
+        assert_eq!(serde_json::from_str::<CreationKey>(&written).unwrap(), key);
     }
 }

@@ -1,7 +1,8 @@
 //! The records of sandboxes and snapshots in files of one server.
 //!
 //! Promises: a change of snapshots is on the disk before a client sees it; one that the disk
-//! refuses has no effect. A reader waits for no disk.
+//! refuses has no effect. A reader waits for no disk. The record of a killed sandbox is not written
+//! again once it was removed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,6 +18,7 @@ use crate::sandbox::life::tasks::blocking;
 use crate::sandbox::records::record::{Records, saved_id, state_reference};
 use crate::sandbox::records::store::{
     SandboxRecord, SandboxStore, SavedState, SnapshotRecord, StoredSandbox, StoredSnapshot,
+    check_alive,
 };
 
 /// Random bytes of an id.
@@ -110,8 +112,15 @@ impl SandboxStore for DirectoryStore {
         _: Option<SavedState>,
         _: bool,
     ) -> Result<(), ErrorResponse> {
+        let writing = sandbox.entry().writing.clone().lock_owned().await;
+        check_alive(sandbox)?;
         let (records, id) = (self.sandboxes.clone(), sandbox.id().to_owned());
-        blocking(move || records.store_record(&id, &record).map_err(|error| internal(&error))).await
+        blocking(move || {
+            // Until the file is written, also for a client that leaves.
+            let _writing = writing;
+            records.store_record(&id, &record).map_err(|error| internal(&error))
+        })
+        .await
     }
 
     fn has_record(&self, sandbox: &dyn StoredSandbox) -> bool {
@@ -119,8 +128,13 @@ impl SandboxStore for DirectoryStore {
     }
 
     async fn remove(&self, sandbox: &dyn StoredSandbox) -> Result<(), ErrorResponse> {
+        let writing = sandbox.entry().writing.clone().lock_owned().await;
         let (records, id) = (self.sandboxes.clone(), sandbox.id().to_owned());
-        blocking(move || records.remove(&id).map_err(|error| internal(&error))).await
+        blocking(move || {
+            let _writing = writing;
+            records.remove(&id).map_err(|error| internal(&error))
+        })
+        .await
     }
 
     fn source(&self, dir: &Path, sandbox: &dyn StoredSandbox) -> Result<String, ErrorResponse> {

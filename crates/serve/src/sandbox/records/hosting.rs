@@ -86,7 +86,8 @@ impl SandboxHost for Sandboxes {
         // Under the lock that `doubt_all` takes after the life was given up: one of the two sees
         // the other.
         let doubt = AtomicBool::new(!is_current());
-        sandbox.standing = StoreEntry { anchor: Arc::new(Some(anchor).into()), doubt, from };
+        let anchor = Arc::new(Some(anchor).into());
+        sandbox.standing = StoreEntry { anchor, doubt, from, ..StoreEntry::default() };
         all.insert(id, Arc::new(sandbox));
     }
 

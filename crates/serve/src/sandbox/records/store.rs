@@ -11,6 +11,7 @@ use std::path::Path;
 
 use afresh::{Reference, SavedSnapshot};
 use async_trait::async_trait;
+use hyper::StatusCode;
 
 #[cfg(feature = "fleet")]
 pub(crate) use crate::sandbox::bodies::unknown_fields::UnknownFields;
@@ -37,6 +38,8 @@ pub(crate) struct StoreEntry {
     /// The state that it is opened from, if that is not in the directory of this host.
     #[cfg(feature = "fleet")]
     pub(crate) from: std::sync::Mutex<Option<State>>,
+    /// Held while the file with its record is written or removed.
+    pub(crate) writing: std::sync::Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The entry of a sandbox that is not recorded yet. Its other users wait until this is dropped: a
@@ -107,12 +110,23 @@ pub(crate) trait StoredSandbox: Send + Sync {
     fn id(&self) -> &str;
     /// Whether a state of it was saved.
     fn is_saved(&self) -> bool;
+    /// Whether it was killed. From then on its record is removed, and not written any more.
+    fn is_killed(&self) -> bool;
     /// The name of its saved state in the directory of this server.
     fn saved_name(&self) -> String;
     #[cfg(feature = "fleet")]
     fn record(&self) -> SandboxRecord;
-    #[cfg(feature = "fleet")]
     fn entry(&self) -> &StoreEntry;
+}
+
+/// Refuses to write the record of a sandbox that was killed, also for a save that had begun before.
+/// To be checked by the holder of the lock under which the record is removed.
+pub(crate) fn check_alive(sandbox: &dyn StoredSandbox) -> Result<(), ErrorResponse> {
+    if sandbox.is_killed() {
+        let message = format!("the sandbox {} was killed", sandbox.id());
+        return Err(ErrorResponse::new(StatusCode::NOT_FOUND, message));
+    }
+    Ok(())
 }
 
 /// Keeps the records of sandboxes and snapshots. The provided methods suit a store that one server
@@ -207,7 +221,8 @@ pub(crate) trait SandboxStore: Send + Sync {
         Ok(SavedState::default())
     }
 
-    /// Writes the record of a saved sandbox. `release` leaves the sandbox to any host.
+    /// Writes the record of a saved sandbox, unless it was killed. `release` leaves the sandbox to
+    /// any host.
     async fn update(
         &self,
         sandbox: &dyn StoredSandbox,

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::sandbox::life::saving::SaveMode;
+use crate::sandbox::records::directory_store::DirectoryStore;
 
 /// The tenants of other sandboxes. One alone does not get all places.
 const OTHERS: [&str; 4] = ["a", "b", "c", "d"];
@@ -52,4 +53,27 @@ async fn paused_sandboxes_and_killed_ones_that_still_run_count() {
     drop(life);
     until("the killed sandbox counts for ever", async || !refused().await).await;
     assert!(refused().await);
+}
+
+/// A server that dies within the call must not have the sandbox again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_within_a_call_is_recorded_before_it_is_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&dir);
+    let all = open(&config).await;
+    let sandbox = make(&all, options(HOUR)).await;
+    all.save(&sandbox, SaveMode { pause: true, ..SaveMode::default() }).await.unwrap();
+    all.resume(&sandbox, Some(HOUR)).await.unwrap();
+    let records = || DirectoryStore::open(&config.dir).unwrap().records(&config.dir).unwrap();
+    assert_eq!(records().len(), 1);
+    // A call has it.
+    let life = sandbox.life.clone().lock_owned().await;
+    all.kill(&sandbox).await.unwrap();
+    assert!(records().is_empty(), "the record is still there");
+    // A save that had begun before writes none.
+    let late = all.ledger.update(&*sandbox, sandbox.record(), None, false).await;
+    assert_eq!(late.unwrap_err().status.as_u16(), 404);
+    assert!(records().is_empty(), "a late save brings the record back");
+    drop(life);
+    until("its state stays", async || state_names(dir.path()).is_empty()).await;
 }

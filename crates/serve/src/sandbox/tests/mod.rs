@@ -142,3 +142,10 @@ async fn read(all: &Arc<Sandboxes>, sandbox: &Arc<Sandbox>, path: &'static str) 
 fn record_file(dir: &Path, id: &str) -> std::path::PathBuf {
     dir.join("server/sandboxes").join(id).with_extension("json")
 }
+
+/// The names of saved sandboxes in the store.
+fn state_names(dir: &Path) -> Vec<String> {
+    let store = afresh::store::Store::open(dir.join("server/snapshots")).unwrap();
+    let names = store.tags().unwrap().into_iter().map(|tag| tag.name);
+    names.filter(|name| name.starts_with("sandbox-")).collect()
+}

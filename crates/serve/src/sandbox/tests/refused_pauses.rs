@@ -139,9 +139,65 @@ async fn a_refused_pause_with_memory_leaves_the_guest() {
     assert_eq!(log(&all, &sandbox, "00000003").await.unwrap(), "000000010000000200000003");
 }
 
-/// The names of saved sandboxes in the store.
-fn state_names(dir: &Path) -> Vec<String> {
-    let store = afresh::store::Store::open(dir.join("server/snapshots")).unwrap();
-    let names = store.tags().unwrap().into_iter().map(|tag| tag.name);
-    names.filter(|name| name.starts_with("sandbox-")).collect()
+/// Of the server's death after a pause that its client was refused, with faults before and after
+/// the record is written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_pause_with_memory_leaves_the_state_that_the_record_names() {
+    for is_late in [false, true] {
+        for is_saved_before in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let config = config(&dir);
+            let store = FaultyStore::open(&config.dir);
+            let all = open_with(&config, store.clone()).await;
+            let sandbox = make(&all, options(HOUR)).await;
+            log(&all, &sandbox, "00000001").await.unwrap();
+            if is_saved_before {
+                all.pause(&sandbox, true).await.unwrap();
+                all.resume(&sandbox, Some(HOUR)).await.unwrap();
+                log(&all, &sandbox, "00000002").await.unwrap();
+            }
+            let stored = sandbox.charge.stored();
+            match is_late {
+                true => store.hides_update.store(true, Ordering::Relaxed),
+                false => store.refuses_updates.store(true, Ordering::Relaxed),
+            }
+            all.pause(&sandbox, true).await.unwrap_err();
+            assert_eq!(sandbox.charge.stored(), stored);
+            all.release();
+            drop((all, sandbox));
+            let all = open(&config).await;
+            assert_eq!(state_names(dir.path()).len(), usize::from(is_saved_before));
+            let found = lock(&all.all).values().next().cloned();
+            assert_eq!(found.is_some(), is_saved_before);
+            if let Some(sandbox) = found {
+                assert!(!sandbox.times().paused);
+                assert_eq!(log(&all, &sandbox, "00000003").await.unwrap(), "0000000100000003");
+            }
+        }
+    }
+}
+
+/// The memory that a pause has dropped must not come back with the state before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_pause_of_a_restarted_sandbox_does_not_bring_dropped_memory_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&dir);
+    let store = FaultyStore::open(&config.dir);
+    let all = open_with(&config, store.clone()).await;
+    let sandbox = make(&all, options(HOUR)).await;
+    log(&all, &sandbox, "dropped!").await.unwrap();
+    all.save(&sandbox, Saving::default()).await.unwrap();
+    all.pause(&sandbox, false).await.unwrap();
+    all.resume(&sandbox, Some(HOUR)).await.unwrap();
+    assert_eq!(log(&all, &sandbox, "00000001").await.unwrap(), "00000001");
+    store.refuses_updates.store(true, Ordering::Relaxed);
+    all.pause(&sandbox, true).await.unwrap_err();
+    store.refuses_updates.store(false, Ordering::Relaxed);
+    // Another change of the record.
+    all.resume(&sandbox, Some(HOUR)).await.unwrap();
+    all.release();
+    drop((all, sandbox));
+    let all = open(&config).await;
+    let sandbox = lock(&all.all).values().next().unwrap().clone();
+    assert_eq!(log(&all, &sandbox, "00000002").await.unwrap(), "00000002");
 }

@@ -65,7 +65,7 @@ impl Objects {
                 return Ok(false);
             }
             let number = turns.len();
-            if closed || self.put_turn(journal, number, closing_frame(&id, number)).await? {
+            if closed || self.put_turn(journal, number, &closing_frame(&id, number)).await? {
                 return Ok(true);
             }
         }

@@ -36,6 +36,8 @@ pub(crate) enum ServerFault {
     Lost {
         times: usize,
     },
+    /// One object is put, its answer is lost, and no later request arrives.
+    Severed,
     /// Requests after so many wait until the server does something else.
     Held {
         after: usize,
@@ -93,6 +95,10 @@ impl Server {
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             }
+            ServerFault::Severed if number > 0 => {
+                let source = "connection refused".into();
+                return Err(Error::Generic { store: "test", source });
+            }
             ServerFault::Reset { after, times }
                 if number >= after && self.failed.fetch_add(1, Ordering::Relaxed) < times =>
             {
@@ -122,9 +128,11 @@ impl ObjectStore for Server {
         };
         let how = if ignored { PutMode::Overwrite.into() } else { how };
         let done = self.objects.put_opts(to, data, how).await?;
-        if matches!(wrong, ServerFault::Lost { times }
-            if self.failed.fetch_add(1, Ordering::Relaxed) < times)
-        {
+        let lost = match wrong {
+            ServerFault::Lost { times } => self.failed.fetch_add(1, Ordering::Relaxed) < times,
+            wrong => wrong == ServerFault::Severed,
+        };
+        if lost {
             let source = "connection reset by peer".into();
             return Err(Error::Generic { store: "test", source });
         }
