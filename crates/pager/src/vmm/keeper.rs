@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use afresh_sys::socket::{self, Peer};
-use afresh_sys::{Uffd, UffdMode};
+use afresh_sys::{Uffd, UffdMode, fork};
 use serde_json::{Value, json};
 
 use super::VmmOptions;
@@ -45,6 +45,8 @@ pub struct Keeper {
 pub(super) struct KeeperEntry {
     keeper: Keeper,
     id: u64,
+    /// The process that serves it. A child of a fork releases nothing.
+    generation: u32,
 }
 
 impl Keeper {
@@ -63,7 +65,8 @@ impl Keeper {
     }
 
     fn entry(&self) -> KeeperEntry {
-        KeeperEntry { keeper: self.clone(), id: self.next.fetch_add(1, Ordering::Relaxed) }
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        KeeperEntry { keeper: self.clone(), id, generation: fork::generation() }
     }
 
     /// Hands over a copy of the socket of a door.
@@ -105,6 +108,9 @@ impl KeeperEntry {
 
 impl Drop for KeeperEntry {
     fn drop(&mut self) {
+        if self.generation != fork::generation() {
+            return;
+        }
         // A keeper that has ended holds nothing.
         let _ = self.keeper.send(&format!("{}\n", json!({ "release": self.id })), &[]);
     }
@@ -232,4 +238,24 @@ fn mappings(list: &Value) -> Vec<Mapping> {
         Some(Mapping { base: number(0)?, pages: number(1)?, offset: 0, unit: number(2)? })
     };
     list.as_array().into_iter().flatten().filter_map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_child_of_the_pager_releases_nothing_and_waits_for_no_lock() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let keeper = Keeper { stream: Arc::new(Mutex::new(ours)), next: Arc::default() };
+        let mut entry = Some(keeper.entry());
+        let held = keeper.stream.lock().unwrap();
+        assert!(afresh_sys::child_passes(|| entry.take().is_some()));
+        drop(held);
+        theirs.set_nonblocking(true).unwrap();
+        let said = theirs.read(&mut [0; 64]).map_err(|error| error.kind());
+        assert_eq!(said, Err(io::ErrorKind::WouldBlock));
+    }
 }
