@@ -186,7 +186,12 @@ mod tests {
 
     #[test]
     fn a_child_of_a_fork_is_refused_by_name_and_drops_a_remote_without_waiting() {
-        let remote = Remote::with_objects(Arc::new(object_store::memory::InMemory::new())).unwrap();
+        let remote = Remote::with_objects(
+            Arc::new(object_store::memory::InMemory::new()),
+            Path::from("snapshots"),
+            RetryPolicy::default(),
+        )
+        .unwrap();
         assert!(remote.tags().is_ok_and(|tags| tags.is_empty()));
         let mut own = Some(remote);
         assert!(afresh_sys::child_passes(|| {
