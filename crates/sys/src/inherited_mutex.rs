@@ -5,8 +5,8 @@
 //! leaked.
 //!
 //! Promises: a lock that is held by a thread of this process is waited for; one that was held in a
-//! parent never is. The two are told apart by the word of the lock, which has the generation of
-//! the holder's process.
+//! parent never is. The word of the lock distinguishes the two: it has the generation of the process
+//! that holds it.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -21,7 +21,7 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A mutex without poisoning. A child of a fork takes it over from the threads of its parent.
 pub struct InheritedMutex<T> {
-    /// The generation of the holder's process; 0 while the lock is free.
+    /// The generation of the process that holds it; 0 while the lock is free.
     holder: AtomicU32,
     /// Threads that wait. A child inherits the number, which costs it a system call an unlock.
     waiting: AtomicU32,

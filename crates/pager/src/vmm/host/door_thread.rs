@@ -1,4 +1,4 @@
-//! The thread of a door: it accepts VMMs, and gives each to a thread of its own.
+//! The thread of a door: it accepts VMMs, and gives each to a separate thread.
 //!
 //! Promises: a VMM that is accepted is served, or its memory is closed. Without a thread or
 //! descriptors for it, it stays in the queue of the door, and the next attempt comes after

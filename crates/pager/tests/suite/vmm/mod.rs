@@ -259,7 +259,7 @@ fn a_page_that_can_not_be_filled_raises_sigbus() {
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 
-/// The message cannot be taken out of the stream, in a process of its own, which waits for a page
+/// The message cannot be taken out of the stream, in a separate process, which waits for a page
 /// meanwhile.
 #[test]
 fn a_vmm_whose_service_does_not_begin_is_ended_and_not_left_waiting() {
