@@ -69,6 +69,7 @@ fn pager(arguments: &[String]) -> Result<()> {
     kills.parse::<u64>().with_context(|| format!("{kills} is no number of kills"))?;
     let mut test = cargo();
     test.current_dir(host::repository()).args(ALL).args(["--test", "suite"]);
-    test.args(["--", "vmm::kill::a_killed_pager", "--nocapture"]).env("AFRESH_TEST_KILLS", kills);
+    test.args(["--", "vmm::kill::a_killed_pager", "vmm::kill::a_pager_that_is_killed_while"]);
+    test.args(["--nocapture", "--test-threads", "1"]).env("AFRESH_TEST_KILLS", kills);
     run(&mut test)
 }

@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use afresh::linux::{
-    End, EndedRun, HostProgram, HostStreams, Program, Resource, RunControl, WarmError, call_name,
+    End, EndedRun, HostProgram, HostStreams, Program, Resource, RunControl, Warm, WarmError,
+    call_name,
 };
 use afresh::{Guest, Place, Reference, SaveOptions};
 use afresh_sys::termination::AwaitedSignals;
@@ -327,6 +328,12 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     if arguments.report_unserved {
         report(&unserved);
     }
+    // Saved first: files that the program has moved without reading them are read from the host for
+    // that, under their old names, and writing back moves them there.
+    let saved = match &arguments.save {
+        Some(to) => save(to, state, &end, (arguments, settings)),
+        None => Ok(()),
+    };
     let mut written = Ok(());
     if arguments.diff || !arguments.write_back.is_empty() {
         let changes = write_back::changes(&files_before, &files)?;
@@ -339,17 +346,9 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             written = write_back::write_back(&tops, &changes, (&files_before, &files));
         }
     }
-    if let Some(to) = &arguments.save {
-        let state = state.with_context(|| format!("{to} is not saved: the program {end}"))?;
-        let options = SaveOptions::new();
-        #[cfg(feature = "seal")]
-        let options = arguments.protect.apply(options)?;
-        let started = Instant::now();
-        let saved = Guest::from_program(state, &settings.open)?.save(to, &options)?;
-        snapshot::note(to, &saved, started);
-    }
-    // The state is saved before.
+    // Each is done also where the other has failed.
     written?;
+    saved?;
     if !matches!(end, End::Exit(0) | End::Stopped) {
         for path in unseen {
             eprintln!(
@@ -365,6 +364,23 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         End::Stopped => Ok(ExitCode::SUCCESS),
         end => anyhow::bail!("the program {end}"),
     }
+}
+
+/// Saves the state of a program.
+fn save(
+    to: &Reference,
+    state: Option<Warm>,
+    end: &End,
+    (arguments, settings): (&Arguments, &Settings),
+) -> anyhow::Result<()> {
+    let state = state.with_context(|| format!("{to} is not saved: the program {end}"))?;
+    let options = SaveOptions::new();
+    #[cfg(feature = "seal")]
+    let options = arguments.protect.apply(options)?;
+    let started = Instant::now();
+    let saved = Guest::from_program(state, &settings.open)?.save(to, &options)?;
+    snapshot::note(to, &saved, started);
+    Ok(())
 }
 
 /// Prints the error of a program that did not start.

@@ -36,8 +36,8 @@ mod tracker;
 mod write_set;
 
 pub use afresh_sys::{
-    Feature, Features, Memfd, PAGE_SIZE, PageRange, Reservation, SysError, ZeroPageSource, fork,
-    page_align_up,
+    Feature, Features, InheritedMutex, InheritedMutexGuard, Memfd, PAGE_SIZE, PageRange,
+    Reservation, SysError, ZeroPageSource, fork, page_align_up,
 };
 pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};

@@ -18,6 +18,7 @@
 //! May break it: a VMM that reports mappings it has not registered. Filling those fails, which ends
 //! it as above.
 
+mod connection;
 mod control;
 mod fill;
 mod freeze;

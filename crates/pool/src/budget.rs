@@ -14,10 +14,10 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use afresh_sys::{InheritedCell, fork};
+use afresh_sys::{InheritedCell, InheritedMutex, InheritedMutexGuard, fork};
 
 use crate::pressure::PressureGauge;
 
@@ -126,10 +126,8 @@ pub struct Budget {
     /// Advances with each item made and with each look at idle ones: when items came back, in
     /// order.
     clock: AtomicU64,
-    pools: Mutex<Vec<PoolHandle>>,
-    /// The process that made it, and the one in which the keeper runs: its generation and one, or 0
-    /// for none.
-    generation: u32,
+    pools: InheritedMutex<Vec<PoolHandle>>,
+    /// The process in which the keeper runs: its generation and one, or 0 for none.
     keeper: AtomicU32,
 }
 
@@ -155,8 +153,7 @@ impl Budget {
             evicted: AtomicU64::new(0),
             relieved: AtomicU64::new(0),
             clock: AtomicU64::new(1),
-            pools: Mutex::new(Vec::new()),
-            generation: fork::generation(),
+            pools: InheritedMutex::new(Vec::new()),
             keeper: AtomicU32::new(0),
         };
         this.store(ProcessLimits::default());
@@ -241,26 +238,14 @@ impl Budget {
         self.clock.load(Ordering::Relaxed)
     }
 
-    /// The list of pools. In a forked child a thread of the parent may hold the lock. Then this
-    /// returns `None`, nothing is evicted, and each pool still keeps its own limits.
-    fn list(&self) -> Option<MutexGuard<'_, Vec<PoolHandle>>> {
-        /// Times that a child looks whether the list is free.
-        const MAX_LOCK_ATTEMPTS: u32 = 1000;
-        if fork::generation() == self.generation {
-            return Some(self.pools.lock().unwrap_or_else(PoisonError::into_inner));
-        }
-        for _ in 0..MAX_LOCK_ATTEMPTS {
-            match self.pools.try_lock() {
-                Ok(pools) => return Some(pools),
-                Err(TryLockError::Poisoned(pools)) => return Some(pools.into_inner()),
-                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
-            }
-        }
-        None
+    /// The list of pools. A forked child gets an empty one if a thread of its parent held the lock:
+    /// the pools of before keep their own limits, and nothing else is evicted from them.
+    fn list(&self) -> InheritedMutexGuard<'_, Vec<PoolHandle>> {
+        self.pools.lock()
     }
 
     pub(crate) fn register(&'static self, pool: Weak<dyn Evict>) {
-        let Some(mut pools) = self.list() else { return };
+        let mut pools = self.list();
         if pools.len() == pools.capacity() {
             pools.retain(|pool| pool.0.strong_count() > 0);
         }
@@ -270,7 +255,7 @@ impl Budget {
     /// The pools that are there. The list is unlocked when they are used, because dropping an item
     /// may run any code.
     fn pools(&self) -> Vec<Arc<dyn Evict>> {
-        let Some(mut pools) = self.list() else { return Vec::new() };
+        let mut pools = self.list();
         pools.retain(|pool| pool.0.strong_count() > 0);
         pools.iter().filter_map(|pool| pool.0.upgrade()).collect()
     }
@@ -278,7 +263,7 @@ impl Budget {
     /// Whether there are pools. None of them is held for it, so that each goes with its owner.
     fn has_pools(&self) -> bool {
         let live = |pool: &PoolHandle| pool.0.strong_count() > 0;
-        self.list().is_some_and(|pools| pools.iter().any(live))
+        self.list().iter().any(live)
     }
 
     /// Counts a new item, and makes room for it.
@@ -508,7 +493,7 @@ mod tests {
     #[test]
     fn a_child_forked_while_the_list_was_locked_makes_and_uses_pools() {
         let budget = Budget::process();
-        let locked = budget.list().unwrap();
+        let locked = budget.list();
         // SAFETY: the child touches memory that it owns, and ends without running the parent's
         // registered handlers.
         let child = unsafe { libc::fork() };

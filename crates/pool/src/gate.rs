@@ -11,9 +11,7 @@ use std::collections::VecDeque;
 use std::task::Waker;
 use std::time::Instant;
 
-use crate::sync::{
-    AtomicUsize, Condvar, Mutex, Ordering, between_return_and_look, fence, locked, process,
-};
+use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering, between_return_and_look, fence, locked};
 
 pub(crate) struct Gate {
     /// Threads and tasks that wait, so that a return signals only when there is one.
@@ -32,8 +30,6 @@ struct TaskQueue {
 struct WaitingTask {
     number: u64,
     waker: Waker,
-    /// The process that it is a task of: a child of a fork runs no tasks of its parent.
-    process: u32,
 }
 
 /// The place of a task in the queue, over all of its attempts.
@@ -116,7 +112,7 @@ impl Gate {
         let number = turn.number.unwrap_or(queue.next);
         queue.next = queue.next.max(number + 1);
         let at = queue.tasks.partition_point(|task| task.number < number);
-        queue.tasks.insert(at, WaitingTask { number, waker, process: process() });
+        queue.tasks.insert(at, WaitingTask { number, waker });
         *turn = Turn { number: Some(number), waits: true, woken: false };
         false
     }
@@ -157,21 +153,15 @@ impl Gate {
 
     #[cold]
     fn wake(&self) {
-        // Dropped after the lock.
-        let mut of_parents = Vec::new();
         let mut queue = locked(&self.tasks);
         self.came_back.notify_all();
-        let next = loop {
-            let Some(task) = queue.tasks.pop_front() else { break None };
+        let next = queue.tasks.pop_front();
+        if next.is_some() {
             self.waiting.fetch_sub(1, Ordering::SeqCst);
-            if task.process == process() {
-                break Some(task.waker);
-            }
-            of_parents.push(task);
-        };
+        }
         drop(queue);
-        if let Some(waker) = next {
-            waker.wake();
+        if let Some(task) = next {
+            task.waker.wake();
         }
     }
 }

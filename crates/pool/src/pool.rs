@@ -10,6 +10,9 @@ use crate::next_item::{NextItem, WaitingRoom};
 use crate::pool_state::PoolState;
 use crate::{LimitPolicy, Limits, PoolStats, Recycle};
 
+#[cfg(all(test, not(miri)))]
+mod fork_tests;
+
 /// A sharded pool of recyclable items.
 pub struct Pool<T: Recycle> {
     shared: Arc<PoolState<T>>,

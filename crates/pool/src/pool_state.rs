@@ -2,12 +2,11 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use afresh_sys::planted::{Bug, is};
-use afresh_sys::{InheritedCell, fork};
+use afresh_sys::{InheritedCell, InheritedMutex, PerProcess, fork};
 
 use crate::budget::{Budget, Evict, Room};
 use crate::error::PoolError;
@@ -16,7 +15,6 @@ use crate::lease::Lease;
 use crate::next_item::WaitingRoom;
 use crate::return_guard::{Failures, ReturnGuard};
 use crate::shard::{IdleItem, Shard};
-use crate::sync::locked;
 use crate::trims::Trims;
 use crate::{LimitPolicy, Limits, PoolStats, Recycle, ResetStats};
 
@@ -33,15 +31,16 @@ pub(crate) struct PoolState<T: Recycle> {
     pub(crate) resident: AtomicUsize,
     pub(crate) tick: AtomicU64,
     pub(crate) created: AtomicU64,
-    pub(crate) failures: Mutex<Failures>,
+    pub(crate) failures: InheritedMutex<Failures>,
     pub(crate) abandoned: AtomicU64,
     pub(crate) on_demand: AtomicU64,
     pub(crate) trimmed: AtomicU64,
     pub(crate) evicted: AtomicU64,
     pub(crate) trims: Trims,
     /// The counts of dropped items.
-    pub(crate) retired: Mutex<ResetStats>,
-    pub(crate) gate: Gate,
+    pub(crate) retired: InheritedMutex<ResetStats>,
+    /// Threads and tasks that wait: a child of a fork has none of its parent's.
+    gates: PerProcess<Gate>,
 }
 
 /// The number of shards of a pool: a few for each thread that can run, so that two rarely meet.
@@ -76,14 +75,14 @@ impl<T: Recycle> PoolState<T> {
             resident: AtomicUsize::new(0),
             tick: AtomicU64::new(0),
             created: AtomicU64::new(0),
-            failures: Mutex::new(Failures::default()),
+            failures: InheritedMutex::default(),
             abandoned: AtomicU64::new(0),
             on_demand: AtomicU64::new(0),
             trimmed: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             trims: Trims::new(),
-            retired: Mutex::new(ResetStats::default()),
-            gate: Gate::new(),
+            retired: InheritedMutex::default(),
+            gates: PerProcess::new(Gate::new),
         }
     }
 
@@ -99,7 +98,7 @@ impl<T: Recycle> PoolState<T> {
         exhausted: LimitPolicy,
         make: impl FnOnce(Option<T>) -> Result<T, E>,
     ) -> Result<Lease<'_, T>, PoolError<E>> {
-        match self.shard(home()).take(key, || self.gate.signal()) {
+        match self.shard(home()).take(key, || self.gate().signal()) {
             Some(idle) if idle.generation == fork::generation() || is(Bug::Parents) => {
                 Ok(self.lease(idle, false))
             }
@@ -126,7 +125,7 @@ impl<T: Recycle> PoolState<T> {
         loop {
             // Compared after the look, because an item may be out to be trimmed.
             let trims_ended = self.trims.ended();
-            if let Some(idle) = self.steal(|shard| shard.take(key, || self.gate.signal())) {
+            if let Some(idle) = self.steal(|shard| shard.take(key, || self.gate().signal())) {
                 if idle.generation == fork::generation() {
                     return Ok(self.lease(idle, false));
                 }
@@ -181,12 +180,12 @@ impl<T: Recycle> PoolState<T> {
 
     /// Waits for a return; `false` at the deadline, if one is set.
     pub(crate) fn wait_until(&self, deadline: Option<Instant>) -> bool {
-        self.gate.wait(deadline, || self.has_room())
+        self.gate().wait(deadline, || self.has_room())
     }
 
     /// Waits until no item is out to be trimmed, or one is back.
     pub(crate) fn wait_for_trim(&self) {
-        self.gate.wait(None, || !self.trims.are_ongoing() || self.has_room());
+        self.gate().wait(None, || !self.trims.are_ongoing() || self.has_room());
     }
 
     /// Looks through all shards, this thread's first.
@@ -228,7 +227,7 @@ impl<T: Recycle> PoolState<T> {
     /// An item was dropped.
     pub(crate) fn note_dropped(&self) {
         self.alive.fetch_sub(1, Ordering::SeqCst);
-        self.gate.signal();
+        self.gate().signal();
     }
 
     #[inline]
@@ -248,7 +247,7 @@ impl<T: Recycle> PoolState<T> {
             self.budget.keep();
         }
         if self.limits.items != usize::MAX {
-            self.gate.signal();
+            self.gate().signal();
         }
     }
 
@@ -287,7 +286,7 @@ impl<T: Recycle> PoolState<T> {
     /// Takes an item out of the accounts.
     pub(crate) fn strike(&self, idle: IdleItem<T>) -> T {
         let IdleItem { item, resident, mappings, resets, .. } = idle;
-        locked(&self.retired).join(&resets);
+        self.retired.lock().join(&resets);
         self.resident.fetch_sub(resident, Ordering::Relaxed);
         self.budget.leave(Room { items: 1, bytes: resident, mappings });
         item
@@ -322,7 +321,7 @@ impl<T: Recycle> PoolState<T> {
         });
         let (mut count, mut bytes) = (0, 0);
         for address in found {
-            let ongoing = self.trims.begin(&self.gate);
+            let ongoing = self.trims.begin(self.gate());
             let taken = self.shard(at).take_at(address);
             let mut returning = taken.map(|idle| ReturnGuard::new(self, idle));
             // It ends before the item is dropped, whose code may wait for an item of this pool.
@@ -352,12 +351,12 @@ impl<T: Recycle> PoolState<T> {
             resident_bytes: self.resident.load(Ordering::Relaxed),
             ..PoolStats::default()
         };
-        let failures = locked(&self.failures);
+        let failures = self.failures.lock();
         stats.quarantines.clone_from(&failures.by_reason);
         stats.last_failure.clone_from(&failures.last);
         drop(failures);
         stats.quarantined = stats.quarantines.values().sum();
-        stats.resets = *locked(&self.retired);
+        stats.resets = *self.retired.lock();
         for shard in &self.shards {
             shard.for_each(|idle| {
                 stats.idle += 1;
@@ -372,7 +371,7 @@ impl<T: Recycle> PoolState<T> {
 
 impl<T: Recycle> WaitingRoom for PoolState<T> {
     fn gate(&self) -> &Gate {
-        &self.gate
+        self.gates.get()
     }
 
     fn has_room(&self) -> bool {

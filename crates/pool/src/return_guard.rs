@@ -8,7 +8,6 @@ use afresh_sys::planted::{Bug, is};
 
 use crate::pool_state::PoolState;
 use crate::shard::IdleItem;
-use crate::sync::locked;
 use crate::{Recycle, ResetCost};
 
 /// Items that could not be made pristine.
@@ -79,7 +78,7 @@ impl<T: Recycle> Drop for ReturnGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         if let Some(idle) = self.idle.take() {
-            let mut failures = locked(&self.pool.failures);
+            let mut failures = self.pool.failures.lock();
             *failures.by_reason.entry(self.why.0).or_default() += 1;
             failures.last = self.why.1.take().or(failures.last.take());
             drop(failures);

@@ -11,7 +11,7 @@
 
 use afresh_sys::planted::{Bug, is};
 
-use crate::sync::{AtomicPtr, Mutex, MutexGuard, Ordering, locked};
+use crate::sync::{AtomicPtr, InheritedMutex, InheritedMutexGuard, Ordering, locked_here};
 use crate::{Recycle, ResetStats};
 
 /// An idle item and the pool's records of it. Boxed once, when the item is made.
@@ -31,7 +31,7 @@ pub(crate) struct IdleItem<T> {
     pub(crate) generation: u32,
 }
 
-struct Bucket<T> {
+pub(crate) struct Bucket<T> {
     key: usize,
     idle: Vec<Box<IdleItem<T>>>,
 }
@@ -41,12 +41,16 @@ struct Bucket<T> {
 pub(crate) struct Shard<T> {
     /// The item that came back last, or null. The thread that swaps it out owns it.
     last: AtomicPtr<IdleItem<T>>,
-    buckets: Mutex<Vec<Bucket<T>>>,
+    /// A child of a fork gets none of the items of a lock that a thread of its parent held.
+    buckets: InheritedMutex<Vec<Bucket<T>>>,
 }
 
 impl<T> Default for Shard<T> {
     fn default() -> Self {
-        Self { last: AtomicPtr::new(std::ptr::null_mut()), buckets: Mutex::new(Vec::new()) }
+        Self {
+            last: AtomicPtr::new(std::ptr::null_mut()),
+            buckets: InheritedMutex::new(Vec::new()),
+        }
     }
 }
 
@@ -70,8 +74,8 @@ impl<T> Shard<T> {
         (!last.is_null()).then(|| unsafe { Box::from_raw(last) })
     }
 
-    fn buckets(&self) -> MutexGuard<'_, Vec<Bucket<T>>> {
-        locked(&self.buckets)
+    pub(crate) fn buckets(&self) -> InheritedMutexGuard<'_, Vec<Bucket<T>>> {
+        locked_here(&self.buckets)
     }
 }
 

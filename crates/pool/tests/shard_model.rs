@@ -15,18 +15,19 @@ mod shard;
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use loom::sync::{Mutex as InheritedMutex, MutexGuard as InheritedMutexGuard};
 
     pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap()
+    }
+
+    pub(crate) fn locked_here<T>(mutex: &InheritedMutex<T>) -> InheritedMutexGuard<'_, T> {
         mutex.lock().unwrap()
     }
 
     /// loom treats `SeqCst` accesses as acquire and release, and models the fence only.
     pub(crate) fn between_return_and_look() {
         fence(Ordering::SeqCst);
-    }
-
-    pub(crate) fn process() -> u32 {
-        0
     }
 }
 

@@ -1,12 +1,14 @@
 //! The live guest of a sandbox: calls that continue from one another, and the tree of its states.
 //!
 //! Promises: two calls at the same time are refused by name, never mixed; Python's lock is released
-//! during every session operation.
+//! during every session operation. In a child of a fork, a session that a thread of the parent was
+//! using is closed; closing or dropping any session of the parent there waits for nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
+use afresh::memory::{InheritedMutex, fork};
 use afresh::snapshot::SnapshotId;
 use afresh::{CallError, Kind, SaveOptions, SessionError as Refused};
 use afresh_interpreter::{Commands, Request};
@@ -74,7 +76,9 @@ impl<'a> From<&'a CheckpointKey> for afresh::Checkpoint<'a> {
 /// A live guest.
 #[pyclass(frozen, module = "afresh._native")]
 pub(crate) struct Session {
-    live: Mutex<Option<afresh::Session>>,
+    live: InheritedMutex<Option<afresh::Session>>,
+    /// The process that made it.
+    generation: u32,
     /// Whether the thread that uses the live guest must drop it.
     closing: AtomicBool,
     warm: Py<Warm>,
@@ -99,7 +103,8 @@ impl Session {
         dispatch: Option<Py<PyAny>>,
     ) -> Self {
         Self {
-            live: Mutex::new(Some(session)),
+            live: InheritedMutex::new(Some(session)),
+            generation: fork::generation(),
             closing: AtomicBool::new(false),
             warm,
             setup: RwLock::new(Arc::new(setup)),
@@ -160,12 +165,10 @@ impl Session {
         if !self.closing.load(Ordering::Acquire) {
             return false;
         }
-        let live = match self.live.try_lock() {
-            Ok(mut live) => live.take(),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+        let Some(mut live) = self.live.try_lock() else { return false };
+        let session = live.take();
         drop(live);
+        drop(session);
         true
     }
 
@@ -180,20 +183,21 @@ impl Session {
         run: impl FnOnce(&mut afresh::Session) -> PyResult<R> + Send,
     ) -> PyResult<R> {
         exit::detach(py, || {
-            let mut live = match self.live.try_lock() {
-                Ok(live) => live,
-                // The session itself knows that it failed.
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => {
-                    return Err(BusyError::new_err(
-                        "another call is under way in this sandbox: wait for it, stop it, or fork the sandbox",
-                    ));
-                }
+            // After a panic under the lock, the session itself knows that it failed.
+            let Some(mut live) = self.live.try_lock() else {
+                return Err(BusyError::new_err(
+                    "another call is under way in this sandbox: wait for it, stop it, or fork the sandbox",
+                ));
             };
-            let closed = || SessionError::new_err("this sandbox is closed");
+            let closing = self.closing.load(Ordering::Acquire);
             let result = match &mut *live {
-                Some(session) if !self.closing.load(Ordering::Acquire) => run(session),
-                _ => Err(closed()),
+                Some(session) if !closing => run(session),
+                None if !closing && self.generation != fork::generation() => {
+                    Err(SessionError::new_err(
+                        "a thread of the parent process was using this sandbox at the fork: make a new one in the child",
+                    ))
+                }
+                _ => Err(SessionError::new_err("this sandbox is closed")),
             };
             drop(live);
             // Another thread or a tool may have closed it during the call.

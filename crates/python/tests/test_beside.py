@@ -110,6 +110,96 @@ def test_a_child_of_a_fork_goes_on_with_new_sandboxes_and_is_told_of_old_ones(al
     assert said == "0 number\n"
 
 
+def test_a_child_of_a_fork_closes_and_drops_what_threads_of_its_parent_use(alone: Alone) -> None:
+    said = alone("""
+        import gc, os, signal, sys, threading, warnings
+        warnings.simplefilter("ignore")
+        import afresh
+        js = afresh.warm("js")
+        boxes = [js.sandbox() for _ in range(3)]
+        def run(box):
+            begun = threading.Event()
+            call = lambda: box.run_code("console.log(1); for (;;);", on_output=lambda *_: begun.set())
+            threading.Thread(target=call, daemon=True).start()
+            assert begun.wait(60)
+        for box in boxes:
+            run(box)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            boxes[0].close()
+            for box, why in zip(boxes, ("closed", "fork")):
+                try:
+                    box.eval("1")
+                except afresh.SessionError as error:
+                    assert why in str(error), error
+                else:
+                    raise AssertionError("it ran")
+            with js.sandbox(timeout=60) as sb:
+                assert sb.eval("6 * 7") == 42
+            del box, boxes, js
+            gc.collect()
+            sys.exit(7)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status))
+        for box in boxes:
+            box.close()
+    """)
+    assert said == "7\n"
+
+
+def test_a_child_of_a_fork_waits_for_no_loop_or_executor_of_its_parent(alone: Alone) -> None:
+    said = alone("""
+        import asyncio, os, signal, threading, warnings
+        warnings.simplefilter("ignore")
+        import afresh
+        from afresh._worker import ThreadWorker
+
+        async def answer():
+            return 42
+
+        worker = ThreadWorker()
+        assert worker.run_sync(answer()) == 42
+
+        async def main():
+            box = afresh.warm("js").async_sandbox()
+            begun = asyncio.Event()
+            task = asyncio.create_task(box.run_code("console.log(1); for (;;);", on_output=lambda *_: begun.set()))
+            await begun.wait()
+            child = os.fork()
+            if child == 0:
+                signal.alarm(60)
+                await box.close()
+                os._exit(7)
+            status = os.waitpid(child, 0)[1]
+            await box.close()
+            await asyncio.gather(task, return_exceptions=True)
+            return os.waitstatus_to_exitcode(status)
+
+        print(asyncio.run(main()))
+        held, end = threading.Event(), threading.Event()
+        def hold():
+            with worker._lock:
+                held.set()
+                end.wait(60)
+        holder = threading.Thread(target=hold)
+        holder.start()
+        held.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            good = worker.run_sync(answer()) == 42
+            worker.close()
+            os._exit(7 if good else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        end.set()
+        holder.join()
+        assert worker.run_sync(answer()) == 42
+        worker.close()
+    """)
+    assert said == "7\n7\n"
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_multiprocessing(alone: Alone, tmp_path: object, method: str) -> None:
     program = f"{tmp_path}/program.py"

@@ -7,7 +7,9 @@
 //! branch's back, by calling [`Guest::switch`] through `guest_mut`; the next snapshot then has the
 //! wrong parent, though the right content.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use afresh_memory::InheritedMutex;
 
 use crate::tree::{SnapshotId, Tree, TreeError};
 use crate::{Frozen, Guest};
@@ -33,7 +35,7 @@ pub struct Branch<G: Guest> {
     /// None until it is needed: it is in the state `base` then.
     guest: Option<G>,
     /// Shared by all relatives, in the states that their branches left them in.
-    spares: Arc<Mutex<Vec<G>>>,
+    spares: Arc<InheritedMutex<Vec<G>>>,
     home: G::Template,
     tree: Tree<G::State>,
     at: SnapshotId,
@@ -203,7 +205,7 @@ impl<G: Guest> Branch<G> {
 
     /// A guest in the state `base`.
     fn make(&self) -> Result<G, G::Error> {
-        let spare = self.spares.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = self.spares.lock().pop();
         if let Some(mut guest) = spare
             && guest.switch(&self.base).is_ok()
         {
@@ -218,7 +220,7 @@ impl<G: Guest> Drop for Branch<G> {
         // A guest whose user panics may be in the middle of something.
         let sound = self.guest.take().filter(|_| !std::thread::panicking());
         if let Some(guest) = sound {
-            let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut spares = self.spares.lock();
             if spares.len() < SPARES {
                 spares.push(guest);
             } else {
@@ -226,5 +228,32 @@ impl<G: Guest> Drop for Branch<G> {
                 drop(guest);
             }
         }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use afresh_memory::{Slot, SlotConfig};
+    use afresh_sys::child_passes;
+
+    use super::*;
+
+    #[test]
+    fn a_child_drops_and_moves_the_branches_of_its_parent_whose_locks_are_held() {
+        let slot = Slot::new(&afresh_memory::Image::zero(4), SlotConfig::default()).unwrap();
+        let tree = Tree::new();
+        let branch = Branch::from_guest(&tree, slot).unwrap();
+        let relative = branch.fork(branch.at()).unwrap();
+        let spares = branch.spares.clone();
+        let lock = spares.lock();
+        let mut own = Some((branch, relative));
+        assert!(child_passes(|| {
+            let Some((branch, relative)) = own.take() else { return false };
+            let known = branch.tree().contains(branch.at());
+            drop((branch, relative));
+            known && spares.lock().len() == 1
+        }));
+        drop(lock);
+        drop(own);
     }
 }

@@ -4,10 +4,10 @@
 //! parent and leaves every other state as it was. May break it: nothing in safe code.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use afresh_memory::{Image, ImageError, PAGE_SIZE, PageRange};
+use afresh_memory::{Image, ImageError, InheritedMutex, InheritedMutexGuard, PAGE_SIZE, PageRange};
 
 use crate::{Difference, Frozen};
 
@@ -93,7 +93,8 @@ struct Nodes<S> {
 pub struct Tree<S> {
     /// No two trees of a process have the same.
     number: u64,
-    nodes: Arc<Mutex<Nodes<S>>>,
+    /// Empty in a child of a fork, if a thread of its parent was changing it.
+    nodes: Arc<InheritedMutex<Nodes<S>>>,
     /// Pieces of storage a state may be spread over before it is compacted.
     budget: usize,
 }
@@ -101,6 +102,12 @@ pub struct Tree<S> {
 /// Pieces of storage a state may be spread over unless said otherwise: what a fork can map in about
 /// a millisecond.
 const BUDGET: usize = 1024;
+
+impl<S> Default for Nodes<S> {
+    fn default() -> Self {
+        Self { nodes: HashMap::new(), next: 0 }
+    }
+}
 
 impl<S> Clone for Tree<S> {
     fn clone(&self) -> Self {
@@ -127,13 +134,16 @@ impl<S> Tree<S> {
     pub fn with_budget(budget: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let nodes = Nodes { nodes: HashMap::new(), next: 0 };
-        Self { number, nodes: Arc::new(Mutex::new(nodes)), budget: budget.max(1) }
+        Self {
+            number,
+            nodes: Arc::new(InheritedMutex::new(Nodes::default())),
+            budget: budget.max(1),
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Nodes<S>> {
+    fn lock(&self) -> InheritedMutexGuard<'_, Nodes<S>> {
         // Nothing under the lock panics half-way through a change.
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nodes.lock()
     }
 
     /// Whether `image` is over the budget.

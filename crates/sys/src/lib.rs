@@ -15,7 +15,8 @@
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to the owner of the range.
 //! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
 //! * [`fork`]: whether this process was forked since; [`PerProcess`] and [`InheritedCell`]: statics
-//!   that a child makes anew, or keeps; [`Worker`]: a thread that is not in the child.
+//!   that a child makes anew, or keeps; [`InheritedMutex`]: a lock that no thread of a parent keeps
+//!   from a child; [`Worker`]: a thread that is not in the child.
 //! * [`withhold`]: memory that forked children do not get.
 //! * [`SplitMix64`]: numbers that are the same for the same seed.
 //! * [`lock()`]: a mutex whose holder may have panicked.
@@ -51,6 +52,7 @@ pub mod errno;
 mod error;
 mod features;
 mod inherited;
+mod inherited_mutex;
 pub mod inject;
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64", not(miri)))]
 pub mod kvm;
@@ -101,6 +103,7 @@ pub use imp::{MappingKind, ProcessMemory};
 #[cfg(not(miri))]
 pub use imp::{merges_memory, poll, random};
 pub use inherited::InheritedCell;
+pub use inherited_mutex::{InheritedMutex, InheritedMutexGuard};
 pub use lock::lock;
 pub use page::{HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, page_align_up};
 pub use per_process::PerProcess;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use afresh_sys::kvm::{KickSignal, StopFlag, install_kick_handler};
-use afresh_sys::{InheritedCell, PerProcess, fork, host, lock};
+use afresh_sys::{InheritedCell, InheritedMutex, PerProcess, fork, host, lock};
 
 /// No call is running.
 const IDLE: u64 = 0;
@@ -32,7 +32,8 @@ pub(crate) enum StopReason {
 /// One vCPU as the watchdog sees it.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    flag: Mutex<Option<StopFlag>>,
+    /// `None` in a child of a fork, if a thread of its parent held the lock.
+    flag: InheritedMutex<Option<StopFlag>>,
     /// The process that made it.
     process: u32,
     signal: KickSignal,
@@ -48,7 +49,7 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn new(flag: StopFlag) -> io::Result<Arc<Self>> {
         let watch = Arc::new(Self {
-            flag: Mutex::new(Some(flag)),
+            flag: InheritedMutex::new(Some(flag)),
             process: fork::generation(),
             signal: install_kick_handler()?,
             thread: AtomicI32::new(0),
@@ -99,7 +100,7 @@ impl Watch {
 
     /// Whether the running call must stop. If not, a stale stop flag is lowered.
     pub(crate) fn interrupted(&self) -> Option<StopReason> {
-        let flag = lock(&self.flag);
+        let flag = self.flag.lock();
         match self.deadline.load(Ordering::SeqCst) {
             TIMED_OUT => Some(StopReason::Timeout),
             STOPPED => Some(StopReason::Handle),
@@ -126,7 +127,7 @@ impl Watch {
         let last = self.deadline.swap(IDLE, Ordering::SeqCst);
         if last == TIMED_OUT || last == STOPPED {
             // The signal is sent under this lock.
-            if let Some(flag) = lock(&self.flag).as_ref() {
+            if let Some(flag) = self.flag.lock().as_ref() {
                 flag.lower();
             }
             self.signal.discard();
@@ -136,16 +137,16 @@ impl Watch {
     /// The vCPU that this watches is replaced by the one that `other` watches, and the reverse.
     /// Neither is running.
     pub(crate) fn swap(&self, other: &Watch) {
-        std::mem::swap(&mut *lock(&self.flag), &mut *lock(&other.flag));
+        std::mem::swap(&mut *self.flag.lock(), &mut *other.flag.lock());
     }
 
     /// The vCPU is about to go away.
     pub(crate) fn retire(&self) {
-        *lock(&self.flag) = None;
+        *self.flag.lock() = None;
     }
 
     fn stop(&self, expected: u64, reason: u64) {
-        let flag = lock(&self.flag);
+        let flag = self.flag.lock();
         if let Some(flag) = flag.as_ref()
             && self
                 .deadline

@@ -1,7 +1,8 @@
 //! Leases of tasks: waiting for an instance and for an answer blocks no thread of the runtime.
 //!
 //! Promises: no runtime is needed, and any may poll. A call that is dropped ends, and its instance
-//! comes back pristine or is replaced. May break it: a call that cannot be interrupted ends by
+//! comes back pristine or is replaced. In a child of a fork, calls of the parent are closed, and
+//! dropping one waits for nothing. May break it: a call that cannot be interrupted ends by
 //! itself, at its time limit; its thread and its instance are in use until then.
 
 use std::future::poll_fn;
@@ -9,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use afresh_memory::fork;
 use afresh_pool::{JobHandle, run_blocking};
 
 use crate::guests::backend::{LeaseControl, LiveInstance, StopCall, WarmGuest, dispatch};
@@ -207,7 +209,8 @@ impl AsyncLease {
                 return Err(error.into());
             }
         };
-        let (lease, answer) = poll_fn(|context| call.poll(context)).await;
+        let called = poll_fn(|context| call.poll(context)).await;
+        let (lease, answer) = called.ok_or(LeaseError::Closed)?;
         self.lease = Some(lease);
         answer
     }
@@ -312,12 +315,21 @@ struct BlockingCall<T> {
     stage: Arc<Mutex<Stage<T>>>,
     job: JobHandle,
     stop: StopCall,
+    /// The process that has its thread. In a child of a fork that thread may hold the lock, and the
+    /// call never ends.
+    generation: u32,
 }
 
 /// Locks a stage. No panic leaves one half-changed. Neither a waker nor an outcome is dropped under
 /// the lock: both are foreign code.
 fn locked<T>(stage: &Mutex<Stage<T>>) -> MutexGuard<'_, Stage<T>> {
     stage.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T> BlockingCall<T> {
+    fn is_here(&self) -> bool {
+        self.generation == fork::generation()
+    }
 }
 
 impl<T: Send + 'static> BlockingCall<T> {
@@ -343,7 +355,7 @@ impl<T: Send + 'static> BlockingCall<T> {
             finish(&shared, outcome);
         };
         match run_blocking(run) {
-            Ok(job) => Ok(Self { stage, job, stop }),
+            Ok(job) => Ok(Self { stage, job, stop, generation: fork::generation() }),
             Err(error) => {
                 let lease = begin(&stage).expect("a call that no thread took waits");
                 Err((lease, LeaseError::Create(error.into())))
@@ -351,7 +363,11 @@ impl<T: Send + 'static> BlockingCall<T> {
         }
     }
 
-    fn poll(&self, context: &Context<'_>) -> Poll<(OwnedLease, Result<T, CallError>)> {
+    /// The lease and the answer; `None` in a child of a fork.
+    fn poll(&self, context: &Context<'_>) -> Poll<Option<(OwnedLease, Result<T, CallError>)>> {
+        if !self.is_here() {
+            return Poll::Ready(None);
+        }
         let mut waker = Some(context.waker().clone());
         let mut stage = locked(&self.stage);
         if let Some(last) = stage.waker_mut() {
@@ -363,7 +379,7 @@ impl<T: Send + 'static> BlockingCall<T> {
         drop(stage);
         match last {
             Stage::Done(outcome) => {
-                Poll::Ready(outcome.unwrap_or_else(|panic| resume_unwind(panic)))
+                Poll::Ready(Some(outcome.unwrap_or_else(|panic| resume_unwind(panic))))
             }
             // Polled after its end.
             _ => Poll::Pending,
@@ -403,6 +419,9 @@ fn finish<T>(stage: &Mutex<Stage<T>>, outcome: Outcome<T>) {
 
 impl<T> Drop for BlockingCall<T> {
     fn drop(&mut self) {
+        if !self.is_here() {
+            return;
+        }
         let mut stage = locked(&self.stage);
         let last = std::mem::replace(&mut *stage, Stage::Dropped);
         // Under the lock: the instance is still that of the call.
@@ -414,5 +433,43 @@ impl<T> Drop for BlockingCall<T> {
             self.job.withdraw();
         }
         drop(last);
+    }
+}
+
+#[cfg(all(test, feature = "wasm", not(miri)))]
+mod tests {
+    use super::*;
+    use crate::Options;
+
+    #[test]
+    fn a_child_drops_and_polls_calls_of_its_parent_without_waiting() {
+        let wasm = wat::parse_str(r#"(module (memory 1) (func (export "f")))"#).unwrap();
+        let guest = Guest::from_bytes("a guest", &wasm, &Options::new()).unwrap();
+        let instance = dispatch!(Backend, &guest.inner().backend, warm => {
+            let mut leased = std::pin::pin!(warm.async_instance(LeaseOptions::new()));
+            match leased.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(instance) => instance.unwrap(),
+                Poll::Pending => panic!("an empty pool makes an instance at once"),
+            }
+        });
+        let lease = OwnedLease::owned(guest.clone(), instance);
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let call = BlockingCall::start(lease, Box::new(|| {}), move |_| {
+            ended.recv().unwrap();
+            Ok(7)
+        });
+        let mut call = call.map_err(|(_, error)| error).ok();
+        let stage = Arc::clone(&call.as_ref().unwrap().stage);
+        let held = locked(&stage);
+        assert!(afresh_sys::child_passes(|| {
+            let Some(call) = call.take() else { return false };
+            let mut context = Context::from_waker(Waker::noop());
+            let closed = matches!(call.poll(&mut context), Poll::Ready(None));
+            drop(call);
+            closed
+        }));
+        drop(held);
+        end.send(()).unwrap();
+        drop(call);
     }
 }

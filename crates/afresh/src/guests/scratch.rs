@@ -3,10 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use afresh_memory::fork;
+
 use crate::OpenError;
 
 /// Removed with everything in it when dropped.
-pub(crate) struct Scratch(PathBuf);
+pub(crate) struct Scratch {
+    path: PathBuf,
+    /// The process that made it. A child of a fork leaves its parent's directory alone.
+    generation: u32,
+}
 
 impl Scratch {
     /// A new directory where temporary files go.
@@ -17,7 +23,7 @@ impl Scratch {
             let name = format!("afresh-{}-{number}", std::process::id());
             let path = std::env::temp_dir().join(name);
             match std::fs::DirBuilder::new().create(&path) {
-                Ok(()) => return Ok(Self(path)),
+                Ok(()) => return Ok(Self { path, generation: fork::generation() }),
                 // Left behind by a process of the same number that was killed.
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(source) => return Err(OpenError::Read { path, source }),
@@ -26,13 +32,15 @@ impl Scratch {
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Leftovers stay among temporary files.
-        let _ = std::fs::remove_dir_all(&self.0);
+        if self.generation == fork::generation() {
+            // Leftovers stay among temporary files.
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
     }
 }

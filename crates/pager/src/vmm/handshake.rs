@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use afresh_sys::errno::EMFILE;
 use afresh_sys::{PAGE_SIZE, PageRange, Uffd, UffdMode, poll, socket};
 use serde_json::Value;
 
@@ -182,8 +183,11 @@ pub(super) fn receive(
     options: &VmmOptions<'_>,
 ) -> Result<Handshake, Refusal> {
     let mut fds: Vec<OwnedFd> = Vec::new();
-    receive_all(stream, source_pages, options, &mut fds)
-        .map_err(|error| Refusal { error, waits: fds.iter().any(is_userfaultfd) })
+    receive_all(stream, source_pages, options, &mut fds).map_err(|error| {
+        // It has sent a descriptor that this process had no room for.
+        let full = matches!(&error, VmmError::Sys(error) if error.errno == EMFILE);
+        Refusal { error, waits: full || fds.iter().any(is_userfaultfd) }
+    })
 }
 
 /// The kind of a descriptor, in the kernel's words.

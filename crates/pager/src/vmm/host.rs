@@ -12,36 +12,34 @@
 //! May break it: a host without a [`Keeper`] whose process exits before it is stopped. Missing
 //! pages of its VMMs are then not closed.
 
+mod door_thread;
+
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use afresh_budget::Budget;
-use afresh_sys::socket::{self, Peer, SocketAccess};
+use afresh_sys::socket::SocketAccess;
 use afresh_sys::{fork, lock};
 
+use super::connection::Connection;
 use super::host_error::HostError;
-use super::keeper::{Keeper, refuse};
+use super::keeper::Keeper;
 use super::listener::Listener;
 use super::stage::Stage;
 use super::vm::Vm;
 use super::{STAGE, ServeCounts, VmmError, VmmOptions};
 use crate::PageSource;
+use door_thread::DoorSocket;
 
-/// VMMs of a door at a time. Further ones wait until one has ended.
-const MAX_VMS: usize = 256;
 /// Doors of a host at a time.
 pub(super) const MAX_DOORS: usize = 4096;
 /// Maximum length of the name of a door.
 pub(super) const MAX_NAME: usize = 64;
-/// How long one wait takes before a stop is noticed.
-const TICK: Duration = Duration::from_millis(50);
 /// Time before the next attempt after `accept` failed.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
@@ -299,12 +297,8 @@ impl VmmHost {
             listens: Mutex::new(true),
             silent: Condvar::new(),
         });
-        let kept = match (&self.0.keeper, listener.own_socket()) {
-            (Some(keeper), Some(socket)) => {
-                Some(keeper.hold_door(socket.as_fd()).map_err(HostError::Keeper)?)
-            }
-            _ => None,
-        };
+        let held = self.0.keeper.as_ref().map(|keeper| keeper.hold_door(&listener));
+        let held = held.transpose().map_err(HostError::Keeper)?;
         let (host, of_thread) = (self.clone(), door.clone());
         let mut doors = lock(&self.0.doors);
         // From here on `stop` waits for the thread.
@@ -312,9 +306,9 @@ impl VmmHost {
             return Err(HostError::Stopping);
         }
         self.start(&format!("door-{name}"), move || {
-            host.accept(&of_thread, &listener);
+            host.accept(&of_thread, &DoorSocket { listener: &listener, held: held.as_ref() });
             drop(listener);
-            drop(kept);
+            drop(held);
             *lock(&of_thread.listens) = false;
             of_thread.silent.notify_all();
         })?;
@@ -452,69 +446,6 @@ impl VmmHost {
         thread.spawn(body).map(drop).map_err(HostError::Thread)
     }
 
-    /// Accepts VMMs until the door is closed, and those that have connected by then.
-    fn accept(&self, door: &Arc<Door>, listener: &Listener) {
-        let mut number = 0;
-        self.accept_while_open(door, listener, &mut number);
-        let Some(socket) = listener.own_socket() else { return };
-        if let Err(error) = socket::refuse_connections(socket) {
-            let error = io::Error::other(error);
-            self.report(&HostEvent::Failed { door: &door.options.name, error: &error });
-            return;
-        }
-        // They may have sent their handshake, and would wait for pages.
-        while let Ok(Some(stream)) = listener.accept_within(Duration::ZERO) {
-            if !door.options.once {
-                self.welcome(door, stream, &mut number);
-            } else if let Ok(process) = Peer::of(&stream) {
-                refuse(&stream, process);
-            }
-        }
-    }
-
-    fn accept_while_open(&self, door: &Arc<Door>, listener: &Listener, number: &mut usize) {
-        let stopped = || self.0.stop.load(Ordering::Acquire) || door.closed.load(Ordering::Acquire);
-        while !stopped() {
-            if door.live.load(Ordering::Acquire) >= MAX_VMS {
-                std::thread::sleep(TICK);
-                continue;
-            }
-            let stream = match listener.accept_within(TICK) {
-                Ok(Some(stream)) => stream,
-                Ok(None) => continue,
-                Err(error) => {
-                    // For example, no descriptors are left. The VMMs that are served need this
-                    // process.
-                    (self.0.report)(&HostEvent::Failed { door: &door.options.name, error: &error });
-                    std::thread::sleep(PAUSE);
-                    continue;
-                }
-            };
-            self.welcome(door, stream, number);
-            if door.options.once {
-                break;
-            }
-        }
-    }
-
-    /// Serves a VMM in a thread.
-    fn welcome(&self, door: &Arc<Door>, stream: UnixStream, number: &mut usize) {
-        let name = self.name_vm(door, number);
-        let number = *number;
-        door.live.fetch_add(1, Ordering::AcqRel);
-        let (host, of_thread, of_vm) = (self.clone(), door.clone(), name.clone());
-        let started = self.start(&format!("vmm-{number}"), move || {
-            host.serve(&of_thread, (&of_vm, number), &stream);
-            of_thread.live.fetch_sub(1, Ordering::AcqRel);
-        });
-        if let Err(HostError::Thread(error)) = started {
-            // The stream is closed, so this VMM fails. The others continue.
-            door.live.fetch_sub(1, Ordering::AcqRel);
-            lock(&self.0.vms).remove(&name);
-            self.report(&HostEvent::Failed { door: &door.options.name, error: &error });
-        }
-    }
-
     /// Takes the next name of a door that no VMM has. A VMM of an earlier door with the same name
     /// can have it.
     fn name_vm(&self, door: &Arc<Door>, number: &mut usize) -> String {
@@ -529,7 +460,7 @@ impl VmmHost {
         }
     }
 
-    fn serve(&self, door: &Door, (name, number): (&str, usize), stream: &UnixStream) {
+    fn serve(&self, door: &Door, (name, number): (&str, usize), connection: Connection) {
         let mut options = VmmOptions::new(&self.0.stop);
         options.stream = door.options.stream && !door.options.record;
         options.record = door.options.record;
@@ -537,7 +468,7 @@ impl VmmHost {
         options.budget = Some(door.budget.clone());
         options.keeper.clone_from(&self.0.keeper);
         options.stage = self.0.stage.clone();
-        let accepted = Vm::accept(stream, door.source.clone(), &options);
+        let accepted = Vm::accept_connection(connection, door.source.clone(), &options);
         let (vm, result) = match accepted {
             Ok(vm) => {
                 if let Some(connected) = lock(&self.0.vms).get_mut(name) {

@@ -7,14 +7,16 @@
 //!
 //! A VMM sends its handshake and runs on: Firecracker never looks at the socket again. So the
 //! keeper also holds the sockets of doors, and connections whose handshake the pager has not handed
-//! over. It takes the handshakes in them itself when the pager has ended.
+//! over. It takes the handshakes in them itself when the pager has ended. It is the keeper that
+//! accepts connections, and it passes them to the pager: no connection is the pager's alone.
 //!
 //! Promises: a VMM that has sent its handshake never reads a zero page in place of content, and
 //! never waits without end, when its pager is killed at any moment.
 //!
-//! May break it: the keeper being killed together with the pager; a VMM that keeps its userfaultfd
-//! open, as Firecracker does, waits then. And a handshake in several parts, while the pager has a
-//! part of it. A socket that a service manager holds is not held here: the next pager serves it.
+//! May break it: the keeper being killed together with the pager, or between its accepting a
+//! connection and passing it on; a VMM that keeps its userfaultfd open, as Firecracker does, waits
+//! then. And a handshake in several parts, while the pager has a part of it. A socket that a service
+//! manager holds is not closed here: the next pager serves it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,15 +25,27 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
+use afresh_sys::errno::{EAGAIN, EINVAL, EMFILE};
 use afresh_sys::socket::{self, Peer};
-use afresh_sys::{Uffd, UffdMode};
+use afresh_sys::{Uffd, UffdMode, fork, poll};
 use serde_json::{Value, json};
 
 use super::VmmOptions;
+use super::connection::Connection;
 use super::handshake::{Handshake, Mapping, receive};
+use super::listener::Listener;
 use super::serve::{poison, unregister};
+
+/// How long one wait for the keeper takes before a stop is noticed.
+const TICK: Duration = Duration::from_millis(50);
+/// Bytes of an answer: the number of an error, or zero with the descriptors of a VMM.
+const ANSWER: usize = 4;
+/// Descriptors that the keeper has of a VMM at most: socket or userfaultfd, and process, and those
+/// of a message.
+const DESCRIPTORS: usize = 4;
 
 /// A pager's connection to its keeper. Clones share it.
 #[derive(Clone, Debug)]
@@ -45,6 +59,8 @@ pub struct Keeper {
 pub(super) struct KeeperEntry {
     keeper: Keeper,
     id: u64,
+    /// The process that serves it. A child of a fork releases nothing.
+    generation: u32,
 }
 
 impl Keeper {
@@ -63,14 +79,66 @@ impl Keeper {
     }
 
     fn entry(&self) -> KeeperEntry {
-        KeeperEntry { keeper: self.clone(), id: self.next.fetch_add(1, Ordering::Relaxed) }
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        KeeperEntry { keeper: self.clone(), id, generation: fork::generation() }
     }
 
-    /// Hands over a copy of the socket of a door.
-    pub(super) fn hold_door(&self, socket: BorrowedFd<'_>) -> io::Result<KeeperEntry> {
+    /// Hands over a copy of the socket of a door. Those that a service manager holds stay open when
+    /// the pager has ended.
+    pub(super) fn hold_door(&self, listener: &Listener) -> io::Result<KeeperEntry> {
         let entry = self.entry();
-        self.send(&format!("{}\n", json!({ "door": entry.id })), &[socket])?;
+        let socket = listener.socket().as_fd();
+        // Neither process waits in `accept` where the other was faster.
+        socket::set_nonblocking(socket).map_err(io::Error::other)?;
+        let line = json!({ "door": entry.id, "closes": listener.is_own() });
+        self.send(&format!("{line}\n"), &[socket])?;
         Ok(entry)
+    }
+
+    /// Has the keeper accept a VMM at a door; `None` where none has connected. Once `is_over`, a VMM
+    /// that comes is left to the keeper.
+    pub(super) fn accept(
+        &self,
+        door: &KeeperEntry,
+        is_over: impl Fn() -> bool,
+    ) -> Result<Option<Connection>, AcceptError> {
+        let (ours, theirs) = UnixStream::pair().map_err(AcceptError::Refused)?;
+        let entry = self.entry();
+        let line = format!("{}\n", json!({ "accept": door.id, "greet": entry.id }));
+        self.send(&line, &[theirs.as_fd()]).map_err(|_| AcceptError::Ended)?;
+        drop(theirs);
+        let mut fds = Vec::new();
+        let answer = loop {
+            match poll::readable([ours.as_fd()], TICK) {
+                Ok([false]) if is_over() => {
+                    // It is closed when this process has ended.
+                    std::mem::forget(entry);
+                    return Ok(None);
+                }
+                Ok([false]) => {}
+                Ok([true]) => {
+                    let mut answer = [0; ANSWER];
+                    let received = socket::receive(&ours, &mut answer, &mut fds);
+                    break received
+                        .map(|len| (len == ANSWER).then_some(i32::from_le_bytes(answer)));
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        let error = match (answer, fds.pop(), fds.pop()) {
+            (Ok(None), ..) => return Err(AcceptError::Ended),
+            (Ok(Some(0)), Some(process), Some(stream)) => {
+                let (stream, process) = (stream.into(), process.into());
+                return Ok(Some(Connection { stream, process, kept: Some(entry) }));
+            }
+            (Ok(Some(EAGAIN)), ..) => return Ok(None),
+            (Ok(Some(0)), ..) => io::Error::from_raw_os_error(EMFILE),
+            (Ok(Some(errno)), ..) => return Err(AcceptError::refused(errno)),
+            (Err(error), ..) => io::Error::other(error),
+        };
+        // The keeper has a VMM, and this process lacks its descriptors.
+        entry.abandon();
+        Err(AcceptError::Refused(error))
     }
 
     /// Hands over a VMM that has connected. Where the keeper has ended,
@@ -88,7 +156,27 @@ impl Keeper {
     }
 }
 
+/// Why no VMM was accepted.
+pub(super) enum AcceptError {
+    /// The keeper has ended.
+    Ended,
+    /// The VMM stays in the queue of the door, or the keeper closes its memory.
+    Refused(io::Error),
+}
+
+impl AcceptError {
+    fn refused(errno: i32) -> Self {
+        Self::Refused(io::Error::from_raw_os_error(errno))
+    }
+}
+
 impl KeeperEntry {
+    /// Has the keeper close the memory of a VMM that is not served.
+    fn abandon(self) {
+        let _ = self.keeper.send(&format!("{}\n", json!({ "refuse": self.id })), &[]);
+        std::mem::forget(self);
+    }
+
     /// Hands over the memory of a VMM.
     pub(super) fn hold(
         &mut self,
@@ -105,6 +193,9 @@ impl KeeperEntry {
 
 impl Drop for KeeperEntry {
     fn drop(&mut self) {
+        if self.generation != fork::generation() {
+            return;
+        }
         // A keeper that has ended holds nothing.
         let _ = self.keeper.send(&format!("{}\n", json!({ "release": self.id })), &[]);
     }
@@ -132,7 +223,8 @@ impl HeldVm {
 
 /// An entry of the keeper.
 enum HeldItem {
-    Door(UnixListener),
+    /// A door, and whether it closes with the pager.
+    Door(UnixListener, bool),
     /// A VMM whose handshake the pager has not handed over.
     Connection(UnixStream, Peer),
     Vm(HeldVm),
@@ -143,7 +235,8 @@ impl HeldItem {
         match self {
             HeldItem::Vm(vm) => vm.close(),
             HeldItem::Connection(stream, process) => refuse(&stream, process),
-            HeldItem::Door(socket) => close_door(&socket),
+            HeldItem::Door(socket, true) => close_door(&socket),
+            HeldItem::Door(_, false) => {}
         }
     }
 }
@@ -212,7 +305,13 @@ fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, HeldItem>) -> io::Result
                 fd.ok_or(io::Error::from(io::ErrorKind::InvalidData))
             };
             if let Some(id) = message["door"].as_u64() {
-                held.insert(id, HeldItem::Door(next()?.into()));
+                let closes = message["closes"] != false;
+                held.insert(id, HeldItem::Door(next()?.into(), closes));
+            } else if let Some(door) = message["accept"].as_u64() {
+                let id = message["greet"].as_u64().ok_or(io::ErrorKind::InvalidData)?;
+                accept_at(held, (door, id), &next()?.into());
+            } else if let Some(id) = message["refuse"].as_u64() {
+                held.remove(&id).into_iter().for_each(close_aside);
             } else if let Some(id) = message["greet"].as_u64() {
                 held.insert(id, HeldItem::Connection(next()?.into(), next()?.into()));
             } else if let Some(id) = message["hold"].as_u64() {
@@ -226,10 +325,71 @@ fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, HeldItem>) -> io::Result
     }
 }
 
+/// Accepts a VMM at a door, holds it under `id`, and passes it to the pager behind `reply`.
+fn accept_at(held: &mut BTreeMap<u64, HeldItem>, (door, id): (u64, u64), reply: &UnixStream) {
+    let accepted = match held.get(&door) {
+        Some(HeldItem::Door(socket, _)) => accept(socket),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    };
+    // A pager that has ended takes no answer, and the VMM is closed with the others.
+    let _ = match accepted {
+        Ok((stream, process)) => {
+            let fds = [stream.as_fd(), process.as_fd()];
+            let sent = socket::send(reply, &0_i32.to_le_bytes(), &fds);
+            held.insert(id, HeldItem::Connection(stream, process));
+            sent
+        }
+        Err(error) => {
+            let errno = error.raw_os_error().unwrap_or(EINVAL);
+            socket::send(reply, &errno.to_le_bytes(), &[])
+        }
+    };
+}
+
+/// The next VMM of a door, which stays in the queue unless there are descriptors for all of it.
+fn accept(socket: &UnixListener) -> io::Result<(UnixStream, Peer)> {
+    let room: Vec<_> = (0..DESCRIPTORS).map(|_| socket.try_clone()).collect::<Result<_, _>>()?;
+    drop(room);
+    let (stream, _) = socket.accept()?;
+    // Fails where it has ended.
+    let process = Peer::of(&stream).map_err(|_| io::Error::from_raw_os_error(EAGAIN))?;
+    Ok((stream, process))
+}
+
+/// Closes an entry while others are looked after.
+fn close_aside(item: HeldItem) {
+    let (give, take) = mpsc::channel::<HeldItem>();
+    let aside = std::thread::Builder::new().name("afresh-close".to_owned());
+    match aside.spawn(move || take.into_iter().for_each(HeldItem::close)) {
+        Ok(_) => _ = give.send(item),
+        Err(_) => item.close(),
+    }
+}
+
 fn mappings(list: &Value) -> Vec<Mapping> {
     let one = |entry: &Value| {
         let number = |at: usize| entry[at].as_u64().and_then(|n| usize::try_from(n).ok());
         Some(Mapping { base: number(0)?, pages: number(1)?, offset: 0, unit: number(2)? })
     };
     list.as_array().into_iter().flatten().filter_map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_child_of_the_pager_releases_nothing_and_waits_for_no_lock() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let keeper = Keeper { stream: Arc::new(Mutex::new(ours)), next: Arc::default() };
+        let mut entry = Some(keeper.entry());
+        let held = keeper.stream.lock().unwrap();
+        assert!(afresh_sys::child_passes(|| entry.take().is_some()));
+        drop(held);
+        theirs.set_nonblocking(true).unwrap();
+        let said = theirs.read(&mut [0; 64]).map_err(|error| error.kind());
+        assert_eq!(said, Err(io::ErrorKind::WouldBlock));
+    }
 }

@@ -140,9 +140,23 @@ impl Listener {
         &self.path
     }
 
-    /// The socket, if it was made here; another belongs to a service manager.
-    pub(super) fn own_socket(&self) -> Option<&UnixListener> {
-        self.made.is_some().then_some(&self.socket)
+    /// The socket.
+    pub(super) fn socket(&self) -> &UnixListener {
+        &self.socket
+    }
+
+    /// Whether the socket was made here; another belongs to a service manager.
+    pub(super) fn is_own(&self) -> bool {
+        self.made.is_some()
+    }
+
+    /// Whether a VMM has connected, or does so within `timeout`.
+    ///
+    /// # Errors
+    /// An error of `poll`.
+    pub(super) fn is_ready(&self, timeout: Duration) -> io::Result<bool> {
+        let ready = poll::readable([self.socket.as_fd()], timeout).map_err(io::Error::other)?;
+        Ok(ready == [true])
     }
 
     /// The next VMM that connects, or `None` after `timeout`.
@@ -150,9 +164,14 @@ impl Listener {
     /// # Errors
     /// An error of `poll` or `accept`.
     pub fn accept_within(&self, timeout: Duration) -> io::Result<Option<UnixStream>> {
-        match poll::readable([self.socket.as_fd()], timeout).map_err(io::Error::other)? {
-            [true] => self.socket.accept().map(|(stream, _)| Some(stream)),
-            [false] => Ok(None),
+        if !self.is_ready(timeout)? {
+            return Ok(None);
+        }
+        match self.socket.accept() {
+            Ok((stream, _)) => Ok(Some(stream)),
+            // Another process with this socket was faster.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

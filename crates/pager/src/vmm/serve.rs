@@ -1,6 +1,7 @@
 //! Serves a VMM: takes its handshake, reads its events, and closes what is missing when something
 //! fails.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::PoisonError;
@@ -12,7 +13,9 @@ use afresh_sys::errno::{EAGAIN, EEXIST};
 use afresh_sys::socket::Peer;
 use afresh_sys::{PAGE_SIZE, Uffd, UffdEvent, poll};
 
+use super::connection::WaitingVmm;
 use super::handshake::{Mapping, Refusal, receive};
+use super::keeper::KeeperEntry;
 use super::page::Page;
 use super::pages::PAGE_COST;
 use super::service::{Phase, Service, Sizes, VmSource};
@@ -83,24 +86,29 @@ pub(super) fn accept<'a>(
 ) -> Result<Service<'a>, VmmError> {
     // Held from the beginning, so that no other descriptor gets the number.
     let process = Peer::of(stream)?;
-    let mut kept = options.keeper.as_ref().map(|keeper| keeper.greet(stream, &process));
-    let (mut accepted, charge) = match receive(stream, source.pages(), options) {
-        Ok(accepted) => match charge(&accepted.mappings, options) {
-            Ok(charge) => (accepted, charge),
-            Err(error) => {
-                if options.end_on_failure {
-                    process.end();
-                }
-                return Err(error);
-            }
-        },
+    let kept = options.keeper.as_ref().map(|keeper| keeper.greet(stream, &process));
+    accept_from(stream, (process, kept), source, options)
+}
+
+/// Takes the handshake of a process from `stream`. On failure the process is ended, unless it waits
+/// for nothing.
+pub(super) fn accept_from<'a>(
+    stream: &UnixStream,
+    (process, mut kept): (Peer, Option<KeeperEntry>),
+    source: VmSource<'a>,
+    options: &VmmOptions<'_>,
+) -> Result<Service<'a>, VmmError> {
+    let waiting = WaitingVmm::new(process, options);
+    let mut accepted = match receive(stream, source.pages(), options) {
+        Ok(accepted) => accepted,
         Err(Refusal { error, waits }) => {
-            if waits && options.end_on_failure {
-                process.end();
+            if !waits {
+                waiting.release();
             }
             return Err(error);
         }
     };
+    let charge = charge(&accepted.mappings, options)?;
     let distant = source.is_distant();
     let window = options.window.clamp(1, 512);
     let sizes = Sizes {
@@ -111,16 +119,11 @@ pub(super) fn accept<'a>(
         },
         batch: if distant { DISTANT } else { NEAR },
     };
-    if let Some(kept) = &mut kept {
-        kept.hold(&process, &accepted.uffd, &accepted.mappings)
-            .map_err(VmmError::Keeper)
-            .inspect_err(|_| {
-                if options.end_on_failure {
-                    process.end();
-                }
-            })?;
+    if let (Some(kept), Some(process)) = (&mut kept, waiting.process()) {
+        kept.hold(process, &accepted.uffd, &accepted.mappings).map_err(VmmError::Keeper)?;
     }
     accepted.take(stream)?;
+    let process = waiting.release().ok_or(io::Error::from(io::ErrorKind::NotConnected))?;
     let service = Service::new(
         process,
         (accepted.mappings, accepted.uffd),

@@ -10,12 +10,13 @@ use afresh_store::{Encoding, GuestBuild, SaveRequest, Sha256, Store};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange};
 
+use super::connection::Connection;
 use super::freeze::{FrozenMemory, PreparedMemory};
 use super::memory::{VmMemory, verify};
 use super::page::Page;
 use super::ranges::ChargedList;
 use super::request_error::RequestError;
-use super::serve::accept;
+use super::serve::{accept, accept_from};
 use super::service::{Phase, Service, VmSource};
 use super::watch::Watch;
 use super::watch_end::{WatchEnd, WatchId};
@@ -145,6 +146,17 @@ impl Vm {
         options: &VmmOptions<'_>,
     ) -> Result<Self, VmmError> {
         accept(stream, VmSource::Shared(source), options)
+            .map(|service| Self { service: Arc::new(service) })
+    }
+
+    /// Takes the handshake of a VMM that has connected.
+    pub(super) fn accept_connection(
+        connection: Connection,
+        source: Arc<dyn PageSource>,
+        options: &VmmOptions<'_>,
+    ) -> Result<Self, VmmError> {
+        let Connection { stream, process, kept } = connection;
+        accept_from(&stream, (process, kept), VmSource::Shared(source), options)
             .map(|service| Self { service: Arc::new(service) })
     }
 

@@ -275,6 +275,7 @@ class _RunningCall:
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
         self._begun = self._refused = False
+        self._process = os.getpid()
 
     async def start(self, executor: Executor | None) -> Any:
         loop = asyncio.get_running_loop()
@@ -305,6 +306,9 @@ class _RunningCall:
 
     def refuse(self, error: Exception | None) -> bool:
         """Keeps the work from being run, and lets a task that awaits it fail; ``False`` once it has begun."""
+        if self._process != os.getpid():
+            # A child of a fork has neither the thread nor the loop, and may find the lock held.
+            return True
         with self._lock:
             if self._begun:
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -23,12 +24,22 @@ class ThreadWorker:
 
     def __init__(self, name: str = "afresh-worker") -> None:
         self._name = name
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
+    def _here(self) -> threading.Lock:
+        """The lock. A child of a fork has no thread of its parent, which may have held it, and shares its loop."""
+        if self._process != os.getpid():
+            self._begin()
+        return self._lock
+
     def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
+        with self._here():
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
@@ -58,7 +69,7 @@ class ThreadWorker:
 
     def close(self) -> None:
         """Cancels what still runs, and ends the thread."""
-        with self._lock:
+        with self._here():
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
         if loop is not None and thread is not None:

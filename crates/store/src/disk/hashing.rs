@@ -10,8 +10,8 @@ mod sha_ni;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
+use afresh_sys::Worker;
 use sha2::Digest;
 
 use crate::Sha256;
@@ -98,17 +98,18 @@ struct BlobHasher {
     shared: Arc<HashQueue>,
     /// Which of the blobs it is.
     number: usize,
-    _thread: Arc<HashThread>,
+    thread: Arc<HashThread>,
 }
 
-/// The thread of one blob or two, which is waited for at the end of both.
-struct HashThread(Option<JoinHandle<()>>);
+/// The thread of one blob or two, which is waited for at the end of both, but not in a child of a
+/// fork, which does not have it.
+struct HashThread(Option<Worker>);
 
 impl Drop for HashThread {
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
             // A panic has left the blobs without digests.
-            let _ = thread.join();
+            thread.join();
         }
     }
 }
@@ -129,11 +130,9 @@ impl BlobHasher {
     fn start(hashes: [Hash; 2]) -> io::Result<[Self; 2]> {
         let shared = Arc::<HashQueue>::default();
         let of_thread = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("afresh-blob".to_owned())
-            .spawn(move || hash(&of_thread, hashes))?;
+        let thread = Worker::start("afresh-blob", move || hash(&of_thread, hashes))?;
         let thread = Arc::new(HashThread(Some(thread)));
-        Ok([0, 1].map(|number| Self { shared: shared.clone(), number, _thread: thread.clone() }))
+        Ok([0, 1].map(|number| Self { shared: shared.clone(), number, thread: thread.clone() }))
     }
 
     /// A buffer that was hashed, with any content.
@@ -176,6 +175,9 @@ impl BlobHasher {
 
 impl Drop for BlobHasher {
     fn drop(&mut self) {
+        if self.thread.0.as_ref().is_none_or(|thread| !thread.is_here()) {
+            return;
+        }
         let mut blobs = self.shared.lock();
         let blob = &mut blobs.both[self.number];
         blob.closed = true;
@@ -311,5 +313,16 @@ mod tests {
             assert!(two.push(part.to_vec()));
         }
         assert_eq!(two.finish(), Some(Sha256::of(&rest)));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "forks")]
+    fn a_child_gives_up_a_blob_of_its_parent_without_waiting() {
+        let mut pair = Some(BlobHasher::pair().unwrap());
+        let shared = pair.as_ref().unwrap()[0].shared.clone();
+        let held = shared.lock();
+        assert!(afresh_sys::child_passes(|| pair.take().is_some()));
+        drop(held);
+        drop(pair);
     }
 }

@@ -17,6 +17,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use afresh_sys::crash::point;
+use afresh_sys::fork;
 use afresh_sys::planted::{Bug, is};
 
 use crate::blobs::file::{BlobWriter, read_bounded};
@@ -40,6 +41,8 @@ pub(crate) struct Staging {
     id: String,
     path: PathBuf,
     marker: File,
+    /// The process that writes. A child of a fork leaves its parent's marker alone.
+    generation: u32,
 }
 
 impl Store {
@@ -58,7 +61,7 @@ impl Store {
             .open(&path)
             .and_then(|marker| marker.lock().map(|()| marker))
             .map_err(|e| SaveError::io(&path, e))?;
-        Ok(Staging { store: self.clone(), id, path, marker })
+        Ok(Staging { store: self.clone(), id, path, marker, generation: fork::generation() })
     }
 
     /// Notes what living writers have staged, and removes the markers of dead ones. Returns the
@@ -182,7 +185,9 @@ impl BlobSink for Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // Otherwise `gc` removes it.
-        let _ = fs::remove_file(&self.path);
+        if self.generation == fork::generation() {
+            // Otherwise `gc` removes it.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }

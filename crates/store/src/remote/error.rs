@@ -158,6 +158,9 @@ pub enum RemoteError {
     /// Threads could not be started.
     #[error("starting threads for remote access: {0}")]
     Runtime(io::Error),
+    /// The remote belongs to a parent of this process, whose threads and connections it uses.
+    #[error("this remote was opened before this process was forked: open it again in the child")]
+    Forked,
 }
 
 impl RemoteError {

@@ -40,6 +40,7 @@ mod turns;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use afresh_sys::fork;
 use object_store::ObjectStore;
 use object_store::path::Path;
 use tokio::runtime::{Builder, Runtime};
@@ -69,11 +70,27 @@ pub struct Remote {
 }
 
 /// The runtime, `None` only while it is dropped.
-struct Threads(Option<Runtime>);
+struct Threads {
+    runtime: Option<Runtime>,
+    /// The process that has its threads.
+    generation: u32,
+}
+
+impl Threads {
+    fn runtime(&self) -> Result<&Runtime, RemoteError> {
+        let here = self.generation == fork::generation();
+        self.runtime.as_ref().filter(|_| here).ok_or(RemoteError::Forked)
+    }
+}
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
+        let Some(runtime) = self.runtime.take() else { return };
+        if self.generation != fork::generation() {
+            // A child of a fork has none of the threads, and the descriptors that wake them are
+            // shared with the parent.
+            std::mem::forget(runtime);
+        } else {
             // Does not wait, so that the last clone may be dropped anywhere.
             runtime.shutdown_background();
         }
@@ -98,7 +115,7 @@ impl Remote {
             .enable_all()
             .build()
             .map_err(RemoteError::Runtime)?;
-        let threads = Arc::new(Threads(Some(runtime)));
+        let threads = Arc::new(Threads { runtime: Some(runtime), generation: fork::generation() });
         Ok(Self { backend, threads, cache: None, name, budget })
     }
 
@@ -128,7 +145,7 @@ impl Remote {
     /// with other work first, such as compiling the guest, saves the handshakes by this; it costs
     /// four small requests.
     pub fn prepare(&self) {
-        if let Some(runtime) = &self.threads.0 {
+        if let Ok(runtime) = self.threads.runtime() {
             self.backend.prepare(runtime.handle());
         }
     }
@@ -159,9 +176,31 @@ impl Remote {
         &self,
         work: impl Future<Output = Result<T, RemoteError>>,
     ) -> Result<T, RemoteError> {
-        match &self.threads.0 {
-            Some(runtime) => runtime.block_on(work),
-            None => Err(RemoteError::Runtime(std::io::Error::other("the remote was closed"))),
-        }
+        self.threads.runtime()?.block_on(work)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_of_a_fork_is_refused_by_name_and_drops_a_remote_without_waiting() {
+        let remote = Remote::with_objects(
+            Arc::new(object_store::memory::InMemory::new()),
+            Path::from("snapshots"),
+            RetryPolicy::default(),
+        )
+        .unwrap();
+        assert!(remote.tags().is_ok_and(|tags| tags.is_empty()));
+        let mut own = Some(remote);
+        assert!(afresh_sys::child_passes(|| {
+            let Some(remote) = own.take() else { return false };
+            remote.prepare();
+            let refused = matches!(remote.tags(), Err(RemoteError::Forked));
+            drop(remote);
+            refused
+        }));
+        assert!(own.is_some_and(|remote| remote.tags().is_ok()));
     }
 }

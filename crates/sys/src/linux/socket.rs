@@ -15,9 +15,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind,
-    connect, listen as listen_on, recvmsg, sendmsg, shutdown, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType, bind, connect, listen as listen_on, recvmsg, sendmsg, shutdown, socket_with,
 };
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -177,7 +177,8 @@ pub fn activated() -> io::Result<Vec<(String, UnixListener)>> {
 /// the number of bytes. 0 bytes mean that the other side has ended.
 ///
 /// # Errors
-/// Any error of `recvmsg`; `EAGAIN` once the stream's time limit is over.
+/// Any error of `recvmsg`; `EAGAIN` once the stream's time limit is over; `EMFILE` where this process
+/// has no room for the descriptors that came, which are lost then unless they stay in the stream.
 pub fn receive(
     stream: &UnixStream,
     buffer: &mut [u8],
@@ -199,6 +200,9 @@ pub fn peek(
     receive_with(stream, buffer, fds, RecvFlags::PEEK)
 }
 
+/// Descriptors that one message has at most.
+const MAX_RIGHTS: usize = 4;
+
 fn receive_with(
     stream: &UnixStream,
     buffer: &mut [u8],
@@ -206,7 +210,7 @@ fn receive_with(
     flags: RecvFlags,
 ) -> Result<usize, SysError> {
     inject::gate(Call::Receive)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RIGHTS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut vector = [IoSliceMut::new(buffer)];
     let received = loop {
@@ -215,10 +219,15 @@ fn receive_with(
             other => break other.map_err(failed(Call::Receive))?,
         }
     };
+    let before = fds.len();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             fds.extend(rights);
         }
+    }
+    // The kernel drops descriptors for which this process has no room.
+    if received.flags.contains(ReturnFlags::CTRUNC) && fds.len() - before < MAX_RIGHTS {
+        return Err(SysError::new(Call::Receive, libc::EMFILE));
     }
     Ok(received.bytes)
 }

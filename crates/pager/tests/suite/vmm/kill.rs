@@ -5,9 +5,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use afresh_pager::vmm::{DoorOptions, Keeper, Listener, VmmHost, keep};
+use afresh_pager::vmm::{DoorOptions, HostEvent, Keeper, Listener, VmmHost, keep};
 use afresh_pager::{PageSource, SourceError};
 use afresh_sys::PAGE_SIZE;
 
@@ -24,6 +25,8 @@ const FREEZES: &str = "AFRESH_TEST_PAGER_FREEZES";
 const STREAMS: &str = "AFRESH_TEST_PAGER_STREAMS";
 /// Set in a pager that accepts a VMM and never takes its handshake.
 const HESITATES: &str = "AFRESH_TEST_PAGER_HESITATES";
+/// Set in a pager that can start no thread until a VMM has connected.
+const STARVES: &str = "AFRESH_TEST_PAGER_STARVES";
 const IS_KEEPER: &str = "AFRESH_TEST_KEEPER";
 
 struct NumberedPages;
@@ -54,11 +57,23 @@ impl PageSource for NumberedPages {
 fn plays_the_pager_when_it_is_started_as_one() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
     let keeper = Keeper::start(afresh_sys::again(KEEPER).env(IS_KEEPER, "1")).unwrap();
-    let host = VmmHost::new(Some(keeper), |_| {});
+    let failed = Arc::new(AtomicBool::new(false));
+    let fails = failed.clone();
+    let host = VmmHost::new(Some(keeper), move |event| {
+        fails.fetch_or(matches!(event, HostEvent::Failed { .. }), Ordering::SeqCst);
+    });
     let mut door = DoorOptions::new("vm", "numbered", socket);
     door.stream = std::env::var_os(STREAMS).is_some();
     door.window = 1;
     host.open_door(door, Arc::new(NumberedPages)).unwrap();
+    if std::env::var_os(STARVES).is_some() {
+        limit_memory(|used| Some(used + (1 << 20)));
+        println!("\nOPEN");
+        while !failed.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        limit_memory(|_| None);
+    }
     println!("\nOPEN");
     while std::env::var_os(FREEZES).is_some() {
         match host.vm("vm") {
@@ -73,6 +88,16 @@ fn plays_the_pager_when_it_is_started_as_one() {
     loop {
         std::thread::park();
     }
+}
+
+/// Limits the addresses of this process, given those that it uses: a thread needs 2 MiB for its
+/// stack.
+fn limit_memory(limit: impl Fn(u64) -> Option<u64>) {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    let current = limit(pages * PAGE_SIZE as u64);
+    let limit = rustix::process::Rlimit { current, maximum: None };
+    rustix::process::setrlimit(rustix::process::Resource::As, limit).unwrap();
 }
 
 /// Runs in the process of the keeper. In others it does nothing.
@@ -196,6 +221,65 @@ fn a_pager_that_is_killed_before_it_takes_a_handshake_leaves_no_vmm_that_waits()
     pager.wait().unwrap();
     let Some(mut vmm) = vmm else { return };
     assert!(accepted && is_ended_by_a_missing_page(&mut vmm));
+}
+
+/// Kills a VMM that does not end, so that a test fails and does not hang.
+fn watched(vmm: &VmmProcess) -> impl Drop + use<> {
+    struct Watched(std::sync::mpsc::Sender<()>);
+    impl Drop for Watched {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+        }
+    }
+    let pid = vmm.child.id() as libc::pid_t;
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        if ended.recv_timeout(Duration::from_secs(60)).is_err() {
+            // SAFETY: a plain call, with the number of a child that was not waited for.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+    });
+    Watched(done)
+}
+
+#[test]
+fn a_vmm_without_a_thread_for_it_is_served_by_the_next_attempt() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let (mut pager, mut lines) = start_pager(&socket, Some(STARVES));
+    let vmm = VmmProcess::start(&socket);
+    if let Some(mut vmm) = vmm {
+        let _watched = watched(&vmm);
+        assert!(lines.any(|line| line == "OPEN"), "the pager found a thread");
+        assert_eq!(vmm.peek(7), numbered(7));
+    }
+    pager.kill().unwrap();
+    pager.wait().unwrap();
+}
+
+#[test]
+fn a_pager_that_is_killed_while_it_accepts_leaves_no_vmm_that_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let kills = std::env::var("AFRESH_TEST_KILLS").map_or(50, |text| text.parse().unwrap());
+    for attempt in 0_u64..kills {
+        let (mut pager, _lines) = start_pager(&socket, None);
+        signal(&pager, libc::SIGSTOP);
+        let Some(mut vmm) = VmmProcess::start(&socket) else {
+            pager.kill().unwrap();
+            pager.wait().unwrap();
+            return;
+        };
+        let _watched = watched(&vmm);
+        signal(&pager, libc::SIGCONT);
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_micros(attempt * 7919 % 1000) {
+            std::hint::spin_loop();
+        }
+        pager.kill().unwrap();
+        pager.wait().unwrap();
+        assert!(is_ended_by_a_missing_page(&mut vmm), "attempt {attempt}");
+    }
 }
 
 #[test]

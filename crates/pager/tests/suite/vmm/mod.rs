@@ -13,11 +13,13 @@ mod process;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use afresh_pager::vmm::VmmError;
+use afresh_pager::vmm::{VmmError, VmmOptions, serve};
 use afresh_pager::{PageSource, SourceError};
-use afresh_sys::{Advice, PAGE_SIZE, PageRange};
+use afresh_sys::inject::{self, Plan};
+use afresh_sys::{Advice, Call, PAGE_SIZE, PageRange};
 use client::{PAGES, send, vmm, with_server};
 
 /// Every byte of page `n` is `n + 1`; from page `fails_at` on reading fails.
@@ -255,6 +257,39 @@ fn a_page_that_can_not_be_filled_raises_sigbus() {
     assert!(!String::from_utf8_lossy(&output.stdout).contains("READ"), "{output:?}");
     assert_eq!(output.status.signal(), Some(7), "{output:?}");
     assert!(start.elapsed() < Duration::from_secs(60));
+}
+
+/// The message cannot be taken out of the stream, in a separate process, which waits for a page
+/// meanwhile.
+#[test]
+fn a_vmm_whose_service_does_not_begin_is_ended_and_not_left_waiting() {
+    use std::os::unix::process::ExitStatusExt;
+    const NAME: &str = "vmm::a_vmm_whose_service_does_not_begin_is_ended_and_not_left_waiting";
+    if std::env::var_os(CHILD).is_some() {
+        let Some(vmm) = vmm() else { std::process::exit(9) };
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            let stop = AtomicBool::new(false);
+            // The look at the message succeeds.
+            let plan = Plan { call: Some(Call::Receive), after: 1, times: 1, errno: libc::EIO };
+            let source = NumberedSource { fails_at: usize::MAX };
+            let (result, failed) =
+                inject::with(plan, || serve(&theirs, &source, &VmmOptions::new(&stop)));
+            println!("SERVED {} {failed}", result.is_ok());
+        });
+        send(&ours, vmm.message().as_bytes(), &[vmm.uffd.as_fd()]);
+        // SAFETY: ends a VMM that waits without end.
+        unsafe { libc::alarm(60) };
+        println!("READ {}", vmm.peek(5));
+        std::process::exit(3);
+    }
+    let output = afresh_sys::again(NAME).env(CHILD, "1").output().unwrap();
+    if output.status.code() == Some(9) {
+        println!("SKIPPED: no userfaultfd");
+        return;
+    }
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("READ"), "{output:?}");
+    assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
 }
 
 /// A handshake that is refused, in a process of its own, which waits for a page meanwhile.

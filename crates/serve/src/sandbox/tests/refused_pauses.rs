@@ -186,7 +186,7 @@ async fn a_refused_pause_of_a_restarted_sandbox_does_not_bring_dropped_memory_ba
     let all = open_with(&config, store.clone()).await;
     let sandbox = make(&all, options(HOUR)).await;
     log(&all, &sandbox, "dropped!").await.unwrap();
-    all.save(&sandbox, Saving::default()).await.unwrap();
+    all.save(&sandbox, SaveMode::default()).await.unwrap();
     all.pause(&sandbox, false).await.unwrap();
     all.resume(&sandbox, Some(HOUR)).await.unwrap();
     assert_eq!(log(&all, &sandbox, "00000001").await.unwrap(), "00000001");
