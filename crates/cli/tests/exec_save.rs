@@ -92,6 +92,32 @@ fn the_state_of_an_exit_has_the_files_and_exits_again() {
 }
 
 #[test]
+fn a_state_has_files_of_the_host_that_were_only_moved_and_are_written_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path().canonicalize().unwrap();
+    if !can_run(&top) {
+        return;
+    }
+    let dir = top.join("dir");
+    std::fs::create_dir_all(dir.join("src/deep")).unwrap();
+    for file in ["a", "src/deep/file", "swap"] {
+        std::fs::write(dir.join(file), format!("content of {file}\n")).unwrap();
+    }
+    let at = dir.to_str().unwrap();
+    let script = format!("cd {at}; mv a b; mv src lib; mv swap a");
+    let save = ["exec", "--write-back", at, "--save", "store@moved", "--", "sh", "-c", &script];
+    let (_, err, code) = ended(&top, &save, "");
+    assert_eq!(code, Some(0), "{err}");
+    let expected = "content of a\ncontent of src/deep/file\ncontent of swap\n";
+    let names = ["b", "lib/deep/file", "a"].map(|name| format!("{at}/{name}"));
+    let on_host: String = names.iter().map(|name| std::fs::read_to_string(name).unwrap()).collect();
+    assert_eq!(on_host, expected);
+    let cat = ["exec", "store@moved", "--", "cat", &names[0], &names[1], &names[2]];
+    let (out, err, code) = ended(&top, &cat, "");
+    assert_eq!((&*out, code), (expected, Some(0)), "{err}");
+}
+
+#[test]
 fn a_server_is_stopped_and_answers_from_its_saved_state() {
     let folder = tempfile::tempdir().unwrap();
     let top = folder.path();
