@@ -463,8 +463,8 @@ mod tests {
         let held = locked(&stage);
         assert!(afresh_sys::child_passes(|| {
             let Some(call) = call.take() else { return false };
-            let mut context = Context::from_waker(Waker::noop());
-            let closed = matches!(call.poll(&mut context), Poll::Ready(None));
+            let context = Context::from_waker(Waker::noop());
+            let closed = matches!(call.poll(&context), Poll::Ready(None));
             drop(call);
             closed
         }));

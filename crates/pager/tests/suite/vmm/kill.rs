@@ -225,8 +225,8 @@ fn a_pager_that_is_killed_before_it_takes_a_handshake_leaves_no_vmm_that_waits()
 
 /// Kills a VMM that does not end, so that a test fails and does not hang.
 fn watched(vmm: &VmmProcess) -> impl Drop + use<> {
-    struct Watched(std::sync::mpsc::Sender<()>);
-    impl Drop for Watched {
+    struct KillTimer(std::sync::mpsc::Sender<()>);
+    impl Drop for KillTimer {
         fn drop(&mut self) {
             let _ = self.0.send(());
         }
@@ -239,7 +239,7 @@ fn watched(vmm: &VmmProcess) -> impl Drop + use<> {
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
     });
-    Watched(done)
+    KillTimer(done)
 }
 
 #[test]
