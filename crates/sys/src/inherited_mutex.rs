@@ -5,8 +5,8 @@
 //! leaked.
 //!
 //! Promises: a lock that is held by a thread of this process is waited for; one that was held in a
-//! parent never is. The word of the lock distinguishes the two: it has the generation of the process
-//! that holds it.
+//! parent never is. The word of the lock distinguishes the two: it has the generation of the
+//! process that holds it.
 
 use std::cell::UnsafeCell;
 use std::fmt;

@@ -15,8 +15,8 @@
 //!
 //! May break it: the keeper being killed together with the pager, or between its accepting a
 //! connection and passing it on; a VMM that keeps its userfaultfd open, as Firecracker does, waits
-//! then. And a handshake in several parts, while the pager has a part of it. A socket that a service
-//! manager holds is not closed here: the next pager serves it.
+//! then. And a handshake in several parts, while the pager has a part of it. A socket that a
+//! service manager holds is not closed here: the next pager serves it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -95,8 +95,8 @@ impl Keeper {
         Ok(entry)
     }
 
-    /// Has the keeper accept a VMM at a door; `None` where none has connected. Once `is_over`, a VMM
-    /// that comes is left to the keeper.
+    /// Has the keeper accept a VMM at a door; `None` where none has connected. Once `is_over`, a
+    /// VMM that comes is left to the keeper.
     pub(super) fn accept(
         &self,
         door: &KeeperEntry,

@@ -177,8 +177,9 @@ pub fn activated() -> io::Result<Vec<(String, UnixListener)>> {
 /// the number of bytes. 0 bytes mean that the other side has ended.
 ///
 /// # Errors
-/// Any error of `recvmsg`; `EAGAIN` once the stream's time limit is over; `EMFILE` where this process
-/// has no room for the descriptors that came, which are lost then unless they stay in the stream.
+/// Any error of `recvmsg`; `EAGAIN` once the stream's time limit is over; `EMFILE` where this
+/// process has no room for the descriptors that came, which are lost then unless they stay in the
+/// stream.
 pub fn receive(
     stream: &UnixStream,
     buffer: &mut [u8],
