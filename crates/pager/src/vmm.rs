@@ -32,6 +32,7 @@ mod metrics;
 mod page;
 mod pages;
 mod ranges;
+mod registration;
 mod request;
 mod request_error;
 mod serve;

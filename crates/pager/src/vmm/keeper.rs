@@ -37,7 +37,7 @@ use super::VmmOptions;
 use super::connection::Connection;
 use super::handshake::{Handshake, Mapping, receive};
 use super::listener::Listener;
-use super::serve::{poison, unregister};
+use super::registration::{poison, unregister};
 
 /// How long one wait for the keeper takes before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);

@@ -9,15 +9,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use afresh_budget::{Budget, Charge};
-use afresh_sys::errno::{EAGAIN, EEXIST};
 use afresh_sys::socket::Peer;
-use afresh_sys::{PAGE_SIZE, Uffd, UffdEvent, poll};
+use afresh_sys::{UffdEvent, poll};
 
 use super::connection::WaitingVmm;
 use super::handshake::{Mapping, Refusal, receive};
 use super::keeper::KeeperEntry;
 use super::page::Page;
 use super::pages::PAGE_COST;
+use super::registration::{MAX_EVENTS, poison, unregister};
 use super::service::{Phase, Service, Sizes, VmSource};
 use super::{VmmError, VmmOptions};
 use crate::PageSource;
@@ -32,10 +32,6 @@ const DISTANT_WINDOW: usize = 64;
 const DISTANT_THREADS: usize = 6;
 /// How long a stop may go unnoticed.
 const TICK: Duration = Duration::from_millis(20);
-/// How often a service that ends looks for discards that wait for it.
-const RELEASE_ATTEMPTS: usize = 1000;
-/// Events read before the service looks around again.
-const EVENTS: usize = 1024;
 
 /// Counts of the work for a VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -240,7 +236,7 @@ impl Service<'_> {
     /// Reads what events there are, as far as a VMM can send them without end.
     fn read_events(&self) -> Result<(), VmmError> {
         let mut asked = false;
-        for _ in 0..EVENTS {
+        for _ in 0..MAX_EVENTS {
             // Nothing is put in place between reading of a discard and noting it.
             let mut pages = self.lock();
             match self.uffd.next_event()? {
@@ -303,42 +299,5 @@ impl Service<'_> {
             }
         }
         closed
-    }
-}
-
-/// Poisons the missing pages among `len` pages of a mapping from page `start` on. Returns `false`
-/// where the VMM does not allow that.
-pub(super) fn poison(uffd: &Uffd, base: usize, (start, len): (usize, usize), unit: usize) -> bool {
-    let (mut at, end) = (start, start + len);
-    while at < end {
-        let from = (base + at * PAGE_SIZE) as *const u8;
-        match uffd.poison(from, (end - at) * PAGE_SIZE) {
-            Ok(bytes) if bytes > 0 => at += bytes / PAGE_SIZE,
-            Err(error) if error.errno == EEXIST => at += unit,
-            _ => return false,
-        }
-    }
-    true
-}
-
-/// Unregisters mappings, by address and number of pages.
-pub(super) fn unregister(uffd: &Uffd, mut mappings: impl Iterator<Item = (usize, usize)>) {
-    let mut first = None;
-    for (base, pages) in &mut mappings {
-        first = first.or(Some(base));
-        // Fails where the VMM has ended or unmapped it, which is as good.
-        let _ = uffd.unregister(base as *const u8, pages * PAGE_SIZE);
-    }
-    // A discard that began earlier still waits for a reader; until then the kernel refuses to fill.
-    for _ in 0..RELEASE_ATTEMPTS {
-        for _ in 0..EVENTS {
-            if !matches!(uffd.next_event(), Ok(Some(_))) {
-                break;
-            }
-        }
-        match first.map(|base| uffd.zero(base as *mut u8, PAGE_SIZE)) {
-            Some(Err(error)) if error.errno == EAGAIN => std::thread::sleep(TICK / 20),
-            _ => break,
-        }
     }
 }

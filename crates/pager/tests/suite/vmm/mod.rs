@@ -259,8 +259,7 @@ fn a_page_that_can_not_be_filled_raises_sigbus() {
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 
-/// The message cannot be taken out of the stream, in a separate process, which waits for a page
-/// meanwhile.
+/// In a separate process that waits for a page, while its message cannot be taken from the stream.
 #[test]
 fn a_vmm_whose_service_does_not_begin_is_ended_and_not_left_waiting() {
     use std::os::unix::process::ExitStatusExt;
@@ -292,7 +291,7 @@ fn a_vmm_whose_service_does_not_begin_is_ended_and_not_left_waiting() {
     assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
 }
 
-/// A handshake that is refused, in a process of its own, which waits for a page meanwhile.
+/// In a separate process that waits for a page, while its handshake is refused.
 #[test]
 fn a_refused_vmm_is_ended_and_not_left_waiting() {
     use std::os::unix::process::ExitStatusExt;
