@@ -14,9 +14,10 @@ use afresh::linux::{
 };
 use afresh::{Guest, Place, Reference, SaveOptions};
 use afresh_sys::termination::AwaitedSignals;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::process::getpgrp;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
 
 #[cfg(feature = "seal")]
 use crate::keys::ProtectArguments;
@@ -37,6 +38,8 @@ const SIGTSTP: i32 = 20;
 /// Exit statuses for a program that did not start, as those of shells.
 const NOT_FOUND: u8 = 127;
 const NOT_LOADED: u8 = 126;
+/// As for every other error of the command line.
+const WRONG_USAGE: u8 = 2;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -107,6 +110,24 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
+    /// Saves the state of a program that has ended.
+    fn save_state(
+        &self,
+        to: &Reference,
+        state: Option<Warm>,
+        end: &End,
+        settings: &Settings,
+    ) -> anyhow::Result<()> {
+        let state = state.with_context(|| format!("{to} is not saved: the program {end}"))?;
+        let options = SaveOptions::new();
+        #[cfg(feature = "seal")]
+        let options = self.protect.apply(options)?;
+        let started = Instant::now();
+        let saved = Guest::from_program(state, &settings.open)?.save(to, &options)?;
+        snapshot::note(to, &saved, started);
+        Ok(())
+    }
+
     /// The variables that `--env` sets, and `TERM` on a terminal.
     fn environment(&self) -> anyhow::Result<Vec<(String, String)>> {
         let mut all = Vec::new();
@@ -266,11 +287,21 @@ fn size() -> (u16, u16) {
     tcgetwinsize(stdin()).map_or((24, 80), |size| (size.ws_row, size.ws_col))
 }
 
-/// The streams of this command, those that are terminals, and its signals.
+/// Whether this process may read its terminal and change the settings. A job in the background that
+/// does either is stopped.
+fn is_in_foreground() -> bool {
+    tcgetpgrp(stdin()).is_ok_and(|group| group == getpgrp())
+}
+
+/// The streams of this command, those that are terminals, and its signals. A job in the background
+/// has no input.
 fn streams(control: RunControl) -> anyhow::Result<HostStreams> {
+    let streams = HostStreams::default().output(stdout()).messages(stderr()).control(control);
+    if stdin().is_terminal() && !is_in_foreground() {
+        return Ok(streams);
+    }
     let input: OwnedFd = stdin().as_fd().try_clone_to_owned().context("standard input")?;
-    let streams =
-        HostStreams::default().input(input).output(stdout()).messages(stderr()).control(control);
+    let streams = streams.input(input);
     if !stdin().is_terminal() {
         return Ok(streams);
     }
@@ -279,8 +310,25 @@ fn streams(control: RunControl) -> anyhow::Result<HostStreams> {
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    if let Some(option) = arguments.command.first().filter(|word| word.starts_with('-')) {
+        eprintln!(
+            "error: unexpected argument `{option}` in place of a program\n\n\
+             `afresh exec --help` lists the options. A program of this name needs its path, as in \
+             `./{option}`"
+        );
+        return Ok(ExitCode::from(WRONG_USAGE));
+    }
     if let Some(to) = &arguments.save {
         Guest::check_target(to)?;
+    }
+    for top in &arguments.write_back {
+        let about = std::fs::metadata(top);
+        let about = about.with_context(|| format!("--write-back {}", top.display()))?;
+        anyhow::ensure!(
+            about.is_dir(),
+            "--write-back {}: it is no directory; give the one that contains it",
+            top.display()
+        );
     }
     let (program, unseen) = match arguments.program(settings) {
         Ok(program) => program,
@@ -311,7 +359,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     if arguments.save.is_some() {
         streams = streams.keep_state();
     }
-    let raw = stdin().is_terminal().then(RawTerminal::new).transpose()?;
+    let raw = (stdin().is_terminal() && is_in_foreground()).then(RawTerminal::new).transpose()?;
     let ended = program.run_to_end(streams);
     drop(raw);
     let EndedRun { end, files_before, files, unserved, state, .. } = match ended {
@@ -328,25 +376,44 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     if arguments.report_unserved {
         report(&unserved);
     }
-    // Saved first: files that the program has moved without reading them are read from the host for
-    // that, under their old names, and writing back moves them there.
-    let saved = match &arguments.save {
-        Some(to) => save(to, state, &end, (arguments, settings)),
-        None => Ok(()),
+    let tops = arguments.write_back.iter().map(|top| top.canonicalize());
+    let tops = tops.collect::<Result<Vec<_>, _>>()?;
+    let changes = match arguments.diff || !tops.is_empty() {
+        true => write_back::changes(&files_before, &files)?,
+        false => Vec::new(),
     };
+    // Saved before the host's files change, to which the state refers.
+    let saved = match (&arguments.save, write_back::first_moved(&tops, &changes, &files)) {
+        (None, _) => Ok(()),
+        // The state has no content of its own for it.
+        (Some(to), Some(path)) => Err(anyhow!(
+            "{to} is not saved: the program has moved a file of the host to {path}, and \
+             `--write-back` moves it there; save the state of another run"
+        )),
+        (Some(to), None) => arguments.save_state(to, state, &end, settings),
+    };
+    if arguments.diff {
+        write_back::list(&changes, &mut stderr().lock())?;
+    }
     let mut written = Ok(());
-    if arguments.diff || !arguments.write_back.is_empty() {
-        let changes = write_back::changes(&files_before, &files)?;
-        if arguments.diff {
-            write_back::list(&changes, &mut stderr().lock())?;
-        }
-        if matches!(end, End::Exit(_)) {
-            let tops = arguments.write_back.iter().map(|top| top.canonicalize());
-            let tops = tops.collect::<Result<Vec<_>, _>>()?;
+    match end {
+        _ if tops.is_empty() => {}
+        End::Exit(_) => {
             written = write_back::write_back(&tops, &changes, (&files_before, &files));
         }
+        _ => match write_back::count(&tops, &changes) {
+            0 => {}
+            lost => {
+                eprintln!(
+                    "afresh: --write-back: {lost} changes are not written: the program {end}"
+                );
+            }
+        },
     }
     // Each is done also where the other has failed.
+    if let (Err(_), Err(error)) = (&written, &saved) {
+        eprintln!("error: {error:#}");
+    }
     written?;
     saved?;
     if !matches!(end, End::Exit(0) | End::Stopped) {
@@ -364,23 +431,6 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         End::Stopped => Ok(ExitCode::SUCCESS),
         end => anyhow::bail!("the program {end}"),
     }
-}
-
-/// Saves the state of a program.
-fn save(
-    to: &Reference,
-    state: Option<Warm>,
-    end: &End,
-    (arguments, settings): (&Arguments, &Settings),
-) -> anyhow::Result<()> {
-    let state = state.with_context(|| format!("{to} is not saved: the program {end}"))?;
-    let options = SaveOptions::new();
-    #[cfg(feature = "seal")]
-    let options = arguments.protect.apply(options)?;
-    let started = Instant::now();
-    let saved = Guest::from_program(state, &settings.open)?.save(to, &options)?;
-    snapshot::note(to, &saved, started);
-    Ok(())
 }
 
 /// Prints the error of a program that did not start.

@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use afresh_interpreter::Language;
+use afresh::SessionError;
+use afresh_interpreter::{Answer, Language, RUN, Request, Tools, evaluate};
 use afresh_mcp::{Config, OutputCollector, Server};
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -54,13 +55,39 @@ impl Arguments {
                 false => language.setup(setup),
             });
         }
-        let mut config = Config::new(self.guest.open(&options)?, language);
+        let guest = self.guest.open(&options);
+        let guest = guest.map_err(|error| self.setup_error(settings, language).unwrap_or(error))?;
+        let mut config = Config::new(guest, language);
         if let Some(timeout) = self.guest.timeout() {
             config.timeout = config.timeout.min(timeout);
             config.max_timeout = timeout;
         }
         config.max_sandboxes = self.max_sandboxes.max(1);
         Server::new(config).map_err(anyhow::Error::from_boxed)
+    }
+
+    /// The exception that the setup raises, if it does. A guest just ends there. Run as other code,
+    /// the setup reports it.
+    fn setup_error(
+        &self,
+        settings: &Settings,
+        language: &'static Language,
+    ) -> Option<anyhow::Error> {
+        let setup = self.setup.as_ref()?;
+        let options = self.guest.interpreter::<OutputCollector>(settings, language).ok()?;
+        let mut session = self.guest.open(&options).ok()?.session().ok()?;
+        let form = language.form;
+        let request = Request::new(form, RUN, &Tools::default(), setup, "<setup>", None);
+        let answer = session.with(|lease| {
+            let done = evaluate(lease, form.function(), request, OutputCollector::default());
+            Ok::<_, SessionError>(done.answer?)
+        });
+        match Answer::read(&answer.ok()?).ok()? {
+            Answer::Threw(thrown) => {
+                Some(anyhow!("the setup fails: {}", thrown.traceback().trim_end()))
+            }
+            _ => None,
+        }
     }
 
     /// The token of HTTP clients.

@@ -66,12 +66,13 @@ fn show(found: &Verification, format: Format) -> anyhow::Result<ExitCode> {
             })
         )?,
         Format::Text => {
+            let changed = found.most_bytes_changed;
+            let changed = changed.map(|bytes| format!(", each changing up to {bytes} bytes"));
             say!(
-                "{} calls ({} failed), each changing up to {} bytes: {} bytes differ, {} other items \
-                 differ",
+                "{} calls ({} failed){}: {} bytes differ, {} other items differ",
                 found.calls,
                 found.failed_calls,
-                found.most_bytes_changed,
+                changed.unwrap_or_default(),
                 found.bytes_differ,
                 found.items_differ,
             )?;

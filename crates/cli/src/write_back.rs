@@ -46,6 +46,28 @@ pub(crate) fn changes(before: &Tree, after: &Tree) -> anyhow::Result<Vec<FileCha
     Ok(changes.into_iter().filter(|change| !own(change)).collect())
 }
 
+/// The number of changes within directories.
+pub(crate) fn count(tops: &[PathBuf], changes: &[FileChange]) -> usize {
+    let within = |change: &&FileChange| tops.iter().any(|top| below(top, change).is_some());
+    changes.iter().filter(within).count()
+}
+
+/// The path of a file of the host that the program has moved without reading it: the tree refers to
+/// its old place.
+pub(crate) fn first_moved(
+    tops: &[PathBuf],
+    changes: &[FileChange],
+    after: &Tree,
+) -> Option<String> {
+    let is_moved = |change: &&FileChange| {
+        let content = change.change == Change::Added || change.bytes > 0;
+        let within = tops.iter().any(|top| below(top, change).is_some());
+        let node = || after.find(&change.path).ok();
+        content && within && node().is_some_and(|node| after.host_file(node).is_some())
+    };
+    changes.iter().find(is_moved).map(|change| escape(&change.path))
+}
+
 /// Lists changes, one a line. Control characters, backslashes and bytes that are no UTF-8 are
 /// escaped, so that a name cannot pretend to be a line.
 pub(crate) fn list(changes: &[FileChange], out: &mut dyn Write) -> std::io::Result<()> {

@@ -161,6 +161,20 @@ fn a_reader_that_leaves_ends_the_writer_by_a_signal() {
 }
 
 #[test]
+fn an_error_of_the_output_is_that_of_the_programs_write() {
+    if !can_run(&["echo"]) {
+        return;
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+    command.args(["exec", "--", "/bin/echo", "hi"]).stdin(Stdio::null());
+    command.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    let ended = command.output().unwrap();
+    let errors = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("No space left on device"), "{errors}");
+}
+
+#[test]
 fn signals_reach_the_program() {
     if !can_run(&["sh", "sleep"]) {
         return;
@@ -219,6 +233,44 @@ fn changes_of_files_are_kept_aside_listed_or_written_back() {
     assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
     assert!(top.join("out").symlink_metadata().unwrap().is_dir());
     assert_eq!(outside.path().read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn changes_that_are_not_written_back_are_reported() {
+    if !can_run(&["sh"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path().canonicalize().unwrap();
+    let (dir, file) = (top.to_str().unwrap(), top.join("f"));
+    std::fs::write(&file, "old\n").unwrap();
+    let script = format!("cd {dir}; echo new > f; echo more > g; kill -9 $$");
+    let ended = exec(&["--write-back", dir, "--", "sh", "-c", &script], b"");
+    assert_eq!(ended.status.code(), Some(137));
+    let errors = text(&ended.stderr);
+    assert!(errors.contains("2 changes are not written") && errors.contains("signal"), "{errors}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "old\n");
+
+    let missing = top.join("missing");
+    for (wrong, part) in [(&file, "no directory"), (&missing, "No such file")] {
+        let wrong = wrong.to_str().unwrap();
+        let ended = exec(&["--write-back", wrong, "--", "sh", "-c", "echo ran"], b"");
+        let errors = text(&ended.stderr);
+        assert_eq!((text(&ended.stdout), ended.status.code()), (String::new(), Some(1)));
+        let named = format!("--write-back {wrong}");
+        assert!(errors.contains(&named) && errors.contains(part), "{errors}");
+    }
+}
+
+#[test]
+fn an_option_that_does_not_exist_is_no_program() {
+    for wrong in [&["--memroy", "100", "true"][..], &["--replace", "--", "true"], &["-x"]] {
+        let ended = exec(wrong, b"");
+        assert_eq!(ended.status.code(), Some(2));
+        let errors = text(&ended.stderr);
+        assert!(errors.contains(&format!("unexpected argument `{}`", wrong[0])), "{errors}");
+        assert!(errors.contains("afresh exec --help"), "{errors}");
+    }
 }
 
 #[test]
@@ -326,5 +378,36 @@ fn a_terminal_is_passed_on_with_its_size_and_keys() {
     }
     let binary = env!("CARGO_BIN_EXE_afresh");
     let ended = Command::new("python3").args(["-c", TYPES, binary]).output().unwrap();
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+}
+
+/// A shell that runs a job in the background of its terminal.
+const RUNS_A_JOB: &str = r#"
+import os, pty, sys
+shell, fd = pty.fork()
+if shell == 0:
+    job = os.fork()
+    if job == 0:
+        os.setpgid(0, 0)
+        os.execv(sys.argv[1], [sys.argv[1], "exec", "--", "sh", "-c", "cat; echo ran"])
+    _, status = os.waitpid(job, os.WUNTRACED)
+    os._exit(9 if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))
+seen = b""
+try:
+    while piece := os.read(fd, 4096):
+        seen += piece
+except OSError:
+    pass
+_, status = os.waitpid(shell, 0)
+assert os.waitstatus_to_exitcode(status) == 0 and b"ran" in seen, (status, seen)
+"#;
+
+#[test]
+fn a_job_in_the_background_of_a_terminal_runs_without_input() {
+    if !can_run(&["python3", "sh", "cat"]) {
+        return;
+    }
+    let binary = env!("CARGO_BIN_EXE_afresh");
+    let ended = Command::new("python3").args(["-c", RUNS_A_JOB, binary]).output().unwrap();
     assert!(ended.status.success(), "{}", text(&ended.stderr));
 }

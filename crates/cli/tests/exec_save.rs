@@ -92,7 +92,7 @@ fn the_state_of_an_exit_has_the_files_and_exits_again() {
 }
 
 #[test]
-fn a_state_has_files_of_the_host_that_were_only_moved_and_are_written_back() {
+fn a_state_that_refers_to_moved_files_of_the_host_is_not_saved() {
     let folder = tempfile::tempdir().unwrap();
     let top = folder.path().canonicalize().unwrap();
     if !can_run(&top) {
@@ -107,14 +107,21 @@ fn a_state_has_files_of_the_host_that_were_only_moved_and_are_written_back() {
     let script = format!("cd {at}; mv a b; mv src lib; mv swap a");
     let save = ["exec", "--write-back", at, "--save", "store@moved", "--", "sh", "-c", &script];
     let (_, err, code) = ended(&top, &save, "");
-    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(code, Some(1), "{err}");
+    assert!(err.contains("store@moved is not saved: the program has moved a file"), "{err}");
     let expected = "content of a\ncontent of src/deep/file\ncontent of swap\n";
-    let names = ["b", "lib/deep/file", "a"].map(|name| format!("{at}/{name}"));
+    let names = ["b", "lib/deep/file", "a"].map(|name| dir.join(name));
     let on_host: String = names.iter().map(|name| std::fs::read_to_string(name).unwrap()).collect();
-    assert_eq!(on_host, expected);
-    let cat = ["exec", "store@moved", "--", "cat", &names[0], &names[1], &names[2]];
+    assert_eq!(on_host, expected, "the changes are written all the same");
+    // Content that the program wrote itself is in the state.
+    let script = format!("cd {at}; cp b c; rm b; echo more >> a");
+    let save = ["exec", "--write-back", at, "--save", "store@own", "--", "sh", "-c", &script];
+    let (_, err, code) = ended(&top, &save, "");
+    assert_eq!(code, Some(0), "{err}");
+    let names = ["c", "lib/deep/file", "a"].map(|name| format!("{at}/{name}"));
+    let cat = ["exec", "--dir", at, "store@own", "--", "cat", &names[0], &names[1], &names[2]];
     let (out, err, code) = ended(&top, &cat, "");
-    assert_eq!((&*out, code), (expected, Some(0)), "{err}");
+    assert_eq!((&*out, code), (&*format!("{expected}more\n"), Some(0)), "{err}");
 }
 
 #[test]

@@ -151,6 +151,20 @@ fn an_agent_runs_code_and_returns_to_a_checkpoint() {
 }
 
 #[test]
+fn a_setup_that_fails_shows_its_exception() {
+    let Some(guest) = quickjs() else { return };
+    let setup = "throw new Error('not today')";
+    let ended = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["mcp", &guest, "--language", "javascript", "--setup", setup])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success());
+    assert!(errors.contains("the setup fails") && errors.contains("not today"), "{errors}");
+}
+
+#[test]
 fn an_agent_reads_why_a_call_failed() {
     let Some(guest) = quickjs() else { return };
     let mut client = Client::start(&[&guest, "--language", "javascript", "--max-sandboxes", "2"]);

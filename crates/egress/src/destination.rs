@@ -68,6 +68,15 @@ impl HostPattern {
         }
     }
 
+    /// Whether it is loopback, which a guest has itself.
+    fn is_loopback(&self) -> bool {
+        match self {
+            Self::Exactly(name) => name == "localhost",
+            Self::Ending(_) => false,
+            Self::Address(address) => address.to_canonical().is_loopback(),
+        }
+    }
+
     /// Whether it is, or covers, a name in lower case.
     pub(crate) fn matches_name(&self, name: &str) -> bool {
         match self {
@@ -150,6 +159,12 @@ impl FromStr for Destination {
             port => Some(number(port).ok_or_else(|| bad("its port is invalid"))?),
         };
         let name = HostPattern::parse(name).ok_or_else(|| bad("its name is invalid"))?;
+        if name.is_loopback() {
+            return Err(bad(
+                "loopback is the guest itself, which needs no grant; for a server of this host give \
+                 another name, as in web.test:80=127.0.0.1:8080",
+            ));
+        }
         let server = server.map(|server| {
             let (host, port) = split_port(server).ok_or_else(|| bad("its server has no port"))?;
             let port = number(port).ok_or_else(|| bad("its server's port is invalid"))?;
@@ -429,6 +444,9 @@ mod tests {
             "x:1=y",
             "x:1=:2",
             "x:1=y:0",
+            "localhost:80",
+            "127.0.0.1:80=web.test:80",
+            "[::ffff:127.0.0.1]:80",
             &long,
         ] {
             let error = text.parse::<Destination>().unwrap_err().to_string();

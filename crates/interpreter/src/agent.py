@@ -68,6 +68,8 @@ def _message():
     return None if head is None else _exactly(int.from_bytes(head, "little"))
 
 
+# Maximum bytes of a frame, as in `frame.rs`.
+_MAX_FRAME = 64 << 20
 # Seconds that a command has to read its input, before it gets more.
 _PATIENCE = 5
 # Running commands by number, with their requests.
@@ -112,7 +114,11 @@ def _alone():
 
 
 def _send(frame):
-    """Hands a frame to the host, which says nothing to it."""
+    """Hands a frame to the host, which does not reply."""
+    if len(frame) > _MAX_FRAME:
+        raise MarshalError(
+            f"the value takes {len(frame)} bytes with its text, and the host accepts {_MAX_FRAME}: write it to a file"
+        )
     data = memoryview(len(frame).to_bytes(4, "little") + bytes(frame))
     with _alone():
         while data:
@@ -408,7 +414,12 @@ def serve():
             finally:
                 # A thread that waits for a tool has its reply first.
                 _reading.acquire()
-            _send(answer)
+            try:
+                _send(answer)
+            except MarshalError as error:
+                answer, succeeded = bytearray((ANSWER,)), False
+                _failed(answer, error, "", "<code>")
+                _send(answer)
         if request[0] == SETUP:
             if not succeeded:
                 os._exit(1)

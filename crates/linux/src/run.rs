@@ -16,7 +16,8 @@ use crate::guest::{Guest, StopReason, after};
 use crate::platform::{PlatformError, StubCommands, Trap};
 use crate::program::{Program, next};
 use crate::sentry::{
-    Console, End, HostInput, InputSource, OutputSink, OutputSinks, RunControl, Wait, WaitReason,
+    Console, End, HostInput, InputSource, OutputFailure, OutputSink, OutputSinks, RunControl, Wait,
+    WaitReason,
 };
 use crate::warm::Warm;
 
@@ -134,6 +135,7 @@ impl HostStreams {
         output: Option<Box<dyn Write + Send>>,
         messages: Option<Box<dyn Write + Send>>,
         control: Option<RunControl>,
+        failure: OutputFailure,
     ) -> OutputSink {
         let (mut output, mut messages) = (output, messages);
         OutputSink(Box::new(move |from: OutputSource, piece: &[u8]| {
@@ -142,7 +144,8 @@ impl HostStreams {
                 OutputStream::Error => &mut messages,
                 _ => return !control.as_ref().is_some_and(RunControl::is_stopped),
             };
-            to.as_mut().is_none_or(|to| to.write_all(piece).and_then(|()| to.flush()).is_ok())
+            let Some(to) = to else { return true };
+            failure.note(to.write_all(piece).and_then(|()| to.flush()))
         }))
     }
 }
@@ -174,9 +177,10 @@ impl Program {
         guest.sentry.streams.uncalled = true;
         guest.sentry.streams.source = Some(HostInput::new(source));
         guest.sentry.streams.stops_at_end = keeps;
-        let hearer = Some(HostStreams::sink(output, messages, control.clone()));
+        let failure = OutputFailure::default();
+        let hearer = Some(HostStreams::sink(output, messages, control.clone(), failure.clone()));
         guest.sentry.streams.set_sinks(OutputSinks { hearer, log: None, view: None });
-        guest.sentry.console = Some(Console::new(control, typed));
+        guest.sentry.console = Some(Console::new(control, typed, failure));
         let deadline = after(limit.unwrap_or(Duration::MAX));
         let stop = guest.run(deadline)?;
         // Pending output of a terminal.

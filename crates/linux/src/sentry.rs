@@ -34,7 +34,7 @@ use crate::outbound::OutboundConnections;
 use crate::platform::{Call, PlatformError, Process};
 use crate::shared_files::SharedFiles;
 pub use console::RunControl;
-pub(crate) use console::{Console, HostInput};
+pub(crate) use console::{Console, HostInput, OutputFailure};
 pub(crate) use fs::root_files::{bytes, prepare, settle, tell, thawed_budget};
 use fs::seals::Seals;
 use kernel::channels::Channels;

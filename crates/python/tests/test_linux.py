@@ -123,6 +123,12 @@ def test_code_ends_at_its_time_limit_wherever_it_waits(python: afresh.Warm, code
         assert sb.eval("warm") == 41
 
 
+def test_a_result_that_is_too_large_leaves_the_sandbox_usable(box: afresh.Sandbox) -> None:
+    result = box.run_code("'a' * 40_000_000")
+    assert isinstance(result.error, afresh.MarshalError) and "write it to a file" in str(result.error), result
+    assert box.eval("len('a' * 40_000_000)") == 40_000_000
+
+
 def test_code_is_stopped(box: afresh.Sandbox) -> None:
     clean = box.checkpoint()
     stopped = box.run_code("print('up'); time.sleep(60)", on_output=lambda *_: box.stop())

@@ -169,7 +169,7 @@ impl Handler {
             self.compare(&mut found)?;
             let mut changed = 0;
             let answer = self.send_request(path, body, Some(&mut changed)).await;
-            found.most_bytes_changed = found.most_bytes_changed.max(changed);
+            found.most_bytes_changed = found.most_bytes_changed.max(Some(changed));
             let answer = answer.map_err(|failure| failure.to_string());
             found.calls += 1;
             if let Err(failure) = &answer {

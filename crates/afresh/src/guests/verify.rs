@@ -25,8 +25,8 @@ pub struct Verification {
     pub items_differ: usize,
     /// Answers that differed from those of an instance that had never run anything.
     pub answers_differ: u64,
-    /// The most bytes that a call changed.
-    pub most_bytes_changed: usize,
+    /// The most bytes that a call changed; `None` for a kind of guest that does not count them.
+    pub most_bytes_changed: Option<usize>,
     /// How clones stand to randomness, where that was tried.
     pub clones: Option<Clones>,
     /// Values of the answer that change from call to call in one clone, and are the same in
@@ -172,7 +172,8 @@ pub(super) fn verify_calls(
         let mut pooled = guest.lease().map_err(CallError::from)?;
         let given = answer(&mut pooled, call);
         if warm.measures_changes() {
-            found.most_bytes_changed = found.most_bytes_changed.max(pooled.differences()?.bytes);
+            let changed = pooled.differences()?.bytes;
+            found.most_bytes_changed = found.most_bytes_changed.max(Some(changed));
         }
         // Held while the pooled one is out, so that it is another instance; discarded, so that the
         // next comparison is again with one that has never run anything.

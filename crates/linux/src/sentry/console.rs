@@ -4,8 +4,9 @@
 //! read only when the guest reads it, so that the rest stays for the next program of a script. A
 //! terminal is a guest terminal: the host writes into its master, and shows its output.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -174,6 +175,26 @@ impl RunControl {
 pub(crate) struct Console {
     control: Option<RunControl>,
     terminal: Option<HostTerminal>,
+    pub(in crate::sentry) failure: OutputFailure,
+}
+
+/// The error of the last write to the host's output that failed, for the program's own write.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OutputFailure(Arc<AtomicI32>);
+
+impl OutputFailure {
+    /// Notes an error, and returns whether there was none.
+    pub(crate) fn note(&self, written: io::Result<()>) -> bool {
+        let errno = written.as_ref().err().map(|error| error.raw_os_error().unwrap_or(libc::EIO));
+        self.0.store(errno.unwrap_or_default(), Ordering::Relaxed);
+        written.is_ok()
+    }
+
+    /// The error, unless the reader of the output has left.
+    pub(in crate::sentry) fn errno(&self) -> Option<Errno> {
+        let errno = self.0.load(Ordering::Relaxed);
+        (errno != 0 && errno != libc::EPIPE).then(|| Errno::from_raw_os_error(errno))
+    }
 }
 
 /// The host's descriptor that types into the guest's terminal.
@@ -189,10 +210,14 @@ struct HostTerminal {
 
 impl Console {
     /// A console with typed bytes from `input`, where the run has a terminal.
-    pub(crate) fn new(control: Option<RunControl>, input: Option<OwnedFd>) -> Self {
+    pub(crate) fn new(
+        control: Option<RunControl>,
+        input: Option<OwnedFd>,
+        failure: OutputFailure,
+    ) -> Self {
         let host =
             |input| HostTerminal { input, typed: Vec::new(), looked: Instant::now(), ended: false };
-        Self { control, terminal: input.map(host) }
+        Self { control, terminal: input.map(host), failure }
     }
 }
 

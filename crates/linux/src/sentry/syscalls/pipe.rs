@@ -471,4 +471,12 @@ impl Sentry {
         }
         Err(Errno::PIPE.into())
     }
+
+    /// The error of a write to the host's output that failed there.
+    pub(in crate::sentry) fn output_failed(&mut self) -> SyscallResult {
+        match self.console.as_ref().and_then(|console| console.failure.errno()) {
+            Some(errno) => Err(errno.into()),
+            None => self.broken_pipe(false),
+        }
+    }
 }

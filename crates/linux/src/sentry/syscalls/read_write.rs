@@ -471,7 +471,7 @@ impl Sentry {
                 };
                 let from = self.output_source(stream);
                 match self.streams.put_stdout(from, bytes, self.output_limit) {
-                    Err(End::Unheard) if self.console.is_some() => return self.broken_pipe(false),
+                    Err(End::Unheard) if self.console.is_some() => return self.output_failed(),
                     Err(end) => return Ok(SyscallControl::End(end)),
                     Ok(()) => {}
                 }
@@ -479,7 +479,7 @@ impl Sentry {
             FileObject::Messages => {
                 let from = self.output_source(OutputStream::Error);
                 match self.streams.hear_message(from, bytes, self.output_limit) {
-                    Err(End::Unheard) if self.console.is_some() => return self.broken_pipe(false),
+                    Err(End::Unheard) if self.console.is_some() => return self.output_failed(),
                     Err(end) => return Ok(SyscallControl::End(end)),
                     Ok(()) => {}
                 }
