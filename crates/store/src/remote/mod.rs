@@ -36,6 +36,7 @@ mod retry_budget;
 mod retry_ledger;
 mod stored_object;
 mod turns;
+mod unanswered_names;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -50,6 +51,7 @@ use backend::Backend;
 use objects::Objects;
 use retry::Retrier;
 use retry_budget::RetryBudget;
+use unanswered_names::UnansweredNames;
 
 pub use crate::ReplacedName;
 pub use cache::trim_cache;
@@ -67,6 +69,7 @@ pub struct Remote {
     cache: Option<PathBuf>,
     name: Option<String>,
     budget: Arc<RetryBudget>,
+    unanswered: Arc<UnansweredNames>,
 }
 
 /// The runtime, `None` only while it is dropped.
@@ -116,7 +119,7 @@ impl Remote {
             .build()
             .map_err(RemoteError::Runtime)?;
         let threads = Arc::new(Threads { runtime: Some(runtime), generation: fork::generation() });
-        Ok(Self { backend, threads, cache: None, name, budget })
+        Ok(Self { backend, threads, cache: None, name, budget, unanswered: Arc::default() })
     }
 
     /// Uses any object store; requests that fail are repeated as `retry` says.

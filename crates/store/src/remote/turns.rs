@@ -3,7 +3,7 @@
 //! Promises: a turn that was appended is there, whole, and opens as the state that the session had.
 //! Of two writers that append to the same turn one is refused: a store that ignores conditions of
 //! writes takes no session. A session that is saved whole replaces the meaning that its writer
-//! knows, with no further turns, or fails. May break it: as for local journals, a writer that
+//! knows, with no further turns, or fails. If the answer is lost, it can be saved again. May break it: as for local journals, a writer that
 //! removes the last turns makes it the same session, earlier.
 
 use std::sync::Arc;
@@ -86,7 +86,9 @@ impl Remote {
         let journal = new_journal_id()?;
         let manifest = print(&manifest.with_journal(Some(&journal)))?;
         let id = Sha256::of(&manifest);
-        self.block_on(self.backend.publish(name, id, manifest, replaced.expected()))?;
+        self.unanswered.publish(name, id, replaced.expected(), |expected| {
+            self.block_on(self.backend.publish(name, id, manifest.clone(), expected))
+        })?;
         Ok(Journal::in_remote(Arc::new(self.clone()), journal, id, snapshot.key().cloned()))
     }
 }

@@ -311,6 +311,18 @@ fn turns_are_sealed_and_signed_as_their_snapshot_is() {
 }
 
 #[cfg(feature = "remote")]
+fn remote(server: &std::sync::Arc<support::objects::Server>) -> afresh_store::remote::Remote {
+    let retry = afresh_store::remote::RetryPolicy {
+        attempts: 3,
+        timeout: std::time::Duration::from_secs(120),
+        pause: std::time::Duration::from_millis(1),
+        outage: std::time::Duration::ZERO,
+    };
+    let prefix = object_store::path::Path::from("team");
+    afresh_store::remote::Remote::with_objects(server.clone(), prefix, retry).unwrap()
+}
+
+#[cfg(feature = "remote")]
 #[test]
 fn a_session_that_is_pushed_is_pushed_without_its_journal() {
     use afresh_store::Encoding;
@@ -383,10 +395,9 @@ fn a_kill_leaves_every_turn_that_was_said_to_be_saved() {
 fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
-    use std::time::Duration;
 
     use afresh_store::Encoding;
-    use afresh_store::remote::{Remote, ReplacedName, RetryPolicy};
+    use afresh_store::remote::ReplacedName;
     use object_store::path::Path;
     use object_store::{ObjectStoreExt, PutPayload};
     use support::objects::{Server, ServerFault};
@@ -396,13 +407,7 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     drop(session(&store, "a", 0));
     let base = store.load("a").unwrap();
     let server = Server::new();
-    let retry = RetryPolicy {
-        attempts: 3,
-        timeout: Duration::from_secs(120),
-        pause: Duration::from_millis(1),
-        outage: Duration::ZERO,
-    };
-    let remote = Remote::with_objects(server.clone(), Path::from("team"), retry).unwrap();
+    let remote = remote(&server);
     assert!(remote.keeps_turns());
     let mut journal = remote
         .push_turns(&store, &base, "a", Encoding::Raw, ReplacedName::Any, &mut |_| {})
@@ -466,11 +471,8 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
 #[cfg(feature = "remote")]
 #[test]
 fn a_turn_whose_answers_are_all_lost_is_read_back_and_the_next_follows_on_it() {
-    use std::time::Duration;
-
     use afresh_store::Encoding;
-    use afresh_store::remote::{Remote, ReplacedName, RetryPolicy};
-    use object_store::path::Path;
+    use afresh_store::remote::ReplacedName;
     use support::objects::{Server, ServerFault};
 
     const AWAY: ServerFault = ServerFault::Reset { after: 0, times: usize::MAX };
@@ -478,13 +480,7 @@ fn a_turn_whose_answers_are_all_lost_is_read_back_and_the_next_follows_on_it() {
     let store = store(&dir.path().join("store"));
     drop(session(&store, "a", 0));
     let server = Server::new();
-    let retry = RetryPolicy {
-        attempts: 3,
-        timeout: Duration::from_secs(120),
-        pause: Duration::from_millis(1),
-        outage: Duration::ZERO,
-    };
-    let remote = Remote::with_objects(server.clone(), Path::from("team"), retry).unwrap();
+    let remote = remote(&server);
     let base = store.load("a").unwrap();
     let name = ReplacedName::Any;
     let mut journal =
@@ -492,7 +488,7 @@ fn a_turn_whose_answers_are_all_lost_is_read_back_and_the_next_follows_on_it() {
     for rounds in 1..=4 {
         // Odd turns are put. None can be read back while the server is away.
         let is_put = rounds % 2 == 1;
-        server.be(if is_put { ServerFault::Severed } else { AWAY });
+        server.be(if is_put { ServerFault::Severed { at: "" } } else { AWAY });
         let unanswered = next_turn(&journal, rounds);
         let error = journal.append(&unanswered, None).unwrap_err();
         assert!(!matches!(error, SaveError::Moved(_)), "{error}");
@@ -515,4 +511,45 @@ fn a_turn_whose_answers_are_all_lost_is_read_back_and_the_next_follows_on_it() {
     append(&mut other, 6);
     assert!(matches!(journal.settle(), Err(SaveError::Moved(_))));
     assert!(is_round(&remote.load("a").unwrap(), 6));
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn a_session_whose_name_was_changed_without_an_answer_is_saved_again() {
+    use afresh_store::Encoding;
+    use afresh_store::remote::{RemoteError, ReplacedName};
+    use support::objects::{Server, ServerFault};
+
+    const SEVERED: ServerFault = ServerFault::Severed { at: "index.json" };
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(&dir.path().join("store"));
+    drop(session(&store, "a", 0));
+    let server = Server::new();
+    let remote = remote(&server);
+    let base = store.load("a").unwrap();
+    let push = |replaced: ReplacedName<'_>| {
+        remote.push_turns(&store, &base, "a", Encoding::Raw, replaced, &mut |_| {})
+    };
+    let mut journal = push(ReplacedName::Any).unwrap();
+    append(&mut journal, 1);
+    for _ in 0..2 {
+        server.be(SEVERED);
+        let error = push(ReplacedName::Journal(&journal)).unwrap_err();
+        assert!(!matches!(error, RemoteError::Save(SaveError::Moved(_))), "{error}");
+        server.be(ServerFault::Nothing);
+        // The name was changed.
+        assert!(is_round(&remote.load("a").unwrap(), 0));
+    }
+    let again = push(ReplacedName::Journal(&journal)).unwrap();
+    assert!(remote.load("a").unwrap().id() == again.base());
+
+    // What another writer has saved behind the lost answer is not replaced.
+    server.be(SEVERED);
+    assert!(push(ReplacedName::Journal(&again)).is_err());
+    server.be(ServerFault::Nothing);
+    let mut other = remote.load("a").unwrap().resume_turns().unwrap().unwrap();
+    append(&mut other, 1);
+    let late = push(ReplacedName::Journal(&again)).unwrap_err();
+    assert!(matches!(late, RemoteError::Save(SaveError::Moved(_))), "{late}");
+    assert!(is_round(&remote.load("a").unwrap(), 1));
 }

@@ -36,8 +36,10 @@ pub(crate) enum ServerFault {
     Lost {
         times: usize,
     },
-    /// One object is put, its answer is lost, and no later request arrives.
-    Severed,
+    /// An object whose name ends so is put, its answer is lost, and no later request arrives.
+    Severed {
+        at: &'static str,
+    },
     /// Requests after so many wait until the server does something else.
     Held {
         after: usize,
@@ -95,7 +97,7 @@ impl Server {
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             }
-            ServerFault::Severed if number > 0 => {
+            ServerFault::Severed { .. } if self.failed.load(Ordering::Relaxed) > 0 => {
                 let source = "connection refused".into();
                 return Err(Error::Generic { store: "test", source });
             }
@@ -130,7 +132,11 @@ impl ObjectStore for Server {
         let done = self.objects.put_opts(to, data, how).await?;
         let lost = match wrong {
             ServerFault::Lost { times } => self.failed.fetch_add(1, Ordering::Relaxed) < times,
-            wrong => wrong == ServerFault::Severed,
+            ServerFault::Severed { at } if to.as_ref().ends_with(at) => {
+                self.failed.fetch_add(1, Ordering::Relaxed);
+                true
+            }
+            _ => false,
         };
         if lost {
             let source = "connection reset by peer".into();
