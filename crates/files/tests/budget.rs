@@ -1,10 +1,12 @@
 //! Allocations for files of guests and trees of strangers.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 use afresh_budget::meter::{Meter, within};
 use afresh_files::{
-    Access, Budget, Change, Layer, Refused, Rename, SavedTree, Time, Tree, TreeError, Whence,
+    Access, Budget, Change, Layer, LayerLimits, Refused, Rename, SavedTree, Time, Tree, TreeError,
+    Whence,
 };
 use serde::Serialize;
 
@@ -127,5 +129,43 @@ fn small_items_of_a_stranger_are_refused_before_they_are_decoded() {
         let (result, peak) = within(MIB, || base.restored(&saved));
         assert!(matches!(result, Err(TreeError::Exceeded(_))), "{result:?}");
         assert!(peak < MIB, "{peak}");
+    }
+}
+
+/// A zip whose last record claims `entries` entries. There is one, and behind it a hole.
+fn sparse_zip(entries: u64) -> tempfile::NamedTempFile {
+    let (start, size) = (entries + 8, entries * 46);
+    let len = start + size;
+    let mut entry = b"PK\x01\x02".to_vec();
+    entry.extend([0; 42]);
+    // Its name has one byte.
+    entry[28] = 1;
+    entry.push(b'a');
+    let mut end = b"PK\x06\x06".to_vec();
+    end.extend(44_u64.to_le_bytes());
+    end.extend([45, 0, 45, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    for field in [entries, entries, size, start] {
+        end.extend(field.to_le_bytes());
+    }
+    end.extend(b"PK\x06\x07\0\0\0\0");
+    end.extend(len.to_le_bytes());
+    end.extend([1, 0, 0, 0]);
+    end.extend(b"PK\x05\x06\0\0\0\0");
+    end.extend([0xff; 12]);
+    end.extend([0, 0]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(len).unwrap();
+    file.as_file().write_all_at(&entry, start).unwrap();
+    file.as_file().write_all_at(&end, len).unwrap();
+    file
+}
+
+#[test]
+fn a_zip_is_refused_before_its_claimed_entries_are_allocated() {
+    for entries in [1 << 19, 2_000_000_000] {
+        let zip = sparse_zip(entries);
+        let opened = || Layer::zip(zip.path(), &LayerLimits::default());
+        let (refused, _) = within(MIB, opened);
+        assert!(refused.is_err());
     }
 }

@@ -202,6 +202,8 @@ fn an_archive_of_an_older_docker_save_is_an_image() {
     refused(&config(&ids[0]), "c.json", &manifest("c.json"), "another number of layers");
     refused(&good, "c.json", &manifest("none.json"), "no such file");
     refused(&good, "c.json", "{}", "not a usable layer");
+    let tags = manifest("c.json").replace("\"own:1\"", &vec!["\"\""; 200].join(","));
+    refused(&good, "c.json", &tags, "128 are allowed");
     let outside = r#"[{"Config":"c.json","Layers":["../../etc/passwd"]}]"#;
     refused(&config(""), "c.json", outside, "no such file");
 }

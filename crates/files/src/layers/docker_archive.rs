@@ -21,6 +21,8 @@ use crate::layers::oci_document::{LAYERS, NAMES, OciDocument};
 
 /// Images of an archive, at most.
 const IMAGES: usize = 64;
+/// Names of an image, at most.
+const TAGS: usize = 128;
 /// Links that name one another.
 const LINKS: usize = 8;
 /// Bytes that are copied at a time.
@@ -35,6 +37,17 @@ struct Entry {
     config: String,
     repo_tags: Option<Vec<String>>,
     layers: Vec<String>,
+}
+
+/// What is read of the configuration of an image.
+#[derive(Deserialize)]
+struct ImageConfig {
+    rootfs: Option<RootFs>,
+}
+
+#[derive(Deserialize)]
+struct RootFs {
+    diff_ids: Option<Vec<String>>,
 }
 
 /// A copied file.
@@ -85,6 +98,10 @@ pub(crate) fn convert(archive: &Archive, layout: &Path) -> Result<(), LayerError
     for entry in &entries {
         let manifest = conversion.image(entry)?;
         let tags = entry.repo_tags.as_deref().unwrap_or_default();
+        if tags.len() > TAGS {
+            let why = format!("an image has {} names; {TAGS} are allowed", tags.len());
+            return Err(conversion.bad(why));
+        }
         let named = tags.iter().map(|tag| {
             let mut named = manifest.clone();
             named["annotations"] = json!({ NAMES[0]: tag });
@@ -178,7 +195,7 @@ impl Conversion<'_> {
             let why = format!("it has {} layers; {LAYERS} are allowed", entry.layers.len());
             return Err(self.bad(why));
         }
-        let config: Value = serde_json::from_slice(&self.document(&entry.config)?)
+        let config: ImageConfig = serde_json::from_slice(&self.document(&entry.config)?)
             .map_err(|error| self.bad(format!("{:?}: {error}", entry.config)))?;
         let copied = self.copy(&entry.config)?;
         let given = entry.config.rsplit('/').next().unwrap_or_default().trim_end_matches(".json");
@@ -188,16 +205,16 @@ impl Conversion<'_> {
                 self.bad(format!("{:?} is damaged: its digest is {}", entry.config, copied.hex))
             );
         }
-        let expected = config["rootfs"]["diff_ids"].as_array().cloned().unwrap_or_default();
+        let expected = config.rootfs.and_then(|files| files.diff_ids).unwrap_or_default();
         if !expected.is_empty() && expected.len() != entry.layers.len() {
             return Err(self.bad("its configuration has another number of layers".to_owned()));
         }
         let mut layers = Vec::new();
         for (number, name) in entry.layers.iter().enumerate() {
             let layer = self.copy(name)?;
-            let wanted = expected.get(number).and_then(Value::as_str);
+            let wanted = expected.get(number);
             let is_plain = layer.head != GZIP && layer.head != ZSTD;
-            if is_plain && wanted.is_some_and(|digest| digest != format!("sha256:{}", layer.hex)) {
+            if is_plain && wanted.is_some_and(|digest| *digest != format!("sha256:{}", layer.hex)) {
                 return Err(
                     self.bad(format!("{name:?} is damaged: its digest is sha256:{}", layer.hex))
                 );

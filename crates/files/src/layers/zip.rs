@@ -1,11 +1,13 @@
 //! Zips. A stored file is read in place. A packed file is unpacked on first read, and never to more
-//! than the size in its directory entry.
+//! than the size in its directory entry. Memory is charged before the directory is read whole.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use ::zip::read::Config;
+use ::zip::unstable::read::ZipIterable;
 use ::zip::{CompressionMethod, ZipArchive};
 
 use crate::error::LayerError;
@@ -28,19 +30,48 @@ pub(crate) fn is_zip(path: &Path) -> Result<bool, LayerError> {
     Ok(len == 4 && (start == *b"PK\x03\x04" || start == *b"PK\x05\x06"))
 }
 
+/// Memory for an entry in the directory of a `ZipArchive`, without its name and comment.
+const ENTRY: usize = 512;
+
+/// Counts the entries, one at a time. Of a directory that passes, `ZipArchive` reads the same
+/// entries. It allocates for as many as the last record claims before it reads the first.
+fn count_entries(
+    reader: PositionedFile,
+    counter: &mut Counter,
+    bad: &impl Fn(String) -> LayerError,
+) -> Result<(), LayerError> {
+    let len = reader.file.metadata().map_err(|e| bad(e.to_string()))?.len();
+    let mut directory =
+        ZipIterable::try_new(reader, Config::default()).map_err(|e| bad(e.to_string()))?;
+    let mut at = None;
+    for entry in directory.files().map_err(|e| bad(e.to_string()))? {
+        let entry = entry.map_err(|e| bad(e.to_string()))?;
+        let start = entry.central_header_start();
+        // `ZipArchive` tries another directory after a sum that is too large for it.
+        if entry.header_start() > len || start > len {
+            return Err(bad("an entry begins behind the end".to_owned()));
+        }
+        // Strings of the entry before, which are kept as they are and decoded.
+        let before = start.saturating_sub(at.replace(start).unwrap_or(start)) as usize;
+        let target = if entry.size() <= PATH as u64 { entry.size() as usize } else { 0 };
+        let names = entry.name_raw().len() + target;
+        counter.add(entry.size(), names + ENTRY + before.saturating_mul(2))?;
+    }
+    Ok(())
+}
+
 pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerError> {
     let name = path.display().to_string();
     let bad = |why: String| LayerError::Bad { path: name.clone(), why };
     let file = File::open(path).map_err(read_error(path))?;
     let shared =
         PositionedFile { file: Arc::new(file.try_clone().map_err(read_error(path))?), at: 0 };
-    let mut zip = ZipArchive::new(shared).map_err(|e| bad(e.to_string()))?;
     let mut counter = Counter::new(&name, limits, &names_budget());
+    count_entries(shared.clone(), &mut counter, &bad)?;
+    let mut zip = ZipArchive::new(shared).map_err(|e| bad(e.to_string()))?;
     let (mut items, mut files) = (Vec::new(), Vec::new());
     for number in 0..zip.len() {
         let entry = zip.by_index_raw(number).map_err(|e| bad(e.to_string()))?;
-        let target = if entry.size() <= PATH as u64 { entry.size() as usize } else { 0 };
-        counter.add(entry.size(), entry.name_raw().len() + target)?;
         let (path, mode, size) = (entry.name_raw().to_vec(), entry.unix_mode(), entry.size());
         let said = String::from_utf8_lossy(&path).into_owned();
         if path.len() > PATH || entry.encrypted() {
