@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Entry, Lease, OutputSource, OutputStream};
 
-use crate::frame::{Frame, FrameStream};
+use crate::answer::AnswerTooLong;
+use crate::frame::{Frame, FrameStream, StreamedFrame};
 use crate::listener::{HostCallbacks, ListenerState, Stream};
 use crate::request::{CallConvention, Request};
 
@@ -40,6 +41,7 @@ pub fn evaluate<'f, L: HostCallbacks>(
             }
         };
     };
+    let function = function.into();
     *module.host_mut().state::<ListenerState<L>>() = ListenerState::of(listener);
     let answer = lease.call(function, request.bytes());
     let mut heard = ListenerState::default();
@@ -48,7 +50,12 @@ pub fn evaluate<'f, L: HostCallbacks>(
     }
     // One that answers by a frame gives nothing back.
     let given = heard.given;
-    let answer = answer.map(|answer| given.unwrap_or(answer));
+    let answer = answer.and_then(|answer| {
+        given.unwrap_or(Ok(answer)).map_err(|source| CallError::Guest {
+            function: function.name().to_owned(),
+            source: source.into(),
+        })
+    });
     Evaluation { answer, listener: heard.listener }
 }
 
@@ -93,10 +100,17 @@ impl<L: HostCallbacks> Frames<L> {
             return heard.is_ok();
         }
         let (hearing, tool) = (&mut self.hearing, &mut self.tool);
-        self.stream.push(piece, |frame| match Frame::parse(frame) {
-            // The program waits for the reply on its standard input, so only one is due.
-            Some(Frame::Tool(request)) => tool.replace(request.to_vec()).is_none(),
-            _ => matches!(hearing.hear(frame), Ok(Some(said)) if said.is_empty()),
+        let limit = hearing.listener.max_frame();
+        self.stream.push(piece, limit, |frame| match frame {
+            StreamedFrame::LongAnswer(bytes) => {
+                hearing.given = Some(Err(AnswerTooLong { bytes, limit }));
+                true
+            }
+            StreamedFrame::Whole(frame) => match Frame::parse(frame) {
+                // The program waits for the reply on its standard input, so only one is due.
+                Some(Frame::Tool(request)) => tool.replace(request.to_vec()).is_none(),
+                _ => matches!(hearing.hear(frame), Ok(Some(said)) if said.is_empty()),
+            },
         })
     }
 }
@@ -150,11 +164,14 @@ fn through_streams<L: HostCallbacks>(
     }
     let ListenerState { given, listener, .. } = ears.into_hearing();
     // A program that has ended itself has answered nothing, however it ended.
-    let answer = called.and_then(|()| {
-        given.ok_or_else(|| CallError::Guest {
-            function: name,
-            source: "it ended without an answer".into(),
-        })
+    let answer = called.and_then(|()| match given {
+        Some(given) => {
+            given.map_err(|source| CallError::Guest { function: name, source: source.into() })
+        }
+        None => {
+            let source = "it ended without an answer".into();
+            Err(CallError::Guest { function: name, source })
+        }
     });
     Evaluation { answer, listener }
 }
@@ -209,6 +226,36 @@ mod tests {
         assert_eq!(asked.listener.0, "");
     }
 
+    /// A listener of answers of at most eight bytes.
+    #[derive(Default)]
+    struct ShortAnswers(usize);
+
+    impl HostCallbacks for ShortAnswers {
+        fn print(&mut self, _: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+            self.0 += bytes.len();
+            Ok(())
+        }
+
+        fn max_frame(&self) -> usize {
+            8
+        }
+    }
+
+    #[test]
+    fn a_long_answer_is_skipped_and_another_long_frame_ends_the_call() {
+        let long = [&b"\x00"[..], &[7; 1000]].concat();
+        let all = [&b"\x01one"[..], &long, b"\x01three"].map(after_length).concat();
+        for size in 1..all.len() {
+            let mut frames = Frames::of(ShortAnswers::default());
+            assert!(all.chunks(size).all(|piece| frames.hear(OutputStream::Host.into(), piece)));
+            let too_long = AnswerTooLong { bytes: 1000, limit: 8 };
+            assert_eq!(frames.hearing.given, Some(Err(too_long)));
+            assert_eq!(frames.hearing.listener.0, 8);
+        }
+        let mut frames = Frames::of(ShortAnswers::default());
+        assert!(!frames.hear(OutputStream::Host.into(), &after_length(b"\x01too long")));
+    }
+
     #[test]
     fn frames_are_put_together_however_they_come() {
         let all = [&b"\x01one"[..], b"\x02two", b"\x00answer"].map(after_length).concat();
@@ -217,7 +264,7 @@ mod tests {
             assert!(frames.hear(OutputStream::Error.into(), b"printed"));
             assert!(all.chunks(size).all(|piece| frames.hear(OutputStream::Host.into(), piece)));
             assert_eq!(frames.hearing.listener.0, "Stderr printed Stdout one Stderr two ");
-            assert_eq!(frames.hearing.given.as_deref(), Some(&b"answer"[..]));
+            assert_eq!(frames.hearing.given, Some(Ok(b"answer".to_vec())));
         }
         // The call of a host function waits for its reply, and a second one before that is refused.
         let mut frames = Frames::of(Message::default());
@@ -226,7 +273,7 @@ mod tests {
         assert_eq!(frames.tool.as_deref(), Some(&b"\x80"[..]));
         assert!(!frames.hear(OutputStream::Host.into(), &tool));
         let mut frames = Frames::of(Message::default());
-        assert!(!frames.hear(OutputStream::Host.into(), &u32::MAX.to_le_bytes()));
+        assert!(!frames.hear(OutputStream::Host.into(), b"\xff\xff\xff\xff\x01"));
         for wrong in [&b""[..], b"\x09"] {
             let mut frames = Frames::of(Message::default());
             assert!(!frames.hear(OutputStream::Host.into(), &after_length(wrong)), "{wrong:?}");

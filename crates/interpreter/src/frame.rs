@@ -1,10 +1,10 @@
 //! Frames from guests: their kinds, and the stream of a Linux program that they arrive in.
 //!
-//! Promises: a stream keeps at most the bytes of one frame, which has at most [`MAX_FRAME`] bytes.
-//! May break it: nothing outside.
+//! Promises: a stream keeps at most the bytes of one frame, and of none that is longer than its
+//! limit. May break it: nothing outside.
 
-/// Maximum bytes of a frame in a stream. Its first bytes are kept until the rest arrives.
-const MAX_FRAME: usize = 64 << 20;
+/// Maximum bytes of a frame in a stream, where the host has no other limit.
+pub(crate) const MAX_FRAME: usize = 64 << 20;
 
 /// First bytes of frames of [`CallConvention::Frame`](crate::CallConvention::Frame). `driver.py` is
 /// the other side.
@@ -61,31 +61,79 @@ impl<'a> Frame<'a> {
     }
 }
 
+/// Bytes of a length, and of the kind of the frame behind it.
+const HEAD: usize = 5;
+
 /// Frames in a stream, each after its length.
 #[derive(Debug, Default)]
 pub(crate) struct FrameStream {
-    /// The first bytes of a frame.
+    /// The first bytes of a frame, from its length on.
     rest: Vec<u8>,
+    /// Bytes of a long answer that are still to come.
+    skipped: usize,
+}
+
+/// A frame of a stream.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum StreamedFrame<'a> {
+    /// All bytes of it.
+    Whole(&'a [u8]),
+    /// An answer of so many bytes, which is beyond the limit and is not kept.
+    LongAnswer(usize),
 }
 
 impl FrameStream {
-    /// Adds a piece of the stream and passes each whole frame to `take`. Returns `false` for a
-    /// frame that is too long, and as soon as `take` does.
-    pub(crate) fn push(&mut self, piece: &[u8], mut take: impl FnMut(&[u8]) -> bool) -> bool {
-        self.rest.extend_from_slice(piece);
-        let mut at = 0;
-        while let Some((length, after)) = self.rest[at..].split_first_chunk::<4>() {
+    /// Adds a piece of the stream and passes each frame of at most `limit` bytes, and each answer,
+    /// to `take`. Returns `false` for another frame that is longer, and as soon as `take` does.
+    pub(crate) fn push(
+        &mut self,
+        mut piece: &[u8],
+        limit: usize,
+        mut take: impl FnMut(StreamedFrame<'_>) -> bool,
+    ) -> bool {
+        loop {
+            let dropped = self.skipped.min(piece.len());
+            self.skipped -= dropped;
+            piece = &piece[dropped..];
+            self.fill(&mut piece, HEAD);
+            let Some((length, kind)) = self.rest.split_first_chunk::<4>() else { return true };
             let length = u32::from_le_bytes(*length) as usize;
-            if length > MAX_FRAME {
+            let Some(kind) = kind.first() else {
+                // A frame has a kind.
+                return length > 0;
+            };
+            if length > limit {
+                if *kind != kind::ANSWER || !take(StreamedFrame::LongAnswer(length - 1)) {
+                    return false;
+                }
+                self.skipped = length - 1;
+                self.rest.clear();
+                continue;
+            }
+            if length > 0 {
+                self.fill(&mut piece, 4 + length);
+            }
+            let Some(frame) = self.rest.get(4..4 + length) else { return true };
+            if !take(StreamedFrame::Whole(frame)) {
                 return false;
             }
-            let Some(frame) = after.get(..length) else { break };
-            if !take(frame) {
-                return false;
+            self.rest.clear();
+            if piece.is_empty() {
+                self.rest.shrink_to(1 << 16);
+                return true;
             }
-            at += 4 + length;
         }
-        self.rest.drain(..at);
-        true
+    }
+
+    /// Moves bytes of `piece` until there are `len`.
+    fn fill(&mut self, piece: &mut &[u8], len: usize) {
+        let missing = len.saturating_sub(self.rest.len());
+        let (taken, after) = piece.split_at(missing.min(piece.len()));
+        // It grows with the bytes that arrive, to the length of the frame at most.
+        if self.rest.capacity() - self.rest.len() < taken.len() {
+            self.rest.reserve_exact(missing.min(self.rest.len().max(taken.len())));
+        }
+        self.rest.extend_from_slice(taken);
+        *piece = after;
     }
 }

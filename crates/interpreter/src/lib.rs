@@ -26,7 +26,7 @@ mod request;
 pub mod tag;
 mod value;
 
-pub use answer::{Answer, AnswerError, RenderedValue, Thrown};
+pub use answer::{Answer, AnswerError, AnswerTooLong, RenderedValue, Thrown};
 pub use commands::{CommandOutput, Commands};
 #[cfg(feature = "linux")]
 pub use evaluate::proceed;

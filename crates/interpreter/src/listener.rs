@@ -6,8 +6,9 @@
 use afresh::wasm::wasmtime::{self, Caller, Extern, Linker, Memory};
 use afresh::wasm::{Host, Imports, State, hand_over};
 
+use crate::answer::AnswerTooLong;
 use crate::commands::Commands;
-use crate::frame::Frame;
+use crate::frame::{Frame, MAX_FRAME};
 
 /// The module that guests of [`CallConvention::Array`](crate::CallConvention::Array) import their
 /// host's functions from.
@@ -85,6 +86,13 @@ pub trait HostCallbacks: Default + Send + 'static {
         }
     }
 
+    /// Maximum bytes of an answer, and of anything else that a guest sends at once: 64 MiB if not
+    /// overridden. A longer answer is [`AnswerTooLong`], and anything else that is longer ends the
+    /// call.
+    fn max_frame(&self) -> usize {
+        MAX_FRAME
+    }
+
     /// Whether the call may run on. While a Linux program runs this is called at least every 100
     /// ms.
     fn proceeds(&mut self) -> bool {
@@ -108,7 +116,7 @@ pub trait HostCallbacks: Default + Send + 'static {
 pub(crate) struct ListenerState<L> {
     pub(crate) listener: L,
     /// The answer of a guest that answers by a frame.
-    pub(crate) given: Option<Vec<u8>>,
+    pub(crate) given: Option<Result<Vec<u8>, AnswerTooLong>>,
     /// The result of the last host function, until the guest takes it.
     said: Vec<u8>,
 }
@@ -123,8 +131,13 @@ impl<L: HostCallbacks> ListenerState<L> {
         let Some(frame) = Frame::parse(frame) else { return Ok(None) };
         match frame {
             Frame::Answer(answer) => {
-                self.listener.answered(answer);
-                self.given = Some(answer.to_vec());
+                let (bytes, limit) = (answer.len(), self.listener.max_frame());
+                self.given = Some(if bytes > limit {
+                    Err(AnswerTooLong { bytes, limit })
+                } else {
+                    self.listener.answered(answer);
+                    Ok(answer.to_vec())
+                });
             }
             Frame::Ended(number, status) => self.listener.command_ended(number, status),
             // Without bytes it is no output: a guest could send it without end, and no limit of

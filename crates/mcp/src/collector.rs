@@ -17,6 +17,9 @@ const MAX_RESULTS: usize = 256;
 /// Maximum bytes of output that a result holds. The rest is counted.
 pub(crate) const MAX_OUTPUT: usize = 1 << 20;
 
+/// Maximum bytes of a value that code returns.
+pub(crate) const MAX_ANSWER: usize = 16 << 20;
+
 /// Maximum bytes of results that code displays, images included.
 const MAX_DISPLAYED: usize = 16 << 20;
 
@@ -114,6 +117,10 @@ impl HostCallbacks for OutputCollector {
     fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         self.collect(Some(number), stream, bytes);
         Ok(())
+    }
+
+    fn max_frame(&self) -> usize {
+        MAX_ANSWER
     }
 
     fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {

@@ -8,7 +8,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Maximum bytes of values as JSON in one call. A decoded value can take 16 times its bytes.
+/// Maximum bytes of values as JSON in one call. A decoded value can take 100 times its bytes.
 const MAX_JSON: usize = 1 << 20;
 
 /// Bytes of JSON that the results of a call may still have.

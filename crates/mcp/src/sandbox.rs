@@ -9,21 +9,19 @@ use afresh::files::Kind as FileKind;
 use afresh::snapshot::{SnapshotId, TreeError};
 use afresh::{CallError, Kind, Session, SessionError, describe_error};
 use afresh_interpreter::{
-    Answer, CELL, COMMAND, Language, RUN, RenderedValue, Request, Tools, evaluate,
+    Answer, AnswerTooLong, CELL, COMMAND, Language, RUN, RenderedValue, Request, Tools, evaluate,
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use crate::arguments::{CommandArguments, Encoding};
-use crate::collector::{Limits, OutputCollector};
+use crate::collector::{Limits, MAX_ANSWER, OutputCollector};
 use crate::results::{
     ChangedFile, CodeResult, CommandResult, DiffResult, DirectoryEntry, Exception, FileContent,
     Listing, StateInfo, StateTree,
 };
 
-/// Maximum bytes of a value that code returns.
-const MAX_ANSWER: usize = 16 << 20;
 /// Maximum bytes that one call reads from a file.
 const MAX_READ: u64 = 1 << 20;
 /// Maximum entries of a directory, and changed files, that one call lists.
@@ -80,15 +78,16 @@ impl Sandbox {
         let answer = self.session.with(|lease| {
             let done = evaluate(lease, form.function(), request, std::mem::take(collector));
             *collector = done.listener;
-            Ok::<_, SessionError>(done.answer?)
+            Ok::<_, SessionError>(AnswerTooLong::separate(done.answer)?)
         })?;
-        if answer.len() > MAX_ANSWER {
-            return Err(SandboxError::Refused(format!(
-                "the value has {} bytes, and may have {MAX_ANSWER}; write it to a file",
-                answer.len()
-            )));
-        }
-        Ok(Answer::read(&answer)?)
+        let bytes = match answer {
+            Ok(answer) if answer.len() <= MAX_ANSWER => return Ok(Answer::read(&answer)?),
+            Ok(answer) => answer.len(),
+            Err(too_long) => too_long.bytes,
+        };
+        Err(SandboxError::Refused(format!(
+            "the value has {bytes} bytes, and may have {MAX_ANSWER}; write it to a file"
+        )))
     }
 
     /// Runs code. Code that is cut short is undone.

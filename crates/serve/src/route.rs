@@ -38,6 +38,8 @@ pub(crate) struct Route {
     limits: BodyLimits,
     /// Its line at the gate.
     pub(crate) line: usize,
+    /// For the bytes of its requests and answers.
+    budget: Budget,
 }
 
 impl Drop for Route {
@@ -47,17 +49,11 @@ impl Drop for Route {
     }
 }
 
-/// State that the requests of all guests share.
-#[derive(Clone)]
-pub(crate) struct RouteContext {
-    pub(crate) gate: Arc<ConcurrencyLimiter>,
-    pub(crate) budget: Budget,
-}
-
 impl Route {
     pub(crate) async fn open(
         config: &GuestConfig,
         line: usize,
+        budget: Budget,
         body_time: std::time::Duration,
         metrics: &Metrics,
     ) -> Result<Self, afresh::Cause> {
@@ -73,6 +69,7 @@ impl Route {
             guest,
             runner,
             line,
+            budget,
         })
     }
 
@@ -99,14 +96,18 @@ impl Route {
     }
 
     /// Answers a request, in one way or another.
-    pub(crate) async fn answer<B>(&self, request: Request<B>, common: &RouteContext) -> Response
+    pub(crate) async fn answer<B>(
+        &self,
+        request: Request<B>,
+        gate: &Arc<ConcurrencyLimiter>,
+    ) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: std::fmt::Display,
     {
         let started = Instant::now();
         span::route(request.method(), || self.config.route.clone());
-        let answer = self.try_answer(request, common).await;
+        let answer = self.try_answer(request, gate).await;
         let response = answer.unwrap_or_else(IntoResponse::into_response);
         self.metrics.ended(response.status().as_u16(), started.elapsed().as_secs_f64());
         response
@@ -115,7 +116,7 @@ impl Route {
     async fn try_answer<B>(
         &self,
         request: Request<B>,
-        common: &RouteContext,
+        gate: &Arc<ConcurrencyLimiter>,
     ) -> Result<Response, ErrorResponse>
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
@@ -127,7 +128,7 @@ impl Route {
             if request.body().size_hint().lower() > self.limits.bytes as u64 {
                 return Err(ErrorResponse::too_large(self.limits.bytes));
             }
-            let (pass, left) = self.enter(common).await?;
+            let (pass, left) = self.enter(gate).await?;
             let request =
                 request.map(|body| LimitedBody::new(body, self.limits, BodyMetering::Not));
             let (guest, metrics) = (self.config.name.clone(), self.metrics.clone());
@@ -138,13 +139,13 @@ impl Route {
             let answering = proxy.answer(&id, request, left, pass, report).instrument(self.call());
             return answering.await.map_err(|error| self.refused(error));
         }
-        let mut share = common.budget.share();
+        let mut share = self.budget.share();
         let (parts, body) = request.into_parts();
         let mut input = body::read(body, self.limits, &mut share).await?;
         if self.runner.listens() {
             input = wire::request(&parts, &input).into();
         }
-        let (pass, left) = self.enter(common).await?;
+        let (pass, left) = self.enter(gate).await?;
         let answering = self.runner.answer(&id, input, left, (pass, share)).instrument(self.call());
         let (answer, (pass, mut share)) = answering.await.map_err(|error| self.refused(error))?;
         drop(pass);
@@ -168,9 +169,12 @@ impl Route {
     }
 
     /// Waits for a place, and returns the remaining time.
-    async fn enter(&self, common: &RouteContext) -> Result<(Permit, Duration), ErrorResponse> {
+    async fn enter(
+        &self,
+        gate: &Arc<ConcurrencyLimiter>,
+    ) -> Result<(Permit, Duration), ErrorResponse> {
         let waiting = Instant::now();
-        let pass = common.gate.enter(self.line, self.config.timeout).await?;
+        let pass = gate.enter(self.line, self.config.timeout).await?;
         Ok((pass, self.config.timeout.saturating_sub(waiting.elapsed())))
     }
 

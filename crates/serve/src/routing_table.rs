@@ -11,13 +11,13 @@ use crate::concurrency::ConcurrencyLimiter;
 use crate::config::{Config, GuestConfig};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-use crate::route::{Route, RouteContext};
+use crate::route::Route;
 
 /// The guests of a server.
 pub(crate) struct RoutingTable {
     /// In order of matching.
     pub(crate) sites: Vec<Arc<Route>>,
-    pub(crate) common: RouteContext,
+    pub(crate) gate: Arc<ConcurrencyLimiter>,
 }
 
 /// Whether a path is below a route, by whole segments.
@@ -67,13 +67,16 @@ impl RoutingTable {
             guests.iter().map(|guest| Route::share(guest)),
         );
         let mut sites = Vec::with_capacity(guests.len());
+        let several = guests.len() > 1;
         for (line, guest) in guests.into_iter().enumerate() {
-            let site = Route::open(guest, line, config.body_timeout, metrics).await;
+            // The only guest has nothing to leave to others.
+            let own = if several { budget.part(1) } else { budget.clone() };
+            let site = Route::open(guest, line, own, config.body_timeout, metrics).await;
             sites.push(Arc::new(
                 site.map_err(|source| ServeError::Guest { name: guest.name.clone(), source })?,
             ));
         }
-        Ok(Self { sites, common: RouteContext { gate, budget: budget.clone() } })
+        Ok(Self { sites, gate })
     }
 
     /// The guest that answers.

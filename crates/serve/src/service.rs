@@ -385,13 +385,13 @@ impl ServerState {
             return match fleet.guest_way(site.map(|site| &site.config), request).await {
                 RouteDecision::Answered(response) => response,
                 RouteDecision::Here(request) => match site {
-                    Some(site) => site.answer(request, &table.common).await,
+                    Some(site) => site.answer(request, &table.gate).await,
                     None => ErrorResponse::no_route().into_response(),
                 },
             };
         }
         match site {
-            Some(site) => site.answer(request, &table.common).await,
+            Some(site) => site.answer(request, &table.gate).await,
             None => ErrorResponse::no_route().into_response(),
         }
     }
@@ -427,7 +427,7 @@ impl ServerState {
         let host = request.uri().host().or(host);
         let table = self.table();
         let site = table.find(host, request.uri().path())?;
-        Some(site.answer(request, &table.common).await)
+        Some(site.answer(request, &table.gate).await)
     }
 
     /// A request about sandboxes whose body is counted while it arrives. Most handlers read bodies
@@ -522,7 +522,7 @@ impl ServerState {
     fn read_metrics(&self, shows_tenants: bool) -> String {
         let table = self.table();
         for site in &table.sites {
-            let counts = table.common.gate.count(site.line);
+            let counts = table.gate.count(site.line);
             self.metrics.set(&site.config.name, counts);
             site.pool.show(site.guest.pool_stats());
         }
@@ -544,7 +544,7 @@ impl ServerState {
 #[async_trait::async_trait]
 impl FleetHost for ServerState {
     fn busy(&self) -> (usize, usize) {
-        self.table().common.gate.busy()
+        self.table().gate.busy()
     }
 
     fn routes(&self) -> Vec<String> {

@@ -67,7 +67,7 @@ pub(crate) fn data(shared: &ServerState, viewer: Viewer) -> Value {
             true => site.config.name.clone(),
             false => format!("guest {}", number + 1),
         };
-        let (running, waiting) = table.common.gate.count(site.line);
+        let (running, waiting) = table.gate.count(site.line);
         let pool = site.guest.pool_stats();
         let recent = site.metrics.recent();
         json!({

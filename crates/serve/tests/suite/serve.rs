@@ -304,6 +304,41 @@ fn memory_held_by_all_requests_together_is_bounded() {
 }
 
 #[test]
+fn bodies_for_one_guest_leave_memory_for_those_of_another() {
+    let dir = scratch();
+    run(async {
+        let guests = ["/one", "/two"].map(|route| {
+            let mut guest = keeper(dir.path());
+            guest.name = route[1..].to_owned();
+            guest.route = route.to_owned();
+            guest
+        });
+        let mut config = config(guests);
+        config.max_buffered_bytes = 10_000;
+        let server = serve(config).await;
+        let client = client();
+        let mut slow = Vec::new();
+        for _ in 0..10 {
+            let mut stream = TcpStream::connect(server.addr).await.unwrap();
+            let head = "POST /one HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\n";
+            stream.write_all(head.as_bytes()).await.unwrap();
+            stream.write_all(&[b'x'; 999]).await.unwrap();
+            slow.push(stream);
+        }
+        // Five times 999 bytes are half of it.
+        while !get(&client, &server.url("/metrics")).await.1.contains("afresh_buffered_bytes 4995")
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let post = |route, bytes| post(&client, &server.url(route), vec![b'x'; bytes]);
+        assert_eq!(post("/one", 1000).await.0, 503);
+        assert_eq!(post("/two", 2000).await.0, 200);
+        drop(slow);
+        server.end().await;
+    });
+}
+
+#[test]
 fn a_thousand_idle_connections_do_not_keep_a_request_from_its_answer() {
     let dir = scratch();
     run(async {

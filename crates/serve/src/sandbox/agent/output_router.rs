@@ -23,8 +23,8 @@ use crate::sandbox::agent::connect::{self, ConnectError};
 
 /// Maximum bytes of one piece of output.
 pub(crate) const MAX_PIECE_BYTES: usize = 32 << 10;
-/// Maximum bytes of a result of code.
-const MAX_RESULT: usize = 16 << 20;
+/// Maximum bytes of an answer from the guest, and of a result of its code.
+pub(crate) const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// Maximum bytes that are kept for a command whose number is not known yet.
 const MAX_EARLY_BYTES: usize = 1 << 20;
 
@@ -219,6 +219,10 @@ impl HostCallbacks for OutputRouter {
         }
     }
 
+    fn max_frame(&self) -> usize {
+        MAX_ANSWER_BYTES
+    }
+
     /// Ends calls of a sandbox that was killed or that this host may no longer answer for, and code
     /// whose client left.
     fn proceeds(&mut self) -> bool {
@@ -296,7 +300,7 @@ impl RoutedOutput {
         let Some(show) = self.code.as_ref().map(|code| code.show) else { return Ok(()) };
         let wrong =
             || wasmtime::Error::msg("the guest sent a result that is too large or no object");
-        let encoded = Some(result).filter(|result| result.len() <= MAX_RESULT).and_then(show);
+        let encoded = Some(result).filter(|result| result.len() <= MAX_ANSWER_BYTES).and_then(show);
         self.send(&encoded.ok_or_else(wrong)?)
     }
 

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use afresh::{Session, SessionError};
-use afresh_interpreter::{Answer as Outcome, COMMAND, Language, Request, Thrown, Tools, evaluate};
+use afresh_interpreter::{
+    Answer as Outcome, AnswerTooLong, COMMAND, Language, Request, Thrown, Tools, evaluate,
+};
 use hyper::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -19,7 +21,7 @@ use crate::failure::describe;
 use crate::lock::lock;
 use crate::sandbox::agent::commands::Commands;
 use crate::sandbox::agent::connect::ConnectError;
-use crate::sandbox::agent::output_router::OutputRouter;
+use crate::sandbox::agent::output_router::{MAX_ANSWER_BYTES, OutputRouter};
 use crate::sandbox::agent::watchers::Watchers;
 use crate::sandbox::catalog::base_state::BaseState;
 #[cfg(feature = "linux")]
@@ -32,9 +34,6 @@ use crate::sandbox::records::record::{SandboxRecord, SandboxSettings, millisecon
 use crate::sandbox::records::store::{StoreEntry, StoredSandbox};
 use crate::sandbox::tenants::charge::Charge;
 use crate::sandbox::tenants::usage::Usage;
-
-/// Maximum bytes of an answer from the guest.
-const MAX_ANSWER_BYTES: usize = 16 << 20;
 
 /// Maximum calls that wait for one sandbox.
 const MAX_WAITING_CALLS: usize = 64;
@@ -399,19 +398,22 @@ pub(crate) fn run(
         speaker.exchange(lease)?;
         let done = evaluate(lease, form.function(), request, std::mem::take(speaker));
         *speaker = done.listener;
-        let answer = done.answer?;
+        let answer = AnswerTooLong::separate(done.answer)?;
         speaker.exchange(lease)?;
-        Ok(answer)
+        Ok(match answer {
+            Ok(answer) if answer.len() <= MAX_ANSWER_BYTES => Ok(answer),
+            Ok(answer) => Err(answer.len()),
+            Err(too_long) => Err(too_long.bytes),
+        })
     });
     speaker.finish();
     match answered {
-        Ok(answer) if answer.len() > MAX_ANSWER_BYTES => {
-            let bytes = answer.len();
+        Ok(Err(bytes)) => {
             let message = format!("its value has {bytes} bytes, and may have {MAX_ANSWER_BYTES}");
             let name = "AnswerTooLarge".to_owned();
             Ok(Outcome::Threw(Thrown { name, message, trace: None }))
         }
-        Ok(answer) => Outcome::read(&answer).map_err(|damaged| {
+        Ok(Ok(answer)) => Outcome::read(&answer).map_err(|damaged| {
             ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, damaged.to_string())
         }),
         Err(error) if session.failed().is_some() => {
