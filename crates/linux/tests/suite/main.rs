@@ -37,6 +37,7 @@ mod pidfd;
 mod pristine;
 mod proc;
 mod processes;
+mod program_segments;
 mod python;
 mod random;
 mod session;
