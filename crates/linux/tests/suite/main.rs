@@ -3,6 +3,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod asked;
+mod bases;
 mod beside;
 mod billed;
 mod bomb;
