@@ -140,6 +140,13 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     check_memories(&parts, &rest.state, &rest.live)
         .map_err(|what| FreezeError::State(what.to_owned()))?;
     let (state, additions, files) = rest.state.pack()?;
+    let described = (files.len() as u64).saturating_sub(rest.state.tree.budget().bytes);
+    if described > DESCRIPTIONS {
+        return Err(FreezeError::State(format!(
+            "its files take {described} bytes more than its storage limit, and their names and \
+             attributes may take {DESCRIPTIONS}: remove files"
+        )));
+    }
     let mut pages = ImageBuilder::new(files.len().div_ceil(PAGE_SIZE));
     let stored = |error: ImageError| FreezeError::State(error.to_string());
     let pages = pages.segment(0, &files).map(drop).and_then(|()| pages.build()).map_err(stored)?;

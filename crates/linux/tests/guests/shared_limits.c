@@ -170,6 +170,27 @@ static int common(void) {
     return *memory;
 }
 
+// A file of another step of storage, which is written through a mapping.
+static int grown;
+static int grow(void) {
+    char path[64];
+    sprintf(path, "/tmp/grown-%d", grown++);
+    char *memory = share(sparse(path, STEP + STEP / 4), STEP + STEP / 4, 0);
+    if (memory == MAP_FAILED) return 0;
+    memset(memory, 1, STEP + STEP / 4);
+    return !munmap(memory, STEP + STEP / 4);
+}
+
+static int shrink(void) {
+    int gone = 1;
+    while (grown) {
+        char path[64];
+        sprintf(path, "/tmp/grown-%d", --grown);
+        gone &= !truncate(path, 0);
+    }
+    return gone;
+}
+
 int main(void) {
     char line[64];
     setvbuf(stdout, 0, _IONBF, 0);
@@ -186,6 +207,8 @@ int main(void) {
         case 'h' << 8 | 'o': done = holes(); break;
         case 'l' << 8 | 'a': done = late(); break;
         case 'c' << 8 | 'o': done = common(); break;
+        case 'g' << 8 | 'r': done = grow(); break;
+        case 's' << 8 | 'h': done = shrink(); break;
         }
         printf("%d\n", done);
     }

@@ -64,3 +64,27 @@ fn a_snapshot_of_processes_with_common_memory_opens_under_the_same_limit() {
     assert_eq!(ask(&mut thawed, "common"), "8");
     thawed.verify().unwrap();
 }
+
+#[test]
+fn a_state_is_saved_only_if_its_files_open_under_the_same_limit() {
+    let Some(path) = common::compiled("shared_limits.c", &["-static"]) else { return };
+    let program = Program::new(path).memory_limit(LIMIT).storage_limit(STORAGE);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    // Files that are written through mappings, first within the limit of storage.
+    for _ in 0..2 {
+        assert_eq!(ask(&mut instance, "grow"), "1");
+        let frozen = instance.freeze();
+        if instance.files().used().bytes <= instance.files().budget().bytes {
+            Warm::thaw(&frozen.unwrap(), &program).unwrap();
+            continue;
+        }
+        let error = frozen.unwrap_err().to_string();
+        assert!(error.contains("storage limit is") && error.contains("`storage_limit`"), "{error}");
+    }
+    assert!(instance.files().used().bytes > STORAGE, "the second is beyond it");
+    // It continues, and can be saved once it has removed them.
+    assert_eq!(ask(&mut instance, "shrink"), "1");
+    Warm::thaw(&instance.freeze().unwrap(), &program).unwrap();
+    instance.verify().unwrap();
+}
