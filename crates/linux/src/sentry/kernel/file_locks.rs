@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::Kernel;
+use crate::sentry::kernel::fd_table::FileObject;
 
 /// Locks that a guest may hold.
 pub(in crate::sentry) const LOCKS: usize = 1 << 14;
@@ -85,10 +86,10 @@ impl FileLocks {
         self.0.len() <= LOCKS
     }
 
-    /// Releases the locks of `process` on a file, one of whose descriptors it has closed.
-    pub(in crate::sentry) fn close(&mut self, process: u32, node: Node) {
-        let gone = |held: &FileLock| held.owner == LockOwner::Process(process) && held.node == node;
-        self.0.retain(|held| !gone(held));
+    /// Releases the locks of `process` on files of which it has closed a descriptor.
+    pub(in crate::sentry) fn close(&mut self, process: u32, nodes: &BTreeSet<Node>) {
+        let owner = LockOwner::Process(process);
+        self.0.retain(|held| held.owner != owner || !nodes.contains(&held.node));
     }
 
     /// Whether `owner` waits, over others or not, for a lock of the process that wants `lock`.
@@ -134,6 +135,21 @@ impl FileLocks {
 }
 
 impl Kernel {
+    /// The files whose locks go with these descriptors of the current process.
+    pub(in crate::sentry) fn locked_files(&self, descriptors: &[u64]) -> BTreeSet<Node> {
+        if self.locks.0.is_empty() {
+            return BTreeSet::new();
+        }
+        let open = descriptors.iter().filter_map(|number| self.table.get(*number).ok());
+        // As in Linux, a descriptor that only names a file has none.
+        let open = open.filter(|description| !description.is_path());
+        let files = open.filter_map(|description| match &description.open {
+            FileObject::File(open) => Some(open.node),
+            _ => None,
+        });
+        files.collect()
+    }
+
     /// Releases locks whose owners have ended.
     pub(in crate::sentry) fn drop_unowned(&mut self) {
         let (processes, table) = (&self.processes, &self.table);
@@ -146,7 +162,7 @@ mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeMap;
 
-    use afresh_files::Tree;
+    use afresh_files::{Budget, Time, Tree};
 
     use super::*;
 
@@ -185,6 +201,18 @@ mod tests {
             assert_eq!(found, deadlock);
             assert!(visits.borrow().values().all(|count| *count == 1));
         }
+    }
+
+    #[test]
+    fn a_close_releases_the_locks_of_its_process_on_its_files() {
+        let mut tree = Tree::new(Budget::default());
+        let files = ["/a", "/b", "/c"].map(|path| tree.write_path(path, b"", Time::default()));
+        let [a, b, c] = files.map(Result::unwrap);
+        let lock = |process, node| FileLock { node, ..part(process, 0) };
+        let all = [a, b, c].into_iter().flat_map(|node| [lock(1, node), lock(2, node)]);
+        let mut locks = FileLocks(all.collect());
+        locks.close(1, &BTreeSet::from([a, c]));
+        assert_eq!(locks.0, [lock(2, a), lock(1, b), lock(2, b), lock(2, c)]);
     }
 
     #[test]

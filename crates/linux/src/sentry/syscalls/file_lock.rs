@@ -30,12 +30,11 @@ impl Sentry {
         if self.state.locks.0.is_empty() {
             return serve(self);
         }
-        let nodes: Vec<Node> =
-            closed.into_iter().filter_map(|number| self.file_of(number)).collect();
+        let files = self.state.locked_files(&closed);
         let outcome = serve(self)?;
         let own = self.state.processes.current_id();
         let state = self.change();
-        nodes.into_iter().for_each(|node| state.locks.close(own, node));
+        state.locks.close(own, &files);
         state.drop_unowned();
         Ok(outcome)
     }
