@@ -192,7 +192,7 @@ impl Guest {
                 }
                 SyscallControl::Yield => self.body.process.set_result(0),
                 SyscallControl::Gone => {}
-                SyscallControl::Exec(command) => return self.exec(*command),
+                SyscallControl::Exec(command) => return self.exec(*command, deadline),
                 SyscallControl::Peer(copy) => return self.copy_peer(&call, &copy, deadline),
                 SyscallControl::Fork(fork) => {
                     self.fork(fork)?;
