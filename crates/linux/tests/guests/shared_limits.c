@@ -170,6 +170,23 @@ static int common(void) {
     return *memory;
 }
 
+// Mappings of a page, each of which is a file of the host. They come back.
+static int many(void) {
+    static char *pages[1 << 16];
+    int count = 0, again = 0;
+    while ((pages[count] = share(-1, PAGE, 0)) != MAP_FAILED) *pages[count] = 1, count++;
+    if (errno != ENOMEM) return -2;
+    // A file that is mapped for reading is not changed then, because that would take one more.
+    int file = sparse("/tmp/many", PAGE);
+    char *seen = mmap(0, PAGE, PROT_READ, MAP_SHARED, file, 0);
+    if (seen == MAP_FAILED || pwrite(file, "b", 1, 0) != -1 || errno != ENOMEM || *seen) return -3;
+    if (open("/tmp/many", O_RDWR | O_TRUNC) != -1 || errno != ENOMEM || open("/tmp/few", O_RDWR | O_TRUNC | O_CREAT, 0600) < 0) return -6;
+    while (again < count) munmap(pages[again++], PAGE);
+    if (pwrite(file, "b", 1, 0) != 1 || *seen != 'b') return -4;
+    for (again = 0; again < count - 1; again++) if ((pages[again] = share(-1, PAGE, 0)) == MAP_FAILED) return -5;
+    return count;
+}
+
 int main(void) {
     char line[64];
     setvbuf(stdout, 0, _IONBF, 0);
@@ -186,6 +203,7 @@ int main(void) {
         case 'h' << 8 | 'o': done = holes(); break;
         case 'l' << 8 | 'a': done = late(); break;
         case 'c' << 8 | 'o': done = common(); break;
+        case 'm' << 8 | 'a': done = many(); break;
         }
         printf("%d\n", done);
     }

@@ -64,3 +64,19 @@ fn a_snapshot_of_processes_with_common_memory_opens_under_the_same_limit() {
     assert_eq!(ask(&mut thawed, "common"), "8");
     thawed.verify().unwrap();
 }
+
+#[test]
+fn shared_memory_takes_at_most_an_eighth_of_the_descriptors() {
+    let limits = |program: afresh_linux::Program| {
+        let program = program.time_limit(Duration::from_secs(60));
+        program.memory_limit(LIMIT).storage_limit(STORAGE).request("echo\n")
+    };
+    let Some(mut instance) = common::warm("shared_limits.c", limits) else { return };
+    let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let expected = descriptors.map_or(1024, |limit| (limit / 8).min(1024));
+    for _ in 0..2 {
+        let answer = instance.call_pristine(b"many\n").unwrap();
+        assert_eq!(String::from_utf8_lossy(&answer), format!("{expected}\n"));
+        instance.verify().unwrap();
+    }
+}

@@ -188,20 +188,29 @@ impl Sentry {
     /// Fails, before a call changes files, if the memory limit leaves no room to make one of them
     /// live.
     fn check_room(&self, process: &Process, call: &Call, written: &[Node]) -> SyscallResult<()> {
-        let changed = match call.number {
-            // These empty a file, which takes no memory then.
-            libc::SYS_creat | libc::SYS_open | libc::SYS_openat | libc::SYS_openat2 => Vec::new(),
-            libc::SYS_truncate => {
-                let node = self.follow(process, libc::AT_FDCWD as u64, call.args[0], true);
-                node.into_iter().filter(|node| written.contains(node)).collect()
+        let a = call.args;
+        let named = |directory: u64, path: u64| {
+            let node = self.follow(process, directory, path, true);
+            node.into_iter().filter(|node| written.contains(node)).collect()
+        };
+        let changed: Vec<Node> = match call.number {
+            // These empty a file, which takes no memory then, but one of the live files.
+            libc::SYS_creat | libc::SYS_open | libc::SYS_openat | libc::SYS_openat2
+                if self.shared.has_room() =>
+            {
+                Vec::new()
+            }
+            libc::SYS_openat | libc::SYS_openat2 => named(a[0], a[1]),
+            libc::SYS_creat | libc::SYS_open | libc::SYS_truncate => {
+                named(libc::AT_FDCWD as u64, a[0])
             }
             _ => written.to_vec(),
         };
         changed.into_iter().try_for_each(|node| self.check_room_for(node, 0..0))
     }
 
-    /// Fails, before bytes of a file in `range` are written, if the memory limit leaves no room to
-    /// make it live with them.
+    /// Fails, before bytes of a file in `range` are written, if the memory limit or the host leaves
+    /// no room to make it live with them.
     pub(in crate::sentry) fn check_room_for(
         &self,
         node: Node,
@@ -209,6 +218,9 @@ impl Sentry {
     ) -> SyscallResult<()> {
         if !self.state.shares.contains(&node) || self.shared.has(node) {
             return Ok(());
+        }
+        if !self.shared.has_room() {
+            return Err(Errno::NOMEM.into());
         }
         let (mapped, room) = self.room_beside(node, 0..0);
         let mut held = self.state.tree.stored_ranges(node)?;
