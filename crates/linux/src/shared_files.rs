@@ -48,6 +48,12 @@ fn max_live_files() -> usize {
     (descriptors / 8).min(MAX_LIVE_FILES) as usize
 }
 
+/// Maximum size of a live file: the limit of files of this process (`RLIMIT_FSIZE`), in whole
+/// pages.
+pub(crate) fn max_live_size() -> u64 {
+    getrlimit(Resource::Fsize).current.map_or(u64::MAX, |limit| limit / PAGE * PAGE)
+}
+
 /// The memory of a live file, which shared mappings show.
 #[derive(Debug)]
 pub(crate) struct SharedFile(Memfd);

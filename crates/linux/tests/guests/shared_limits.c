@@ -187,6 +187,27 @@ static int many(void) {
     return count;
 }
 
+// Shared memory where the host has a limit of files of 64 MiB.
+static int large(void) {
+    char byte = 0;
+    if (share(-1, 80 * MIB, 0) != MAP_FAILED || errno != ENOMEM) return 2;
+    int file = sparse("/tmp/large", 80 * MIB), small = sparse("/tmp/small", 2 * PAGE);
+    // A file that is not shared is no file of the host.
+    if (pwrite(file, "a", 1, 90 * MIB) != 1) return 3;
+    if (share(file, PAGE, 0) != MAP_FAILED || errno != ENOMEM) return 4;
+    char *seen = mmap(0, PAGE, PROT_READ, MAP_SHARED, file, 0), *memory = share(small, 2 * PAGE, 0);
+    if (seen == MAP_FAILED || pwrite(file, "a", 1, 0) != -1 || errno != EFBIG || *seen) return 5;
+    if (memory == MAP_FAILED || ftruncate(small, 80 * MIB) != -1 || errno != EFBIG) return 6;
+    if (pwrite(small, "a", 1, 80 * MIB) != -1 || errno != EFBIG) return 7;
+    if (fallocate(small, 0, 0, 80 * MIB) != -1 || errno != EFBIG) return 8;
+    if (truncate("/tmp/small", 65 * MIB) != -1 || errno != EFBIG) return 9;
+    if (pwrite(small, "abc", 3, 64 * MIB - 2) != 2 || pwrite(small, "a", 1, 64 * MIB) != -1 || errno != EFBIG) return 10;
+    if (ftruncate(small, 64 * MIB - 1) || ftruncate(small, 64 * MIB) || pread(small, &byte, 1, 64 * MIB - 2) != 1 || byte != 'a') return 11;
+    memset(memory, 'x', 2 * PAGE);
+    if (pread(small, &byte, 1, 2 * PAGE - 1) != 1 || byte != 'x') return 12;
+    return 1;
+}
+
 int main(void) {
     char line[64];
     setvbuf(stdout, 0, _IONBF, 0);
@@ -204,6 +225,7 @@ int main(void) {
         case 'l' << 8 | 'a': done = late(); break;
         case 'c' << 8 | 'o': done = common(); break;
         case 'm' << 8 | 'a': done = many(); break;
+        case 'l' << 8 | 'g': done = large(); break;
         }
         printf("%d\n", done);
     }

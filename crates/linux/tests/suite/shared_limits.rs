@@ -80,3 +80,25 @@ fn shared_memory_takes_at_most_an_eighth_of_the_descriptors() {
         instance.verify().unwrap();
     }
 }
+
+#[test]
+fn shared_memory_beyond_the_file_limit_of_the_host_is_refused() {
+    afresh_sys::alone(
+        "shared_limits::shared_memory_beyond_the_file_limit_of_the_host_is_refused",
+        || {
+            use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+            let limits = |program: afresh_linux::Program| {
+                let program = program.time_limit(Duration::from_secs(60));
+                program.memory_limit(256 << 20).storage_limit(256 << 20).request("echo\n")
+            };
+            let Some(mut instance) = common::warm("shared_limits.c", limits) else { return };
+            let maximum = getrlimit(Resource::Fsize).maximum;
+            let limit = Rlimit { current: Some(64 << 20), maximum };
+            setrlimit(Resource::Fsize, limit).unwrap();
+            for _ in 0..2 {
+                assert_eq!(instance.call_pristine(b"lg\n").unwrap(), b"1\n");
+                instance.verify().unwrap();
+            }
+        },
+    );
+}

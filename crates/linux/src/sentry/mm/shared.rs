@@ -22,7 +22,7 @@ use crate::sentry::kernel::time::now;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::orders::Content;
 use crate::sentry::{Kernel, Sentry, SyscallError, SyscallResult};
-use crate::shared_files::{Attachment, MAX_OFFSET, bytes_beside};
+use crate::shared_files::{Attachment, MAX_OFFSET, bytes_beside, max_live_size};
 
 /// Which bytes a shared mapping shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -219,6 +219,9 @@ impl Sentry {
         if !self.state.shares.contains(&node) || self.shared.has(node) {
             return Ok(());
         }
+        if self.state.tree.stat(node)?.size > max_live_size() {
+            return Err(Errno::FBIG.into());
+        }
         if !self.shared.has_room() {
             return Err(Errno::NOMEM.into());
         }
@@ -226,6 +229,12 @@ impl Sentry {
         let mut held = self.state.tree.stored_ranges(node)?;
         held.push(range);
         if bytes_beside(held, &mapped) > room { Err(Errno::NOMEM.into()) } else { Ok(()) }
+    }
+
+    /// Maximum size of a file by the limits of the host. Shared memory is a file of this process,
+    /// which must keep to its limit of files.
+    pub(in crate::sentry) fn host_size_limit(&self, node: Node) -> u64 {
+        if self.state.shares.contains(&node) { max_live_size() } else { u64::MAX }
     }
 
     /// Makes a file live that a call has changed, also beyond the memory limit: the call is done.
