@@ -57,8 +57,8 @@ impl Guest {
     }
 
     /// Has every process in the stub, but for those that the host has ended, and returns the first
-    /// error. The current one does not run. A guest of which another process does not come is lost,
-    /// so that the rest of it is not waited for.
+    /// error. The current one does not run. If a process does not come, the guest is lost, and its
+    /// other processes are left where they are.
     pub(crate) fn unpark_all(&mut self) -> Result<(), PlatformError> {
         if planted::is(Bug::ParkedCall) {
             return Ok(());

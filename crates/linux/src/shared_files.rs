@@ -41,8 +41,8 @@ pub(crate) const MAX_OFFSET: u64 = i64::MAX as u64 / 2;
 /// Maximum live files of a guest.
 const MAX_LIVE_FILES: u64 = 1024;
 
-/// Live files that a guest may have. Each takes a descriptor of this process, of which a guest gets
-/// an eighth.
+/// Live files that a guest may have: an eighth of the descriptors of this process, because each
+/// takes one.
 fn max_live_files() -> usize {
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     (descriptors / 8).min(MAX_LIVE_FILES) as usize

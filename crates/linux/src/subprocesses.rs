@@ -302,8 +302,7 @@ impl Guest {
     }
 
     /// Marks the mutexes of all threads of the current process, which ends or runs another program.
-    /// The lists are as long as the guest makes them, so the guest may have to stop before their
-    /// end.
+    /// The guest chooses their number, so its time may be up before the last.
     fn mark_mutexes(&mut self, deadline: Instant) -> Result<Option<StopReason>, PlatformError> {
         for list in self.sentry.robust_lists() {
             if let Some(halt) = self.halt(deadline) {

@@ -1,7 +1,7 @@
 //! Taking a call that waits in the kernel to the stub, by an interrupt.
 //!
-//! A guest can return from a frame of its own, with a signal mask that blocks the interrupt, and
-//! then make calls that the kernel keeps. Promises: such a process is recognized by its mask and
+//! A guest can return from a forged frame, with a signal mask that blocks the interrupt, and then
+//! make calls that the kernel keeps. Promises: such a process is recognized by its mask and
 //! killed, within milliseconds. Any other one enters the stub as soon as the host lets it run.
 
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ impl Process {
 
     /// Whether the process blocks the interrupt that is pending for it.
     fn blocks_interrupt(&self) -> bool {
-        // Of an ended process the next event tells more.
+        // The next event reports the end of a process without that file.
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()));
         status.is_ok_and(|status| is_interrupt_blocked(&status))
     }
@@ -66,9 +66,8 @@ mod tests {
     #[test]
     fn only_a_pending_interrupt_that_is_blocked_counts() {
         let status = |pending: u64, shared: u64, blocked: u64| {
-            format!(
-                "Name:\tguest\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\n"
-            )
+            let masks = format!("SigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\n");
+            format!("Name:\tguest\n{masks}SigBlk:\t{blocked:016x}\n")
         };
         let urgent = 1 << 22;
         assert!(is_interrupt_blocked(&status(0, urgent, urgent)));

@@ -86,7 +86,7 @@ impl FileLocks {
         self.0.len() <= LOCKS
     }
 
-    /// Releases the locks of `process` on files of which it has closed a descriptor.
+    /// Releases the locks of `process` on `nodes`, after it closed descriptors of these files.
     pub(in crate::sentry) fn close(&mut self, process: u32, nodes: &BTreeSet<Node>) {
         let owner = LockOwner::Process(process);
         self.0.retain(|held| held.owner != owner || !nodes.contains(&held.node));
