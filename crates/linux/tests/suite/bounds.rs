@@ -220,3 +220,25 @@ fn a_call_ends_at_its_limit_though_many_threads_wait_for_large_sets() {
     assert!(ended.contains("time"), "{ended}");
     assert_eq!(answer, b"echo\n");
 }
+
+/// Each list has more entries than are followed. A list is followed within milliseconds, and all of
+/// them within seconds.
+#[test]
+fn a_caller_is_polled_while_a_process_with_long_robust_lists_ends() {
+    let Some(path) = common::compiled("robust.c", &["-static", "-pthread"]) else { return };
+    let minutes = Duration::from_secs(300);
+    let program = afresh_linux::Program::new(path).time_limit(minutes).start_limit(minutes);
+    let program = program.poll_interval(Duration::from_millis(1));
+    let Some(warm) = common::here(program.warm()) else { return };
+    let (sender, pieces) = std::sync::mpsc::channel();
+    let mut instance = warm.instance();
+    let answer = instance.call_streaming(b"end\n", move |_, piece| {
+        sender.send(String::from_utf8_lossy(piece).into_owned()).is_ok()
+    });
+    answer.unwrap();
+    let pieces: Vec<String> = pieces.try_iter().collect();
+    let between = pieces.split(|piece| piece == "ends\n").nth(1).unwrap();
+    let polls = between.iter().take_while(|piece| *piece != "ended\n").count();
+    assert!(between.contains(&"ended\n".to_owned()), "{pieces:?}");
+    assert!(polls > 20, "{polls}");
+}
