@@ -305,8 +305,8 @@ impl OutboundConnections {
         let timeout = Timespec::try_from(length).ok();
         // A failure shows at the next read or write.
         let failed = poll(&mut fds, timeout.as_ref()).is_err();
-        let mut told = fds.iter().map(|fd| failed || !fd.revents().is_empty());
-        wanted.iter().map(|wanted| !wanted.is_empty() && told.next().unwrap_or(false)).collect()
+        let mut ready = fds.iter().map(|fd| failed || !fd.revents().is_empty());
+        wanted.iter().map(|wanted| !wanted.is_empty() && ready.next().unwrap_or(false)).collect()
     }
 }
 

@@ -402,7 +402,7 @@ impl Program {
         let below = base::over(base.as_ref());
         let (mut tree, layers) = sentry::prepare(below, &granted, storage).map_err(unfit(path))?;
         let memory = self.memory.min(MAX_RESERVED);
-        sentry::tell(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
+        sentry::write_system_files(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
         sentry::settle(&mut tree, base.is_none()).map_err(unfit(Path::new("/etc")))?;
         self.write_trust(&mut tree)?;
         for (path, bytes) in &self.files {

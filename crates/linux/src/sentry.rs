@@ -35,7 +35,7 @@ use crate::platform::{Call, PlatformError, Process};
 use crate::shared_files::SharedFiles;
 pub use console::RunControl;
 pub(crate) use console::{Console, HostInput, OutputFailure};
-pub(crate) use fs::root_files::{bytes, prepare, settle, tell, thawed_budget};
+pub(crate) use fs::root_files::{bytes, prepare, settle, thawed_budget, write_system_files};
 use fs::seals::Seals;
 use kernel::channels::Channels;
 pub(crate) use kernel::epoll::ReadySets;

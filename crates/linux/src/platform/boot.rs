@@ -11,7 +11,7 @@ use afresh_sys::merges_memory;
 
 use super::commands::{Continuation, StubCommands};
 use super::control::Control;
-use super::frame::Bases;
+use super::frame::SegmentBases;
 use super::mapped_image::FileMapping;
 use super::{filter, stub, vdso};
 use crate::resource_numbers;
@@ -71,7 +71,7 @@ impl Calls {
 
     fn write(self, control: &mut Control, then: Continuation, receipt: u64) {
         let list = StubCommands { calls: self.0, ..StubCommands::default() };
-        control.write(0, &list.encode(then, Bases::default(), stub::ORDERS_LEN, receipt));
+        control.write(0, &list.encode(then, SegmentBases::default(), stub::ORDERS_LEN, receipt));
     }
 }
 

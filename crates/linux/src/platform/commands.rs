@@ -1,6 +1,6 @@
 //! Commands to the stub, and their layout in the control area.
 
-use super::frame::Bases;
+use super::frame::SegmentBases;
 use super::stub;
 
 /// The stub's work: first the calls, then the copies, then the input.
@@ -73,7 +73,7 @@ impl StubCommands {
     pub(super) fn encode(
         &self,
         then: Continuation,
-        bases: Bases,
+        bases: SegmentBases,
         frame: usize,
         receipt: u64,
     ) -> Vec<u8> {
@@ -147,7 +147,7 @@ mod tests {
                 let last = index + 1 == pieces.len();
                 assert_eq!((piece.wipe, piece.input.is_some()), (last, last && input > 0));
                 assert!(
-                    piece.encode(Continuation::Ask, Bases::default(), 0, 1).len()
+                    piece.encode(Continuation::Ask, SegmentBases::default(), 0, 1).len()
                         <= stub::CHILD_PID
                 );
             }

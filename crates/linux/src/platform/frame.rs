@@ -63,12 +63,12 @@ impl Register {
 
 /// The registers that a frame does not hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Bases {
+pub(crate) struct SegmentBases {
     pub(crate) fs: u64,
     pub(crate) gs: u64,
 }
 
-impl Bases {
+impl SegmentBases {
     /// The first error of bases from a snapshot, if any. `wrgsbase` takes any canonical address, and
     /// the stub would fault on another. Some processors have addresses of 57 bits, all of 48.
     fn check(&self) -> Result<(), &'static str> {
@@ -87,7 +87,7 @@ pub(crate) struct Registers {
     pub(super) stack: Vec<u8>,
     /// Offset of the frame in the control area.
     pub(super) frame: usize,
-    pub(super) bases: Bases,
+    pub(super) bases: SegmentBases,
 }
 
 impl Registers {
@@ -109,7 +109,7 @@ pub(crate) struct Context {
     /// From the frame to the end of the signal stack.
     #[serde(with = "crate::packed_bytes")]
     pub(super) bytes: Arc<[u8]>,
-    pub(super) bases: Bases,
+    pub(super) bases: SegmentBases,
 }
 
 impl Context {
@@ -133,7 +133,7 @@ impl Context {
             put(Register::Rsp, stack);
         }
         let fs = base.unwrap_or(self.bases.fs);
-        Self { bytes: bytes.into(), bases: Bases { fs, gs: self.bases.gs } }
+        Self { bytes: bytes.into(), bases: SegmentBases { fs, gs: self.bases.gs } }
     }
 }
 
@@ -164,8 +164,9 @@ mod tests {
 
     #[test]
     fn bases_are_addresses_that_every_processor_loads() {
-        let check =
-            |base| [Bases { fs: base, gs: 0 }, Bases { fs: 0, gs: base }].map(|b| b.check());
+        let check = |base| {
+            [SegmentBases { fs: base, gs: 0 }, SegmentBases { fs: 0, gs: base }].map(|b| b.check())
+        };
         for base in [0, stub::GUEST.end, (1 << 47) - 1, !0 << 47, u64::MAX] {
             assert_eq!(check(base), [Ok(()); 2], "{base:#x}");
         }

@@ -22,7 +22,7 @@ use super::attach::{BootDescriptors, require_bases};
 use super::commands::{Continuation, StubCommands};
 use super::control::Control;
 use super::forker::{SpawnedProcess, unprepared};
-use super::frame::{self, Bases, Register};
+use super::frame::{self, Register, SegmentBases};
 use super::listener::{Answer, Listener, SeccompNotification};
 use super::mapped_image::{FileMapping, MappedImage, reader};
 use super::mapping_room::{MAPPINGS_OF_CALL, STUB_MAPPINGS};
@@ -87,7 +87,7 @@ pub(crate) struct Process {
     interrupting: bool,
     /// Offset of the frame in the control area, once one was seen.
     frame: Option<usize>,
-    pub(crate) bases: Bases,
+    pub(crate) bases: SegmentBases,
     /// Nanoseconds of processor time that were looked at, if that is known.
     pub(super) counted: Option<u64>,
     /// CPU time that bills have.
@@ -174,7 +174,7 @@ impl Process {
             asked: None,
             interrupting: false,
             frame: None,
-            bases: Bases::default(),
+            bases: SegmentBases::default(),
             counted: Some(0),
             billed: Duration::ZERO,
             generation: generation(),
@@ -252,7 +252,7 @@ impl Process {
             return Err(self.forged("its frame is elsewhere"));
         }
         self.frame = Some(offset);
-        self.bases = Bases { fs, gs };
+        self.bases = SegmentBases { fs, gs };
         // The stub blocks all signals and makes no call that traps. An interrupt within it left
         // orders undone.
         if stub::holds(self.register(Register::Rip)) {

@@ -264,7 +264,7 @@ impl Kernel {
             [b"cwd", names @ ..] => beneath(self.processes.get(id)?.directory, names),
             [b"root"] => Some(ProcTarget::Root),
             [b"root", names @ ..] => beneath(Tree::ROOT, names),
-            [name] => Some(ProcTarget::Text(self.told_of(id, thread, name)?)),
+            [name] => Some(ProcTarget::Text(self.contents_of(id, thread, name)?)),
             _ => None,
         }
     }

@@ -123,7 +123,12 @@ impl Kernel {
     }
 
     /// The content of a file of a process, or of one of its threads.
-    pub(in crate::sentry) fn told_of(&self, id: u32, thread: u32, name: &[u8]) -> Option<Vec<u8>> {
+    pub(in crate::sentry) fn contents_of(
+        &self,
+        id: u32,
+        thread: u32,
+        name: &[u8],
+    ) -> Option<Vec<u8>> {
         let info = self.processes.info(id);
         match name {
             b"stat" => self.stat_line(id, thread),

@@ -24,7 +24,7 @@ pub(in crate::sentry) const HOST: &str = "afresh";
 const NAME: &str = "user";
 const HOME: &str = "/home/user";
 /// The user of files without an owner.
-const NOBODY: u32 = 65534;
+const OVERFLOW_ID: u32 = 65534;
 /// Files that a guest may make.
 const FILES: u64 = 1 << 16;
 
@@ -188,7 +188,7 @@ fn boot_id() -> String {
 }
 
 /// Files of `/proc` about the machine, as the calls return it: its memory is the guest's limit.
-pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
+pub(crate) fn write_system_files(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
     let kib = memory >> 10;
     let total =
         format!("MemTotal: {kib:>14} kB\nMemFree: {kib:>15} kB\nMemAvailable: {kib:>10} kB\n");
@@ -234,8 +234,8 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
         ("/proc/sys/kernel/version", format!("{VERSION}\n")),
         ("/proc/sys/kernel/threads-max", format!("{}\n", crate::sentry::kernel::threads::THREADS)),
         ("/proc/sys/kernel/cap_last_cap", format!("{CAPABILITIES}\n")),
-        ("/proc/sys/kernel/overflowuid", format!("{NOBODY}\n")),
-        ("/proc/sys/kernel/overflowgid", format!("{NOBODY}\n")),
+        ("/proc/sys/kernel/overflowuid", format!("{OVERFLOW_ID}\n")),
+        ("/proc/sys/kernel/overflowgid", format!("{OVERFLOW_ID}\n")),
         // Reserved memory costs nothing until it is touched.
         ("/proc/sys/vm/overcommit_memory", "1\n".to_owned()),
         ("/proc/sys/vm/max_map_count", format!("{}\n", crate::sentry::mm::layout::MAPPINGS)),
@@ -279,11 +279,11 @@ pub(crate) fn settle(tree: &mut Tree, users: bool) -> Result<(), Refused> {
     let passwd = format!(
         "root:x:0:0:root:/root:/bin/sh\n\
          {NAME}:x:{USER}:{USER}:{NAME}:{HOME}:/bin/sh\n\
-         nobody:x:{NOBODY}:{NOBODY}:nobody:/nonexistent:/usr/sbin/nologin\n"
+         nobody:x:{OVERFLOW_ID}:{OVERFLOW_ID}:nobody:/nonexistent:/usr/sbin/nologin\n"
     );
-    let group = format!("root:x:0:\n{NAME}:x:{USER}:\nnogroup:x:{NOBODY}:\n");
+    let group = format!("root:x:0:\n{NAME}:x:{USER}:\nnogroup:x:{OVERFLOW_ID}:\n");
     let hosts = format!("127.0.0.1\tlocalhost {HOST}\n");
-    let told = [
+    let files = [
         ("/etc/hosts", hosts),
         ("/etc/hostname", format!("{HOST}\n")),
         // Names outside are found by the opener's grants.
@@ -292,7 +292,7 @@ pub(crate) fn settle(tree: &mut Tree, users: bool) -> Result<(), Refused> {
         ("/etc/group", group),
         ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n".to_owned()),
     ];
-    for (path, text) in &told[..if users { told.len() } else { 3 }] {
+    for (path, text) in &files[..if users { files.len() } else { 3 }] {
         // Images have empty files where a container's are put.
         if tree.stat_path(path).is_ok_and(|stat| stat.kind != Kind::File || stat.size > 0) {
             continue;

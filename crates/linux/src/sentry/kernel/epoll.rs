@@ -213,8 +213,8 @@ mod tests {
         let (event, signals) = (open(counter), open(FileObject::Signals(1 << 11)));
         let first = if differs { signals } else { event };
         let interest = |description| {
-            let (wanted, data, told, off) = (IN.into(), 0, None, false);
-            EpollInterest { description, wanted, data, told, off }
+            let (wanted, data, reported, off) = (IN.into(), 0, None, false);
+            EpollInterest { description, wanted, data, reported, off }
         };
         let interests = (0..INTERESTS).map(|n| (n, interest(if n == 0 { first } else { event })));
         let inner = open(FileObject::Epoll(interests.collect()));

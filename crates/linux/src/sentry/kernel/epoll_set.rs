@@ -25,7 +25,7 @@ pub(crate) struct EpollInterest {
     pub(in crate::sentry) wanted: u32,
     pub(in crate::sentry) data: u64,
     /// The state of the description at its last event.
-    pub(crate) told: Option<u64>,
+    pub(crate) reported: Option<u64>,
     /// Disabled after one event (`EPOLLONESHOT`).
     pub(in crate::sentry) off: bool,
 }

@@ -116,7 +116,7 @@ impl Inotify {
 
 impl Kernel {
     /// Notifies all watchers.
-    fn tell(&mut self, mut each: impl FnMut(&mut Inotify)) {
+    fn for_each(&mut self, mut each: impl FnMut(&mut Inotify)) {
         for description in self.table.descriptions_mut() {
             if let FileObject::Watches(watches) = &mut description.open {
                 each(watches);
@@ -147,7 +147,7 @@ impl Kernel {
         let mask = mask | self.kind_bit(node);
         let found = found.filter(|(above, name)| self.tree.lookup(*above, name) == Ok(node));
         let name = self.tree.name(node).or_else(|| found.cloned());
-        self.tell(|watches| {
+        self.for_each(|watches| {
             if let Some((above, name)) = &name {
                 watches.happened(*above, mask, 0, name);
             }
@@ -162,7 +162,7 @@ impl Kernel {
         }
         let Ok(node) = self.tree.lookup(place.directory, &place.name) else { return };
         let mask = libc::IN_CREATE | self.kind_bit(node);
-        self.tell(|watches| watches.happened(place.directory, mask, 0, &place.name));
+        self.for_each(|watches| watches.happened(place.directory, mask, 0, &place.name));
     }
 
     /// A name was removed, which was a directory's or not.
@@ -178,7 +178,7 @@ impl Kernel {
     fn tell_unnamed(&mut self, node: Node, kind: Kind, then: impl Fn(&mut Inotify)) {
         let is_directory = kind == Kind::Directory;
         let gone = is_directory || self.tree.stat(node).map_or(0, |stat| stat.links) == 0;
-        self.tell(|watches| {
+        self.for_each(|watches| {
             if !is_directory {
                 watches.happened(node, libc::IN_ATTRIB, 0, b"");
             }
@@ -209,7 +209,7 @@ impl Kernel {
             let bit = if kind == Kind::Directory { libc::IN_ISDIR } else { 0 };
             self.moves = self.moves % (u32::MAX - 1) + 1;
             let cookie = self.moves;
-            self.tell(|watches| {
+            self.for_each(|watches| {
                 watches.happened(from.directory, libc::IN_MOVED_FROM | bit, cookie, &from.name);
                 watches.happened(to.directory, libc::IN_MOVED_TO | bit, cookie, &to.name);
                 watches.happened(node, libc::IN_MOVE_SELF, 0, b"");

@@ -13,7 +13,7 @@ use crate::sentry::kernel::prctl_state::PrctlState;
 use crate::sentry::kernel::resource_limits::ResourceLimits;
 
 /// The PID that adopts orphans (`init`), and never reaps them.
-pub(in crate::sentry) const NOBODY: u32 = 1;
+pub(in crate::sentry) const INIT_PID: u32 = 1;
 /// Maximum bytes of arguments, of variables, and of a path.
 pub(in crate::sentry) const MAX_ARGUMENT_BYTES: usize = (crate::sentry::STACK_LEN / 4) as usize;
 
@@ -141,7 +141,7 @@ impl ChildEvent {
 impl ProcessInfo {
     /// The guest's first.
     pub(in crate::sentry) fn first() -> Self {
-        let (id, parent) = (FIRST, NOBODY);
+        let (id, parent) = (FIRST, INIT_PID);
         let (stopped, news) = (None, None);
         let (program, strings, limits, traits) = Default::default();
         let (group, session, memory) = (id, id, id);

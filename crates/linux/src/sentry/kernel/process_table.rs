@@ -17,7 +17,7 @@ pub(crate) use packed::PackedProcessTable;
 use crate::sentry::kernel::file_locks::FileLock;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process::Process;
-use crate::sentry::kernel::process_info::{ChildEvent, Executable, NOBODY, ProcessInfo};
+use crate::sentry::kernel::process_info::{ChildEvent, Executable, INIT_PID, ProcessInfo};
 use crate::sentry::kernel::resource_limits::MAX_TASKS;
 use crate::sentry::kernel::signals::{PendingSignals, SignalInfo};
 use crate::sentry::kernel::threads::{
@@ -59,12 +59,12 @@ impl ProcessTable {
         let later = |id: u32| (FIRST + 1..next).contains(&id);
         let own = &self.current.info;
         let first =
-            own.id == FIRST && own.memory == FIRST && own.parent == NOBODY && own.is_sound();
+            own.id == FIRST && own.memory == FIRST && own.parent == INIT_PID && own.is_sound();
         let room = self.others.len() + self.ended.len() < PROCESSES;
         let sound = self.others.iter().all(|(&id, process)| {
             let info = &process.info;
             // Relatives are older: no process descends from itself, or lends borrowed memory.
-            let parent = info.parent == NOBODY || info.parent < id && self.lives(info.parent);
+            let parent = info.parent == INIT_PID || info.parent < id && self.lives(info.parent);
             let lent = |lender: u32| {
                 lender < id && self.info(lender).is_some_and(|info| info.memory == info.id)
             };
@@ -472,7 +472,7 @@ impl Kernel {
         if heir != parent {
             return;
         }
-        let (code, told, status) = match end {
+        let (code, reason, status) = match end {
             End::Exit(status) => (libc::CLD_EXITED, status, (status & 0xff) << 8),
             End::Signal(signal) => (libc::CLD_KILLED, signal, signal),
             _ => (libc::CLD_KILLED, libc::SIGKILL, libc::SIGKILL),
@@ -482,7 +482,7 @@ impl Kernel {
             self.processes.ended.insert(id, ExitedProcess { parent, group, status, spent });
         }
         let (signal, child) = (libc::SIGCHLD as u8, u64::from(id));
-        self.send(None, SignalInfo::new(signal, code, child, told as u64));
+        self.send(None, SignalInfo::new(signal, code, child, reason as u64));
     }
 }
 

@@ -238,8 +238,8 @@ impl Kernel {
         sets.count(1);
         let id = interest.description;
         let (events, mut edges) = self.readiness(asker, id, sets)?;
-        let told = events & (interest.events() | ALWAYS);
-        if told == 0 || interest.is_off() {
+        let reported = events & (interest.events() | ALWAYS);
+        if reported == 0 || interest.is_off() {
             return None;
         }
         // Only edges need all interests of a set.
@@ -248,8 +248,8 @@ impl Kernel {
         {
             edges = self.set_edges(asker, id, set, sets);
         }
-        let again = !interest.is_edge() || interest.told != Some(edges);
-        again.then_some((told, edges))
+        let again = !interest.is_edge() || interest.reported != Some(edges);
+        again.then_some((reported, edges))
     }
 
     /// Whether a wait of thread `id` is over. Sets that other threads have asked about answer from

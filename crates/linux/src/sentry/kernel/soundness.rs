@@ -185,7 +185,8 @@ mod tests {
 
     /// A set with `len` interests in a description.
     fn set(description: u64, len: u32) -> FileObject {
-        let interest = EpollInterest { description, wanted: 1, data: 0, told: None, off: false };
+        let interest =
+            EpollInterest { description, wanted: 1, data: 0, reported: None, off: false };
         FileObject::Epoll((0..len).map(|number| (number, interest.clone())).collect())
     }
 

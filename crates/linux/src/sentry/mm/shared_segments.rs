@@ -27,7 +27,7 @@ pub(in crate::sentry) const MAX_SEGMENT_SIZE: u64 = u64::MAX - (1 << 24);
 /// Mode bit of `shmctl` for a segment that is removed but attached.
 const REMOVED: u32 = 0o1000;
 /// Bytes of `struct shmid_ds`.
-const TOLD: usize = 112;
+const SHMID_DS_LEN: usize = 112;
 /// Where the mode is in it.
 const MODE: usize = 20;
 const EXECUTE: u64 = libc::SHM_EXEC as u64;
@@ -257,14 +257,14 @@ impl Sentry {
         match command as i32 {
             // A number is an index as well.
             command @ (libc::IPC_STAT | SHM_STAT | SHM_STAT_ANY) => {
-                let told = segment.encode_state(self.state.attached(segment.node));
-                copy_out(process, at, &told)?;
+                let reply = segment.encode_state(self.state.attached(segment.node));
+                copy_out(process, at, &reply)?;
                 if command != libc::IPC_STAT {
                     return Ok(SyscallControl::Value(id as u32 as u64));
                 }
             }
             libc::IPC_SET => {
-                let given = copy_in(process, at, TOLD)?;
+                let given = copy_in(process, at, SHMID_DS_LEN)?;
                 let mode = u32::from(given[MODE]) | u32::from(given[MODE + 1]) << 8;
                 if let Some(segment) = self.change().system_v.list.get_mut(&(id as u32)) {
                     segment.mode = mode & 0o777;
@@ -293,10 +293,10 @@ impl SharedSegment {
         let user = USER as u32;
         let owners = StructBuilder::default().int(self.key).int(user).int(user).int(user).int(user);
         let mode = self.mode | if self.removed { REMOVED } else { 0 };
-        let mut told = owners.int(mode).word(0).word(0).word(0).word(self.size);
+        let mut reply = owners.int(mode).word(0).word(0).word(0).word(self.size);
         for time in self.times {
-            told = told.word(time as u64);
+            reply = reply.word(time as u64);
         }
-        told.int(self.maker).int(self.last).word(attached).word(0).word(0).0
+        reply.int(self.maker).int(self.last).word(attached).word(0).word(0).0
     }
 }

@@ -297,9 +297,9 @@ mod tests {
             all
         };
         let both = [request(libc::RTM_GETADDR, libc::NLM_F_DUMP), request(99, 0)].concat();
-        let told = all(&both);
-        assert_eq!(told.len(), 2);
-        assert_eq!(told[1][4..6], (libc::NLMSG_ERROR as u16).to_le_bytes());
+        let replies = all(&both);
+        assert_eq!(replies.len(), 2);
+        assert_eq!(replies[1][4..6], (libc::NLMSG_ERROR as u16).to_le_bytes());
         for len in 0..both.len() {
             let _ = all(&both[..len]);
         }

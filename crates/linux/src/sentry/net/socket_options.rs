@@ -331,9 +331,9 @@ impl Sentry {
             && (1..4).contains(&room)
             && value.len() == 4
             && value[1..] == [0; 3];
-        let told = &value[..value.len().min(if byte { 1 } else { room as usize })];
-        copy_out(process, a[3], told)?;
-        copy_out(process, a[4], &(told.len() as u32).to_le_bytes())?;
+        let reply = &value[..value.len().min(if byte { 1 } else { room as usize })];
+        copy_out(process, a[3], reply)?;
+        copy_out(process, a[4], &(reply.len() as u32).to_le_bytes())?;
         Ok(ZERO)
     }
 

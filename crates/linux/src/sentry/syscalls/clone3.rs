@@ -47,7 +47,7 @@ impl Sentry {
             return Err(if id_count > 32 { Errno::INVAL } else { Errno::PERM }.into());
         }
         let described = flags & libc::CLONE_PIDFD as u64 != 0;
-        let told = flags & libc::CLONE_PARENT_SETTID as u64 != 0;
+        let sets_parent_tid = flags & libc::CLONE_PARENT_SETTID as u64 != 0;
         let clears = flags & CLEAR_HANDLERS != 0;
         if flags & 0xff != 0
             || flags & !(u64::from(u32::MAX) | CLEAR_HANDLERS | INTO_CGROUP) != 0
@@ -60,7 +60,7 @@ impl Sentry {
         }
         // There is one control group. `clone` has one place for the number of the parent and for
         // the descriptor.
-        if flags & INTO_CGROUP != 0 || described && told {
+        if flags & INTO_CGROUP != 0 || described && sets_parent_tid {
             return self.refuse_unknown(libc::SYS_clone3);
         }
         let top = stack.checked_add(stack_len).ok_or(Errno::INVAL)?;

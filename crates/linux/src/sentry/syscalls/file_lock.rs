@@ -114,8 +114,8 @@ impl Sentry {
                 LockOwner::Process(id) => id,
                 LockOwner::Description(_) => u32::MAX,
             };
-            let told = StructBuilder::default().half(kind as u16).half(0).int(0).word(held.start);
-            copy_out(process, address, &told.word(len).int(by).0)?;
+            let reply = StructBuilder::default().half(kind as u16).half(0).int(0).word(held.start);
+            copy_out(process, address, &reply.word(len).int(by).0)?;
             return Ok(ZERO);
         }
         // Only files can be locked.

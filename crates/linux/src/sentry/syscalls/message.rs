@@ -19,7 +19,7 @@ use rustix::io::Errno;
 const CONTROL: u64 = 1 << 16;
 const SCM_CREDENTIALS: i32 = 2;
 /// User and group of a sender without credentials.
-const NOBODY: u32 = 65534;
+const OVERFLOW_ID: u32 = 65534;
 /// Bytes before the descriptors (`struct cmsghdr`).
 const HEADER: usize = 16;
 
@@ -265,7 +265,7 @@ impl Sentry {
         }
         let (user, group) = match sender {
             Some(_) => (self.state.user_id(), self.state.group_id()),
-            None => (NOBODY, NOBODY),
+            None => (OVERFLOW_ID, OVERFLOW_ID),
         };
         let credentials = StructBuilder::default().int(sender.unwrap_or(0)).int(user).int(group);
         Ok(Some(credentials.0))
@@ -288,7 +288,7 @@ impl Sentry {
     ) -> SyscallResult<(SyscallControl, ReceivedMessage)> {
         let wanted: u64 = pieces.iter().map(|(_, len)| len).sum();
         let mut done = self.resumed.as_ref().map_or(0, |wait| wait.done);
-        let told = |done| Ok((SyscallControl::Value(done), ReceivedMessage::default()));
+        let reply = |done| Ok((SyscallControl::Value(done), ReceivedMessage::default()));
         while done < wanted {
             let mut skipped = done;
             let rest = pieces.iter().filter_map(|&(to, len)| {
@@ -304,7 +304,7 @@ impl Sentry {
                 }
                 Ok((SyscallControl::Value(len), _)) => done += len,
                 Ok((SyscallControl::Wait(_), _)) if flags as i32 & libc::MSG_DONTWAIT != 0 => {
-                    return if done > 0 { told(done) } else { Err(Errno::AGAIN.into()) };
+                    return if done > 0 { reply(done) } else { Err(Errno::AGAIN.into()) };
                 }
                 Ok((SyscallControl::Wait(wait), came)) => {
                     return Ok((SyscallControl::Wait(Wait { done, ..wait }), came));
@@ -313,7 +313,7 @@ impl Sentry {
                 other => return other,
             }
         }
-        told(done)
+        reply(done)
     }
 
     pub(in crate::sentry) fn sys_recvmsg(
@@ -330,21 +330,21 @@ impl Sentry {
         if !matches!(outcome, SyscallControl::Value(_)) {
             return Ok(outcome);
         }
-        let mut told = flags as i32 & libc::MSG_CMSG_CLOEXEC;
+        let mut reply = flags as i32 & libc::MSG_CMSG_CLOEXEC;
         if came.whole.is_some() {
-            told |= libc::MSG_TRUNC;
+            reply |= libc::MSG_TRUNC;
         }
         let room = if message.control == 0 { 0 } else { message.control_len.min(CONTROL) as usize };
         let (mut control, mut received) = (Vec::new(), Vec::new());
         if let Some(credentials) = self.credentials(descriptor, came.sender)? {
             let kind = (libc::SOL_SOCKET, SCM_CREDENTIALS);
             if put_control(&mut control, room, kind, &credentials) {
-                told |= libc::MSG_CTRUNC;
+                reply |= libc::MSG_CTRUNC;
             }
         }
         for (kind, data) in self.packet_info(descriptor, &came)? {
             if put_control(&mut control, room, kind, &data) {
-                told |= libc::MSG_CTRUNC;
+                reply |= libc::MSG_CTRUNC;
             }
         }
         if let Some(parcel) = came.parcel {
@@ -360,7 +360,7 @@ impl Sentry {
                 }
             };
             if cut {
-                told |= libc::MSG_CTRUNC;
+                reply |= libc::MSG_CTRUNC;
             }
             if !numbers.is_empty() {
                 let data: Vec<u8> =
@@ -375,13 +375,13 @@ impl Sentry {
                 for number in received {
                     self.sys_close(number.into())?;
                 }
-                told |= libc::MSG_CTRUNC;
+                reply |= libc::MSG_CTRUNC;
                 control.clear();
             }
             copied => copied?,
         }
         copy_out(process, at.wrapping_add(40), &(control.len() as u64).to_le_bytes())?;
-        copy_out(process, at.wrapping_add(48), &told.to_le_bytes())?;
+        copy_out(process, at.wrapping_add(48), &reply.to_le_bytes())?;
         let mut from = came.from.unwrap_or_default().0;
         if message.name != 0 {
             from = self.sender_address(descriptor, Address(from))?.0;

@@ -11,8 +11,8 @@ use crate::sentry::{
 /// Maximum messages of a call.
 const UIO_MAXIOV: u64 = 1024;
 /// A message (`struct mmsghdr`), and the place of its length.
-const LEN: u64 = 64;
-const TOLD: u64 = 56;
+const MMSGHDR_LEN: u64 = 64;
+const MSG_LEN_OFFSET: u64 = 56;
 
 impl Sentry {
     pub(in crate::sentry) fn sys_sendmmsg(
@@ -76,10 +76,14 @@ impl Sentry {
         // The wait of one message does not count for the next.
         self.resumed = None;
         while done < a[2].min(UIO_MAXIOV) {
-            let at = a[1].wrapping_add(done * LEN);
+            let at = a[1].wrapping_add(done * MMSGHDR_LEN);
             match one(self, process, at, done == 0) {
                 Ok(SyscallControl::Value(len)) => {
-                    copy_out(process, at.wrapping_add(TOLD), &(len as u32).to_le_bytes())?;
+                    copy_out(
+                        process,
+                        at.wrapping_add(MSG_LEN_OFFSET),
+                        &(len as u32).to_le_bytes(),
+                    )?;
                     done += 1;
                 }
                 Ok(SyscallControl::Wait(wait)) => {

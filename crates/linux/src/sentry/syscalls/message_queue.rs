@@ -154,13 +154,13 @@ impl Sentry {
                     check_mode(queue.mode, 4)?;
                 }
                 let (bytes, count) = queue.held_size();
-                let mut told = permissions(queue.key, queue.mode);
+                let mut reply = permissions(queue.key, queue.mode);
                 for time in queue.times {
-                    told = told.word(time as u64);
+                    reply = reply.word(time as u64);
                 }
-                let told = told.word(bytes).word(count).word(queue.room);
+                let reply = reply.word(bytes).word(count).word(queue.room);
                 let [sender, receiver] = queue.last;
-                copy_out(process, at, &told.int(sender).int(receiver).word(0).word(0).0)?;
+                copy_out(process, at, &reply.int(sender).int(receiver).word(0).word(0).0)?;
                 if command != libc::IPC_STAT {
                     return Ok(SyscallControl::Value(id));
                 }

@@ -22,15 +22,15 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 /// Descriptors that one `poll` may ask about.
-const POLLED: u64 = 1024;
+const MAX_POLLED: u64 = 1024;
 /// Maximum events of one `epoll_wait`.
-const TOLD: u64 = 1024;
+const MAX_EVENTS: u64 = 1024;
 
 /// The ready events among the wanted ones, by the names that were wanted.
-fn named(told: u16, wanted: u16) -> u16 {
+fn named(reported: u16, wanted: u16) -> u16 {
     let also =
-        |name: u16, event: u16| if wanted & name != 0 && told & event != 0 { name } else { 0 };
-    told & (wanted | ALWAYS) | also(READ_TOO, IN) | also(WRITE_TOO, OUT)
+        |name: u16, event: u16| if wanted & name != 0 && reported & event != 0 { name } else { 0 };
+    reported & (wanted | ALWAYS) | also(READ_TOO, IN) | also(WRITE_TOO, OUT)
 }
 
 impl Sentry {
@@ -94,13 +94,13 @@ impl Sentry {
         count: u64,
         until: Option<MonotonicTime>,
     ) -> SyscallResult {
-        if count > POLLED {
+        if count > MAX_POLLED {
             return Err(Errno::INVAL.into());
         }
         let bytes = copy_in(process, list, count as usize * 8)?;
-        let (mut ready, mut told, mut on) = (0, bytes.clone(), Vec::new());
+        let (mut ready, mut reported, mut on) = (0, bytes.clone(), Vec::new());
         let mut sets = ReadySets::default();
-        for (entry, out) in bytes.chunks_exact(8).zip(told.chunks_exact_mut(8)) {
+        for (entry, out) in bytes.chunks_exact(8).zip(reported.chunks_exact_mut(8)) {
             let number = i32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
             let wanted = u16::from_le_bytes([entry[4], entry[5]]);
             let events = match self.state.table.id(number as u32 as u64) {
@@ -118,7 +118,7 @@ impl Sentry {
         if ready == 0 && !self.passed(until) {
             return self.wait_for_files(on, until);
         }
-        copy_out(process, list, &told)?;
+        copy_out(process, list, &reported)?;
         Ok(SyscallControl::Value(ready))
     }
 
@@ -190,7 +190,7 @@ impl Sentry {
         let count = count.min(DESCRIPTORS.into());
         let len = count.div_ceil(64) as usize * 8;
         let (mut ready, mut on) = (0, Vec::new());
-        let (mut told, mut looked_at) = (Vec::new(), ReadySets::default());
+        let (mut reported, mut looked_at) = (Vec::new(), ReadySets::default());
         // An end counts as something to read, an error as both.
         for (set, events) in sets.into_iter().zip([IN | HUP | ERR, OUT | ERR, 0]) {
             if set == 0 {
@@ -212,12 +212,12 @@ impl Sentry {
                     on.push((id, events & !ALWAYS));
                 }
             }
-            told.push((set, out));
+            reported.push((set, out));
         }
         if ready == 0 && !self.passed(until) {
             return self.wait_for_files(on, until);
         }
-        for (set, out) in told {
+        for (set, out) in reported {
             copy_out(process, set, &out)?;
         }
         Ok(SyscallControl::Value(ready))
@@ -268,7 +268,7 @@ impl Sentry {
                 let bytes = copy_in(process, event, 12)?;
                 let wanted = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                 let data = bytes[4..].iter().rev().fold(0, |word, &b| word << 8 | u64::from(b));
-                Some(EpollInterest { description, wanted, data, told: None, off: false })
+                Some(EpollInterest { description, wanted, data, reported: None, off: false })
             }
             _ => return Err(Errno::INVAL.into()),
         };
@@ -345,31 +345,31 @@ impl Sentry {
             let (events, edges) = self.state.concern(self.asker(), interest, &mut sets)?;
             Some((number, interest.clone(), events, edges))
         });
-        let told: Vec<_> = concerns.take(most.min(TOLD) as usize).collect();
-        if told.is_empty() {
+        let reported: Vec<_> = concerns.take(most.min(MAX_EVENTS) as usize).collect();
+        if reported.is_empty() {
             if self.passed(until) {
                 return Ok(ZERO);
             }
             let on = WaitReason::Files(vec![(self.state.table.id(set)?, IN)]);
             return Ok(SyscallControl::Wait(Wait::new(on, until)));
         }
-        let mut bytes = Vec::with_capacity(12 * told.len());
-        for (_, interest, events, _) in &told {
+        let mut bytes = Vec::with_capacity(12 * reported.len());
+        for (_, interest, events, _) in &reported {
             bytes.extend(u32::from(named(*events, interest.wanted as u16)).to_le_bytes());
             bytes.extend(interest.data.to_le_bytes());
         }
         copy_out(process, to, &bytes)?;
         // A level-triggered interest needs no state.
-        if told.iter().any(|(_, interest, ..)| interest.wanted & (EDGE | ONCE) != 0)
+        if reported.iter().any(|(_, interest, ..)| interest.wanted & (EDGE | ONCE) != 0)
             && let FileObject::Epoll(known) = &mut self.change().table.get_mut(set)?.open
         {
-            for (number, _, _, edges) in &told {
+            for (number, _, _, edges) in &reported {
                 if let Some(interest) = known.get_mut(*number) {
-                    interest.told = Some(*edges);
+                    interest.reported = Some(*edges);
                     interest.off = interest.wanted & ONCE != 0;
                 }
             }
         }
-        Ok(SyscallControl::Value(told.len() as u64))
+        Ok(SyscallControl::Value(reported.len() as u64))
     }
 }

@@ -253,7 +253,7 @@ impl Sentry {
         const NONBLOCK: u64 = libc::O_NONBLOCK as u64;
         let (_, queue) = self.posix_queue(descriptor)?;
         let now = u64::from(self.state.table.get(descriptor)?.flags) & NONBLOCK;
-        let told = [now, queue.count, queue.size, queue.len()];
+        let reply = [now, queue.count, queue.size, queue.len()];
         let given = match new {
             0 => None,
             new => Some(word_in(process, new)?),
@@ -262,9 +262,9 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         if old != 0 {
-            let told = told.into_iter().fold(StructBuilder::default(), StructBuilder::word);
-            let len = told.0.len();
-            copy_out(process, old, &told.zeros(ATTRIBUTES_LEN - len).0)?;
+            let reply = reply.into_iter().fold(StructBuilder::default(), StructBuilder::word);
+            let len = reply.0.len();
+            copy_out(process, old, &reply.zeros(ATTRIBUTES_LEN - len).0)?;
         }
         if let Some(given) = given {
             let flags = &mut self.change().table.get_mut(descriptor)?.flags;

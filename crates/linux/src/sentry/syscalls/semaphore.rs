@@ -181,8 +181,8 @@ impl Sentry {
             // A number is an index as well.
             libc::IPC_STAT | SEM_STAT | SEM_STAT_ANY => {
                 let [used, changed] = set.times.map(|time| time as u64);
-                let told = permissions(set.key, set.mode).word(used).word(0).word(changed).word(0);
-                copy_out(process, argument, &told.word(count as u64).word(0).word(0).0)?;
+                let reply = permissions(set.key, set.mode).word(used).word(0).word(changed).word(0);
+                copy_out(process, argument, &reply.word(count as u64).word(0).word(0).0)?;
                 if command == libc::IPC_STAT { 0 } else { id }
             }
             SETVAL => {

@@ -11,7 +11,7 @@ use crate::sentry::kernel::signals::{SignalInfo, UNTOUCHABLE};
 use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, copy_out, word_in};
 
 /// Bytes of one signal (`struct signalfd_siginfo`).
-const TOLD: usize = 128;
+const SIGINFO_LEN: usize = 128;
 
 /// A signal as it is read.
 fn encode_signal(info: &SignalInfo) -> Vec<u8> {
@@ -37,7 +37,7 @@ fn encode_signal(info: &SignalInfo) -> Vec<u8> {
         .int(if is_child { 0 } else { int(24) })
         .word(if is_child { 0 } else { value });
     let len = bytes.0.len();
-    bytes.zeros(TOLD - len).0
+    bytes.zeros(SIGINFO_LEN - len).0
 }
 
 impl Sentry {
@@ -72,7 +72,7 @@ impl Sentry {
         set: u64,
         pieces: &[(u64, u64)],
     ) -> SyscallResult {
-        let room = pieces.iter().map(|(_, len)| *len as usize / TOLD).sum::<usize>();
+        let room = pieces.iter().map(|(_, len)| *len as usize / SIGINFO_LEN).sum::<usize>();
         if room == 0 {
             return Err(Errno::INVAL.into());
         }
@@ -83,14 +83,18 @@ impl Sentry {
         }
         let mut done = 0;
         for &(to, len) in pieces {
-            for at in 0..len / TOLD as u64 {
+            for at in 0..len / SIGINFO_LEN as u64 {
                 let state = self.change();
                 let own = state.processes.current.threads.current_mut().pending.take(set);
                 let Some(info) = own.or_else(|| state.processes.current.pending.take(set)) else {
                     break;
                 };
-                match copy_out(process, to.wrapping_add(at * TOLD as u64), &encode_signal(&info)) {
-                    Ok(()) => done += TOLD as u64,
+                match copy_out(
+                    process,
+                    to.wrapping_add(at * SIGINFO_LEN as u64),
+                    &encode_signal(&info),
+                ) {
+                    Ok(()) => done += SIGINFO_LEN as u64,
                     // Signals were taken before.
                     Err(SyscallError::Errno(_)) if done > 0 => {
                         return Ok(SyscallControl::Value(done));

@@ -413,7 +413,7 @@ impl Sentry {
             return self.wait_for(descriptor, IN, 0);
         };
         self.state.table.check_room()?;
-        let told = address_out(process, &arrival.peer, to, len);
+        let written = address_out(process, &arrival.peer, to, len);
         let local = socket.is_local().then(|| socket.own.clone());
         let (family, packets, options) = (socket.family, socket.packets, socket.options.clone());
         let listening = self.socket_mut(descriptor)?;
@@ -426,7 +426,7 @@ impl Sentry {
         // One with data may be accepted before others that came earlier, also beyond the backlog.
         self.change().line_is_made(arrival.outgoing);
         self.change().establish_connections(listener);
-        if let Err(error) = told {
+        if let Err(error) = written {
             // The connection is lost, as in Linux.
             let state = self.change();
             state.leave(arrival.incoming, false);

@@ -57,12 +57,12 @@ impl Sentry {
             return Err(Errno::PERM.into());
         }
         // After the mode: offset, frequency, both errors, status.
-        let told = [0, 0, 0, 16_000_000, 16_000_000, UNSYNCHRONISED, 2, 1, 32_768_000];
-        let mut told = told.into_iter().fold(StructBuilder::default(), StructBuilder::word);
+        let reply = [0, 0, 0, 16_000_000, 16_000_000, UNSYNCHRONISED, 2, 1, 32_768_000];
+        let mut reply = reply.into_iter().fold(StructBuilder::default(), StructBuilder::word);
         let now = crate::sentry::kernel::time::now();
-        told = told.word(now.seconds as u64).word(u64::from(now.nanos) / 1000).word(10_000);
-        told.0.resize(TIMEX_LEN, 0);
-        copy_out(process, at, &told.0)?;
+        reply = reply.word(now.seconds as u64).word(u64::from(now.nanos) / 1000).word(10_000);
+        reply.0.resize(TIMEX_LEN, 0);
+        copy_out(process, at, &reply.0)?;
         Ok(SyscallControl::Value(CLOCK_ERROR))
     }
 

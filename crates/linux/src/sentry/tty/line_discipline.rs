@@ -323,11 +323,11 @@ impl Terminal {
         self.stopped = !on;
         self.edges += 1;
         let (set, clear) = if on { (START, STOP) } else { (STOP, START) };
-        self.tell(set, clear);
+        self.report(set, clear);
     }
 
     /// Notes something for a master that reads packets.
-    fn tell(&mut self, set: u8, clear: u8) {
+    fn report(&mut self, set: u8, clear: u8) {
         if let Some(packet) = &mut self.packet {
             *packet = *packet & !clear | set;
         }
@@ -339,14 +339,14 @@ impl Terminal {
         self.line.clear();
         self.literal = false;
         self.edges += 1;
-        self.tell(FLUSH_READ, 0);
+        self.report(FLUSH_READ, 0);
     }
 
     /// Drops unread output.
     pub(in crate::sentry) fn flush_shown(&mut self) {
         self.shown.clear();
         self.edges += 1;
-        self.tell(FLUSH_WRITE, 0);
+        self.report(FLUSH_WRITE, 0);
     }
 
     /// Behaves otherwise from now on. Typed input stays: joined if the new mode has no lines, else
@@ -364,8 +364,8 @@ impl Terminal {
             self.flow(true);
         }
         match (old.flows(), self.termios.flows()) {
-            (false, true) => self.tell(DO_STOP, NO_STOP),
-            (true, false) => self.tell(NO_STOP, DO_STOP),
+            (false, true) => self.report(DO_STOP, NO_STOP),
+            (true, false) => self.report(NO_STOP, DO_STOP),
             _ => {}
         }
         self.edges += 1;

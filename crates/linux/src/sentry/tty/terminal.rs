@@ -313,8 +313,8 @@ impl Sentry {
         if wanted == 0 {
             return Ok(ZERO);
         }
-        if let Some(told @ 1..) = terminal.packet {
-            scatter(process, pieces, &[told])?;
+        if let Some(reply @ 1..) = terminal.packet {
+            scatter(process, pieces, &[reply])?;
             self.terminal_mut(id)?.packet = Some(0);
             return Ok(SyscallControl::Value(1));
         }
@@ -376,7 +376,7 @@ impl Sentry {
         let (Some(id), Some(terminal)) = (end.id, terminal) else { return Err(Errno::IO.into()) };
         let (master, node) = (end.master, terminal.node);
         let int = |bytes: u32| bytes.to_le_bytes();
-        let told = match request {
+        let reply = match request {
             ioctl::TCGETS => encode(&terminal.termios, false),
             TCGETS2 => encode(&terminal.termios, true),
             ioctl::TIOCGWINSZ => {
@@ -415,7 +415,7 @@ impl Sentry {
             }
             _ => return self.set_terminal(process, (id, master), request, value),
         };
-        copy_out(process, value, &told)?;
+        copy_out(process, value, &reply)?;
         Ok(ZERO)
     }
 
