@@ -79,6 +79,9 @@ pub enum WarmError {
     #[error("its standard input: {0}")]
     Input(#[source] std::io::Error),
     /// It did not come to wait for input in time.
+    /// Its [stop handle](crate::Program::stop_handle) ended the warm-up.
+    #[error("the warm-up of the program was stopped by its host")]
+    Stopped,
     #[error("the program did not wait for input within its start limit{}", last_messages(messages))]
     Late {
         /// The end of its standard error.
