@@ -166,6 +166,7 @@ impl Guest {
 fn call_error(function: &str, error: LinuxError) -> CallError {
     let kind = match &error {
         LinuxError::Late { .. } => ErrorKind::Timeout,
+        LinuxError::Ended { end: End::Unheard, .. } => ErrorKind::Stopped,
         // It had not begun.
         LinuxError::NeedsReset => ErrorKind::Request,
         LinuxError::Platform {
