@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use afresh_serve::{Config, GuestConfig, Server};
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
@@ -145,12 +145,13 @@ impl Arguments {
     fn guest(&self, text: &str, settings: &Settings) -> anyhow::Result<GuestConfig> {
         let http = &self.http;
         let (route, reference) = route(text);
-        let mut guest = GuestConfig::new(self.how.reference(reference)?);
+        let found = self.how.reference(reference.as_ref())?.into_string();
+        let found = found.map_err(|path| anyhow!("{} is not UTF-8", path.display()))?;
+        let mut guest = GuestConfig::new(found);
         guest.name = route.unwrap_or(reference).to_owned();
-        guest.open = self.how.options(reference, settings, self.command())?;
+        guest.open = self.how.options(reference.as_ref(), settings, self.command())?;
         let mode = self.how.wasm.mode.unwrap_or(guest.wasm.mode);
-        guest.wasm =
-            self.how.wasm.options(reference, self.command(), &self.how.env()?, &self.how.dir)?;
+        guest.wasm = self.how.wasm(reference.as_ref(), self.command())?;
         guest.wasm.mode = mode;
         guest.call.clone_from(&self.call);
         if let Some(route) = route {

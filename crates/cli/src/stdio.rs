@@ -1,6 +1,7 @@
 //! `afresh serve --stdio`: one request per input line, one answer per output line, each from the
 //! warm state.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, Write};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -18,7 +19,7 @@ pub(crate) fn run(
     arguments: &Arguments,
     settings: &Settings,
 ) -> anyhow::Result<ExitCode> {
-    let how = &arguments.how;
+    let (how, guest) = (&arguments.how, OsStr::new(guest));
     let guest = how.open(guest, &how.options(guest, settings, arguments.command())?)?;
     // A missing function is an error of this command, not of every request.
     let function = guest.function(&arguments.call)?;

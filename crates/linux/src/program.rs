@@ -94,9 +94,9 @@ fn java_settings() -> impl Iterator<Item = PathBuf> {
 
 /// The file that a shell would run for a word: the first of that name in the directories of `PATH`.
 #[must_use]
-pub fn find_in_path(word: &str) -> Option<PathBuf> {
+pub fn find_in_path(word: impl AsRef<OsStr>) -> Option<PathBuf> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
-    let mut files = std::env::split_paths(&folders).map(|folder| folder.join(word));
+    let mut files = std::env::split_paths(&folders).map(|folder| folder.join(word.as_ref()));
     files.find(|file| file.is_file())
 }
 
