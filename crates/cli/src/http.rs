@@ -4,6 +4,7 @@
 //! SIGHUP reloads the file, keys, budgets and certificate, and opens the guests and the audit log
 //! again.
 
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -206,6 +207,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         return check(path, settings);
     }
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    // Escape codes are for terminals alone.
+    let log = log.with_ansi(std::io::stderr().is_terminal());
     let log = log.with_filter(LevelFilter::from_level(arguments.http.log));
     let subscriber = tracing_subscriber::registry().with(log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

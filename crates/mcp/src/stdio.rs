@@ -26,7 +26,7 @@ const BUFFER: usize = 64 << 10;
 /// Maximum errors that wait for the output.
 const MAX_ERRORS: usize = 16;
 
-/// Messages of the client, and answers to lines that are none.
+/// Messages of the client, and errors for other lines.
 pub(crate) struct StdioTransport {
     messages: AsyncRwTransport<RoleServer, DuplexStream, Stdout>,
     errors: mpsc::Receiver<ErrorData>,

@@ -20,7 +20,7 @@ use crate::exit;
 const TICK: Duration = Duration::from_millis(10);
 /// Maximum time that a stopped operation has to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Bytes of the thread's stack: that of the largest Wasm guest, and what compilers need.
+/// Stack of the thread in bytes: enough for the largest Wasm guest and its compiler.
 const STACK: usize = 32 << 20;
 
 /// Runs `work` on another thread and waits for its result. `stop` ends it early.

@@ -361,6 +361,18 @@ impl FileOwner for Branch<Instance> {
         let program = self.guest_mut().map_err(unmoved)?;
         program.change_files(change).map_err(|error| SessionError::State(error.into()))
     }
+
+    fn is_generated(&self, path: &str) -> bool {
+        let mut parts = Vec::new();
+        for part in path.split('/') {
+            match part {
+                "" | "." => {}
+                ".." => drop(parts.pop()),
+                part => parts.push(part),
+            }
+        }
+        matches!(parts.first(), Some(&("proc" | "sys")))
+    }
 }
 
 impl FrozenKind for PackedProgram {
