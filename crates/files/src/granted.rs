@@ -6,7 +6,7 @@
 //! directories meanwhile leads out of it. A handle of a directory that is granted for reading
 //! changes nothing, through no other handle either. Only regular files and directories are opened,
 //! so that no pipe or device blocks a thread. Handles of all guests take at most half of the
-//! descriptors that this process may have.
+//! descriptors that this process may have. No file grows beyond the limit of files of this process.
 //!
 //! May break it: a host process that moves a directory out of the granted one while a guest has it
 //! open; a host program that follows a link which a guest has made; a file system whose files
@@ -14,19 +14,18 @@
 
 mod entries;
 mod names;
+mod process_limits;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps,
     UTIME_OMIT, openat, openat2,
 };
 use rustix::io::{Errno, ReadWriteFlags};
-use rustix::process::{Resource, getrlimit};
 
 use crate::error::Refused;
 use crate::nodes::node::{Time, Times};
@@ -34,42 +33,10 @@ use crate::trees::open::{Access, Whence};
 
 use entries::EntryReader;
 pub use entries::HostEntry;
+use process_limits::{CountedFd, extend};
 
 /// Attempts at a path that other processes change at the same time.
 const ATTEMPTS: usize = 128;
-
-/// Descriptors that handles of all guests have open.
-static OPEN: AtomicU64 = AtomicU64::new(0);
-
-/// A descriptor that counts towards the limit of the process.
-#[derive(Debug)]
-struct CountedFd(OwnedFd);
-
-impl CountedFd {
-    /// Opens one, unless guests have as many as they may.
-    fn open(open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
-        let limit = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |limit| limit / 2);
-        let count = |open: u64| (open < limit).then_some(open + 1);
-        if OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_err() {
-            return Err(Errno::MFILE);
-        }
-        open().map(Self).inspect_err(|_| {
-            OPEN.fetch_sub(1, Ordering::Relaxed);
-        })
-    }
-}
-
-impl Drop for CountedFd {
-    fn drop(&mut self) {
-        OPEN.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl AsFd for CountedFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
 
 /// The kind of a host file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -459,9 +426,13 @@ impl HostHandle {
     /// handle.
     ///
     /// # Errors
-    /// Those of the host.
+    /// [`Refused::TooLarge`] beyond the limit of files of this process; the host's errors.
     pub fn set_size(&self, size: u64) -> Result<(), Refused> {
-        if size > i64::MAX as u64 {
+        extend(|limit| self.resize(size, limit))
+    }
+
+    fn resize(&self, size: u64, limit: u64) -> Result<(), Refused> {
+        if size > limit.min(i64::MAX as u64) {
             return Err(Refused::TooLarge);
         }
         whole(|| rustix::fs::ftruncate(&self.fd, size)).map_err(refused)
@@ -470,18 +441,20 @@ impl HostHandle {
     /// Reserves room for a range of a file, which it is extended to contain.
     ///
     /// # Errors
-    /// [`Refused::NotOpen`]; the host's errors.
+    /// [`Refused::NotOpen`]; as [`HostHandle::set_size`].
     pub fn allocate(&self, offset: u64, len: u64) -> Result<(), Refused> {
         if !self.access.write {
             return Err(Refused::NotOpen);
         }
         let end = offset.checked_add(len).filter(|end| *end <= i64::MAX as u64);
         let end = end.ok_or(Refused::TooLarge)?;
-        match whole(|| rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), offset, len)) {
-            Err(Errno::OPNOTSUPP) if end > self.stat()?.size => self.set_size(end),
+        let allocate =
+            || whole(|| rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), offset, len));
+        extend(|limit| match if end > limit { Err(Errno::FBIG) } else { allocate() } {
+            Err(Errno::OPNOTSUPP) if end > self.stat()?.size => self.resize(end, limit),
             Err(Errno::OPNOTSUPP) => Ok(()),
             result => result.map_err(refused),
-        }
+        })
     }
 
     /// Reads at a position.
@@ -514,10 +487,11 @@ impl HostHandle {
         Ok(len)
     }
 
-    /// Writes at a position; in a file that is appended to, at its end.
+    /// Writes at a position; in a file that is appended to, at its end. At the limit of files of
+    /// this process it writes only a part.
     ///
     /// # Errors
-    /// [`Refused::NotOpen`]; the host's errors.
+    /// [`Refused::NotOpen`]; [`Refused::TooLarge`] at the limit of files; the host's errors.
     pub fn write_at(&self, at: u64, bytes: &[u8]) -> Result<usize, Refused> {
         if !self.access.write {
             return Err(Refused::NotOpen);
@@ -534,8 +508,17 @@ impl HostHandle {
         if self.access.append {
             flags |= ReadWriteFlags::APPEND;
         }
-        let write = || rustix::io::pwritev2(&self.fd, &[IoSlice::new(bytes)], at, flags);
-        whole(write).map_err(refused)
+        extend(|limit| {
+            let mut bytes = bytes;
+            if limit < u64::MAX && !bytes.is_empty() {
+                let at = if self.access.append { self.stat()?.size } else { at };
+                let room = limit.checked_sub(at).filter(|room| *room > 0);
+                let room = room.ok_or(Refused::TooLarge)?;
+                bytes = &bytes[..room.min(bytes.len() as u64) as usize];
+            }
+            let write = || rustix::io::pwritev2(&self.fd, &[IoSlice::new(bytes)], at, flags);
+            whole(write).map_err(refused)
+        })
     }
 
     /// Writes at the position of the handle, or at the end if the file is appended to, and advances

@@ -8,7 +8,7 @@
 //! Promises: every instance starts in the frozen state, bit for bit; nothing in the bytes reaches
 //! the host but through checks, and no host path is opened that the caller did not grant.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,7 +95,6 @@ impl PackedPart {
         let image = left.slice(PageRange::new(0, pages));
         *left = left.slice(PageRange::new(pages, left.pages() - pages));
         let segments = Segments::checked(self.segments, pages).map_err(damaged)?;
-        self.registers.check().map_err(damaged)?;
         let Self { memory, holds, registers, .. } = self;
         let part = MemoryPart { memory, holds, segments, registers };
         Ok(FrozenMemory { image, part: Arc::new(part) })
@@ -136,7 +135,18 @@ pub struct PackedProgram {
 
 fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     let rest = &standing.rest;
+    // A reader would refuse others.
+    let parts: Vec<_> = rest.parts.iter().map(|part| &**part).collect();
+    check_memories(&parts, &rest.state, &rest.live)
+        .map_err(|what| FreezeError::State(what.to_owned()))?;
     let (state, additions, files) = rest.state.pack()?;
+    let described = (files.len() as u64).saturating_sub(rest.state.tree.budget().bytes);
+    if described > DESCRIPTIONS {
+        return Err(FreezeError::State(format!(
+            "its files take {described} bytes more than its storage limit, and their names and \
+             attributes may take {DESCRIPTIONS}: remove files"
+        )));
+    }
     let mut pages = ImageBuilder::new(files.len().div_ceil(PAGE_SIZE));
     let stored = |error: ImageError| FreezeError::State(error.to_string());
     let pages = pages.segment(0, &files).map(drop).and_then(|()| pages.build()).map_err(stored)?;
@@ -256,16 +266,10 @@ impl Warm {
             .map(|(ground, (_, layout))| ground.without_shares(layout, &live))
             .collect();
         let parts: Vec<_> = grounds.iter().map(|ground| &*ground.part).collect();
-        let mapped = |(part, (_, layout)): (&&MemoryPart, (u32, &Layout))| {
-            let segments = part.segments.iter().map(|s| (s.start, s.len, s.protection));
-            same_mappings(layout.own_mappings(&live), segments)
-        };
-        if left.pages() > 0 || !state.is_played_by(&parts) {
-            return Err(damaged("its memories are not its processes'"));
+        if left.pages() > 0 {
+            return Err(damaged("it has more pages than its memories"));
         }
-        if !parts.iter().zip(state.memories()).all(mapped) {
-            return Err(damaged("its memory is not what it has mapped"));
-        }
+        check_memories(&parts, &state, &live).map_err(damaged)?;
         program.renew_trust(&mut state.tree)?;
         let standing = FrozenState::new(grounds, Arc::new(state), header.wait, header.clock);
         Ok(Self::new(standing, program.limits(), std::collections::BTreeMap::new()))
@@ -281,6 +285,26 @@ impl Instance {
     pub fn freeze(&mut self) -> Result<Frozen, FreezeError> {
         let standing = self.freeze_standing().map_err(FreezeError::Guest)?;
         frozen(&standing)
+    }
+}
+
+/// The first error of memories that a kernel state does not fit, if any; segments have no shared
+/// mappings of the files `live`.
+fn check_memories(
+    parts: &[&MemoryPart],
+    state: &Kernel,
+    live: &BTreeSet<Node>,
+) -> Result<(), &'static str> {
+    parts.iter().try_for_each(|part| part.registers.check())?;
+    state.check_contexts(parts)?;
+    let mapped = |(part, (_, layout)): (&&MemoryPart, (u32, &Layout))| {
+        let segments = part.segments.iter().map(|s| (s.start, s.len, s.protection));
+        same_mappings(layout.own_mappings(live), segments)
+    };
+    if parts.iter().zip(state.memories()).all(mapped) {
+        Ok(())
+    } else {
+        Err("its memory is not what it has mapped")
     }
 }
 

@@ -100,23 +100,28 @@ impl FrozenKernel {
 }
 
 impl Kernel {
-    /// Whether these are its memories, and hold the registers of processes that use them; those of
-    /// all other processes and threads are here.
-    pub(crate) fn is_played_by(&self, parts: &[&MemoryPart]) -> bool {
+    /// The first error unless these are its memories, and hold the registers of processes that use
+    /// them; those of all other processes and threads are here.
+    pub(crate) fn check_contexts(&self, parts: &[&MemoryPart]) -> Result<(), &'static str> {
+        const OTHERS: &str = "its memories are not its processes'";
         let of = |memory: u32| parts.iter().find(|part| part.memory == memory);
         let known = |part: &&MemoryPart| {
             self.processes.info(part.holds).is_some_and(|info| info.memory == part.memory)
         };
-        let placed = self.processes.iter().all(|process| {
-            let (info, threads) = (&process.info, &process.threads);
-            let Some(part) = of(info.memory) else { return false };
-            let held = part.holds == info.id;
-            let mut contexts = threads.iter().filter_map(|(_, thread)| thread.context.as_ref());
-            threads.current().context.is_none() == held
-                && contexts.all(|context| context.check(&part.registers).is_ok())
-        });
         let ids = parts.iter().map(|part| part.memory);
-        ids.eq(self.memories().into_keys()) && parts.iter().all(known) && placed
+        if !ids.eq(self.memories().into_keys()) || !parts.iter().all(known) {
+            return Err(OTHERS);
+        }
+        for process in self.processes.iter() {
+            let (info, threads) = (&process.info, &process.threads);
+            let part = of(info.memory).ok_or(OTHERS)?;
+            if threads.current().context.is_none() != (part.holds == info.id) {
+                return Err(OTHERS);
+            }
+            let mut contexts = threads.iter().filter_map(|(_, thread)| thread.context.as_ref());
+            contexts.try_for_each(|context| context.check(&part.registers))?;
+        }
+        Ok(())
     }
 }
 

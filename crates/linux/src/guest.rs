@@ -172,6 +172,10 @@ impl Guest {
                         self.attach()?;
                         return self.go_on();
                     }
+                    if self.is_due() {
+                        self.enact(change, Continuation::Ask)?;
+                        return self.go_on();
+                    }
                     self.enact(change, Continuation::Resume)?;
                     return Ok(None);
                 }
@@ -188,7 +192,7 @@ impl Guest {
                 }
                 SyscallControl::Yield => self.body.process.set_result(0),
                 SyscallControl::Gone => {}
-                SyscallControl::Exec(command) => return self.exec(*command),
+                SyscallControl::Exec(command) => return self.exec(*command, deadline),
                 SyscallControl::Peer(copy) => return self.copy_peer(&call, &copy, deadline),
                 SyscallControl::Fork(fork) => {
                     self.fork(fork)?;
@@ -223,11 +227,17 @@ impl Guest {
         self.outlive(halt, deadline)
     }
 
+    /// Whether the current thread has to enter the stub: for a signal, a stop, or because its turn
+    /// is over.
+    fn is_due(&self) -> bool {
+        self.sentry.has_signal() || self.sentry.state.is_to_stop() || self.turn_is_over()
+    }
+
     /// Has the guest make its own call `id`, which is the only order of `change`.
     fn let_make(&mut self, id: u64, change: Change) -> Result<Option<StopReason>, PlatformError> {
         self.sentry.resumed = None;
         self.sentry.unmask();
-        if self.sentry.has_signal() || self.sentry.state.is_to_stop() || self.turn_is_over() {
+        if self.is_due() {
             // It comes behind the call.
             self.body.process.interrupt()?;
         }
@@ -245,8 +255,7 @@ impl Guest {
         self.sentry.unmask();
         match call.place {
             Trap::Kernel(_) => {
-                let stops = self.sentry.state.is_to_stop() || self.turn_is_over();
-                if self.sentry.has_signal() || stops {
+                if self.is_due() {
                     self.body.process.interrupt()?;
                 }
                 self.body.process.answer(call, value as i64)?;

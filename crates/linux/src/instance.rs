@@ -28,7 +28,7 @@ use crate::guest::{Guest, StopReason, after};
 use crate::limits::Limits;
 use crate::outbound::OutboundLimits;
 use crate::platform::{Continuation, CpuPinning, PlatformError, StubCommands, Trap};
-use crate::sentry::{End, FIRST, Generation, Kernel, OutputSinks, Sentry};
+use crate::sentry::{End, FIRST, Generation, Kernel, OutputSinks, Sentry, count_unserved};
 use crate::stats::Stats;
 use crate::subprocess::Subprocess;
 use crate::subprocess_memory::read_all;
@@ -358,7 +358,7 @@ impl Instance {
         };
         let halt = halted.map_or_else(|| guarded(|| guest.run(deadline)), Ok);
         for (number, count) in std::mem::take(&mut guest.sentry.unserved) {
-            *self.stats.unserved.entry(number).or_default() += count;
+            count_unserved(&mut self.stats.unserved, number, count);
         }
         let messages = guest.messages();
         guest.sentry.streams.set_sinks(OutputSinks::default());

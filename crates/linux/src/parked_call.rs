@@ -57,13 +57,21 @@ impl Guest {
     }
 
     /// Has every process in the stub, but for those that the host has ended, and returns the first
-    /// error. The current one does not run.
+    /// error. The current one does not run. If a process does not come, the guest is lost, and its
+    /// other processes are left where they are.
     pub(crate) fn unpark_all(&mut self) -> Result<(), PlatformError> {
         if planted::is(Bug::ParkedCall) {
             return Ok(());
         }
-        let own = self.body.unpark();
-        self.others.iter_mut().map(Subprocess::unpark).fold(own, |first, next| first.and(next))
+        let mut done = self.body.unpark();
+        for body in self.others.iter_mut() {
+            if !matches!(done, Ok(()) | Err(PlatformError::Ended(_))) {
+                break;
+            }
+            let next = body.unpark();
+            done = done.and(next);
+        }
+        done
     }
 }
 

@@ -71,6 +71,7 @@ pub(crate) use syscalls::path::path_of;
 pub(crate) use syscalls::peer_memory::PeerCopy;
 pub(crate) use syscalls::process::ForkRequest;
 use tty::terminals::Terminals;
+pub(crate) use unserved::count_unserved;
 
 /// Longest name of a file.
 const NAME: usize = 255;

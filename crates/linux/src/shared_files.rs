@@ -25,6 +25,7 @@ use afresh_sys::planted::{self, Bug};
 use afresh_sys::{Memfd, PAGE_SIZE, SysError};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::{Errno, pread};
+use rustix::process::{Resource, getrlimit};
 
 use crate::platform::PlatformError;
 use crate::ranges::Ranges;
@@ -36,6 +37,22 @@ const CHUNK_SIZE: u64 = 256 << 10;
 const MAX_WHOLE_CHANGE: u64 = 4 << 20;
 /// Shared mappings end at this offset of their file at most. Bytes beyond it need no memory.
 pub(crate) const MAX_OFFSET: u64 = i64::MAX as u64 / 2;
+
+/// Maximum live files of a guest.
+const MAX_LIVE_FILES: u64 = 1024;
+
+/// Live files that a guest may have: an eighth of the descriptors of this process, because each
+/// takes one.
+fn max_live_files() -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    (descriptors / 8).min(MAX_LIVE_FILES) as usize
+}
+
+/// Maximum size of a live file: the limit of files of this process (`RLIMIT_FSIZE`), in whole
+/// pages.
+pub(crate) fn max_live_size() -> u64 {
+    getrlimit(Resource::Fsize).current.map_or(u64::MAX, |limit| limit / PAGE * PAGE)
+}
 
 /// The memory of a live file, which shared mappings show.
 #[derive(Debug)]
@@ -169,7 +186,7 @@ impl LiveFile {
     fn new(tree: &Tree, node: Node) -> Result<Self, Errno> {
         let errno = |error: Refused| error.errno();
         let size = tree.stat(node).map_err(errno)?.size.min(MAX_OFFSET);
-        let lacking = |error: SysError| Errno::from_raw_os_error(error.errno);
+        let lacking = |_: SysError| Errno::NOMEM;
         let memory = Memfd::new(c"afresh-shared").map_err(lacking)?;
         memory.set_len(size as usize).map_err(lacking)?;
         // The same size without bytes.
@@ -371,11 +388,17 @@ impl SharedFiles {
         self.0.keys().copied().collect()
     }
 
+    /// Whether a further file may become live.
+    pub(crate) fn has_room(&self) -> bool {
+        self.0.len() < max_live_files()
+    }
+
     /// Makes a file live, which guest processes may write then if it `opens`. Bytes at `mapped` are
     /// paid for.
     ///
     /// # Errors
-    /// `ENOMEM` where the host has no memory for it, or its other bytes are more than `most`.
+    /// `ENOMEM` where the host has no memory for it, its other bytes are more than `most`, or the
+    /// guest has as many live files as it may.
     pub(crate) fn add(
         &mut self,
         tree: &Tree,
@@ -389,7 +412,7 @@ impl SharedFiles {
             return Ok(());
         }
         let stored = tree.stored_ranges(node).map_err(|error| error.errno())?;
-        if bytes_beside(stored, mapped) > most {
+        if !self.has_room() || bytes_beside(stored, mapped) > most {
             return Err(Errno::NOMEM);
         }
         let mut live = LiveFile::new(tree, node)?;
@@ -430,6 +453,13 @@ impl SharedFiles {
         tree: &Tree,
         live: &BTreeSet<Node>,
     ) -> Result<(), PlatformError> {
+        if live.len() > max_live_files() {
+            return Err(PlatformError::Missing {
+                what: "it has more shared memory files than an eighth of the descriptors",
+                error: Errno::MFILE.into(),
+                way_out: "raise ulimit -n",
+            });
+        }
         self.0.retain(|node, _| live.contains(node));
         for &node in live {
             if let Some(file) = self.0.get_mut(&node) {

@@ -74,8 +74,9 @@ struct PreparedMemory {
     /// Images that the mappings may show, which must outlive them: the first whole, and of later
     /// ones the mapped pages once the process stands on another.
     shown: Vec<Image>,
-    /// Pages that are mapped of the last image, unless it is the first.
-    mapped: Vec<PageRange>,
+    /// Pages that are mapped of the last image, unless it is the first: each once, however often
+    /// resets map it.
+    mapped: Ranges,
     plain: bool,
 }
 
@@ -90,7 +91,7 @@ impl PreparedMemory {
             self.shown.push(image.clone());
         }
         if self.shown.len() > 1 {
-            self.mapped.extend(pages);
+            pages.for_each(|run| self.mapped.insert(run.start as u64..run.end() as u64));
         }
     }
 
@@ -100,7 +101,10 @@ impl PreparedMemory {
         self.plain = false;
         let mapped = std::mem::take(&mut self.mapped);
         if let Some(last) = self.shown.last_mut().filter(|_| !mapped.is_empty()) {
-            *last = last.only(&mapped);
+            let run = |pages: Range<u64>| {
+                PageRange::new(pages.start as usize, (pages.end - pages.start) as usize)
+            };
+            *last = last.only(&mapped.iter().map(run).collect::<Vec<_>>());
         }
     }
 }
@@ -254,7 +258,7 @@ impl Subprocess {
         let held = Some(PreparedMemory {
             slot,
             shown: vec![ground.image.clone()],
-            mapped: Vec::new(),
+            mapped: Ranges::default(),
             plain: true,
         });
         let base = Some(ground.clone());
@@ -544,5 +548,25 @@ impl Subprocess {
                 Err(at.next().map_or(0, |part| part.start))
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_resets_map_again_are_kept_once() {
+        let images = [Image::zero(64), Image::zero(64)];
+        let slot = RemoteSlot::new::<PlatformError>(&images[0], Strategy::Auto, usize::MAX);
+        let slot = slot.unwrap();
+        let (shown, mapped) = (vec![images[0].clone()], Ranges::default());
+        let mut held = PreparedMemory { slot, shown, mapped, plain: false };
+        for _ in 0..1000 {
+            let runs = [PageRange::new(3, 2), PageRange::new(9, 4), PageRange::new(5, 1)];
+            held.keep(&images[1], runs.into_iter());
+            assert_eq!(held.mapped.iter().collect::<Vec<_>>(), [3..6, 9..13]);
+        }
+        assert!(held.shown.len() == 2 && held.shown[1].same(&images[1]));
     }
 }

@@ -8,6 +8,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use afresh_sys::planted::{self, Bug};
+
 use crate::file_cache::MappedRange as Contents;
 use crate::platform::{Call, Continuation, PlatformError, StubCommands, is_memory_accounted};
 use crate::ranges::Ranges;
@@ -21,6 +23,23 @@ const LENT_FILES: usize = 32;
 /// The call that closes a descriptor.
 fn close_order(descriptor: u64) -> Order {
     [libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]
+}
+
+/// Consecutive changes in steps, none of which has two changes of one range. A later change
+/// replaces an earlier one where they overlap, as `MAP_FIXED` does.
+fn disjoint_steps(changes: Vec<Change>) -> Vec<Vec<Change>> {
+    let (mut steps, mut step, mut covered) = (Vec::new(), Vec::new(), Ranges::default());
+    for change in changes {
+        let overlaps = change.ranges().any(|range| !covered.within(range).is_empty());
+        if overlaps && !planted::is(Bug::Overlap) {
+            steps.push(std::mem::take(&mut step));
+            covered = Ranges::default();
+        }
+        change.ranges().for_each(|range| covered.insert(range));
+        step.push(change);
+    }
+    steps.push(step);
+    steps
 }
 
 impl Subprocess {
@@ -102,9 +121,21 @@ impl Subprocess {
         self.enact_all(vec![change], then)
     }
 
-    /// Puts changes of the layout into effect, no two of one range, while the stub waits for
-    /// orders.
+    /// Puts changes of the layout into effect in their order, while the stub waits for orders.
     pub(crate) fn enact_all(
+        &mut self,
+        changes: Vec<Change>,
+        then: Continuation,
+    ) -> Result<(), PlatformError> {
+        let mut steps = disjoint_steps(changes);
+        let last = steps.pop().unwrap_or_default();
+        steps.into_iter().try_for_each(|step| self.enact_step(step, Continuation::Ask))?;
+        self.enact_step(last, then)
+    }
+
+    /// Puts changes into effect together, no two of one range: all mappings are made first, then
+    /// filled, and protected at last.
+    fn enact_step(
         &mut self,
         changes: Vec<Change>,
         then: Continuation,

@@ -301,11 +301,30 @@ impl Guest {
         self.switch_to(FIRST)
     }
 
-    /// Ends the current process, which is not the first, and the users of its memory.
-    pub(crate) fn end_process(&mut self, end: End) -> Result<(), PlatformError> {
+    /// Marks the mutexes of all threads of the current process, which ends or runs another program.
+    /// The guest chooses their number, so its time may be up before the last.
+    fn mark_mutexes(&mut self, deadline: Instant) -> Result<Option<StopReason>, PlatformError> {
+        for list in self.sentry.robust_lists() {
+            if let Some(halt) = self.halt(deadline) {
+                return Ok(Some(halt));
+            }
+            self.sentry.mark_robust_list(&mut self.body.process, list)?;
+        }
+        Ok(None)
+    }
+
+    /// Ends the current process, which is not the first, and the users of its memory, unless the
+    /// guest has to stop before.
+    fn end_process(
+        &mut self,
+        end: End,
+        deadline: Instant,
+    ) -> Result<Option<StopReason>, PlatformError> {
         let id = self.sentry.state.processes.current_id();
         self.end_borrowers();
-        self.sentry.mark_all_mutexes(&mut self.body.process)?;
+        if let Some(halt) = self.mark_mutexes(deadline)? {
+            return Ok(Some(halt));
+        }
         self.sentry.publish_lasting()?;
         let state = self.sentry.change();
         let memory = state.processes.current.info.memory;
@@ -323,7 +342,7 @@ impl Guest {
             self.others.bodies.remove(&id);
             self.attach()?;
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Ends the users of the memory of the current process, which is about to end.
@@ -407,6 +426,7 @@ impl Guest {
     pub(crate) fn exec(
         &mut self,
         command: ExecCommand,
+        deadline: Instant,
     ) -> Result<Option<StopReason>, PlatformError> {
         let found = command.find(&self.sentry.state.tree);
         let loadable = match found {
@@ -417,7 +437,9 @@ impl Guest {
             }
         };
         self.end_borrowers();
-        self.sentry.mark_all_mutexes(&mut self.body.process)?;
+        if let Some(halt) = self.mark_mutexes(deadline)? {
+            return Ok(Some(halt));
+        }
         self.sentry.publish_lasting()?;
         let own = self.sentry.state.processes.current_id();
         let borrows = self.sentry.state.current().info.memory != own;
@@ -463,22 +485,23 @@ impl Guest {
         halt: Option<StopReason>,
         deadline: Instant,
     ) -> Result<Option<StopReason>, PlatformError> {
-        match halt {
+        let halt = match halt {
             Some(StopReason::End(end @ (End::Exit(_) | End::Signal(_)), _))
                 if self.sentry.state.processes.current_id() != FIRST =>
             {
-                self.end_process(end)?;
-                self.take_turns(deadline)
-            }
-            Some(halt) => {
-                let unparked = self.unpark_all();
-                // A process that the host has ended is in no state that is kept.
-                if !matches!(halt, StopReason::End(..)) {
-                    unparked?;
+                match self.end_process(end, deadline)? {
+                    None => return self.take_turns(deadline),
+                    halt => halt,
                 }
-                Ok(Some(halt))
             }
-            None => Ok(None),
+            halt => halt,
+        };
+        let Some(halt) = halt else { return Ok(None) };
+        let unparked = self.unpark_all();
+        // A process that the host has ended is in no state that is kept.
+        if !matches!(halt, StopReason::End(..)) {
+            unparked?;
         }
+        Ok(Some(halt))
     }
 }

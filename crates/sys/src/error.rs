@@ -159,6 +159,9 @@ impl SysError {
             (Call::Write | Call::Truncate, libc::ENOSPC | libc::ENOMEM) => {
                 Some("out of memory for images: raise the memory limit or drop images")
             }
+            (Call::Write | Call::Truncate, libc::EFBIG) => {
+                Some("a file in memory would exceed the limit of files: raise ulimit -f")
+            }
             (Call::UffdOpen, libc::EPERM) => Some(
                 "userfaultfd is not permitted here: set vm.unprivileged_userfaultfd=1, allow it in \
                  the seccomp profile, or let afresh use another tracker",

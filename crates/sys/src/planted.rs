@@ -152,6 +152,8 @@ bugs! {
     Torn = "torn",
     /// A snapshot of a freeze that is over saves the present memory.
     Over = "over",
+    /// Overlapping mappings of one program are made in one step.
+    Overlap = "overlap",
 }
 
 /// Which bug is planted: not looked up yet, none, or its number and 2.

@@ -3,6 +3,7 @@
 //! Promises: every name leads to a file, every file but held ones has a name, and directories form
 //! a tree. Names are counted, and the cost is added up.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -109,34 +110,79 @@ impl Tree {
 
 impl Tree {
     /// Refuses directories that are within themselves. `own` are the files that the tree has
-    /// itself, and `untouched` the host directories that it shows unchanged.
-    fn check_loops(&self, own: &[Node], untouched: &BTreeSet<Node>) -> Result<(), TreeError> {
+    /// itself, and `untouched` the host directories that it shows unchanged. Returns the steps from
+    /// a directory to its parent that it took: at most one for each directory.
+    fn check_loops(&self, own: &[Node], untouched: &BTreeSet<Node>) -> Result<usize, TreeError> {
         let within = || damaged("a directory is within itself");
-        // Directories whose parents lead to the root, or to a directory that was removed.
-        let mut settled = BTreeSet::from([Self::ROOT]);
-        for &node in own {
+        // The first walk that came by each directory. A later one has nothing new above it.
+        let mut walked = BTreeMap::from([(Self::ROOT, usize::MAX)]);
+        let (mut hosts, mut steps) = (BTreeSet::new(), 0);
+        for (walk, &node) in own.iter().enumerate() {
             // Files of hosts are changed together with the directories above them, so none of those
             // is untouched.
             let mut above = self.ground.layers.parent(node);
             while let Some(directory) = above.filter(|above| self.nodes.get(above).is_none()) {
+                if !hosts.insert(directory) {
+                    break;
+                }
                 if untouched.contains(&directory) {
                     return Err(within());
                 }
+                steps += 1;
                 above = self.ground.layers.parent(directory).filter(|next| *next != directory);
             }
-            let (mut at, mut path) = (node, BTreeSet::new());
-            while !settled.contains(&at) {
-                let parent = match self.nodes.get(&at).map(|inode| &inode.body) {
-                    Some(Body::Directory(inside)) => self.ground.layers.mounted(inside.parent),
-                    _ => break,
-                };
-                if !path.insert(at) {
-                    return Err(within());
+            let mut at = node;
+            while let Some(Body::Directory(inside)) = self.nodes.get(&at).map(|inode| &inode.body) {
+                match walked.entry(at) {
+                    Entry::Vacant(place) => drop(place.insert(walk)),
+                    Entry::Occupied(first) if *first.get() == walk => return Err(within()),
+                    Entry::Occupied(_) => break,
                 }
-                at = parent;
+                steps += 1;
+                at = self.ground.layers.mounted(inside.parent);
             }
-            settled.append(&mut path);
         }
-        Ok(())
+        Ok(steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Budget, New, Time};
+
+    const DIRECTORIES: u64 = 200_000;
+
+    /// A tree of directories, each in an earlier one.
+    fn directories(parent: impl Fn(usize) -> usize) -> (Tree, Vec<Node>) {
+        let mut tree = Tree::new(Budget { bytes: 1 << 30, files: 2 * DIRECTORIES });
+        let mut made = vec![Tree::ROOT];
+        for number in 1..=DIRECTORIES as usize {
+            let (above, name) = (made[parent(number)], number.to_string());
+            let now = Time::default();
+            made.push(tree.create(above, name.as_bytes(), New::Directory, 0o755, now).unwrap());
+        }
+        (tree, made)
+    }
+
+    #[test]
+    fn loops_are_looked_for_in_one_step_for_each_directory() {
+        let shapes: [fn(usize) -> usize; 3] = [|_| 0, |number| number - 1, |number| number / 2];
+        for parent in shapes {
+            let (mut tree, mut made) = directories(parent);
+            let untouched = BTreeSet::new();
+            for _ in 0..2 {
+                let steps = tree.check_loops(&made, &untouched).unwrap();
+                assert_eq!(steps, DIRECTORIES as usize);
+                made.reverse();
+            }
+            // The first one is in the last one now, or in itself.
+            let last = made[if parent(9) == 0 { 1 } else { DIRECTORIES as usize }];
+            let inode = Arc::make_mut(tree.nodes.get_mut(&made[1]).unwrap());
+            let Body::Directory(inside) = &mut inode.body else { panic!("it is a directory") };
+            inside.parent = last;
+            assert!(tree.check_loops(&made, &untouched).is_err());
+            assert!(tree.check_loops(&[last], &untouched).is_err());
+        }
     }
 }

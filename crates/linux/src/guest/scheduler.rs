@@ -31,7 +31,7 @@ pub(super) enum NextThread {
 
 impl Guest {
     /// Whether the guest has to stop: time is up, or the caller ends the call.
-    pub(super) fn halt(&mut self, deadline: Instant) -> Option<StopReason> {
+    pub(crate) fn halt(&mut self, deadline: Instant) -> Option<StopReason> {
         if Instant::now() >= deadline {
             return Some(StopReason::Late);
         }

@@ -68,6 +68,19 @@ pub(crate) struct Bases {
     pub(crate) gs: u64,
 }
 
+impl Bases {
+    /// The first error of bases from a snapshot, if any. `wrgsbase` takes any canonical address, and
+    /// the stub would fault on another. Some processors have addresses of 57 bits, all of 48.
+    fn check(&self) -> Result<(), &'static str> {
+        let is_canonical = |base: u64| (base << 16) as i64 >> 16 == base as i64;
+        if is_canonical(self.fs) && is_canonical(self.gs) {
+            Ok(())
+        } else {
+            Err("a thread has a segment base that is not an address of 48 bits")
+        }
+    }
+}
+
 /// All registers of a guest that waits in the stub: its signal stack, and the bases.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Registers {
@@ -81,10 +94,9 @@ impl Registers {
     /// The first error of registers from a snapshot, if any. Their values do not matter.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         let inside = (stub::ORDERS_LEN..=LAST_FRAME).contains(&self.frame);
-        let addresses = self.bases.fs < stub::GUEST.end && self.bases.gs < stub::GUEST.end;
         let whole = self.stack.len() == stub::SIGNAL_STACK_LEN;
-        if whole && inside && self.frame.is_multiple_of(8) && addresses {
-            Ok(())
+        if whole && inside && self.frame.is_multiple_of(8) {
+            self.bases.check()
         } else {
             Err("its registers are not where they must be")
         }
@@ -103,9 +115,8 @@ pub(crate) struct Context {
 impl Context {
     /// The first error of a context from a snapshot with `registers`, if any.
     pub(crate) fn check(&self, registers: &Registers) -> Result<(), &'static str> {
-        let addresses = self.bases.fs < stub::GUEST.end && self.bases.gs < stub::GUEST.end;
-        if addresses && self.bytes.len() == stub::CONTROL_LEN - registers.frame {
-            Ok(())
+        if self.bytes.len() == stub::CONTROL_LEN - registers.frame {
+            self.bases.check()
         } else {
             Err("a thread's registers are not where they must be")
         }
@@ -145,4 +156,21 @@ pub(crate) fn start(entry: u64, stack: u64) -> Vec<u8> {
     put(Register::Flags.offset(), CLEAR_FLAGS);
     put(Register::Selectors.offset(), USER_SELECTORS);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bases_are_addresses_that_every_processor_loads() {
+        let check =
+            |base| [Bases { fs: base, gs: 0 }, Bases { fs: 0, gs: base }].map(|b| b.check());
+        for base in [0, stub::GUEST.end, (1 << 47) - 1, !0 << 47, u64::MAX] {
+            assert_eq!(check(base), [Ok(()); 2], "{base:#x}");
+        }
+        for base in [1 << 47, (!0 << 47) - 1, 1 << 56, 1 << 63] {
+            assert!(check(base).iter().all(Result::is_err), "{base:#x}");
+        }
+    }
 }

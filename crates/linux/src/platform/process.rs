@@ -1,5 +1,6 @@
 //! The guest's process: made, run until it calls, answered, given orders, ended.
 
+mod detach;
 mod fork;
 mod mappings;
 mod receipts;
@@ -35,8 +36,6 @@ use super::zygote;
 use super::{PlatformError, boot, filter, memory, stub};
 use receipts::{ExpectedReceipt, ReceiptSource};
 
-/// Time limit of an interruption. Only a guest that has forged a frame exceeds it.
-const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
 
@@ -288,22 +287,6 @@ impl Process {
             self.interrupting = true;
         }
         Ok(())
-    }
-
-    /// Takes a call that waits in the kernel to the stub, so that its thread can be put aside.
-    pub(crate) fn detach(&mut self, id: u64) -> Result<(), PlatformError> {
-        self.interrupt()?;
-        self.send(id, Answer::Again)?;
-        match self.next(Instant::now() + INTERRUPT_TIMEOUT)? {
-            Event::Interrupted => {
-                // As if it had stopped in the filter: behind the instruction that calls.
-                let next = self.register(Register::Rip).wrapping_add(CALL_LEN);
-                self.set_register(Register::Rip, next);
-                Ok(())
-            }
-            Event::Late => Err(PlatformError::Late),
-            _ => Err(self.forged("it was to be interrupted")),
-        }
     }
 
     /// Restarts the call that waits in the stub when the guest continues.

@@ -170,6 +170,65 @@ static int common(void) {
     return *memory;
 }
 
+// A file of another step of storage, which is written through a mapping.
+static int grown;
+static int grow(void) {
+    char path[64];
+    sprintf(path, "/tmp/grown-%d", grown++);
+    char *memory = share(sparse(path, STEP + STEP / 4), STEP + STEP / 4, 0);
+    if (memory == MAP_FAILED) return 0;
+    memset(memory, 1, STEP + STEP / 4);
+    return !munmap(memory, STEP + STEP / 4);
+}
+
+static int shrink(void) {
+    int gone = 1;
+    while (grown) {
+        char path[64];
+        sprintf(path, "/tmp/grown-%d", --grown);
+        gone &= !truncate(path, 0);
+    }
+    return gone;
+}
+
+// Mappings of a page, each of which is a file of the host. They come back.
+static int many(void) {
+    static char *pages[1 << 16];
+    int count = 0, again = 0;
+    while ((pages[count] = share(-1, PAGE, 0)) != MAP_FAILED) *pages[count] = 1, count++;
+    if (errno != ENOMEM) return -2;
+    // A file that is mapped for reading is not changed then, because that would take one more.
+    int file = sparse("/tmp/many", PAGE);
+    char *seen = mmap(0, PAGE, PROT_READ, MAP_SHARED, file, 0);
+    if (seen == MAP_FAILED || pwrite(file, "b", 1, 0) != -1 || errno != ENOMEM || *seen) return -3;
+    if (open("/tmp/many", O_RDWR | O_TRUNC) != -1 || errno != ENOMEM || open("/tmp/few", O_RDWR | O_TRUNC | O_CREAT, 0600) < 0) return -6;
+    while (again < count) munmap(pages[again++], PAGE);
+    if (pwrite(file, "b", 1, 0) != 1 || *seen != 'b') return -4;
+    for (again = 0; again < count - 1; again++) if ((pages[again] = share(-1, PAGE, 0)) == MAP_FAILED) return -5;
+    return count;
+}
+
+// Shared memory where the host has a limit of files of 64 MiB.
+static int large(void) {
+    char byte = 0;
+    if (share(-1, 80 * MIB, 0) != MAP_FAILED || errno != ENOMEM) return 2;
+    int file = sparse("/tmp/large", 80 * MIB), small = sparse("/tmp/small", 2 * PAGE);
+    // A file that is not shared is no file of the host.
+    if (pwrite(file, "a", 1, 90 * MIB) != 1) return 3;
+    if (share(file, PAGE, 0) != MAP_FAILED || errno != ENOMEM) return 4;
+    char *seen = mmap(0, PAGE, PROT_READ, MAP_SHARED, file, 0), *memory = share(small, 2 * PAGE, 0);
+    if (seen == MAP_FAILED || pwrite(file, "a", 1, 0) != -1 || errno != EFBIG || *seen) return 5;
+    if (memory == MAP_FAILED || ftruncate(small, 80 * MIB) != -1 || errno != EFBIG) return 6;
+    if (pwrite(small, "a", 1, 80 * MIB) != -1 || errno != EFBIG) return 7;
+    if (fallocate(small, 0, 0, 80 * MIB) != -1 || errno != EFBIG) return 8;
+    if (truncate("/tmp/small", 65 * MIB) != -1 || errno != EFBIG) return 9;
+    if (pwrite(small, "abc", 3, 64 * MIB - 2) != 2 || pwrite(small, "a", 1, 64 * MIB) != -1 || errno != EFBIG) return 10;
+    if (ftruncate(small, 64 * MIB - 1) || ftruncate(small, 64 * MIB) || pread(small, &byte, 1, 64 * MIB - 2) != 1 || byte != 'a') return 11;
+    memset(memory, 'x', 2 * PAGE);
+    if (pread(small, &byte, 1, 2 * PAGE - 1) != 1 || byte != 'x') return 12;
+    return 1;
+}
+
 int main(void) {
     char line[64];
     setvbuf(stdout, 0, _IONBF, 0);
@@ -186,6 +245,10 @@ int main(void) {
         case 'h' << 8 | 'o': done = holes(); break;
         case 'l' << 8 | 'a': done = late(); break;
         case 'c' << 8 | 'o': done = common(); break;
+        case 'g' << 8 | 'r': done = grow(); break;
+        case 's' << 8 | 'h': done = shrink(); break;
+        case 'm' << 8 | 'a': done = many(); break;
+        case 'l' << 8 | 'g': done = large(); break;
         }
         printf("%d\n", done);
     }

@@ -10,9 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -178,6 +180,32 @@ static void limits(void) {
     write(1, "limits\n", 7);
 }
 
+/* Signals come to a thread whose only calls change its memory map. */
+static void maps(void) {
+    char *at = mmap(0, 8192, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *top = sbrk(0);
+    struct itimerval soon = {{0, 0}, {0, 2000}};
+    struct timespec begin, now;
+    handle(SIGALRM, 0);
+    for (int sender = 0; sender < 2; sender++)
+        for (int kind = 0; kind < 4; kind++) {
+            came = 0;
+            pid_t parent = getpid(), pid = sender ? fork() : 0;
+            if (sender && pid == 0) usleep(2000), _exit(kill(parent, SIGALRM));
+            if (!sender) setitimer(ITIMER_REAL, &soon, 0);
+            clock_gettime(CLOCK_MONOTONIC, &begin);
+            do {
+                if (kind == 0) mmap(at, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+                if (kind == 1) mprotect(at, 4096, PROT_READ), mprotect(at, 4096, PROT_READ | PROT_WRITE);
+                if (kind == 2) madvise(at, 4096, MADV_DONTNEED);
+                if (kind == 3) syscall(SYS_brk, top + 8192), syscall(SYS_brk, top);
+                clock_gettime(CLOCK_MONOTONIC, &now);
+            } while (!came && now.tv_sec < begin.tv_sec + 20);
+            CHECK(came == 1);
+            if (sender) waitpid(pid, 0, 0);
+        }
+    write(1, "maps\n", 5);
+}
+
 /* Signals that say of themselves where they come from go to other processes, but do not pretend. */
 static void others(void) {
     sigset_t usr = set(SIGUSR1, 0);
@@ -242,6 +270,7 @@ int main(void) {
         else if (!strcmp(in, "threads\n")) threads();
         else if (!strcmp(in, "limits\n")) limits();
         else if (!strcmp(in, "others\n")) others();
+        else if (!strcmp(in, "maps\n")) maps();
         else if (!strcmp(in, "hold\n")) hold();
         else look();
     }

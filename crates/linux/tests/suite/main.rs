@@ -3,6 +3,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod asked;
+mod bases;
 mod beside;
 mod billed;
 mod bomb;
@@ -37,6 +38,7 @@ mod pidfd;
 mod pristine;
 mod proc;
 mod processes;
+mod program_segments;
 mod python;
 mod random;
 mod session;

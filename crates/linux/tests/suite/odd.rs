@@ -135,3 +135,73 @@ fn locks_keep_processes_apart_and_a_reset_gives_them_back() {
         instance.verify().unwrap();
     }
 }
+
+const CLOSES: &str = r#"
+import ctypes, errno, fcntl, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+EX, NB, CLOEXEC = fcntl.LOCK_EX, fcntl.LOCK_NB, 4
+locked = [os.open("/tmp/%d" % n, os.O_RDWR | os.O_CREAT) for n in range(4)]
+for file in locked:
+    for at in range(0, 3000, 2):
+        fcntl.lockf(file, EX, 1, at)
+# flock is of the open file, which has a descriptor left.
+kept = os.dup(locked[0])
+fcntl.flock(locked[0], EX)
+
+def free():
+    read, write = os.pipe()
+    if os.fork() == 0:
+        for n in range(4):
+            try:
+                fcntl.lockf(other := os.open("/tmp/%d" % n, os.O_RDWR), EX | NB)
+                os.write(write, b"%d" % n)
+                os.close(other)
+            except BlockingIOError:
+                pass
+        os._exit(0)
+    os.close(write)
+    os.wait()
+    names = os.read(read, 99).decode()
+    os.close(read)
+    return names
+
+def closes(first, last, flags):
+    return libc.syscall(ctypes.c_long(436), ctypes.c_ulong(first), ctypes.c_ulong(last), ctypes.c_ulong(flags))
+
+said = [free()]
+# Neither a descriptor that stays open, nor a call that fails, nor a descriptor that only names a file.
+os.close(os.open("/tmp/1", os.O_PATH))
+said += [closes(locked[0], locked[3], CLOEXEC), closes(9, 8, 0), closes(locked[0], locked[3], 8), free()]
+# The last of many descriptors of two files, in one range.
+many = [os.dup(locked[1 + n % 2]) for n in range(900)]
+said += [closes(many[0], many[-1] | 1 << 32, 0), free()]
+try:
+    fcntl.flock(os.open("/tmp/0", os.O_RDWR), EX | NB)
+except BlockingIOError:
+    said.append("kept")
+os.set_inheritable(kept, True)
+# A program that runs next has the locks of files whose descriptors stay open.
+(theirs, to), (back, mine) = os.pipe(), os.pipe()
+if os.fork() == 0:
+    os.close(locked[2])
+    for n, stays in (2, True), (3, False):
+        fcntl.lockf(file := os.open("/tmp/%d" % n, os.O_RDWR), EX)
+        os.set_inheritable(file, stays)
+    os.dup2(theirs, 0)
+    os.dup2(mine, 1)
+    os.execv("/bin/cat", ["cat"])
+os.close(locked[2]), os.close(locked[3])
+os.write(to, b"runs")
+said += [os.read(back, 9).decode(), free()]
+print(*said, flush=True)
+"#;
+
+#[test]
+fn a_closed_descriptor_releases_the_locks_of_its_process_on_its_file() {
+    let Some(program) = common::python() else { return };
+    let limit = Duration::from_secs(100);
+    let program = program.arg("/app.py").file("/app.py", CLOSES).start_limit(limit);
+    let Some(run) = common::here(program.run(b"")) else { return };
+    let output = String::from_utf8_lossy(&run.output);
+    assert_eq!(output, " 0 -1 -1  0 12 kept runs 13\n", "{}", run.messages);
+}

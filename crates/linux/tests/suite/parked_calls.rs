@@ -5,9 +5,9 @@
 
 use crate::common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use afresh_linux::{CallError, End, Instance, Program, Warm};
+use afresh_linux::{CallError, End, Instance, PlatformError, Program, Warm};
 use afresh_sys::planted::{self, Bug};
 
 const LIMIT: Duration = Duration::from_secs(200);
@@ -241,6 +241,22 @@ fn a_call_that_is_cut_short_while_others_wait_is_reset() {
         assert!(matches!(error, CallError::Late { .. }), "{error}");
         instance.reset();
         instance.verify().unwrap();
+    }
+}
+
+/// Each of 40 children would take 5 seconds.
+#[test]
+fn children_that_block_the_interrupt_do_not_hold_up_the_end_of_a_call() {
+    let Some(mut instance) = common::warm("blocker.c", |program| program.time_limit(LIMIT)) else {
+        return;
+    };
+    for _ in 0..2 {
+        let begin = Instant::now();
+        let error = instance.call_pristine(b"block\n").unwrap_err();
+        let forged = matches!(error, CallError::Platform { source: PlatformError::Forged(_), .. });
+        assert!(forged, "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(100), "{:?}", begin.elapsed());
+        assert_eq!(instance.call_pristine(b"look\n").unwrap(), b"ready\n");
     }
 }
 

@@ -64,3 +64,65 @@ fn a_snapshot_of_processes_with_common_memory_opens_under_the_same_limit() {
     assert_eq!(ask(&mut thawed, "common"), "8");
     thawed.verify().unwrap();
 }
+
+#[test]
+fn a_state_is_saved_only_if_its_files_open_under_the_same_limit() {
+    let Some(path) = common::compiled("shared_limits.c", &["-static"]) else { return };
+    let program = Program::new(path).memory_limit(LIMIT).storage_limit(STORAGE);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    // Files that are written through mappings, first within the limit of storage.
+    for _ in 0..2 {
+        assert_eq!(ask(&mut instance, "grow"), "1");
+        let frozen = instance.freeze();
+        if instance.files().used().bytes <= instance.files().budget().bytes {
+            Warm::thaw(&frozen.unwrap(), &program).unwrap();
+            continue;
+        }
+        let error = frozen.unwrap_err().to_string();
+        assert!(error.contains("storage limit is") && error.contains("`storage_limit`"), "{error}");
+    }
+    assert!(instance.files().used().bytes > STORAGE, "the second is beyond it");
+    // It continues, and can be saved once it has removed them.
+    assert_eq!(ask(&mut instance, "shrink"), "1");
+    Warm::thaw(&instance.freeze().unwrap(), &program).unwrap();
+    instance.verify().unwrap();
+}
+
+#[test]
+fn shared_memory_takes_at_most_an_eighth_of_the_descriptors() {
+    let limits = |program: afresh_linux::Program| {
+        let program = program.time_limit(Duration::from_secs(60));
+        program.memory_limit(LIMIT).storage_limit(STORAGE).request("echo\n")
+    };
+    let Some(mut instance) = common::warm("shared_limits.c", limits) else { return };
+    let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let expected = descriptors.map_or(1024, |limit| (limit / 8).min(1024));
+    for _ in 0..2 {
+        let answer = instance.call_pristine(b"many\n").unwrap();
+        assert_eq!(String::from_utf8_lossy(&answer), format!("{expected}\n"));
+        instance.verify().unwrap();
+    }
+}
+
+#[test]
+fn shared_memory_beyond_the_file_limit_of_the_host_is_refused() {
+    afresh_sys::alone(
+        "shared_limits::shared_memory_beyond_the_file_limit_of_the_host_is_refused",
+        || {
+            use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+            let limits = |program: afresh_linux::Program| {
+                let program = program.time_limit(Duration::from_secs(60));
+                program.memory_limit(256 << 20).storage_limit(256 << 20).request("echo\n")
+            };
+            let Some(mut instance) = common::warm("shared_limits.c", limits) else { return };
+            let maximum = getrlimit(Resource::Fsize).maximum;
+            let limit = Rlimit { current: Some(64 << 20), maximum };
+            setrlimit(Resource::Fsize, limit).unwrap();
+            for _ in 0..2 {
+                assert_eq!(instance.call_pristine(b"lg\n").unwrap(), b"1\n");
+                instance.verify().unwrap();
+            }
+        },
+    );
+}

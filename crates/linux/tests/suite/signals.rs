@@ -44,6 +44,7 @@ fn timers_and_descriptors_of_signals_are_those_of_linux() {
             ("threads\n", "threads\n"),
             ("limits\n", "limits\n"),
             ("others\n", "others\n"),
+            ("maps\n", "maps\n"),
         ] {
             instance.reset();
             assert_eq!(ask(&mut instance, request), expected);

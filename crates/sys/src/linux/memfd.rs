@@ -30,6 +30,15 @@ fn advance(vectors: &mut [libc::iovec], mut first: usize, mut written: usize) ->
     first
 }
 
+/// Refuses to extend a file to `end` beyond the limit of this process (`RLIMIT_FSIZE`), for which
+/// the kernel would send `SIGXFSZ`, whose default action ends the process.
+fn check_file_size(call: Call, end: usize) -> Result<(), SysError> {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the call only writes the structure. It fails for no valid resource.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    if end as u64 > limit.rlim_cur { Err(SysError::new(call, libc::EFBIG)) } else { Ok(()) }
+}
+
 /// An anonymous file in memory.
 #[derive(Debug)]
 pub struct Memfd {
@@ -66,9 +75,10 @@ impl Memfd {
     /// Sets the length in bytes; new bytes read as zero and take no memory until written.
     ///
     /// # Errors
-    /// `EPERM` on a sealed file.
+    /// `EPERM` on a sealed file; `EFBIG` beyond the limit of files of this process.
     pub fn set_len(&self, bytes: usize) -> Result<(), SysError> {
         inject::gate(Call::Truncate)?;
+        check_file_size(Call::Truncate, bytes)?;
         // SAFETY: plain call on a descriptor we own.
         if unsafe { libc::ftruncate(self.fd.as_raw_fd(), bytes as libc::off_t) } != 0 {
             return Err(SysError::last(Call::Truncate));
@@ -79,7 +89,8 @@ impl Memfd {
     /// Writes all of `bytes` at `offset`.
     ///
     /// # Errors
-    /// `ENOSPC` or `ENOMEM` when the memory limit is reached.
+    /// `ENOSPC` or `ENOMEM` when the memory limit is reached; `EFBIG` beyond the limit of files of
+    /// this process.
     pub fn write_at(&self, bytes: &[u8], offset: usize) -> Result<(), SysError> {
         // SAFETY: the slice is valid for reads of its length.
         unsafe { self.write_from(&[(bytes.as_ptr(), bytes.len())], offset) }
@@ -93,7 +104,7 @@ impl Memfd {
     /// the kernel copies, and the copied bytes are unspecified then, but harmless.
     ///
     /// # Errors
-    /// `ENOSPC` or `ENOMEM` when the memory limit is reached.
+    /// As [`write_at`](Self::write_at).
     pub unsafe fn write_from(
         &self,
         pieces: &[(*const u8, usize)],
@@ -103,6 +114,8 @@ impl Memfd {
             .iter()
             .map(|(at, len)| libc::iovec { iov_base: at.cast_mut().cast(), iov_len: *len })
             .collect();
+        let len: usize = pieces.iter().map(|(_, len)| len).sum();
+        check_file_size(Call::Write, offset.saturating_add(len))?;
         let (mut first, mut done) = (0, 0);
         loop {
             while vectors.get(first).is_some_and(|vector| vector.iov_len == 0) {
@@ -277,6 +290,34 @@ mod tests {
         let other = Memfd::new(c"read").unwrap();
         let (refused, _) = with(full, || other.read_only().map(|_| ()));
         assert!(refused.unwrap_err().to_string().contains("raise ulimit -n"));
+    }
+
+    #[test]
+    fn a_file_beyond_the_limit_of_files_is_refused_without_a_signal() {
+        const PAGE: usize = crate::PAGE_SIZE;
+        crate::alone(
+            "linux::memfd::tests::a_file_beyond_the_limit_of_files_is_refused_without_a_signal",
+            || {
+                let file = Memfd::new(c"limited").unwrap();
+                file.set_len(4 * PAGE).unwrap();
+                let limit =
+                    libc::rlimit { rlim_cur: 2 * PAGE as u64, rlim_max: libc::RLIM_INFINITY };
+                // SAFETY: the call only reads the structure.
+                assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+                let refused = [
+                    file.set_len(5 * PAGE),
+                    file.write_at(&[1; PAGE], 2 * PAGE),
+                    file.write_at(&[1; 2], 2 * PAGE - 1),
+                ];
+                assert!(
+                    refused.iter().all(|done| done.is_err_and(|error| error.errno == libc::EFBIG))
+                );
+                let message = refused[0].unwrap_err().to_string();
+                assert!(message.contains("raise ulimit -f"), "{message}");
+                file.write_at(&[1; PAGE], PAGE).unwrap();
+                file.set_len(2 * PAGE).unwrap();
+            },
+        );
     }
 
     #[test]

@@ -2,17 +2,23 @@
 //! description, and those of `flock`, which belong to an open description and are independent of
 //! the others. Plain data, like all else.
 
+use std::collections::BTreeSet;
+
 use afresh_files::Node;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::Kernel;
+use crate::sentry::kernel::fd_table::FileObject;
 
 /// Locks that a guest may hold.
 pub(in crate::sentry) const LOCKS: usize = 1 << 14;
 
+/// Comparisons of two locks in one search for a deadlock.
+const MAX_COMPARISONS: usize = 1 << 22;
+
 /// The owner of a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum LockOwner {
     Process(u32),
     Description(u64),
@@ -80,10 +86,39 @@ impl FileLocks {
         self.0.len() <= LOCKS
     }
 
-    /// Releases the locks of `process` on a file, one of whose descriptors it has closed.
-    pub(in crate::sentry) fn close(&mut self, process: u32, node: Node) {
-        let gone = |held: &FileLock| held.owner == LockOwner::Process(process) && held.node == node;
-        self.0.retain(|held| !gone(held));
+    /// Releases the locks of `process` on `nodes`, after it closed descriptors of these files.
+    pub(in crate::sentry) fn close(&mut self, process: u32, nodes: &BTreeSet<Node>) {
+        let owner = LockOwner::Process(process);
+        self.0.retain(|held| held.owner != owner || !nodes.contains(&held.node));
+    }
+
+    /// Whether `owner` waits, over others or not, for a lock of the process that wants `lock`.
+    /// `wanted` lists the locks that a process waits for. Each owner is visited once, and a search
+    /// that takes too long finds nothing, as one over more than ten owners in Linux.
+    pub(in crate::sentry) fn waits_for<'a, W: Iterator<Item = &'a FileLock>>(
+        &self,
+        owner: LockOwner,
+        lock: &FileLock,
+        wanted: impl Fn(u32) -> W,
+    ) -> bool {
+        let (mut next, mut seen) = (vec![owner], BTreeSet::from([owner]));
+        let mut left = MAX_COMPARISONS;
+        while let Some(owner) = next.pop() {
+            let LockOwner::Process(id) = owner else { continue };
+            for wanted in wanted(id) {
+                let Some(rest) = left.checked_sub(self.0.len()) else { return false };
+                left = rest;
+                for held in self.0.iter().filter(|held| held.excludes(wanted)) {
+                    if held.owner == lock.owner {
+                        return true;
+                    }
+                    if seen.insert(held.owner) {
+                        next.push(held.owner);
+                    }
+                }
+            }
+        }
+        false
     }
 
     /// Keeps the locks of live processes and open descriptions.
@@ -100,6 +135,21 @@ impl FileLocks {
 }
 
 impl Kernel {
+    /// The files whose locks go with these descriptors of the current process.
+    pub(in crate::sentry) fn locked_files(&self, descriptors: &[u64]) -> BTreeSet<Node> {
+        if self.locks.0.is_empty() {
+            return BTreeSet::new();
+        }
+        let open = descriptors.iter().filter_map(|number| self.table.get(*number).ok());
+        // As in Linux, a descriptor that only names a file has none.
+        let open = open.filter(|description| !description.is_path());
+        let files = open.filter_map(|description| match &description.open {
+            FileObject::File(open) => Some(open.node),
+            _ => None,
+        });
+        files.collect()
+    }
+
     /// Releases locks whose owners have ended.
     pub(in crate::sentry) fn drop_unowned(&mut self) {
         let (processes, table) = (&self.processes, &self.table);
@@ -109,9 +159,61 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests {
-    use afresh_files::Tree;
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+
+    use afresh_files::{Budget, Time, Tree};
 
     use super::*;
+
+    fn part(process: u32, start: u64) -> FileLock {
+        let owner = LockOwner::Process(process);
+        FileLock { node: Tree::ROOT, owner, start, end: start + 1, writes: true, whole: false }
+    }
+
+    #[test]
+    fn a_search_for_a_deadlock_visits_each_owner_once() {
+        // All of a level wait for all of the next one, and the last for the process that asks.
+        let (levels, width) = (30, 10);
+        let processes = || (0..levels).flat_map(|level| (0..width).map(move |n| (level, n)));
+        let id = |level: u32, n: u32| 100 + level * width + n;
+        let held = processes().map(|(level, n)| part(id(level, n), u64::from(id(level, n))));
+        let own = part(1, 1);
+        let locks = FileLocks(held.chain([own]).collect());
+        let wanted = |ends: bool| {
+            let mut all: BTreeMap<u32, Vec<FileLock>> = BTreeMap::new();
+            for (level, n) in processes() {
+                let next = (0..width).map(|other| id(level + 1, other));
+                let next = if level + 1 < levels { next.collect() } else { vec![1] };
+                let starts = next.into_iter().filter(|&start| ends || start != 1);
+                let wanted = starts.map(|start| part(id(level, n), start.into()));
+                all.insert(id(level, n), wanted.collect());
+            }
+            all
+        };
+        for deadlock in [false, true] {
+            let (wanted, visits) = (wanted(deadlock), RefCell::new(BTreeMap::new()));
+            let first = LockOwner::Process(id(0, 0));
+            let found = locks.waits_for(first, &part(1, u64::from(id(0, 0))), |id| {
+                *visits.borrow_mut().entry(id).or_insert(0) += 1;
+                wanted[&id].iter()
+            });
+            assert_eq!(found, deadlock);
+            assert!(visits.borrow().values().all(|count| *count == 1));
+        }
+    }
+
+    #[test]
+    fn a_close_releases_the_locks_of_its_process_on_its_files() {
+        let mut tree = Tree::new(Budget::default());
+        let files = ["/a", "/b", "/c"].map(|path| tree.write_path(path, b"", Time::default()));
+        let [a, b, c] = files.map(Result::unwrap);
+        let lock = |process, node| FileLock { node, ..part(process, 0) };
+        let all = [a, b, c].into_iter().flat_map(|node| [lock(1, node), lock(2, node)]);
+        let mut locks = FileLocks(all.collect());
+        locks.close(1, &BTreeSet::from([a, c]));
+        assert_eq!(locks.0, [lock(2, a), lock(1, b), lock(2, b), lock(2, c)]);
+    }
 
     #[test]
     fn locks_are_bounded_also_where_a_release_cuts_them() {

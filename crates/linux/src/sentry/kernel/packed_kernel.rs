@@ -136,6 +136,7 @@ impl Kernel {
     pub(crate) fn pack(&self) -> Result<(PackedKernel, PackedAdditions, Vec<u8>), FreezeError> {
         let lost = |error: &dyn std::fmt::Display| FreezeError::State(error.to_string());
         self.check().map_err(|error| lost(&error))?;
+        self.check_storage()?;
         let stat = |open: &OpenFile| self.tree.stat(open.node).map_err(|error| lost(&error));
         let FdTableParts { descriptors, descriptions: open, next, carried } =
             self.table.parts(self.processes.current_id());
@@ -206,6 +207,19 @@ impl Kernel {
         let tunables = self.tunables.clone();
         let additions = PackedAdditions { namespaces, locks, tunables };
         Ok((packed, additions, files.to_bytes()))
+    }
+
+    /// Refuses files beyond the limit of storage, as an opener with that limit does. A guest can
+    /// have them: its memory pays for bytes that it writes through shared mappings.
+    fn check_storage(&self) -> Result<(), FreezeError> {
+        let (used, limit) = (self.tree.used().bytes, self.tree.budget().bytes);
+        if used <= limit {
+            return Ok(());
+        }
+        Err(FreezeError::State(format!(
+            "its files and shared memory have {used} bytes, and its storage limit is {limit}: remove \
+             files and unmap shared memory, or start it with a larger `storage_limit`"
+        )))
     }
 
     /// The state that was packed, over `base` and the opener's grants, which must include all

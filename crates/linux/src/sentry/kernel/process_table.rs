@@ -421,7 +421,10 @@ impl Kernel {
         let state = &mut *self;
         state.give_up_all(Some(state.processes.current.threads.current_id()));
         state.processes.current.timers.drop_timers();
-        state.close_all(&state.table.closing());
+        let closed = state.table.closing();
+        let files = state.locked_files(&closed);
+        state.close_all(&closed);
+        state.locks.close(state.processes.current_id(), &files);
         state.drop_unowned();
         // Ignored signals stay ignored.
         let handlers = &mut state.processes.current.handlers;

@@ -1,5 +1,6 @@
 //! Orders for the stub that put a change of the layout into effect.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::file_cache::MappedRange;
@@ -37,6 +38,19 @@ impl Change {
     pub(crate) fn is_empty(&self) -> bool {
         let Self { before, content, copies, after } = self;
         before.is_empty() && content.is_none() && copies.is_empty() && after.is_empty()
+    }
+
+    /// The addresses that it maps, unmaps, fills or protects. They may overlap.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let orders = self.before.iter().chain(&self.after);
+        let content = self.content.iter().map(|(start, content)| {
+            let len = match content {
+                Content::Bytes(bytes) => bytes.len() as u64,
+                Content::Shown(_, len, _) | Content::Shared(_, _, len, _) => *len,
+            };
+            *start..start + len
+        });
+        orders.map(|order| order[1]..order[1] + order[2]).chain(content)
     }
 }
 

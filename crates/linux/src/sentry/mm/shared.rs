@@ -22,7 +22,7 @@ use crate::sentry::kernel::time::now;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::orders::Content;
 use crate::sentry::{Kernel, Sentry, SyscallError, SyscallResult};
-use crate::shared_files::{Attachment, MAX_OFFSET, bytes_beside};
+use crate::shared_files::{Attachment, MAX_OFFSET, bytes_beside, max_live_size};
 
 /// Which bytes a shared mapping shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -188,20 +188,29 @@ impl Sentry {
     /// Fails, before a call changes files, if the memory limit leaves no room to make one of them
     /// live.
     fn check_room(&self, process: &Process, call: &Call, written: &[Node]) -> SyscallResult<()> {
-        let changed = match call.number {
-            // These empty a file, which takes no memory then.
-            libc::SYS_creat | libc::SYS_open | libc::SYS_openat | libc::SYS_openat2 => Vec::new(),
-            libc::SYS_truncate => {
-                let node = self.follow(process, libc::AT_FDCWD as u64, call.args[0], true);
-                node.into_iter().filter(|node| written.contains(node)).collect()
+        let a = call.args;
+        let named = |directory: u64, path: u64| {
+            let node = self.follow(process, directory, path, true);
+            node.into_iter().filter(|node| written.contains(node)).collect()
+        };
+        let changed: Vec<Node> = match call.number {
+            // These empty a file, which takes no memory then, but one of the live files.
+            libc::SYS_creat | libc::SYS_open | libc::SYS_openat | libc::SYS_openat2
+                if self.shared.has_room() =>
+            {
+                Vec::new()
+            }
+            libc::SYS_openat | libc::SYS_openat2 => named(a[0], a[1]),
+            libc::SYS_creat | libc::SYS_open | libc::SYS_truncate => {
+                named(libc::AT_FDCWD as u64, a[0])
             }
             _ => written.to_vec(),
         };
         changed.into_iter().try_for_each(|node| self.check_room_for(node, 0..0))
     }
 
-    /// Fails, before bytes of a file in `range` are written, if the memory limit leaves no room to
-    /// make it live with them.
+    /// Fails, before bytes of a file in `range` are written, if the memory limit or the host leaves
+    /// no room to make it live with them.
     pub(in crate::sentry) fn check_room_for(
         &self,
         node: Node,
@@ -210,10 +219,22 @@ impl Sentry {
         if !self.state.shares.contains(&node) || self.shared.has(node) {
             return Ok(());
         }
+        if self.state.tree.stat(node)?.size > max_live_size() {
+            return Err(Errno::FBIG.into());
+        }
+        if !self.shared.has_room() {
+            return Err(Errno::NOMEM.into());
+        }
         let (mapped, room) = self.room_beside(node, 0..0);
         let mut held = self.state.tree.stored_ranges(node)?;
         held.push(range);
         if bytes_beside(held, &mapped) > room { Err(Errno::NOMEM.into()) } else { Ok(()) }
+    }
+
+    /// Maximum size of a file by the limits of the host. Shared memory is a file of this process,
+    /// which must keep to its limit of files.
+    pub(in crate::sentry) fn host_size_limit(&self, node: Node) -> u64 {
+        if self.state.shares.contains(&node) { max_live_size() } else { u64::MAX }
     }
 
     /// Makes a file live that a call has changed, also beyond the memory limit: the call is done.

@@ -209,7 +209,7 @@ impl Sentry {
         }
         self.state.may(node, WRITE)?;
         self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
-        self.check_size(self.state.tree.stat(node)?.size, size)?;
+        self.check_size(node, self.state.tree.stat(node)?.size, size)?;
         self.change().tree.set_size(node, size, crate::sentry::kernel::time::now())?;
         self.change().tell_file(node, libc::IN_MODIFY);
         Ok(ZERO)
@@ -250,7 +250,7 @@ impl Sentry {
         }
         if !keeps && size < end {
             self.state.seals.may_resize(node, size, end)?;
-            self.check_size(size, end)?;
+            self.check_size(node, size, end)?;
             self.change().tree.set_size(node, end, crate::sentry::kernel::time::now())?;
         }
         self.change().tell_file(node, libc::IN_MODIFY);
@@ -277,10 +277,19 @@ impl Sentry {
         Ok(())
     }
 
-    /// Refuses to make a file larger than the process may have files (`RLIMIT_FSIZE`).
-    pub(in crate::sentry) fn check_size(&mut self, size: u64, new: u64) -> SyscallResult<()> {
+    /// Refuses to make a file larger than the process may have files (`RLIMIT_FSIZE`), or than the
+    /// host may.
+    pub(in crate::sentry) fn check_size(
+        &mut self,
+        node: Node,
+        size: u64,
+        new: u64,
+    ) -> SyscallResult<()> {
         if new > size && new > self.state.current().info.limits.file_size() {
             return Err(self.too_large().into());
+        }
+        if new > size && new > self.host_size_limit(node) {
+            return Err(Errno::FBIG.into());
         }
         Ok(())
     }

@@ -258,26 +258,27 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    pub(in crate::sentry) fn close_range(
+    pub(in crate::sentry) fn sys_close_range(
         &mut self,
         first: u64,
         last: u64,
         flags: u64,
     ) -> SyscallResult {
-        const CLOEXEC: u64 = 4;
+        const CLOEXEC: u32 = 4;
+        let (first, last, flags) = (first as u32, last as u32, flags as u32);
         if first > last || flags & !(CLOEXEC | 2) != 0 {
             return Err(Errno::INVAL.into());
         }
-        let state = self.change();
-        let numbers = state.table.numbers(first, last & u64::from(u32::MAX));
-        if flags & CLOEXEC == 0 {
-            state.close_all(&numbers);
+        let numbers = self.state.table.numbers(first.into(), last.into());
+        if flags & CLOEXEC != 0 {
+            let table = &mut self.change().table;
+            numbers.into_iter().try_for_each(|number| table.set_close_on_exec(number, true))?;
             return Ok(ZERO);
         }
-        for number in numbers {
-            state.table.set_close_on_exec(number, true)?;
-        }
-        Ok(ZERO)
+        self.closing(numbers.clone(), |sentry| {
+            sentry.change().close_all(&numbers);
+            Ok(ZERO)
+        })
     }
 
     pub(in crate::sentry) fn sys_lseek(
@@ -370,7 +371,7 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
-        self.check_size(self.state.tree.stat(node)?.size, size)?;
+        self.check_size(node, self.state.tree.stat(node)?.size, size)?;
         self.change().tree.set_size(node, size, crate::sentry::kernel::time::now())?;
         self.change().tell_file(node, libc::IN_MODIFY);
         Ok(ZERO)

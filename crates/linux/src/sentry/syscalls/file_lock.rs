@@ -30,12 +30,11 @@ impl Sentry {
         if self.state.locks.0.is_empty() {
             return serve(self);
         }
-        let nodes: Vec<Node> =
-            closed.into_iter().filter_map(|number| self.file_of(number)).collect();
+        let files = self.state.locked_files(&closed);
         let outcome = serve(self)?;
         let own = self.state.processes.current_id();
         let state = self.change();
-        nodes.into_iter().for_each(|node| state.locks.close(own, node));
+        state.locks.close(own, &files);
         state.drop_unowned();
         Ok(outcome)
     }
@@ -177,26 +176,9 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// Whether the process that `owner` is waits, over others or not, for a lock of the one that
-    /// wants `lock`.
-    pub(in crate::sentry) fn waits_for_us(&self, owner: LockOwner, lock: &FileLock) -> bool {
-        let (mut next, mut seen) = (vec![owner], Vec::new());
-        while let Some(owner) = next.pop() {
-            let LockOwner::Process(id) = owner else { continue };
-            if seen.contains(&id) {
-                continue;
-            }
-            seen.push(id);
-            for wanted in self.state.processes.wanted_locks(id) {
-                let held = self.state.locks.0.iter().filter(|held| held.excludes(wanted));
-                for held in held {
-                    if held.owner == lock.owner {
-                        return true;
-                    }
-                    next.push(held.owner);
-                }
-            }
-        }
-        false
+    /// Whether `owner` waits, over others or not, for a lock of the process that wants `lock`.
+    fn waits_for_us(&self, owner: LockOwner, lock: &FileLock) -> bool {
+        let processes = &self.state.processes;
+        self.state.locks.waits_for(owner, lock, |id| processes.wanted_locks(id))
     }
 }

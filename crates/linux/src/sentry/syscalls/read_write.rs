@@ -502,9 +502,13 @@ impl Sentry {
             FileObject::File(open) => {
                 let (node, size) = (open.node, self.state.tree.stat(open.node)?.size);
                 let from = if open.access.append { size } else { at.unwrap_or(open.offset) };
-                let limit = self.state.current().info.limits.file_size();
-                if from >= limit && !bytes.is_empty() {
+                let own = self.state.current().info.limits.file_size();
+                if from >= own && !bytes.is_empty() {
                     return Err(self.too_large().into());
+                }
+                let limit = own.min(self.host_size_limit(node));
+                if from >= limit && !bytes.is_empty() {
+                    return Err(Errno::FBIG.into());
                 }
                 let bytes = &bytes[..(limit - from.min(limit)).min(bytes.len() as u64) as usize];
                 let end = from.saturating_add(bytes.len() as u64);

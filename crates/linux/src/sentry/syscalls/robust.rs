@@ -1,6 +1,9 @@
 //! Robust mutexes: what a thread holds when it ends is marked, and one of its waiters woken.
 //!
-//! Promises: as many entries of a list are followed as in Linux, however the guest has linked them.
+//! Promises: as many entries of a list are followed as in Linux, and each once, however the guest
+//! has linked them.
+
+use std::collections::BTreeSet;
 
 use rustix::io::Errno;
 
@@ -52,18 +55,23 @@ impl Sentry {
         self.mark_list(process, thread, head)
     }
 
-    /// The current process ends: marks the mutexes of all of its threads.
-    pub(crate) fn mark_all_mutexes(&mut self, process: &mut Process) -> Result<(), PlatformError> {
+    /// The lists of the threads of the current process, with their threads.
+    pub(crate) fn robust_lists(&self) -> Vec<(u32, u64)> {
         let threads = self.state.current().threads.iter().filter(|(_, thread)| thread.robust != 0);
-        let lists: Vec<_> = threads.map(|(id, thread)| (id, thread.robust)).collect();
-        for (thread, head) in lists {
-            match self.mark_list(process, thread, head) {
-                // A list that cannot be read ends there.
-                Ok(()) | Err(SyscallError::Errno(_)) => {}
-                Err(SyscallError::Broken(error)) => return Err(error),
-            }
+        threads.map(|(id, thread)| (id, thread.robust)).collect()
+    }
+
+    /// Marks the mutexes of one of the [lists](Self::robust_lists), whose process ends. A list that
+    /// cannot be read ends there.
+    pub(crate) fn mark_robust_list(
+        &mut self,
+        process: &mut Process,
+        (thread, head): (u32, u64),
+    ) -> Result<(), PlatformError> {
+        match self.mark_list(process, thread, head) {
+            Ok(()) | Err(SyscallError::Errno(_)) => Ok(()),
+            Err(SyscallError::Broken(error)) => Err(error),
         }
-        Ok(())
     }
 
     fn mark_list(&mut self, process: &mut Process, thread: u32, head: u64) -> SyscallResult<()> {
@@ -71,10 +79,9 @@ impl Sentry {
         let offset = word(process, head.wrapping_add(8))?;
         let pending = word(process, head.wrapping_add(16))?;
         let mut entry = word(process, head)?;
-        for _ in 0..ENTRIES {
-            if entry & !1 == head {
-                break;
-            }
+        let mut seen = BTreeSet::from([head]);
+        // A further visit of an entry would find its mutex marked.
+        while seen.len() <= ENTRIES && seen.insert(entry & !1) {
             // The entry may be linked anew once its mutex is marked.
             let next = word(process, entry & !1);
             if entry != pending {

@@ -38,16 +38,6 @@ impl Sentry {
         self.closing(vec![fd], |sentry| sentry.close(fd))
     }
 
-    pub(in crate::sentry) fn sys_close_range(
-        &mut self,
-        first: u64,
-        last: u64,
-        flags: u64,
-    ) -> SyscallResult {
-        let closed = self.state.table.numbers(first, last);
-        self.closing(closed, |sentry| sentry.close_range(first, last, flags))
-    }
-
     pub(in crate::sentry) fn sys_dup2(&mut self, old: u64, new: u64) -> SyscallResult {
         if old as u32 == new as u32 {
             return self.replace(old, new, 0, true);
