@@ -37,7 +37,7 @@ pub use call::{Answer, Call, Entry, Exit, Function};
 pub use call_options::{CallOptions, LeaseOptions};
 pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 pub use guest::{Guest, Origin, open};
-pub use lease::{InstanceDifference, Lease, OwnedLease};
+pub use lease::{InstanceDifference, Lease, OwnedLease, StopHandle};
 pub(crate) use options::GuestOptions;
 pub use save::{SaveOptions, SavedSnapshot};
 pub use save_point::{SavePoint, SavePreparation};

@@ -2,6 +2,7 @@
 //! this command's streams, terminal and signals.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use clap::Args;
 use rustix::process::getpgrp;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
 
+use crate::guest::variable;
 #[cfg(feature = "seal")]
 use crate::keys::ProtectArguments;
 use crate::linux::Shape;
@@ -47,7 +49,7 @@ pub(crate) struct Arguments {
     ///
     /// The program sees its own changes to it, which end with the program. May be repeated.
     #[arg(long, value_name = "DIR")]
-    dir: Vec<String>,
+    dir: Vec<OsString>,
     /// Grant a host directory as with `--dir`, and write its changes to the host when the program
     /// has exited.
     ///
@@ -62,7 +64,7 @@ pub(crate) struct Arguments {
     ///
     /// May be repeated.
     #[arg(long, value_name = "NAME[=VALUE]")]
-    env: Vec<String>,
+    env: Vec<OsString>,
     #[command(flatten)]
     net: NetArguments,
     /// Maximum memory that the program maps, in MiB.
@@ -106,7 +108,7 @@ pub(crate) struct Arguments {
         allow_hyphen_values = true,
         value_name = "PROGRAM"
     )]
-    command: Vec<String>,
+    command: Vec<OsString>,
 }
 
 impl Arguments {
@@ -129,18 +131,18 @@ impl Arguments {
     }
 
     /// The variables that `--env` sets, and `TERM` on a terminal.
-    fn environment(&self) -> anyhow::Result<Vec<(String, String)>> {
+    fn environment(&self) -> anyhow::Result<Vec<(OsString, OsString)>> {
         let mut all = Vec::new();
-        if let Some(term) = std::env::var("TERM").ok().filter(|_| stdin().is_terminal()) {
-            all.push(("TERM".to_owned(), term));
+        if let Some(term) = std::env::var_os("TERM").filter(|_| stdin().is_terminal()) {
+            all.push(("TERM".into(), term));
         }
         for pair in &self.env {
-            all.push(match pair.split_once('=') {
-                Some((name, value)) => (name.to_owned(), value.to_owned()),
+            all.push(match variable(pair) {
+                Some(pair) => pair,
                 None => {
-                    let value = std::env::var(pair);
-                    let value =
-                        value.with_context(|| format!("--env {pair}: it is not set here"))?;
+                    let value = std::env::var_os(pair);
+                    let value = value
+                        .with_context(|| format!("--env {}: it is not set here", pair.display()))?;
                     (pair.clone(), value)
                 }
             });
@@ -152,10 +154,8 @@ impl Arguments {
     fn program(&self, settings: &Settings) -> anyhow::Result<(Program, Vec<PathBuf>)> {
         let name = self.command.first().context("no program")?;
         let mut granted = self.dir.clone();
-        for path in &self.write_back {
-            granted.push(path.to_str().context("--write-back takes a path of UTF-8")?.to_owned());
-        }
-        let stored = stored(name);
+        granted.extend(self.write_back.iter().map(|path| path.clone().into_os_string()));
+        let stored = name.to_str().and_then(stored);
         let host = match stored {
             Some(_) => None,
             None => Some(HostProgram::find(name).context(NotFound)?),
@@ -208,7 +208,7 @@ impl std::fmt::Display for NotFound {
 }
 
 /// Files and directories of the host that arguments name, and that the program has no access to.
-fn unseen(arguments: &[String], shape: &Shape) -> Vec<PathBuf> {
+fn unseen(arguments: &[OsString], shape: &Shape) -> Vec<PathBuf> {
     let system = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/dev", "/proc", "/sys", "/etc"];
     let hidden = |path: &PathBuf| {
         path.is_absolute()
@@ -217,8 +217,13 @@ fn unseen(arguments: &[String], shape: &Shape) -> Vec<PathBuf> {
             && !shape.grants(path)
             && !system.iter().any(|top| path.starts_with(top))
     };
-    let named = arguments.iter().filter(|word| !word.is_empty() && !word.starts_with('-'));
+    let named = arguments.iter().filter(|word| !word.is_empty() && !is_option(word));
     named.filter_map(|word| Path::new(word).canonicalize().ok()).filter(hidden).collect()
+}
+
+/// Whether a word begins as options do.
+fn is_option(word: &OsStr) -> bool {
+    word.as_encoded_bytes().starts_with(b"-")
 }
 
 /// A limit, as it is given: `NAME=SOFT[:HARD]`.
@@ -310,7 +315,8 @@ fn streams(control: RunControl) -> anyhow::Result<HostStreams> {
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
-    if let Some(option) = arguments.command.first().filter(|word| word.starts_with('-')) {
+    if let Some(option) = arguments.command.first().filter(|word| is_option(word)) {
+        let option = option.display();
         eprintln!(
             "error: unexpected argument `{option}` in place of a program\n\n\
              `afresh exec --help` lists the options. A program of this name needs its path, as in \

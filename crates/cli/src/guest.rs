@@ -1,5 +1,6 @@
 //! Options that every command with a guest shares.
 
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::output::spinner;
 pub(crate) struct GuestArguments {
     /// A Wasm module or component, a static-PIE ELF for a micro-VM, a Linux program, or a snapshot
     /// or OCI image as PLACE[@NAME] or oci://REGISTRY/REPOSITORY[:TAG].
-    pub(crate) guest: String,
+    pub(crate) guest: OsString,
     #[command(flatten)]
     how: OpenArguments,
 }
@@ -56,12 +57,12 @@ pub(crate) struct OpenArguments {
     pub(crate) cache: Option<PathBuf>,
     /// Set an environment variable of the guest.
     #[arg(long, value_name = "NAME=VALUE")]
-    env: Vec<String>,
+    env: Vec<OsString>,
     /// Grant a host directory, read-only or with `:rw` for writing, at the path HOST or GUEST.
     ///
     /// A Linux program gets HOST at the same path, and always read-only.
     #[arg(long, value_name = "HOST[::GUEST][:rw]")]
-    pub(crate) dir: Vec<String>,
+    pub(crate) dir: Vec<OsString>,
     #[cfg(feature = "linux")]
     #[command(flatten)]
     net: crate::net::NetArguments,
@@ -81,7 +82,7 @@ pub(crate) struct OpenArguments {
 #[derive(Debug, Default)]
 pub(crate) struct Command<'a> {
     /// Its arguments, after its name.
-    pub(crate) arguments: &'a [String],
+    pub(crate) arguments: &'a [OsString],
     /// Its standard input. Without input, `interactive` passes the standard input of this process.
     pub(crate) input: Option<Vec<u8>>,
     pub(crate) interactive: bool,
@@ -107,7 +108,7 @@ impl GuestArguments {
     /// The options that are specific to Wasm guests.
     #[cfg(feature = "serve")]
     pub(crate) fn wasm(&self, command: Command<'_>) -> anyhow::Result<afresh::wasm::GuestOptions> {
-        self.how.wasm.options(&self.guest, command, &self.how.env()?, &self.how.dir)
+        self.how.wasm(&self.guest, command)
     }
 
     /// The options that open the guest as one that evaluates a language; a listener receives its
@@ -166,7 +167,7 @@ impl OpenArguments {
     /// The options that open `guest`.
     pub(crate) fn options(
         &self,
-        guest: &str,
+        guest: &OsStr,
         settings: &Settings,
         command: Command<'_>,
     ) -> anyhow::Result<Options> {
@@ -181,9 +182,9 @@ impl OpenArguments {
             options = options.memory(mib.saturating_mul(1 << 20));
         }
         options = command.first.iter().cloned().fold(options, Options::warm);
-        let env = self.env()?;
         #[cfg(feature = "linux")]
         {
+            let env = self.env()?;
             let shape = crate::linux::Shape::new(command.arguments, &env, &self.dir, self.linux)?
                 .reach(&self.net)?
                 .grant(self.host_program(guest)?.map(|found| found.folders).unwrap_or_default())
@@ -213,13 +214,11 @@ impl OpenArguments {
         }
         #[cfg(feature = "wasm")]
         let options = {
-            // A Linux program can also be granted a file.
-            let dir: &[String] = if self.is_program() { &[] } else { &self.dir };
-            let wasm = self.wasm.options(guest, command, &env, dir)?;
+            let wasm = self.wasm(guest, command)?;
             self.wasm.engine(options).wasm(wasm)
         };
         #[cfg(not(any(feature = "wasm", feature = "linux")))]
-        let _ = (command, env);
+        let _ = command;
         #[cfg(not(feature = "wasm"))]
         let _ = guest;
         #[cfg(feature = "vm")]
@@ -228,12 +227,25 @@ impl OpenArguments {
         Ok(options)
     }
 
+    /// The options that are specific to Wasm guests. A Linux program has none of these, takes any
+    /// bytes as arguments, and can also be granted a file.
+    #[cfg(feature = "wasm")]
+    pub(crate) fn wasm(
+        &self,
+        guest: &OsStr,
+        command: Command<'_>,
+    ) -> anyhow::Result<afresh::wasm::GuestOptions> {
+        match self.is_program() {
+            true => self.wasm.options(guest, Command::default(), &[], &[]),
+            false => self.wasm.options(guest, command, &self.env()?, &self.dir),
+        }
+    }
+
     /// The variables of --env.
-    pub(crate) fn env(&self) -> anyhow::Result<Vec<(String, String)>> {
-        let pair = |pair: &String| {
-            let parts =
-                pair.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
-            parts.with_context(|| format!("--env {pair}: expected NAME=VALUE"))
+    pub(crate) fn env(&self) -> anyhow::Result<Vec<(OsString, OsString)>> {
+        let pair = |pair: &OsString| {
+            let parts = variable(pair);
+            parts.with_context(|| format!("--env {}: expected NAME=VALUE", pair.display()))
         };
         self.env.iter().map(pair).collect()
     }
@@ -247,38 +259,53 @@ impl OpenArguments {
     }
 
     /// Opens a guest or snapshot. A guest is warmed.
-    pub(crate) fn open(&self, guest: &str, options: &Options) -> anyhow::Result<Guest> {
+    pub(crate) fn open(&self, guest: &OsStr, options: &Options) -> anyhow::Result<Guest> {
         let bar = spinner("opening");
         let opened = afresh::open(&self.reference(guest)?, options)?;
         bar.finish_and_clear();
         #[cfg(feature = "linux")]
         anyhow::ensure!(
             self.net.is_empty() || opened.kind() == afresh::Kind::Program,
-            "{guest} is no Linux program, and only those connect to servers: leave --net, --net-rules and --net-log out"
+            "{} is no Linux program, and only those connect to servers: leave --net, --net-rules and --net-log out",
+            guest.display()
         );
         Ok(opened)
     }
 
     /// The program of the host that `guest` names with --linux.
     #[cfg(feature = "linux")]
-    fn host_program(&self, guest: &str) -> anyhow::Result<Option<afresh::linux::HostProgram>> {
+    fn host_program(&self, guest: &OsStr) -> anyhow::Result<Option<afresh::linux::HostProgram>> {
         let found = self.linux.then(|| afresh::linux::HostProgram::find(guest));
         Ok(found.transpose()?)
     }
 
     /// The reference of `guest`. A Linux program is looked up in PATH, as in a shell.
-    pub(crate) fn reference(&self, guest: &str) -> anyhow::Result<String> {
+    pub(crate) fn reference(&self, guest: &OsStr) -> anyhow::Result<OsString> {
         #[cfg(feature = "linux")]
         if let Some(found) = self.host_program(guest)? {
-            return found
-                .path
-                .into_os_string()
-                .into_string()
-                .ok()
-                .context("the program's path is not UTF-8");
+            return Ok(found.path.into_os_string());
         }
         Ok(guest.to_owned())
     }
+}
+
+/// The name and the value of a variable: `NAME=VALUE`.
+pub(crate) fn variable(pair: &OsStr) -> Option<(OsString, OsString)> {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let bytes = pair.as_bytes();
+    let at = bytes.iter().position(|byte| *byte == b'=')?;
+    let part = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+    Some((part(&bytes[..at]), part(&bytes[at + 1..])))
+}
+
+/// Text for a guest that takes no other bytes.
+pub(crate) fn text<'a>(given: &'a OsStr, option: &str) -> anyhow::Result<&'a str> {
+    given.to_str().with_context(|| {
+        format!(
+            "{option} {}: the guest takes UTF-8; a Linux program takes any bytes (--linux)",
+            given.display()
+        )
+    })
 }
 
 /// Parses a call of an option: `F` or `F:ARG,ARG`.

@@ -4,13 +4,14 @@
 //! SIGHUP reloads the file, keys, budgets and certificate, and opens the guests and the audit log
 //! again.
 
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use afresh_serve::{Config, GuestConfig, Server};
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
@@ -145,12 +146,13 @@ impl Arguments {
     fn guest(&self, text: &str, settings: &Settings) -> anyhow::Result<GuestConfig> {
         let http = &self.http;
         let (route, reference) = route(text);
-        let mut guest = GuestConfig::new(self.how.reference(reference)?);
+        let found = self.how.reference(reference.as_ref())?.into_string();
+        let found = found.map_err(|path| anyhow!("{} is not UTF-8", path.display()))?;
+        let mut guest = GuestConfig::new(found);
         guest.name = route.unwrap_or(reference).to_owned();
-        guest.open = self.how.options(reference, settings, self.command())?;
+        guest.open = self.how.options(reference.as_ref(), settings, self.command())?;
         let mode = self.how.wasm.mode.unwrap_or(guest.wasm.mode);
-        guest.wasm =
-            self.how.wasm.options(reference, self.command(), &self.how.env()?, &self.how.dir)?;
+        guest.wasm = self.how.wasm(reference.as_ref(), self.command())?;
         guest.wasm.mode = mode;
         guest.call.clone_from(&self.call);
         if let Some(route) = route {
@@ -205,6 +207,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         return check(path, settings);
     }
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    // Escape codes are for terminals alone.
+    let log = log.with_ansi(std::io::stderr().is_terminal());
     let log = log.with_filter(LevelFilter::from_level(arguments.http.log));
     let subscriber = tracing_subscriber::registry().with(log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -1,5 +1,7 @@
 //! Options of Linux programs: arguments, environment, directories.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use afresh::linux::{ConnectionLog, NetGrant, Program};
@@ -7,11 +9,19 @@ use anyhow::Context;
 
 use crate::net::NetArguments;
 
+/// The path on the host of `HOST[::GUEST][:rw]`.
+fn host_path(entry: &OsStr) -> &Path {
+    let bytes = entry.as_bytes();
+    let host = bytes.strip_suffix(b":rw").unwrap_or(bytes);
+    let end = host.windows(2).position(|pair| pair == b"::").unwrap_or(host.len());
+    Path::new(OsStr::from_bytes(&host[..end]))
+}
+
 /// The options of a program.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
-    arguments: Vec<String>,
-    env: Vec<(String, String)>,
+    arguments: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
     granted: Vec<PathBuf>,
     directory: Option<PathBuf>,
     reaches: Vec<NetGrant>,
@@ -22,21 +32,23 @@ pub(crate) struct Shape {
 impl Shape {
     /// With `only` Linux programs, `--dir` entries in the form for Wasm guests are refused.
     pub(crate) fn new(
-        arguments: &[String],
-        env: &[(String, String)],
-        dir: &[String],
+        arguments: &[OsString],
+        env: &[(OsString, OsString)],
+        dir: &[OsString],
         only: bool,
     ) -> anyhow::Result<Self> {
         let here = std::env::current_dir().and_then(std::fs::canonicalize).unwrap_or_default();
         let (mut granted, mut directory) = (Vec::new(), None);
         for entry in dir {
-            let host = entry.strip_suffix(":rw").unwrap_or(entry);
-            let host = host.split_once("::").map_or(host, |(host, _)| host);
+            let host = host_path(entry);
             anyhow::ensure!(
-                !only || host == entry,
-                "--dir {entry}: a Linux program gets a directory at its own path, read-only; use --dir {host}"
+                !only || host == entry.as_os_str(),
+                "--dir {}: a Linux program gets a directory at its own path, read-only; use --dir {}",
+                entry.display(),
+                host.display()
             );
-            let path = Path::new(host).canonicalize().with_context(|| format!("--dir {host}"))?;
+            let path = host.canonicalize();
+            let path = path.with_context(|| format!("--dir {}", host.display()))?;
             // Relative paths in arguments resolve here if the program has access.
             if here.starts_with(&path) {
                 directory = Some(here.clone());

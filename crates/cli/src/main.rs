@@ -20,6 +20,8 @@ mod handler;
 mod help;
 #[cfg(feature = "serve")]
 mod http;
+#[cfg(feature = "serve")]
+mod interrupts;
 #[cfg(feature = "seal")]
 mod keys;
 #[cfg(feature = "linux")]

@@ -1,13 +1,17 @@
 //! `afresh repl`: a live session at a prompt. Each line is a call that continues from the last one.
-//! `:checkpoint`, `:fork`, `:back` and `:tree` work on the tree of its states.
+//! `:checkpoint`, `:fork`, `:back` and `:tree` work on the tree of its states. Ctrl-C ends the
+//! running call, and Ctrl-D the command.
+//!
+//! Promises: a call that is cut short is undone. May break it: a guest that has files of a host
+//! directory open, which cannot be checkpointed.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use afresh::snapshot::SnapshotInfo;
 use afresh::wasm::wasmtime;
-use afresh::{Session, SessionError};
+use afresh::{CallError, Lease, Session, SessionError};
 use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, Request, Stream, Tools, evaluate};
 use anyhow::Context;
 use clap::Args;
@@ -17,6 +21,7 @@ use rustyline::history::DefaultHistory;
 use rustyline::{Config, Editor, Helper, Highlighter, Hinter, Validator};
 
 use crate::guest::{Command, GuestArguments};
+use crate::interrupts::Interrupts;
 use crate::output::say;
 use crate::{Settings, reason};
 
@@ -45,7 +50,11 @@ const HELP: &str = "\
 :to NUMBER         switch to another session
 :tree              show all states, and the state of each session
 :diff ONE TWO      count the bytes that differ between two states
-:help, :quit";
+:help, :quit
+Ctrl-C ends the running call and undoes it; Ctrl-D at an empty prompt ends the command";
+
+/// The name of the state before a call, which is dropped after it.
+const INTERNAL: &str = "";
 
 const COMMANDS: [&str; 8] =
     [":back", ":checkpoint", ":diff", ":fork", ":help", ":quit", ":to", ":tree"];
@@ -99,6 +108,7 @@ struct Sessions<'a> {
     at: usize,
     call: &'a str,
     language: Option<&'static Language>,
+    interrupts: Interrupts,
 }
 
 impl Sessions<'_> {
@@ -111,21 +121,50 @@ impl Sessions<'_> {
         states.iter().flat_map(|s| s.name.clone().into_iter().chain([s.id.to_string()])).collect()
     }
 
+    /// Makes a call, which Ctrl-C ends. One that is cut short is undone.
+    fn attempt<T>(
+        &mut self,
+        run: impl FnOnce(&mut Lease<'_>) -> Result<T, CallError>,
+    ) -> anyhow::Result<T> {
+        let interrupts = self.interrupts.clone();
+        let session = self.current_session();
+        let before = session.checkpoint(INTERNAL).ok();
+        let called = session.with(|lease| {
+            interrupts.begin(lease.stop_handle());
+            Ok::<_, SessionError>(run(lease)?)
+        });
+        let interrupted = interrupts.end();
+        let mut undone = false;
+        if let Some(before) = before {
+            // The stop of a call that ended meanwhile would end the next one.
+            if interrupted || session.failed().is_some() {
+                session.rollback(before)?;
+                undone = true;
+            }
+            session.drop_checkpoint(before)?;
+        }
+        match called {
+            _ if interrupted && undone => {
+                anyhow::bail!("KeyboardInterrupt: the call was stopped and undone")
+            }
+            Err(error) if undone => anyhow::bail!("{}; the call was undone", reason(error)),
+            called => Ok(called?),
+        }
+    }
+
     /// Sends a line to the guest and prints the answer.
     fn ask(&mut self, line: &str) -> anyhow::Result<()> {
         let Some(language) = self.language else {
             let call = self.call;
-            let answer = self.current_session().call(call, line.as_bytes())?;
+            let answer = self.attempt(|lease| lease.call(call, line.as_bytes()))?;
             let mut out = std::io::stdout().lock();
             out.write_all(&answer)?;
             return Ok(writeln!(out)?);
         };
         let form = language.form;
         let request = Request::new(form, RUN, &Tools::default(), line, "<repl>", None);
-        let answer = self.current_session().with(|lease| {
-            let done = evaluate(lease, form.function(), request, Terminal);
-            Ok::<_, SessionError>(done.answer?)
-        })?;
+        let answer =
+            self.attempt(|lease| evaluate(lease, form.function(), request, Terminal).answer)?;
         match Answer::read(&answer)? {
             Answer::Done => {}
             Answer::Value(value) => say!("{}", value.text)?,
@@ -217,8 +256,10 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         Some(language) => arguments.guest.interpreter::<Terminal>(settings, language)?,
         None => arguments.guest.options(settings, Command::default())?,
     };
-    let first = arguments.guest.open(&options)?.session()?;
-    let mut sessions = Sessions { all: vec![first], at: 0, call: &arguments.call, language };
+    let first = arguments.guest.open(&options.interruptible())?.session()?;
+    let interrupts = Interrupts::listen()?;
+    let (all, call) = (vec![first], arguments.call.as_str());
+    let mut sessions = Sessions { all, at: 0, call, language, interrupts };
     let config = Config::builder().auto_add_history(true).build();
     let mut editor: Editor<CommandCompleter, DefaultHistory> = Editor::with_config(config)?;
     editor.set_helper(Some(CommandCompleter::default()));
@@ -237,8 +278,13 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         };
         let line = match editor.readline(&prompt) {
             Ok(line) => line,
-            Err(ReadlineError::Interrupted) => continue,
+            Err(ReadlineError::Interrupted | ReadlineError::Signal(_)) => continue,
             Err(ReadlineError::Eof) => break,
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                all_good = false;
+                eprintln!("error: the line is not UTF-8");
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
         let line = line.trim();

@@ -1,13 +1,15 @@
 //! Requests to a guest and its answers, shared by every command that calls a guest.
 
+use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
 
 use afresh::{Answer, Call, Guest, Kind};
 use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
 
-use crate::guest::{Command, text_call};
+use crate::guest::{Command, text, text_call};
 
 /// The export that starts a WASI command.
 const START: &str = "_start";
@@ -23,12 +25,12 @@ pub(crate) struct CallArguments {
     /// Input of the call, as text, `@FILE`, or `-` for standard input: the bytes for a byte guest,
     /// the standard input of a command or program, or the body of an HTTP request.
     #[arg(long, value_name = "TEXT|@FILE|-")]
-    input: Option<String>,
+    input: Option<OsString>,
     /// Arguments of the function, command or program, or the path of an HTTP request.
     ///
     /// Arguments that begin with a dash follow `--`.
     #[arg(allow_negative_numbers = true)]
-    arguments: Vec<String>,
+    arguments: Vec<OsString>,
 }
 
 /// A call, once its input has been read.
@@ -57,7 +59,7 @@ impl Request<'_> {
     pub(crate) fn of_http(&self) -> Option<(String, Option<Vec<u8>>)> {
         let path = match &self.arguments.arguments[..] {
             [] => "/".to_owned(),
-            [path] if path.starts_with('/') => path.clone(),
+            [path] => path.to_str().filter(|path| path.starts_with('/'))?.to_owned(),
             _ => return None,
         };
         self.is_command().then(|| (path, self.input.clone()))
@@ -81,7 +83,10 @@ impl Request<'_> {
 
     /// The call, as `guest` takes it. One to a server that sends it nothing is said to standard
     /// error: it asks nothing.
-    pub(crate) fn call(&self, guest: &Guest) -> Call {
+    ///
+    /// # Errors
+    /// For arguments of a function that are no text.
+    pub(crate) fn call(&self, guest: &Guest) -> anyhow::Result<Call> {
         let CallArguments { call, arguments, .. } = self.arguments;
         if guest.listens() && self.input.as_ref().is_none_or(Vec::is_empty) {
             eprintln!(
@@ -89,15 +94,18 @@ impl Request<'_> {
                  --input $'GET / HTTP/1.0\\r\\n\\r\\n'"
             );
         }
-        match (guest.kind(), &self.input) {
-            (Kind::Machine, None) => Call::bytes(call, arguments.join(" ")),
+        Ok(match (guest.kind(), &self.input) {
+            (Kind::Machine, None) => Call::bytes(call, arguments.join(OsStr::new(" ")).as_bytes()),
             (Kind::Program, _) => Call::bytes(call, self.program_input()),
             (Kind::Module | Kind::Component, _) if self.is_command() => {
                 Call::text(call, [] as [&str; 0])
             }
             (_, Some(input)) => Call::bytes(call, input.clone()),
-            (_, None) => Call::text(call, arguments),
-        }
+            (_, None) => {
+                let texts = arguments.iter().map(|argument| text(argument, "the argument"));
+                Call::text(call, texts.collect::<anyhow::Result<Vec<_>>>()?)
+            }
+        })
     }
 }
 
@@ -124,14 +132,16 @@ pub(crate) fn recorded(text: &str, kind: Kind) -> Call {
 }
 
 /// Reads the bytes of `--input`.
-fn read_input(input: &str) -> anyhow::Result<Vec<u8>> {
+fn read_input(input: &OsStr) -> anyhow::Result<Vec<u8>> {
     if input == "-" {
         let mut bytes = Vec::new();
         std::io::stdin().read_to_end(&mut bytes).context("reading standard input")?;
         return Ok(bytes);
     }
-    match input.strip_prefix('@') {
-        Some(path) => std::fs::read(path).with_context(|| format!("cannot read {path}")),
+    match input.as_bytes().strip_prefix(b"@").map(OsStr::from_bytes) {
+        Some(path) => {
+            std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+        }
         None => Ok(input.as_bytes().to_vec()),
     }
 }

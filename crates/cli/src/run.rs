@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     if arguments.report {
         report_warming(&guest);
     }
-    let call = request.call(&guest);
+    let call = request.call(&guest)?;
     let mut times = Vec::new();
     // Not locked: a command writes to it as well.
     let mut out = std::io::stdout();

@@ -1,6 +1,7 @@
 //! `afresh serve`: guests behind HTTP, each request from the warm state. With `--stdio`, one guest
 //! and one request per line.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -35,7 +36,7 @@ pub(crate) struct Arguments {
     pub(crate) fleet: crate::fleet::JoinArguments,
     /// Arguments of a Linux program.
     #[arg(last = true)]
-    pub(crate) arguments: Vec<String>,
+    pub(crate) arguments: Vec<OsString>,
 }
 
 impl Arguments {

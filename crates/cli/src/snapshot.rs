@@ -1,5 +1,6 @@
 //! `afresh snapshot` and `afresh fork`: save a warm guest, or its state after a call.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -42,7 +43,7 @@ pub(crate) struct SnapshotArguments {
     ///
     /// Arguments that begin with a dash follow `--`.
     #[arg(allow_negative_numbers = true)]
-    arguments: Vec<String>,
+    arguments: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
@@ -135,7 +136,7 @@ pub(crate) fn fork(arguments: &ForkArguments, settings: &Settings) -> anyhow::Re
     let options = arguments.guest.options(settings, request.command(true, true))?;
     let guest = arguments.guest.open(&options)?;
     let mut lease = guest.lease()?;
-    let answer = lease.ask(&request.call(&guest))?;
+    let answer = lease.ask(&request.call(&guest)?)?;
     match settings.output {
         Format::Text => request::print(&answer, &mut std::io::stdout())?,
         Format::Json => {

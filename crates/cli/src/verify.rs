@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     }
     let options = arguments.guest.options(settings, request.command(false, false))?;
     let guest = arguments.guest.open(&options)?;
-    let call = request.call(&guest);
+    let call = request.call(&guest)?;
     let bar = steps("verifying", arguments.calls);
     let found = guest.verify(&call, arguments.calls, &mut |done| bar.set_position(done))?;
     bar.finish_and_clear();

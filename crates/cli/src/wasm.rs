@@ -1,5 +1,6 @@
 //! Options of Wasm guests.
 
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use afresh::Options;
@@ -9,7 +10,7 @@ use afresh::wasm::{GuestOptions, Mode, Output, Wasi};
 use anyhow::Context;
 use clap::Args;
 
-use crate::guest::Command;
+use crate::guest::{Command, text};
 
 /// Options of a Wasm guest.
 #[derive(Debug, Args)]
@@ -60,10 +61,10 @@ impl WasmArguments {
 
     pub(crate) fn options(
         &self,
-        guest: &str,
+        guest: &OsStr,
         command: Command<'_>,
-        env: &[(String, String)],
-        dir: &[String],
+        env: &[(OsString, OsString)],
+        dir: &[OsString],
     ) -> anyhow::Result<GuestOptions> {
         Ok(GuestOptions {
             mode: self.mode.unwrap_or_default(),
@@ -96,20 +97,27 @@ impl WasmArguments {
 }
 
 fn wasi(
-    guest: &str,
+    guest: &OsStr,
     command: Command<'_>,
-    env: &[(String, String)],
-    dir: &[String],
+    env: &[(OsString, OsString)],
+    dir: &[OsString],
 ) -> anyhow::Result<Wasi> {
     let output = if command.shown { Output::Inherit } else { Output::Discard };
-    let mut wasi = Wasi { output, env: env.to_vec(), ..Wasi::default() };
-    wasi.args = std::iter::once(guest.to_owned()).chain(command.arguments.to_vec()).collect();
+    let mut wasi = Wasi { output, ..Wasi::default() };
+    for (name, value) in env {
+        wasi.env.push((text(name, "--env")?.to_owned(), text(value, "--env")?.to_owned()));
+    }
+    wasi.args.push(guest.to_string_lossy().into_owned());
+    for argument in command.arguments {
+        wasi.args.push(text(argument, "the argument")?.to_owned());
+    }
     wasi.inherit_stdin = command.interactive && command.input.is_none();
     wasi.stdin = command.input.unwrap_or_default();
     for entry in dir {
+        let entry = text(entry, "--dir")?;
         let (entry, writable) = match entry.strip_suffix(":rw") {
             Some(entry) => (entry, true),
-            None => (entry.as_str(), false),
+            None => (entry, false),
         };
         let (host, guest) = entry.split_once("::").unwrap_or((entry, entry));
         anyhow::ensure!(PathBuf::from(host).is_dir(), "--dir {host}: no such directory");

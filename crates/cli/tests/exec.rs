@@ -3,19 +3,21 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-fn start(arguments: &[&str]) -> Child {
+fn start(arguments: &[impl AsRef<OsStr>]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
     command.arg("exec").args(arguments);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn exec(arguments: &[&str], input: &[u8]) -> Output {
+fn exec(arguments: &[impl AsRef<OsStr>], input: &[u8]) -> Output {
     let mut child = start(arguments);
     let (mut stdin, input) = (child.stdin.take().unwrap(), input.to_vec());
     // Both pipes move at a time. A program that ends before it has read all leaves a broken one.
@@ -44,6 +46,35 @@ fn says(arguments: &[&str], input: &str, output: &str, code: i32) {
     let ended = exec(arguments, input.as_bytes());
     let (out, err) = (text(&ended.stdout), text(&ended.stderr));
     assert_eq!((&*out, ended.status.code()), (output, Some(code)), "{arguments:?}: {err}");
+}
+
+#[test]
+fn arguments_variables_and_paths_of_any_bytes_reach_the_program() {
+    if !can_run(&["cat", "sh"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let odd = folder.path().join(OsStr::from_bytes(b"d\xff"));
+    std::fs::create_dir(&odd).unwrap();
+    std::fs::write(odd.join("file"), "content").unwrap();
+    let script = "printf '%s|%s|' \"$1\" \"$NAME\"; cat \"$2/file\"";
+    let ended = exec(
+        &[
+            OsStr::new("--dir"),
+            odd.as_os_str(),
+            OsStr::new("--env"),
+            OsStr::from_bytes(b"NAME=\xfe"),
+            OsStr::new("--"),
+            OsStr::new("sh"),
+            OsStr::new("-c"),
+            OsStr::new(script),
+            OsStr::new("sh"),
+            OsStr::from_bytes(b"\xfd"),
+            odd.as_os_str(),
+        ],
+        b"",
+    );
+    assert_eq!(ended.stdout, b"\xfd|\xfe|content", "{}", text(&ended.stderr));
 }
 
 #[test]

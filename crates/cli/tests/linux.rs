@@ -7,7 +7,7 @@ use std::io::{BufRead, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-fn afresh(arguments: &[&str], input: &str) -> Output {
+fn afresh(arguments: &[&str], input: impl AsRef<[u8]>) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
         .args(arguments)
         .stdin(Stdio::piped())
@@ -16,7 +16,7 @@ fn afresh(arguments: &[&str], input: &str) -> Output {
         .spawn()
         .unwrap();
     // A command that fails before it reads closes its input.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let _ = child.stdin.take().unwrap().write_all(input.as_ref());
     child.wait_with_output().unwrap()
 }
 
@@ -125,6 +125,17 @@ fn each_line_is_answered_from_the_state_in_which_the_program_first_waited() {
     let out = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{out}{}", text(&output.stderr));
     assert!(out.contains("10 calls (0 failed)") && out.contains("0 bytes differ"), "{out}");
+}
+
+#[test]
+fn a_line_of_any_bytes_reaches_the_program() {
+    if !can_run() {
+        return;
+    }
+    let arguments = ["serve", "--stdio", "--linux", "sed", "--", "-u", "-n", "l"];
+    let output = afresh(&arguments, b"\xff\na\r\n");
+    assert_eq!(text(&output.stdout), "\\377$\na$\n", "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0));
 }
 
 #[test]

@@ -266,6 +266,35 @@ fn an_agent_runs_commands_beside_code() {
     assert_eq!(client.call_ok("run_code", json!({"code": "x"}))["text"], "42");
 }
 
+#[cfg(feature = "linux")]
+#[test]
+fn errors_name_their_cause_and_the_tree_shows_only_known_states() {
+    if !Path::new("/usr/bin/python3").is_file() {
+        println!("SKIPPED: /usr/bin/python3 is not installed");
+        return;
+    }
+    let mut client = Client::start(&["/usr/bin/python3", "--linux"]);
+    client.call_ok("checkpoint", json!({"name": "clean"}));
+    let late = client.call("run_code", json!({"code": "while True: pass", "timeout": 0.5}));
+    let error = &late["structuredContent"]["error"];
+    assert_eq!(error["name"], "TimeoutError", "{late}");
+    let why = error["message"].as_str().unwrap();
+    assert!(why.contains("longer than its time limit of 0.5 s"), "{why}");
+    client.call_ok("run_code", json!({"code": "x = 1"}));
+    let tree = client.call_ok("tree", json!({}));
+    let states = tree["states"].as_array().unwrap();
+    let here = states.iter().find(|state| state["id"] == tree["at"]);
+    assert_eq!(here.map(|state| &state["name"]), Some(&json!("clean")), "{tree}");
+    let why = client.refused("fork", json!({"count": 0}));
+    assert!(why.contains("at least 1"), "{why}");
+    for line in [&b"}{ garbage\n"[..], b"{\"a\": \"\xff\"}\n"] {
+        client.input.as_mut().unwrap().write_all(line).unwrap();
+        let answer = client.next();
+        assert_eq!((&answer["error"]["code"], &answer["id"]), (&json!(-32700), &Value::Null));
+    }
+    assert_eq!(client.call_ok("run_code", json!({"code": "x"}))["text"], "1");
+}
+
 /// The Python SDK, with the newest protocol and with the handshake of earlier ones.
 #[cfg(feature = "linux")]
 #[test]

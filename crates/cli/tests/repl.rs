@@ -56,6 +56,51 @@ fn a_session_at_a_prompt_keeps_goes_back_and_forks() {
 
 #[cfg(feature = "linux")]
 #[test]
+fn an_interrupted_call_is_undone_and_lines_that_are_not_text_are_refused() {
+    use std::io::{BufRead, BufReader, Read};
+    if !Path::new("/usr/bin/python3").is_file() {
+        println!("SKIPPED: the system has no python3");
+        return;
+    }
+    let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["repl", "--linux", "/usr/bin/python3", "--language", "python"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut messages = String::new();
+    input.write_all(b"n = 1\n:checkpoint one\nn = 2\n\xff\xfe\n").unwrap();
+    let endless = "exec(\"n = 3\\nprint('begun', flush=True)\\nwhile True: pass\")\n";
+    input.write_all(endless.as_bytes()).unwrap();
+    let begun = output.any(|line| line.is_ok_and(|line| line.ends_with("begun")));
+    if !begun {
+        child.stderr.take().unwrap().read_to_string(&mut messages).unwrap();
+        assert!(messages.contains("this host"), "{messages}");
+        println!("SKIPPED: {messages}");
+        return;
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    input.write_all(b"'n is', n\n:back\n'n is', n\n:tree\n").unwrap();
+    drop(input);
+    let lines: Vec<String> = output.map(Result::unwrap).collect();
+    child.stderr.take().unwrap().read_to_string(&mut messages).unwrap();
+    let said = lines.join("\n");
+    let (two, one) = (said.find("('n is', 2)"), said.find("('n is', 1)"));
+    assert!(two.is_some() && two < one, "{said}\n{messages}");
+    // States before calls are not left in the tree.
+    assert!(said.contains("one") && said.matches(" bytes").count() == 2, "{said}");
+    assert!(said.contains("<- session 0*"), "{said}");
+    assert!(messages.contains("KeyboardInterrupt"), "{messages}");
+    assert!(messages.contains("the line is not UTF-8"), "{messages}");
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+}
+
+#[cfg(feature = "linux")]
+#[test]
 fn the_hosts_python_at_a_prompt_forks_with_its_files() {
     if !Path::new("/usr/bin/python3").is_file() {
         println!("SKIPPED: the system has no python3");

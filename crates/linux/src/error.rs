@@ -14,7 +14,8 @@ pub enum WarmError {
     Platform(#[from] PlatformError),
     /// The program or its loader does not exist for the guest.
     #[error(
-        "the guest has no {0}: it must exist, and be granted with Program::grant or be in its image"
+        "the guest has no {0}: it must be in its image, or exist on the host and be granted (`--dir`; in Python \
+         `dirs`, in Rust `Program::grant`)"
     )]
     NotFound(PathBuf),
     /// The image has no entry point and no command, and the caller gave none.
@@ -78,6 +79,9 @@ pub enum WarmError {
     /// Its input could not be opened.
     #[error("its standard input: {0}")]
     Input(#[source] std::io::Error),
+    /// Its [stop handle](crate::Program::stop_handle) ended the warm-up.
+    #[error("the warm-up of the program was stopped by its host")]
+    Stopped,
     /// It did not come to wait for input in time.
     #[error("the program did not wait for input within its start limit{}", last_messages(messages))]
     Late {
@@ -174,7 +178,8 @@ pub enum Incompatible {
     },
     /// A path of the host that the program could read.
     #[error(
-        "{0} was granted to the program when the snapshot was made: grant it again, or a directory above it, if you trust the snapshot"
+        "{0} was granted to the program when the snapshot was made: if you trust the snapshot, grant it again, or a \
+         directory above it (`--dir {0}`; in Python `dirs`, in Rust `Program::grant`)"
     )]
     NotGranted(PathBuf),
     /// Its directories of the host: more than a program can have, or some of them twice.

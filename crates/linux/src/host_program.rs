@@ -38,14 +38,14 @@ impl HostProgram {
     ///
     /// # Errors
     /// For a word without a slash that is neither a file nor in `PATH`.
-    pub fn find(word: &str) -> io::Result<Self> {
-        let named = Path::new(word);
+    pub fn find(word: impl AsRef<OsStr>) -> io::Result<Self> {
+        let named = Path::new(&word);
         // A path, or a snapshot of a program.
         let found = if named.components().count() > 1 || named.is_file() {
             named.to_owned()
         } else {
-            find_in_path(word).ok_or_else(|| {
-                let why = format!("program {word} not found in PATH; give its path");
+            find_in_path(&word).ok_or_else(|| {
+                let why = format!("program {} not found in PATH; give its path", named.display());
                 io::Error::new(io::ErrorKind::NotFound, why)
             })?
         };
@@ -75,11 +75,12 @@ impl HostProgram {
     /// The program, with the directories of its installation. A text without an interpreter is run
     /// by the shell.
     #[must_use]
-    pub fn program(&self, word: &str) -> Program {
+    pub fn program(&self, word: impl AsRef<OsStr>) -> Program {
+        let word = word.as_ref();
         let program = match self.is_plain_script {
             true => Program::new("/bin/sh").arg(&self.path).grant(&self.path),
             // A path may be relative to a directory that the program has no access to.
-            false if word.contains('/') => Program::new(&self.path),
+            false if word.as_encoded_bytes().contains(&b'/') => Program::new(&self.path),
             false => Program::new(&self.path).name(word),
         };
         self.folders.iter().fold(program, |program, folder| program.grant(folder))

@@ -13,7 +13,7 @@ use crate::base::{self, Root};
 use crate::error::{Incompatible, WarmError};
 use crate::frozen_state::{FrozenKernel, IdleWait};
 use crate::guest::{Guest, StopReason, after};
-use crate::limits::{Limits, POLL_INTERVAL};
+use crate::limits::{Limits, POLL_INTERVAL, StopHandle};
 use crate::platform::{PlatformError, Process, StubCommands};
 use crate::sentry::{
     self, FIRST, InputSource, Kernel, Layout, MAX_RESERVED, OpenerGrants, Resource, Sentry,
@@ -76,6 +76,8 @@ pub struct Program {
     replaced: bool,
     limits: Vec<(Resource, u64, u64)>,
     pub(crate) start: Duration,
+    /// Stops the warm-up.
+    stop: Option<StopHandle>,
 }
 
 /// Settings of Java's runtimes, where a distribution stores them apart from the rest. None starts
@@ -92,9 +94,9 @@ fn java_settings() -> impl Iterator<Item = PathBuf> {
 
 /// The file that a shell would run for a word: the first of that name in the directories of `PATH`.
 #[must_use]
-pub fn find_in_path(word: &str) -> Option<PathBuf> {
+pub fn find_in_path(word: impl AsRef<OsStr>) -> Option<PathBuf> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
-    let mut files = std::env::split_paths(&folders).map(|folder| folder.join(word));
+    let mut files = std::env::split_paths(&folders).map(|folder| folder.join(word.as_ref()));
     files.find(|file| file.is_file())
 }
 
@@ -126,6 +128,7 @@ impl Program {
             replaced: false,
             limits: Vec::new(),
             start: Duration::from_secs(60),
+            stop: None,
         }
     }
 
@@ -325,6 +328,14 @@ impl Program {
         self
     }
 
+    /// Lets `handle` stop the warm-up from another thread: [`Program::warm`] fails with
+    /// [`WarmError::Stopped`] then. The program notices it at the next interval of 100 ms.
+    #[must_use]
+    pub fn stop_handle(mut self, handle: StopHandle) -> Self {
+        self.stop = Some(handle);
+        self
+    }
+
     /// Limits and grants for a guest out of a snapshot. The program's own file is not granted: the
     /// snapshot contains it, and the path may be any.
     pub(crate) fn opener(&self) -> OpenerGrants {
@@ -467,6 +478,7 @@ impl Program {
     /// before it waits.
     pub fn warm(&self) -> Result<Warm, WarmError> {
         let mut guest = self.start(|_| Ok(()))?;
+        guest.sentry.streams.stop = self.stop.clone();
         let deadline = after(self.start);
         let mut requests = self.requests.iter();
         let mut halt = None;
@@ -501,9 +513,10 @@ impl Program {
                     halt =
                         guest.resume(&wait, Some(&request), StubCommands::default(), deadline)?;
                 }
-                StopReason::Late | StopReason::Unheard => {
+                StopReason::Late => {
                     return Err(WarmError::Late { messages: guest.messages() });
                 }
+                StopReason::Unheard => return Err(WarmError::Stopped),
                 StopReason::End(end, _) => {
                     return Err(WarmError::Ended { end, messages: guest.messages() });
                 }

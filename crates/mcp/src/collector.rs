@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use afresh::wasm::wasmtime;
 use afresh_interpreter::{HostCallbacks, Stream};
@@ -30,6 +30,8 @@ const MAX_COMMANDS: usize = 64;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Limits {
     pub(crate) deadline: Option<Instant>,
+    /// The time before the deadline, for messages.
+    pub(crate) timeout: Duration,
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 

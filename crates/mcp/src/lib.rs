@@ -18,6 +18,7 @@ mod registry;
 mod results;
 mod sandbox;
 mod server;
+mod stdio;
 mod tools;
 
 pub use collector::OutputCollector;

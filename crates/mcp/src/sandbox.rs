@@ -430,13 +430,19 @@ fn kind(kind: FileKind) -> &'static str {
 
 /// The exception of code that was cut short.
 fn cut_short(error: &SessionError, collector: &OutputCollector) -> Exception {
-    let name = match error {
-        _ if collector.limits.is_cancelled() => "Cancelled",
-        SessionError::Call(CallError::Timeout { .. }) => "TimeoutError",
-        _ if collector.limits.is_late() => "TimeoutError",
-        _ => "GuestError",
+    let limits = &collector.limits;
+    let (name, message) = match error {
+        _ if limits.is_cancelled() => ("Cancelled", "the client cancelled the call".to_owned()),
+        _ if limits.is_late() => {
+            let message = format!(
+                "the code ran longer than its time limit of {} s; `timeout` sets another one",
+                limits.timeout.as_secs_f64()
+            );
+            ("TimeoutError", message)
+        }
+        SessionError::Call(CallError::Timeout { .. }) => ("TimeoutError", describe_error(error)),
+        _ => ("GuestError", describe_error(error)),
     };
-    let message = describe_error(error);
     let traceback = format!("{name}: {message}");
     Exception { name: name.to_owned(), message, traceback }
 }

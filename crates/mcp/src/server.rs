@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::registry::Registry;
 use crate::sandbox::Sandbox;
+use crate::stdio::StdioTransport;
 use crate::tools::{self, ToolCall};
 
 /// The scheme of the files of sandboxes as resources: `afresh://SANDBOX/PATH`.
@@ -94,7 +95,7 @@ impl Server {
     /// # Errors
     /// The client does not follow the protocol.
     pub async fn serve_stdio(self) -> Result<(), afresh::Cause> {
-        let running = self.serve(rmcp::transport::stdio()).await?;
+        let running = self.serve(StdioTransport::new()).await?;
         running.waiting().await?;
         Ok(())
     }

@@ -271,7 +271,8 @@ impl ToolCall {
         };
         let (cancelled, progress) = (Arc::clone(&self.cancelled), self.progress.clone());
         Ok(move || {
-            let limits = Limits { cancelled, deadline: Instant::now().checked_add(timeout) };
+            let limits =
+                Limits { cancelled, deadline: Instant::now().checked_add(timeout), timeout };
             OutputCollector::new(limits, progress)
         })
     }
@@ -330,6 +331,9 @@ impl ToolCall {
 
     async fn fork(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
         let ForkArguments { count, sandbox } = parse(arguments)?;
+        if count == 0 {
+            return Err(SandboxError::Refused("`count` is 0; make at least 1 fork".to_owned()));
+        }
         self.registry.check_room(count)?;
         let fork = move |sandbox: &mut Sandbox| sandbox.fork(count);
         let sandboxes = self.registry.insert(self.with(&sandbox, fork).await?)?;

@@ -9,8 +9,8 @@
 //! checked less often then.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh::wasm::wasmtime::{self, ResourceLimiter};
@@ -124,8 +124,6 @@ pub(crate) struct CallState {
     commands: Option<Commands>,
     /// The call stays whole until then: its limits are those of its caller.
     until_checked: Option<Instant>,
-    /// Receives an interruption where no call has begun.
-    warm_up: Option<Interruption>,
 }
 
 /// Exceptions that tools raised, by number. The guest's own error names its cause by that number.
@@ -255,13 +253,7 @@ impl CallState {
         } else {
             match self.signals.look(&self.stops[0]) {
                 Ok(()) => return true,
-                Err(error) => match &self.warm_up {
-                    Some(warm_up) => {
-                        warm_up.keep(error);
-                        return false;
-                    }
-                    None => Reason::Interrupted(error),
-                },
+                Err(error) => Reason::Interrupted(error),
             }
         };
         self.reason = Some(reason);
@@ -412,36 +404,18 @@ impl HostCallbacks for CallState {
     }
 }
 
-/// The interruption of a warm-up, whose state is not visible otherwise.
-#[derive(Clone, Default)]
-pub(crate) struct Interruption(Arc<Mutex<Option<PyErr>>>);
-
-impl Interruption {
-    /// The exception, if it was interrupted.
-    pub(crate) fn take(&self) -> Option<PyErr> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    fn keep(&self, error: PyErr) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-    }
-}
-
-/// The options of every Wasm guest, and where to look when its warm-up was interrupted.
-pub(crate) fn guest_options() -> (afresh::wasm::GuestOptions, Interruption) {
-    let interruption = Interruption::default();
-    let own = interruption.clone();
-    let options = afresh::wasm::GuestOptions {
+/// The options of every Wasm guest. `stop` ends its warm-up.
+pub(crate) fn guest_options(stop: Stop) -> afresh::wasm::GuestOptions {
+    afresh::wasm::GuestOptions {
         imports: imports::<CallState>(),
         state: state(move || CallState {
             signals: Signals::of_this_thread(),
             result: objects::DEFAULT_RESULT,
-            warm_up: Some(own.clone()),
+            stops: [stop.clone(), Stop::default()],
             ..CallState::default()
         }),
         limiter: Limiter::new(|host| listener::<CallState>(host)),
         watch: Watch::new(|host| listener::<CallState>(host).proceeds()),
         ..afresh::wasm::GuestOptions::default()
-    };
-    (options, interruption)
+    }
 }

@@ -5,6 +5,7 @@
 //! once; values from a guest are checked before they are converted. May break it: tools, which are
 //! code of the caller and hold the lock.
 
+mod background;
 mod call;
 mod error;
 mod exec;

@@ -95,13 +95,15 @@ impl Outcome {
         Some(match (error, &self.state.reason) {
             (CallError::Request { .. }, _) => CallError::Request { function, source: text.into() },
             (CallError::Timeout { .. }, _) => CallError::Timeout { function, source: text.into() },
-            (CallError::Stopped { .. }, _) => CallError::Stopped { function, source: text.into() },
             // A Linux program is ended by its listener.
             (_, Some(Reason::Timeout)) => {
                 CallError::Timeout { function, source: "it reached its time limit".into() }
             }
             (_, Some(Reason::Stopped | Reason::Interrupted(_))) => {
                 CallError::Stopped { function, source: "it was stopped or interrupted".into() }
+            }
+            (CallError::Stopped { .. }, None) => {
+                CallError::Stopped { function, source: text.into() }
             }
             (error, None) => {
                 let cause = error.source().map_or(text, ToString::to_string);

@@ -30,7 +30,8 @@ pub(crate) struct ProgramOptions {
 
 /// A duration that the Python half gives in seconds.
 pub(crate) fn seconds(seconds: f64, what: &str) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds).map_err(|_| {
+    let length = Duration::try_from_secs_f64(seconds).ok().filter(|length| !length.is_zero());
+    length.ok_or_else(|| {
         PyValueError::new_err(format!("{what} of {seconds} s is invalid: give seconds above 0"))
     })
 }

@@ -12,6 +12,7 @@ use afresh::memory::{InheritedMutex, fork};
 use afresh::snapshot::SnapshotId;
 use afresh::{CallError, Kind, SaveOptions, SessionError as Refused};
 use afresh_interpreter::{Commands, Request};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
@@ -43,24 +44,21 @@ impl Checkpoint {
 }
 
 /// A state by itself or by its name.
-#[derive(FromPyObject)]
-enum StateRef<'py> {
-    Checkpoint(Bound<'py, Checkpoint>),
-    Name(String),
-}
-
-/// The same, for where no reference to Python may be.
 enum CheckpointKey {
     Id(SnapshotId),
     Name(String),
 }
 
-impl StateRef<'_> {
-    fn plain(self) -> CheckpointKey {
-        match self {
-            Self::Checkpoint(checkpoint) => CheckpointKey::Id(checkpoint.get().id),
-            Self::Name(name) => CheckpointKey::Name(name),
+impl CheckpointKey {
+    fn of(state: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(checkpoint) = state.cast::<Checkpoint>() {
+            return Ok(Self::Id(checkpoint.get().id));
         }
+        state.extract().map(Self::Name).map_err(|_| {
+            let kind =
+                state.get_type().name().map_or_else(|_| "another".into(), |name| name.to_string());
+            PyTypeError::new_err(format!("a state is a checkpoint or its name (str), not {kind}"))
+        })
     }
 }
 
@@ -368,8 +366,8 @@ impl Session {
     }
 
     /// Goes to a state.
-    fn rollback(&self, py: Python<'_>, to: StateRef<'_>) -> PyResult<Checkpoint> {
-        let to = to.plain();
+    fn rollback(&self, py: Python<'_>, to: &Bound<'_, PyAny>) -> PyResult<Checkpoint> {
+        let to = CheckpointKey::of(to)?;
         let moved = self.with(py, |session| session.rollback(&to).map(checkpoint).map_err(refused));
         self.commands.moved();
         moved
@@ -391,10 +389,10 @@ impl Session {
     fn diff(
         &self,
         py: Python<'_>,
-        one: StateRef<'_>,
-        two: StateRef<'_>,
+        one: &Bound<'_, PyAny>,
+        two: &Bound<'_, PyAny>,
     ) -> PyResult<MemoryDifference> {
-        let (one, two) = (one.plain(), two.plain());
+        let (one, two) = (CheckpointKey::of(one)?, CheckpointKey::of(two)?);
         self.with(py, |session| {
             let found = session.diff(&one, &two).map_err(refused)?;
             let runs = found.ranges.iter().map(|(memory, run)| (*memory, run.start, run.len));
@@ -403,8 +401,8 @@ impl Session {
     }
 
     /// Forgets a state.
-    fn drop(&self, py: Python<'_>, which: StateRef<'_>) -> PyResult<()> {
-        let which = which.plain();
+    fn drop(&self, py: Python<'_>, which: &Bound<'_, PyAny>) -> PyResult<()> {
+        let which = CheckpointKey::of(which)?;
         self.with(py, |session| session.drop_checkpoint(&which).map_err(refused))
     }
 
@@ -440,8 +438,12 @@ impl Session {
     }
 
     /// The changes since a state.
-    fn delta<'py>(&self, py: Python<'py>, since: StateRef<'_>) -> PyResult<Bound<'py, PyBytes>> {
-        let since = since.plain();
+    fn delta<'py>(
+        &self,
+        py: Python<'py>,
+        since: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let since = CheckpointKey::of(since)?;
         let delta = self.with(py, |session| session.delta(&since).map_err(refused))?;
         Ok(PyBytes::new(py, &delta))
     }

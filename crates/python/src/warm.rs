@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
+use afresh::linux::StopHandle;
 use afresh::{Call, Guest, Options, Reference, SaveOptions};
 use afresh_interpreter::{Interpreter, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
+use crate::background;
 use crate::call::{Limits, Stop, guest_options};
 use crate::error::{self, GuestError, OpenError, SaveError};
 use crate::exit;
@@ -63,7 +65,8 @@ impl Warm {
         portable: bool,
     ) -> PyResult<Self> {
         let limits = limits(timeout, memory, output, result)?;
-        let (mut wasm_options, interruption) = guest_options();
+        let stop = Stop::default();
+        let mut wasm_options = guest_options(stop.clone());
         wasm_options.wasi.env = env;
         let mut options = Options::new().wasm(wasm_options);
         match (files::tree(&below)?, &wasm) {
@@ -97,17 +100,16 @@ impl Warm {
                 false => Call::bytes(function, input),
             });
         }
-        let open = || match wasm {
+        let name = reference.to_owned();
+        let open = move || match wasm {
             Some(path) => {
                 let read = |source| afresh::OpenError::Read { path: path.clone(), source };
-                Guest::from_bytes(reference, &std::fs::read(&path).map_err(read)?, &options)
+                Guest::from_bytes(&name, &std::fs::read(&path).map_err(read)?, &options)
             }
-            None => afresh::open(reference, &options),
+            None => afresh::open(&name, &options),
         };
-        let opened = exit::detach(py, || Ok(open()))?;
-        let guest = opened.map_err(|error| {
-            interruption.take().unwrap_or_else(|| error::raise::<OpenError>(&error))
-        })?;
+        let opened = background::run(py, || stop.set(), open)?;
+        let guest = opened.map_err(|error| error::raise::<OpenError>(&error))?;
         if linux.is_some_and(|linux| linux.has_useless_net(&guest)) {
             return Err(PyValueError::new_err(format!(
                 "{reference} is no Linux program, and only those connect to servers: leave `net` out"
@@ -132,16 +134,19 @@ impl Warm {
     ) -> PyResult<Self> {
         let limits = limits(call_limits.0, None, call_limits.1, call_limits.2)?;
         let language = language(language_name)?;
-        let mut options =
-            Options::new().kind(afresh::Kind::Program).linux(linux.shape(Some(language))?);
+        let stop = StopHandle::default();
+        let (shape, own) = (linux.shape(Some(language))?, stop.clone());
+        let shape = move |program| shape(program).stop_handle(own.clone());
+        let mut options = Options::new().kind(afresh::Kind::Program).linux(shape);
         if let Some(cache) = cache {
             options = options.cache(cache);
         }
         options = setups
             .iter()
             .fold(options, |options, setup| options.warm(language.program_setup(setup)));
-        let guest = exit::detach(py, || Ok(afresh::open(reference, &options)))?;
-        let guest = guest.map_err(|error| match is_late(&error) {
+        let name = reference.to_owned();
+        let opened = background::run(py, || stop.stop(), move || afresh::open(&name, &options))?;
+        let guest = opened.map_err(|error| match is_late(&error) {
             true => error::time_limit(format!(
                 "{reference} and its setup were not ready in time: simplify the setup, or raise `setup_timeout`"
             )),
@@ -249,18 +254,21 @@ impl Warm {
         let linux = self.guest.kind() == afresh::Kind::Program;
         let least =
             form.map(|form| Call::bytes(form.function(), self.setup.minimal_request(form, linux)));
-        let saved = exit::detach(py, || {
+        let guest = self.guest.clone();
+        let save = move || {
             // Pages that every evaluation touches are read first when the snapshot is opened, and
             // not one by one.
-            let recorded = least.map(|call| self.guest.save(&to, &SaveOptions::new().record(call)));
-            Ok(match recorded {
+            let recorded = least.map(|call| guest.save(&to, &SaveOptions::new().record(call)));
+            match recorded {
                 // A guest that answers nothing now is saved as well.
                 None | Some(Err(afresh::SaveError::Record { .. })) => {
-                    self.guest.save(&to, &SaveOptions::new())
+                    guest.save(&to, &SaveOptions::new())
                 }
                 Some(saved) => saved,
-            })
-        })?;
+            }
+        };
+        // A save is atomic, so one that is not awaited any more harms nothing.
+        let saved = background::run(py, || (), save)?;
         Ok(saved.map_err(|error| error::raise::<SaveError>(&error))?.id.to_string())
     }
 }

@@ -30,12 +30,23 @@ def test_arguments_of_another_type_are_named(python: afresh.Warm) -> None:
             sb.commands.run("true", env={"A": wrong})
         with pytest.raises(ValueError, match="-1 forks"):
             sb.fork(-1)
+        with pytest.raises(TypeError, match="a state is a checkpoint or its name"):
+            sb.rollback(wrong)
+        with pytest.raises(afresh.SessionError, match="/proc/self/comm"):
+            sb.files.write("/proc/self/comm", b"name")
         with pytest.raises(ValueError, match="from 1 to 65535"):
             sb.port(65536)
         assert sb.eval("1 + 1") == 2
     text: Any = "5"
     with pytest.raises(TypeError, match="number of seconds, not '5'"):
         python.sandbox(timeout=text)
+    for timeout in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="seconds above 0"):
+            python.sandbox(timeout=timeout)
+    with pytest.raises(ValueError, match="setup_timeout of 0"):
+        afresh.linux(setup_timeout=0)
+    with pytest.raises(ValueError, match="seconds above 0"):
+        afresh.exec(["true"], timeout=0)
     size: Any = 1.5
     with pytest.raises(TypeError, match="a size is"):
         python.sandbox(memory_limit=size)

@@ -108,7 +108,7 @@ def test_commands_run_as_root_with_the_same_files(box: afresh.Sandbox) -> None:
     assert sleeper.kill()
     with pytest.raises(ValueError, match="'user' or 'root', not as 'nobody'"):
         box.commands.run("true", user="nobody")
-    with pytest.raises(afresh.ProgramError, match="nowhere"):
+    with pytest.raises(afresh.CommandError, match="nowhere"):
         box.commands.run(["nowhere"], user="root")
 
 
@@ -129,8 +129,16 @@ None
 
 
 def test_commands_that_cannot_start_say_why(box: afresh.Sandbox) -> None:
-    with pytest.raises(afresh.ProgramError, match="nowhere"):
+    with pytest.raises(afresh.CommandError, match="nowhere") as failed:
         box.commands.run(["nowhere"])
+    assert (failed.value.exit_code, "Traceback" in str(failed.value)) == (127, False)
+    assert failed.value.__suppress_context__
+    box.files.write("/home/user/plain", b"no program")
+    with pytest.raises(afresh.CommandError, match="plain") as failed:
+        box.commands.run(["/home/user/plain"])
+    assert failed.value.exit_code == 126
+    with pytest.raises(afresh.CommandError, match="absent"):
+        box.commands.run("true", cwd="/absent")
     with pytest.raises(ValueError, match="empty"):
         box.commands.run([])
     box.commands.run("rm -f /bin/sh /usr/bin/sh")

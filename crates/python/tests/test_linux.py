@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import threading
+import time
 import venv
 from collections.abc import Callable
 from pathlib import Path
@@ -310,3 +313,22 @@ def test_map_gives_results_in_order_and_failures_in_place(python: afresh.Warm) -
     assert isinstance(strange[1].error, afresh.MarshalError)
     with pytest.raises(ValueError, match="concurrency"):
         python.map(code, [1], concurrency=0)
+
+
+def test_a_keyboard_interrupt_ends_a_warm_up() -> None:
+    setup = "import socket; s = socket.create_connection(('host', 1))\nwhile True: pass"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def interrupt() -> None:
+            connection, _ = server.accept()
+            os.kill(os.getpid(), signal.SIGINT)
+            connection.close()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            afresh.linux(setup=setup, net=[f"host:1=127.0.0.1:{server.getsockname()[1]}"], setup_timeout=240)
+        # Without the interrupt it would have run into its own limit.
+        assert time.monotonic() - begun < 200
+        thread.join(60)

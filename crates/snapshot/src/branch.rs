@@ -83,14 +83,15 @@ impl<G: Guest> Branch<G> {
             }
             self.base = frozen;
         }
-        self.at = self.tree.insert(self.base.clone(), self.ground());
+        self.at = self.tree.insert(self.base.clone(), self.nearest_state());
         self.under = None;
         self.moved = false;
         Ok(self.at)
     }
 
     /// The nearest state that is left, from the one that the guest stands on towards the root.
-    fn ground(&self) -> Option<SnapshotId> {
+    /// `None` if another branch dropped them.
+    pub fn nearest_state(&self) -> Option<SnapshotId> {
         if self.tree.contains(self.at) { Some(self.at) } else { self.under }
     }
 
@@ -100,7 +101,7 @@ impl<G: Guest> Branch<G> {
     /// # Errors
     /// As [`Tree::find`].
     pub fn find(&self, name: &str) -> Result<SnapshotId, TreeError> {
-        self.tree.find(name, self.ground().unwrap_or(self.at))
+        self.tree.find(name, self.nearest_state().unwrap_or(self.at))
     }
 
     /// The state the guest is in: the one it stands on when it was not lent since and that was not

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use crate::guests::backend::{Instance, LeaseControl, LiveInstance, WarmGuest, dispatch};
+use crate::guests::backend::{Instance, LeaseControl, LiveInstance, StopCall, WarmGuest, dispatch};
 use crate::guests::call::{CallInput, Entry};
 use crate::{
     Answer, Call, CallError, CallOptions, Guest, LeaseError, LeaseOptions, OutputSource,
@@ -40,6 +40,28 @@ pub struct Lease<'a> {
 /// # fn main() {}
 /// ```
 pub type OwnedLease = Lease<'static>;
+
+/// Stops the calls of one lease from any thread: the call that runs, and those that follow until
+/// the instance is reset. A call that is stopped fails with [`CallError::Stopped`], and is cut
+/// short.
+///
+/// A Wasm guest notices a stop within its call only if it was opened with
+/// [`Options::interruptible`](crate::Options::interruptible) or with a watch. Other guests always
+/// do. A session is reset by a [rollback](crate::Session::rollback).
+pub struct StopHandle(StopCall);
+
+impl StopHandle {
+    /// Stops the calls.
+    pub fn stop(&self) {
+        (self.0)();
+    }
+}
+
+impl std::fmt::Debug for StopHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StopHandle")
+    }
+}
 
 /// The guest of a lease.
 pub(crate) enum LeasedGuest<'a> {
@@ -143,6 +165,12 @@ impl<'a> Lease<'a> {
         let unknown = dispatch!(Instance, &self.instance, live => live.is_spoiled());
         let how = unknown.then_some("a call of the instance was cut short");
         self.failure.as_deref().or(how)
+    }
+
+    /// A handle that stops the calls of this lease from another thread.
+    #[must_use]
+    pub fn stop_handle(&mut self) -> StopHandle {
+        StopHandle(dispatch!(Instance, &mut self.instance, live => live.call_stopper()))
     }
 
     /// Calls a handler that takes bytes and gives bytes.

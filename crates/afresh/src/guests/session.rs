@@ -379,10 +379,11 @@ impl Session {
     }
 
     /// The state that the session stands on: its last checkpoint, or the target of its last
-    /// rollback, or the origin of its fork.
+    /// rollback, or the origin of its fork. Once the session has dropped that state, it is the
+    /// nearest ancestor that is left.
     #[must_use]
     pub fn at(&self) -> SnapshotId {
-        self.line.at()
+        self.line.nearest_state().unwrap_or_else(|| self.line.at())
     }
 
     /// The guest it is a session of.

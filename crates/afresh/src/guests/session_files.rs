@@ -120,6 +120,7 @@ impl<'a> SessionFiles<'a> {
     /// # Errors
     /// [`SessionError::Files`], with nothing changed.
     pub fn write(&mut self, path: &str, bytes: &[u8]) -> Result<(), SessionError> {
+        self.check(path)?;
         self.change(path, |tree| tree.write_path(path, bytes, Time::now()).map(drop))
     }
 
@@ -128,6 +129,7 @@ impl<'a> SessionFiles<'a> {
     /// # Errors
     /// [`SessionError::Files`].
     pub fn make_directory(&mut self, path: &str) -> Result<(), SessionError> {
+        self.check(path)?;
         self.change(path, |tree| tree.make_directories(path, Time::now()).map(drop))
     }
 
@@ -136,7 +138,16 @@ impl<'a> SessionFiles<'a> {
     /// # Errors
     /// [`SessionError::Files`].
     pub fn remove(&mut self, path: &str) -> Result<(), SessionError> {
+        self.check(path)?;
         self.change(path, |tree| tree.remove_path(path, Time::now()))
+    }
+
+    /// Refuses a path whose files the guest would not find: `/proc` and `/sys` of Linux programs.
+    fn check(&self, path: &str) -> Result<(), SessionError> {
+        match self.owner.is_generated(path) {
+            true => Err(refused(path)(Refused::NotPermitted)),
+            false => Ok(()),
+        }
     }
 
     /// Changes the tree in any way. Mappings of a file in a Linux program keep their content.

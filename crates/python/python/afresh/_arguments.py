@@ -26,11 +26,16 @@ def seconds(given: Any) -> float | None:
     >>> seconds("5")
     Traceback (most recent call last):
     TypeError: a timeout is a number of seconds, not '5'
+    >>> seconds(0)
+    Traceback (most recent call last):
+    ValueError: a timeout of 0 s is invalid: give seconds above 0
     """
     if given is None:
         return None
     if isinstance(given, str | bytes) or not hasattr(given, "__float__"):
         raise TypeError(f"a timeout is a number of seconds, not {given!r}")
+    if not float(given) > 0:
+        raise ValueError(f"a timeout of {given} s is invalid: give seconds above 0")
     return float(given)
 
 

@@ -28,6 +28,8 @@ _SHELL = "/bin/sh"
 _USER = "user"
 # The operations that start a command, by its user.
 _STARTS = {_USER: "start", "root": "start as root"}
+# Exit statuses of commands that cannot be started, as those of shells, by the error.
+_NOT_STARTED = {"FileNotFoundError": 127, "NotADirectoryError": 127, "PermissionError": 126, "OSError": 126}
 # Seconds of one wait for background work.
 _WAIT = 0.05
 # Maximum bytes of input in one request.
@@ -231,6 +233,10 @@ class Process:
                     "an earlier version saved this sandbox, and it cannot run commands as 'root': run them as 'user', "
                     "or make a new sandbox"
                 ) from error
+            status = _NOT_STARTED.get(error.name)
+            if status is not None:
+                # The traceback of the guest side is nothing that a caller can correct.
+                raise CommandError(status, "", error.message) from None
             raise
         if not isinstance(pid, int) or serial == 0:
             raise _damaged("a start")

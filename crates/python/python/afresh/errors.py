@@ -59,10 +59,11 @@ class ProgramError(AfreshError):
 
 
 class CommandError(AfreshError):
-    """A command ended with an exit status other than 0, and its result was checked.
+    """A command ended with an exit status other than 0, and its result was checked; or it cannot be started.
 
     Attributes:
-        exit_code: Its exit status; negative for the signal that ended it.
+        exit_code: Its exit status; negative for the signal that ended it. As in shells, 127 for a program or a
+            directory that does not exist, and 126 for a program that cannot be executed.
         stdout: Its standard output.
         stderr: Its standard error.
     """

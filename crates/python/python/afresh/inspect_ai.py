@@ -23,13 +23,13 @@ from ._agent import absolute
 from ._linux import image, linux
 from ._sandbox import AsyncSandbox
 from ._warm import Warm
-from .errors import ProgramError
+from .errors import CommandError
 
 __all__ = ["AfreshConfig", "AfreshSandbox"]
 
 _USERS = ("user", "root")
-# The exit code of shells for a command that is not found.
-_NOT_FOUND = 127
+# The exit code of shells for a program that cannot be executed.
+_NOT_EXECUTABLE = 126
 
 
 class AfreshConfig(BaseModel):  # type: ignore[misc]
@@ -133,10 +133,10 @@ class AfreshSandbox(SandboxEnvironment):  # type: ignore[misc]
                 done = await self.sandbox.commands.run(
                     cmd, stdin=input, cwd=absolute(cwd or "."), env=env, user=user, timeout=timeout
                 )
-            except ProgramError as error:
-                if error.name == "PermissionError":
-                    raise PermissionError(error.message) from error
-                return ExecResult(False, _NOT_FOUND, "", error.message)
+            except CommandError as error:
+                if error.exit_code == _NOT_EXECUTABLE:
+                    raise PermissionError(error.stderr) from error
+                return ExecResult(False, error.exit_code, "", error.stderr)
         for stream in (done.stdout, done.stderr):
             if done.truncated or len(stream) > SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE:
                 limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE

@@ -20,12 +20,10 @@ from ._agent import CALL_TIMEOUT, SandboxTools, absolute, described, schema, sho
 from ._native import Checkpoint
 from ._sandbox import AsyncSandbox
 from ._warm import Warm
-from .errors import AfreshError, ProgramError
+from .errors import AfreshError, CommandError
 
 __all__ = ["SandboxHarness", "SandboxRuntime"]
 
-# The exit code of shells for a command that is not found.
-_NOT_FOUND = 127
 # The sum of this and the number of a signal is the exit code of shells.
 _SIGNALLED = 128
 # Seconds of a command: a stage of a rollout that exceeds its limit cancels it.
@@ -130,8 +128,8 @@ class SandboxRuntime(Runtime):  # type: ignore[misc]
                 done = await self.sandbox.commands.run(
                     argv, cwd=absolute("."), env=self.process_env(env), timeout=_COMMAND_TIMEOUT
                 )
-            except ProgramError as error:
-                return ProgramResult(_NOT_FOUND, "", error.message)
+            except CommandError as error:
+                return ProgramResult(error.exit_code, "", error.stderr)
             except AfreshError as error:
                 raise SandboxError(str(error)) from error
         if done.truncated:

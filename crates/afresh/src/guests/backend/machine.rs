@@ -110,6 +110,7 @@ fn pool(first: Sandbox, options: &Options) -> Result<Backend, LeaseError> {
 fn call_error(function: &str, error: VmError) -> CallError {
     let kind = match &error {
         VmError::Guest(GuestError::Timeout { .. }) => ErrorKind::Timeout,
+        VmError::Guest(GuestError::Stopped { .. }) => ErrorKind::Stopped,
         VmError::InputTooLarge { .. } => ErrorKind::Request,
         VmError::Guest(_) => ErrorKind::Guest,
         _ => ErrorKind::Host,

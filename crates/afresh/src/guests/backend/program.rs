@@ -166,6 +166,7 @@ impl Guest {
 fn call_error(function: &str, error: LinuxError) -> CallError {
     let kind = match &error {
         LinuxError::Late { .. } => ErrorKind::Timeout,
+        LinuxError::Ended { end: End::Unheard, .. } => ErrorKind::Stopped,
         // It had not begun.
         LinuxError::NeedsReset => ErrorKind::Request,
         LinuxError::Platform {
@@ -359,6 +360,18 @@ impl FileOwner for Branch<Instance> {
     ) -> Result<Result<(), Refused>, SessionError> {
         let program = self.guest_mut().map_err(unmoved)?;
         program.change_files(change).map_err(|error| SessionError::State(error.into()))
+    }
+
+    fn is_generated(&self, path: &str) -> bool {
+        let mut parts = Vec::new();
+        for part in path.split('/') {
+            match part {
+                "" | "." => {}
+                ".." => drop(parts.pop()),
+                part => parts.push(part),
+            }
+        }
+        matches!(parts.first(), Some(&("proc" | "sys")))
     }
 }
 

@@ -50,6 +50,8 @@ pub(crate) trait SessionLine: Send {
     fn lend(&mut self) -> Result<Instance<'_>, LeaseError>;
     /// The state that it stands on.
     fn at(&self) -> SnapshotId;
+    /// The nearest state that is left, from there towards the root.
+    fn nearest_state(&self) -> Option<SnapshotId>;
     /// All states of the tree.
     fn list(&self) -> Vec<SnapshotInfo>;
     /// The nearest state of this name.
@@ -123,6 +125,10 @@ where
 
     fn at(&self) -> SnapshotId {
         Self::at(self)
+    }
+
+    fn nearest_state(&self) -> Option<SnapshotId> {
+        Self::nearest_state(self)
     }
 
     fn list(&self) -> Vec<SnapshotInfo> {

@@ -371,4 +371,10 @@ pub(crate) trait FileOwner {
         &mut self,
         change: &mut dyn FnMut(&mut Tree) -> Result<(), Refused>,
     ) -> Result<Result<(), Refused>, SessionError>;
+
+    /// Whether the guest finds other files at a path than those of the tree.
+    fn is_generated(&self, path: &str) -> bool {
+        let _ = path;
+        false
+    }
 }

@@ -203,7 +203,9 @@ impl std::fmt::Display for End {
             End::Signal(number) => write!(f, "ended by signal {number}"),
             End::Deadlock => f.write_str("waits for an event that cannot happen"),
             End::Output => f.write_str("wrote more output than it may"),
-            End::Unheard => f.write_str("was ended by the receiver of its output"),
+            End::Unheard => {
+                f.write_str("was ended by its host, which receives its output or stopped the call")
+            }
             End::Stopped => f.write_str("stopped"),
         }
     }
