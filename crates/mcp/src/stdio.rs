@@ -107,9 +107,12 @@ async fn forward(
             })
         };
         match refused {
-            // Without a receiver the server has ended.
-            Some(error) if errors.send(error).await.is_err() => return Ok(()),
-            Some(_) => {}
+            Some(error) => {
+                if errors.send(error).await.is_err() {
+                    // The server has ended.
+                    return Ok(());
+                }
+            }
             None => {
                 messages.write_all(&line).await?;
                 if !ended {
