@@ -167,7 +167,8 @@ impl Shell {
     /// Runs the program in a new session, as the first process or as its child. Its memory is what
     /// its mappings say, and writes to it are undone.
     fn check(&self, path: &Path, elf: &Elf, child: bool, addresses: &[u64]) {
-        let mut branch = Branch::from_state(&Tree::new(), self.warm.home(), self.warm.state());
+        let (home, state) = (self.warm.home(), self.warm.state());
+        let mut branch = Branch::<Instance>::from_state(&Tree::new(), home, state);
         let exec = if child { "" } else { "exec " };
         let line = format!("{exec}{}\n", path.display());
         assert_eq!(branch.guest_mut().unwrap().call(line.as_bytes()).unwrap(), b"");
