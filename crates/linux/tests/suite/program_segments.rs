@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use afresh_linux::{Instance, Program, Warm};
+use afresh_linux::{Instance, Program};
 use afresh_snapshot::{Branch, Tree};
 use afresh_sys::planted::{self, Bug};
 use proptest::prelude::*;
@@ -143,7 +143,7 @@ impl Elf {
 
 /// A shell that runs programs of a directory.
 struct Shell {
-    warm: Warm,
+    program: Program,
     folder: tempfile::TempDir,
 }
 
@@ -153,7 +153,8 @@ impl Shell {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let source = "while read line; do $line; done";
         let program = Program::new("/bin/sh").arg("-c").arg(source).grant(folder.path());
-        Some(Self { warm: common::here(program.warm())?, folder })
+        common::here(program.warm())?;
+        Some(Self { program, folder })
     }
 
     /// Writes a program, and returns its path.
@@ -167,7 +168,10 @@ impl Shell {
     /// Runs the program in a new session, as the first process or as its child. Its memory is what
     /// its mappings say, and writes to it are undone.
     fn check(&self, path: &Path, elf: &Elf, child: bool, addresses: &[u64]) {
-        let mut branch = Branch::from_state(&Tree::new(), self.warm.home(), self.warm.state());
+        // It has the files that were there at its start.
+        let warm = self.program.warm().unwrap();
+        let (home, state) = (warm.home(), warm.state());
+        let mut branch = Branch::<Instance>::from_state(&Tree::new(), home, state);
         let exec = if child { "" } else { "exec " };
         let line = format!("{exec}{}\n", path.display());
         assert_eq!(branch.guest_mut().unwrap().call(line.as_bytes()).unwrap(), b"");
