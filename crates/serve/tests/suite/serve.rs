@@ -330,9 +330,9 @@ fn bodies_for_one_guest_leave_memory_for_those_of_another() {
         {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let post = |route, bytes| post(&client, &server.url(route), vec![b'x'; bytes]);
-        assert_eq!(post("/one", 1000).await.0, 503);
-        assert_eq!(post("/two", 2000).await.0, 200);
+        let [one, two] = ["/one", "/two"].map(|route| server.url(route));
+        assert_eq!(post(&client, &one, vec![b'x'; 1000]).await.0, 503);
+        assert_eq!(post(&client, &two, vec![b'x'; 2000]).await.0, 200);
         drop(slow);
         server.end().await;
     });
