@@ -129,6 +129,7 @@ fn the_sentry_bounds_what_it_keeps_for_a_guest() {
         let said = instance.call_pristine(format!("{request}\n").as_bytes()).unwrap();
         assert_eq!(String::from_utf8_lossy(&said).trim_end(), answer, "{request}");
     }
+    instance.reset();
     for _ in 0..3 {
         // Each time others.
         instance.call(b"unserved\n").unwrap();
