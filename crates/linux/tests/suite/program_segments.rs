@@ -135,8 +135,8 @@ impl Elf {
         Self { parts: segments.iter().map(|segment| (*segment, file.clone())).collect(), file }
     }
 
-    /// The mapping that an address shows: the last one of its page.
-    fn shown(&self, address: u64) -> Option<&(Segment, Rc<[u8]>)> {
+    /// The mapping at an address: the last one of its page.
+    fn mapping_at(&self, address: u64) -> Option<&(Segment, Rc<[u8]>)> {
         self.parts.iter().rev().find(|(segment, _)| segment.holds_page(address))
     }
 }
@@ -181,7 +181,7 @@ impl Shell {
                 let segments: Vec<_> = elf.parts.iter().map(|part| part.0).collect();
                 format!("{address:#x} of {segments:x?}")
             };
-            let (segment, file) = elf.shown(address).unwrap();
+            let (segment, file) = elf.mapping_at(address).unwrap();
             let Some(byte) = segment.byte(file, address) else { continue };
             assert_eq!(probe(&mut branch, address, None), Some(byte), "{}", context());
             let written = (segment.flags & WRITE != 0).then_some(!byte);
