@@ -44,7 +44,8 @@ pub struct Thrown {
 #[error("the guest gave no answer that is known: {0}")]
 pub struct AnswerError(String);
 
-/// An answer that is longer than its host takes ([`HostCallbacks::max_frame`](crate::HostCallbacks::max_frame)). It is not kept.
+/// An answer that is longer than [`max_frame`](crate::HostCallbacks::max_frame) of its host. It is
+/// not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("its answer has {bytes} bytes, and may have {limit}")]
 #[non_exhaustive]

@@ -4,8 +4,8 @@
 //! which Python handles on its main thread alone.
 //!
 //! Promises: an interruption and the end of the interpreter end the wait within [`STOP_TIMEOUT`].
-//! An operation that cannot be stopped continues on its thread, and its result is dropped. May break
-//! it: a handler of a signal that does not return.
+//! An operation that cannot be stopped continues on its thread, and its result is dropped. May
+//! break it: a handler of a signal that does not return.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::Builder;

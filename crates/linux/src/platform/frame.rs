@@ -69,8 +69,8 @@ pub(crate) struct SegmentBases {
 }
 
 impl SegmentBases {
-    /// The first error of bases from a snapshot, if any. `wrgsbase` takes any canonical address, and
-    /// the stub would fault on another. Some processors have addresses of 57 bits, all of 48.
+    /// The first error of bases from a snapshot, if any. `wrgsbase` takes any canonical address,
+    /// and the stub would fault on another. Some processors have addresses of 57 bits, all of 48.
     fn check(&self) -> Result<(), &'static str> {
         let is_canonical = |base: u64| (base << 16) as i64 >> 16 == base as i64;
         if is_canonical(self.fs) && is_canonical(self.gs) {
