@@ -9,7 +9,6 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::Kernel;
-use crate::sentry::kernel::fd_table::FileObject;
 
 /// Locks that a guest may hold.
 pub(in crate::sentry) const LOCKS: usize = 1 << 14;
@@ -135,21 +134,6 @@ impl FileLocks {
 }
 
 impl Kernel {
-    /// The files whose locks go with these descriptors of the current process.
-    pub(in crate::sentry) fn locked_files(&self, descriptors: &[u64]) -> BTreeSet<Node> {
-        if self.locks.0.is_empty() {
-            return BTreeSet::new();
-        }
-        let open = descriptors.iter().filter_map(|number| self.table.get(*number).ok());
-        // As in Linux, a descriptor that only names a file has none.
-        let open = open.filter(|description| !description.is_path());
-        let files = open.filter_map(|description| match &description.open {
-            FileObject::File(open) => Some(open.node),
-            _ => None,
-        });
-        files.collect()
-    }
-
     /// Releases locks whose owners have ended.
     pub(in crate::sentry) fn drop_unowned(&mut self) {
         let (processes, table) = (&self.processes, &self.table);

@@ -1,13 +1,33 @@
 //! System calls that lock files: `flock`, and the lock commands of `fcntl`.
 
+use std::collections::BTreeSet;
+
+use afresh_files::Node;
+use rustix::io::Errno;
+
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::file_locks::{FileLock, LockOwner};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
-use afresh_files::Node;
-use rustix::io::Errno;
+use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
+
+impl Kernel {
+    /// The files whose locks go with these descriptors of the current process.
+    pub(in crate::sentry) fn locked_files(&self, descriptors: &[u64]) -> BTreeSet<Node> {
+        if self.locks.0.is_empty() {
+            return BTreeSet::new();
+        }
+        let open = descriptors.iter().filter_map(|number| self.table.get(*number).ok());
+        // As in Linux, a descriptor that only names a file has none.
+        let open = open.filter(|description| !description.is_path());
+        let files = open.filter_map(|description| match &description.open {
+            FileObject::File(open) => Some(open.node),
+            _ => None,
+        });
+        files.collect()
+    }
+}
 
 impl Sentry {
     /// The file that a descriptor is open on, if it is one.
