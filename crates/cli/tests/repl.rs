@@ -38,7 +38,7 @@ fn a_session_at_a_prompt_keeps_goes_back_and_forks() {
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
     let lines: Vec<&str> =
         said.lines().map(|line| line.trim_start_matches(['>', '1', ' '])).collect();
-    let expected = ["2", "two is s1", "12", "2", "session 1", "\"fork\"", "2", "said"];
+    let expected = ["2", "two is s", "12", "2", "session 1", "\"fork\"", "2", "said"];
     let mut rest = said.as_str();
     for wanted in expected {
         let at = rest.find(wanted).unwrap_or_else(|| panic!("{wanted} is not next in {lines:?}"));
