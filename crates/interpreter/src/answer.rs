@@ -1,6 +1,5 @@
 //! The result of code: a value, or an exception.
 
-use afresh::CallError;
 use minicbor::Decoder;
 use minicbor::data::Type;
 use minicbor::decode::Error;
@@ -43,37 +42,6 @@ pub struct Thrown {
 #[derive(Debug, thiserror::Error)]
 #[error("the guest gave no answer that is known: {0}")]
 pub struct AnswerError(String);
-
-/// An answer that is longer than [`max_frame`](crate::HostCallbacks::max_frame) of its host. It is
-/// not kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("its answer has {bytes} bytes, and may have {limit}")]
-#[non_exhaustive]
-pub struct AnswerTooLong {
-    /// Bytes that it has.
-    pub bytes: usize,
-    /// Bytes that it may have.
-    pub limit: usize,
-}
-
-impl AnswerTooLong {
-    /// Separates an answer that is too long from calls that failed. The guest has made it, so it
-    /// can be called again.
-    ///
-    /// # Errors
-    /// Any other [`CallError`].
-    pub fn separate(
-        answer: Result<Vec<u8>, CallError>,
-    ) -> Result<Result<Vec<u8>, Self>, CallError> {
-        match answer {
-            Err(CallError::Guest { function, source }) => match source.downcast::<Self>() {
-                Ok(too_long) => Ok(Err(*too_long)),
-                Err(source) => Err(CallError::Guest { function, source }),
-            },
-            answer => answer.map(Ok),
-        }
-    }
-}
 
 impl From<Error> for AnswerError {
     fn from(error: Error) -> Self {

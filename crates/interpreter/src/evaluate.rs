@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Entry, Lease, OutputSource, OutputStream};
 
-use crate::answer::AnswerTooLong;
+use crate::answer_limit::AnswerTooLong;
 use crate::frame::{Frame, FrameStream, StreamedFrame};
 use crate::listener::{HostCallbacks, ListenerState, Stream};
 use crate::request::{CallConvention, Request};

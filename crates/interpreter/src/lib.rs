@@ -13,6 +13,7 @@
 //! are errors. The state of a call is host state of its lease, so none of it outlives the call.
 
 mod answer;
+mod answer_limit;
 mod commands;
 mod evaluate;
 mod frame;
@@ -26,7 +27,8 @@ mod request;
 pub mod tag;
 mod value;
 
-pub use answer::{Answer, AnswerError, AnswerTooLong, RenderedValue, Thrown};
+pub use answer::{Answer, AnswerError, RenderedValue, Thrown};
+pub use answer_limit::AnswerTooLong;
 pub use commands::{CommandOutput, Commands};
 #[cfg(feature = "linux")]
 pub use evaluate::proceed;

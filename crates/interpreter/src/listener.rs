@@ -6,7 +6,7 @@
 use afresh::wasm::wasmtime::{self, Caller, Extern, Linker, Memory};
 use afresh::wasm::{Host, Imports, State, hand_over};
 
-use crate::answer::AnswerTooLong;
+use crate::answer_limit::AnswerTooLong;
 use crate::commands::Commands;
 use crate::frame::{Frame, MAX_FRAME};
 
