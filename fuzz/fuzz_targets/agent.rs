@@ -1,5 +1,5 @@
 //! Any bytes as the stream of a guest's agent: frames are the same however the stream is cut, and
-//! the stream keeps no more than its bytes.
+//! the stream keeps no more than its bytes, nor than its limit.
 #![no_main]
 
 #[path = "../../crates/interpreter/src/frame.rs"]
@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::accepted;
-use frame::{Frame, FrameStream};
+use frame::{Frame, FrameStream, MAX_FRAME, StreamedFrame};
 use libfuzzer_sys::fuzz_target;
 
 #[global_allocator]
@@ -18,11 +18,23 @@ static ALLOCATOR: Meter = Meter;
 /// Memory beside the stream.
 const ROOM: usize = 4 << 10;
 
+/// A limit of frames that streams of the corpus exceed.
+const SHORT_LIMIT: usize = 64;
+
 /// Whether the stream was taken, and a digest of its frames.
-fn frames(stream: &[u8], size: usize) -> Result<u64, &'static str> {
+fn frames(stream: &[u8], size: usize, limit: usize) -> Result<u64, &'static str> {
     let (mut hash, mut frames) = (DefaultHasher::new(), FrameStream::default());
     for piece in stream.chunks(size) {
-        let taken = frames.push(piece, |bytes| {
+        let taken = frames.push(piece, limit, |frame| {
+            let bytes = match frame {
+                StreamedFrame::Whole(bytes) => bytes,
+                StreamedFrame::LongAnswer(len) => {
+                    assert!(len >= limit);
+                    len.hash(&mut hash);
+                    return true;
+                }
+            };
+            assert!(bytes.len() <= limit);
             let frame = Frame::parse(bytes);
             bytes.hash(&mut hash);
             let inside = match frame {
@@ -47,8 +59,9 @@ fn frames(stream: &[u8], size: usize) -> Result<u64, &'static str> {
 
 fuzz_target!(|data: &[u8]| {
     let Some((size, stream)) = data.split_first() else { return };
+    let limit = if size % 2 == 0 { SHORT_LIMIT } else { MAX_FRAME };
     let size = usize::from(*size).max(1);
     // The stream's bytes, twice while the list grows.
-    let (cut, _) = within(3 * stream.len() + ROOM, || frames(stream, size));
-    assert_eq!(accepted(cut), frames(stream, stream.len().max(1)).ok());
+    let (cut, _) = within(3 * stream.len().min(limit) + ROOM, || frames(stream, size, limit));
+    assert_eq!(accepted(cut), frames(stream, stream.len().max(1), limit).ok());
 });
