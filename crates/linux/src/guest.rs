@@ -47,6 +47,8 @@ pub(crate) struct Guest {
     pub(crate) others: ParkedSubprocesses,
     /// When the turn of the thread that runs has begun.
     turn: Instant,
+    /// How long the search for it took.
+    search: Duration,
     /// The last time that the caller was polled.
     asked: Instant,
     /// When an answered call ends though a thread could run, if it does.
@@ -66,7 +68,8 @@ impl Guest {
     pub(crate) fn new(body: Subprocess, sentry: Sentry, others: ParkedSubprocesses) -> Self {
         let (now, rests) = (Instant::now(), None);
         let (poll, patience) = (POLL_INTERVAL, START_TIMEOUT);
-        Self { body, sentry, others, turn: now, asked: now, rests, poll, patience }
+        let search = Duration::ZERO;
+        Self { body, sentry, others, turn: now, search, asked: now, rests, poll, patience }
     }
 
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller
@@ -324,7 +327,10 @@ impl Guest {
             self.sentry.pump();
             let now = self.sentry.now();
             let (member, id) = match self.find(now, deadline) {
-                NextThread::Thread(member, id) => (member, id),
+                NextThread::Thread(member, id) => {
+                    self.begin_turn();
+                    (member, id)
+                }
                 NextThread::Nothing => match self.nobody(now, deadline)? {
                     Some(halt) => return Ok(NextStep::Halts(halt)),
                     None => continue,

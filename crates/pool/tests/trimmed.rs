@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use afresh_pool::{LimitPolicy, Limits, Pool, Recycle, ResetCost};
+use afresh_pool::{Budget, LimitPolicy, Limits, Pool, ProcessLimits, Recycle, ResetCost};
 
 /// An item that reports the start of its trimming, and ends it at a message.
 struct Item {
@@ -30,9 +30,15 @@ impl Recycle for Item {
     }
 }
 
+/// Keeps a host under memory pressure from trimming items beside the test.
+fn leave_items_alone() {
+    Budget::process().set(ProcessLimits { pressure: None, ..ProcessLimits::default() });
+}
+
 #[test]
 fn a_thread_that_waits_gets_the_item_that_was_trimmed() {
     const TRIM_TIMEOUT: Duration = Duration::from_secs(20);
+    leave_items_alone();
     let exhausted = LimitPolicy::Wait(TRIM_TIMEOUT);
     let pool = Pool::new(Limits { items: 1, exhausted, ..Limits::default() });
     let ((began, begun), (end, ended)) = (channel(), channel());
@@ -54,6 +60,7 @@ fn a_thread_that_waits_gets_the_item_that_was_trimmed() {
 
 #[test]
 fn at_the_limit_the_other_idle_items_are_handed_out_while_one_is_trimmed() {
+    leave_items_alone();
     for exhausted in [LimitPolicy::Error, LimitPolicy::OnDemand] {
         let pool = Pool::new(Limits { items: 2, exhausted, ..Limits::default() });
         let (began, begun) = channel();

@@ -13,6 +13,8 @@ use crate::sentry::{FIRST, ReadySets};
 const TURN: Duration = Duration::from_millis(4);
 /// Minimum time slice of a thread.
 const MOMENT: Duration = Duration::from_micros(50);
+/// Maximum time slice that follows a long search for a thread.
+const MAX_SEARCH: Duration = Duration::from_millis(100);
 
 /// Descriptors, interests and connections that a round looks at before it checks the deadline, and
 /// those of one more thread.
@@ -42,7 +44,7 @@ impl Guest {
     /// makes calls without pause is never late otherwise.
     pub(super) fn turn_is_over(&self) -> bool {
         let taken = self.turn.elapsed();
-        if taken < MOMENT || self.sentry.state.is_alone() {
+        if taken < self.search.max(MOMENT) || self.sentry.state.is_alone() {
             return false;
         }
         let rings = self.sentry.state.rings_at();
@@ -63,6 +65,7 @@ impl Guest {
         if let Some(at) = state.rings_at() {
             ends = ends.min(now + Duration::from_nanos(at.saturating_sub(self.sentry.now())));
         }
+        ends = ends.max(self.turn + self.search);
         if let Some(left) = state.processor_left() {
             ends = ends.min(now + Duration::from_nanos(left));
         }
@@ -71,6 +74,15 @@ impl Guest {
         }
         // An interrupted process gets a moment to enter the stub.
         ends.max(now + MOMENT).min(deadline)
+    }
+
+    /// Begins the turn of the thread that was found. It lasts as long as the search did, at least:
+    /// where threads wait for many descriptors, a turn that ended with the search would serve one
+    /// call, and the next search would follow.
+    pub(super) fn begin_turn(&mut self) {
+        let now = Instant::now();
+        self.search = now.duration_since(self.turn).min(MAX_SEARCH);
+        self.turn = now;
     }
 
     /// Finds the process and the thread that may run. Expired timers send their signals.

@@ -108,7 +108,7 @@ for line in sys.stdin:
 #[test]
 fn the_sentry_bounds_what_it_keeps_for_a_guest() {
     let Some(program) = common::python() else { return };
-    let limit = Duration::from_secs(300);
+    let limit = Duration::from_secs(60);
     let program =
         program.arg("/app.py").file("/app.py", SCRIPT).time_limit(limit).memory_limit(256 << 20);
     let Some(warm) = common::here(program.warm()) else { return };
