@@ -17,15 +17,17 @@ pub struct AnswerTooLong {
 }
 
 impl AnswerTooLong {
-    /// Separates an answer that is too long from calls that failed. The guest has made it, so it
-    /// can be called again.
+    /// Separates an answer of more than `limit` bytes from calls that failed. The guest has made
+    /// it, so it can be called again.
     ///
     /// # Errors
     /// Any other [`CallError`].
     pub fn separate(
         answer: Result<Vec<u8>, CallError>,
+        limit: usize,
     ) -> Result<Result<Vec<u8>, Self>, CallError> {
         match answer {
+            Ok(answer) if answer.len() > limit => Ok(Err(Self { bytes: answer.len(), limit })),
             Err(CallError::Guest { function, source }) => match source.downcast::<Self>() {
                 Ok(too_long) => Ok(Err(*too_long)),
                 Err(source) => Err(CallError::Guest { function, source }),

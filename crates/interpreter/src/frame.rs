@@ -110,9 +110,7 @@ impl FrameStream {
                 self.rest.clear();
                 continue;
             }
-            if length > 0 {
-                self.fill(&mut piece, 4 + length);
-            }
+            self.fill(&mut piece, 4 + length);
             let Some(frame) = self.rest.get(4..4 + length) else { return true };
             if !take(StreamedFrame::Whole(frame)) {
                 return false;

@@ -25,7 +25,7 @@ fn close_order(descriptor: u64) -> Order {
     [libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]
 }
 
-/// Consecutive changes in steps, none of which has two changes of one range. A later change
+/// Consecutive changes in steps. The ranges within a step are disjoint. A later change
 /// replaces an earlier one where they overlap, as `MAP_FIXED` does.
 fn disjoint_steps(changes: Vec<Change>) -> Vec<Vec<Change>> {
     let (mut steps, mut step, mut covered) = (Vec::new(), Vec::new(), Ranges::default());

@@ -122,7 +122,8 @@ impl HostCallbacks for OutputCollector {
     }
 
     fn max_frame(&self) -> usize {
-        MAX_ANSWER
+        // The first byte of a frame is its kind.
+        MAX_ANSWER + 1
     }
 
     fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {

@@ -78,16 +78,14 @@ impl Sandbox {
         let answer = self.session.with(|lease| {
             let done = evaluate(lease, form.function(), request, std::mem::take(collector));
             *collector = done.listener;
-            Ok::<_, SessionError>(AnswerTooLong::separate(done.answer)?)
+            Ok::<_, SessionError>(AnswerTooLong::separate(done.answer, MAX_ANSWER)?)
         })?;
-        let bytes = match answer {
-            Ok(answer) if answer.len() <= MAX_ANSWER => return Ok(Answer::read(&answer)?),
-            Ok(answer) => answer.len(),
-            Err(too_long) => too_long.bytes,
-        };
-        Err(SandboxError::Refused(format!(
-            "the value has {bytes} bytes, and may have {MAX_ANSWER}; write it to a file"
-        )))
+        match answer {
+            Ok(answer) => Ok(Answer::read(&answer)?),
+            Err(AnswerTooLong { bytes, .. }) => Err(SandboxError::Refused(format!(
+                "the value has {bytes} bytes, and may have {MAX_ANSWER}; write it to a file"
+            ))),
+        }
     }
 
     /// Runs code. Code that is cut short is undone.

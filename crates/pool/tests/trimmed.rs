@@ -30,7 +30,7 @@ impl Recycle for Item {
     }
 }
 
-/// Keeps a host under memory pressure from trimming items beside the test.
+/// Disables the trimming of items under memory pressure of the host.
 fn leave_items_alone() {
     Budget::process().set(ProcessLimits { pressure: None, ..ProcessLimits::default() });
 }

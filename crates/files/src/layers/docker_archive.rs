@@ -39,7 +39,7 @@ struct Entry {
     layers: Vec<String>,
 }
 
-/// What is read of the configuration of an image.
+/// The fields of the configuration of an image that are used.
 #[derive(Deserialize)]
 struct ImageConfig {
     rootfs: Option<RootFs>,

@@ -76,9 +76,9 @@ impl Guest {
         ends.max(now + MOMENT).min(deadline)
     }
 
-    /// Begins the turn of the thread that was found. It lasts as long as the search did, at least:
-    /// where threads wait for many descriptors, a turn that ended with the search would serve one
-    /// call, and the next search would follow.
+    /// Begins the turn of the thread that was found. Its minimum is the time of the search. Where
+    /// threads wait for many descriptors, a search can exceed a whole turn, and the thread would
+    /// make only one call before the next search.
     pub(super) fn begin_turn(&mut self) {
         let now = Instant::now();
         self.search = now.duration_since(self.turn).min(MAX_SEARCH);

@@ -96,7 +96,7 @@ impl Segment {
 /// A program at a fixed address.
 #[derive(Clone, Debug)]
 struct Elf {
-    /// What it maps, in order, each with the bytes of its file.
+    /// Its segments in the order of their mappings, each with the bytes of its file.
     parts: Vec<(Segment, Rc<[u8]>)>,
     file: Rc<[u8]>,
 }

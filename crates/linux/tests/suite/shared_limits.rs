@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use afresh_linux::{Program, Warm};
+use afresh_linux::{Instance, Program, Warm};
 
 use crate::common;
 use crate::common::states::ask;
@@ -15,13 +15,17 @@ const STORAGE: u64 = 16 << 20;
 /// Bytes that the guest takes at a time.
 const STEP: u64 = 8 << 20;
 
+/// The guest with these limits of memory and storage.
+fn limited(memory: u64, storage: u64) -> Option<Instance> {
+    common::warm("shared_limits.c", |program| {
+        let program = program.time_limit(Duration::from_secs(60));
+        program.memory_limit(memory).storage_limit(storage).request("echo\n")
+    })
+}
+
 #[test]
 fn a_guest_has_no_more_shared_memory_than_its_limit() {
-    let limits = |program: afresh_linux::Program| {
-        let program = program.time_limit(Duration::from_secs(60));
-        program.memory_limit(LIMIT).storage_limit(STORAGE).request("echo\n")
-    };
-    let Some(mut instance) = common::warm("shared_limits.c", limits) else { return };
+    let Some(mut instance) = limited(LIMIT, STORAGE) else { return };
     let mut rounds = |request: &str| {
         let answer = instance.call_pristine(format!("{request}\n").as_bytes()).unwrap();
         instance.verify().unwrap();
@@ -91,11 +95,7 @@ fn a_state_is_saved_only_if_its_files_open_under_the_same_limit() {
 
 #[test]
 fn shared_memory_takes_at_most_an_eighth_of_the_descriptors() {
-    let limits = |program: afresh_linux::Program| {
-        let program = program.time_limit(Duration::from_secs(60));
-        program.memory_limit(LIMIT).storage_limit(STORAGE).request("echo\n")
-    };
-    let Some(mut instance) = common::warm("shared_limits.c", limits) else { return };
+    let Some(mut instance) = limited(LIMIT, STORAGE) else { return };
     let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let expected = descriptors.map_or(1024, |limit| (limit / 8).min(1024));
     for _ in 0..2 {
@@ -111,11 +111,7 @@ fn shared_memory_beyond_the_file_limit_of_the_host_is_refused() {
         "shared_limits::shared_memory_beyond_the_file_limit_of_the_host_is_refused",
         || {
             use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-            let limits = |program: afresh_linux::Program| {
-                let program = program.time_limit(Duration::from_secs(60));
-                program.memory_limit(256 << 20).storage_limit(256 << 20).request("echo\n")
-            };
-            let Some(mut instance) = common::warm("shared_limits.c", limits) else { return };
+            let Some(mut instance) = limited(256 << 20, 256 << 20) else { return };
             let maximum = getrlimit(Resource::Fsize).maximum;
             let limit = Rlimit { current: Some(64 << 20), maximum };
             setrlimit(Resource::Fsize, limit).unwrap();

@@ -543,7 +543,7 @@ fn a_session_whose_name_was_changed_without_an_answer_is_saved_again() {
     let again = push(ReplacedName::Journal(&journal)).unwrap();
     assert!(remote.load("a").unwrap().id() == again.base());
 
-    // What another writer has saved behind the lost answer is not replaced.
+    // A turn of another writer, saved after the lost answer, is not replaced.
     server.be(SEVERED);
     assert!(push(ReplacedName::Journal(&again)).is_err());
     server.be(ServerFault::Nothing);

@@ -23,8 +23,8 @@ pub(in crate::sentry) const HOST: &str = "afresh";
 /// The guest's user on the host's system.
 const NAME: &str = "user";
 const HOME: &str = "/home/user";
-/// The user of files without an owner.
-const OVERFLOW_ID: u32 = 65534;
+/// User and group of files without an owner, and of senders without credentials.
+pub(in crate::sentry) const OVERFLOW_ID: u32 = 65534;
 /// Files that a guest may make.
 const FILES: u64 = 1 << 16;
 

@@ -2,6 +2,7 @@
 
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
+use crate::sentry::fs::root_files::OVERFLOW_ID;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::kernel::threads::Wait;
@@ -18,8 +19,6 @@ use rustix::io::Errno;
 /// Maximum bytes of control data (`optmem_max`).
 const CONTROL: u64 = 1 << 16;
 const SCM_CREDENTIALS: i32 = 2;
-/// User and group of a sender without credentials.
-const OVERFLOW_ID: u32 = 65534;
 /// Bytes before the descriptors (`struct cmsghdr`).
 const HEADER: usize = 16;
 
@@ -330,21 +329,21 @@ impl Sentry {
         if !matches!(outcome, SyscallControl::Value(_)) {
             return Ok(outcome);
         }
-        let mut reply = flags as i32 & libc::MSG_CMSG_CLOEXEC;
+        let mut received_flags = flags as i32 & libc::MSG_CMSG_CLOEXEC;
         if came.whole.is_some() {
-            reply |= libc::MSG_TRUNC;
+            received_flags |= libc::MSG_TRUNC;
         }
         let room = if message.control == 0 { 0 } else { message.control_len.min(CONTROL) as usize };
         let (mut control, mut received) = (Vec::new(), Vec::new());
         if let Some(credentials) = self.credentials(descriptor, came.sender)? {
             let kind = (libc::SOL_SOCKET, SCM_CREDENTIALS);
             if put_control(&mut control, room, kind, &credentials) {
-                reply |= libc::MSG_CTRUNC;
+                received_flags |= libc::MSG_CTRUNC;
             }
         }
         for (kind, data) in self.packet_info(descriptor, &came)? {
             if put_control(&mut control, room, kind, &data) {
-                reply |= libc::MSG_CTRUNC;
+                received_flags |= libc::MSG_CTRUNC;
             }
         }
         if let Some(parcel) = came.parcel {
@@ -360,7 +359,7 @@ impl Sentry {
                 }
             };
             if cut {
-                reply |= libc::MSG_CTRUNC;
+                received_flags |= libc::MSG_CTRUNC;
             }
             if !numbers.is_empty() {
                 let data: Vec<u8> =
@@ -375,13 +374,13 @@ impl Sentry {
                 for number in received {
                     self.sys_close(number.into())?;
                 }
-                reply |= libc::MSG_CTRUNC;
+                received_flags |= libc::MSG_CTRUNC;
                 control.clear();
             }
             copied => copied?,
         }
         copy_out(process, at.wrapping_add(40), &(control.len() as u64).to_le_bytes())?;
-        copy_out(process, at.wrapping_add(48), &reply.to_le_bytes())?;
+        copy_out(process, at.wrapping_add(48), &received_flags.to_le_bytes())?;
         let mut from = came.from.unwrap_or_default().0;
         if message.name != 0 {
             from = self.sender_address(descriptor, Address(from))?.0;

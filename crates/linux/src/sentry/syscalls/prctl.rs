@@ -20,7 +20,7 @@ impl Sentry {
     ) -> SyscallResult {
         let value = a[1];
         let own = self.state.current().info.traits;
-        let value_of = |value: u64| Ok(SyscallControl::Value(value));
+        let answer = |value: u64| Ok(SyscallControl::Value(value));
         let switch = match value {
             0 | 1 => Ok(value == 1),
             _ => Err(Errno::INVAL),
@@ -55,20 +55,20 @@ impl Sentry {
                 copy_out(process, value, &u32::from(own.adopts).to_le_bytes())?;
             }
             libc::PR_SET_DUMPABLE => new.undumpable = !switch?,
-            libc::PR_GET_DUMPABLE => return value_of(u64::from(!own.undumpable)),
+            libc::PR_GET_DUMPABLE => return answer(u64::from(!own.undumpable)),
             libc::PR_SET_NO_NEW_PRIVS if value == 1 && a[2..5] == [0; 3] => new.unprivileged = true,
             libc::PR_GET_NO_NEW_PRIVS if a[1..5] == [0; 4] => {
-                return value_of(own.unprivileged.into());
+                return answer(own.unprivileged.into());
             }
             libc::PR_SET_TIMERSLACK => new.slack = if value == 0 { SLACK } else { value },
-            libc::PR_GET_TIMERSLACK => return value_of(own.slack),
+            libc::PR_GET_TIMERSLACK => return answer(own.slack),
             libc::PR_GET_TID_ADDRESS => {
                 let at = self.state.current().threads.current().cleared;
                 copy_out(process, value, &at.to_le_bytes())?;
             }
             // As for a process without privileges: the bounding set is full, and no capability is
             // held.
-            libc::PR_CAPBSET_READ if value <= CAPABILITIES => return value_of(1),
+            libc::PR_CAPBSET_READ if value <= CAPABILITIES => return answer(1),
             libc::PR_CAPBSET_DROP | libc::PR_SET_SECUREBITS | libc::PR_SET_MM => {
                 return Err(Errno::PERM.into());
             }
@@ -86,7 +86,7 @@ impl Sentry {
                 let credentials = Credentials { keeps, ..self.state.credentials() };
                 self.change().namespaces.set(id, credentials);
             }
-            libc::PR_GET_KEEPCAPS => return value_of(self.state.credentials().keeps.into()),
+            libc::PR_GET_KEEPCAPS => return answer(self.state.credentials().keeps.into()),
             libc::PR_GET_SECUREBITS | libc::PR_GET_SECCOMP | libc::PR_GET_THP_DISABLE => {}
             // There is no tracer, and names of memory are not shown.
             PR_SET_PTRACER | PR_SET_VMA | libc::PR_SET_THP_DISABLE => {}

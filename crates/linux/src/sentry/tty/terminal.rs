@@ -313,8 +313,8 @@ impl Sentry {
         if wanted == 0 {
             return Ok(ZERO);
         }
-        if let Some(reply @ 1..) = terminal.packet {
-            scatter(process, pieces, &[reply])?;
+        if let Some(status @ 1..) = terminal.packet {
+            scatter(process, pieces, &[status])?;
             self.terminal_mut(id)?.packet = Some(0);
             return Ok(SyscallControl::Value(1));
         }

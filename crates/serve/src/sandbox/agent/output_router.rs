@@ -220,7 +220,8 @@ impl HostCallbacks for OutputRouter {
     }
 
     fn max_frame(&self) -> usize {
-        MAX_ANSWER_BYTES
+        // The first byte of a frame is its kind.
+        MAX_ANSWER_BYTES + 1
     }
 
     /// Ends calls of a sandbox that was killed or that this host may no longer answer for, and code

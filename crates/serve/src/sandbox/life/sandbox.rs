@@ -398,17 +398,13 @@ pub(crate) fn run(
         speaker.exchange(lease)?;
         let done = evaluate(lease, form.function(), request, std::mem::take(speaker));
         *speaker = done.listener;
-        let answer = AnswerTooLong::separate(done.answer)?;
+        let answer = AnswerTooLong::separate(done.answer, MAX_ANSWER_BYTES)?;
         speaker.exchange(lease)?;
-        Ok(match answer {
-            Ok(answer) if answer.len() <= MAX_ANSWER_BYTES => Ok(answer),
-            Ok(answer) => Err(answer.len()),
-            Err(too_long) => Err(too_long.bytes),
-        })
+        Ok(answer)
     });
     speaker.finish();
     match answered {
-        Ok(Err(bytes)) => {
+        Ok(Err(AnswerTooLong { bytes, .. })) => {
             let message = format!("its value has {bytes} bytes, and may have {MAX_ANSWER_BYTES}");
             let name = "AnswerTooLarge".to_owned();
             Ok(Outcome::Threw(Thrown { name, message, trace: None }))
