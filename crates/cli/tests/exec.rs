@@ -295,7 +295,7 @@ fn changes_that_are_not_written_back_are_reported() {
 
 #[test]
 fn an_option_that_does_not_exist_is_no_program() {
-    for wrong in [&["--memroy", "100", "true"][..], &["--replace", "--", "true"], &["-x"]] {
+    for wrong in [&["--memry", "100", "true"][..], &["--replace", "--", "true"], &["-x"]] {
         let ended = exec(wrong, b"");
         assert_eq!(ended.status.code(), Some(2));
         let errors = text(&ended.stderr);
