@@ -3,8 +3,9 @@
 //!
 //! Promises: each metric that an alert or a panel names is in `docs/reference/metrics.md`, and each
 //! alert has a section in `docs/runbooks.md`. `promtool` checks the expressions where it is
-//! installed. Each text, list and map of a definition of agent-sandbox has a limit, and the
-//! controller has no right to read Secrets. `cargo xtask kube` tests both at a real API.
+//! installed, and `systemd-analyze` the units. Each text, list and map of a definition of
+//! agent-sandbox has a limit, and the controller has no right to read Secrets. `cargo xtask kube`
+//! tests both at a real API.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -24,6 +25,13 @@ const DEFINITIONS: &str = "deploy/agent-sandbox";
 /// Rights of its controller.
 const RIGHTS: &str = "deploy/helm/afresh/files";
 
+/// Units of systemd.
+const UNITS: &str = "deploy/systemd";
+/// The folder of `target` with the units as they are checked.
+const CHECKED_UNITS: &str = "systemd-units";
+/// The program that the units start.
+const PROGRAM: &str = "/usr/bin/afresh";
+
 /// Suffixes of the series of a histogram in the exposition format.
 const SUFFIXES: [&str; 3] = ["_bucket", "_count", "_sum"];
 
@@ -37,6 +45,7 @@ pub(crate) fn check() -> Result<()> {
     if !faults.is_empty() {
         bail!("{} faults in deploy:\n    {}", faults.len(), faults.join("\n    "));
     }
+    check_units()?;
     match find("promtool") {
         Some(promtool) => {
             run(Command::new(promtool).args(["check", "rules", RULES]).current_dir(repository()))
@@ -46,6 +55,33 @@ pub(crate) fn check() -> Result<()> {
             Ok(())
         }
     }
+}
+
+/// Checks the units with systemd's own parser, for a machine called `vm`.
+fn check_units() -> Result<()> {
+    let Some(analyze) = find("systemd-analyze") else {
+        println!("(systemd-analyze is not installed: the units of {UNITS} are not parsed)");
+        return Ok(());
+    };
+    // It refuses a program that does not exist, such as that of a package that is not installed.
+    let present = std::env::current_exe()?.display().to_string();
+    let folder = repository().join("target").join(CHECKED_UNITS);
+    std::fs::create_dir_all(&folder)?;
+    let mut verify = Command::new(analyze);
+    verify.args(["verify", "--man=no"]);
+    for path in files(UNITS)? {
+        let unit = std::fs::read_to_string(repository().join(&path))?.replace(PROGRAM, &present);
+        let name = path.rsplit('/').next().unwrap_or(&path).replace('@', "@vm");
+        std::fs::write(folder.join(&name), unit)?;
+        verify.arg(folder.join(name));
+    }
+    let output = verify.output().context("systemd-analyze verify")?;
+    let faults = String::from_utf8_lossy(&output.stderr);
+    // An unknown key is a warning only, and the unit would do without it.
+    if !output.status.success() || faults.contains(CHECKED_UNITS) {
+        bail!("faults in the units of {UNITS}:\n{faults}");
+    }
+    Ok(())
 }
 
 /// Faults of the definitions of agent-sandbox, and of the rights of its controller.
