@@ -90,9 +90,6 @@ printf "listen_addresses = ''\nunix_socket_directories = '$HOME'\nfsync = off\ns
 pg_ctl -D data -l log -w -t 100 start > /dev/null; pgbench -q -i -s 1 > /dev/null 2>&1
 pgbench -t 20 -c 2 2> /dev/null | grep 'actually processed'; psql -qAtc 'select count(*) from pgbench_history'; pg_ctl -D data -m fast -w stop
 "##,
-        fails: Some(
-            "a switch between processes copies all of their shared memory, so it takes minutes",
-        ),
         ..ProgramCase::EMPTY
     },
     ProgramCase {
