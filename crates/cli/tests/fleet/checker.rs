@@ -1,6 +1,6 @@
-//! A fleet under a checker: three hosts, three NATS servers and an S3 server, with one fault after
-//! the other, while clients call, pause, connect and delete sandboxes by way of any host. Each
-//! sandbox's history is checked as it grows.
+//! A fleet under a checker: three hosts, three NATS servers and an S3 server, with one fault or two
+//! at a time, while clients call, pause, connect and delete sandboxes by way of any host. Each
+//! sandbox's history is checked as it grows, and a deleted sandbox is never found again.
 //!
 //! `cargo xtask soak --fleet` runs it for half an hour, or for another number of seconds.
 
@@ -20,12 +20,14 @@ use crate::soak::Dice;
 /// The variable with the seconds of a run.
 const SECONDS: &str = "AFRESH_CHECKER_SECONDS";
 /// The faults of a run without the variable.
-const SHORT_RUN: usize = 7;
+const SHORT_RUN: usize = 8;
 const CLIENTS: u64 = 4;
 /// Of each client.
 const SANDBOXES: usize = 3;
 /// A sandbox is replaced after this many calls: each answer is the whole log.
 const MAX_CALLS: u32 = 400;
+/// Deleted sandboxes of each client that are looked up.
+const MAX_DELETED: usize = 50;
 /// Between two faults.
 const FAULT_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -77,6 +79,10 @@ impl Run {
         std::thread::sleep(Duration::from_millis(10));
     }
 
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.addresses.read().unwrap().clone()
+    }
+
     fn address(&self, dice: &mut Dice) -> Option<SocketAddr> {
         let addresses = self.addresses.read().unwrap();
         addresses.get(dice.below(addresses.len().max(1))).copied()
@@ -100,8 +106,40 @@ impl Run {
         self.violations.lock().unwrap().push(what);
     }
 
+    /// Checks that this host does not find a deleted sandbox. The result is whether it answered.
+    fn check_absence(&self, sandbox: &Sandbox, address: SocketAddr) -> Result<bool, String> {
+        match sandbox.ask_at(address, "GET", "") {
+            404 => {
+                self.count("absent", 1);
+                Ok(true)
+            }
+            0 | 429 | 503 => {
+                self.refused();
+                Ok(false)
+            }
+            status => Err(format!("{sandbox:?} was deleted, and is answered with {status}")),
+        }
+    }
+
+    /// Checks by way of each host that deleted sandboxes are not found, once no fault is left.
+    fn check_all_absences(&self, deleted: &[Sandbox]) {
+        for (sandbox, address) in deleted
+            .iter()
+            .flat_map(|sandbox| self.addresses().into_iter().map(move |a| (sandbox, a)))
+        {
+            let mut done = Ok(false);
+            until("every host answers for a deleted sandbox", || {
+                done = self.check_absence(sandbox, address);
+                done != Ok(false)
+            });
+            if let Err(what) = done {
+                return self.violation(what);
+            }
+        }
+    }
+
     /// Uses sandboxes until the run is over.
-    fn use_sandboxes(&self, number: u64, own: &mut Vec<Subject>) {
+    fn use_sandboxes(&self, number: u64, own: &mut Vec<Subject>, deleted: &mut Vec<Sandbox>) {
         let mut dice = Dice::new(number);
         while self.runs() {
             let Some(address) = self.address(&mut dice) else { continue };
@@ -118,11 +156,19 @@ impl Run {
             let done = match dice.below(60) {
                 0 => {
                     // It is not used again: a refused deletion may have been made.
-                    subject.sandbox.ask_at(address, "DELETE", "");
-                    Ok(false)
+                    let status = subject.sandbox.ask_at(address, "DELETE", "");
+                    let subject = own.swap_remove(which);
+                    if status == 204 && deleted.len() < MAX_DELETED {
+                        deleted.push(subject.sandbox);
+                    }
+                    continue;
                 }
-                1..=6 => subject.save(self, &mut dice).map(|()| true),
-                7..=16 => subject.append(self, address).map(|called| called != CallOutcome::Gone),
+                1 if !deleted.is_empty() => {
+                    let sandbox = &deleted[dice.below(deleted.len())];
+                    self.check_absence(sandbox, address).map(|_| true)
+                }
+                1..=7 => subject.save(self, &mut dice).map(|()| true),
+                8..=17 => subject.append(self, address).map(|called| called != CallOutcome::Gone),
                 _ => subject.call(self, address).map(|called| called != CallOutcome::Gone),
             };
             match done {
@@ -309,7 +355,7 @@ impl Subject {
 
     /// Checks it by way of each host, once no fault is left.
     fn check(&mut self, run: &Run) {
-        for address in run.addresses.read().unwrap().clone() {
+        for address in run.addresses() {
             let mut done = Ok(CallOutcome::Refused);
             until("every sandbox is answered for once all faults are over", || {
                 done = self.call(run, address).and_then(|called| match called {
@@ -340,13 +386,14 @@ fn a_fleet_under_faults_loses_no_acknowledged_call_and_has_no_two_lives() {
         counts: Mutex::new(BTreeMap::new()),
         violations: Mutex::new(Vec::new()),
     };
-    let mut subjects: Vec<Vec<Subject>> = (0..CLIENTS).map(|_| Vec::new()).collect();
+    let mut clients: Vec<(Vec<Subject>, Vec<Sandbox>)> =
+        (0..CLIENTS).map(|_| Default::default()).collect();
     let mut faults = Vec::new();
     let begun = Instant::now();
     std::thread::scope(|scope| {
         let run = &run;
-        for (number, own) in subjects.iter_mut().enumerate() {
-            scope.spawn(move || run.use_sandboxes(number as u64, own));
+        for (number, (own, deleted)) in clients.iter_mut().enumerate() {
+            scope.spawn(move || run.use_sandboxes(number as u64, own, deleted));
         }
         let changed = |addresses| *run.addresses.write().unwrap() = addresses;
         for round in 0.. {
@@ -359,19 +406,23 @@ fn a_fleet_under_faults_loses_no_acknowledged_call_and_has_no_two_lives() {
             }
             std::thread::sleep(FAULT_INTERVAL);
             let start = Instant::now();
-            let fault = Fault::ALL[round % Fault::ALL.len()];
-            run.losses.fetch_add(u64::from(fault.undoes()), Ordering::SeqCst);
-            cluster.suffer(fault, (round + round / Fault::ALL.len()) % HOSTS, changed);
+            let together = Fault::ALL[round % Fault::ALL.len()];
+            let undoes = u64::from(together.iter().any(|fault| fault.undoes()));
+            run.losses.fetch_add(undoes, Ordering::SeqCst);
+            cluster.suffer(together, (round + round / Fault::ALL.len()) % HOSTS, changed);
             cluster.recover();
             run.leases_lost.store(run.leases_lost(), Ordering::SeqCst);
-            run.losses.fetch_add(u64::from(fault.undoes()), Ordering::SeqCst);
-            println!("checker: {fault:?} took {:?}", start.elapsed());
-            faults.push(fault);
+            run.losses.fetch_add(undoes, Ordering::SeqCst);
+            println!("checker: {together:?} took {:?}", start.elapsed());
+            faults.push(together);
         }
         run.over.store(true, Ordering::Relaxed);
     });
     if run.violations.lock().unwrap().is_empty() {
-        subjects.iter_mut().flatten().for_each(|subject| subject.check(&run));
+        for (subjects, deleted) in &mut clients {
+            subjects.iter_mut().for_each(|subject| subject.check(&run));
+            run.check_all_absences(deleted);
+        }
     }
     let counts = run.counts.into_inner().unwrap();
     println!("checker: {} s, {} faults, {counts:?}", begun.elapsed().as_secs(), faults.len());

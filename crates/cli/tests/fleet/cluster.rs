@@ -51,25 +51,46 @@ pub(crate) enum Fault {
     ServerKill,
     /// The wall clock of a host is stepped forwards and backwards, and set right.
     ClockSteps,
+    /// The S3 server answers no host for longer than the lease.
+    StoreOutage,
 }
 
 impl Fault {
-    /// In the order of a run: the first seven are the short run.
-    pub(crate) const ALL: [Self; 9] = [
-        Self::AnswersLost,
-        Self::ClockSteps,
-        Self::Pause,
-        Self::ServerKill,
-        Self::RequestsLost,
-        Self::Drain,
-        Self::Kill,
-        Self::ObjectsLost,
-        Self::Partition,
+    /// In the order of a run, each with the faults that happen meanwhile to the next host. The
+    /// first eight are the short run.
+    pub(crate) const ALL: [&[Self]; 16] = [
+        &[Self::AnswersLost],
+        &[Self::ClockSteps],
+        &[Self::Pause],
+        &[Self::ServerKill],
+        &[Self::RequestsLost],
+        &[Self::Drain],
+        &[Self::Kill],
+        &[Self::Partition, Self::Drain],
+        &[Self::ObjectsLost],
+        &[Self::Partition],
+        &[Self::StoreOutage],
+        &[Self::ServerKill, Self::Kill],
+        &[Self::Pause, Self::ClockSteps],
+        // The host starts again once the store answers: without it a host does not join.
+        &[Self::Kill, Self::StoreOutage],
+        &[Self::RequestsLost, Self::AnswersLost],
+        &[Self::ObjectsLost, Self::Pause],
     ];
 
     /// Whether acknowledged calls that were not saved may be undone.
     pub(crate) fn undoes(self) -> bool {
         matches!(self, Self::RequestsLost | Self::Partition | Self::Pause | Self::Kill)
+    }
+
+    /// The time for which it stays.
+    fn duration(self) -> Duration {
+        match self {
+            Self::AnswersLost | Self::ObjectsLost => SHORT_FAULT,
+            Self::RequestsLost | Self::Partition | Self::Pause | Self::StoreOutage => LONG_FAULT,
+            Self::ServerKill => ELECTION,
+            Self::Kill | Self::Drain | Self::ClockSteps => Duration::ZERO,
+        }
     }
 }
 
@@ -143,51 +164,67 @@ impl Cluster {
         self.hosts.iter().map(|host| host.log().to_owned()).collect()
     }
 
-    /// Has a fault happen to this host, or to the NATS server of this number, until it is over.
-    /// `changed` gets the addresses that clients can use.
+    /// Has the first fault happen to this host, or to the NATS server of this number, and each
+    /// other one to the next, until all are over. `changed` gets the addresses that clients can
+    /// use.
     pub(crate) fn suffer(
         &mut self,
-        fault: Fault,
+        faults: &[Fault],
         number: usize,
         changed: impl Fn(Vec<SocketAddr>),
     ) {
+        let targets =
+            || faults.iter().enumerate().map(|(at, fault)| (*fault, (number + at) % HOSTS));
+        targets().for_each(|(fault, number)| self.begin(fault, number, &changed));
+        std::thread::sleep(faults.iter().map(|fault| fault.duration()).max().unwrap_or_default());
+        targets().rev().for_each(|(fault, number)| self.end(fault, number, &changed));
+    }
+
+    fn begin(&mut self, fault: Fault, number: usize, changed: impl Fn(Vec<SocketAddr>)) {
         let links = &self.links[number];
         match fault {
-            Fault::AnswersLost => {
-                links.nats.iter().for_each(|proxy| proxy.swallow_answers(true));
-                std::thread::sleep(SHORT_FAULT);
-                links.nats.iter().for_each(|proxy| proxy.swallow_answers(false));
-            }
-            Fault::ObjectsLost => {
-                links.s3.iter().for_each(|proxy| proxy.swallow_answers(true));
-                std::thread::sleep(SHORT_FAULT);
-                links.s3.iter().for_each(|proxy| proxy.swallow_answers(false));
-            }
-            Fault::RequestsLost => {
-                links.nats.iter().for_each(|proxy| proxy.swallow_requests(true));
-                std::thread::sleep(LONG_FAULT);
-                links.nats.iter().for_each(|proxy| proxy.swallow_requests(false));
-            }
-            Fault::Partition => {
-                links.nats.iter().for_each(|proxy| proxy.swallow(true));
-                std::thread::sleep(LONG_FAULT);
-                links.nats.iter().for_each(|proxy| proxy.swallow(false));
-            }
+            Fault::AnswersLost => links.nats.iter().for_each(|proxy| proxy.swallow_answers(true)),
+            Fault::ObjectsLost => links.s3.iter().for_each(|proxy| proxy.swallow_answers(true)),
+            Fault::RequestsLost => links.nats.iter().for_each(|proxy| proxy.swallow_requests(true)),
+            Fault::Partition => links.nats.iter().for_each(|proxy| proxy.swallow(true)),
+            Fault::StoreOutage => self.store_proxies().for_each(|proxy| proxy.swallow(true)),
             Fault::Pause => {
                 // A client of a paused host waits with it; most call the others.
                 let others = self.hosts.iter().enumerate().filter(|(other, _)| *other != number);
                 changed(others.map(|(_, host)| host.addr).collect());
                 self.hosts[number].stop();
-                std::thread::sleep(LONG_FAULT);
+            }
+            Fault::Kill => self.hosts[number].kill(),
+            Fault::ServerKill => self.nats[number].kill(),
+            Fault::ClockSteps => {
+                for seconds in CLOCK_STEPS {
+                    self.clocks[number].step(seconds);
+                    std::thread::sleep(STEP_INTERVAL);
+                }
+            }
+            Fault::Drain => {}
+        }
+    }
+
+    fn end(&mut self, fault: Fault, number: usize, changed: impl Fn(Vec<SocketAddr>)) {
+        let links = &self.links[number];
+        match fault {
+            Fault::AnswersLost => links.nats.iter().for_each(|proxy| proxy.swallow_answers(false)),
+            Fault::ObjectsLost => links.s3.iter().for_each(|proxy| proxy.swallow_answers(false)),
+            Fault::RequestsLost => {
+                links.nats.iter().for_each(|proxy| proxy.swallow_requests(false));
+            }
+            Fault::Partition => links.nats.iter().for_each(|proxy| proxy.swallow(false)),
+            Fault::StoreOutage => self.store_proxies().for_each(|proxy| proxy.swallow(false)),
+            Fault::Pause => {
                 // The first requests after the pause are for sandboxes that the host has lost.
                 changed(self.addresses());
                 std::thread::sleep(Duration::from_millis(100));
                 self.hosts[number].go_on();
             }
-            Fault::Kill => {
-                self.hosts[number].kill();
-                self.restart(number, changed);
-            }
+            Fault::Kill => self.restart(number, changed),
+            Fault::ServerKill => self.nats[number].start_again(),
+            Fault::ClockSteps => self.clocks[number].step(0),
             Fault::Drain => {
                 let name = self.hosts[number].name.clone();
                 let server = format!("nats://{}", self.nats[0].address);
@@ -197,19 +234,12 @@ impl Cluster {
                 self.hosts[number].wait();
                 self.restart(number, changed);
             }
-            Fault::ServerKill => {
-                self.nats[number].kill();
-                std::thread::sleep(ELECTION);
-                self.nats[number].start_again();
-            }
-            Fault::ClockSteps => {
-                for seconds in CLOCK_STEPS {
-                    self.clocks[number].step(seconds);
-                    std::thread::sleep(STEP_INTERVAL);
-                }
-                self.clocks[number].step(0);
-            }
         }
+    }
+
+    /// The ways of all hosts to the S3 server.
+    fn store_proxies(&self) -> impl Iterator<Item = &Proxy> {
+        self.links.iter().filter_map(|links| links.s3.as_ref())
     }
 
     fn restart(&mut self, number: usize, changed: impl Fn(Vec<SocketAddr>)) {
