@@ -56,8 +56,8 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// In the order of a run, each with the faults that happen meanwhile to the next host. The
-    /// first eight are the short run.
+    /// In the order of a run. A second fault happens to the next host at the same time. The first
+    /// eight are the short run.
     pub(crate) const ALL: [&[Self]; 16] = [
         &[Self::AnswersLost],
         &[Self::ClockSteps],
