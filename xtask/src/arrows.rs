@@ -45,7 +45,36 @@ pub(crate) fn check() -> Result<()> {
     if !over.is_empty() {
         bail!("files import each other in larger circles, or in smaller ones than listed:\n{over}");
     }
+    check_boundary()
+}
+
+/// The only link between the sandboxes and the fleet of `serve`.
+const BOUNDARY: &str = "sandbox::records::store";
+
+/// Refuses other imports between the sandboxes and the fleet than those of [`BOUNDARY`].
+fn check_boundary() -> Result<()> {
+    let texts = sources(&repository().join("crates/serve/src"))?;
+    let mut over = String::new();
+    for (module, text) in texts {
+        let file = module.join("::");
+        for import in imports(&text, &module, &BTreeMap::new()) {
+            let path = import.path.join("::");
+            if is_across_boundary(&file, &path) {
+                writeln!(over, "{file} imports {path}")?;
+            }
+        }
+    }
+    if !over.is_empty() {
+        bail!("{BOUNDARY} is the only link between sandboxes and fleet:\n{over}");
+    }
     Ok(())
+}
+
+/// Whether an import leads from the fleet into the sandboxes beyond [`BOUNDARY`], or back.
+fn is_across_boundary(file: &str, path: &str) -> bool {
+    let is_in = |path: &str, folder: &str| path.split("::").next() == Some(folder);
+    let enters = is_in(file, "fleet") && is_in(path, "sandbox") && !path.starts_with(BOUNDARY);
+    enters || is_in(file, "sandbox") && is_in(path, "fleet")
 }
 
 /// Crates, and the files of their largest circle.
@@ -346,6 +375,19 @@ mod tests {
         ];
         let found = largest_circle(&arrows(&texts(&files)));
         assert_eq!(found.iter().map(|file| file.join("::")).collect::<Vec<_>>(), ["a", "a::inner"]);
+    }
+
+    #[test]
+    fn only_the_boundary_links_sandboxes_and_fleet() {
+        for (file, path, is_refused) in [
+            ("fleet::record", "sandbox::records::store::SandboxRecord", false),
+            ("fleet::record", "sandbox::records::record::SandboxRecord", true),
+            ("fleet::record", "fleet::nats::Nats", false),
+            ("sandbox::life::sandbox", "fleet::Fleet", true),
+            ("server", "fleet::FleetHost", false),
+        ] {
+            assert_eq!(is_across_boundary(file, path), is_refused, "{file} {path}");
+        }
     }
 
     #[test]
