@@ -1,9 +1,9 @@
 //! The name gate: refuses types, constants, functions and fields that are named by a word without
 //! a subject.
 //!
-//! `xtask/prose/names.txt` has the words, and names that are left from before. A line without such a
-//! name is refused as well, so that list only shrinks. May break it: a definition that a
-//! macro makes. It is not seen.
+//! `xtask/prose/names.txt` has the words, and names that are left from before. A line without such
+//! a name is refused as well, so that list only shrinks. May break it: a definition that a macro
+//! makes. It is not seen.
 
 use anyhow::{Result, bail};
 
