@@ -120,7 +120,7 @@ export interface SandboxOptions {
   memoryLimit?: Size | undefined
   /** Maximum bytes kept of each stream; 16 MiB if not set. */
   outputLimit?: Size | undefined
-  /** Maximum memory of the values made of a result or of a tool's arguments; 128 MiB if not set. */
+  /** Maximum memory of the values of a result or of tool arguments; 128 MiB if not set. */
   resultLimit?: Size | undefined
   tools?: Tools | undefined
 }
@@ -442,7 +442,7 @@ export function warm(guest: Location, options?: WarmOptions): Promise<Warm>
 export function load(snapshot: Location, options?: LoadOptions): Promise<Warm>
 /** Warms up a Python interpreter of the host, unmodified, as a Linux program in a sandbox. */
 export function linux(program?: Location, options?: LinuxOptions): Promise<Warm>
-/** Warms up the Python interpreter of a container's image. */
+/** Warms up the Python interpreter of a container image. */
 export function image(reference: Location, options?: ImageOptions): Promise<Warm>
 /** Runs a program of the host once in a pristine sandbox, from its start to its end. */
 export function exec(command: readonly string[], options?: ExecOptions): Promise<CommandResult>

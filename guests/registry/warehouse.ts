@@ -21,8 +21,7 @@ export function warm(): void {
 }
 
 /**
- * Adds something, and tells how often it was asked, how much there is, and whether `id` was there
- * before.
+ * Adds an item. Returns the number of calls, the number of items, and whether `id` existed before.
  */
 export function handle(id: i32): i64 {
   served++;

@@ -140,14 +140,14 @@ pub struct CustomObject<K: Kind> {
     pub metadata: ObjectMeta,
     spec: Result<Value, String>,
     status: Value,
-    of: PhantomData<K>,
+    kind: PhantomData<K>,
 }
 
 impl<K: Kind> CustomObject<K> {
     /// A new object without a status.
     #[must_use]
     pub fn new(metadata: ObjectMeta, spec: Value) -> Self {
-        Self { metadata, spec: Ok(spec), status: Value::Null, of: PhantomData }
+        Self { metadata, spec: Ok(spec), status: Value::Null, kind: PhantomData }
     }
 
     /// The specification, as its author wrote it.
@@ -227,7 +227,7 @@ impl<'de, K: Kind> Deserialize<'de> for CustomObject<K> {
             spec: decode(object.spec).map_err(|why| format!("the specification {why}")),
             // Another program wrote something else.
             status: decode(object.status).unwrap_or_default(),
-            of: PhantomData,
+            kind: PhantomData,
         })
     }
 }
@@ -250,7 +250,7 @@ pub struct ObjectHeader<K: Kind> {
     metadata: ObjectMeta,
     /// The identifier of its sandbox in its status.
     pub sandbox_id: Option<String>,
-    of: PhantomData<K>,
+    kind: PhantomData<K>,
 }
 
 impl<K: Kind> ObjectHeader<K> {
@@ -313,7 +313,7 @@ impl<'de, K: Kind> Deserialize<'de> for ObjectHeader<K> {
         Ok(Self {
             metadata: header.metadata.into(),
             sandbox_id: status.and_then(|status| status.sandbox_id),
-            of: PhantomData,
+            kind: PhantomData,
         })
     }
 }

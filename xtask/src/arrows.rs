@@ -1,9 +1,9 @@
 //! The arrow gate: the files of a crate import each other in no larger circle than before.
 //!
 //! `xtask/arrows.txt` has the largest circle of each crate that has one; it may only shrink. A
-//! `mod` declaration and a re-export in `lib.rs` are no arrows; a name that `lib.rs` re-exports
-//! stands for the file that defines it. May break it: paths that a macro makes, and names that
-//! other files than `lib.rs` re-export. They are not followed.
+//! `mod` declaration and a re-export of a child are no arrows. A name that any file re-exports
+//! stands for the file that defines it. May break it: paths that a macro makes, and names behind
+//! `pub use …::*`. They are not followed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -23,8 +23,9 @@ pub(crate) fn check() -> Result<()> {
     let mut crates = std::fs::read_dir(repository().join("crates"))?
         .map(|entry| Ok(entry?.path()))
         .collect::<Result<Vec<_>>>()?;
+    crates.extend(["kubernetes", "xtask"].map(|folder| repository().join(folder)));
     crates.sort();
-    for folder in crates.iter().filter(|folder| folder.join("src/lib.rs").exists()) {
+    for folder in crates.iter().filter(|folder| folder.join("src").is_dir()) {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let circle = largest_circle(&arrows(&sources(&folder.join("src"))?));
         let limit = limits.get(&name).copied().unwrap_or(1);
@@ -44,7 +45,36 @@ pub(crate) fn check() -> Result<()> {
     if !over.is_empty() {
         bail!("files import each other in larger circles, or in smaller ones than listed:\n{over}");
     }
+    check_boundary()
+}
+
+/// The only link between the sandboxes and the fleet of `serve`.
+const BOUNDARY: &str = "sandbox::records::store";
+
+/// Refuses other imports between the sandboxes and the fleet than those of [`BOUNDARY`].
+fn check_boundary() -> Result<()> {
+    let texts = sources(&repository().join("crates/serve/src"))?;
+    let mut over = String::new();
+    for (module, text) in texts {
+        let file = module.join("::");
+        for import in imports(&text, &module, &BTreeMap::new()) {
+            let path = import.path.join("::");
+            if is_across_boundary(&file, &path) {
+                writeln!(over, "{file} imports {path}")?;
+            }
+        }
+    }
+    if !over.is_empty() {
+        bail!("{BOUNDARY} is the only link between sandboxes and fleet:\n{over}");
+    }
     Ok(())
+}
+
+/// Whether an import leads from the fleet into the sandboxes beyond [`BOUNDARY`], or back.
+fn is_across_boundary(file: &str, path: &str) -> bool {
+    let is_in = |path: &str, folder: &str| path.split("::").next() == Some(folder);
+    let enters = is_in(file, "fleet") && is_in(path, "sandbox") && !path.starts_with(BOUNDARY);
+    enters || is_in(file, "sandbox") && is_in(path, "fleet")
 }
 
 /// Crates, and the files of their largest circle.
@@ -59,86 +89,153 @@ fn limits(text: &str) -> Result<BTreeMap<String, usize>> {
         .collect()
 }
 
-/// The texts of a crate by module.
+/// The texts of a crate by module. Tests and the binaries in `bin` are omitted.
 fn sources(folder: &Path) -> Result<BTreeMap<Vec<String>, String>> {
-    let mut texts = BTreeMap::new();
+    let mut texts = BTreeMap::<_, String>::new();
     let mut folders = vec![(folder.to_owned(), Vec::new())];
     while let Some((folder, module)) = folders.pop() {
         for entry in std::fs::read_dir(&folder)? {
             let path = entry?.path();
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            let is_test = name == "tests" || name == "testing";
+            let is_test = name == "tests" || name == "testing" || name.ends_with("_tests");
+            let is_binaries = name == "bin" && module.is_empty();
             let mut own: Vec<String> = module.clone();
-            if path.is_dir() && !is_test {
+            if path.is_dir() && !is_test && !is_binaries {
                 own.push(name);
                 folders.push((path, own));
             } else if path.extension().is_some_and(|kind| kind == "rs") && !is_test {
                 if !["lib", "main", "mod"].contains(&&*name) {
                     own.push(name);
                 }
-                texts.insert(own, std::fs::read_to_string(&path)?);
+                // A crate can have both `lib.rs` and `main.rs`.
+                texts.entry(own).or_default().push_str(&std::fs::read_to_string(&path)?);
             }
         }
     }
     Ok(texts)
 }
 
-/// The imports between files.
+/// An import, or a path in code.
+struct Import {
+    /// The path from the root of the crate.
+    path: Vec<String>,
+    /// The name that other files can import it by.
+    reexported: Option<String>,
+}
+
+/// The imports between files. The root of the crate is no file of a circle.
 fn arrows(texts: &BTreeMap<Vec<String>, String>) -> Arrows {
-    let file_of = |path: &[String]| {
-        let length = (1..=path.len()).rev().find(|length| texts.contains_key(&path[..*length]))?;
-        Some(path[..length].to_vec())
-    };
-    let root = texts.get(&Vec::new()).map(|text| imports(text, &[])).unwrap_or_default();
-    let reexported: BTreeMap<String, Vec<String>> =
-        root.iter().filter_map(|path| Some((path.last()?.clone(), file_of(path)?))).collect();
+    let imports: BTreeMap<_, _> =
+        texts.iter().map(|(module, text)| (module, imports(text, module, texts))).collect();
+    let mut exports = Exports::new();
+    for (module, import) in imports.iter().flat_map(|(m, all)| all.iter().map(move |i| (m, i))) {
+        if let Some(name) = &import.reexported {
+            exports.entry((*module).clone()).or_default().insert(name.clone(), &import.path);
+        }
+    }
     let mut arrows = Arrows::new();
-    for (module, text) in texts.iter().filter(|(module, _)| !module.is_empty()) {
-        let to = imports(text, module).into_iter().filter_map(|path| {
-            let named = |path: &[String]| reexported.get(path.first()?).cloned();
-            let file = file_of(&path).or_else(|| named(&path))?;
-            (file != *module).then_some(file)
+    for (module, imports) in imports.iter().filter(|(module, _)| !module.is_empty()) {
+        let to = imports.iter().filter_map(|import| {
+            let file = definition(import.path.clone(), texts, &exports);
+            // A folder's file may re-export its children.
+            let is_facade = import.reexported.is_some() && file.starts_with(module);
+            (!file.is_empty() && file != **module && !is_facade).then_some(file)
         });
-        arrows.insert(module.clone(), to.collect());
+        arrows.insert((*module).clone(), to.collect());
     }
     arrows
 }
 
-/// The paths within the crate that a file names.
-fn imports(text: &str, module: &[String]) -> Vec<Vec<String>> {
-    let tests = text.match_indices("\nmod tests {").map(|(at, _)| at);
-    let is_cfg = |at: &usize| {
-        let line = text[..*at].lines().next_back().unwrap_or_default();
-        line.starts_with("#[cfg(test)]") || line.starts_with("#[cfg(all(test,")
-    };
-    let code: String = text[..tests.into_iter().find(is_cfg).unwrap_or(text.len())]
-        .lines()
-        .map(|line| line.split("//").next().unwrap_or_default())
-        .collect::<Vec<_>>()
-        .join(" ");
-    let mut paths = Vec::new();
-    let mut rest = &*code;
-    while let Some(at) = rest.find("use ") {
-        let is_word = rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
-        rest = &rest[at + 4..];
-        if let (false, Some((tree, _))) = (is_word, rest.split_once(';')) {
-            expand(String::new(), tree, &mut paths);
-        }
+/// The re-exports of each module: names, and the paths behind them.
+type Exports<'a> = BTreeMap<Vec<String>, BTreeMap<String, &'a Vec<String>>>;
+
+/// The file that defines the end of a path, behind any re-exports.
+fn definition(
+    mut path: Vec<String>,
+    texts: &BTreeMap<Vec<String>, String>,
+    exports: &Exports,
+) -> Vec<String> {
+    // Re-exports that name each other end here.
+    for _ in 0..8 {
+        let file = (0..=path.len()).rev().find(|length| texts.contains_key(&path[..*length]));
+        let (file, rest) = path.split_at(file.unwrap_or(0));
+        let Some((name, rest)) = rest.split_first() else { break };
+        let Some(target) = exports.get(file).and_then(|names| names.get(name)) else {
+            return file.to_vec();
+        };
+        path = [target.as_slice(), rest].concat();
     }
-    // Paths in code. The head of a tree of imports is not one.
-    paths.extend(code.split("crate::").skip(1).filter_map(|path| {
-        let end = path.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
-        let path = &path[..end.unwrap_or(path.len())];
-        (!path.ends_with("::")).then(|| format!("crate::{path}"))
-    }));
-    paths.iter().filter_map(|path| absolute(path, module)).collect()
+    path
 }
 
-/// The paths of a tree of imports.
-fn expand(before: String, tree: &str, paths: &mut Vec<String>) {
+/// The paths within the crate that a file names.
+fn imports(text: &str, module: &[String], texts: &BTreeMap<Vec<String>, String>) -> Vec<Import> {
+    let code = code(text);
+    let mut imports = Vec::new();
+    let mut add = |path: &str, reexported: Option<String>| {
+        if let Some(path) = absolute(path, module, texts) {
+            imports.push(Import { path, reexported });
+        }
+    };
+    let mut rest = &*code;
+    while let Some(at) = rest.find("use ") {
+        let before = &rest[..at];
+        let is_word = before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let item = before.rsplit([';', '{', '}', ']']).next().unwrap_or_default();
+        let is_public = item.trim_start().starts_with("pub");
+        rest = &rest[at + 4..];
+        if let (false, Some((tree, after))) = (is_word, rest.split_once(';')) {
+            let mut leaves = Vec::new();
+            expand(String::new(), tree, &mut leaves);
+            for (path, name) in leaves {
+                add(&path, is_public.then_some(name));
+            }
+            rest = after;
+        }
+    }
+    // The head of a tree of imports is no path, and the path of a visibility is no import.
+    for start in ["crate::", "super::", "self::"] {
+        for (at, _) in code.match_indices(start) {
+            let before = &code[..at];
+            let is_part = before.ends_with(|c: char| c.is_alphanumeric() || "_:".contains(c));
+            if is_part || before.ends_with("in ") || before.ends_with("use ") {
+                continue;
+            }
+            let path = &code[at..];
+            let end = path.find(|c: char| !(c.is_alphanumeric() || "_:".contains(c)));
+            let path = &path[..end.unwrap_or(path.len())];
+            if !path.ends_with("::") {
+                add(path, None);
+            }
+        }
+    }
+    imports
+}
+
+/// A file before its tests, without comments, in one line.
+fn code(text: &str) -> String {
+    let mut lines = Vec::new();
+    let mut is_test = false;
+    for line in text.lines() {
+        let starts_module = line.starts_with("mod ") && line.ends_with('{');
+        if is_test && starts_module {
+            break;
+        }
+        is_test = line.starts_with("#[cfg(test)]")
+            || line.starts_with("#[cfg(all(test,")
+            || is_test && line.starts_with("#[");
+        lines.push(line.split("//").next().unwrap_or_default());
+    }
+    lines.join(" ")
+}
+
+/// The paths of a tree of imports, each with the name that it has in the file.
+fn expand(before: String, tree: &str, leaves: &mut Vec<(String, String)>) {
     let Some((head, inner)) = tree.split_once('{') else {
-        let name = tree.split(" as ").next().unwrap_or_default();
-        return paths.push(format!("{before}{name}").split_whitespace().collect());
+        let (path, alias) = tree.split_once(" as ").map_or((tree, None), |(p, a)| (p, Some(a)));
+        let path: String = format!("{before}{path}").split_whitespace().collect();
+        let name = alias.or(path.rsplit("::").next()).unwrap_or_default().trim().to_owned();
+        return leaves.push((path, name));
     };
     let inner = inner.rsplit_once('}').map_or(inner, |(inner, _)| inner);
     let (mut depth, mut start) = (0, 0);
@@ -147,7 +244,10 @@ fn expand(before: String, tree: &str, paths: &mut Vec<String>) {
             '{' => depth += 1,
             '}' => depth -= 1,
             ',' if depth == 0 => {
-                expand(format!("{before}{head}"), &inner[start..at], paths);
+                let leaf = &inner[start..at];
+                if !leaf.trim().is_empty() {
+                    expand(format!("{before}{head}"), leaf, leaves);
+                }
                 start = (at + 1).min(inner.len());
             }
             _ => {}
@@ -156,18 +256,23 @@ fn expand(before: String, tree: &str, paths: &mut Vec<String>) {
 }
 
 /// A path from the root of the crate; `None` for one of another crate.
-fn absolute(path: &str, module: &[String]) -> Option<Vec<String>> {
+fn absolute(
+    path: &str,
+    module: &[String],
+    texts: &BTreeMap<Vec<String>, String>,
+) -> Option<Vec<String>> {
     let mut words: Vec<&str> = path.split("::").filter(|word| !word.is_empty()).collect();
     let mut base = module.to_vec();
-    match *words.first()? {
+    let first = *words.first()?;
+    match first {
         "crate" => base.clear(),
         "super" => drop(base.pop()),
         "self" => {}
-        // In `lib.rs` a path may begin with a module.
-        _ if module.is_empty() => {
-            return Some(words.iter().map(|word| (*word).to_owned()).collect());
+        // A path may begin with a child of the module.
+        child => {
+            base.push(child.to_owned());
+            texts.contains_key(&base).then_some(())?;
         }
-        _ => return None,
     }
     words.remove(0);
     while words.first() == Some(&"super") {
@@ -229,6 +334,60 @@ mod tests {
         let found = largest_circle(&arrows(&texts(&files)));
         assert_eq!(found.iter().map(|file| file.join("::")).collect::<Vec<_>>(), ["a", "c", "e"]);
         assert!(largest_circle(&arrows(&texts(&files[..4]))).is_empty());
+    }
+
+    #[test]
+    fn names_that_a_folder_reexports_lead_to_their_files() {
+        // `room` re-exports names of its files and of another file.
+        let files = [
+            ("", "mod room;\nmod beside;\n"),
+            (
+                "room",
+                "mod state;\npub(crate) use self::state::{State, Error as Failure};\npub use crate::beside::Beside;\n",
+            ),
+            ("room::state", "use crate::caller::Call;\n"),
+            ("caller", "use crate::room::State;\nuse crate::room::Failure;\n"),
+            ("beside", "use crate::caller;\n"),
+        ];
+        let found = largest_circle(&arrows(&texts(&files)));
+        assert_eq!(
+            found.iter().map(|file| file.join("::")).collect::<Vec<_>>(),
+            ["caller", "room::state"]
+        );
+        // A file that imports the other name of the room is in the circle.
+        let files: Vec<_> = files
+            .iter()
+            .map(|(name, text)| match *name {
+                "room::state" => (*name, "use super::Beside;\n"),
+                _ => (*name, *text),
+            })
+            .collect();
+        let found = largest_circle(&arrows(&texts(&files)));
+        assert_eq!(found.len(), 3, "{found:?}");
+    }
+
+    #[test]
+    fn a_child_named_without_self_and_paths_in_code_are_arrows() {
+        let files = [
+            ("a", "mod inner;\nuse inner::Inner;\nfn f() {\n    self::inner::run()\n}\n"),
+            ("a::inner", "pub(in crate::b) struct Inner;\nfn run() { super::run() }\n"),
+            ("b", "use crate::a::inner::Inner;\n"),
+        ];
+        let found = largest_circle(&arrows(&texts(&files)));
+        assert_eq!(found.iter().map(|file| file.join("::")).collect::<Vec<_>>(), ["a", "a::inner"]);
+    }
+
+    #[test]
+    fn only_the_boundary_links_sandboxes_and_fleet() {
+        for (file, path, is_refused) in [
+            ("fleet::record", "sandbox::records::store::SandboxRecord", false),
+            ("fleet::record", "sandbox::records::record::SandboxRecord", true),
+            ("fleet::record", "fleet::nats::Nats", false),
+            ("sandbox::life::sandbox", "fleet::Fleet", true),
+            ("server", "fleet::FleetHost", false),
+        ] {
+            assert_eq!(is_across_boundary(file, path), is_refused, "{file} {path}");
+        }
     }
 
     #[test]

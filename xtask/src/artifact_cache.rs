@@ -159,8 +159,8 @@ mod tests {
     use super::*;
     use std::time::{Duration, SystemTime};
 
-    const OWN: &str = "0123456789abcdef";
-    const OTHER: &str = "fedcba9876543210";
+    const OWN_HASH: &str = "0123456789abcdef";
+    const OTHER_HASH: &str = "fedcba9876543210";
 
     fn write(file: PathBuf, text: &str, seconds: u64) {
         fs::create_dir_all(file.parent().expect("a folder")).expect("created");
@@ -177,35 +177,35 @@ mod tests {
         let cache = |profile| ArtifactCache { folder: checkout("cache"), profile };
         let one = cache(checkout("one"));
         assert_eq!(one.restore().expect("an empty cache is no error"), 0);
-        for hash in [OWN, OTHER] {
+        for hash in [OWN_HASH, OTHER_HASH] {
             write(one.profile.join(format!("deps/libthird-{hash}.rlib")), "third", 5);
             write(one.profile.join(format!("build/third-{hash}/out/a/table.rs")), "table", 4);
             write(one.profile.join(format!(".fingerprint/third-{hash}/lib-third")), "print", 6);
         }
-        let hashes = BTreeSet::from([OWN.to_owned()]);
+        let hashes = BTreeSet::from([OWN_HASH.to_owned()]);
         assert_eq!(one.save(&hashes).expect("saved"), 3);
         assert_eq!(one.save(&hashes).expect("nothing to save"), 0);
 
         let two = cache(checkout("two"));
-        let library = two.profile.join(format!("deps/libthird-{OWN}.rlib"));
+        let library = two.profile.join(format!("deps/libthird-{OWN_HASH}.rlib"));
         write(library.clone(), "newer", 9);
         assert_eq!(two.restore().expect("restored"), 3);
         assert_eq!(fs::read_to_string(&library).expect("there"), "third");
-        let print = two.profile.join(format!(".fingerprint/third-{OWN}/lib-third"));
+        let print = two.profile.join(format!(".fingerprint/third-{OWN_HASH}/lib-third"));
         for (file, seconds) in [(library, 5), (print, 6)] {
             let time = file.metadata().and_then(|metadata| metadata.modified()).expect("a time");
             assert_eq!(time, SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
         }
-        assert!(two.profile.join(format!("build/third-{OWN}/out/a/table.rs")).is_file());
-        assert!(!two.profile.join(format!("build/third-{OTHER}")).exists());
+        assert!(two.profile.join(format!("build/third-{OWN_HASH}/out/a/table.rs")).is_file());
+        assert!(!two.profile.join(format!("build/third-{OTHER_HASH}")).exists());
         fs::remove_dir_all(&scratch).expect("removed");
     }
 
     #[test]
     fn the_hash_of_an_artifact_is_at_the_end_of_its_name() {
-        assert_eq!(hash(&format!("libserde_json-{OWN}.rlib")), Some(OWN));
-        assert_eq!(hash(&format!("zstd-sys-{OWN}")), Some(OWN));
-        assert_eq!(hash(&format!("a-{OWN}.1x2y.rcgu.o")), Some(OWN));
+        assert_eq!(hash(&format!("libserde_json-{OWN_HASH}.rlib")), Some(OWN_HASH));
+        assert_eq!(hash(&format!("zstd-sys-{OWN_HASH}")), Some(OWN_HASH));
+        assert_eq!(hash(&format!("a-{OWN_HASH}.1x2y.rcgu.o")), Some(OWN_HASH));
         assert_eq!(hash("build-script-build"), None);
         assert_eq!(hash("libafresh.rlib"), None);
     }

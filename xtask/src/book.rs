@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::{find, run};
 use crate::host::repository;
-use crate::{layers, promises, prose};
+use crate::{layers, promises, sources};
 
 const BOOK: &str = "docs";
 const SUMMARY: &str = "docs/SUMMARY.md";
@@ -59,7 +59,7 @@ struct Tree {
 
 impl Tree {
     fn read() -> Result<Self> {
-        let files = prose::paths()?;
+        let files = sources::paths()?;
         let mut documents = BTreeMap::new();
         for path in files.iter().filter(|path| is_document(path)) {
             let text = std::fs::read_to_string(repository().join(path))

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::host::repository;
 
-use crate::prose;
+use crate::sources;
 
 /// The last column of a line.
 const MAX_COLUMN: usize = 100;
@@ -41,7 +41,7 @@ impl Syntax {
 /// Refuses lines of comments and Markdown that end behind [`MAX_COLUMN`].
 pub(crate) fn check() -> Result<()> {
     let mut over = String::new();
-    for path in prose::paths()? {
+    for path in sources::paths()? {
         let kind = path.extension().and_then(|kind| kind.to_str()).unwrap_or_default();
         // STYLE.md has tables of sentences.
         let Some(syntax) = Syntax::of(kind).filter(|_| !path.ends_with("STYLE.md")) else {

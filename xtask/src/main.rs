@@ -40,6 +40,7 @@ mod registry;
 mod release;
 mod signatures;
 mod soak;
+mod sources;
 mod stamp;
 mod tally;
 mod test;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::host::repository;
-use crate::prose::paths;
+use crate::sources::paths;
 
 const PAGE: &str = "docs/security.md";
 /// Heading of the first section with promises.

@@ -1,31 +1,27 @@
 //! The prose gate: counts sentences that read as translated, and refuses more of them. It reads
-//! comments, documents, docstrings, messages (the string literals of code that is no test) and the
-//! names of tests.
+//! comments of every language, documents, docstrings, messages (the string literals of Rust code
+//! that is no test) and the names of tests.
 //!
 //! `xtask/prose/markers.txt` has the words that mark such a sentence. A file may have 3 of them in
 //! 100 sentences. May break it: code that looks like a comment in a string. It is counted as a
-//! comment. Raw strings are not read.
+//! comment. Raw strings and comments behind code are not read.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::arrows;
 use crate::columns;
-use crate::host::repository;
 use crate::names;
 use crate::signatures;
+use crate::sources::{files, folder};
 
 /// Marked sentences in 100 that a file may have.
 const MAX_PERCENT: usize = 3;
 /// Marked sentences that any file may have: a marker is no proof.
 const MIN_MARKED: usize = 1;
-/// Extensions of files with prose.
-const KINDS: [&str; 4] = ["rs", "md", "py", "pyi"];
-/// Folders of built and fetched files.
-const OTHERS: [&str; 3] = ["target", "node_modules", "corpus"];
 /// Words of the shortest sentence that counts.
 const MIN_WORDS: usize = 4;
 
@@ -72,52 +68,11 @@ fn limit(sentences: usize) -> usize {
     MIN_MARKED.max(sentences * MAX_PERCENT / 100)
 }
 
-pub(crate) fn folder() -> PathBuf {
-    repository().join("xtask/prose")
-}
-
 /// Phrases by words. The first may be `^`, and one may be `'s`.
 fn markers() -> Result<Vec<Vec<String>>> {
     let text = std::fs::read_to_string(folder().join("markers.txt"))?;
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
     Ok(lines.map(|line| line.split_whitespace().map(str::to_owned).collect()).collect())
-}
-
-/// Sources and documents of the repository, with their texts, sorted by path.
-pub(crate) fn files() -> Result<Vec<(String, String)>> {
-    let mut files = Vec::new();
-    for path in paths()? {
-        let is_prose = path.extension().is_some_and(|kind| KINDS.iter().any(|k| kind == *k));
-        // STYLE.md quotes bad sentences.
-        if is_prose && !path.ends_with("STYLE.md") {
-            let text = std::fs::read_to_string(repository().join(&path))
-                .with_context(|| path.display().to_string())?;
-            files.push((path.display().to_string(), text));
-        }
-    }
-    Ok(files)
-}
-
-/// The files of the repository by their paths in it, sorted. Built and fetched files are omitted.
-pub(crate) fn paths() -> Result<Vec<PathBuf>> {
-    let root = repository();
-    let mut paths = Vec::new();
-    let mut folders = vec![root.clone()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder)? {
-            let entry = entry?;
-            let (path, kind) = (entry.path(), entry.file_type()?);
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let is_hidden = name.starts_with('.') && name != ".github";
-            if kind.is_dir() && !is_hidden && !OTHERS.contains(&name.as_str()) {
-                folders.push(path);
-            } else if kind.is_file() {
-                paths.push(path.strip_prefix(&root)?.to_owned());
-            }
-        }
-    }
-    paths.sort();
-    Ok(paths)
 }
 
 /// The marked sentences of a file.
@@ -131,8 +86,12 @@ fn marked(path: &str, text: &str, markers: &[Vec<String>]) -> MarkedSentences {
     let kind = Path::new(path).extension().and_then(|kind| kind.to_str()).unwrap_or_default();
     let prose = match kind {
         "md" => document(text),
-        "rs" => [comments(text), messages(path, text), test_names(text, "fn ")].concat(),
-        _ => [comments(text), docstrings(text), test_names(text, "def test_")].concat(),
+        "rs" => [comments(text, &SLASHES), messages(path, text), test_names(text, "fn ")].concat(),
+        "py" | "pyi" => {
+            [comments(text, &HASHES), docstrings(text), test_names(text, "def test_")].concat()
+        }
+        "toml" => comments(text, &HASHES),
+        _ => comments(text, &BLOCKS),
     };
     let mut found = MarkedSentences { sentences: 0, marked: Vec::new() };
     for sentence in prose.iter().flat_map(|block| sentences(block)) {
@@ -144,19 +103,26 @@ fn marked(path: &str, text: &str, markers: &[Vec<String>]) -> MarkedSentences {
     found
 }
 
-/// Blocks of comment lines.
-fn comments(text: &str) -> Vec<String> {
+/// The beginnings of lines of comments in Rust.
+const SLASHES: [&str; 3] = ["///", "//!", "//"];
+/// Those in C and JavaScript, whose comments can be blocks of lines.
+const BLOCKS: [&str; 5] = ["//", "/**", "/*", "*/", "* "];
+/// Those in Python and TOML.
+const HASHES: [&str; 1] = ["# "];
+
+/// Blocks of comment lines, which begin with one of `marks`.
+fn comments(text: &str, marks: &[&str]) -> Vec<String> {
     let mut blocks = vec![String::new()];
     let mut in_code = false;
     for line in text.lines().chain([""]) {
         let line = line.trim_start();
-        let comment = ["///", "//!", "//", "# "].iter().find_map(|mark| line.strip_prefix(mark));
+        let comment = marks.iter().find_map(|mark| line.strip_prefix(mark));
         match (comment, blocks.last_mut()) {
             (Some(comment), Some(block)) => {
                 if comment.trim_start().starts_with("```") {
                     in_code = !in_code;
                 } else if !in_code {
-                    block.push_str(comment);
+                    block.push_str(comment.trim_end_matches("*/"));
                     block.push('\n');
                 }
             }
@@ -307,7 +273,7 @@ mod tests {
             ("/// What is printed goes to the log.", "^ what"),
             ("// The reader is told of the end.", "told"),
             ("    //! A process of the guest's that waits.", "of the 's"),
-            ("# Nobody waits for this one here.", "nobody"),
+            ("// Nobody waits for this one here.", "nobody"),
             ("/// The page lies where\n/// it was written before.", "lies"),
         ] {
             assert_eq!(markers_in("a.rs", text), [marker], "{text}");
@@ -316,6 +282,20 @@ mod tests {
             markers_in("a.md", "Text first.\n\nWho stops is\nended by the kernel."),
             ["^ who"]
         );
+    }
+
+    #[test]
+    fn planted_comments_of_other_languages_are_marked() {
+        for (path, text, marker) in [
+            ("a.toml", "[a]\n# Nobody waits for this one here.\nb = 1", "nobody"),
+            ("a.c", "/* The page lies where it was. */\nint a;", "lies"),
+            ("a.h", "/**\n * What is printed goes to the log.\n */", "^ what"),
+            ("a.js", "// The reader is told of the end.", "told"),
+            ("a.d.ts", "    /** The page lies\n     * where it was. */", "lies"),
+        ] {
+            assert_eq!(markers_in(path, text), [marker], "{text}");
+        }
+        assert!(markers_in("a.c", "# nobody is told of it\n*told = lies(of, what);").is_empty());
     }
 
     #[test]

@@ -31,7 +31,7 @@ use part::Part;
 const FOLDER: &str = "AFRESH_UNITS";
 /// The variables that cargo itself was started with, which do not depend on a target; separated by
 /// commas.
-const KNOWN: &str = "AFRESH_UNITS_KNOWN";
+const KNOWN_VARIABLES: &str = "AFRESH_UNITS_KNOWN";
 
 /// Arguments for the compiler's output.
 const OUTPUT: [&str; 4] = ["--emit", "--out-dir", "--error-format", "--json"];
@@ -72,7 +72,11 @@ pub(crate) fn wrap(folder: &Path) -> Result<std::convert::Infallible> {
     {
         unit.keep(folder)?;
     }
-    let error = Command::new(&compiler).args(arguments).env_remove(FOLDER).env_remove(KNOWN).exec();
+    let error = Command::new(&compiler)
+        .args(arguments)
+        .env_remove(FOLDER)
+        .env_remove(KNOWN_VARIABLES)
+        .exec();
     Err(error).with_context(|| format!("cannot run {}", compiler.display()))
 }
 
@@ -91,13 +95,15 @@ impl Unit {
         // Cargo writes only UTF-8.
         let arguments: Option<Vec<String>> =
             arguments.iter().map(|word| word.to_str().map(str::to_owned)).collect();
-        let known = std::env::var(KNOWN).unwrap_or_default();
+        let known = std::env::var(KNOWN_VARIABLES).unwrap_or_default();
         let known: BTreeSet<&str> = known.split(',').collect();
         let variables = std::env::vars_os()
             .filter_map(|(name, value)| {
                 Some((name.to_str()?.to_owned(), value.to_str()?.to_owned()))
             })
-            .filter(|(name, _)| !known.contains(name.as_str()) && name != FOLDER && name != KNOWN)
+            .filter(|(name, _)| {
+                !known.contains(name.as_str()) && name != FOLDER && name != KNOWN_VARIABLES
+            })
             .collect();
         Self::new(std::env::current_dir().ok()?, arguments?, variables)
     }
@@ -247,7 +253,7 @@ fn compile(
     command
         .env("RUSTC_WRAPPER", wrapper)
         .env(FOLDER, folder)
-        .env(KNOWN, known.collect::<Vec<_>>().join(","));
+        .env(KNOWN_VARIABLES, known.collect::<Vec<_>>().join(","));
     let report = output_until(&mut command, deadline).context("the tests do not compile")?;
     report.map(|report| BuildReport::read(&report)).transpose()
 }

@@ -7,30 +7,10 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::Place;
+use crate::{Place, ReferenceError};
 
 /// An error of a crate below.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
-
-/// Text that is no [`Reference`](crate::Reference), or one that does not fit its use.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReferenceError {
-    /// Place or name is empty.
-    #[error("a snapshot is PLACE or PLACE@NAME, and neither may be empty")]
-    Empty,
-    /// A digest where a name is needed.
-    #[error("`{0}` is a digest: save under a name instead")]
-    Digest(String),
-    /// A name for a file, which holds one snapshot and needs none.
-    #[error("{} holds one snapshot and has no names: omit @{name}", path.display())]
-    Single {
-        /// The file.
-        path: PathBuf,
-        /// The name that was given.
-        name: String,
-    },
-}
 
 /// Something could not be opened.
 #[derive(Debug, thiserror::Error)]

@@ -5,6 +5,7 @@ mod backend;
 mod call;
 mod call_options;
 mod delta;
+mod digest_base;
 mod error;
 mod guest;
 #[cfg(feature = "seal")]
@@ -26,6 +27,7 @@ mod scratch;
 mod session;
 mod session_files;
 mod session_turns;
+mod verification;
 mod verify;
 
 pub use afresh_snapshot::{OutputSource, OutputStream};
@@ -44,4 +46,4 @@ pub use save_point::{SavePoint, SavePreparation};
 pub use session::{Checkpoint, Session};
 pub use session_files::{FileContent, SessionFiles};
 pub use session_turns::SavedTurn;
-pub use verify::{Clones, Verification};
+pub use verification::{Clones, Verification};

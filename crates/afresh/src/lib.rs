@@ -126,6 +126,8 @@ compile_error!(
 
 #[cfg(feature = "snapshots")]
 mod error;
+#[cfg(feature = "snapshots")]
+mod found_snapshot;
 #[cfg(feature = "guests")]
 mod guests;
 #[cfg(feature = "snapshots")]
@@ -165,9 +167,10 @@ pub use {
     afresh_pager::SnapshotMemory,
     afresh_store as store,
     afresh_store::{Access, Encoding, Sha256, Snapshot, Store, TurnError},
-    error::{Cause, OpenError, ReferenceError, describe_error},
+    error::{Cause, OpenError, describe_error},
+    found_snapshot::FoundSnapshot,
     options::Options,
-    place::{FoundSnapshot, LATEST, Place, Reference},
+    place::{LATEST, Place, Reference, ReferenceError},
 };
 
 #[cfg(feature = "remote")]

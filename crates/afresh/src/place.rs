@@ -11,10 +11,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use afresh_store::{Snapshot, Store};
-
-use crate::{OpenError, Options, ReferenceError};
-
 /// The name that is meant where none is given.
 pub const LATEST: &str = "latest";
 
@@ -37,14 +33,24 @@ pub struct Reference {
     name: Option<String>,
 }
 
-/// A snapshot that was opened by a reference.
-#[derive(Clone, Debug)]
+/// Text that is no [`Reference`], or one that does not fit its use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub struct FoundSnapshot {
-    /// The place, and the name that it was found under.
-    pub reference: Reference,
-    /// The snapshot.
-    pub snapshot: Snapshot,
+pub enum ReferenceError {
+    /// Place or name is empty.
+    #[error("a snapshot is PLACE or PLACE@NAME, and neither may be empty")]
+    Empty,
+    /// A digest where a name is needed.
+    #[error("`{0}` is a digest: save under a name instead")]
+    Digest(String),
+    /// A name for a file, which holds one snapshot and needs none.
+    #[error("{} holds one snapshot and has no names: omit @{name}", path.display())]
+    Single {
+        /// The file.
+        path: PathBuf,
+        /// The name that was given.
+        name: String,
+    },
 }
 
 impl Place {
@@ -80,40 +86,6 @@ impl Place {
             Self::File(path) => path.is_file(),
         }
     }
-
-    /// The store in a directory.
-    ///
-    /// # Errors
-    /// [`OpenError::Place`] for a remote or a file, [`OpenError::Snapshot`] without a store.
-    pub fn store(&self) -> Result<Store, OpenError> {
-        Store::open(self.directory()?).map_err(|error| self.failed(error))
-    }
-
-    /// The store in a directory, made if it is missing or empty.
-    ///
-    /// # Errors
-    /// As [`Place::store`].
-    pub fn create(&self) -> Result<Store, OpenError> {
-        Store::create(self.directory()?).map_err(|error| self.failed(error))
-    }
-
-    pub(crate) fn failed(&self, error: impl Into<crate::Cause>) -> OpenError {
-        OpenError::Snapshot { reference: self.to_string(), source: error.into() }
-    }
-
-    fn directory(&self) -> Result<&Path, OpenError> {
-        match self {
-            Self::Directory(path) => Ok(path),
-            Self::Remote(_) => Err(OpenError::Place {
-                place: self.clone(),
-                needs: "a local directory: pull the snapshot into one first",
-            }),
-            Self::File(_) => Err(OpenError::Place {
-                place: self.clone(),
-                needs: "a directory (an OCI image layout)",
-            }),
-        }
-    }
 }
 
 /// Position of the tag in a registry's address: `oci://host/repository:tag`.
@@ -134,6 +106,11 @@ impl Reference {
             return Err(ReferenceError::Empty);
         }
         Ok(Self { place, name: Some(name) })
+    }
+
+    /// The snapshot of a name that exists in a place.
+    pub(crate) fn with_name(place: Place, name: String) -> Self {
+        Self { place, name: Some(name) }
     }
 
     /// The snapshot in a directory or a file, without a name. The path is taken as it is: an `@` is
@@ -204,78 +181,6 @@ impl Reference {
     #[cfg(feature = "guests")]
     pub(crate) fn named(&self) -> Result<Self, ReferenceError> {
         Self::new(self.place.clone(), self.target(LATEST)?)
-    }
-
-    /// Opens the snapshot where it is. Pages of a remote one are fetched when they are used.
-    ///
-    /// # Errors
-    /// [`OpenError`] by cause.
-    pub fn load(&self, options: &Options) -> Result<Snapshot, OpenError> {
-        self.find(options).map(|found| found.snapshot)
-    }
-
-    /// As [`Reference::load`], with the name it was found under.
-    ///
-    /// # Errors
-    /// As [`Reference::load`].
-    pub fn find(&self, options: &Options) -> Result<FoundSnapshot, OpenError> {
-        match self.try_load(options) {
-            Ok(snapshot) => Ok(FoundSnapshot { reference: self.clone(), snapshot }),
-            Err(error) => {
-                let Some(only) = self.only_name(&error) else { return Err(error) };
-                let reference = Self { place: self.place.clone(), name: Some(only) };
-                let snapshot = reference.try_load(options)?;
-                Ok(FoundSnapshot { reference, snapshot })
-            }
-        }
-    }
-
-    /// The only name in the place, if none was given and there is no `latest`.
-    fn only_name(&self, error: &OpenError) -> Option<String> {
-        let OpenError::Snapshot { source, .. } = error else { return None };
-        match (&self.name, unknown_name(&**source)?) {
-            (None, [only]) => Some(only.clone()),
-            _ => None,
-        }
-    }
-
-    fn try_load(&self, options: &Options) -> Result<Snapshot, OpenError> {
-        match &self.place {
-            Place::Directory(_) => {
-                let store = self.place.store()?;
-                store.load_with(self.name(), &options.access).map_err(|e| self.not_opened(e))
-            }
-            Place::Remote(_) => self.load_remote(options),
-            Place::File(path) => {
-                if let Some(name) = &self.name {
-                    let source = ReferenceError::Single { path: path.clone(), name: name.clone() };
-                    return Err(OpenError::Reference { reference: self.to_string(), source });
-                }
-                afresh_store::archive::open_with(path, &options.access)
-                    .map_err(|e| self.not_opened(e))
-            }
-        }
-    }
-
-    pub(crate) fn place_failed(&self, error: impl Into<crate::Cause>) -> OpenError {
-        OpenError::Snapshot { reference: self.to_string(), source: error.into() }
-    }
-
-    pub(crate) fn not_opened(&self, error: afresh_store::OpenError) -> OpenError {
-        match error {
-            afresh_store::OpenError::Seal(source) => {
-                OpenError::Seal { reference: self.to_string(), source }
-            }
-            other => self.place_failed(other),
-        }
-    }
-}
-
-/// The names in a place, if the error is that the requested one is not among them.
-fn unknown_name<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a [String]> {
-    match error.downcast_ref::<afresh_store::OpenError>()? {
-        afresh_store::OpenError::NoSuchName { known, .. } => Some(known),
-        _ => None,
     }
 }
 
@@ -382,18 +287,5 @@ mod tests {
         let reference: Reference = "store".parse().unwrap();
         assert_eq!(reference.target("v1").unwrap(), "v1");
         assert!(reference.target("sha256:00").is_err());
-    }
-
-    #[test]
-    fn a_place_of_the_wrong_kind_is_refused_with_the_way_out() {
-        let url: Place = "file:///nowhere".parse().unwrap();
-        let error = url.store().unwrap_err().to_string();
-        assert!(error.contains("is a remote") && error.contains("pull the snapshot"), "{error}");
-        let file: Place = "x.afresh".parse().unwrap();
-        assert!(file.store().unwrap_err().to_string().contains("is a single file"));
-        let file: Reference = "x.afresh@v1".parse().unwrap();
-        let error = file.load(&Options::new()).unwrap_err();
-        let cause = std::error::Error::source(&error).unwrap().to_string();
-        assert!(cause.contains("omit @v1"), "{error}: {cause}");
     }
 }

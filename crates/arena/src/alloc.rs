@@ -1,6 +1,6 @@
 //! A global allocator whose large blocks come from the frame pool.
 //!
-//! Small blocks go to the system's allocator. Blocks of [`ZeroedAlloc::LARGE`] bytes and more are
+//! Small blocks go to the system's allocator. Blocks of [`ZeroedAlloc::LARGE_BYTES`] or more are
 //! frames, used at their address in the pool's own mapping: nothing is mapped or unmapped, and a
 //! zeroed block is one the background thread has zeroed already. As with any allocator, a dangling
 //! pointer to a freed block reaches its next content. A forked child has no large blocks: it must
@@ -21,7 +21,7 @@ pub struct ZeroedAlloc {
 
 impl ZeroedAlloc {
     /// Smallest block taken from the pool: 1 MiB. Blocks are rounded up to a power of two.
-    pub const LARGE: usize = 1 << 20;
+    pub const LARGE_BYTES: usize = 1 << 20;
 
     /// An allocator without a pool.
     #[must_use]
@@ -39,7 +39,7 @@ impl ZeroedAlloc {
 
     /// The order of block that holds `layout`, when it is one for the pool.
     fn order(layout: Layout) -> Option<Order> {
-        if layout.size() < Self::LARGE || layout.align() > Self::LARGE {
+        if layout.size() < Self::LARGE_BYTES || layout.align() > Self::LARGE_BYTES {
             return None;
         }
         Order::holding(layout.size().div_ceil(PAGE_SIZE))

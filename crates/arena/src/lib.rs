@@ -1,4 +1,5 @@
-//! Arenas of memory that are zero at every start and touched at memory speed.
+//! Internal crate of `afresh` (`afresh::arena`). Arenas of memory that are zero at every start and
+//! touched at memory speed.
 //!
 //! * [`Arena`]: a range that grows, shrinks and is reset, on the frames of an
 //!   [`afresh_frames::Pool`].

@@ -149,7 +149,7 @@ struct World {
     open_there: u64,
     refused: u64,
     again: u64,
-    told: u64,
+    sent_adverts: u64,
     /// Heartbeats that were delivered to hosts, and their bytes.
     delivered: u64,
     delivered_bytes: u64,
@@ -208,7 +208,7 @@ impl World {
             open_there: 0,
             refused: 0,
             again: 0,
-            told: 0,
+            sent_adverts: 0,
             delivered: 0,
             delivered_bytes: 0,
             scale,
@@ -309,7 +309,7 @@ impl World {
             view.members.expire(moment(now));
             view.members.heard(status.clone(), moment(now) + expiry(every));
         }
-        self.told += 1;
+        self.sent_adverts += 1;
         let next = now + micros(self.pace.next(cost, &mut self.seed));
         self.events.push(Reverse((next, Event::Tells { host: number })));
     }
@@ -542,7 +542,7 @@ pub fn all(scale: Scale, options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
     adverts.more.push(("bytes_of_one", json!(world.delivered_bytes / world.delivered.max(1))));
     let known: usize = world.views.values().map(|view| view.members.len() * view.hosts).sum();
     adverts.more.push(("known_hosts", json!(known as f64 / hosts)));
-    adverts.more.push(("sent_every_s", json!(seconds * hosts / world.told.max(1) as f64)));
+    adverts.more.push(("sent_every_s", json!(seconds * hosts / world.sent_adverts.max(1) as f64)));
     let terms = Terms { time: Duration::from_secs(10) };
     let renewals = scale.hosts as f64 / terms.renewal().as_secs_f64();
     adverts.more.push(("lease_renewals_a_second_of_all", json!(renewals)));

@@ -1,4 +1,5 @@
-//! The measurements behind afresh's figures. Every table holds its rivals in the same run.
+//! Internal crate of `afresh`. The measurements behind afresh's figures. Every table holds its
+//! rivals in the same run.
 //!
 //! A shared machine drifts, so the contestants of a case take turns: round after round, each runs a
 //! batch, and the report gives the median over rounds, with the smallest and the 99th percentile.

@@ -234,18 +234,22 @@ struct WarmSnapshots {
     store: Store,
 }
 
-const WHOLE: &str = "warm";
-const KNOWN: &str = "known";
+const WARM_NAME: &str = "warm";
+const RECORDED_NAME: &str = "known";
 
 impl WarmSnapshots {
     fn new(dir: &Path, warm: &Warm, program: &Program, request: &[u8]) -> anyhow::Result<Self> {
         let store = Store::create(dir)?;
         let frozen = warm.freeze()?;
-        frozen.save(&store, WHOLE, &SnapshotOptions::default())?;
-        let recorded = Frozen::record(store.load(WHOLE)?)?;
+        frozen.save(&store, WARM_NAME, &SnapshotOptions::default())?;
+        let recorded = Frozen::record(store.load(WARM_NAME)?)?;
         Warm::thaw(&recorded, program)?.instance().call(request)?;
         let working_set = recorded.memory().touched();
-        frozen.save(&store, KNOWN, &SnapshotOptions { working_set, ..Default::default() })?;
+        frozen.save(
+            &store,
+            RECORDED_NAME,
+            &SnapshotOptions { working_set, ..Default::default() },
+        )?;
         Ok(Self { store })
     }
 
@@ -289,8 +293,8 @@ fn beginnings(
         move || check(case, &kept.thaw(name, program, request)?)
     };
     let thaw = vec![
-        Contestant::new("afresh", thaw(WHOLE)),
-        Contestant::new("afresh/working-set", thaw(KNOWN)),
+        Contestant::new("afresh", thaw(WARM_NAME)),
+        Contestant::new("afresh/working-set", thaw(RECORDED_NAME)),
         native(),
     ];
     contest(TABLE, &format!("thaw/{}", case.name), options, thaw, sink)?;
@@ -391,8 +395,8 @@ fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()
         move || check_http(&kept.thaw(name, program, GET.as_bytes())?, Some(NODE_WARMING + 1))
     };
     let thaw = vec![
-        Contestant::new("afresh", thaw(WHOLE)),
-        Contestant::new("afresh/working-set", thaw(KNOWN)),
+        Contestant::new("afresh", thaw(WARM_NAME)),
+        Contestant::new("afresh/working-set", thaw(RECORDED_NAME)),
         native(),
     ];
     contest(TABLE, "thaw/node", options, thaw, sink)

@@ -1,4 +1,4 @@
-//! Memory budgets for untrusted input.
+//! Internal crate of `afresh` (`afresh::budget`). Memory budgets for untrusted input.
 //!
 //! A decoder charges a [`Budget`] before it allocates, with the bytes the decoded value will
 //! occupy, not the bytes of its encoding. A budget may be part of a larger one: each charge then

@@ -1,4 +1,5 @@
-//! Egress: what guests may connect to, and a proxy that checks their requests.
+//! Internal crate of `afresh`. Egress: what guests may connect to, and a proxy that checks their
+//! requests.
 //!
 //! A [`NetGrant`] is a [`Destination`], which any protocol may reach, or a [`Rule`] for HTTP
 //! requests to one. An [`EgressPolicy`] has all grants of a guest, and returns the [`Route`] of a

@@ -1,4 +1,5 @@
-//! File trees that are plain data, like the memory of the guests that use them.
+//! Internal crate of `afresh` (`afresh::files`). File trees that are plain data, like the memory of
+//! the guests that use them.
 //!
 //! A [`Tree`] holds directories, files, symbolic and hard links in memory, over read-only
 //! [`Layer`]s: a host directory, a zip, a tar, an OCI image. A clone costs a few reference counts

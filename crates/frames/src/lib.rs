@@ -1,4 +1,5 @@
-//! The frame pool: physical memory that is zero when it is taken, and touched at memory speed.
+//! Internal crate of `afresh` (`afresh::frames`). The frame pool: physical memory that is zero when
+//! it is taken, and touched at memory speed.
 //!
 //! A fresh page of the kernel costs a fault. A page of this pool costs its share of mapping a 2 MiB
 //! frame, and the zeroing, which a background thread can do in advance.

@@ -30,9 +30,9 @@ const BATCH: usize = 16;
 /// Memory that the stage always leaves free.
 const HEADROOM: u64 = 64 << 20;
 /// Time between two looks for huge pages to populate while some are being taken.
-const NAP: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Looks without work before the thread sleeps until woken.
-const NAPS: u32 = 8;
+const IDLE_POLLS: u32 = 8;
 /// Time before the thread tries again after the host had no memory to spare.
 const LOW_MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -240,11 +240,11 @@ fn run(stage: &StageState) {
             thread::park_timeout(LOW_MEMORY_INTERVAL);
             continue;
         }
-        for _ in 0..NAPS {
+        for _ in 0..IDLE_POLLS {
             if stage.has_empty() || stopped() {
                 break;
             }
-            thread::park_timeout(NAP);
+            thread::park_timeout(POLL_INTERVAL);
         }
         stage.asleep.store(true, Ordering::SeqCst);
         if !stage.has_empty() && !stopped() {

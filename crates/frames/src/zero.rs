@@ -51,7 +51,7 @@ const MISS: u32 = 100;
 /// Turns in a period; each period tries the way that looks slower.
 const PERIOD: u32 = 128;
 /// Smaller blocks are neither measured nor chosen for.
-const LARGE: usize = 256 << 10;
+const MIN_MEASURED_BYTES: usize = 256 << 10;
 /// Shorter gaps count as moments, in nanoseconds.
 const MOMENTS: u64 = 1_000_000;
 
@@ -72,7 +72,7 @@ impl Chooser {
     /// # Safety
     /// As for [`cold`].
     pub(crate) unsafe fn zero(&self, start: *mut u8, len: usize) {
-        if len < LARGE {
+        if len < MIN_MEASURED_BYTES {
             // SAFETY: the caller's promise.
             return unsafe { cold(start, len) };
         }

@@ -20,9 +20,9 @@ use crate::handoff::Outcome;
 use crate::pool::PoolState;
 
 /// Time between two looks for work while some is expected, a few microseconds each.
-const NAP: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Looks without work before the thread sleeps until woken.
-const NAPS: u32 = 8;
+const IDLE_POLLS: u32 = 8;
 
 /// State shared with the thread.
 #[derive(Debug, Default)]
@@ -109,11 +109,11 @@ fn run(pool: &PoolState, options: &Background, state: &ZeroerShared) {
 
 /// Waits for work: in naps at first, then until woken.
 fn wait(pool: &PoolState, state: &ZeroerShared) {
-    for _ in 0..NAPS {
+    for _ in 0..IDLE_POLLS {
         if pool.handoff.has_offers() || state.stop.load(Ordering::SeqCst) {
             return;
         }
-        thread::park_timeout(NAP);
+        thread::park_timeout(POLL_INTERVAL);
     }
     state.asleep.store(true, Ordering::SeqCst);
     if !pool.handoff.has_offers() && !state.stop.load(Ordering::SeqCst) {

@@ -1,4 +1,5 @@
-//! Guests that evaluate code: their requests, their calls to the host, and their answers.
+//! Internal crate of `afresh`. Guests that evaluate code: their requests, their calls to the host,
+//! and their answers.
 //!
 //! Two kinds of interface are known. QuickJS ([`CallConvention::Array`]) exports `evaluate`, which
 //! takes an array in CBOR, and imports `afresh_interpreter`; CPython ([`CallConvention::Frame`])

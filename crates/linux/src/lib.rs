@@ -1,5 +1,5 @@
-//! Unmodified Linux programs as guests: warmed once, then called any number of times, each time
-//! from the same state.
+//! Internal crate of `afresh` (`afresh::linux`). Unmodified Linux programs as guests: warmed once,
+//! then called any number of times, each time from the same state.
 //!
 //! A [`Program`] is started in a separate process and runs until it waits for input. There it is
 //! frozen: memory, registers, mappings, descriptors, files. An [`Instance`] of the [`Warm`] program

@@ -1,5 +1,5 @@
-//! Sandboxes for agents that speak the Model Context Protocol: they run code and commands, fork,
-//! and roll back.
+//! Internal crate of `afresh`. Sandboxes for agents that speak the Model Context Protocol: they run
+//! code and commands, fork, and roll back.
 //!
 //! [`Server`] holds the sandboxes of one client or one team. [`Server::serve_stdio`] answers a
 //! client on standard input and output, and [`Server::serve_http`] answers clients over HTTP. The

@@ -9,12 +9,15 @@
 //! are released only as a whole are sealed); a clone is a reference count; descriptors stay bounded
 //! however many images exist. A [`BorrowedFile`] is as immutable as its owner promised.
 
+mod arrived_pages;
 mod backing;
 mod build;
 mod copier;
 mod diff;
 #[cfg(not(miri))]
 mod file;
+mod file_owner;
+mod filler;
 mod inserter;
 mod join;
 mod lazy;
@@ -35,10 +38,12 @@ pub(crate) use build::read_parts;
 pub(crate) use copier::PageCopier;
 #[cfg(not(miri))]
 pub use file::ImageFile;
+pub use file_owner::FileOwner;
+pub(crate) use filler::FaultOutcome;
+pub use filler::Filler;
 pub use inserter::Inserter;
-pub use lazy::Filler;
-pub(crate) use lazy::{FaultOutcome, Missing};
-pub use lent::{BorrowedFile, FileOwner};
+pub(crate) use lazy::Missing;
+pub use lent::BorrowedFile;
 pub use loss::PageLoss;
 pub use since::PageOrigin;
 

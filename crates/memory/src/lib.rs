@@ -1,4 +1,5 @@
-//! The engine under every afresh guest: images, slots, write tracking and reset.
+//! Internal crate of `afresh` (`afresh::memory`). The engine under every afresh guest: images,
+//! slots, write tracking and reset.
 //!
 //! An [`Image`] is immutable content. A [`Slot`] is a range of address space that holds one image
 //! copy-on-write and can be reset to it. A [`Tracker`] notices which pages were written; a

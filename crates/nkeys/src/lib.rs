@@ -1,4 +1,5 @@
-//! Ed25519 keys of NATS users, over the cryptographic library that the workspace links anyway.
+//! Internal crate of `afresh`. Ed25519 keys of NATS users, over the cryptographic library that the
+//! workspace links anyway.
 //!
 //! `async-nats` signs with the crate `nkeys`, which would add twenty packages and a second
 //! implementation of Ed25519. The workspace's manifest has this crate take its place. It has the

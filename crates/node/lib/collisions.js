@@ -57,8 +57,7 @@ function hashWords() {
 }
 
 /**
- * The hash of a key, of which tables use the low bits; `undefined` for one that a guest cannot
- * choose.
+ * The hash of a key; `undefined` for a key that a guest cannot choose. Tables use its low bits.
  */
 function hashOf(key) {
   switch (typeof key) {

@@ -37,7 +37,7 @@ function gone(pid) {
   )
 }
 
-/** An operation of the guest's half of commands: its answer. */
+/** Runs an operation in the guest's half of commands, and returns its answer. */
 async function ask(sandbox, wanted, signal) {
   const request = { wanted: JSON.stringify(wanted), starts: false }
   return result(await sandbox.operate('command', request, { signal }), RESULT).unwrap()
@@ -170,7 +170,7 @@ class Command {
   }
 
   /**
-   * Writes all of its input as it reads it, and ends that. What it does not want to read is
+   * Writes all of its input as it reads it, and ends the input. Input that it does not read is
    * dropped.
    */
   async feed(data, deadline, signal) {

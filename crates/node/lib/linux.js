@@ -118,7 +118,7 @@ async function linux(program = 'python3', opts = undefined) {
   return opened(executable, granted, { ...chosen, memoryLimit: undefined, cwd })
 }
 
-/** Warms up the interpreter of a container's image, as `linux` does with one of the host. */
+/** Warms up the interpreter of a container image, as `linux` does with one of the host. */
 async function image(reference, opts) {
   const chosen = given.options(opts, [...OPTIONS, 'cache', 'signal'])
   const name = given.reference(reference, 'the image')

@@ -1,5 +1,5 @@
 'use strict'
-// The native half: where it is, and the operations that it runs on threads of its own.
+// The native half: its location, and the operations that it runs on separate threads.
 
 const path = require('node:path')
 const { existsSync } = require('node:fs')
@@ -108,8 +108,8 @@ async function answer(number, operation, toolCall, request) {
 }
 
 /**
- * Runs an operation: `{ json, bytes }` of its result. `owner` is kept from the garbage collector
- * meanwhile. `onTool` gives the bytes of the answer to a tool call; without it such calls fail.
+ * Runs an operation: `{ json, bytes }` of its result. Until then the garbage collector keeps
+ * `owner`. `onTool` gives the bytes of the answer to a tool call; without it such calls fail.
  */
 function operate(request, { bytes, signal, owner, onOutput, onTool = refuse } = {}) {
   return new Promise((resolve, reject) => {

@@ -126,7 +126,7 @@ function guests() {
   return process.env.AFRESH_GUESTS || path.join(__dirname, '..', 'guests')
 }
 
-/** The folder of guests that were compiled when the package was made; null if there is none. */
+/** The folder of guests that were compiled with the package; null without one. */
 function precompiled() {
   const folder = path.join(guests(), 'precompiled')
   return existsSync(folder) ? folder : null
@@ -149,7 +149,7 @@ function languageModule(name) {
   return undefined
 }
 
-/** The folder with CPython's library, which snapshots of it need; null if there is none. */
+/** The folder with CPython's library, which snapshots of it need; null without one. */
 function library() {
   const folder = process.env.AFRESH_PYTHON
   return folder && existsSync(path.join(folder, 'python-stdlib.zip')) ? folder : null

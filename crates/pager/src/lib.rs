@@ -1,5 +1,5 @@
-//! Fills memory from a page source: before the guest starts, when it touches a page, or both at
-//! once.
+//! Internal crate of `afresh` (`afresh::pager`). Fills memory from a page source: before the guest
+//! starts, when it touches a page, or both at once.
 //!
 //! A [`Restore`] fills a range of a reservation from a [`PageSource`] (a file, an image this host
 //! holds, a snapshot, or the embedder's own) by one of the [`FillStrategy`]s. Each can be forced;

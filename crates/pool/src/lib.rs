@@ -1,4 +1,5 @@
-//! A pool of warm things that are reset when they come back: slots, Wasm instances, micro-VMs.
+//! Internal crate of `afresh` (`afresh::pool`). A pool of warm things that are reset when they come
+//! back: slots, Wasm instances, micro-VMs.
 //!
 //! An item belongs to a *key* (its image, its module); a request for a key prefers an idle item
 //! that already holds it. No limits are needed up front. Optional [`Limits`] bound the number of

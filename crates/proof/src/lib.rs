@@ -1,4 +1,4 @@
-//! Suites that hold warm guests against plain wasmtime.
+//! Internal crate of `afresh`. Suites that hold warm guests against plain wasmtime.
 //!
 //! * [`spec`]: the WebAssembly specification's own tests; every assertion again after a reset.
 //! * [`differential`]: random modules made of state ([`stateful`]), on every kind of instance that

@@ -1,5 +1,5 @@
-//! Static analysis and rewriting of Wasm modules, so that an engine can restore everything that a
-//! call may have changed.
+//! Internal crate of `afresh`. Static analysis and rewriting of Wasm modules, so that an engine can
+//! restore everything that a call may have changed.
 //!
 //! * [`analyze`] finds the state that a module can change, and why it may be impossible to restore.
 //! * [`prepare`] moves data segments out into the engine's image and adds functions that save

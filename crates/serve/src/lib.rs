@@ -1,4 +1,4 @@
-//! Warm guests behind HTTP.
+//! Internal crate of `afresh`. Warm guests behind HTTP.
 //!
 //! A [`Server`] answers requests with guests that [`afresh::open`] opens: plain modules with the
 //! byte interface, micro-VMs, and components of the world `wasi:http/proxy`. Every request is
@@ -34,6 +34,7 @@ mod body_shares;
 mod budget;
 mod concurrency;
 mod config;
+mod connection_permit;
 mod cpu_time;
 mod disk_full;
 mod error;

@@ -21,11 +21,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_io_timeout::TimeoutStream;
 
 use crate::config::Config;
+use crate::connection_permit::ConnectionPermit;
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 #[cfg(feature = "fleet")]
@@ -206,14 +207,6 @@ async fn sweep(shared: Arc<ServerState>) {
     }
 }
 
-/// The place that a connection takes. It goes with a request, for a protocol that HTTP is left for
-/// outlasts that.
-#[derive(Clone)]
-pub(crate) struct ConnectionPermit(
-    #[allow(dead_code, reason = "it is held, and given back when dropped")]
-    Arc<OwnedSemaphorePermit>,
-);
-
 /// The client of a connection.
 struct Client {
     peer: IpAddr,
@@ -254,7 +247,7 @@ impl ConnectionAcceptor {
                     (self.shared.clone(), self.config.clone(), self.audience);
                 #[cfg(feature = "tls")]
                 let tls = self.tls.clone();
-                let place = ConnectionPermit(Arc::new(place));
+                let place = ConnectionPermit::new(place);
                 self.connections.spawn(async move {
                     let address = shared.addresses.connect(peer.ip());
                     let client = Client { peer: peer.ip(), refusal: address.refusal.clone() };

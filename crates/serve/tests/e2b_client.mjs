@@ -1,5 +1,4 @@
-// What an unmodified client of E2B in JavaScript does with a server of ours; the server is named by
-// the environment.
+// Requests of an unmodified client of E2B in JavaScript to our server, which the environment names.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";

@@ -1,5 +1,5 @@
-//! Trees of snapshots, common to all guests: freeze a guest, go to any frozen state, fork new
-//! guests from any of them.
+//! Internal crate of `afresh` (`afresh::snapshot`). Trees of snapshots, common to all guests:
+//! freeze a guest, go to any frozen state, fork new guests from any of them.
 //!
 //! A [`Frozen`] state is an image of each memory and the guest's other state. Each image is
 //! complete: it lists where every page is stored, and shares the storage of every page with the

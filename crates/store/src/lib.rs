@@ -1,4 +1,5 @@
-//! Snapshots on disk: OCI image layouts whose layers hold pages.
+//! Internal crate of `afresh` (`afresh::store`). Snapshots on disk: OCI image layouts whose layers
+//! hold pages.
 //!
 //! A [`Store`] is a directory in the OCI image layout. It holds [`Snapshot`]s under names; a
 //! snapshot is a configuration (which guest build it belongs to, and the guest's own state) and a

@@ -22,9 +22,9 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// # Panics
 /// When no test has that name: the process would run nothing, and end well.
 pub fn again(name: &str) -> Command {
-    static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    static TEST_NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let program = std::env::current_exe().expect("a program knows its file");
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = TEST_NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     if !known.contains(name) {
         let list = Command::new(&program)
             .args([name, "--exact", "--list"])

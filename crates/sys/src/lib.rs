@@ -1,4 +1,4 @@
-//! The system calls that afresh stands on, and nothing above them.
+//! Internal crate of `afresh`. The system calls that afresh stands on, and nothing above them.
 //!
 //! Memory, faults, sockets and KVM are reached through this crate alone; system calls for files and
 //! guest programs are in `afresh-files` and `afresh-linux`. Everything it offers is a thin, typed

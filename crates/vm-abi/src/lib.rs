@@ -1,6 +1,6 @@
-//! The contract between a guest of a micro-VM and its host: numbers, the boot page, and the wire
-//! format of host functions. Both sides use this crate; `guests/vm/include/afresh.h` repeats it for
-//! C, and a test of `afresh-vm` compares them.
+//! Internal crate of `afresh`. The contract between a guest of a micro-VM and its host: numbers,
+//! the boot page, and the wire format of host functions. Both sides use this crate;
+//! `guests/vm/include/afresh.h` repeats it for C, and a test of `afresh-vm` compares them.
 //!
 //! Promises: each side decodes the other's encoding, or refuses it. May break it: changing a value
 //! without raising [`ABI_VERSION`].

@@ -1,5 +1,5 @@
-//! KVM micro-VM guests: native code behind a hardware boundary that is called, and then is pristine
-//! again for the price of its writes.
+//! Internal crate of `afresh` (`afresh::vm`). KVM micro-VM guests: native code behind a hardware
+//! boundary that is called, and then is pristine again for the price of its writes.
 //!
 //! A guest is a static position-independent ELF executable that runs at privilege level 3 in long
 //! mode, without a kernel. It is initialised once; the memory it then has is its image. Each call

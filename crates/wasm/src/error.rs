@@ -93,10 +93,12 @@ impl LoadError {
     /// Translates wasmtime's error for a guest that it could not compile or map.
     pub(crate) fn compile(error: wasmtime::Error) -> Self {
         /// Mappings that one compiled guest may take at once.
-        const NEAR: usize = 16;
+        const MAX_GUEST_MAPPINGS: usize = 16;
         let most = afresh_sys::host::max_mappings();
         match afresh_sys::host::mappings() {
-            Some(mappings) if mappings + NEAR >= most => LoadError::Mappings { mappings, most },
+            Some(mappings) if mappings + MAX_GUEST_MAPPINGS >= most => {
+                LoadError::Mappings { mappings, most }
+            }
             _ => LoadError::Compile(error),
         }
     }

@@ -1,4 +1,4 @@
-//! Warm Wasm guests, pristine for every call.
+//! Internal crate of `afresh` (`afresh::wasm`). Warm Wasm guests, pristine for every call.
 //!
 //! A [`Guest`] is a module or component. [`Guest::warm`] instantiates it, runs its warm-up once and
 //! keeps the state it leaves: memories as images of the engine, globals and tables in the module.

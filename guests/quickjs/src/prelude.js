@@ -1,8 +1,8 @@
-// What a program finds besides the language: `console`, and functions for what its host offers.
+// The environment of a program: `console`, and functions for the operations of its host.
 //
-// Evaluated once, at the warm-up, as a function of `write(stream, text)`. It returns what the guest
-// itself needs and no program can reach: how a value is shown, and what tells kinds of objects
-// apart. It takes the built-in functions that it uses before any program can replace them.
+// Evaluated once, at the warm-up, as a function of `write(stream, text)`. It returns functions for
+// the guest that no program can reach: one shows a value, and one distinguishes kinds of objects.
+// It takes the built-in functions that it uses before any program can replace them.
 "use strict";
 
 ((write) => {
@@ -90,7 +90,7 @@
     // As a prompt would show it.
     show: (value) => show(value, typeof value === "string" ? 1 : 0),
     wellFormed,
-    // What an object is, for the wire: 0 an object like any, else as `wire.rs` says.
+    // The kind of an object on the wire: 0 is a plain object, the others are in `wire.rs`.
     kind: (value) => {
       if (value instanceof Date) return 1;
       if (value instanceof Map) return 2;
@@ -122,7 +122,7 @@
     // A BigInt from bytes: read with one digit too many, and negative ones count from minus one.
     unpad: (padded, negative) => (negative ? -1n - padded / 16n : padded / 16n),
     hex: (value) => bigintToString(value, 16),
-    // An error of the host's own making.
+    // An error that the host made.
     failure: (name, message, id) => {
       const error = new Error(message);
       Object.defineProperty(error, "name", { value: name, writable: true, configurable: true });

@@ -1,5 +1,5 @@
-/* Counts words: returns the number of words of the input in decimal, after telling the host
- * function `seen(u64) -> u64` about it and adding what that returned. */
+/* Counts words: passes the number of words of the input to the host function `seen(u64) -> u64`.
+ * The answer is the sum of that number and the result, in decimal. */
 #define AFRESH_IMPLEMENTATION
 #include "afresh.h"
 

@@ -1,4 +1,4 @@
-/* What a C guest of an afresh micro-VM needs: entry, host functions, logging, a heap.
+/* The interface of a C guest of an afresh micro-VM: entry, host functions, logging, a heap.
  *
  * One header. In exactly one source file define AFRESH_IMPLEMENTATION before including it, and
  * define the two functions below. Build with
@@ -7,8 +7,8 @@
  *        -Wl,--no-dynamic-linker -Wl,-z,max-page-size=4096 -Wl,-z,noexecstack \
  *        -I include guest.c -o guest.elf
  *
- * A guest has one thread, no system calls and no thread-local storage. What it writes during
- * afresh_init is part of its image; what it writes during a call is undone by the host's reset.
+ * A guest has one thread, no system calls and no thread-local storage. Its writes during
+ * afresh_init are part of its image; the host's reset undoes its writes during a call.
  */
 #ifndef AFRESH_H
 #define AFRESH_H
@@ -56,15 +56,15 @@ struct afresh_boot {
     struct afresh_region regions[64];
 };
 
-/* Yours: called once, before the guest's image is taken. */
+/* You define it. Called once, before the guest's image is taken. */
 void afresh_init(void);
-/* Yours: called for every call. Returns a status, 0 for success; the output is what afresh_output
- * was last given, which must stay valid until the function returns. */
+/* You define it. Called for every call. Returns a status, 0 for success. The output is the last
+ * argument of afresh_output, which must stay valid until the function returns. */
 int64_t afresh_call(const uint8_t *input, size_t len);
 
 /* Sets the output of the present call. */
 void afresh_output(const void *bytes, size_t len);
-/* What the host said about this guest's memory. */
+/* The host's description of this guest's memory. */
 const struct afresh_boot *afresh_boot_info(void);
 
 static inline int64_t afresh_hypercall(uint32_t call, uint64_t a, uint64_t b, uint64_t c, uint64_t d,
@@ -86,7 +86,7 @@ static inline void afresh_log(int level, const char *message) {
     afresh_hypercall(AFRESH_CALL_LOG, (uint64_t)level, (uint64_t)message, strlen(message), 0, 0);
 }
 
-/* Gives the call up with a message. */
+/* Ends the call with an error message. */
 __attribute__((noreturn)) static inline void afresh_panic(const char *message) {
     for (;;)
         afresh_hypercall(AFRESH_CALL_PANIC, (uint64_t)message, strlen(message), 0, 0, 0);

@@ -1,7 +1,7 @@
-// What runs the target: the edges that it takes are counted in a map, in the way of AFL. Under
-// AFL's fork server protocol (which LibAFL speaks) it forks for each input, once the target is
-// warm; by itself it reads inputs, each behind its length, from descriptor 0. An input of no bytes
-// is answered with where the map is.
+// The runtime of the target: it counts the target's edges in a map, as AFL does. Under AFL's fork
+// server protocol (which LibAFL speaks) it forks for each input, once the target is warm. Alone it
+// reads inputs from descriptor 0, each behind its length. The answer to an empty input is the
+// address of the map.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,9 +69,9 @@ int main(int count, char **arguments) {
     memset(map, 0, MAP);
     last = 0;
     if (getenv("__AFL_SHM_ID")) return serve_forks();
-    // What an input leaves stays: every one is meant to find the program here, as it was.
+    // The changes of an input stay: the executor restores the program at this point.
     for (;;) {
-        // Length and bytes come in one piece mostly, which is one call less.
+        // Length and bytes mostly come in one piece, which saves a call.
         ssize_t got = read(0, input, sizeof input);
         uint32_t len;
         if (got <= 0) return 0;

@@ -1,6 +1,6 @@
-// What is fuzzed: a reader of JSON documents that files every key in an index. The index is built
-// before the first input, and each input changes it, so no run may see what the last one left. A
-// key of three certain letters in a list of lists is its defect.
+// The target: a reader of JSON documents that enters every key into an index. The index is built
+// before the first input, and each input changes it, so no run may see the changes of the last one.
+// Its defect is a key of three certain letters in a list of lists.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static struct entry *file(const char *key) {
     return *place;
 }
 
-// Builds an index of so many MiB.
+// Builds an index of a size in MiB.
 void target_warm(size_t mib) {
     size_t entries = mib * 256 + 16;
     bucket_count = entries * 2 + 1;

@@ -37,13 +37,12 @@ use afresh_pager::SnapshotMemory;
 use afresh_store::Snapshot;
 
 use crate::guests::call::Exit;
-use crate::{Cause, OpenError, Options, Reference};
+use crate::{CallError, Cause, OpenError, Options, Reference};
 
 #[cfg(feature = "linux")]
 pub use program::oci_image::{image_program, stored_program};
 pub(crate) use session_line::SessionLine;
-pub(crate) use traits::{FileOwner, FrozenGuest, LeaseControl, LiveInstance, StopCall, WarmGuest};
-pub(crate) use wasm::FunctionEntry;
+pub(crate) use traits::{FrozenGuest, LeaseControl, LiveInstance, StopCall, WarmGuest};
 
 /// The kind of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,14 +203,20 @@ pub(crate) fn open_image(
     program::oci_image::open(reference, options, error)
 }
 
-/// The exit of a guest, if that is the cause of an error.
-pub(crate) fn exit(cause: &Cause) -> Option<Exit<'_>> {
-    wasm::exit(cause).or_else(|| program::exit(cause))
-}
+impl CallError {
+    /// The exit of the guest, if that ended the call: a command whose caller needs its status.
+    #[must_use]
+    pub fn exit(&self) -> Option<Exit<'_>> {
+        let Self::Guest { source, .. } = self else { return None };
+        wasm::exit(source).or_else(|| program::exit(source))
+    }
 
-/// The stack of a guest at its failure.
-pub(crate) fn backtrace(cause: &Cause) -> Option<String> {
-    wasm::backtrace(cause)
+    /// The guest's stack at the failure, if it is known: many lines, for people.
+    #[must_use]
+    pub fn backtrace(&self) -> Option<String> {
+        let (Self::Guest { source, .. } | Self::Host { source, .. }) = self else { return None };
+        wasm::backtrace(source)
+    }
 }
 
 fn lacking(name: &str, feature: &'static str) -> OpenError {

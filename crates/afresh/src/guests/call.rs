@@ -1,8 +1,14 @@
 //! Calls and answers, the same for every kind of guest.
 
+#[cfg(feature = "wasm")]
+use afresh_wasm::BytesEntry as FunctionEntry;
+
 use super::CallError;
-use super::backend::{self, FunctionEntry};
 use crate::Cause;
+
+/// No other kind looks functions up.
+#[cfg(not(feature = "wasm"))]
+type FunctionEntry = std::convert::Infallible;
 
 /// A call: a function of the guest, and its input.
 ///
@@ -151,20 +157,4 @@ pub struct Exit<'a> {
     pub output: &'a [u8],
     /// The end of a Linux program's standard error in this call.
     pub messages: &'a str,
-}
-
-impl CallError {
-    /// The exit of the guest, if that ended the call: a command whose caller needs its status.
-    #[must_use]
-    pub fn exit(&self) -> Option<Exit<'_>> {
-        let Self::Guest { source, .. } = self else { return None };
-        backend::exit(source)
-    }
-
-    /// The guest's stack at the failure, if it is known: many lines, for people.
-    #[must_use]
-    pub fn backtrace(&self) -> Option<String> {
-        let (Self::Guest { source, .. } | Self::Host { source, .. }) = self else { return None };
-        backend::backtrace(source)
-    }
 }

@@ -7,37 +7,17 @@
 //! May break it: a channel where others can change a delta; sign or seal it there.
 
 use afresh_memory::Image;
-use afresh_pager::{SnapshotMemory, StateSum, turn_applied, turn_since};
+use afresh_pager::{SnapshotMemory, turn_applied, turn_since};
 use afresh_snapshot::{SnapshotId, TreeError};
 use afresh_store::{Limits, Turn, TurnError};
 
 use super::backend::{FrozenGuest, WarmGuest, dispatch};
+use super::digest_base::DigestBase;
 use super::session::State;
 use super::{Checkpoint, Guest, Session, SessionError};
 use crate::{Cause, describe_error};
 
-/// The digest of a warm state, from which the digests of all other states are computed.
-#[derive(Debug)]
-pub(crate) struct DigestBase {
-    image: Image,
-    sum: StateSum,
-}
-
 impl Guest {
-    /// The digest of the warm state, made on first use, because it reads all of it.
-    fn anchor(
-        &self,
-        warm: impl FnOnce() -> Result<Box<dyn FrozenGuest>, Cause>,
-    ) -> Result<&DigestBase, Cause> {
-        let anchor = &self.inner().anchor;
-        if let Some(made) = anchor.get() {
-            return Ok(made);
-        }
-        let image = warm()?.image().clone();
-        let sum = StateSum::of(&image)?;
-        Ok(anchor.get_or_init(|| DigestBase { image, sum }))
-    }
-
     /// A session in the state that a delta makes of the warm state: the delta was made by
     /// [`Session::delta`] since the first state of its tree.
     ///
@@ -81,9 +61,16 @@ impl Session {
 
     /// The digest of a state of this session.
     fn digest(&self, image: &Image, state: &[u8]) -> Result<[u8; 32], Cause> {
-        let anchor = self.guest.anchor(|| self.warm())?;
-        let sum = anchor.sum.moved(&anchor.image, image)?;
-        Ok(sum.digest(image.pages(), state))
+        let made = &self.guest.inner().digest_base;
+        let base = match made.get() {
+            Some(base) => base,
+            // Made on first use, because it reads all of the warm state.
+            None => {
+                let base = DigestBase::new(self.warm()?.image().clone())?;
+                made.get_or_init(|| base)
+            }
+        };
+        Ok(base.digest(image, state)?)
     }
 
     /// The guest's warm state.

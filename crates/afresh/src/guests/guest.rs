@@ -14,7 +14,7 @@ use afresh_store::Snapshot;
 
 use crate::guests::backend::{self, Backend, GuestFile, WarmGuest, dispatch};
 use crate::guests::call::{Entry, Function};
-use crate::guests::delta::DigestBase;
+use crate::guests::digest_base::DigestBase;
 use crate::{
     Answer, Call, CallError, CallOptions, FoundSnapshot, Kind, Lease, LeaseError, LeaseOptions,
     OpenError, Options, OwnedLease, Reference, Session, SessionError,
@@ -32,7 +32,7 @@ pub(crate) struct Inner {
     origin: Option<Origin>,
     reference: String,
     /// The base of digests of its sessions' states.
-    pub(crate) anchor: OnceLock<DigestBase>,
+    pub(crate) digest_base: OnceLock<DigestBase>,
 }
 
 /// The snapshot that a guest came out of.
@@ -125,8 +125,8 @@ impl Guest {
         origin: Option<Origin>,
         reference: String,
     ) -> Self {
-        let (options, anchor) = (options.clone(), OnceLock::new());
-        let inner = Inner { backend, options, origin, reference, anchor };
+        let (options, digest_base) = (options.clone(), OnceLock::new());
+        let inner = Inner { backend, options, origin, reference, digest_base };
         Self { inner: Arc::new(inner) }
     }
 

@@ -4,13 +4,11 @@ use afresh_pager::SnapshotOptions;
 use afresh_store::seal::{SealKey, SigningKey};
 use afresh_store::{Access, FoldOptions, Journal, SaveError, Turn};
 
-use super::SaveOptions;
-
 /// The keys of a save.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SaveKeys {
-    sign: Option<SigningKey>,
-    seal: Option<SealKey>,
+    pub(super) sign: Option<SigningKey>,
+    pub(super) seal: Option<SealKey>,
 }
 
 impl SaveKeys {
@@ -50,19 +48,5 @@ impl SaveKeys {
             Some(key) => Access::new().with_key(key.clone()),
             None => opened.clone(),
         }
-    }
-}
-
-impl SaveOptions {
-    /// Signs the snapshot.
-    pub fn sign(mut self, key: SigningKey) -> Self {
-        self.keys.sign = Some(key);
-        self
-    }
-
-    /// Seals the snapshot: it cannot be read or changed without the key.
-    pub fn seal(mut self, key: SealKey) -> Self {
-        self.keys.seal = Some(key);
-        self
     }
 }

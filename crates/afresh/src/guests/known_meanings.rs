@@ -5,7 +5,6 @@
 
 use afresh_store::{Journal, ReplacedName, Sha256};
 
-use super::Session;
 use crate::{Place, Reference, ReferenceError};
 
 /// Names, and the meanings that a session has given them.
@@ -42,22 +41,12 @@ impl KnownMeanings {
         self.meaning(to).is_some()
     }
 
-    fn meaning(&self, to: &Reference) -> Option<ReplacedName<'_>> {
+    /// The meaning of a name, for a save that replaces it.
+    pub(crate) fn meaning(&self, to: &Reference) -> Option<ReplacedName<'_>> {
         let (_, meaning) = self.0.iter().find(|(name, _)| name == to)?;
         Some(match meaning {
             KnownMeaning::Snapshot(id) => ReplacedName::Manifest(*id),
             KnownMeaning::Session(journal) => ReplacedName::Journal(journal),
         })
-    }
-}
-
-impl Session {
-    /// The meaning of a name that a turn of the session replaces.
-    pub(super) fn replaced(&self, to: &Reference) -> ReplacedName<'_> {
-        let origin = self.guest.origin();
-        let origin = origin
-            .filter(|it| it.reference.place() == to.place() && it.reference.name() == to.name());
-        let known = self.known.meaning(to);
-        known.or(origin.map(|it| ReplacedName::Snapshot(&it.snapshot))).unwrap_or(ReplacedName::Any)
     }
 }

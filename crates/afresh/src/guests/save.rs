@@ -93,6 +93,21 @@ impl SaveOptions {
     }
 }
 
+#[cfg(feature = "seal")]
+impl SaveOptions {
+    /// Signs the snapshot.
+    pub fn sign(mut self, key: crate::SigningKey) -> Self {
+        self.keys.sign = Some(key);
+        self
+    }
+
+    /// Seals the snapshot: it cannot be read or changed without the key.
+    pub fn seal(mut self, key: crate::SealKey) -> Self {
+        self.keys.seal = Some(key);
+        self
+    }
+}
+
 /// A snapshot that was saved.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

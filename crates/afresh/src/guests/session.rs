@@ -14,6 +14,7 @@ use std::any::Any;
 
 use afresh_files::FileDifference;
 use afresh_snapshot::{Difference, SnapshotId, SnapshotInfo};
+use afresh_store::ReplacedName;
 
 use super::backend::{SessionLine, WarmGuest, dispatch};
 use super::call::Entry;
@@ -429,5 +430,14 @@ impl Session {
         drop(lease);
         self.note_save(to, saved.id)?;
         Ok(saved)
+    }
+
+    /// The meaning of a name that a turn of the session replaces.
+    pub(super) fn replaced(&self, to: &Reference) -> ReplacedName<'_> {
+        let origin = self.guest.origin();
+        let origin = origin
+            .filter(|it| it.reference.place() == to.place() && it.reference.name() == to.name());
+        let known = self.known.meaning(to);
+        known.or(origin.map(|it| ReplacedName::Snapshot(&it.snapshot))).unwrap_or(ReplacedName::Any)
     }
 }

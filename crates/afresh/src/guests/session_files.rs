@@ -10,7 +10,6 @@ use afresh_budget::{Budget as MemoryBudget, Charge};
 use afresh_files::{DirEntry, Refused, Stat, Time, Tree};
 
 use super::SessionError;
-use super::backend::FileOwner;
 
 /// Maximum bytes of all files that [`SessionFiles::read`] reads at the same time.
 const MAX_READ: usize = 1 << 30;
@@ -38,6 +37,24 @@ impl Deref for FileContent {
 
     fn deref(&self) -> &[u8] {
         &self.bytes
+    }
+}
+
+/// A session with files.
+pub(crate) trait FileOwner {
+    /// The tree as it is now.
+    fn present_tree(&self) -> Tree;
+
+    /// Changes the tree.
+    fn change_tree(
+        &mut self,
+        change: &mut dyn FnMut(&mut Tree) -> Result<(), Refused>,
+    ) -> Result<Result<(), Refused>, SessionError>;
+
+    /// Whether the guest finds other files at a path than those of the tree.
+    fn is_generated(&self, path: &str) -> bool {
+        let _ = path;
+        false
     }
 }
 

@@ -5,127 +5,10 @@
 //! run; for other guests, with the answer to the first call. Answers of two clones of a module, a
 //! component or a Linux program are compared value by value, to find random numbers that both draw.
 
-use std::collections::BTreeSet;
-
 use super::backend::{WarmGuest, dispatch};
+use super::verification::{Clones, Verification};
 use super::{Call, CallError, Guest, Lease, VerifyError};
 use crate::describe_error;
-
-/// The result of a verification.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Verification {
-    /// Calls made.
-    pub calls: u64,
-    /// Calls that failed. A guest that traps is an answer like another.
-    pub failed_calls: u64,
-    /// Bytes of memory that differed from the warm state before a call.
-    pub bytes_differ: usize,
-    /// Globals, tables, segments or registers that did.
-    pub items_differ: usize,
-    /// Answers that differed from those of an instance that had never run anything.
-    pub answers_differ: u64,
-    /// The most bytes that a call changed; `None` for a kind of guest that does not count them.
-    pub most_bytes_changed: Option<usize>,
-    /// How clones stand to randomness, where that was tried.
-    pub clones: Option<Clones>,
-    /// Values of the answer that change from call to call in one clone, and are the same in
-    /// another: each may be a random number that every clone draws. The first hundred.
-    pub repeating: Vec<String>,
-    /// Differences outside memory, each once.
-    pub items: BTreeSet<String>,
-    /// Parts that were not compared, with the reason.
-    pub unseen: BTreeSet<&'static str>,
-    /// How the first call that failed did.
-    pub failure: Option<String>,
-}
-
-impl Verification {
-    /// Whether every call started from the warm state. Means nothing where
-    /// [`Verification::proves_nothing`].
-    #[must_use]
-    pub fn is_pristine(&self) -> bool {
-        self.bytes_differ == 0 && self.items_differ == 0
-    }
-
-    /// Why it proves nothing, if no call succeeded.
-    #[must_use]
-    pub fn proves_nothing(&self) -> Option<String> {
-        match &self.failure {
-            _ if self.failed_calls < self.calls => None,
-            None => Some("no call was made".to_owned()),
-            Some(failure) => {
-                Some(format!("all {} calls failed, the first thus: {failure}", self.calls))
-            }
-        }
-    }
-
-    /// Enters the findings of a comparison before a call.
-    #[allow(dead_code, reason = "only Wasm guests are compared in detail")]
-    pub(super) fn add(
-        &mut self,
-        bytes: usize,
-        items: impl ExactSizeIterator<Item = String>,
-        unseen: impl IntoIterator<Item = &'static str>,
-    ) {
-        self.bytes_differ += bytes;
-        self.items_differ += items.len();
-        self.items.extend(items);
-        self.unseen.extend(unseen);
-    }
-
-    /// Enters the answer of a call.
-    fn answered(&mut self, answer: &Result<String, String>) {
-        self.calls += 1;
-        if let Err(failure) = answer {
-            self.failed_calls += 1;
-            self.failure.get_or_insert_with(|| failure.clone());
-        }
-    }
-}
-
-/// How clones of one warm state stand to randomness: the same call twice in one clone, and once in
-/// another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Clones {
-    /// They answer differently, in every value that changes.
-    Differ,
-    /// Some values differ, and others are alike while they change from call to call;
-    /// [`Verification::repeating`].
-    Partly,
-    /// The answer never changes.
-    Constant,
-    /// They answer alike while one clone's answers change, and the guest takes fresh entropy.
-    AlikeByState,
-    /// They answer alike while one clone's answers change: every clone draws the same random
-    /// numbers.
-    Alike,
-}
-
-impl std::fmt::Display for Clones {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Differ => "clones answer differently: they draw their own random numbers",
-            Self::Partly => {
-                "clones answer differently in some values and alike in others that change: if those are random \
-                 numbers, every clone draws the same ones; reseed each generator when a clone \
-                 starts: in the export afresh_reseed (afresh-reseed in a component), or when /dev/afresh/generation is \
-                 readable in a Linux program"
-            }
-            Self::Constant => "the answer never changes: nothing random in it",
-            Self::AlikeByState => {
-                "clones answer alike though they take fresh entropy: the answer depends on state, not on \
-                 chance"
-            }
-            Self::Alike => {
-                "clones answer alike while one clone's answers change: if these are random numbers, every \
-                 clone draws the same ones; to give each its own, export afresh_reseed (afresh-reseed in a component), or \
-                 reseed when /dev/afresh/generation is readable in a Linux program"
-            }
-        })
-    }
-}
 
 /// The answer as text, or how the call failed, which is an answer too. The way it failed counts,
 /// not where in the code.
@@ -137,7 +20,9 @@ fn answer(lease: &mut Lease<'_>, call: &Call) -> Result<String, String> {
 }
 
 impl Guest {
-    /// Makes `call` `calls` times, and compares. `progress` is called after each.
+    /// Makes `call` `calls` times. Each answer is compared with that of an instance that has never
+    /// run, or with the first answer where the kind of guest has no such instance. `progress` is
+    /// called after each call.
     ///
     /// # Errors
     /// [`VerifyError`] when no comparison can be made; a difference is not an error.
@@ -147,51 +32,45 @@ impl Guest {
         calls: u64,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Verification, VerifyError> {
-        dispatch!(Backend, &self.inner().backend, warm => warm.verify(self, call, calls, progress))
-    }
-}
-
-/// Compares every answer with that of an instance that has never run, or with the first answer
-/// where the kind of guest has no such instance.
-pub(super) fn verify_calls(
-    warm: &impl WarmGuest,
-    guest: &Guest,
-    call: &Call,
-    calls: u64,
-    progress: &mut dyn FnMut(u64),
-) -> Result<Verification, VerifyError> {
-    let mut found = Verification::default();
-    // A call that can never be made is not verified.
-    if let Err(error @ CallError::Request { .. }) = guest.ask(call) {
-        return Err(error.into());
-    }
-    let mut first = None;
-    for done in 1..=calls {
-        // Fresh entropy is a difference on purpose; it is drawn after the comparison.
-        warm.compare_next(guest, &mut found)?;
-        let mut pooled = guest.lease().map_err(CallError::from)?;
-        let given = answer(&mut pooled, call);
-        if warm.measures_changes() {
-            let changed = pooled.differences()?.bytes;
-            found.most_bytes_changed = found.most_bytes_changed.max(Some(changed));
+        let mut found = Verification::default();
+        let measures = dispatch!(Backend, &self.inner().backend, warm => warm.measures_changes());
+        // A call that can never be made is not verified.
+        if let Err(error @ CallError::Request { .. }) = self.ask(call) {
+            return Err(error.into());
         }
-        // Held while the pooled one is out, so that it is another instance; discarded, so that the
-        // next comparison is again with one that has never run anything.
-        let differs = match Lease::untouched(guest).map_err(CallError::from)? {
-            Some(mut untouched) => {
-                let expected = answer(&mut untouched, call);
-                untouched.discard();
-                given != expected
+        let mut first = None;
+        for done in 1..=calls {
+            // Fresh entropy is a difference on purpose; it is drawn after the comparison.
+            self.compare_next(&mut found)?;
+            let mut pooled = self.lease().map_err(CallError::from)?;
+            let given = answer(&mut pooled, call);
+            if measures {
+                let changed = pooled.differences()?.bytes;
+                found.most_bytes_changed = found.most_bytes_changed.max(Some(changed));
             }
-            None => *first.get_or_insert_with(|| given.clone()) != given,
-        };
-        found.answers_differ += u64::from(differs);
-        found.answered(&given);
-        progress(done);
+            // The pooled one is still out, so this is another instance. It is discarded, so that
+            // the next comparison is again with one that has never run anything.
+            let differs = match Lease::untouched(self).map_err(CallError::from)? {
+                Some(mut untouched) => {
+                    let expected = answer(&mut untouched, call);
+                    untouched.discard();
+                    given != expected
+                }
+                None => *first.get_or_insert_with(|| given.clone()) != given,
+            };
+            found.answers_differ += u64::from(differs);
+            found.answered(&given);
+            progress(done);
+        }
+        self.compare_next(&mut found)?;
+        found.watch_clones(self, call)?;
+        Ok(found)
     }
-    warm.compare_next(guest, &mut found)?;
-    found.watch_clones(warm, guest, call)?;
-    Ok(found)
+
+    /// Compares the instance that the next call would get with the warm state.
+    fn compare_next(&self, found: &mut Verification) -> Result<(), VerifyError> {
+        dispatch!(Backend, &self.inner().backend, warm => warm.compare_next(self, found))
+    }
 }
 
 /// Maximum number of repeating values that are listed.
@@ -269,13 +148,9 @@ fn equally<'a>(
 
 impl Verification {
     /// Makes the call twice in one clone and once in another, and enters how the answers compare.
-    fn watch_clones(
-        &mut self,
-        warm: &impl WarmGuest,
-        guest: &Guest,
-        call: &Call,
-    ) -> Result<(), VerifyError> {
-        let Some(reseeds) = warm.reseeds_clones() else { return Ok(()) };
+    fn watch_clones(&mut self, guest: &Guest, call: &Call) -> Result<(), VerifyError> {
+        let reseeds = dispatch!(Backend, &guest.inner().backend, warm => warm.reseeds_clones());
+        let Some(reseeds) = reseeds else { return Ok(()) };
         let text = |answer: Result<String, String>| answer.unwrap_or_else(|failure| failure);
         let mut one = guest.lease().map_err(CallError::from)?;
         let mut other = guest.lease().map_err(CallError::from)?;

@@ -17,7 +17,7 @@ pub(super) struct Case {
 /// Pages in 16 MiB.
 const SMALL_PAGES: usize = 4096;
 /// Pages in 256 MiB.
-const LARGE: usize = 65536;
+const LARGE_PAGES: usize = 65536;
 
 impl Case {
     /// Every case.
@@ -29,8 +29,8 @@ impl Case {
             case("16MiB/random", SMALL_PAGES, shuffled(all(SMALL_PAGES)), true),
             case("16MiB/read", SMALL_PAGES, all(SMALL_PAGES), false),
             case("16MiB/sparse64", SMALL_PAGES, sparse(SMALL_PAGES, 64), true),
-            case("256MiB/seq", LARGE, all(LARGE), true),
-            case("256MiB/first1000", LARGE, all(1000), true),
+            case("256MiB/seq", LARGE_PAGES, all(LARGE_PAGES), true),
+            case("256MiB/first1000", LARGE_PAGES, all(1000), true),
         ]
     }
 

@@ -14,7 +14,7 @@ use crate::verify::DIFFERS;
 use afresh::Reference;
 
 /// Maximum number of ranges in text output without `--pages`.
-const SHOWN: usize = 20;
+const MAX_RANGES: usize = 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             }
             let bytes = BinaryBytes((pages * PAGE_SIZE) as u64);
             say!("{pages} pages differ ({bytes}) in {} ranges", found.pages.len())?;
-            let shown = if arguments.pages { found.pages.len() } else { SHOWN };
+            let shown = if arguments.pages { found.pages.len() } else { MAX_RANGES };
             for range in found.pages.iter().take(shown) {
                 say!("  {}..{}  {} pages", range.start, range.end(), range.len)?;
             }

@@ -1,7 +1,7 @@
 /* Child processes that block the host's interrupt, and wait in a call that the kernel keeps.
  *
- * A child returns by the stub's own `rt_sigreturn` from a frame with its own mask. On "block" they
- * are made; any other request is answered. */
+ * A child returns by the stub's own `rt_sigreturn` from a frame with its own mask. The request
+ * "block" makes the children; any other request is answered. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>

@@ -1,6 +1,6 @@
-// A guest whose second thread has made a child by vfork that has not come to a program of its own:
-// it uses its parent's memory, waits for a byte, counts, and waits again. At the end of a line
-// `exec` it runs another program.
+// A guest whose second thread has made a child by vfork that has not called execve yet. The child
+// uses its parent's memory, waits for a byte, counts, and waits again. At the end of a line `exec`
+// it runs another program.
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>

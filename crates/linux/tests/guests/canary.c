@@ -1,5 +1,5 @@
-/* Answers a line with what it finds; a line "dirty" leaves something of every kind behind.
- * Built without a C library's buffering: each request is one read and one write. */
+/* Answers a line with its findings. A line "dirty" changes state of every kind. It is built without
+ * a C library's buffering, so each request is one read and one write. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -90,8 +90,7 @@ static void dirty(char *stack) {
     sigset_t mask;
     sigemptyset(&mask), sigaddset(&mask, SIGUSR2), sigprocmask(SIG_BLOCK, &mask, 0);
     prctl(PR_SET_NAME, "dirty");
-    /* Descriptors of each kind, what is on its way, a timer that rings for nobody, a limit, a local
-     * name. */
+    /* Descriptors of each kind, data in flight, a timer without handler, a limit, a local name. */
     give(stream[0]), give(mail[0]);
     signalfd(-1, &mask, 0), syscall(SYS_pidfd_open, getpid(), 0), open("/proc/self/fd", O_RDONLY | O_DIRECTORY);
     struct sockaddr_un name = {AF_UNIX, "/tmp/named"};
@@ -105,8 +104,7 @@ static void dirty(char *stack) {
     __asm__ volatile("wrgsbase %0" ::"r"(0x1234000UL));
     __asm__ volatile("mov %0, %%es" ::"r"(0x2b));
     umask(077);
-    /* Maps: one made and left, one half unmapped, one with another protection, one emptied, one
-     * moved. */
+    /* Mappings: one new, one half unmapped, one with another protection, one emptied, one moved. */
     left = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memset(left, 7, 1 << 20);
     munmap(map + SIZE / 2, 8192);
@@ -115,7 +113,7 @@ static void dirty(char *stack) {
     mprotect(shut, 4096, PROT_READ | PROT_WRITE), shut[1] = 9;
     mprotect((void *)((unsigned long)text & -4096UL), 4096, PROT_READ | PROT_WRITE), *(char *)text = 'C';
     mremap(map, 4096, 1 << 18, MREMAP_MAYMOVE);
-    /* All of the stack, and whatever else the stub leaves writable. */
+    /* All of the stack, and all other memory that the stub leaves writable. */
     char deep[1 << 20];
     memset(deep, 8, sizeof deep);
     __asm__ volatile("" ::"r"(deep) : "memory");
@@ -147,7 +145,7 @@ int main(void) {
             data = 123;
             write(1, at, sprintf(at, "%lu", (unsigned long)&data));
         } else if (!strncmp(in, "reserve", 7)) {
-            /* Memory that nobody has touched yet. */
+            /* Memory that was not touched yet. */
             left = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             write(1, "done\n", 5);
         } else if (!strncmp(in, "poke", 4)) {
@@ -156,7 +154,7 @@ int main(void) {
             memset(stack, 98, sizeof stack), data = 97, heap[0] = 'D';
             write(1, "done\n", 5);
         } else if (!strncmp(in, "scribble", 8)) {
-            /* What is there whatever came before. */
+            /* State that earlier calls must not change. */
             data = 97, heap[0] = 'D', map[12345] = 99;
             if (left) left[0] = 3;
             memset(stack, 98, sizeof stack), memset(map + SIZE - 8192, 55, 8192);

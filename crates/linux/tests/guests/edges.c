@@ -168,7 +168,7 @@ static void connections(void) {
     // A connection without data is accepted later.
     int seconds = 5;
     s = listener(&a, 5), setsockopt(s, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds), d = dial(&a, 0), fcntl(s, F_SETFL, O_NONBLOCK), say("without data", accept(s, 0, 0)), send(d, "x", 1, 0), say("with data", ready(s, POLLIN)), e = accept(s, 0, 0), say("accepted", e >= 0);
-    // Each connection with data is an edge of its own.
+    // Each connection with data is a separate edge.
     int set = epoll_create1(0), f = dial(&a, 0), g = dial(&a, 0);
     struct epoll_event edge = {EPOLLIN | EPOLLET};
     epoll_ctl(set, EPOLL_CTL_ADD, s, &edge), send(f, "x", 1, 0), say("edge", epoll_wait(set, &edge, 1, 9000)), close(accept(s, 0, 0));

@@ -1,5 +1,5 @@
-// What Linux promises and programs rely on, one kind for each word on standard input; answers "ok",
-// or what failed.
+// Promises of Linux that programs rely on: a word on standard input names some of them. The answer
+// is "ok" or the failure.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -75,7 +75,7 @@ static void shared(void) {
     CHECK(splice(pipes[0], 0, one, &to, 4096, 0) == 4096 && to == 4096 && mapped[0] == 'I');
     memset(mapped, 'J', 4096), from = 0;
     CHECK(splice(one, &from, pipes[1], 0, 4096, 0) == 4096 && read(pipes[0], other, 4096) == 4096 && other[4095] == 'J');
-    /* It replaces nothing, whatever else is asked for. */
+    /* It replaces nothing, with any other flags. */
     char *kept = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     kept[0] = 'k';
     CHECK(mmap(kept, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED && errno == EEXIST && kept[0] == 'k');
@@ -83,7 +83,7 @@ static void shared(void) {
     close(one), close(two), close(reader), close(pipes[0]), close(pipes[1]);
 }
 
-/* Numbers that are no calls end nobody. */
+/* A number that is no call ends no process. */
 static void numbers(void) {
     CHECK(FAILS(ENOSYS, syscall(-1)) && FAILS(ENOSYS, syscall(0x40000027)) && FAILS(ENOSYS, syscall(100000)));
     int status;
@@ -218,7 +218,7 @@ static void send_descriptor(int socket, int descriptor, int len) {
     CHECK(sendmsg(socket, &message, 0) == len);
 }
 
-/* Resets, ends and hang-ups of connections, and what options are without being set. */
+/* Resets, ends and hang-ups of connections, and default values of options. */
 static void sockets(void) {
     int pair[2], error;
     char byte;
@@ -256,7 +256,7 @@ static void sockets(void) {
     struct timeval past = {-1, 0};
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair) && !setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &past, sizeof past) && FAILS(EAGAIN, recv(pair[0], &byte, 1, 0)));
     close(pair[0]), close(pair[1]);
-    /* A sender without room waits as long as it says. */
+    /* A sender without room waits for its time limit. */
     struct timeval short_wait = {0, 20000};
     CHECK(!socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) && !setsockopt(pair[0], SOL_SOCKET, SO_SNDTIMEO, &short_wait, sizeof short_wait));
     int sent = 0;
@@ -318,7 +318,7 @@ static void network(void) {
     close(net);
 }
 
-/* Memory, files and times that follow what was asked for. */
+/* Memory, files and times that follow their requests. */
 static void limits(void) {
     char *much = mmap(0, 10L << 30, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(much != MAP_FAILED && !mprotect(much + 4096, 4096, PROT_READ | PROT_WRITE) && (much[4096] = 1));
@@ -424,7 +424,7 @@ int main(void) {
     };
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
-        /* What a process has set for itself stays its own. */
+        /* The settings of a process do not change others. */
         int child = fork();
         if (child) {
             waitpid(child, 0, 0);

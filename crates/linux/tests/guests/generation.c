@@ -1,5 +1,5 @@
-/* Watches /dev/afresh/generation in every way there is. Each request is answered with what it saw.
- */
+/* Watches /dev/afresh/generation in every way. The answer to a request has the generations that it
+ * saw. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -16,7 +16,7 @@ static int fail(const char *what) {
 }
 
 int main(int argc, char **argv) {
-    /* Memory by every way that a C library has. */
+    /* Memory by every function of a C library. */
     char *heap = malloc(100), *large = malloc(1 << 20), *more = sbrk(1 << 16);
     if (!heap || !large || more == (void *)-1) return fail("memory");
     memset(large, 1, 1 << 20);
@@ -34,7 +34,7 @@ int main(int argc, char **argv) {
     if (sbrk(8192) != top || top[5000]) return fail("the break");
     free(heap);
     free(large);
-    /* Files: its own, and none of the host's that was not granted. */
+    /* Files: its own, and those of the host that were granted. */
     int file = open("/tmp/file", O_RDWR | O_CREAT | O_EXCL, 0600);
     if (file < 0 || write(file, "hello", 5) != 5 || lseek(file, 1, SEEK_SET) != 1) return fail("file");
     char bytes[16] = {0};

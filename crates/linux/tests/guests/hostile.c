@@ -1,4 +1,4 @@
-/* Tries to get out. Each mode is one attempt; what the host would see of it is the test's to check.
+/* Tries to escape. Each mode is one attempt, and the test checks its effects on the host.
  * It makes system calls by instruction, from its own code and from the stub's. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -36,7 +36,7 @@ static void from_stub(int nth, long n, long a, long b, long c, long d) {
 
 static const char marker[] = "/tmp/afresh-hostile-marker";
 
-/* In the image, and touched by nobody. */
+/* In the image, and never touched. */
 static char initial[64 << 12];
 
 int main(void) {
@@ -50,14 +50,14 @@ int main(void) {
         sscanf(in, "%d %d", &mode, &nth);
         long made = 0;
         switch (mode) {
-        case 0: /* Every number there is, from the guest's own code; memory calls and ends apart. */
+        case 0: /* Every number, from the guest's own code, except memory calls and exits. */
             for (long i = 0; i < 600; i++) {
                 switch (i) {
                 case SYS_read: case SYS_readv: case SYS_exit: case SYS_exit_group: case SYS_brk: case SYS_mmap: case SYS_munmap:
                 case SYS_mremap: case SYS_mprotect: case SYS_kill: case SYS_tkill: case SYS_tgkill: case SYS_arch_prctl:
                 case SYS_write: case SYS_writev: case SYS_pwrite64: case SYS_nanosleep: case SYS_clock_nanosleep: case SYS_close_range: case SYS_close:
                 case SYS_rt_sigreturn: case SYS_pause: case SYS_rt_sigsuspend: case SYS_ppoll: case SYS_select: case SYS_pselect6:
-                    continue; /* These wait for ever, or do not return. */
+                    continue; /* These wait without an end, or do not return. */
                 case 335: case 336: continue; /* uretprobe, uprobe: see mode 17 */
                 }
                 made += raw(i, (long)marker, O_CREAT | O_RDWR, 0600, 0, 0, 0) >= 0;
@@ -69,9 +69,9 @@ int main(void) {
         case 2: from_stub(nth, SYS_kill, raw(SYS_getppid, 0, 0, 0, 0, 0, 0), 9, 0, 0); break;
         case 3: from_stub(nth, SYS_mmap, 0x10000000, 4096, 7, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED); break;
         case 4: from_stub(nth, SYS_fork, 0, 0, 0, 0); break;
-        case 23: from_stub(nth, SYS_clone, CLONE_PARENT | CLONE_PARENT_SETTID | SIGCHLD, 0, 0, 0); break; /* The order that forks. */
-        case 5: from_stub(nth, SYS_getppid, 0, 0, 0, 0); break; /* A question with a frame that is none. */
-        case 6: { /* The loop of the stub, with orders of its own. */
+        case 23: from_stub(nth, SYS_clone, CLONE_PARENT | CLONE_PARENT_SETTID | SIGCHLD, 0, 0, 0); break; /* The command that forks. */
+        case 5: from_stub(nth, SYS_getppid, 0, 0, 0, 0); break; /* A request with an invalid frame. */
+        case 6: { /* The loop of the stub, with commands from the guest. */
             long *orders = (void *)CONTROL;
             orders[0] = 1, orders[1] = 0, orders[2] = 1, orders[5] = 0, orders[6] = CONTROL;
             orders[8] = SYS_open, orders[9] = (long)marker, orders[10] = O_CREAT | O_RDWR, orders[11] = 0600;
@@ -105,7 +105,7 @@ int main(void) {
             frame[5 + 15] = (long)(stack + 2048), frame[5 + 16] = (long)raw, frame[5 + 17] = 0x202, frame[5 + 18] = 0x33 | 0x2bL << 48;
             frame[5 + 8] = SYS_brk; /* rdi of the call to raw */
             frame[5 + 32] = nth == 1 ? -1 : 0;
-            if (nth == 2) frame[2] = (long)initial, frame[4] = sizeof initial; /* The kernel is to write there. */
+            if (nth == 2) frame[2] = (long)initial, frame[4] = sizeof initial; /* The kernel should write there. */
             const unsigned char *code = (void *)STUB;
             int last = 0;
             for (int i = 0; i < 4095; i++)
@@ -125,7 +125,7 @@ int main(void) {
             lseek(file, 1L << 60, SEEK_SET), write(file, block, 1);
             break;
         }
-        case 14: /* Pointers to where nothing is, or where the sentry would write. */
+        case 14: /* Pointers to unmapped memory, or to memory of the sentry. */
             for (long i = 0; i < 340; i++)
                 switch (i) {
                 case SYS_read: case SYS_exit: case SYS_exit_group: case SYS_kill: case SYS_tkill: case SYS_tgkill: case SYS_brk:
@@ -141,9 +141,9 @@ int main(void) {
             for (volatile long work = 0; work < 100000000; work++);
             from_stub(nth, SYS_fork, 0, 0, 0, 0);
             break;
-        case 17: raw(335, 0, 0, 0, 0, 0, 0), raw(336, 0, 0, 0, 0, 0, 0); break; /* The kernel lets these by every filter. */
-        case 18: *(volatile char *)0x700000100000UL = 1; break; /* What the vDSO reads. */
-        case 19: { /* A question by a jump, backwards: with the direction flag set, in the frame of an earlier call. */
+        case 17: raw(335, 0, 0, 0, 0, 0, 0), raw(336, 0, 0, 0, 0, 0, 0); break; /* These pass every filter of the kernel. */
+        case 18: *(volatile char *)0x700000100000UL = 1; break; /* The data of the vDSO. */
+        case 19: { /* A request by a jump with the direction flag set, in the frame of an earlier call. */
             raw(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
             write(1, "0\n", 2);
             for (long *at = (void *)(CONTROL + 0x8000); at < (long *)(CONTROL + 0xc000 - 512); at++)
@@ -153,7 +153,7 @@ int main(void) {
                 }
             break;
         }
-        case 20: { /* A return from a frame that the kernel is to read where nobody has been. */
+        case 20: { /* A return from a frame in memory that was never touched. */
             const unsigned char *code = (void *)STUB;
             int last = 0;
             for (int i = 0; i < 4095; i++)
@@ -161,7 +161,7 @@ int main(void) {
             __asm__ volatile("mov %0, %%rsp\n jmp *%1" ::"r"(0x710000000000UL + 4096L * nth), "r"(code + last) : "memory");
             break;
         }
-        case 22: { /* A fork, from a forged frame, by a question after which the processor interrupts the stub. */
+        case 22: { /* A fork, from a forged frame, by a request after which the processor interrupts the stub. */
             raw(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
             for (long *at = (void *)(CONTROL + 0x8000); at < (long *)(CONTROL + 0xc000 - 512); at++)
                 if (at[0] == 7 && at[1] == 0 && at[2] == CONTROL + 0x8000 && at[4] == 0x4000) {
@@ -182,7 +182,7 @@ int main(void) {
                 }
             break;
         }
-        case 24: /* Forks for ever. */
+        case 24: /* Forks without an end. */
             for (;;) {
                 int child = fork();
                 if (child == 0) _exit(0);

@@ -1,6 +1,5 @@
-/* Does as it is told with its memory map, in itself or in children that it forks: "WHO OP A B C" a
- * line, answered by a line. Without a C library's buffering, so that nothing but what is asked for
- * changes. */
+/* Changes its memory map, or that of a child that it forks. A request is a line "WHO OP A B C", and
+ * a line answers it. It is built without a C library's buffering, so that nothing else changes. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>
@@ -15,7 +14,7 @@
 #define SLOTS 6
 #define CHILDREN 4
 static struct { char *at; long pages, shared, readonly; } slots[SLOTS];
-/* Of which mappings show parts. */
+/* Files whose parts are mapped. */
 static int file;
 static char *heap;
 static long heap_pages;
@@ -26,7 +25,7 @@ static uint64_t mix(uint64_t sum, uint64_t word) {
     return (sum ^ word) * 0x100000001b3;
 }
 
-/* The word that all of a page consists of, or one that no page has. */
+/* The word that fills a page, or one that no page has. */
 static uint64_t word(const char *page) {
     const uint64_t *words = (const uint64_t *)page;
     for (int i = 1; i < PAGE / 8; i++)
@@ -66,7 +65,7 @@ static int spawn(int number) {
     return 1;
 }
 
-/* 0 where something failed. */
+/* 0 if a call failed. */
 static uint64_t act(char what, long a, long b, long c) {
     int rw = PROT_READ | PROT_WRITE;
     switch (what) {

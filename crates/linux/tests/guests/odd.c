@@ -1,5 +1,5 @@
-// What few programs do, and the Linux Test Project does: each request names one, the answer is "ok"
-// or what was found.
+// Rare uses of system calls, from the Linux Test Project. Each request names one. The answer is
+// "ok" or the failure.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -50,7 +50,7 @@ static void written(void) {
     CHECK(write(pipes[1], own, 4) == 4 && !ioctl(pipes[1], FIONREAD, &status) && status == 4);
 }
 
-// A child that is stopped stands still, its parent is told, and it goes on or is killed.
+// A stopped child does not run, its parent is notified, and the child is continued or killed.
 static void stops(void) {
     int status, pipes[2];
     char byte;
@@ -73,13 +73,13 @@ static void stops(void) {
     if (!(child = fork())) for (;;) pause();
     CHECK(!kill(child, SIGSTOP) && waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
     CHECK(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
-    // Both have come before it is looked at: it does not stop with its end before it.
+    // Both signals arrive before the first is handled: the process ends without a stop.
     if (!(child = fork())) for (;;) pause();
     CHECK(!kill(child, SIGSTOP) && !kill(child, SIGKILL));
     CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
-// Who is stopped, and has nobody left that could have it go on, is told so and goes on.
+// A stopped process that is orphaned gets SIGHUP and SIGCONT.
 static void orphans(void) {
     int status, pipes[2];
     char byte;
@@ -100,7 +100,7 @@ static void orphans(void) {
     CHECK(!close(pipes[1]) && read(pipes[0], &byte, 1) == 0 && !close(pipes[0]));
 }
 
-// Much at once goes at once, of files.
+// One call transfers many bytes of a file.
 static void much(void) {
     enum { LEN = 5 << 20 };
     char *bytes = mmap(0, 2 * LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

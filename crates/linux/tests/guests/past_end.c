@@ -1,7 +1,7 @@
 // Calls that write their results beyond the end of a file that is mapped: they fail, and the
-// process lives on. The lines "calls", "full" and "half", a part of that, are answered by "ok" or
-// the calls that did otherwise; "where" by the address that "full" used, and "=ADDRESS" by the byte
-// there or "gone". After a number the next line is read to a bad place.
+// process survives. The answer to "calls", "full" and "half", which is a part of "full", is "ok" or
+// the calls that did not fail. The answer to "where" is the address that "full" used, and that to
+// "=ADDRESS" the byte there, or "gone". After a number the next line is read to a bad address.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -80,7 +80,7 @@ static void calls(void) {
     for (int n = 3; n < 32; ++n) close(n);
 }
 
-// A mapping that finds no room for its page beyond the end leaves the one in its place.
+// A mapping without room for its page beyond the end leaves the earlier one unchanged.
 static int fill(void) {
     int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, descriptor = open("/tmp/file", O_RDWR);
     kept = mmap(0, 2 * P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

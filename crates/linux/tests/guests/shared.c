@@ -1,5 +1,5 @@
-// Memory that processes share: of no file, of a file, and through /dev/shm; words waited for across
-// processes. "round" does it all and says "ok", or where it went wrong.
+// Memory that processes share: anonymous, of a file, and through /dev/shm. Futexes across
+// processes. "round" runs all checks. Its answer is "ok" or the failure.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

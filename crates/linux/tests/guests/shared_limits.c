@@ -1,4 +1,4 @@
-// Shared memory at its limits: a program that wants more of it than it may have. Each line of input
+// Shared memory at its limits: a program that requests more than its limit. Each line of input
 // names a part.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -13,7 +13,7 @@
 
 #define MIB (1L << 20)
 #define PAGE 4096L
-// Bytes that a part takes at a time, and how often it would.
+// Bytes that a part takes at a time, and the number of times.
 #define STEP (8 * MIB)
 #define ROUNDS 64
 
@@ -27,7 +27,7 @@ static char *share(int file, long len, long offset) {
     return mmap(0, len, PROT_READ | PROT_WRITE, flags, file, offset);
 }
 
-// A window that moves over a file, of which one page stays mapped.
+// A window that moves over a file. One page of the file stays mapped.
 static int windows(void) {
     int file = sparse("/tmp/window", ROUNDS * STEP), round = 0;
     share(file, PAGE, 0);
@@ -40,7 +40,7 @@ static int windows(void) {
     return round;
 }
 
-// Memory of no file, of which one page stays mapped.
+// Anonymous memory. One page of it stays mapped.
 static int remnants(void) {
     int round = 0;
     for (; round < ROUNDS; ++round) {
@@ -98,7 +98,7 @@ static int segments(void) {
     return round;
 }
 
-// Room that is mapped and not touched is free again afterwards.
+// Memory that is mapped and not touched is free again afterwards.
 static int untouched(void) {
     int file = sparse("/tmp/untouched", ROUNDS * STEP), round = 0;
     share(file, PAGE, 0);
@@ -132,8 +132,8 @@ static int holes(void) {
     return lseek(file, 0, SEEK_DATA) == 9 * PAGE && lseek(file, 9 * PAGE, SEEK_HOLE) == 10 * PAGE;
 }
 
-// A file of more bytes than the memory limit leaves, of which a page is mapped for reading. Writes
-// to it need memory.
+// A file of more bytes than the memory limit leaves. A page of it is mapped for reading. Writes to
+// it need memory.
 static int late(void) {
     static char part[MIB];
     char byte = 0;
@@ -191,7 +191,7 @@ static int shrink(void) {
     return gone;
 }
 
-// Mappings of a page, each of which is a file of the host. They come back.
+// Mappings of a page, each a file of the host. The files are freed.
 static int many(void) {
     static char *pages[1 << 16];
     int count = 0, again = 0;

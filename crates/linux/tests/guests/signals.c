@@ -1,5 +1,5 @@
-/* Signals that are read from descriptors, timers that send them, limits. Each request checks
- * itself; what fails is told. */
+/* Signals that are read from descriptors, timers that send them, limits. Each request checks itself
+ * and reports its failure. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -119,7 +119,7 @@ static void timers(void) {
     CHECK(sigwaitinfo(&real, &info) == SIGRTMIN + 1 && info.si_overrun >= 5 && info.si_value.sival_int == 5);
     CHECK(timer_settime(id, 0, &none, &old) == 0 && old.it_interval.tv_nsec == 2000000);
     while (sigtimedwait(&real, &info, &(struct timespec){0, 0}) > 0) {}
-    /* At a time of the day; one that tells nobody; one without an event. */
+    /* At a time of the day; one without a notification; one without an event. */
     struct timespec now;
     timer_t day, alarm_;
     struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 1};
@@ -167,7 +167,7 @@ static void limits(void) {
     CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){6, 1025}) == -1 && errno == EPERM);
     CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){6, 100}) == 0 && dup(1) == 5 && dup(1) == -1);
     CHECK(setrlimit(RLIMIT_CPU, &(struct rlimit){10, RLIM_INFINITY}) == 0 && getrlimit(RLIMIT_CPU, &now) == 0 && now.rlim_cur == 10);
-    /* Children inherit it, and may be told another. */
+    /* Children inherit it, and may get another. */
     pid_t pid = fork();
     int status;
     if (pid == 0) {
@@ -206,7 +206,7 @@ static void maps(void) {
     write(1, "maps\n", 5);
 }
 
-/* Signals that say of themselves where they come from go to other processes, but do not pretend. */
+/* Signals with a forged sender are refused for other processes. */
 static void others(void) {
     sigset_t usr = set(SIGUSR1, 0);
     sigprocmask(SIG_BLOCK, &usr, 0);

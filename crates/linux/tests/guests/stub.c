@@ -1,10 +1,10 @@
-/* Attacks the stub: leaves it so that the orders of the next reset are interrupted or answered
- * falsely.
+/* Attacks the stub: leaves it in a state in which the commands of the next reset are interrupted or
+ * get false answers.
  *
  * The guest returns by the stub's own `rt_sigreturn` into any instruction of the stub, with any
  * flags and registers, and with a frame in the control area that shows a call which waits. If the
  * sentry takes that for a guest at rest, it sends the next reset to code that never runs it. "look"
- * shows what of the last call is left.
+ * shows the traces of the last call.
  *
  * Requests: "look", "plant TEXT", "flags BITS", "interrupt", "frame SIGNAL SIZE PLACE GIVEN", or
  * "attack OFFSET FLAGS MASK STACK CALL ENTRY KEYS SECRET": see `attack`. */
@@ -31,7 +31,7 @@ static char secret[4096], in[512], out[8192];
 static struct pollfd input = {0, POLLIN, 0};
 static char stack[1 << 16] __attribute__((aligned(64)));
 static long forged[64] __attribute__((aligned(64)));
-/* Many pages, so that some resets take more than one piece of orders. */
+/* Many pages, so that some resets take more than one batch of commands. */
 static char pages[1200][4096];
 
 static const unsigned char *find(const char *bytes, int len) {
@@ -51,16 +51,16 @@ static long *frame(void) {
     return 0;
 }
 
-/* Writes where the secret goes. What is often written a reset copies back, which takes no system
- * call. */
+/* Writes the page of the secret. A reset copies back pages that are often written, which takes no
+ * system call. */
 static void plant(const char *text) {
     strcpy(secret, text);
     for (int i = 0; i < 1200; i++) strcpy(pages[i], text);
 }
 
-/* What "frame" forges in the frame: the signal, the size of the state of the vector registers, its
- * distance from the end of the control area, if it is moved, and the state that a return from a
- * handler is given. */
+/* The parts of the frame that "frame" forges: the signal, the size of the state of the vector
+ * registers, its distance from the end of the control area, if it is moved, and the state for the
+ * return from a handler. */
 static long signal_shown, size_shown, place_shown, state_given;
 #define LEGACY_SIZE 464
 
@@ -123,7 +123,7 @@ static void attack(char *arguments) {
     }
 }
 
-/* What the frame of the interrupt says of its sender: the code and the PID of its `siginfo_t`. */
+/* The sender in the frame of the interrupt: the code and the PID of its `siginfo_t`. */
 static volatile int interrupts, code, sender;
 
 static void answer(int signal) { _exit(signal); }

@@ -1,5 +1,5 @@
-// Segments of shared memory by keys and numbers. "round" does it all and says "ok" and what a
-// counter has come to that a child counts up, or where it went wrong.
+// Segments of shared memory by keys and numbers. "round" runs all checks. Its answer is "ok" and a
+// counter that a child increments, or the failure.
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -49,7 +49,7 @@ static void round_trip(void) {
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     CHECK(!strcmp(bytes + 8000, "by the child") && told(own).shm_nattch == 1);
 
-    // Removed, it is there for those who have it, and for nobody after them.
+    // A removed segment exists until its last user detaches it.
     CHECK(!shmctl(own, IPC_RMID, 0) && told(own).shm_perm.mode & SHM_DEST);
     CHECK(!shmdt(bytes));
     FAILS(shmctl(own, IPC_STAT, &(struct shmid_ds){0}), EINVAL);

@@ -1,5 +1,5 @@
-/* Threads, signals, timers and pipes: answers a line with what it finds, after doing what the line
- * says. Linked statically with the C library's threads. */
+/* Threads, signals, timers and pipes: executes a line of input and answers with the result. Linked
+ * statically with the C library's threads. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,7 @@ static volatile int stop;
 static int pipes[2], set, event, timer;
 static sigjmp_buf back;
 
-/* A worker that lasts: takes a number, gives back its double. */
+/* A worker thread that stays: it takes a number and returns its double. */
 static void *worker(void *_) {
     pthread_mutex_lock(&lock);
     for (;;) {
@@ -200,7 +200,7 @@ int main(void) {
             ok += sigtimedwait(&some, 0, &(struct timespec){.tv_nsec = 1000000}) == -1 && errno == EAGAIN;
             sigprocmask(SIG_UNBLOCK, &some, 0);
             sigaction(SIGALRM, &(struct sigaction){.sa_handler = note}, 0), rang = 0;
-            /* Again and again, for the first may come before the wait has begun. */
+            /* Repeatedly, because the first may arrive before the wait has begun. */
             struct itimerval often = {.it_value = {.tv_usec = 3000}, .it_interval = {.tv_usec = 20000}};
             setitimer(ITIMER_REAL, &often, 0);
             char byte;
@@ -213,8 +213,8 @@ int main(void) {
             setitimer(ITIMER_REAL, &(struct itimerval){.it_value = {.tv_usec = 2000}, .it_interval = {.tv_usec = 2000}}, 0), rang = 0;
             while (rang < 3 * SIGALRM) __asm__ volatile("");
             setitimer(ITIMER_REAL, &(struct itimerval){0}, 0);
-            /* One whose time has come before the thread has gone on: its handler may run before the
-             * call returns. */
+            /* A timer that expires before the thread continues: its handler may run before the call
+             * returns. */
             rang = 0, setitimer(ITIMER_REAL, &(struct itimerval){.it_value = {.tv_usec = 1}}, 0);
             while (rang < SIGALRM) __asm__ volatile("");
             /* SIGPIPE, ignored and not. */
@@ -286,7 +286,7 @@ int main(void) {
             for (int i = 0; i < 4096; i++) frame[i] = atoi(in + 6) % 3 ? (unsigned long)rand() << 32 ^ rand() * 7919UL : -1UL;
             if (atoi(in + 6) % 2) frame[1024 + 5 + 23] = (unsigned long)(frame + 2048), frame[1024 + 5 + 15] = (unsigned long)(frame + 1000), frame[1024 + 5 + 16] = (unsigned long)main;
             __asm__ volatile("mov %0, %%rsp\n mov $15, %%eax\n syscall" ::"r"(frame + 1024) : "memory");
-        } else if (!strncmp(in, "thread ends", 11)) { /* The first thread goes, another answers. */
+        } else if (!strncmp(in, "thread ends", 11)) { /* The first thread ends, another answers. */
             stop = 0;
             syscall(SYS_exit, 0);
         }

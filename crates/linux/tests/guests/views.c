@@ -1,6 +1,6 @@
 // Several views of files in memory: two writable ones in one process, the end of a file, growth,
-// holes, mremap. Each line is answered by "ok" and a counter that was 40 when the program became
-// warm, or by what went wrong.
+// holes, mremap. The answer to a line is "ok" and a counter that was 40 when the program became
+// warm, or the failure.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -18,9 +18,10 @@ use afresh_sys::{
     Advice, HUGE_PAGES, Memfd, PageRange, PerProcess, Protection, Reservation, SysError, fork::Mark,
 };
 
-use super::inserter::ArrivedPages;
+use super::arrived_pages::ArrivedPages;
+use super::file_owner::FileOwner;
+use super::filler::{FaultOutcome, Filler};
 use super::references::References;
-use super::{FaultOutcome, FileOwner, Filler};
 use crate::ImageError;
 
 /// Backings alive that own their file. With packs of [`PACK_IMAGES`] each, ten thousand images need

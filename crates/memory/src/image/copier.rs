@@ -32,8 +32,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use afresh_sys::errno::ESRCH;
 use afresh_sys::{Call, PAGE_SIZE, PageRange, Reservation, SysError, fork};
 
+use super::arrived_pages::ArrivedPages;
 use super::backing::FillState;
-use super::inserter::ArrivedPages;
 use super::{Extent, Filler, Image, Inserter, build};
 use crate::ImageError;
 

@@ -14,27 +14,9 @@ use std::sync::Arc;
 use afresh_sys::{PageRange, Protection, Reservation};
 
 use super::backing::FillState;
+use super::filler::{FaultOutcome, Filler};
 use super::{Extent, Image, Inserter, PageLoss, build};
 use crate::ImageError;
-
-/// Fetches the content of a lazily filled image and puts it in place, through the inserter it was
-/// made with.
-///
-/// Pages are counted as in the image. Its answer is not trusted: the inserter knows whether a page
-/// is in place.
-pub trait Filler: Send + Sync {
-    /// Returns once `page` is in place, or `false` once it is certain that it will never be. Called
-    /// in a signal handler of the thread that needs it: nothing may be locked that the thread could
-    /// hold.
-    fn fill_in_handler(&self, page: usize) -> bool;
-
-    /// Returns once all of `pages` is in place, or `false` once it is certain that it will never
-    /// be.
-    fn fill(&self, pages: PageRange) -> bool;
-
-    /// Why pages will never come, once that is certain.
-    fn failure(&self) -> Option<String>;
-}
 
 impl Image {
     /// An image of `pages` pages. Those in `stored` (in order, disjoint) will be filled in by the
@@ -144,17 +126,6 @@ pub(crate) struct Missing {
     loss: Arc<PageLoss>,
     /// Whether accesses that cannot become traps get zeros in place of lost pages.
     stands_in: bool,
-}
-
-/// The result of a fault on a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FaultOutcome {
-    /// The page is in place: something else caused the fault.
-    Present,
-    /// It is in place now.
-    Filled,
-    /// It will never be.
-    Closed,
 }
 
 impl Missing {

@@ -3,22 +3,12 @@
 //! Promises: the lender of a part lives until no image contains any of it, and all images of one
 //! part share one view of it. May break it: a change of lent pages.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use afresh_sys::{Memfd, PageRange, PerProcess};
+use afresh_sys::{PageRange, PerProcess};
 
-use super::{Backing, Extent, Image};
+use super::{Backing, Extent, FileOwner, Image};
 use crate::ImageError;
-
-/// The owner of a file whose parts are lent.
-pub trait FileOwner: fmt::Debug + Send + Sync {
-    /// The file.
-    fn file(&self) -> &Memfd;
-
-    /// The part: always the same.
-    fn part(&self) -> PageRange;
-}
 
 /// The state that images of one lent part share. Its owner keeps it.
 ///
@@ -69,7 +59,7 @@ impl BorrowedFile {
 
 #[cfg(all(test, not(miri)))]
 mod tests {
-    use afresh_sys::{PAGE_SIZE, child_passes};
+    use afresh_sys::{Memfd, PAGE_SIZE, child_passes};
 
     use super::*;
 

@@ -1,10 +1,12 @@
 //! Placing an image into a slot: which pages are mapped from where.
 
 use afresh_sys::planted::{self, Bug};
-use afresh_sys::{PAGE_SIZE, PageRange, Protection, withhold};
+use afresh_sys::{Feature, Features, PAGE_SIZE, PageRange, Protection, withhold};
 
+use super::serve::ServedSlot;
 use super::state::{Filling, State};
-use super::{Adaptation, Method, Slot};
+use super::{Adaptation, Method, Slot, Space};
+use crate::image::Missing;
 use crate::{Image, ImageError, SlotError};
 
 /// Mappings above which an image is compacted before it is placed; the kernel allows a process
@@ -12,6 +14,27 @@ use crate::{Image, ImageError, SlotError};
 const MAX_MAPPINGS: usize = 1024;
 
 impl Slot {
+    /// Makes the thread handle missing pages of the image just placed, or, if there is no such
+    /// thread, waits for all of them.
+    pub(super) fn serve(&mut self) -> Result<(), SlotError> {
+        let features = self.config.features.as_ref().unwrap_or_else(|| Features::host());
+        let Space { memory, first, capacity, .. } = &self.space;
+        let missing = Missing::of(&self.image, memory, *first, *capacity, &self.loss);
+        let (Some(missing), State::Filling(filling)) = (missing, &mut self.state) else {
+            return Ok(());
+        };
+        if features.has(Feature::UffdKernel)
+            && let Ok(served) = ServedSlot::start(missing, &self.space.regions)
+        {
+            filling.served = Some(served);
+            return Ok(());
+        }
+        let image = self.image.clone();
+        self.read_first(&image, "the kernel's faults cannot be answered here")?;
+        self.state = State::Ready;
+        Ok(())
+    }
+
     /// The regions to use for `image`, checked.
     pub(super) fn checked_regions(
         &self,

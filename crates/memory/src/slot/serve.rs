@@ -23,12 +23,9 @@ use std::time::Duration;
 
 use afresh_sys::errno::EIO;
 use afresh_sys::{
-    Call, Feature, Features, Interest, PAGE_SIZE, PageRange, PerProcess, SysError, Uffd, UffdEvent,
-    fork, lock,
+    Call, Interest, PAGE_SIZE, PageRange, PerProcess, SysError, Uffd, UffdEvent, fork, lock,
 };
 
-use super::{Slot, Space, State};
-use crate::SlotError;
 use crate::image::{FaultOutcome, Missing};
 
 /// Threads there are at most.
@@ -276,7 +273,8 @@ pub(super) struct ServedSlot {
 }
 
 impl ServedSlot {
-    fn start(missing: Missing, regions: &[PageRange]) -> Result<Self, SysError> {
+    /// Registers the parts of `regions` whose pages are missing.
+    pub(super) fn start(missing: Missing, regions: &[PageRange]) -> Result<Self, SysError> {
         let server = Server::get()?;
         let (current, broken) = (Mutex::new(true), AtomicBool::new(false));
         let entry = Arc::new(Entry { missing, current, broken });
@@ -322,29 +320,6 @@ impl Drop for ServedSlot {
             // Fails only where the mapping was replaced, which ends the registration too.
             let _ = self.server.uffd.unregister(start, part.byte_len());
         }
-    }
-}
-
-impl Slot {
-    /// Makes the thread handle missing pages of the image just placed, or, if there is no such
-    /// thread, waits for all of them.
-    pub(super) fn serve(&mut self) -> Result<(), SlotError> {
-        let features = self.config.features.as_ref().unwrap_or_else(|| Features::host());
-        let Space { memory, first, capacity, .. } = &self.space;
-        let missing = Missing::of(&self.image, memory, *first, *capacity, &self.loss);
-        let (Some(missing), State::Filling(filling)) = (missing, &mut self.state) else {
-            return Ok(());
-        };
-        if features.has(Feature::UffdKernel)
-            && let Ok(served) = ServedSlot::start(missing, &self.space.regions)
-        {
-            filling.served = Some(served);
-            return Ok(());
-        }
-        let image = self.image.clone();
-        self.read_first(&image, "the kernel's faults cannot be answered here")?;
-        self.state = State::Ready;
-        Ok(())
     }
 }
 

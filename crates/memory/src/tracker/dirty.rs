@@ -37,7 +37,7 @@ enum Words {
 }
 
 /// Words from which on an array is large.
-const LARGE: usize = 4 * PAGE_SIZE / size_of::<AtomicU64>();
+const LARGE_WORDS: usize = 4 * PAGE_SIZE / size_of::<AtomicU64>();
 
 fn zeroed(len: usize) -> Box<[AtomicU64]> {
     (0..len).map(|_| AtomicU64::new(0)).collect()
@@ -46,7 +46,7 @@ fn zeroed(len: usize) -> Box<[AtomicU64]> {
 impl Words {
     fn zeroed(len: usize) -> Self {
         let pages = PageRange::new(0, (len * size_of::<AtomicU64>()).div_ceil(PAGE_SIZE));
-        if len >= LARGE
+        if len >= LARGE_WORDS
             && let Ok(memory) = Reservation::new(pages.len)
             && memory.protect(pages, Protection::ReadWrite).is_ok()
         {

@@ -23,9 +23,9 @@ use super::{VmmError, VmmOptions};
 use crate::PageSource;
 
 /// Pages streamed at a time from a source that is near: small enough that a fault waits little.
-const NEAR: usize = 64;
+const NEAR_BATCH: usize = 64;
 /// From one where every request costs a round trip.
-const DISTANT: usize = 2048;
+const DISTANT_BATCH: usize = 2048;
 /// Pages filled on a fault there at least.
 const DISTANT_WINDOW: usize = 64;
 /// Threads that wait for such a source at the same time.
@@ -113,7 +113,7 @@ pub(super) fn accept_from<'a>(
             (false, true) => window.max(DISTANT_WINDOW),
             (false, false) => window,
         },
-        batch: if distant { DISTANT } else { NEAR },
+        batch: if distant { DISTANT_BATCH } else { NEAR_BATCH },
     };
     if let (Some(kept), Some(process)) = (&mut kept, waiting.process()) {
         kept.hold(process, &accepted.uffd, &accepted.mappings).map_err(VmmError::Keeper)?;

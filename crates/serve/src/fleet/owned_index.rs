@@ -25,7 +25,7 @@ use super::{Fleet, first_entry};
 use crate::lock::lock;
 
 /// The first part of the keys.
-const OWN: &str = "own";
+const KEY_PREFIX: &str = "own";
 /// Entries of a lost host that are swept at the same time.
 const MAX_CONCURRENT_ENTRIES: usize = 16;
 /// Times that a sweep reads an entry which changes meanwhile.
@@ -81,7 +81,7 @@ fn parts(life: &str) -> Option<(&str, u64)> {
 impl Fleet {
     /// The key of the note that a sandbox is this host's.
     pub(super) fn note_key(&self, id: &str) -> String {
-        format!("{OWN}.{}.{id}", self.node)
+        format!("{KEY_PREFIX}.{}.{id}", self.node)
     }
 
     /// Notes that `life` of this host is about to own a sandbox; returns the revision of the note.
@@ -106,7 +106,7 @@ impl Fleet {
     /// client uses each.
     pub(super) async fn sweep(&self, life: &str) -> Result<Sweep, NatsError> {
         let Some((node, last)) = parts(life) else { return Ok(Sweep::default()) };
-        let filter = format!("{OWN}.{node}.*");
+        let filter = format!("{KEY_PREFIX}.{node}.*");
         let links = &self.links;
         let mut noted = nats::all(&links.client, &links.hosts, &filter, usize::MAX).await?;
         // The host is back, and notes the sandboxes that it keeps or takes before their entries

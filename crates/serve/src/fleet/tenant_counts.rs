@@ -18,7 +18,7 @@ use super::{Fleet, record};
 use crate::lock::lock;
 
 /// Pause before the watch is begun again.
-const AGAIN: Duration = Duration::from_secs(1);
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// Pause before a host of a large fleet checks whether the fleet is small now.
 const PARTIAL_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -119,7 +119,7 @@ pub(super) async fn counting(fleet: Weak<Fleet>) {
         // A removal may have been missed.
         this.tenants.forget();
         drop(this);
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RESTART_PAUSE).await;
     }
 }
 

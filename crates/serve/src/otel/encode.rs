@@ -90,7 +90,7 @@ pub(super) struct FinishedSpan {
 }
 
 /// Flags of a span: it is known whether its parent is in another process, and that it is.
-const KNOWN: u32 = 0x100;
+const HAS_REMOTE_FLAG: u32 = 0x100;
 const REMOTE: u32 = 0x200;
 /// The flag that W3C has for a trace that is kept.
 const SAMPLED: u32 = 1;
@@ -136,7 +136,7 @@ fn span(span: &FinishedSpan) -> Json {
     if !span.state.is_empty() {
         json.insert("traceState".into(), span.state.as_str().into());
     }
-    json.insert("flags".into(), (SAMPLED | KNOWN | remote).into());
+    json.insert("flags".into(), (SAMPLED | HAS_REMOTE_FLAG | remote).into());
     json.insert("name".into(), span.name.as_str().into());
     json.insert("kind".into(), (span.kind as u8).into());
     json.insert("startTimeUnixNano".into(), span.start.to_string().into());

@@ -10,3 +10,4 @@ pub(crate) mod memory_directory;
 pub(crate) mod record;
 pub(crate) mod store;
 pub(crate) mod stored_elsewhere;
+pub(crate) mod tenant_use;

@@ -8,5 +8,4 @@ pub(crate) mod entry_size;
 pub(crate) mod memory;
 pub(crate) mod quota;
 pub(crate) mod tenant_queue;
-pub(crate) mod tenant_use;
 pub(crate) mod usage;

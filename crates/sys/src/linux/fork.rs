@@ -36,7 +36,7 @@ pub fn generation() -> u32 {
 /// The number of forks through the C library, in this process and its ancestors.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// Whether that is counted.
-static COUNTED: InheritedCell<bool> = InheritedCell::new();
+static FORK_HOOK: InheritedCell<bool> = InheritedCell::new();
 
 /// When something was made that children share: memory of a file, which they see change and vanish
 /// with their parent.
@@ -55,7 +55,7 @@ impl Mark {
     pub fn now() -> Self {
         // SAFETY: the handler only adds to an atomic.
         let hook = || unsafe { libc::pthread_atfork(Some(count), None, None) } == 0;
-        let forks = match COUNTED.get_or_make(hook) {
+        let forks = match FORK_HOOK.get_or_make(hook) {
             true => FORKS.load(Ordering::Acquire),
             // Out of memory for the handler, nothing is known of children: no two marks are equal.
             false => FORKS.fetch_add(1, Ordering::AcqRel),

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Call, SysError, inject};
 
-static ASKED: AtomicBool = AtomicBool::new(false);
+static REQUESTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note(_: libc::c_int) {
-    ASKED.store(true, Ordering::Release);
+    REQUESTED.store(true, Ordering::Release);
 }
 
 /// Turns the first SIGTERM or SIGINT into a flag, which this returns; system calls that wait end
@@ -32,7 +32,7 @@ pub fn watch() -> Result<&'static AtomicBool, SysError> {
             return Err(SysError::last(Call::Signal));
         }
     }
-    Ok(&ASKED)
+    Ok(&REQUESTED)
 }
 
 /// Signals that are blocked in this thread, and in those that it starts from then on, and are

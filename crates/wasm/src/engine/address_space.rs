@@ -6,16 +6,16 @@ use afresh_sys::host;
 /// Address space of one memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Space {
-    /// Bytes reserved behind the base. With [`WHOLE`] a 32-bit memory needs no bounds checks; with
-    /// less wasmtime checks every access, and a memory that is not larger from the start grows no
-    /// further.
+    /// Bytes reserved behind the base. With [`MAX_MEMORY32`] a 32-bit memory needs no bounds
+    /// checks; with less wasmtime checks every access, and a memory that is not larger from the
+    /// start grows no further.
     pub(crate) reservation: u64,
     /// Inaccessible bytes before the base and after the reservation.
     pub(crate) guard: u64,
 }
 
 /// Bytes that 32 bits can address.
-const WHOLE: u64 = 4 << 30;
+const MAX_MEMORY32: u64 = 4 << 30;
 
 impl Space {
     /// The guard after the heap of wasmtime for GC objects. It differs, so that a request of
@@ -33,8 +33,8 @@ impl Space {
     /// The layout for a process that may reserve `left` bytes more.
     fn fitting(left: Option<u64>) -> Self {
         // Room for some memories at a time, and for all that is not one.
-        match left.map_or(WHOLE, |left| left / 8) {
-            WHOLE.. => Self { reservation: WHOLE, guard: 32 << 20 },
+        match left.map_or(MAX_MEMORY32, |left| left / 8) {
+            MAX_MEMORY32.. => Self { reservation: MAX_MEMORY32, guard: 32 << 20 },
             part => {
                 let reservation = 1 << part.max(16 << 20).ilog2();
                 Self { reservation, guard: 1 << 20 }

@@ -27,10 +27,10 @@ struct KnownCode {
 }
 
 /// By first address.
-static KNOWN: PerProcess<Mutex<HashMap<usize, KnownCode>>> = PerProcess::new(Mutex::default);
+static CODE_RANGES: PerProcess<Mutex<HashMap<usize, KnownCode>>> = PerProcess::new(Mutex::default);
 
 fn known_code() -> MutexGuard<'static, HashMap<usize, KnownCode>> {
-    KNOWN.get().lock().unwrap_or_else(PoisonError::into_inner)
+    CODE_RANGES.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The traps of a range of code.

@@ -340,7 +340,7 @@ enum Scope {
 
 struct Layout {
     left: VecDeque<Arc<GuestMemory>>,
-    whose: MemoryOwner,
+    owner: MemoryOwner,
     /// Requests after the last one was taken.
     beyond: usize,
 }
@@ -400,10 +400,10 @@ pub(crate) fn record_memories<R>(
 /// others may use that thread, and it may continue on another.
 pub(crate) async fn with_memories<R>(
     memories: &[Arc<GuestMemory>],
-    whose: MemoryOwner,
+    owner: MemoryOwner,
     instantiate: impl Future<Output = wasmtime::Result<R>>,
 ) -> wasmtime::Result<R> {
-    let layout = Layout { left: memories.iter().cloned().collect(), whose, beyond: 0 };
+    let layout = Layout { left: memories.iter().cloned().collect(), owner, beyond: 0 };
     let lost = || wasmtime::Error::msg("a scope was lost");
     let mut scope = Some(Scope::Lay(layout));
     let mut instantiate = pin!(instantiate);
@@ -443,7 +443,7 @@ fn laid_out(asked: &Shape) -> Result<Option<Arc<GuestMemory>>, String> {
                 memory.shape
             )),
             None => {
-                layout.beyond += usize::from(layout.whose == MemoryOwner::Component);
+                layout.beyond += usize::from(layout.owner == MemoryOwner::Component);
                 Ok(None)
             }
         }

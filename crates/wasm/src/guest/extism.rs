@@ -148,7 +148,7 @@ enum HostFunctionKind {
 }
 
 /// Every function with its name, number of parameters and result.
-const ASKED: [(&str, HostFunctionKind, usize, Option<ValType>); 12] = [
+const HOST_FUNCTIONS: [(&str, HostFunctionKind, usize, Option<ValType>); 12] = [
     ("config_get", HostFunctionKind::Config, 1, Some(ValType::I64)),
     ("var_get", HostFunctionKind::Variable, 1, Some(ValType::I64)),
     ("var_set", HostFunctionKind::SetVariable, 2, None),
@@ -169,7 +169,7 @@ fn define(
     asynchronous: bool,
 ) -> wasmtime::Result<()> {
     let engine = linker.engine().clone();
-    for (name, ask, params, result) in ASKED {
+    for (name, ask, params, result) in HOST_FUNCTIONS {
         let ty = FuncType::new(&engine, vec![ValType::I64; params], result);
         function(linker, (KERNEL, name), ty, (ask, extism), asynchronous)?;
     }

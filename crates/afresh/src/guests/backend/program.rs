@@ -21,11 +21,11 @@ use super::reset_pool::{GuestLease, Reset, ResetPool};
 use super::session_line::{self, SessionGuest, SessionLine, unmoved};
 use super::traits::{FrozenKind, thaw};
 use super::{
-    Backend, FileOwner, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, OpenFile, StopCall,
-    Thaw, WarmGuest, failed,
+    Backend, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, OpenFile, StopCall, Thaw,
+    WarmGuest, failed,
 };
 use crate::guests::call::{CallInput, Entry, ErrorKind, Exit};
-use crate::guests::session_files::SessionFiles;
+use crate::guests::session_files::{FileOwner, SessionFiles};
 use crate::{
     Answer, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, Lease, LeaseError,
     LeaseOptions, OpenError, Options, OutputSource, OutputStream, SaveError, SessionError,

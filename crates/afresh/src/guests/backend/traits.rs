@@ -3,7 +3,6 @@
 use std::future::ready;
 use std::time::Duration;
 
-use afresh_files::{Refused, Tree};
 use afresh_memory::{Feature, FreezePreparation, Image};
 use afresh_pager::{SnapshotContents, SnapshotMemory, SnapshotOptions, SnapshotState};
 use afresh_pool::PoolStats;
@@ -11,9 +10,9 @@ use afresh_store::{Sha256, Snapshot, Store};
 
 use crate::guests::backend::{Backend, Instance, SessionLine};
 use crate::guests::call::{Entry, Function};
-use crate::guests::verify::{Verification, verify_calls};
+use crate::guests::verification::Verification;
 use crate::{
-    Answer, Call, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, LeaseError,
+    Answer, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, LeaseError,
     LeaseOptions, Options, OutputSource, OutputStream, SaveError, SessionError, VerifyError,
 };
 
@@ -73,20 +72,6 @@ pub(crate) trait WarmGuest {
     /// Refuses to record working sets where the kind has none.
     fn check_recording(&self) -> Result<(), SaveError> {
         Ok(())
-    }
-
-    /// Makes `call` `calls` times, and compares.
-    fn verify(
-        &self,
-        guest: &Guest,
-        call: &Call,
-        calls: u64,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<Verification, VerifyError>
-    where
-        Self: Sized,
-    {
-        verify_calls(self, guest, call, calls, progress)
     }
 
     /// Compares the instance that the next call would get with the warm state.
@@ -358,23 +343,5 @@ impl<K: FrozenKind> FrozenGuest for SnapshotContents<K> {
 
     fn skipped_pages(&self) -> usize {
         K::skipped_pages(self)
-    }
-}
-
-/// A session with files.
-pub(crate) trait FileOwner {
-    /// The tree as it is now.
-    fn present_tree(&self) -> Tree;
-
-    /// Changes the tree.
-    fn change_tree(
-        &mut self,
-        change: &mut dyn FnMut(&mut Tree) -> Result<(), Refused>,
-    ) -> Result<Result<(), Refused>, SessionError>;
-
-    /// Whether the guest finds other files at a path than those of the tree.
-    fn is_generated(&self, path: &str) -> bool {
-        let _ = path;
-        false
     }
 }

@@ -24,8 +24,7 @@ pub(super) const OPEN: Option<OpenFile> = Some(open);
 pub(super) const THAW: Option<Thaw> = Some(thaw::<FrozenState>);
 
 pub(crate) use afresh_wasm::{
-    BytesEntry as FunctionEntry, ComponentLease, Lease as ModuleLease, Warm as WarmModule,
-    WarmComponent,
+    ComponentLease, Lease as ModuleLease, Warm as WarmModule, WarmComponent,
 };
 
 /// Options of Wasm guests alone.

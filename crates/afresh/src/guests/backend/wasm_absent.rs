@@ -13,8 +13,6 @@ pub(crate) type WarmModule = Absent;
 pub(crate) type WarmComponent = Absent;
 pub(crate) type ModuleLease<'a> = Absent;
 pub(crate) type ComponentLease<'a> = Absent;
-/// No other kind looks functions up.
-pub(crate) type FunctionEntry = std::convert::Infallible;
 
 /// Options of Wasm guests alone.
 #[derive(Clone, Default)]

@@ -18,12 +18,12 @@ use tokio::io::copy_bidirectional_with_sizes;
 
 use crate::address_limits::CLIENT;
 use crate::body::{Meter, StreamedAnswer};
+use crate::connection_permit::ConnectionPermit;
 use crate::error_response::ErrorResponse;
 use crate::sandbox::connections::dial::{COPY_BYTES, MAX_HTTP_BUFFER_BYTES, dial};
 use crate::sandbox::connections::request_host::host_of;
 use crate::sandbox::http::authorization::{SANDBOX, TOKENS, awake, called, shows_token};
 use crate::sandbox::life::registry::Sandboxes;
-use crate::server::ConnectionPermit;
 use crate::wire;
 
 /// The header that names a port where the host does not.

@@ -2,7 +2,7 @@
 //!
 //! [`SandboxStore`] keeps the records and saved states of sandboxes: the directory of one server,
 //! or the ledger that the hosts of a fleet share. [`SandboxHost`] is this server as a fleet sees
-//! it.
+//! it. Both sides import the data of the traits from this file, which re-exports it.
 //!
 //! Promises: a record is written before its client is answered. In a fleet no call of a sandbox is
 //! answered that another host may own by now, neither when it begins nor when it ends.
@@ -19,11 +19,14 @@ pub(crate) use crate::sandbox::records::creation_key::CreationKey;
 #[cfg(all(test, feature = "fleet"))]
 pub(crate) use crate::sandbox::records::record::BuiltTemplate;
 pub(crate) use crate::sandbox::records::record::{SandboxRecord, SnapshotRecord};
-pub use crate::sandbox::tenants::tenant_use::TenantUse;
+pub use crate::sandbox::records::tenant_use::TenantUse;
 #[cfg(feature = "fleet")]
 pub(crate) use shared::*;
 
 use crate::error_response::ErrorResponse;
+
+/// Maximum bytes of an entry in the ledger of a fleet.
+pub(crate) const MAX_ENTRY: usize = 64 << 10;
 
 /// The standing of a sandbox in a shared store.
 #[derive(Default)]
@@ -321,7 +324,6 @@ mod shared {
     use crate::error_response::ErrorResponse;
     pub(crate) use crate::sandbox::records::record::milliseconds;
     pub(crate) use crate::sandbox::records::record::state_reference;
-    pub(crate) use crate::sandbox::tenants::entry_size::MAX_ENTRY;
 
     /// A saved state in the store of a fleet.
     #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -19,8 +19,8 @@ use crate::error_response::{BudgetExcess, BudgetOwner, ErrorResponse};
 use crate::lock::lock;
 use crate::sandbox::records::record::Records;
 use crate::sandbox::records::store::{SandboxStore, TenantUse};
+use crate::sandbox::records::tenant_use::window_at;
 use crate::sandbox::tenants::budgets::{Budgets, Limits};
-use crate::sandbox::tenants::tenant_use::window_at;
 
 /// Interval of writes of the totals.
 pub(crate) const WRITE_INTERVAL: Duration = Duration::from_secs(10);

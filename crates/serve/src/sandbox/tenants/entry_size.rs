@@ -11,9 +11,8 @@ use hyper::StatusCode;
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::records::record::SandboxSettings;
+use crate::sandbox::records::store::MAX_ENTRY;
 
-/// Maximum bytes of an entry in the ledger of a fleet.
-pub(crate) const MAX_ENTRY: usize = 64 << 10;
 /// Maximum bytes of the texts of one request together.
 const MAX_LABEL_BYTES: usize = 16 << 10;
 /// Maximum bytes of the settings of a sandbox or a snapshot. The rest of an entry has the names of

@@ -522,14 +522,17 @@ impl Call<'_> {
         count: i32,
         to: i32,
     ) -> Result<bool, Fail> {
-        const ASKED: u32 = 48;
+        const SUBSCRIPTION_BYTES: u32 = 48;
         let count = count as u32;
         if count > POLLED {
             return Err(errno::INVAL.into());
         }
         let mut events = Vec::new();
         for index in 0..count {
-            let question = self.memory.read(asked.wrapping_add((index * ASKED) as i32), ASKED)?;
+            let question = self.memory.read(
+                asked.wrapping_add((index * SUBSCRIPTION_BYTES) as i32),
+                SUBSCRIPTION_BYTES,
+            )?;
             let what = question[8];
             if what != 1 && what != 2 {
                 continue;

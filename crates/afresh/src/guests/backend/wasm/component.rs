@@ -9,7 +9,7 @@ use crate::guests::backend::{
     Backend, FrozenGuest, Instance, LiveInstance, SessionLine, WarmGuest,
 };
 use crate::guests::call::Entry;
-use crate::guests::verify::Verification;
+use crate::guests::verification::Verification;
 use crate::{
     Answer, CallError, Cause, Guest, InstanceDifference, Kind, LeaseError, LeaseOptions, SaveError,
     SessionError, VerifyError,

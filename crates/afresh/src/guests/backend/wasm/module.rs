@@ -5,14 +5,14 @@ use afresh_memory::FreezePreparation;
 use afresh_pager::SnapshotMemory;
 use afresh_pool::PoolStats;
 use afresh_snapshot::{Branch, Frozen};
-use afresh_wasm::{Session, Val, Warm, parse_arguments, show_value};
+use afresh_wasm::{BytesEntry, Session, Val, Warm, parse_arguments, show_value};
 
-use super::{FunctionEntry, call_error, lease_options, unavailable};
+use super::{call_error, lease_options, unavailable};
 use crate::guests::backend::session_line::{self, SessionGuest, SessionLine, unmoved};
-use crate::guests::backend::{Backend, FileOwner, FrozenGuest, Instance, LiveInstance, WarmGuest};
+use crate::guests::backend::{Backend, FrozenGuest, Instance, LiveInstance, WarmGuest};
 use crate::guests::call::{Entry, Function};
-use crate::guests::session_files::SessionFiles;
-use crate::guests::verify::Verification;
+use crate::guests::session_files::{FileOwner, SessionFiles};
+use crate::guests::verification::Verification;
 use crate::{
     Answer, CallError, Cause, Guest, InstanceDifference, Kind, Lease, LeaseError, LeaseOptions,
     Options, SaveError, SessionError, VerifyError,
@@ -93,8 +93,8 @@ impl WarmGuest for Warm {
 fn find_entry<'e>(
     guest: &Guest,
     callee: Entry<'e>,
-    looked_up: &'e mut Option<FunctionEntry>,
-) -> Result<&'e FunctionEntry, CallError> {
+    looked_up: &'e mut Option<BytesEntry>,
+) -> Result<&'e BytesEntry, CallError> {
     if let Entry::Function(Function { entry: Some(entry), .. }) = callee {
         return Ok(entry);
     }
