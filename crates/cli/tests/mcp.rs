@@ -151,6 +151,23 @@ fn an_agent_runs_code_and_returns_to_a_checkpoint() {
 }
 
 #[test]
+fn scripts_may_declare_names_again() {
+    let Some(guest) = quickjs() else { return };
+    let setup = "const x = 0; let y = 0; class Z {}";
+    let mut client = Client::start(&[&guest, "--language", "javascript", "--setup", setup]);
+    for value in [1, 2] {
+        let code = format!("const x = {value}; let y; class Z {{}}\n[x, y === undefined]");
+        assert_eq!(client.call_ok("run_code", json!({"code": code}))["json"], json!([value, true]));
+        client.call_ok("run_code", json!({"code": "y = 5"}));
+    }
+    let lost = client.call_ok("run_code", json!({"code": "Promise.reject(new Error('lost')); 1"}));
+    let errors = lost["stderr"].as_str().unwrap();
+    assert!(errors.starts_with("Uncaught (in promise) Error: lost"), "{lost}");
+    let nul = client.refused("run_code", json!({"code": "'\0'"}));
+    assert!(nul.contains("SyntaxError") && nul.contains("U+0000"), "{nul}");
+}
+
+#[test]
 fn a_setup_that_fails_shows_its_exception() {
     let Some(guest) = quickjs() else { return };
     let setup = "throw new Error('not today')";
@@ -233,6 +250,10 @@ fn an_agent_runs_commands_beside_code() {
         Client::start(&["/usr/bin/python3", "--linux", "--setup", "import json; warm = 40"]);
     let ran = client.call_ok("run_code", json!({"code": "print('one')\nx = warm + 2\n{'x': x}"}));
     assert_eq!((&ran["stdout"], &ran["json"]), (&json!("one\n"), &json!({"x": 42})), "{ran}");
+    // A line in a string is no command.
+    let code = "s = '''\n!no\n%pip no\n'''\nif s:\n  !echo shell\nlen(s)";
+    let ran = client.call_ok("run_code", json!({"code": code}));
+    assert_eq!((&ran["stdout"], &ran["json"]), (&json!("shell\n"), &json!(13)), "{ran}");
     client.call_ok("checkpoint", json!({"name": "clean"}));
     client.call_ok("write_file", json!({"path": "/data/in.txt", "content": "3\n1\n2\n"}));
     let arguments = json!({
@@ -293,6 +314,66 @@ fn errors_name_their_cause_and_the_tree_shows_only_known_states() {
         assert_eq!((&answer["error"]["code"], &answer["id"]), (&json!(-32700), &Value::Null));
     }
     assert_eq!(client.call_ok("run_code", json!({"code": "x"}))["text"], "1");
+}
+
+/// A call with a progress token: its result, and all its progress as one text.
+#[cfg(feature = "linux")]
+fn call_with_progress(client: &mut Client, tool: &str, arguments: &Value) -> (Value, String) {
+    let id = client.send(
+        "tools/call",
+        json!({"name": tool, "arguments": arguments, "_meta": {"progressToken": "p"}}),
+    );
+    let mut text = String::new();
+    loop {
+        let mut message = client.next();
+        if message["id"] == id {
+            return (message["result"]["structuredContent"].take(), text);
+        }
+        text += message["params"]["message"].as_str().unwrap_or_default();
+    }
+}
+
+#[cfg(feature = "linux")]
+#[test]
+fn output_and_input_of_calls_are_whole() {
+    if !Path::new("/usr/bin/python3").is_file() {
+        println!("SKIPPED: /usr/bin/python3 is not installed");
+        return;
+    }
+    let mut client = Client::start(&["/usr/bin/python3", "--linux"]);
+    // A character arrives in two writes.
+    let code = "import os, time\nfor byte in b'\\xc3\\xa9\\n':\n os.write(1, bytes([byte])); time.sleep(.2)";
+    let (ran, progress) = call_with_progress(&mut client, "run_code", &json!({"code": code}));
+    assert_eq!((&ran["stdout"], &*progress), (&json!("\u{e9}\n"), "\u{e9}\n"), "{ran}");
+
+    // A command may read its input late, and is killed at its limit where it reads none.
+    let input = "x".repeat(300_000);
+    let counted = client.call_ok(
+        "run_command",
+        json!({"command": "sleep 6; wc -c", "stdin": input, "timeout": 60}),
+    );
+    assert_eq!(
+        (&counted["stdout"], &counted["unread_stdin_bytes"]),
+        (&json!("300000\n"), &json!(0)),
+        "{counted}"
+    );
+    let arguments = json!({"command": "sleep 600", "stdin": input, "timeout": 1});
+    let killed = client.call("run_command", arguments);
+    let result = &killed["structuredContent"];
+    let unread = result["unread_stdin_bytes"].as_u64().unwrap();
+    assert!(result["killed"] == true && unread > 100_000, "{killed}");
+    let short = client.call_ok("run_command", json!({"command": "head -c 1", "stdin": input}));
+    assert_eq!(short["stdout"], "x", "{short}");
+
+    // A command that an earlier call left running spends nothing of this call's budget.
+    client.call_ok("run_command", json!({"command": "yes noise & echo $! >/tmp/pid"}));
+    let own = "sleep 1; echo own; kill $(cat /tmp/pid)";
+    let (ran, progress) = call_with_progress(&mut client, "run_command", &json!({"command": own}));
+    assert_eq!(
+        (&ran["stdout"], &ran["dropped_bytes"], &*progress),
+        (&json!("own\n"), &json!(0), "own\n"),
+        "{ran}"
+    );
 }
 
 /// The Python SDK, with the newest protocol and with the handshake of earlier ones.

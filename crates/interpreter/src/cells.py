@@ -21,7 +21,7 @@ _HOME = "/home/user"
 _MAX_CONTEXTS = 100
 # The flag of code that awaits.
 _COROUTINE = 0x80
-_MAGIC = re.compile(r"^(\s*)(?:!(.*)|%(pip|cd|config|matplotlib|env)\b(.*))$", re.MULTILINE)
+_MAGIC = re.compile(r"^(\s*)(?:!(.*)|%(pip|cd|config|matplotlib|env)\b(.*))$")
 
 _loop = None
 
@@ -192,13 +192,29 @@ def _parsed(code, name):
         return compile(code, name, "exec", flags, dont_inherit=True)
     except SyntaxError:
         other = textwrap.dedent(code) if code[:1].isspace() else code
-        other = _MAGIC.sub(_magic, other)
-        if other == code:
+        tree = _parsed_with_commands(other, name, flags)
+        if tree is None:
+            # An error of the other form would name text that the code does not have.
             raise
-        # An error of the other form would name text that the code does not have.
-        with contextlib.suppress(SyntaxError):
-            return compile(other, name, "exec", flags, dont_inherit=True)
-        raise
+        return tree
+
+
+def _parsed_with_commands(code, name, flags):
+    """The tree of code with lines for the shell; None if it has a syntax error in another line.
+
+    Only a line that the compiler refuses is rewritten, so that equal lines in strings stay as they are.
+    """
+    lines = code.split("\n")
+    while True:
+        try:
+            return compile("\n".join(lines), name, "exec", flags, dont_inherit=True)
+        except SyntaxError as error:
+            at = (error.lineno or 0) - 1
+            line = lines[at] if 0 <= at < len(lines) else ""
+            command = _MAGIC.sub(_magic, line)
+            if command == line:
+                return None
+            lines[at] = command
 
 
 def _evaluated(tree, name, kind, space):

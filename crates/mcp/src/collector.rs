@@ -10,6 +10,7 @@ use afresh_interpreter::{HostCallbacks, Stream};
 use tokio::sync::mpsc;
 
 use crate::displayed::{DisplayedResult, JsonRoom};
+use crate::progress::Progress;
 
 /// Maximum results that one call displays.
 const MAX_RESULTS: usize = 256;
@@ -23,7 +24,8 @@ pub(crate) const MAX_ANSWER: usize = 16 << 20;
 /// Maximum bytes of results that code displays, images included.
 const MAX_DISPLAYED: usize = 16 << 20;
 
-/// Maximum commands whose output one call collects; only left-over commands exceed it.
+/// Maximum commands whose output is held while the number of the started command is unknown. Only
+/// left-over commands exceed it.
 const MAX_COMMANDS: usize = 64;
 
 /// When a call ends at the latest, and who may end it earlier.
@@ -45,79 +47,110 @@ impl Limits {
     }
 }
 
-/// The text of one program.
+/// The output of one program.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: Vec<u8>,
-}
-
-/// Receives the output of one call, within a budget, and ends the call when its client does.
-#[derive(Debug, Default)]
-pub struct OutputCollector {
-    pub(crate) code: Streams,
-    commands: BTreeMap<u32, Streams>,
-    ended: BTreeMap<u32, i32>,
-    /// Results that code displayed.
-    pub(crate) displayed: Vec<DisplayedResult>,
-    displayed_bytes: usize,
-    json_room: JsonRoom,
-    /// Bytes that are held.
-    bytes: usize,
     /// Bytes that were dropped because the budget was spent.
     pub(crate) dropped: u64,
-    pub(crate) limits: Limits,
-    /// Receives text while the call runs. Text is dropped here where the receiver is slow.
-    pub(crate) progress: Option<mpsc::Sender<String>>,
 }
 
-impl OutputCollector {
-    pub(crate) fn new(limits: Limits, progress: Option<mpsc::Sender<String>>) -> Self {
-        Self { limits, progress, ..Self::default() }
-    }
-
-    /// The exit status of a command, once it has ended.
-    pub(crate) fn status(&self, number: u32) -> Option<i32> {
-        self.ended.get(&number).copied()
-    }
-
-    /// The output of a command.
-    pub(crate) fn take_command(&mut self, number: u32) -> Streams {
-        self.commands.remove(&number).unwrap_or_default()
-    }
-
-    fn collect(&mut self, number: Option<u32>, stream: Stream, bytes: &[u8]) {
-        if let Some(progress) = &self.progress {
-            let _ = progress.try_send(String::from_utf8_lossy(bytes).into_owned());
-        }
-        let new = number.is_some_and(|number| !self.commands.contains_key(&number));
-        if new && self.commands.len() >= MAX_COMMANDS {
-            self.dropped += bytes.len() as u64;
-            return;
-        }
-        let held = bytes.len().min(MAX_OUTPUT - self.bytes);
-        self.bytes += held;
+impl Streams {
+    fn append(&mut self, stream: Stream, bytes: &[u8]) {
+        let held = bytes.len().min(MAX_OUTPUT - self.stdout.len() - self.stderr.len());
         self.dropped += (bytes.len() - held) as u64;
-        let streams = match number {
-            Some(number) => self.commands.entry(number).or_default(),
-            None => &mut self.code,
-        };
         let to = match stream {
-            Stream::Stdout | Stream::Terminal => &mut streams.stdout,
-            Stream::Stderr => &mut streams.stderr,
+            Stream::Stdout | Stream::Terminal => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
         };
         to.extend_from_slice(&bytes[..held]);
     }
 }
 
+/// The program whose output a call collects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Source {
+    #[default]
+    Code,
+    /// A command whose number is not known yet.
+    Starting,
+    Command(u32),
+}
+
+/// Receives the output of one call, within a budget, and ends the call when its client does.
+/// Output of programs that earlier calls left running is dropped, and is not counted.
+#[derive(Debug, Default)]
+pub struct OutputCollector {
+    source: Source,
+    /// The output of the source.
+    pub(crate) own: Streams,
+    /// The exit status of the source, if it is a command that has ended.
+    pub(crate) status: Option<i32>,
+    /// Commands with output, or with an end, while the number of the started one is unknown.
+    candidates: BTreeMap<u32, (Streams, Option<i32>)>,
+    /// Results that code displayed.
+    pub(crate) displayed: Vec<DisplayedResult>,
+    displayed_bytes: usize,
+    json_room: JsonRoom,
+    /// Bytes of displayed results that were dropped.
+    pub(crate) dropped: u64,
+    pub(crate) limits: Limits,
+    pub(crate) progress: Option<Progress>,
+}
+
+impl OutputCollector {
+    pub(crate) fn new(limits: Limits, progress: Option<mpsc::Sender<String>>) -> Self {
+        Self { limits, progress: progress.map(Progress::new), ..Self::default() }
+    }
+
+    /// The call starts a command: its output is collected, and that of code is not.
+    pub(crate) fn expect_command(&mut self) {
+        self.source = Source::Starting;
+    }
+
+    /// The started command has this number.
+    pub(crate) fn begin_command(&mut self, number: u32) {
+        self.source = Source::Command(number);
+        (self.own, self.status) = self.candidates.remove(&number).unwrap_or_default();
+        self.candidates.clear();
+        if let Some(progress) = &mut self.progress {
+            progress.report(Stream::Stdout, &self.own.stdout);
+            progress.report(Stream::Stderr, &self.own.stderr);
+        }
+    }
+
+    /// A command that may be the started one. Numbers grow, so the first one is dropped for it
+    /// where there are too many.
+    fn candidate(&mut self, number: u32) -> &mut (Streams, Option<i32>) {
+        if self.candidates.len() >= MAX_COMMANDS && !self.candidates.contains_key(&number) {
+            self.candidates.pop_first();
+        }
+        self.candidates.entry(number).or_default()
+    }
+
+    fn collect(&mut self, stream: Stream, bytes: &[u8]) {
+        if let Some(progress) = &mut self.progress {
+            progress.report(stream, bytes);
+        }
+        self.own.append(stream, bytes);
+    }
+}
+
 impl HostCallbacks for OutputCollector {
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        self.collect(None, stream, bytes);
+        if self.source == Source::Code {
+            self.collect(stream, bytes);
+        }
         Ok(())
     }
 
     fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        self.collect(Some(number), stream, bytes);
+        match self.source {
+            Source::Starting => self.candidate(number).0.append(stream, bytes),
+            Source::Command(own) if own == number => self.collect(stream, bytes),
+            _ => {}
+        }
         Ok(())
     }
 
@@ -144,8 +177,10 @@ impl HostCallbacks for OutputCollector {
     }
 
     fn command_ended(&mut self, number: u32, status: i32) {
-        if self.ended.len() < MAX_COMMANDS || self.commands.contains_key(&number) {
-            self.ended.insert(number, status);
+        match self.source {
+            Source::Starting => self.candidate(number).1 = Some(status),
+            Source::Command(own) if own == number => self.status = Some(status),
+            _ => {}
         }
     }
 
@@ -162,20 +197,43 @@ mod tests {
     fn output_beyond_the_budget_is_counted() {
         let mut collector = OutputCollector::default();
         collector.print(Stream::Stdout, &vec![b'a'; MAX_OUTPUT - 1]).unwrap();
-        collector.print_command(7, Stream::Stderr, b"bcd").unwrap();
-        assert_eq!(collector.code.stdout.len(), MAX_OUTPUT - 1);
-        assert_eq!(collector.take_command(7).stderr, b"b");
-        assert_eq!(collector.dropped, 2);
+        collector.print(Stream::Stderr, b"bcd").unwrap();
+        assert_eq!(collector.own.stdout.len(), MAX_OUTPUT - 1);
+        assert_eq!((&collector.own.stderr[..], collector.own.dropped), (&b"b"[..], 2));
     }
 
     #[test]
-    fn commands_keep_their_own_output_and_status() {
+    fn commands_of_earlier_calls_spend_no_budget_of_a_later_command() {
         let mut collector = OutputCollector::default();
-        collector.print_command(1, Stream::Stdout, b"one").unwrap();
-        collector.print_command(2, Stream::Stdout, b"two").unwrap();
-        collector.command_ended(2, -9);
-        assert_eq!(collector.take_command(2).stdout, b"two");
-        assert_eq!((collector.status(1), collector.status(2)), (None, Some(-9)));
+        collector.expect_command();
+        let noise = vec![b'n'; MAX_OUTPUT + 1];
+        collector.print_command(1, Stream::Stdout, &noise).unwrap();
+        for other in 2..2 + MAX_COMMANDS as u32 {
+            collector.command_ended(other, 0);
+        }
+        collector.print_command(99, Stream::Stdout, b"one").unwrap();
+        collector.begin_command(99);
+        collector.print_command(1, Stream::Stdout, &noise).unwrap();
+        collector.print(Stream::Stdout, &noise).unwrap();
+        collector.print_command(99, Stream::Stderr, b"two").unwrap();
+        collector.command_ended(1, 7);
+        assert_eq!(collector.status, None);
+        collector.command_ended(99, -9);
+        let Streams { stdout, stderr, dropped } = &collector.own;
+        assert_eq!((&stdout[..], &stderr[..], *dropped), (&b"one"[..], &b"two"[..], 0));
+        assert_eq!(collector.status, Some(-9));
+    }
+
+    #[test]
+    fn a_command_that_ends_before_its_number_is_known_has_its_status() {
+        let mut collector = OutputCollector::default();
+        collector.expect_command();
+        for other in 0..=MAX_COMMANDS as u32 {
+            collector.command_ended(other, 0);
+        }
+        collector.command_ended(99, 3);
+        collector.begin_command(99);
+        assert_eq!(collector.status, Some(3));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The server over streamable HTTP.
 //!
-//! Promises: a request without the token is refused, where one is set. Requests from web pages are
+//! Promises: a request without the token is refused before its body is read, where one is set.
+//! Bodies have [limits](crate::body_limit). Requests from web pages are
 //! refused, and so are those with a foreign `Host`, so that a page cannot reach a server on
 //! loopback by DNS rebinding.
 
@@ -18,10 +19,8 @@ use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::body_limit::{BodyMemory, MAX_BODY};
 use crate::server::Server;
-
-/// Maximum bytes of a request.
-const MAX_BODY: usize = 16 << 20;
 
 impl Server {
     /// Answers clients over HTTP until `end` is ready. Clients show `token` as a bearer token, if
@@ -57,7 +56,10 @@ impl Server {
             .with_max_request_body_bytes(MAX_BODY);
         let sessions = Arc::new(LocalSessionManager::default());
         let service = StreamableHttpService::new(move || Ok(self.clone()), sessions, config);
-        let router = Router::new().route_service("/mcp", service);
+        let memory = BodyMemory::default();
+        let router = Router::new()
+            .route_service("/mcp", service)
+            .layer(from_fn(move |request, next| memory.clone().limit(request, next)));
         let Some(token) = token else { return router };
         let expected: [u8; 32] = Sha256::digest(format!("Bearer {token}")).into();
         router.layer(from_fn(move |request, next| authorize(expected, request, next)))

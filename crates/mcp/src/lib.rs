@@ -11,9 +11,11 @@
 //! server is one trust domain, so every client with its token reaches every sandbox.
 
 mod arguments;
+mod body_limit;
 mod collector;
 mod displayed;
 mod http;
+mod progress;
 mod registry;
 mod results;
 mod sandbox;

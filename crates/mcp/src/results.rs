@@ -75,6 +75,8 @@ pub(crate) struct CommandResult {
     pub(crate) stderr: String,
     /// Bytes of output that were dropped.
     pub(crate) dropped_bytes: u64,
+    /// Bytes of `stdin` that the command left unread, in addition to those in its pipe.
+    pub(crate) unread_stdin_bytes: usize,
     /// The exit status, or 128 plus the number of the signal that ended the command, as shells
     /// report it.
     pub(crate) exit_code: i32,
@@ -222,6 +224,12 @@ impl Describe for CommandResult {
     fn describe(&self) -> String {
         let mut text = String::new();
         append_output(&mut text, &self.stdout, &self.stderr, self.dropped_bytes);
+        if self.unread_stdin_bytes > 0 {
+            append(
+                &mut text,
+                &format!("[{} bytes of stdin were not read]", self.unread_stdin_bytes),
+            );
+        }
         if self.killed {
             append(&mut text, "[the command was killed; its effects stay until a rollback]");
         } else if self.exit_code != 0 {

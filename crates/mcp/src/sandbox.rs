@@ -28,6 +28,8 @@ const MAX_READ: u64 = 1 << 20;
 const MAX_LISTED: usize = 1000;
 /// Maximum states in the tree of a sandbox.
 const MAX_STATES: usize = 1000;
+/// Maximum bytes of input for a command in one request.
+const MAX_INPUT_PIECE: usize = 64 << 10;
 /// The name of internal states.
 const INTERNAL: &str = "";
 
@@ -44,6 +46,15 @@ pub(crate) enum SandboxError {
     NotStarted(String),
     #[error("{0}")]
     Refused(String),
+}
+
+/// How a command ended.
+struct CommandEnd {
+    /// Its exit status, or the negative number of the signal that ended it.
+    status: i32,
+    killed: bool,
+    /// Bytes of its input that it left.
+    unread: usize,
 }
 
 /// A sandbox.
@@ -106,9 +117,9 @@ impl Sandbox {
         };
         let displayed = std::mem::take(&mut collector.displayed);
         let mut result = CodeResult {
-            stdout: text(&collector.code.stdout),
-            stderr: text(&collector.code.stderr),
-            dropped_bytes: collector.dropped,
+            stdout: text(&collector.own.stdout),
+            stderr: text(&collector.own.stderr),
+            dropped_bytes: collector.own.dropped + collector.dropped,
             ..CodeResult::default()
         };
         displayed.into_iter().for_each(|displayed| result.take_displayed(displayed));
@@ -168,31 +179,32 @@ impl Sandbox {
         let start = Instant::now();
         // A command is killed at its limit. The requests about it run to their end.
         let limits = std::mem::take(&mut collector.limits);
+        collector.expect_command();
         let before = self.session.checkpoint(INTERNAL)?;
         let ran = self.run_until(arguments, &limits, &mut collector);
         if self.session.failed().is_some() {
             self.session.rollback(before)?;
         }
         self.forget(before);
-        let (number, status, killed) = ran?;
-        let streams = collector.take_command(number);
+        let CommandEnd { status, killed, unread } = ran?;
         Ok(CommandResult {
-            stdout: text(&streams.stdout),
-            stderr: text(&streams.stderr),
-            dropped_bytes: collector.dropped,
+            stdout: text(&collector.own.stdout),
+            stderr: text(&collector.own.stderr),
+            dropped_bytes: collector.own.dropped,
+            unread_stdin_bytes: unread,
             exit_code: if status < 0 { 128 - status } else { status },
             killed,
             milliseconds: milliseconds(start),
         })
     }
 
-    /// Starts a command and waits for its end: its number, its status, and whether it was killed.
+    /// Starts a command and waits for its end.
     fn run_until(
         &mut self,
         arguments: &CommandArguments,
         limits: &Limits,
         collector: &mut OutputCollector,
-    ) -> Result<(u32, i32, bool), SandboxError> {
+    ) -> Result<CommandEnd, SandboxError> {
         let request = json!({
             "op": "start",
             "cmd": "/bin/sh",
@@ -206,20 +218,15 @@ impl Sandbox {
         let number = number.ok_or_else(|| {
             SandboxError::NotStarted("the guest named no process number".to_owned())
         })?;
+        collector.begin_command(number);
+        let mut unread = 0;
         if let Some(input) = &arguments.stdin {
-            let data = STANDARD.encode(input);
-            // A command that does not read its input may have closed it.
-            let typed = json!({"op": "input", "pid": number, "data": data});
-            match self.command_request(&typed, collector) {
-                Ok(_) | Err(SandboxError::NotStarted(_)) => {}
-                Err(error) => return Err(error),
-            }
-            self.command_request(&json!({"op": "close", "pid": number}), collector)?;
+            unread = self.feed(number, input.as_bytes(), limits, collector)?;
         }
         let mut killed = false;
         loop {
-            if let Some(status) = collector.status(number) {
-                return Ok((number, status, killed));
+            if let Some(status) = collector.status {
+                return Ok(CommandEnd { status, killed, unread });
             }
             if !killed && (limits.is_cancelled() || limits.is_late()) {
                 killed = true;
@@ -229,6 +236,36 @@ impl Sandbox {
             }
             self.proceed(killed, collector)?;
         }
+    }
+
+    /// Writes a command's input as fast as it reads, until its end or its limits, and closes it.
+    /// Returns the number of bytes that are left.
+    fn feed(
+        &mut self,
+        number: u32,
+        mut input: &[u8],
+        limits: &Limits,
+        collector: &mut OutputCollector,
+    ) -> Result<usize, SandboxError> {
+        while !input.is_empty() && collector.status.is_none() {
+            if limits.is_cancelled() || limits.is_late() {
+                return Ok(input.len());
+            }
+            let piece = &input[..input.len().min(MAX_INPUT_PIECE)];
+            let feed = json!({"op": "feed", "pid": number, "data": STANDARD.encode(piece)});
+            // Null and false: the command has closed its input, or has ended.
+            let Some(fed) = self.command_request(&feed, collector)?.as_u64() else { break };
+            let fed = usize::try_from(fed).ok().filter(|fed| *fed <= piece.len());
+            let fed = fed.ok_or_else(|| {
+                SandboxError::Refused("the guest took more input than it got".to_owned())
+            })?;
+            input = &input[fed..];
+            if fed < piece.len() {
+                self.proceed(false, collector)?;
+            }
+        }
+        self.command_request(&json!({"op": "close", "pid": number}), collector)?;
+        Ok(input.len())
     }
 
     /// Lets commands run for a slice of time, after waiting for the next event.

@@ -30,3 +30,14 @@ def test_without_compiled_guests_they_are_compiled_once(tmp_path: Path, monkeypa
     monkeypatch.setattr(_languages, "_PRECOMPILED", tmp_path / "other")
     assert afresh.warm("js", cache=tmp_path / "cache").run_code("1 + 1").value == 2
     assert list(tmp_path.glob("cache/*.cwasm"))
+
+
+def test_load_reports_that_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_languages, "_PRECOMPILED", tmp_path / "missing")
+    monkeypatch.setattr(_languages, "_PATIENCE", 0)
+    afresh.warm("js", cache=tmp_path / "cache").save(tmp_path / "js.afresh")
+    assert not capfd.readouterr().err
+    assert afresh.load(tmp_path / "js.afresh", cache=tmp_path / "empty").run_code("1 + 1").value == 2
+    assert f"compiled once, CPython in some minutes (kept in {tmp_path / 'empty'})" in capfd.readouterr().err

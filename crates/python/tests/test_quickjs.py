@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import afresh.quickjs as quickjs_rs
 import pytest
-from afresh._source import constants_as_variables
 
 
 @pytest.fixture
@@ -102,30 +101,6 @@ async def test_asynchronous_functions(ctx: quickjs_rs.Context) -> None:
     with pytest.raises(quickjs_rs.TimeoutError):
         await ctx.eval_async("for (;;);", timeout=0.05)
     assert await ctx.eval_async("a") == 20
-
-
-@pytest.mark.parametrize(
-    ("code", "becomes"),
-    [
-        ("const a = 1; { const b = 2 }", "var a = 1; { const b = 2 }"),
-        ("for (const x of y) {}\nconst [p] = q", "for (const x of y) {}\nvar [p] = q"),
-        ("a.const = 1; const\n{d} = e", "a.const = 1; var\n{d} = e"),
-        ("const r = /[/'] const '/.test(s); const t = 1", "var r = /[/'] const '/.test(s); var t = 1"),
-        ("x = (1) / 2; const y = 3 / 1 // const z", "x = (1) / 2; var y = 3 / 1 // const z"),
-        (
-            "const u = `a${`${(() => { const i = 1 })()}`} const `; u",
-            "var u = `a${`${(() => { const i = 1 })()}`} const `; u",
-        ),
-        ("const s = 'it\\'s const'; const t = \"\\\"\"", "var s = 'it\\'s const'; var t = \"\\\"\""),
-        ("const f = () => { const g = 1 }; f", "var f = () => { const g = 1 }; f"),
-        ("const left = '",) * 2,
-        ("const left = {",) * 2,
-        ("} const left = 1",) * 2,
-        ("constant = 1; $const = 2",) * 2,
-    ],
-)
-def test_outermost_constants_become_variables(code: str, becomes: str) -> None:
-    assert constants_as_variables(code) == becomes
 
 
 async def test_a_handle_of_an_awaiting_script_holds_what_it_became() -> None:

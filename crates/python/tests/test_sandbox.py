@@ -63,6 +63,46 @@ def test_promises_are_waited_for(sb: afresh.Sandbox) -> None:
     assert error.name == "RangeError"
 
 
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("const a = 1; let b = 2; class C { f() { return a + b } }\nnew C().f()", 3),
+        ("let a = 5, b; class C extends Array { g() { return `${{a}.a}` } }\n[b, new C().g()]", [None, "5"]),
+        ("const {a, r: [b]} = {a: 6, r: [7]}; const s = /[/'] const '/.test(''); [a, b, s]", [6, 7, False]),
+        ("let a\nlet b\n[a, b].length", 2),
+        ("const a = await Promise.resolve(8); { const b = 9 } a", 8),
+        ("function a() { const b = 1; return b }\na()", 1),
+    ],
+)
+def test_scripts_may_declare_names_again(sb: afresh.Sandbox, code: str, value: object) -> None:
+    sb.run_code("const a = 1; let b = 2; class C {}; const r = 3").unwrap()
+    for _ in range(2):
+        assert sb.run_code(code).unwrap() == value
+
+
+def test_a_name_without_an_initial_value_is_undefined(sb: afresh.Sandbox) -> None:
+    assert sb.eval("let x = 1; x") == 1
+    assert sb.run_code("let x; x").unwrap() is None
+    assert sb.run_code("let x = {").error is not None
+
+
+def test_rejected_promises_without_a_handler_are_reported(sb: afresh.Sandbox) -> None:
+    r = sb.run_code("Promise.reject(new TypeError('lost')); (async () => { throw 7 })(); 1")
+    assert r.value == 1
+    assert "Uncaught (in promise) TypeError: lost" in r.stderr
+    assert "Uncaught (in promise) 7\n" in r.stderr
+    for handled in ("Promise.reject(new Error('x')).catch(() => 2)", "Promise.reject(new Error('y'))", "3"):
+        assert not sb.run_code(handled).stderr
+
+
+def test_source_with_a_nul_is_refused_by_its_cause(sb: afresh.Sandbox) -> None:
+    error = sb.run_code("'a\0b'").error
+    assert isinstance(error, afresh.ProgramError)
+    assert error.name == "SyntaxError"
+    assert "U+0000" in error.message
+    assert sb.eval("'a\\0b'.length") == 3
+
+
 def test_calls_continue_from_one_another_and_a_rollback_undoes_them(sb: afresh.Sandbox) -> None:
     sb.run_code("let count = 1; const list = []")
     first = sb.checkpoint("first")

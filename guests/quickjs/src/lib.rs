@@ -18,12 +18,17 @@
 //! `[1, name, message, stack, host]`: the exception, and the number of the host error if it was
 //! one. Output of the program goes to the host at once.
 //!
+//! A script may declare names that an earlier script declared: its outermost `const`, `let` and
+//! `class` are variables. Rejected promises without a handler are reported on standard error.
+//!
 //! `Math.random` is replaced by a generator that starts from a fixed seed, so that warming is
 //! reproducible and clones of one snapshot draw the same numbers until `afresh_reseed` is called.
 //! Recursion without end traps; running out of memory is an error of the program, if there is
 //! enough left to report it.
 
+mod declarations;
 mod host;
+mod rejections;
 mod wire;
 
 use std::cell::RefCell;
@@ -38,6 +43,8 @@ use rquickjs::{
     Runtime, Type, Value,
 };
 
+use crate::declarations::as_variables;
+use crate::rejections::Rejections;
 use crate::wire::{Failed, Helpers};
 
 const PRELUDE: &str = include_str!("prelude.js");
@@ -51,6 +58,7 @@ struct Engine {
     helpers: Rc<Helpers>,
     /// The names of the defined host functions.
     tools: Vec<String>,
+    rejections: Rc<Rejections>,
     context: Context,
 }
 
@@ -88,10 +96,11 @@ fn start() -> Result<Engine, String> {
     let runtime = Runtime::new().map_err(|error| error.to_string())?;
     let context = Context::full(&runtime).map_err(|error| error.to_string())?;
     let helpers = context.with(|ctx| load(&ctx).catch(&ctx).map_err(|error| error.to_string()))?;
+    let rejections = Rejections::track(&runtime);
     runtime.run_gc();
     let live = usize::try_from(runtime.memory_usage().malloc_size).unwrap_or(0);
     runtime.set_gc_threshold(live.saturating_add(COLLECT_AFTER));
-    Ok(Engine { helpers: Rc::new(Helpers::new(helpers)), tools: Vec::new(), context })
+    Ok(Engine { helpers: Rc::new(Helpers::new(helpers)), tools: Vec::new(), rejections, context })
 }
 
 /// Defines the global names that programs get in addition to the language.
@@ -113,6 +122,8 @@ enum Failure<'js> {
     Threw(CaughtError<'js>),
     /// The request, or a value, cannot be carried.
     Failed(Failed),
+    /// The source has a character that the engine does not accept.
+    Nul,
     /// It waits for a promise that nothing settles.
     Waits,
 }
@@ -172,11 +183,16 @@ fn call_host<'js>(
 
 impl Engine {
     fn answer(&mut self, request: &[u8], answer: &mut Vec<u8>) {
-        let (helpers, tools) = (&self.helpers, &mut self.tools);
+        let (helpers, tools, rejections) = (&self.helpers, &mut self.tools, &self.rejections);
         self.context.with(|ctx| {
-            let value = run(&ctx, helpers, tools, request);
+            let value = run(&ctx, helpers, tools, rejections, request);
             // Jobs that the program left, even after it ended with an error.
             while ctx.execute_pending_job() {}
+            if let Ok(value) = &value {
+                // The host may wait for a promise that is the answer.
+                rejections.forget(&ctx, value);
+            }
+            rejections.report(&ctx, helpers);
             let carried = value.and_then(|value| {
                 let mut out = Encoder::new(&mut *answer);
                 carry(&ctx, helpers, value, &mut out)
@@ -237,18 +253,23 @@ fn run<'js>(
     ctx: &Ctx<'js>,
     helpers: &Rc<Helpers>,
     tools: &mut Vec<String>,
+    rejections: &Rejections,
     request: &[u8],
 ) -> Result<Value<'js>, Failure<'js>> {
+    let settle = |promise: &Promise<'js>| settle(ctx, rejections, promise);
     let threw = |error: rquickjs::Error| Failure::Threw(CaughtError::from_error(ctx, error));
     let mut from = Decoder::new(request);
     from.array()?;
     let what = from.u8()?;
     define(ctx, helpers, tools, &mut from)?;
     let (source, name) = (from.str()?, from.str()?);
+    if source.contains('\0') || name.contains('\0') {
+        return Err(Failure::Nul);
+    }
     match what {
         1 => {
             let loaded = Module::evaluate(ctx.clone(), name, source).map_err(threw)?;
-            settle(ctx, &loaded)
+            settle(&loaded)
         }
         2 => {
             let function: Function<'_> = ctx.eval(format!("({source})")).map_err(threw)?;
@@ -257,6 +278,7 @@ fn run<'js>(
             Ok(value)
         }
         _ => {
+            let source = as_variables(source);
             let mut options = EvalOptions::default();
             options.strict = false;
             options.filename = Some(name.to_owned());
@@ -264,20 +286,21 @@ fn run<'js>(
             // then.
             options.promise = what != 3 && source.contains("await");
             let awaits = options.promise;
-            let value: Value<'_> = ctx.eval_with_options(source, options).map_err(threw)?;
+            let value: Value<'_> =
+                ctx.eval_with_options(source.as_bytes(), options).map_err(threw)?;
             let value = match value.as_promise() {
                 Some(promise) if awaits => {
-                    let ended = settle(ctx, promise)?;
+                    let ended = settle(promise)?;
                     let value: Value<'_> = match ended.as_object() {
                         Some(object) => object.get("value").map_err(threw)?,
                         None => ended,
                     };
                     match value.as_promise() {
-                        Some(promise) => settle(ctx, promise)?,
+                        Some(promise) => settle(promise)?,
                         None => value,
                     }
                 }
-                Some(promise) if what != 3 => settle(ctx, promise)?,
+                Some(promise) if what != 3 => settle(promise)?,
                 _ => value,
             };
             if what != 5 {
@@ -297,8 +320,14 @@ fn place<'js>(ctx: &Ctx<'js>) -> rquickjs::Result<Value<'js>> {
 }
 
 /// The result of a promise, once no job is left.
-fn settle<'js>(ctx: &Ctx<'js>, promise: &Promise<'js>) -> Result<Value<'js>, Failure<'js>> {
-    match promise.finish::<Value<'_>>() {
+fn settle<'js>(
+    ctx: &Ctx<'js>,
+    rejections: &Rejections,
+    promise: &Promise<'js>,
+) -> Result<Value<'js>, Failure<'js>> {
+    let ended = promise.finish::<Value<'_>>();
+    rejections.forget_promise(ctx, promise);
+    match ended {
         Ok(value) => Ok(value),
         Err(rquickjs::Error::WouldBlock) => Err(Failure::Waits),
         Err(error) => Err(Failure::Threw(CaughtError::from_error(ctx, error))),
@@ -351,6 +380,10 @@ fn write_error<'js>(
         Failure::Waits => {
             let why = "the program waits for a promise that nothing settles any more";
             plain("DeadlockError", why, out)
+        }
+        Failure::Nul => {
+            let why = "the source or its name contains the character U+0000; write \\0 in strings";
+            plain("SyntaxError", why, out)
         }
         Failure::Failed(Failed(why)) => plain("MarshalError", &why, out),
         Failure::Threw(CaughtError::Error(error)) => {

