@@ -7,21 +7,14 @@ use std::fs;
 use std::path::Path;
 
 use afresh_budget::meter::{Meter, within};
-use afresh_files::{Budget, Kind, LayerLimits, OciImage, Tree};
+use afresh_files::{Budget, OciImage, Tree};
+use afresh_fuzz::layers::{LIMITS, memory, read_files};
 use afresh_fuzz::{BLOCK, accepted, expand, sum_headers};
 use afresh_store::Sha256;
 use libfuzzer_sys::fuzz_target;
 
 #[global_allocator]
 static ALLOCATOR: Meter = Meter;
-
-const LIMITS: LayerLimits = LayerLimits { bytes: 1 << 20, files: 512 };
-/// Bytes of memory for a byte of the image: a descriptor in a list takes 30 for each.
-const EACH: usize = 64;
-/// Memory for each file: the nodes of a tree, with tables that grow by doubling.
-const FILE: usize = 4 << 10;
-/// Memory for buffers.
-const ROOM: usize = 1 << 20;
 
 /// Writes a blob; returns its digest.
 fn put(layout: &Path, bytes: &[u8]) -> Option<String> {
@@ -63,13 +56,8 @@ fuzz_target!(|data: &[u8]| {
     // A manifest may name the layer often.
     let layers = manifest.windows(2).filter(|part| *part == b"sh").count().max(1);
     let bytes = data.len() + index.len() + manifest.len() + layers * layer.len();
-    let most = bytes * EACH + LIMITS.files as usize * FILE + ROOM;
-    let (tree, _) = within(most, || read(layout));
-    let Some(tree) = accepted(tree) else { return };
-    let Ok(listed) = tree.list_path("/") else { return };
-    for entry in listed.iter().filter(|entry| entry.kind == Kind::File).take(8) {
-        if let Ok(name) = str::from_utf8(&entry.name) {
-            let _ = tree.read_path(name, 1 << 20);
-        }
+    let (tree, _) = within(memory(bytes), || read(layout));
+    if let Some(tree) = accepted(tree) {
+        read_files(&tree);
     }
 });

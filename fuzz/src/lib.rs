@@ -1,4 +1,6 @@
-//! Shared by the targets: a check that they reach the code they are for.
+//! Shared by the targets: a check that they reach the code they are for, and tars out of blocks.
+
+pub mod layers;
 
 use std::fmt::Debug;
 use std::sync::LazyLock;

@@ -169,7 +169,9 @@ impl Objects {
             put.map_err(|source| RemoteError::Object { what: what.to_owned(), source })
         };
         let sent = payload.content_length() as u64;
-        self.retry.attempt_sending(what, sent, put).await.map(drop)
+        let answer = self.retry.attempt_sending(what, sent, put).await;
+        point();
+        answer.map(drop)
     }
 
     async fn index(&self) -> Result<Option<(IndexJson, UpdateVersion)>, RemoteError> {

@@ -130,7 +130,7 @@ impl JournalFile {
         }
     }
 
-    fn parse(bytes: Vec<u8>, base: Sha256) -> Result<Self, OpenError> {
+    pub(crate) fn parse(bytes: Vec<u8>, base: Sha256) -> Result<Self, OpenError> {
         let bad = |source| OpenError::Turn { number: 0, source };
         let Some(found) = bytes.get(..HEADER) else {
             return Err(bad(TurnError::Truncated(bytes.len() as u64)));

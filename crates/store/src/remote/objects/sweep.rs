@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::PoisonError;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use afresh_sys::crash::point;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
@@ -105,7 +106,9 @@ impl Objects {
         let removed = tokio::time::timeout(REMOVING, removing).await.map_err(|_| {
             RemoteError::Timeout { what: "removing objects".to_owned(), after: REMOVING }
         })??;
+        point();
         self.attempt(mark.as_ref(), || self.objects.delete(&mark)).await?;
+        point();
         Ok(removed.into_iter().flatten().collect())
     }
 
@@ -121,6 +124,7 @@ impl Objects {
             // It is young again, or removed.
             _ => return Ok(None),
         }
+        point();
         match self.attempt(&object.name, || self.objects.delete(&path)).await {
             Err(error) if !error.is_not_found() => Err(error),
             _ => Ok(Some(object.clone())),
@@ -132,6 +136,7 @@ impl Objects {
         for (name, meta) in self.list(MARKS).await? {
             if age(&meta) >= TRUSTED {
                 let path = self.path(&name);
+                point();
                 self.attempt(&name, || self.objects.delete(&path)).await?;
             }
         }

@@ -11,9 +11,11 @@
 mod address;
 mod auth;
 mod credentials;
+mod tag_names;
 mod tagging;
 mod upload;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 
@@ -30,6 +32,7 @@ pub(super) use address::Address;
 
 use self::auth::{Access, Session};
 use self::credentials::Credentials;
+use self::tag_names::TagNames;
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
 use super::retry::Retrier;
 use super::{RemoteError, retry};
@@ -38,9 +41,9 @@ use crate::local::naming::ExpectedName;
 use crate::{OpenError, Sha256, Tag};
 
 const DIGEST: &str = "docker-content-digest";
-/// Longest list of tags in one answer, and how many answers are asked for.
-const MAX_TAGS: u64 = 4 << 20;
-const TAG_PAGES: usize = 64;
+/// Maximum bytes of a page of the list of tags, and of pages.
+const MAX_TAG_PAGE: u64 = 4 << 20;
+const MAX_TAG_PAGES: usize = 256;
 /// Tags whose meaning is asked for at the same time.
 const TAGS_IN_FLIGHT: usize = 8;
 /// Bytes of a refusal that are looked at.
@@ -53,11 +56,6 @@ pub(super) struct Registry {
     address: Address,
     retry: Retrier,
     session: Session,
-}
-
-#[derive(Deserialize)]
-struct TagList {
-    tags: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -278,20 +276,30 @@ impl Registry {
     }
 
     async fn tag_names(&self) -> Result<Vec<String>, RemoteError> {
-        let mut names = Vec::new();
+        const WHAT: &str = "the list of tags";
+        let mut names = TagNames::default();
         let mut next = Some(self.url("tags/list")?);
-        for _ in 0..TAG_PAGES {
-            let Some(url) = next.take() else { break };
+        let mut pages = HashSet::new();
+        while let Some(url) = next.take() {
+            if pages.len() == MAX_TAG_PAGES {
+                let why = format!(
+                    "it has more than {MAX_TAG_PAGES} pages; keep snapshots in a repository with \
+                     fewer tags"
+                );
+                return Err(self.protocol(WHAT, &why));
+            }
+            // A page that leads back to an earlier one has nothing new behind it.
+            if !pages.insert(Sha256::of(url.as_str().as_bytes())) {
+                break;
+            }
             let (headers, bytes) =
-                match self.get("the list of tags", &url, "application/json", MAX_TAGS).await {
+                match self.get(WHAT, &url, "application/json", MAX_TAG_PAGE).await {
                     Ok(answer) => answer,
                     // The repository appears with its first push.
                     Err(error) if error.is_not_found() => break,
                     Err(error) => return Err(error),
                 };
-            let list: TagList = serde_json::from_slice(&bytes)
-                .map_err(|e| self.protocol("the list of tags", &e.to_string()))?;
-            names.extend(list.tags.unwrap_or_default().into_iter().filter(|t| address::is_tag(t)));
+            names.read_page(&bytes).map_err(|why| self.protocol(WHAT, &why))?;
             next = headers
                 .get(LINK)
                 .and_then(|link| link.to_str().ok())
@@ -300,9 +308,7 @@ impl Registry {
                 .and_then(|(link, _)| url.join(link).ok())
                 .filter(|url| self.address.is_same_origin(url));
         }
-        names.sort();
-        names.dedup();
-        Ok(names)
+        Ok(names.into_names())
     }
 }
 

@@ -250,3 +250,21 @@ fn a_list_of_tags_is_read_to_its_end_and_bounded() {
     assert_eq!(names, ["t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8"]);
     assert!(tags.iter().all(|tag| tag.id == id));
 }
+
+/// Every page names another one, so that all of them have gigabytes of names.
+#[test]
+fn a_list_of_tags_that_does_not_end_is_refused() {
+    for (names, why) in [(4000, "more than 65536 tags"), (1, "more than 256 pages")] {
+        let pages = AtomicUsize::new(0);
+        let stub = Stub::new(move |_| {
+            let page = pages.fetch_add(1, Ordering::Relaxed);
+            let names: Vec<_> = (0..names).map(|name| format!("\"t{page}-{name}\"")).collect();
+            let head = format!("Link: </v2/a/tags/list?last={page}>; rel=\"next\"\r\n");
+            answer("200 OK", &head, format!(r#"{{"tags":[{}]}}"#, names.join(",")).as_bytes())
+        });
+        let error = open(&stub).tags().unwrap_err();
+        assert!(matches!(error, RemoteError::Protocol { .. }), "{error}");
+        let said = error.to_string();
+        assert!(said.contains(why) && said.contains("a repository with fewer tags"), "{said}");
+    }
+}
