@@ -2,7 +2,8 @@
 //!
 //! An empty list is one byte of input and 24 bytes of memory; an empty map that has an entry takes
 //! a whole node. So the length of the input bounds the memory badly. [`decode`] subtracts the
-//! memory of each item from a limit before the item is decoded.
+//! memory of each item from a limit before the item is decoded. A [`Decoder`] has one limit for all
+//! parts of a state.
 //!
 //! Promises: strings, lists, sets, maps and boxed structures take no more memory than was
 //! subtracted, copies during growth included. A length in the input reserves nothing. May break
@@ -16,8 +17,8 @@ use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 
-/// Maximum bytes of each part of the state of a guest once it is decoded: three million elements of
-/// tables, for example.
+/// Maximum bytes of the state of a guest once it is decoded, all of its parts together: three
+/// million elements of tables, for example.
 pub const MAX_DECODED: usize = 512 << 20;
 /// States of at most this many bytes are within [`MAX_DECODED`] whatever they hold: a byte becomes
 /// at most 512.
@@ -68,17 +69,68 @@ pub fn decode<'a, T: Deserialize<'a>>(
     bytes: &'a [u8],
     limit: usize,
 ) -> Result<(T, &'a [u8]), DecodeError> {
-    let room = Room { left: Cell::new(limit), exceeded: Cell::new(false) };
-    let mut inner = postcard::Deserializer::from_bytes(bytes);
-    let decoded = T::deserialize(BoundedDecoder { inner: &mut inner, room: &room });
-    let decoded = decoded.and_then(|value| Ok((value, inner.finalize()?)));
-    decoded.map_err(|error| match room.exceeded.get() {
-        true => DecodeError::Exceeded { limit },
-        false => DecodeError::Malformed(error.to_string()),
-    })
+    let mut decoder = Decoder::new(bytes, limit);
+    Ok((decoder.decode()?, decoder.rest()))
+}
+
+/// Decodes values that follow one another, within one limit for all of them.
+#[derive(Debug)]
+pub struct Decoder<'a> {
+    rest: &'a [u8],
+    room: Room,
+    limit: usize,
+}
+
+impl<'a> Decoder<'a> {
+    /// A decoder of `bytes`, whose values take at most `limit` bytes together.
+    #[must_use]
+    pub fn new(bytes: &'a [u8], limit: usize) -> Self {
+        let room = Room { left: Cell::new(limit), exceeded: Cell::new(false) };
+        Self { rest: bytes, room, limit }
+    }
+
+    /// Bytes after the decoded values.
+    #[must_use]
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    /// Decodes the next value.
+    ///
+    /// # Errors
+    /// [`DecodeError`]: it and those before it take more than the limit, or the bytes are not those
+    /// of a `T`.
+    pub fn decode<T: Deserialize<'a>>(&mut self) -> Result<T, DecodeError> {
+        let (value, rest) = self.read(self.rest)?;
+        self.rest = rest;
+        Ok(value)
+    }
+
+    /// Decodes a value from the start of other bytes, such as a decoded list, within what is left
+    /// of the limit.
+    ///
+    /// # Errors
+    /// As [`Decoder::decode`].
+    pub fn decode_inner<'b, T: Deserialize<'b>>(
+        &mut self,
+        bytes: &'b [u8],
+    ) -> Result<T, DecodeError> {
+        Ok(self.read(bytes)?.0)
+    }
+
+    fn read<'b, T: Deserialize<'b>>(&self, bytes: &'b [u8]) -> Result<(T, &'b [u8]), DecodeError> {
+        let mut inner = postcard::Deserializer::from_bytes(bytes);
+        let decoded = T::deserialize(BoundedDecoder { inner: &mut inner, room: &self.room });
+        let decoded = decoded.and_then(|value| Ok((value, inner.finalize()?)));
+        decoded.map_err(|error| match self.room.exceeded.get() {
+            true => DecodeError::Exceeded { limit: self.limit },
+            false => DecodeError::Malformed(error.to_string()),
+        })
+    }
 }
 
 /// Memory that is left.
+#[derive(Debug)]
 struct Room {
     left: Cell<usize>,
     exceeded: Cell<bool>,

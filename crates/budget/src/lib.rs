@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[cfg(feature = "postcard")]
-pub use decode::{DecodeError, MAX_DECODED, MAX_UNCHECKED, decode};
+pub use decode::{DecodeError, Decoder, MAX_DECODED, MAX_UNCHECKED, decode};
 #[cfg(feature = "postcard")]
-pub use encode::encode;
+pub use encode::{Encoder, encode};
 
 /// A limit on bytes in use. Clones share it.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::Debug;
 
 use afresh_budget::meter::{Meter, peak, within};
-use afresh_budget::{DecodeError, decode};
+use afresh_budget::{DecodeError, Decoder, Encoder, MAX_DECODED, decode};
 use serde::{Deserialize, Serialize};
 
 #[global_allocator]
@@ -94,4 +94,31 @@ fn other_bytes_are_malformed() {
     assert!(matches!(short, Err(DecodeError::Malformed(_))), "{short:?}");
     let (value, rest) = decode::<Option<u32>>(&[1, 7, 9], 1 << 20).unwrap();
     assert_eq!((value, rest), (Some(7), &[9][..]));
+}
+
+#[test]
+fn values_one_after_the_other_share_a_limit() {
+    const LIMIT: usize = 100_000;
+    let bytes = postcard::to_allocvec(&vec![Vec::<u8>::new(); 1000]).unwrap();
+    let mut both = Decoder::new(&bytes, LIMIT);
+    both.decode::<Vec<Vec<u8>>>().unwrap();
+    assert!(both.rest().is_empty());
+    // The same bytes once more: alone they fit.
+    let refused = both.decode_inner::<Vec<Vec<u8>>>(&bytes).unwrap_err();
+    assert_eq!(refused, DecodeError::Exceeded { limit: LIMIT });
+    decode::<Vec<Vec<u8>>>(&bytes, LIMIT).unwrap();
+}
+
+#[test]
+fn values_that_exceed_the_limit_together_are_not_encoded() {
+    let value = vec![Vec::<u8>::new(); 4 << 20];
+    let encoded = |times: usize| {
+        let mut encoder = Encoder::default();
+        (0..times).for_each(|_| encoder.encode(&value).unwrap());
+        encoder.finish(|decoder| {
+            (0..times).try_for_each(|_| decoder.decode::<Vec<Vec<u8>>>().map(drop))
+        })
+    };
+    assert!(encoded(1).is_ok());
+    assert_eq!(encoded(2), Err(DecodeError::Exceeded { limit: MAX_DECODED }));
 }

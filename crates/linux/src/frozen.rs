@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_budget::{DecodeError, MAX_DECODED, decode, encode};
+use afresh_budget::{DecodeError, Decoder, Encoder, MAX_DECODED};
 use afresh_files::Node;
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_pager::{Options, SnapshotContents, SnapshotMemory, SnapshotState};
@@ -104,24 +104,25 @@ impl PackedPart {
 /// Maximum bytes that describe files, without their content.
 const DESCRIPTIONS: u64 = 64 << 20;
 
-/// The parts of a frozen program's bytes; those of older versions end with an earlier part.
-fn read_header(bytes: &[u8]) -> Result<(Header, PackedAdditions), ThawError> {
-    let unread = |error: &dyn std::fmt::Display| ThawError::State(error.to_string());
-    let (header, left) = decode(bytes, MAX_DECODED).map_err(|e| unread(&e))?;
-    if left.is_empty() {
-        return Ok((header, PackedAdditions::default()));
+/// The parts of a frozen program's bytes, which share a limit of memory; those of older versions
+/// end with an earlier part.
+fn read_parts(decoder: &mut Decoder<'_>) -> Result<(Header, PackedAdditions), DecodeError> {
+    let (header, mut additions) = (decoder.decode()?, PackedAdditions::default());
+    if !decoder.rest().is_empty() {
+        additions = decoder.decode()?;
     }
-    let (mut additions, left) =
-        decode::<PackedAdditions>(left, MAX_DECODED).map_err(|e| unread(&e))?;
-    if left.is_empty() {
-        return Ok((header, additions));
+    if !decoder.rest().is_empty() {
+        additions.tunables = decoder.decode()?;
     }
-    let (tunables, left) = decode(left, MAX_DECODED).map_err(|e| unread(&e))?;
-    additions.tunables = tunables;
-    match left {
+    match decoder.rest() {
         [] => Ok((header, additions)),
-        _ => Err(damaged("there are bytes after its end")),
+        _ => Err(DecodeError::Malformed("there are bytes after its end".to_owned())),
     }
+}
+
+fn read_header(bytes: &[u8]) -> Result<(Header, PackedAdditions), ThawError> {
+    let parts = read_parts(&mut Decoder::new(bytes, MAX_DECODED));
+    parts.map_err(|error| ThawError::State(error.to_string()))
 }
 
 /// A frozen program: its memory and the files that it wrote as pages, and the rest as bytes.
@@ -163,9 +164,11 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     };
     // A reader would refuse others.
     let unwritten = |error: DecodeError| FreezeError::State(error.to_string());
-    let mut bytes = encode(&header).map_err(unwritten)?;
-    bytes.extend(encode(&additions).map_err(unwritten)?);
-    bytes.extend(encode(&additions.tunables).map_err(unwritten)?);
+    let mut encoder = Encoder::default();
+    encoder.encode(&header).map_err(unwritten)?;
+    encoder.encode(&additions).map_err(unwritten)?;
+    encoder.encode(&additions.tunables).map_err(unwritten)?;
+    let bytes = encoder.finish(|decoder| read_parts(decoder).map(drop)).map_err(unwritten)?;
     let below = layers.iter().map(LayerImage::image);
     let images: Vec<_> = below.chain(standing.images.iter()).chain([&pages]).cloned().collect();
     let memory = Image::join(&images).into();

@@ -58,6 +58,7 @@ mod run;
 mod sentry;
 mod session;
 mod shared_files;
+mod shared_memory_file;
 mod stats;
 mod subprocess;
 mod subprocess_changes;

@@ -102,6 +102,8 @@ pub(crate) struct Kernel {
     shares: BTreeSet<Node>,
     /// Bytes of them that processes have mapped, each once.
     shared_bytes: u64,
+    /// Bytes of live files that the tree stores, which `shared_bytes` has as well.
+    stored_shares: u64,
     system_v: mm::shared_segments::SharedSegments,
     semaphores: Semaphores,
     queues: MessageQueues,
@@ -142,6 +144,7 @@ impl Kernel {
             moves: 0,
             shares: BTreeSet::new(),
             shared_bytes: 0,
+            stored_shares: 0,
             system_v: mm::shared_segments::SharedSegments::default(),
             semaphores: Semaphores::default(),
             queues: MessageQueues::default(),

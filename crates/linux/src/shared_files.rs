@@ -4,39 +4,36 @@
 //! file, and every shared mapping of it, in any process of the guest, is a shared mapping of that
 //! file. So processes see each other's writes at once, and a switch between them copies nothing.
 //!
-//! The file tree learns of those writes when it must: before a call on the file, and before a
-//! checkpoint ([`SharedFiles::publish`]). Changes of the tree go to the memory file
+//! The file tree learns of those writes when it must: before a call changes the same pages, and
+//! before a checkpoint ([`SharedFiles::publish`]). A read takes them from memory
+//! ([`SharedFiles::read_over`]). Changes of the tree go to the memory file
 //! ([`SharedFiles::refresh`]), and a reset writes the bytes of the warm state back
 //! ([`SharedFiles::restore`]).
 //!
-//! Promises: after each of these, memory and tree have the same bytes; after a reset only bytes
-//! that the tree stores take memory; and the work is proportional to populated and stored bytes,
-//! not to the size of a file. May break it: a change of a file in the tree while it is live without
-//! a `publish` before and a `refresh` after.
+//! Promises: after each of these, memory and tree have the same bytes in the pages concerned; after
+//! a reset only bytes that the tree stores take memory; and the work is proportional to the pages
+//! concerned, of which holes cost nothing, not to the size of a file. May break it: a change of a
+//! file in the tree while it is live without a `publish` of its pages before and a `refresh` after.
+//! If its size changes, the page of the old end is among them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use afresh_files::{Budget, FileBytes, Node, Refused, Time, Tree};
-use afresh_memory::PageRange;
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{Memfd, PAGE_SIZE, SysError};
-use rustix::fs::{SeekFrom, seek};
-use rustix::io::{Errno, pread};
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::platform::PlatformError;
 use crate::ranges::Ranges;
+use crate::shared_memory_file::{MAX_OFFSET, PAGE, SharedFile, failed};
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes that are compared at a time.
 const CHUNK_SIZE: u64 = 256 << 10;
 /// Longest change of a file that is compared as a whole. Of a longer one holes are skipped.
 const MAX_WHOLE_CHANGE: u64 = 4 << 20;
-/// Shared mappings end at this offset of their file at most. Bytes beyond it need no memory.
-pub(crate) const MAX_OFFSET: u64 = i64::MAX as u64 / 2;
 
 /// Maximum live files of a guest.
 const MAX_LIVE_FILES: u64 = 1024;
@@ -54,104 +51,6 @@ pub(crate) fn max_live_size() -> u64 {
     getrlimit(Resource::Fsize).current.map_or(u64::MAX, |limit| limit / PAGE * PAGE)
 }
 
-/// The memory of a live file, which shared mappings show.
-#[derive(Debug)]
-pub(crate) struct SharedFile(Memfd);
-
-impl SharedFile {
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-
-    /// Reads `out.len()` bytes from `offset` on; beyond the end they are zero.
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), PlatformError> {
-        let mut done = 0;
-        while done < out.len() {
-            match pread(&self.0, &mut out[done..], offset + done as u64) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(PlatformError::kernel("reading shared memory", error)),
-            }
-        }
-        out[done..].fill(0);
-        Ok(())
-    }
-
-    /// The next part from `from` on that takes memory.
-    fn next_data(&self, from: u64) -> Result<Option<Range<u64>>, PlatformError> {
-        let failed = |error| PlatformError::kernel("looking for shared memory", error);
-        let start = match seek(&self.0, SeekFrom::Data(from)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => return Ok(None),
-            Err(error) => return Err(failed(error)),
-        };
-        Ok(Some(start..seek(&self.0, SeekFrom::Hole(start)).map_err(failed)?))
-    }
-
-    /// All parts that take memory, in whole pages.
-    fn data(&self) -> Result<Vec<Range<u64>>, PlatformError> {
-        let (mut parts, mut from) = (Vec::new(), 0);
-        while let Some(part) = self.next_data(from)? {
-            from = part.end;
-            // The last part ends with the file.
-            parts.push(part.start..part.end.next_multiple_of(PAGE));
-        }
-        Ok(parts)
-    }
-
-    /// Releases the memory of all parts that are not in `stored`.
-    fn release_all_but(&self, stored: &[Range<u64>]) -> Result<(), PlatformError> {
-        let mut gone = Ranges::default();
-        self.data()?.into_iter().for_each(|part| gone.insert(part));
-        stored.iter().for_each(|part| gone.remove(part.clone()));
-        for part in gone.iter() {
-            let pages = (part.start / PAGE) as usize..(part.end / PAGE) as usize;
-            self.0.punch_hole(PageRange::new(pages.start, pages.len())).map_err(failed)?;
-        }
-        Ok(())
-    }
-}
-
-/// A shared mapping of a live file in a host process.
-#[derive(Clone, Debug)]
-pub(crate) struct Attachment {
-    pub(crate) range: Range<u64>,
-    pub(crate) protection: u64,
-    /// The offset in the file of the first address.
-    pub(crate) offset: u64,
-    pub(crate) memory: Arc<SharedFile>,
-}
-
-impl PartialEq for Attachment {
-    fn eq(&self, other: &Self) -> bool {
-        self.range == other.range
-            && (self.protection, self.offset) == (other.protection, other.offset)
-            && Arc::ptr_eq(&self.memory, &other.memory)
-    }
-}
-
-impl Eq for Attachment {}
-
-impl Attachment {
-    /// The call that makes it; `descriptor` is the memory file's in the process.
-    pub(crate) fn order(&self, descriptor: u64) -> [u64; 7] {
-        let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        let Range { start, end } = self.range;
-        let number = libc::SYS_mmap as u64;
-        [number, start, end - start, self.protection, flags as u64, descriptor, self.offset]
-    }
-
-    /// The part of it at `range`.
-    pub(crate) fn part(&self, range: Range<u64>) -> Self {
-        Self { offset: self.offset + (range.start - self.range.start), range, ..self.clone() }
-    }
-
-    pub(crate) fn overlaps(&self, range: &Range<u64>) -> bool {
-        self.range.start < range.end && range.start < self.range.end
-    }
-}
-
 /// A live file.
 #[derive(Debug)]
 struct LiveFile {
@@ -163,16 +62,20 @@ struct LiveFile {
     written: bool,
 }
 
+/// Pages of a memory file that a change of its file has given memory, and others whose memory it
+/// has freed.
+#[derive(Debug, Default)]
+pub(crate) struct Repopulated {
+    pub(crate) filled: Ranges,
+    pub(crate) freed: Ranges,
+}
+
 /// The live files of a guest.
 #[derive(Debug, Default)]
 pub(crate) struct SharedFiles(BTreeMap<Node, LiveFile>);
 
 fn refused(error: Refused) -> PlatformError {
     PlatformError::kernel("reading a shared file", error.errno())
-}
-
-fn failed(error: SysError) -> PlatformError {
-    PlatformError::kernel("writing shared memory", std::io::Error::from_raw_os_error(error.errno))
 }
 
 /// The parts of `part` of at most [`CHUNK_SIZE`] bytes.
@@ -250,18 +153,31 @@ impl LiveFile {
     }
 
     /// Takes the file's bytes over where they differ from those that the memory had.
-    fn refresh(&mut self, tree: &Tree, node: Node) -> Result<(), PlatformError> {
+    fn refresh(&mut self, tree: &Tree, node: Node) -> Result<Repopulated, PlatformError> {
         let parts = tree.changed_since(node, &self.synced).map_err(refused)?;
-        let size = tree.stat(node).map_err(refused)?.size;
+        let size = tree.stat(node).map_err(refused)?.size.min(MAX_OFFSET);
+        let mut change = Repopulated::default();
         if parts.is_empty() && size == self.size {
-            return Ok(());
+            return Ok(change);
         }
         if size != self.size {
-            self.resize(size.min(MAX_OFFSET))?;
+            let cut = size.next_multiple_of(PAGE)..self.size.next_multiple_of(PAGE);
+            let freed = self.memory.data_within(cut)?;
+            freed.into_iter().for_each(|part| change.freed.insert(part));
+            self.resize(size)?;
         }
-        self.write_back(tree, node, self.without_holes(tree, node, parts)?)?;
+        let parts = self.without_holes(tree, node, parts)?;
+        for part in &parts {
+            let holes = self.memory.holes(part.start..part.end.min(self.size))?;
+            holes.iter().for_each(|hole| change.filled.insert(hole));
+        }
+        self.write_back(tree, node, parts)?;
+        for hole in change.filled.iter().collect::<Vec<_>>() {
+            // Zeros were not written.
+            self.memory.holes(hole)?.iter().for_each(|hole| change.filled.remove(hole));
+        }
         self.synced = tree.bytes_of(node).map_err(refused)?;
-        Ok(())
+        Ok(change)
     }
 
     /// The parts of `changed` where file or memory may have other bytes than zeros.
@@ -293,17 +209,29 @@ impl LiveFile {
             self.synced = tree.bytes_of(node).map_err(refused)?;
             return Ok(());
         }
-        self.refresh(tree, node)
+        self.refresh(tree, node).map(drop)
     }
 
-    /// Writes differing pages to the file.
-    fn publish(&mut self, tree: &mut Tree, node: Node, now: Time) -> Result<(), PlatformError> {
-        if !self.written {
+    /// Writes differing pages of `range` to the file.
+    fn publish(
+        &mut self,
+        tree: &mut Tree,
+        node: Node,
+        range: Range<u64>,
+        now: Time,
+    ) -> Result<(), PlatformError> {
+        let range = range.start / PAGE * PAGE..range.end.min(self.size).next_multiple_of(PAGE);
+        if !self.written || range.is_empty() {
             return Ok(());
         }
         let (mut there, mut here) = (Vec::new(), Vec::new());
         let mut changed = false;
-        let data = self.memory.data()?.into_iter().map(|part| part.start..part.end.min(self.size));
+        // The holes of a short range are not looked for.
+        let data = match range.end - range.start <= CHUNK_SIZE {
+            true => vec![range],
+            false => self.memory.data_within(range)?,
+        };
+        let data = data.into_iter().map(|part| part.start..part.end.min(self.size));
         for (at, len) in data.flat_map(chunks) {
             there.resize(len, 0);
             here.resize(len, 0);
@@ -422,14 +350,39 @@ impl SharedFiles {
         Ok(())
     }
 
-    /// Writes what guest processes wrote to the memory of a file to the tree.
+    /// Writes pages that guest processes wrote to the memory of a file to the tree: those of
+    /// `range`.
     pub(crate) fn publish(
         &mut self,
         tree: &mut Tree,
         node: Node,
+        range: Range<u64>,
         now: Time,
     ) -> Result<(), PlatformError> {
-        self.0.get_mut(&node).map_or(Ok(()), |live| live.publish(tree, node, now))
+        self.0.get_mut(&node).map_or(Ok(()), |live| live.publish(tree, node, range, now))
+    }
+
+    /// Replaces bytes of a file, read from the tree at `offset`, by those that guest processes have
+    /// written to its memory.
+    pub(crate) fn read_over(
+        &self,
+        node: Node,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), PlatformError> {
+        let Some(live) = self.0.get(&node).filter(|live| live.written) else { return Ok(()) };
+        let len = live.size.saturating_sub(offset).min(bytes.len() as u64);
+        live.memory.read(offset, &mut bytes[..len as usize])
+    }
+
+    /// The pages of a file at `range` that take no memory.
+    pub(crate) fn holes(&self, node: Node, range: Range<u64>) -> Result<Ranges, PlatformError> {
+        self.0.get(&node).map_or(Ok(Ranges::default()), |live| live.memory.holes(range))
+    }
+
+    /// Bytes of live files that the tree stores as well.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        self.0.values().map(|live| live.synced.memory()).sum()
     }
 
     /// Whether guest processes may have written a file's memory.
@@ -438,8 +391,12 @@ impl SharedFiles {
     }
 
     /// Shows changes of a file in the tree in its memory.
-    pub(crate) fn refresh(&mut self, tree: &Tree, node: Node) -> Result<(), PlatformError> {
-        self.0.get_mut(&node).map_or(Ok(()), |live| live.refresh(tree, node))
+    pub(crate) fn refresh(
+        &mut self,
+        tree: &Tree,
+        node: Node,
+    ) -> Result<Repopulated, PlatformError> {
+        self.0.get_mut(&node).map_or(Ok(Repopulated::default()), |live| live.refresh(tree, node))
     }
 
     /// Keeps only files of this kind.
@@ -523,7 +480,7 @@ mod tests {
         assert_eq!(files.unmapped_bytes(&mapped).unwrap(), 5 * PAGE);
         // The call has also written the file, and given it another size.
         let mut changed = tree.clone();
-        files.publish(&mut changed, node, now).unwrap();
+        files.publish(&mut changed, node, 0..u64::MAX, now).unwrap();
         changed.set_size(node, 5 * PAGE, now).unwrap();
         files.refresh(&changed, node).unwrap();
         assert!(files.differing(&changed).unwrap().is_none());
@@ -532,6 +489,36 @@ mod tests {
         assert_eq!(files.differing(&tree).unwrap(), None);
         assert_eq!(memory.0.resident_bytes() as u64, 2 * PAGE);
         assert_eq!((memory.0.bytes(), files.nodes()), (1 << 50, live));
+    }
+
+    #[test]
+    fn only_pages_of_the_published_range_reach_the_tree() {
+        let (mut tree, now) = (Tree::new(Budget::default()), Time::default());
+        let node = tree.write_path("/a", &[0; 8 * PAGE_SIZE], now).unwrap();
+        let mut files = SharedFiles::default();
+        files.restore(&tree, &BTreeSet::from([node])).unwrap();
+        let memory = files.get(node).unwrap().clone();
+        for page in [1, 4, 7] {
+            memory.0.write_at(&[1; PAGE_SIZE], page * PAGE_SIZE).unwrap();
+        }
+        files.publish(&mut tree, node, 4 * PAGE + 9..4 * PAGE + 10, now).unwrap();
+        let mut bytes = vec![0; 8 * PAGE_SIZE];
+        tree.read(node, 0, &mut bytes).unwrap();
+        let written: Vec<_> = (0..8).filter(|page| bytes[page * PAGE_SIZE] == 1).collect();
+        assert_eq!(written, [4]);
+        files.read_over(node, 0, &mut bytes).unwrap();
+        let read: Vec<_> = (0..8).filter(|page| bytes[page * PAGE_SIZE] == 1).collect();
+        assert_eq!(read, [1, 4, 7]);
+        // A change of other pages leaves the rest as guest processes wrote it.
+        tree.write(node, 9 * PAGE, &[2; PAGE_SIZE], now).unwrap();
+        let change = files.refresh(&tree, node).unwrap();
+        assert_eq!(change.filled.iter().collect::<Vec<_>>(), [9 * PAGE..10 * PAGE]);
+        tree.set_size(node, 7 * PAGE, now).unwrap();
+        let change = files.refresh(&tree, node).unwrap();
+        let freed: Vec<_> = change.freed.iter().collect();
+        assert_eq!(freed, [7 * PAGE..8 * PAGE, 9 * PAGE..10 * PAGE]);
+        files.publish(&mut tree, node, 0..u64::MAX, now).unwrap();
+        assert_eq!(files.differing(&tree).unwrap(), None);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::platform::{
 };
 use crate::ranges::Ranges;
 use crate::sentry::{Change, Layout, protect_order, unmap_order};
-use crate::shared_files::Attachment;
+use crate::shared_memory_file::Attachment;
 use crate::subprocess_memory::SubprocessMemory;
 
 const PAGE: u64 = PAGE_SIZE as u64;

@@ -14,7 +14,7 @@ use crate::file_cache::MappedRange as Contents;
 use crate::platform::{Call, Continuation, PlatformError, StubCommands, is_memory_accounted};
 use crate::ranges::Ranges;
 use crate::sentry::{Change, Content, Order, PAGE};
-use crate::shared_files::Attachment;
+use crate::shared_memory_file::Attachment;
 use crate::subprocess::Subprocess;
 
 /// Memory files that a process is lent at a time.

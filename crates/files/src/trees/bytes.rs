@@ -17,6 +17,14 @@ use crate::trees::tree::Tree;
 #[derive(Clone, Debug)]
 pub struct FileBytes(Content);
 
+impl FileBytes {
+    /// Bytes of memory that it keeps: those of layers and holes are not.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        self.0.paid
+    }
+}
+
 /// A file as it was, to be read without its tree. Of the tree only this file is kept.
 #[derive(Clone, Debug)]
 pub struct FileReader {

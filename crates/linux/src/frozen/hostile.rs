@@ -1,12 +1,14 @@
 //! States from strangers whose bytes are worth the most memory.
 
+use std::collections::BTreeMap;
+
 use afresh_budget::meter::{Meter, peak};
 use afresh_budget::{MAX_DECODED, MAX_UNCHECKED, decode};
 use afresh_files::Node;
 use afresh_memory::{Image, ImageBuilder, PAGE_SIZE};
 
 use super::golden::golden_bytes;
-use super::{ENGINES_BEFORE, Frozen, Header};
+use super::{ENGINES_BEFORE, Frozen, Header, PackedAdditions};
 use crate::platform::HostTraits;
 use crate::program::Program;
 use crate::warm::Warm;
@@ -71,6 +73,24 @@ fn a_file_tree_that_decodes_to_more_than_its_opener_allows_is_refused_before_it_
 #[test]
 fn a_state_that_decodes_to_more_than_its_limit_is_refused_before_it_takes_the_memory() {
     let bytes = hostile_state(CHANGES[0], 6_200_000);
+    let frozen = Frozen::from_parts(Image::zero(1 << 20).into(), &bytes).unwrap();
+    let (thawed, taken) = peak(|| Warm::thaw(&frozen, &Program::new("/bin/sh")).map(drop));
+    let error = thawed.unwrap_err().to_string();
+    assert!(error.contains("takes more than"), "{error}");
+    assert!(taken <= MAX_DECODED, "{taken} taken");
+}
+
+#[test]
+fn the_parts_of_a_state_share_a_limit() {
+    let header = hostile_state(CHANGES[0], 5_000_000);
+    let additions = postcard::to_allocvec(&PackedAdditions::default()).unwrap();
+    type Tunables = BTreeMap<u32, (i16, u16)>;
+    let tunables: Tunables = (0..4_000_000).map(|id| (id, (1, 1))).collect();
+    let tunables = postcard::to_allocvec(&tunables).unwrap();
+    // Each alone is within it.
+    decode::<Header>(&header, MAX_DECODED).unwrap();
+    decode::<Tunables>(&tunables, MAX_DECODED).unwrap();
+    let bytes = [header, additions, tunables].concat();
     let frozen = Frozen::from_parts(Image::zero(1 << 20).into(), &bytes).unwrap();
     let (thawed, taken) = peak(|| Warm::thaw(&frozen, &Program::new("/bin/sh")).map(drop));
     let error = thawed.unwrap_err().to_string();

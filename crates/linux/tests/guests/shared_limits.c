@@ -229,6 +229,91 @@ static int large(void) {
     return 1;
 }
 
+// Writes to a file of which a page is written through a mapping. Their bytes need memory.
+static int appended(void) {
+    static char part[MIB];
+    int file = sparse("/tmp/appended", PAGE), round = 0;
+    if (share(file, PAGE, 0) == MAP_FAILED) return -1;
+    memset(part, 'a', MIB);
+    while (round < ROUNDS && pwrite(file, part, MIB, PAGE + round * MIB) == MIB) ++round;
+    if (errno != ENOMEM) return -2;
+    // Bytes that have their memory can be written, and a file that is cut gives its memory back.
+    if (pwrite(file, part, MIB, PAGE) != MIB || ftruncate(file, PAGE)) return -3;
+    return pwrite(file, part, MIB, PAGE) == MIB ? round : -4;
+}
+
+// A file that grows and is cut again and again.
+static int cut(void) {
+    static char part[MIB];
+    int file = sparse("/tmp/cut", PAGE), round = 0;
+    if (share(file, PAGE, 0) == MAP_FAILED) return -1;
+    memset(part, 'a', MIB);
+    for (; round < ROUNDS; ++round) {
+        for (int n = 0; n < 8; ++n) if (write(file, part, MIB) != MIB) return round;
+        if (ftruncate(file, PAGE) || lseek(file, 0, SEEK_SET)) return -2;
+    }
+    return round;
+}
+
+// Memory that the file has as well counts once.
+static int once(void) {
+    int file = sparse("/tmp/once", 5 * STEP);
+    char *memory = share(file, 5 * STEP, 0);
+    if (memory == MAP_FAILED) return -1;
+    memset(memory, 1, 5 * STEP);
+    if (lseek(file, 0, SEEK_HOLE) != 5 * STEP || share(file, PAGE, 0) == MAP_FAILED) return -2;
+    return mmap(0, STEP, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
+}
+
+static unsigned long drawn = 7;
+static long draw(long below) {
+    drawn = drawn * 6364136223846793005UL + 1;
+    return (long)(drawn >> 33) % below;
+}
+
+// Random writes through a mapping and by calls, against a plain array.
+#define SPAN (8 * PAGE)
+static int modelled(void) {
+    static char model[SPAN], bytes[SPAN];
+    long size = SPAN / 2;
+    int file = sparse("/tmp/modelled", size);
+    char *memory = share(file, SPAN, 0);
+    if (memory == MAP_FAILED) return -1;
+    memset(model + size, 0, SPAN - size);
+    for (int n = 1; n < 4000; ++n) {
+        long at = draw(SPAN), len = 1 + draw(2 * PAGE), most = SPAN - at < len ? SPAN - at : len;
+        switch (draw(8)) {
+        case 0: case 1: case 2:
+            for (; len > 0 && at < size; at += 99, len -= 99) memory[at] = model[at] = (char)n;
+            // The rest of the last page is no part of the file.
+            if (size % PAGE) memory[size] = 'z';
+            break;
+        case 3: case 4:
+            memset(bytes, n, most), memset(model + at, n, most);
+            if (pwrite(file, bytes, most, at) != most) return 2;
+            if (at + most > size) size = at + most;
+            break;
+        case 5:
+            if (draw(2) ? ftruncate(file, at) : truncate("/tmp/modelled", at)) return 3;
+            memset(model + at, 0, SPAN - at), size = at;
+            break;
+        case 6:
+            if (fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, most)) return 4;
+            memset(model + at, 0, most);
+            break;
+        default:
+            most = at > size ? 0 : size - at < most ? size - at : most;
+            if (pread(file, bytes, SPAN - at < len ? SPAN - at : len, at) != most) return 5;
+            if (memcmp(bytes, model + at, most)) return 6;
+            char *private = mmap(0, PAGE, PROT_READ, MAP_PRIVATE, file, at / PAGE * PAGE);
+            if (at < size && *private != model[at / PAGE * PAGE]) return 7;
+            munmap(private, PAGE);
+        }
+        if (memcmp(memory, model, size)) return 8;
+    }
+    return 1;
+}
+
 int main(void) {
     char line[64];
     setvbuf(stdout, 0, _IONBF, 0);
@@ -249,6 +334,10 @@ int main(void) {
         case 's' << 8 | 'h': done = shrink(); break;
         case 'm' << 8 | 'a': done = many(); break;
         case 'l' << 8 | 'g': done = large(); break;
+        case 'a' << 8 | 'p': done = appended(); break;
+        case 'c' << 8 | 'u': done = cut(); break;
+        case 'o' << 8 | 'n': done = once(); break;
+        case 'm' << 8 | 'o': done = modelled(); break;
         }
         printf("%d\n", done);
     }

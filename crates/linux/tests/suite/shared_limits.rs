@@ -57,6 +57,49 @@ fn a_write_to_a_mapped_file_without_room_for_its_bytes_fails_before_it_changes_a
 }
 
 #[test]
+fn writes_to_a_live_file_need_memory_for_its_unmapped_pages() {
+    let limits = |program: afresh_linux::Program| {
+        let program = program.time_limit(Duration::from_secs(60));
+        program.memory_limit(32 << 20).storage_limit(LIMIT).request("echo\n")
+    };
+    let Some(mut instance) = common::warm("shared_limits.c", limits) else { return };
+    let mut answer = |request: &[u8]| {
+        let answer = instance.call_pristine(request).unwrap();
+        instance.verify().unwrap();
+        String::from_utf8(answer).unwrap().trim_end().parse::<i64>().unwrap()
+    };
+    for _ in 0..2 {
+        let taken = answer(b"appended\n");
+        assert!((8..32).contains(&taken), "{taken}");
+        assert_eq!(answer(b"cut\n"), 64);
+    }
+}
+
+#[test]
+fn shared_memory_that_its_file_has_as_well_counts_once() {
+    let Some(mut instance) = limited(LIMIT, STORAGE) else { return };
+    for _ in 0..2 {
+        assert_eq!(instance.call_pristine(b"once\n").unwrap(), b"1\n");
+        instance.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_file_and_its_mapping_have_the_same_bytes_after_any_writes() {
+    let Some(path) = common::compiled("shared_limits.c", &["-static"]) else { return };
+    let program = Program::new(path).memory_limit(LIMIT).storage_limit(STORAGE);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    for _ in 0..3 {
+        assert_eq!(ask(&mut instance, "modelled"), "1");
+        Warm::thaw(&instance.freeze().unwrap(), &program).unwrap().instance().verify().unwrap();
+    }
+    let mut fresh = warm.instance();
+    assert_eq!(fresh.call_pristine(b"modelled\n").unwrap(), b"1\n");
+    fresh.verify().unwrap();
+}
+
+#[test]
 fn a_snapshot_of_processes_with_common_memory_opens_under_the_same_limit() {
     let Some(path) = common::compiled("shared_limits.c", &["-static"]) else { return };
     let program = Program::new(path).memory_limit(LIMIT).storage_limit(STORAGE);

@@ -334,6 +334,7 @@ impl Kernel {
             closed: Default::default(),
             shares,
             shared_bytes: 0,
+            stored_shares: 0,
             processes,
         };
         state.find_inner_sets();

@@ -316,8 +316,10 @@ impl Kernel {
     /// Adds the mappings of other processes to the layout's limit.
     pub(in crate::sentry) fn count_memory(&mut self) {
         let own: u64 = self.processes.layouts.values().map(Layout::own_bytes).sum();
-        // Files beyond the limit of storage, which were written through mappings.
-        let unpaid = self.tree.used().bytes.saturating_sub(self.tree.budget().bytes);
+        // Files beyond the limit of storage, which were written through mappings. Those of live
+        // files count as shared memory.
+        let stored = self.tree.used().bytes.saturating_sub(self.stored_shares);
+        let unpaid = stored.saturating_sub(self.tree.budget().bytes);
         let elsewhere = own.saturating_add(self.shared_bytes).saturating_add(unpaid);
         let mappings = self.processes.layouts.values().map(Layout::len).sum();
         self.layout.set_elsewhere(elsewhere, mappings);

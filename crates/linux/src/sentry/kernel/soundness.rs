@@ -17,7 +17,7 @@ use crate::sentry::kernel::poll_events::MAX_EVENTS;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::tty::terminals::{FIRST_DEVICE, TerminalEnd};
 use crate::sentry::{Kernel, NAME};
-use crate::shared_files::MAX_OFFSET;
+use crate::shared_memory_file::MAX_OFFSET;
 
 type Soundness = Result<(), &'static str>;
 

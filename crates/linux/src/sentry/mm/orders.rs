@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::file_cache::MappedRange;
-use crate::shared_files::SharedFile;
+use crate::shared_memory_file::SharedFile;
 
 /// A call for the stub to make: number and arguments.
 pub(crate) type Order = [u64; 7];

@@ -22,7 +22,8 @@ use crate::sentry::kernel::time::now;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::orders::Content;
 use crate::sentry::{Kernel, Sentry, SyscallError, SyscallResult};
-use crate::shared_files::{Attachment, MAX_OFFSET, bytes_beside, max_live_size};
+use crate::shared_files::{Repopulated, bytes_beside, max_live_size};
+use crate::shared_memory_file::{Attachment, MAX_OFFSET};
 
 /// Which bytes a shared mapping shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,9 +89,11 @@ impl Kernel {
     }
 
     /// Counts the shared bytes that processes have mapped, each once, and bytes of live files that
-    /// take memory without a mapping: `unmapped` finds them.
+    /// take memory without a mapping: `unmapped` finds them. The tree has `stored` bytes of live
+    /// files.
     fn count_parts<E>(
         &mut self,
+        stored: u64,
         unmapped: impl FnOnce(&Tree, &BTreeMap<Node, Ranges>) -> Result<u64, E>,
     ) -> Result<(), E> {
         let mapped = self.mapped_parts();
@@ -98,14 +101,29 @@ impl Kernel {
             |ranges: &Ranges| ranges.iter().map(|range| range.end - range.start).sum::<u64>();
         let unmapped = unmapped(&self.tree, &mapped)?;
         self.shared_bytes = mapped.values().map(bytes).sum::<u64>().saturating_add(unmapped);
+        self.stored_shares = stored;
         self.count_memory();
         Ok(())
+    }
+
+    /// Counts a change of a live file's memory: bytes that are mapped count already.
+    fn count_change(&mut self, node: Node, change: &Repopulated) {
+        if change.filled.is_empty() && change.freed.is_empty() {
+            return;
+        }
+        let mapped = self.mapped_parts().remove(&node).unwrap_or_default();
+        let bytes = |ranges: &Ranges| bytes_beside(ranges.iter().collect(), &mapped);
+        let all = self.shared_bytes.saturating_add(bytes(&change.filled));
+        self.shared_bytes = all.saturating_sub(bytes(&change.freed));
+        self.count_memory();
     }
 
     /// Counts the shared bytes of a thawed guest, whose files `live` get the bytes of the tree.
     /// Returns the bytes of memory that it needs.
     pub(crate) fn count_thawed(&mut self, live: &BTreeSet<Node>) -> u64 {
-        let counted = self.count_parts(|tree, mapped| {
+        let memory = |node: &Node| Some(self.tree.bytes_of(*node).ok()?.memory());
+        let stored = live.iter().filter_map(memory).sum();
+        let counted = self.count_parts(stored, |tree, mapped| {
             let stored = |node: &Node| Some((tree.stored_ranges(*node).ok()?, mapped.get(node)?));
             let stored = live.iter().filter_map(stored);
             Ok::<_, std::convert::Infallible>(stored.map(|(all, own)| bytes_beside(all, own)).sum())
@@ -216,8 +234,11 @@ impl Sentry {
         node: Node,
         range: Range<u64>,
     ) -> SyscallResult<()> {
-        if !self.state.shares.contains(&node) || self.shared.has(node) {
+        if !self.state.shares.contains(&node) {
             return Ok(());
+        }
+        if self.shared.has(node) {
+            return self.check_growth(node, range);
         }
         if self.state.tree.stat(node)?.size > max_live_size() {
             return Err(Errno::FBIG.into());
@@ -229,6 +250,20 @@ impl Sentry {
         let mut held = self.state.tree.stored_ranges(node)?;
         held.push(range);
         if bytes_beside(held, &mapped) > room { Err(Errno::NOMEM.into()) } else { Ok(()) }
+    }
+
+    /// Fails if the memory limit leaves no room for pages of a live file at `range` that take no
+    /// memory yet.
+    fn check_growth(&self, node: Node, range: Range<u64>) -> SyscallResult<()> {
+        let holes = self.shared.holes(node, range)?;
+        if holes.is_empty() {
+            return Ok(());
+        }
+        let (mapped, room) = self.room_beside(node, 0..0);
+        match bytes_beside(holes.iter().collect(), &mapped) > room {
+            true => Err(Errno::NOMEM.into()),
+            false => Ok(()),
+        }
     }
 
     /// Maximum size of a file by the limits of the host. Shared memory is a file of this process,
@@ -251,7 +286,18 @@ impl Sentry {
     /// Counts shared memory: mapped bytes, each once, and others of live files.
     pub(crate) fn count_shared(&mut self) -> Result<(), PlatformError> {
         let Self { state, shared, .. } = self;
-        std::sync::Arc::make_mut(state).count_parts(|_, mapped| shared.unmapped_bytes(mapped))
+        let state = std::sync::Arc::make_mut(state);
+        state.count_parts(shared.stored_bytes(), |_, mapped| shared.unmapped_bytes(mapped))
+    }
+
+    /// Counts bytes of live files in the tree, which their memory has as well.
+    fn count_stored(&mut self) {
+        let stored = self.shared.stored_bytes();
+        if stored != self.state.stored_shares {
+            let state = self.change();
+            state.stored_shares = stored;
+            state.count_memory();
+        }
     }
 
     /// The bytes that a shared mapping of a file begins with; `EOVERFLOW` for bytes that no file
@@ -287,16 +333,31 @@ impl Sentry {
     }
 
     /// Writes shared memory to these files.
-    pub(in crate::sentry) fn publish(
+    fn publish(&mut self, nodes: impl IntoIterator<Item = Node>) -> Result<(), PlatformError> {
+        nodes.into_iter().try_for_each(|node| self.publish_part(node, 0..u64::MAX))
+    }
+
+    /// Writes shared memory to a file: its pages at `range`.
+    pub(in crate::sentry) fn publish_part(
         &mut self,
-        nodes: impl IntoIterator<Item = Node>,
+        node: Node,
+        range: Range<u64>,
     ) -> Result<(), PlatformError> {
-        for node in nodes {
-            if self.shared.is_written(node) {
-                let tree = &mut std::sync::Arc::make_mut(&mut self.state).tree;
-                self.shared.publish(tree, node, now())?;
-            }
+        if self.shared.is_written(node) {
+            let tree = &mut std::sync::Arc::make_mut(&mut self.state).tree;
+            self.shared.publish(tree, node, range, now())?;
+            self.count_stored();
         }
+        Ok(())
+    }
+
+    /// Shows changes of a live file in its memory, which counts.
+    fn refresh_shared(&mut self, node: Node) -> Result<(), PlatformError> {
+        let change = self.shared.refresh(&self.state.tree, node)?;
+        if !change.filled.is_empty() || !change.freed.is_empty() {
+            self.change().count_change(node, &change);
+        }
+        self.count_stored();
         Ok(())
     }
 
@@ -351,9 +412,7 @@ impl Sentry {
     ) -> Result<T, PlatformError> {
         self.publish_all()?;
         let done = change(self.change());
-        for node in self.shared.nodes() {
-            self.shared.refresh(&self.state.tree, node)?;
-        }
+        self.shared.nodes().into_iter().try_for_each(|node| self.refresh_shared(node))?;
         Ok(done)
     }
 
@@ -367,47 +426,64 @@ impl Sentry {
         }
     }
 
-    /// The shared files that a call reads and those that it changes.
-    fn shared_files_of(&self, call: &Call) -> (Vec<Node>, Vec<Node>) {
+    /// The parts of shared files whose bytes in the tree a call uses, other than by
+    /// [`Sentry::bytes_at`] and [`Sentry::put`]. A change of a file's size uses the page of its new
+    /// or old end.
+    fn used_parts(&self, call: &Call) -> Vec<(Node, Range<u64>)> {
         let a = call.args;
-        let of = |descriptor: u64| self.shared_node(descriptor);
-        let to = |descriptor: u64| {
-            let writes = self.state.table.get(descriptor).is_ok_and(Description::writes);
-            of(descriptor).filter(|_| writes)
+        let of = |descriptor: u64| self.shared_node(descriptor).into_iter();
+        let size = |node: Node| self.state.tree.stat(node).map_or(0, |stat| stat.size);
+        let end = |node: Node, new: u64| {
+            let end = size(node).min(new);
+            (node, end..end.saturating_add(1))
         };
-        let list = |one: Option<Node>, other: Option<Node>| one.into_iter().chain(other).collect();
         match call.number {
             libc::SYS_lseek if matches!(a[2] as i32, libc::SEEK_DATA | libc::SEEK_HOLE) => {
-                (list(of(a[0]), None), Vec::new())
+                of(a[0]).map(|node| (node, a[1]..u64::MAX)).collect()
             }
-            libc::SYS_read
-            | libc::SYS_readv
-            | libc::SYS_pread64
-            | libc::SYS_preadv
-            | libc::SYS_preadv2 => (list(of(a[0]), None), Vec::new()),
+            libc::SYS_ftruncate => of(a[0]).map(|node| end(node, a[1])).collect(),
+            libc::SYS_truncate => self.lasting().into_iter().map(|node| end(node, a[1])).collect(),
+            libc::SYS_fallocate => {
+                let clears = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_PUNCH_HOLE;
+                let cleared = match a[1] as i32 & clears {
+                    0 => 0..0,
+                    _ => a[2]..a[2].saturating_add(a[3]),
+                };
+                of(a[0]).flat_map(|node| [(node, cleared.clone()), end(node, u64::MAX)]).collect()
+            }
+            // The program that runs next may be what it has just written.
+            libc::SYS_execve | libc::SYS_execveat => {
+                self.lasting().into_iter().map(|node| (node, 0..u64::MAX)).collect()
+            }
+            libc::SYS_mmap if a[3] & libc::MAP_ANONYMOUS as u64 == 0 => {
+                of(a[4]).map(|node| (node, a[5]..a[5].saturating_add(a[1]))).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The shared files that a call changes.
+    fn changed_files(&self, call: &Call) -> Vec<Node> {
+        let a = call.args;
+        let to = |descriptor: u64| {
+            let writes = self.state.table.get(descriptor).is_ok_and(Description::writes);
+            self.shared_node(descriptor).filter(|_| writes).into_iter().collect()
+        };
+        match call.number {
             libc::SYS_write
             | libc::SYS_writev
             | libc::SYS_pwrite64
             | libc::SYS_pwritev
             | libc::SYS_pwritev2
             | libc::SYS_ftruncate
-            | libc::SYS_fallocate => (list(to(a[0]), None), list(to(a[0]), None)),
-            libc::SYS_sendfile => (list(to(a[0]), of(a[1])), list(to(a[0]), None)),
-            libc::SYS_copy_file_range | libc::SYS_splice => {
-                (list(of(a[0]), to(a[2])), list(to(a[2]), None))
-            }
-            libc::SYS_truncate | libc::SYS_creat | libc::SYS_openat2 => {
-                (self.lasting(), self.lasting())
-            }
-            // The program that runs next may be what it has just written.
-            libc::SYS_execve | libc::SYS_execveat => (self.lasting(), Vec::new()),
+            | libc::SYS_fallocate
+            | libc::SYS_sendfile => to(a[0]),
+            libc::SYS_copy_file_range | libc::SYS_splice => to(a[2]),
+            libc::SYS_truncate | libc::SYS_creat | libc::SYS_openat2 => self.lasting(),
             // Other flags of an open do not change a file's content.
-            libc::SYS_open if cuts(a[1]) => (self.lasting(), self.lasting()),
-            libc::SYS_openat if cuts(a[2]) => (self.lasting(), self.lasting()),
-            libc::SYS_mmap if a[3] & libc::MAP_ANONYMOUS as u64 == 0 => {
-                (list(of(a[4]), None), Vec::new())
-            }
-            _ => (Vec::new(), Vec::new()),
+            libc::SYS_open if cuts(a[1]) => self.lasting(),
+            libc::SYS_openat if cuts(a[2]) => self.lasting(),
+            _ => Vec::new(),
         }
     }
 
@@ -421,8 +497,10 @@ impl Sentry {
         if self.state.shares.is_empty() {
             return self.dispatch(process, call);
         }
-        let (read, written) = self.shared_files_of(call);
-        self.publish(read)?;
+        for (node, part) in self.used_parts(call) {
+            self.publish_part(node, part)?;
+        }
+        let written = self.changed_files(call);
         self.check_room(process, call, &written)?;
         let before: Vec<(Node, Option<FileBytes>)> =
             written.into_iter().map(|node| (node, self.state.tree.bytes_of(node).ok())).collect();
@@ -434,7 +512,7 @@ impl Sentry {
         // Also after an error: a call may have changed a file before it.
         for (node, before) in before {
             if self.shared.has(node) {
-                self.shared.refresh(&self.state.tree, node)?;
+                self.refresh_shared(node)?;
                 continue;
             }
             let changed = before.map(|before| self.state.tree.changed_since(node, &before));

@@ -367,7 +367,7 @@ impl Sentry {
             return Ok(None);
         }
         // It may be written through a shared mapping.
-        self.publish([node])?;
+        self.publish_part(node, offset..offset.saturating_add(len))?;
         let content = self.content_of(node, offset, range.end - range.start, mapping.protection)?;
         let (at, len) = (Some(range.start), range.end - range.start);
         let layout = &mut self.change().layout;

@@ -366,6 +366,7 @@ impl Sentry {
                 let mut bytes = vec![0; len.min(size.saturating_sub(offset)) as usize];
                 let read = open.read_at(&self.state.tree, offset, &mut bytes)?;
                 bytes.truncate(read);
+                self.shared.read_over(open.node, offset, &mut bytes)?;
                 Ok(bytes)
             }
             FileObject::Device(Device::Null | Device::Host, _) => Ok(Vec::new()),
@@ -515,6 +516,7 @@ impl Sentry {
                 if !bytes.is_empty() {
                     self.state.seals.may_write(node, end, size)?;
                     self.check_room_for(node, from..end)?;
+                    self.publish_part(node, from.min(size)..end)?;
                 }
                 let Kernel { table, tree, .. } = self.change();
                 let FileObject::File(open) = &mut table.get_mut(descriptor)?.open else {
