@@ -77,6 +77,9 @@ struct PreparedMemory {
     /// Pages that are mapped of the last image, unless it is the first: each once, however often
     /// resets map it.
     mapped: Ranges,
+    /// The image that the window shows, if that is no more the base's. A checkpoint leaves the
+    /// window as it is, since most are not followed by a reset, which alone reads it.
+    window: Option<Image>,
     plain: bool,
 }
 
@@ -259,6 +262,7 @@ impl Subprocess {
             slot,
             shown: vec![ground.image.clone()],
             mapped: Ranges::default(),
+            window: None,
             plain: true,
         });
         let base = Some(ground.clone());
@@ -328,6 +332,18 @@ impl Subprocess {
         Ok(segments.pages_of(ranges.iter()))
     }
 
+    /// Has the window show `to`. It shows the image that a checkpoint left there, or else `base`.
+    fn show_in_window(&mut self, base: &Image, to: &FrozenMemory) -> Result<(), PlatformError> {
+        let left = self.held.as_ref().and_then(|held| held.window.as_ref());
+        let differing = left.unwrap_or(base).differing(&to.image);
+        let pages = to.part.segments.pages();
+        self.process.show_window(&MappedImage::new(&to.image)?, &differing, pages)?;
+        if let Some(held) = &mut self.held {
+            held.window = None;
+        }
+        Ok(())
+    }
+
     /// It is as `ground`, once its orders are carried out.
     fn stands_on(&mut self, ground: FrozenMemory) {
         if !planted::is(Bug::Register) {
@@ -353,6 +369,10 @@ impl Subprocess {
             true => Vec::new(),
             false => self.map_back(&ground, &disturbed)?,
         };
+        if self.held.as_ref().is_some_and(|held| held.window.is_some()) && !planted::is(Bug::Window)
+        {
+            self.show_in_window(&ground.image, &ground)?;
+        }
         let Some((slot, mut hands)) = self.hands(segments) else { return Err(PlatformError::Lost) };
         slot.forget(&fresh);
         let pages = slot.reset(&mut hands).map_err(failed)?;
@@ -381,7 +401,7 @@ impl Subprocess {
         let mut fresh = self.map_back(to, &moved)?;
         // Writes there are not noticed any more.
         fresh.extend(old.pages_of(moved.iter()));
-        self.process.show_window(&MappedImage::new(&to.image)?, &differing, new.pages())?;
+        self.show_in_window(&from.image, to)?;
         let Some((slot, mut hands)) = self.hands(new) else { return Err(PlatformError::Lost) };
         let pages = slot.switch(&mut hands, &to.image, &fresh).map_err(failed)?;
         let orders = copies(pages, new);
@@ -518,11 +538,9 @@ impl Subprocess {
             for part in parts.filter(|part| part.allows(libc::PROT_WRITE)) {
                 self.process.watch(part.range())?;
             }
-            let differing = base.image.differing(&ground.image);
-            let pages = ground.part.segments.pages();
-            self.process.show_window(&MappedImage::new(&ground.image)?, &differing, pages)?;
             if let Some(held) = &mut self.held {
                 held.leave_image();
+                held.window.get_or_insert_with(|| base.image.clone());
             }
             self.base = Some(ground.clone());
             self.last = Some(ground.clone());

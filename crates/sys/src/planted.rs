@@ -120,6 +120,8 @@ bugs! {
     Mapping = "mapping",
     /// Writes of a process to the contents of a file are taken for the original.
     Lent = "lent",
+    /// The stub of a Linux guest copies from the image before the last checkpoint.
+    Window = "window",
     /// Shared memory keeps the writes of a call.
     Shared = "shared",
     /// Only the first process of a guest is reset.

@@ -433,7 +433,7 @@ fn play(mapper: &Mapper, steps: &[Step]) -> Result<(), TestCaseError> {
 fn planted_bugs_are_caught() {
     if mapper().is_some() {
         planted::must_be_caught(
-            &[Bug::Family, Bug::Mapping, Bug::Register],
+            &[Bug::Family, Bug::Mapping, Bug::Register, Bug::Window],
             &["model::memory_is_what_the_model_says"],
         );
     }
