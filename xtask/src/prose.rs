@@ -14,6 +14,7 @@ use anyhow::{Result, bail};
 
 use crate::arrows;
 use crate::columns;
+use crate::feature_lines;
 use crate::names;
 use crate::signatures;
 use crate::sources::{files, folder};
@@ -34,6 +35,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     signatures::check()?;
     columns::check()?;
     arrows::check()?;
+    feature_lines::check()?;
     check()?;
     Ok(ExitCode::SUCCESS)
 }

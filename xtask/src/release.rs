@@ -13,6 +13,7 @@ mod c_library;
 mod deb;
 mod image;
 mod installation;
+mod origin;
 mod precompiled;
 mod rpm;
 mod trial;
@@ -26,10 +27,10 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::command::{cargo, output, run};
 use crate::host;
 use installation::Installation;
+use origin::{PACKAGE, time};
 
 pub(crate) use precompiled::{add_to as add_precompiled, into_wheel as precompile_wheel};
 
-const PACKAGE: &str = "afresh-cli";
 const GLIBC: &str = "x86_64-unknown-linux-gnu";
 const MUSL: &str = "x86_64-unknown-linux-musl";
 
@@ -230,18 +231,6 @@ fn flags() -> Result<String> {
     ];
     let flags = prefixes.map(|(from, to)| format!("--remap-path-prefix={from}={to}"));
     Ok(flags.join(" "))
-}
-
-/// Seconds since 1970 of the last commit, which all packages have as their time;
-/// `SOURCE_DATE_EPOCH` overrides it.
-fn time() -> Result<String> {
-    if let Ok(time) = std::env::var("SOURCE_DATE_EPOCH") {
-        ensure!(time.parse::<u64>().is_ok(), "SOURCE_DATE_EPOCH is {time:?}, not a number");
-        return Ok(time);
-    }
-    let mut git = Command::new("git");
-    git.current_dir(host::repository()).args(["log", "-1", "--format=%ct"]);
-    output(&mut git).context("without git, SOURCE_DATE_EPOCH has to be set")
 }
 
 /// A reproducible tar of these entries of a folder: sorted, owned by root, all of one time.

@@ -25,8 +25,8 @@ use crate::groups::BuiltGroups;
 use crate::tally::Tally;
 use crate::units::Units;
 use crate::{
-    arrows, book, clients, columns, deploy, fuzz, guests, host, miri, names, node, packages,
-    programs, prose, python, signatures, tools,
+    arrows, book, clients, columns, deploy, feature_lines, fuzz, guests, host, miri, names, node,
+    packages, programs, prose, python, signatures, tools,
 };
 
 /// The arguments of cargo for the tests.
@@ -266,6 +266,7 @@ fn compile_and_lint(
     steps.run("prose", prose::check);
     steps.run("columns", columns::check);
     steps.run("arrows", arrows::check);
+    steps.run("feature lines", feature_lines::check);
     steps.run("book", book::check);
     steps.run("deploy", deploy::check);
     steps.run("parts", || of(parts));

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{PACKAGE, time};
+use super::origin::{PACKAGE, time};
 use crate::command::{cargo, metadata, output};
 use crate::{guests, host};
 

@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::installation::{copy, create};
-use super::time;
+use super::origin::time;
 use crate::command::run;
 use crate::host;
 
