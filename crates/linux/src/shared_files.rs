@@ -12,7 +12,7 @@
 //!
 //! Promises: after each of these, memory and tree have the same bytes in the pages concerned; after
 //! a reset only bytes that the tree stores take memory; and the work is proportional to the pages
-//! concerned, of which holes cost nothing, not to the size of a file. May break it: a change of a
+//! concerned, not to the size of a file. Holes cost nothing. May break it: a change of a
 //! file in the tree while it is live without a `publish` of its pages before and a `refresh` after.
 //! If its size changes, the page of the old end is among them.
 
