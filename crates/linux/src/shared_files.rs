@@ -512,7 +512,7 @@ mod tests {
         // A change of other pages leaves the rest as guest processes wrote it.
         tree.write(node, 9 * PAGE, &[2; PAGE_SIZE], now).unwrap();
         let change = files.refresh(&tree, node).unwrap();
-        assert_eq!(change.filled.iter().collect::<Vec<_>>(), [9 * PAGE..10 * PAGE]);
+        assert!(change.filled.iter().eq(std::iter::once(9 * PAGE..10 * PAGE)));
         tree.set_size(node, 7 * PAGE, now).unwrap();
         let change = files.refresh(&tree, node).unwrap();
         let freed: Vec<_> = change.freed.iter().collect();

@@ -1,7 +1,7 @@
 //! The kernel state of a guest: plain data.
 //!
-//! Promises: two states are equal if a guest cannot tell them apart. A copy shares what does not
-//! change. May break it: a field whose value depends on the host.
+//! Promises: a copy shares what does not change, and is equal to its original. May break it: a
+//! field that refers to the host.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
