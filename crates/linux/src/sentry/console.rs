@@ -4,89 +4,22 @@
 //! read only when the guest reads it, so that the rest stays for the next program of a script. A
 //! terminal is a guest terminal: the host writes into its master, and shows its output.
 
+mod attend;
+
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use afresh_files::{Access, New, Refused, Tree, Walk};
-use afresh_snapshot::{OutputSource, OutputStream};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
-use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::kernel::signals::SignalInfo;
-use crate::sentry::kernel::time::now;
-use crate::sentry::tty::terminals::{FIRST_DEVICE, Terminal, TerminalEnd};
-use crate::sentry::{FIRST, Kernel, Sentry};
+use crate::sentry::host_input::is_readable;
+use crate::sentry::tty::terminals::Terminal;
 
-/// The terminal number of a run.
-const TERMINAL: u32 = 0;
 /// Bytes that are read from the host's terminal at a time.
 const TYPED_AT_ONCE: usize = 1024;
-/// Bytes of input that one read of the guest moves.
-const INPUT_AT_ONCE: usize = 128 << 10;
-/// How often typed bytes are looked for while the guest runs.
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
-
-/// Whether a descriptor can be read now, or has ended.
-fn is_readable(fd: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-}
-
-/// The host's descriptor behind the guest's standard input.
-#[derive(Debug)]
-pub(crate) struct HostInput {
-    fd: OwnedFd,
-    taken: u64,
-    /// Bytes that the guest had no memory for.
-    returned: Vec<u8>,
-}
-
-impl HostInput {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self { fd, taken: 0, returned: Vec::new() }
-    }
-
-    /// Whether a read need not wait.
-    pub(crate) fn is_ready(&self) -> bool {
-        !self.returned.is_empty() || is_readable(self.fd.as_fd())
-    }
-
-    /// Returns bytes of the last [`HostInput::take`] that a read could not store, for the next one.
-    pub(crate) fn put_back(&mut self, bytes: Vec<u8>) {
-        let later = std::mem::replace(&mut self.returned, bytes);
-        self.returned.extend(later);
-    }
-
-    /// A number that grows with each read byte and each readable byte.
-    pub(crate) fn edges(&self) -> u64 {
-        2 * self.taken + u64::from(self.is_ready())
-    }
-
-    /// At most `len` bytes; none at the end; `None` where a read would wait.
-    pub(crate) fn take(&mut self, len: usize) -> Result<Option<Vec<u8>>, Errno> {
-        if !self.is_ready() {
-            return Ok(None);
-        }
-        if !self.returned.is_empty() {
-            let len = len.min(self.returned.len());
-            return Ok(Some(self.returned.drain(..len).collect()));
-        }
-        let mut bytes = vec![0; len.min(INPUT_AT_ONCE)];
-        match read(&self.fd, &mut bytes) {
-            Ok(len) => {
-                bytes.truncate(len);
-                self.taken += len as u64;
-                Ok(Some(bytes))
-            }
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(errno) => Err(errno),
-        }
-    }
-}
 
 /// Sends signals and the terminal size to a run. Usable from any thread; clones control the same
 /// run.
@@ -247,146 +180,10 @@ impl HostTerminal {
     }
 }
 
-impl Kernel {
-    /// Makes a terminal whose master the host has, of `rows` and `columns`: the controlling
-    /// terminal of the first process, and the object of those standard descriptors that `standard`
-    /// names.
-    pub(crate) fn attach_terminal(
-        &mut self,
-        standard: [bool; 3],
-        [rows, columns]: [u16; 2],
-    ) -> Result<(), Refused> {
-        let path = format!("/dev/pts/{TERMINAL}");
-        let place = self.tree.walk(path.as_bytes(), Walk::new(Tree::ROOT).name())?;
-        let device = New::Device(FIRST_DEVICE + u64::from(TERMINAL));
-        let node = self.tree.create_at(&place, device, 0o620, now())?;
-        self.tree.hold(node)?;
-        let mut terminal = Terminal::new(node);
-        (terminal.locked, terminal.window) = (false, [rows, columns, 0, 0]);
-        (terminal.session, terminal.group) = (Some(FIRST), FIRST);
-        let access = Access { read: true, write: true, append: false };
-        for number in (0..3).filter(|number| standard[*number]) {
-            let open = self.tree.open(node, access)?;
-            let end = TerminalEnd { id: Some(TERMINAL), master: false, hung: false, open };
-            let found = Some((place.directory, place.name.clone()));
-            let object = FileObject::Terminal(end);
-            if let Ok(description) = self.table.get_mut(number as u64) {
-                *description = Description { found, ..Description::new(object, libc::O_RDWR) };
-                terminal.slaves += 1;
-            }
-        }
-        self.terminals.add(TERMINAL, terminal);
-        Ok(())
-    }
-}
-
-impl Sentry {
-    /// Moves pending host input to the guest, and terminal output to the host.
-    pub(crate) fn attend(&mut self) {
-        let Some(mut console) = self.console.take() else { return };
-        for control in console.control.iter().flat_map(RunControl::take) {
-            match control {
-                Control::Signal(signal) => {
-                    let info = SignalInfo::new(signal, 0, 0, 0);
-                    self.change().with(FIRST, |state| state.send(None, info));
-                }
-                Control::Resize([rows, columns]) => self.resize([rows, columns, 0, 0]),
-            }
-        }
-        if let Some(host) = &mut console.terminal {
-            if host.looked.elapsed() >= LOOK_INTERVAL {
-                self.type_in(host);
-            }
-            self.show();
-        }
-        self.console = Some(console);
-    }
-
-    fn resize(&mut self, window: [u16; 4]) {
-        let Some(terminal) = self.state.terminals.get(TERMINAL) else { return };
-        if terminal.window == window {
-            return;
-        }
-        let group = terminal.group;
-        let state = self.change();
-        if let Some(terminal) = state.terminals.get_mut(TERMINAL) {
-            terminal.window = window;
-        }
-        state.signal_group(group, libc::SIGWINCH);
-    }
-
-    fn type_in(&mut self, host: &mut HostTerminal) {
-        let state = self.change();
-        let Some(terminal) = state.terminals.get_mut(TERMINAL) else { return };
-        let ended = host.ended;
-        for (group, signal) in host.type_in(terminal) {
-            state.signal_group(group, signal);
-        }
-        if host.ended && !ended {
-            let leader = state.terminals.get(TERMINAL).and_then(|terminal| terminal.session);
-            state.hang_up_terminal(TERMINAL);
-            for signal in [libc::SIGHUP, libc::SIGCONT] {
-                let info = SignalInfo::new(signal as u8, 0x80, 0, 0);
-                if let Some(leader) = leader.filter(|leader| state.processes.lives(*leader)) {
-                    state.with(leader, |state| state.send(None, info));
-                }
-            }
-        }
-    }
-
-    /// Writes terminal output to the host.
-    fn show(&mut self) {
-        let Some(terminal) = self.state.terminals.get(TERMINAL) else { return };
-        if terminal.shown.is_empty() {
-            return;
-        }
-        let Some(terminal) = self.change().terminals.get_mut(TERMINAL) else { return };
-        let bytes: Vec<u8> = terminal.shown.drain(..).collect();
-        terminal.edges += 1;
-        let from = OutputSource::from(OutputStream::Output);
-        // A host that shows nothing any more has hung up, and its input says so.
-        let _ = self.streams.put_out(from, &bytes, self.output_limit);
-    }
-
-    /// Whether the host can wake up a guest in which nothing can run: with input, or with a signal.
-    pub(crate) fn may_be_woken(&self) -> bool {
-        let Some(console) = &self.console else { return false };
-        if self.streams.source.is_none() && self.streams.stops_at_end && self.state.awaits_input() {
-            return false;
-        }
-        let terminal = console.terminal.as_ref().is_some_and(|host| !host.ended);
-        console.control.is_some() || terminal || self.wants_input()
-    }
-
-    fn wants_input(&self) -> bool {
-        self.streams.source.is_some() && self.state.awaits_input()
-    }
-
-    /// Waits until the host or a server has something for the guest, or `ends` is readable, for
-    /// `length` at most.
-    pub(crate) fn await_host(&mut self, ends: BorrowedFd<'_>, length: Duration) {
-        let wants_input = self.wants_input();
-        let Some(console) = &mut self.console else { return };
-        let (mut terminal, mut takes) = (None, false);
-        if let Some(host) = &mut console.terminal {
-            let room = self.state.terminals.get(TERMINAL).is_some_and(Terminal::takes);
-            takes = !host.ended && room;
-            // It is looked at whenever the guest has waited.
-            host.looked = host.looked.checked_sub(LOOK_INTERVAL).unwrap_or(host.looked);
-            terminal = Some(&host.input);
-        }
-        let control = console.control.as_ref().map(|control| control.0.wake.as_fd());
-        let terminal = terminal.filter(|_| takes).map(AsFd::as_fd);
-        let input = self.streams.source.as_ref().filter(|_| wants_input);
-        let fds = [Some(ends), control, terminal, input.map(|input| input.fd.as_fd())];
-        let fds: Vec<_> = fds.into_iter().flatten().collect();
-        self.lines.wait_with(&self.state, &fds, length);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sentry::host_input::HostInput;
 
     #[test]
     fn host_input_that_a_read_could_not_store_is_read_again() {

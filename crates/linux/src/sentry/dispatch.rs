@@ -6,8 +6,9 @@
 use rustix::io::Errno;
 
 use crate::platform::{Call, Process};
+use crate::sentry::Sentry;
+use crate::sentry::result::SyscallResult;
 use crate::sentry::syscalls::unprivileged::takes_privilege;
-use crate::sentry::{Sentry, SyscallResult};
 
 impl Sentry {
     /// Serves a call by its number.

@@ -5,6 +5,7 @@ pub(super) mod devices;
 pub(super) mod machine_files;
 mod net_files;
 pub(super) mod permissions;
+pub(super) mod proc_dir;
 pub(super) mod proc_files;
 pub(super) mod proc_paths;
 pub(super) mod proc_settings;

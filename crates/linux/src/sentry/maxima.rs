@@ -27,13 +27,13 @@ use super::kernel::user_namespaces::MAX_NAMESPACES;
 use super::mm::layout::Mapping;
 use super::mm::layout::limits::MAX_ALL_MAPPINGS;
 use super::mm::shared_segments::MAX_SEGMENTS;
+use super::name_lengths::{NAME, PATH_LEN};
 use super::net::closed_connections::MAX_ADDRESSES;
 use super::net::datagrams::MAX_CORKED_BYTES;
 use super::net::dns::NAMES;
 use super::net::socket_options::{MAX_OPTION_SIZE, OPTIONS};
 use super::tty::terminals::{SHOWN, TERMINALS, TYPED, Terminal};
 use super::unserved::MAX_UNSERVED;
-use super::{NAME, PATH_LEN};
 
 /// Bytes of a signal frame with the processor's state, at most: AMX takes 8 KiB of them.
 const CONTEXT: usize = 12 << 10;

@@ -3,11 +3,14 @@
 use crate::platform::{
     CLEAR_FLAGS, FRAME_LEN, INFO, INFO_LEN, MASK, Process, Register, STACK, USER_SELECTORS,
 };
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::signals::{DefaultAction, SignalAction, SignalInfo, UNTOUCHABLE, bit};
+use crate::sentry::kernel::streams::End;
 use crate::sentry::kernel::threads::{NO_STACK, Wait, WaitReason};
+use crate::sentry::mm::user_memory::{copy_in, word_in};
+use crate::sentry::result::{SyscallControl, SyscallResult};
 use crate::sentry::syscalls::thread::takes_lock;
-use crate::sentry::{End, Sentry, SyscallControl, SyscallResult, copy_in, word_in};
 
 /// Flags that a program may change: arithmetic, direction, identification and alignment.
 pub(in crate::sentry) const USER_FLAGS: u64 = 0x24_0cd5;

@@ -6,8 +6,12 @@
  * sentry takes that for a guest at rest, it sends the next reset to code that never runs it. "look"
  * shows the traces of the last call.
  *
- * Requests: "look", "plant TEXT", "flags BITS", "interrupt", "frame SIGNAL SIZE PLACE GIVEN", or
- * "attack OFFSET FLAGS MASK STACK CALL ENTRY KEYS SECRET": see `attack`. */
+ * Breakpoints are no attack: only `ptrace` and performance events set DR7, and the filter refuses
+ * both.
+ *
+ * Requests: "look", "plant TEXT", "flags BITS", "interrupt", "frame SIGNAL SIZE PLACE GIVEN",
+ * "length" of the stub's code, or "attack OFFSET FLAGS MASK STACK CALL ENTRY KEYS PENDING SECRET":
+ * see `attack`. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <signal.h>
@@ -79,11 +83,32 @@ static void forge(long *last, long *shown) {
     }
 }
 
+static void ignore(int signal) { (void)signal; }
+
+/* Returns from a frame that blocks the interrupt, and runs until the sentry has sent one. The next
+ * return that allows it is interrupted at its first instruction. */
+__attribute__((noinline)) static void leave_interrupt_pending(const unsigned char *returns) {
+    struct itimerval soon = {{0, 0}, {0, 1000}};
+    long *frame = forged + REGISTERS, *top = forged + 1;
+    signal(SIGALRM, ignore);
+    setitimer(ITIMER_REAL, &soon, 0);
+    memset(forged, 0, sizeof forged);
+    forged[1] = 6, forged[3] = SIGNAL_STACK, forged[5] = 0x4000;
+    frame[FLAGS] = 0x202, frame[SELECTORS] = 0x33 | 0x2bL << 48, frame[MASK] = 1L << (SIGURG - 1);
+    __asm__ volatile(
+        "mov %%rsp, 120(%0)\n mov %%rbp, 80(%0)\n lea 1f(%%rip), %%rbx\n mov %%rbx, 128(%0)\n"
+        "mov %1, %%rsp\n jmp *%2\n 1:"
+        : "+a"(frame), "+d"(top), "+c"(returns)
+        :
+        : "rbx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory", "cc");
+    for (volatile int spins = 0; spins < 6000000; spins++) continue;
+}
+
 static void attack(char *arguments) {
-    unsigned offset, call, where, entry, keys;
+    unsigned offset, call, where, entry, keys, pending;
     long flags, mask;
     int parsed = 0;
-    sscanf(arguments, "%u %lx %lx %u %u %u %u %n", &offset, &flags, &mask, &where, &call, &entry, &keys, &parsed);
+    sscanf(arguments, "%u %lx %lx %u %u %u %u %u %n", &offset, &flags, &mask, &where, &call, &entry, &keys, &pending, &parsed);
     plant(arguments + parsed);
     write(1, "attacks\n", 8);
     /* A call that traps leaves a frame. */
@@ -103,7 +128,8 @@ static void attack(char *arguments) {
     /* The frame to return from. */
     const unsigned char *asks = find("\xb8\x6e\x00\x00\x00\x0f\x05", 7), *returns = find("\xb8\x0f\x00\x00\x00\x0f\x05", 7);
     if (!asks || !returns) _exit(4);
-    long target = offset ? STUB + offset % 1024 : (long)asks + 5;
+    if (pending) leave_interrupt_pending(returns);
+    long target = offset ? STUB + offset % 4096 : (long)asks + 5;
     long registers[33] = {0};
     long stacks[] = {(long)stack + 32768, (long)last, (long)last + 3, SIGNAL_STACK + 64, (long)stack + 7, 8, END - 8};
     registers[RDI] = fs, registers[RSI] = gs, registers[RDX] = (long)last, registers[RAX] = 110, registers[RBX] = CONTROL;
@@ -145,7 +171,7 @@ int main(void) {
         if (!strncmp(in, "frame ", 6)) {
             sscanf(in + 6, "%ld %ld %ld %ld", &signal_shown, &size_shown, &place_shown, &state_given);
             signal(SIGSEGV, answer);
-            attack("0 0 0 0 0 0 0 SECRET");
+            attack("0 0 0 0 0 0 0 0 SECRET");
         }
         if (!strncmp(in, "plant ", 6)) plant(in + 6);
         if (!strncmp(in, "flags ", 6)) { /* Two that `rt_sigreturn` does not set. */
@@ -162,6 +188,12 @@ int main(void) {
             setitimer(ITIMER_REAL, &soon, 0);
             while (!interrupts) continue;
             write(1, out, sprintf(out, "code %d sender %d\n", code, sender));
+            continue;
+        }
+        if (!strncmp(in, "length", 6)) {
+            int len = 4096;
+            while (len && !((char *)STUB)[len - 1]) len--;
+            write(1, out, sprintf(out, "%d\n", len));
             continue;
         }
         int left = 0;

@@ -21,7 +21,7 @@ fn warm() -> Option<Instance> {
 /// One attack, as the guest reads it.
 #[derive(Debug)]
 struct Attack {
-    /// The offset of the entry in the stub; 0 is the request instruction.
+    /// The offset of the entry in the stub; 0 is the request instruction, and [`PAGE`] the first.
     offset: u32,
     flags: u64,
     mask: u64,
@@ -29,12 +29,39 @@ struct Attack {
     call: u32,
     entry: u32,
     keys: u32,
+    /// Whether an interrupt is pending on arrival.
+    pending: bool,
 }
+
+/// The guest takes offsets modulo this one.
+const PAGE: u32 = 4096;
+/// Stacks that an attack can have.
+const STACKS: u32 = 7;
 
 impl Attack {
     /// The trap flag, set at the request instruction: the first order is followed by a trap.
-    const TRAP: Self =
-        Self { offset: 0, flags: 0x100, mask: 0, stack: 0, call: 0, entry: 0, keys: 0 };
+    const TRAP: Self = Self {
+        offset: 0,
+        flags: 0x100,
+        mask: 0,
+        stack: 0,
+        call: 0,
+        entry: 0,
+        keys: 0,
+        pending: false,
+    };
+
+    /// An interruption of the instruction at an offset of the stub.
+    fn interrupted(offset: u32, stack: u32, pending: bool) -> Self {
+        let flags = if pending { 0 } else { Self::TRAP.flags };
+        Self {
+            offset: if offset == 0 { PAGE } else { offset },
+            stack,
+            flags,
+            pending,
+            ..Self::TRAP
+        }
+    }
 
     fn random(random: &mut TestRng) -> Self {
         let mut pick = |values: &[u64]| values[random.next_u64() as usize % values.len()];
@@ -46,6 +73,7 @@ impl Attack {
         let (stack, call, entry) =
             (pick(&[0, 1, 2, 3, 4, 5, 6]), pick(&[0, 1, 2, 3, 4]), pick(&[0, 0, 1, 2]));
         let keys = pick(&[0, 0, 0, 3, 0xc, 0x5555_5554]);
+        let pending = pick(&[0, 0, 0, 0, 0, 0, 0, 1]) == 1;
         let anywhere = pick(&[0, 0, 0, 1]) * (random.next_u64() % 700);
         Self {
             offset: anywhere as u32,
@@ -55,12 +83,14 @@ impl Attack {
             call: call as u32,
             entry: entry as u32,
             keys: keys as u32,
+            pending,
         }
     }
 
     fn request(&self) -> String {
-        let Self { offset, flags, mask, stack, call, entry, keys } = self;
-        format!("attack {offset} {flags:x} {mask:x} {stack} {call} {entry} {keys} SECRET")
+        let Self { offset, flags, mask, stack, call, entry, keys, pending } = self;
+        let pending = u32::from(*pending);
+        format!("attack {offset} {flags:x} {mask:x} {stack} {call} {entry} {keys} {pending} SECRET")
     }
 }
 
@@ -153,6 +183,31 @@ fn a_frame_whose_processor_state_is_cut_short_harms_only_its_guest() {
                 Err(CallError::Late { .. }) => println!("late after {request}"),
                 Err(error) => panic!("{request} made the next call fail: {error}"),
             }
+        }
+    }
+    instance.verify().unwrap();
+}
+
+/// Distance of the offsets of a short pass.
+const STRIDE: usize = 9;
+
+/// Each offset of the code, inside instructions as well: it is entered with the trap flag, and with
+/// an interrupt pending. With `AFRESH_STUB_ATTACKS` the pass is complete, with each stack.
+#[test]
+fn no_interrupted_instruction_of_the_stub_reaches_the_next_call() {
+    let Some(mut instance) = warm() else { return };
+    let answer = instance.call_pristine(b"length").unwrap();
+    let len: u32 = String::from_utf8(answer).unwrap().trim_end().parse().unwrap();
+    assert!((64..PAGE).contains(&len), "{len}");
+    let complete = std::env::var_os("AFRESH_STUB_ATTACKS").is_some();
+    let (stride, stacks) = if complete { (1, STACKS) } else { (STRIDE, 1) };
+    for offset in (0..len).step_by(stride) {
+        for (stack, pending) in (0..stacks).flat_map(|stack| [(stack, false), (stack, true)]) {
+            let stack = (offset + stack) % STACKS;
+            survives(&mut instance, &Attack::interrupted(offset, stack, pending));
+        }
+        if offset % 16 == 0 {
+            instance.verify().unwrap();
         }
     }
     instance.verify().unwrap();

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use afresh_budget::{MAX_DECODED, decode};
+use afresh_budget::{DecodeError, Decoder, MAX_DECODED, decode};
 use afresh_files::{Access, Budget, HostHandle, SavedTree, Tree, TreeError};
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_snapshot::LayerImage;
@@ -215,6 +215,12 @@ impl SavedFiles {
         };
         self.tree.pages = (0..image.pages()).map(page).collect();
         Ok(())
+    }
+
+    /// Decodes the descriptors within what is left of the limit of a state. They are decoded again
+    /// as the files are restored.
+    pub(crate) fn check_descriptors(&self, state: &mut Decoder<'_>) -> Result<(), DecodeError> {
+        state.decode_inner::<BTreeMap<u32, Descriptor>>(&self.descriptors).map(drop)
     }
 
     /// The files. Bytes from strangers are checked. The opener decides how much more the tree may

@@ -10,7 +10,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use afresh_budget::{DecodeError, MAX_DECODED, MAX_UNCHECKED, decode};
+use afresh_budget::{DecodeError, Decoder, MAX_DECODED, MAX_UNCHECKED};
 use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, page_align_up};
 use afresh_pager::{SnapshotContents, SnapshotMemory, SnapshotState};
 use afresh_rewrite::WarmState;
@@ -123,30 +123,26 @@ struct State {
 impl State {
     fn decode(bytes: &[u8]) -> Result<Self, ThawError> {
         let broken = |e: DecodeError| ThawError::State(e.to_string());
-        let ((header, read), mut rest): ((Header, u64), _) =
-            decode(bytes, MAX_DECODED).map_err(broken)?;
+        let mut decoder = Decoder::new(bytes, MAX_DECODED);
+        let (header, read): (Header, u64) = decoder.decode().map_err(broken)?;
         // Components and guests with files have further parts.
         let (mut nested, mut files, mut stack) = (None, None::<SavedFiles>, None);
         let mut layers = None::<SavedLayers>;
-        while !rest.is_empty() {
-            let (what, after): (String, _) = decode(rest, MAX_DECODED).map_err(broken)?;
+        while !decoder.rest().is_empty() {
+            let what: String = decoder.decode().map_err(broken)?;
             match what.as_str() {
                 NESTED if nested.is_none() && files.is_none() => {
-                    let (states, after) = decode(after, MAX_DECODED).map_err(broken)?;
-                    (nested, rest) = (Some(states), after);
+                    nested = Some(decoder.decode().map_err(broken)?);
                 }
                 LAYERS if layers.is_none() && files.is_none() => {
-                    let (saved, after) = decode(after, MAX_DECODED).map_err(broken)?;
-                    (layers, rest) = (Some(saved), after);
+                    layers = Some(decoder.decode().map_err(broken)?);
                 }
                 FILES if files.is_none() => {
-                    let (saved, after) = decode(after, MAX_DECODED).map_err(broken)?;
-                    (files, rest) = (Some(saved), after);
+                    let saved: SavedFiles = decoder.decode().map_err(broken)?;
+                    saved.check_descriptors(&mut decoder).map_err(broken)?;
+                    files = Some(saved);
                 }
-                STACK if stack.is_none() => {
-                    let (bytes, after) = decode(after, MAX_DECODED).map_err(broken)?;
-                    (stack, rest) = (Some(bytes), after);
-                }
+                STACK if stack.is_none() => stack = Some(decoder.decode().map_err(broken)?),
                 _ => {
                     return Err(ThawError::State("there are bytes after its end".to_owned()));
                 }
@@ -398,6 +394,19 @@ mod tests {
         assert!(taken <= MAX_DECODED);
         let error = state.unwrap_err().to_string();
         assert!(error.contains("takes more than"), "{error}");
+    }
+
+    #[test]
+    fn the_parts_of_a_state_share_a_limit() {
+        let [nested, ..] = hostile_states(800_000);
+        let [_, table, ..] = hostile_states(3_000_000);
+        assert!(State::decode(&nested).is_ok() && State::decode(&table).is_ok());
+        // The state of the first is empty.
+        let rest = &nested[state_of(WarmState::default()).len()..];
+        let both = [&table, rest].concat();
+        let (state, taken) = peak(|| State::decode(&both).map(drop));
+        let error = state.unwrap_err().to_string();
+        assert!(error.contains("takes more than") && taken <= MAX_DECODED, "{error}: {taken}");
     }
 
     #[test]

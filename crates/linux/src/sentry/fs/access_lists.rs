@@ -8,7 +8,8 @@
 use afresh_files::{Kind, New, Node, ResolvedName};
 use rustix::io::Errno;
 
-use crate::sentry::{Kernel, SyscallResult};
+use crate::sentry::kernel::state::Kernel;
+use crate::sentry::result::SyscallResult;
 
 /// The attribute with the list that controls access to a file.
 pub(in crate::sentry) const ACCESS: &[u8] = b"system.posix_acl_access";

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use afresh_files::{Access, Node};
 
+use crate::sentry::Sentry;
 use crate::sentry::fs::special_files::FIFO;
 use crate::sentry::kernel::device::{Device, GenerationWatch};
+use crate::sentry::result::SyscallResult;
 use crate::sentry::tty::terminal::{MULTIPLEXER, OWN, is_terminal};
-use crate::sentry::{Sentry, SyscallResult};
 
 /// Names of terminal devices, and their numbers.
 pub(in crate::sentry) const TERMINALS: [(&str, u64); 3] =

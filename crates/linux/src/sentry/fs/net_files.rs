@@ -8,8 +8,9 @@ use std::net::IpAddr;
 
 use crate::sentry::kernel::channels::Channel;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::identity::USER;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::net::sockets::{Address, Socket, SocketState};
-use crate::sentry::{Kernel, USER};
 
 /// Widths of lines of TCP and UDP.
 const TCP_WIDTH: usize = 149;

@@ -8,8 +8,10 @@
 use afresh_files::{Access, Kind, Node, ResolvedName, Walk};
 use rustix::io::Errno;
 
+use crate::sentry::Sentry;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::user_namespaces::DAC_OVERRIDE;
-use crate::sentry::{Kernel, Sentry, SyscallResult};
+use crate::sentry::result::SyscallResult;
 
 /// Bits of a class, as `access` names them.
 pub(in crate::sentry) const READ: u32 = 4;

@@ -4,14 +4,18 @@ use afresh_files::{Kind, Node, ResolvedName, Tree, Walk};
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::{DirectoryEntries, FileStatus};
 use crate::sentry::fs::permissions::access_of;
-use crate::sentry::fs::proc_paths::{ProcDir, ProcTarget};
+use crate::sentry::fs::proc_dir::ProcDir;
+use crate::sentry::fs::proc_paths::ProcTarget;
 use crate::sentry::fs::proc_settings::{NAMESPACES, ProcFile};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::open_fifo::Fifo;
+use crate::sentry::kernel::state::Kernel;
+use crate::sentry::mm::user_memory::copy_out;
+use crate::sentry::result::{SyscallControl, SyscallResult};
 use crate::sentry::tty::terminals::TerminalEnd;
-use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
 
 /// Position of the first process in a list of `/proc`, after the entries of the tree.
 const BEHIND: u64 = 1 << 32;

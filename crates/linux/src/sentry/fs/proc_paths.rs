@@ -4,15 +4,16 @@
 //! that opening, listing and reading a link agree on the existing entries.
 
 use afresh_files::{Kind, Node, Tree};
-use serde::{Deserialize, Serialize};
 
 use crate::sentry::fs::machine_files::{identifier, network};
+use crate::sentry::fs::proc_dir::{INODES, ProcDir};
 use crate::sentry::fs::proc_settings::{NAMESPACES, ProcSetting, USER_KIND};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::open_fifo::Fifo;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::user_namespaces::INITIAL;
+use crate::sentry::syscalls::path::path_of;
 use crate::sentry::tty::terminals::TerminalEnd;
-use crate::sentry::{Kernel, path_of};
 
 /// Names of the descriptors of a process in `/dev`: links in the tree.
 pub(in crate::sentry) const OWN_DESCRIPTORS: [(&str, &str); 4] = [
@@ -21,29 +22,9 @@ pub(in crate::sentry) const OWN_DESCRIPTORS: [(&str, &str); 4] = [
     ("/dev/stdout", "/proc/self/fd/1"),
     ("/dev/stderr", "/proc/self/fd/2"),
 ];
+
 /// Links that a path may lead through before it comes here.
 const LINKS: usize = 8;
-/// Numbers of files of the tree are below this.
-const INODES: u64 = 1 << 40;
-
-/// A directory that is in no tree, or has more in it than the tree knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum ProcDir {
-    /// `/proc`.
-    All,
-    /// `/proc/<process>`.
-    Process(u32),
-    /// `/proc/<process>/fd`.
-    Descriptors(u32),
-    /// `/proc/<process>/fdinfo`.
-    Infos(u32),
-    /// `/proc/<process>/task`.
-    Threads(u32),
-    /// `/proc/<process>/task/<thread>`.
-    Thread(u32, u32),
-    /// `/proc/<process>/ns`.
-    Namespaces(u32),
-}
 
 /// The meaning of a path outside the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,34 +64,6 @@ fn number(name: &[u8]) -> Option<u32> {
     // As they are written, without signs and zeros in front.
     let text = std::str::from_utf8(name).ok()?;
     text.parse().ok().filter(|number: &u32| number.to_string() == text)
-}
-
-impl ProcDir {
-    pub(in crate::sentry) fn path(self) -> String {
-        match self {
-            Self::All => "/proc".to_owned(),
-            Self::Process(id) => format!("/proc/{id}"),
-            Self::Descriptors(id) => format!("/proc/{id}/fd"),
-            Self::Infos(id) => format!("/proc/{id}/fdinfo"),
-            Self::Threads(id) => format!("/proc/{id}/task"),
-            Self::Thread(id, thread) => format!("/proc/{id}/task/{thread}"),
-            Self::Namespaces(id) => format!("/proc/{id}/ns"),
-        }
-    }
-
-    /// Its inode number.
-    pub(in crate::sentry) fn inode(self) -> u64 {
-        let (kind, id) = match self {
-            Self::All => (0, 0),
-            Self::Process(id) => (1, id),
-            Self::Descriptors(id) => (2, id),
-            Self::Infos(id) => (3, id),
-            Self::Threads(id) => (4, id),
-            Self::Thread(_, thread) => (5, thread),
-            Self::Namespaces(id) => (6, id),
-        };
-        INODES + (kind << 32) + u64::from(id)
-    }
 }
 
 impl Kernel {

@@ -6,10 +6,12 @@
 use rustix::io::Errno;
 
 use crate::sentry::fs::proc_settings::{ProcFile, ProcSetting};
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::user_namespaces::{
     Credentials, SETGID, SETUID, SYS_ADMIN, UserNamespace,
 };
-use crate::sentry::{Kernel, PAGE, SyscallResult};
+use crate::sentry::mm::layout::PAGE;
+use crate::sentry::result::SyscallResult;
 
 /// Bytes of the longest word that `setgroups` takes.
 const MAX_SWITCH_LEN: usize = 7;

@@ -10,13 +10,15 @@ use std::fmt::Write;
 use afresh_files::Node;
 
 use crate::resource_numbers;
+use crate::sentry::Sentry;
 use crate::sentry::fs::machine_files::sizes;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::now;
 use crate::sentry::kernel::user_namespaces::{ALL_CAPABILITIES, Credentials};
+use crate::sentry::syscalls::path::path_of;
 use crate::sentry::tty::terminals::FIRST_DEVICE;
-use crate::sentry::{Kernel, Sentry, path_of};
 
 /// Files of `/proc` itself that are made when they are opened.
 pub(in crate::sentry) const OWN_FILES: [&str; 4] = ["loadavg", "stat", "uptime", "version"];

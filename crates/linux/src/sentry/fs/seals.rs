@@ -3,29 +3,38 @@
 //! Promises: sealed operations are refused to all calls and to mappings. Seals last until the file
 //! is removed, and are in every state.
 
+mod checks;
+
 use std::collections::BTreeMap;
 
 use afresh_files::{Node, Tree};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO};
-
 pub(in crate::sentry) const ADD: i32 = 1033;
+
 pub(in crate::sentry) const GET: i32 = 1034;
+
 /// More seals.
 pub(in crate::sentry) const SEAL: u32 = 1;
+
 const SHRINK: u32 = 2;
+
 const GROW: u32 = 4;
+
 const WRITE: u32 = 8;
+
 /// Writes, except through existing mappings.
 const FUTURE: u32 = 16;
+
 /// Changes of whether it is a program.
 pub(in crate::sentry) const EXEC: u32 = 32;
+
 const ALL: u32 = SEAL | SHRINK | GROW | WRITE | FUTURE | EXEC;
+
 /// A seal that only the sentry sets: mappings of `/dev/afresh/generation` show this file.
 const SHOWS_GENERATION: u32 = 1 << 31;
+
 /// All seals of that file, which no call of the program changes.
 pub(in crate::sentry) const GENERATION_PAGE: u32 = ALL | SHOWS_GENERATION;
 
@@ -96,77 +105,5 @@ impl Seals {
         let shown = self.0.values().filter(|seals| **seals & SHOWS_GENERATION != 0).count();
         let known = |seals: u32| seals & !ALL == 0 || seals == GENERATION_PAGE;
         shown <= 1 && self.0.iter().all(|(node, seals)| known(*seals) && is_file(*node))
-    }
-}
-
-impl Kernel {
-    /// Whether memory may be made writable that shows sealed files.
-    pub(in crate::sentry) fn may_open_memory(
-        &self,
-        start: u64,
-        len: u64,
-        protection: u64,
-    ) -> Result<(), Errno> {
-        if protection & libc::PROT_WRITE as u64 == 0
-            || self.shares.is_empty()
-            || self.seals.0.is_empty()
-        {
-            return Ok(());
-        }
-        let end = start.saturating_add(len);
-        let shared = self.layout.shared().into_iter();
-        let mut meant = shared.filter(|s| s.range.start < end && start < s.range.end);
-        let closed = |s: &crate::sentry::mm::shared::SharedMapping| {
-            s.protection & libc::PROT_WRITE as u64 == 0
-        };
-        meant.try_for_each(|s| match closed(&s) {
-            true => self.seals.may_map(s.share.node).map_err(|_| Errno::ACCESS),
-            false => Ok(()),
-        })
-    }
-}
-
-impl Sentry {
-    /// `fcntl(F_GET_SEALS)` and `fcntl(F_ADD_SEALS)`.
-    pub(in crate::sentry) fn seals(
-        &mut self,
-        descriptor: u64,
-        added: Option<u64>,
-    ) -> SyscallResult {
-        let FileObject::File(open) = &self.state.table.get(descriptor)?.open else {
-            return Err(Errno::INVAL.into());
-        };
-        let (node, writes) = (open.node, open.access.write);
-        let held = self.state.seals.0.get(&node).copied();
-        let Some(added) = added else {
-            return Ok(SyscallControl::Value(held.ok_or(Errno::INVAL)?.into()));
-        };
-        if added & !u64::from(ALL) != 0 {
-            return Err(Errno::INVAL.into());
-        }
-        if !writes {
-            return Err(Errno::PERM.into());
-        }
-        let held = held.ok_or(Errno::INVAL)?;
-        if held & SEAL != 0 {
-            return Err(Errno::PERM.into());
-        }
-        let mut added = added as u32;
-        if added & WRITE != 0 && held & WRITE == 0 {
-            let layouts = std::iter::once(&self.state.layout).chain(self.state.processes.layouts());
-            let mut shared = layouts.flat_map(crate::sentry::Layout::shared);
-            let writable = |s: &crate::sentry::mm::shared::SharedMapping| {
-                s.protection & libc::PROT_WRITE as u64 != 0
-            };
-            if shared.any(|s| s.share.node == node && writable(&s)) {
-                return Err(Errno::BUSY.into());
-            }
-        }
-        if added & EXEC != 0 && self.state.tree.stat(node)?.mode & 0o111 != 0 {
-            // An executable file cannot be changed either.
-            added |= SHRINK | GROW | WRITE | FUTURE;
-        }
-        self.change().seals.0.insert(node, held | added);
-        Ok(ZERO)
     }
 }

@@ -3,8 +3,8 @@
 
 use rustix::io::Errno;
 
-use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::user_namespaces::{ALL_CAPABILITIES, Credentials};
 
 /// The number of a user or group that is not mapped.

@@ -3,9 +3,9 @@
 //! Promises: a question about readiness looks at each interest once, however sets contain each
 //! other. May break it: a set that becomes part of another and is not in the inner sets of that.
 
-use crate::sentry::Kernel;
 use crate::sentry::kernel::epoll_set::EpollSet;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::state::Kernel;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -193,9 +193,10 @@ mod tests {
     use crate::sentry::kernel::fd_table::Description;
     use crate::sentry::kernel::poll_events::IN;
     use crate::sentry::kernel::semaphores::SemaphoreOperation;
+    use crate::sentry::kernel::streams::Streams;
     use crate::sentry::kernel::threads::{MAX_WAITED, WAITED_UNCHECKED, Wait, WaitReason};
+    use crate::sentry::mm::layout::Layout;
     use crate::sentry::net::sockets::{Address, IncomingConnection, Socket, SocketState};
-    use crate::sentry::{Layout, Streams};
 
     const THREADS: usize = 50;
     const INTERESTS: u32 = 10_000;

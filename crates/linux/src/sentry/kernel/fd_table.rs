@@ -1,13 +1,14 @@
 //! Descriptors: small numbers for open files, which several of them may share.
 
+mod closing;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use afresh_files::{Node, OpenFile};
 use rustix::io::Errno;
 
-use crate::sentry::Kernel;
-use crate::sentry::fs::proc_paths::ProcDir;
+use crate::sentry::fs::proc_dir::ProcDir;
 use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::epoll_set::EpollSet;
@@ -22,6 +23,7 @@ use crate::sentry::tty::terminals::TerminalEnd;
 
 /// Open descriptions of a guest (`fs.file-max`), and descriptors of all its processes.
 pub(in crate::sentry) const MAX_DESCRIPTIONS: usize = 1 << 16;
+
 pub(in crate::sentry) const MAX_ALL_DESCRIPTORS: usize = 1 << 18;
 
 /// The object of an open description.
@@ -553,15 +555,6 @@ impl FdTable {
             .map(|&n| u64::from(n))
             .filter(|n| (first..=last).contains(n))
             .collect()
-    }
-}
-
-impl Kernel {
-    /// Closes descriptors of the current process, and objects that have no other.
-    pub(in crate::sentry) fn close_all(&mut self, descriptors: &[u64]) {
-        for gone in self.table.close_all(descriptors) {
-            self.forget(Some(gone));
-        }
     }
 }
 

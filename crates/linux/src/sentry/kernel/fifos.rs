@@ -8,10 +8,10 @@
 use afresh_files::{Access, Node};
 use rustix::io::Errno;
 
-use crate::sentry::Kernel;
 use crate::sentry::kernel::channels::Channel;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::open_fifo::PendingOpen;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 
 /// The named pipe that a thread waits to open.

@@ -2,13 +2,13 @@
 //! description, and those of `flock`, which belong to an open description and are independent of
 //! the others. Plain data, like all else.
 
+mod locking;
+
 use std::collections::BTreeSet;
 
 use afresh_files::Node;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-
-use crate::sentry::Kernel;
 
 /// Locks that a guest may hold.
 pub(in crate::sentry) const LOCKS: usize = 1 << 14;
@@ -130,14 +130,6 @@ impl FileLocks {
             LockOwner::Process(id) => lives(id),
             LockOwner::Description(id) => open(id),
         });
-    }
-}
-
-impl Kernel {
-    /// Releases locks whose owners have ended.
-    pub(in crate::sentry) fn drop_unowned(&mut self) {
-        let (processes, table) = (&self.processes, &self.table);
-        self.locks.retain(|id| processes.lives(id), |id| table.description(id).is_some());
     }
 }
 

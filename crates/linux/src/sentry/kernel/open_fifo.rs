@@ -35,7 +35,10 @@ pub(crate) struct PendingOpen {
 impl PendingOpen {
     /// Whether a guest could wait for this open, in a tree with its file.
     pub(in crate::sentry) fn is_sound(&self, kind: Kind, device: u64) -> bool {
-        let short = self.found.as_ref().is_none_or(|(_, name)| name.len() <= crate::sentry::NAME);
+        let short = self
+            .found
+            .as_ref()
+            .is_none_or(|(_, name)| name.len() <= crate::sentry::name_lengths::NAME);
         short && kind == Kind::Device && device == FIFO
     }
 }

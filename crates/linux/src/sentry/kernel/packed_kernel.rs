@@ -15,8 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::{self, Base};
 use crate::error::{FreezeError, Incompatible, ThawError};
-use crate::sentry::Kernel;
-use crate::sentry::fs::proc_paths::ProcDir;
+use crate::sentry::fs::proc_dir::ProcDir;
 use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::fs::root_files;
 use crate::sentry::fs::seals::Seals;
@@ -36,6 +35,7 @@ use crate::sentry::kernel::process_table::PackedProcessTable;
 use crate::sentry::kernel::process_tunables::ProcessTunables;
 use crate::sentry::kernel::semaphores::Semaphores;
 use crate::sentry::kernel::signals::PendingSignals;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::Threads;
 use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::kernel::timers::Timers;

@@ -101,7 +101,7 @@ pub(in crate::sentry) fn is_name(name: &[u8]) -> Result<(), Errno> {
         [] => Err(Errno::NOENT),
         b"." | b".." => Err(Errno::ACCESS),
         name if name.contains(&b'/') => Err(Errno::ACCESS),
-        name if name.len() > crate::sentry::NAME => Err(Errno::NAMETOOLONG),
+        name if name.len() > crate::sentry::name_lengths::NAME => Err(Errno::NAMETOOLONG),
         _ => Ok(()),
     }
 }

@@ -3,17 +3,19 @@
 //! Promises: nothing in here comes from the host except the program's parameters. A frozen one is
 //! checked before use.
 
+mod names;
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sentry::Kernel;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::prctl_state::PrctlState;
 use crate::sentry::kernel::resource_limits::ResourceLimits;
 
 /// The PID that adopts orphans (`init`), and never reaps them.
 pub(in crate::sentry) const INIT_PID: u32 = 1;
+
 /// Maximum bytes of arguments, of variables, and of a path.
 pub(in crate::sentry) const MAX_ARGUMENT_BYTES: usize = (crate::sentry::STACK_LEN / 4) as usize;
 
@@ -77,23 +79,6 @@ pub(crate) struct Executable {
     /// Its name; 15 bytes are shown.
     pub(crate) name: Vec<u8>,
     pub(crate) strings: ArgumentStrings,
-}
-
-impl Kernel {
-    /// Sets the auxiliary vector of the current process.
-    pub(crate) fn set_auxiliary_vector(&mut self, vector: &[u8]) {
-        self.processes.current.info.strings.vector = vector.into();
-    }
-
-    /// Sets the program of the current process.
-    pub(crate) fn set_program(&mut self, executable: Executable) {
-        let thread = self.processes.current.threads.current_mut();
-        let len = executable.name.len().min(thread.name.len() - 1);
-        thread.name = Default::default();
-        thread.name[..len].copy_from_slice(&executable.name[..len]);
-        self.processes.current.info.program = executable.program;
-        self.processes.current.info.strings = executable.strings;
-    }
 }
 
 /// The identity of a process.

@@ -20,12 +20,13 @@ use crate::sentry::kernel::process::Process;
 use crate::sentry::kernel::process_info::{ChildEvent, Executable, INIT_PID, ProcessInfo};
 use crate::sentry::kernel::resource_limits::MAX_TASKS;
 use crate::sentry::kernel::signals::{PendingSignals, SignalInfo};
+use crate::sentry::kernel::state::Kernel;
+use crate::sentry::kernel::streams::End;
 use crate::sentry::kernel::threads::{
     MAX_WAITED, Thread, Threads, WAITED_UNCHECKED, Wait, WaitReason,
 };
 use crate::sentry::kernel::timers::Timers;
 use crate::sentry::mm::layout::{Layout, MAX_ALL_MAPPINGS, MAX_RESERVED};
-use crate::sentry::{End, Kernel};
 
 /// Processes a guest may have, those that ended and were not waited for included.
 pub(crate) const PROCESSES: usize = 256;

@@ -2,27 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
 use crate::sentry::kernel::channels::Channel;
 use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::epoll::ReadySets;
 use crate::sentry::kernel::epoll_set::{EpollInterest, EpollSet};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::input_source::InputSource;
 use crate::sentry::kernel::poll_events::{ALWAYS, ERR, HUP, IN, OUT, RDHUP, ROOM};
+use crate::sentry::kernel::state::Kernel;
+use crate::sentry::kernel::streams::Streams;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::net::sockets::{Socket, SocketState};
-use crate::sentry::{Kernel, Streams};
-
-/// The object that the caller talks to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum InputSource {
-    /// Descriptor 0.
-    Input,
-    /// The socket that listens.
-    Port,
-}
 
 /// A thread of the current process that queries readiness, and the caller's pending input.
 #[derive(Clone, Copy, Debug)]

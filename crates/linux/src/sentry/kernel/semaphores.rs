@@ -3,21 +3,25 @@
 //! Promises: their number is limited; the operations of a call are done all at once or not at all;
 //! adjustments of a process (`SEM_UNDO`) are made at its end. Frozen ones are checked before use.
 
+mod undo;
+
 use std::collections::BTreeMap;
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::sentry::Kernel;
-use crate::sentry::kernel::threads::WaitReason;
-
 /// Sets that there may be, semaphores of a set and of all, and operations of a call.
 pub(in crate::sentry) const MAX_SETS: usize = 32_000;
+
 pub(in crate::sentry) const MAX_IN_SET: usize = 32000;
+
 pub(in crate::sentry) const MAX_SEMAPHORES: usize = 256 << 10;
+
 pub(in crate::sentry) const MAX_OPERATIONS: usize = 500;
+
 /// The highest value of a semaphore.
 pub(in crate::sentry) const MAX_VALUE: u16 = 32767;
+
 /// Adjustments of all processes.
 pub(in crate::sentry) const MAX_ADJUSTMENTS: usize = 64 << 10;
 
@@ -210,23 +214,6 @@ impl Semaphores {
             && self.sets.len() <= MAX_SETS
             && all <= MAX_SEMAPHORES
             && self.adjustments.len() <= MAX_ADJUSTMENTS
-    }
-}
-
-impl Kernel {
-    /// Threads that wait until a semaphore is zero, or, if not `zero`, until it grows.
-    pub(in crate::sentry) fn waiting_for_semaphore(&self, id: u64, number: u64, zero: bool) -> u64 {
-        let threads = self.processes.threads();
-        let waits =
-            threads.filter(|(_, thread)| match &thread.wait.as_ref().map(|wait| &wait.on) {
-                Some(WaitReason::Semaphores(set, operations)) if u64::from(*set) == id => {
-                    operations.iter().any(|operation| {
-                        u64::from(operation.number) == number && (operation.change == 0) == zero
-                    })
-                }
-                _ => false,
-            });
-        waits.count() as u64
     }
 }
 

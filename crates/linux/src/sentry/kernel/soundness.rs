@@ -14,9 +14,10 @@ use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::opening;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::poll_events::MAX_EVENTS;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::layout::Layout;
+use crate::sentry::name_lengths::NAME;
 use crate::sentry::tty::terminals::{FIRST_DEVICE, TerminalEnd};
-use crate::sentry::{Kernel, NAME};
 use crate::shared_memory_file::MAX_OFFSET;
 
 type Soundness = Result<(), &'static str>;
@@ -243,7 +244,7 @@ mod tests {
         for at in [4, 8, 12] {
             let len = 400 << 10;
             let (start, _) = state.layout.map(Some(at << 20), false, len, 3, None).unwrap();
-            let share = crate::sentry::mm::shared::Share::new(node, start, 0);
+            let share = crate::sentry::mm::share::Share::new(node, start, 0);
             state.layout.share(start..start + len, share);
             state.count_thawed(&BTreeSet::new());
         }

@@ -7,9 +7,9 @@ use afresh_snapshot::{OutputSource, OutputStream};
 
 use crate::StopHandle;
 use crate::file_view::FileView;
-use crate::sentry::InputSource;
-use crate::sentry::console::HostInput;
+use crate::sentry::host_input::HostInput;
 use crate::sentry::kernel::generation::Generation;
+use crate::sentry::kernel::input_source::InputSource;
 use crate::sentry::kernel::time::GuestClock;
 
 /// Input and output of a call.

@@ -12,7 +12,6 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::platform::ClockOffsets;
-use crate::sentry::Sentry;
 
 /// A moment: nanoseconds of `CLOCK_MONOTONIC` in the guest.
 pub(crate) type MonotonicTime = u64;
@@ -91,18 +90,6 @@ impl StoppedClock {
     /// Whether clocks can continue from there.
     pub(crate) fn is_sound(self) -> bool {
         self.monotonic <= LATEST && self.boot <= LATEST
-    }
-}
-
-impl Sentry {
-    /// This moment, by the guest's clock.
-    pub(crate) fn now(&self) -> MonotonicTime {
-        self.streams.clock.now()
-    }
-
-    /// Whether a moment has passed; `None` never does.
-    pub(in crate::sentry) fn passed(&self, until: Option<MonotonicTime>) -> bool {
-        self.streams.clock.passed(until)
     }
 }
 

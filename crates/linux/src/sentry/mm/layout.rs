@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::{GUEST, IMAGE_LEN};
 use crate::sentry::mm::orders::{Change, Content, map_order, protect_order, unmap_order};
-use crate::sentry::mm::shared::{Share, SharedMapping};
+use crate::sentry::mm::share::{Share, SharedMapping};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 /// Maximum mappings of a process. Each takes one or two kernel mappings; the kernel allows 65,530.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::sentry::mm::layout::{Layout, Mapping, PAGE};
 use crate::sentry::mm::orders::{Change, Content, protect_order};
-use crate::sentry::mm::shared::Share;
+use crate::sentry::mm::share::Share;
 
 impl Mapping {
     /// Whether it is beyond the end of the file that it maps: a private mapping of a file that is

@@ -8,11 +8,12 @@ use std::ops::Range;
 use rustix::io::Errno;
 
 use crate::platform::GUEST;
+use crate::sentry::Sentry;
 use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::mm::layout::{CEILING, Layout, Mapping, PAGE, READ_WRITE, pages};
 use crate::sentry::mm::orders::{Change, map_order, protect_order, unmap_order};
-use crate::sentry::mm::shared::{Share, SharedMapping};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult};
+use crate::sentry::mm::share::{Share, SharedMapping};
+use crate::sentry::result::{SyscallControl, SyscallResult};
 
 const MAY_MOVE: u64 = libc::MREMAP_MAYMOVE as u64;
 const FIXED: u64 = libc::MREMAP_FIXED as u64;

@@ -13,44 +13,19 @@ use std::ops::Range;
 
 use afresh_files::{FileBytes, Node, Tree};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 
 use crate::platform::{Call, PlatformError, Process};
 use crate::ranges::Ranges;
+use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::now;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::orders::Content;
-use crate::sentry::{Kernel, Sentry, SyscallError, SyscallResult};
+use crate::sentry::mm::share::SharedMapping;
+use crate::sentry::result::{SyscallError, SyscallResult};
 use crate::shared_files::{Repopulated, bytes_beside, max_live_size};
 use crate::shared_memory_file::{Attachment, MAX_OFFSET};
-
-/// Which bytes a shared mapping shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Share {
-    pub(crate) node: Node,
-    /// The offset in the file of the first address: the same for every part of a mapping.
-    pub(crate) ahead: u64,
-}
-
-impl Share {
-    pub(crate) fn new(node: Node, start: u64, offset: u64) -> Self {
-        Self { node, ahead: offset.wrapping_sub(start) }
-    }
-
-    /// The offset in the file of the byte at an address.
-    pub(crate) fn offset(self, address: u64) -> u64 {
-        address.wrapping_add(self.ahead)
-    }
-}
-
-/// A part of memory that is shared.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SharedMapping {
-    pub(crate) range: Range<u64>,
-    pub(crate) share: Share,
-    pub(crate) protection: u64,
-}
 
 /// Whether a file that is opened with these flags loses its bytes.
 fn cuts(flags: u64) -> bool {
@@ -427,8 +402,8 @@ impl Sentry {
     }
 
     /// The parts of shared files whose bytes in the tree a call uses, other than by
-    /// [`Sentry::bytes_at`] and [`Sentry::put`]. A change of a file's size uses the page of its new
-    /// or old end.
+    /// [`Sentry::bytes_at`] and [`Sentry::put`]. A change of a size uses the page of the new or old
+    /// end.
     fn used_parts(&self, call: &Call) -> Vec<(Node, Range<u64>)> {
         let a = call.args;
         let of = |descriptor: u64| self.shared_node(descriptor).into_iter();

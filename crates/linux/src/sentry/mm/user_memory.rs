@@ -6,8 +6,11 @@ use std::ops::Range;
 use rustix::io::Errno;
 
 use crate::platform::{PlatformError, Process};
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::layout::Mapping;
-use crate::sentry::{Kernel, PAGE, PATH_LEN, SyscallResult};
+use crate::sentry::mm::layout::PAGE;
+use crate::sentry::name_lengths::PATH_LEN;
+use crate::sentry::result::SyscallResult;
 
 impl Kernel {
     /// Whether the current process may write `len` bytes at `start`. Memory beyond the end of a

@@ -3,8 +3,8 @@
 //! Promises: of IP connections as many are established as the listener's backlog allows, and one
 //! more, as in Linux. Others wait for an accept, and are refused when the listener closes.
 
-use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::net::sockets::{IncomingConnection, SocketState};
 

@@ -1,8 +1,8 @@
 //! Host connections to listeners within a guest. They last until both sides close them, and are in
 //! every frozen state; a caller that continues from one hangs up foreign connections.
 
-use crate::sentry::Kernel;
 use crate::sentry::kernel::channels::{Channel, ChannelEnd};
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::net::sockets::{Address, EPHEMERAL};
 
 /// A connection that the host has made.

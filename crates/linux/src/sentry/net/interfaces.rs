@@ -7,12 +7,14 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::channels::Ancillary;
+use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::net::netlink_message::{HEADER, attribute, message, value_of};
 use crate::sentry::net::routes::{route_to, routes, rules};
 use crate::sentry::net::sockets::{Address, NETLINK, NETLINK_BUFFER, SocketState};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 /// Bytes of `struct sockaddr_nl`.
 pub(in crate::sentry) const ADDRESS: usize = 12;

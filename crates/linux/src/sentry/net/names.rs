@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use rustix::io::Errno;
 
-use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::net::sockets::{Address, EPHEMERAL, Socket, SocketState};
 
 impl Socket {

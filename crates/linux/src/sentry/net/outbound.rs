@@ -6,11 +6,13 @@
 use afresh_egress::{ConnectionRecord, DestinationQuery, Outcome};
 use rustix::io::Errno;
 
+use crate::sentry::Sentry;
 use crate::sentry::kernel::channels::ChannelEnd;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::OUT;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::net::sockets::{Address, Socket, SocketState};
-use crate::sentry::{Kernel, Sentry, SyscallError, SyscallResult, ZERO};
+use crate::sentry::result::{SyscallError, SyscallResult, ZERO};
 
 impl Sentry {
     /// Begins or continues a connection to the outside.

@@ -6,6 +6,7 @@ use afresh_files::{Kind, Node, Time};
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::permissions::WRITE;
 use crate::sentry::kernel::fd_table::FileObject;
@@ -13,8 +14,10 @@ use crate::sentry::kernel::identity::USER;
 use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::user_namespaces::{CHOWN, INITIAL};
+use crate::sentry::mm::layout::PAGE;
+use crate::sentry::mm::user_memory::{copy_out, path_in, word_in};
+use crate::sentry::result::{SyscallResult, ZERO};
 use crate::sentry::tty::terminals::TerminalEnd;
-use crate::sentry::{PAGE, Sentry, SyscallResult, ZERO, copy_out, path_in, word_in};
 
 /// How the times of a call are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,12 +2,14 @@
 //! go back.
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::cpu_time::is_processor_clock;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::kernel::time::{nanoseconds, now};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out, word_in};
+use crate::sentry::mm::user_memory::{copy_out, word_in};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 use std::time::Duration;
 

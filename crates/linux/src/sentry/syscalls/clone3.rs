@@ -3,7 +3,10 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
-use crate::sentry::{PAGE, Sentry, SyscallControl, SyscallResult, copy_in};
+use crate::sentry::Sentry;
+use crate::sentry::mm::layout::PAGE;
+use crate::sentry::mm::user_memory::copy_in;
+use crate::sentry::result::{SyscallControl, SyscallResult};
 
 /// Bytes of the first version of `struct clone_args`, and of the known one.
 const FIRST_LEN: u64 = 64;

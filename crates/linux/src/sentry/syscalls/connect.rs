@@ -5,12 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::{OUT, ROOM};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::net::sockets::{Address, MAX_ADDRESS, NETLINK, SocketState};
+use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
 use crate::sentry::syscalls::socket::address_in;
-use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, ZERO};
 
 /// The address that messages to a local address come from, unless their socket has one.
 pub(in crate::sentry) fn source(to: &Address) -> IpAddr {

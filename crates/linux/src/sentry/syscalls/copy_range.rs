@@ -5,9 +5,11 @@ use afresh_files::Kind;
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::mm::user_memory::{copy_out, word_in};
+use crate::sentry::result::{SyscallControl, SyscallResult};
 use crate::sentry::syscalls::read_write::check_offset;
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, copy_out, word_in};
 
 /// Bytes that are copied by one call, at most: it may always do less than it was asked to.
 const MAX_COPY: u64 = 1 << 20;

@@ -4,10 +4,12 @@ use rustix::io::Errno;
 
 use crate::ioctl;
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::fs::seals;
 use crate::sentry::kernel::device::{Device, GenerationWatch};
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
+use crate::sentry::mm::user_memory::{copy_in, copy_out};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;

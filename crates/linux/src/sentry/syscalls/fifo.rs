@@ -1,11 +1,12 @@
 //! System calls that make and open named pipes.
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::fs::special_files::{FIFO, SOCKET};
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::open_fifo::{Fifo, PendingOpen};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use afresh_files::{Access, New, Node};
 use rustix::io::Errno;
 use std::sync::Arc;

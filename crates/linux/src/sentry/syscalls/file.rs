@@ -6,6 +6,7 @@ use afresh_files::{Access, Kind, New, Node, Stat, Tree, Walk, Whence};
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::{self, FileStatus};
 use crate::sentry::fs::devices::is_special;
 use crate::sentry::fs::permissions::access_of;
@@ -15,11 +16,11 @@ use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::fs::special_files::SOCKET;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::open_fifo::Fifo;
+use crate::sentry::kernel::state::Kernel;
+use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::open_how::Resolve;
 use crate::sentry::tty::terminals::TerminalEnd;
-use crate::sentry::{
-    Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, path_in,
-};
 
 /// Two descriptors, as the guest reads them.
 pub(in crate::sentry) type Pair = [u8; 8];

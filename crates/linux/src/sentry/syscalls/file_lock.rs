@@ -6,11 +6,14 @@ use afresh_files::Node;
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::file_locks::{FileLock, LockOwner};
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
-use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
+use crate::sentry::mm::user_memory::{copy_in, copy_out};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 impl Kernel {
     /// The files whose locks go with these descriptors of the current process.

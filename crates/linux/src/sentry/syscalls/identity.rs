@@ -2,10 +2,12 @@
 //! reset.
 
 use crate::platform::{GUEST, Process};
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::root_files::HOST;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
+use crate::sentry::mm::user_memory::copy_out;
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use rustix::time::ClockId;
 
 use rustix::io::Errno;

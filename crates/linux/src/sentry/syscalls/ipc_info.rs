@@ -1,12 +1,14 @@
 //! Limits and totals of System V objects: `IPC_INFO` and its kind, which `ipcs` calls.
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::message_queues::{MAX_BYTES, MAX_MESSAGE, MAX_QUEUES};
 use crate::sentry::kernel::semaphores::{MAX_IN_SET, MAX_OPERATIONS, MAX_SETS, MAX_VALUE};
 use crate::sentry::mm::layout::PAGE;
 use crate::sentry::mm::shared_segments::{MAX_SEGMENT_SIZE, MAX_SEGMENTS};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, copy_out};
+use crate::sentry::mm::user_memory::copy_out;
+use crate::sentry::result::{SyscallControl, SyscallResult};
 
 const IPC_INFO: i32 = 3;
 const MSG_INFO: i32 = 12;

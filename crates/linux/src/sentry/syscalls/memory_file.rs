@@ -6,10 +6,11 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::fs::proc_settings::{ProcFile, ProcSetting};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::mm::user_memory::{read_some, write_some};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult};
+use crate::sentry::result::{SyscallControl, SyscallResult};
 
 /// The open file, if it is the memory of a process, and the process.
 fn memory_of(description: &Description) -> Option<(u32, &ProcFile)> {

@@ -1,18 +1,18 @@
 //! Messages over sockets, with addresses and descriptors.
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::root_files::OVERFLOW_ID;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::kernel::threads::Wait;
+use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
 use crate::sentry::net::sockets::{
     Address, MAX_ADDRESS, NETLINK, ReceivedMessage, SentControl, SocketState,
 };
+use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult};
 use crate::sentry::syscalls::read_write::{MAX_TRANSFER, gather, pieces};
-use crate::sentry::{
-    Sentry, SyscallControl, SyscallError, SyscallResult, copy_in, copy_out, word_in,
-};
 
 use rustix::io::Errno;
 

@@ -3,10 +3,10 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::kernel::threads::Wait;
-use crate::sentry::{
-    Sentry, SyscallControl, SyscallError, SyscallResult, copy_in, copy_out, word_in,
-};
+use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
+use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult};
 
 /// Maximum messages of a call.
 const UIO_MAXIOV: u64 = 1024;

@@ -3,11 +3,13 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::kernel::message_queues::{MAX_MESSAGE, MessageQueue, WantedMessage};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::kernel::time::now;
+use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::semaphore::{asked_rights, check_mode, permissions};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, word_in};
 
 /// Bytes of `struct msqid_ds`, and where mode and room are in that.
 const QUEUE_LEN: usize = 120;

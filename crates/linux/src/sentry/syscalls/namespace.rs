@@ -7,11 +7,13 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::proc_settings::{ProcFile, ProcSetting, USER_KIND};
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::user_namespaces::{ALL_CAPABILITIES, Credentials, INITIAL, SYS_ADMIN};
-use crate::sentry::{Sentry, SyscallResult, ZERO, copy_in, copy_out};
+use crate::sentry::mm::user_memory::{copy_in, copy_out};
+use crate::sentry::result::{SyscallResult, ZERO};
 
 /// Form of `capget` and `capset`, the last one (`_LINUX_CAPABILITY_VERSION_3`).
 const FORM: u32 = 0x2008_0522;

@@ -4,9 +4,11 @@ use afresh_files::{Kind, Tree, Walk};
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::proc_paths::ProcTarget;
-use crate::sentry::{Sentry, SyscallResult, copy_in, path_in};
+use crate::sentry::mm::user_memory::{copy_in, path_in};
+use crate::sentry::result::SyscallResult;
 
 /// Length of `struct open_how`, and the longest that a later one may have.
 const LEN: u64 = 24;

@@ -4,14 +4,17 @@ use afresh_files::{Kind, New, Node, Rename, ResolvedName, Tree};
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::DirectoryEntries;
 use crate::sentry::fs::permissions::SEARCH;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::special_files::type_of;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::open_fifo::Fifo;
+use crate::sentry::kernel::state::Kernel;
+use crate::sentry::mm::user_memory::{copy_out, path_in};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::tty::terminals::TerminalEnd;
-use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in};
 
 /// The last name of a path; nothing for the root and an empty path.
 fn last_name(path: &[u8]) -> &[u8] {

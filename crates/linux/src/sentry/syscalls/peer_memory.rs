@@ -8,24 +8,14 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
+use crate::sentry::kernel::peer_copy::PeerCopy;
 use crate::sentry::kernel::user_namespaces::SYS_PTRACE;
+use crate::sentry::result::{SyscallControl, SyscallResult};
 use crate::sentry::syscalls::read_write::pieces_of;
-use crate::sentry::{Sentry, SyscallControl, SyscallResult};
 
 /// Maximum bytes of a call, as in Linux.
 const MAX_COPY: u64 = 0x7fff_f000;
-
-/// A copy between the current process and another, or within the current one.
-#[derive(Debug)]
-pub(crate) struct PeerCopy {
-    /// The other process.
-    pub(crate) peer: u32,
-    /// Whether the other process's memory is written.
-    pub(crate) writes: bool,
-    /// Addresses and lengths of the bytes, and of their places.
-    pub(crate) from: Vec<(u64, u64)>,
-    pub(crate) to: Vec<(u64, u64)>,
-}
 
 impl Sentry {
     /// `process_vm_readv`.

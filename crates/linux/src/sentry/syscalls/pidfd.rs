@@ -6,9 +6,11 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::signals::SignalInfo;
-use crate::sentry::{Sentry, SyscallResult, copy_in};
+use crate::sentry::mm::user_memory::copy_in;
+use crate::sentry::result::SyscallResult;
 
 impl Sentry {
     /// A descriptor of a process, which may have ended but was not waited for yet.

@@ -4,6 +4,7 @@ use afresh_snapshot::OutputStream;
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::channels::{Ancillary, ChannelEnd};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
@@ -12,10 +13,11 @@ use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::kernel::time::nanoseconds;
 use crate::sentry::kernel::timer_fd::TimerFd;
+use crate::sentry::mm::user_memory::copy_out;
 use crate::sentry::net::sockets::{ReceivedMessage, SentControl, SocketState};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::length_in;
 use crate::sentry::syscalls::file::Pair;
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 
 impl Sentry {
     pub(in crate::sentry) fn sys_pipe2(

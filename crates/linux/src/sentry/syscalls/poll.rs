@@ -1,6 +1,7 @@
 //! System calls that wait for descriptors: `poll`, `select`, `epoll`.
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::epoll::{INTERESTS_UNCHECKED, MAX_INTERESTS, MAX_SETS, ReadySets};
@@ -10,12 +11,12 @@ use crate::sentry::kernel::epoll_set::{
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::{ALWAYS, ERR, HUP, IN, OUT};
 use crate::sentry::kernel::resource_limits::DESCRIPTORS;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::kernel::time::MonotonicTime;
+use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::{length_in, micro_in};
-use crate::sentry::{
-    Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, word_in,
-};
 
 use std::time::Duration;
 

@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::{IN, OUT};
@@ -11,11 +12,10 @@ use crate::sentry::kernel::posix_queues::{
 };
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in, word_in};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::length_in;
 use crate::sentry::syscalls::semaphore::check_mode;
-use crate::sentry::{
-    Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, path_in, word_in,
-};
 
 /// Bytes of `struct mq_attr`.
 const ATTRIBUTES_LEN: usize = 64;

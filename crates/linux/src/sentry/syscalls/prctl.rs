@@ -1,11 +1,14 @@
 //! `prctl`, and system calls on users and capabilities. A guest has one user without privileges.
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::kernel::prctl_state::{CAPABILITIES, SLACK};
 use crate::sentry::kernel::process_info::INIT_PID;
 use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::user_namespaces::Credentials;
-use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
+use crate::sentry::mm::user_memory::{copy_in, copy_out};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 use rustix::io::Errno;
 

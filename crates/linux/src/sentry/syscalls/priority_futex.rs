@@ -7,10 +7,12 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::kernel::time::MonotonicTime;
+use crate::sentry::mm::user_memory::copy_out;
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::thread::int_in;
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 
 const WAITERS: u32 = 1 << 31;
 const OWNER_DIED: u32 = 1 << 30;

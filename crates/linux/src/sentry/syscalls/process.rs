@@ -6,34 +6,25 @@ use rustix::io::Errno;
 
 use crate::exec_command::ExecCommand;
 use crate::platform::{GUEST, Process};
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::kernel::cpu_time;
+use crate::sentry::kernel::fork_request::ForkRequest;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process_info::ChildEvent;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in, word_in};
+use crate::sentry::mm::user_memory::{copy_out, path_in, word_in};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 /// Arguments and variables that a program may be given, and bytes of all: a quarter of its stack.
 const STRINGS: usize = 1 << 18;
+
 /// Longest of them.
 const MAX_ARGUMENT: usize = 128 << 10;
-const BYTES: usize = (crate::sentry::STACK_LEN / 4) as usize;
 
-/// The request for a new process, which the guest's owner carries out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ForkRequest {
-    pub(crate) id: u32,
-    /// Whether its memory is a copy; otherwise it is its parent's.
-    pub(crate) copies: bool,
-    /// Whether its parent waits until it runs another program.
-    pub(crate) waits: bool,
-    /// Where its number goes in its memory.
-    pub(crate) told_at: Option<u64>,
-    /// Its parent's descriptor of it, if it has asked for one.
-    pub(crate) descriptor: Option<u64>,
-}
+const BYTES: usize = (crate::sentry::STACK_LEN / 4) as usize;
 
 /// Flags of `clone` for processes that are served.
 const SERVED: i32 = libc::CLONE_VM
@@ -380,7 +371,7 @@ fn string_in(process: &Process, address: u64, most: usize) -> SyscallResult<Vec<
     while string.len() < most {
         let at = address.wrapping_add(string.len() as u64);
         // Up to the end of a page: the next page may not be mapped.
-        let piece = crate::sentry::copy_in(
+        let piece = crate::sentry::mm::user_memory::copy_in(
             process,
             at,
             (crate::sentry::PAGE - at % crate::sentry::PAGE).min(512) as usize,

@@ -6,12 +6,14 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::platform::{Call, PlatformError, Process};
+use crate::sentry::Sentry;
 use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::generation;
-use crate::sentry::{
-    End, Kernel, Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_in, copy_out,
-};
+use crate::sentry::kernel::state::Kernel;
+use crate::sentry::kernel::streams::End;
+use crate::sentry::mm::user_memory::{copy_in, copy_out};
+use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
 
 /// Most bytes that one call moves.
 pub(in crate::sentry) const MAX_TRANSFER: u64 = 8 << 20;

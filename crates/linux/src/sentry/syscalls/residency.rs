@@ -6,8 +6,10 @@ use std::ops::Range;
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::mm::layout::PAGE;
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
+use crate::sentry::mm::user_memory::copy_out;
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 /// Bytes that are written at a time.
 const CHUNK_SIZE: u64 = 64 << 10;

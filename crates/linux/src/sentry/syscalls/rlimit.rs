@@ -1,8 +1,10 @@
 //! `prlimit64`: limits that a process has set itself.
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
-use crate::sentry::{Sentry, SyscallResult, ZERO, copy_out, word_in};
+use crate::sentry::mm::user_memory::{copy_out, word_in};
+use crate::sentry::result::{SyscallResult, ZERO};
 use rustix::io::Errno;
 
 impl Sentry {

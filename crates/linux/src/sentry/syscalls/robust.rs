@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 use rustix::io::Errno;
 
 use crate::platform::{PlatformError, Process};
-use crate::sentry::{Sentry, SyscallError, SyscallResult, ZERO, copy_in, copy_out, word_in};
+use crate::sentry::Sentry;
+use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
+use crate::sentry::result::{SyscallError, SyscallResult, ZERO};
 
 /// Length of `struct robust_list_head`.
 const HEAD_LEN: u64 = 24;

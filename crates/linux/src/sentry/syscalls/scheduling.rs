@@ -4,9 +4,11 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::prctl_state::PrctlState;
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
+use crate::sentry::mm::user_memory::{copy_in, copy_out};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 /// Which processes a priority is of (`PRIO_PROCESS` and its like).
 const PROCESS: i32 = libc::PRIO_PROCESS as i32;

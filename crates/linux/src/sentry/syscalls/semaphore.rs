@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::identity::USER;
 use crate::sentry::kernel::semaphores::{
@@ -10,8 +11,9 @@ use crate::sentry::kernel::semaphores::{
 };
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::kernel::time::{nanoseconds, now};
+use crate::sentry::mm::user_memory::{copy_in, copy_out};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::length_in;
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 /// Bytes of `struct sembuf` and of `struct semid_ds`, and where the mode is in that.
 const OPERATION_LEN: u64 = 6;

@@ -3,10 +3,12 @@
 use rustix::io::Errno;
 
 use crate::platform::{Process, Register};
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::signals::{SignalInfo, UNTOUCHABLE};
 use crate::sentry::kernel::threads::NO_STACK;
-use crate::sentry::{Sentry, SyscallResult, ZERO, copy_in, copy_out, word_in};
+use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
+use crate::sentry::result::{SyscallResult, ZERO};
 
 /// Least bytes of a signal stack.
 const SMALLEST_STACK: u64 = 2048;

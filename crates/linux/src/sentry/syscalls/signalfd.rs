@@ -4,11 +4,13 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::kernel::signals::{SignalInfo, UNTOUCHABLE};
-use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, copy_out, word_in};
+use crate::sentry::mm::user_memory::{copy_out, word_in};
+use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult};
 
 /// Bytes of one signal (`struct signalfd_siginfo`).
 const SIGINFO_LEN: usize = 128;

@@ -2,17 +2,20 @@
 //! opener lets them (`reach_calls`).
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::fs::permissions::WRITE;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::special_files::SOCKET;
 use crate::sentry::kernel::channels::ChannelEnd;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::poll_events::IN;
+use crate::sentry::kernel::state::Kernel;
+use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::net::sockets::{
     Address, BACKLOG, EPHEMERAL, IncomingConnection, MAX_ADDRESS, NETLINK, Socket, SocketState,
 };
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::file::Pair;
-use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 use afresh_files::{Kind, New, Walk};
 use rustix::io::Errno;

@@ -5,10 +5,12 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::{IN, OUT};
+use crate::sentry::mm::user_memory::{copy_out, word_in};
+use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
 use crate::sentry::syscalls::read_write::{check_offset, gather, pieces};
-use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_out, word_in};
 
 /// Bytes that one call moves.
 const CHUNK_SIZE: u64 = 64 << 10;

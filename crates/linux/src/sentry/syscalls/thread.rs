@@ -4,11 +4,12 @@ use afresh_files::Node;
 use rustix::io::Errno;
 
 use crate::platform::{GUEST, Process};
+use crate::sentry::Sentry;
+use crate::sentry::kernel::streams::End;
 use crate::sentry::kernel::threads::{NO_STACK, Thread, Wait, WaitReason};
+use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
+use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::length_in;
-use crate::sentry::{
-    End, Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_in, copy_out, word_in,
-};
 
 /// Flags that a clone needs to be a thread.
 const SHARED: i32 =

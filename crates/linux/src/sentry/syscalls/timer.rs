@@ -3,13 +3,15 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::cpu_time::is_processor_clock;
 use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::kernel::time::nanoseconds;
 use crate::sentry::kernel::timers::PosixTimer;
+use crate::sentry::mm::user_memory::{copy_in, copy_out};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::{length_in, micro_in};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 // Notification of an expired timer (`sigev_notify`).
 const BY_SIGNAL: u32 = 0;

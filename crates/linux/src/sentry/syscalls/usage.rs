@@ -1,9 +1,11 @@
 //! CPU time in system calls: `getrusage`, `times`.
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::cpu_time::{TICK, usage};
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
+use crate::sentry::mm::user_memory::copy_out;
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use rustix::io::Errno;
 use rustix::time::ClockId;
 

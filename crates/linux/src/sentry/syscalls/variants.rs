@@ -4,9 +4,11 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::streams::End;
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::attributes::TimeFormat;
-use crate::sentry::{End, Sentry, SyscallControl, SyscallResult, ZERO};
 
 /// The current directory, as the first argument of the `*at` calls.
 const HERE: u64 = libc::AT_FDCWD as u64;

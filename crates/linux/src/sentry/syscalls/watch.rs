@@ -1,11 +1,13 @@
 //! The system calls of `inotify`.
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::fs::permissions::READ;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::inotify::{Inotify, InotifyWatch, MAX_INSTANCES, WATCHES};
 use crate::sentry::kernel::poll_events::IN;
-use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in};
+use crate::sentry::mm::user_memory::{copy_out, path_in};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use afresh_files::Kind;
 use rustix::io::Errno;
 

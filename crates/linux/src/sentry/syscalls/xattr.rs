@@ -8,15 +8,16 @@ use afresh_files::{Kind, Node, Refused};
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::fs::access_lists::{ACCESS, AccessList, DEFAULT};
 use crate::sentry::fs::permissions::{READ, WRITE};
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::open_fifo::Fifo;
+use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in};
+use crate::sentry::name_lengths::NAME;
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::tty::terminals::TerminalEnd;
-use crate::sentry::{
-    NAME, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, path_in,
-};
 
 /// Maximum bytes of a value, and of a list of names.
 const MAX_VALUE: u64 = 64 << 10;

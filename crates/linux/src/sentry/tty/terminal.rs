@@ -11,15 +11,18 @@ use rustix::io::Errno;
 
 use crate::ioctl;
 use crate::platform::Process;
+use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::{IN, OUT};
 use crate::sentry::kernel::process_info::ProcessInfo;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::mm::user_memory::{copy_in, copy_out};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::tty::terminals::{
     FIRST_DEVICE, SOME, TERMINALS, Terminal, TerminalEnd, Termios, VMIN_REACHED,
 };
-use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 /// Numbers of `/dev/tty` and `/dev/ptmx`.
 pub(in crate::sentry) const OWN: u64 = 0x500;

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, VecDeque};
 use afresh_files::{Node, OpenFile, Tree};
 use serde::{Deserialize, Serialize};
 
-use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::{ERR, HUP, IN, OUT};
 use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::state::Kernel;
 
 /// Terminals that a guest may have.
 pub(in crate::sentry) const TERMINALS: u32 = 64;

@@ -141,8 +141,8 @@ mod tests {
     use afresh_files::{Budget, Time, Tree};
 
     use super::*;
-    use crate::sentry::PAGE;
-    use crate::sentry::mm::shared::Share;
+    use crate::sentry::mm::layout::PAGE;
+    use crate::sentry::mm::share::Share;
 
     const BASE: u64 = 0x10_0000;
 

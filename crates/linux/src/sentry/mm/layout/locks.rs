@@ -101,7 +101,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sentry::PAGE;
+    use crate::sentry::mm::layout::PAGE;
 
     const BASE: u64 = 0x10_0000;
 
