@@ -1,9 +1,9 @@
 //! Any bytes as the journal of a session: it is refused, or the memory and the state after its
-//! turns are those that plain copies make. Under `cfg(fuzzing)` digests are not compared. The reader
-//! takes memory in proportion to the journal's bytes and to its limits.
+//! turns are those that plain copies make. Under `cfg(fuzzing)` digests are not compared. The
+//! reader takes memory in proportion to the journal's bytes and to its limits.
 //!
-//! The first byte of an input chooses: a whole journal, one in which each turn names the turn before
-//! it, or the programs of turns, to which the harness adds frames and headers.
+//! The first byte of an input chooses: a whole journal, one in which each turn names the turn
+//! before it, or the programs of turns, to which the harness adds frames and headers.
 #![no_main]
 
 use std::ops::Range;
@@ -119,12 +119,12 @@ fn base_page(page: usize) -> [u8; PAGE] {
 }
 
 /// A memory and a state as plain copies.
-struct Plain {
+struct PlainGuest {
     pages: Vec<Rc<[u8; PAGE]>>,
     state: Vec<u8>,
 }
 
-impl Plain {
+impl PlainGuest {
     fn apply(&mut self, turn: &Turn) {
         let zero = Rc::new([0; PAGE]);
         let mut pages = Vec::new();
@@ -173,7 +173,7 @@ fuzz_target!(|data: &[u8]| {
     let Some(replayed) = accepted(replayed) else { return };
     assert_eq!(replayed.turns(), turns.len(), "a whole turn was dropped");
     let pages = (0..pages).map(|page| Rc::new(base_page(page))).collect();
-    let mut plain = Plain { pages, state };
+    let mut plain = PlainGuest { pages, state };
     for turn in turns {
         let turn = Turn::parse(&journal[turn], &LIMITS).expect("the reader accepted it");
         plain.apply(&turn);

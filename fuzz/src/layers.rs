@@ -10,14 +10,14 @@ const EACH: usize = 64;
 /// Memory for each file: the nodes of a tree, with tables that grow by doubling.
 const FILE: usize = 4 << 10;
 /// Memory for buffers.
-const ROOM: usize = 1 << 20;
+const OVERHEAD: usize = 1 << 20;
 /// Files that are read.
 const FILES: usize = 8;
 
 /// Memory to open an archive of `bytes` bytes and to make a tree over it.
 #[must_use]
 pub const fn memory(bytes: usize) -> usize {
-    bytes * EACH + LIMITS.files as usize * FILE + ROOM
+    bytes * EACH + LIMITS.files as usize * FILE + OVERHEAD
 }
 
 /// Reads a few files of `tree`. One that is packed is unpacked within the limit on bytes.
@@ -26,7 +26,7 @@ pub fn read_files(tree: &Tree) {
     for entry in listed.iter().filter(|entry| entry.kind == Kind::File).take(FILES) {
         if let Ok(name) = str::from_utf8(&entry.name) {
             // A list of bytes that grows takes three times its length.
-            let most = 4 * LIMITS.bytes as usize + ROOM;
+            let most = 4 * LIMITS.bytes as usize + OVERHEAD;
             let _ = within(most, || tree.read_path(name, LIMITS.bytes));
         }
     }

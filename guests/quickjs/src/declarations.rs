@@ -1,5 +1,5 @@
-//! Outermost `const`, `let` and `class` of a script as variables, so that a later script may declare
-//! the same names again, as at a console.
+//! Outermost `const`, `let` and `class` of a script as variables, so that a later script may
+//! declare the same names again, as at a console.
 //!
 //! Only the necessary part of the language is scanned: comments, strings, templates, regular
 //! expressions, brackets and words. Promises: a script in which they do not end stays as it is, and

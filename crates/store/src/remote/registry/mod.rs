@@ -276,7 +276,7 @@ impl Registry {
     }
 
     async fn tag_names(&self) -> Result<Vec<String>, RemoteError> {
-        const WHAT: &str = "the list of tags";
+        const TAG_LIST: &str = "the list of tags";
         let mut names = TagNames::default();
         let mut next = Some(self.url("tags/list")?);
         let mut pages = HashSet::new();
@@ -286,20 +286,20 @@ impl Registry {
                     "it has more than {MAX_TAG_PAGES} pages; keep snapshots in a repository with \
                      fewer tags"
                 );
-                return Err(self.protocol(WHAT, &why));
+                return Err(self.protocol(TAG_LIST, &why));
             }
             // A page that leads back to an earlier one has nothing new behind it.
             if !pages.insert(Sha256::of(url.as_str().as_bytes())) {
                 break;
             }
             let (headers, bytes) =
-                match self.get(WHAT, &url, "application/json", MAX_TAG_PAGE).await {
+                match self.get(TAG_LIST, &url, "application/json", MAX_TAG_PAGE).await {
                     Ok(answer) => answer,
                     // The repository appears with its first push.
                     Err(error) if error.is_not_found() => break,
                     Err(error) => return Err(error),
                 };
-            names.read_page(&bytes).map_err(|why| self.protocol(WHAT, &why))?;
+            names.read_page(&bytes).map_err(|why| self.protocol(TAG_LIST, &why))?;
             next = headers
                 .get(LINK)
                 .and_then(|link| link.to_str().ok())
