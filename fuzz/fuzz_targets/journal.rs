@@ -19,12 +19,12 @@ use libfuzzer_sys::fuzz_target;
 static ALLOCATOR: Meter = Meter;
 
 const PAGE: usize = 4096;
-/// Bytes of a journal's header, of a frame's head and check, and of a signature.
+/// Lengths in bytes: the header of a journal, head and check of a frame, and a signature.
 const JOURNAL: usize = 64;
 const FRAME: usize = 8;
 const CHECK: usize = 32;
 const SIGNATURE: usize = 96;
-/// Bytes of a turn's header, which end with the digests of its parent and its own.
+/// Length of the header of a turn, which ends with the digests of its parent and of itself.
 const HEADER: usize = 128;
 const PARENT: usize = 64;
 const ROOT: usize = 96;

@@ -253,7 +253,7 @@ fn an_agent_runs_commands_beside_code() {
     // A line in a string is no command.
     let code = "s = '''\n!no\n%pip no\n'''\nif s:\n  !echo shell\nlen(s)";
     let ran = client.call_ok("run_code", json!({"code": code}));
-    assert_eq!((&ran["stdout"], &ran["json"]), (&json!("shell\n"), &json!(13)), "{ran}");
+    assert_eq!((&ran["stdout"], &ran["text"]), (&json!("shell\n"), &json!("13")), "{ran}");
     client.call_ok("checkpoint", json!({"name": "clean"}));
     client.call_ok("write_file", json!({"path": "/data/in.txt", "content": "3\n1\n2\n"}));
     let arguments = json!({

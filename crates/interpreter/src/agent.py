@@ -394,6 +394,7 @@ def serve():
     _furnish()
     _prepare_displays()
     _further[CELL] = run_cell
+    _further[RUN] = run_shown
     begin_contexts()
     warm_cells()
     settle()

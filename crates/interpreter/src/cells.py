@@ -23,6 +23,9 @@ _MAX_CONTEXTS = 100
 _COROUTINE = 0x80
 _MAGIC = re.compile(r"^(\s*)(?:!(.*)|%(pip|cd|config|matplotlib|env)\b(.*))$")
 
+# Types whose values are returned, and not shown.
+_PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+
 _loop = None
 
 
@@ -242,12 +245,28 @@ def _run_python(code, name):
     if last is not None:
         value = _evaluated(ast.Expression(last.value), name, "eval", space)
     if value is not None:
-        figures, _ = _open_figures()
-        _show_formats(_formats(value), main=True)
-        if any(value is figure for figure in figures):
-            # It is not shown once more with those that are open.
-            sys.modules["matplotlib.pyplot"].close(value)
+        _show_value(value, _formats(value))
     _flush_figures()
+
+
+def _show_value(value, formats):
+    """Shows the value of the last expression."""
+    figures, _ = _open_figures()
+    _show_formats(formats, main=True)
+    if any(value is figure for figure in figures):
+        # It is not shown once more with those that are open.
+        sys.modules["matplotlib.pyplot"].close(value)
+
+
+def run_shown(source, name):
+    """Runs code as the driver does, and shows its value if that has a format in addition to text."""
+    value = _run(source, name, sys.modules["__main__"].__dict__)
+    if type(value) not in _PLAIN_TYPES:
+        formats = _formats(value)
+        if len(formats) > 1:
+            _show_value(value, formats)
+    _flush_figures()
+    return value
 
 
 def _run_elsewhere(context, code, given):

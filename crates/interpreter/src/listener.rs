@@ -62,8 +62,8 @@ pub trait HostCallbacks: Default + Send + 'static {
         None
     }
 
-    /// Takes a result of code that [`CELL`](crate::CELL) runs: an object in JSON, from a guest that
-    /// may send any bytes.
+    /// Takes a result that the code of a Linux program displays: an object in JSON, from a guest
+    /// that may send any bytes.
     ///
     /// # Errors
     /// As [`HostCallbacks::print`].

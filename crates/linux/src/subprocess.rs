@@ -579,7 +579,7 @@ mod tests {
         let slot = RemoteSlot::new::<PlatformError>(&images[0], Strategy::Auto, usize::MAX);
         let slot = slot.unwrap();
         let (shown, mapped) = (vec![images[0].clone()], Ranges::default());
-        let mut held = PreparedMemory { slot, shown, mapped, plain: false };
+        let mut held = PreparedMemory { slot, shown, mapped, window: None, plain: false };
         for _ in 0..1000 {
             let runs = [PageRange::new(3, 2), PageRange::new(9, 4), PageRange::new(5, 1)];
             held.keep(&images[1], runs.into_iter());

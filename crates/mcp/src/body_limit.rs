@@ -63,12 +63,10 @@ impl Default for BodyMemory {
 }
 
 impl BodyMemory {
-    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Response> {
+    /// Permits for so many bytes; `None` where they are not free.
+    fn take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let permits = u32::try_from(bytes.div_ceil(PERMIT)).unwrap_or(u32::MAX);
-        Arc::clone(&self.0).try_acquire_many_owned(permits).map_err(|_| {
-            let why = "the messages of all clients take too much memory; retry later\n";
-            (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, RETRY_SECONDS)], why).into_response()
-        })
+        Arc::clone(&self.0).try_acquire_many_owned(permits).ok()
     }
 
     /// Passes on a request within the limits.
@@ -90,7 +88,7 @@ impl BodyMemory {
         if length > MAX_BODY {
             return Err(too_large());
         }
-        let arriving = self.take(length)?;
+        let arriving = self.take(length).ok_or_else(no_memory)?;
         let whole = tokio::time::timeout(ARRIVAL_TIMEOUT, to_bytes(body, length)).await;
         let late = |_| (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time\n");
         let whole = whole.map_err(|elapsed| late(elapsed).into_response())?;
@@ -100,7 +98,8 @@ impl BodyMemory {
             return Err(too_large());
         }
         // The bytes are parsed into strings of the same length.
-        let parsed = self.take(whole.len() + structure * STRUCTURE_WEIGHT)?;
+        let parsed = self.take(whole.len() + structure * STRUCTURE_WEIGHT);
+        let parsed = parsed.ok_or_else(no_memory)?;
         Ok((Request::from_parts(head, whole.into()), [arriving, parsed]))
     }
 }
@@ -111,6 +110,11 @@ fn hold(body: Body, permits: [OwnedSemaphorePermit; 2]) -> Body {
         let _held = &permits;
         data
     }))
+}
+
+fn no_memory() -> Response {
+    let why = "the messages of all clients take too much memory; retry later\n";
+    (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, RETRY_SECONDS)], why).into_response()
 }
 
 fn too_large() -> Response {

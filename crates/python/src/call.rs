@@ -20,6 +20,7 @@ use minicbor::{Decoder, Encoder};
 use pyo3::exceptions::{PyException, PyNameError};
 use pyo3::prelude::*;
 
+use crate::displayed::DisplayedResults;
 use crate::error::MarshalError;
 use crate::exit;
 use crate::pending::Pending;
@@ -105,6 +106,8 @@ pub(crate) struct CallState {
     pub(crate) stderr: Vec<u8>,
     /// Whether output was dropped.
     pub(crate) truncated: bool,
+    /// Results that code displayed.
+    pub(crate) displayed: DisplayedResults,
     pub(crate) failures: Failures,
     pub(crate) reason: Option<Reason>,
     output: usize,
@@ -390,6 +393,11 @@ impl HostCallbacks for CallState {
 
     fn commands(&self) -> Option<&Commands> {
         self.commands.as_ref()
+    }
+
+    fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
+        self.truncated |= !self.displayed.take(result);
+        Ok(())
     }
 
     fn proceeds(&mut self) -> bool {

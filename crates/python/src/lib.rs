@@ -7,6 +7,7 @@
 
 mod background;
 mod call;
+mod displayed;
 mod error;
 mod exec;
 mod exit;

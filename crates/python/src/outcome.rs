@@ -136,8 +136,8 @@ impl Outcome {
     }
 
     /// As the Python half takes it:
-    /// `(value, text, error, stdout, stderr, truncated, dirty pages, microseconds)`, where `error`
-    /// is an exception, or the program's own: `(name, message, stack, cause)`.
+    /// `(value, text, error, stdout, stderr, truncated, dirty pages, microseconds, displayed)`,
+    /// where `error` is an exception, or the program's own: `(name, message, stack, cause)`.
     ///
     /// # Errors
     /// What no program may catch, and answers that cannot be read.
@@ -166,6 +166,7 @@ impl Outcome {
                 (none(), none(), raised.into_value(py).into_bound(py).into_any())
             }
         };
+        let displayed = std::mem::take(&mut self.state.displayed.results);
         let said = |bytes: &[u8]| PyString::new(py, &String::from_utf8_lossy(bytes)).into_any();
         PyTuple::new(
             py,
@@ -178,6 +179,7 @@ impl Outcome {
                 self.state.truncated.into_pyobject(py)?.to_owned().into_any(),
                 self.dirty.into_pyobject(py)?.into_any(),
                 self.us.into_pyobject(py)?.into_any(),
+                displayed.into_pyobject(py)?.into_any(),
             ],
         )
     }

@@ -67,7 +67,7 @@ def test_promises_are_waited_for(sb: afresh.Sandbox) -> None:
     ("code", "value"),
     [
         ("const a = 1; let b = 2; class C { f() { return a + b } }\nnew C().f()", 3),
-        ("let a = 5, b; class C extends Array { g() { return `${{a}.a}` } }\n[b, new C().g()]", [None, "5"]),
+        ("let b, a = 5; class C extends Array { g() { return `${{a}.a}` } }\n[b, new C().g()]", [None, "5"]),
         ("const {a, r: [b]} = {a: 6, r: [7]}; const s = /[/'] const '/.test(''); [a, b, s]", [6, 7, False]),
         ("let a\nlet b\n[a, b].length", 2),
         ("const a = await Promise.resolve(8); { const b = 9 } a", 8),

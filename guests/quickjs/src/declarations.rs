@@ -58,7 +58,7 @@ enum LetPart {
     #[default]
     Outside,
     Name,
-    /// What follows a name, which ends here: a variable without an initial value gets `undefined`,
+    /// The sign after a name, which ends here: a variable without an initial value gets `undefined`,
     /// because it may have a value from an earlier script.
     AfterName(usize),
 }
@@ -185,7 +185,8 @@ impl<'a> Scanner<'a> {
         self.declared = match self.declared {
             LetPart::Name if is_word(sign) => LetPart::AfterName(self.at + word(rest).len()),
             LetPart::AfterName(end) if sign != '=' || rest.starts_with("==") => {
-                self.edit(end, end, "=void 0");
+                // A bracket in the next line would continue the value.
+                self.edit(end, end, if sign == ',' { "=void 0" } else { "=void 0;" });
                 if sign == ',' { LetPart::Name } else { LetPart::Outside }
             }
             _ => LetPart::Outside,
@@ -309,8 +310,8 @@ mod tests {
             ),
             ("const f = () => { let g = 1 }; f", "var   f = () => { let g = 1 }; f"),
             ("let a, b /* = */, c = 1, d\na", "var a=void 0, b=void 0 /* = */, c = 1, d\na"),
-            ("let a\nlet {b} = c; let = 1", "var a=void 0\nvar {b} = c; let = 1"),
-            ("let \u{e9} = 1 == 2; let z", "var \u{e9} = 1 == 2; var z=void 0"),
+            ("let a\nlet {b} = c; let = 1", "var a=void 0;\nvar {b} = c; let = 1"),
+            ("let \u{e9} = 1 == 2; let z", "var \u{e9} = 1 == 2; var z=void 0;"),
             (
                 "f()\nclass A extends B({}) { x = {} }\n(1)",
                 "f()\nvar A = class A extends B({}) { x = {} };\n(1)",

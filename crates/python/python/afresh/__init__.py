@@ -27,6 +27,7 @@ from ._native import Checkpoint, __version__
 from ._ports import AsyncPort, Port, PortConnection, Response
 from ._process import CommandInfo, CommandResult
 from ._result import Result
+from ._rich import RichResult
 from ._sandbox import AsyncSandbox, Sandbox
 from ._terminal import AsyncTerminal, Terminal
 from ._tree import Difference, State, Tree
@@ -70,6 +71,7 @@ __all__ = [
     "ProgramError",
     "Response",
     "Result",
+    "RichResult",
     "Sandbox",
     "SaveError",
     "SessionError",

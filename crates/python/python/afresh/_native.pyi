@@ -17,9 +17,13 @@ class MarshalError(AfreshError): ...
 class TimeLimitError(AfreshError, TimeoutError): ...
 
 Thrown: TypeAlias = tuple[str, str, str | None, BaseException | None]
+# whether it is the value of the last expression, formats that are text, the whole in JSON
+Displayed: TypeAlias = tuple[bool, list[tuple[str, str]], bytes | None]
 # value, text, error, standard output, standard error, whether output was dropped, dirty pages,
-# microseconds
-Outcome: TypeAlias = tuple[Any, str | None, BaseException | Thrown | None, str, str, bool, int | None, float]
+# microseconds, displayed results
+Outcome: TypeAlias = tuple[
+    Any, str | None, BaseException | Thrown | None, str, str, bool, int | None, float, list[Displayed]
+]
 Dispatch: TypeAlias = Callable[[str, list[Any], dict[str, Any] | None], Any]
 Sink: TypeAlias = Callable[[int, str], object]
 

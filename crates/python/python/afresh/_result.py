@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from . import _native
+from ._rich import RichResult, rich_result
 from .errors import ProgramError
 
 
@@ -23,10 +24,12 @@ class Result:
         stderr: Error output of the program.
         error: The error that ended it: a `ProgramError`, a `TimeLimitError`, a `GuestError`, a `StoppedError`; ``None``
             on success.
-        truncated: Whether more was printed than is kept.
+        truncated: Whether more was printed or displayed than is kept.
         dirty_pages: Pages of memory (4 KiB) that differ from the sandbox's last state; ``None`` if they are not
             counted: in Linux programs, and after a run from the warm state, whose memory is dropped.
         us: Microseconds that the guest ran.
+        results: What the code displayed in a sandbox of Python as a Linux program: by ``display``, as an open figure of
+            matplotlib, and as the value of the last expression if that has a format in addition to text.
     """
 
     value: Any
@@ -37,6 +40,7 @@ class Result:
     truncated: bool
     dirty_pages: int | None
     us: float
+    results: tuple[RichResult, ...] = ()
 
     def unwrap(self) -> Any:
         """The value; raises the error if there is one.
@@ -56,13 +60,21 @@ class Result:
             parts.append(f"<pre>{escape(self.stdout)}</pre>")
         if self.stderr:
             parts.append(f'<pre style="color:#b00">{escape(self.stderr)}</pre>')
+        parts.extend(shown._repr_html_() for shown in self.results)
         if self.error is not None:
             parts.append(f'<pre style="color:#b00">{escape(str(self.error))}</pre>')
-        elif self.value is not None:
+        elif self.value is not None and not any(shown.is_main_result for shown in self.results):
             parts.append(f"<pre>{escape(self.text)}</pre>")
         pages = "" if self.dirty_pages is None else f", {self.dirty_pages} pages dirty"
         parts.append(f"<small>{self.us:.0f} µs{pages}</small>")
         return "".join(parts)
+
+    def _repr_mimebundle_(self, **_options: object) -> dict[str, Any]:
+        bundle: dict[str, Any] = {"text/html": self._repr_html_(), "text/plain": repr(self)}
+        for shown in self.results:
+            formats = shown._repr_mimebundle_()
+            bundle.update((mime, formats[mime]) for mime in formats if mime.startswith("image/"))
+        return bundle
 
 
 def _plain(value: Any) -> str:
@@ -92,7 +104,7 @@ def failed(error: BaseException) -> Result:
 
 def result(outcome: _native.Outcome) -> Result:
     """Converts the result of the native half."""
-    value, text, ended_by, stdout, stderr, truncated, dirty_pages, us = outcome
+    value, text, ended_by, stdout, stderr, truncated, dirty_pages, us, displayed = outcome
     error: BaseException | None
     if isinstance(ended_by, tuple):
         name, message, stack, cause = ended_by
@@ -101,4 +113,4 @@ def result(outcome: _native.Outcome) -> Result:
     else:
         error = ended_by
     shown = _plain(value) if text is None else text
-    return Result(value, shown, stdout, stderr, error, truncated, dirty_pages, us)
+    return Result(value, shown, stdout, stderr, error, truncated, dirty_pages, us, tuple(map(rich_result, displayed)))

@@ -295,7 +295,20 @@ def _warmed(
             below = _languages.python_below()
             with _languages.announcing(name, Path(kept)):
                 native = _native.Warm.open(
-                    name, None, warm_up, kept, limit, timeout, OUTPUT, RESULT, None, below, (), linux, precompiled, False
+                    name,
+                    None,
+                    warm_up,
+                    kept,
+                    limit,
+                    timeout,
+                    OUTPUT,
+                    RESULT,
+                    None,
+                    below,
+                    (),
+                    linux,
+                    precompiled,
+                    False,
                 )
         else:
             wasm = language.module()

@@ -1,0 +1,91 @@
+"""Rich results: the formats of what code displays in a sandbox of the host's own interpreter."""
+
+from __future__ import annotations
+
+import base64
+
+import afresh
+import pytest
+from afresh._rich import rich_result
+
+pytestmark = pytest.mark.usefixtures("python")
+
+_SHOWN = """
+class Shown:
+    def __init__(self, **formats):
+        self.formats = formats
+    def __repr__(self):
+        return "Shown()"
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {name.replace("__", "/").replace("_xml", "+xml"): value for name, value in self.formats.items()}
+"""
+
+
+def test_displayed_values_have_all_their_formats(box: afresh.Sandbox) -> None:
+    box.run_code(_SHOWN)
+    r = box.run_code(
+        "display(Shown(image__png=b'\\x89PNG', text__html='<b>1</b>', text__markdown='*2*'))\n"
+        "display(Shown(image__svg_xml='<svg/>', text__latex='$x$', application__json={'a': [1]}))\n"
+        "display({'b': 2}); print('said')\n"
+        "Shown(text__html='<i>main</i>')"
+    )
+    assert r.error is None
+    assert r.stdout == "said\n"
+    one, two, three, main = r.results
+    assert (one.png, one.html, one.markdown, one.text) == (b"\x89PNG", "<b>1</b>", "*2*", "Shown()")
+    assert (two.svg, two.latex, two.json) == ("<svg/>", "$x$", {"a": [1]})
+    assert (three.json, three.text) == ({"b": 2}, "{'b': 2}")
+    assert (main.html, main.is_main_result, one.is_main_result) == ("<i>main</i>", True, False)
+    assert two.formats() == ["text", "latex", "svg", "json"]
+    assert not r.truncated
+
+
+def test_plain_values_are_values_and_no_results(box: afresh.Sandbox) -> None:
+    for code in ("1", "'text'", "[1, {'a': 2}]", "x = 3", "object()"):
+        assert box.run_code(code).results == ()
+    failed = box.run_code("display('before')\n1 / 0")
+    assert isinstance(failed.error, afresh.ProgramError)
+    assert [shown.text for shown in failed.results] == ["before"]
+
+
+def test_a_notebook_shows_results_and_runs_nothing_of_them(box: afresh.Sandbox) -> None:
+    box.run_code(_SHOWN)
+    script = "<script>alert(1)</script>"
+    r = box.run_code(f"display(Shown(image__png=b'p'), Shown(image__svg_xml={script!r})); Shown(text__html={script!r})")
+    html = r._repr_html_()
+    assert "<script>" not in html
+    assert '<iframe sandbox srcdoc="&lt;script&gt;' in html
+    assert f'<img src="data:image/png;base64,{base64.b64encode(b"p").decode()}">' in html
+    assert "data:image/svg+xml;base64," in html
+    bundle = r._repr_mimebundle_()
+    assert bundle["image/png"] == base64.b64encode(b"p").decode()
+    assert bundle["text/html"] == html
+    assert all("<script>" not in value for shown in r.results for value in shown._repr_mimebundle_().values())
+
+
+def test_results_of_any_bytes_take_a_bounded_amount_of_memory(box: afresh.Sandbox) -> None:
+    many = box.run_code("for n in range(300): display(n)")
+    assert (len(many.results), many.truncated) == (256, True)
+    deep = box.run_code("display({'a': [0] * 600_000})")
+    assert (deep.results[0].json, deep.truncated) == (None, True)
+    raw = box.run_code(
+        "import os\n"
+        "def send(data):\n"
+        "    frame = bytes((8,)) + data\n"
+        "    os.write(os.open('/dev/host', os.O_WRONLY), len(frame).to_bytes(4, 'little') + frame)\n"
+        "send(b'{}'); send(b'[]'); send(b'\\xff'); send(b'{\"png\": 1}'); send(b'{\"png\": \"?\", \"text\": \"t\"}')"
+    )
+    assert [(shown.png, shown.text) for shown in raw.results if shown.text] in ([(None, "t")], [(b"", "t")])
+    assert raw.truncated
+    assert rich_result((False, [("png", "a")], b"[" * 100_000)).png is None
+
+
+def test_figures_are_images(box: afresh.Sandbox) -> None:
+    if isinstance(box.run_code("import matplotlib.pyplot as plt").error, afresh.ProgramError):
+        pytest.skip("SKIPPED: matplotlib is not installed")
+    drawn = box.run_code("plt.plot([1, 4, 9]); plt.show()\nfigure = plt.figure(); plt.plot([1, 2])\nfigure")
+    assert drawn.error is None
+    assert [bool(shown.png and shown.png.startswith(b"\x89PNG")) for shown in drawn.results] == [True, True]
+    assert [shown.is_main_result for shown in drawn.results] == [False, True]
+    assert len(box.run_code("plt.plot([1])\nNone").results) == 1
+    assert box.run_code("1").results == ()
