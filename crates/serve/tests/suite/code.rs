@@ -33,7 +33,7 @@ fn code_continues_from_earlier_code_and_outcomes_are_distinguished() {
         assert_eq!(client.value(&sandbox, "Promise.resolve({a: [x]})").await, "{ a: [ 20 ] }");
         let lines = client.execute(&sandbox, "throw new RangeError('no')").await.unwrap();
         assert_eq!((&lines[1]["name"], &lines[1]["value"]), (&json!("RangeError"), &json!("no")));
-        let lines = client.execute(&sandbox, "let let = 1").await.unwrap();
+        let lines = client.execute(&sandbox, "let y = ;").await.unwrap();
         assert_eq!(lines[1]["name"], "SyntaxError");
         // An error of the language does not undo earlier changes.
         client.execute(&sandbox, "x = 50; throw 1").await.unwrap();
