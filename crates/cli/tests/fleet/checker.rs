@@ -247,11 +247,11 @@ impl Subject {
                 self.since = begun;
                 Ok(CallOutcome::Answered)
             }
-            Err(status) => {
-                if status == 0 {
+            Err(refusal) => {
+                if refusal.may_come_later {
                     self.history.broken_off();
                 }
-                self.refused(run, address, status)
+                self.refused(run, address, refusal.status)
             }
         }
     }
@@ -261,7 +261,7 @@ impl Subject {
         let begun = run.moment();
         let (text, generation) = match self.sandbox.file_at(address, None) {
             Ok(read) => read,
-            Err(status) => return self.refused(run, address, status),
+            Err(refusal) => return self.refused(run, address, refusal.status),
         };
         let log = history::parse(&text)?;
         let lost = self.file_since.lost_by_fault(run)
@@ -286,11 +286,11 @@ impl Subject {
                 self.file.answered(&log, generation, false).map_err(in_file)?;
                 Ok(CallOutcome::Answered)
             }
-            Err(status) => {
-                if status == 0 {
+            Err(refusal) => {
+                if refusal.may_come_later {
                     self.file.broken_off();
                 }
-                self.refused(run, address, status)
+                self.refused(run, address, refusal.status)
             }
         }
     }

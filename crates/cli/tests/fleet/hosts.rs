@@ -415,6 +415,24 @@ pub(crate) enum RunResult {
     Refused(u16),
 }
 
+/// The refusal of a request for a sandbox.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusal {
+    /// The status; 0 is a connection without an answer.
+    pub(crate) status: u16,
+    /// Whether the call may be made at any later time: the connection broke, or the host that
+    /// forwarded the request knows no outcome.
+    pub(crate) may_come_later: bool,
+}
+
+impl Refusal {
+    const BROKEN: Self = Self { status: 0, may_come_later: true };
+
+    fn new(status: u16, text: &str) -> Self {
+        Self { status, may_come_later: text.contains("its outcome is unknown") }
+    }
+}
+
 impl Sandbox {
     /// Makes one, by way of this host.
     pub(crate) fn new(host: &Host) -> Self {
@@ -466,49 +484,48 @@ impl Sandbox {
     fn evaluate_at(&self, addr: SocketAddr, code: &str) -> RunResult {
         match self.answer_at(addr, code) {
             Ok((text, _)) => RunResult::Count(text.parse().unwrap()),
-            Err(status) => RunResult::Refused(status),
+            Err(refusal) => RunResult::Refused(refusal.status),
         }
     }
 
     /// Writes the file `/log`, or reads it, by way of this address. The result is its content and
-    /// the generation, or the status of a refusal; a missing file counts as empty.
+    /// the generation; a missing file counts as empty.
     pub(crate) fn file_at(
         &self,
         addr: SocketAddr,
         write: Option<&str>,
-    ) -> Result<(String, u64), u16> {
+    ) -> Result<(String, u64), Refusal> {
         let headers = format!("E2b-Sandbox-Id: {}\r\nX-Access-Token: {}\r\n", self.id, self.token);
         let (method, content) = write.map_or(("GET", ""), |content| ("POST", content));
         match exchange_with_head(addr, method, "/files?path=/log", &headers, content.as_bytes()) {
-            None => Err(0),
+            None => Err(Refusal::BROKEN),
             Some((200, head, text)) => {
                 Ok((write.map_or(text, str::to_owned), generation(&head).unwrap()))
             }
-            Some((404, head, _)) if write.is_none() => {
-                generation(&head).map(|generation| (String::new(), generation)).ok_or(404)
-            }
-            Some((status, _, _)) => Err(status),
+            Some((404, head, text)) if write.is_none() => generation(&head)
+                .map(|generation| (String::new(), generation))
+                .ok_or_else(|| Refusal::new(404, &text)),
+            Some((status, _, text)) => Err(Refusal::new(status, &text)),
         }
     }
 
-    /// The answer to code that was sent to this address and the generation with it, or the status
-    /// of a refusal; 0 is a connection without an answer.
-    pub(crate) fn answer_at(&self, addr: SocketAddr, code: &str) -> Result<(String, u64), u16> {
+    /// The answer to code that was sent to this address and the generation with it.
+    pub(crate) fn answer_at(&self, addr: SocketAddr, code: &str) -> Result<(String, u64), Refusal> {
         let body = json!({ "code": code }).to_string();
         let headers = format!("E2b-Sandbox-Id: {}\r\nX-Access-Token: {}\r\n", self.id, self.token);
         match exchange_with_head(addr, "POST", "/execute", &headers, body.as_bytes()) {
-            None => Err(0),
+            None => Err(Refusal::BROKEN),
             Some((200, head, text)) => {
                 let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
                 let result = lines.into_iter().find(|line| line["type"] == "result");
                 // The limit of a call ended it: the machine is busy.
                 if result.is_none() && text.contains("TimeoutError") {
-                    return Err(504);
+                    return Err(Refusal::new(504, &text));
                 }
                 let result = result.unwrap_or_else(|| panic!("{text}"));
                 Ok((result["text"].as_str().unwrap().to_owned(), generation(&head).unwrap()))
             }
-            Some((status, _, _)) => Err(status),
+            Some((status, _, text)) => Err(Refusal::new(status, &text)),
         }
     }
 
