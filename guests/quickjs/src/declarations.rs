@@ -58,8 +58,8 @@ enum LetPart {
     #[default]
     Outside,
     Name,
-    /// The sign after a name, which ends here: a variable without an initial value gets `undefined`,
-    /// because it may have a value from an earlier script.
+    /// The sign after a name, which ends here: a variable without an initial value gets
+    /// `undefined`, because it may have a value from an earlier script.
     AfterName(usize),
 }
 
