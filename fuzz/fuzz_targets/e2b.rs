@@ -1,7 +1,10 @@
 //! Any bytes as the body of a request in E2B's shape, or as a form with files: refused, or decoded.
-//! It takes memory in proportion to its bytes.
+//! With its bytes it takes no more memory than the server charges.
 #![no_main]
 
+#[path = "../../crates/serve/src/sandbox/bodies/checkpoint_requests.rs"]
+#[allow(dead_code, reason = "the fields are read by the server")]
+mod checkpoint_requests;
 #[path = "../../crates/serve/src/sandbox/bodies/form.rs"]
 mod form;
 #[path = "../../crates/serve/src/sandbox/bodies/network_rules.rs"]
@@ -10,26 +13,34 @@ mod network_rules;
 #[path = "../../crates/serve/src/sandbox/bodies/requests.rs"]
 #[allow(dead_code, reason = "the fields are read by the server")]
 mod requests;
+#[path = "../../crates/serve/src/sandbox/bodies/template_requests.rs"]
+#[allow(dead_code, reason = "the fields are read by the server")]
+mod template_requests;
 #[path = "../../crates/serve/src/sandbox/bodies/unknown_fields.rs"]
 #[allow(dead_code, reason = "the fields are read by the server")]
 mod unknown_fields;
+#[path = "../../crates/serve/src/sandbox/bodies/weight.rs"]
+mod weight;
 
 use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::accepted;
+use checkpoint_requests::{CheckpointName, RollbackTarget};
 use libfuzzer_sys::fuzz_target;
 use requests::{
     ConnectMessages, ContextRequest, CreateRequest, ExecuteRequest, FilesystemRequest,
     NetworkUpdate, Part, ProcessRequest, StartRequest, TimeoutRequest, WatchRequest,
 };
 use serde::de::DeserializeOwned;
+use template_requests::{BuildPlan, NewTemplate, TagRequest};
+use weight::{FILE_WEIGHT, JSON_WEIGHT, code_weight};
 
 #[global_allocator]
 static ALLOCATOR: Meter = Meter;
 
-/// Bytes of memory for a byte of JSON: a list grows by doubling, and an empty text takes 24 bytes.
-const EACH: usize = 64;
 /// Memory for messages, and for the first node of a map.
 const ROOM: usize = 64 << 10;
+/// Memory for a form: a list of its files that grows, and their names.
+const FORM_ROOM: usize = 3 * form::MAX_FILES * size_of::<form::FormFile>() + form::MAX_NAMES_BYTES;
 
 fn body<T: DeserializeOwned>(text: &[u8]) -> Result<(), String> {
     serde_json::from_slice::<T>(text).map(drop).map_err(|error| error.to_string())
@@ -70,10 +81,21 @@ fuzz_target!(|data: &[u8]| {
         b'u' => body::<NetworkUpdate>,
         b'w' => body::<WatchRequest>,
         b'p' => body::<ProcessRequest>,
+        b'b' => body::<BuildPlan>,
+        b'a' => body::<NewTemplate>,
+        b'g' => body::<TagRequest>,
+        b'k' => body::<CheckpointName>,
+        b'r' => body::<RollbackTarget>,
         b'm' => files,
         b's' => stream::<StartRequest>,
         _ => stream::<Part>,
     };
-    let (parsed, _) = within(text.len() * EACH + ROOM, || parse(text));
+    let (weight, room) = match kind {
+        b'e' => (code_weight(Some(text.len())), ROOM),
+        b'm' => (FILE_WEIGHT, ROOM + FORM_ROOM),
+        _ => (JSON_WEIGHT, ROOM),
+    };
+    // The body is there.
+    let (parsed, _) = within(text.len() * (weight - 1) + room, || parse(text));
     let _ = accepted(parsed);
 });

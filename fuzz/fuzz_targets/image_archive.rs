@@ -1,8 +1,8 @@
 //! Any bytes as an archive of files: what `docker save` writes, a tar, a zip. It is refused, or a
 //! tree of files. It takes memory in proportion to its bytes and to the limits on its content.
 //!
-//! The first byte of an input chooses the kind. The checksums of a tar's headers, which a fuzzer
-//! cannot guess, are filled in, unless the kind is a capital letter: such a file may be compressed.
+//! The first byte of an input chooses the kind. The checksums of tar headers, which a fuzzer cannot
+//! guess, are filled in. A file whose kind is a capital letter is as it is, and may be compressed.
 #![no_main]
 
 use std::fs;

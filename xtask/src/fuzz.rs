@@ -28,7 +28,7 @@ pub(crate) const SECONDS: u32 = 20;
 const IN_TESTS: u32 = 5;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.
-const TARGETS: [&str; 20] = [
+const TARGETS: [&str; 21] = [
     "page_layer",
     "layout",
     "archive",
@@ -47,6 +47,7 @@ const TARGETS: [&str; 20] = [
     "oci",
     "image_archive",
     "tree",
+    "warm_state",
     "http",
     "elf",
 ];

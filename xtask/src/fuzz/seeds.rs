@@ -35,9 +35,15 @@ const VALUES: [&[u8]; 3] = [
 ];
 
 /// Bodies of requests, each after the letter of its type.
-const REQUESTS: [&[u8]; 11] = [
+const REQUESTS: [&[u8]; 17] = [
     br#"c{"templateID":"base","autoPause":true,"metadata":{"a":"b"},"envVars":{"A":"b"},"network":{"allowOut":["a"]},"mcp":{"a":{}}}"#,
     br#"u{"allowOut":["a","10.0.0.0/8"],"denyOut":["0.0.0.0/0"],"rules":{"a":[{"transform":{"headers":{"X":"1"}}},{}]},"allow_internet_access":false}"#,
+    br#"u{"rules":{"a":[{},{},{},{},{},{},{},{},{}]}}"#,
+    br#"b{"fromTemplate":"base","force":false,"steps":[{"type":"RUN","args":["true","root"],"force":true},{"type":"COPY","args":["a","b","","0644"],"filesHash":"0a","forceUpload":true}],"startCmd":"a","readyCmd":"b"}"#,
+    br#"a{"name":"a:v1","tags":["v2"],"cpuCount":1,"memoryMB":512,"teamID":"t"}"#,
+    br#"g{"target":"a:v1","tags":["v2","v3"]}"#,
+    br#"k{"name":"before"}"#,
+    br#"r{"to":"before"}"#,
     br#"n{"language":"python","cwd":"/tmp"}"#,
     br#"w{"path":"a","recursive":true,"includeEntry":true,"watcherId":"b"}"#,
     br#"t{"timeout":1,"duration":2,"count":3,"name":"n"}"#,
@@ -73,6 +79,13 @@ const GZIPPED_TAR: &[u8] = b"\x1f\x8b\x08\0\0\0\0\0\x02\x03Kd\xa0=0\0\x023\x13\x
 
 /// A zip with a file that is stored, one that is deflated and a symbolic link.
 const ZIP: &[u8] = b"PK\x03\x04\x14\0\0\0\0\0\0\0!\0\x0b\xf9CV\x06\0\0\0\x06\0\0\0\x01\0\0\0sstoredPK\x03\x04\x14\0\0\0\x08\0\0\0!\0\x07\xd6o\x90\x0e\0\0\0\xb4\0\0\0\x03\0\0\0d/fKIM\xcbI,IMQH\x19:\x0c\0PK\x03\x04\x14\0\0\0\0\0\0\0!\0\xeeFR\x06\x03\0\0\0\x03\0\0\0\x01\0\0\0ld/fPK\x01\x02\x14\x03\x14\0\0\0\0\0\0\0!\0\x0b\xf9CV\x06\0\0\0\x06\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\x80\x01\0\0\0\0sPK\x01\x02\x14\x03\x14\0\0\0\x08\0\0\0!\0\x07\xd6o\x90\x0e\0\0\0\xb4\0\0\0\x03\0\0\0\0\0\0\0\0\0\0\0\x80\x01%\0\0\0d/fPK\x01\x02\x14\x03\x14\0\0\0\0\0\0\0!\0\xeeFR\x06\x03\0\0\0\x03\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\xff\xa1T\0\0\0lPK\x05\x06\0\0\0\0\x03\0\x03\0\x8f\0\0\0v\0\0\0\0\0";
+
+/// The state of an instance with a memory, a global, a table and a dropped segment, and the states
+/// of two modules, one of which has no instance.
+const WARM_STATES: [&[u8]; 2] = [
+    b"w\x01\x01\x01\0\0\x0e\x01\0\x03\x05\0\x06\x06\x01\x01\0",
+    b"n\x02\0\x01\x01\x01\x01\0\0\x0e\x01\0\x03\x05\0\x06\x06\x01\x01\0",
+];
 
 /// Requests and whole answers in HTTP.
 const EXCHANGES: [&[u8]; 4] = [
@@ -114,6 +127,7 @@ pub(super) fn seeds(folder: &Path) -> Result<BTreeMap<&'static str, Vec<Vec<u8>>
     all.insert("oci", vec![oci_seed()]);
     all.insert("image_archive", image_archive_seeds());
     all.insert("tree", tree_seeds());
+    all.insert("warm_state", WARM_STATES.map(<[u8]>::to_vec).to_vec());
     all.insert("elf", vec![linux_program_seed()]);
     all.insert("http", EXCHANGES.map(<[u8]>::to_vec).to_vec());
     Ok(all)

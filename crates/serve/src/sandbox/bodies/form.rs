@@ -1,13 +1,15 @@
 //! Forms with files: `multipart/form-data` (RFC 7578), taken apart in memory.
 //!
 //! Promises: the parts are ranges of the body, so a form takes no memory beyond its body but for
-//! the names of its files. The time is linear in the body. The number of parts, the head of a part
-//! and the boundary have limits.
+//! the names of its files. The time is linear in the body. The number of parts, the head of a part,
+//! the boundary and all names together have limits.
 
 use std::ops::Range;
 
 /// Maximum files of one form.
 pub(crate) const MAX_FILES: usize = 10_000;
+/// Maximum bytes of the names of all files.
+pub(crate) const MAX_NAMES_BYTES: usize = 1 << 20;
 /// Maximum bytes of a boundary, by RFC 2046.
 const MAX_BOUNDARY: usize = 70;
 /// Maximum bytes of the head of a part: the path of a file, and little else.
@@ -39,6 +41,8 @@ pub(crate) enum FormError {
     Header,
     #[error("a form has at most {MAX_FILES} files; send several")]
     Files,
+    #[error("the names of the files of a form have at most {MAX_NAMES_BYTES} bytes; send several")]
+    Names,
 }
 
 /// The boundary that a content-type names.
@@ -102,7 +106,7 @@ fn parameter(header: &[u8], wanted: &[u8]) -> Option<Vec<u8>> {
 pub(crate) fn files(body: &[u8], boundary: &str) -> Result<Vec<FormFile>, FormError> {
     let line = format!("--{boundary}");
     let line = line.as_bytes();
-    let mut files = Vec::new();
+    let (mut files, mut names) = (Vec::new(), 0);
     // A preamble means nothing.
     let mut at = match body.starts_with(line) {
         true => line.len(),
@@ -121,6 +125,10 @@ pub(crate) fn files(body: &[u8], boundary: &str) -> Result<Vec<FormFile>, FormEr
             return Err(FormError::Files);
         }
         let (name, start) = head(body, at + 2)?;
+        names += name.as_ref().map_or(0, String::capacity);
+        if names > MAX_NAMES_BYTES {
+            return Err(FormError::Names);
+        }
         let delimiter = end_of_delimiter(body, start, line).ok_or(FormError::BreaksOff)?;
         files.push(FormFile { name, content: start..delimiter.start });
         at = delimiter.end;
@@ -175,6 +183,17 @@ mod tests {
 
     fn part(head: &str, content: &str) -> String {
         format!("--b\r\n{head}\r\n\r\n{content}\r\n")
+    }
+
+    #[test]
+    fn the_names_of_all_files_have_a_limit() {
+        let form = |files: usize, name: usize| {
+            let head = format!("Content-Disposition: form-data; filename={}", "n".repeat(name));
+            let part = part(&head, "");
+            parts_of(&format!("{}--b--", part.repeat(files)), "b").map(|parts| parts.len())
+        };
+        assert_eq!(form(100, 4096), Ok(100));
+        assert_eq!(form(200, 8192), Err(FormError::Names));
     }
 
     #[test]

@@ -6,10 +6,9 @@
 use std::collections::BTreeMap;
 
 use hyper::StatusCode;
-use serde::Deserialize;
 
 use crate::error_response::ErrorResponse;
-use crate::sandbox::bodies::requests::Presence;
+use crate::sandbox::bodies::template_requests::{BuildPlan, GivenStep, NewTemplate};
 use crate::sandbox::http::user::User;
 use crate::sandbox::records::record::LAYER;
 
@@ -26,23 +25,6 @@ const MAX_TAGS: usize = 20;
 
 fn wrong(message: impl Into<String>) -> ErrorResponse {
     ErrorResponse::new(StatusCode::BAD_REQUEST, message.into())
-}
-
-/// A template that is to be built.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct NewTemplate {
-    name: Option<String>,
-    alias: Option<String>,
-    #[serde(default)]
-    tags: Option<Vec<String>>,
-    cpu_count: Option<u32>,
-    #[serde(rename = "memoryMB")]
-    pub(crate) memory_mib: Option<u64>,
-    #[serde(rename = "minFreeDiskMB")]
-    min_free_disk_mib: Option<u64>,
-    #[serde(rename = "teamID", default)]
-    _team: Presence,
 }
 
 impl NewTemplate {
@@ -69,15 +51,6 @@ impl NewTemplate {
         tags.dedup();
         Ok((name.to_owned(), tags))
     }
-}
-
-/// Tags that a build gets or loses.
-#[derive(Deserialize)]
-pub(crate) struct TagRequest {
-    /// The build, as `NAME:TAG`.
-    #[serde(alias = "name")]
-    pub(crate) target: String,
-    pub(crate) tags: Vec<String>,
 }
 
 /// A name and its tag, if it has one.
@@ -125,37 +98,6 @@ pub(crate) fn check_tags(tags: &[String]) -> Result<(), ErrorResponse> {
 pub(crate) fn tagged(name: &str, tag: &str) -> Vec<String> {
     let short = (tag == DEFAULT_TAG).then(|| name.to_owned());
     short.into_iter().chain([format!("{name}:{tag}")]).collect()
-}
-
-/// The base and the steps of a build.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct BuildPlan {
-    pub(crate) from_image: Option<String>,
-    pub(crate) from_template: Option<String>,
-    #[serde(default)]
-    from_image_registry: Presence,
-    /// Whether no state of an earlier build is used.
-    #[serde(default)]
-    pub(crate) force: bool,
-    #[serde(default)]
-    steps: Vec<GivenStep>,
-    pub(crate) start_cmd: Option<String>,
-    pub(crate) ready_cmd: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct GivenStep {
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(default)]
-    args: Option<Vec<String>>,
-    files_hash: Option<String>,
-    #[serde(default)]
-    force: Option<bool>,
-    #[serde(rename = "forceUpload", default)]
-    _force_upload: Presence,
 }
 
 /// A step, with all that its result depends on.

@@ -14,9 +14,8 @@ use serde_json::{Value, json};
 
 use crate::body::Meter;
 use crate::error_response::ErrorResponse;
-use crate::sandbox::catalog::build_request::{
-    BuildPlan, NewTemplate, TagRequest, check_tags, split, tagged,
-};
+use crate::sandbox::bodies::template_requests::{BuildPlan, NewTemplate, TagRequest};
+use crate::sandbox::catalog::build_request::{check_tags, split, tagged};
 use crate::sandbox::http::answer::{Answer, answer, json, rfc3339, short};
 use crate::sandbox::http::authorization::{Tenant, TenantSandbox};
 use crate::sandbox::life::registry::Sandboxes;

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::agent::connect::went_back;
+use crate::sandbox::bodies::checkpoint_requests::{CheckpointName, RollbackTarget};
 use crate::sandbox::http::answer::{Answer, answer, json, short};
 use crate::sandbox::http::authorization::TenantSandbox;
 use crate::sandbox::http::session_error::refused;
@@ -26,16 +27,6 @@ const MAX_STATES: usize = 1000;
 
 /// Maximum ranges of pages in a difference.
 const MAX_RANGES: usize = 1000;
-
-#[derive(Deserialize)]
-pub(crate) struct CheckpointName {
-    name: String,
-}
-
-#[derive(Deserialize)]
-pub(crate) struct RollbackTarget {
-    to: String,
-}
 
 #[derive(Deserialize)]
 pub(crate) struct DiffRequest {

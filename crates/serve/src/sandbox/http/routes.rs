@@ -7,12 +7,14 @@ use axum::body::Body;
 use axum::extract::DefaultBodyLimit;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, post, put};
+use hyper::header::CONTENT_LENGTH;
 use hyper::service::Service;
 use hyper::{Request, StatusCode};
 use hyper_util::service::TowerToHyperService;
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::agent::{contexts, envd, execute, process};
+use crate::sandbox::bodies::weight::{FILE_WEIGHT, JSON_WEIGHT, code_weight};
 use crate::sandbox::catalog::templates;
 use crate::sandbox::connections::network_update;
 use crate::sandbox::http::authorization::sandbox_id;
@@ -207,15 +209,16 @@ impl Routes {
         self.sandboxes.config.max_body
     }
 
-    /// Maximum bytes of memory per byte of a body, once it is decoded. The smallest items of a list
-    /// or of labels have three bytes and take about a hundred. Code is kept three times, a file
-    /// once.
+    /// Maximum bytes of memory per byte of a body, once it is decoded.
     pub(crate) fn weight<B>(request: &Request<B>) -> usize {
         match request.uri().path() {
-            "/files" => 1,
-            "/execute" => 3,
-            _ if is_upload(request) => 1,
-            _ => 40,
+            "/files" => FILE_WEIGHT,
+            "/execute" => {
+                let len = request.headers().get(CONTENT_LENGTH);
+                code_weight(len.and_then(|len| len.to_str().ok()?.parse().ok()))
+            }
+            _ if is_upload(request) => FILE_WEIGHT,
+            _ => JSON_WEIGHT,
         }
     }
 

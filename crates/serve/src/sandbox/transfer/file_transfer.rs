@@ -184,7 +184,7 @@ fn too_large(error: impl std::fmt::Display) -> ErrorResponse {
 
 fn broken(error: FormError) -> ErrorResponse {
     let status = match error {
-        FormError::Files => StatusCode::PAYLOAD_TOO_LARGE,
+        FormError::Files | FormError::Names => StatusCode::PAYLOAD_TOO_LARGE,
         _ => StatusCode::BAD_REQUEST,
     };
     ErrorResponse::new(status, format!("the form is broken: {error}"))
