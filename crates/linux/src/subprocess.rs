@@ -78,7 +78,7 @@ struct PreparedMemory {
     /// resets map it.
     mapped: Ranges,
     /// The image that the window shows, if that is no more the base's. A checkpoint leaves the
-    /// window as it is, since most are not followed by a reset, which alone reads it.
+    /// window as it is, because only resets and rollbacks read it, and few follow a checkpoint.
     window: Option<Image>,
     plain: bool,
 }

@@ -52,6 +52,10 @@ struct Parameters<'a> {
     name: std::borrow::Cow<'a, str>,
 }
 
+/// The permits for the memory of a message. The request has them as an extension, which belongs to
+/// the message until its call has ended, also where the client has left. The answer has them, too.
+type Permits = Arc<[OwnedSemaphorePermit; 2]>;
+
 /// The memory for bodies.
 #[derive(Clone, Debug)]
 pub(crate) struct BodyMemory(Arc<Semaphore>);
@@ -78,11 +82,8 @@ impl BodyMemory {
     }
 
     /// A request with its whole body, and the permits for its memory.
-    async fn receive(
-        &self,
-        request: Request,
-    ) -> Result<(Request, [OwnedSemaphorePermit; 2]), Response> {
-        let (head, body) = request.into_parts();
+    async fn receive(&self, request: Request) -> Result<(Request, Permits), Response> {
+        let (mut head, body) = request.into_parts();
         let length = body.size_hint().upper().and_then(|upper| usize::try_from(upper).ok());
         let length = length.unwrap_or(MAX_BODY);
         if length > MAX_BODY {
@@ -100,12 +101,14 @@ impl BodyMemory {
         // The bytes are parsed into strings of the same length.
         let parsed = self.take(whole.len() + structure * STRUCTURE_WEIGHT);
         let parsed = parsed.ok_or_else(no_memory)?;
-        Ok((Request::from_parts(head, whole.into()), [arriving, parsed]))
+        let permits: Permits = Arc::new([arriving, parsed]);
+        head.extensions.insert(Arc::clone(&permits));
+        Ok((Request::from_parts(head, whole.into()), permits))
     }
 }
 
 /// Keeps the permits until the answer has ended.
-fn hold(body: Body, permits: [OwnedSemaphorePermit; 2]) -> Body {
+fn hold(body: Body, permits: Permits) -> Body {
     Body::from_stream(body.into_data_stream().map(move |data| {
         let _held = &permits;
         data

@@ -57,7 +57,8 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    fn append(&mut self, stream: Stream, bytes: &[u8]) {
+    /// Appends what has room. Returns the number of its bytes.
+    fn append(&mut self, stream: Stream, bytes: &[u8]) -> usize {
         let held = bytes.len().min(MAX_OUTPUT - self.stdout.len() - self.stderr.len());
         self.dropped += (bytes.len() - held) as u64;
         let to = match stream {
@@ -65,6 +66,7 @@ impl Streams {
             Stream::Stderr => &mut self.stderr,
         };
         to.extend_from_slice(&bytes[..held]);
+        held
     }
 }
 
@@ -130,10 +132,10 @@ impl OutputCollector {
     }
 
     fn collect(&mut self, stream: Stream, bytes: &[u8]) {
+        let held = self.own.append(stream, bytes);
         if let Some(progress) = &mut self.progress {
-            progress.report(stream, bytes);
+            progress.report(stream, &bytes[..held]);
         }
-        self.own.append(stream, bytes);
     }
 }
 
@@ -147,7 +149,9 @@ impl HostCallbacks for OutputCollector {
 
     fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         match self.source {
-            Source::Starting => self.candidate(number).0.append(stream, bytes),
+            Source::Starting => {
+                self.candidate(number).0.append(stream, bytes);
+            }
             Source::Command(own) if own == number => self.collect(stream, bytes),
             _ => {}
         }

@@ -53,7 +53,10 @@ impl DisplayedResults {
     #[must_use]
     pub(crate) fn take(&mut self, result: &[u8]) -> bool {
         let is_full = self.results.len() >= MAX_RESULTS || result.len() > MAX_BYTES - self.bytes;
-        let parsed = (!is_full).then(|| serde_json::from_slice::<TextFormats>(result).ok());
+        // The formats could come as a list as well, without their names.
+        let is_object = result.trim_ascii_start().starts_with(b"{");
+        let parse = || serde_json::from_slice::<TextFormats>(result).ok();
+        let parsed = (!is_full && is_object).then(parse);
         let Some(formats) = parsed.flatten() else { return false };
         let others = [&formats.json, &formats.data, &formats.chart, &formats.extra];
         let has_others = others.into_iter().any(Option::is_some);

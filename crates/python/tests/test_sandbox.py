@@ -93,6 +93,8 @@ def test_rejected_promises_without_a_handler_are_reported(sb: afresh.Sandbox) ->
     assert "Uncaught (in promise) 7\n" in r.stderr
     for handled in ("Promise.reject(new Error('x')).catch(() => 2)", "Promise.reject(new Error('y'))", "3"):
         assert not sb.run_code(handled).stderr
+    many = "await Promise.allSettled(Array.from({length: 150}, async () => { throw 1 })); 2"
+    assert not sb.run_code(many).stderr
 
 
 def test_source_with_a_nul_is_refused_by_its_cause(sb: afresh.Sandbox) -> None:

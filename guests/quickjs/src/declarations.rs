@@ -216,6 +216,8 @@ impl<'a> Scanner<'a> {
                 self.edit(start, start, format!("var {name} = "));
                 self.class = ClassPart::Head;
             }
+            // The class would end with the first of two bodies.
+            "extends" if ["class", "function"].contains(&name) => return None,
             _ => {}
         }
         self.last = word;
@@ -321,6 +323,7 @@ mod tests {
         }
         for same in [
             "const left = '",
+            "class A extends class B {} {}",
             "const left = {",
             "} const left = 1",
             "constant = 1; $const = 2; a.let; let_ = 3",

@@ -34,7 +34,10 @@ impl Rejections {
         runtime.set_host_promise_rejection_tracker(Some(Box::new(
             move |ctx, promise, reason, is_handled| {
                 if is_handled {
-                    tracker.forget(&ctx, &promise);
+                    // One that is not kept was dropped.
+                    if !tracker.forget(&ctx, &promise) {
+                        tracker.dropped.set(tracker.dropped.get().saturating_sub(1));
+                    }
                 } else if tracker.kept.borrow().len() < MAX_REASONS {
                     let rejection = [promise, reason].map(|value| Persistent::save(&ctx, value));
                     tracker.kept.borrow_mut().push(rejection);
@@ -46,11 +49,14 @@ impl Rejections {
         this
     }
 
-    /// Removes a promise that is handled.
-    pub(crate) fn forget<'js>(&self, ctx: &Ctx<'js>, promise: &Value<'js>) {
+    /// Removes a promise that is handled. Returns whether it was kept.
+    pub(crate) fn forget<'js>(&self, ctx: &Ctx<'js>, promise: &Value<'js>) -> bool {
         let is_other =
             |[kept, _]: &Rejection| kept.clone().restore(ctx).is_ok_and(|kept| kept != *promise);
-        self.kept.borrow_mut().retain(is_other);
+        let mut all = self.kept.borrow_mut();
+        let before = all.len();
+        all.retain(is_other);
+        all.len() < before
     }
 
     /// As [`forget`](Self::forget).

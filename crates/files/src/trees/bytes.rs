@@ -109,7 +109,11 @@ impl Content {
             parts.push(page(*number));
         }
         if then.under != self.under {
-            parts.push(0..below(then).max(below(self)).next_multiple_of(STEP));
+            // A file that was cut has the bytes before the cut as before.
+            let source = |content: &Self| content.under.as_ref().map(|under| under.source);
+            let same = source(then) == source(self);
+            let start = if same { below(then).min(below(self)) / STEP * STEP } else { 0 };
+            parts.push(start..below(then).max(below(self)).next_multiple_of(STEP));
         }
         if then.size != self.size {
             let end = then.size.max(self.size).div_ceil(STEP).saturating_mul(STEP);

@@ -314,8 +314,28 @@ static int modelled(void) {
     return 1;
 }
 
+// A file of a layer is cut while it is mapped: the bytes of the mapping stay.
+static int layered(char *line) {
+    char *path = strchr(line, '/');
+    if (!path) return -1;
+    path[strcspn(path, "\n")] = 0;
+    int file = open(path, O_RDWR);
+    char *memory = share(file, SPAN, 0);
+    if (memory == MAP_FAILED) return -2;
+    memory[0] = memory[3 * PAGE] = 'x';
+    for (int pages = 6; pages >= 4; pages -= 2) {
+        if (pages == 6 ? ftruncate(file, pages * PAGE - 9) : truncate(path, pages * PAGE)) return -3;
+        if (memory[0] != 'x' || memory[3 * PAGE] != 'x') return 2;
+        if (memory[1] != 'l' || memory[PAGE] != 'l') return 3;
+    }
+    if (ftruncate(file, SPAN) || memory[4 * PAGE] || memory[5 * PAGE]) return 4;
+    char byte;
+    if (pread(file, &byte, 1, 3 * PAGE) != 1 || byte != 'x') return 5;
+    return 1;
+}
+
 int main(void) {
-    char line[64];
+    char line[512];
     setvbuf(stdout, 0, _IONBF, 0);
     while (fgets(line, sizeof line, stdin)) {
         int done = -1;
@@ -338,6 +358,7 @@ int main(void) {
         case 'c' << 8 | 'u': done = cut(); break;
         case 'o' << 8 | 'n': done = once(); break;
         case 'm' << 8 | 'o': done = modelled(); break;
+        case 'l' << 8 | 'y': done = layered(line); break;
         }
         printf("%d\n", done);
     }

@@ -165,3 +165,21 @@ fn shared_memory_beyond_the_file_limit_of_the_host_is_refused() {
         },
     );
 }
+
+#[test]
+fn a_mapped_file_of_a_layer_keeps_its_writes_when_it_is_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().canonicalize().unwrap().join("file");
+    std::fs::write(&file, vec![b'l'; 8 * 4096]).unwrap();
+    let Some(mut instance) = common::warm("shared_limits.c", |program| {
+        program.grant(file.parent().unwrap()).request("echo\n")
+    }) else {
+        return;
+    };
+    for _ in 0..2 {
+        let request = format!("ly {}\n", file.display());
+        assert_eq!(instance.call_pristine(request.as_bytes()).unwrap(), b"1\n");
+        instance.verify().unwrap();
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), vec![b'l'; 8 * 4096]);
+}

@@ -104,6 +104,9 @@ def rich_result(displayed: _native.Displayed) -> RichResult:
         others = {} if whole is None else json.loads(whole)
     except (ValueError, RecursionError):
         others = {}
+    if not isinstance(others, dict):
+        # The guest may send any bytes.
+        others = {}
     formats.update((name, others[name]) for name in _OTHERS if name in others)
     if isinstance(others.get("extra"), dict):
         formats["extra"] = others["extra"]
