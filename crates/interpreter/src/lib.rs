@@ -15,6 +15,7 @@
 
 mod answer;
 mod answer_limit;
+mod characters;
 mod commands;
 mod evaluate;
 mod frame;
@@ -30,6 +31,7 @@ mod value;
 
 pub use answer::{Answer, AnswerError, RenderedValue, Thrown};
 pub use answer_limit::AnswerTooLong;
+pub use characters::CharacterJoiner;
 pub use commands::{CommandOutput, Commands};
 #[cfg(feature = "linux")]
 pub use evaluate::proceed;

@@ -3,37 +3,24 @@
 //! Promises: a character that a program writes in parts arrives whole. Output is dropped where the
 //! client reads slower than the program writes.
 
-use afresh_interpreter::Stream;
+use afresh_interpreter::{CharacterJoiner, Stream};
 use tokio::sync::mpsc;
 
 /// Reports the output of one program as text.
 #[derive(Debug)]
 pub(crate) struct Progress {
     to: mpsc::Sender<String>,
-    /// The first bytes of an incomplete character, for each stream.
-    begun: [Vec<u8>; 2],
-}
-
-/// The number of bytes at the end that begin an incomplete character.
-fn incomplete(bytes: &[u8]) -> usize {
-    let begins = |length: &usize| bytes[bytes.len() - length] & 0xc0 != 0x80;
-    let length = (1..=bytes.len().min(3)).find(begins).unwrap_or(0);
-    match std::str::from_utf8(&bytes[bytes.len() - length..]) {
-        Err(error) if error.error_len().is_none() => length,
-        _ => 0,
-    }
+    /// For each stream.
+    characters: [CharacterJoiner; 2],
 }
 
 impl Progress {
     pub(crate) fn new(to: mpsc::Sender<String>) -> Self {
-        Self { to, begun: Default::default() }
+        Self { to, characters: Default::default() }
     }
 
     pub(crate) fn report(&mut self, stream: Stream, bytes: &[u8]) {
-        let begun = &mut self.begun[usize::from(stream == Stream::Stderr)];
-        begun.extend_from_slice(bytes);
-        let rest = begun.split_off(begun.len() - incomplete(begun));
-        let whole = std::mem::replace(begun, rest);
+        let whole = self.characters[usize::from(stream == Stream::Stderr)].join(bytes);
         self.send(&whole);
     }
 
@@ -47,7 +34,8 @@ impl Progress {
 impl Drop for Progress {
     /// The program has ended, so that no character is completed any more.
     fn drop(&mut self) {
-        self.begun.iter().for_each(|begun| self.send(begun));
+        let begun = self.characters.each_mut().map(CharacterJoiner::finish);
+        begun.iter().for_each(|begun| self.send(begun));
     }
 }
 

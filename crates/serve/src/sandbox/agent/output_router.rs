@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use afresh::wasm::wasmtime;
-use afresh_interpreter::{Answer, HostCallbacks, Stream};
+use afresh_interpreter::{Answer, CharacterJoiner, HostCallbacks, Stream};
 use bytes::Bytes;
 use tokio::time::Instant;
 
@@ -57,8 +57,8 @@ struct OutputClient {
     show: EncodeResult,
     /// Bytes before the first piece.
     head: Vec<u8>,
-    /// The first bytes of an incomplete character, for each stream.
-    begun: [Vec<u8>; 2],
+    /// For each stream.
+    characters: [CharacterJoiner; 2],
 }
 
 struct StartingCommand {
@@ -139,7 +139,7 @@ impl OutputRouter {
                 tell,
                 show,
                 head: Vec::new(),
-                begun: Default::default(),
+                characters: Default::default(),
             });
         }
         taker
@@ -166,7 +166,7 @@ impl OutputRouter {
     pub(crate) fn finish(&mut self) {
         let Some(speaking) = &mut self.0 else { return };
         for stream in [Stream::Stdout, Stream::Stderr] {
-            let begun = speaking.code.as_mut().map(|code| std::mem::take(code.unfinished(stream)));
+            let begun = speaking.code.as_mut().map(|code| code.characters(stream).finish());
             if let Some(begun) = begun.filter(|begun| !begun.is_empty()) {
                 // The call is over: a client that does not read it changes nothing.
                 let _ = speaking.tell_code(stream, &begun);
@@ -259,19 +259,9 @@ fn pieces(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The number of bytes at the end that begin an incomplete character.
-fn incomplete(bytes: &[u8]) -> usize {
-    let begins = |length: &usize| bytes[bytes.len() - length] & 0xc0 != 0x80;
-    let length = (1..=bytes.len().min(3)).find(begins).unwrap_or(0);
-    match std::str::from_utf8(&bytes[bytes.len() - length..]) {
-        Err(error) if error.error_len().is_none() => length,
-        _ => 0,
-    }
-}
-
 impl OutputClient {
-    fn unfinished(&mut self, stream: Stream) -> &mut Vec<u8> {
-        &mut self.begun[usize::from(stream == Stream::Stderr)]
+    fn characters(&mut self, stream: Stream) -> &mut CharacterJoiner {
+        &mut self.characters[usize::from(stream == Stream::Stderr)]
     }
 }
 
@@ -283,12 +273,8 @@ impl RoutedOutput {
 
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         let Some(code) = &mut self.code else { return Ok(()) };
-        let begun = code.unfinished(stream);
-        let joined = (!begun.is_empty()).then(|| [&begun[..], bytes].concat());
-        let bytes = joined.as_deref().unwrap_or(bytes);
-        let (whole, rest) = bytes.split_at(bytes.len() - incomplete(bytes));
-        *begun = rest.to_vec();
-        self.tell_code(stream, whole)
+        let whole = code.characters(stream).join(bytes);
+        self.tell_code(stream, &whole)
     }
 
     fn tell_code(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
