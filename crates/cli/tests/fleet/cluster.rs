@@ -181,13 +181,7 @@ impl Cluster {
     }
 
     fn begin(&mut self, fault: Fault, number: usize, changed: impl Fn(Vec<SocketAddr>)) {
-        let links = &self.links[number];
         match fault {
-            Fault::AnswersLost => links.nats.iter().for_each(|proxy| proxy.swallow_answers(true)),
-            Fault::ObjectsLost => links.s3.iter().for_each(|proxy| proxy.swallow_answers(true)),
-            Fault::RequestsLost => links.nats.iter().for_each(|proxy| proxy.swallow_requests(true)),
-            Fault::Partition => links.nats.iter().for_each(|proxy| proxy.swallow(true)),
-            Fault::StoreOutage => self.store_proxies().for_each(|proxy| proxy.swallow(true)),
             Fault::Pause => {
                 // A client of a paused host waits with it; most call the others.
                 let others = self.hosts.iter().enumerate().filter(|(other, _)| *other != number);
@@ -203,19 +197,12 @@ impl Cluster {
                 }
             }
             Fault::Drain => {}
+            network => self.swallow(network, number, true),
         }
     }
 
     fn end(&mut self, fault: Fault, number: usize, changed: impl Fn(Vec<SocketAddr>)) {
-        let links = &self.links[number];
         match fault {
-            Fault::AnswersLost => links.nats.iter().for_each(|proxy| proxy.swallow_answers(false)),
-            Fault::ObjectsLost => links.s3.iter().for_each(|proxy| proxy.swallow_answers(false)),
-            Fault::RequestsLost => {
-                links.nats.iter().for_each(|proxy| proxy.swallow_requests(false));
-            }
-            Fault::Partition => links.nats.iter().for_each(|proxy| proxy.swallow(false)),
-            Fault::StoreOutage => self.store_proxies().for_each(|proxy| proxy.swallow(false)),
             Fault::Pause => {
                 // The first requests after the pause are for sandboxes that the host has lost.
                 changed(self.addresses());
@@ -234,12 +221,24 @@ impl Cluster {
                 self.hosts[number].wait();
                 self.restart(number, changed);
             }
+            network => self.swallow(network, number, false),
         }
     }
 
-    /// The ways of all hosts to the S3 server.
-    fn store_proxies(&self) -> impl Iterator<Item = &Proxy> {
-        self.links.iter().filter_map(|links| links.s3.as_ref())
+    /// Begins or ends a fault of the network.
+    fn swallow(&self, fault: Fault, number: usize, swallows: bool) {
+        let Links { nats, s3 } = &self.links[number];
+        match fault {
+            Fault::AnswersLost => nats.iter().for_each(|proxy| proxy.swallow_answers(swallows)),
+            Fault::RequestsLost => nats.iter().for_each(|proxy| proxy.swallow_requests(swallows)),
+            Fault::Partition => nats.iter().for_each(|proxy| proxy.swallow(swallows)),
+            Fault::ObjectsLost => s3.iter().for_each(|proxy| proxy.swallow_answers(swallows)),
+            Fault::StoreOutage => {
+                let proxies = self.links.iter().filter_map(|links| links.s3.as_ref());
+                proxies.for_each(|proxy| proxy.swallow(swallows));
+            }
+            other => unreachable!("{other:?} is no fault of the network"),
+        }
     }
 
     fn restart(&mut self, number: usize, changed: impl Fn(Vec<SocketAddr>)) {
