@@ -1,4 +1,4 @@
-//! The digest of a guest's warm state, from which the digests of all other states are computed.
+//! The digest of a warm state, from which the digests of all other states are computed.
 
 use afresh_memory::{Image, ImageError};
 use afresh_pager::StateSum;

@@ -7,8 +7,7 @@ use rustix::io::Errno;
 
 use crate::platform::{PlatformError, Process};
 use crate::sentry::kernel::state::Kernel;
-use crate::sentry::mm::layout::Mapping;
-use crate::sentry::mm::layout::PAGE;
+use crate::sentry::mm::layout::{Mapping, PAGE};
 use crate::sentry::name_lengths::PATH_LEN;
 use crate::sentry::result::SyscallResult;
 

@@ -18,7 +18,7 @@ use crate::sentry::mm::user_memory::copy_out;
 use crate::sentry::net::sockets::{
     Address, CORKED, ReceivedMessage, SentControl, Socket, SocketState,
 };
-use crate::sentry::result::{SyscallControl, SyscallResult};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::connect::source;
 
 /// Maximum bytes of a datagram over loopback.
@@ -269,7 +269,7 @@ impl Sentry {
         let Some(letter) = channel.letter().cloned() else {
             let waits = self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 == 0;
             if channel.shut && waits {
-                return Ok((crate::sentry::result::ZERO, ReceivedMessage::default()));
+                return Ok((ZERO, ReceivedMessage::default()));
             }
             return Ok((self.wait_for(descriptor, IN, 0)?, ReceivedMessage::default()));
         };
@@ -313,7 +313,7 @@ impl Sentry {
             return Err(self.take_reset(incoming).into());
         }
         if channel.letter().is_none() && channel.has_ended() {
-            return Ok((crate::sentry::result::ZERO, ReceivedMessage::default()));
+            return Ok((ZERO, ReceivedMessage::default()));
         }
         let (outcome, came) = self.take_letter(process, descriptor, incoming, pieces, stays)?;
         // The connected peer is the only sender.
@@ -418,7 +418,7 @@ impl Sentry {
             if let SocketState::Datagrams { mate, .. } = &mut socket.stage {
                 *mate = None;
             }
-            return Ok(crate::sentry::result::ZERO);
+            return Ok(ZERO);
         }
         if !address.is_of(socket.family) {
             let wrong = address.family() == socket.family || socket.is_local();
@@ -457,6 +457,6 @@ impl Sentry {
         }
         let description = self.state.table.id(descriptor)?;
         self.change().heed_options(description);
-        Ok(crate::sentry::result::ZERO)
+        Ok(ZERO)
     }
 }

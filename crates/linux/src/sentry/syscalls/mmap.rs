@@ -13,12 +13,12 @@ use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::kernel::state::Kernel;
-use crate::sentry::mm::layout::PAGE;
-use crate::sentry::mm::layout::pages;
+use crate::sentry::mm::layout::{PAGE, pages};
 use crate::sentry::mm::orders::{Change, Content};
 use crate::sentry::mm::share::Share;
 use crate::sentry::mm::shared::writes;
-use crate::sentry::result::{SyscallControl, SyscallResult};
+use crate::sentry::mm::user_memory::path_in;
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 /// Never a program, and sealed so.
 const MFD_NOEXEC_SEAL: u32 = 8;
@@ -218,7 +218,7 @@ impl Sentry {
         if flags & libc::MS_INVALIDATE != 0 && locked {
             return Err(Errno::BUSY.into());
         }
-        Ok(crate::sentry::result::ZERO)
+        Ok(ZERO)
     }
 
     /// `memfd_create`: a file without a name.
@@ -236,7 +236,7 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let plain = flags & MFD_NOEXEC_SEAL != 0;
-        if crate::sentry::mm::user_memory::path_in(process, name)?.len() > MAX_NAME {
+        if path_in(process, name)?.len() > MAX_NAME {
             return Err(Errno::INVAL.into());
         }
         self.state.table.check_room()?;

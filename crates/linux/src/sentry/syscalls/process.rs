@@ -15,15 +15,13 @@ use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process_info::ChildEvent;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
-use crate::sentry::mm::user_memory::{copy_out, path_in, word_in};
+use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in, word_in};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 /// Arguments and variables that a program may be given, and bytes of all: a quarter of its stack.
 const STRINGS: usize = 1 << 18;
-
 /// Longest of them.
 const MAX_ARGUMENT: usize = 128 << 10;
-
 const BYTES: usize = (crate::sentry::STACK_LEN / 4) as usize;
 
 /// Flags of `clone` for processes that are served.
@@ -371,7 +369,7 @@ fn string_in(process: &Process, address: u64, most: usize) -> SyscallResult<Vec<
     while string.len() < most {
         let at = address.wrapping_add(string.len() as u64);
         // Up to the end of a page: the next page may not be mapped.
-        let piece = crate::sentry::mm::user_memory::copy_in(
+        let piece = copy_in(
             process,
             at,
             (crate::sentry::PAGE - at % crate::sentry::PAGE).min(512) as usize,

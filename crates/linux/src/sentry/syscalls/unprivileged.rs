@@ -6,7 +6,7 @@ use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::mm::layout::PAGE;
-use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
+use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in, word_in};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 /// Bytes of `struct timex`, and the state of a clock that nothing adjusts.
@@ -189,12 +189,12 @@ impl Sentry {
         }
         if flags as i32 & libc::AT_EMPTY_PATH != 0
             && at as i32 != libc::AT_FDCWD
-            && crate::sentry::mm::user_memory::path_in(process, path)?.is_empty()
+            && path_in(process, path)?.is_empty()
         {
             return self.sys_fchmod(at, mode);
         }
         if flags as i32 & libc::AT_SYMLINK_NOFOLLOW != 0 {
-            let path = crate::sentry::mm::user_memory::path_in(process, path)?;
+            let path = path_in(process, path)?;
             let named = self.reach(at, &path, |walk| walk.follow(false))?;
             if let crate::sentry::fs::proc_files::ResolvedPath::Place(place) = &named
                 && place.found.is_some_and(|(_, kind)| kind == afresh_files::Kind::Link)
