@@ -21,7 +21,7 @@ fn call(name: &str) -> Call {
 }
 
 fn number(session: &mut Session) -> Result<u32, Box<dyn std::error::Error>> {
-    Ok(session.ask(&call("number"))?.text().parse()?)
+    Ok(session.invoke(&call("number"))?.text().parse()?)
 }
 
 /// The moves that come nearest to `target` without passing it, by forks.
@@ -35,7 +35,7 @@ pub(crate) fn search(target: u32) -> Result<Vec<&'static str>, Box<dyn std::erro
         let mut best: Option<(u32, &str, Session)> = None;
         for (name, mut fork) in tried.into_iter().zip(session.fork(tried.len())?) {
             // A failed one is merely not a candidate, and does not affect its relatives.
-            if fork.ask(&call(name)).is_ok() {
+            if fork.invoke(&call(name)).is_ok() {
                 let reached = number(&mut fork)?;
                 if reached <= target && best.as_ref().is_none_or(|(most, ..)| reached > *most) {
                     best = Some((reached, name, fork));
@@ -55,10 +55,10 @@ pub(crate) fn try_and_go_back() -> Result<(u32, u32), Box<dyn std::error::Error>
     let options = Options::new().warm(Call::text("start", ["600"]));
     let guest = Guest::from_bytes("puzzle", &wat::parse_str(PUZZLE)?, &options)?;
     let mut session = guest.session()?;
-    session.ask(&call("add"))?;
+    session.invoke(&call("add"))?;
     session.checkpoint("near")?;
     let near = number(&mut session)?;
-    let failed = session.ask(&call("double")).is_err() && session.failed().is_some();
+    let failed = session.invoke(&call("double")).is_err() && session.failed().is_some();
     println!("doubling {near} failed: {failed}");
     session.rollback("near")?;
     for state in session.tree() {

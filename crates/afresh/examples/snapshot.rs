@@ -19,7 +19,7 @@ pub(crate) fn save(to: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::new().warm(Call::text("learn", ["40"]));
     let guest = Guest::from_bytes("learner", &wat::parse_str(LEARNER)?, &options)?;
     let mut lease = guest.lease()?;
-    lease.ask(&Call::text("learn", ["2"]))?;
+    lease.invoke(&Call::text("learn", ["2"]))?;
     // The working set of a call to `sum` is read first when the snapshot is opened.
     let options = SaveOptions::new().record(Call::text("sum", [] as [&str; 0]));
     let saved = lease.save(&to.display().to_string().parse()?, &options)?;
@@ -30,7 +30,7 @@ pub(crate) fn save(to: &Path) -> Result<(), Box<dyn std::error::Error>> {
 /// Opens the file, in this process or another, and queries the learnt sum.
 pub(crate) fn open(file: &Path) -> Result<String, Box<dyn std::error::Error>> {
     let guest = afresh::open(file.display().to_string(), &Options::new())?;
-    Ok(guest.ask(&Call::text("sum", [] as [&str; 0]))?.text())
+    Ok(guest.invoke(&Call::text("sum", [] as [&str; 0]))?.text())
 }
 
 #[allow(dead_code, reason = "the tests call what it calls")]

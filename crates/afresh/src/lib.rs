@@ -19,12 +19,12 @@
 //!
 //! let guest = afresh::open(path, &Options::new().warm(Call::text("init", ["40"])))?;
 //! for _ in 0..3 {
-//!     assert_eq!(guest.ask(&Call::text("next", ["2"]))?.text(), "42");
+//!     assert_eq!(guest.invoke(&Call::text("next", ["2"]))?.text(), "42");
 //! }
 //!
 //! let mut lease = guest.lease()?; // calls that belong together
-//! lease.ask(&Call::text("next", ["2"]))?;
-//! assert_eq!(lease.ask(&Call::text("next", ["2"]))?.text(), "44");
+//! lease.invoke(&Call::text("next", ["2"]))?;
+//! assert_eq!(lease.invoke(&Call::text("next", ["2"]))?.text(), "44");
 //! # Ok(())
 //! # }
 //! # #[cfg(not(feature = "wasm"))]
@@ -51,14 +51,14 @@
 //! # let guest = Guest::from_bytes("counter", &wasm, &Options::new())?;
 //! let add = |number: &str| Call::text("add", [number]);
 //! let mut session = guest.session()?;
-//! session.ask(&add("40"))?;
+//! session.invoke(&add("40"))?;
 //! session.checkpoint("forty")?;
 //! for fork in &mut session.fork(3)? {
-//!     assert_eq!(fork.ask(&add("2"))?.text(), "42");
+//!     assert_eq!(fork.invoke(&add("2"))?.text(), "42");
 //! }
-//! session.ask(&add("1000"))?;
+//! session.invoke(&add("1000"))?;
 //! session.rollback("forty")?;
-//! assert_eq!(session.ask(&add("1"))?.text(), "41");
+//! assert_eq!(session.invoke(&add("1"))?.text(), "41");
 //! # Ok(())
 //! # }
 //! # #[cfg(not(feature = "wasm"))]

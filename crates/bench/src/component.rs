@@ -163,7 +163,7 @@ pub fn handler(
         false => None,
     };
     let ask = |ours: &Handler| {
-        let reply = runtime.block_on(ours.ask(target, None))?;
+        let reply = runtime.block_on(ours.request(target, None))?;
         ensure!(reply.status == 200, "it answers {}", reply.status);
         Ok(reply.body)
     };

@@ -63,7 +63,7 @@ impl HandlerRequest {
         let (mut times, mut failed) = (Vec::new(), false);
         for _ in 0..repeat {
             let begun = Instant::now();
-            let asking = self.handler.ask(&self.path, self.body.as_deref());
+            let asking = self.handler.request(&self.path, self.body.as_deref());
             let reply = self.runtime.block_on(asking)?;
             let us = begun.elapsed().as_secs_f64() * 1e6;
             times.push(us);

@@ -153,7 +153,7 @@ impl Sessions<'_> {
     }
 
     /// Sends a line to the guest and prints the answer.
-    fn ask(&mut self, line: &str) -> anyhow::Result<()> {
+    fn run_line(&mut self, line: &str) -> anyhow::Result<()> {
         let Some(language) = self.language else {
             let call = self.call;
             let answer = self.attempt(|lease| lease.call(call, line.as_bytes()))?;
@@ -291,7 +291,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         let done = match line {
             "" => Ok(true),
             command if command.starts_with(':') => sessions.command(command),
-            line => sessions.ask(line).map(|()| true),
+            line => sessions.run_line(line).map(|()| true),
         };
         match done {
             Ok(true) => {}

@@ -59,10 +59,10 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                     None => Err(error),
                 },
             },
-            _ => guest.ask(&call),
+            _ => guest.invoke(&call),
         };
         #[cfg(not(feature = "linux"))]
-        let asked = guest.ask(&call);
+        let asked = guest.invoke(&call);
         if let Some(exit) = asked.as_ref().err().and_then(CallError::exit) {
             return pass_on(exit.code, exit.output, exit.messages);
         }

@@ -136,7 +136,7 @@ pub(crate) fn fork(arguments: &ForkArguments, settings: &Settings) -> anyhow::Re
     let options = arguments.guest.options(settings, request.command(true, true))?;
     let guest = arguments.guest.open(&options)?;
     let mut lease = guest.lease()?;
-    let answer = lease.ask(&request.call(&guest)?)?;
+    let answer = lease.invoke(&request.call(&guest)?)?;
     match settings.output {
         Format::Text => request::print(&answer, &mut std::io::stdout())?,
         Format::Json => {

@@ -160,7 +160,7 @@ impl Session {
         let form = self.warm.interpreter.as_ref().ok_or_else(no_interpreter)?.form;
         let setup = self.setup();
         let request = setup.request(given.what, given.code, given.name, given.arguments, form);
-        Ok(self.ask(call, &setup, None, given.streams, request)?.into_reply())
+        Ok(self.invoke(call, &setup, None, given.streams, request)?.into_reply())
     }
 
     /// Calls a handler of bytes.
@@ -171,10 +171,10 @@ impl Session {
         input: &[u8],
     ) -> Result<Reply, Failure> {
         self.warm.check_call()?;
-        self.ask(call, &self.setup(), Some(export), false, Request::plain(input))?.into_bytes()
+        self.invoke(call, &self.setup(), Some(export), false, Request::plain(input))?.into_bytes()
     }
 
-    fn ask(
+    fn invoke(
         &self,
         call: &Arc<Call>,
         setup: &Setup,

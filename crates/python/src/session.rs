@@ -150,7 +150,7 @@ impl Session {
         let form = self.warm.get().interpreter.as_ref().ok_or_else(no_interpreter)?.form;
         let request = self.setup().request(what, code, name, arguments, form);
         let stop = stopper.map(|stopper| stopper.get().flag());
-        self.ask(py, None, sink, stop, request)
+        self.invoke(py, None, sink, stop, request)
     }
 
     fn dispatch(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
@@ -204,7 +204,7 @@ impl Session {
         })
     }
 
-    fn ask(
+    fn invoke(
         &self,
         py: Python<'_>,
         export: Option<&str>,
@@ -323,7 +323,7 @@ impl Session {
     ) -> PyResult<Bound<'py, PyBytes>> {
         self.warm.get().check_call()?;
         let stop = stopper.map(|stopper| stopper.get().flag());
-        let outcome = self.ask(py, Some(export), None, stop, Request::plain(input))?;
+        let outcome = self.invoke(py, Some(export), None, stop, Request::plain(input))?;
         Ok(PyBytes::new(py, &outcome.into_bytes()?))
     }
 

@@ -97,11 +97,11 @@ impl Handler {
         Ok(indices.map(|indices| Self { warm, indices, time, most }))
     }
 
-    /// Asks a new instance for `path`.
+    /// Sends a request for `path` to a new instance.
     ///
     /// # Errors
     /// When the guest fails, takes too long or answers too much.
-    pub async fn ask(&self, path: &str, body: Option<&[u8]>) -> Result<Reply, HandlerError> {
+    pub async fn request(&self, path: &str, body: Option<&[u8]>) -> Result<Reply, HandlerError> {
         Ok(self.send_request(path, body, None).await?)
     }
 

@@ -40,8 +40,8 @@ use crate::{Answer, Call, CallError, CallOptions, Guest, LeaseError, LeaseOption
 /// # let runtime = tokio::runtime::Builder::new_current_thread().build()?;
 /// # let done: Result<(), CallError> = runtime.block_on(async {
 /// let mut lease = guest.lease_async().await?;
-/// lease.ask(Call::text("add", ["40"])).await?;
-/// assert_eq!(lease.ask(Call::text("add", ["2"])).await?.text(), "42");
+/// lease.invoke(Call::text("add", ["40"])).await?;
+/// assert_eq!(lease.invoke(Call::text("add", ["2"])).await?.text(), "42");
 /// # Ok(())
 /// # });
 /// # done?;
@@ -135,19 +135,19 @@ impl AsyncLease {
         self.run(move |lease| lease.call_with(entry.entry(), &input, &options)).await
     }
 
-    /// As [`Lease::ask`](crate::Lease::ask).
+    /// As [`Lease::invoke`](crate::Lease::invoke).
     ///
     /// # Errors
     /// As [`AsyncLease::call`].
-    pub async fn ask(&mut self, call: Call) -> Result<Answer, CallError> {
-        self.ask_with(call, &CallOptions::new()).await
+    pub async fn invoke(&mut self, call: Call) -> Result<Answer, CallError> {
+        self.invoke_with(call, &CallOptions::new()).await
     }
 
-    /// As [`AsyncLease::ask`], with options of this call.
+    /// As [`AsyncLease::invoke`], with options of this call.
     ///
     /// # Errors
     /// As [`AsyncLease::call_with`].
-    pub async fn ask_with(
+    pub async fn invoke_with(
         &mut self,
         call: Call,
         options: &CallOptions,
@@ -156,7 +156,7 @@ impl AsyncLease {
         if self.is_task() {
             return self.run_in_task(Entry::Name(&call.function), &call.given, options).await;
         }
-        self.run(move |lease| lease.ask_with(&call, &options)).await
+        self.run(move |lease| lease.invoke_with(&call, &options)).await
     }
 
     /// Whether its calls run in the task.
@@ -265,24 +265,24 @@ impl Guest {
         self.lease_async().await?.call_with(entry.entry(), input, options).await
     }
 
-    /// As [`Guest::ask`], waiting as a task does; see [`AsyncLease`].
+    /// As [`Guest::invoke`], waiting as a task does; see [`AsyncLease`].
     ///
     /// # Errors
     /// As [`AsyncLease::call`].
-    pub async fn ask_async(&self, call: Call) -> Result<Answer, CallError> {
-        self.lease_async().await?.ask(call).await
+    pub async fn invoke_async(&self, call: Call) -> Result<Answer, CallError> {
+        self.lease_async().await?.invoke(call).await
     }
 
-    /// As [`Guest::ask_async`], with options of this call.
+    /// As [`Guest::invoke_async`], with options of this call.
     ///
     /// # Errors
     /// As [`AsyncLease::call_with`].
-    pub async fn ask_async_with(
+    pub async fn invoke_async_with(
         &self,
         call: Call,
         options: &CallOptions,
     ) -> Result<Answer, CallError> {
-        self.lease_async().await?.ask_with(call, options).await
+        self.lease_async().await?.invoke_with(call, options).await
     }
 }
 

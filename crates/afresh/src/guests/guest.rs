@@ -248,16 +248,16 @@ impl Guest {
     ///
     /// # Errors
     /// As [`Guest::call`].
-    pub fn ask(&self, call: &Call) -> Result<Answer, CallError> {
-        self.lease()?.ask(call)
+    pub fn invoke(&self, call: &Call) -> Result<Answer, CallError> {
+        self.lease()?.invoke(call)
     }
 
-    /// As [`Guest::ask`], with options of this call.
+    /// As [`Guest::invoke`], with options of this call.
     ///
     /// # Errors
     /// As [`Guest::call_with`].
-    pub fn ask_with(&self, call: &Call, options: &CallOptions) -> Result<Answer, CallError> {
-        self.lease()?.ask_with(call, options)
+    pub fn invoke_with(&self, call: &Call, options: &CallOptions) -> Result<Answer, CallError> {
+        self.lease()?.invoke_with(call, options)
     }
 
     /// Looks a handler of bytes up, to be called many times.

@@ -32,7 +32,7 @@ pub struct Lease<'a> {
 /// #     (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (local.get 0)))
 /// #     (i32.load (i32.const 0))))"#)?;
 /// let mut lease = Guest::from_bytes("counter", &wasm, &Options::new())?.lease_owned()?;
-/// let adding = std::thread::spawn(move || lease.ask(&Call::text("add", ["42"])));
+/// let adding = std::thread::spawn(move || lease.invoke(&Call::text("add", ["42"])));
 /// assert_eq!(adding.join().unwrap()?.text(), "42");
 /// # Ok(())
 /// # }
@@ -292,7 +292,7 @@ impl<'a> Lease<'a> {
     ///
     /// # Errors
     /// As [`Lease::call`].
-    pub fn ask(&mut self, call: &Call) -> Result<Answer, CallError> {
+    pub fn invoke(&mut self, call: &Call) -> Result<Answer, CallError> {
         let name = call.function.as_str();
         match &call.given {
             CallInput::Bytes(input) => self.call(name, input).map(Answer::Bytes),
@@ -305,11 +305,11 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// As [`Lease::ask`], with options of this call.
+    /// As [`Lease::invoke`], with options of this call.
     ///
     /// # Errors
     /// As [`Lease::call_with`].
-    pub fn ask_with(&mut self, call: &Call, options: &CallOptions) -> Result<Answer, CallError> {
+    pub fn invoke_with(&mut self, call: &Call, options: &CallOptions) -> Result<Answer, CallError> {
         let name = call.function.as_str();
         match &call.given {
             CallInput::Bytes(input) => self.call_with(name, input, options).map(Answer::Bytes),

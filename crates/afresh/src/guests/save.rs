@@ -149,7 +149,7 @@ impl dyn FrozenGuest + '_ {
         for call in calls {
             let touched = || {
                 let (guest, memory) = self.thaw_recording(snapshot.clone(), options)?;
-                Guest::assemble(guest, options).ask(call)?;
+                Guest::assemble(guest, options).invoke(call)?;
                 Ok(memory.touched())
             };
             let touched = touched().map_err(|source| SaveError::Record {

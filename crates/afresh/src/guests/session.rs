@@ -189,7 +189,7 @@ impl Session {
     ///
     /// let mut session = guest.session()?;
     /// let result = session.with(|lease| {
-    ///     let answer = lease.ask(&Call::text("next", [""; 0])).map_err(afresh::SessionError::from)?;
+    ///     let answer = lease.invoke(&Call::text("next", [""; 0])).map_err(afresh::SessionError::from)?;
     ///     if answer.text() == "1" { Err(MyError::TooSmall) } else { Ok(()) }
     /// });
     /// assert!(matches!(result, Err(MyError::TooSmall)));
@@ -261,16 +261,20 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::call`].
-    pub fn ask(&mut self, call: &Call) -> Result<Answer, SessionError> {
-        self.with(|lease| Ok(lease.ask(call)?))
+    pub fn invoke(&mut self, call: &Call) -> Result<Answer, SessionError> {
+        self.with(|lease| Ok(lease.invoke(call)?))
     }
 
-    /// As [`Session::ask`], with options of this call.
+    /// As [`Session::invoke`], with options of this call.
     ///
     /// # Errors
     /// As [`Session::call`].
-    pub fn ask_with(&mut self, call: &Call, options: &CallOptions) -> Result<Answer, SessionError> {
-        self.with(|lease| Ok(lease.ask_with(call, options)?))
+    pub fn invoke_with(
+        &mut self,
+        call: &Call,
+        options: &CallOptions,
+    ) -> Result<Answer, SessionError> {
+        self.with(|lease| Ok(lease.invoke_with(call, options)?))
     }
 
     /// Freezes the present state, as a child of the one that the session stands on, and stands on

@@ -13,7 +13,7 @@ use crate::describe_error;
 /// The answer as text, or how the call failed, which is an answer too. The way it failed counts,
 /// not where in the code.
 fn answer(lease: &mut Lease<'_>, call: &Call) -> Result<String, String> {
-    lease.ask(call).map(|answer| answer.text()).map_err(|error| match &error {
+    lease.invoke(call).map(|answer| answer.text()).map_err(|error| match &error {
         CallError::Guest { source, .. } => source.to_string(),
         _ => describe_error(&error),
     })
@@ -35,7 +35,7 @@ impl Guest {
         let mut found = Verification::default();
         let measures = dispatch!(Backend, &self.inner().backend, warm => warm.measures_changes());
         // A call that can never be made is not verified.
-        if let Err(error @ CallError::Request { .. }) = self.ask(call) {
+        if let Err(error @ CallError::Request { .. }) = self.invoke(call) {
             return Err(error.into());
         }
         let mut first = None;

@@ -61,18 +61,18 @@ fn an_owned_lease_outlives_its_guest_and_moves_between_threads() {
     let other = guest.clone();
     drop(guest);
     let lease: OwnedLease = std::thread::spawn(move || {
-        assert_eq!(lease.ask(&add("40")).unwrap().text(), "40");
+        assert_eq!(lease.invoke(&add("40")).unwrap().text(), "40");
         lease
     })
     .join()
     .unwrap();
     let mut lease = std::thread::spawn(move || lease).join().unwrap();
-    assert_eq!(lease.ask(&add("2")).unwrap().text(), "42");
+    assert_eq!(lease.invoke(&add("2")).unwrap().text(), "42");
     drop(lease);
-    assert_eq!(other.ask(&add("1")).unwrap().text(), "1");
+    assert_eq!(other.invoke(&add("1")).unwrap().text(), "1");
     let mut last = other.lease_owned().unwrap();
     drop(other);
-    assert_eq!(last.ask(&add("1")).unwrap().text(), "1");
+    assert_eq!(last.invoke(&add("1")).unwrap().text(), "1");
     assert_eq!(last.call("bytes", b"four").unwrap().len(), 4);
 }
 
@@ -121,27 +121,27 @@ fn options_of_a_call_go_before_those_of_its_lease_and_its_guest() {
     let (less, more) = (CallOptions::new().fuel(10), CallOptions::new().fuel(1_000_000));
     let lease_options = LeaseOptions::new().fuel(1_000_000);
 
-    assert!(guest.ask(&count).is_err());
-    assert!(guest.ask_with(&count, &more).is_ok());
+    assert!(guest.invoke(&count).is_err());
+    assert!(guest.invoke_with(&count, &more).is_ok());
     let mut lease = guest.lease_with(&lease_options).unwrap();
     for _ in 0..2 {
-        assert!(lease.ask(&count).is_ok());
-        let error = lease.ask_with(&count, &less).unwrap_err();
+        assert!(lease.invoke(&count).is_ok());
+        let error = lease.invoke_with(&count, &less).unwrap_err();
         assert!(matches!(error, CallError::Guest { .. }), "{error:?}");
     }
     drop(lease);
     // The instance comes back with the limits of its guest.
-    assert!(guest.ask(&count).is_err());
+    assert!(guest.invoke(&count).is_err());
     let mut session = guest.session().unwrap();
-    assert!(session.ask_with(&count, &more).is_ok());
-    assert!(session.ask(&count).is_err());
+    assert!(session.invoke_with(&count, &more).is_ok());
+    assert!(session.invoke(&count).is_err());
     block_on(async {
         let mut lease = guest.lease_async_with(&lease_options).await.unwrap();
-        assert!(lease.ask(count.clone()).await.is_ok());
-        assert!(lease.ask_with(count.clone(), &less).await.is_err());
-        assert!(guest.ask_async(count.clone()).await.is_err());
+        assert!(lease.invoke(count.clone()).await.is_ok());
+        assert!(lease.invoke_with(count.clone(), &less).await.is_err());
+        assert!(guest.invoke_async(count.clone()).await.is_err());
         drop(lease);
-        assert!(guest.ask_async_with(count.clone(), &more).await.is_ok());
+        assert!(guest.invoke_async_with(count.clone(), &more).await.is_ok());
     });
 }
 
@@ -158,39 +158,39 @@ fn a_memory_limit_of_a_call_goes_before_that_of_its_lease_and_its_guest() {
     let limit = |pages: u64| CallOptions::new().memory(pages << 16);
     let guest = open(&one(LimitPolicy::Error).memory(4 << 16));
 
-    assert_eq!(guest.ask(&grow("3")).unwrap().text(), "1");
-    assert_eq!(guest.ask(&grow("4")).unwrap().text(), "-1");
-    assert_eq!(guest.ask_with(&grow("4"), &limit(5)).unwrap().text(), "1");
-    assert_eq!(guest.ask_with(&grow("1"), &limit(1)).unwrap().text(), "-1");
-    assert_eq!(guest.ask(&grow("4")).unwrap().text(), "-1");
+    assert_eq!(guest.invoke(&grow("3")).unwrap().text(), "1");
+    assert_eq!(guest.invoke(&grow("4")).unwrap().text(), "-1");
+    assert_eq!(guest.invoke_with(&grow("4"), &limit(5)).unwrap().text(), "1");
+    assert_eq!(guest.invoke_with(&grow("1"), &limit(1)).unwrap().text(), "-1");
+    assert_eq!(guest.invoke(&grow("4")).unwrap().text(), "-1");
 
     let mut lease = guest.lease_with(&LeaseOptions::new().memory(2 << 16)).unwrap();
-    assert_eq!(lease.ask(&grow("2")).unwrap().text(), "-1");
-    assert_eq!(lease.ask_with(&grow("2"), &limit(3)).unwrap().text(), "1");
+    assert_eq!(lease.invoke(&grow("2")).unwrap().text(), "-1");
+    assert_eq!(lease.invoke_with(&grow("2"), &limit(3)).unwrap().text(), "1");
     // It has more than the lease allows, and keeps it.
-    assert_eq!(lease.ask(&grow("1")).unwrap().text(), "-1");
-    assert_eq!(lease.ask(&Call::text("pages", [""; 0])).unwrap().text(), "3");
+    assert_eq!(lease.invoke(&grow("1")).unwrap().text(), "-1");
+    assert_eq!(lease.invoke(&Call::text("pages", [""; 0])).unwrap().text(), "3");
     drop(lease);
-    assert_eq!(guest.ask(&grow("3")).unwrap().text(), "1");
+    assert_eq!(guest.invoke(&grow("3")).unwrap().text(), "1");
 
     let mut session = guest.session().unwrap();
     let root = session.at();
-    assert_eq!(session.ask_with(&grow("8"), &limit(9)).unwrap().text(), "1");
-    assert_eq!(session.ask(&grow("1")).unwrap().text(), "-1");
+    assert_eq!(session.invoke_with(&grow("8"), &limit(9)).unwrap().text(), "1");
+    assert_eq!(session.invoke(&grow("1")).unwrap().text(), "-1");
     // A limit of a call does not outlast it: a state of any size can be reached.
     session.checkpoint("large").unwrap();
     session.rollback(root).unwrap();
-    assert_eq!(session.ask_with(&grow("1"), &limit(1)).unwrap().text(), "-1");
+    assert_eq!(session.invoke_with(&grow("1"), &limit(1)).unwrap().text(), "-1");
     session.rollback("large").unwrap();
     let mut fork = session.fork(1).unwrap().remove(0);
     for session in [&mut session, &mut fork] {
-        assert_eq!(session.ask(&Call::text("pages", [""; 0])).unwrap().text(), "9");
-        assert_eq!(session.ask(&grow("1")).unwrap().text(), "-1");
+        assert_eq!(session.invoke(&Call::text("pages", [""; 0])).unwrap().text(), "9");
+        assert_eq!(session.invoke(&grow("1")).unwrap().text(), "-1");
     }
     session.rollback(root).unwrap();
-    assert_eq!(session.ask(&grow("3")).unwrap().text(), "1");
+    assert_eq!(session.invoke(&grow("3")).unwrap().text(), "1");
 
-    let error = open(&Options::new()).ask_with(&grow("1"), &limit(9)).unwrap_err();
+    let error = open(&Options::new()).invoke_with(&grow("1"), &limit(9)).unwrap_err();
     assert!(matches!(error, CallError::Option { .. }), "{error:?}");
     assert!(error.source().unwrap().to_string().contains("GuestOptions::memory_limit"));
 }
@@ -248,7 +248,7 @@ fn a_task_waits_for_an_instance_and_blocks_no_thread() {
             assert!(late.is_err());
             drop(held);
             let mut lease = waiting.await.unwrap();
-            assert_eq!(lease.ask(add("1")).await.unwrap().text(), "1");
+            assert_eq!(lease.invoke(add("1")).await.unwrap().text(), "1");
             drop(lease);
             assert_eq!(guest.call_async("bytes", *b"four").await.unwrap().len(), 4);
         });
@@ -271,8 +271,8 @@ fn many_tasks_share_few_instances() {
             let guest = guest.clone();
             runtime.spawn(async move {
                 let mut lease = guest.lease_async().await?;
-                lease.ask(add(&number.to_string())).await?;
-                Ok::<_, CallError>(lease.ask(add("1")).await?.text())
+                lease.invoke(add(&number.to_string())).await?;
+                Ok::<_, CallError>(lease.invoke(add("1")).await?.text())
             })
         })
         .collect();
@@ -294,14 +294,14 @@ fn a_dropped_call_ends_and_its_instance_comes_back_pristine() {
         assert!(matches!(error, CallError::Lease(LeaseError::Closed)), "{error:?}");
         // There is one instance, so this waits for the end of the call.
         let mut next = guest.lease_async().await.unwrap();
-        assert_eq!(next.ask(add("1")).await.unwrap().text(), "1");
+        assert_eq!(next.invoke(add("1")).await.unwrap().text(), "1");
         assert!(next.into_inner().is_some());
         // Before it has begun, too.
         let mut lease = guest.lease_async().await.unwrap();
         let mut call = Box::pin(lease.call("spin", *b""));
         assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         drop(call);
-        assert_eq!(guest.ask_async(add("1")).await.unwrap().text(), "1");
+        assert_eq!(guest.invoke_async(add("1")).await.unwrap().text(), "1");
     });
     assert_eq!(guest.pool_stats().in_use, 0);
 }
@@ -341,7 +341,7 @@ fn a_dropped_call_that_waits_for_a_thread_gives_its_instance_back_at_once() {
     assert!(guest.lease().is_err());
     drop(call);
     let mut next = guest.lease().unwrap();
-    assert_eq!(next.ask(&add("1")).unwrap().text(), "1");
+    assert_eq!(next.invoke(&add("1")).unwrap().text(), "1");
     assert!(lease.is_closed());
     drop(busy);
 }
@@ -364,18 +364,18 @@ fn a_call_that_finds_no_thread_leaves_its_lease_as_it_was() {
         let guest = guest(&Options::new());
         block_on(async {
             let mut lease = guest.lease_async().await.unwrap();
-            lease.get_mut().unwrap().ask(&add("5")).unwrap();
+            lease.get_mut().unwrap().invoke(&add("5")).unwrap();
             let limit = getrlimit(Resource::As);
             // There is no room for the stack of a thread.
             setrlimit(Resource::As, Rlimit { current: Some(1), ..limit }).unwrap();
-            let refused = lease.ask(add("1")).await;
+            let refused = lease.invoke(add("1")).await;
             setrlimit(Resource::As, limit).unwrap();
             assert!(
                 matches!(&refused, Err(CallError::Lease(LeaseError::Create(_)))),
                 "{refused:?}"
             );
             assert!(!lease.is_closed());
-            assert_eq!(lease.ask(add("1")).await.unwrap().text(), "6");
+            assert_eq!(lease.invoke(add("1")).await.unwrap().text(), "6");
         });
     });
 }
@@ -401,12 +401,12 @@ fn an_asynchronous_guest_is_called_in_the_task_itself() {
     let guest = Guest::from_bytes("caller", &wat::parse_str(CALLER).unwrap(), &options).unwrap();
     block_on(async {
         let mut lease = guest.lease_async().await.unwrap();
-        let mut call = Box::pin(lease.ask(add("1")));
+        let mut call = Box::pin(lease.invoke(add("1")));
         assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         drop(call);
         assert!(lease.is_closed());
         open.store(true, Ordering::Relaxed);
-        assert_eq!(guest.ask_async(add("2")).await.unwrap().text(), "2");
+        assert_eq!(guest.invoke_async(add("2")).await.unwrap().text(), "2");
     });
 }
 
@@ -425,10 +425,11 @@ fn a_panic_of_a_host_function_reaches_the_task() {
     let guest = Guest::from_bytes("caller", &wat::parse_str(CALLER).unwrap(), &options).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let (task, call) = (guest.clone(), add("1"));
-    let panicked = runtime.block_on(runtime.spawn(async move { task.ask_async(call).await.ok() }));
+    let panicked =
+        runtime.block_on(runtime.spawn(async move { task.invoke_async(call).await.ok() }));
     assert!(panicked.unwrap_err().is_panic());
     panicking.store(false, Ordering::Relaxed);
-    assert_eq!(runtime.block_on(guest.ask_async(add("2"))).unwrap().text(), "2");
+    assert_eq!(runtime.block_on(guest.invoke_async(add("2"))).unwrap().text(), "2");
 }
 
 #[test]
@@ -441,7 +442,7 @@ fn futures_and_leases_can_move_between_threads() {
     movable(&guest.lease_owned().unwrap());
     let mut lease: AsyncLease = block_on(guest.lease_async()).unwrap();
     movable(&lease);
-    movable(&async move { lease.ask(add("1")).await });
+    movable(&async move { lease.invoke(add("1")).await });
 }
 
 /// The error of an embedder.
@@ -463,14 +464,14 @@ fn a_session_fails_with_its_calls_and_not_with_its_embedder() {
     let mut session = guest.session().unwrap();
     let root = session.at();
     let refused = session.with(|lease| {
-        lease.ask(&add("1")).map_err(SessionError::from)?;
+        lease.invoke(&add("1")).map_err(SessionError::from)?;
         Err::<(), _>(OwnError::Refused)
     });
     assert!(matches!(refused, Err(OwnError::Refused)) && session.failed().is_none());
-    assert_eq!(session.ask(&add("1")).unwrap().text(), "2");
+    assert_eq!(session.invoke(&add("1")).unwrap().text(), "2");
     // A request that does not fit changes nothing either.
     let unfit = session.with(|lease| {
-        Ok::<_, OwnError>(lease.ask(&Call::text("none", ["1"])).map_err(SessionError::from)?)
+        Ok::<_, OwnError>(lease.invoke(&Call::text("none", ["1"])).map_err(SessionError::from)?)
     });
     assert!(unfit.is_err() && session.failed().is_none());
 
@@ -490,7 +491,7 @@ fn a_session_fails_with_its_calls_and_not_with_its_embedder() {
         let again = failed(&mut session);
         assert!(matches!(again, OwnError::Session(SessionError::Failed { .. })), "{again:?}");
         session.rollback(root).unwrap();
-        assert_eq!(session.ask(&add("1")).unwrap().text(), "1");
+        assert_eq!(session.invoke(&add("1")).unwrap().text(), "1");
         session.rollback(root).unwrap();
     }
 }

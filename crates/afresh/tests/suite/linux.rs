@@ -39,7 +39,7 @@ fn a_program_is_a_guest_as_any_other() {
     assert_eq!(guest.kind(), Kind::Program);
     for _ in 0..3 {
         assert_eq!(guest.call("", b"a\n").unwrap(), b"2\na\n");
-        assert_eq!(guest.ask(&Call::text("", ["b", "c"])).unwrap().text(), "2\nb c\n");
+        assert_eq!(guest.invoke(&Call::text("", ["b", "c"])).unwrap().text(), "2\nb c\n");
     }
     let mut lease = guest.lease().unwrap();
     assert_eq!(lease.call("", b"a\n").unwrap(), b"2\na\n");

@@ -67,10 +67,10 @@ fn a_path_that_is_no_text_can_be_opened() {
     let wasm = wat::parse_str(r#"(module (func (export "one") (result i32) (i32.const 1)))"#);
     std::fs::write(&path, wasm.unwrap()).unwrap();
     let guest = afresh::open(&path, &Options::new()).unwrap();
-    assert_eq!(guest.ask(&afresh::Call::text("one", [""; 0])).unwrap().text(), "1");
+    assert_eq!(guest.invoke(&afresh::Call::text("one", [""; 0])).unwrap().text(), "1");
     let to = Reference::at(dir.path().join(OsStr::from_bytes(b"saved-\xff@v1")));
     guest.save(&to, &SaveOptions::new()).unwrap();
     let Place::Directory(place) = to.place() else { panic!("{to:?}") };
     let again = afresh::open(place, &Options::new()).unwrap();
-    assert_eq!(again.ask(&afresh::Call::text("one", [""; 0])).unwrap().text(), "1");
+    assert_eq!(again.invoke(&afresh::Call::text("one", [""; 0])).unwrap().text(), "1");
 }

@@ -41,7 +41,7 @@ fn warm() -> Options {
 }
 
 fn next(guest: &Guest) -> String {
-    guest.ask(&Call::text("next", ["2"])).unwrap().text()
+    guest.invoke(&Call::text("next", ["2"])).unwrap().text()
 }
 
 /// Every message from the error down to its first cause.
@@ -62,7 +62,7 @@ fn every_call_of_a_module_or_component_starts_from_the_warm_state() {
         let mut lease = guest.lease().unwrap();
         assert!(lease.differences().unwrap().is_empty());
         for step in 1..4 {
-            let answer = lease.ask(&Call::text("next", ["2"])).unwrap().text();
+            let answer = lease.invoke(&Call::text("next", ["2"])).unwrap().text();
             let warm = if kind == Kind::Module { 40 } else { 0 };
             assert_eq!(answer, (warm + 2 * step).to_string());
         }
@@ -130,13 +130,13 @@ fn an_answer_after_a_failed_call_is_that_of_the_warm_state() {
     let options = warm().timeout(Duration::from_millis(500));
     let guest = guest(COUNTER, &options);
     let none: [&str; 0] = [];
-    let error = guest.ask(&Call::text("trap", none)).unwrap_err();
+    let error = guest.invoke(&Call::text("trap", none)).unwrap_err();
     assert!(matches!(error, CallError::Guest { .. }), "{error}");
     assert!(error.backtrace().unwrap().contains("wasm function"), "{:?}", error.backtrace());
     assert!(chain(&error).iter().all(|line| !line.contains('\n')), "{:?}", chain(&error));
-    let error = guest.ask(&Call::text("spin", none)).unwrap_err();
+    let error = guest.invoke(&Call::text("spin", none)).unwrap_err();
     assert!(matches!(error, CallError::Timeout { .. }), "{error}");
-    let error = guest.ask(&Call::text("next", ["two"])).unwrap_err();
+    let error = guest.invoke(&Call::text("next", ["two"])).unwrap_err();
     assert!(matches!(error, CallError::Request { .. }), "{error}");
     assert!(
         chain(&error)[1].contains("argument 1: `two` is not of type i32"),
@@ -164,7 +164,7 @@ fn a_guest_saved_anywhere_opens_by_its_reference() {
         assert_eq!(next(&opened), "42", "{to}");
         assert_eq!(opened.origin().unwrap().reference, reference);
         let mut lease = opened.lease().unwrap();
-        lease.ask(&Call::text("next", ["2"])).unwrap();
+        lease.invoke(&Call::text("next", ["2"])).unwrap();
         let fork: Reference = format!("{}@fork", path("store")).parse().unwrap();
         let saved = lease.save(&fork, &SaveOptions::new()).unwrap();
         // Only changes, where the snapshot came out of the same directory.
@@ -260,8 +260,8 @@ fn every_missing_import_is_named_and_can_be_stubbed() {
         Options::new().wasm(GuestOptions { stub_imports: true, ..GuestOptions::default() });
     let guest = Guest::from_bytes("the guest", &wasm, &options).unwrap();
     let none: [&str; 0] = [];
-    assert_eq!(guest.ask(&Call::text("fine", none)).unwrap().text(), "7");
-    let error = guest.ask(&Call::text("missing", none)).unwrap_err();
+    assert_eq!(guest.invoke(&Call::text("fine", none)).unwrap().text(), "7");
+    let error = guest.invoke(&Call::text("missing", none)).unwrap_err();
     assert!(chain(&error).join("\n").contains("second"), "{:?}", chain(&error));
 }
 
@@ -296,7 +296,7 @@ fn a_save_point_is_saved_while_its_guest_runs() {
     for fresh in [guest(COUNTER, &warm()), opened] {
         let mut session = fresh.session().unwrap();
         let count = |session: &mut afresh::Session| {
-            session.ask(&Call::text("next", ["1"])).unwrap().text().parse::<u32>().unwrap()
+            session.invoke(&Call::text("next", ["1"])).unwrap().text().parse::<u32>().unwrap()
         };
         let mut points = Vec::new();
         for _ in 0..3 {

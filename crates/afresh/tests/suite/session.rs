@@ -301,7 +301,7 @@ fn a_call_that_is_cut_short_fails_the_session_until_it_is_rolled_back() {
     let mut session = guest.session().unwrap();
     val(&mut session, "store", &ints([7])).unwrap();
     session.checkpoint("seven").unwrap();
-    let late = session.ask(&Call::text("spin", [] as [&str; 0]));
+    let late = session.invoke(&Call::text("spin", [] as [&str; 0]));
     assert!(matches!(late, Err(SessionError::Call(CallError::Timeout { .. }))), "{late:?}");
     assert!(matches!(session.fork(1), Err(SessionError::Failed { .. })));
     assert!(matches!(session.rollback("nowhere"), Err(SessionError::Tree(_))));
@@ -319,7 +319,7 @@ fn a_call_that_is_cut_short_fails_the_session_until_it_is_rolled_back() {
     assert_eq!(val(&mut session, "load", &[]).unwrap(), 7);
 
     // A call that never began harms nothing.
-    let wrong = session.ask(&Call::text("no such thing", [] as [&str; 0]));
+    let wrong = session.invoke(&Call::text("no such thing", [] as [&str; 0]));
     assert!(matches!(wrong, Err(SessionError::Call(CallError::Request { .. }))));
     assert_eq!(val(&mut session, "load", &[]).unwrap(), 7);
 }

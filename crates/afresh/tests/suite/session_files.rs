@@ -32,7 +32,7 @@ fn guest(tree: Tree) -> Guest {
 }
 
 fn next(session: &mut Session) -> String {
-    session.ask(&Call::text("next", [""; 0])).unwrap().text()
+    session.invoke(&Call::text("next", [""; 0])).unwrap().text()
 }
 
 fn log(session: &mut Session) -> String {
@@ -76,7 +76,7 @@ fn files_go_with_the_memory_wherever_the_session_goes() {
     assert_eq!(next(&mut session), "3");
 
     // A call that fails leaves nothing once the session is rolled back.
-    session.ask(&Call::text("trap", [""; 0])).unwrap_err();
+    session.invoke(&Call::text("trap", [""; 0])).unwrap_err();
     assert!(matches!(session.files(), Err(SessionError::Failed { .. })));
     session.rollback("two").unwrap();
     assert_eq!(log(&mut session), "01");

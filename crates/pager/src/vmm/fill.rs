@@ -277,7 +277,7 @@ impl Service<'_> {
         let mut known = self.lock();
         let run = known.run(mapping, pages.start, pages.end());
         if known.state(mapping, run.start) != Page::Filling {
-            known.ask_again(mapping, run);
+            known.request_again(mapping, run);
             self.bell.notify_all();
             return Ok(Ok(run.len));
         }

@@ -218,7 +218,7 @@ impl Pages {
         for page in pages.start..pages.end() {
             if matches!(self.state(mapping, page), Page::Missing | Page::Filling) {
                 let page = PageRange::new(page, 1);
-                self.ask_again(mapping, page);
+                self.request_again(mapping, page);
                 self.set(mapping, page, Page::Present);
             }
         }
@@ -256,8 +256,8 @@ impl Pages {
     }
 
     /// Pages are not filled by the thread that had claimed them: faults that waited for that are
-    /// asked again.
-    pub(super) fn ask_again(&mut self, mapping: usize, pages: PageRange) {
+    /// requested again.
+    pub(super) fn request_again(&mut self, mapping: usize, pages: PageRange) {
         for page in pages.start..pages.end() {
             let known = &mut self.known[mapping][page];
             if std::mem::take(&mut known.awaited) && !known.asked {
@@ -271,7 +271,7 @@ impl Pages {
     pub(super) fn give_up(&mut self, mapping: usize, pages: PageRange) {
         for run in self.filling(mapping, pages) {
             self.set(mapping, run, Page::Missing);
-            self.ask_again(mapping, run);
+            self.request_again(mapping, run);
             self.requested.push_back((mapping, run));
         }
     }
@@ -306,7 +306,7 @@ impl Pages {
     }
 
     /// Notes a fault.
-    pub(super) fn ask(&mut self, mapping: usize, page: usize) {
+    pub(super) fn note_fault(&mut self, mapping: usize, page: usize) {
         self.served.faults += 1;
         let known = &mut self.known[mapping][page];
         known.touched = true;

@@ -246,7 +246,7 @@ impl Service<'_> {
                         let why = format!("a fault at {address:#x}, in no mapping");
                         return Err(VmmError::Handshake(why));
                     };
-                    pages.ask(mapping, page);
+                    pages.note_fault(mapping, page);
                     asked = true;
                 }
                 Some(UffdEvent::Remove { start, end }) => {

@@ -37,7 +37,7 @@ fn handlers_of_other_languages_start_from_the_state_of_their_tools() {
             let found = handler.verify("/", Some(b"canary"), 5, &mut |_| {}).await.unwrap();
             assert!(found.is_pristine() && found.proves_nothing().is_none(), "{found:?}");
             assert!(found.answers_differ == 0 && found.most_bytes_changed > Some(0), "{found:?}");
-            let reply = handler.ask("/?under=10", None).await.unwrap();
+            let reply = handler.request("/?under=10", None).await.unwrap();
             assert_eq!((reply.status, &reply.body[..]), (200, expected.as_bytes()));
         });
     }
