@@ -113,7 +113,7 @@ impl Run {
                 self.count("absent", 1);
                 Ok(true)
             }
-            0 | 429 | 503 => {
+            0 | 429 | 503 | 504 => {
                 self.refused();
                 Ok(false)
             }
@@ -301,7 +301,7 @@ impl Subject {
             502 if self.may_be_paused
                 && matches!(
                     self.sandbox.ask_at(address, "POST", "/connect"),
-                    0 | 200 | 201 | 503
+                    0 | 200 | 201 | 503 | 504
                 ) =>
             {
                 run.refused();
@@ -311,7 +311,7 @@ impl Subject {
                 run.count("gone", 1);
                 Ok(CallOutcome::Gone)
             }
-            0 | 429 | 503 => {
+            0 | 429 | 503 | 504 => {
                 run.refused();
                 Ok(CallOutcome::Refused)
             }
@@ -331,7 +331,8 @@ impl Subject {
                     run.count("saves", 1);
                     break;
                 }
-                0 => {
+                // Its outcome is unknown.
+                0 | 504 => {
                     self.may_be_paused = true;
                     run.refused();
                 }
@@ -345,7 +346,7 @@ impl Subject {
             let Some(address) = run.address(dice) else { continue };
             match self.sandbox.ask_at(address, "POST", "/connect") {
                 200 | 201 => return Ok(()),
-                0 | 503 => run.refused(),
+                0 | 503 | 504 => run.refused(),
                 status => return Err(format!("a connect is answered with {status}")),
             }
         }

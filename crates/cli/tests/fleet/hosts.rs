@@ -425,11 +425,16 @@ pub(crate) struct Refusal {
     pub(crate) may_come_later: bool,
 }
 
+/// Whether a refusal has an unknown outcome: another host may have executed the request.
+pub(crate) fn is_unknown(text: &str) -> bool {
+    text.contains("its outcome is unknown")
+}
+
 impl Refusal {
     const BROKEN: Self = Self { status: 0, may_come_later: true };
 
     fn new(status: u16, text: &str) -> Self {
-        Self { status, may_come_later: text.contains("its outcome is unknown") }
+        Self { status, may_come_later: is_unknown(text) }
     }
 }
 
@@ -457,7 +462,7 @@ impl Sandbox {
         let body = json!({"templateID": "counter", "timeout": 3600}).to_string();
         let key = format!("X-API-Key: {KEY}\r\n");
         let (status, text) = exchange(addr, "POST", "/v2/sandboxes", &key, body.as_bytes())?;
-        if status == 503 {
+        if matches!(status, 503 | 504) {
             return None;
         }
         assert_eq!(status, 201, "{text}");
@@ -534,7 +539,7 @@ impl Sandbox {
         let mut ran = RunResult::Refused(0);
         until("a host answers for the sandbox", || {
             ran = self.run(host);
-            !matches!(ran, RunResult::Refused(0 | 503))
+            !matches!(ran, RunResult::Refused(0 | 503 | 504))
         });
         ran
     }
@@ -556,7 +561,7 @@ impl Sandbox {
         let mut status = 0;
         until("the control plane answers", || {
             status = self.ask(host, method, rest);
-            !matches!(status, 0 | 503)
+            !matches!(status, 0 | 503 | 504)
         });
         status
     }

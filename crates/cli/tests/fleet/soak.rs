@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-use crate::hosts::{Fleet, RunResult, Sandbox, exchange};
+use crate::hosts::{Fleet, RunResult, Sandbox, exchange, is_unknown};
 
 /// Seconds that it lasts, if not the few that a test may take.
 const SECONDS: &str = "AFRESH_SOAK_SECONDS";
@@ -141,6 +141,7 @@ impl Soak {
             self.requests.fetch_add(1, Ordering::Relaxed);
             match exchange(addr, "POST", path, "", body.as_bytes()) {
                 None | Some((429 | 503, _)) => self.refused(),
+                Some((504, text)) if is_unknown(&text) => self.refused(),
                 Some((status, answer)) => {
                     let right = status == expected && (status != 200 || answer == "warm");
                     if !right || answer.contains("canary") {
@@ -226,7 +227,7 @@ impl CountedSandbox {
                 None if host_lost => Ok(false),
                 _ => Err("it is lost".to_owned()),
             },
-            RunResult::Refused(0 | 429 | 503) => {
+            RunResult::Refused(0 | 429 | 503 | 504) => {
                 self.next.1 += 1;
                 soak.refused();
                 Ok(true)
@@ -244,7 +245,7 @@ impl CountedSandbox {
             match status {
                 // An answer that got lost, and the pause did not.
                 204 | 409 => break,
-                0 | 503 => soak.refused(),
+                0 | 503 | 504 => soak.refused(),
                 404 if self.saved.is_none()
                     && soak.killed.load(Ordering::SeqCst) != self.killed =>
                 {
@@ -263,7 +264,7 @@ impl CountedSandbox {
         while soak.goes_on() {
             match self.sandbox.ask_at(soak.any(dice), "POST", "/connect") {
                 200 | 201 => break,
-                0 | 503 => soak.refused(),
+                0 | 503 | 504 => soak.refused(),
                 other => return Err(format!("connecting to it answers {other}")),
             }
         }

@@ -1,10 +1,11 @@
 //! Asking another host: a request goes there in pieces, and its answer comes back in pieces.
 //!
 //! Promises: a client gets that host's answer, or an error that the outcome of the request is
-//! unknown; a request is sent again only if the other host reported that it did nothing with it. A
-//! host that is lost while it is waited for is not waited for longer than its lease, and a lost
-//! answer not longer than a moment. A message that NATS delivers late begins nothing: it carries
-//! the callee's clock. While NATS is away nothing is sent.
+//! unknown, which does not invite HTTP clients to send it again; a request is sent again only if
+//! the other host reported that it did nothing with it. A host that is lost while it is waited for
+//! is not waited for longer than its lease, and a lost answer not longer than a moment. A message
+//! that NATS delivers late begins nothing: it carries the callee's clock. A client gets the error
+//! only once its request cannot begin any more. While NATS is away nothing is sent.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,14 +20,15 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame};
 use hyper::http::request::Parts;
-use hyper::{Request, StatusCode};
+use hyper::{Method, Request, StatusCode};
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::Fleet;
 use super::clock::clock_milliseconds;
 use super::frame::{self, Call, RpcReply, RpcRequest};
 use super::nats::NatsError;
-use super::rpc_server::BodyReader;
+use super::rpc_server::{BodyReader, MAX_DELAY};
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 
@@ -38,6 +40,9 @@ const SUSPICION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often in succession it says that the call does not run before its answer counts as lost.
 const MAX_MISSING_REPORTS: u32 = 2;
 
+/// After this time a message begins nothing: the callee's clock may be behind the caller's guess by
+/// [`MAX_DELAY`], and the message as long on its way.
+const START_WINDOW: Duration = Duration::from_millis(2 * MAX_DELAY);
 /// How often a message that came too late is sent.
 const MAX_LATE_TRIES: usize = 3;
 /// Maximum hosts whose clocks are known.
@@ -54,14 +59,23 @@ pub(super) enum ForwardResult {
 enum RpcError {
     /// The host does not listen: nothing was begun.
     Nobody,
+    /// The piece was not sent.
+    NotSent(ErrorResponse),
     /// The outcome is unknown.
-    Unknown(ErrorResponse),
+    Unknown,
 }
 
-fn lost() -> ErrorResponse {
-    ErrorResponse::busy(
-        StatusCode::SERVICE_UNAVAILABLE,
-        "the host that worked on this request was lost, and its outcome is unknown; check, then try again",
+/// The answer where another host may have executed a request. A client that sends it again may
+/// execute it twice, which changes nothing if the method is safe.
+fn unknown_outcome(method: &Method) -> ErrorResponse {
+    if method.is_safe() {
+        let why = "the host that worked on this request was lost; try again";
+        return ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why);
+    }
+    ErrorResponse::new(
+        StatusCode::GATEWAY_TIMEOUT,
+        "the host that worked on this request was lost, and its outcome is unknown: it may have run, or still \
+         run; read the state of the sandbox before you send it again",
     )
 }
 
@@ -76,7 +90,14 @@ impl Fleet {
         let mut call = Call { key: lock(&self.random).next_word(), sent: 0, request };
         for _ in 0..MAX_LATE_TRIES {
             call.sent = self.clock_of(life);
-            let (reply, piece) = self.ask_once(life, &call, piece).await?;
+            let begun = Instant::now();
+            let replied = self.ask_once(life, &call, piece).await;
+            if let (Err(RpcError::Unknown), RpcRequest::Open { .. } | RpcRequest::More { .. }) =
+                (&replied, &call.request)
+            {
+                tokio::time::sleep_until(begun + START_WINDOW).await;
+            }
+            let (reply, piece) = replied?;
             match reply {
                 RpcReply::Late { now } => self.learn_clock(life, now),
                 reply => return Ok((reply, piece)),
@@ -91,29 +112,28 @@ impl Fleet {
         call: &Call,
         piece: &[u8],
     ) -> Result<(RpcReply, Bytes), RpcError> {
-        let host = || RpcError::Unknown(ErrorResponse::host());
-        let message = frame::pack(call, piece).map_err(|_| host())?;
+        let packed = frame::pack(call, piece);
+        let message = packed.map_err(|_| RpcError::NotSent(ErrorResponse::host()))?;
         if message.len() > self.links.client.max_payload() {
-            return Err(RpcError::Unknown(ErrorResponse::new(
+            return Err(RpcError::NotSent(ErrorResponse::new(
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "the head of the request is larger than a message between hosts may be",
             )));
         }
         // The client would keep the message, and send it when it is connected again.
         if self.links.client.connection_state() != State::Connected {
-            return Err(RpcError::Unknown(NatsError::Away("not connected".to_owned()).into()));
+            return Err(RpcError::NotSent(NatsError::Away("not connected".to_owned()).into()));
         }
         let subject = self.call_subject(life);
         let message = Message::new().payload(message).timeout(Some(self.config.patience));
         let mut sending = std::pin::pin!(self.links.client.send_request(subject, message));
-        let begun = tokio::time::Instant::now();
-        let (mut asked, mut not_running) = (begun, 0);
+        let (mut asked, mut not_running) = (Instant::now(), 0);
         let sent = loop {
             match tokio::time::timeout(CHECK_INTERVAL, &mut sending).await {
                 Ok(sent) => break sent,
                 // Without a safe lease, this host may be cut off.
                 Err(_) if self.is_over(life) || !self.safe() => {
-                    return Err(RpcError::Unknown(lost()));
+                    return Err(RpcError::Unknown);
                 }
                 Err(_) if asked.elapsed() > SUSPICION_TIMEOUT => {
                     self.suspect(life);
@@ -129,15 +149,15 @@ impl Fleet {
                     }
                     if not_running >= MAX_MISSING_REPORTS {
                         tracing::warn!(life, "the answer of another host was lost");
-                        return Err(RpcError::Unknown(lost()));
+                        return Err(RpcError::Unknown);
                     }
-                    asked = tokio::time::Instant::now();
+                    asked = Instant::now();
                 }
                 Err(_) => {}
             }
         };
         match sent {
-            Ok(reply) => frame::unpack(&reply.payload).map_err(|_| host()),
+            Ok(reply) => frame::unpack(&reply.payload).map_err(|_| RpcError::Unknown),
             Err(error) if error.kind() == RequestErrorKind::NoResponders => {
                 self.suspect(life);
                 Err(RpcError::Nobody)
@@ -145,7 +165,7 @@ impl Fleet {
             Err(error) => {
                 tracing::warn!(%error, life, "no answer from another host");
                 self.suspect(life);
-                Err(RpcError::Unknown(lost()))
+                Err(RpcError::Unknown)
             }
         }
     }
@@ -232,6 +252,7 @@ impl Fleet {
             return back(parts, first, body);
         }
         let mut done = whole;
+        let mut begun = false;
         while let Ok((RpcReply::Go { id }, _)) = &replied {
             let id = *id;
             if done {
@@ -245,6 +266,7 @@ impl Fleet {
                 }
             };
             done = last;
+            begun = true;
             replied = self.ask(life, RpcRequest::More { id, last }, &piece).await;
         }
         let answered = match replied {
@@ -252,16 +274,18 @@ impl Fleet {
                 self.response(life, (id, status, &headers, whole), piece)
             }
             // Its body was consumed, so it cannot be sent again from here.
-            Ok((RpcReply::Elsewhere, _)) | Err(RpcError::Nobody) => Err(ErrorResponse::busy(
+            Ok((RpcReply::Elsewhere, _)) => Err(ErrorResponse::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the sandbox has just moved to another host; try again",
             )),
             Ok((RpcReply::Gone { why }, _)) => {
                 tracing::warn!(why, life, "another host did not answer");
-                Err(lost())
+                Err(unknown_outcome(&parts.method))
             }
             Ok(_) => Err(ErrorResponse::host()),
-            Err(RpcError::Unknown(refusal)) => Err(refusal),
+            Err(RpcError::NotSent(refusal)) if !begun => Err(refusal),
+            // A guest can begin before it has read its whole body.
+            Err(_) => Err(unknown_outcome(&parts.method)),
         };
         ForwardResult::Answered(answered.unwrap_or_else(IntoResponse::into_response))
     }

@@ -33,8 +33,8 @@ const MAX_TRANSFERS: usize = 4096;
 /// often.
 const IDLE_TRANSFER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A request that was on its way for longer begins nothing.
-const MAX_DELAY: u64 = 2000;
+/// Milliseconds after which a message on its way begins nothing.
+pub(super) const MAX_DELAY: u64 = 2000;
 
 /// Whether a message was too long on its way, by this host's clock in milliseconds. One from the
 /// future was sent by a host that has not learnt this clock.
@@ -69,7 +69,7 @@ pub(crate) struct Transfer {
 
 struct State {
     /// The channel for further pieces of the request.
-    body: Option<mpsc::Sender<Bytes>>,
+    body: Option<mpsc::Sender<Piece>>,
     /// The answer that is worked on.
     answer: Option<Answer>,
     /// The rest of the response body.
@@ -125,27 +125,42 @@ impl BodyReader {
     }
 }
 
-/// A request body whose pieces arrive one by one.
+/// A piece of a request body, and whether it is the last.
+type Piece = (Bytes, bool);
+
+/// The pieces end before the last one, because their transfer was dropped.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the request was given up before its body had arrived")]
+struct CutBody;
+
+/// A request body whose pieces arrive one by one. Without its last piece it ends with an error, so
+/// that no guest takes a part of a body for the whole.
 struct Pieces {
     first: Option<Bytes>,
-    more: Option<mpsc::Receiver<Bytes>>,
+    more: Option<mpsc::Receiver<Piece>>,
     left: Option<u64>,
 }
 
 impl HttpBody for Pieces {
     type Data = Bytes;
-    type Error = std::convert::Infallible;
+    type Error = CutBody;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let piece = match self.first.take().filter(|first| !first.is_empty()) {
-            Some(first) => Some(first),
-            None => match &mut self.more {
-                Some(more) => std::task::ready!(more.poll_recv(context)),
-                None => None,
-            },
+        let piece = match (self.first.take().filter(|first| !first.is_empty()), &mut self.more) {
+            (Some(first), _) => Some(first),
+            (None, Some(more)) => {
+                let Some((piece, last)) = std::task::ready!(more.poll_recv(context)) else {
+                    return Poll::Ready(Some(Err(CutBody)));
+                };
+                if last {
+                    self.more = None;
+                }
+                Some(piece).filter(|piece| !last || !piece.is_empty())
+            }
+            (None, None) => None,
         };
         if let (Some(left), Some(piece)) = (&mut self.left, &piece) {
             *left = left.saturating_sub(piece.len() as u64);
@@ -250,7 +265,9 @@ impl Fleet {
         piece: Bytes,
     ) -> Result<(RpcReply, Bytes), DamagedMessage> {
         match call.request {
-            RpcRequest::Open { .. } if is_late(call.sent, clock_milliseconds()) => {
+            RpcRequest::Open { .. } | RpcRequest::More { .. }
+                if is_late(call.sent, clock_milliseconds()) =>
+            {
                 Ok((RpcReply::Late { now: clock_milliseconds() }, Bytes::new()))
             }
             request => self.answer(request, piece).await,
@@ -375,7 +392,7 @@ impl Fleet {
         };
         let answered = match &mut state.answer {
             Some(answer) => {
-                let mut sending = std::pin::pin!(body.send(piece));
+                let mut sending = std::pin::pin!(body.send((piece, last)));
                 loop {
                     // A guest may answer before it has read all, and read no more.
                     match tokio::time::timeout(Duration::from_millis(20), &mut sending).await {
@@ -444,6 +461,26 @@ fn reply_gone(why: &str) -> RpcReply {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_body_without_its_last_piece_is_an_error() {
+        for last in [true, false] {
+            let (sender, more) = mpsc::channel(2);
+            let first = Some(Bytes::from_static(b"a"));
+            let mut body = Pieces { first, more: Some(more), left: None };
+            sender.try_send((Bytes::from_static(b"b"), false)).unwrap();
+            if last {
+                sender.try_send((Bytes::new(), true)).unwrap();
+            }
+            drop(sender);
+            for expected in [&b"a"[..], b"b"] {
+                let frame = body.frame().await.unwrap().unwrap();
+                assert_eq!(frame.into_data().unwrap(), expected);
+            }
+            let end = body.frame().await.map(|frame| frame.map(drop));
+            assert_eq!(end, if last { None } else { Some(Err(CutBody)) });
+        }
+    }
 
     #[test]
     fn a_message_that_was_kept_on_its_way_is_late() {

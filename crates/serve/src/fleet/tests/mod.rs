@@ -7,6 +7,7 @@ mod creation_keys;
 mod joining;
 #[path = "../../../../store/tests/suite/support/listening.rs"]
 mod listening;
+mod lost_calls;
 mod mixed;
 mod nats_server;
 mod recording;
