@@ -15,6 +15,7 @@ mod keys;
 mod keys;
 mod known_meanings;
 mod lease;
+mod mark;
 mod options;
 #[cfg(feature = "remote")]
 mod remote_saves;
@@ -40,6 +41,7 @@ pub use call_options::{CallOptions, LeaseOptions};
 pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 pub use guest::{Guest, Origin, open};
 pub use lease::{InstanceDifference, Lease, OwnedLease, StopHandle};
+pub use mark::Mark;
 pub(crate) use options::GuestOptions;
 pub use save::{SaveOptions, SavedSnapshot};
 pub use save_point::{SavePoint, SavePreparation};

@@ -226,10 +226,10 @@ fn changed(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Resul
     let mut pages = Vec::new();
     for _ in 0..options.rounds {
         ours.turn()?;
-        let before = ours.branch.current()?;
+        let before = ours.branch.mark()?;
         ours.turn()?;
         let after = ours.branch.current()?;
-        pages.push(ours.branch.tree().diff(before, after)?.pages as f64);
+        pages.push(ours.branch.tree().diff(before.id(), after)?.pages as f64);
     }
     let row = summarise(TABLE, "js45/checkpoint", STRATEGY.to_owned(), 1, pages);
     sink(&Row { unit: "pages", ..row });
@@ -271,9 +271,7 @@ fn fork(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<(
     let field = vec![
         Contestant::timed("afresh", move |n| {
             ours.after_turns(n, |ours| {
-                let before = ours.branch.at();
                 let (took, _) = time(|| forks(ours, FORKS))?;
-                ours.branch.drop_snapshot(before)?;
                 Ok(took)
             })
         }),
@@ -288,12 +286,10 @@ fn fork(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<(
     let field = vec![
         Contestant::timed("afresh", move |n| {
             ours.after_turns(n, |ours| {
-                let before = ours.branch.at();
                 let here = ours.branch.current()?;
                 let mut fork = ours.branch.fork(here)?;
                 let (took, _) =
                     time(|| Ok(fork.guest_mut()?.lease().call_bytes(&ours.entry, &input)?))?;
-                ours.branch.drop_snapshot(before)?;
                 Ok(took)
             })
         }),

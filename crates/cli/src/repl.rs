@@ -53,9 +53,6 @@ const HELP: &str = "\
 :help, :quit
 Ctrl-C ends the running call and undoes it; Ctrl-D at an empty prompt ends the command";
 
-/// The name of the state before a call, which is dropped after it.
-const INTERNAL: &str = "";
-
 const COMMANDS: [&str; 8] =
     [":back", ":checkpoint", ":diff", ":fork", ":help", ":quit", ":to", ":tree"];
 
@@ -128,7 +125,7 @@ impl Sessions<'_> {
     ) -> anyhow::Result<T> {
         let interrupts = self.interrupts.clone();
         let session = self.current_session();
-        let before = session.checkpoint(INTERNAL).ok();
+        let before = session.mark().ok();
         let called = session.with(|lease| {
             interrupts.begin(lease.stop_handle());
             Ok::<_, SessionError>(run(lease)?)
@@ -138,10 +135,9 @@ impl Sessions<'_> {
         if let Some(before) = before {
             // The stop of a call that ended meanwhile would end the next one.
             if interrupted || session.failed().is_some() {
-                session.rollback(before)?;
+                session.rollback(&before)?;
                 undone = true;
             }
-            session.drop_checkpoint(before)?;
         }
         match called {
             _ if interrupted && undone => {

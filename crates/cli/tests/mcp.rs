@@ -376,6 +376,24 @@ fn output_and_input_of_calls_are_whole() {
     );
 }
 
+#[cfg(feature = "linux")]
+#[test]
+fn a_command_whose_end_is_not_reported_is_undone_after_its_kill() {
+    if !Path::new("/usr/bin/python3").is_file() {
+        println!("SKIPPED: /usr/bin/python3 is not installed");
+        return;
+    }
+    let mut client = Client::start(&["/usr/bin/python3", "--linux"]);
+    let code = "import subprocess, threading, time\n\
+        subprocess.Popen.poll = lambda process: None\n\
+        def work():\n    while True: time.sleep(.01)\n\
+        threading.Thread(target=work, daemon=True).start()";
+    client.call_ok("run_code", json!({"code": code}));
+    let why = client.refused("run_command", json!({"command": "true", "timeout": 1}));
+    assert!(why.contains("did not end"), "{why}");
+    assert_eq!(client.call_ok("run_code", json!({"code": "1 + 1"}))["text"], "2");
+}
+
 /// The Python SDK, with the newest protocol and with the handshake of earlier ones.
 #[cfg(feature = "linux")]
 #[test]

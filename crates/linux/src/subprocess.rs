@@ -233,7 +233,7 @@ impl Subprocess {
 
     /// The fork `process` of this one, for the guest process `holds`.
     pub(crate) fn forked(&self, process: Process, holds: u32) -> Self {
-        let shown = self.held.iter().flat_map(|held| &held.shown);
+        let shown = self.held.iter().flat_map(|held| held.shown.iter().chain(&held.window));
         Self {
             replaced: self.replaced.clone(),
             base: self.base.clone(),

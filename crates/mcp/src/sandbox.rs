@@ -1,9 +1,10 @@
 //! One sandbox: a session that evaluates code, and runs commands where its guest is a Linux
 //! program.
 //!
-//! Promises: code that is cut short is undone. A command runs to its end or is killed.
+//! Promises: code that is cut short is undone. A command runs to its end or is killed, and is undone
+//! if the guest does not report its end then.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use afresh::files::Kind as FileKind;
 use afresh::snapshot::{SnapshotId, TreeError};
@@ -30,8 +31,10 @@ const MAX_LISTED: usize = 1000;
 const MAX_STATES: usize = 1000;
 /// Maximum bytes of input for a command in one request.
 const MAX_INPUT_PIECE: usize = 64 << 10;
-/// The name of internal states.
-const INTERNAL: &str = "";
+/// Maximum time of a request to start, feed or kill a command.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum time that a command takes to end after it was killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a tool has no result.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +47,8 @@ pub(crate) enum SandboxError {
     NoCommands,
     #[error("the command cannot be started: {0}")]
     NotStarted(String),
+    #[error("the command did not end after it was killed, and is undone")]
+    NotEnded,
     #[error("{0}")]
     Refused(String),
 }
@@ -106,7 +111,7 @@ impl Sandbox {
         mut collector: OutputCollector,
     ) -> Result<CodeResult, SandboxError> {
         let start = Instant::now();
-        let before = self.session.checkpoint(INTERNAL)?;
+        let before = self.session.mark()?;
         let answer = match self.session.guest().kind() {
             // It displays results in several formats.
             Kind::Program => {
@@ -135,32 +140,28 @@ impl Sandbox {
                 result.error = Some(Exception { name, message, traceback });
             }
             Err(SandboxError::Session(error)) if self.session.failed().is_some() => {
-                self.session.rollback(before)?;
+                self.session.rollback(&before)?;
                 result.undone = true;
                 result.error = Some(cut_short(&error, &collector));
             }
-            Err(error) => {
-                self.forget(before);
-                return Err(error);
-            }
+            Err(error) => return Err(error),
         }
-        self.forget(before);
         result.milliseconds = milliseconds(start);
         Ok(result)
     }
 
-    /// Drops an internal state. A rollback may have dropped it before.
-    fn forget(&mut self, state: SnapshotId) {
-        let _ = self.session.drop_checkpoint(state);
-    }
-
-    /// Makes a request about commands, whose answer is JSON.
+    /// Makes a request about commands, whose answer is JSON. The limits of the call do not end it,
+    /// because a command that is late must still be killed.
     fn command_request(
         &mut self,
         request: &Value,
         collector: &mut OutputCollector,
     ) -> Result<Value, SandboxError> {
-        match self.request(COMMAND, &request.to_string(), "<command>", collector)? {
+        let deadline = Instant::now().checked_add(REQUEST_TIMEOUT);
+        collector.limits = Limits { deadline, timeout: REQUEST_TIMEOUT, ..Limits::default() };
+        let answer = self.request(COMMAND, &request.to_string(), "<command>", collector);
+        collector.limits = Limits::default();
+        match answer? {
             Answer::Value(value) => Ok(value.json.unwrap_or_default()),
             Answer::Done => Ok(Value::Null),
             Answer::Threw(thrown) => Err(SandboxError::NotStarted(thrown.message)),
@@ -177,15 +178,14 @@ impl Sandbox {
             return Err(SandboxError::NoCommands);
         }
         let start = Instant::now();
-        // A command is killed at its limit. The requests about it run to their end.
+        // A command is killed at its limit.
         let limits = std::mem::take(&mut collector.limits);
         collector.expect_command();
-        let before = self.session.checkpoint(INTERNAL)?;
+        let before = self.session.mark()?;
         let ran = self.run_until(arguments, &limits, &mut collector);
-        if self.session.failed().is_some() {
-            self.session.rollback(before)?;
+        if self.session.failed().is_some() || matches!(ran, Err(SandboxError::NotEnded)) {
+            self.session.rollback(&before)?;
         }
-        self.forget(before);
         let CommandEnd { status, killed, unread } = ran?;
         Ok(CommandResult {
             stdout: text(&collector.own.stdout),
@@ -223,18 +223,22 @@ impl Sandbox {
         if let Some(input) = &arguments.stdin {
             unread = self.feed(number, input.as_bytes(), limits, collector)?;
         }
-        let mut killed = false;
+        let mut killed: Option<Instant> = None;
         loop {
             if let Some(status) = collector.status {
-                return Ok(CommandEnd { status, killed, unread });
+                return Ok(CommandEnd { status, killed: killed.is_some(), unread });
             }
-            if !killed && (limits.is_cancelled() || limits.is_late()) {
-                killed = true;
+            // The guest reports the end, and may be hostile.
+            if killed.is_some_and(|since| since.elapsed() > KILL_TIMEOUT) {
+                return Err(SandboxError::NotEnded);
+            }
+            if killed.is_none() && (limits.is_cancelled() || limits.is_late()) {
+                killed = Some(Instant::now());
                 let kill = json!({"op": "signal", "pid": number, "signal": 9});
                 self.command_request(&kill, collector)?;
                 continue;
             }
-            self.proceed(killed, collector)?;
+            self.proceed(killed.is_some(), collector)?;
         }
     }
 
@@ -275,12 +279,11 @@ impl Sandbox {
         killed: bool,
         collector: &mut OutputCollector,
     ) -> Result<(), SandboxError> {
-        use std::time::Duration;
         /// Maximum wait before cancellations and time limits are looked at again.
         const POLL_INTERVAL: Duration = Duration::from_millis(20);
         let due = self.session.due();
         if due.is_none() && killed {
-            return Err(SandboxError::Refused("the killed command does not end".to_owned()));
+            return Err(SandboxError::NotEnded);
         }
         std::thread::sleep(due.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL));
         if due.is_none_or(|due| due > POLL_INTERVAL) {
@@ -367,12 +370,12 @@ impl Sandbox {
         Ok(Listing { entries: listed.iter().take(MAX_LISTED).map(entry).collect(), omitted })
     }
 
-    /// The state that an agent names. Internal states have no name.
+    /// The state that an agent names.
     fn find(&self, text: &str) -> Result<SnapshotId, SandboxError> {
         let unknown = || {
             SandboxError::Refused(format!("no state is named {text:?}; `tree` lists all states"))
         };
-        if text == INTERNAL {
+        if text.is_empty() {
             return Err(unknown());
         }
         match self.session.find_state(text) {
@@ -382,7 +385,7 @@ impl Sandbox {
     }
 
     pub(crate) fn checkpoint(&mut self, name: &str) -> Result<SnapshotId, SandboxError> {
-        if name == INTERNAL {
+        if name.is_empty() {
             return Err(SandboxError::Refused("a checkpoint needs a name".to_owned()));
         }
         self.check_states()?;
@@ -416,10 +419,8 @@ impl Sandbox {
     ) -> Result<DiffResult, SandboxError> {
         let from = self.find(from)?;
         let Some(to) = to else {
-            let here = self.session.checkpoint(INTERNAL)?;
-            let found = self.difference(from, here);
-            self.forget(here);
-            return found;
+            let here = self.session.mark()?;
+            return self.difference(from, here.id());
         };
         self.difference(from, self.find(to)?)
     }
@@ -445,7 +446,7 @@ impl Sandbox {
     pub(crate) fn tree(&self) -> StateTree {
         let state = |state: afresh::snapshot::SnapshotInfo| StateInfo {
             id: state.id.to_string(),
-            name: state.name.filter(|name| name != INTERNAL),
+            name: state.name,
             parent: state.parent.map(|parent| parent.to_string()),
             own_bytes: state.own_bytes,
         };

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use afresh_memory::InheritedMutex;
 
 use crate::tree::{SnapshotId, Tree, TreeError};
-use crate::{Frozen, Guest};
+use crate::{Frozen, Guest, StateHold};
 
 /// Why a branch could not move.
 #[derive(Debug, thiserror::Error)]
@@ -32,18 +32,16 @@ const SPARES: usize = 8;
 /// A guest and the state that it stands on.
 #[derive(Debug)]
 pub struct Branch<G: Guest> {
-    /// None until it is needed: it is in the state `base` then.
+    /// None until it is needed: it is in the state `at` then.
     guest: Option<G>,
     /// Shared by all relatives, in the states that their branches left them in.
     spares: Arc<InheritedMutex<Vec<G>>>,
     home: G::Template,
     tree: Tree<G::State>,
-    at: SnapshotId,
+    at: StateHold<G::State>,
     /// The nearest ancestor of `at` that is left, once `at` was dropped by this branch.
     under: Option<SnapshotId>,
-    /// The state `at`, also after that was dropped.
-    base: Frozen<G::State>,
-    /// The guest was lent since it stood on `base`.
+    /// The guest was lent since it stood on `at`.
     moved: bool,
 }
 
@@ -62,9 +60,9 @@ impl<G: Guest> Branch<G> {
     /// Plants a state: it becomes a root of the tree, and the guest is made when it is first
     /// needed.
     pub fn from_state(tree: &Tree<G::State>, home: G::Template, base: Frozen<G::State>) -> Self {
-        let at = tree.insert(base.clone(), None);
+        let at = tree.insert_held(base, None, false);
         let (tree, spares) = (tree.clone(), Arc::default());
-        Self { guest: None, spares, home, tree, at, under: None, base, moved: false }
+        Self { guest: None, spares, home, tree, at, under: None, moved: false }
     }
 
     /// Freezes the present state as a child of the one that the guest stands on. The guest then
@@ -73,26 +71,35 @@ impl<G: Guest> Branch<G> {
     /// # Errors
     /// [`BranchError`].
     pub fn checkpoint(&mut self) -> Result<SnapshotId, BranchError<G::Error>> {
-        if let Some(guest) = &mut self.guest {
-            let mut frozen = guest.checkpoint().map_err(BranchError::Guest)?;
-            if self.tree.is_spread(&frozen) {
-                frozen = self.tree.compacted(&frozen).map_err(TreeError::from)?;
-                // The guest moves to the compacted storage too, so that its next snapshot shares
-                // it.
-                guest.relocate(&frozen).map_err(BranchError::Guest)?;
+        self.freeze(false)
+    }
+
+    /// As [`Branch::checkpoint`]. A transient state leaves the tree once nothing holds it.
+    fn freeze(&mut self, transient: bool) -> Result<SnapshotId, BranchError<G::Error>> {
+        let frozen = match &mut self.guest {
+            None => self.at.frozen().clone(),
+            Some(guest) => {
+                let mut frozen = guest.checkpoint().map_err(BranchError::Guest)?;
+                if self.tree.is_spread(&frozen) {
+                    frozen = self.tree.compacted(&frozen).map_err(TreeError::from)?;
+                    // The guest moves to the compacted storage too, so that its next snapshot
+                    // shares it.
+                    guest.relocate(&frozen).map_err(BranchError::Guest)?;
+                }
+                frozen
             }
-            self.base = frozen;
-        }
-        self.at = self.tree.insert(self.base.clone(), self.nearest_state());
+        };
+        // The old state is released last: if it was transient, its parent gets the new one.
+        self.at = self.tree.insert_held(frozen, self.nearest_state(), transient);
         self.under = None;
         self.moved = false;
-        Ok(self.at)
+        Ok(self.at.id())
     }
 
     /// The nearest state that is left, from the one that the guest stands on towards the root.
     /// `None` if another branch dropped them.
     pub fn nearest_state(&self) -> Option<SnapshotId> {
-        if self.tree.contains(self.at) { Some(self.at) } else { self.under }
+        if self.tree.contains(self.at.id()) { Some(self.at.id()) } else { self.under }
     }
 
     /// The state that `name` means here: the nearest on the way to the root, or the only one
@@ -101,16 +108,29 @@ impl<G: Guest> Branch<G> {
     /// # Errors
     /// As [`Tree::find`].
     pub fn find(&self, name: &str) -> Result<SnapshotId, TreeError> {
-        self.tree.find(name, self.nearest_state().unwrap_or(self.at))
+        self.tree.find(name, self.nearest_state().unwrap_or(self.at.id()))
     }
 
     /// The state the guest is in: the one it stands on when it was not lent since and that was not
-    /// dropped, and a new one otherwise.
+    /// dropped, and a new one otherwise. The new one leaves the tree once no branch stands on it
+    /// and no [`StateHold`] is left.
     ///
     /// # Errors
     /// [`BranchError`].
     pub fn current(&mut self) -> Result<SnapshotId, BranchError<G::Error>> {
-        if self.moved || !self.tree.contains(self.at) { self.checkpoint() } else { Ok(self.at) }
+        match self.moved || !self.tree.contains(self.at.id()) {
+            true => self.freeze(true),
+            false => Ok(self.at.id()),
+        }
+    }
+
+    /// As [`Branch::current`], with a hold, to which [`Branch::rollback_to`] returns.
+    ///
+    /// # Errors
+    /// [`BranchError`].
+    pub fn mark(&mut self) -> Result<StateHold<G::State>, BranchError<G::Error>> {
+        self.current()?;
+        Ok(self.at.clone())
     }
 
     /// Goes to any state of the tree: up, down or across. Changes that were not frozen are lost.
@@ -118,17 +138,36 @@ impl<G: Guest> Branch<G> {
     /// # Errors
     /// [`BranchError`].
     pub fn rollback(&mut self, id: SnapshotId) -> Result<(), BranchError<G::Error>> {
-        let frozen = self.tree.get(id)?;
+        let to = self.tree.hold(id)?;
+        self.go(to)
+    }
+
+    /// As [`Branch::rollback`], also when another branch has dropped the state. It is then in the
+    /// tree again, with another id, while something holds it.
+    ///
+    /// # Errors
+    /// [`BranchError::Tree`] when the hold is on a state of another tree; [`BranchError::Guest`].
+    pub fn rollback_to(&mut self, hold: &StateHold<G::State>) -> Result<(), BranchError<G::Error>> {
+        if !self.tree.has_given(hold.id()) {
+            return Err(TreeError::Unknown(hold.id()).into());
+        }
+        let to = self.tree.hold(hold.id()).unwrap_or_else(|_| {
+            self.tree.insert_held(hold.frozen().clone(), self.nearest_state(), true)
+        });
+        self.go(to)
+    }
+
+    /// Moves the guest to a state, and stands on it.
+    fn go(&mut self, to: StateHold<G::State>) -> Result<(), BranchError<G::Error>> {
         if let Some(guest) = &mut self.guest
-            && guest.switch(&frozen).is_err()
+            && guest.switch(to.frozen()).is_err()
         {
             // The old guest cannot undo its changes; a new one has none.
             self.guest = None;
-            self.guest = Some(G::make(&self.home, &frozen).map_err(BranchError::Guest)?);
+            self.guest = Some(G::make(&self.home, to.frozen()).map_err(BranchError::Guest)?);
         }
-        self.at = id;
+        self.at = to;
         self.under = None;
-        self.base = frozen;
         self.moved = false;
         Ok(())
     }
@@ -145,15 +184,13 @@ impl<G: Guest> Branch<G> {
     /// # Errors
     /// [`BranchError::Tree`].
     pub fn fork(&self, id: SnapshotId) -> Result<Self, BranchError<G::Error>> {
-        let base = self.tree.get(id)?;
         Ok(Self {
             guest: None,
             spares: self.spares.clone(),
             home: self.home.clone(),
             tree: self.tree.clone(),
-            at: id,
+            at: self.tree.hold(id)?,
             under: None,
-            base,
             moved: false,
         })
     }
@@ -165,7 +202,7 @@ impl<G: Guest> Branch<G> {
     /// [`BranchError::Tree`].
     pub fn drop_snapshot(&mut self, id: SnapshotId) -> Result<(), BranchError<G::Error>> {
         let parent = self.tree.drop_snapshot(id)?;
-        if self.at == id || self.under == Some(id) {
+        if self.at.id() == id || self.under == Some(id) {
             self.under = parent;
         }
         Ok(())
@@ -173,12 +210,12 @@ impl<G: Guest> Branch<G> {
 
     /// The state the guest stands on. It may have been dropped since.
     pub fn at(&self) -> SnapshotId {
-        self.at
+        self.at.id()
     }
 
     /// The state that the guest stands on, also after it was dropped from the tree.
     pub fn base(&self) -> &Frozen<G::State> {
-        &self.base
+        self.at.frozen()
     }
 
     /// The tree.
@@ -204,15 +241,15 @@ impl<G: Guest> Branch<G> {
         Ok(self.guest.insert(guest))
     }
 
-    /// A guest in the state `base`.
+    /// A guest in the state `at`.
     fn make(&self) -> Result<G, G::Error> {
         let spare = self.spares.lock().pop();
         if let Some(mut guest) = spare
-            && guest.switch(&self.base).is_ok()
+            && guest.switch(self.at.frozen()).is_ok()
         {
             return Ok(guest);
         }
-        G::make(&self.home, &self.base)
+        G::make(&self.home, self.at.frozen())
     }
 }
 

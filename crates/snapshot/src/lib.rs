@@ -36,6 +36,7 @@
 mod branch;
 mod difference;
 mod guest;
+mod hold;
 mod layers;
 mod output;
 mod tree;
@@ -43,6 +44,7 @@ mod tree;
 pub use branch::{Branch, BranchError};
 pub use difference::Difference;
 pub use guest::{Frozen, Guest, SlotGuestError};
+pub use hold::StateHold;
 pub use layers::{LayerImage, LayersError, SavedLayers};
 pub use output::{OutputSource, OutputStream};
 pub use tree::{SnapshotId, SnapshotInfo, Tree, TreeError};

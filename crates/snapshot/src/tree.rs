@@ -1,7 +1,8 @@
 //! The states of a family of guests, with parents and names.
 //!
 //! Promises: an id names one state and is never reused; dropping a state hands its children to its
-//! parent and leaves every other state as it was. May break it: nothing in safe code.
+//! parent and leaves every other state as it was; a transient state is dropped with its last hold.
+//! May break it: nothing in safe code.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_memory::{Image, ImageError, InheritedMutex, InheritedMutexGuard, PAGE_SIZE, PageRange};
 
-use crate::{Difference, Frozen};
+use crate::{Difference, Frozen, StateHold};
 
 /// Names one state of one tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -64,6 +65,8 @@ pub struct SnapshotInfo {
     pub children: Vec<SnapshotId>,
     /// Its name, if it was given one.
     pub name: Option<String>,
+    /// It is dropped once nothing holds it.
+    pub transient: bool,
     /// Pages of each of its memories, zero ones included.
     pub pages: Vec<usize>,
     /// Pages it stores or shares; all others are zero.
@@ -80,12 +83,32 @@ struct Node<S> {
     parent: Option<SnapshotId>,
     children: Vec<SnapshotId>,
     name: Option<String>,
+    /// It is dropped with its last hold.
+    transient: bool,
+    holds: usize,
 }
 
 #[derive(Debug)]
 struct Nodes<S> {
     nodes: HashMap<SnapshotId, Node<S>>,
     next: u64,
+}
+
+impl<S> Nodes<S> {
+    /// Removes a state, and hands its children to its parent.
+    fn remove(&mut self, id: SnapshotId) -> Option<Node<S>> {
+        let node = self.nodes.remove(&id)?;
+        for child in &node.children {
+            if let Some(child) = self.nodes.get_mut(child) {
+                child.parent = node.parent;
+            }
+        }
+        if let Some(parent) = node.parent.and_then(|parent| self.nodes.get_mut(&parent)) {
+            parent.children.retain(|child| *child != id);
+            parent.children.extend(&node.children);
+        }
+        Some(node)
+    }
 }
 
 /// A tree of snapshots of guests with an `S` outside memory; a clone is the same tree.
@@ -172,6 +195,73 @@ impl<S> Tree<S> {
 
     /// Adds a state. It has no parent if the parent was dropped since.
     pub fn insert(&self, frozen: Frozen<S>, parent: Option<SnapshotId>) -> SnapshotId {
+        self.add(frozen, parent, false, 0)
+    }
+
+    /// As [`Tree::insert`], with a hold on the state. A transient state is dropped with its last
+    /// hold, unless it is given a name.
+    pub fn insert_held(
+        &self,
+        frozen: Frozen<S>,
+        parent: Option<SnapshotId>,
+        transient: bool,
+    ) -> StateHold<S>
+    where
+        S: Clone,
+    {
+        let id = self.add(frozen.clone(), parent, transient, 1);
+        StateHold::new(self.clone(), id, frozen)
+    }
+
+    /// A hold on a state.
+    ///
+    /// # Errors
+    /// [`TreeError::Unknown`].
+    pub fn hold(&self, id: SnapshotId) -> Result<StateHold<S>, TreeError>
+    where
+        S: Clone,
+    {
+        let mut tree = self.lock();
+        let node = tree.nodes.get_mut(&id).ok_or(TreeError::Unknown(id))?;
+        node.holds += 1;
+        let frozen = node.frozen.clone();
+        drop(tree);
+        Ok(StateHold::new(self.clone(), id, frozen))
+    }
+
+    /// Counts one more hold, if the state is still there.
+    pub(crate) fn retain(&self, id: SnapshotId) {
+        if let Some(node) = self.lock().nodes.get_mut(&id) {
+            node.holds += 1;
+        }
+    }
+
+    /// Counts one hold less, and drops a transient state with the last one.
+    pub(crate) fn release(&self, id: SnapshotId) {
+        let mut tree = self.lock();
+        let Some(node) = tree.nodes.get_mut(&id) else { return };
+        node.holds = node.holds.saturating_sub(1);
+        let dropped = match node.transient && node.holds == 0 {
+            true => tree.remove(id),
+            false => None,
+        };
+        // Freeing its pages takes a while, and others need not wait.
+        drop(tree);
+        drop(dropped);
+    }
+
+    /// Whether the id was given by this tree.
+    pub(crate) fn has_given(&self, id: SnapshotId) -> bool {
+        id.tree == self.number
+    }
+
+    fn add(
+        &self,
+        frozen: Frozen<S>,
+        parent: Option<SnapshotId>,
+        transient: bool,
+        holds: usize,
+    ) -> SnapshotId {
         let mut tree = self.lock();
         let id = SnapshotId { tree: self.number, number: tree.next };
         tree.next += 1;
@@ -179,7 +269,8 @@ impl<S> Tree<S> {
         if let Some(node) = parent.and_then(|parent| tree.nodes.get_mut(&parent)) {
             node.children.push(id);
         }
-        tree.nodes.insert(id, Node { frozen, parent, children: Vec::new(), name: None });
+        let children = Vec::new();
+        tree.nodes.insert(id, Node { frozen, parent, children, name: None, transient, holds });
         id
     }
 
@@ -247,7 +338,8 @@ impl<S> Tree<S> {
         Ok(Difference::between(&self.get(one)?, &self.get(two)?)?)
     }
 
-    /// Gives a state a name, replacing an earlier one. Names need not be unique.
+    /// Gives a state a name, replacing an earlier one, and keeps it until it is dropped. Names need
+    /// not be unique.
     ///
     /// # Errors
     /// [`TreeError::Unknown`].
@@ -255,6 +347,7 @@ impl<S> Tree<S> {
         let mut tree = self.lock();
         let node = tree.nodes.get_mut(&id).ok_or(TreeError::Unknown(id))?;
         node.name = Some(name.into());
+        node.transient = false;
         Ok(())
     }
 
@@ -265,16 +358,7 @@ impl<S> Tree<S> {
     /// [`TreeError::Unknown`].
     pub fn drop_snapshot(&self, id: SnapshotId) -> Result<Option<SnapshotId>, TreeError> {
         let mut tree = self.lock();
-        let node = tree.nodes.remove(&id).ok_or(TreeError::Unknown(id))?;
-        for child in &node.children {
-            if let Some(child) = tree.nodes.get_mut(child) {
-                child.parent = node.parent;
-            }
-        }
-        if let Some(parent) = node.parent.and_then(|parent| tree.nodes.get_mut(&parent)) {
-            parent.children.retain(|child| *child != id);
-            parent.children.extend(&node.children);
-        }
+        let node = tree.remove(id).ok_or(TreeError::Unknown(id))?;
         let parent = node.parent;
         // Freeing its pages takes a while, and others need not wait.
         drop(tree);
@@ -300,6 +384,7 @@ impl<S> Tree<S> {
                     parent: node.parent,
                     children: node.children.clone(),
                     name: node.name.clone(),
+                    transient: node.transient,
                     pages: node.frozen.memories.iter().map(Image::pages).collect(),
                     stored_pages: node.frozen.stored_pages(),
                     own_pages,

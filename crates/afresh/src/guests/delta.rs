@@ -106,7 +106,6 @@ impl Session {
     /// Goes to a state that came from elsewhere.
     fn go(&mut self, image: Image, state: &[u8]) -> Result<SnapshotId, SessionError> {
         let (memory, guest) = (SnapshotMemory::from(image), self.guest.inner());
-        self.passing = None;
         let id = self.line.insert(memory, state, &guest.backend, &guest.options);
         let id = id.map_err(SessionError::State)?;
         let moved = self.line.rollback(id, false);

@@ -22,12 +22,12 @@ use super::known_meanings::KnownMeanings;
 use super::session_files::SessionFiles;
 use super::session_turns::TurnWriter;
 use super::{
-    Answer, Call, CallError, CallOptions, Guest, Lease, LeaseError, SaveError, SaveOptions,
+    Answer, Call, CallError, CallOptions, Guest, Lease, LeaseError, Mark, SaveError, SaveOptions,
     SavedSnapshot, SessionError,
 };
 use crate::{Cause, Reference, describe_error};
 
-/// A state in the tree of a session: by its id or its name.
+/// A state in the tree of a session: by its id, its name or a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Checkpoint<'a> {
@@ -36,6 +36,8 @@ pub enum Checkpoint<'a> {
     /// By name: the nearest on the way from where the session stands to the root, or the only one
     /// elsewhere.
     Name(&'a str),
+    /// The state of a mark. A rollback finds it also when it was dropped.
+    Mark(&'a Mark),
 }
 
 impl From<SnapshotId> for Checkpoint<'_> {
@@ -47,6 +49,12 @@ impl From<SnapshotId> for Checkpoint<'_> {
 impl<'a> From<&'a str> for Checkpoint<'a> {
     fn from(name: &'a str) -> Self {
         Self::Name(name)
+    }
+}
+
+impl<'a> From<&'a Mark> for Checkpoint<'a> {
+    fn from(mark: &'a Mark) -> Self {
+        Self::Mark(mark)
     }
 }
 
@@ -86,8 +94,6 @@ pub struct Session {
     pub(crate) known: KnownMeanings,
     /// Where it is saved turn by turn.
     pub(crate) saving: Option<Box<TurnWriter>>,
-    /// The state that was kept for the last turn, or for a delta.
-    pub(crate) passing: Option<SnapshotId>,
 }
 
 impl std::fmt::Debug for Session {
@@ -130,14 +136,7 @@ impl Session {
 
     /// A session on a line of its guest.
     fn on(guest: Guest, line: Box<dyn SessionLine>) -> Self {
-        Self {
-            guest,
-            line,
-            state: State::Ready,
-            known: KnownMeanings::default(),
-            saving: None,
-            passing: None,
-        }
+        Self { guest, line, state: State::Ready, known: KnownMeanings::default(), saving: None }
     }
 
     /// The instance, as a lease.
@@ -299,29 +298,42 @@ impl Session {
         &mut self,
         to: impl Into<Checkpoint<'c>>,
     ) -> Result<SnapshotId, SessionError> {
-        let id = self.find(to.into())?;
         let unwound = matches!(self.state, State::Calling);
-        self.line.check(id)?;
-        let moved = self.line.rollback(id, unwound);
+        let moved = match to.into() {
+            Checkpoint::Mark(mark) => self.line.rollback_to(mark, unwound),
+            other => self.line.rollback(self.find(other)?, unwound),
+        };
         self.state = match &moved {
+            // Nothing was changed.
+            Err(SessionError::Tree(_)) => return moved.map(|()| self.line.at()),
             Err(error) => {
                 State::Failed(format!("it could not be rolled back: {}", describe_error(error)))
             }
             Ok(()) => State::Ready,
         };
-        moved.map(|()| id)
+        moved.map(|()| self.line.at())
+    }
+
+    /// Marks the present state, to return to it by [`Session::rollback`]. If the session was called
+    /// since its last checkpoint, that state becomes one of the tree, without a name. It leaves the
+    /// tree once the mark is dropped and no session stands on it.
+    ///
+    /// # Errors
+    /// As [`Session::checkpoint`].
+    pub fn mark(&mut self) -> Result<Mark, SessionError> {
+        self.check()?;
+        self.line.mark()
     }
 
     /// `count` sessions that start from the present state, on the same tree. If the session was
-    /// called since its last checkpoint, that state becomes one, without a name. A fork's instance
-    /// is made by its first call, so one that is never called costs next to nothing.
+    /// called since its last checkpoint, that state becomes one of the tree, without a name. It
+    /// leaves the tree once no session stands on it. A fork's instance is made by its first call, so
+    /// one that is never called costs next to nothing.
     ///
     /// # Errors
     /// As [`Session::checkpoint`].
     pub fn fork(&mut self, count: usize) -> Result<Vec<Session>, SessionError> {
         self.check()?;
-        // It also belongs to them.
-        self.passing = None;
         let id = self.line.current()?;
         let fork = |_| Ok(Self::on(self.guest.clone(), self.line.fork(id)?));
         (0..count).map(fork).collect()
@@ -411,6 +423,7 @@ impl Session {
         match checkpoint {
             Checkpoint::Id(id) => Ok(id),
             Checkpoint::Name(name) => self.line.find(name),
+            Checkpoint::Mark(mark) => Ok(mark.id),
         }
     }
 

@@ -347,18 +347,7 @@ impl Session {
 
     /// Makes the present state one of the tree, unless it is one, and freezes it.
     pub(crate) fn stand(&mut self) -> Result<Box<dyn FrozenGuest>, Cause> {
-        let before = self.line.at();
-        let own = self.passing.take() == Some(before);
         let now = self.line.current()?;
-        if now != before {
-            self.passing = Some(now);
-            if own {
-                // Another caller may have dropped it.
-                let _ = self.drop_checkpoint(before);
-            }
-        } else if own {
-            self.passing = Some(now);
-        }
         self.frozen(now)
     }
 

@@ -185,10 +185,8 @@ fn program(guest: &Guest, seed: u64, steps: usize) {
                 }
             }
             13 => {
+                // A state that a fork makes is in the tree only while a session stands on it.
                 let (forked, now) = (session.fork(2).unwrap(), now.clone());
-                let at = session.at();
-                states.insert(at, now.clone());
-                ids.push(at);
                 for session in forked {
                     let live = LiveState { session, now: now.clone() };
                     if all.len() < 5 {
@@ -224,6 +222,10 @@ fn program(guest: &Guest, seed: u64, steps: usize) {
         let expected = Model { dropped: false, ..live.now.clone() };
         assert!(seen == expected, "seed {seed}, step {step}, session {which}");
     }
+    let transient = all[0].session.tree().into_iter().filter(|state| state.transient);
+    for state in transient {
+        assert!(all.iter().any(|live| live.session.at() == state.id), "seed {seed}, {state:?}");
+    }
     for mut live in all {
         let expected = Model { dropped: false, ..live.now.clone() };
         assert!(look(&mut live.session) == expected, "seed {seed}, at the end");
@@ -256,18 +258,53 @@ fn forks_of_forks_are_independent_and_share_one_tree() {
     for (session, byte) in [(&mut first, 1), (&mut second, 2), (&mut third, 3)] {
         assert_eq!(look(session).bytes[..10], [byte; 10]);
     }
-    // Dead or alive, its states stay.
+    // Its checkpoint stays. The state that it began in leaves with the last session that stands on
+    // it.
     drop(third);
     first.rollback("three").unwrap();
     assert_eq!(look(&mut first).bytes[..10], [3; 10]);
     second.rollback("one").unwrap();
     assert_eq!(look(&mut second).bytes[..10], [1; 10]);
     let tree = first.tree();
-    assert_eq!(tree.len(), 4);
+    assert_eq!(tree.len(), 3);
     assert!(tree[1..].iter().zip(&tree).all(|(child, parent)| child.parent == Some(parent.id)));
-    assert_eq!(tree[1..].iter().map(|info| info.own_pages).collect::<Vec<_>>(), [1, 1, 1]);
+    assert_eq!(tree[1..].iter().map(|info| info.own_pages).collect::<Vec<_>>(), [1, 1]);
     let difference = first.diff("one", "three").unwrap();
     assert_eq!((difference.pages, difference.bytes, difference.state), (1, 10, false));
+}
+
+#[test]
+fn forks_that_have_ended_leave_no_states_behind() {
+    let guest = everything(Strategy::Auto);
+    let mut session = guest.session().unwrap();
+    for round in 0..10 {
+        val(&mut session, "fill", &ints([0, round, 20_000])).unwrap();
+        let mut fork = session.fork(1).unwrap().remove(0);
+        val(&mut fork, "fill", &ints([0, round + 1, 20_000])).unwrap();
+        let mark = fork.mark().unwrap();
+        val(&mut fork, "fill", &ints([0, round + 2, 20_000])).unwrap();
+        drop((fork, mark));
+        assert!(session.tree().len() <= 2, "{:?}", session.tree());
+    }
+}
+
+#[test]
+fn a_rollback_finds_the_state_of_a_mark_that_a_relative_has_dropped() {
+    let guest = everything(Strategy::Auto);
+    let mut session = guest.session().unwrap();
+    val(&mut session, "fill", &ints([0, 1, 10])).unwrap();
+    let mark = session.mark().unwrap();
+    let mut fork = session.fork(1).unwrap().remove(0);
+    val(&mut session, "fill", &ints([0, 2, 10])).unwrap();
+    fork.drop_checkpoint(&mark).unwrap();
+    assert!(session.tree().iter().all(|state| state.id != mark.id()));
+    let at = session.rollback(&mark).unwrap();
+    assert_eq!(look(&mut session).bytes[..10], [1; 10]);
+    assert!(session.tree().iter().any(|state| state.id == at && state.transient));
+    // A mark of another tree means nothing here.
+    let mut stranger = guest.session().unwrap();
+    assert!(matches!(stranger.rollback(&mark), Err(SessionError::Tree(_))));
+    assert_eq!(look(&mut stranger).bytes[..10], [0; 10]);
 }
 
 /// Runs without end, panics through a host function, requests random numbers.

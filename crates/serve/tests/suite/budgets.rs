@@ -467,3 +467,45 @@ fn a_build_of_an_image_needs_memory_before_the_pull() {
         server.end().await;
     });
 }
+
+#[test]
+fn ended_forks_leave_no_memory_and_calls_are_undone_without_internal_states() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.call_timeout = Duration::from_secs(5);
+        let server = serve(with(sandboxes)).await;
+        let client = Client::of(&server);
+        let own = client.create().await;
+        client.value(&own, "var all = new Uint8Array(1 << 20), now = 0").await;
+        for round in 1..=5 {
+            client.value(&own, &format!("all.fill({round}), now = {round}")).await;
+            let forks = client.post(&path(&own, "/fork"), json!({"count": 1})).await;
+            let fork = &forks[0]["sandbox"];
+            client.value(fork, "all.fill(99)").await;
+            client.value(fork, "all.fill(98)").await;
+            assert_eq!(client.ask(Method::DELETE, &path(fork, ""), json!({})).await.0, 204);
+            let (_, tree) = client.ask(Method::GET, &path(&own, "/tree"), json!({})).await;
+            assert!(tree["states"].as_array().unwrap().len() <= 3, "{tree}");
+        }
+        // A relative cannot take away the state that a call is undone to.
+        let forks = client.post(&path(&own, "/fork"), json!({"count": 1})).await;
+        let fork = &forks[0]["sandbox"];
+        let cut = client.execute(&own, "now = 1000; while (true) {}");
+        let drop_states = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let (_, tree) = client.ask(Method::GET, &path(fork, "/tree"), json!({})).await;
+            for state in tree["states"].as_array().unwrap() {
+                let id = state["checkpointID"].as_str().unwrap();
+                let to = path(fork, &format!("/checkpoints/{id}"));
+                let (status, why) = client.ask(Method::DELETE, &to, json!({})).await;
+                assert_eq!(status, 409, "{why}");
+            }
+        };
+        let (cut, ()) = tokio::join!(cut, drop_states);
+        assert!(cut.unwrap().iter().any(|line| line["type"] == "error"));
+        assert_eq!(client.value(&own, "now").await, "5");
+        server.end().await;
+    });
+}

@@ -5,9 +5,11 @@ use std::time::Duration;
 use afresh_files::FileDifference;
 use afresh_pager::SnapshotMemory;
 use afresh_snapshot::{
-    Branch, BranchError, Difference, Frozen, Guest, SnapshotId, SnapshotInfo, Tree,
+    Branch, BranchError, Difference, Frozen, Guest, SnapshotId, SnapshotInfo, StateHold, Tree,
+    TreeError,
 };
 
+use crate::guests::Mark;
 use crate::guests::backend::{Backend, FrozenGuest, Instance};
 use crate::guests::session_files::SessionFiles;
 use crate::{Cause, LeaseError, Options, SessionError};
@@ -60,10 +62,12 @@ pub(crate) trait SessionLine: Send {
     fn checkpoint(&mut self, name: String) -> Result<SnapshotId, SessionError>;
     /// Makes the present state one of the tree, unless it is one.
     fn current(&mut self) -> Result<SnapshotId, SessionError>;
-    /// Refuses an id that is not in the tree.
-    fn check(&self, id: SnapshotId) -> Result<(), SessionError>;
+    /// Makes the present state one of the tree, unless it is one, and holds it.
+    fn mark(&mut self) -> Result<Mark, SessionError>;
     /// Goes to a state. `unwound` says that the instance was abandoned by a panic.
     fn rollback(&mut self, to: SnapshotId, unwound: bool) -> Result<(), SessionError>;
+    /// As [`SessionLine::rollback`], also when the state of the mark was dropped.
+    fn rollback_to(&mut self, mark: &Mark, unwound: bool) -> Result<(), SessionError>;
     /// Another branch from a state.
     fn fork(&self, from: SnapshotId) -> Result<Box<dyn SessionLine>, SessionError>;
     /// The difference of two states.
@@ -116,7 +120,7 @@ impl<G> SessionLine for Branch<G>
 where
     G: SessionGuest + Send,
     G::Template: Send,
-    G::State: Send,
+    G::State: Send + Sync,
 {
     fn lend(&mut self) -> Result<Instance<'_>, LeaseError> {
         let guest = self.guest_mut().map_err(|error| LeaseError::Create(error.into()))?;
@@ -149,16 +153,27 @@ where
         Self::current(self).map_err(unmoved)
     }
 
-    fn check(&self, id: SnapshotId) -> Result<(), SessionError> {
-        self.tree().get(id)?;
-        Ok(())
+    fn mark(&mut self) -> Result<Mark, SessionError> {
+        let hold = Self::mark(self).map_err(unmoved)?;
+        Ok(Mark { id: hold.id(), hold: Box::new(hold) })
     }
 
     fn rollback(&mut self, to: SnapshotId, unwound: bool) -> Result<(), SessionError> {
+        self.tree().get(to)?;
         if unwound {
             Self::abandon(self);
         }
         Self::rollback(self, to).map_err(unmoved)
+    }
+
+    fn rollback_to(&mut self, mark: &Mark, unwound: bool) -> Result<(), SessionError> {
+        let Some(hold) = mark.hold.downcast_ref::<StateHold<G::State>>() else {
+            return Err(TreeError::Unknown(mark.id).into());
+        };
+        if unwound {
+            Self::abandon(self);
+        }
+        Self::rollback_to(self, hold).map_err(unmoved)
     }
 
     fn fork(&self, from: SnapshotId) -> Result<Box<dyn SessionLine>, SessionError> {

@@ -27,6 +27,8 @@ pub(crate) const MAX_PIECE_BYTES: usize = 32 << 10;
 pub(crate) const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// Maximum bytes that are kept for a command whose number is not known yet.
 const MAX_EARLY_BYTES: usize = 1 << 20;
+/// Bytes that a piece of it takes in addition to its content.
+const PIECE_COST: usize = 64;
 
 /// The encoding of a piece of at most [`MAX_PIECE_BYTES`] bytes.
 pub(crate) type EncodeOutput = fn(Stream, &[u8]) -> Vec<u8>;
@@ -314,7 +316,7 @@ impl RoutedOutput {
         let mut ears = self.commands.ears(number);
         if let Some(starting) = self.starting.as_mut().filter(|_| ears.is_empty()) {
             starting.early.push((number, stream, bytes.to_vec()));
-            starting.kept += bytes.len();
+            starting.kept += bytes.len() + PIECE_COST;
             // A command that prints this much before it has a number is the one that is being
             // started.
             return if starting.kept > MAX_EARLY_BYTES { self.started(number) } else { Ok(()) };
@@ -455,6 +457,23 @@ mod tests {
             assert!(text[5..].starts_with(r#"{"event":{"start":{"pid":42}}}"#), "{flood}");
             assert!(whole.len() >= 3 * flood && text.contains("stderr") && text.contains("end"));
             assert_eq!(text.matches("stdout").count(), 3 * flood.div_ceil(MAX_PIECE_BYTES));
+        }
+    }
+
+    #[test]
+    fn small_pieces_before_the_pid_is_known_are_charged_for_themselves() {
+        let runtime = runtime();
+        let _within = runtime.enter();
+        let commands = Arc::new(Commands::default());
+        let mut speaker = OutputRouter::new(TEST_TIMEOUT, commands, || Ok(()));
+        let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
+        speaker.starts(ear, None);
+        drop(heard);
+        for _ in 0..100_000 {
+            speaker.print_command(7, Stream::Stdout, b"x").unwrap();
+            let routed = speaker.0.as_ref().unwrap();
+            let early = routed.starting.as_ref().map_or(0, |starting| starting.early.len());
+            assert!(early <= MAX_EARLY_BYTES / PIECE_COST, "{early}");
         }
     }
 

@@ -399,10 +399,9 @@ impl Sandboxes {
                     let around = around.of(*user);
                     let missing = || failed(format!("the files for `{title}` were not uploaded"));
                     let uploaded = self.builds.file(&build.tenant, files).ok_or_else(missing)?;
-                    let read = move || uploaded.read().map_err(|error| internal(&error));
-                    let content =
-                        blocking(read).await.map_err(|refusal| failed(refusal.message))?;
+                    // Read in the sandbox's turn, so that builds that wait hold no content.
                     let written = self.files(sandbox, move |tree| {
+                        let content = uploaded.read().map_err(|error| internal(&error))?;
                         let put = tree.write_path(ARCHIVE, &content, Time::now()).map(drop);
                         put.map_err(|error| {
                             crate::sandbox::transfer::file_entry::refused(ARCHIVE, &error)

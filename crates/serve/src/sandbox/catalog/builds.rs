@@ -33,6 +33,8 @@ const MAX_KNOWN: usize = 32;
 const MAX_LOG_BYTES: usize = 256 << 10;
 /// Maximum bytes of one line.
 const MAX_LINE_BYTES: usize = 4 << 10;
+/// Maximum bytes of the reason of a failed build.
+const MAX_REASON_BYTES: usize = 16 << 10;
 /// Maximum entries of one answer, as in E2B.
 const MAX_ENTRIES: usize = 100;
 /// Maximum uploads of a tenant, and their bytes.
@@ -72,7 +74,10 @@ pub(crate) struct BuildFailure {
 }
 
 impl From<String> for BuildFailure {
-    fn from(why: String) -> Self {
+    /// The text may be an exception of the guest, so its end is cut off where it is long.
+    fn from(mut why: String) -> Self {
+        why.truncate(why.floor_char_boundary(MAX_REASON_BYTES));
+        why.shrink_to_fit();
         Self { why, ..Self::default() }
     }
 }
@@ -429,6 +434,9 @@ mod tests {
         let failed = builds.of("t", "a", &all[0].id).unwrap().status(0);
         assert_eq!((&failed["status"], &failed["reason"]["step"]), (&json!("error"), &json!("3")));
         assert_eq!(failed["logs"], json!(["no"]));
+        let long = add().unwrap();
+        long.end(Err(BuildFailure::from("\u{e9}".repeat(8 << 20))));
+        assert!(long.status(0).to_string().len() < 64 << 10);
         for _ in 0..2 * MAX_KNOWN {
             add().unwrap().end(Ok(()));
         }

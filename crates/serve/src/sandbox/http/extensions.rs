@@ -17,7 +17,6 @@ use crate::sandbox::bodies::checkpoint_requests::{CheckpointName, RollbackTarget
 use crate::sandbox::http::answer::{Answer, answer, json, short};
 use crate::sandbox::http::authorization::TenantSandbox;
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::life::undo_point::MARK;
 
 /// The OpenAPI description of the operations.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -36,7 +35,7 @@ pub(crate) struct DiffRequest {
 
 pub(crate) async fn checkpoint(chosen: TenantSandbox, body: Bytes) -> Answer {
     let CheckpointName { name } = json(&body)?;
-    if name == MARK {
+    if name.is_empty() {
         return Err(ErrorResponse::new(
             StatusCode::BAD_REQUEST,
             "the checkpoint has no name: set `name`",
@@ -67,8 +66,15 @@ pub(crate) async fn drop_checkpoint(
     let (all, sandbox) = chosen.sandbox()?;
     let own = sandbox.clone();
     all.with(&sandbox, move |session| {
-        let dropped = session.find_state(&checkpoint);
-        let dropped = dropped.and_then(|state| session.drop_checkpoint(state));
+        let state = session.find_state(&checkpoint).map_err(|error| refused(&error))?;
+        if session.tree().iter().any(|info| info.id == state && info.name.is_none()) {
+            let message = format!(
+                "the state {state} is no checkpoint: it has no name, and is dropped once no sandbox \
+                 needs it"
+            );
+            return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
+        }
+        let dropped = session.drop_checkpoint(state);
         own.note_checkpoints(session);
         dropped.map_err(|error| refused(&error))
     })
@@ -93,12 +99,12 @@ pub(crate) async fn rollback(chosen: TenantSandbox, body: Bytes) -> Answer {
     Ok(answer(StatusCode::OK, &json!({"checkpointID": at.to_string()})))
 }
 
-/// A state of the tree. Those that pieces of code began in have no name.
+/// A state of the tree. Those that sandboxes stand on or can be undone to may have no name.
 fn state(info: &SnapshotInfo) -> Value {
     json!({
         "checkpointID": info.id.to_string(),
         "parentID": info.parent.map(|parent| parent.to_string()),
-        "name": info.name.as_deref().filter(|name| *name != MARK),
+        "name": info.name,
         "storedPages": info.stored_pages,
         "ownPages": info.own_pages,
         "ownBytes": info.own_bytes,

@@ -16,7 +16,6 @@ use crate::sandbox::http::session_error::refused;
 use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Residency, Sandbox};
 use crate::sandbox::life::tasks::blocking;
-use crate::sandbox::life::undo_point::MARK;
 
 /// Maximum sandboxes shown, and maximum states of one.
 const MAX_SHOWN: usize = 50;
@@ -104,7 +103,7 @@ impl Sandboxes {
                         json!({
                             "id": state.id.to_string(),
                             "parent": state.parent.map(|parent| parent.to_string()),
-                            "name": state.name.as_deref().filter(|name| *name != MARK),
+                            "name": state.name,
                         })
                     });
                     (Some(session.at().to_string()), states.collect())

@@ -28,7 +28,7 @@ use crate::sandbox::catalog::base_state::BaseState;
 use crate::sandbox::connections::connection_audit::connection_log;
 use crate::sandbox::connections::network::SandboxNetwork;
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::life::undo_point::{MARK, UndoPoint, undo};
+use crate::sandbox::life::undo_point::UndoPoint;
 use crate::sandbox::records::creation_key::CreationKey;
 use crate::sandbox::records::record::{SandboxRecord, SandboxSettings, milliseconds, saved_name};
 use crate::sandbox::records::store::{StoreEntry, StoredSandbox};
@@ -345,8 +345,7 @@ impl Sandbox {
 
     /// Notes whether a session has named checkpoints.
     pub(crate) fn note_checkpoints(&self, session: &Session) {
-        let is_named = |name: &Option<String>| name.as_deref().is_some_and(|name| name != MARK);
-        let has = session.tree().iter().any(|state| is_named(&state.name));
+        let has = session.tree().iter().any(|state| state.name.is_some());
         self.has_checkpoints.store(has, Ordering::Relaxed);
     }
 
@@ -391,7 +390,7 @@ pub(crate) fn run(
     mark: &mut UndoPoint,
     speaker: &mut OutputRouter,
 ) -> Result<Outcome, ErrorResponse> {
-    let before = mark.set_mark(session, false)?;
+    mark.set_mark(session, false)?;
     let form = language.form;
     let request = Request::new(form, what, &Tools::default(), source, "<code>", None);
     let answered = session.with(|lease| {
@@ -413,7 +412,7 @@ pub(crate) fn run(
             ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, damaged.to_string())
         }),
         Err(error) if session.failed().is_some() => {
-            undo(session, before, speaker)?;
+            mark.undo(session, speaker)?;
             tracing::info!(why = describe(&error), "a call was cut short, and undone");
             Ok(cut_short(&error, speaker.is_late()))
         }
@@ -441,10 +440,9 @@ pub(crate) fn go_on(
     mark: &mut UndoPoint,
     speaker: &mut OutputRouter,
 ) -> Result<(), ErrorResponse> {
-    let ended = match mark.state.filter(|_| mark.after) {
-        Some(state) => state,
-        None => mark.set_mark(session, true)?,
-    };
+    if !mark.is_after_call() {
+        mark.set_mark(session, true)?;
+    }
     speaker.begin(Vec::new());
     let went = session.with(|lease| {
         speaker.exchange(lease)?;
@@ -456,7 +454,7 @@ pub(crate) fn go_on(
     });
     match went {
         Err(_) if session.failed().is_some() => {
-            undo(session, ended, speaker)?;
+            mark.undo(session, speaker)?;
             let message = "background work was cut short, and undone";
             Err(ErrorResponse::new(StatusCode::CONFLICT, message))
         }

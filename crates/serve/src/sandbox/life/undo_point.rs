@@ -2,15 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use afresh::Session;
-use afresh::snapshot::SnapshotId;
+use afresh::{Mark, Session};
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::agent::output_router::OutputRouter;
 use crate::sandbox::http::session_error::refused;
-
-/// The name of the internal states in which pieces of code began.
-pub(crate) const MARK: &str = "";
 
 /// Age of connection data that a rollback may undo.
 #[cfg(feature = "linux")]
@@ -31,7 +27,7 @@ pub(crate) enum Operation {
 /// The state that a sandbox rolls back to when its work is cut short.
 #[derive(Default)]
 pub(crate) struct UndoPoint {
-    pub(crate) state: Option<SnapshotId>,
+    mark: Option<Mark>,
     /// The last call ended there; otherwise it began there.
     pub(crate) after: bool,
     /// When.
@@ -55,22 +51,26 @@ impl UndoPoint {
         &mut self,
         session: &mut Session,
         after: bool,
-    ) -> Result<SnapshotId, ErrorResponse> {
-        let here = session.checkpoint(MARK).map_err(|error| refused(&error))?;
+    ) -> Result<(), ErrorResponse> {
+        self.mark = Some(session.mark().map_err(|error| refused(&error))?);
         (self.after, self.put) = (after, Some(Instant::now()));
-        if let Some(old) = self.state.replace(here) {
-            // A rollback may have dropped it.
-            let _ = session.drop_checkpoint(old);
-        }
-        Ok(here)
+        Ok(())
     }
-}
 
-pub(crate) fn undo(
-    session: &mut Session,
-    to: SnapshotId,
-    speaker: &OutputRouter,
-) -> Result<(), ErrorResponse> {
-    speaker.undone();
-    session.rollback(to).map(drop).map_err(|error| refused(&error))
+    /// Whether the last call ended there, and nothing followed that is not to be undone.
+    #[cfg(feature = "linux")]
+    pub(crate) fn is_after_call(&self) -> bool {
+        self.after && self.mark.is_some()
+    }
+
+    /// Takes the session back there.
+    pub(crate) fn undo(
+        &self,
+        session: &mut Session,
+        speaker: &OutputRouter,
+    ) -> Result<(), ErrorResponse> {
+        speaker.undone();
+        let Some(mark) = &self.mark else { return Ok(()) };
+        session.rollback(mark).map(drop).map_err(|error| refused(&error))
+    }
 }

@@ -1,8 +1,9 @@
 //! The memory and the saved state of one sandbox, as they count in budgets and bills.
 //!
 //! Memory is that of the present state at its last measurement, of named checkpoints, and of files
-//! that clients download. A fork counts the checkpoints that it shares. May break it: memory that
-//! the last call added counts from the next measurement.
+//! that clients download. A fork counts the checkpoints that it shares. A state without a name is in
+//! the tree while a sandbox stands on it or can be undone to it, and counts as the present state of
+//! that sandbox. May break it: memory that the last call added counts from the next measurement.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,6 @@ use std::time::{Duration, Instant};
 use afresh::Session;
 
 use crate::lock::lock;
-use crate::sandbox::life::undo_point::MARK;
 use crate::sandbox::transfer::downloads::Downloads;
 
 /// Minimum time between two measurements: one takes a moment with many checkpoints.
@@ -24,13 +24,10 @@ pub(crate) fn memory_of(session: &Session) -> u64 {
     let at = session.at();
     let page = rustix::param::page_size();
     let states = session.tree();
-    let bytes = states.iter().map(|state| {
-        let named = state.name.as_deref().is_some_and(|name| name != MARK);
-        match (state.id == at, named) {
-            (true, _) => state.stored_pages.saturating_mul(page),
-            (false, true) => state.own_bytes,
-            (false, false) => 0,
-        }
+    let bytes = states.iter().map(|state| match (state.id == at, state.name.is_some()) {
+        (true, _) => state.stored_pages.saturating_mul(page),
+        (false, true) => state.own_bytes,
+        (false, false) => 0,
     });
     bytes.fold(0, usize::saturating_add) as u64
 }

@@ -39,6 +39,8 @@ type All = State<Arc<Sandboxes>>;
 const MAX_READ_BYTES: u64 = 1 << 30;
 /// Maximum bytes of a file that is sent compressed: it is compressed as a whole.
 const MAX_COMPRESSED: u64 = 16 << 20;
+/// Maximum bytes of metadata in an answer to uploads: each file has all of it.
+const MAX_METADATA_BYTES: usize = 1 << 20;
 /// Bytes that are decompressed at once.
 const DECODED_PIECE: usize = 64 << 10;
 
@@ -216,6 +218,21 @@ fn form_files(
     files.into_iter().map(file).collect()
 }
 
+/// Metadata as the answer has it with each of `count` files.
+fn shown_metadata(metadata: &FileMetadata, count: usize) -> Result<Option<Value>, ErrorResponse> {
+    if metadata.is_empty() {
+        return Ok(None);
+    }
+    let shown = json!(metadata);
+    if shown.to_string().len().saturating_mul(count) > MAX_METADATA_BYTES {
+        return Err(too_large(format!(
+            "the metadata of {count} files has more than {MAX_METADATA_BYTES} bytes: send fewer \
+             files, or shorter headers"
+        )));
+    }
+    Ok(Some(shown))
+}
+
 async fn keep(
     all: &Arc<Sandboxes>,
     sandbox: &Arc<Sandbox>,
@@ -223,6 +240,7 @@ async fn keep(
     metadata: FileMetadata,
 ) -> Answer {
     let own = sandbox.clone();
+    let shown = shown_metadata(&metadata, files.len())?;
     let written = all
         .files(sandbox, move |tree| {
             let (mut written, mut created) = (Vec::new(), Vec::new());
@@ -238,8 +256,8 @@ async fn keep(
                 let node = put.map_err(|error| refused(path, &error))?;
                 created.extend(is_new.then_some(node));
                 let mut said = json!({"path": path, "name": name(path), "type": "file"});
-                if !metadata.is_empty() {
-                    said["metadata"] = json!(metadata);
+                if let Some(shown) = &shown {
+                    said["metadata"] = shown.clone();
                 }
                 written.push(said);
             }
@@ -278,6 +296,16 @@ mod tests {
         let long = "x".repeat(4096);
         assert!(form_files(&form(&part(&long)), "b", None, User::User).is_err());
         assert!(form_files(&form(&part(&long[1..])), "b", None, User::User).is_ok());
+    }
+
+    #[test]
+    fn the_metadata_of_all_files_of_a_form_has_a_limit() {
+        let metadata = FileMetadata::from([("a".to_owned(), "x".repeat(4095))]);
+        assert_eq!(shown_metadata(&metadata, 1).unwrap().unwrap()["a"], "x".repeat(4095));
+        assert!(shown_metadata(&metadata, 200).is_ok());
+        let refused = shown_metadata(&metadata, 10_000).unwrap_err();
+        assert_eq!(refused.status, StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(shown_metadata(&FileMetadata::new(), 10_000).unwrap(), None);
     }
 
     #[test]

@@ -1,0 +1,51 @@
+//! A state of a session to return to that no relative can drop.
+//!
+//! Promises: [`Session::rollback`](crate::Session::rollback) to a mark finds its state, whatever
+//! was dropped meanwhile; a state that was made for a mark leaves the tree with it. May break it:
+//! nothing in safe code.
+
+use std::any::Any;
+
+use crate::snapshot::SnapshotId;
+
+/// A state of a session to return to, made by [`Session::mark`](crate::Session::mark).
+///
+/// Its pages are kept until the mark is dropped. A call that may have to be undone begins with one:
+///
+/// ```no_run
+/// # use afresh::{Call, Session, SessionError};
+/// # fn attempt(session: &mut Session, call: &Call) -> Result<(), SessionError> {
+/// let before = session.mark()?;
+/// if session.invoke(call).is_err() {
+///     session.rollback(&before)?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Mark {
+    pub(crate) id: SnapshotId,
+    /// The `StateHold` of the branch, whose type depends on the kind of guest.
+    pub(crate) hold: Box<dyn Any + Send + Sync>,
+}
+
+impl Mark {
+    /// The state, as [`Session::tree`](crate::Session::tree) lists it unless it was dropped.
+    #[must_use]
+    pub fn id(&self) -> SnapshotId {
+        self.id
+    }
+}
+
+impl std::fmt::Debug for Mark {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mark").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for Mark {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Mark {}
