@@ -61,6 +61,8 @@ enum LetPart {
     /// The sign after a name, which ends here: a variable without an initial value gets
     /// `undefined`, because it may have a value from an earlier script.
     AfterName(usize),
+    /// A value or a pattern. A comma outside of brackets ends it, and the next name follows.
+    Value,
 }
 
 /// The part of a class declaration that comes next.
@@ -163,16 +165,19 @@ impl<'a> Scanner<'a> {
     fn scan(&mut self) -> Option<()> {
         loop {
             let rest = skip(&self.source[self.at..])?;
-            self.at = self.source.len() - rest.len();
+            let (end, at) = (self.at, self.source.len() - rest.len());
+            self.at = at;
             let Some(sign) = rest.chars().next() else { break };
-            self.continue_let(sign, rest);
+            let is_line = self.source[end..at].contains(is_line_end);
+            let begins = is_line && self.begins_statement(end, rest);
+            self.continue_let(sign, rest, begins);
             if is_word(sign) {
                 self.word(word(rest))?;
             } else {
                 self.sign(sign, rest)?;
             }
         }
-        self.continue_let('\n', "");
+        self.continue_let('\n', "", true);
         self.opened.is_empty().then_some(())
     }
 
@@ -180,11 +185,30 @@ impl<'a> Scanner<'a> {
         self.edits.push(Edit { start, end, text: text.into() });
     }
 
-    /// Continues a `let` declaration with the text that comes next.
-    fn continue_let(&mut self, sign: char, rest: &str) {
+    /// Whether the text at the start of a line begins a statement, instead of continuing the value
+    /// that ends before it at `end`. A semicolon is inserted then.
+    fn begins_statement(&self, end: usize, rest: &str) -> bool {
+        let before = &self.source[..end];
+        let ends_value = !self.is_before_expression()
+            || self.last == "}"
+            || before.ends_with("++")
+            || before.ends_with("--");
+        let continues = ["in", "instanceof"].contains(&word(rest))
+            || rest.starts_with("!=")
+            || rest.starts_with(|sign| ",.([`+-*/%<>=&|^?:;".contains(sign));
+        ends_value && (!continues || rest.starts_with("++") || rest.starts_with("--"))
+    }
+
+    /// Continues a `let` declaration with the text that comes next, which may begin a statement.
+    fn continue_let(&mut self, sign: char, rest: &str, begins: bool) {
         self.declared = match self.declared {
+            LetPart::Value if !self.opened.is_empty() => LetPart::Value,
+            LetPart::Value if sign == ',' => LetPart::Name,
+            LetPart::Value if sign != ';' && !begins => LetPart::Value,
+            LetPart::Name if matches!(sign, '[' | '{') => LetPart::Value,
+            LetPart::AfterName(_) if sign == '=' && !rest.starts_with("==") => LetPart::Value,
             LetPart::Name if is_word(sign) => LetPart::AfterName(self.at + word(rest).len()),
-            LetPart::AfterName(end) if sign != '=' || rest.starts_with("==") => {
+            LetPart::AfterName(end) => {
                 // A bracket in the next line would continue the value.
                 self.edit(end, end, if sign == ',' { "=void 0" } else { "=void 0;" });
                 if sign == ',' { LetPart::Name } else { LetPart::Outside }
@@ -207,7 +231,7 @@ impl<'a> Scanner<'a> {
                 if is_pattern || !["", "in", "instanceof", "of"].contains(&name) {
                     // The columns of errors stay.
                     self.edit(start, end, if word == "let" { "var" } else { "var  " });
-                    if word == "let" && !is_pattern {
+                    if word == "let" {
                         self.declared = LetPart::Name;
                     }
                 }
@@ -311,7 +335,20 @@ mod tests {
                 "var   s = 'it\\'s const'; var   t = \"\\\"\"",
             ),
             ("const f = () => { let g = 1 }; f", "var   f = () => { let g = 1 }; f"),
-            ("let a, b /* = */, c = 1, d\na", "var a=void 0, b=void 0 /* = */, c = 1, d\na"),
+            (
+                "let a, b /* = */, c = 1, d\na",
+                "var a=void 0, b=void 0 /* = */, c = 1, d=void 0;\na",
+            ),
+            ("let a = f(1, {x, y}), b", "var a = f(1, {x, y}), b=void 0;"),
+            ("let {b, c} = d, e; f, g", "var {b, c} = d, e=void 0;; f, g"),
+            ("let a, [b] = [1, 2], c\nd, e", "var a=void 0, [b] = [1, 2], c=void 0;\nd, e"),
+            ("let a = 0\nb, c", "var a = 0\nb, c"),
+            ("let a = () => {}\n++b, c", "var a = () => {}\n++b, c"),
+            ("let a = b++ // +\n'c', d", "var a = b++ // +\n'c', d"),
+            ("let a = b /*\n*/ !c, d", "var a = b /*\n*/ !c, d"),
+            ("let a = // b\n1\n+ 2\n, c", "var a = // b\n1\n+ 2\n, c=void 0;"),
+            ("let a = b\nin c, d", "var a = b\nin c, d=void 0;"),
+            ("let a = b\n!= c, d", "var a = b\n!= c, d=void 0;"),
             ("let a\nlet {b} = c; let = 1", "var a=void 0;\nvar {b} = c; let = 1"),
             ("let \u{e9} = 1 == 2; let z", "var \u{e9} = 1 == 2; var z=void 0;"),
             (
