@@ -318,7 +318,8 @@ impl Kernel {
     pub(in crate::sentry) fn count_memory(&mut self) {
         let own: u64 = self.processes.layouts.values().map(Layout::own_bytes).sum();
         // Files beyond the limit of storage, which were written through mappings. Those of live
-        // files count as shared memory.
+        // files count as shared memory. The host has such a file twice once it is stored, and it
+        // counts once: a guest takes at most its memory limit beyond memory and storage.
         let stored = self.tree.used().bytes.saturating_sub(self.stored_shares);
         let unpaid = stored.saturating_sub(self.tree.budget().bytes);
         let elsewhere = own.saturating_add(self.shared_bytes).saturating_add(unpaid);
