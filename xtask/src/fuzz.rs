@@ -28,7 +28,7 @@ pub(crate) const SECONDS: u32 = 20;
 const IN_TESTS: u32 = 5;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.
-const TARGETS: [&str; 21] = [
+const TARGETS: [&str; 22] = [
     "page_layer",
     "layout",
     "archive",
@@ -48,6 +48,7 @@ const TARGETS: [&str; 21] = [
     "image_archive",
     "tree",
     "warm_state",
+    "rewrite",
     "http",
     "elf",
 ];

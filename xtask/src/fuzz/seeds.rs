@@ -87,6 +87,9 @@ const WARM_STATES: [&[u8]; 2] = [
     b"n\x02\0\x01\x01\x01\x01\0\0\x0e\x01\0\x03\x05\0\x06\x06\x01\x01\0",
 ];
 
+/// A module with a function `run`, a memory with data and a global.
+const MODULE: &[u8] = b"\0asm\x01\0\0\0\x01\x04\x01\x60\0\0\x03\x02\x01\0\x05\x03\x01\0\x01\x06\x06\x01\x7f\x01A\x05\x0b\x07\x10\x02\x03run\0\0\x06memory\x02\0\x0a\x04\x01\x02\0\x0b\x0b\x08\x01\0A\x08\x0b\x02hi";
+
 /// Requests and whole answers in HTTP.
 const EXCHANGES: [&[u8]; 4] = [
     b"GET /a\0HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX: y\r\n\r\nhello",
@@ -128,6 +131,7 @@ pub(super) fn seeds(folder: &Path) -> Result<BTreeMap<&'static str, Vec<Vec<u8>>
     all.insert("image_archive", image_archive_seeds());
     all.insert("tree", tree_seeds());
     all.insert("warm_state", WARM_STATES.map(<[u8]>::to_vec).to_vec());
+    all.insert("rewrite", module_seeds());
     all.insert("elf", vec![linux_program_seed()]);
     all.insert("http", EXCHANGES.map(<[u8]>::to_vec).to_vec());
     Ok(all)
@@ -141,6 +145,16 @@ fn json_seeds(blobs: &BTreeMap<String, Vec<u8>>, index: &[u8]) -> Vec<Vec<u8>> {
     };
     let mut seeds: Vec<_> = documents.map(|bytes| [&letter(bytes)[..], bytes].concat()).collect();
     seeds.push([b"i", index].concat());
+    seeds
+}
+
+/// A module for each rewriting, after its letter: two for a link, and one in a component.
+fn module_seeds() -> Vec<Vec<u8>> {
+    let mut seeds: Vec<_> = [b"r", b"b", b"a"].map(|kind| [&kind[..], MODULE].concat()).into();
+    let length = u16::try_from(MODULE.len()).unwrap_or(u16::MAX).to_le_bytes();
+    seeds.push([&b"l"[..], &length, MODULE, b"\0asm\x01\0\0\0"].concat());
+    let section = [1, u8::try_from(MODULE.len()).unwrap_or(u8::MAX)];
+    seeds.push([&b"c\0asm\x0d\0\x01\0"[..], &section, MODULE].concat());
     seeds
 }
 
