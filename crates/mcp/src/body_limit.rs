@@ -2,19 +2,20 @@
 //!
 //! Promises: a message has at most 1 MiB. One that carries code, a file or the input of a command
 //! has at most 16 MiB, nearly all of it in strings, because other JSON takes up to 100 times its
-//! bytes in memory. Messages together take a bounded amount of memory from their arrival to their
-//! answer; beyond it they are refused with 503.
+//! bytes in memory. Messages together take a bounded amount of memory until their calls have ended;
+//! beyond it they are refused with 503. A body takes memory as it arrives, not as its head claims.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, HttpBody, to_bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::http::header::RETRY_AFTER;
+use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -52,9 +53,48 @@ struct Parameters<'a> {
     name: std::borrow::Cow<'a, str>,
 }
 
-/// The permits for the memory of a message. The request has them as an extension, which belongs to
-/// the message until its call has ended, also where the client has left. The answer has them, too.
-type Permits = Arc<[OwnedSemaphorePermit; 2]>;
+/// The permits for the memory of a message. The request has them as an extension, and its call takes
+/// them from there until it has ended, also where the client has left. The answer has them, too.
+#[derive(Clone, Debug)]
+pub(crate) struct MessagePermits {
+    _held: Arc<(Option<OwnedSemaphorePermit>, OwnedSemaphorePermit)>,
+}
+
+impl MessagePermits {
+    /// The permits of the message that this request has brought.
+    pub(crate) fn of(request: &Parts) -> Option<Self> {
+        request.extensions.get().cloned()
+    }
+}
+
+/// A body that arrives, with the permits for its buffer.
+#[derive(Default)]
+struct ArrivingBody {
+    bytes: Vec<u8>,
+    permits: Option<OwnedSemaphorePermit>,
+}
+
+impl ArrivingBody {
+    /// Appends bytes. The buffer doubles, so that a permit is not taken for each small piece.
+    fn append(&mut self, piece: &[u8], memory: &BodyMemory) -> Result<(), Response> {
+        let length = self.bytes.len() + piece.len();
+        if length > MAX_BODY {
+            return Err(too_large());
+        }
+        let capacity = self.bytes.capacity();
+        if length > capacity {
+            let wanted = length.max(2 * capacity).min(MAX_BODY);
+            let permits = memory.take(wanted - capacity).ok_or_else(no_memory)?;
+            match &mut self.permits {
+                Some(held) => held.merge(permits),
+                none => *none = Some(permits),
+            }
+            self.bytes.reserve_exact(wanted - self.bytes.len());
+        }
+        self.bytes.extend_from_slice(piece);
+        Ok(())
+    }
+}
 
 /// The memory for bodies.
 #[derive(Clone, Debug)]
@@ -73,6 +113,12 @@ impl BodyMemory {
         Arc::clone(&self.0).try_acquire_many_owned(permits).ok()
     }
 
+    /// Whether no message has a permit.
+    #[cfg(test)]
+    pub(crate) fn is_free(&self) -> bool {
+        self.0.available_permits() == MAX_MEMORY / PERMIT
+    }
+
     /// Passes on a request within the limits.
     pub(crate) async fn limit(self, request: Request, next: Next) -> Response {
         match self.receive(request).await {
@@ -82,18 +128,19 @@ impl BodyMemory {
     }
 
     /// A request with its whole body, and the permits for its memory.
-    async fn receive(&self, request: Request) -> Result<(Request, Permits), Response> {
+    pub(crate) async fn receive(
+        &self,
+        request: Request,
+    ) -> Result<(Request, MessagePermits), Response> {
         let (mut head, body) = request.into_parts();
-        let length = body.size_hint().upper().and_then(|upper| usize::try_from(upper).ok());
-        let length = length.unwrap_or(MAX_BODY);
-        if length > MAX_BODY {
+        if body.size_hint().lower() > MAX_BODY as u64 {
             return Err(too_large());
         }
-        let arriving = self.take(length).ok_or_else(no_memory)?;
-        let whole = tokio::time::timeout(ARRIVAL_TIMEOUT, to_bytes(body, length)).await;
+        let arrived = tokio::time::timeout(ARRIVAL_TIMEOUT, self.collect(body)).await;
         let late = |_| (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time\n");
-        let whole = whole.map_err(|elapsed| late(elapsed).into_response())?;
-        let whole = whole.map_err(|_| too_large())?;
+        let ArrivingBody { bytes, permits: arriving } =
+            arrived.map_err(|elapsed| late(elapsed).into_response())??;
+        let whole = Bytes::from(bytes);
         let structure = structure(&whole);
         if whole.len() > MAX_PLAIN_BODY && (structure > MAX_STRUCTURE || !may_be_long(&whole)) {
             return Err(too_large());
@@ -101,14 +148,28 @@ impl BodyMemory {
         // The bytes are parsed into strings of the same length.
         let parsed = self.take(whole.len() + structure * STRUCTURE_WEIGHT);
         let parsed = parsed.ok_or_else(no_memory)?;
-        let permits: Permits = Arc::new([arriving, parsed]);
-        head.extensions.insert(Arc::clone(&permits));
+        let held = Arc::new((arriving, parsed));
+        let permits = MessagePermits { _held: held };
+        head.extensions.insert(permits.clone());
         Ok((Request::from_parts(head, whole.into()), permits))
+    }
+
+    async fn collect(&self, body: Body) -> Result<ArrivingBody, Response> {
+        let mut arriving = ArrivingBody::default();
+        let mut pieces = body.into_data_stream();
+        loop {
+            let piece = pieces.try_next().await;
+            let broken = |_| (StatusCode::BAD_REQUEST, "the body did not arrive whole\n");
+            match piece.map_err(|error| broken(error).into_response())? {
+                Some(piece) => arriving.append(&piece, self)?,
+                None => return Ok(arriving),
+            }
+        }
     }
 }
 
 /// Keeps the permits until the answer has ended.
-fn hold(body: Body, permits: Permits) -> Body {
+fn hold(body: Body, permits: MessagePermits) -> Body {
     Body::from_stream(body.into_data_stream().map(move |data| {
         let _held = &permits;
         data
@@ -150,9 +211,9 @@ fn may_be_long(message: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use axum::Router;
     use axum::middleware::from_fn;
     use axum::routing::post;
+    use axum::{BoxError, Router};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
@@ -184,6 +245,35 @@ mod tests {
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer).await;
         String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    #[tokio::test]
+    async fn a_body_takes_memory_as_it_arrives() {
+        let memory = BodyMemory::default();
+        let _others = memory.take(MAX_MEMORY - (64 << 10)).unwrap();
+        // As with a chunked body, its length is not known.
+        let (sender, pieces) = tokio::sync::mpsc::channel::<Bytes>(1);
+        let pieces = futures_util::stream::unfold(pieces, async |mut pieces| {
+            Some((Ok::<_, std::convert::Infallible>(pieces.recv().await?), pieces))
+        });
+        let request = Request::new(Body::from_stream(pieces));
+        let receiving = memory.receive(request);
+        let sending = async {
+            sender.send(Bytes::from_static(b"\"")).await.unwrap();
+            for _ in 0..100 {
+                sender.send(Bytes::from_static(b"0123456789")).await.unwrap();
+            }
+            drop(sender);
+        };
+        let (received, ()) = tokio::join!(receiving, sending);
+        let (request, permits) = received.unwrap();
+        assert_eq!(request.into_body().size_hint().exact(), Some(1001));
+        // One that fills the memory is refused while it arrives.
+        let endless = futures_util::stream::repeat_with(|| Ok::<_, BoxError>(vec![b' '; 4096]));
+        let refused = memory.receive(Request::new(Body::from_stream(endless))).await;
+        assert_eq!(refused.unwrap_err().status(), StatusCode::SERVICE_UNAVAILABLE);
+        drop(permits);
+        drop(memory.take(64 << 10).unwrap());
     }
 
     #[tokio::test]

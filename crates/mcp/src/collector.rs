@@ -28,6 +28,9 @@ const MAX_DISPLAYED: usize = 16 << 20;
 /// left-over commands exceed it.
 const MAX_COMMANDS: usize = 64;
 
+/// Maximum bytes of their output. Each may have [`MAX_OUTPUT`].
+const MAX_CANDIDATE_OUTPUT: usize = 2 * MAX_OUTPUT;
+
 /// When a call ends at the latest, and who may end it earlier.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Limits {
@@ -57,9 +60,18 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
+    fn len(&self) -> usize {
+        self.stdout.len() + self.stderr.len()
+    }
+
+    /// Drops the output, and counts it.
+    fn clear(&mut self) {
+        *self = Self { dropped: self.dropped + self.len() as u64, ..Self::default() };
+    }
+
     /// Appends what has room. Returns the number of its bytes.
     fn append(&mut self, stream: Stream, bytes: &[u8]) -> usize {
-        let held = bytes.len().min(MAX_OUTPUT - self.stdout.len() - self.stderr.len());
+        let held = bytes.len().min(MAX_OUTPUT - self.len());
         self.dropped += (bytes.len() - held) as u64;
         let to = match stream {
             Stream::Stdout | Stream::Terminal => &mut self.stdout,
@@ -131,6 +143,20 @@ impl OutputCollector {
         self.candidates.entry(number).or_default()
     }
 
+    /// Holds output of a command that may be the started one. Where there is too much, that of the
+    /// commands with lower numbers is dropped: earlier calls have started them.
+    fn hold(&mut self, number: u32, stream: Stream, bytes: &[u8]) {
+        self.candidate(number).0.append(stream, bytes);
+        let mut excess = self.candidates.values().map(|(output, _)| output.len()).sum::<usize>();
+        for (_, (output, _)) in self.candidates.iter_mut().filter(|(other, _)| **other != number) {
+            if excess <= MAX_CANDIDATE_OUTPUT {
+                return;
+            }
+            excess -= output.len();
+            output.clear();
+        }
+    }
+
     fn collect(&mut self, stream: Stream, bytes: &[u8]) {
         let held = self.own.append(stream, bytes);
         if let Some(progress) = &mut self.progress {
@@ -149,9 +175,7 @@ impl HostCallbacks for OutputCollector {
 
     fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         match self.source {
-            Source::Starting => {
-                self.candidate(number).0.append(stream, bytes);
-            }
+            Source::Starting => self.hold(number, stream, bytes),
             Source::Command(own) if own == number => self.collect(stream, bytes),
             _ => {}
         }
@@ -226,6 +250,36 @@ mod tests {
         let Streams { stdout, stderr, dropped } = &collector.own;
         assert_eq!((&stdout[..], &stderr[..], *dropped), (&b"one"[..], &b"two"[..], 0));
         assert_eq!(collector.status, Some(-9));
+    }
+
+    #[test]
+    fn commands_with_unknown_numbers_share_a_budget() {
+        let mut collector = OutputCollector::default();
+        collector.expect_command();
+        let noise = vec![b'n'; MAX_OUTPUT];
+        for number in 1..MAX_COMMANDS as u32 {
+            collector.print_command(number, Stream::Stdout, &noise).unwrap();
+            collector.print_command(99, Stream::Stderr, b"own").unwrap();
+            let held: usize = collector.candidates.values().map(|(output, _)| output.len()).sum();
+            assert!(held <= MAX_CANDIDATE_OUTPUT, "{held}");
+        }
+        assert_eq!(collector.candidates[&1].0.dropped, MAX_OUTPUT as u64);
+        collector.begin_command(99);
+        assert_eq!(collector.own.stderr, b"own".repeat(MAX_COMMANDS - 1));
+    }
+
+    #[test]
+    fn progress_ends_at_the_budget_of_output() {
+        let (to, mut pieces) = mpsc::channel(1);
+        let mut collector = OutputCollector::new(Limits::default(), Some(to));
+        collector.expect_command();
+        collector.begin_command(7);
+        let mut reported = 0;
+        for _ in 0..2 * MAX_OUTPUT / 4096 {
+            collector.print_command(7, Stream::Stdout, &[b'a'; 4096]).unwrap();
+            reported += pieces.try_recv().map_or(0, |piece| piece.len());
+        }
+        assert_eq!((reported, collector.own.dropped), (MAX_OUTPUT, MAX_OUTPUT as u64));
     }
 
     #[test]

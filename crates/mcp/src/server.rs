@@ -16,6 +16,7 @@ use rmcp::service::{Peer, RequestContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt};
 use tokio::sync::mpsc;
 
+use crate::body_limit::MessagePermits;
 use crate::registry::Registry;
 use crate::sandbox::Sandbox;
 use crate::stdio::StdioTransport;
@@ -118,6 +119,7 @@ impl Server {
             registry: Arc::clone(&self.registry),
             cancelled: Arc::clone(&cancel.0),
             progress,
+            permits: context.extensions.get().and_then(MessagePermits::of),
         };
         let calling = call.call(&request.name, request.arguments.unwrap_or_default());
         let reporting = async {

@@ -18,6 +18,7 @@ use crate::arguments::{
     ForkArguments, ListArguments, NoArguments, ReadArguments, RollbackArguments, SandboxArguments,
     WriteArguments,
 };
+use crate::body_limit::MessagePermits;
 use crate::collector::{Limits, OutputCollector};
 use crate::registry::Registry;
 use crate::results::{
@@ -33,6 +34,8 @@ pub(crate) struct ToolCall {
     pub(crate) cancelled: Arc<AtomicBool>,
     /// Receives output while the call runs.
     pub(crate) progress: Option<mpsc::Sender<String>>,
+    /// For the memory of its arguments, where they came over HTTP.
+    pub(crate) permits: Option<MessagePermits>,
 }
 
 /// How a tool changes its sandbox.
@@ -246,8 +249,10 @@ impl ToolCall {
         run: impl FnOnce(&mut Sandbox) -> Result<R, SandboxError> + Send + 'static,
     ) -> Result<R, SandboxError> {
         let mut sandbox = self.registry.get(sandbox)?.lock_owned().await;
-        let cancelled = Arc::clone(&self.cancelled);
+        let (cancelled, permits) = (Arc::clone(&self.cancelled), self.permits.clone());
         let running = tokio::task::spawn_blocking(move || {
+            // The call runs to its end where its client has left.
+            let _permits = permits;
             if cancelled.load(Ordering::Relaxed) {
                 return Err(SandboxError::Refused("the call was cancelled".to_owned()));
             }
@@ -378,7 +383,50 @@ impl ToolCall {
 
 #[cfg(test)]
 mod tests {
+    use afresh::{Guest, Options};
+    use axum::body::Body;
+    use axum::extract::Request;
+
     use super::*;
+    use crate::arguments::MAIN;
+    use crate::body_limit::BodyMemory;
+
+    #[tokio::test]
+    async fn a_call_whose_client_has_left_keeps_its_charge_until_it_ends() {
+        let wasm = wat::parse_str(r#"(module (memory (export "memory") 1))"#).unwrap();
+        let guest = Guest::from_bytes("empty", &wasm, &Options::new()).unwrap();
+        let language = afresh_interpreter::Language::named("javascript").unwrap();
+        let registry = Arc::new(Registry::new(Config::new(guest, language)).unwrap());
+        let memory = BodyMemory::default();
+        let (request, permits) = memory.receive(Request::new(Body::from("{}"))).await.unwrap();
+        let request = request.into_parts().0;
+        let call = ToolCall {
+            registry,
+            cancelled: Arc::default(),
+            progress: None,
+            permits: MessagePermits::of(&request),
+        };
+        drop((request, permits));
+        let (begun, is_begun) = tokio::sync::oneshot::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let (ended, is_ended) = tokio::sync::oneshot::channel::<()>();
+        let calling = tokio::spawn(async move {
+            let run = move |_: &mut Sandbox| {
+                begun.send(()).unwrap();
+                let _ = ends.recv();
+                Ok(ended)
+            };
+            call.with(MAIN, run).await.map(drop)
+        });
+        is_begun.await.unwrap();
+        calling.abort();
+        assert!(calling.await.unwrap_err().is_cancelled());
+        assert!(!memory.is_free(), "the call runs");
+        end.send(()).unwrap();
+        // The call has ended once its result is dropped.
+        assert!(is_ended.await.is_err());
+        assert!(memory.is_free());
+    }
 
     #[test]
     fn schemas_are_portable() {
