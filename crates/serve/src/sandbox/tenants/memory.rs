@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -58,8 +59,17 @@ fn own_bytes(pid: u32) -> u64 {
     resident.saturating_sub(shared).saturating_mul(rustix::param::page_size() as u64)
 }
 
-/// Memory of this process, and of those that it has started.
-fn used_bytes() -> u64 {
+/// The children of a process, by the kernel's lists for its threads. One that ends at this moment
+/// can hide another.
+fn children(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.flat_map(|task| fs::read_to_string(task.path().join("children")));
+    let parse = |list: String| list.split_whitespace().flat_map(str::parse).collect::<Vec<_>>();
+    lists.flat_map(parse).collect()
+}
+
+/// The children of every process of the host.
+fn all_children() -> HashMap<u32, Vec<u32>> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
@@ -67,11 +77,23 @@ fn used_bytes() -> u64 {
             children.entry(parent).or_default().push(pid);
         }
     }
+    children
+}
+
+/// Memory of this process, and of those that it has started. Other processes of the host are only
+/// read where the kernel has no lists of children.
+fn used_bytes() -> u64 {
+    let has_lists = Path::new("/proc/thread-self/children").exists();
+    let mut all = if has_lists { HashMap::new() } else { all_children() };
+    let mut children_of = |pid| match has_lists {
+        true => children(pid),
+        false => all.remove(&pid).unwrap_or_default(),
+    };
     let mut used = resident_bytes() as u64;
-    let mut left = children.remove(&std::process::id()).unwrap_or_default();
+    let mut left = children_of(std::process::id());
     while let Some(pid) = left.pop() {
         used = used.saturating_add(own_bytes(pid));
-        left.extend(children.remove(&pid).into_iter().flatten());
+        left.extend(children_of(pid));
     }
     used
 }
@@ -143,6 +165,11 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let own = own_bytes(child.id());
         assert!(parent(child.id()) == Some(std::process::id()) && own > 0);
+        // Both ways find it, also if another thread has started it.
+        assert!(all_children()[&std::process::id()].contains(&child.id()));
+        let found = std::thread::spawn(|| children(std::process::id())).join().unwrap();
+        let has_lists = Path::new("/proc/thread-self/children").exists();
+        assert_eq!(found.contains(&child.id()), has_lists);
         assert!(used_bytes() > 0 && before > 0);
         child.kill().unwrap();
         child.wait().unwrap();
