@@ -1,12 +1,11 @@
 //! Internal crate of `afresh` (`afresh::budget`). Memory budgets for untrusted input.
 //!
 //! A decoder charges a [`Budget`] before it allocates, with the bytes the decoded value will
-//! occupy, not the bytes of its encoding. A budget may be part of a larger one: each charge then
-//! counts in both, so a server bounds every request and all requests together.
+//! occupy, not the bytes of its encoding.
 //!
-//! Promises: the charges of a budget never exceed its limit, nor those of the budgets above it. A
-//! refused charge changes nothing. Bytes return when their [`Charge`] is dropped. May break it: a
-//! decoder that allocates first or charges too little. [`meter`] measures that.
+//! Promises: the charges of a budget never exceed its limit. A refused charge changes nothing. Bytes
+//! return when their [`Charge`] is dropped. May break it: a decoder that allocates first or charges
+//! too little. [`meter`] measures that.
 
 #[cfg(feature = "postcard")]
 mod decode;
@@ -35,14 +34,13 @@ struct Inner {
     name: &'static str,
     limit: usize,
     used: AtomicUsize,
-    parent: Option<Budget>,
 }
 
 /// A charge that a budget refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BudgetExceeded {
-    /// Name of the budget that refused: the requested one or one above it.
+    /// Name of the budget that refused.
     pub budget: &'static str,
     /// Its limit, in bytes.
     pub limit: usize,
@@ -63,17 +61,7 @@ impl Budget {
     /// Creates a budget of `limit` bytes. Errors mention `name`, for example "request body".
     #[must_use]
     pub fn new(name: &'static str, limit: usize) -> Self {
-        Self::with_parent(name, limit, None)
-    }
-
-    /// Creates a budget whose charges count in `self` as well.
-    #[must_use]
-    pub fn child(&self, name: &'static str, limit: usize) -> Self {
-        Self::with_parent(name, limit, Some(self.clone()))
-    }
-
-    fn with_parent(name: &'static str, limit: usize, parent: Option<Budget>) -> Self {
-        Self { inner: Arc::new(Inner { name, limit, used: AtomicUsize::new(0), parent }) }
+        Self { inner: Arc::new(Inner { name, limit, used: AtomicUsize::new(0) }) }
     }
 
     /// Limit in bytes.
@@ -98,8 +86,7 @@ impl Budget {
     ///
     /// # Errors
     ///
-    /// [`BudgetExceeded`] if this budget or one above it has fewer bytes left. Nothing is charged
-    /// then.
+    /// [`BudgetExceeded`] if fewer bytes are left. Nothing is charged then.
     pub fn charge(&self, bytes: usize) -> Result<Charge, BudgetExceeded> {
         let mut charge = self.empty();
         charge.add(bytes)?;
@@ -107,23 +94,16 @@ impl Budget {
     }
 
     fn take(&self, bytes: usize) -> Result<(), BudgetExceeded> {
-        let Inner { name, limit, used, parent } = &*self.inner;
+        let Inner { name, limit, used } = &*self.inner;
         used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|sum| sum <= limit)
         })
-        .map_err(|_| BudgetExceeded { budget: name, limit: *limit, requested: bytes })?;
-        let Some(parent) = parent else { return Ok(()) };
-        parent.take(bytes).inspect_err(|_| {
-            used.fetch_sub(bytes, Ordering::Relaxed);
-        })
+        .map(drop)
+        .map_err(|_| BudgetExceeded { budget: name, limit: *limit, requested: bytes })
     }
 
     fn give(&self, bytes: usize) {
-        let mut budget = Some(self);
-        while let Some(Budget { inner }) = budget {
-            inner.used.fetch_sub(bytes, Ordering::Relaxed);
-            budget = inner.parent.as_ref();
-        }
+        self.inner.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -192,20 +172,6 @@ mod tests {
         assert_eq!(budget.used(), 7);
         drop(one);
         assert_eq!(budget.used(), 0);
-    }
-
-    #[test]
-    fn a_child_is_bounded_by_its_parent() {
-        let server = Budget::new("server", 10);
-        let request = server.child("request", 8);
-        let other = server.child("request", 8);
-        let charge = request.charge(8).unwrap();
-        assert_eq!(request.charge(1).unwrap_err().budget, "request");
-        let refused = other.charge(3).unwrap_err();
-        assert_eq!((refused.budget, refused.limit), ("server", 10));
-        assert_eq!((other.used(), server.used()), (0, 8));
-        drop(charge);
-        assert_eq!((request.used(), server.used()), (0, 0));
     }
 
     #[test]

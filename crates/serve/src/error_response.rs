@@ -128,6 +128,14 @@ impl ErrorResponse {
         Self::busy(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
+    /// A request that may not be sent again has run, and its answer does not fit.
+    pub(crate) fn no_answer_memory() -> Self {
+        let message = "the request has run, and the server has no memory for its answer, since it holds as much of your \
+                       other requests, or of all requests, as it may; read the state of the sandbox before you send \
+                       it again";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
     /// The buffers of another connection to a program do not fit.
     #[cfg(feature = "linux")]
     pub(crate) fn no_connection_memory() -> Self {

@@ -126,7 +126,7 @@ impl RequestIds {
 
 /// Counts the retained bytes of an answer about sandboxes: all of them if they are there already,
 /// or piece by piece.
-async fn hold(response: Response, meter: &Meter) -> Response {
+async fn hold(response: Response, method: &Method, meter: &Meter) -> Response {
     let (parts, body) = response.into_parts();
     if parts.extensions.get::<StreamedAnswer>().is_some() {
         return Response::from_parts(parts, Body::new(MeteredBody::new(body, meter.budget())));
@@ -140,7 +140,12 @@ async fn hold(response: Response, meter: &Meter) -> Response {
     };
     let mut share = meter.budget().share();
     if !share.add(bytes.len()) {
-        return ErrorResponse::no_memory().into_response();
+        let has_run = parts.status.is_success() && !method.is_safe();
+        let refusal = match has_run {
+            true => ErrorResponse::no_answer_memory(),
+            false => ErrorResponse::no_memory(),
+        };
+        return refusal.into_response();
     }
     Response::from_parts(parts, Body::from(count_until_dropped(bytes, share)))
 }
@@ -455,11 +460,12 @@ impl ServerState {
         meter: &Meter,
     ) -> Response {
         meter.keep();
+        let method = request.method().clone();
         let response = sandboxes.answer(request).await;
         if meter.is_exceeded() {
             return ErrorResponse::no_memory().into_response();
         }
-        hold(response, meter).await
+        hold(response, &method, meter).await
     }
 
     /// Ends the server once it has answered every request that reached it.

@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use afresh_interpreter::{Answer as GuestAnswer, CELL, RUN, Stream};
+use axum::Extension;
 use axum::extract::State;
 use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
+use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
+use crate::body::Meter;
 use crate::error_response::ErrorResponse;
 use crate::sandbox::agent::contexts::known_context;
 use crate::sandbox::agent::streaming::{Shape, run_streaming};
@@ -26,6 +29,7 @@ type All = State<Arc<Sandboxes>>;
 pub(crate) async fn execute(
     State(all): All,
     AuthorizedSandbox(sandbox): AuthorizedSandbox,
+    Extension(meter): Extension<Meter>,
     body: Bytes,
 ) -> Answer {
     let wanted: ExecuteRequest = json(&body)?;
@@ -34,7 +38,7 @@ pub(crate) async fn execute(
         false => (RUN, plain(&all, &sandbox, wanted)?),
     };
     let shape = Shape { head, tell, show, last };
-    let mut response = run_streaming(all, sandbox, source, shape).await?;
+    let mut response = run_streaming(all, sandbox, source, (shape, meter.budget())).await?;
     let kind = HeaderValue::from_static("application/x-ndjson");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)
@@ -81,8 +85,11 @@ fn show(result: &[u8]) -> Option<Vec<u8>> {
     Some([b"{\"type\":\"result\"", comma, fields, b"}\n"].concat())
 }
 
-fn line(said: &Value) -> Vec<u8> {
-    format!("{said}\n").into_bytes()
+fn line(said: &impl Serialize) -> Vec<u8> {
+    // Values of JSON, and structs of them, are always written.
+    let mut line = serde_json::to_vec(said).unwrap_or_default();
+    line.push(b'\n');
+    line
 }
 
 fn head(number: u64) -> Vec<u8> {
@@ -101,31 +108,53 @@ fn tell(stream: Stream, text: &[u8]) -> Vec<u8> {
     line(&json!({"type": kind, "text": String::from_utf8_lossy(text), "timestamp": nanos}))
 }
 
+/// The line for a value. It borrows the value, which may take much memory.
+#[derive(Serialize)]
+struct ValueLine<'a> {
+    r#type: &'static str,
+    text: &'a str,
+    is_main_result: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    json: Option<&'a Value>,
+}
+
 /// The lines for the result of code.
 fn last(answer: &GuestAnswer) -> Vec<u8> {
-    let came = match answer {
-        GuestAnswer::Done => None,
-        GuestAnswer::Value(shown) => {
-            let mut said = json!({"type": "result", "text": shown.text, "is_main_result": true});
-            if let Some(json @ (Value::Object(_) | Value::Array(_))) = &shown.json {
-                said["json"] = json.clone();
-            }
-            Some(said)
-        }
-        GuestAnswer::Threw(thrown) => Some(json!({
+    let mut lines = match answer {
+        GuestAnswer::Done => Vec::new(),
+        GuestAnswer::Value(shown) => line(&ValueLine {
+            r#type: "result",
+            text: &shown.text,
+            is_main_result: true,
+            json: shown.json.as_ref().filter(|json| json.is_object() || json.is_array()),
+        }),
+        GuestAnswer::Threw(thrown) => line(&json!({
             "type": "error",
             "name": thrown.name,
             "value": thrown.message,
             "traceback": thrown.traceback(),
         })),
     };
-    let end = json!({"type": "end_of_execution"});
-    came.iter().chain([&end]).flat_map(line).collect()
+    lines.extend(line(&json!({"type": "end_of_execution"})));
+    lines
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_is_one_line_before_the_end() {
+        for (json, wanted) in [
+            (json!([1]), r#"{"type":"result","text":"x","is_main_result":true,"json":[1]}"#),
+            (json!(1), r#"{"type":"result","text":"x","is_main_result":true}"#),
+        ] {
+            let value =
+                afresh_interpreter::RenderedValue { text: "x".to_owned(), json: Some(json) };
+            let lines = String::from_utf8(last(&GuestAnswer::Value(value))).unwrap();
+            assert_eq!(lines, format!("{wanted}\n{{\"type\":\"end_of_execution\"}}\n"));
+        }
+    }
 
     #[test]
     fn a_result_of_a_guest_is_one_line_and_no_other() {

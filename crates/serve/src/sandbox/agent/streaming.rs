@@ -1,7 +1,9 @@
 //! An answer that begins while its call still runs: the output, then the result.
 //!
 //! Promises: it begins with the first output, or once code has run silently for [`SILENCE`].
-//! Clients measure the time limit of code from the head of the answer.
+//! Clients measure the time limit of code from the head of the answer. A result is encoded within
+//! its call, and counts in the memory for bodies from then on, so results that no client reads are
+//! bounded together.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,6 +19,7 @@ use http_body::{Body as HttpBody, Frame};
 use tokio::sync::oneshot;
 
 use crate::body::StreamedAnswer;
+use crate::budget::{Budget, Share};
 use crate::error_response::ErrorResponse;
 use crate::sandbox::agent::byte_channel::Receiver;
 use crate::sandbox::agent::output_router::{EncodeOutput, EncodeResult};
@@ -46,7 +49,7 @@ pub(crate) async fn run_streaming(
     all: Arc<Sandboxes>,
     sandbox: Arc<Sandbox>,
     (what, source): (u8, String),
-    shape: Shape,
+    (shape, memory): (Shape, Budget),
 ) -> Result<Response, ErrorResponse> {
     let language = all.template(&sandbox.template).language;
     let (mut speaker, own, killed) = (all.speaker(&sandbox), sandbox.clone(), sandbox.clone());
@@ -60,7 +63,8 @@ pub(crate) async fn run_streaming(
             // The client may have left.
             let _ = begin.send(());
             let answer = run(session, language, (what, &source), &mut mark, &mut speaker)?;
-            Ok((head, answer))
+            let last = (shape.last)(&answer);
+            CallEnd::hold(head, last, &memory)
         });
         ran.await
     });
@@ -102,7 +106,7 @@ async fn answer_when_begun(
                 let running: PendingAnswer = Box::pin(std::future::ready(ran));
                 return Ok(streamed(None, printed, running, (last, killed)));
             }
-            let (head, answer) = ran?;
+            let CallEnd { head, last, .. } = ran?;
             // It may have printed something and ended since it was looked for; the head is with
             // that then.
             let mut whole = Vec::new();
@@ -112,7 +116,7 @@ async fn answer_when_begun(
             if whole.is_empty() {
                 whole = head;
             }
-            whole.extend(last(&answer));
+            whole.extend(last);
             Ok(Response::new(Body::from(whole)))
         }
         () = silent => Ok(streamed(None, printed, running, (last, killed))),
@@ -132,8 +136,28 @@ fn streamed(
     response
 }
 
-/// Returns the first bytes and the result.
-type PendingAnswer = Pin<Box<dyn Future<Output = Result<(Vec<u8>, Answer), ErrorResponse>> + Send>>;
+/// The end of an answer whose call has ended.
+struct CallEnd {
+    /// The first bytes, which output has in front of it.
+    head: Vec<u8>,
+    /// The result and the end.
+    last: Vec<u8>,
+    /// Counts it until it is sent, where the connection counts it.
+    share: Share,
+}
+
+impl CallEnd {
+    fn hold(head: Vec<u8>, last: Vec<u8>, memory: &Budget) -> Result<Self, ErrorResponse> {
+        let mut share = memory.share();
+        match share.add(last.len()) {
+            true => Ok(Self { head, last, share }),
+            false => Err(ErrorResponse::no_answer_memory()),
+        }
+    }
+}
+
+/// Returns the end of the answer.
+type PendingAnswer = Pin<Box<dyn Future<Output = Result<CallEnd, ErrorResponse>> + Send>>;
 
 struct StreamingBody {
     first: Option<Bytes>,
@@ -165,22 +189,18 @@ impl HttpBody for StreamingBody {
         let Some(running) = &mut self.running else { return Poll::Ready(None) };
         let ran = ready!(running.as_mut().poll(context));
         self.running = None;
-        let mut text = Vec::new();
-        let answer = match ran {
-            Ok((head, answer)) => {
-                if !self.has_head {
-                    text = head;
-                }
-                answer
+        let text = match ran {
+            Ok(CallEnd { head, last, share }) => {
+                drop(share);
+                if self.has_head { last } else { [head, last].concat() }
             }
             Err(_) if (self.killed)() => return Poll::Ready(Some(Err(SandboxKilled.into()))),
             // An error that would have been a status before the first byte.
             Err(refusal) => {
                 let name = "SandboxError".to_owned();
-                Answer::Threw(Thrown { name, message: refusal.message, trace: None })
+                (self.last)(&Answer::Threw(Thrown { name, message: refusal.message, trace: None }))
             }
         };
-        text.extend((self.last)(&answer));
         Poll::Ready(Some(Ok(Frame::data(text.into()))))
     }
 }
@@ -191,6 +211,21 @@ mod tests {
 
     use super::*;
     use crate::sandbox::agent::byte_channel::{Sender, byte_channel};
+
+    fn call_end() -> Result<CallEnd, ErrorResponse> {
+        CallEnd::hold(b"head".to_vec(), b" end".to_vec(), &Budget::new(100))
+    }
+
+    #[test]
+    fn results_that_wait_for_their_clients_share_the_memory_for_bodies() {
+        let memory = Budget::new(100);
+        let hold = |bytes| CallEnd::hold(Vec::new(), vec![0; bytes], &memory);
+        let waiting = hold(60).ok().unwrap();
+        let refused = hold(60).err().unwrap();
+        assert_eq!((refused.status.as_u16(), refused.later), (500, false), "it has run");
+        drop(waiting);
+        assert!(hold(60).is_ok());
+    }
 
     fn answer_text(running: impl FnOnce(Sender) -> PendingAnswer) -> String {
         answer_text_after(std::future::pending(), running)
@@ -207,7 +242,7 @@ mod tests {
                 printed,
                 running(giver),
                 silent,
-                |_| b" end".to_vec(),
+                |_| b" refused".to_vec(),
                 Box::new(|| false),
             )
             .await
@@ -219,13 +254,13 @@ mod tests {
 
     #[test]
     fn output_arrives_even_if_the_call_ends_at_once() {
-        let silent = answer_text(|_| Box::pin(async { Ok((b"head".to_vec(), Answer::Done)) }));
+        let silent = answer_text(|_| Box::pin(async { call_end() }));
         assert_eq!(silent, "head end");
         // Both within one look.
         let quick = answer_text(|giver| {
             Box::pin(async move {
                 giver.give("head printed".into()).await;
-                Ok((b"head".to_vec(), Answer::Done))
+                call_end()
             })
         });
         assert_eq!(quick, "head printed end");
@@ -234,7 +269,7 @@ mod tests {
                 giver.give("head one".into()).await;
                 drop(giver);
                 tokio::task::yield_now().await;
-                Ok((b"head".to_vec(), Answer::Done))
+                call_end()
             })
         });
         assert_eq!(slow, "head one end");
@@ -254,7 +289,7 @@ mod tests {
             });
             Box::pin(async move {
                 call.await.unwrap();
-                Ok((b"head".to_vec(), Answer::Done))
+                call_end()
             })
         });
         assert_eq!(still, "head end");
@@ -262,7 +297,7 @@ mod tests {
             let call = tokio::spawn(async move { giver.give("head one".into()).await });
             Box::pin(async move {
                 call.await.unwrap();
-                Ok((b"head".to_vec(), Answer::Done))
+                call_end()
             })
         });
         assert_eq!(later, "head one end");
