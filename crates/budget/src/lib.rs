@@ -3,9 +3,9 @@
 //! A decoder charges a [`Budget`] before it allocates, with the bytes the decoded value will
 //! occupy, not the bytes of its encoding.
 //!
-//! Promises: the charges of a budget never exceed its limit. A refused charge changes nothing. Bytes
-//! return when their [`Charge`] is dropped. May break it: a decoder that allocates first or charges
-//! too little. [`meter`] measures that.
+//! Promises: the charges of a budget never exceed its limit. A refused charge changes nothing.
+//! Bytes return when their [`Charge`] is dropped. May break it: a decoder that allocates first or
+//! charges too little. [`meter`] measures that.
 
 #[cfg(feature = "postcard")]
 mod decode;

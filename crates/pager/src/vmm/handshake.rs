@@ -176,14 +176,16 @@ impl Handshake {
     }
 }
 
-/// Receives mappings and userfaultfd.
+/// Receives mappings and userfaultfd. `begin_parts` is called before the first part is taken out of
+/// the stream, where the message does not come as a whole.
 pub(super) fn receive(
     stream: &UnixStream,
     source_pages: usize,
     options: &VmmOptions<'_>,
+    begin_parts: impl FnOnce(),
 ) -> Result<Handshake, Refusal> {
     let mut fds: Vec<OwnedFd> = Vec::new();
-    receive_all(stream, source_pages, options, &mut fds).map_err(|error| {
+    receive_all(stream, source_pages, (options, begin_parts), &mut fds).map_err(|error| {
         // It has sent a descriptor that this process had no room for.
         let full = matches!(&error, VmmError::Sys(error) if error.errno == EMFILE);
         Refusal { error, waits: full || fds.iter().any(is_userfaultfd) }
@@ -204,10 +206,11 @@ fn is_userfaultfd(fd: &OwnedFd) -> bool {
 fn receive_all(
     stream: &UnixStream,
     source_pages: usize,
-    options: &VmmOptions<'_>,
+    (options, begin_parts): (&VmmOptions<'_>, impl FnOnce()),
     fds: &mut Vec<OwnedFd>,
 ) -> Result<Handshake, VmmError> {
     let mut patience = Patience::new(options.handshake);
+    let mut begin_parts = Some(begin_parts);
     let (mut text, mut end) = (Vec::new(), ArrayEnd::default());
     let mut in_stream = false;
     // The array can come in pieces, the descriptor with any of them.
@@ -220,6 +223,9 @@ fn receive_all(
         if text.is_empty() && peek_whole(stream, &mut text, fds)? {
             in_stream = true;
             break;
+        }
+        if let Some(begin_parts) = begin_parts.take() {
+            begin_parts();
         }
         let n = receive_part(stream, &mut text, fds)?;
         if fds.len() > 1 {

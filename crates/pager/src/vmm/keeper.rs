@@ -15,8 +15,10 @@
 //!
 //! May break it: the keeper being killed together with the pager, or between its accepting a
 //! connection and passing it on; a VMM that keeps its userfaultfd open, as Firecracker does, waits
-//! then. And a handshake in several parts, while the pager has a part of it. A socket that a
-//! service manager holds is not closed here: the next pager serves it.
+//! then. A socket that a service manager holds is not closed here: the next pager serves it.
+//!
+//! The keeper cannot read a handshake again whose first part the pager has taken. The pager reports
+//! that before, and the keeper ends such a VMM.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -177,6 +179,12 @@ impl KeeperEntry {
         std::mem::forget(self);
     }
 
+    /// Reports that the handshake comes in parts, and that the next one is taken out of the stream.
+    /// Where the keeper has ended, [`KeeperEntry::hold`] returns that.
+    pub(super) fn begin_parts(&self) {
+        let _ = self.keeper.send(&format!("{}\n", json!({ "parts": self.id })), &[]);
+    }
+
     /// Hands over the memory of a VMM.
     pub(super) fn hold(
         &mut self,
@@ -227,6 +235,8 @@ enum HeldItem {
     Door(UnixListener, bool),
     /// A VMM whose handshake the pager has not handed over.
     Connection(UnixStream, Peer),
+    /// A VMM of whose handshake the pager has a part, and maybe the only other userfaultfd.
+    PartialConnection(Peer),
     Vm(HeldVm),
 }
 
@@ -235,6 +245,7 @@ impl HeldItem {
         match self {
             HeldItem::Vm(vm) => vm.close(),
             HeldItem::Connection(stream, process) => refuse(&stream, process),
+            HeldItem::PartialConnection(process) => process.end(),
             HeldItem::Door(socket, true) => close_door(&socket),
             HeldItem::Door(_, false) => {}
         }
@@ -244,7 +255,7 @@ impl HeldItem {
 /// Takes the handshake of a VMM that will not be served, if it sends one, and closes its memory.
 pub(super) fn refuse(stream: &UnixStream, process: Peer) {
     let stop = AtomicBool::new(false);
-    match receive(stream, usize::MAX, &VmmOptions::new(&stop)) {
+    match receive(stream, usize::MAX, &VmmOptions::new(&stop), || {}) {
         Ok(Handshake { mappings, uffd, .. }) => HeldVm { uffd, process, mappings }.close(),
         Err(refusal) if refusal.waits => process.end(),
         // It waits for nothing.
@@ -314,6 +325,10 @@ fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, HeldItem>) -> io::Result
                 held.remove(&id).into_iter().for_each(close_aside);
             } else if let Some(id) = message["greet"].as_u64() {
                 held.insert(id, HeldItem::Connection(next()?.into(), next()?.into()));
+            } else if let Some(id) = message["parts"].as_u64() {
+                if let Some(HeldItem::Connection(_, process)) = held.remove(&id) {
+                    held.insert(id, HeldItem::PartialConnection(process));
+                }
             } else if let Some(id) = message["hold"].as_u64() {
                 let uffd = Uffd::from_fd(next()?, UffdMode::Events);
                 let (process, mappings) = (next()?.into(), mappings(&message["mappings"]));
@@ -376,9 +391,48 @@ fn mappings(list: &Value) -> Vec<Mapping> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Write};
+    use std::net::Shutdown;
+    use std::process::Child;
 
     use super::*;
+
+    /// A waiting program, its entry in the keeper, and both ends of its connection.
+    fn connected(keeper: &Keeper) -> (Child, KeeperEntry, [UnixStream; 2]) {
+        use rustix::process::{Pid, PidfdFlags, pidfd_open};
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        let (stream, vmm) = UnixStream::pair().unwrap();
+        let entry = keeper.greet(&stream, &pidfd.into());
+        (child, entry, [stream, vmm])
+    }
+
+    #[test]
+    fn a_vmm_whose_handshake_comes_in_parts_ends_with_its_pager() {
+        for (first, ends) in [("[", true), ("", false)] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let keeper = Keeper { stream: Arc::new(Mutex::new(ours)), next: Arc::default() };
+            let (mut child, entry, [stream, mut vmm]) = connected(&keeper);
+            vmm.write_all(first.as_bytes()).unwrap();
+            drop(vmm);
+            let stop = AtomicBool::new(false);
+            if ends {
+                let refused = receive(&stream, 8, &VmmOptions::new(&stop), || entry.begin_parts());
+                assert!(refused.is_err(), "a part is missing");
+            }
+            // The pager is killed: it releases nothing.
+            std::mem::forget(entry);
+            keeper.stream.lock().unwrap().shutdown(Shutdown::Both).unwrap();
+            keep(&theirs).unwrap();
+            if ends {
+                assert!(!child.wait().unwrap().success());
+            } else {
+                assert!(child.try_wait().unwrap().is_none(), "it waits for no memory");
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+        }
+    }
 
     #[test]
     fn a_child_of_the_pager_releases_nothing_and_waits_for_no_lock() {

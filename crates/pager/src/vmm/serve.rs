@@ -95,7 +95,8 @@ pub(super) fn accept_from<'a>(
     options: &VmmOptions<'_>,
 ) -> Result<Service<'a>, VmmError> {
     let waiting = WaitingVmm::new(process, options);
-    let mut accepted = match receive(stream, source.pages(), options) {
+    let begin_parts = || kept.iter().for_each(KeeperEntry::begin_parts);
+    let mut accepted = match receive(stream, source.pages(), options, begin_parts) {
         Ok(accepted) => accepted,
         Err(Refusal { error, waits }) => {
             if !waits {
