@@ -250,8 +250,7 @@ impl Sentry {
         Ok(None)
     }
 
-    /// `rt_sigreturn`: registers, mask and signal stack come from the frame that the stack points
-    /// behind.
+    /// `rt_sigreturn(2)`: the segment selectors stay, whatever the frame has.
     pub(in crate::sentry) fn sys_rt_sigreturn(&mut self, process: &mut Process) -> SyscallResult {
         let at = process.register(Register::Rsp).wrapping_sub(8);
         let bytes = copy_in(process, at, FRAME_LEN)?;

@@ -1,10 +1,12 @@
 //! System calls, one function a call, named after it.
 
+pub(super) mod accept;
 pub(super) mod attributes;
 pub(super) mod clock;
 pub(super) mod clone3;
 pub(super) mod connect;
 pub(super) mod copy_range;
+pub(super) mod descriptor;
 pub(super) mod descriptor_control;
 pub(super) mod fifo;
 pub(super) mod file;
@@ -17,6 +19,7 @@ pub(super) mod message_batch;
 pub(super) mod message_queue;
 pub(super) mod mmap;
 pub(super) mod namespace;
+pub(super) mod open;
 pub(super) mod open_how;
 pub(super) mod path;
 pub(super) mod peer_memory;
@@ -27,6 +30,7 @@ pub(super) mod posix_queue;
 pub(super) mod prctl;
 pub(super) mod priority_futex;
 pub(super) mod process;
+pub(super) mod process_ids;
 pub(super) mod read_write;
 pub(super) mod ready;
 pub(super) mod residency;
@@ -38,10 +42,16 @@ pub(super) mod signal;
 pub(super) mod signalfd;
 pub(super) mod socket;
 pub(super) mod splice;
+pub(super) mod stat;
+pub(super) mod sync;
 pub(super) mod thread;
 pub(super) mod timer;
 pub(super) mod unprivileged;
 pub(super) mod usage;
-pub(super) mod variants;
+pub(super) mod user_ids;
+pub(super) mod vectored_io;
 pub(super) mod watch;
 pub(super) mod xattr;
+
+/// The current directory, as the first argument of the `*at` calls.
+pub(in crate::sentry) const AT_FDCWD: u64 = libc::AT_FDCWD as u64;

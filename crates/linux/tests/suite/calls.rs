@@ -1,4 +1,5 @@
-//! `docs/linux-calls.md` against the dispatch of system calls.
+//! `docs/linux-calls.md` against the dispatch of system calls, and the documentation of their
+//! functions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -69,8 +70,8 @@ fn the_table_of_calls_matches_the_dispatch() {
     assert!(DOCUMENT.contains(&counts), "the table needs the line: {counts}");
 }
 
-#[test]
-fn the_table_names_the_file_that_serves_each_call() {
+/// Sources of the sentry, each with its path in `src/sentry`.
+fn sources() -> Vec<(String, String)> {
     let sentry = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sentry");
     let (mut folders, mut sources) = (vec![sentry.clone()], Vec::new());
     while let Some(folder) = folders.pop() {
@@ -78,12 +79,17 @@ fn the_table_names_the_file_that_serves_each_call() {
             if path.is_dir() {
                 folders.push(path);
             } else {
-                let name = format!("`{}`", path.strip_prefix(&sentry).unwrap().display());
+                let name = path.strip_prefix(&sentry).unwrap().display().to_string();
                 sources.push((name, std::fs::read_to_string(path).unwrap()));
             }
         }
     }
-    let arms = arms();
+    sources
+}
+
+#[test]
+fn the_table_names_the_file_that_serves_each_call() {
+    let (arms, sources) = (arms(), sources());
     for line in DOCUMENT.lines() {
         let cells: Vec<_> = line.split('|').map(str::trim).collect();
         let [_, number, call, _, file, _, _] = cells[..] else { continue };
@@ -92,8 +98,67 @@ fn the_table_names_the_file_that_serves_each_call() {
         }
         let function = arms.get(call.trim_matches('`')).map(|function| format!("fn {function}("));
         let serving = function.and_then(|function| {
-            sources.iter().find(|(_, source)| source.contains(&function)).map(|(name, _)| &**name)
+            sources.iter().find(|(_, source)| source.contains(&function)).map(|(name, _)| name)
         });
-        assert_eq!(file, serving.unwrap_or_default(), "the file of {call}");
+        let serving = serving.map(|name| format!("`{name}`")).unwrap_or_default();
+        assert_eq!(file, serving, "the file of {call}");
     }
+}
+
+/// Functions of system calls in a source: the call, and the first line of its documentation.
+fn documented_calls(source: &str) -> Vec<(&str, &str)> {
+    let lines: Vec<_> = source.lines().map(str::trim).collect();
+    let calls = lines.iter().enumerate().filter_map(|(at, line)| {
+        let (_, call) = line.split_once("fn sys_").filter(|_| !line.starts_with("//"))?;
+        let (call, _) = call.split_once('(')?;
+        let above = lines[..at].iter().rev().skip_while(|line| line.starts_with('#'));
+        let first = above.take_while(|line| line.starts_with("///")).last();
+        Some((call, first.and_then(|line| line.strip_prefix("/// ")).unwrap_or_default()))
+    });
+    calls.collect()
+}
+
+#[test]
+fn the_documentation_of_a_call_begins_with_its_manual_page_and_its_differences() {
+    // A note of the table is a difference.
+    let noted: BTreeSet<_> = DOCUMENT
+        .lines()
+        .filter_map(|line| {
+            let cells: Vec<_> = line.split('|').map(str::trim).collect();
+            let [_, _, call, _, _, note, _] = cells[..] else { return None };
+            (!note.is_empty()).then(|| call.trim_matches('`'))
+        })
+        .collect();
+    let (mut count, mut wrong) = (0, Vec::new());
+    for (file, source) in sources() {
+        for (call, document) in documented_calls(&source) {
+            let page = format!("`{call}(2)`");
+            let rest = document.strip_prefix(&page).unwrap_or_default();
+            let is_same = rest == ", as on Linux.";
+            if !is_same && !rest.starts_with(": ") || is_same && noted.contains(call) {
+                wrong.push(format!("{file}: sys_{call}: {document:?}"));
+            }
+            count += 1;
+        }
+    }
+    assert_eq!(count, arms().len(), "functions of system calls");
+    assert!(
+        wrong.is_empty(),
+        "begin with \"`read(2)`: \" and the differences from Linux, or write \"`read(2)`, as on \
+         Linux.\" where the table has no note:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn a_call_without_its_manual_page_is_found() {
+    for (source, first) in [
+        ("fn sys_a(", ""),
+        ("/// `a(2)`: b.\n/// c.\n#[inline]\npub fn sys_a(", "`a(2)`: b."),
+        ("/// `a(2)`: b.\n\nfn sys_a(", ""),
+        ("/// About it.\n/// `a(2)`: b.\nfn sys_a(", "About it."),
+    ] {
+        assert_eq!(documented_calls(source), [("a", first)], "{source}");
+    }
+    assert_eq!(documented_calls("// fn sys_a("), []);
 }

@@ -142,6 +142,7 @@ impl Layout {
 }
 
 impl Sentry {
+    /// `mremap(2)`: a private mapping of a file does not grow (`ENOMEM`).
     pub(in crate::sentry) fn sys_mremap(&mut self, a: &[u64; 6]) -> SyscallResult {
         let remap = Remap::new(a)?;
         if remap.old.is_empty() {

@@ -1,4 +1,4 @@
-//! System calls on attributes of files: times, owners, sizes and links, and `statfs`.
+//! System calls that change times, owners, sizes and links of files, and `statfs`.
 
 use std::ops::Range;
 
@@ -17,6 +17,7 @@ use crate::sentry::kernel::user_namespaces::{CHOWN, INITIAL};
 use crate::sentry::mm::layout::PAGE;
 use crate::sentry::mm::user_memory::{copy_out, path_in, word_in};
 use crate::sentry::result::{SyscallResult, ZERO};
+use crate::sentry::syscalls::AT_FDCWD;
 use crate::sentry::tty::terminals::TerminalEnd;
 
 /// How the times of a call are written.
@@ -105,6 +106,49 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `utimensat(2)`, as on Linux.
+    pub(in crate::sentry) fn sys_utimensat(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        times: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        self.set_times(process, at, path, (times, TimeFormat::Nano), flags)
+    }
+
+    /// `utimes(2)`: as `utimensat` from the current directory.
+    pub(in crate::sentry) fn sys_utimes(
+        &mut self,
+        process: &Process,
+        path: u64,
+        times: u64,
+    ) -> SyscallResult {
+        self.set_times(process, AT_FDCWD, path, (times, TimeFormat::Micro), 0)
+    }
+
+    /// `utime(2)`: as `utimensat` from the current directory.
+    pub(in crate::sentry) fn sys_utime(
+        &mut self,
+        process: &Process,
+        path: u64,
+        times: u64,
+    ) -> SyscallResult {
+        self.set_times(process, AT_FDCWD, path, (times, TimeFormat::Seconds), 0)
+    }
+
+    /// `futimesat(2)`: as `utimensat`.
+    pub(in crate::sentry) fn sys_futimesat(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        times: u64,
+    ) -> SyscallResult {
+        self.set_times(process, at, path, (times, TimeFormat::Micro), 0)
+    }
+
     /// All files belong to the guest's only user, who cannot give them away.
     ///
     /// `root` in a user namespace may give a file to `USER`, as where Linux maps that number to a
@@ -125,6 +169,8 @@ impl Sentry {
         }
     }
 
+    /// `fchownat(2)`: a file keeps its owner: other IDs are `EPERM`, and `EINVAL` in a user
+    /// namespace. `root` there may name the second user of the guest, which changes nothing.
     pub(in crate::sentry) fn sys_fchownat(
         &mut self,
         process: &Process,
@@ -149,6 +195,28 @@ impl Sentry {
         Ok(given)
     }
 
+    /// `chown(2)`: as `fchownat` from the current directory.
+    pub(in crate::sentry) fn sys_chown(
+        &mut self,
+        process: &Process,
+        path: u64,
+        user: u64,
+        group: u64,
+    ) -> SyscallResult {
+        self.sys_fchownat(process, AT_FDCWD, path, (user, group), 0)
+    }
+
+    /// `lchown(2)`: as `fchownat` from the current directory.
+    pub(in crate::sentry) fn sys_lchown(
+        &mut self,
+        process: &Process,
+        path: u64,
+        user: u64,
+        group: u64,
+    ) -> SyscallResult {
+        self.sys_fchownat(process, AT_FDCWD, path, (user, group), libc::AT_SYMLINK_NOFOLLOW as u64)
+    }
+
     /// The file that an empty path means (`AT_EMPTY_PATH`): that of a descriptor, or the current
     /// directory; `None` for a descriptor of something else.
     fn described_file(&self, at: u64) -> SyscallResult<Option<Node>> {
@@ -164,6 +232,7 @@ impl Sentry {
         })
     }
 
+    /// `fchown(2)`: as `fchownat`.
     pub(in crate::sentry) fn sys_fchown(
         &mut self,
         descriptor: u64,
@@ -176,6 +245,7 @@ impl Sentry {
         self.give(user, group)
     }
 
+    /// `linkat(2)`: an empty path is `ENOENT`, with `AT_EMPTY_PATH` as well.
     pub(in crate::sentry) fn sys_linkat(
         &mut self,
         process: &Process,
@@ -197,13 +267,24 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `link(2)`: as `linkat` from the current directory.
+    pub(in crate::sentry) fn sys_link(
+        &mut self,
+        process: &Process,
+        old: u64,
+        new: u64,
+    ) -> SyscallResult {
+        self.sys_linkat(process, (AT_FDCWD, old), (AT_FDCWD, new), 0)
+    }
+
+    /// `truncate(2)`, as on Linux.
     pub(in crate::sentry) fn sys_truncate(
         &mut self,
         process: &Process,
         path: u64,
         size: u64,
     ) -> SyscallResult {
-        let node = self.follow(process, libc::AT_FDCWD as u64, path, true)?;
+        let node = self.follow(process, AT_FDCWD, path, true)?;
         if self.state.tree.stat(node)?.kind == Kind::Directory {
             return Err(Errno::ISDIR.into());
         }
@@ -218,7 +299,9 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `fallocate`: files take memory when they are written, so that nothing is reserved.
+    /// `fallocate(2)`: of the modes, the plain one, `FALLOC_FL_KEEP_SIZE`, `FALLOC_FL_PUNCH_HOLE`
+    /// and `FALLOC_FL_ZERO_RANGE` are served. Files take memory when they are written, so that
+    /// nothing is reserved.
     pub(in crate::sentry) fn sys_fallocate(
         &mut self,
         descriptor: u64,
@@ -305,16 +388,19 @@ impl Sentry {
         Errno::FBIG
     }
 
+    /// `statfs(2)`: all files are on one `tmpfs`, whose size is the budget of the guest. A path
+    /// below `/proc` is `EACCES`.
     pub(in crate::sentry) fn sys_statfs(
         &mut self,
         process: &mut Process,
         path: u64,
         to: u64,
     ) -> SyscallResult {
-        self.follow(process, libc::AT_FDCWD as u64, path, true)?;
+        self.follow(process, AT_FDCWD, path, true)?;
         self.tell_file_system(process, libc::TMPFS_MAGIC as u64, to)
     }
 
+    /// `fstatfs(2)`: all files are on one `tmpfs`, whose size is the budget of the guest.
     pub(in crate::sentry) fn sys_fstatfs(
         &mut self,
         process: &mut Process,

@@ -65,6 +65,8 @@ impl Sentry {
         Ok(self.now().saturating_add(wait))
     }
 
+    /// `clock_gettime(2)`: the monotonic clocks stand still while the guest is frozen. `CLOCK_TAI`
+    /// and the alarm clocks are `EINVAL`.
     pub(in crate::sentry) fn sys_clock_gettime(
         &mut self,
         process: &mut Process,
@@ -85,6 +87,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `clock_getres(2)`: every clock has a resolution of 1 ns.
     pub(in crate::sentry) fn sys_clock_getres(
         &mut self,
         process: &mut Process,
@@ -102,6 +105,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `gettimeofday(2)`: the time zone is UTC.
     pub(in crate::sentry) fn sys_gettimeofday(
         &mut self,
         process: &mut Process,
@@ -120,6 +124,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `time(2)`, as on Linux.
     pub(in crate::sentry) fn sys_time(&mut self, process: &mut Process, to: u64) -> SyscallResult {
         let seconds = now().seconds as u64;
         if to != 0 {
@@ -128,7 +133,8 @@ impl Sentry {
         Ok(SyscallControl::Value(seconds))
     }
 
-    /// Sleeps; a signal ends it before its time.
+    /// `clock_nanosleep(2)`: clocks of CPU time are `EOPNOTSUPP`, the coarse clocks are accepted,
+    /// and unknown flags are ignored.
     pub(in crate::sentry) fn sys_clock_nanosleep(
         &mut self,
         process: &Process,
@@ -153,5 +159,14 @@ impl Sentry {
         } else {
             Ok(SyscallControl::Wait(Wait::new(WaitReason::Nothing, until)))
         }
+    }
+
+    /// `nanosleep(2)`: as `clock_nanosleep` with `CLOCK_MONOTONIC`.
+    pub(in crate::sentry) fn sys_nanosleep(
+        &mut self,
+        process: &Process,
+        request: u64,
+    ) -> SyscallResult {
+        self.sys_clock_nanosleep(process, libc::CLOCK_MONOTONIC as u64, 0, request)
     }
 }

@@ -17,8 +17,8 @@ const CLEAR_HANDLERS: u64 = 1 << 32;
 const INTO_CGROUP: u64 = 1 << 33;
 
 impl Sentry {
-    /// `clone3`. A process that shares its parent's descriptors or table of signals is refused, as
-    /// by `clone`.
+    /// `clone3(2)`: as `clone`. `CLONE_INTO_CGROUP`, and `CLONE_PIDFD` with `CLONE_PARENT_SETTID`,
+    /// are `ENOSYS`.
     pub(in crate::sentry) fn sys_clone3(
         &mut self,
         process: &mut Process,

@@ -22,6 +22,9 @@ pub(in crate::sentry) fn source(to: &Address) -> IpAddr {
 }
 
 impl Sentry {
+    /// `connect(2)`: outside of loopback, TCP reaches destinations that the opener of the guest
+    /// grants, and UDP only name servers, for which the sentry answers. A local socket is found by
+    /// the exact path of its `bind`.
     pub(in crate::sentry) fn sys_connect(
         &mut self,
         process: &Process,

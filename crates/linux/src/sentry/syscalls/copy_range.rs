@@ -15,6 +15,7 @@ use crate::sentry::syscalls::read_write::check_offset;
 const MAX_COPY: u64 = 1 << 20;
 
 impl Sentry {
+    /// `sendfile(2)`: one call copies at most 1 MiB, and only from a file.
     pub(in crate::sentry) fn sys_sendfile(
         &mut self,
         process: &mut Process,
@@ -43,6 +44,7 @@ impl Sentry {
         self.copied(process, outcome, &[(from, offset, start)])
     }
 
+    /// `copy_file_range(2)`: one call copies at most 1 MiB.
     pub(in crate::sentry) fn sys_copy_file_range(
         &mut self,
         process: &mut Process,

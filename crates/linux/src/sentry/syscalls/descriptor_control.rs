@@ -26,6 +26,8 @@ const PATH_COMMANDS: [i32; 5] =
     [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL];
 
 impl Sentry {
+    /// `fcntl(2)`: leases and `F_NOTIFY` are `EINVAL`, and `F_SETFL` changes only `O_APPEND` and
+    /// `O_NONBLOCK`. `F_SETSIG` and `O_ASYNC` send a signal for `/dev/afresh/generation` only.
     pub(in crate::sentry) fn sys_fcntl(
         &mut self,
         process: &mut Process,
@@ -100,6 +102,8 @@ impl Sentry {
         }
     }
 
+    /// `ioctl(2)`: only requests of terminals, sockets and streams are served, and those that set
+    /// flags of a descriptor. Those of file systems and of other devices are `ENOTTY`.
     pub(in crate::sentry) fn sys_ioctl(
         &mut self,
         process: &mut Process,

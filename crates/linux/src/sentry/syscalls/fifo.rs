@@ -7,6 +7,7 @@ use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::open_fifo::{Fifo, PendingOpen};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
+use crate::sentry::syscalls::AT_FDCWD;
 use afresh_files::{Access, New, Node};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -66,8 +67,7 @@ impl Sentry {
         Some(self.add_found(FileObject::Fifo(fifo), flags, found))
     }
 
-    /// `mknod` of a named pipe, an empty file or the name of an unbound socket. Devices are
-    /// refused.
+    /// `mknodat(2)`: makes named pipes, files and names of sockets. Devices are `EPERM`.
     pub(in crate::sentry) fn sys_mknodat(
         &mut self,
         process: &Process,
@@ -85,5 +85,15 @@ impl Sentry {
         let place = self.place(process, at, path)?;
         self.create_name(&place, new, mode as u32 & 0o7777)?;
         Ok(ZERO)
+    }
+
+    /// `mknod(2)`: as `mknodat` from the current directory.
+    pub(in crate::sentry) fn sys_mknod(
+        &mut self,
+        process: &Process,
+        path: u64,
+        mode: u64,
+    ) -> SyscallResult {
+        self.sys_mknodat(process, AT_FDCWD, path, mode)
     }
 }

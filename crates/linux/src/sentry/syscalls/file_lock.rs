@@ -152,7 +152,8 @@ impl Sentry {
         self.lock(lock, frees, waits)
     }
 
-    /// `flock`.
+    /// `flock(2)`: locks are for files and directories. On other descriptors the call changes
+    /// nothing.
     pub(in crate::sentry) fn sys_flock(
         &mut self,
         descriptor: u64,

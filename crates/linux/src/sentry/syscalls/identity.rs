@@ -1,5 +1,4 @@
-//! Calls about the process itself: its user and names. The same in every guest and after every
-//! reset.
+//! System calls on the machine and the processor: names, memory, and the bases of segments.
 
 use crate::platform::{GUEST, Process};
 use crate::sentry::Sentry;
@@ -20,6 +19,7 @@ const ARCH_GET_FS: u64 = 0x1003;
 const ARCH_GET_GS: u64 = 0x1004;
 
 impl Sentry {
+    /// `arch_prctl(2)`: only the bases of FS and GS. Other codes are `EINVAL`.
     pub(in crate::sentry) fn sys_arch_prctl(
         &mut self,
         process: &mut Process,
@@ -38,32 +38,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    pub(in crate::sentry) fn sys_getresuid(
-        &mut self,
-        process: &mut Process,
-        a: &[u64; 6],
-    ) -> SyscallResult {
-        let user = self.state.user_id();
-        Self::tell_ids(process, a, user)
-    }
-
-    pub(in crate::sentry) fn sys_getresgid(
-        &mut self,
-        process: &mut Process,
-        a: &[u64; 6],
-    ) -> SyscallResult {
-        let group = self.state.group_id();
-        Self::tell_ids(process, a, group)
-    }
-
-    /// Stores the real, effective and saved number, which are one.
-    fn tell_ids(process: &mut Process, a: &[u64; 6], id: u32) -> SyscallResult {
-        for address in &a[..3] {
-            copy_out(process, *address, &id.to_le_bytes())?;
-        }
-        Ok(ZERO)
-    }
-
+    /// `uname(2)`: the names are constants. With the personality of 32 bits the machine is `i686`.
     pub(in crate::sentry) fn sys_uname(&mut self, process: &mut Process, to: u64) -> SyscallResult {
         let mut bytes = vec![0; 6 * 65];
         let is_short = self.state.current().info.traits.persona & 0xff == PER_LINUX32;
@@ -76,6 +51,17 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `personality(2)`: stored. That of 32 bits changes `uname`.
+    pub(in crate::sentry) fn sys_personality(&mut self, persona: u64) -> SyscallResult {
+        let (new, old) = (persona as u32, self.state.current().info.traits.persona);
+        if new != u32::MAX && new != old {
+            self.change().current_mut().info.traits.persona = new;
+        }
+        Ok(SyscallControl::Value(old.into()))
+    }
+
+    /// `sysinfo(2)`: the memory is that of the guest, loads and swap space are 0, and the number of
+    /// processes is 1.
     pub(in crate::sentry) fn sys_sysinfo(
         &mut self,
         process: &mut Process,
@@ -98,6 +84,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `sched_getaffinity(2)`: there is one processor. Threads of other processes are `ESRCH`.
     pub(in crate::sentry) fn sys_sched_getaffinity(
         &mut self,
         process: &mut Process,
@@ -115,6 +102,7 @@ impl Sentry {
         Ok(SyscallControl::Value(8))
     }
 
+    /// `getcpu(2)`: processor and node are 0.
     pub(in crate::sentry) fn sys_getcpu(
         &mut self,
         process: &mut Process,

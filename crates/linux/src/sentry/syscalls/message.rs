@@ -131,6 +131,8 @@ fn put_control(control: &mut Vec<u8>, room: usize, (level, kind): (i32, i32), da
 }
 
 impl Sentry {
+    /// `recvfrom(2)`: there are no urgent data and no queued errors: `MSG_OOB` is `EINVAL`, and
+    /// `MSG_ERRQUEUE` is `EAGAIN`. One call receives at most 8 MiB.
     pub(in crate::sentry) fn sys_recvfrom(
         &mut self,
         process: &mut Process,
@@ -315,6 +317,7 @@ impl Sentry {
         reply(done)
     }
 
+    /// `recvmsg(2)`: as `recvfrom`.
     pub(in crate::sentry) fn sys_recvmsg(
         &mut self,
         process: &mut Process,
@@ -391,6 +394,8 @@ impl Sentry {
         Ok(outcome)
     }
 
+    /// `sendto(2)`: there are no urgent data: `MSG_OOB` sends ordinary bytes. One call sends at
+    /// most 8 MiB.
     pub(in crate::sentry) fn sys_sendto(
         &mut self,
         process: &Process,
@@ -429,6 +434,8 @@ impl Sentry {
         Ok(Some(crate::sentry::syscalls::socket::address_in(process, at, len)?))
     }
 
+    /// `sendmsg(2)`: as `sendto`. Control data are descriptors, credentials, and hop limit and
+    /// class of a datagram. Others are `EINVAL`.
     pub(in crate::sentry) fn sys_sendmsg(
         &mut self,
         process: &Process,

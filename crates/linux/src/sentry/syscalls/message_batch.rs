@@ -15,6 +15,7 @@ const MMSGHDR_LEN: u64 = 64;
 const MSG_LEN_OFFSET: u64 = 56;
 
 impl Sentry {
+    /// `sendmmsg(2)`: as `sendmsg` for each message.
     pub(in crate::sentry) fn sys_sendmmsg(
         &mut self,
         process: &mut Process,
@@ -26,6 +27,7 @@ impl Sentry {
         })
     }
 
+    /// `recvmmsg(2)`: as `recvmsg` for each message, without `MSG_WAITALL`.
     pub(in crate::sentry) fn sys_recvmmsg(
         &mut self,
         process: &mut Process,

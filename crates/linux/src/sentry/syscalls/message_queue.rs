@@ -21,7 +21,7 @@ fn number(id: u64) -> Result<u32, Errno> {
 }
 
 impl Sentry {
-    /// `msgget`.
+    /// `msgget(2)`, as on Linux.
     pub(in crate::sentry) fn sys_msgget(&mut self, key: u64, flags: u64) -> SyscallResult {
         let key = key as u32;
         let has = |flag: i32| flags as i32 & flag != 0;
@@ -47,7 +47,7 @@ impl Sentry {
         Ok(queue)
     }
 
-    /// `msgsnd`.
+    /// `msgsnd(2)`, as on Linux.
     pub(in crate::sentry) fn sys_msgsnd(
         &mut self,
         process: &Process,
@@ -80,7 +80,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `msgrcv`.
+    /// `msgrcv(2)`, as on Linux.
     pub(in crate::sentry) fn sys_msgrcv(
         &mut self,
         process: &mut Process,
@@ -134,7 +134,7 @@ impl Sentry {
         Ok(SyscallControl::Value(taken as u64))
     }
 
-    /// `msgctl`.
+    /// `msgctl(2)`: `IPC_SET` changes only the mode and the size of the queue.
     pub(in crate::sentry) fn sys_msgctl(
         &mut self,
         process: &mut Process,

@@ -24,6 +24,8 @@ use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 const MFD_NOEXEC_SEAL: u32 = 8;
 
 impl Sentry {
+    /// `mmap(2)`: a hint of an address is ignored, and `MAP_HUGETLB` is `ENOMEM`. Pages after the
+    /// end of a file read 0 in private and in read-only mappings.
     pub(in crate::sentry) fn sys_mmap(&mut self, _: &Process, a: &[u64; 6]) -> SyscallResult {
         let [address, len, protection, flags, descriptor, offset] = *a;
         let protection = readable(protection);
@@ -195,7 +197,7 @@ impl Sentry {
         Ok(Some(node))
     }
 
-    /// `msync`: writes are shared already.
+    /// `msync(2)`: checks its arguments. Writes are shared already.
     pub(in crate::sentry) fn sys_msync(
         &mut self,
         start: u64,
@@ -221,7 +223,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `memfd_create`: a file without a name.
+    /// `memfd_create(2)`: `MFD_HUGETLB` is `EINVAL`.
     pub(in crate::sentry) fn sys_memfd_create(
         &mut self,
         process: &Process,
@@ -314,11 +316,13 @@ impl Sentry {
         Ok(Content::Bytes(bytes))
     }
 
+    /// `munmap(2)`, as on Linux.
     pub(in crate::sentry) fn sys_munmap(&mut self, start: u64, len: u64) -> SyscallResult {
         let change = self.change().layout.unmap(start, len)?;
         Ok(SyscallControl::Memory(0, change))
     }
 
+    /// `mprotect(2)`: may give more rights than a shared file was opened with.
     pub(in crate::sentry) fn sys_mprotect(
         &mut self,
         start: u64,
@@ -341,6 +345,9 @@ impl Sentry {
         Ok(SyscallControl::Memory(0, change))
     }
 
+    /// `madvise(2)`: only `MADV_DONTNEED` has an effect, on private memory, and on a file for one
+    /// mapping a call. Hints such as `MADV_FREE` and `MADV_DONTFORK` are accepted, and other advice
+    /// is `EINVAL`.
     pub(in crate::sentry) fn sys_madvise(
         &mut self,
         start: u64,
@@ -380,6 +387,7 @@ impl Sentry {
         Ok(Some(change))
     }
 
+    /// `brk(2)`, as on Linux.
     pub(in crate::sentry) fn sys_brk(&mut self, brk: u64) -> SyscallResult {
         let now = self.state.layout.brk();
         // A break that is not allowed stays, as one without memory.

@@ -1,5 +1,4 @@
-//! User namespaces and capabilities: `unshare`, `setns`, `capget`, `capset`, and `setuid` and its
-//! kind.
+//! User namespaces and capabilities: `unshare`, `setns`, `capget` and `capset`.
 //!
 //! Promises: a process in a new namespace gains no right over the rest of its guest. A guest
 //! has no further namespaces of other kinds, as on a kernel that is built without them.
@@ -47,7 +46,8 @@ impl Sentry {
         if new && flags & libc::CLONE_FS != 0 { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    /// `unshare`.
+    /// `unshare(2)`: user namespaces. Other kinds are `EINVAL`, and threads share files and
+    /// descriptors.
     pub(in crate::sentry) fn sys_unshare(&mut self, flags: u64) -> SyscallResult {
         let flags = flags as i32;
         if flags & !(SINGLE | SHARED | libc::CLONE_NEWUSER) != 0 {
@@ -70,7 +70,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `setns`: into the user namespace of a descriptor, or of the process that one means.
+    /// `setns(2)`: user namespaces. Other kinds are `EINVAL` or `EPERM`.
     pub(in crate::sentry) fn sys_setns(&mut self, descriptor: u64, kinds: u64) -> SyscallResult {
         let kinds = kinds as i32;
         let (kind, namespace) = match &self.state.table.get(descriptor)?.open {
@@ -110,17 +110,6 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `setuid` and its kind: only to the present number.
-    pub(in crate::sentry) fn set_ids(&mut self, own: u32, ids: &[u64]) -> SyscallResult {
-        let stays = |id: &u64| *id as u32 == u32::MAX || *id as u32 == own;
-        if ids.iter().all(stays) {
-            return Ok(ZERO);
-        }
-        // Within a namespace no other number has a user.
-        let first = self.state.credentials().namespace == INITIAL;
-        Err(if first { Errno::PERM } else { Errno::INVAL }.into())
-    }
-
     /// The process that the head of `capget` and `capset` names; `None` for an unknown form.
     fn capability_target(&self, process: &mut Process, head: u64) -> SyscallResult<Option<u32>> {
         let known = copy_in(process, head, 8)?;
@@ -136,7 +125,7 @@ impl Sentry {
         if self.state.processes.lives(id) { Ok(Some(id)) } else { Err(Errno::SRCH.into()) }
     }
 
-    /// `capget`.
+    /// `capget(2)`, as on Linux.
     pub(in crate::sentry) fn sys_capget(
         &mut self,
         process: &mut Process,
@@ -157,7 +146,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `capset`: capabilities are given up, or taken from the permitted ones.
+    /// `capset(2)`: no capability can be added, and only a user namespace gives some.
     pub(in crate::sentry) fn sys_capset(
         &mut self,
         process: &mut Process,

@@ -56,6 +56,8 @@ impl Resolve {
 }
 
 impl Sentry {
+    /// `openat2(2)`: as `openat`. All files are in memory, so that `RESOLVE_CACHED` finds each of
+    /// them.
     pub(in crate::sentry) fn sys_openat2(
         &mut self,
         process: &Process,

@@ -1,4 +1,4 @@
-//! Calls about names: links, directories, where the program is.
+//! System calls on names: links, directories, modes, and the current directory.
 
 use afresh_files::{Kind, New, Node, Rename, ResolvedName, Tree};
 use rustix::io::Errno;
@@ -14,6 +14,7 @@ use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::user_memory::{copy_out, path_in};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
+use crate::sentry::syscalls::AT_FDCWD;
 use crate::sentry::tty::terminals::TerminalEnd;
 
 /// The last name of a path; nothing for the root and an empty path.
@@ -22,6 +23,7 @@ fn last_name(path: &[u8]) -> &[u8] {
 }
 
 impl Sentry {
+    /// `readlinkat(2)`, as on Linux.
     pub(in crate::sentry) fn sys_readlinkat(
         &mut self,
         process: &mut Process,
@@ -53,6 +55,18 @@ impl Sentry {
         Ok(SyscallControl::Value(bytes.len() as u64))
     }
 
+    /// `readlink(2)`: as `readlinkat` from the current directory.
+    pub(in crate::sentry) fn sys_readlink(
+        &mut self,
+        process: &mut Process,
+        path: u64,
+        to: u64,
+        len: u64,
+    ) -> SyscallResult {
+        self.sys_readlinkat(process, AT_FDCWD, path, to, len)
+    }
+
+    /// `getdents64(2)`, as on Linux.
     pub(in crate::sentry) fn sys_getdents64(
         &mut self,
         process: &mut Process,
@@ -63,6 +77,7 @@ impl Sentry {
         self.list_directory(process, descriptor, (to, len), false)
     }
 
+    /// `getdents(2)`, as on Linux.
     pub(in crate::sentry) fn sys_getdents(
         &mut self,
         process: &mut Process,
@@ -114,6 +129,7 @@ impl Sentry {
         Ok(SyscallControl::Value(listed.bytes.0.len() as u64))
     }
 
+    /// `getcwd(2)`, as on Linux.
     pub(in crate::sentry) fn sys_getcwd(
         &mut self,
         process: &mut Process,
@@ -129,11 +145,13 @@ impl Sentry {
         Ok(SyscallControl::Value(bytes.len() as u64))
     }
 
+    /// `chdir(2)`: a directory below `/proc` is `EACCES`.
     pub(in crate::sentry) fn sys_chdir(&mut self, process: &Process, path: u64) -> SyscallResult {
-        let node = self.follow(process, libc::AT_FDCWD as u64, path, true)?;
+        let node = self.follow(process, AT_FDCWD, path, true)?;
         self.enter(node)
     }
 
+    /// `fchdir(2)`: a directory below `/proc` is `ENOTDIR`.
     pub(in crate::sentry) fn sys_fchdir(&mut self, descriptor: u64) -> SyscallResult {
         match &self.state.table.get(descriptor)?.open {
             FileObject::File(open) => {
@@ -153,6 +171,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `mkdirat(2)`, as on Linux.
     pub(in crate::sentry) fn sys_mkdirat(
         &mut self,
         process: &Process,
@@ -163,6 +182,16 @@ impl Sentry {
         let place = self.place(process, at, path)?;
         self.create_name(&place, New::Directory, mode as u32 & 0o7777)?;
         Ok(ZERO)
+    }
+
+    /// `mkdir(2)`: as `mkdirat` from the current directory.
+    pub(in crate::sentry) fn sys_mkdir(
+        &mut self,
+        process: &Process,
+        path: u64,
+        mode: u64,
+    ) -> SyscallResult {
+        self.sys_mkdirat(process, AT_FDCWD, path, mode)
     }
 
     /// Creates an object at a path, if its directory allows that, and reports the new name to
@@ -180,6 +209,7 @@ impl Sentry {
         Ok(())
     }
 
+    /// `unlinkat(2)`, as on Linux.
     pub(in crate::sentry) fn sys_unlinkat(
         &mut self,
         process: &Process,
@@ -210,6 +240,17 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `unlink(2)`: as `unlinkat` from the current directory.
+    pub(in crate::sentry) fn sys_unlink(&mut self, process: &Process, path: u64) -> SyscallResult {
+        self.sys_unlinkat(process, AT_FDCWD, path, 0)
+    }
+
+    /// `rmdir(2)`: as `unlinkat` from the current directory.
+    pub(in crate::sentry) fn sys_rmdir(&mut self, process: &Process, path: u64) -> SyscallResult {
+        self.sys_unlinkat(process, AT_FDCWD, path, libc::AT_REMOVEDIR as u64)
+    }
+
+    /// `renameat2(2)`: `RENAME_WHITEOUT` is `EINVAL`.
     pub(in crate::sentry) fn sys_renameat2(
         &mut self,
         process: &Process,
@@ -243,6 +284,29 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `renameat(2)`: as `renameat2`.
+    pub(in crate::sentry) fn sys_renameat(
+        &mut self,
+        process: &Process,
+        old_at: u64,
+        old: u64,
+        new_at: u64,
+        new: u64,
+    ) -> SyscallResult {
+        self.sys_renameat2(process, old_at, old, new_at, new, 0)
+    }
+
+    /// `rename(2)`: as `renameat2` from the current directory.
+    pub(in crate::sentry) fn sys_rename(
+        &mut self,
+        process: &Process,
+        old: u64,
+        new: u64,
+    ) -> SyscallResult {
+        self.sys_renameat2(process, AT_FDCWD, old, AT_FDCWD, new, 0)
+    }
+
+    /// `symlinkat(2)`, as on Linux.
     pub(in crate::sentry) fn sys_symlinkat(
         &mut self,
         process: &Process,
@@ -256,6 +320,17 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `symlink(2)`: as `symlinkat` from the current directory.
+    pub(in crate::sentry) fn sys_symlink(
+        &mut self,
+        process: &Process,
+        target: u64,
+        path: u64,
+    ) -> SyscallResult {
+        self.sys_symlinkat(process, target, AT_FDCWD, path)
+    }
+
+    /// `fchmodat(2)`, as on Linux.
     pub(in crate::sentry) fn sys_fchmodat(
         &mut self,
         process: &Process,
@@ -271,6 +346,17 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `chmod(2)`: as `fchmodat` from the current directory.
+    pub(in crate::sentry) fn sys_chmod(
+        &mut self,
+        process: &Process,
+        path: u64,
+        mode: u64,
+    ) -> SyscallResult {
+        self.sys_fchmodat(process, AT_FDCWD, path, mode)
+    }
+
+    /// `fchmod(2)`: objects that are no files, such as pipes and sockets, are `EPERM`.
     pub(in crate::sentry) fn sys_fchmod(&mut self, descriptor: u64, mode: u64) -> SyscallResult {
         let description = self.state.table.get(descriptor)?;
         if description.flags & libc::O_PATH as u32 != 0 {
@@ -290,6 +376,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `umask(2)`, as on Linux.
     pub(in crate::sentry) fn sys_umask(&mut self, mask: u64) -> SyscallResult {
         let old = self.state.current().umask;
         self.change().current_mut().umask = mask as u32 & 0o777;

@@ -18,7 +18,7 @@ use crate::sentry::syscalls::read_write::pieces_of;
 const MAX_COPY: u64 = 0x7fff_f000;
 
 impl Sentry {
-    /// `process_vm_readv`.
+    /// `process_vm_readv(2)`, as on Linux.
     pub(in crate::sentry) fn sys_process_vm_readv(
         &mut self,
         process: &mut Process,
@@ -27,7 +27,7 @@ impl Sentry {
         self.copy_between(process, a, false)
     }
 
-    /// `process_vm_writev`.
+    /// `process_vm_writev(2)`, as on Linux.
     pub(in crate::sentry) fn sys_process_vm_writev(
         &mut self,
         process: &mut Process,

@@ -13,7 +13,7 @@ use crate::sentry::mm::user_memory::copy_in;
 use crate::sentry::result::SyscallResult;
 
 impl Sentry {
-    /// A descriptor of a process, which may have ended but was not waited for yet.
+    /// `pidfd_open(2)`: `PIDFD_THREAD` is `EINVAL`.
     pub(in crate::sentry) fn sys_pidfd_open(&mut self, id: u64, flags: u64) -> SyscallResult {
         if flags as i32 & !libc::O_NONBLOCK != 0 || id as i32 <= 0 {
             return Err(Errno::INVAL.into());
@@ -35,7 +35,7 @@ impl Sentry {
         }
     }
 
-    /// Sends a signal to the process of a descriptor, with the sender's information.
+    /// `pidfd_send_signal(2)`: flags are `EINVAL`, and a directory of `/proc` is `EBADF`.
     pub(in crate::sentry) fn sys_pidfd_send_signal(
         &mut self,
         process: &Process,

@@ -20,6 +20,7 @@ use crate::sentry::syscalls::clock::length_in;
 use crate::sentry::syscalls::file::Pair;
 
 impl Sentry {
+    /// `pipe2(2)`: `O_DIRECT` is accepted, and the pipe is a byte stream as without it.
     pub(in crate::sentry) fn sys_pipe2(
         &mut self,
         process: &mut Process,
@@ -39,6 +40,11 @@ impl Sentry {
         };
         let numbers = state.add_pair(end(false), end(true), close)?;
         self.report_pair(process, to, numbers)
+    }
+
+    /// `pipe(2)`: as `pipe2`.
+    pub(in crate::sentry) fn sys_pipe(&mut self, process: &mut Process, fds: u64) -> SyscallResult {
+        self.sys_pipe2(process, fds, 0)
     }
 
     /// Stores the numbers of two new descriptors, which are closed where that fails.
@@ -72,6 +78,7 @@ impl Sentry {
         Ok(SyscallControl::Value(size as u64))
     }
 
+    /// `eventfd2(2)`, as on Linux.
     pub(in crate::sentry) fn sys_eventfd2(&mut self, count: u64, flags: u64) -> SyscallResult {
         let flags = flags as i32;
         let known = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK | libc::EFD_SEMAPHORE;
@@ -86,6 +93,13 @@ impl Sentry {
         )
     }
 
+    /// `eventfd(2)`: as `eventfd2`.
+    pub(in crate::sentry) fn sys_eventfd(&mut self, count: u64) -> SyscallResult {
+        self.sys_eventfd2(count, 0)
+    }
+
+    /// `timerfd_create(2)`: timers of every clock count the time that the guest runs, and the alarm
+    /// clocks are `EINVAL`.
     pub(in crate::sentry) fn sys_timerfd_create(
         &mut self,
         clock: u64,
@@ -101,6 +115,8 @@ impl Sentry {
         )
     }
 
+    /// `timerfd_settime(2)`: `TFD_TIMER_CANCEL_ON_SET` changes nothing, because no clock of a guest
+    /// is set.
     pub(in crate::sentry) fn sys_timerfd_settime(
         &mut self,
         process: &mut Process,
@@ -125,6 +141,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `timerfd_gettime(2)`, as on Linux.
     pub(in crate::sentry) fn sys_timerfd_gettime(
         &mut self,
         process: &mut Process,

@@ -66,6 +66,7 @@ impl Sentry {
         })
     }
 
+    /// `poll(2)`: at most 1,024 descriptors, and more are `EINVAL`.
     pub(in crate::sentry) fn sys_poll(
         &mut self,
         process: &mut Process,
@@ -77,6 +78,7 @@ impl Sentry {
         self.poll_until(process, list, count, until)
     }
 
+    /// `ppoll(2)`: as `poll`.
     pub(in crate::sentry) fn sys_ppoll(
         &mut self,
         process: &mut Process,
@@ -129,6 +131,7 @@ impl Sentry {
         Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(on), until)))
     }
 
+    /// `select(2)`: no descriptor is ever in the exceptional set.
     pub(in crate::sentry) fn sys_select(
         &mut self,
         process: &mut Process,
@@ -164,6 +167,7 @@ impl Sentry {
         outcome
     }
 
+    /// `pselect6(2)`: as `select`.
     pub(in crate::sentry) fn sys_pselect6(
         &mut self,
         process: &mut Process,
@@ -224,6 +228,7 @@ impl Sentry {
         Ok(SyscallControl::Value(ready))
     }
 
+    /// `epoll_create1(2)`: a guest has at most 1,024 sets.
     pub(in crate::sentry) fn sys_epoll_create1(&mut self, flags: u64) -> SyscallResult {
         if flags as i32 & !libc::EPOLL_CLOEXEC != 0 {
             return Err(Errno::INVAL.into());
@@ -234,6 +239,15 @@ impl Sentry {
         self.add(FileObject::Epoll(EpollSet::default()), flags as i32 | libc::O_RDWR)
     }
 
+    /// `epoll_create(2)`: as `epoll_create1`.
+    pub(in crate::sentry) fn sys_epoll_create(&mut self, size: u64) -> SyscallResult {
+        if size as i32 <= 0 {
+            return Err(Errno::INVAL.into());
+        }
+        self.sys_epoll_create1(0)
+    }
+
+    /// `epoll_ctl(2)`: `EPOLLEXCLUSIVE` and `EPOLLWAKEUP` are accepted and change nothing.
     pub(in crate::sentry) fn sys_epoll_ctl(
         &mut self,
         process: &Process,
@@ -305,6 +319,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `epoll_wait(2)`: one call returns at most 1,024 events.
     pub(in crate::sentry) fn sys_epoll_wait(
         &mut self,
         process: &mut Process,
@@ -325,6 +340,24 @@ impl Sentry {
         let until = if fine { self.in_length(process, a[3])? } else { self.in_millis(a[3])? };
         self.mask_in(process, a[4], a[5])?;
         self.wait_set_until(process, a[0], a[1], a[2], until)
+    }
+
+    /// `epoll_pwait(2)`: as `epoll_wait`.
+    pub(in crate::sentry) fn sys_epoll_pwait(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        self.epoll_pwait(process, a, false)
+    }
+
+    /// `epoll_pwait2(2)`: as `epoll_wait`.
+    pub(in crate::sentry) fn sys_epoll_pwait2(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        self.epoll_pwait(process, a, true)
     }
 
     fn wait_set_until(

@@ -35,7 +35,7 @@ impl Sentry {
         }
     }
 
-    /// `mq_open`. The C library removes the slash in front of the name.
+    /// `mq_open(2)`, as on Linux.
     pub(in crate::sentry) fn sys_mq_open(
         &mut self,
         process: &Process,
@@ -79,6 +79,7 @@ impl Sentry {
         self.add(FileObject::Queue(id), kept | libc::O_CLOEXEC)
     }
 
+    /// `mq_unlink(2)`, as on Linux.
     pub(in crate::sentry) fn sys_mq_unlink(
         &mut self,
         process: &Process,
@@ -116,6 +117,7 @@ impl Sentry {
         Ok(SyscallControl::Wait(Wait::new(on, until)))
     }
 
+    /// `mq_timedsend(2)`, as on Linux.
     pub(in crate::sentry) fn sys_mq_timedsend(
         &mut self,
         process: &Process,
@@ -171,6 +173,7 @@ impl Sentry {
         }
     }
 
+    /// `mq_timedreceive(2)`, as on Linux.
     pub(in crate::sentry) fn sys_mq_timedreceive(
         &mut self,
         process: &mut Process,
@@ -197,7 +200,7 @@ impl Sentry {
         Ok(SyscallControl::Value(taken))
     }
 
-    /// `mq_notify`: a signal at the next message to the empty queue; no more, for address 0.
+    /// `mq_notify(2)`: by a signal, or not at all. `SIGEV_THREAD` is `EINVAL`.
     pub(in crate::sentry) fn sys_mq_notify(
         &mut self,
         process: &Process,
@@ -243,6 +246,7 @@ impl Sentry {
         }
     }
 
+    /// `mq_getsetattr(2)`, as on Linux.
     pub(in crate::sentry) fn sys_mq_getsetattr(
         &mut self,
         process: &mut Process,

@@ -16,6 +16,9 @@ const PR_SET_PTRACER: i32 = 0x5961_6d61;
 const PR_SET_VMA: i32 = 0x5356_4d41;
 
 impl Sentry {
+    /// `prctl(2)`: names, the death signal, child subreapers, dumpability, `no_new_privs`, timer
+    /// slack and capabilities. Names of memory and tracers are accepted, and most other options are
+    /// `EINVAL`.
     pub(in crate::sentry) fn sys_prctl(
         &mut self,
         process: &mut Process,

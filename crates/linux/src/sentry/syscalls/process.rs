@@ -1,4 +1,4 @@
-//! Calls that make processes, run other programs in them, wait for them, and put them into groups.
+//! System calls that make processes, run other programs in them and wait for them.
 
 use afresh_files::Kind;
 use afresh_snapshot::{OutputSource, OutputStream};
@@ -17,6 +17,7 @@ use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
 use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in, word_in};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
+use crate::sentry::syscalls::AT_FDCWD;
 
 /// Arguments and variables that a program may be given, and bytes of all: a quarter of its stack.
 const STRINGS: usize = 1 << 18;
@@ -108,7 +109,32 @@ impl Sentry {
         }))
     }
 
-    /// Another program in the place of this one.
+    /// `clone(2)`: threads, and processes with the flags that `fork`, `vfork` and `posix_spawn`
+    /// use, and in user namespaces. Other flags are `ENOSYS`.
+    pub(in crate::sentry) fn sys_clone(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        match a[0] as i32 & libc::CLONE_THREAD {
+            0 => self.clone_process(process, a),
+            _ if a[0] as i32 & libc::CLONE_NEWUSER != 0 => Err(Errno::INVAL.into()),
+            _ => self.clone_thread(process, a),
+        }
+    }
+
+    /// `fork(2)`, as on Linux.
+    pub(in crate::sentry) fn sys_fork(&mut self, process: &mut Process) -> SyscallResult {
+        self.clone_process(process, &[libc::SIGCHLD as u64, 0, 0, 0, 0, 0])
+    }
+
+    /// `vfork(2)`, as on Linux.
+    pub(in crate::sentry) fn sys_vfork(&mut self, process: &mut Process) -> SyscallResult {
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        self.clone_process(process, &[flags as u64, 0, 0, 0, 0, 0])
+    }
+
+    /// `execveat(2)`: set-user-ID bits have no effect.
     pub(in crate::sentry) fn sys_execveat(
         &mut self,
         process: &Process,
@@ -143,7 +169,18 @@ impl Sentry {
         Ok(SyscallControl::Exec(Box::new(ExecCommand { path, from, args, env, passes_bits })))
     }
 
-    /// `wait4`.
+    /// `execve(2)`: as `execveat` from the current directory.
+    pub(in crate::sentry) fn sys_execve(
+        &mut self,
+        process: &Process,
+        path: u64,
+        argv: u64,
+        envp: u64,
+    ) -> SyscallResult {
+        self.sys_execveat(process, AT_FDCWD, path, (argv, envp), 0)
+    }
+
+    /// `wait4(2)`: the usage of a child is its CPU time, all of it user time.
     pub(in crate::sentry) fn sys_wait4(
         &mut self,
         process: &mut Process,
@@ -192,7 +229,7 @@ impl Sentry {
         Ok(SyscallControl::Value(id.into()))
     }
 
-    /// `waitid`.
+    /// `waitid(2)`: the usage of a child is its CPU time, all of it user time.
     pub(in crate::sentry) fn sys_waitid(
         &mut self,
         process: &mut Process,
@@ -293,53 +330,6 @@ impl Sentry {
     pub(in crate::sentry) fn output_source(&self, stream: OutputStream) -> OutputSource {
         let session = self.state.current().info.session;
         OutputSource::new(stream, (session != FIRST).then_some(session))
-    }
-
-    /// The group, or the session, of a process.
-    pub(in crate::sentry) fn process_group_or_session(
-        &self,
-        id: u64,
-        session: bool,
-    ) -> SyscallResult {
-        let processes = &self.state.processes;
-        let id = if id == 0 { processes.current_id() } else { id as u32 };
-        let info = processes.info(id).ok_or(Errno::SRCH)?;
-        Ok(SyscallControl::Value(if session { info.session } else { info.group }.into()))
-    }
-
-    pub(in crate::sentry) fn sys_setpgid(&mut self, id: u64, group: u64) -> SyscallResult {
-        let own = self.state.current().info.clone();
-        let id = if id == 0 { own.id } else { id as u32 };
-        let group = if group == 0 { id } else { group as u32 };
-        if group > i32::MAX as u32 {
-            return Err(Errno::INVAL.into());
-        }
-        let info = self.state.processes.info(id).ok_or(Errno::SRCH)?;
-        if info.id != own.id && info.parent != own.id {
-            return Err(Errno::SRCH.into());
-        }
-        // A child that runs another program than its parent is its own.
-        if info.id != own.id && info.program != own.program {
-            return Err(Errno::ACCESS.into());
-        }
-        let known = group == id || !self.state.processes.group(group).is_empty();
-        if info.session != own.session || info.session == info.id || !known {
-            return Err(Errno::PERM.into());
-        }
-        if let Some(info) = self.change().processes.info_mut(id) {
-            info.group = group;
-        }
-        Ok(ZERO)
-    }
-
-    pub(in crate::sentry) fn sys_setsid(&mut self) -> SyscallResult {
-        let id = self.state.processes.current_id();
-        if self.state.current().info.group == id {
-            return Err(Errno::PERM.into());
-        }
-        let own = &mut self.change().current_mut().info;
-        (own.group, own.session) = (id, id);
-        Ok(SyscallControl::Value(id.into()))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Calls that move bytes. A length is a wish: at most [`MAX_TRANSFER`] bytes go at a time, which
-//! callers must expect; of files more, for many callers do not expect it there.
+//! System calls that move bytes. One call moves at most [`MAX_TRANSFER`] bytes, which callers must
+//! expect, and more of a file, because many callers do not expect it there.
 
 use afresh_snapshot::OutputStream;
 use rustix::io::Errno;
@@ -110,7 +110,11 @@ fn gather_some(process: &Process, pieces: &[(u64, u64)]) -> SyscallResult<Vec<u8
 
 /// Stores bytes up to the first page that cannot be written, and returns their number; an error if
 /// that is the first one.
-fn copy_out_some(process: &mut Process, to: u64, bytes: &[u8]) -> SyscallResult<u64> {
+pub(in crate::sentry) fn copy_out_some(
+    process: &mut Process,
+    to: u64,
+    bytes: &[u8],
+) -> SyscallResult<u64> {
     let Err(error) = copy_out(process, to, bytes) else { return Ok(bytes.len() as u64) };
     let mut done = 0;
     while done < bytes.len() {
@@ -127,7 +131,7 @@ fn copy_out_some(process: &mut Process, to: u64, bytes: &[u8]) -> SyscallResult<
 
 /// The bytes that a write takes: all of them, or for a file those in front of memory that cannot be
 /// read.
-fn written(
+pub(in crate::sentry) fn written(
     process: &Process,
     description: &Description,
     pieces: &[(u64, u64)],
@@ -143,6 +147,7 @@ fn written(
 }
 
 impl Sentry {
+    /// `read(2)`: one call reads at most 8 MiB, of a file 32 MiB.
     pub(in crate::sentry) fn sys_read(
         &mut self,
         process: &mut Process,
@@ -168,7 +173,7 @@ impl Sentry {
     }
 
     /// So many bytes of a file were read.
-    fn accessed(&mut self, descriptor: u64, len: u64) -> SyscallResult<()> {
+    pub(in crate::sentry) fn accessed(&mut self, descriptor: u64, len: u64) -> SyscallResult<()> {
         if matches!(
             self.state.table.get(descriptor)?.open,
             FileObject::Device(Device::Generation(_), _)
@@ -249,73 +254,6 @@ impl Sentry {
         Ok(SyscallControl::Value(now as u64))
     }
 
-    pub(in crate::sentry) fn sys_readv(
-        &mut self,
-        process: &mut Process,
-        descriptor: u64,
-        vector: u64,
-        count: u64,
-    ) -> SyscallResult {
-        let pieces = pieces(process, vector, count)?;
-        if self.state.table.get(descriptor)?.open.is_stream() {
-            return self.take(process, descriptor, &pieces, false);
-        }
-        if self.state.table.get(descriptor)?.open == FileObject::Input {
-            // One piece at a time is a short read, which is allowed.
-            let &(to, len) = pieces.first().unwrap_or(&(0, 0));
-            return self.sys_read(process, descriptor, to, len);
-        }
-        let offset = self.state.table.get(descriptor)?.offset();
-        let done = self.scatter(process, descriptor, &pieces, offset)?;
-        self.advance(descriptor, done)?;
-        Ok(SyscallControl::Value(done))
-    }
-
-    pub(in crate::sentry) fn sys_preadv(
-        &mut self,
-        process: &mut Process,
-        descriptor: u64,
-        vector: u64,
-        count: u64,
-        offset: u64,
-    ) -> SyscallResult {
-        check_offset(offset)?;
-        self.state.table.get(descriptor)?.check_positions()?;
-        let pieces = pieces(process, vector, count)?;
-        let done = self.scatter(process, descriptor, &pieces, offset)?;
-        self.accessed(descriptor, done)?;
-        Ok(SyscallControl::Value(done))
-    }
-
-    /// Reads at `offset` into pieces until one is not filled.
-    fn scatter(
-        &self,
-        process: &mut Process,
-        descriptor: u64,
-        pieces: &[(u64, u64)],
-        offset: u64,
-    ) -> SyscallResult<u64> {
-        let description = self.state.table.get(descriptor)?;
-        if !description.reads() {
-            return Err(Errno::BADF.into());
-        }
-        let mut done = 0;
-        for &(to, len) in pieces {
-            let from = offset.saturating_add(done);
-            let bytes = match self.bytes_or_memory_at(process, description, from, len) {
-                Err(SyscallError::Errno(_)) if done > 0 => break,
-                bytes => bytes?,
-            };
-            match copy_out_some(process, to, &bytes) {
-                Ok(some) if some == len => done += some,
-                Ok(some) => return Ok(done + some),
-                Err(SyscallError::Errno(_)) if done > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
-    }
-
     /// Where the bytes go that `call` waits for, and how many.
     pub(crate) fn input_place(
         &self,
@@ -332,6 +270,7 @@ impl Sentry {
         }
     }
 
+    /// `pread64(2)`: one call reads at most 32 MiB.
     pub(in crate::sentry) fn sys_pread64(
         &mut self,
         process: &mut Process,
@@ -391,6 +330,7 @@ impl Sentry {
         }
     }
 
+    /// `write(2)`: one call writes at most 8 MiB, to a file 32 MiB.
     pub(in crate::sentry) fn sys_write(
         &mut self,
         process: &mut Process,
@@ -403,33 +343,7 @@ impl Sentry {
         self.put_or_write_memory(process, descriptor, &bytes, None)
     }
 
-    pub(in crate::sentry) fn sys_writev(
-        &mut self,
-        process: &mut Process,
-        descriptor: u64,
-        vector: u64,
-        count: u64,
-    ) -> SyscallResult {
-        let description = self.state.table.get(descriptor)?;
-        let bytes = written(process, description, &pieces(process, vector, count)?)?;
-        self.put_or_write_memory(process, descriptor, &bytes, None)
-    }
-
-    pub(in crate::sentry) fn sys_pwritev(
-        &mut self,
-        process: &mut Process,
-        descriptor: u64,
-        vector: u64,
-        count: u64,
-        offset: u64,
-    ) -> SyscallResult {
-        let description = self.state.table.get(descriptor)?;
-        description.check_positions()?;
-        check_offset(offset)?;
-        let bytes = written(process, description, &pieces(process, vector, count)?)?;
-        self.put_or_write_memory(process, descriptor, &bytes, Some(offset))
-    }
-
+    /// `pwrite64(2)`: one call writes at most 32 MiB.
     pub(in crate::sentry) fn sys_pwrite64(
         &mut self,
         process: &mut Process,
@@ -540,7 +454,8 @@ impl Sentry {
         Ok(SyscallControl::Value(bytes.len() as u64))
     }
 
-    /// Random bytes: fresh ones of the host at every call.
+    /// `getrandom(2)`: the bytes are fresh ones of the host, at most 8 MiB a call, whatever the
+    /// flags.
     pub(in crate::sentry) fn sys_getrandom(
         &mut self,
         process: &mut Process,

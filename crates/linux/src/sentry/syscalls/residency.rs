@@ -45,12 +45,12 @@ impl Sentry {
         if mapped { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
-    /// `mlock`.
+    /// `mlock(2)`: all memory is resident. Locks count against `RLIMIT_MEMLOCK`.
     pub(in crate::sentry) fn sys_mlock(&mut self, start: u64, len: u64) -> SyscallResult {
         self.lock_pages(start, len, true)
     }
 
-    /// `mlock2`: memory that is locked where it is touched may be inaccessible.
+    /// `mlock2(2)`: as `mlock`. With `MLOCK_ONFAULT` the memory may be inaccessible.
     pub(in crate::sentry) fn sys_mlock2(
         &mut self,
         start: u64,
@@ -81,11 +81,13 @@ impl Sentry {
         if closed { Err(Errno::NOMEM.into()) } else { Ok(ZERO) }
     }
 
+    /// `munlock(2)`: all memory stays resident.
     pub(in crate::sentry) fn sys_munlock(&mut self, start: u64, len: u64) -> SyscallResult {
         self.change().layout.set_locked(&pages_around(start, len)?, false)?;
         Ok(ZERO)
     }
 
+    /// `mlockall(2)`: as `mlock`.
     pub(in crate::sentry) fn sys_mlockall(&mut self, flags: u64) -> SyscallResult {
         if flags & !MCL_ALL != 0 || flags & (MCL_ALL & !MCL_ONFAULT) == 0 {
             return Err(Errno::INVAL.into());
@@ -106,6 +108,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `munlockall(2)`: all memory stays resident.
     pub(in crate::sentry) fn sys_munlockall(&mut self) -> SyscallResult {
         let layout = &mut self.change().layout;
         layout.set_locks_new(false);
@@ -120,6 +123,7 @@ impl Sentry {
         if fits { Ok(()) } else { Err(Errno::AGAIN) }
     }
 
+    /// `mincore(2)`: all memory is resident.
     pub(in crate::sentry) fn sys_mincore(
         &mut self,
         process: &mut Process,
@@ -142,6 +146,8 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `membarrier(2)`: threads run one at a time, so that each has seen the writes of the others.
+    /// The commands for restartable sequences are `EINVAL`.
     pub(in crate::sentry) fn sys_membarrier(&mut self, command: u64, flags: u64) -> SyscallResult {
         let (command, flags) = (command as u32, flags as u32);
         let registers = REGISTER_GLOBAL_EXPEDITED

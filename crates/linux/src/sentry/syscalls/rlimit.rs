@@ -1,4 +1,4 @@
-//! `prlimit64`: limits that a process has set itself.
+//! `prlimit64`, `getrlimit` and `setrlimit`: limits that a process has set itself.
 
 use crate::platform::Process;
 use crate::sentry::Sentry;
@@ -8,7 +8,8 @@ use crate::sentry::result::{SyscallResult, ZERO};
 use rustix::io::Errno;
 
 impl Sentry {
-    /// `prlimit64`: of the current process where `id` is 0.
+    /// `prlimit64(2)`: enforced are the limits of CPU time, file size, descriptors, tasks, address
+    /// space, data and locked memory. Others are stored.
     pub(in crate::sentry) fn sys_prlimit64(
         &mut self,
         process: &mut Process,
@@ -46,5 +47,25 @@ impl Sentry {
             state.heed_limits();
         }
         Ok(ZERO)
+    }
+
+    /// `getrlimit(2)`: as `prlimit64`.
+    pub(in crate::sentry) fn sys_getrlimit(
+        &mut self,
+        process: &mut Process,
+        resource: u64,
+        to: u64,
+    ) -> SyscallResult {
+        self.sys_prlimit64(process, 0, resource, 0, to)
+    }
+
+    /// `setrlimit(2)`: as `prlimit64`.
+    pub(in crate::sentry) fn sys_setrlimit(
+        &mut self,
+        process: &mut Process,
+        resource: u64,
+        from: u64,
+    ) -> SyscallResult {
+        self.sys_prlimit64(process, 0, resource, from, 0)
     }
 }

@@ -22,6 +22,7 @@ const OWNER_DIED: u32 = 0x4000_0000;
 const OWNER: u32 = 0x3fff_ffff;
 
 impl Sentry {
+    /// `set_robust_list(2)`, as on Linux.
     pub(in crate::sentry) fn sys_set_robust_list(&mut self, head: u64, size: u64) -> SyscallResult {
         if size != HEAD_LEN {
             return Err(Errno::INVAL.into());
@@ -32,6 +33,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `get_robust_list(2)`: threads of other processes are `ESRCH`.
     pub(in crate::sentry) fn sys_get_robust_list(
         &mut self,
         process: &mut Process,

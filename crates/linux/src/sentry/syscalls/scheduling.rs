@@ -71,6 +71,7 @@ impl Sentry {
         if found.is_empty() { Err(Errno::SRCH) } else { Ok(found) }
     }
 
+    /// `getpriority(2)`: the nice value is that of a process, and its threads have the same.
     pub(in crate::sentry) fn sys_getpriority(&mut self, which: u64, who: u64) -> SyscallResult {
         let processes = self.named_processes(which as i32, who)?;
         let nices = processes.into_iter().map(|id| self.traits_of(id).map(|traits| traits.nice));
@@ -79,6 +80,8 @@ impl Sentry {
         Ok(SyscallControl::Value((20 - i32::from(least)) as u64))
     }
 
+    /// `setpriority(2)`: the nice value is stored for a process, and threads take turns whatever it
+    /// is.
     pub(in crate::sentry) fn sys_setpriority(
         &mut self,
         which: u64,
@@ -95,11 +98,14 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `sched_getscheduler(2)`: the policy is stored for a process, and its threads have the same.
     pub(in crate::sentry) fn sys_sched_getscheduler(&mut self, id: u64) -> SyscallResult {
         let traits = self.traits_of(self.scheduled(id)?)?;
         Ok(SyscallControl::Value(u64::from(traits.policy)))
     }
 
+    /// `sched_setscheduler(2)`: the policy is stored for a process, and threads take turns whatever
+    /// it is. Real-time policies are `EPERM`.
     pub(in crate::sentry) fn sys_sched_setscheduler(
         &mut self,
         process: &Process,
@@ -116,6 +122,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `sched_getparam(2)`: the priority is 0.
     pub(in crate::sentry) fn sys_sched_getparam(
         &mut self,
         process: &mut Process,
@@ -130,6 +137,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `sched_setparam(2)`: as `sched_setscheduler`.
     pub(in crate::sentry) fn sys_sched_setparam(
         &mut self,
         process: &Process,
@@ -141,14 +149,17 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `sched_get_priority_max(2)`, as on Linux.
     pub(in crate::sentry) fn sys_sched_get_priority_max(&mut self, policy: u64) -> SyscallResult {
         priority(policy, 99)
     }
 
+    /// `sched_get_priority_min(2)`, as on Linux.
     pub(in crate::sentry) fn sys_sched_get_priority_min(&mut self, policy: u64) -> SyscallResult {
         priority(policy, 1)
     }
 
+    /// `sched_rr_get_interval(2)`: 4 ms for every process.
     pub(in crate::sentry) fn sys_sched_rr_get_interval(
         &mut self,
         process: &mut Process,
@@ -160,7 +171,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `sched_setaffinity`: the one processor has to be among those that are named.
+    /// `sched_setaffinity(2)`: there is one processor, which the set must have.
     pub(in crate::sentry) fn sys_sched_setaffinity(
         &mut self,
         process: &Process,
@@ -176,6 +187,7 @@ impl Sentry {
         }
     }
 
+    /// `sched_getattr(2)`: as `sched_getscheduler`, and all but the policy and the nice value is 0.
     pub(in crate::sentry) fn sys_sched_getattr(
         &mut self,
         process: &mut Process,
@@ -196,6 +208,8 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `sched_setattr(2)`: as `sched_setscheduler`. The policy and the nice value are stored, and
+    /// the rest is ignored.
     pub(in crate::sentry) fn sys_sched_setattr(
         &mut self,
         process: &Process,
@@ -226,12 +240,14 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `ioprio_get(2)`: the priority is that of a process, and its threads have the same.
     pub(in crate::sentry) fn sys_ioprio_get(&mut self, which: u64, who: u64) -> SyscallResult {
         let processes = self.ioprio_processes(which as i32, who)?;
         let first = processes.first().ok_or(Errno::SRCH)?;
         Ok(SyscallControl::Value(self.traits_of(*first)?.io_priority.into()))
     }
 
+    /// `ioprio_set(2)`: the priority is stored for a process, and changes nothing.
     pub(in crate::sentry) fn sys_ioprio_set(
         &mut self,
         which: u64,

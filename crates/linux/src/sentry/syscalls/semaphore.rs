@@ -48,7 +48,7 @@ pub(in crate::sentry) fn permissions(key: u32, mode: u32) -> StructBuilder {
 }
 
 impl Sentry {
-    /// `semget`.
+    /// `semget(2)`, as on Linux.
     pub(in crate::sentry) fn sys_semget(
         &mut self,
         key: u64,
@@ -81,7 +81,7 @@ impl Sentry {
         Ok(SyscallControl::Value(self.change().semaphores.add(set)?.into()))
     }
 
-    /// `semop`.
+    /// `semop(2)`, as on Linux.
     pub(in crate::sentry) fn sys_semop(
         &mut self,
         process: &Process,
@@ -92,7 +92,7 @@ impl Sentry {
         self.sys_semtimedop(process, id, operations, count, 0)
     }
 
-    /// `semtimedop`; `limit` is the address of the longest wait, if there is one.
+    /// `semtimedop(2)`, as on Linux.
     pub(in crate::sentry) fn sys_semtimedop(
         &mut self,
         process: &Process,
@@ -144,7 +144,7 @@ impl Sentry {
         }
     }
 
-    /// `semctl`.
+    /// `semctl(2)`: `IPC_SET` changes only the mode.
     pub(in crate::sentry) fn sys_semctl(
         &mut self,
         process: &mut Process,

@@ -16,7 +16,7 @@ const SMALLEST_STACK: u64 = 2048;
 const TO_THREAD: i32 = -6;
 
 impl Sentry {
-    /// Sends to processes: which of them `target` means is as for `kill`.
+    /// `kill(2)`, as on Linux.
     pub(in crate::sentry) fn sys_kill(&mut self, target: u64, number: u64) -> SyscallResult {
         let processes = &self.state.processes;
         let own = processes.current_id();
@@ -60,6 +60,21 @@ impl Sentry {
         self.post(home, Some(thread), number, |signal| SignalInfo::new(signal, TO_THREAD, own, 0))
     }
 
+    /// `tgkill(2)`, as on Linux.
+    pub(in crate::sentry) fn sys_tgkill(
+        &mut self,
+        pid: u64,
+        tid: u64,
+        signal: u64,
+    ) -> SyscallResult {
+        self.signal_thread(Some(pid), tid, signal)
+    }
+
+    /// `tkill(2)`, as on Linux.
+    pub(in crate::sentry) fn sys_tkill(&mut self, tid: u64, signal: u64) -> SyscallResult {
+        self.signal_thread(None, tid, signal)
+    }
+
     /// The process of a thread, if that is the one which is meant.
     fn home_of(&self, process: Option<u32>, thread: u32) -> Result<u32, Errno> {
         let has = |id: &u32| {
@@ -97,6 +112,29 @@ impl Sentry {
         self.post(id, thread, number, |signal| SignalInfo::from_guest(signal, &given))
     }
 
+    /// `rt_sigqueueinfo(2)`, as on Linux.
+    pub(in crate::sentry) fn sys_rt_sigqueueinfo(
+        &mut self,
+        process: &Process,
+        pid: u64,
+        signal: u64,
+        info: u64,
+    ) -> SyscallResult {
+        self.queue_signal(process, (pid, None), signal, info)
+    }
+
+    /// `rt_tgsigqueueinfo(2)`, as on Linux.
+    pub(in crate::sentry) fn sys_rt_tgsigqueueinfo(
+        &mut self,
+        process: &Process,
+        pid: u64,
+        tid: u64,
+        signal: u64,
+        info: u64,
+    ) -> SyscallResult {
+        self.queue_signal(process, (pid, Some(tid)), signal, info)
+    }
+
     /// Sends to a process, which may be a zombie.
     pub(in crate::sentry) fn post(
         &mut self,
@@ -117,6 +155,7 @@ impl Sentry {
         }
     }
 
+    /// `rt_sigaction(2)`, as on Linux.
     pub(in crate::sentry) fn sys_rt_sigaction(
         &mut self,
         process: &mut Process,
@@ -153,6 +192,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `rt_sigprocmask(2)`, as on Linux.
     pub(in crate::sentry) fn sys_rt_sigprocmask(
         &mut self,
         process: &mut Process,
@@ -184,6 +224,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `rt_sigpending(2)`, as on Linux.
     pub(in crate::sentry) fn sys_rt_sigpending(
         &mut self,
         process: &mut Process,
@@ -199,6 +240,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `sigaltstack(2)`: `SS_AUTODISARM` is `EINVAL`.
     pub(in crate::sentry) fn sys_sigaltstack(
         &mut self,
         process: &mut Process,

@@ -43,7 +43,7 @@ fn encode_signal(info: &SignalInfo) -> Vec<u8> {
 }
 
 impl Sentry {
-    /// A descriptor for signals of a set, or a new set for an existing one.
+    /// `signalfd4(2)`, as on Linux.
     pub(in crate::sentry) fn sys_signalfd4(
         &mut self,
         process: &Process,
@@ -64,6 +64,17 @@ impl Sentry {
         }
         self.change().table.get_mut(descriptor)?.open = FileObject::Signals(set);
         Ok(SyscallControl::Value(descriptor & u64::from(u32::MAX)))
+    }
+
+    /// `signalfd(2)`: as `signalfd4`.
+    pub(in crate::sentry) fn sys_signalfd(
+        &mut self,
+        process: &Process,
+        fd: u64,
+        mask: u64,
+        size: u64,
+    ) -> SyscallResult {
+        self.sys_signalfd4(process, fd, mask, size, 0)
     }
 
     /// Reads as many signals of `set` as there is room for, and takes them.

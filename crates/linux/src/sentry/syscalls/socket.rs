@@ -1,5 +1,5 @@
-//! Calls about sockets. Connections are within the guest, or the caller's, or lead to where its
-//! opener lets them (`reach_calls`).
+//! System calls on sockets. A connection is within the guest, or from the caller of the guest, or
+//! leads to a destination that the opener grants (`net::outbound`).
 
 use crate::platform::Process;
 use crate::sentry::Sentry;
@@ -8,23 +8,21 @@ use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::special_files::SOCKET;
 use crate::sentry::kernel::channels::ChannelEnd;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::net::sockets::{
     Address, BACKLOG, EPHEMERAL, IncomingConnection, MAX_ADDRESS, NETLINK, Socket, SocketState,
 };
-use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
+use crate::sentry::result::{SyscallResult, ZERO};
 use crate::sentry::syscalls::file::Pair;
 
 use afresh_files::{Kind, New, Walk};
 use rustix::io::Errno;
 
-/// Connections that may wait in front of the one that is accepted next.
-const MAX_BACKLOG: u32 = BACKLOG as u32 - 1;
 /// Bytes of `struct sockaddr_nl`.
 const NETLINK_ADDRESS: usize = 12;
-const FLAGS: i32 = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+/// Flags in the type of a new socket.
+pub(in crate::sentry) const SOCKET_FLAGS: i32 = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 
 pub(in crate::sentry) fn address_in(
     process: &Process,
@@ -152,6 +150,8 @@ impl Sentry {
         }
     }
 
+    /// `socket(2)`: local sockets, TCP and UDP, and netlink that lists the interface `lo`. Raw IP
+    /// sockets and packet sockets are `EPERM`.
     pub(in crate::sentry) fn sys_socket(
         &mut self,
         family: u64,
@@ -166,20 +166,20 @@ impl Sentry {
         if !known && !netlink {
             return Err(Errno::AFNOSUPPORT.into());
         }
-        if netlink && ![libc::SOCK_RAW, libc::SOCK_DGRAM].contains(&(kind as i32 & !FLAGS)) {
+        if netlink && ![libc::SOCK_RAW, libc::SOCK_DGRAM].contains(&(kind as i32 & !SOCKET_FLAGS)) {
             return Err(Errno::SOCKTNOSUPPORT.into());
         }
         if netlink && protocol as i32 != libc::NETLINK_ROUTE {
             return Err(Errno::PROTONOSUPPORT.into());
         }
         let local = family as i32 == libc::AF_UNIX;
-        let protocols = match (local, kind as i32 & !FLAGS) {
+        let protocols = match (local, kind as i32 & !SOCKET_FLAGS) {
             (true, _) => [0, libc::PF_UNIX],
             (false, libc::SOCK_DGRAM) => [0, libc::IPPROTO_UDP],
             _ => [0, libc::IPPROTO_TCP],
         };
         let pings = [libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6].contains(&(protocol as i32));
-        match kind as i32 & !FLAGS {
+        match kind as i32 & !SOCKET_FLAGS {
             libc::SOCK_RAW if known && !local && protocol != 0 => return Err(Errno::PERM.into()),
             libc::SOCK_DGRAM if known && !local && pings => return Err(Errno::ACCESS.into()),
             libc::SOCK_STREAM | libc::SOCK_DGRAM | libc::SOCK_SEQPACKET
@@ -190,15 +190,15 @@ impl Sentry {
             _ => {}
         }
         // Raw local sockets are for datagrams.
-        let raw = (local || netlink) && kind as i32 & !FLAGS == libc::SOCK_RAW;
-        if raw || kind as i32 & !FLAGS == libc::SOCK_DGRAM {
+        let raw = (local || netlink) && kind as i32 & !SOCKET_FLAGS == libc::SOCK_RAW;
+        if raw || kind as i32 & !SOCKET_FLAGS == libc::SOCK_DGRAM {
             self.state.table.check_room()?;
             let inbox = self.change().channels.add_inbox().ok_or(Errno::NFILE)?;
             let socket = Socket::for_datagrams(family as u16, inbox);
-            return self.add(FileObject::Socket(socket), kind as i32 & FLAGS | libc::O_RDWR);
+            return self.add(FileObject::Socket(socket), kind as i32 & SOCKET_FLAGS | libc::O_RDWR);
         }
-        let packets = kind as i32 & !FLAGS == libc::SOCK_SEQPACKET && local;
-        match kind as i32 & !FLAGS {
+        let packets = kind as i32 & !SOCKET_FLAGS == libc::SOCK_SEQPACKET && local;
+        match kind as i32 & !SOCKET_FLAGS {
             libc::SOCK_STREAM => {}
             _ if packets => {}
             libc::SOCK_RAW => return Err(Errno::PROTONOSUPPORT.into()),
@@ -206,9 +206,10 @@ impl Sentry {
             _ => return Err(Errno::INVAL.into()),
         }
         let socket = Socket { packets, ..Socket::new(family as u16) };
-        self.add(FileObject::Socket(socket), kind as i32 & FLAGS | libc::O_RDWR)
+        self.add(FileObject::Socket(socket), kind as i32 & SOCKET_FLAGS | libc::O_RDWR)
     }
 
+    /// `socketpair(2)`: the protocol is not checked.
     pub(in crate::sentry) fn sys_socketpair(
         &mut self,
         process: &mut Process,
@@ -216,17 +217,17 @@ impl Sentry {
         kind: u64,
         to: u64,
     ) -> SyscallResult {
-        let datagrams = [libc::SOCK_DGRAM, libc::SOCK_RAW].contains(&(kind as i32 & !FLAGS));
-        let packets = kind as i32 & !FLAGS == libc::SOCK_SEQPACKET;
-        let known = datagrams || packets || kind as i32 & !FLAGS == libc::SOCK_STREAM;
+        let datagrams = [libc::SOCK_DGRAM, libc::SOCK_RAW].contains(&(kind as i32 & !SOCKET_FLAGS));
+        let packets = kind as i32 & !SOCKET_FLAGS == libc::SOCK_SEQPACKET;
+        let known = datagrams || packets || kind as i32 & !SOCKET_FLAGS == libc::SOCK_STREAM;
         match family as i32 {
             libc::AF_UNIX if known => {}
             libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 => {
-                let any = (1..=10).contains(&(kind as i32 & !FLAGS));
+                let any = (1..=10).contains(&(kind as i32 & !SOCKET_FLAGS));
                 let internet = family as i32 != libc::AF_UNIX && (datagrams || known);
                 return Err(match internet {
                     true => Errno::OPNOTSUPP,
-                    false if any || kind as i32 & !FLAGS == 0 => Errno::SOCKTNOSUPPORT,
+                    false if any || kind as i32 & !SOCKET_FLAGS == 0 => Errno::SOCKTNOSUPPORT,
                     false => Errno::INVAL,
                 }
                 .into());
@@ -273,6 +274,8 @@ impl Sentry {
         self.report_pair(process, to, numbers)
     }
 
+    /// `bind(2)`: IP addresses are those of loopback and unspecified ones, and ports below 1,024
+    /// take no privilege.
     pub(in crate::sentry) fn sys_bind(
         &mut self,
         process: &Process,
@@ -351,102 +354,7 @@ impl Sentry {
         Err(Errno::CONNREFUSED.into())
     }
 
-    pub(in crate::sentry) fn sys_listen(&mut self, descriptor: u64, backlog: u64) -> SyscallResult {
-        let socket = self.socket_of(descriptor)?;
-        match socket.stage {
-            // A local socket has a name before it listens.
-            SocketState::New if socket.is_local() && !socket.is_bound() => {
-                return Err(Errno::INVAL.into());
-            }
-            SocketState::New => {}
-            SocketState::Listening(_) => {
-                self.socket_mut(descriptor)?.backlog = (backlog as u32).min(MAX_BACKLOG);
-                let listener = self.state.table.id(descriptor)?;
-                self.change().establish_connections(listener);
-                return Ok(ZERO);
-            }
-            SocketState::Connected { .. }
-            | SocketState::Reaching { .. }
-            | SocketState::Refused(_) => {
-                return Err(Errno::INVAL.into());
-            }
-            SocketState::Datagrams { .. } => return Err(Errno::OPNOTSUPP.into()),
-        }
-        let port = match socket.own.is_internet() && socket.own.port() == 0 {
-            true => Some(self.state.free_port(false)?),
-            false => None,
-        };
-        if let Some(port) = port {
-            let family = self.socket_of(descriptor)?.family;
-            let mut any = Address::any(family);
-            any.set_port(port);
-            self.socket_mut(descriptor)?.own = any;
-        }
-        // Another one may have begun to listen since they were bound.
-        let socket = self.socket_of(descriptor)?;
-        if socket.own.is_internet() && self.state.is_heard(socket) {
-            return Err(Errno::ADDRINUSE.into());
-        }
-        let own = self.state.processes.current_id();
-        let socket = self.socket_mut(descriptor)?;
-        socket.stage = SocketState::Listening(Vec::new());
-        socket.backlog = (backlog as u32).min(MAX_BACKLOG);
-        socket.mate = own;
-        Ok(ZERO)
-    }
-
-    pub(in crate::sentry) fn sys_accept4(
-        &mut self,
-        process: &mut Process,
-        descriptor: u64,
-        to: u64,
-        len: u64,
-        flags: u64,
-    ) -> SyscallResult {
-        if flags as i32 & !FLAGS != 0 {
-            return Err(Errno::INVAL.into());
-        }
-        let socket = self.socket_of(descriptor)?;
-        let SocketState::Listening(queue) = &socket.stage else {
-            let datagrams = socket.is_for_datagrams();
-            return Err(if datagrams { Errno::OPNOTSUPP } else { Errno::INVAL }.into());
-        };
-        let at = self.state.acceptable(queue, self.now()).next();
-        let Some((at, arrival)) = at.and_then(|at| Some((at, queue.get(at)?.clone()))) else {
-            return self.wait_for(descriptor, IN, 0);
-        };
-        self.state.table.check_room()?;
-        let written = address_out(process, &arrival.peer, to, len);
-        let local = socket.is_local().then(|| socket.own.clone());
-        let (family, packets, options) = (socket.family, socket.packets, socket.options.clone());
-        let listening = self.socket_mut(descriptor)?;
-        if let SocketState::Listening(queue) = &mut listening.stage {
-            queue.remove(at);
-            // A deferred one counted among the edges when it was ready, which must not go down.
-            listening.edges += u64::from(arrival.until.is_some());
-        }
-        let listener = self.state.table.id(descriptor)?;
-        // One with data may be accepted before others that came earlier, also beyond the backlog.
-        self.change().line_is_made(arrival.outgoing);
-        self.change().establish_connections(listener);
-        if let Err(error) = written {
-            // The connection is lost, as in Linux.
-            let state = self.change();
-            state.leave(arrival.incoming, false);
-            state.leave(arrival.outgoing, true);
-            return Err(error);
-        }
-        let IncomingConnection { incoming, outgoing, peer, own, process: mate, .. } = arrival;
-        let socket = Socket::connected(local.unwrap_or(own), peer, incoming, outgoing);
-        let socket = Socket { family, packets, options, mate, ..socket };
-        let added = self.add(FileObject::Socket(socket), flags as i32 | libc::O_RDWR)?;
-        if let SyscallControl::Value(number) = added {
-            let description = self.state.table.id(number)?;
-            self.change().heed_options(description);
-        }
-        Ok(added)
-    }
-
+    /// `shutdown(2)`, as on Linux.
     pub(in crate::sentry) fn sys_shutdown(&mut self, descriptor: u64, how: u64) -> SyscallResult {
         let stage = self.socket_of(descriptor)?.stage.clone();
         let (read, write) = match how as i32 {
@@ -530,6 +438,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `getsockname(2)`, as on Linux.
     pub(in crate::sentry) fn sys_getsockname(
         &mut self,
         process: &mut Process,
@@ -556,6 +465,7 @@ impl Sentry {
             && channel(outgoing).is_some_and(|channel| channel.readers == 0)
     }
 
+    /// `getpeername(2)`, as on Linux.
     pub(in crate::sentry) fn sys_getpeername(
         &mut self,
         process: &mut Process,

@@ -55,6 +55,8 @@ impl Sentry {
         }
     }
 
+    /// `splice(2)`: the bytes are copied, at most 64 KiB a call. Later writes to the file do not
+    /// change those in the pipe.
     pub(in crate::sentry) fn sys_splice(
         &mut self,
         process: &mut Process,
@@ -177,6 +179,7 @@ impl Sentry {
         Ok(())
     }
 
+    /// `tee(2)`: the bytes are copied, at most 64 KiB a call.
     pub(in crate::sentry) fn sys_tee(
         &mut self,
         from: u64,
@@ -214,6 +217,8 @@ impl Sentry {
         self.pour(to, &bytes, false)
     }
 
+    /// `vmsplice(2)`: the bytes are copied, so that later writes to the memory do not change those
+    /// in the pipe.
     pub(in crate::sentry) fn sys_vmsplice(
         &mut self,
         process: &mut Process,

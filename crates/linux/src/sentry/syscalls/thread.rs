@@ -1,4 +1,4 @@
-//! System calls that create and end threads, and futexes.
+//! System calls that create, end and suspend threads, and futexes.
 
 use afresh_files::Node;
 use rustix::io::Errno;
@@ -82,7 +82,7 @@ impl Sentry {
         Ok(SyscallControl::Value(id.into()))
     }
 
-    /// The current thread ends; with the last one the program does.
+    /// `exit(2)`, as on Linux.
     pub(in crate::sentry) fn sys_exit(
         &mut self,
         process: &mut Process,
@@ -109,6 +109,12 @@ impl Sentry {
         Ok(SyscallControl::Gone)
     }
 
+    /// `exit_group(2)`, as on Linux.
+    pub(in crate::sentry) fn sys_exit_group(&mut self, status: u64) -> SyscallResult {
+        Ok(SyscallControl::End(End::Exit(status as i32 & 0xff)))
+    }
+
+    /// `set_tid_address(2)`, as on Linux.
     pub(in crate::sentry) fn sys_set_tid_address(&mut self, address: u64) -> SyscallResult {
         if self.state.current().threads.current().cleared != address {
             self.change().current_mut().threads.current_mut().cleared = address;
@@ -157,6 +163,9 @@ impl Sentry {
         (count as usize - left) as u64
     }
 
+    /// `futex(2)`: requeues between an ordinary futex and one with priority inheritance are
+    /// `ENOSYS`, and owners inherit no priority. A requeue moves threads of the calling process
+    /// only.
     pub(in crate::sentry) fn sys_futex(
         &mut self,
         process: &mut Process,
@@ -244,12 +253,12 @@ impl Sentry {
         }
     }
 
-    /// Lets another thread run, if one can.
+    /// `sched_yield(2)`: other threads of the guest run first.
     pub(in crate::sentry) fn sys_sched_yield(&mut self) -> SyscallResult {
         Ok(SyscallControl::Yield)
     }
 
-    /// Suspends the thread until a signal comes, with `set` blocked until then.
+    /// `rt_sigsuspend(2)`, as on Linux.
     pub(in crate::sentry) fn sys_rt_sigsuspend(
         &mut self,
         process: &Process,
@@ -260,7 +269,13 @@ impl Sentry {
         Ok(SyscallControl::Wait(Wait::new(WaitReason::Nothing, None)))
     }
 
-    /// Waits for one of a set of signals, and takes it without a handler.
+    /// `pause(2)`, as on Linux.
+    pub(in crate::sentry) fn sys_pause(&mut self, process: &Process) -> SyscallResult {
+        // An empty set of signals, at address 0, leaves the mask as it is.
+        self.sys_rt_sigsuspend(process, 0, 8)
+    }
+
+    /// `rt_sigtimedwait(2)`, as on Linux.
     pub(in crate::sentry) fn sys_rt_sigtimedwait(
         &mut self,
         process: &mut Process,

@@ -29,7 +29,7 @@ fn times(every: u64, left: u64) -> Vec<u8> {
 }
 
 impl Sentry {
-    /// The alarm by the clock, in seconds: the rest of the last one.
+    /// `alarm(2)`, as on Linux.
     pub(in crate::sentry) fn sys_alarm(&mut self, seconds: u64) -> SyscallResult {
         let left = self.alarm_left().0.div_ceil(1_000_000_000);
         self.set_alarm(seconds.min(u64::from(u32::MAX)) * 1_000_000_000, 0);
@@ -92,7 +92,30 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `timer_create`.
+    /// `setitimer(2)`: all CPU time is user time, so that `ITIMER_VIRTUAL` counts the same as
+    /// `ITIMER_PROF`.
+    pub(in crate::sentry) fn sys_setitimer(
+        &mut self,
+        process: &mut Process,
+        which: u64,
+        new: u64,
+        old: u64,
+    ) -> SyscallResult {
+        self.interval_timer(process, which, Some(new), old)
+    }
+
+    /// `getitimer(2)`: as `setitimer`.
+    pub(in crate::sentry) fn sys_getitimer(
+        &mut self,
+        process: &mut Process,
+        which: u64,
+        to: u64,
+    ) -> SyscallResult {
+        self.interval_timer(process, which, None, to)
+    }
+
+    /// `timer_create(2)`: timers of every clock count the time that the guest runs. The coarse
+    /// clocks are accepted, and the alarm clocks are `EINVAL`.
     pub(in crate::sentry) fn sys_timer_create(
         &mut self,
         process: &mut Process,
@@ -141,7 +164,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `timer_settime`.
+    /// `timer_settime(2)`, as on Linux.
     pub(in crate::sentry) fn sys_timer_settime(
         &mut self,
         process: &mut Process,
@@ -172,6 +195,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `timer_gettime(2)`, as on Linux.
     pub(in crate::sentry) fn sys_timer_gettime(
         &mut self,
         process: &mut Process,
@@ -204,11 +228,13 @@ impl Sentry {
         Ok(self.state.processor_time(clock).unwrap_or_default())
     }
 
+    /// `timer_getoverrun(2)`, as on Linux.
     pub(in crate::sentry) fn sys_timer_getoverrun(&mut self, id: u64) -> SyscallResult {
         let bell = self.state.current().timers.get(id & u64::from(u32::MAX))?;
         Ok(SyscallControl::Value(bell.overrun))
     }
 
+    /// `timer_delete(2)`, as on Linux.
     pub(in crate::sentry) fn sys_timer_delete(&mut self, id: u64) -> SyscallResult {
         let id = id & u64::from(u32::MAX);
         self.state.current().timers.get(id)?;

@@ -48,7 +48,8 @@ pub(in crate::sentry) fn takes_privilege(number: i64) -> bool {
 }
 
 impl Sentry {
-    /// `adjtimex`: returns the state of a clock that cannot be adjusted.
+    /// `adjtimex(2)`: returns the state of a clock that cannot be adjusted. Adjustments are
+    /// `EPERM`.
     pub(in crate::sentry) fn sys_adjtimex(
         &mut self,
         process: &mut Process,
@@ -67,7 +68,7 @@ impl Sentry {
         Ok(SyscallControl::Value(CLOCK_ERROR))
     }
 
-    /// `clock_adjtime`.
+    /// `clock_adjtime(2)`: as `adjtimex`. Clocks other than `CLOCK_REALTIME` are `EOPNOTSUPP`.
     pub(in crate::sentry) fn sys_clock_adjtime(
         &mut self,
         process: &mut Process,
@@ -80,7 +81,7 @@ impl Sentry {
         }
     }
 
-    /// `get_mempolicy`: the default policy, on the only node.
+    /// `get_mempolicy(2)`: there is one node, and the policy is the default.
     pub(in crate::sentry) fn sys_get_mempolicy(
         &mut self,
         process: &mut Process,
@@ -108,7 +109,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `set_mempolicy`.
+    /// `set_mempolicy(2)`: there is one node. The policy is checked, and not stored.
     pub(in crate::sentry) fn sys_set_mempolicy(
         &mut self,
         process: &Process,
@@ -119,7 +120,7 @@ impl Sentry {
         self.check_memory_policy(process, mode, mask, bits)
     }
 
-    /// `mbind`.
+    /// `mbind(2)`: as `set_mempolicy`.
     pub(in crate::sentry) fn sys_mbind(
         &mut self,
         process: &Process,
@@ -174,7 +175,8 @@ impl Sentry {
         if fits { Ok(ZERO) } else { Err(Errno::INVAL.into()) }
     }
 
-    /// `fchmodat2`: `fchmodat` with flags.
+    /// `fchmodat2(2)`: as `fchmodat`. `AT_EMPTY_PATH` takes a descriptor, and with `AT_FDCWD` it is
+    /// `ENOENT`.
     pub(in crate::sentry) fn sys_fchmodat2(
         &mut self,
         process: &Process,

@@ -26,6 +26,8 @@ impl Sentry {
         }
     }
 
+    /// `getrusage(2)`: all CPU time is user time, the maximum resident set is the memory that is
+    /// mapped, and other counters are 0.
     pub(in crate::sentry) fn sys_getrusage(
         &mut self,
         process: &mut Process,
@@ -43,6 +45,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// `times(2)`: all CPU time is user time.
     pub(in crate::sentry) fn sys_times(&mut self, process: &mut Process, to: u64) -> SyscallResult {
         self.account(process);
         let own = &self.state.current().info;

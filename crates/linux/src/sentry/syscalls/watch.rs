@@ -12,7 +12,7 @@ use afresh_files::Kind;
 use rustix::io::Errno;
 
 impl Sentry {
-    /// `inotify_init1`.
+    /// `inotify_init1(2)`: a guest has at most 64 instances.
     pub(in crate::sentry) fn sys_inotify_init1(&mut self, flags: u64) -> SyscallResult {
         if flags as i32 & !(libc::IN_CLOEXEC | libc::IN_NONBLOCK) != 0 {
             return Err(Errno::INVAL.into());
@@ -26,6 +26,11 @@ impl Sentry {
         Ok(added)
     }
 
+    /// `inotify_init(2)`: as `inotify_init1`.
+    pub(in crate::sentry) fn sys_inotify_init(&mut self) -> SyscallResult {
+        self.sys_inotify_init1(0)
+    }
+
     pub(in crate::sentry) fn watches(&mut self, descriptor: u64) -> Result<&mut Inotify, Errno> {
         match &mut self.change().table.get_mut(descriptor)?.open {
             FileObject::Watches(watches) => Ok(watches),
@@ -33,6 +38,8 @@ impl Sentry {
         }
     }
 
+    /// `inotify_add_watch(2)`: changes by the host and writes through mappings are not reported,
+    /// and `IN_EXCL_UNLINK` changes nothing.
     pub(in crate::sentry) fn sys_inotify_add_watch(
         &mut self,
         process: &Process,
@@ -76,6 +83,7 @@ impl Sentry {
         Ok(SyscallControl::Value(number as u64))
     }
 
+    /// `inotify_rm_watch(2)`, as on Linux.
     pub(in crate::sentry) fn sys_inotify_rm_watch(
         &mut self,
         set: u64,

@@ -209,18 +209,23 @@ impl Sentry {
 // The calls: each names its file by a path, by one whose last link is not followed (`l`), or by a
 // descriptor (`f`).
 impl Sentry {
+    /// `setxattr(2)`: attributes are `user.*` and access control lists. Those of granted host files
+    /// and of images are not shown.
     pub(in crate::sentry) fn sys_setxattr(&mut self, p: &Process, a: &[u64; 6]) -> SyscallResult {
         self.set_xattr(p, XattrFile::Path(a[0]), [a[1], a[2], a[3], a[4]])
     }
 
+    /// `lsetxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_lsetxattr(&mut self, p: &Process, a: &[u64; 6]) -> SyscallResult {
         self.set_xattr(p, XattrFile::Link(a[0]), [a[1], a[2], a[3], a[4]])
     }
 
+    /// `fsetxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_fsetxattr(&mut self, p: &Process, a: &[u64; 6]) -> SyscallResult {
         self.set_xattr(p, XattrFile::Descriptor(a[0]), [a[1], a[2], a[3], a[4]])
     }
 
+    /// `getxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_getxattr(
         &mut self,
         p: &mut Process,
@@ -229,6 +234,7 @@ impl Sentry {
         self.get_xattr(p, XattrFile::Path(a[0]), [a[1], a[2], a[3]])
     }
 
+    /// `lgetxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_lgetxattr(
         &mut self,
         p: &mut Process,
@@ -237,6 +243,7 @@ impl Sentry {
         self.get_xattr(p, XattrFile::Link(a[0]), [a[1], a[2], a[3]])
     }
 
+    /// `fgetxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_fgetxattr(
         &mut self,
         p: &mut Process,
@@ -245,6 +252,7 @@ impl Sentry {
         self.get_xattr(p, XattrFile::Descriptor(a[0]), [a[1], a[2], a[3]])
     }
 
+    /// `listxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_listxattr(
         &mut self,
         p: &mut Process,
@@ -253,6 +261,7 @@ impl Sentry {
         self.list_xattr(p, XattrFile::Path(a[0]), a[1], a[2])
     }
 
+    /// `llistxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_llistxattr(
         &mut self,
         p: &mut Process,
@@ -261,6 +270,7 @@ impl Sentry {
         self.list_xattr(p, XattrFile::Link(a[0]), a[1], a[2])
     }
 
+    /// `flistxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_flistxattr(
         &mut self,
         p: &mut Process,
@@ -269,6 +279,7 @@ impl Sentry {
         self.list_xattr(p, XattrFile::Descriptor(a[0]), a[1], a[2])
     }
 
+    /// `removexattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_removexattr(
         &mut self,
         p: &Process,
@@ -277,6 +288,7 @@ impl Sentry {
         self.remove_xattr(p, XattrFile::Path(a[0]), a[1])
     }
 
+    /// `lremovexattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_lremovexattr(
         &mut self,
         p: &Process,
@@ -285,6 +297,7 @@ impl Sentry {
         self.remove_xattr(p, XattrFile::Link(a[0]), a[1])
     }
 
+    /// `fremovexattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_fremovexattr(
         &mut self,
         p: &Process,

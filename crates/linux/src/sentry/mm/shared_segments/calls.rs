@@ -36,7 +36,7 @@ impl Kernel {
 }
 
 impl Sentry {
-    /// `shmget`.
+    /// `shmget(2)`: `SHM_HUGETLB` is `EINVAL`.
     pub(in crate::sentry) fn sys_shmget(
         &mut self,
         key: u64,
@@ -89,7 +89,7 @@ impl Sentry {
         Ok(SyscallControl::Value(id.into()))
     }
 
-    /// `shmat`.
+    /// `shmat(2)`, as on Linux.
     pub(in crate::sentry) fn sys_shmat(&mut self, id: u64, at: u64, flags: u64) -> SyscallResult {
         let segment = self.state.system_v.get(id)?.clone();
         let flag = |flag: i32| flags as i32 & flag != 0;
@@ -143,7 +143,7 @@ impl Sentry {
         Ok(SyscallControl::Memory(start, change))
     }
 
-    /// `shmdt`.
+    /// `shmdt(2)`, as on Linux.
     pub(in crate::sentry) fn sys_shmdt(&mut self, at: u64) -> SyscallResult {
         let begins = |s: &crate::sentry::mm::share::SharedMapping| {
             s.range.start == at && s.share.offset(at) == 0
@@ -165,7 +165,8 @@ impl Sentry {
         Ok(SyscallControl::Memory(0, change))
     }
 
-    /// `shmctl`.
+    /// `shmctl(2)`: `IPC_SET` changes only the mode, and `SHM_LOCK` changes nothing, because all
+    /// memory is resident.
     pub(in crate::sentry) fn sys_shmctl(
         &mut self,
         process: &mut Process,

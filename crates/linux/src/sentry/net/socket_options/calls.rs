@@ -52,6 +52,8 @@ fn check_level(socket: &Socket, level: i32, sets: bool) -> Result<(), Errno> {
 }
 
 impl Sentry {
+    /// `setsockopt(2)`: `SO_TIMESTAMPING`, `SO_ZEROCOPY`, packet filters and `UDP_CORK` are errors.
+    /// Most options of TCP and IP are stored and change nothing over loopback.
     pub(in crate::sentry) fn sys_setsockopt(
         &mut self,
         process: &Process,
@@ -119,6 +121,8 @@ impl Sentry {
         Ok(if self.take_refusal(descriptor)? { libc::ECONNREFUSED } else { 0 })
     }
 
+    /// `getsockopt(2)`: the segment size, the MTU and `TCP_INFO` of a connection are those of
+    /// loopback.
     pub(in crate::sentry) fn sys_getsockopt(
         &mut self,
         process: &mut Process,

@@ -1,0 +1,192 @@
+//! System calls that read attributes of files: `stat`, `statx` and `access`.
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::Sentry;
+use crate::sentry::abi::{self, FileStatus};
+use crate::sentry::fs::proc_files::ResolvedPath;
+use crate::sentry::fs::proc_paths::ProcTarget;
+use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::open_fifo::Fifo;
+use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in};
+use crate::sentry::result::{SyscallResult, ZERO};
+use crate::sentry::syscalls::AT_FDCWD;
+use crate::sentry::tty::terminals::TerminalEnd;
+
+impl Sentry {
+    /// `stat(2)`: as `newfstatat` from the current directory.
+    pub(in crate::sentry) fn sys_stat(
+        &mut self,
+        process: &mut Process,
+        path: u64,
+        to: u64,
+    ) -> SyscallResult {
+        self.sys_newfstatat(process, AT_FDCWD, path, to, 0)
+    }
+
+    /// `lstat(2)`: as `newfstatat` from the current directory.
+    pub(in crate::sentry) fn sys_lstat(
+        &mut self,
+        process: &mut Process,
+        path: u64,
+        to: u64,
+    ) -> SyscallResult {
+        self.sys_newfstatat(process, AT_FDCWD, path, to, libc::AT_SYMLINK_NOFOLLOW as u64)
+    }
+
+    /// `fstat(2)`: the standard streams of the host are reported as pipes.
+    pub(in crate::sentry) fn sys_fstat(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+    ) -> SyscallResult {
+        let id = self.state.table.id(descriptor)?;
+        let attributes = self.attributes_of(id, self.state.table.get(descriptor)?)?;
+        copy_out(process, to, &abi::stat(&attributes, self.state.owner()))?;
+        Ok(ZERO)
+    }
+
+    /// The attributes of the description `id`.
+    pub(in crate::sentry) fn attributes_of(
+        &self,
+        id: u64,
+        description: &Description,
+    ) -> SyscallResult<FileStatus> {
+        let inode = self.state.inode_of(id, &description.open);
+        let none = FileStatus { inode, links: 1, ..FileStatus::default() };
+        match &description.open {
+            FileObject::Input
+            | FileObject::Output
+            | FileObject::Messages
+            | FileObject::Pipe { .. } => Ok(FileStatus { mode: libc::S_IFIFO | 0o600, ..none }),
+            FileObject::Socket(_) => Ok(FileStatus { mode: libc::S_IFSOCK | 0o777, ..none }),
+            FileObject::Event { .. }
+            | FileObject::Timer(_)
+            | FileObject::Epoll(_)
+            | FileObject::Process(_)
+            | FileObject::Watches(_)
+            | FileObject::Signals(_) => Ok(FileStatus { mode: 0o600, ..none }),
+            FileObject::Queue(queue) => {
+                let mode = self.state.named_queues.get(*queue).map_or(0, |queue| queue.mode);
+                // The size is that of the text about it.
+                Ok(FileStatus { mode: libc::S_IFREG | mode, size: 80, ..none })
+            }
+            FileObject::Proc(file) => {
+                self.attributes_meant(&ProcTarget::Setting(file.setting), true)
+            }
+            FileObject::Folder(folder, _) => {
+                self.attributes_meant(&ProcTarget::Folder(*folder), true)
+            }
+            // Its name may be removed, or be another file's.
+            FileObject::File(open)
+            | FileObject::Device(_, open)
+            | FileObject::Fifo(Fifo { open, .. })
+            | FileObject::Terminal(TerminalEnd { open, .. }) => {
+                Ok(FileStatus::from(self.state.tree.stat(open.node)?))
+            }
+        }
+    }
+
+    /// `newfstatat(2)`: unknown flags are ignored.
+    pub(in crate::sentry) fn sys_newfstatat(
+        &mut self,
+        process: &mut Process,
+        at: u64,
+        path: u64,
+        to: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let attributes = self.attributes_at(process, at, path, flags)?;
+        copy_out(process, to, &abi::stat(&attributes, self.state.owner()))?;
+        Ok(ZERO)
+    }
+
+    fn attributes_at(
+        &self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        flags: u64,
+    ) -> SyscallResult<FileStatus> {
+        let flags = flags as i32;
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+        let node = if flags & libc::AT_EMPTY_PATH != 0
+            && (path == 0 || copy_in(process, path, 1)? == [0])
+        {
+            if at as i32 != libc::AT_FDCWD {
+                return self.attributes_of(self.state.table.id(at)?, self.state.table.get(at)?);
+            }
+            self.state.current().directory
+        } else {
+            match self.reach(at, &path_in(process, path)?, |walk| walk.follow(follow))? {
+                ResolvedPath::Place(place) => place.node()?,
+                ResolvedPath::Own(meant) => return self.attributes_meant(&meant, follow),
+            }
+        };
+        Ok(FileStatus::from(self.state.tree.stat(node)?))
+    }
+
+    /// `statx(2)`: every mask returns the basic fields and the mount. There is no time of birth,
+    /// and `AT_STATX_FORCE_SYNC` changes nothing.
+    pub(in crate::sentry) fn sys_statx(
+        &mut self,
+        process: &mut Process,
+        at: u64,
+        path: u64,
+        flags: u64,
+        mask: u64,
+        to: u64,
+    ) -> SyscallResult {
+        const SYNC: u64 = (libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC) as u64;
+        let known = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH;
+        let unknown = flags as u32 as u64 & !(known as u64 | SYNC) != 0;
+        if unknown || flags & SYNC == SYNC || mask as u32 & 1 << 31 != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let attributes = self.attributes_at(process, at, path, flags)?;
+        copy_out(process, to, &abi::statx(&attributes, self.state.owner()))?;
+        Ok(ZERO)
+    }
+
+    /// `access(2)`: as `faccessat2` from the current directory.
+    pub(in crate::sentry) fn sys_access(
+        &mut self,
+        process: &Process,
+        path: u64,
+        mode: u64,
+    ) -> SyscallResult {
+        self.sys_faccessat2(process, AT_FDCWD, path, mode, 0)
+    }
+
+    /// `faccessat(2)`: as `faccessat2`.
+    pub(in crate::sentry) fn sys_faccessat(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        mode: u64,
+    ) -> SyscallResult {
+        self.sys_faccessat2(process, at, path, mode, 0)
+    }
+
+    /// `faccessat2(2)`: the guest owns every file, so that only the bits of the owner count.
+    /// Unknown flags are ignored.
+    pub(in crate::sentry) fn sys_faccessat2(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        mode: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        if mode & !7 != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let attributes = self.attributes_at(process, at, path, flags)?;
+        let is_directory = attributes.mode & libc::S_IFMT == libc::S_IFDIR;
+        let may = self.state.permits(attributes.mode, is_directory, mode as u32);
+        if may { Ok(ZERO) } else { Err(Errno::ACCESS.into()) }
+    }
+}
