@@ -28,7 +28,7 @@ COMMAND = 6
 # A frame: a command has ended. Its number and its status follow.
 ENDED = 5
 # A frame: a command's terminal shows something. Its number and the bytes follow.
-SHOWN = 7
+TERMINAL_OUTPUT = 7
 
 _HOST = os.open("/dev/host", os.O_WRONLY | os.O_CLOEXEC)
 # Requests come through here. Descriptor 0 is empty, for code that reads standard input and for its
@@ -152,7 +152,7 @@ def _show(number):
             # The terminal is closed on the other side.
             data = b""
         if data:
-            _send(bytes((SHOWN,)) + number.to_bytes(4, "little") + data)
+            _send(bytes((TERMINAL_OUTPUT,)) + number.to_bytes(4, "little") + data)
         else:
             os.close(_terminals.pop(number))
         return bool(data)

@@ -14,7 +14,7 @@ mod kind {
     pub(super) const STDERR: u8 = 2;
     pub(super) const TOOL: u8 = 3;
     pub(super) const ENDED: u8 = 5;
-    pub(super) const SHOWN: u8 = 7;
+    pub(super) const TERMINAL_OUTPUT: u8 = 7;
     pub(super) const DISPLAYED: u8 = 8;
 }
 
@@ -32,7 +32,7 @@ pub(crate) enum Frame<'a> {
     /// The end of a command of a Linux program: its number and its status.
     Ended(u32, i32),
     /// Output of the terminal of a command, after its number.
-    Shown(u32, &'a [u8]),
+    TerminalOutput(u32, &'a [u8]),
     /// A result of code of a Linux program: an object in JSON.
     Displayed(&'a [u8]),
 }
@@ -51,9 +51,9 @@ impl<'a> Frame<'a> {
                 let status = status.first_chunk::<4>()?;
                 Self::Ended(u32::from_le_bytes(*number), i32::from_le_bytes(*status))
             }
-            kind::SHOWN => {
+            kind::TERMINAL_OUTPUT => {
                 let (number, shown) = inside.split_first_chunk::<4>()?;
-                Self::Shown(u32::from_le_bytes(*number), shown)
+                Self::TerminalOutput(u32::from_le_bytes(*number), shown)
             }
             kind::DISPLAYED => Self::Displayed(inside),
             _ => return None,

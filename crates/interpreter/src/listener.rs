@@ -118,7 +118,7 @@ pub(crate) struct ListenerState<L> {
     /// The answer of a guest that answers by a frame.
     pub(crate) given: Option<Result<Vec<u8>, AnswerTooLong>>,
     /// The result of the last host function, until the guest takes it.
-    said: Vec<u8>,
+    reply: Vec<u8>,
 }
 
 impl<L: HostCallbacks> ListenerState<L> {
@@ -142,8 +142,8 @@ impl<L: HostCallbacks> ListenerState<L> {
             Frame::Ended(number, status) => self.listener.command_ended(number, status),
             // Without bytes it is no output: a guest could send it without end, and no limit of
             // bytes would be reached.
-            Frame::Shown(_, []) | Frame::Stdout([]) | Frame::Stderr([]) => {}
-            Frame::Shown(number, shown) => {
+            Frame::TerminalOutput(_, []) | Frame::Stdout([]) | Frame::Stderr([]) => {}
+            Frame::TerminalOutput(number, shown) => {
                 self.listener.print_command(number, Stream::Terminal, shown)?;
             }
             Frame::Displayed(result) => self.listener.display(result)?,
@@ -235,20 +235,20 @@ fn call<L: HostCallbacks>(
     len: i32,
 ) -> wasmtime::Result<i32> {
     let (request, hearing) = parts_with::<L>(&mut caller, address, len)?;
-    hearing.said = hearing.listener.call(request)?;
-    i32::try_from(hearing.said.len())
+    hearing.reply = hearing.listener.call(request)?;
+    i32::try_from(hearing.reply.len())
         .map_err(|_| wasmtime::Error::msg("a function's answer is larger than 2 GiB"))
 }
 
 fn take<L: HostCallbacks>(mut caller: Caller<'_, Host>, address: i32) -> wasmtime::Result<()> {
     let (memory, hearing) = parts::<L>(&mut caller)?;
-    let said = std::mem::take(&mut hearing.said);
+    let reply = std::mem::take(&mut hearing.reply);
     let start = address as u32 as usize;
-    let room = start.checked_add(said.len()).and_then(|end| memory.get_mut(start..end));
+    let room = start.checked_add(reply.len()).and_then(|end| memory.get_mut(start..end));
     let Some(room) = room else {
         return Err(wasmtime::Error::msg("the guest has no room for a function's answer"));
     };
-    room.copy_from_slice(&said);
+    room.copy_from_slice(&reply);
     Ok(())
 }
 
@@ -263,18 +263,18 @@ fn take_frame<L: HostCallbacks>(
     to_len: i32,
 ) -> wasmtime::Result<i32> {
     let (frame, hearing) = parts_with::<L>(&mut caller, address, len)?;
-    let Some(said) = hearing.hear(frame)? else {
+    let Some(reply) = hearing.hear(frame)? else {
         return Ok(FAULT);
     };
-    let at = match said.is_empty() {
+    let at = match reply.is_empty() {
         true => 0,
-        false => match hand_over(&mut caller, &said)? {
+        false => match hand_over(&mut caller, &reply)? {
             Some(at) => at,
             None => return Ok(FAULT),
         },
     };
     let (memory, _) = parts::<L>(&mut caller)?;
-    for (to, word) in [(to_address, at), (to_len, said.len() as u32)] {
+    for (to, word) in [(to_address, at), (to_len, reply.len() as u32)] {
         let to = to as u32 as usize;
         let Some(room) = to.checked_add(4).and_then(|end| memory.get_mut(to..end)) else {
             return Ok(FAULT);

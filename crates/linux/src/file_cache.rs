@@ -30,8 +30,8 @@ use crate::ranges::Ranges;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes that are copied at a time.
 const CHUNK_SIZE: u64 = 256 << 10;
-/// Files that are remembered.
-const KNOWN: usize = 4096;
+/// Maximum files that are remembered.
+const MAX_FILES: usize = 4096;
 
 /// The contents of the files that a guest has mapped: unchanged host files are in the cache that
 /// all guests share, all others in the guest's memory file.
@@ -290,10 +290,10 @@ impl FileCache {
             None => self.place.insert(CacheFile::new()?).clone(),
         };
         let lies = place.room(size)?;
-        if self.known.len() >= KNOWN {
+        if self.known.len() >= MAX_FILES {
             self.known.retain(|_, known| known.lies.strong_count() > 0);
         }
-        if self.known.len() < KNOWN {
+        if self.known.len() < MAX_FILES {
             let version = tree.version(node).ok()?;
             self.known.insert(node, CacheEntry { version, lies: Arc::downgrade(&lies) });
         }

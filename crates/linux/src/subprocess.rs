@@ -37,7 +37,7 @@ const READ: u64 = libc::PROT_READ as u64;
 /// a mapping of every instance.
 const LENT: u64 = 128 << 10;
 /// Maximum images that the mappings of one process may show. Beyond that a new process is made.
-const SHOWN: usize = 64;
+const MAX_SHOWN_IMAGES: usize = 64;
 
 /// A host process, and the changes to its memory map.
 #[derive(Debug)]
@@ -272,7 +272,7 @@ impl Subprocess {
 
     /// Whether it can be reset.
     pub(crate) fn is_watched(&self) -> bool {
-        self.held.as_ref().is_some_and(|held| held.shown.len() < SHOWN)
+        self.held.as_ref().is_some_and(|held| held.shown.len() < MAX_SHOWN_IMAGES)
     }
 
     /// Pages that a reset copies back.

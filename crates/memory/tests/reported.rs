@@ -59,7 +59,7 @@ impl Events {
 // SAFETY: reports the pages that the test marked as written, which it watches, and protects none.
 unsafe impl Tracker for Events {
     fn kind(&self) -> TrackerKind {
-        TrackerKind::Other("told")
+        TrackerKind::Other("reported")
     }
 
     fn watch(&mut self, range: PageRange) -> Result<(), TrackError> {
@@ -109,7 +109,7 @@ fn image(seed: usize, regions: &[PageRange]) -> (Image, Vec<u8>) {
 /// A slot, its expected content, and the content that it returns to.
 struct Play {
     slot: Slot,
-    told: Option<SharedPages>,
+    reported: Option<SharedPages>,
     live: Vec<u8>,
     back: Vec<u8>,
     context: String,
@@ -125,8 +125,8 @@ impl Play {
 
     /// Writes some bytes of one page, as a guest does.
     fn write(&mut self, page: usize, at: usize, byte: u8) {
-        if let Some(told) = &self.told {
-            touch(told, page);
+        if let Some(reported) = &self.reported {
+            touch(reported, page);
         }
         for offset in [0, at, PAGE_SIZE - 1] {
             // SAFETY: the page is accessible, and this is the only user of the slot.
@@ -230,8 +230,8 @@ fn play(strategy: Strategy, survives: Option<bool>, regions: &[PageRange], seed:
         ..SlotConfig::default()
     };
     let pages = Pages { armed: [false; CAPACITY], written: [false; CAPACITY] };
-    let told = survives.map(|_| Arc::new(Mutex::new(pages)));
-    let slot = match (survives, &told) {
+    let reported = survives.map(|_| Arc::new(Mutex::new(pages)));
+    let slot = match (survives, &reported) {
         (Some(survives), Some(pages)) => Slot::with_tracker(&first, config, |_, capacity| {
             assert_eq!(capacity, CAPACITY);
             Ok(Box::new(Events { pages: pages.clone(), survives }))
@@ -241,7 +241,7 @@ fn play(strategy: Strategy, survives: Option<bool>, regions: &[PageRange], seed:
     let mut random = SplitMix64::new(seed);
     let mut play = Play {
         slot: slot.unwrap(),
-        told,
+        reported,
         live: bytes.clone(),
         back: bytes,
         context: String::new(),

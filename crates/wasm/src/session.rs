@@ -349,7 +349,7 @@ impl Session {
     /// The instance as it is, for calls. Changes by calls stay when the lease ends. References into
     /// the store's collected heap can be used until the next lease.
     pub fn lease(&mut self) -> Lease<'_> {
-        let blueprint = &self.instance.of.blueprint;
+        let blueprint = &self.instance.reset_state.blueprint;
         if blueprint.collects {
             self.instance.store.renew(|_| ());
         }
@@ -411,7 +411,7 @@ impl Session {
         let mut scope = RootScope::new(&mut instance.store);
         self.places.write(&mut scope, instance.instance, values)?;
         drop(scope);
-        if instance.of.blueprint.collects {
+        if instance.reset_state.blueprint.collects {
             let collected = instance.store.renew(|store| match store.gc_heap_capacity() {
                 0 => Ok(0),
                 _ => store.gc(None).map(|()| store.gc_heap_capacity()),

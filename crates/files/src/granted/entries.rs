@@ -8,7 +8,7 @@ use super::{CountedFd, HostHandle, HostKind, HostStat, refused, whole};
 use crate::error::Refused;
 
 /// Bytes of entries that one call reads.
-const LISTED: usize = 32 << 10;
+const ENTRY_BUFFER_LEN: usize = 32 << 10;
 
 /// An entry of a host directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl EntryReader {
     fn read(&self, from: u64) -> Result<Vec<HostEntry>, Refused> {
         let fd = &*self.0.lock().unwrap_or_else(PoisonError::into_inner);
         whole(|| rustix::fs::seek(fd, SeekFrom::Start(from))).map_err(refused)?;
-        let mut buffer = Vec::with_capacity(LISTED);
+        let mut buffer = Vec::with_capacity(ENTRY_BUFFER_LEN);
         let mut raw = RawDir::new(fd, buffer.spare_capacity_mut());
         let mut entries = Vec::new();
         while entries.is_empty() || !raw.is_buffer_empty() {

@@ -30,10 +30,10 @@ use crate::nodes::source::Source;
 
 /// The bit of numbers of hosts' files. The 14 bits from 48 on are the layer's number.
 pub(crate) const HOST: u64 = 1 << 62;
-/// Files of one directory tree that are remembered, at most.
-const KNOWN: usize = 1 << 20;
+/// Maximum files of one directory tree that are remembered.
+const MAX_INODES: usize = 1 << 20;
 /// Bytes of a directory that are read at a time.
-const LISTED: usize = 32 << 10;
+const ENTRY_BUFFER_LEN: usize = 32 << 10;
 /// Files that stay open for the next read.
 const OPEN: usize = 32;
 
@@ -123,7 +123,7 @@ fn know(
     match known.get(&node) {
         Some(other) if (other.parent, &other.name) != (parent, &name) => Err(Errno::EXIST),
         Some(_) => Ok(()),
-        None if known.len() >= KNOWN => Err(Errno::NFILE),
+        None if known.len() >= MAX_INODES => Err(Errno::NFILE),
         None => {
             known.insert(node, HostEntry { name, parent, inode: None });
             Ok(())
@@ -283,7 +283,7 @@ impl HostDirectory {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = openat(directory, ".", flags, Mode::empty())?;
         let mut found = Vec::new();
-        let mut buffer = Vec::with_capacity(LISTED);
+        let mut buffer = Vec::with_capacity(ENTRY_BUFFER_LEN);
         let mut entries = RawDir::new(&fd, buffer.spare_capacity_mut());
         while let Some(entry) = entries.next() {
             let entry = entry?;

@@ -17,8 +17,8 @@ use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node};
 use crate::trees::tree::Tree;
 
-/// Bytes of paths that one comparison lists.
-const LISTED: usize = 64 << 20;
+/// Maximum bytes of paths that one comparison lists.
+const MAX_PATH_BYTES: usize = 64 << 20;
 
 /// The kind of change of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -213,7 +213,7 @@ impl Comparison<'_> {
 
     fn add(&mut self, path: Vec<u8>, change: Change, kind: Kind, bytes: u64) {
         self.listed += path.len() + size_of::<FileChange>();
-        if self.listed > LISTED {
+        if self.listed > MAX_PATH_BYTES {
             self.found.truncated = true;
             return;
         }

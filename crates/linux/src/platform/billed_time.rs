@@ -11,14 +11,14 @@ use super::process::Process;
 
 thread_local! {
     /// The time that was counted and not taken yet.
-    static COUNTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    static PENDING_TIME: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
 /// CPU time of guest processes that this thread has run since the last call. The time of the thread
 /// itself, which serves their system calls, is not part of it.
 #[must_use]
 pub fn take_guest_cpu_time() -> Duration {
-    COUNTED.take()
+    PENDING_TIME.take()
 }
 
 impl Process {
@@ -26,6 +26,6 @@ impl Process {
     pub(crate) fn bill(&mut self) {
         let Some(used) = self.born.cpu_time() else { return };
         let more = used.saturating_sub(std::mem::replace(&mut self.billed, used));
-        COUNTED.set(COUNTED.get().saturating_add(more));
+        PENDING_TIME.set(PENDING_TIME.get().saturating_add(more));
     }
 }

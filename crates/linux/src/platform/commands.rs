@@ -88,7 +88,7 @@ impl StubCommands {
         put(stub::CALLS, self.calls.len() as u64);
         put(stub::COPIES, copies as u64);
         put(
-            stub::AGAIN,
+            stub::CONTINUATION,
             match then {
                 Continuation::Resume => 0,
                 Continuation::Ask => 1,

@@ -83,7 +83,7 @@ pub(crate) const BOOT_DATA: usize = WORD + 256;
 pub(crate) const LENT_LEN: usize = 64;
 /// The zygote's socket.
 pub(crate) const SOCKET: i32 = 1;
-/// Value under [`AGAIN`] for a process that becomes the zygote.
+/// Value under [`CONTINUATION`] for a process that becomes the zygote.
 pub(crate) const FORKS: u64 = 2;
 
 /// The system call for requests of the stub (`getppid`, which is never passed on).
@@ -101,7 +101,7 @@ pub(crate) const CONTROL_FILE: u64 = 3;
 // Header of the orders: offsets in the control area.
 pub(crate) const CALLS: usize = 0;
 pub(crate) const COPIES: usize = 8;
-pub(crate) const AGAIN: usize = 16;
+pub(crate) const CONTINUATION: usize = 16;
 pub(crate) const FS_BASE: usize = 24;
 pub(crate) const GS_BASE: usize = 32;
 pub(crate) const WIPE: usize = 40;
@@ -169,7 +169,7 @@ std::arch::global_asm!(
     "7:  movabs rbx, {control}",
     // Only this path, behind the last copy, reads the receipt.
     "    mov r13, [rbx + {receipt}]",
-    "    mov r15, [rbx + {again}]",
+    "    mov r15, [rbx + {continuation}]",
     "    mov r8, [rbx + {fs_base}]",
     "    mov r9, [rbx + {gs_base}]",
     "    mov rsp, [rbx + {frame}]",
@@ -308,7 +308,7 @@ std::arch::global_asm!(
     control_file = const CONTROL_FILE,
     calls = const CALLS,
     copies = const COPIES,
-    again = const AGAIN,
+    continuation = const CONTINUATION,
     fs_base = const FS_BASE,
     gs_base = const GS_BASE,
     wipe = const WIPE,

@@ -32,7 +32,7 @@ use super::net::closed_connections::MAX_ADDRESSES;
 use super::net::datagrams::MAX_CORKED_BYTES;
 use super::net::dns::NAMES;
 use super::net::socket_options::{MAX_OPTION_SIZE, OPTIONS};
-use super::tty::terminals::{SHOWN, TERMINALS, TYPED, Terminal};
+use super::tty::terminals::{MAX_UNREAD_OUTPUT, TERMINALS, TYPED, Terminal};
 use super::unserved::MAX_UNSERVED;
 
 /// Bytes of a signal frame with the processor's state, at most: AMX takes 8 KiB of them.
@@ -92,7 +92,7 @@ fn maxima() -> Vec<(&'static str, usize, usize)> {
         (
             "terminals",
             TERMINALS as usize,
-            size_of_map(size_of::<Terminal>()) + 25 * TYPED + 2 * SHOWN,
+            size_of_map(size_of::<Terminal>()) + 25 * TYPED + 2 * MAX_UNREAD_OUTPUT,
         ),
         ("host names", NAMES, size_of_map(ROW) + NAME),
         ("closed connections", MAX_ADDRESSES, ROW),

@@ -136,7 +136,7 @@ impl Sentry {
                 StructBuilder::default().word(nanos / 1_000_000_000).word(nanos % 1_000_000_000);
             let _ = process.write(left, &time.0)?;
         }
-        if matches!(self.resumed, Some(Wait { on: WaitReason::Fifo(_), .. })) {
+        if matches!(self.resumed, Some(Wait { reason: WaitReason::Fifo(_), .. })) {
             let state = self.change();
             let wait = state.processes.current.threads.current_mut().wait.take();
             state.give_up(wait);

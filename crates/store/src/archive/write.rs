@@ -26,8 +26,8 @@ use crate::{Layer, SaveError, Sha256};
 const PAGE_ALIGN: u64 = 4096;
 /// Alignment of large raw layers, that of huge pages. The padding is a hole in the file.
 const HUGE_ALIGN: u64 = 2 << 20;
-/// From how many pages on a layer is large: 16 MiB.
-const LARGE: u64 = 4096;
+/// Minimum pages of a layer that is aligned to huge pages (16 MiB).
+const MIN_HUGE_ALIGNED: u64 = 4096;
 
 /// An archive that is being written.
 pub(super) struct ArchiveWriter {
@@ -147,7 +147,7 @@ impl ArchiveWriter {
 impl BlobSink for ArchiveWriter {
     fn begin(&mut self, pages: Option<(Encoding, u64)>) -> Result<BlobWriter, SaveError> {
         if let Some((Encoding::Raw, pages)) = pages {
-            self.align(if pages >= LARGE { HUGE_ALIGN } else { PAGE_ALIGN })?;
+            self.align(if pages >= MIN_HUGE_ALIGNED { HUGE_ALIGN } else { PAGE_ALIGN })?;
         }
         let mut file = self.file.try_clone().map_err(|e| self.io(e))?;
         file.seek(SeekFrom::Start(self.at + BLOCK)).map_err(|e| self.io(e))?;

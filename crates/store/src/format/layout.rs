@@ -47,7 +47,7 @@ impl Default for IndexJson {
 }
 
 impl Document for IndexJson {
-    const WHAT: &'static str = "`index.json` (untag what is not needed, or begin another store)";
+    const NAME: &'static str = "`index.json` (untag what is not needed, or begin another store)";
     const MAX: u64 = MAX_INDEX_JSON;
 }
 
@@ -89,7 +89,7 @@ impl IndexJson {
     /// The file, within the limits of readers.
     pub(crate) fn bytes(&self) -> Result<Vec<u8>, SaveError> {
         let bytes = print(self)?;
-        check_weight(Self::WHAT, &bytes)?;
+        check_weight(Self::NAME, &bytes)?;
         Ok(bytes)
     }
 }

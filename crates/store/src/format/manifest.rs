@@ -247,24 +247,24 @@ pub(crate) fn encode_state(state: &[u8]) -> String {
 /// A JSON document with a maximum length, which readers and writers keep.
 pub(crate) trait Document: Serialize {
     /// Its name in errors.
-    const WHAT: &'static str;
+    const NAME: &'static str;
     /// Maximum bytes.
     const MAX: u64;
 }
 
 impl Document for Manifest {
-    const WHAT: &'static str = "the manifest";
+    const NAME: &'static str = "the manifest";
     const MAX: u64 = MAX_MANIFEST;
 }
 
 impl Document for Config {
-    const WHAT: &'static str = "the configuration";
+    const NAME: &'static str = "the configuration";
     const MAX: u64 = MAX_CONFIG;
 }
 
 /// Writes JSON without white space, so that equal values have equal digests.
 pub(crate) fn print<T: Document>(value: &T) -> Result<Vec<u8>, SaveError> {
-    let what = T::WHAT;
+    let what = T::NAME;
     let bytes = serde_json::to_vec(value);
     let bytes = bytes.map_err(|e| SaveError::Json { what, why: e.to_string() })?;
     let (size, limit) = (bytes.len() as u64, T::MAX);

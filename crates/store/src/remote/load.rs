@@ -105,10 +105,10 @@ impl Remote {
 
     /// The bytes of the configuration, checked against the manifest.
     pub(super) async fn config_of(&self, manifest: &Manifest) -> Result<Vec<u8>, RemoteError> {
-        const WHAT: &str = "the configuration";
+        const NAME: &str = "the configuration";
         let digest = manifest.config.digest("the manifest")?;
-        let fetch = self.backend.blob(WHAT, digest, MAX_CONFIG);
-        self.small(WHAT, digest, Some(manifest.config.size), MAX_CONFIG, fetch).await
+        let fetch = self.backend.blob(NAME, digest, MAX_CONFIG);
+        self.small(NAME, digest, Some(manifest.config.size), MAX_CONFIG, fetch).await
     }
 
     /// A small blob with the digest `digest`: from the cache, or by `fetch`.

@@ -13,8 +13,8 @@ use crate::writing::save::descriptor;
 use crate::writing::transcode::transcode;
 use crate::{FoldOptions, OpenError, ReplacedName, SaveError, Sha256, Snapshot, Store};
 
-/// Blobs up to this size are sent by one request.
-const WHOLE: u64 = 8 << 20;
+/// Maximum bytes of a blob that one request sends.
+const MAX_SINGLE_REQUEST: u64 = 8 << 20;
 
 /// How far a copy is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,7 +191,7 @@ impl Remote {
         if self.backend.has(digest, size).await? {
             return Ok(());
         }
-        if size > WHOLE {
+        if size > MAX_SINGLE_REQUEST {
             return self.backend.put_parts(digest, size, blob, progress).await;
         }
         let mut bytes = vec![0; size as usize];

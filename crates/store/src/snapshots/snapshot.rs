@@ -212,8 +212,8 @@ impl Snapshot {
         mut each: impl FnMut(PageRange, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         const BATCH: u64 = 512;
-        // Few enough to stay in the processor's cache.
-        const NEAR: u64 = 64;
+        // Pages that one read takes at least. Few enough to stay in the processor's cache.
+        const MIN_READ_PAGES: u64 = 64;
         if let Some(turned) = self.turned() {
             // The compact copy is of the pages as they were.
             return self.read_each(&turned.set, each);
@@ -232,7 +232,8 @@ impl Snapshot {
                 let run = match extent.stored.map(|stored| stored + skip) {
                     Some(stored) => {
                         if stored < has.start || stored + len > has.end {
-                            has = stored..layer.index().stored.min(stored + len.max(NEAR));
+                            has =
+                                stored..layer.index().stored.min(stored + len.max(MIN_READ_PAGES));
                             buffer.resize((has.end - has.start) as usize * PAGE_SIZE, 0);
                             layer.read(stored, &mut buffer)?;
                         }
@@ -345,7 +346,7 @@ fn reprint<T: Document>(value: &T, digest: Sha256) -> Result<Vec<u8>, SaveError>
     let bytes = print(value)?;
     if Sha256::of(&bytes) != digest {
         let why = "it was not written by afresh: copy the layout with an OCI tool".to_owned();
-        return Err(SaveError::Json { what: T::WHAT, why });
+        return Err(SaveError::Json { what: T::NAME, why });
     }
     Ok(bytes)
 }

@@ -16,7 +16,7 @@ use super::{Head, TurnError};
 pub(super) const COPY: u64 = 0;
 pub(super) const ZERO: u64 = 1;
 pub(super) const PATCH: u64 = 2;
-pub(super) const WHOLE: u64 = 3;
+pub(super) const WHOLE_PAGE: u64 = 3;
 
 /// One step of the program of the pages. Ranges are positions in the program's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use afresh_sys::PAGE_SIZE;
 
-use super::body::{COPY, PATCH, WHOLE, ZERO};
+use super::body::{COPY, PATCH, WHOLE_PAGE, ZERO};
 use super::{Head, LEVEL, MAX_BODY, Turn, TurnError};
 use crate::format::manifest::MAX_STATE;
 use crate::{Limits, SaveError};
@@ -126,7 +126,7 @@ impl TurnBuilder {
         }
         self.close();
         self.pages += 1;
-        put(&mut self.body, 1 << 2 | WHOLE);
+        put(&mut self.body, 1 << 2 | WHOLE_PAGE);
         self.body.extend_from_slice(now);
     }
 

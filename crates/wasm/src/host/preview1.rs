@@ -28,34 +28,34 @@ const COPIED: usize = 128 << 20;
 
 /// Errors that programs receive.
 pub(crate) mod errno {
-    pub(crate) const ACCES: u16 = 2;
-    pub(crate) const AGAIN: u16 = 6;
-    pub(crate) const BADF: u16 = 8;
-    pub(crate) const BUSY: u16 = 10;
-    pub(crate) const DQUOT: u16 = 19;
-    pub(crate) const EXIST: u16 = 20;
-    pub(crate) const FBIG: u16 = 22;
-    pub(crate) const ILSEQ: u16 = 25;
-    pub(crate) const INVAL: u16 = 28;
-    pub(crate) const IO: u16 = 29;
-    pub(crate) const ISDIR: u16 = 31;
-    pub(crate) const LOOP: u16 = 32;
-    pub(crate) const MFILE: u16 = 33;
-    pub(crate) const MLINK: u16 = 34;
-    pub(crate) const NAMETOOLONG: u16 = 37;
-    pub(crate) const NFILE: u16 = 41;
-    pub(crate) const NOENT: u16 = 44;
-    pub(crate) const NOMEM: u16 = 48;
-    pub(crate) const NOSPC: u16 = 51;
-    pub(crate) const NOTDIR: u16 = 54;
-    pub(crate) const NOTEMPTY: u16 = 55;
-    pub(crate) const NOTSUP: u16 = 58;
-    pub(crate) const PERM: u16 = 63;
-    pub(crate) const ROFS: u16 = 69;
-    pub(crate) const SPIPE: u16 = 70;
-    pub(crate) const TXTBSY: u16 = 74;
-    pub(crate) const XDEV: u16 = 75;
-    pub(crate) const NOTCAPABLE: u16 = 76;
+    pub(crate) const EACCES: u16 = 2;
+    pub(crate) const EAGAIN: u16 = 6;
+    pub(crate) const EBADF: u16 = 8;
+    pub(crate) const EBUSY: u16 = 10;
+    pub(crate) const EDQUOT: u16 = 19;
+    pub(crate) const EEXIST: u16 = 20;
+    pub(crate) const EFBIG: u16 = 22;
+    pub(crate) const EILSEQ: u16 = 25;
+    pub(crate) const EINVAL: u16 = 28;
+    pub(crate) const EIO: u16 = 29;
+    pub(crate) const EISDIR: u16 = 31;
+    pub(crate) const ELOOP: u16 = 32;
+    pub(crate) const EMFILE: u16 = 33;
+    pub(crate) const EMLINK: u16 = 34;
+    pub(crate) const ENAMETOOLONG: u16 = 37;
+    pub(crate) const ENFILE: u16 = 41;
+    pub(crate) const ENOENT: u16 = 44;
+    pub(crate) const ENOMEM: u16 = 48;
+    pub(crate) const ENOSPC: u16 = 51;
+    pub(crate) const ENOTDIR: u16 = 54;
+    pub(crate) const ENOTEMPTY: u16 = 55;
+    pub(crate) const ENOTSUP: u16 = 58;
+    pub(crate) const EPERM: u16 = 63;
+    pub(crate) const EROFS: u16 = 69;
+    pub(crate) const ESPIPE: u16 = 70;
+    pub(crate) const ETXTBSY: u16 = 74;
+    pub(crate) const EXDEV: u16 = 75;
+    pub(crate) const ENOTCAPABLE: u16 = 76;
 }
 
 /// One guest call: its memory, and its files.

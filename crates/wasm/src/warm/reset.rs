@@ -189,7 +189,7 @@ pub(crate) struct ResetInstance {
     /// The memory of the stack between calls of a session. Pools count it themselves.
     stack_charge: Option<MappingCharge>,
     /// The state that a reset restores.
-    pub(crate) of: Arc<ResetState>,
+    pub(crate) reset_state: Arc<ResetState>,
 }
 
 /// Bytes of the collected heap, which stay when its objects are collected.
@@ -221,7 +221,7 @@ pub(crate) const KEPT_HEAP: usize = 1 << 20;
 impl ResetInstance {
     /// Mappings of its memories, tables, heap and stack.
     pub(crate) fn all_mappings(&self) -> usize {
-        let own = match self.of.blueprint.stores.way {
+        let own = match self.reset_state.blueprint.stores.way {
             CallPath::Direct => INSTANCE_MAPPINGS,
             CallPath::Deep | CallPath::Fiber => INSTANCE_MAPPINGS + stacks::MAPPINGS,
         };
@@ -238,7 +238,10 @@ impl ResetInstance {
     /// Leaves its stack little memory after a call of a session, and charges it to the budget of
     /// the process.
     pub(crate) fn settle_stack(&mut self) {
-        if self.of.blueprint.stores.way == CallPath::Direct || self.unfinished || self.unwound {
+        if self.reset_state.blueprint.stores.way == CallPath::Direct
+            || self.unfinished
+            || self.unwound
+        {
             return;
         }
         let bytes = self.stack.shrink();
@@ -296,7 +299,7 @@ impl ResetInstance {
             heap: Heap { warm: heap, now: heap },
             stack: KeptStack::default(),
             stack_charge: None,
-            of: of.clone(),
+            reset_state: of.clone(),
         };
         // Instantiation may have written data that is not part of the warm image.
         this.restore_in_place(&mut ResetCost::default())
@@ -307,7 +310,7 @@ impl ResetInstance {
     /// Brings everything back; `false` when that takes a new instance.
     #[inline]
     fn restore_in_place(&mut self, took: &mut ResetCost) -> Result<bool, RestoreError> {
-        let blueprint = &self.of.blueprint;
+        let blueprint = &self.reset_state.blueprint;
         if !is(Bug::HostState) {
             self.store.data_mut().clear();
         }
@@ -353,25 +356,32 @@ impl ResetInstance {
     pub(crate) fn freeze(&mut self, slot_freeze: SlotFreeze) -> Result<InstanceState, WarmError> {
         descriptors::check(self.store.data_mut())?;
         let (mut memories, mut sizes) = (Vec::new(), Vec::new());
-        let logs = &self.of.blueprint.page_log2;
-        for (((memory, _), warm), log2) in self.memories.iter().zip(&self.of.memories).zip(logs) {
+        let logs = &self.reset_state.blueprint.page_log2;
+        for (((memory, _), warm), log2) in
+            self.memories.iter().zip(&self.reset_state.memories).zip(logs)
+        {
             let bytes = memory.bytes();
             let image = slot_freeze(&mut memory.slot())?;
             sizes.push((bytes >> log2) as u64);
             memories.push(WarmMemory { shape: warm.shape, image, bytes });
         }
-        let visible = &self.of.blueprint.visible;
+        let visible = &self.reset_state.blueprint.visible;
         let mut scope = RootScope::new(&mut self.store);
         let state = state::read(&mut scope, self.instance, visible, sizes)?;
         drop(scope);
         let files = self.store.data_mut().files();
-        Ok(InstanceState { memories, state, files, read: self.of.blueprint.stores.clock.latest() })
+        Ok(InstanceState {
+            memories,
+            state,
+            files,
+            read: self.reset_state.blueprint.stores.clock.latest(),
+        })
     }
 
     /// Differences from the warm state now.
     pub(crate) fn compare(&mut self) -> Result<Comparison, WarmError> {
         let mut found = Comparison::default();
-        for ((memory, _), warm) in self.memories.iter().zip(&self.of.memories) {
+        for ((memory, _), warm) in self.memories.iter().zip(&self.reset_state.memories) {
             let pages = memory.slot().verify().map_err(|e| WarmError::State(e.to_string()))?;
             found.bytes += pages.iter().map(|m| m.bytes).sum::<usize>();
             found.bytes += memory.bytes().abs_diff(warm.bytes);
@@ -382,11 +392,11 @@ impl ResetInstance {
             found.item(seen != memory.bytes(), &format!("size of memory {index} in wasmtime"));
         }
         // Sizes are compared above, so that the state read here differs in the rest alone.
-        let sizes = self.of.state.memories.clone();
-        let visible = &self.of.blueprint.visible;
+        let sizes = self.reset_state.state.memories.clone();
+        let visible = &self.reset_state.blueprint.visible;
         let mut scope = RootScope::new(&mut self.store);
         let now = state::read(&mut scope, self.instance, visible, sizes)?;
-        let warm = &self.of.state;
+        let warm = &self.reset_state.state;
         found.maps("global", &warm.globals, &now.globals);
         found.maps("table", &warm.tables, &now.tables);
         let data = now.dropped_data.symmetric_difference(&warm.dropped_data);
@@ -430,7 +440,7 @@ impl Recycle for ResetInstance {
         }
         // Where it went half-way, only the rest is counted.
         took = ResetCost { replaced: true, grown: took.grown, ..ResetCost::default() };
-        let of = self.of.clone();
+        let of = self.reset_state.clone();
         of.blueprint.replaced.fetch_add(1, Ordering::Relaxed);
         // The memories stay, with the pages that calls write: a guest that needs this after every
         // call pays the price of fresh mode.
@@ -452,7 +462,9 @@ impl Recycle for ResetInstance {
 
     fn resident_bytes(&self) -> usize {
         let memories = self.memories.iter().map(|(m, _)| m.resident_bytes()).sum::<usize>();
-        memories + self.heap.now + self.stack.resident_bytes(self.of.blueprint.stores.limited)
+        memories
+            + self.heap.now
+            + self.stack.resident_bytes(self.reset_state.blueprint.stores.limited)
     }
 
     fn mappings(&self) -> usize {

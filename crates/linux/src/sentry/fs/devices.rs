@@ -9,11 +9,14 @@ use crate::sentry::Sentry;
 use crate::sentry::fs::special_files::FIFO;
 use crate::sentry::kernel::device::{Device, GenerationWatch};
 use crate::sentry::result::SyscallResult;
-use crate::sentry::tty::terminal::{MULTIPLEXER, OWN, is_terminal};
+use crate::sentry::tty::terminal::{CONTROLLING_TERMINAL, MULTIPLEXER, is_terminal};
 
 /// Names of terminal devices, and their numbers.
-pub(in crate::sentry) const TERMINALS: [(&str, u64); 3] =
-    [("/dev/ptmx", MULTIPLEXER), ("/dev/pts/ptmx", MULTIPLEXER), ("/dev/tty", OWN)];
+pub(in crate::sentry) const TERMINALS: [(&str, u64); 3] = [
+    ("/dev/ptmx", MULTIPLEXER),
+    ("/dev/pts/ptmx", MULTIPLEXER),
+    ("/dev/tty", CONTROLLING_TERMINAL),
+];
 
 /// Names and numbers, as Linux has them.
 pub(crate) const DEVICES: [(&str, Device, u64); 7] = [

@@ -17,7 +17,7 @@ use crate::sentry::kernel::identity::{RELEASE, USER, VERSION};
 use crate::sentry::kernel::prctl_state::CAPABILITIES;
 
 /// Directories of the host that no grant can include.
-const OWN: [&str; 3] = ["/proc", "/sys", "/dev"];
+const UNGRANTABLE_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// The name of the machine.
 pub(in crate::sentry) const HOST: &str = "afresh";
 /// The guest's user on the host's system.
@@ -45,7 +45,7 @@ struct TreePlan {
 impl TreePlan {
     /// Adds the entry at `path`, unless a grant above includes it.
     fn add(&mut self, path: &Path) {
-        if OWN.iter().any(|own| path.starts_with(own))
+        if UNGRANTABLE_DIRECTORIES.iter().any(|own| path.starts_with(own))
             || self.directories.iter().any(|above| path.starts_with(above))
         {
             return;
@@ -101,7 +101,7 @@ pub(crate) fn over_named(
     for (index, path) in named.iter().enumerate() {
         let plain =
             path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-        let own = OWN.iter().any(|own| path.starts_with(own));
+        let own = UNGRANTABLE_DIRECTORIES.iter().any(|own| path.starts_with(own));
         let above = plan.directories.iter().find(|directory| path.starts_with(directory));
         let Some(above) = above.filter(|_| plain && !own) else {
             return Err(Incompatible::NotGranted(path.clone()));

@@ -21,7 +21,7 @@ const PIPE_BUF: usize = 4096;
 pub(in crate::sentry) const CHANNELS: usize = 4096;
 
 /// Counters of a channel stay below this, however long it lasts.
-const COUNTED: u64 = 1 << 62;
+const MAX_COUNTER: u64 = 1 << 62;
 /// Room that makes a local socket of datagrams writable, at most.
 const LETTER_ROOM: usize = CAPACITY / 2;
 /// Bytes of the head of a datagram.
@@ -288,7 +288,7 @@ impl Channel {
         let letters =
             self.letters.is_empty() || sum == Some(self.data.len()) && self.parcels.is_empty();
         let short = self.letters.iter().all(|letter| letter.from.is_short());
-        let counts = self.taken < COUNTED && self.edges < COUNTED;
+        let counts = self.taken < MAX_COUNTER && self.edges < MAX_COUNTER;
         let sized = (PAGE..=MAX_SOCKET_BYTES).contains(&self.capacity);
         sized && parcels && letters && short && counts && self.letters.len() <= LETTERS
     }
@@ -432,7 +432,7 @@ impl Channels {
         });
         if known
             && sound
-            && self.next < COUNTED
+            && self.next < MAX_COUNTER
             && self.list.len() <= CHANNELS
             && self.is_affordable()
         {

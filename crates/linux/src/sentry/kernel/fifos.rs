@@ -17,7 +17,7 @@ use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 /// The named pipe that a thread waits to open.
 pub(in crate::sentry) fn opening(thread: &Thread) -> Option<&PendingOpen> {
     match &thread.wait {
-        Some(Wait { on: WaitReason::Fifo(opening), .. }) => Some(opening),
+        Some(Wait { reason: WaitReason::Fifo(opening), .. }) => Some(opening),
         _ => None,
     }
 }
@@ -71,7 +71,7 @@ impl Kernel {
         }
         let all = self.processes.threads_mut();
         for wait in all.flat_map(|threads| threads.values_mut()).filter_map(|t| t.wait.as_mut()) {
-            if let WaitReason::Fifo(PendingOpen { fifo, .. }) = &wait.on
+            if let WaitReason::Fifo(PendingOpen { fifo, .. }) = &wait.reason
                 && fifo.channel == channel
                 && (fifo.open.access.read && access.write || fifo.open.access.write && access.read)
             {
@@ -82,7 +82,7 @@ impl Kernel {
 
     /// Cancels a wait to open a named pipe.
     pub(in crate::sentry) fn give_up(&mut self, wait: Option<Wait>) {
-        if let Some(Wait { on: WaitReason::Fifo(PendingOpen { fifo, .. }), .. }) = wait {
+        if let Some(Wait { reason: WaitReason::Fifo(PendingOpen { fifo, .. }), .. }) = wait {
             self.forget(Some(Description::new(FileObject::Fifo(fifo), 0)));
         }
     }

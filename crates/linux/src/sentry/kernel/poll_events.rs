@@ -6,7 +6,7 @@ pub(crate) const ERR: u16 = libc::POLLERR as u16;
 pub(crate) const HUP: u16 = libc::POLLHUP as u16;
 pub(crate) const RDHUP: u16 = 0x2000;
 /// Room for a datagram, for waiting senders. `poll` has no such event.
-pub(in crate::sentry) const ROOM: u16 = 0x800;
+pub(in crate::sentry) const SEND_ROOM: u16 = 0x800;
 /// Events that are always reported.
 pub(crate) const ALWAYS: u16 = ERR | HUP;
 

@@ -213,7 +213,7 @@ impl ProcessTable {
     pub(in crate::sentry) fn wanted_locks(&self, id: u32) -> impl Iterator<Item = &FileLock> + '_ {
         let threads = self.others.get(&id).into_iter().flat_map(|process| process.threads.iter());
         threads.filter_map(|(_, thread)| match &thread.wait {
-            Some(Wait { on: WaitReason::Lock(lock), .. }) => Some(lock),
+            Some(Wait { reason: WaitReason::Lock(lock), .. }) => Some(lock),
             _ => None,
         })
     }

@@ -8,7 +8,7 @@ use crate::sentry::kernel::epoll::ReadySets;
 use crate::sentry::kernel::epoll_set::{EpollInterest, EpollSet};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::input_source::InputSource;
-use crate::sentry::kernel::poll_events::{ALWAYS, ERR, HUP, IN, OUT, RDHUP, ROOM};
+use crate::sentry::kernel::poll_events::{ALWAYS, ERR, HUP, IN, OUT, RDHUP, SEND_ROOM};
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::streams::Streams;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
@@ -170,7 +170,7 @@ impl Kernel {
                         // One that was deferred is ready later than it came.
                         late += u64::from(queue[at].until.is_some());
                     }
-                    (when(ready, IN) | when(room, ROOM), socket.edges + late)
+                    (when(ready, IN) | when(room, SEND_ROOM), socket.edges + late)
                 }
                 SocketState::Connected { incoming, outgoing } => {
                     let read = incoming.and_then(|id| self.channels.get(id));
@@ -253,11 +253,11 @@ impl Kernel {
         now: MonotonicTime,
         sets: &mut ReadySets,
     ) -> bool {
-        sets.count(wait.on.looks());
+        sets.count(wait.reason.looks());
         if wait.woken || wait.until.is_some_and(|until| until <= now) {
             return true;
         }
-        match &wait.on {
+        match &wait.reason {
             WaitReason::Futex { .. } | WaitReason::Fifo(_) | WaitReason::Nothing => false,
             WaitReason::Stop => !self.is_about_to_stop(),
             WaitReason::Lock(lock) => self.locks.against(lock).is_none(),
@@ -318,7 +318,7 @@ impl Kernel {
             })
         };
         match &thread.wait {
-            Some(Wait { on: WaitReason::Files(list), .. }) => {
+            Some(Wait { reason: WaitReason::Files(list), .. }) => {
                 list.iter().any(|(id, _)| is_input(*id))
             }
             _ => false,
@@ -352,7 +352,10 @@ impl Kernel {
     /// does.
     pub(crate) fn is_underway(&self) -> bool {
         let works = |wait: &Wait| {
-            !matches!(wait.on, WaitReason::Children(_) | WaitReason::Borrower(_) | WaitReason::Stop)
+            !matches!(
+                wait.reason,
+                WaitReason::Children(_) | WaitReason::Borrower(_) | WaitReason::Stop
+            )
         };
         let servers = self.servers();
         let mut others = self.processes.iter().filter(|p| !servers.contains(&p.info.id));

@@ -89,7 +89,7 @@ impl WaitReason {
 /// A wait, and the call that waits is made once more when it is over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Wait {
-    pub(crate) on: WaitReason,
+    pub(crate) reason: WaitReason,
     pub(crate) until: Option<MonotonicTime>,
     /// Bytes of the call that are done.
     pub(crate) done: u64,
@@ -98,13 +98,13 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    pub(crate) fn new(on: WaitReason, until: Option<MonotonicTime>) -> Self {
-        Self { on, until, done: 0, woken: false }
+    pub(crate) fn new(reason: WaitReason, until: Option<MonotonicTime>) -> Self {
+        Self { reason, until, done: 0, woken: false }
     }
 
     /// The number of descriptors, or of operations of semaphores, that it waits for.
     pub(in crate::sentry) fn items(&self) -> usize {
-        match &self.on {
+        match &self.reason {
             WaitReason::Files(list) => list.len(),
             WaitReason::Semaphores(_, operations) => operations.len(),
             _ => 0,
@@ -202,7 +202,7 @@ impl Threads {
         let known = self.list.contains_key(&self.current) && self.list.len() <= THREADS;
         let pending = self.list.values().all(|thread| thread.pending.is_sound());
         let waits = self.list.values().filter_map(|thread| thread.wait.as_ref());
-        let waits = waits.into_iter().all(|wait| wait.on.is_bounded());
+        let waits = waits.into_iter().all(|wait| wait.reason.is_bounded());
         let counted = self.order < MAX_EVENTS;
         if numbered && placed && known && pending && waits && counted {
             Ok(())
@@ -294,7 +294,7 @@ impl Threads {
             .iter()
             .filter_map(|(&id, thread)| match &thread.wait {
                 Some(Wait {
-                    on: WaitReason::Futex { place: Some(at), bits: of, order, .. },
+                    reason: WaitReason::Futex { place: Some(at), bits: of, order, .. },
                     woken: false,
                     ..
                 }) if *at == place && of & bits != 0 => Some((*order, id)),
@@ -312,7 +312,7 @@ impl Threads {
             .iter()
             .filter_map(|(&id, thread)| match &thread.wait {
                 Some(Wait {
-                    on: WaitReason::Futex { address: at, bits: of, order, .. },
+                    reason: WaitReason::Futex { address: at, bits: of, order, .. },
                     woken: false,
                     ..
                 }) if *at == address && of & bits != 0 => Some((*order, id)),
@@ -369,8 +369,9 @@ mod tests {
         let mut threads = Threads::new();
         let mut wait = |bits: u32| {
             let order = threads.next_order();
-            let on = WaitReason::Futex { address: 64, bits, order, place: None };
-            let thread = Thread { wait: Some(Wait::new(on, None)), ..threads.current().clone() };
+            let reason = WaitReason::Futex { address: 64, bits, order, place: None };
+            let thread =
+                Thread { wait: Some(Wait::new(reason, None)), ..threads.current().clone() };
             threads.add(thread)
         };
         let (first, second) = (wait(1), wait(3));

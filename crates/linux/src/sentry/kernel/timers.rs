@@ -18,7 +18,7 @@ use crate::sentry::kernel::time::MonotonicTime;
 pub(in crate::sentry) const TIMERS: u32 = 256;
 
 /// The highest count of how often a timer has run out (`DELAYTIMER_MAX`).
-const COUNTED: u64 = i32::MAX as u64;
+const MAX_OVERRUN: u64 = i32::MAX as u64;
 
 /// A timer of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ impl Timers {
     pub(in crate::sentry) fn is_sound(&self) -> bool {
         self.bells.iter().all(|(id, bell)| {
             let signal = bell.signal.is_none_or(|signal| (1..=64).contains(&signal));
-            *id < TIMERS && signal && bell.overrun <= COUNTED
+            *id < TIMERS && signal && bell.overrun <= MAX_OVERRUN
         })
     }
 

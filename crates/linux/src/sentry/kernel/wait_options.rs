@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The children that a process waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WaitOptions {
-    pub(crate) which: WaitTarget,
+    pub(crate) target: WaitTarget,
     pub(crate) ended: bool,
     pub(crate) stopped: bool,
     pub(crate) continued: bool,

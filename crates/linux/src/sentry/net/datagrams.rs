@@ -11,7 +11,7 @@ use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::kernel::channels::Ancillary;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::poll_events::{ERR, HUP, IN, OUT, RDHUP, ROOM};
+use crate::sentry::kernel::poll_events::{ERR, HUP, IN, OUT, RDHUP, SEND_ROOM};
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::mm::user_memory::copy_out;
@@ -63,7 +63,7 @@ impl Kernel {
             | when(deaf && socket.mute, HUP)
             | when(!full, OUT)
             | when(*refused, ERR)
-            | when(channel.takes_any(), ROOM);
+            | when(channel.takes_any(), SEND_ROOM);
         (events, channel.edges + u64::from(*refused))
     }
 }
@@ -205,7 +205,10 @@ impl Sentry {
             if self.passed(until) {
                 return Err(Errno::AGAIN.into());
             }
-            return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(vec![(id, ROOM)]), until)));
+            return Ok(SyscallControl::Wait(Wait::new(
+                WaitReason::Files(vec![(id, SEND_ROOM)]),
+                until,
+            )));
         }
         let heard = self.state.datagram_socket(id).map_or(family, |(socket, _)| socket.family);
         let from = match own.ip() {

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::poll_events::{OUT, ROOM};
+use crate::sentry::kernel::poll_events::{OUT, SEND_ROOM};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::net::sockets::{Address, MAX_ADDRESS, NETLINK, SocketState};
 use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
@@ -166,7 +166,7 @@ impl Sentry {
         if description.flags & libc::O_NONBLOCK as u32 != 0 || self.passed(until) {
             return Err(Errno::AGAIN.into());
         }
-        Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(vec![(to, ROOM)]), until)))
+        Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(vec![(to, SEND_ROOM)]), until)))
     }
 
     /// A TCP socket that connects to its own address is its own peer, as in Linux. Other addresses

@@ -54,10 +54,10 @@ impl Sentry {
 
     /// The open of the current call, now that the other end is open.
     pub(in crate::sentry) fn met(&mut self, flags: i32) -> Option<SyscallResult> {
-        if !matches!(self.resumed, Some(Wait { on: WaitReason::Fifo(_), .. })) {
+        if !matches!(self.resumed, Some(Wait { reason: WaitReason::Fifo(_), .. })) {
             return None;
         }
-        let Some(Wait { on: WaitReason::Fifo(PendingOpen { mut fifo, found }), .. }) =
+        let Some(Wait { reason: WaitReason::Fifo(PendingOpen { mut fifo, found }), .. }) =
             self.resumed.take()
         else {
             return None;

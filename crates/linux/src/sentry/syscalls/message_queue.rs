@@ -14,7 +14,7 @@ use crate::sentry::syscalls::semaphore::{asked_rights, check_mode, permissions};
 /// Bytes of `struct msqid_ds`, and where mode and room are in that.
 const QUEUE_LEN: usize = 120;
 const MODE: usize = 20;
-const ROOM: usize = 88;
+const QBYTES_OFFSET: usize = 88;
 
 fn number(id: u64) -> Result<u32, Errno> {
     i32::try_from(id as i64).ok().filter(|id| *id >= 0).map(|id| id as u32).ok_or(Errno::INVAL)
@@ -70,8 +70,8 @@ impl Sentry {
             if flags as i32 & libc::IPC_NOWAIT != 0 {
                 return Err(Errno::AGAIN.into());
             }
-            let on = WaitReason::MessageRoom(id, len);
-            return Ok(SyscallControl::Wait(Wait::new(on, None)));
+            let reason = WaitReason::MessageRoom(id, len);
+            return Ok(SyscallControl::Wait(Wait::new(reason, None)));
         }
         let own = self.state.processes.current_id();
         let queue = self.change().queues.get_mut(id.into())?;
@@ -113,8 +113,8 @@ impl Sentry {
             if has(libc::IPC_NOWAIT) {
                 return Err(Errno::NOMSG.into());
             }
-            let on = WaitReason::Message(id, wanted);
-            return Ok(SyscallControl::Wait(Wait::new(on, None)));
+            let reason = WaitReason::Message(id, wanted);
+            return Ok(SyscallControl::Wait(Wait::new(reason, None)));
         };
         if bytes.len() as u64 > len && !has(libc::MSG_NOERROR) {
             return Err(Errno::TOOBIG.into());
@@ -169,7 +169,7 @@ impl Sentry {
             }
             libc::IPC_SET => {
                 let given = copy_in(process, at, QUEUE_LEN)?;
-                let room = given[ROOM..ROOM + 8].iter().rev();
+                let room = given[QBYTES_OFFSET..QBYTES_OFFSET + 8].iter().rev();
                 let room = room.fold(0, |all, byte| all << 8 | u64::from(*byte));
                 let queue = self.change().queues.get_mut(id)?;
                 queue.set_room(room)?;

@@ -25,7 +25,7 @@ const FLAGS: u64 = (libc::O_ACCMODE
     | libc::O_ASYNC
     | libc::O_DIRECT
     | libc::O_LARGEFILE
-    | LARGE
+    | KERNEL_LARGEFILE
     | libc::O_DIRECTORY
     | libc::O_NOFOLLOW
     | libc::O_NOATIME
@@ -33,7 +33,7 @@ const FLAGS: u64 = (libc::O_ACCMODE
     | libc::O_PATH
     | libc::O_TMPFILE) as u64;
 /// `O_LARGEFILE` as the kernel has it.
-const LARGE: i32 = 0o100_000;
+const KERNEL_LARGEFILE: i32 = 0o100_000;
 const WITH_PATH: u64 =
     (libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
 

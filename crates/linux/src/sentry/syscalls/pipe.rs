@@ -192,8 +192,8 @@ impl Sentry {
                 Err(Errno::AGAIN.into())
             };
         }
-        let on = WaitReason::Files(vec![(self.state.table.id(descriptor)?, events)]);
-        Ok(SyscallControl::Wait(Wait { done, ..Wait::new(on, until) }))
+        let reason = WaitReason::Files(vec![(self.state.table.id(descriptor)?, events)]);
+        Ok(SyscallControl::Wait(Wait { done, ..Wait::new(reason, until) }))
     }
 
     /// Reads a pipe, a socket, a counter or a timer into pieces of memory; `stays` leaves the bytes

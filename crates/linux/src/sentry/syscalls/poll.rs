@@ -384,8 +384,8 @@ impl Sentry {
             if self.passed(until) {
                 return Ok(ZERO);
             }
-            let on = WaitReason::Files(vec![(self.state.table.id(set)?, IN)]);
-            return Ok(SyscallControl::Wait(Wait::new(on, until)));
+            let reason = WaitReason::Files(vec![(self.state.table.id(set)?, IN)]);
+            return Ok(SyscallControl::Wait(Wait::new(reason, until)));
         }
         let mut bytes = Vec::with_capacity(12 * reported.len());
         for (_, interest, events, _) in &reported {

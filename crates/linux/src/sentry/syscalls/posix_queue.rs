@@ -113,8 +113,8 @@ impl Sentry {
         if self.passed(until) {
             return Err(Errno::TIMEDOUT.into());
         }
-        let on = WaitReason::Files(vec![(self.state.table.id(descriptor)?, events)]);
-        Ok(SyscallControl::Wait(Wait::new(on, until)))
+        let reason = WaitReason::Files(vec![(self.state.table.id(descriptor)?, events)]);
+        Ok(SyscallControl::Wait(Wait::new(reason, until)))
     }
 
     /// `mq_timedsend(2)`, as on Linux.
@@ -155,7 +155,7 @@ impl Sentry {
     /// Whether a thread waits in a receive of this queue.
     fn awaits_message(&self, id: u32) -> bool {
         let threads = self.state.processes.threads();
-        threads.filter_map(|(_, thread)| thread.wait.as_ref()).any(|wait| match &wait.on {
+        threads.filter_map(|(_, thread)| thread.wait.as_ref()).any(|wait| match &wait.reason {
             WaitReason::Files(list) => list.iter().any(|(description, events)| {
                 let open = self.state.table.description(*description).map(|d| &d.open);
                 *events == IN && open == Some(&FileObject::Queue(id))

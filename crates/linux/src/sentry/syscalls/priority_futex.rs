@@ -57,8 +57,8 @@ impl Sentry {
         copy_out(process, word, &(value | WAITERS).to_le_bytes())?;
         let order = self.change().current_mut().threads.next_order();
         let place = self.shared_place(word);
-        let on = WaitReason::Futex { address: word, bits: u32::MAX, order, place };
-        Ok(SyscallControl::Wait(Wait::new(on, until)))
+        let reason = WaitReason::Futex { address: word, bits: u32::MAX, order, place };
+        Ok(SyscallControl::Wait(Wait::new(reason, until)))
     }
 
     /// `FUTEX_TRYLOCK_PI`.

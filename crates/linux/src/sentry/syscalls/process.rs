@@ -45,7 +45,7 @@ impl Sentry {
         process: &mut Process,
         a: &[u64; 6],
     ) -> SyscallResult {
-        if let Some(Wait { on: WaitReason::Borrower(child), .. }) = self.resumed {
+        if let Some(Wait { reason: WaitReason::Borrower(child), .. }) = self.resumed {
             return Ok(SyscallControl::Value(child.into()));
         }
         let [flags, stack, parent, child, base, _] = *a;
@@ -192,7 +192,7 @@ impl Sentry {
         if options as u32 & !WAIT_FLAGS != 0 {
             return Err(Errno::INVAL.into());
         }
-        let which = match target as i32 {
+        let children = match target as i32 {
             -1 => WaitTarget::Any,
             0 => WaitTarget::Group(self.state.current().info.group),
             group @ ..0 => WaitTarget::Group(group.unsigned_abs()),
@@ -200,12 +200,12 @@ impl Sentry {
         };
         let flag = |flag: i32| options as i32 & flag != 0;
         let asked = WaitOptions {
-            which,
+            target: children,
             ended: true,
             stopped: flag(libc::WUNTRACED),
             continued: flag(libc::WCONTINUED),
         };
-        let Some((id, ended)) = self.state.processes.child_ended(which) else {
+        let Some((id, ended)) = self.state.processes.child_ended(children) else {
             let Some((id, news)) = self.state.processes.child_changed(asked) else {
                 return self.wait_longer(asked, options);
             };
@@ -236,7 +236,7 @@ impl Sentry {
         a: &[u64; 6],
     ) -> SyscallResult {
         let [kind, id, info, options, usage, _] = *a;
-        let which = match kind as u32 {
+        let children = match kind as u32 {
             libc::P_ALL => WaitTarget::Any,
             libc::P_PID => WaitTarget::One(id as u32),
             libc::P_PIDFD => WaitTarget::One(self.process_meant(id)?),
@@ -252,12 +252,12 @@ impl Sentry {
         }
         let flag = |flag: i32| options as i32 & flag != 0;
         let asked = WaitOptions {
-            which,
+            target: children,
             ended: flag(libc::WEXITED),
             stopped: flag(libc::WSTOPPED),
             continued: flag(libc::WCONTINUED),
         };
-        let gone = self.state.processes.child_ended(which).filter(|_| asked.ended);
+        let gone = self.state.processes.child_ended(children).filter(|_| asked.ended);
         let found = match gone {
             Some((id, ended)) => Some(match ended.status & 0x7f {
                 0 => (id, libc::CLD_EXITED, ended.status >> 8),
@@ -269,7 +269,7 @@ impl Sentry {
             }),
         };
         let Some((id, code, status)) = found else {
-            let own = self.state.processes.has_child(which);
+            let own = self.state.processes.has_child(children);
             if own && kind as u32 == libc::P_PIDFD && options & libc::WNOHANG as u64 == 0 {
                 // One that does not wait has no wait done through it.
                 let flags = self.state.table.get(id)?.flags;

@@ -137,8 +137,8 @@ impl Sentry {
             Err(Refusal::Waits(false)) if self.passed(until) => Err(Errno::AGAIN.into()),
             Err(Refusal::Waits(false)) => {
                 self.state.processes.check_wait(operations.len())?;
-                let on = WaitReason::Semaphores(id, operations);
-                Ok(SyscallControl::Wait(Wait::new(on, until)))
+                let reason = WaitReason::Semaphores(id, operations);
+                Ok(SyscallControl::Wait(Wait::new(reason, until)))
             }
             Err(Refusal::Errno(errno)) => Err(errno.into()),
         }

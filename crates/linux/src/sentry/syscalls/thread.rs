@@ -205,8 +205,8 @@ impl Sentry {
                     0 => self.shared_place(word),
                     _ => None,
                 };
-                let on = WaitReason::Futex { address: word, bits, order, place };
-                Ok(SyscallControl::Wait(Wait::new(on, until)))
+                let reason = WaitReason::Futex { address: word, bits, order, place };
+                Ok(SyscallControl::Wait(Wait::new(reason, until)))
             }
             WAKE => Ok(SyscallControl::Value(self.wake(word, wakes(value), u32::MAX))),
             WAKE_BITSET if third as u32 == 0 => Err(Errno::INVAL.into()),
@@ -221,7 +221,7 @@ impl Sentry {
                 let threads = &mut self.change().current_mut().threads;
                 for id in &waiting[..moved] {
                     let wait = threads.get_mut(*id).and_then(|thread| thread.wait.as_mut());
-                    if let Some(Wait { on: WaitReason::Futex { address, .. }, .. }) = wait {
+                    if let Some(Wait { reason: WaitReason::Futex { address, .. }, .. }) = wait {
                         *address = other;
                     }
                 }

@@ -3,7 +3,7 @@
 //! As in Linux (`N_TTY`), without delays, upper case and printed erasure, which no terminal of
 //! today needs.
 
-use crate::sentry::tty::terminals::{SHOWN, TYPED, Terminal, Termios};
+use crate::sentry::tty::terminals::{MAX_UNREAD_OUTPUT, TYPED, Terminal, Termios};
 
 /// Maximum bytes that one byte of output becomes.
 const MAX_EXPANSION: usize = 8;
@@ -263,12 +263,12 @@ impl Terminal {
 
     /// Whether a byte of output finds room.
     pub(in crate::sentry) fn has_room(&self) -> bool {
-        !self.stopped && self.shown.len() + MAX_EXPANSION <= SHOWN
+        !self.stopped && self.shown.len() + MAX_EXPANSION <= MAX_UNREAD_OUTPUT
     }
 
     /// A byte of output, or an echo, which is lost without a reader.
     pub(in crate::sentry) fn show(&mut self, byte: u8) {
-        if self.shown.len() + MAX_EXPANSION > SHOWN {
+        if self.shown.len() + MAX_EXPANSION > MAX_UNREAD_OUTPUT {
             return;
         }
         self.edges += 1;
@@ -485,8 +485,8 @@ mod tests {
         t.termios.output = 0;
         t.show_all(b"a\n\t");
         assert_eq!(drain_output(&mut t), "a\n\t");
-        (0..3 * SHOWN).for_each(|_| t.show(b'x'));
-        assert!(!t.has_room() && t.shown.len() <= SHOWN);
+        (0..3 * MAX_UNREAD_OUTPUT).for_each(|_| t.show(b'x'));
+        assert!(!t.has_room() && t.shown.len() <= MAX_UNREAD_OUTPUT);
         // A line that is too long is cut; complete lines wait.
         (0..3 * TYPED).for_each(|_| assert!(t.takes() && t.type_in(b'y').is_none()));
         typed(&mut t, b"\n");

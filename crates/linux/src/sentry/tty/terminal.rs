@@ -24,8 +24,8 @@ use crate::sentry::tty::terminals::{
     FIRST_DEVICE, SOME, TERMINALS, Terminal, TerminalEnd, Termios, VMIN_REACHED,
 };
 
-/// Numbers of `/dev/tty` and `/dev/ptmx`.
-pub(in crate::sentry) const OWN: u64 = 0x500;
+/// Device numbers of `/dev/tty` and `/dev/ptmx`.
+pub(in crate::sentry) const CONTROLLING_TERMINAL: u64 = 0x500;
 pub(in crate::sentry) const MULTIPLEXER: u64 = 0x502;
 
 // Requests that the C library has no names for here.
@@ -42,7 +42,7 @@ const TENTH: u64 = 100_000_000;
 /// Whether a device is a terminal's, or leads to one.
 pub(in crate::sentry) fn is_terminal(device: u64) -> bool {
     let numbered = (FIRST_DEVICE..FIRST_DEVICE + u64::from(TERMINALS)).contains(&device);
-    numbered || device == OWN || device == MULTIPLEXER
+    numbered || device == CONTROLLING_TERMINAL || device == MULTIPLEXER
 }
 
 fn encode(termios: &Termios, two: bool) -> Vec<u8> {
@@ -127,7 +127,7 @@ impl Sentry {
         self.state.table.check_room()?;
         let id = match device {
             MULTIPLEXER => return self.open_master(node, access, flags, found),
-            OWN => self.state.own_terminal().ok_or(Errno::NXIO)?,
+            CONTROLLING_TERMINAL => self.state.own_terminal().ok_or(Errno::NXIO)?,
             number => (number - FIRST_DEVICE) as u32,
         };
         let terminal = self.state.terminals.get(id).ok_or(Errno::NXIO)?;
@@ -299,8 +299,8 @@ impl Sentry {
             0 if time > 0 || asked < least => SOME,
             _ => VMIN_REACHED,
         };
-        let on = WaitReason::Files(vec![(self.state.table.id(descriptor)?, events)]);
-        Ok(Some(SyscallControl::Wait(Wait::new(on, until))))
+        let reason = WaitReason::Files(vec![(self.state.table.id(descriptor)?, events)]);
+        Ok(Some(SyscallControl::Wait(Wait::new(reason, until))))
     }
 
     /// Reads output of a terminal, as its master.

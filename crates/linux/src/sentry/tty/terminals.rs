@@ -20,8 +20,8 @@ pub(in crate::sentry) const TERMINALS: u32 = 64;
 pub(in crate::sentry) const FIRST_DEVICE: u64 = 0x8800;
 /// Bytes that wait to be read by programs, with one more for each line.
 pub(in crate::sentry) const TYPED: usize = 4096;
-/// Bytes that wait to be read by the master.
-pub(in crate::sentry) const SHOWN: usize = 16 << 10;
+/// Maximum bytes of output that the master has not read.
+pub(in crate::sentry) const MAX_UNREAD_OUTPUT: usize = 16 << 10;
 /// Room that makes a terminal writable again.
 const MIN_WRITE_ROOM: usize = 512;
 /// An event beside those of `poll`: at least as many bytes as the terminal's VMIN, or the end of
@@ -164,7 +164,7 @@ impl Terminal {
 
     fn is_sound(&self) -> bool {
         let typed = self.readable() + self.lines.len() + self.line.len();
-        let (typed, shown) = (typed <= 2 * TYPED, self.shown.len() <= SHOWN);
+        let (typed, shown) = (typed <= 2 * TYPED, self.shown.len() <= MAX_UNREAD_OUTPUT);
         typed && shown && self.edges < 1 << 62 && self.packet.is_none_or(|packet| packet < 64)
     }
 
@@ -175,7 +175,8 @@ impl Terminal {
                 | when(self.takes(), OUT)
                 | when(self.is_parted(), HUP);
         }
-        let writes = when(!self.stopped && SHOWN - self.shown.len() >= MIN_WRITE_ROOM, OUT);
+        let writes =
+            when(!self.stopped && MAX_UNREAD_OUTPUT - self.shown.len() >= MIN_WRITE_ROOM, OUT);
         if self.termios.is_canonical() {
             return writes | when(!self.lines.is_empty(), IN | VMIN_REACHED | SOME);
         }
@@ -363,7 +364,7 @@ mod tests {
         assert!(check(&|_| (), &[&ends[..], &[end(None, true)]].concat()).is_err());
         let odd: [&dyn Fn(&mut Terminals); 6] = [
             &|all| one(all).node = Node(8),
-            &|all| one(all).shown = vec![0; SHOWN + 1].into(),
+            &|all| one(all).shown = vec![0; MAX_UNREAD_OUTPUT + 1].into(),
             &|all| one(all).line = vec![0; 2 * TYPED + 1],
             &|all| one(all).lines = vec![Vec::new(); 2 * TYPED + 1].into(),
             &|all| one(all).edges = u64::MAX,

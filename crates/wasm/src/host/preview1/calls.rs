@@ -52,7 +52,7 @@ pub(super) fn durability(flags: u16) -> Durability {
 
 /// The descriptor, of a file or not.
 fn any(files: &Files, fd: i32) -> Result<&Descriptor, Fail> {
-    files.descriptors.get(&(fd as u32)).ok_or(Fail::Errno(errno::BADF))
+    files.descriptors.get(&(fd as u32)).ok_or(Fail::Errno(errno::EBADF))
 }
 
 /// The descriptor of a file or directory; a standard stream is `otherwise`.
@@ -75,7 +75,7 @@ fn with<T>(
     let descriptors = std::sync::Arc::make_mut(descriptors);
     match descriptors.get_mut(&(fd as u32)) {
         Some(Descriptor::File(file)) => change(&mut file.open, tree),
-        _ => Err(errno::BADF.into()),
+        _ => Err(errno::EBADF.into()),
     }
 }
 
@@ -88,7 +88,7 @@ pub(super) fn times(
 ) -> Result<(Option<Time>, Option<Time>), Fail> {
     let one =
         |given: i32, current: i32, value: i64| match (which & given != 0, which & current != 0) {
-            (true, true) => Err(Fail::Errno(errno::INVAL)),
+            (true, true) => Err(Fail::Errno(errno::EINVAL)),
             (true, false) => Ok(Some(Time::from_nanos(value as u64))),
             (false, true) => Ok(Some(now)),
             (false, false) => Ok(None),
@@ -120,24 +120,24 @@ impl Call<'_> {
         advice: i32,
     ) -> Result<(), Fail> {
         let files = self.files.lock();
-        let file = file(&files, fd, errno::SPIPE)?;
+        let file = file(&files, fd, errno::ESPIPE)?;
         if file.open.is_directory(&files.tree)? {
-            return Err(errno::BADF.into());
+            return Err(errno::EBADF.into());
         }
         let end = (offset as u64).checked_add(len as u64).filter(|end| *end <= i64::MAX as u64);
         match (0..=5).contains(&advice) && end.is_some() {
             true => Ok(()),
-            false => Err(errno::INVAL.into()),
+            false => Err(errno::EINVAL.into()),
         }
     }
 
     pub(super) fn fd_allocate(&mut self, fd: i32, offset: i64, len: i64) -> Result<(), Fail> {
         if len == 0 {
-            return Err(errno::INVAL.into());
+            return Err(errno::EINVAL.into());
         }
-        with(&mut self.files.lock(), fd, errno::SPIPE, |open, tree| {
+        with(&mut self.files.lock(), fd, errno::ESPIPE, |open, tree| {
             if !open.access().write || open.stat(tree)?.kind != HostKind::File {
-                return Err(errno::BADF.into());
+                return Err(errno::EBADF.into());
             }
             Ok(open.allocate(tree, offset as u64, len as u64)?)
         })
@@ -156,10 +156,10 @@ impl Call<'_> {
     pub(super) fn host_to_sync(&self, fd: i32, data: bool) -> Result<Option<HostHandle>, Fail> {
         let files = self.files.lock();
         match any(&files, fd)? {
-            Descriptor::Standard(_) if data => Err(errno::INVAL.into()),
+            Descriptor::Standard(_) if data => Err(errno::EINVAL.into()),
             Descriptor::Standard(_) => Ok(None),
             Descriptor::File(file) if data && file.open.is_directory(&files.tree)? => {
-                Err(errno::BADF.into())
+                Err(errno::EBADF.into())
             }
             Descriptor::File(file) => Ok(file.open.on_host()),
         }
@@ -193,9 +193,9 @@ impl Call<'_> {
 
     pub(super) fn fd_fdstat_set_flags(&mut self, fd: i32, flags: i32) -> Result<(), Fail> {
         let flags = u16::try_from(flags).ok().filter(|flags| flags & !KNOWN_FLAGS == 0);
-        let flags = flags.ok_or(Fail::Errno(errno::INVAL))?;
+        let flags = flags.ok_or(Fail::Errno(errno::EINVAL))?;
         let mut files = self.files.lock();
-        file(&files, fd, errno::BADF)?;
+        file(&files, fd, errno::EBADF)?;
         if let Some(Descriptor::File(file)) = files.descriptors_mut().get_mut(&(fd as u32)) {
             file.flags = flags;
             file.open.access_mut().append = flags & APPEND != 0;
@@ -213,9 +213,9 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let (rights, inheriting) = (rights as u64, inheriting as u64);
         let mut files = self.files.lock();
-        let now = file(&files, fd, errno::BADF)?;
+        let now = file(&files, fd, errno::EBADF)?;
         if rights & !now.rights != 0 || inheriting & !now.inheriting != 0 {
-            return Err(errno::NOTCAPABLE.into());
+            return Err(errno::ENOTCAPABLE.into());
         }
         if let Some(Descriptor::File(file)) = files.descriptors_mut().get_mut(&(fd as u32)) {
             (file.rights, file.inheriting) = (rights, inheriting);
@@ -236,12 +236,12 @@ impl Call<'_> {
     }
 
     pub(super) fn fd_filestat_set_size(&mut self, fd: i32, size: i64) -> Result<(), Fail> {
-        with(&mut self.files.lock(), fd, errno::BADF, |open, tree| {
+        with(&mut self.files.lock(), fd, errno::EBADF, |open, tree| {
             if open.is_directory(tree)? {
-                return Err(errno::BADF.into());
+                return Err(errno::EBADF.into());
             }
             if !open.access().write {
-                return Err(errno::INVAL.into());
+                return Err(errno::EINVAL.into());
             }
             Ok(open.set_size(tree, size as u64)?)
         })
@@ -256,7 +256,7 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let now = Time::now();
         let (accessed, modified) = times(accessed, modified, which, now)?;
-        with(&mut self.files.lock(), fd, errno::BADF, |open, tree| {
+        with(&mut self.files.lock(), fd, errno::EBADF, |open, tree| {
             Ok(open.set_times(tree, accessed, modified, now)?)
         })
     }
@@ -265,7 +265,7 @@ impl Call<'_> {
     fn read_into(&mut self, fd: i32, parts: i32, count: i32, at: Option<u64>) -> Result<u32, Fail> {
         let (parts, mut done) = (self.memory.parts(parts, count)?, 0_u32);
         // Also for a call without buffers.
-        file(&self.files.lock(), fd, errno::SPIPE)?;
+        file(&self.files.lock(), fd, errno::ESPIPE)?;
         for (start, len) in parts {
             let mut part = 0;
             // At least one step, which finds out whether the file can be read.
@@ -276,7 +276,7 @@ impl Call<'_> {
                 let out = &mut self.memory.slice_mut(start, len)?[part..];
                 let step = out.len().min(STEP);
                 let out = &mut out[..step];
-                let read = with(&mut self.files.lock(), fd, errno::SPIPE, |open, tree| {
+                let read = with(&mut self.files.lock(), fd, errno::ESPIPE, |open, tree| {
                     Ok(open.read_into_guest(tree, at.map(|at| at + u64::from(done)), out)?)
                 })?;
                 (part, done) = (part + read, done.saturating_add(read as u32));
@@ -318,7 +318,7 @@ impl Call<'_> {
     ) -> Result<u32, Fail> {
         let (parts, mut done) = (self.memory.parts(parts, count)?, 0_u32);
         // Also for a call without buffers.
-        file(&self.files.lock(), fd, errno::SPIPE)?;
+        file(&self.files.lock(), fd, errno::ESPIPE)?;
         for (start, len) in parts {
             let mut part = 0;
             while part < len as usize || part == 0 {
@@ -327,7 +327,7 @@ impl Call<'_> {
                 }
                 let bytes = &self.memory.slice(start, len)?[part..];
                 let bytes = &bytes[..bytes.len().min(STEP)];
-                let written = with(&mut self.files.lock(), fd, errno::SPIPE, |open, tree| {
+                let written = with(&mut self.files.lock(), fd, errno::ESPIPE, |open, tree| {
                     Ok(open.write_from_guest(tree, at.map(|at| at + u64::from(done)), bytes)?)
                 });
                 let written = match written {
@@ -374,8 +374,8 @@ impl Call<'_> {
     /// The name of a directory that was given.
     fn preopen_name(&self, fd: i32) -> Result<String, Fail> {
         let files = self.files.lock();
-        let given = file(&files, fd, errno::BADF)?.given.clone();
-        given.ok_or(Fail::Errno(errno::BADF))
+        let given = file(&files, fd, errno::EBADF)?.given.clone();
+        given.ok_or(Fail::Errno(errno::EBADF))
     }
 
     pub(super) fn fd_prestat_get(&mut self, fd: i32, to: i32) -> Result<(), Fail> {
@@ -388,7 +388,7 @@ impl Call<'_> {
     pub(super) fn fd_prestat_dir_name(&mut self, fd: i32, to: i32, len: i32) -> Result<(), Fail> {
         let name = self.preopen_name(fd)?;
         if (len as u32 as usize) < name.len() {
-            return Err(errno::NAMETOOLONG.into());
+            return Err(errno::ENAMETOOLONG.into());
         }
         self.memory.write_bytes(to, name.as_bytes())
     }
@@ -408,7 +408,7 @@ impl Call<'_> {
             if used > 0 {
                 self.check_limits()?;
             }
-            let entries = with(&mut self.files.lock(), fd, errno::BADF, |open, tree| {
+            let entries = with(&mut self.files.lock(), fd, errno::EBADF, |open, tree| {
                 Ok(open.entries(tree, from)?)
             })?;
             let Some(last) = entries.last() else { break };
@@ -461,11 +461,11 @@ impl Call<'_> {
             0 => Whence::Start,
             1 => Whence::Current,
             2 => Whence::End,
-            _ => return Err(errno::INVAL.into()),
+            _ => return Err(errno::EINVAL.into()),
         };
-        let at = with(&mut self.files.lock(), fd, errno::SPIPE, |open, tree| {
+        let at = with(&mut self.files.lock(), fd, errno::ESPIPE, |open, tree| {
             match open.is_directory(tree)? {
-                true => Err(errno::BADF.into()),
+                true => Err(errno::EBADF.into()),
                 false => Ok(open.seek(tree, whence, offset)?),
             }
         })?;
@@ -525,7 +525,7 @@ impl Call<'_> {
         const SUBSCRIPTION_BYTES: u32 = 48;
         let count = count as u32;
         if count > POLLED {
-            return Err(errno::INVAL.into());
+            return Err(errno::EINVAL.into());
         }
         let mut events = Vec::new();
         for index in 0..count {
@@ -551,7 +551,7 @@ impl Call<'_> {
                     let left = stat.size.saturating_sub(file.open.offset()).max(1);
                     event[16..24].copy_from_slice(&left.to_le_bytes());
                 }
-                Err(_) => event[8..10].copy_from_slice(&errno::BADF.to_le_bytes()),
+                Err(_) => event[8..10].copy_from_slice(&errno::EBADF.to_le_bytes()),
             }
             events.push(event);
         }

@@ -28,24 +28,24 @@ impl From<u16> for Fail {
 impl From<Refused> for Fail {
     fn from(refused: Refused) -> Self {
         Self::Errno(match refused {
-            Refused::Missing => errno::NOENT,
-            Refused::Exists => errno::EXIST,
-            Refused::NotDirectory => errno::NOTDIR,
-            Refused::IsDirectory => errno::ISDIR,
-            Refused::NotEmpty => errno::NOTEMPTY,
-            Refused::Invalid => errno::INVAL,
-            Refused::Full => errno::NOSPC,
-            Refused::TooLarge => errno::FBIG,
-            Refused::NameTooLong => errno::NAMETOOLONG,
-            Refused::Loop => errno::LOOP,
-            Refused::NotPermitted => errno::PERM,
-            Refused::Denied => errno::ACCES,
-            Refused::NotOpen => errno::BADF,
-            Refused::Busy => errno::BUSY,
-            Refused::TooManyLinks => errno::MLINK,
-            Refused::CrossDevice => errno::XDEV,
+            Refused::Missing => errno::ENOENT,
+            Refused::Exists => errno::EEXIST,
+            Refused::NotDirectory => errno::ENOTDIR,
+            Refused::IsDirectory => errno::EISDIR,
+            Refused::NotEmpty => errno::ENOTEMPTY,
+            Refused::Invalid => errno::EINVAL,
+            Refused::Full => errno::ENOSPC,
+            Refused::TooLarge => errno::EFBIG,
+            Refused::NameTooLong => errno::ENAMETOOLONG,
+            Refused::Loop => errno::ELOOP,
+            Refused::NotPermitted => errno::EPERM,
+            Refused::Denied => errno::EACCES,
+            Refused::NotOpen => errno::EBADF,
+            Refused::Busy => errno::EBUSY,
+            Refused::TooManyLinks => errno::EMLINK,
+            Refused::CrossDevice => errno::EXDEV,
             Refused::Host(error) => of_host(error.raw_os_error()),
-            _ => errno::IO,
+            _ => errno::EIO,
         })
     }
 }
@@ -54,17 +54,17 @@ impl From<Refused> for Fail {
 fn of_host(error: i32) -> u16 {
     use std::io::ErrorKind;
     match std::io::Error::from_raw_os_error(error).kind() {
-        ErrorKind::WouldBlock => errno::AGAIN,
-        ErrorKind::QuotaExceeded => errno::DQUOT,
-        ErrorKind::OutOfMemory => errno::NOMEM,
-        ErrorKind::ReadOnlyFilesystem => errno::ROFS,
-        ErrorKind::ExecutableFileBusy => errno::TXTBSY,
-        ErrorKind::Unsupported => errno::NOTSUP,
+        ErrorKind::WouldBlock => errno::EAGAIN,
+        ErrorKind::QuotaExceeded => errno::EDQUOT,
+        ErrorKind::OutOfMemory => errno::ENOMEM,
+        ErrorKind::ReadOnlyFilesystem => errno::EROFS,
+        ErrorKind::ExecutableFileBusy => errno::ETXTBSY,
+        ErrorKind::Unsupported => errno::ENOTSUP,
         _ => match error {
             // ENFILE and EMFILE, for which there is no kind.
-            23 => errno::NFILE,
-            24 => errno::MFILE,
-            _ => errno::IO,
+            23 => errno::ENFILE,
+            24 => errno::EMFILE,
+            _ => errno::EIO,
         },
     }
 }
@@ -139,7 +139,7 @@ impl<'a> Bytes<'a> {
     pub(super) fn parts(&self, at: i32, count: i32) -> Result<Vec<(i32, u32)>, Fail> {
         let count = count as u32;
         if count > PARTS {
-            return Err(errno::INVAL.into());
+            return Err(errno::EINVAL.into());
         }
         let mut parts = Vec::with_capacity(count as usize);
         for index in 0..count {
@@ -170,11 +170,11 @@ impl<'a> Bytes<'a> {
     pub(super) fn text(&self, at: i32, len: i32) -> Result<Vec<u8>, Fail> {
         if len as u32 as usize > PATH {
             self.slice(at, len as u32)?;
-            return Err(errno::NAMETOOLONG.into());
+            return Err(errno::ENAMETOOLONG.into());
         }
         let bytes = self.read(at, len as u32)?;
         if std::str::from_utf8(bytes).is_err() {
-            return Err(errno::ILSEQ.into());
+            return Err(errno::EILSEQ.into());
         }
         Ok(bytes.to_vec())
     }

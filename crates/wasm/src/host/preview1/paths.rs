@@ -21,10 +21,10 @@ const APPEND: i32 = 1;
 
 /// The directory that paths of a call start from.
 fn directory(files: &Files, fd: i32) -> Result<OpenHandle, Fail> {
-    let open = &file(files, fd, errno::BADF)?.open;
+    let open = &file(files, fd, errno::EBADF)?.open;
     match open.is_directory(&files.tree)? {
         true => Ok(open.clone()),
-        false => Err(errno::NOTDIR.into()),
+        false => Err(errno::ENOTDIR.into()),
     }
 }
 
@@ -92,7 +92,7 @@ impl Call<'_> {
         let (old, new) = (self.memory.text(old, old_len)?, self.memory.text(new, new_len)?);
         // Hard links that follow a symbolic link are refused, as on other hosts.
         if flags & FOLLOW != 0 {
-            return Err(errno::INVAL.into());
+            return Err(errno::EINVAL.into());
         }
         let mut files = self.files.lock();
         let (from, into) = (directory(&files, from)?, directory(&files, into)?);
@@ -116,15 +116,15 @@ impl Call<'_> {
         let number = {
             let most = self.files.limit();
             let mut files = self.files.lock();
-            let number = files.free(most).ok_or(Fail::Errno(errno::MFILE))?;
-            let from = file(&files, fd, errno::BADF)?;
+            let number = files.free(most).ok_or(Fail::Errno(errno::EMFILE))?;
+            let from = file(&files, fd, errno::EBADF)?;
             if how & TRUNCATE != 0 && from.rights & rights::SET_SIZE == 0 {
-                return Err(errno::NOTCAPABLE.into());
+                return Err(errno::ENOTCAPABLE.into());
             }
             let (wanted, inheriting) = (wanted as u64, inheriting as u64 & from.inheriting);
             let has = |flag: i32| how & flag != 0;
             if has(CREATE) && has(ONLY_DIRECTORY) {
-                return Err(errno::INVAL.into());
+                return Err(errno::EINVAL.into());
             }
             let how = Opening {
                 access: Access {

@@ -19,17 +19,17 @@ pub(crate) struct ExitedProcess {
 
 impl ProcessTable {
     /// The first child of the current process that has ended, of those that are meant.
-    pub(crate) fn child_ended(&self, which: WaitTarget) -> Option<(u32, &ExitedProcess)> {
+    pub(crate) fn child_ended(&self, target: WaitTarget) -> Option<(u32, &ExitedProcess)> {
         let own = self.current_id();
         let mut ended = self.ended.iter().map(|(&id, ended)| (id, ended));
-        ended.find(|(id, ended)| ended.parent == own && which.means(*id, ended.group))
+        ended.find(|(id, ended)| ended.parent == own && target.means(*id, ended.group))
     }
 
     /// A child of the current process with an event that a wait asks for.
     pub(crate) fn child_changed(&self, asked: WaitOptions) -> Option<(u32, ChildEvent)> {
         let own = self.current_id();
         let children = self.infos().filter(|info| info.parent == own);
-        let mut meant = children.filter(|info| asked.which.means(info.id, info.group));
+        let mut meant = children.filter(|info| asked.target.means(info.id, info.group));
         meant.find_map(|info| match info.news? {
             news @ ChildEvent::Stopped(_) if asked.stopped => Some((info.id, news)),
             news @ ChildEvent::Continued if asked.continued => Some((info.id, news)),
@@ -39,7 +39,7 @@ impl ProcessTable {
 
     /// Whether a wait for children is over: there is an event, or none can come.
     pub(crate) fn answers(&self, asked: WaitOptions) -> bool {
-        asked.ended && self.child_ended(asked.which).is_some()
+        asked.ended && self.child_ended(asked.target).is_some()
             || self.child_changed(asked).is_some()
             || !self.may_change(asked)
     }
@@ -47,15 +47,15 @@ impl ProcessTable {
     /// Whether a wait for children can have an event. One that has ended changes no more.
     pub(crate) fn may_change(&self, asked: WaitOptions) -> bool {
         let own = self.current_id();
-        self.infos().any(|info| info.parent == own && asked.which.means(info.id, info.group))
-            || asked.ended && self.child_ended(asked.which).is_some()
+        self.infos().any(|info| info.parent == own && asked.target.means(info.id, info.group))
+            || asked.ended && self.child_ended(asked.target).is_some()
     }
 
     /// Whether the current process has a child, of those that are meant.
-    pub(crate) fn has_child(&self, which: WaitTarget) -> bool {
+    pub(crate) fn has_child(&self, target: WaitTarget) -> bool {
         let own = self.current_id();
-        self.infos().any(|info| info.parent == own && which.means(info.id, info.group))
-            || self.child_ended(which).is_some()
+        self.infos().any(|info| info.parent == own && target.means(info.id, info.group))
+            || self.child_ended(target).is_some()
     }
 
     pub(crate) fn is_ended(&self, id: u32) -> bool {

@@ -8,7 +8,7 @@ impl Kernel {
     pub(in crate::sentry) fn waiting_for_semaphore(&self, id: u64, number: u64, zero: bool) -> u64 {
         let threads = self.processes.threads();
         let waits =
-            threads.filter(|(_, thread)| match &thread.wait.as_ref().map(|wait| &wait.on) {
+            threads.filter(|(_, thread)| match &thread.wait.as_ref().map(|wait| &wait.reason) {
                 Some(WaitReason::Semaphores(set, operations)) if u64::from(*set) == id => {
                     operations.iter().any(|operation| {
                         u64::from(operation.number) == number && (operation.change == 0) == zero

@@ -115,7 +115,7 @@ impl Kernel {
     /// The next signal that the thread would take, except ignored ones.
     pub(crate) fn deliverable(&self, id: u32) -> bool {
         let Some(thread) = self.processes.current.threads.get(id) else { return false };
-        if matches!(&thread.wait, Some(Wait { on: WaitReason::Borrower(_), .. })) {
+        if matches!(&thread.wait, Some(Wait { reason: WaitReason::Borrower(_), .. })) {
             // Its stack is the child's.
             return false;
         }

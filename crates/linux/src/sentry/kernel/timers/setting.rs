@@ -1,6 +1,6 @@
 //! Timers that are set, and those that are due.
 
-use super::COUNTED;
+use super::MAX_OVERRUN;
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::MonotonicTime;
@@ -48,13 +48,13 @@ impl Kernel {
             let overrun = match on_its_way {
                 Some(overrun) => overrun,
                 None => {
-                    let overrun = (times - 1).min(COUNTED);
+                    let overrun = (times - 1).min(MAX_OVERRUN);
                     self.send(thread, SignalInfo::of_timer(signal, id, overrun as u32, value));
                     overrun
                 }
             };
             if let Some(bell) = self.processes.current.timers.bells.get_mut(&id) {
-                bell.overrun = overrun.min(COUNTED);
+                bell.overrun = overrun.min(MAX_OVERRUN);
             }
         }
     }

@@ -265,14 +265,14 @@ mod tests {
     /// After random changes near the limit the layout is one that a snapshot may have.
     #[test]
     fn no_change_exceeds_the_number_of_mappings() {
-        const ROOM: usize = 24;
+        const MAX_OWN_MAPPINGS: usize = 24;
         let mut random = 11u64;
         let mut next = |below: u64| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (random >> 33) % below
         };
         let (mut layout, mut full) = (Layout::new(1 << 32), 0);
-        layout.set_elsewhere(0, MAX_ALL_MAPPINGS - ROOM);
+        layout.set_elsewhere(0, MAX_ALL_MAPPINGS - MAX_OWN_MAPPINGS);
         layout.start_heap(BASE);
         for _ in 0..20_000 {
             let (start, len) = (next(96), 1 + next(6));
@@ -291,8 +291,8 @@ mod tests {
                 }
             };
             assert!(done || layout == before, "a failure changes nothing");
-            assert!(layout.len() <= ROOM && layout.check() == Ok(()));
-            full += usize::from(layout.len() == ROOM);
+            assert!(layout.len() <= MAX_OWN_MAPPINGS && layout.check() == Ok(()));
+            full += usize::from(layout.len() == MAX_OWN_MAPPINGS);
         }
         assert!(full > 100, "the limit was met {full} times");
     }
