@@ -48,30 +48,29 @@ impl Sentry {
     pub(in crate::sentry) fn sys_copy_file_range(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[fd_in, off_in, fd_out, off_out, len, flags]: &[u64; 6],
     ) -> SyscallResult {
-        let [from, from_offset, to, to_offset, len, flags] = *a;
         if flags != 0 {
             return Err(Errno::INVAL.into());
         }
-        let start = self.copied_from(process, from, from_offset)?;
-        let target = self.copied_from(process, to, to_offset)?;
-        let description = self.state.table.get(to)?;
+        let start = self.copied_from(process, fd_in, off_in)?;
+        let target = self.copied_from(process, fd_out, off_out)?;
+        let description = self.state.table.get(fd_out)?;
         if description.flags & libc::O_APPEND as u32 != 0 {
             return Err(Errno::BADF.into());
         }
         // A file may be copied within itself, but not onto itself.
         let len = len.min(MAX_COPY);
-        let same = match (&self.state.table.get(from)?.open, &description.open) {
+        let same = match (&self.state.table.get(fd_in)?.open, &description.open) {
             (FileObject::File(one), FileObject::File(other)) => one.node == other.node,
             _ => false,
         };
         if same && start < target.saturating_add(len) && target < start.saturating_add(len) {
             return Err(Errno::INVAL.into());
         }
-        let bytes = self.file_bytes(from, start, len)?;
-        let outcome = self.put(to, &bytes, Some(target))?;
-        self.copied(process, outcome, &[(from, from_offset, start), (to, to_offset, target)])
+        let bytes = self.file_bytes(fd_in, start, len)?;
+        let outcome = self.put(fd_out, &bytes, Some(target))?;
+        self.copied(process, outcome, &[(fd_in, off_in, start), (fd_out, off_out, target)])
     }
 
     /// The offset of a copy in a file: the value at `offset`, or the file's position.

@@ -136,17 +136,17 @@ impl Sentry {
     pub(in crate::sentry) fn sys_recvfrom(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[fd, buf, len, flags, src_addr, addrlen]: &[u64; 6],
     ) -> SyscallResult {
-        self.socket_of(a[0])?;
-        let len = a[2].min(MAX_TRANSFER);
-        let (outcome, came) = self.receive_into(process, a[0], &[(a[1], len)], a[3])?;
+        self.socket_of(fd)?;
+        let len = len.min(MAX_TRANSFER);
+        let (outcome, came) = self.receive_into(process, fd, &[(buf, len)], flags)?;
         if let Some(parcel) = came.parcel.filter(|_| !came.stays) {
             self.change().drop_parcel(parcel);
         }
-        if matches!(outcome, SyscallControl::Value(_)) && a[4] != 0 {
-            let from = self.sender_address(a[0], came.from.unwrap_or_default())?;
-            crate::sentry::syscalls::socket::address_out(process, &from, a[4], a[5])?;
+        if matches!(outcome, SyscallControl::Value(_)) && src_addr != 0 {
+            let from = self.sender_address(fd, came.from.unwrap_or_default())?;
+            crate::sentry::syscalls::socket::address_out(process, &from, src_addr, addrlen)?;
         }
         Ok(outcome)
     }
@@ -399,12 +399,12 @@ impl Sentry {
     pub(in crate::sentry) fn sys_sendto(
         &mut self,
         process: &Process,
-        a: &[u64; 6],
+        &[fd, buf, len, flags, dest_addr, addrlen]: &[u64; 6],
     ) -> SyscallResult {
-        self.socket_of(a[0])?;
-        let bytes = copy_in(process, a[1], a[2].min(MAX_TRANSFER) as usize)?;
-        let to = self.address_to(process, a[0], a[4], a[5])?;
-        self.send_bytes(a[0], &bytes, a[3], to, SentControl::default())
+        self.socket_of(fd)?;
+        let bytes = copy_in(process, buf, len.min(MAX_TRANSFER) as usize)?;
+        let to = self.address_to(process, fd, dest_addr, addrlen)?;
+        self.send_bytes(fd, &bytes, flags, to, SentControl::default())
     }
 
     /// Where a message goes, where that is said, and means something.

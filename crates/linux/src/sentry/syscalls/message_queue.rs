@@ -84,50 +84,50 @@ impl Sentry {
     pub(in crate::sentry) fn sys_msgrcv(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[msqid, msgp, msgsz, msgtyp, msgflg, _]: &[u64; 6],
     ) -> SyscallResult {
-        let [id, at, len, kind, flags, _] = *a;
-        let (id, kind, flags) = (number(id)?, kind as i64, flags as i32);
-        let has = |flag: i32| flags & flag != 0;
-        if len > i64::MAX as u64 {
+        let (msqid, msgtyp, msgflg) = (number(msqid)?, msgtyp as i64, msgflg as i32);
+        let has = |flag: i32| msgflg & flag != 0;
+        if msgsz > i64::MAX as u64 {
             return Err(Errno::INVAL.into());
         }
-        let wanted = match kind {
+        let wanted = match msgtyp {
             0 => WantedMessage::Any,
-            1.. if has(libc::MSG_EXCEPT) => WantedMessage::Except(kind),
-            1.. => WantedMessage::Of(kind),
-            _ => WantedMessage::UpTo(kind.saturating_neg()),
+            1.. if has(libc::MSG_EXCEPT) => WantedMessage::Except(msgtyp),
+            1.. => WantedMessage::Of(msgtyp),
+            _ => WantedMessage::UpTo(msgtyp.saturating_neg()),
         };
         let copies = has(libc::MSG_COPY);
         if copies && (has(libc::MSG_EXCEPT) || !has(libc::IPC_NOWAIT)) {
             return Err(Errno::INVAL.into());
         }
-        let queue = self.queue(id, 4)?;
+        let queue = self.queue(msqid, 4)?;
         let place = match copies {
             // The type is a place then.
-            true => usize::try_from(kind).ok().filter(|place| queue.at(*place).is_some()),
+            true => usize::try_from(msgtyp).ok().filter(|place| queue.at(*place).is_some()),
             false => queue.find(wanted),
         };
-        let Some((place, (kind, bytes))) = place.and_then(|place| Some((place, queue.at(place)?)))
+        let Some((place, (msgtyp, bytes))) =
+            place.and_then(|place| Some((place, queue.at(place)?)))
         else {
             if has(libc::IPC_NOWAIT) {
                 return Err(Errno::NOMSG.into());
             }
-            let reason = WaitReason::Message(id, wanted);
+            let reason = WaitReason::Message(msqid, wanted);
             return Ok(SyscallControl::Wait(Wait::new(reason, None)));
         };
-        if bytes.len() as u64 > len && !has(libc::MSG_NOERROR) {
+        if bytes.len() as u64 > msgsz && !has(libc::MSG_NOERROR) {
             return Err(Errno::TOOBIG.into());
         }
-        if bytes.len() as u64 > len && copies {
+        if bytes.len() as u64 > msgsz && copies {
             return Err(Errno::INVAL.into());
         }
-        let taken = bytes.len().min(len as usize);
-        copy_out(process, at, &kind.to_le_bytes())?;
-        copy_out(process, at.wrapping_add(8), &bytes[..taken])?;
+        let taken = bytes.len().min(msgsz as usize);
+        copy_out(process, msgp, &msgtyp.to_le_bytes())?;
+        copy_out(process, msgp.wrapping_add(8), &bytes[..taken])?;
         if !copies {
             let own = self.state.processes.current_id();
-            let queue = self.change().queues.get_mut(id.into())?;
+            let queue = self.change().queues.get_mut(msqid.into())?;
             queue.take(place);
             (queue.times[1], queue.last[1]) = (now().seconds, own);
         }

@@ -26,9 +26,12 @@ const MFD_NOEXEC_SEAL: u32 = 8;
 impl Sentry {
     /// `mmap(2)`: a hint of an address is ignored, and `MAP_HUGETLB` is `ENOMEM`. Pages after the
     /// end of a file read 0 in private and in read-only mappings.
-    pub(in crate::sentry) fn sys_mmap(&mut self, _: &Process, a: &[u64; 6]) -> SyscallResult {
-        let [address, len, protection, flags, descriptor, offset] = *a;
-        let protection = readable(protection);
+    pub(in crate::sentry) fn sys_mmap(
+        &mut self,
+        _: &Process,
+        &[addr, length, prot, flags, fd, offset]: &[u64; 6],
+    ) -> SyscallResult {
+        let prot = readable(prot);
         let flags = flags as i32;
         let shared = match flags & libc::MAP_TYPE {
             libc::MAP_PRIVATE => false,
@@ -45,35 +48,35 @@ impl Sentry {
         if flags & libc::MAP_HUGETLB != 0 {
             return Err(Errno::NOMEM.into());
         }
-        if named && self.state.table.get(descriptor)?.flags & libc::O_PATH as u32 != 0 {
+        if named && self.state.table.get(fd)?.flags & libc::O_PATH as u32 != 0 {
             return Err(Errno::BADF.into());
         }
         if named && !offset.is_multiple_of(PAGE) {
             return Err(Errno::INVAL.into());
         }
-        if named && !is_within_files(offset, len) {
+        if named && !is_within_files(offset, length) {
             return Err(Errno::OVERFLOW.into());
         }
-        let at = fixed.then_some(address);
+        let at = fixed.then_some(addr);
         let watched = named
             && matches!(
-                self.state.table.get(descriptor)?.open,
+                self.state.table.get(fd)?.open,
                 FileObject::Device(Device::Generation(_), _)
             );
         // A private mapping follows the device, too, because it is never written.
         let shared = shared || watched;
         // Also with `MAP_FIXED`: it must not replace anything.
         if flags & libc::MAP_FIXED_NOREPLACE != 0 {
-            let end = address.checked_add(len).ok_or(Errno::INVAL)?;
-            if self.state.layout.touches(&(address..end)) {
+            let end = addr.checked_add(length).ok_or(Errno::INVAL)?;
+            if self.state.layout.touches(&(addr..end)) {
                 return Err(Errno::EXIST.into());
             }
         }
         let low = flags & libc::MAP_32BIT != 0;
         // The budget comes before the bytes of a file.
-        let planned = self.state.layout.plan(at, low, len, protection, named || shared)?;
+        let planned = self.state.layout.plan(at, low, length, prot, named || shared)?;
         let whole = planned.end - planned.start;
-        self.state.check_address_space(whole, &planned, is_data(protection, shared))?;
+        self.state.check_address_space(whole, &planned, is_data(prot, shared))?;
         let locked = flags & libc::MAP_LOCKED != 0 || self.state.layout.locks_new();
         if flags & libc::MAP_LOCKED != 0 && self.state.current().info.limits.locked_bytes() == 0 {
             return Err(Errno::PERM.into());
@@ -87,26 +90,24 @@ impl Sentry {
         }
         // Devices share nothing: their mappings are private.
         let node = match shared {
-            true => self.shared_file(named.then_some(descriptor), offset, len, protection)?,
+            true => self.shared_file(named.then_some(fd), offset, length, prot)?,
             false => None,
         };
         let offset = if named { offset } else { 0 };
         let origin = match node {
-            None if named => self.origin_of(descriptor, &planned, offset)?,
+            None if named => self.origin_of(fd, &planned, offset)?,
             _ => None,
         };
         let content = match node {
-            Some(node) => self.shared_content(node, offset, whole, protection).map(Some),
-            None if named => self.file_content(descriptor, offset, len, protection),
+            Some(node) => self.shared_content(node, offset, whole, prot).map(Some),
+            None if named => self.file_content(fd, offset, length, prot),
             None => Ok(None),
         };
         let mapped = content.and_then(|content| {
             let layout = &mut self.change().layout;
             Ok(match origin {
-                Some((origin, size)) => {
-                    layout.map_file(planned, protection, content, origin, size)?
-                }
-                None => layout.map(at, low, len, protection, content)?,
+                Some((origin, size)) => layout.map_file(planned, prot, content, origin, size)?,
+                None => layout.map(at, low, length, prot, content)?,
             })
         });
         let (start, change) = match mapped {

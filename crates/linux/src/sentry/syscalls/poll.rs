@@ -82,12 +82,12 @@ impl Sentry {
     pub(in crate::sentry) fn sys_ppoll(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[fds, nfds, timeout, sigmask, size, _]: &[u64; 6],
     ) -> SyscallResult {
-        let until = self.in_length(process, a[2])?;
-        self.mask_in(process, a[3], a[4])?;
-        let outcome = self.poll_until(process, a[0], a[1], until);
-        self.leave_time(process, a[2], until, 1, outcome)
+        let until = self.in_length(process, timeout)?;
+        self.mask_in(process, sigmask, size)?;
+        let outcome = self.poll_until(process, fds, nfds, until);
+        self.leave_time(process, timeout, until, 1, outcome)
     }
 
     fn poll_until(
@@ -135,17 +135,17 @@ impl Sentry {
     pub(in crate::sentry) fn sys_select(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[nfds, readfds, writefds, exceptfds, timeout, _]: &[u64; 6],
     ) -> SyscallResult {
-        let until = match a[4] {
+        let until = match timeout {
             0 => None,
             at => self.until(|| {
                 let length = Duration::from_nanos(micro_in(process, at)?);
                 self.moment_after(libc::CLOCK_MONOTONIC as u64, length, false).map(Some)
             })?,
         };
-        let outcome = self.select_until(process, a[0], [a[1], a[2], a[3]], until);
-        self.leave_time(process, a[4], until, 1000, outcome)
+        let outcome = self.select_until(process, nfds, [readfds, writefds, exceptfds], until);
+        self.leave_time(process, timeout, until, 1000, outcome)
     }
 
     /// Stores the time that is left of a call which is over, in seconds and parts of `unit`
@@ -171,15 +171,16 @@ impl Sentry {
     pub(in crate::sentry) fn sys_pselect6(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[nfds, readfds, writefds, exceptfds, timeout, sigmask]: &[u64; 6],
     ) -> SyscallResult {
-        let until = self.in_length(process, a[4])?;
-        if a[5] != 0 {
-            let (set, size) = (word_in(process, a[5])?, word_in(process, a[5].wrapping_add(8))?);
+        let until = self.in_length(process, timeout)?;
+        if sigmask != 0 {
+            let (set, size) =
+                (word_in(process, sigmask)?, word_in(process, sigmask.wrapping_add(8))?);
             self.mask_in(process, set, size)?;
         }
-        let outcome = self.select_until(process, a[0], [a[1], a[2], a[3]], until);
-        self.leave_time(process, a[4], until, 1, outcome)
+        let outcome = self.select_until(process, nfds, [readfds, writefds, exceptfds], until);
+        self.leave_time(process, timeout, until, 1, outcome)
     }
 
     fn select_until(
@@ -323,10 +324,10 @@ impl Sentry {
     pub(in crate::sentry) fn sys_epoll_wait(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[epfd, events, maxevents, timeout, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        let until = self.in_millis(a[3])?;
-        self.wait_set_until(process, a[0], a[1], a[2], until)
+        let until = self.in_millis(timeout)?;
+        self.wait_set_until(process, epfd, events, maxevents, until)
     }
 
     /// As [`Sentry::sys_epoll_wait`], with signals blocked; `fine` says that the timeout is a

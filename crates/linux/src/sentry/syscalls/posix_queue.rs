@@ -121,28 +121,27 @@ impl Sentry {
     pub(in crate::sentry) fn sys_mq_timedsend(
         &mut self,
         process: &Process,
-        a: &[u64; 6],
+        &[mqdes, msg_ptr, msg_len, msg_prio, abs_timeout, _]: &[u64; 6],
     ) -> SyscallResult {
-        let [descriptor, at, len, priority, limit, _] = *a;
-        if priority as u32 >= PRIORITIES {
+        if msg_prio as u32 >= PRIORITIES {
             return Err(Errno::INVAL.into());
         }
-        let until = self.queue_limit(process, limit)?;
-        let (id, queue) = self.posix_queue(descriptor)?;
-        if !self.state.table.get(descriptor)?.writes() {
+        let until = self.queue_limit(process, abs_timeout)?;
+        let (id, queue) = self.posix_queue(mqdes)?;
+        if !self.state.table.get(mqdes)?.writes() {
             return Err(Errno::BADF.into());
         }
-        if len > queue.size {
+        if msg_len > queue.size {
             return Err(Errno::MSGSIZE.into());
         }
         if queue.is_full() {
-            return self.wait_for_queue(descriptor, OUT, until);
+            return self.wait_for_queue(mqdes, OUT, until);
         }
-        let bytes = copy_in(process, at, len as usize)?;
+        let bytes = copy_in(process, msg_ptr, msg_len as usize)?;
         // A thread that waits for a message gets it, and then no signal is sent.
         let (empty, heard) = (queue.is_empty(), self.awaits_message(id));
         let queue = self.change().named_queues.get_mut(id).ok_or(Errno::BADF)?;
-        queue.push(priority as u32, bytes);
+        queue.push(msg_prio as u32, bytes);
         if empty
             && !heard
             && let Some(request) = queue.request.take()
@@ -177,24 +176,23 @@ impl Sentry {
     pub(in crate::sentry) fn sys_mq_timedreceive(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[mqdes, msg_ptr, msg_len, msg_prio, abs_timeout, _]: &[u64; 6],
     ) -> SyscallResult {
-        let [descriptor, at, len, priority, limit, _] = *a;
-        let until = self.queue_limit(process, limit)?;
-        let (id, queue) = self.posix_queue(descriptor)?;
-        if !self.state.table.get(descriptor)?.reads() {
+        let until = self.queue_limit(process, abs_timeout)?;
+        let (id, queue) = self.posix_queue(mqdes)?;
+        if !self.state.table.get(mqdes)?.reads() {
             return Err(Errno::BADF.into());
         }
-        if len < queue.size {
+        if msg_len < queue.size {
             return Err(Errno::MSGSIZE.into());
         }
         let Some((rank, bytes)) = queue.first() else {
-            return self.wait_for_queue(descriptor, IN, until);
+            return self.wait_for_queue(mqdes, IN, until);
         };
         let taken = bytes.len() as u64;
-        copy_out(process, at, bytes)?;
-        if priority != 0 {
-            copy_out(process, priority, &rank.to_le_bytes())?;
+        copy_out(process, msg_ptr, bytes)?;
+        if msg_prio != 0 {
+            copy_out(process, msg_prio, &rank.to_le_bytes())?;
         }
         self.change().named_queues.get_mut(id).ok_or(Errno::BADF)?.take();
         Ok(SyscallControl::Value(taken))

@@ -22,9 +22,9 @@ impl Sentry {
     pub(in crate::sentry) fn sys_prctl(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[op, arg2, arg3, arg4, arg5, _]: &[u64; 6],
     ) -> SyscallResult {
-        let value = a[1];
+        let value = arg2;
         let own = self.state.current().info.traits;
         let answer = |value: u64| Ok(SyscallControl::Value(value));
         let switch = match value {
@@ -32,7 +32,7 @@ impl Sentry {
             _ => Err(Errno::INVAL),
         };
         let mut new = own;
-        match a[0] as i32 {
+        match op as i32 {
             libc::PR_SET_NAME => {
                 // The name ends where its page may.
                 let mut name = [0; 16];
@@ -62,8 +62,10 @@ impl Sentry {
             }
             libc::PR_SET_DUMPABLE => new.undumpable = !switch?,
             libc::PR_GET_DUMPABLE => return answer(u64::from(!own.undumpable)),
-            libc::PR_SET_NO_NEW_PRIVS if value == 1 && a[2..5] == [0; 3] => new.unprivileged = true,
-            libc::PR_GET_NO_NEW_PRIVS if a[1..5] == [0; 4] => {
+            libc::PR_SET_NO_NEW_PRIVS if value == 1 && [arg3, arg4, arg5] == [0; 3] => {
+                new.unprivileged = true
+            }
+            libc::PR_GET_NO_NEW_PRIVS if [arg2, arg3, arg4, arg5] == [0; 4] => {
                 return answer(own.unprivileged.into());
             }
             libc::PR_SET_TIMERSLACK => new.slack = if value == 0 { SLACK } else { value },
@@ -79,10 +81,10 @@ impl Sentry {
                 return Err(Errno::PERM.into());
             }
             libc::PR_CAP_AMBIENT => match value as i32 {
-                libc::PR_CAP_AMBIENT_CLEAR_ALL if a[2..5] == [0; 3] => {}
+                libc::PR_CAP_AMBIENT_CLEAR_ALL if [arg3, arg4, arg5] == [0; 3] => {}
                 libc::PR_CAP_AMBIENT_IS_SET | libc::PR_CAP_AMBIENT_LOWER
-                    if a[2] <= CAPABILITIES => {}
-                libc::PR_CAP_AMBIENT_RAISE if a[2] <= CAPABILITIES => {
+                    if arg3 <= CAPABILITIES => {}
+                libc::PR_CAP_AMBIENT_RAISE if arg3 <= CAPABILITIES => {
                     return Err(Errno::PERM.into());
                 }
                 _ => return Err(Errno::INVAL.into()),

@@ -233,10 +233,9 @@ impl Sentry {
     pub(in crate::sentry) fn sys_waitid(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[idtype, id, infop, options, rusage, _]: &[u64; 6],
     ) -> SyscallResult {
-        let [kind, id, info, options, usage, _] = *a;
-        let children = match kind as u32 {
+        let children = match idtype as u32 {
             libc::P_ALL => WaitTarget::Any,
             libc::P_PID => WaitTarget::One(id as u32),
             libc::P_PIDFD => WaitTarget::One(self.process_meant(id)?),
@@ -270,7 +269,7 @@ impl Sentry {
         };
         let Some((id, code, status)) = found else {
             let own = self.state.processes.has_child(children);
-            if own && kind as u32 == libc::P_PIDFD && options & libc::WNOHANG as u64 == 0 {
+            if own && idtype as u32 == libc::P_PIDFD && options & libc::WNOHANG as u64 == 0 {
                 // One that does not wait has no wait done through it.
                 let flags = self.state.table.get(id)?.flags;
                 if flags & libc::O_NONBLOCK as u32 != 0 {
@@ -278,13 +277,13 @@ impl Sentry {
                 }
             }
             let outcome = self.wait_longer(asked, options)?;
-            if info != 0 && matches!(outcome, SyscallControl::Value(0)) {
-                copy_out(process, info, &[0; 128])?;
+            if infop != 0 && matches!(outcome, SyscallControl::Value(0)) {
+                copy_out(process, infop, &[0; 128])?;
             }
             return Ok(outcome);
         };
         let has_gone = gone.is_some();
-        if info != 0 {
+        if infop != 0 {
             let bytes = StructBuilder::default()
                 .int(libc::SIGCHLD as u32)
                 .int(0)
@@ -294,11 +293,11 @@ impl Sentry {
                 .int(self.state.user_id())
                 .int(status as u32)
                 .zeros(100);
-            copy_out(process, info, &bytes.0)?;
+            copy_out(process, infop, &bytes.0)?;
         }
-        if usage != 0 {
+        if rusage != 0 {
             let spent = self.state.processes.spent_by(id);
-            copy_out(process, usage, &cpu_time::usage(spent, 0))?;
+            copy_out(process, rusage, &cpu_time::usage(spent, 0))?;
         }
         if options & libc::WNOWAIT as u64 == 0 {
             match has_gone {

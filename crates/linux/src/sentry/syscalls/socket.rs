@@ -442,14 +442,14 @@ impl Sentry {
     pub(in crate::sentry) fn sys_getsockname(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[fd, addr, addrlen, _, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        let socket = self.socket_of(a[0])?;
+        let socket = self.socket_of(fd)?;
         let address = match socket.is_bound() || !socket.own.is_internet() {
             true => socket.own.clone(),
             false => Address::any(socket.family),
         };
-        self.tell_address(process, &address, a[1], a[2])
+        self.tell_address(process, &address, addr, addrlen)
     }
 
     /// Whether the peer of an IP connection has reset it, and the error was reported.
@@ -469,14 +469,14 @@ impl Sentry {
     pub(in crate::sentry) fn sys_getpeername(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[fd, addr, addrlen, _, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        let socket = self.socket_of(a[0])?;
+        let socket = self.socket_of(fd)?;
         if i32::from(socket.family) == NETLINK {
             // The kernel's address: no port and no groups.
             let mut kernel = socket.family.to_le_bytes().to_vec();
             kernel.resize(NETLINK_ADDRESS, 0);
-            return self.tell_address(process, &Address(kernel), a[1], a[2]);
+            return self.tell_address(process, &Address(kernel), addr, addrlen);
         }
         let named = socket.is_local() || socket.peer.port() != 0;
         let mail = socket.is_for_datagrams() && !socket.peer.0.is_empty() && named;
@@ -486,7 +486,7 @@ impl Sentry {
         if self.is_broken_off(socket) {
             return Err(Errno::NOTCONN.into());
         }
-        let address = self.sender_address(a[0], socket.peer.clone())?;
-        self.tell_address(process, &address, a[1], a[2])
+        let address = self.sender_address(fd, socket.peer.clone())?;
+        self.tell_address(process, &address, addr, addrlen)
     }
 }

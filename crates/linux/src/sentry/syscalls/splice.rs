@@ -60,16 +60,15 @@ impl Sentry {
     pub(in crate::sentry) fn sys_splice(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[fd_in, off_in, fd_out, off_out, len, flags]: &[u64; 6],
     ) -> SyscallResult {
-        let [from, from_at, to, to_at, len, flags] = *a;
         if flags & !(MOVE | NONBLOCK | MORE | GIFT) != 0 {
             return Err(Errno::INVAL.into());
         }
-        let (source, sink) = (self.pipe_end(from, false)?, self.pipe_end(to, true)?);
+        let (source, sink) = (self.pipe_end(fd_in, false)?, self.pipe_end(fd_out, true)?);
         let nonblock = flags & NONBLOCK != 0;
-        let from_offset = self.spliced_offset(process, source.is_some(), from_at)?;
-        let to_offset = self.spliced_offset(process, sink.is_some(), to_at)?;
+        let from_offset = self.spliced_offset(process, source.is_some(), off_in)?;
+        let to_offset = self.spliced_offset(process, sink.is_some(), off_out)?;
         if source.is_none() && sink.is_none() || source.is_some() && source == sink {
             return Err(Errno::INVAL.into());
         }
@@ -86,34 +85,34 @@ impl Sentry {
                 return self.broken_pipe(false);
             }
             if held.room() == 0 {
-                return unless(nonblock, self.wait_for(to, OUT, 0));
+                return unless(nonblock, self.wait_for(fd_out, OUT, 0));
             }
             len = len.min(held.room() as u64);
-        } else if self.state.table.get(to)?.flags & libc::O_APPEND as u32 != 0 {
+        } else if self.state.table.get(fd_out)?.flags & libc::O_APPEND as u32 != 0 {
             return Err(Errno::INVAL.into());
         }
-        let bytes = match self.spliced_bytes(from, from_offset, len)? {
+        let bytes = match self.spliced_bytes(fd_in, from_offset, len)? {
             Ok(bytes) => bytes,
             Err(wait) => return unless(nonblock, Ok(wait)),
         };
         if bytes.is_empty() {
             return Ok(ZERO);
         }
-        let outcome = match &self.state.table.get(to)?.open {
+        let outcome = match &self.state.table.get(fd_out)?.open {
             // A sink with room for some of the bytes takes those.
             open if open.is_stream() => {
-                let room = self.room_of(to);
+                let room = self.room_of(fd_out);
                 match room {
-                    Some(0) => return unless(nonblock, self.wait_for(to, OUT, 0)),
-                    Some(room) => self.pour(to, &bytes[..bytes.len().min(room)], false)?,
-                    None => self.pour(to, &bytes, false)?,
+                    Some(0) => return unless(nonblock, self.wait_for(fd_out, OUT, 0)),
+                    Some(room) => self.pour(fd_out, &bytes[..bytes.len().min(room)], false)?,
+                    None => self.pour(fd_out, &bytes, false)?,
                 }
             }
-            _ => self.put(to, &bytes, to_offset)?,
+            _ => self.put(fd_out, &bytes, to_offset)?,
         };
         let SyscallControl::Value(done) = outcome else { return unless(nonblock, Ok(outcome)) };
-        self.spliced(from, from_offset, done)?;
-        for (at, offset) in [(from_at, from_offset), (to_at, to_offset)] {
+        self.spliced(fd_in, from_offset, done)?;
+        for (at, offset) in [(off_in, from_offset), (off_out, to_offset)] {
             if let Some(offset) = offset {
                 copy_out(process, at, &(offset + done).to_le_bytes())?;
             }

@@ -169,16 +169,15 @@ impl Sentry {
     pub(in crate::sentry) fn sys_futex(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[uaddr, futex_op, val, timeout, uaddr2, val3]: &[u64; 6],
     ) -> SyscallResult {
-        let [word, operation, value, timeout, other, third] = *a;
-        if !word.is_multiple_of(4) {
+        if !uaddr.is_multiple_of(4) {
             return Err(Errno::INVAL.into());
         }
-        let operation = operation as i32;
-        match operation & 0x7f {
+        let futex_op = futex_op as i32;
+        match futex_op & 0x7f {
             kind @ (WAIT | WAIT_BITSET) => {
-                let bits = if kind == WAIT { u32::MAX } else { third as u32 };
+                let bits = if kind == WAIT { u32::MAX } else { val3 as u32 };
                 if bits == 0 {
                     return Err(Errno::INVAL.into());
                 }
@@ -186,13 +185,13 @@ impl Sentry {
                     // A thread that continues was woken, or its time is over.
                     return if wait.woken { Ok(ZERO) } else { Err(Errno::TIMEDOUT.into()) };
                 }
-                if int_in(process, word)? != value as u32 {
+                if int_in(process, uaddr)? != val as u32 {
                     return Err(Errno::AGAIN.into());
                 }
                 let until = match timeout {
                     0 => None,
                     at => {
-                        let clock = match operation & REALTIME {
+                        let clock = match futex_op & REALTIME {
                             0 => libc::CLOCK_MONOTONIC,
                             _ => libc::CLOCK_REALTIME,
                         };
@@ -201,37 +200,37 @@ impl Sentry {
                     }
                 };
                 let order = self.change().current_mut().threads.next_order();
-                let place = match operation & PRIVATE {
-                    0 => self.shared_place(word),
+                let place = match futex_op & PRIVATE {
+                    0 => self.shared_place(uaddr),
                     _ => None,
                 };
-                let reason = WaitReason::Futex { address: word, bits, order, place };
+                let reason = WaitReason::Futex { address: uaddr, bits, order, place };
                 Ok(SyscallControl::Wait(Wait::new(reason, until)))
             }
-            WAKE => Ok(SyscallControl::Value(self.wake(word, wakes(value), u32::MAX))),
-            WAKE_BITSET if third as u32 == 0 => Err(Errno::INVAL.into()),
-            WAKE_BITSET => Ok(SyscallControl::Value(self.wake(word, wakes(value), third as u32))),
+            WAKE => Ok(SyscallControl::Value(self.wake(uaddr, wakes(val), u32::MAX))),
+            WAKE_BITSET if val3 as u32 == 0 => Err(Errno::INVAL.into()),
+            WAKE_BITSET => Ok(SyscallControl::Value(self.wake(uaddr, wakes(val), val3 as u32))),
             kind @ (REQUEUE | CMP_REQUEUE) => {
-                if kind == CMP_REQUEUE && int_in(process, word)? != third as u32 {
+                if kind == CMP_REQUEUE && int_in(process, uaddr)? != val3 as u32 {
                     return Err(Errno::AGAIN.into());
                 }
-                let woken = self.wake(word, value as u32, u32::MAX);
-                let waiting = self.state.current().threads.waiting(word, u32::MAX);
+                let woken = self.wake(uaddr, val as u32, u32::MAX);
+                let waiting = self.state.current().threads.waiting(uaddr, u32::MAX);
                 let moved = waiting.len().min(timeout as u32 as usize);
                 let threads = &mut self.change().current_mut().threads;
                 for id in &waiting[..moved] {
                     let wait = threads.get_mut(*id).and_then(|thread| thread.wait.as_mut());
                     if let Some(Wait { reason: WaitReason::Futex { address, .. }, .. }) = wait {
-                        *address = other;
+                        *address = uaddr2;
                     }
                 }
                 Ok(SyscallControl::Value(woken + moved as u64))
             }
             WAKE_OP => {
-                let holds = operate(process, other, third as u32)?;
-                let mut woken = self.wake(word, wakes(value), u32::MAX);
+                let holds = operate(process, uaddr2, val3 as u32)?;
+                let mut woken = self.wake(uaddr, wakes(val), u32::MAX);
                 if holds {
-                    woken += self.wake(other, wakes(timeout), u32::MAX);
+                    woken += self.wake(uaddr2, wakes(timeout), u32::MAX);
                 }
                 Ok(SyscallControl::Value(woken))
             }
@@ -240,15 +239,15 @@ impl Sentry {
                     (Some(wait), _) => wait.until,
                     (None, 0) => None,
                     (None, at) => {
-                        let real = kind == LOCK_PI || operation & REALTIME != 0;
+                        let real = kind == LOCK_PI || futex_op & REALTIME != 0;
                         let clock = if real { libc::CLOCK_REALTIME } else { libc::CLOCK_MONOTONIC };
                         Some(self.moment_after(clock as u64, length_in(process, at)?, true)?)
                     }
                 };
-                self.lock_futex(process, word, until)
+                self.lock_futex(process, uaddr, until)
             }
-            UNLOCK_PI => self.unlock_futex(process, word),
-            TRYLOCK_PI => self.try_lock_futex(process, word),
+            UNLOCK_PI => self.unlock_futex(process, uaddr),
+            TRYLOCK_PI => self.try_lock_futex(process, uaddr),
             _ => Err(Errno::NOSYS.into()),
         }
     }

@@ -85,26 +85,23 @@ impl Sentry {
     pub(in crate::sentry) fn sys_get_mempolicy(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[mode, nodemask, maxnode, addr, flags, _]: &[u64; 6],
     ) -> SyscallResult {
-        let [mode, mask, bits, address, flags, _] = *a;
-        if flags & !7 != 0 || bits > MAX_NODES || flags & OF_ADDRESS == 0 && address != 0 {
+        if flags & !7 != 0 || maxnode > MAX_NODES || flags & OF_ADDRESS == 0 && addr != 0 {
             return Err(Errno::INVAL.into());
         }
-        if flags & OF_ADDRESS != 0
-            && !self.state.layout.touches(&(address..address.saturating_add(1)))
-        {
+        if flags & OF_ADDRESS != 0 && !self.state.layout.touches(&(addr..addr.saturating_add(1))) {
             return Err(Errno::FAULT.into());
         }
         if mode != 0 {
             copy_out(process, mode, &0u32.to_le_bytes())?;
         }
-        if mask != 0 {
-            let mut bytes = vec![0; (bits.div_ceil(64) * 8) as usize];
+        if nodemask != 0 {
+            let mut bytes = vec![0; (maxnode.div_ceil(64) * 8) as usize];
             if let Some(first) = bytes.first_mut().filter(|_| flags & ALLOWED != 0) {
                 *first = 1;
             }
-            copy_out(process, mask, &bytes)?;
+            copy_out(process, nodemask, &bytes)?;
         }
         Ok(ZERO)
     }
@@ -124,24 +121,23 @@ impl Sentry {
     pub(in crate::sentry) fn sys_mbind(
         &mut self,
         process: &Process,
-        a: &[u64; 6],
+        &[addr, len, mode, nodemask, maxnode, flags]: &[u64; 6],
     ) -> SyscallResult {
-        let [start, len, mode, mask, bits, flags] = *a;
         if flags & !7 != 0 {
             return Err(Errno::INVAL.into());
         }
         if flags & MOVES_ALL != 0 {
             return Err(Errno::PERM.into());
         }
-        if !start.is_multiple_of(PAGE) {
+        if !addr.is_multiple_of(PAGE) {
             return Err(Errno::INVAL.into());
         }
-        let end = len.checked_next_multiple_of(PAGE).and_then(|len| start.checked_add(len));
+        let end = len.checked_next_multiple_of(PAGE).and_then(|len| addr.checked_add(len));
         let end = end.ok_or(Errno::INVAL)?;
-        if end > start && !self.state.layout.allows(&(start..end), 0) {
+        if end > addr && !self.state.layout.allows(&(addr..end), 0) {
             return Err(Errno::FAULT.into());
         }
-        self.check_memory_policy(process, mode, mask, bits)
+        self.check_memory_policy(process, mode, nodemask, maxnode)
     }
 
     /// Every policy means the only node.

@@ -33,26 +33,26 @@ impl Sentry {
     pub(in crate::sentry) fn sys_getresuid(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[ruid, euid, suid, ..]: &[u64; 6],
     ) -> SyscallResult {
         let user = self.state.user_id();
-        Self::tell_ids(process, a, user)
+        Self::tell_ids(process, [ruid, euid, suid], user)
     }
 
     /// `getresgid(2)`: the three IDs are one.
     pub(in crate::sentry) fn sys_getresgid(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[rgid, egid, sgid, ..]: &[u64; 6],
     ) -> SyscallResult {
         let group = self.state.group_id();
-        Self::tell_ids(process, a, group)
+        Self::tell_ids(process, [rgid, egid, sgid], group)
     }
 
     /// Stores the real, effective and saved number, which are one.
-    fn tell_ids(process: &mut Process, a: &[u64; 6], id: u32) -> SyscallResult {
-        for address in &a[..3] {
-            copy_out(process, *address, &id.to_le_bytes())?;
+    fn tell_ids(process: &mut Process, addresses: [u64; 3], id: u32) -> SyscallResult {
+        for address in addresses {
+            copy_out(process, address, &id.to_le_bytes())?;
         }
         Ok(ZERO)
     }

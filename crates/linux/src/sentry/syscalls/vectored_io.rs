@@ -54,16 +54,15 @@ impl Sentry {
     pub(in crate::sentry) fn sys_preadv2(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[fd, iov, iovcnt, offset, _, flags]: &[u64; 6],
     ) -> SyscallResult {
         const FLAGS: i32 = libc::RWF_HIPRI | libc::RWF_NOWAIT | libc::RWF_DSYNC | libc::RWF_SYNC;
-        let [fd, vector, count, offset, _, flags] = *a;
         if flags as i32 & !FLAGS != 0 {
             return Err(Errno::OPNOTSUPP.into());
         }
         match offset {
-            u64::MAX => self.sys_readv(process, fd, vector, count),
-            offset => self.sys_preadv(process, fd, vector, count, offset),
+            u64::MAX => self.sys_readv(process, fd, iov, iovcnt),
+            offset => self.sys_preadv(process, fd, iov, iovcnt, offset),
         }
     }
 
@@ -130,16 +129,15 @@ impl Sentry {
     pub(in crate::sentry) fn sys_pwritev2(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[fd, iov, iovcnt, offset, _, flags]: &[u64; 6],
     ) -> SyscallResult {
         const FLAGS: i32 = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC;
-        let [fd, vector, count, offset, _, flags] = *a;
         if flags as i32 & !FLAGS != 0 {
             return Err(Errno::OPNOTSUPP.into());
         }
         match offset {
-            u64::MAX => self.sys_writev(process, fd, vector, count),
-            offset => self.sys_pwritev(process, fd, vector, count, offset),
+            u64::MAX => self.sys_writev(process, fd, iov, iovcnt),
+            offset => self.sys_pwritev(process, fd, iov, iovcnt, offset),
         }
     }
 }

@@ -211,99 +211,111 @@ impl Sentry {
 impl Sentry {
     /// `setxattr(2)`: attributes are `user.*` and access control lists. Those of granted host files
     /// and of images are not shown.
-    pub(in crate::sentry) fn sys_setxattr(&mut self, p: &Process, a: &[u64; 6]) -> SyscallResult {
-        self.set_xattr(p, XattrFile::Path(a[0]), [a[1], a[2], a[3], a[4]])
+    pub(in crate::sentry) fn sys_setxattr(
+        &mut self,
+        p: &Process,
+        &[path, name, value, size, flags, _]: &[u64; 6],
+    ) -> SyscallResult {
+        self.set_xattr(p, XattrFile::Path(path), [name, value, size, flags])
     }
 
     /// `lsetxattr(2)`: as `setxattr`.
-    pub(in crate::sentry) fn sys_lsetxattr(&mut self, p: &Process, a: &[u64; 6]) -> SyscallResult {
-        self.set_xattr(p, XattrFile::Link(a[0]), [a[1], a[2], a[3], a[4]])
+    pub(in crate::sentry) fn sys_lsetxattr(
+        &mut self,
+        p: &Process,
+        &[path, name, value, size, flags, _]: &[u64; 6],
+    ) -> SyscallResult {
+        self.set_xattr(p, XattrFile::Link(path), [name, value, size, flags])
     }
 
     /// `fsetxattr(2)`: as `setxattr`.
-    pub(in crate::sentry) fn sys_fsetxattr(&mut self, p: &Process, a: &[u64; 6]) -> SyscallResult {
-        self.set_xattr(p, XattrFile::Descriptor(a[0]), [a[1], a[2], a[3], a[4]])
+    pub(in crate::sentry) fn sys_fsetxattr(
+        &mut self,
+        p: &Process,
+        &[fd, name, value, size, flags, _]: &[u64; 6],
+    ) -> SyscallResult {
+        self.set_xattr(p, XattrFile::Descriptor(fd), [name, value, size, flags])
     }
 
     /// `getxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_getxattr(
         &mut self,
         p: &mut Process,
-        a: &[u64; 6],
+        &[path, name, value, size, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        self.get_xattr(p, XattrFile::Path(a[0]), [a[1], a[2], a[3]])
+        self.get_xattr(p, XattrFile::Path(path), [name, value, size])
     }
 
     /// `lgetxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_lgetxattr(
         &mut self,
         p: &mut Process,
-        a: &[u64; 6],
+        &[path, name, value, size, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        self.get_xattr(p, XattrFile::Link(a[0]), [a[1], a[2], a[3]])
+        self.get_xattr(p, XattrFile::Link(path), [name, value, size])
     }
 
     /// `fgetxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_fgetxattr(
         &mut self,
         p: &mut Process,
-        a: &[u64; 6],
+        &[fd, name, value, size, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        self.get_xattr(p, XattrFile::Descriptor(a[0]), [a[1], a[2], a[3]])
+        self.get_xattr(p, XattrFile::Descriptor(fd), [name, value, size])
     }
 
     /// `listxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_listxattr(
         &mut self,
         p: &mut Process,
-        a: &[u64; 6],
+        &[path, list, size, _, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        self.list_xattr(p, XattrFile::Path(a[0]), a[1], a[2])
+        self.list_xattr(p, XattrFile::Path(path), list, size)
     }
 
     /// `llistxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_llistxattr(
         &mut self,
         p: &mut Process,
-        a: &[u64; 6],
+        &[path, list, size, _, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        self.list_xattr(p, XattrFile::Link(a[0]), a[1], a[2])
+        self.list_xattr(p, XattrFile::Link(path), list, size)
     }
 
     /// `flistxattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_flistxattr(
         &mut self,
         p: &mut Process,
-        a: &[u64; 6],
+        &[fd, list, size, _, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        self.list_xattr(p, XattrFile::Descriptor(a[0]), a[1], a[2])
+        self.list_xattr(p, XattrFile::Descriptor(fd), list, size)
     }
 
     /// `removexattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_removexattr(
         &mut self,
         p: &Process,
-        a: &[u64; 6],
+        &[path, name, _, _, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        self.remove_xattr(p, XattrFile::Path(a[0]), a[1])
+        self.remove_xattr(p, XattrFile::Path(path), name)
     }
 
     /// `lremovexattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_lremovexattr(
         &mut self,
         p: &Process,
-        a: &[u64; 6],
+        &[path, name, _, _, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        self.remove_xattr(p, XattrFile::Link(a[0]), a[1])
+        self.remove_xattr(p, XattrFile::Link(path), name)
     }
 
     /// `fremovexattr(2)`: as `setxattr`.
     pub(in crate::sentry) fn sys_fremovexattr(
         &mut self,
         p: &Process,
-        a: &[u64; 6],
+        &[fd, name, _, _, _, _]: &[u64; 6],
     ) -> SyscallResult {
-        self.remove_xattr(p, XattrFile::Descriptor(a[0]), a[1])
+        self.remove_xattr(p, XattrFile::Descriptor(fd), name)
     }
 }
 

@@ -57,15 +57,15 @@ impl Sentry {
     pub(in crate::sentry) fn sys_setsockopt(
         &mut self,
         process: &Process,
-        a: &[u64; 6],
+        &[fd, level, optname, optval, optlen, _]: &[u64; 6],
     ) -> SyscallResult {
-        self.socket_of(a[0])?;
-        let (level, name, len) = (a[1] as i32, a[2] as i32, a[4] as i32);
+        self.socket_of(fd)?;
+        let (level, name, len) = (level as i32, optname as i32, optlen as i32);
         if len <= 0 && level == libc::SOL_SOCKET {
             return Err(Errno::INVAL.into());
         }
-        let value = copy_in(process, a[3], (len.max(0) as usize).min(MAX_OPTION_SIZE))?;
-        let socket = self.socket_of(a[0])?;
+        let value = copy_in(process, optval, (len.max(0) as usize).min(MAX_OPTION_SIZE))?;
+        let socket = self.socket_of(fd)?;
         check_level(socket, level, true)?;
         let name = match name {
             SO_RCVTIMEO_NEW if level == libc::SOL_SOCKET => libc::SO_RCVTIMEO,
@@ -96,12 +96,12 @@ impl Sentry {
                 encode_option((level, name), &value, (!socket.is_for_datagrams(), open))?
             }
         };
-        let options = &mut self.socket_mut(a[0])?.options.0;
+        let options = &mut self.socket_mut(fd)?.options.0;
         if options.len() >= OPTIONS && !options.contains_key(&(level, name)) {
             return Err(Errno::NOBUFS.into());
         }
         options.insert((level, name), value);
-        let description = self.state.table.id(a[0])?;
+        let description = self.state.table.id(fd)?;
         self.change().heed_options(description);
         Ok(ZERO)
     }
@@ -126,11 +126,11 @@ impl Sentry {
     pub(in crate::sentry) fn sys_getsockopt(
         &mut self,
         process: &mut Process,
-        a: &[u64; 6],
+        &[fd, level, optname, optval, optlen, _]: &[u64; 6],
     ) -> SyscallResult {
-        let socket = self.socket_of(a[0])?;
+        let socket = self.socket_of(fd)?;
         let int = |value: i32| value.to_le_bytes().to_vec();
-        let (level, name) = (a[1] as i32, a[2] as i32);
+        let (level, name) = (level as i32, optname as i32);
         check_level(socket, level, false)?;
         let name = match name {
             SO_RCVTIMEO_NEW if level == libc::SOL_SOCKET => libc::SO_RCVTIMEO,
@@ -144,7 +144,7 @@ impl Sentry {
                 () if socket.packets => libc::SOCK_SEQPACKET,
                 () => libc::SOCK_STREAM,
             }),
-            (libc::SOL_SOCKET, libc::SO_ERROR) => int(self.take_error(a[0])?),
+            (libc::SOL_SOCKET, libc::SO_ERROR) => int(self.take_error(fd)?),
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(socket.family.into()),
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(match socket.own.is_internet() {
                 true if socket.is_for_datagrams() => libc::IPPROTO_UDP,
@@ -164,7 +164,7 @@ impl Sentry {
                 StructBuilder::default().int(mate).int(user).int(group).0
             }
             (libc::SOL_SOCKET, libc::SO_COOKIE) => {
-                (self.state.table.id(a[0])? + 1).to_le_bytes().to_vec()
+                (self.state.table.id(fd)? + 1).to_le_bytes().to_vec()
             }
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
                 let ended = match socket.stage {
@@ -197,7 +197,7 @@ impl Sentry {
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => int(FIRST_SEGMENT as i32),
             _ => first_value(level, name).ok_or(Errno::NOPROTOOPT)?,
         };
-        let room = copy_in(process, a[4], 4)?;
+        let room = copy_in(process, optlen, 4)?;
         let room = i32::from_le_bytes([room[0], room[1], room[2], room[3]]);
         if room < 0 {
             return Err(Errno::INVAL.into());
@@ -208,8 +208,8 @@ impl Sentry {
             && value.len() == 4
             && value[1..] == [0; 3];
         let reply = &value[..value.len().min(if byte { 1 } else { room as usize })];
-        copy_out(process, a[3], reply)?;
-        copy_out(process, a[4], &(reply.len() as u32).to_le_bytes())?;
+        copy_out(process, optval, reply)?;
+        copy_out(process, optlen, &(reply.len() as u32).to_le_bytes())?;
         Ok(ZERO)
     }
 
