@@ -31,15 +31,15 @@ fn micro_vm() -> Result<(String, String), String> {
     Err("this build of afresh lacks the feature `vm`".to_owned())
 }
 
-/// The walls around Linux programs: name, and the reason if it is missing.
+/// The isolation layers of Linux programs: name, and the reason if it is missing.
 #[cfg(feature = "linux")]
-fn linux_walls() -> Result<Vec<(&'static str, Option<String>)>, String> {
-    let walls = afresh::linux::walls().map_err(|error| error.to_string())?;
-    Ok(walls.into_iter().map(|wall| (wall.name, wall.missing)).collect())
+fn linux_isolation() -> Result<Vec<(&'static str, Option<String>)>, String> {
+    let layers = afresh::linux::isolation_layers().map_err(|error| error.to_string())?;
+    Ok(layers.into_iter().map(|layer| (layer.name, layer.missing)).collect())
 }
 
 #[cfg(not(feature = "linux"))]
-fn linux_walls() -> Result<Vec<(&'static str, Option<String>)>, String> {
+fn linux_isolation() -> Result<Vec<(&'static str, Option<String>)>, String> {
     Err("this build of afresh lacks the feature `linux`".to_owned())
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let (space, reservation) = (host::address_space(), memory_reservation());
     let (pressure, pressure_words) = memory_pressure();
     let micro_vm = micro_vm();
-    let walls = linux_walls();
+    let layers = linux_isolation();
     match settings.output {
         Format::Json => {
             let features: serde_json::Map<_, _> = Feature::ALL
@@ -116,8 +116,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                 Ok((strategy, reason)) => json!({"strategy": strategy, "reason": reason}),
                 Err(error) => json!({"missing": error}),
             };
-            let walls = match &walls {
-                Ok(walls) => walls
+            let layers = match &layers {
+                Ok(layers) => layers
                     .iter()
                     .map(|(name, missing)| {
                         ((*name).to_owned(), json!(missing.as_deref().unwrap_or("yes")))
@@ -140,7 +140,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                     "wasm_memory_reservation": reservation,
                     "memory_pressure": pressure,
                     "micro_vm": vm,
-                    "linux_walls": walls,
+                    "linux_isolation": layers,
                 })
             )?;
         }
@@ -189,10 +189,12 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                 Ok((strategy, reason)) => say!("Micro-VMs: {strategy} ({reason})")?,
                 Err(error) => say!("Micro-VMs: unavailable: {error}")?,
             }
-            match &walls {
-                Ok(walls) => {
-                    say!("Walls around Linux programs, in addition to the filter of system calls")?;
-                    for (name, missing) in walls {
+            match &layers {
+                Ok(layers) => {
+                    say!(
+                        "Isolation layers of Linux programs, in addition to the filter of system calls"
+                    )?;
+                    for (name, missing) in layers {
                         say!("  {name:<22} {}", missing.as_deref().unwrap_or("yes"))?;
                     }
                 }

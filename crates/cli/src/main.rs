@@ -64,10 +64,10 @@ struct Cli {
     #[arg(short = 'o', long = "output", value_enum, global = true, default_value = "text")]
     #[arg(help_heading = help::EVERY_COMMAND)]
     output: Format,
-    /// Refuse to run Linux programs on a host that lacks one of the walls that `doctor` lists.
+    /// Refuse to run Linux programs on a host that lacks an isolation layer that `doctor` lists.
     #[cfg(feature = "linux")]
     #[arg(long, global = true, help_heading = help::EVERY_COMMAND)]
-    require_walls: bool,
+    require_isolation: bool,
     #[cfg(feature = "seal")]
     #[command(flatten)]
     access: keys::AccessArguments,
@@ -155,8 +155,8 @@ struct Settings {
 impl Cli {
     fn settings(&self) -> anyhow::Result<Settings> {
         #[cfg(feature = "linux")]
-        if self.require_walls {
-            afresh::linux::require_walls()?;
+        if self.require_isolation {
+            afresh::linux::require_isolation()?;
         }
         let open = afresh::Options::new();
         #[cfg(feature = "seal")]

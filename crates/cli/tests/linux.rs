@@ -217,17 +217,18 @@ fn verify_warns_of_numbers_that_clones_both_draw() {
 }
 
 #[test]
-fn walls_are_listed_and_can_be_required() {
+fn isolation_layers_are_listed_and_can_be_required() {
     let output = afresh(&["-o", "json", "doctor"], "");
     assert!(output.status.success(), "{}", text(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let walls = report["linux_walls"].as_object().unwrap();
-    if walls.contains_key("missing") || !can_run() {
+    let layers = report["linux_isolation"].as_object().unwrap();
+    if layers.contains_key("missing") || !can_run() {
         println!("SKIPPED: no guests here");
         return;
     }
-    let missing: Vec<_> = walls.iter().filter(|(_, found)| **found != "yes").collect();
-    let strict = [&["--require-walls", "run", "--replace-processes", "--input", "a"], &NUMBER[..]];
+    let missing: Vec<_> = layers.iter().filter(|(_, found)| **found != "yes").collect();
+    let strict =
+        [&["--require-isolation", "run", "--replace-processes", "--input", "a"], &NUMBER[..]];
     let output = afresh(&strict.concat(), "");
     let why = text(&output.stderr);
     if missing.is_empty() {

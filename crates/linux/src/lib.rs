@@ -82,7 +82,9 @@ pub use host_program::HostProgram;
 pub use instance::Instance;
 pub use limits::StopHandle;
 pub use outbound::take_outbound_bytes;
-pub use platform::{PlatformError, Wall, require_walls, take_guest_cpu_time, walls};
+pub use platform::{
+    IsolationLayer, PlatformError, isolation_layers, require_isolation, take_guest_cpu_time,
+};
 pub use program::{Program, find_in_path};
 pub use run::{EndedRun, HostStreams, Run};
 pub use sentry::{End, ExchangeResult, InboundConnection, Resource, RunControl};

@@ -14,7 +14,7 @@ use crate::exec_command::ExecCommand;
 use crate::file_cache::FileCache;
 use crate::guest::Guest;
 use crate::platform::Continuation;
-use crate::sentry::{ArgumentStrings, Change, Content, Executable, PAGE, Share, path_of};
+use crate::sentry::{ArgumentStrings, Change, Content, Executable, FileBacking, PAGE, path_of};
 
 /// Address of programs that can be at any address.
 const BASE: u64 = 0x5555_5555_4000;
@@ -235,7 +235,7 @@ fn map(
             .map_err(|_| WarmError::TooLarge)?;
         // The rest has no bytes in the file.
         let end = (start + before + part.file_len).next_multiple_of(PAGE);
-        layout.originate(start..end, Share::new(*node, start, part.offset - before));
+        layout.originate(start..end, FileBacking::new(*node, start, part.offset - before));
         changes.push(change);
     }
     Ok(slide)

@@ -16,6 +16,7 @@ mod forker;
 mod frame;
 mod host_traits;
 mod image_mapping;
+mod isolation;
 mod lifetime;
 mod listener;
 mod mapped_image;
@@ -29,7 +30,6 @@ mod spawn;
 mod stub;
 mod template;
 mod vdso;
-mod walls;
 mod write_tracker;
 mod zygote;
 
@@ -41,6 +41,7 @@ pub(crate) use frame::{
     USER_SELECTORS,
 };
 pub(crate) use host_traits::HostTraits;
+pub use isolation::IsolationLayer;
 pub(crate) use mapped_image::MappedImage;
 pub(crate) use mapping_room::is_memory_accounted;
 pub(crate) use process::{Call, Event, Process, Trap};
@@ -48,8 +49,7 @@ pub(crate) use segments::{Segment, Segments};
 pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN};
 pub(crate) use template::Origin;
 pub(crate) use vdso::ClockOffsets;
-pub use walls::Wall;
-pub use zygote::{require_walls, walls};
+pub use zygote::{isolation_layers, require_isolation};
 
 use std::io;
 

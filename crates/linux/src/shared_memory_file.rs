@@ -111,7 +111,7 @@ impl SharedFile {
 
 /// A shared mapping of a live file in a host process.
 #[derive(Clone, Debug)]
-pub(crate) struct Attachment {
+pub(crate) struct LiveMapping {
     pub(crate) range: Range<u64>,
     pub(crate) protection: u64,
     /// The offset in the file of the first address.
@@ -119,7 +119,7 @@ pub(crate) struct Attachment {
     pub(crate) memory: Arc<SharedFile>,
 }
 
-impl PartialEq for Attachment {
+impl PartialEq for LiveMapping {
     fn eq(&self, other: &Self) -> bool {
         self.range == other.range
             && (self.protection, self.offset) == (other.protection, other.offset)
@@ -127,9 +127,9 @@ impl PartialEq for Attachment {
     }
 }
 
-impl Eq for Attachment {}
+impl Eq for LiveMapping {}
 
-impl Attachment {
+impl LiveMapping {
     /// The call that makes it; `descriptor` is the memory file's in the process.
     pub(crate) fn order(&self, descriptor: u64) -> [u64; 7] {
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;

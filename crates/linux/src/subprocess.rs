@@ -27,8 +27,8 @@ use crate::platform::{
     StubCommands, Trap,
 };
 use crate::ranges::Ranges;
-use crate::sentry::{Change, Layout, protect_order, unmap_order};
-use crate::shared_memory_file::Attachment;
+use crate::sentry::{Change, Layout, protect_call, unmap_call};
+use crate::shared_memory_file::LiveMapping;
 use crate::subprocess_memory::SubprocessMemory;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -52,7 +52,7 @@ pub(crate) struct Subprocess {
     /// Contents of files that it shows where its memory was replaced, and may show elsewhere.
     pub(crate) showing: FileMappings,
     /// Its mappings of live shared files.
-    pub(crate) attached: Vec<Attachment>,
+    pub(crate) attached: Vec<LiveMapping>,
     /// PID of the process whose registers are in it.
     pub(crate) holds: u32,
     /// Whether code may have run in it since it was last frozen or reset.
@@ -291,7 +291,7 @@ impl Subprocess {
         }
         let change = |open: bool| {
             let order = |part: &Segment| {
-                protect_order(part.start, part.len, if open { READ } else { part.protection })
+                protect_call(part.start, part.len, if open { READ } else { part.protection })
             };
             Change { before: closed.iter().map(order).collect(), ..Change::default() }
         };
@@ -317,7 +317,7 @@ impl Subprocess {
         ground: &FrozenMemory,
         ranges: &Ranges,
     ) -> Result<Vec<PageRange>, PlatformError> {
-        let calls = ranges.iter().map(|r| unmap_order(r.start, r.end - r.start)).collect();
+        let calls = ranges.iter().map(|r| unmap_call(r.start, r.end - r.start)).collect();
         ranges.iter().for_each(|range| self.process.forget(range));
         let orders = StubCommands { calls, ..StubCommands::default() };
         self.process.execute(&orders, Continuation::Ask)?;

@@ -13,15 +13,15 @@ use afresh_sys::planted::{self, Bug};
 use crate::file_cache::MappedRange as Contents;
 use crate::platform::{Call, Continuation, PlatformError, StubCommands, is_memory_accounted};
 use crate::ranges::Ranges;
-use crate::sentry::{Change, Content, Order, PAGE};
-use crate::shared_memory_file::Attachment;
+use crate::sentry::{Change, Content, PAGE, StubCall};
+use crate::shared_memory_file::LiveMapping;
 use crate::subprocess::Subprocess;
 
 /// Memory files that a process is lent at a time.
 const LENT_FILES: usize = 32;
 
 /// The call that closes a descriptor.
-fn close_order(descriptor: u64) -> Order {
+fn close_call(descriptor: u64) -> StubCall {
     [libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]
 }
 
@@ -45,7 +45,7 @@ fn disjoint_steps(changes: Vec<Change>) -> Vec<Vec<Change>> {
 impl Subprocess {
     /// Notes orders that are carried out next. Returns the ranges that show no contents of files
     /// any more.
-    fn note<'a>(&mut self, orders: impl Iterator<Item = &'a Order>) -> Vec<Range<u64>> {
+    fn note<'a>(&mut self, orders: impl Iterator<Item = &'a StubCall>) -> Vec<Range<u64>> {
         let mut gone = Vec::new();
         for order in orders {
             let range = order[1]..order[1] + order[2];
@@ -58,7 +58,7 @@ impl Subprocess {
             }
             for part in self.cut(&range) {
                 if kind == libc::SYS_mprotect {
-                    self.attached.push(Attachment { protection: order[3], ..part });
+                    self.attached.push(LiveMapping { protection: order[3], ..part });
                 }
             }
             self.attached.sort_unstable_by_key(|one| one.range.start);
@@ -167,10 +167,10 @@ impl Subprocess {
                 Some((start, Content::Shared(memory, offset, len, protection))) => {
                     let range = start..start + len;
                     self.note_mapped(range.clone());
-                    let attachment = Attachment { range, protection, offset, memory };
+                    let attachment = LiveMapping { range, protection, offset, memory };
                     let descriptor = self.process.lend(attachment.memory.file())?;
                     first.calls.push(attachment.order(descriptor));
-                    first.calls.push(close_order(descriptor));
+                    first.calls.push(close_call(descriptor));
                     gone.push(attachment.range.clone());
                     self.attached.push(attachment);
                     self.attached.sort_unstable_by_key(|one| one.range.start);
@@ -179,7 +179,7 @@ impl Subprocess {
                 None => {}
             }
         }
-        first.calls.extend(lent.iter().map(|(_, descriptor)| close_order(*descriptor)));
+        first.calls.extend(lent.iter().map(|(_, descriptor)| close_call(*descriptor)));
         // With nothing to fill or to copy before them, the last calls need no further question.
         if filled.is_empty() && first.copies.is_empty() {
             first.calls.append(&mut after);
@@ -215,7 +215,7 @@ impl Subprocess {
     }
 
     /// Takes the parts in `range` out of the mappings of live files.
-    fn cut(&mut self, range: &Range<u64>) -> Vec<Attachment> {
+    fn cut(&mut self, range: &Range<u64>) -> Vec<LiveMapping> {
         let (mut cut, mut kept) = (Vec::new(), Vec::new());
         for one in std::mem::take(&mut self.attached) {
             if !one.overlaps(range) {
@@ -233,7 +233,7 @@ impl Subprocess {
     }
 
     /// Makes the mappings of live files `wanted`, while the stub waits for orders.
-    pub(crate) fn attach(&mut self, wanted: Vec<Attachment>) -> Result<(), PlatformError> {
+    pub(crate) fn attach(&mut self, wanted: Vec<LiveMapping>) -> Result<(), PlatformError> {
         if self.attached == wanted {
             return Ok(());
         }
@@ -248,9 +248,9 @@ impl Subprocess {
             self.replaced.insert(stray);
         }
         let mut calls = Vec::new();
-        let mut lent: Vec<(&Attachment, u64)> = Vec::new();
+        let mut lent: Vec<(&LiveMapping, u64)> = Vec::new();
         for attachment in wanted.iter().filter(|wanted| !self.attached.contains(wanted)) {
-            let file = |other: &Attachment| Arc::ptr_eq(&other.memory, &attachment.memory);
+            let file = |other: &LiveMapping| Arc::ptr_eq(&other.memory, &attachment.memory);
             let descriptor = match lent.iter().find(|(other, _)| file(other)) {
                 Some((_, descriptor)) => *descriptor,
                 None => {
@@ -269,7 +269,7 @@ impl Subprocess {
             }
             calls.push(attachment.order(descriptor));
             if lent.len() == LENT_FILES {
-                calls.extend(lent.drain(..).map(|(_, descriptor)| close_order(descriptor)));
+                calls.extend(lent.drain(..).map(|(_, descriptor)| close_call(descriptor)));
                 let calls = std::mem::take(&mut calls);
                 self.process.execute(
                     &StubCommands { calls, ..StubCommands::default() },
@@ -277,7 +277,7 @@ impl Subprocess {
                 )?;
             }
         }
-        calls.extend(lent.drain(..).map(|(_, descriptor)| close_order(descriptor)));
+        calls.extend(lent.drain(..).map(|(_, descriptor)| close_call(descriptor)));
         let orders = StubCommands { calls, ..StubCommands::default() };
         self.process.execute(&orders, Continuation::Ask)?;
         self.attached = wanted;
@@ -286,9 +286,9 @@ impl Subprocess {
 
     /// Has the next reset unmap all mappings of live files but the `wanted` ones. It also unmaps
     /// those in ranges that were changed since, which [`attach`](Self::attach) makes again.
-    pub(crate) fn disturb_strays(&mut self, wanted: &[Attachment]) {
+    pub(crate) fn disturb_strays(&mut self, wanted: &[LiveMapping]) {
         let disturbed = &self.disturbed;
-        let stays = |one: &Attachment| {
+        let stays = |one: &LiveMapping| {
             wanted.contains(one) && disturbed.within(one.range.clone()).is_empty()
         };
         let (kept, strays) = self.attached.drain(..).partition::<Vec<_>, _>(stays);

@@ -219,7 +219,7 @@ impl Guest {
     /// Makes the mappings of live files in the current process, which waits for commands.
     pub(crate) fn attach(&mut self) -> Result<(), PlatformError> {
         self.sentry.unattached = false;
-        let wanted = self.sentry.attachments(&self.sentry.state.layout);
+        let wanted = self.sentry.live_mappings(&self.sentry.state.layout);
         self.body.attach(wanted)
     }
 
@@ -232,7 +232,7 @@ impl Guest {
     ) -> Result<(), PlatformError> {
         self.sentry.shared.restore(&state.tree, live)?;
         for (memory, layout) in state.memories() {
-            let wanted = self.sentry.attachments(layout);
+            let wanted = self.sentry.live_mappings(layout);
             let body = match memory == self.others.memory {
                 true => Some(&mut self.body),
                 false => self.others.bodies.get_mut(&memory),
@@ -407,7 +407,7 @@ impl Guest {
             process.set_context(&context);
         }
         let mut body = self.body.forked(process, fork.id);
-        let attached = body.attach(self.sentry.attachments(&self.sentry.state.layout));
+        let attached = body.attach(self.sentry.live_mappings(&self.sentry.state.layout));
         self.others.bodies.insert(fork.id, body);
         attached
     }

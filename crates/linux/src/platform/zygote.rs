@@ -23,48 +23,54 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::control::Control;
 use super::forker::{ForkError, Forker, SpawnedProcess, ends};
-use super::walls::{self, NAMESPACES, Wall};
+use super::isolation::{self, IsolationLayer, NAMESPACES};
 use super::{PlatformError, boot, spawn, stub};
 
 struct Zygote {
     process: Child,
     forker: Forker,
-    walls: Vec<Wall>,
+    layers: Vec<IsolationLayer>,
 }
 
 static ZYGOTE: PerProcess<Mutex<Option<Zygote>>> = PerProcess::new(|| Mutex::new(None));
-/// Whether a process that lacks a wall is refused. Children that this process forks inherit it.
+/// Whether a process that lacks an isolation layer is refused. Children that this process forks
+/// inherit it.
 static REQUIRED: AtomicBool = AtomicBool::new(false);
 
-/// The walls around guests' processes on this host: those in place, and those that are missing.
+/// The isolation layers of guest processes on this host: those in place, and those that are
+/// missing.
 ///
 /// # Errors
 /// [`PlatformError`] when this host runs no guests.
-pub fn walls() -> Result<Vec<Wall>, PlatformError> {
+pub fn isolation_layers() -> Result<Vec<IsolationLayer>, PlatformError> {
     let mut held = ZYGOTE.get().lock().unwrap_or_else(PoisonError::into_inner);
     match held.as_ref().filter(|zygote| zygote.forker.is_ours()) {
-        Some(zygote) => Ok(zygote.walls.clone()),
-        None => Ok(held.insert(Zygote::new()?).walls.clone()),
+        Some(zygote) => Ok(zygote.layers.clone()),
+        None => Ok(held.insert(Zygote::new()?).layers.clone()),
     }
 }
 
-/// Has this process make no further process of a guest that lacks one of the [`walls`]. Guests that
-/// run already are not ended.
+/// Has this process make no further process of a guest that lacks one of the
+/// [`isolation_layers`]. Guests that run already are not ended.
 ///
 /// # Errors
-/// [`PlatformError::Missing`] names the walls that this host lacks, and how to get each.
-pub fn require_walls() -> Result<(), PlatformError> {
+/// [`PlatformError::Missing`] names the layers that this host lacks, and how to get each.
+pub fn require_isolation() -> Result<(), PlatformError> {
     REQUIRED.store(true, Ordering::SeqCst);
-    walls::complete(&walls()?)
+    isolation::require_all(&isolation_layers()?)
 }
 
-/// Checks, before another process than the zygote forks one of a guest, that no wall is missing or
+/// Checks, before another process than the zygote forks one of a guest, that no layer is missing or
 /// none is required.
 ///
 /// # Errors
-/// [`PlatformError::Missing`] as in [`require_walls`].
+/// [`PlatformError::Missing`] as in [`require_isolation`].
 pub(super) fn check() -> Result<(), PlatformError> {
-    if REQUIRED.load(Ordering::SeqCst) { walls::complete(&walls()?) } else { Ok(()) }
+    if REQUIRED.load(Ordering::SeqCst) {
+        isolation::require_all(&isolation_layers()?)
+    } else {
+        Ok(())
+    }
 }
 
 /// Starts a process that carries out the orders in `control`; `lent` are its descriptors for those.
@@ -76,7 +82,7 @@ pub(super) fn start(
     let refused = |errno: Errno| PlatformError::kernel("making a guest's process", errno);
     if let Some(zygote) = held.as_ref().filter(|zygote| zygote.forker.is_ours()) {
         if REQUIRED.load(Ordering::SeqCst) {
-            walls::complete(&zygote.walls)?;
+            isolation::require_all(&zygote.layers)?;
         }
         match zygote.forker.fork(control, lent) {
             Ok(born) => return Ok(born),
@@ -93,8 +99,8 @@ pub(super) fn start(
 }
 
 /// Moves this process, which has one thread, into new namespaces: no network, no queues and mounts
-/// that others see, no capabilities outside them. A second wall, should a call ever pass. A host
-/// may refuse some of them; [`walls`](super::walls) reports those.
+/// that others see, no capabilities outside them. A second layer, should a call ever pass. A host
+/// may refuse some of them; [`isolation_layers`] reports those.
 fn move_apart() {
     let [users, others @ ..] = NAMESPACES.map(|(flag, ..)| flag);
     let all = others.into_iter().fold(users, UnshareFlags::union);
@@ -147,16 +153,16 @@ impl Zygote {
             )
         })?;
         let forker = Forker::new(Pid::from_child(&process), socket, control);
-        let mut zygote = Self { process, forker, walls: Vec::new() };
+        let mut zygote = Self { process, forker, layers: Vec::new() };
         // The starter of a program continues before the kernel has mapped everything for it.
         zygote.forker.prepared(Forker::hear)?;
         let list = std::fs::read_to_string(format!("/proc/{}/maps", zygote.process.id()))
             .map_err(|e| PlatformError::kernel("reading the list of mappings", e))?;
         zygote.forker.clock = boot::write_zygote(&mut zygote.forker.control, &list);
         zygote.forker.prepared(|forker| forker.say(&[0; 8], &[]).and_then(|()| forker.hear()))?;
-        zygote.walls = walls::around(zygote.process.id());
+        zygote.layers = isolation::layers_of(zygote.process.id());
         if REQUIRED.load(Ordering::SeqCst) {
-            walls::complete(&zygote.walls)?;
+            isolation::require_all(&zygote.layers)?;
         }
         Ok(zygote)
     }

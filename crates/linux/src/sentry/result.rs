@@ -9,7 +9,7 @@ use crate::sentry::kernel::fork_request::ForkRequest;
 use crate::sentry::kernel::peer_copy::PeerCopy;
 use crate::sentry::kernel::streams::End;
 use crate::sentry::kernel::threads::Wait;
-use crate::sentry::mm::orders::Change;
+use crate::sentry::mm::stub_calls::Change;
 
 /// The outcome of a call.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
 //! Snapshots from strangers: a state of every kind, changed at random, is refused or runs within
-//! its walls. None of it stops or breaks its reader.
+//! its isolation. None of it stops or breaks its reader.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ for line in sys.stdin:
 const DEFAULT_STATES: usize = 250;
 
 #[test]
-fn a_forged_state_is_refused_or_runs_within_its_walls() {
+fn a_forged_state_is_refused_or_runs_within_its_isolation() {
     let Some(program) = python() else { return };
     let limit = Duration::from_millis(300);
     let program = program.arg("/app.py").file("/app.py", SCRIPT).time_limit(limit);

@@ -128,8 +128,8 @@ impl Process {
     ///
     /// # Errors
     /// [`PlatformError::Kernel`] when the kernel has no room for a further process, or has ended
-    /// it; this one waits for orders then. [`PlatformError::Missing`] when walls are required, and
-    /// the host lacks one.
+    /// it; this one waits for orders then. [`PlatformError::Missing`] when isolation is required,
+    /// and the host lacks a layer.
     pub(crate) fn fork(&mut self) -> Result<Self, PlatformError> {
         zygote::check()?;
         // The child starts where this process is.

@@ -244,7 +244,7 @@ mod tests {
         for at in [4, 8, 12] {
             let len = 400 << 10;
             let (start, _) = state.layout.map(Some(at << 20), false, len, 3, None).unwrap();
-            let share = crate::sentry::mm::share::Share::new(node, start, 0);
+            let share = crate::sentry::mm::file_backing::FileBacking::new(node, start, 0);
             state.layout.share(start..start + len, share);
             state.count_thawed(&BTreeSet::new());
         }

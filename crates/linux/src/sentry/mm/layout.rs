@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::platform::{GUEST, IMAGE_LEN};
-use crate::sentry::mm::orders::{Change, Content, map_order, protect_order, unmap_order};
-use crate::sentry::mm::share::{Share, SharedMapping};
+use crate::sentry::mm::file_backing::{FileBacking, SharedMapping};
+use crate::sentry::mm::stub_calls::{Change, Content, map_call, protect_call, unmap_call};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 /// Maximum mappings of a process. Each takes one or two kernel mappings; the kernel allows 65,530.
@@ -46,9 +46,9 @@ pub(crate) struct Mapping {
     /// Whether nothing of it was ever accessible, so that it takes no memory.
     pub(crate) reserved: bool,
     /// The shared memory that it shows, if it is shared.
-    pub(crate) share: Option<Share>,
+    pub(crate) share: Option<FileBacking>,
     /// The part of a file that it began as, if it is not shared.
-    pub(crate) origin: Option<Share>,
+    pub(crate) origin: Option<FileBacking>,
     /// Whether it is locked. A snapshot has the locks of all mappings behind its older parts.
     #[serde(skip)]
     pub(crate) locked: bool,
@@ -149,7 +149,7 @@ impl Layout {
         // One order for all.
         let before = match self.maps.is_empty() {
             true => Vec::new(),
-            false => vec![unmap_order(GUEST.start, GUEST.end - GUEST.start)],
+            false => vec![unmap_call(GUEST.start, GUEST.end - GUEST.start)],
         };
         let (elsewhere, mappings_elsewhere) = (self.elsewhere, self.mappings_elsewhere);
         *self = Self { elsewhere, mappings_elsewhere, ..Self::new(self.limit) };
@@ -344,17 +344,17 @@ impl Layout {
             _ => false,
         };
         if !whole {
-            change.before.push(map_order(start, len, first));
+            change.before.push(map_call(start, len, first));
         }
         if first != protection {
-            change.after.push(protect_order(start, len, protection));
+            change.after.push(protect_call(start, len, protection));
         }
         change.content = content.map(|content| (start, content));
         Ok((start, change))
     }
 
     /// Marks the mapping that was just made at `range` as shared.
-    pub(in crate::sentry) fn share(&mut self, range: Range<u64>, share: Share) {
+    pub(in crate::sentry) fn share(&mut self, range: Range<u64>, share: FileBacking) {
         for (part, m) in self.parts(&range) {
             let end = part.end;
             self.place(part, Mapping { end, share: Some(share), ..m });
@@ -363,7 +363,7 @@ impl Layout {
 
     /// Notes the part of a file that the private mapping which was just made at `range` begins
     /// with.
-    pub(crate) fn originate(&mut self, range: Range<u64>, origin: Share) {
+    pub(crate) fn originate(&mut self, range: Range<u64>, origin: FileBacking) {
         for (part, m) in self.parts(&range) {
             let end = part.end;
             self.place(part, Mapping { end, origin: Some(origin), ..m });
@@ -387,7 +387,7 @@ impl Layout {
         self.check_room(self.growth(&range, 0))?;
         let mut change = Change::default();
         if self.touches(&range) {
-            change.before.push(unmap_order(start, range.end - start));
+            change.before.push(unmap_call(start, range.end - start));
         }
         self.remove(&range);
         Ok(change)
@@ -433,7 +433,7 @@ impl Layout {
         }
         set(self);
         let order =
-            |range: Range<u64>| protect_order(range.start, range.end - range.start, protection);
+            |range: Range<u64>| protect_call(range.start, range.end - range.start, protection);
         Ok(Change { before: ranges.into_iter().map(order).collect(), ..Change::default() })
     }
 
@@ -455,7 +455,7 @@ impl Layout {
                 // Shared memory keeps its bytes.
                 let parts = parts.iter().filter(|(_, m)| m.share.is_none());
                 let map = |(part, m): &(Range<u64>, Mapping)| {
-                    map_order(part.start, part.end - part.start, m.protection)
+                    map_call(part.start, part.end - part.start, m.protection)
                 };
                 Ok(Change { before: parts.map(map).collect(), ..Change::default() })
             }
@@ -558,9 +558,9 @@ mod tests {
         let node = tree.create_unnamed(0o600, Time::default()).unwrap();
         let mut layout = Layout::new(48 * PAGE);
         let (start, _) = layout.map(None, false, PAGE, 3, None).unwrap();
-        layout.originate(start..start + PAGE, Share::new(node, start, PAGE));
+        layout.originate(start..start + PAGE, FileBacking::new(node, start, PAGE));
         assert_eq!(layout.check(), Ok(()));
-        layout.originate(start..start + PAGE, Share::new(node, start, 1));
+        layout.originate(start..start + PAGE, FileBacking::new(node, start, 1));
         assert!(layout.check().is_err());
     }
 

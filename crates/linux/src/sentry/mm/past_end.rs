@@ -8,9 +8,9 @@ use std::ops::Range;
 
 use rustix::io::Errno;
 
+use crate::sentry::mm::file_backing::FileBacking;
 use crate::sentry::mm::layout::{Layout, Mapping, PAGE};
-use crate::sentry::mm::orders::{Change, Content, protect_order};
-use crate::sentry::mm::share::Share;
+use crate::sentry::mm::stub_calls::{Change, Content, protect_call};
 
 impl Mapping {
     /// Whether it is beyond the end of the file that it maps: a private mapping of a file that is
@@ -35,7 +35,7 @@ impl Layout {
         range: Range<u64>,
         protection: u64,
         content: Option<Content>,
-        origin: Share,
+        origin: FileBacking,
         size: u64,
     ) -> Result<(u64, Change), Errno> {
         let len = range.end - range.start;
@@ -66,7 +66,7 @@ impl Layout {
         self.check_change(&[&range], self.growth(&range, parts.len()), close)?;
         self.afford(range.end - range.start, true)?;
         close(self);
-        change.after.push(protect_order(range.start, range.end - range.start, 0));
+        change.after.push(protect_call(range.start, range.end - range.start, 0));
         Ok(())
     }
 
@@ -89,12 +89,12 @@ mod tests {
         let node = tree.create_unnamed(0o600, Time::default()).unwrap();
         let (mut layout, at) = (Layout::new(1 << 30), 1 << 20);
         layout.map(Some(at), false, 2 * PAGE, 3, None).unwrap();
-        layout.share(at..at + 2 * PAGE, Share::new(node, at, 0));
+        layout.share(at..at + 2 * PAGE, FileBacking::new(node, at, 0));
         // All addresses that may be reserved.
         layout.map(None, false, 64 << 30, 0, None).unwrap();
         let before = layout.clone();
         let range = at..at + 2 * PAGE;
-        let origin = Share::new(node, at, 0);
+        let origin = FileBacking::new(node, at, 0);
         let mapped = layout.map_file(range, 3, None, origin, PAGE).map(drop);
         assert_eq!((mapped, layout == before), (Err(Errno::NOMEM), true));
     }

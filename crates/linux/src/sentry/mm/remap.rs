@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use crate::platform::GUEST;
 use crate::sentry::Sentry;
 use crate::sentry::kernel::resource_limits::is_data;
+use crate::sentry::mm::file_backing::{FileBacking, SharedMapping};
 use crate::sentry::mm::layout::{CEILING, Layout, Mapping, PAGE, READ_WRITE, pages};
-use crate::sentry::mm::orders::{Change, map_order, protect_order, unmap_order};
-use crate::sentry::mm::share::{Share, SharedMapping};
+use crate::sentry::mm::stub_calls::{Change, map_call, protect_call, unmap_call};
 use crate::sentry::result::{SyscallControl, SyscallResult};
 
 const MAY_MOVE: u64 = libc::MREMAP_MAYMOVE as u64;
@@ -84,7 +84,7 @@ impl Layout {
         if stays && tail.end <= GUEST.end && !self.touches(&tail) {
             // It becomes a part of the mapping.
             self.afford(new_len - len, mapping.reserved)?;
-            let order = map_order(tail.start, tail.end - tail.start, mapping.protection);
+            let order = map_call(tail.start, tail.end - tail.start, mapping.protection);
             self.place(tail.clone(), Mapping { end: tail.end, ..mapping });
             return Ok((old.start, Change { before: vec![order], ..Change::default() }));
         }
@@ -101,7 +101,7 @@ impl Layout {
         };
         let kept = Mapping { locked: false, ..mapping };
         if let Some(origin) = &mut mapping.origin {
-            *origin = Share::new(origin.node, start, origin.offset(old.start));
+            *origin = FileBacking::new(origin.node, start, origin.offset(old.start));
         }
         let transfer = |layout: &mut Self| {
             layout.place(new.clone(), Mapping { end: new.end, ..mapping });
@@ -116,20 +116,20 @@ impl Layout {
         transfer(self);
         let mut change = Change::default();
         if mapping.reserved {
-            change.before.push(map_order(start, new_len, 0));
+            change.before.push(map_call(start, new_len, 0));
         } else {
             if mapping.protection & libc::PROT_READ as u64 == 0 {
-                change.before.push(protect_order(old.start, len, libc::PROT_READ as u64));
+                change.before.push(protect_call(old.start, len, libc::PROT_READ as u64));
             }
-            change.before.push(map_order(start, new_len, READ_WRITE));
+            change.before.push(map_call(start, new_len, READ_WRITE));
             change.copies.push([start, old.start, len.min(new_len)]);
             if mapping.protection != READ_WRITE {
-                change.after.push(protect_order(start, new_len, mapping.protection));
+                change.after.push(protect_call(start, new_len, mapping.protection));
             }
         }
         change.after.push(match remap.has(KEEPS_OLD) {
-            true => map_order(old.start, len, mapping.protection),
-            false => unmap_order(old.start, len),
+            true => map_call(old.start, len, mapping.protection),
+            false => unmap_call(old.start, len),
         });
         Ok((start, change))
     }
@@ -192,12 +192,12 @@ impl Sentry {
         let content = self.shared_content(share.node, offset, len, protection)?;
         let layout = &mut self.change().layout;
         let (start, change) = layout.map(remap.to, false, len, protection, Some(content))?;
-        layout.share(start..start + len, Share::new(share.node, start, offset));
+        layout.share(start..start + len, FileBacking::new(share.node, start, offset));
         Ok(SyscallControl::Memory(start, change))
     }
 
     /// Maps a part of a shared file at another place, or more of it. Its bytes are up to date.
-    fn remap_shared(&mut self, remap: &Remap, share: Share) -> SyscallResult<(u64, Change)> {
+    fn remap_shared(&mut self, remap: &Remap, share: FileBacking) -> SyscallResult<(u64, Change)> {
         let Remap { old, new_len, .. } = remap.clone();
         let mut layout = self.state.layout.clone();
         let protection = layout.whole(&old)?.protection;
@@ -220,7 +220,7 @@ impl Sentry {
         layout.plan(to, false, new_len, protection, true)?;
         let content = self.shared_content(share.node, offset, new_len, protection)?;
         let (start, mapped) = layout.map(to, false, new_len, protection, Some(content))?;
-        layout.share(start..start + new_len, Share::new(share.node, start, offset));
+        layout.share(start..start + new_len, FileBacking::new(share.node, start, offset));
         change.before.extend(mapped.before);
         (change.content, change.after) = (mapped.content, mapped.after);
         self.change().layout = layout;

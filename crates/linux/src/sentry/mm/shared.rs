@@ -20,12 +20,12 @@ use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::now;
+use crate::sentry::mm::file_backing::SharedMapping;
 use crate::sentry::mm::layout::Layout;
-use crate::sentry::mm::orders::Content;
-use crate::sentry::mm::share::SharedMapping;
+use crate::sentry::mm::stub_calls::Content;
 use crate::sentry::result::{SyscallError, SyscallResult};
 use crate::shared_files::{Repopulated, bytes_beside, max_live_size};
-use crate::shared_memory_file::{Attachment, MAX_OFFSET};
+use crate::shared_memory_file::{LiveMapping, MAX_OFFSET};
 
 /// Whether a file that is opened with these flags loses its bytes.
 fn cuts(flags: u64) -> bool {
@@ -294,7 +294,7 @@ impl Sentry {
     }
 
     /// The mappings of live files in a layout.
-    pub(crate) fn attachments(&self, layout: &Layout) -> Vec<Attachment> {
+    pub(crate) fn live_mappings(&self, layout: &Layout) -> Vec<LiveMapping> {
         if self.shared.is_empty() {
             return Vec::new();
         }
@@ -302,7 +302,7 @@ impl Sentry {
             let memory = self.shared.get(shared.share.node)?.clone();
             let offset = shared.share.offset(shared.range.start);
             let (range, protection) = (shared.range, shared.protection);
-            Some(Attachment { range, protection, offset, memory })
+            Some(LiveMapping { range, protection, offset, memory })
         });
         attached.collect()
     }

@@ -13,10 +13,10 @@ use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::kernel::state::Kernel;
+use crate::sentry::mm::file_backing::FileBacking;
 use crate::sentry::mm::layout::{PAGE, pages};
-use crate::sentry::mm::orders::{Change, Content};
-use crate::sentry::mm::share::Share;
 use crate::sentry::mm::shared::writes;
+use crate::sentry::mm::stub_calls::{Change, Content};
 use crate::sentry::mm::user_memory::path_in;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
@@ -119,7 +119,7 @@ impl Sentry {
         };
         if let Some(node) = node {
             let state = self.change();
-            state.layout.share(start..start + whole, Share::new(node, start, offset));
+            state.layout.share(start..start + whole, FileBacking::new(node, start, offset));
             self.count_shared()?;
         }
         if locked {
@@ -135,12 +135,12 @@ impl Sentry {
         descriptor: u64,
         planned: &Range<u64>,
         offset: u64,
-    ) -> SyscallResult<Option<(Share, u64)>> {
+    ) -> SyscallResult<Option<(FileBacking, u64)>> {
         let FileObject::File(open) = &self.state.table.get(descriptor)?.open else {
             return Ok(None);
         };
         let size = self.state.tree.stat(open.node)?.size;
-        Ok(Some((Share::new(open.node, planned.start, offset), size)))
+        Ok(Some((FileBacking::new(open.node, planned.start, offset), size)))
     }
 
     /// The file that a shared mapping shows, which is kept: that of `descriptor`, or a new one

@@ -25,7 +25,7 @@ impl Kernel {
         let end = start.saturating_add(len);
         let shared = self.layout.shared().into_iter();
         let mut meant = shared.filter(|s| s.range.start < end && start < s.range.end);
-        let closed = |s: &crate::sentry::mm::share::SharedMapping| {
+        let closed = |s: &crate::sentry::mm::file_backing::SharedMapping| {
             s.protection & libc::PROT_WRITE as u64 == 0
         };
         meant.try_for_each(|s| match closed(&s) {
@@ -64,7 +64,7 @@ impl Sentry {
         if added & WRITE != 0 && held & WRITE == 0 {
             let layouts = std::iter::once(&self.state.layout).chain(self.state.processes.layouts());
             let mut shared = layouts.flat_map(crate::sentry::Layout::shared);
-            let writable = |s: &crate::sentry::mm::share::SharedMapping| {
+            let writable = |s: &crate::sentry::mm::file_backing::SharedMapping| {
                 s.protection & libc::PROT_WRITE as u64 != 0
             };
             if shared.any(|s| s.share.node == node && writable(&s)) {

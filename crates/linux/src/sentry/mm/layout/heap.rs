@@ -1,7 +1,7 @@
 //! The heap of a process: the memory below its break.
 
 use super::{CEILING, Layout, PAGE, READ_WRITE};
-use crate::sentry::mm::orders::{Change, map_order, unmap_order};
+use crate::sentry::mm::stub_calls::{Change, map_call, unmap_call};
 
 impl Layout {
     /// Sets where the break begins. Without room below the mappings of `mmap` it cannot grow.
@@ -35,13 +35,13 @@ impl Layout {
                 self.remove(&(old..new));
                 return (self.brk, change);
             }
-            change.before.push(map_order(old, new - old, READ_WRITE));
+            change.before.push(map_call(old, new - old, READ_WRITE));
         } else if new < old {
             if self.check_room(self.growth(&(new..old), 0)).is_err() {
                 return (self.brk, change);
             }
             self.remove(&(new..old));
-            change.before.push(unmap_order(new, old - new));
+            change.before.push(unmap_call(new, old - new));
         }
         self.brk = brk;
         (brk, change)

@@ -141,8 +141,8 @@ mod tests {
     use afresh_files::{Budget, Time, Tree};
 
     use super::*;
+    use crate::sentry::mm::file_backing::FileBacking;
     use crate::sentry::mm::layout::PAGE;
-    use crate::sentry::mm::share::Share;
 
     const BASE: u64 = 0x10_0000;
 
@@ -252,7 +252,7 @@ mod tests {
         let mut layout = Layout::new(4 * PAGE);
         let map = |layout: &mut Layout, len| layout.map(Some(BASE), false, len, 3, None).map(drop);
         map(&mut layout, 3 * PAGE).unwrap();
-        layout.share(BASE..BASE + 3 * PAGE, Share::new(node, BASE, 0));
+        layout.share(BASE..BASE + 3 * PAGE, FileBacking::new(node, BASE, 0));
         // The guest has it, however many mappings show it.
         layout.set_elsewhere(3 * PAGE, 0);
         assert_eq!(map(&mut layout, 2 * PAGE), Err(Errno::NOMEM));

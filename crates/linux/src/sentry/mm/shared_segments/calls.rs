@@ -8,8 +8,8 @@ use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::now;
+use crate::sentry::mm::file_backing::FileBacking;
 use crate::sentry::mm::layout::PAGE;
-use crate::sentry::mm::share::Share;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
@@ -27,7 +27,7 @@ impl Kernel {
         let layouts = std::iter::once(&self.layout).chain(self.processes.layouts());
         // Parts of one that differ in protection have one beginning.
         let begins =
-            |s: &crate::sentry::mm::share::SharedMapping| s.share.offset(s.range.start) == 0;
+            |s: &crate::sentry::mm::file_backing::SharedMapping| s.share.offset(s.range.start) == 0;
         layouts
             .flat_map(crate::sentry::Layout::shared)
             .filter(|s| s.share.node == node && begins(s))
@@ -134,7 +134,7 @@ impl Sentry {
         };
         let own = self.state.processes.current_id();
         let state = self.change();
-        state.layout.share(start..start + len, Share::new(segment.node, start, 0));
+        state.layout.share(start..start + len, FileBacking::new(segment.node, start, 0));
         if let Some(segment) = state.system_v.list.get_mut(&(id as u32)) {
             segment.last = own;
             segment.times[0] = now().seconds;
@@ -145,7 +145,7 @@ impl Sentry {
 
     /// `shmdt(2)`, as on Linux.
     pub(in crate::sentry) fn sys_shmdt(&mut self, at: u64) -> SyscallResult {
-        let begins = |s: &crate::sentry::mm::share::SharedMapping| {
+        let begins = |s: &crate::sentry::mm::file_backing::SharedMapping| {
             s.range.start == at && s.share.offset(at) == 0
         };
         let meant = self.state.layout.shared().into_iter().find(begins).ok_or(Errno::INVAL)?;
@@ -157,7 +157,7 @@ impl Sentry {
         segment.times[1] = now().seconds;
         let len = segment.size.next_multiple_of(PAGE);
         // The mapping may be smaller than the segment.
-        let shows = |s: &crate::sentry::mm::share::SharedMapping| {
+        let shows = |s: &crate::sentry::mm::file_backing::SharedMapping| {
             s.share == meant.share && s.range.start < at + len
         };
         let end = state.layout.shared().into_iter().filter(shows).map(|s| s.range.end).max();

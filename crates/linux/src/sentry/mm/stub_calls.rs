@@ -7,7 +7,7 @@ use crate::file_cache::MappedRange;
 use crate::shared_memory_file::SharedFile;
 
 /// A call for the stub to make: number and arguments.
-pub(crate) type Order = [u64; 7];
+pub(crate) type StubCall = [u64; 7];
 
 /// The initial content of a mapping, followed by zeros.
 #[derive(Clone, Debug)]
@@ -24,13 +24,13 @@ pub(crate) enum Content {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Change {
     /// Calls to make first.
-    pub(crate) before: Vec<Order>,
+    pub(crate) before: Vec<StubCall>,
     /// The initial content of a mapping from an address on.
     pub(crate) content: Option<(u64, Content)>,
     /// Copies to make then: to, from, length.
     pub(crate) copies: Vec<[u64; 3]>,
     /// Calls to make last.
-    pub(crate) after: Vec<Order>,
+    pub(crate) after: Vec<StubCall>,
 }
 
 impl Change {
@@ -55,15 +55,15 @@ impl Change {
 }
 
 /// `mmap` of private anonymous memory at exactly this place.
-pub(crate) fn map_order(start: u64, len: u64, protection: u64) -> Order {
+pub(crate) fn map_call(start: u64, len: u64, protection: u64) -> StubCall {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     [libc::SYS_mmap as u64, start, len, protection, flags as u64, u64::MAX, 0]
 }
 
-pub(crate) fn unmap_order(start: u64, len: u64) -> Order {
+pub(crate) fn unmap_call(start: u64, len: u64) -> StubCall {
     [libc::SYS_munmap as u64, start, len, 0, 0, 0, 0]
 }
 
-pub(crate) fn protect_order(start: u64, len: u64, protection: u64) -> Order {
+pub(crate) fn protect_call(start: u64, len: u64, protection: u64) -> StubCall {
     [libc::SYS_mprotect as u64, start, len, protection, 0, 0, 0]
 }

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 /// Which bytes a shared mapping shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Share {
+pub(crate) struct FileBacking {
     pub(crate) node: Node,
     /// The offset in the file of the first address: the same for every part of a mapping.
     pub(crate) ahead: u64,
 }
 
-impl Share {
+impl FileBacking {
     pub(crate) fn new(node: Node, start: u64, offset: u64) -> Self {
         Self { node, ahead: offset.wrapping_sub(start) }
     }
@@ -28,6 +28,6 @@ impl Share {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SharedMapping {
     pub(crate) range: Range<u64>,
-    pub(crate) share: Share,
+    pub(crate) share: FileBacking,
     pub(crate) protection: u64,
 }

@@ -1,5 +1,5 @@
-//! The walls around a guest's process behind the filter, as the kernel reports them for the process
-//! that all others are forked from.
+//! The isolation layers of a guest process behind the filter, as the kernel reports them for the
+//! process that all others are forked from.
 
 use std::fs;
 use std::io;
@@ -9,17 +9,17 @@ use rustix::thread::UnshareFlags;
 use super::PlatformError;
 use super::boot;
 
-/// A wall that stops a system call of the guest if one ever passes the filter.
+/// A layer that stops a system call of the guest if one ever passes the filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Wall {
+pub struct IsolationLayer {
     /// Its name: `user-namespace`, for example.
     pub name: &'static str,
     /// Why it is missing, and how to get it; nothing if it is in place.
     pub missing: Option<String>,
 }
 
-/// Namespaces: the flag of each, its name in `/proc`, and the name of the wall.
+/// Namespaces: the flag of each, its name in `/proc`, and the name of the layer.
 pub(super) const NAMESPACES: [(UnshareFlags, &str, &str); 5] = [
     (UnshareFlags::NEWUSER, "user", "user-namespace"),
     (UnshareFlags::NEWNET, "net", "network-namespace"),
@@ -28,42 +28,42 @@ pub(super) const NAMESPACES: [(UnshareFlags, &str, &str); 5] = [
     (UnshareFlags::NEWUTS, "uts", "uts-namespace"),
 ];
 
-/// The walls around the process `id`.
-pub(super) fn around(id: u32) -> Vec<Wall> {
-    let mut walls: Vec<_> = NAMESPACES
+/// The layers around the process `id`.
+pub(super) fn layers_of(id: u32) -> Vec<IsolationLayer> {
+    let mut layers: Vec<_> = NAMESPACES
         .into_iter()
-        .map(|(_, kind, name)| Wall { name, missing: shared_namespace(id, kind) })
+        .map(|(_, kind, name)| IsolationLayer { name, missing: shared_namespace(id, kind) })
         .collect();
     let status = fs::read_to_string(format!("/proc/{id}/status"));
     let field = |name: &str, expected: &str| {
         let found = value_of(&status, name)?;
         (found != expected).then(|| format!("{name} of its process is {found}"))
     };
-    walls.push(Wall { name: "no-new-privileges", missing: field("NoNewPrivs:", "1") });
+    layers.push(IsolationLayer { name: "no-new-privileges", missing: field("NoNewPrivs:", "1") });
     let none = "0000000000000000";
     let capabilities = ["CapInh:", "CapPrm:", "CapEff:"];
     let missing = capabilities.into_iter().find_map(|name| field(name, none));
-    walls.push(Wall { name: "no-capabilities", missing });
+    layers.push(IsolationLayer { name: "no-capabilities", missing });
     let way_out = "this kernel has no Landlock, or a seccomp profile refuses it: boot with `landlock` in lsm=";
     let missing = (!boot::has_landlock()).then(|| way_out.to_owned());
-    walls.push(Wall { name: "landlock", missing });
-    walls.push(Wall { name: "limits", missing: missing_limit(id) });
-    walls
+    layers.push(IsolationLayer { name: "landlock", missing });
+    layers.push(IsolationLayer { name: "limits", missing: missing_limit(id) });
+    layers
 }
 
-/// Fails when one of `walls` is missing.
-pub(super) fn complete(walls: &[Wall]) -> Result<(), PlatformError> {
-    let missing: Vec<_> = walls
+/// Fails when one of `layers` is missing.
+pub(super) fn require_all(layers: &[IsolationLayer]) -> Result<(), PlatformError> {
+    let missing: Vec<_> = layers
         .iter()
-        .filter_map(|wall| Some(format!("{} ({})", wall.name, wall.missing.as_ref()?)))
+        .filter_map(|layer| Some(format!("{} ({})", layer.name, layer.missing.as_ref()?)))
         .collect();
     if missing.is_empty() {
         return Ok(());
     }
     Err(PlatformError::missing(
-        "all walls are required, and some are missing",
+        "all isolation layers are required, and some are missing",
         io::Error::other(missing.join("; ")),
-        "remove what is named, or require no walls",
+        "remove what is named, or require no isolation layers",
     ))
 }
 

@@ -96,7 +96,7 @@ fn ended(answer: &Result<String, CallError>) -> bool {
 #[test]
 fn a_hostile_guest_changes_nothing_outside() {
     // No other test's guest is among this process's then.
-    alone("walls::a_hostile_guest_changes_nothing_outside", hostile_guest);
+    alone("isolation::a_hostile_guest_changes_nothing_outside", hostile_guest);
 }
 
 fn hostile_guest() {
@@ -151,7 +151,7 @@ const FORKING_HOST: &str = "AFRESH_TEST_FORKING_HOST";
 
 #[test]
 fn a_host_that_is_killed_during_a_fork_leaves_no_process() {
-    const NAME: &str = "walls::a_host_that_is_killed_during_a_fork_leaves_no_process";
+    const NAME: &str = "isolation::a_host_that_is_killed_during_a_fork_leaves_no_process";
     const READY: &str = "the guest forks now";
     if let Ok(program) = std::env::var(FORKING_HOST) {
         let Some(warm) = common::here(Program::new(program).warm()) else { return };
@@ -241,7 +241,7 @@ fn a_process_could_do_little_if_a_call_ever_passed() {
 
 #[test]
 fn descriptors_of_the_sentry_are_not_inherited_by_guests() {
-    alone("walls::descriptors_of_the_sentry_are_not_inherited_by_guests", || {
+    alone("isolation::descriptors_of_the_sentry_are_not_inherited_by_guests", || {
         let Some(path) = common::compiled("canary.c", &["-static"]) else { return };
         let program = Program::new(path);
         if common::here(program.warm()).is_none() {
@@ -263,7 +263,7 @@ fn descriptors_of_the_sentry_are_not_inherited_by_guests() {
 
 #[test]
 fn a_forked_process_could_do_little_if_a_call_ever_passed() {
-    alone("walls::a_forked_process_could_do_little_if_a_call_ever_passed", || {
+    alone("isolation::a_forked_process_could_do_little_if_a_call_ever_passed", || {
         let Some(mut warm) = hostile() else { return };
         assert_eq!(warm.call(b"25\n").unwrap(), b"4\n");
         let Some((guests, _)) = children() else {
@@ -305,7 +305,7 @@ fn can_do_little(id: u32) {
 
 #[test]
 fn the_zygote_has_nothing_that_a_guest_must_not_have() {
-    alone("walls::the_zygote_has_nothing_that_a_guest_must_not_have", || {
+    alone("isolation::the_zygote_has_nothing_that_a_guest_must_not_have", || {
         let Some(warm) = common::warm("canary.c", |program| program) else { return };
         let Some((guests, others)) = children() else {
             return println!("SKIPPED: this kernel does not report the children of a process");
@@ -383,8 +383,8 @@ fn without_namespaces(test: &str, kind: &str) -> Option<std::process::Output> {
 const REFUSED_KIND: &str = "AFRESH_TEST_REFUSED_NAMESPACES";
 
 #[test]
-fn every_wall_is_applied_alone_and_can_be_required() {
-    const NAME: &str = "walls::every_wall_is_applied_alone_and_can_be_required";
+fn every_isolation_layer_is_applied_alone_and_can_be_required() {
+    const NAME: &str = "isolation::every_isolation_layer_is_applied_alone_and_can_be_required";
     let kinds =
         [("net", "network-namespace"), ("user", "user-namespace"), ("ipc", "ipc-namespace")];
     let Ok(refused) = std::env::var(REFUSED_KIND) else {
@@ -394,12 +394,12 @@ fn every_wall_is_applied_alone_and_can_be_required() {
         }
         return;
     };
-    let walls = match afresh_linux::walls() {
-        Ok(walls) => walls,
+    let layers = match afresh_linux::isolation_layers() {
+        Ok(layers) => layers,
         Err(error) => return println!("SKIPPED: {error}"),
     };
     let absent = kinds.iter().find(|(kind, _)| *kind == refused).unwrap().1;
-    let missing = |name: &str| walls.iter().find(|w| w.name == name).unwrap().missing.clone();
+    let missing = |name: &str| layers.iter().find(|w| w.name == name).unwrap().missing.clone();
     let namespaces = [
         "user-namespace",
         "network-namespace",
@@ -416,7 +416,7 @@ fn every_wall_is_applied_alone_and_can_be_required() {
     // Guests run without it until it is required, and make no process after that.
     let Some(mut guest) = hostile() else { return };
     assert_eq!(guest.call_pristine(b"25\n").unwrap(), b"4\n");
-    let error = afresh_linux::require_walls().unwrap_err().to_string();
+    let error = afresh_linux::require_isolation().unwrap_err().to_string();
     assert!(error.contains(absent), "{error}");
     assert_eq!(guest.call_pristine(b"25\n").unwrap(), b"0\n");
     let Some(path) = common::compiled("hostile.c", &["-static"]) else { return };
