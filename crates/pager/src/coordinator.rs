@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use afresh_sys::{SysError, Uffd, UffdEvent, UffdMode, futex, poll};
 
 use crate::control::Guard;
-use crate::lazy::Lazy;
-use crate::patience::Patience;
+use crate::lazy::LazyMemory;
 use crate::restore::{Engine, Work};
+use crate::wait_budget::WaitBudget;
 use crate::{PageSource, RestoreError, SourceError};
 
 /// How often waiting threads look around.
@@ -76,7 +76,7 @@ pub(crate) fn spawn(
 }
 
 /// Runs the fillers until every window is present or the restore has failed.
-fn run(lazy: &Lazy, streams: usize, delay: Duration) {
+fn run(lazy: &LazyMemory, streams: usize, delay: Duration) {
     let control = &*lazy.control;
     let over =
         || control.stop.load(Ordering::Acquire) || lazy.remaining.load(Ordering::Acquire) == 0;
@@ -110,7 +110,7 @@ fn run(lazy: &Lazy, streams: usize, delay: Duration) {
             guard.disarm();
         };
         let mut streaming = false;
-        let (mut answering, mut patience) = (0, Patience::new(control.timeout));
+        let (mut answering, mut budget) = (0, WaitBudget::new(control.timeout));
         // Windows that faulting threads still fill, or a filler that hangs.
         while !over() {
             let due = streams > 0 && started.elapsed() >= delay;
@@ -119,10 +119,10 @@ fn run(lazy: &Lazy, streams: usize, delay: Duration) {
                 lazy.next_hugepage.store(0, Ordering::Release);
                 (0..streams.max(1)).for_each(|_| drop(scope.spawn(stream)));
             }
-            let waited = patience.step(TICK / 10, std::thread::sleep);
+            let waited = budget.step(TICK / 10, std::thread::sleep);
             let busy = lazy.busy.load(Ordering::Acquire);
             if busy == 0 || busy != answering {
-                (answering, patience) = (busy, Patience::new(control.timeout));
+                (answering, budget) = (busy, WaitBudget::new(control.timeout));
             } else if waited.is_none() {
                 control.fail_stuck();
             }
@@ -136,7 +136,7 @@ fn run(lazy: &Lazy, streams: usize, delay: Duration) {
 }
 
 /// Answers events until the work is over.
-fn handle_events(lazy: &Lazy, uffd: &Uffd, over: &dyn Fn() -> bool) -> Result<(), SysError> {
+fn handle_events(lazy: &LazyMemory, uffd: &Uffd, over: &dyn Fn() -> bool) -> Result<(), SysError> {
     let mut number = 0;
     while !over() {
         poll::readable([uffd.as_fd()], TICK)?;

@@ -25,7 +25,7 @@ use afresh_sys::{
 };
 
 use crate::control::Control;
-use crate::patience::Patience;
+use crate::wait_budget::WaitBudget;
 use crate::{PageSource, SourceError};
 
 const MAPPED: u32 = 0;
@@ -249,9 +249,9 @@ impl FaultHandler for Detach {
             state.store(MAPPED, Ordering::SeqCst);
             return self.target.protect(self.in_target(piece), Protection::ReadWrite).is_ok();
         }
-        let mut patience = Patience::new(self.control.timeout);
+        let mut budget = WaitBudget::new(self.control.timeout);
         while state.load(Ordering::SeqCst) == MOVING && !self.control.has_failed() {
-            let waited = patience.step(AWAITING, |step| futex::wait(state, MOVING, step));
+            let waited = budget.step(AWAITING, |step| futex::wait(state, MOVING, step));
             if waited.is_none() {
                 self.control.fail_stuck();
             }

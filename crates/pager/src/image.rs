@@ -18,7 +18,7 @@ use afresh_memory::{Filler, Image, Inserter};
 use afresh_sys::{PAGE_SIZE, PageRange, fork};
 
 use crate::control::Control;
-use crate::lazy::{self, Fill, Lazy};
+use crate::lazy::{self, Fill, LazyMemory};
 use crate::restore::{Engine, Work};
 use crate::staging::Staging;
 use crate::{Options, PageSource, RestoreError, SourceError, coordinator};
@@ -146,7 +146,7 @@ fn lazy_image(
     source: Arc<dyn PageSource>,
     window: usize,
     around: usize,
-) -> Result<Lazy, RestoreError> {
+) -> Result<LazyMemory, RestoreError> {
     let range = PageRange::new(0, inserter.pages());
     let windows = range.len.div_ceil(window);
     let mut awaited = vec![false; windows];
@@ -158,7 +158,7 @@ fn lazy_image(
     let states =
         awaited.iter().map(|awaited| AtomicU32::new(lazy::first_state(*awaited))).collect();
     let remaining = awaited.iter().filter(|awaited| **awaited).count();
-    Ok(Lazy {
+    Ok(LazyMemory {
         inline: source.signal_safe(),
         control: control.clone(),
         source,
@@ -204,7 +204,7 @@ struct ImageFiller {
 }
 
 impl ImageFiller {
-    fn lazy(&self) -> Option<Arc<Lazy>> {
+    fn lazy(&self) -> Option<Arc<LazyMemory>> {
         // Never held where a guest's memory is touched, so a fault handler may take it.
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         match engine.as_ref()?.work.clone() {
@@ -214,7 +214,7 @@ impl ImageFiller {
     }
 
     /// What `ask` says, or whether all went well once everything is over.
-    fn ask(&self, ask: impl FnOnce(&Lazy) -> bool) -> bool {
+    fn ask(&self, ask: impl FnOnce(&LazyMemory) -> bool) -> bool {
         // A child has neither the threads nor a way to put pages in place, and waiting would be in
         // vain.
         if self.generation != fork::generation() {

@@ -21,8 +21,8 @@ use afresh_sys::fault::{Fault, FaultCause, FaultHandler, FaultSignal};
 use afresh_sys::{Call, HUGE_PAGES, PAGE_SIZE, PageRange, Reservation, SysError, Uffd, futex};
 
 use crate::control::Control;
-use crate::patience::Patience;
 use crate::staging::Staging;
+use crate::wait_budget::WaitBudget;
 use crate::{PageSource, SourceError};
 
 const MISSING: u32 = 0;
@@ -63,7 +63,7 @@ pub(crate) enum HugePageTarget {
 }
 
 /// The state of one lazily filled memory.
-pub(crate) struct Lazy {
+pub(crate) struct LazyMemory {
     pub(crate) control: Arc<Control>,
     pub(crate) source: Arc<dyn PageSource>,
     /// Images have none: their slots see to faults.
@@ -113,7 +113,7 @@ fn put_missing(inserter: &Inserter, first: usize, content: &[u8]) -> Result<(), 
     Ok(())
 }
 
-impl Lazy {
+impl LazyMemory {
     /// Number of huge pages that streaming goes through.
     fn hugepages(&self) -> usize {
         self.range.len.div_ceil(HUGE_PAGES)
@@ -353,7 +353,7 @@ impl Lazy {
     /// restore has failed.
     pub(crate) fn ensure(&self, window: usize, inline: bool) -> bool {
         let word = &self.states[window];
-        let mut patience = Patience::new(self.control.timeout);
+        let mut budget = WaitBudget::new(self.control.timeout);
         let mut helped = false;
         loop {
             if self.control.has_failed() {
@@ -371,7 +371,7 @@ impl Lazy {
                     self.wanted[window / 64].fetch_or(1 << (window % 64), Ordering::AcqRel);
                     self.bell.fetch_add(1, Ordering::AcqRel);
                     futex::wake_all(&self.bell);
-                    patience.step(ASKING, |step| futex::wait(word, MISSING, step))
+                    budget.step(ASKING, |step| futex::wait(word, MISSING, step))
                 }
                 FILLING => {
                     // Somebody streams this huge page: rather than sleep, stream the next one.
@@ -389,7 +389,7 @@ impl Lazy {
                     );
                     continue;
                 }
-                state => patience.step(AWAITING, |step| futex::wait(word, state, step)),
+                state => budget.step(AWAITING, |step| futex::wait(word, state, step)),
             };
             if waited.is_none() {
                 self.control.fail_stuck();
@@ -492,7 +492,7 @@ impl Lazy {
     }
 }
 
-impl Lazy {
+impl LazyMemory {
     /// Ends reporting of missing pages and wakes threads that sleep in the kernel. A second call
     /// does nothing.
     pub(crate) fn release(&self) {
@@ -512,7 +512,7 @@ impl Lazy {
     }
 }
 
-impl FaultHandler for Lazy {
+impl FaultHandler for LazyMemory {
     fn answers(&self, signal: FaultSignal) -> bool {
         // Once the memory is closed, accesses raise SIGSEGV, which is for the guest's own handler.
         signal == FaultSignal::Bus

@@ -28,7 +28,6 @@ mod image;
 mod lazy;
 mod memory;
 mod options;
-mod patience;
 mod recorder;
 mod restore;
 mod source;
@@ -37,6 +36,7 @@ mod strategy;
 mod sum;
 mod turn;
 pub mod vmm;
+mod wait_budget;
 
 pub use afresh_store::SnapshotOptions;
 pub use contents::{SnapshotContents, SnapshotState};

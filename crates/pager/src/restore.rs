@@ -13,7 +13,7 @@ use afresh_sys::{
 
 use crate::control::Control;
 use crate::detach::Detach;
-use crate::lazy::{Fill, HugePageTarget, Lazy};
+use crate::lazy::{Fill, HugePageTarget, LazyMemory};
 use crate::staging::Staging;
 use crate::strategy::MAX_PIECES;
 use crate::{
@@ -50,7 +50,7 @@ pub(crate) struct Engine {
 
 #[derive(Clone)]
 pub(crate) enum Work {
-    Lazy(Arc<Lazy>),
+    Lazy(Arc<LazyMemory>),
     Detach(Arc<Detach>),
 }
 
@@ -346,7 +346,7 @@ fn lazy(
     source: Arc<dyn PageSource>,
     strategy: FillStrategy,
     options: &Options,
-) -> Result<Lazy, RestoreError> {
+) -> Result<LazyMemory, RestoreError> {
     let set_first = strategy == FillStrategy::WorkingSet;
     // Pages outside of the set are used here and there, and so are pages that are not streamed.
     let default = if set_first || !options.background { 64 } else { HUGE_PAGES };
@@ -378,7 +378,7 @@ fn lazy(
     uffd.register(target.page_ptr(range.start), range.byte_len(), Interest::MISSING)
         .map_err(|e| unsupported(format!("{e}; use map-detach")))?;
     let windows = range.len.div_ceil(window);
-    Ok(Lazy {
+    Ok(LazyMemory {
         inline: options.answer == Answer::Thread || source.signal_safe(),
         control,
         source,

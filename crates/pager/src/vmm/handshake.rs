@@ -11,7 +11,7 @@ use afresh_sys::{PAGE_SIZE, PageRange, Uffd, UffdMode, poll, socket};
 use serde_json::Value;
 
 use super::{VmmError, VmmOptions};
-use crate::patience::Patience;
+use crate::wait_budget::WaitBudget;
 
 /// Why a handshake is refused.
 pub(super) struct Refusal {
@@ -209,13 +209,13 @@ fn receive_all(
     (options, begin_parts): (&VmmOptions<'_>, impl FnOnce()),
     fds: &mut Vec<OwnedFd>,
 ) -> Result<Handshake, VmmError> {
-    let mut patience = Patience::new(options.handshake);
+    let mut budget = WaitBudget::new(options.handshake);
     let mut begin_parts = Some(begin_parts);
     let (mut text, mut end) = (Vec::new(), ArrayEnd::default());
     let mut in_stream = false;
     // The array can come in pieces, the descriptor with any of them.
     loop {
-        match patience.step(TICK, |step| poll::readable([stream.as_fd()], step)) {
+        match budget.step(TICK, |step| poll::readable([stream.as_fd()], step)) {
             None => return Err(VmmError::Handshake("it did not come in time".to_owned())),
             Some(ready) if ready? == [false] => continue,
             Some(_) => {}

@@ -1,17 +1,17 @@
-//! How long a wait may take in all.
+//! A limit of the time that a wait takes in all.
 //!
 //! Promises: only waiting counts. A process that is stopped, frozen or not scheduled for a minute
 //! has waited for one step, so it finds no deadline expired when it continues.
 
 use std::time::{Duration, Instant};
 
-/// The rest of a time limit.
+/// The rest of a time limit, of which only waiting takes some.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct WaitBudget {
     left: Duration,
 }
 
-impl Patience {
+impl WaitBudget {
     pub(crate) fn new(limit: Duration) -> Self {
         Self { left: limit }
     }
@@ -40,9 +40,9 @@ mod tests {
     #[test]
     fn a_step_that_takes_longer_counts_once() {
         let step = Duration::from_millis(5);
-        let mut patience = Patience::new(3 * step);
+        let mut budget = WaitBudget::new(3 * step);
         let mut steps = 0;
-        while patience.step(step, |_| std::thread::sleep(8 * step)).is_some() {
+        while budget.step(step, |_| std::thread::sleep(8 * step)).is_some() {
             steps += 1;
         }
         assert_eq!(steps, 3);
