@@ -391,7 +391,7 @@ impl Guest {
 
     /// Has a copy of the current process play the child.
     fn adopt(&mut self, fork: ForkRequest, mut process: Process) -> Result<(), PlatformError> {
-        if let Some(at) = fork.told_at {
+        if let Some(at) = fork.child_tid_at {
             let _ = process.write(at, &fork.id.to_le_bytes())?;
         }
         let context = self.sentry.change().with(fork.id, |state| {

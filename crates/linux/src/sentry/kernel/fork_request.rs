@@ -9,7 +9,7 @@ pub(crate) struct ForkRequest {
     /// Whether its parent waits until it runs another program.
     pub(crate) waits: bool,
     /// Where its number goes in its memory.
-    pub(crate) told_at: Option<u64>,
+    pub(crate) child_tid_at: Option<u64>,
     /// Its parent's descriptor of it, if it has asked for one.
     pub(crate) descriptor: Option<u64>,
 }

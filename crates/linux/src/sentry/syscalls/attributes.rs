@@ -101,7 +101,7 @@ impl Sentry {
                 modified,
                 crate::sentry::kernel::time::now(),
             )?;
-            self.change().tell_file(node, libc::IN_ATTRIB);
+            self.change().notify_file(node, libc::IN_ATTRIB);
         }
         Ok(ZERO)
     }
@@ -191,7 +191,7 @@ impl Sentry {
             false => self.follow(process, at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?,
         };
         let given = self.give(owner.0, owner.1)?;
-        self.change().tell_file(node, libc::IN_ATTRIB);
+        self.change().notify_file(node, libc::IN_ATTRIB);
         Ok(given)
     }
 
@@ -262,8 +262,8 @@ impl Sentry {
         let place = self.place(process, to.0, to.1)?;
         self.state.may_make(&place)?;
         self.change().tree.link_at(node, &place, crate::sentry::kernel::time::now())?;
-        self.change().tell_made(&place);
-        self.change().tell_file(node, libc::IN_ATTRIB);
+        self.change().notify_created(&place);
+        self.change().notify_file(node, libc::IN_ATTRIB);
         Ok(ZERO)
     }
 
@@ -295,7 +295,7 @@ impl Sentry {
         self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
         self.check_size(node, self.state.tree.stat(node)?.size, size)?;
         self.change().tree.set_size(node, size, crate::sentry::kernel::time::now())?;
-        self.change().tell_file(node, libc::IN_MODIFY);
+        self.change().notify_file(node, libc::IN_MODIFY);
         Ok(ZERO)
     }
 
@@ -339,7 +339,7 @@ impl Sentry {
             self.check_size(node, size, end)?;
             self.change().tree.set_size(node, end, crate::sentry::kernel::time::now())?;
         }
-        self.change().tell_file(node, libc::IN_MODIFY);
+        self.change().notify_file(node, libc::IN_MODIFY);
         Ok(ZERO)
     }
 
@@ -397,7 +397,7 @@ impl Sentry {
         to: u64,
     ) -> SyscallResult {
         self.follow(process, AT_FDCWD, path, true)?;
-        self.tell_file_system(process, libc::TMPFS_MAGIC as u64, to)
+        self.write_statfs(process, libc::TMPFS_MAGIC as u64, to)
     }
 
     /// `fstatfs(2)`: all files are on one `tmpfs`, whose size is the budget of the guest.
@@ -420,12 +420,12 @@ impl Sentry {
             | FileObject::Signals(_) => NAMELESS,
             _ => libc::TMPFS_MAGIC as u64,
         };
-        self.tell_file_system(process, kind, to)
+        self.write_statfs(process, kind, to)
     }
 
     /// `struct statfs` of a file system: one in memory, as large as the guest may store, or one
     /// without files.
-    fn tell_file_system(&self, process: &mut Process, kind: u64, to: u64) -> SyscallResult {
+    fn write_statfs(&self, process: &mut Process, kind: u64, to: u64) -> SyscallResult {
         if kind != libc::TMPFS_MAGIC as u64 {
             let bytes = StructBuilder::default().word(kind).word(PAGE).zeros(48);
             let bytes = bytes.word(255).word(PAGE).zeros(40);

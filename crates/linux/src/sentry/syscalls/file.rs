@@ -136,7 +136,7 @@ impl Sentry {
         self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
         self.check_size(node, self.state.tree.stat(node)?.size, size)?;
         self.change().tree.set_size(node, size, crate::sentry::kernel::time::now())?;
-        self.change().tell_file(node, libc::IN_MODIFY);
+        self.change().notify_file(node, libc::IN_MODIFY);
         Ok(ZERO)
     }
 

@@ -109,7 +109,7 @@ impl Sentry {
             None if has(libc::O_CREAT) && !only_named => {
                 self.state.table.check_room()?;
                 let node = self.change().create_at(&place, New::File, mode)?;
-                self.change().tell_made(&place);
+                self.change().notify_created(&place);
                 node
             }
             None => return Err(Errno::NOENT.into()),
@@ -173,7 +173,7 @@ impl Sentry {
         self.state.seals.may_resize(node, size, 0)?;
         let state = self.change();
         state.tree.set_size(node, 0, now)?;
-        state.tell_file(node, libc::IN_MODIFY);
+        state.notify_file(node, libc::IN_MODIFY);
         Ok(())
     }
 
@@ -209,7 +209,7 @@ impl Sentry {
         let description = Description { found, ..Description::new(open, flags & kept) };
         let close_on_exec = flags & libc::O_CLOEXEC != 0;
         let state = self.change();
-        state.tell_open(&description, true);
+        state.notify_open(&description, true);
         match state.table.add(description, close_on_exec) {
             Ok(number) => Ok(SyscallControl::Value(u64::from(number))),
             Err((errno, description)) => {

@@ -205,7 +205,7 @@ impl Sentry {
         self.state.may_make(place)?;
         let state = self.change();
         state.create_at(place, new, mode)?;
-        state.tell_made(place);
+        state.notify_created(place);
         Ok(())
     }
 
@@ -236,7 +236,7 @@ impl Sentry {
         } else {
             tree.remove_file_at(&place, now)?;
         }
-        self.change().tell_removed(&place);
+        self.change().notify_removed(&place);
         Ok(ZERO)
     }
 
@@ -280,7 +280,7 @@ impl Sentry {
             _ => return Err(Errno::INVAL.into()),
         };
         self.change().tree.rename_at(&from, &to, how, crate::sentry::kernel::time::now())?;
-        self.change().tell_moved(&from, &to, how == Rename::Exchange);
+        self.change().notify_moved(&from, &to, how == Rename::Exchange);
         Ok(ZERO)
     }
 
@@ -342,7 +342,7 @@ impl Sentry {
         let old = self.state.tree.stat(node)?.mode;
         self.state.seals.may_turn(node, old, mode as u32)?;
         self.change().set_mode(node, mode as u32)?;
-        self.change().tell_file(node, libc::IN_ATTRIB);
+        self.change().notify_file(node, libc::IN_ATTRIB);
         Ok(ZERO)
     }
 
@@ -372,7 +372,7 @@ impl Sentry {
         let old = self.state.tree.stat(node)?.mode;
         self.state.seals.may_turn(node, old, mode as u32)?;
         self.change().set_mode(node, mode as u32)?;
-        self.change().tell_file(node, libc::IN_ATTRIB);
+        self.change().notify_file(node, libc::IN_ATTRIB);
         Ok(ZERO)
     }
 

@@ -135,7 +135,7 @@ impl Sentry {
             true => None,
             false => Some(self.moment_after(timer.clock, first, flags & 1 != 0)?),
         };
-        self.tell_timer(process, &timer, old)?;
+        self.write_timer(process, &timer, old)?;
         self.change().table.get_mut(descriptor)?.open =
             FileObject::Timer(TimerFd { at, every, clock: timer.clock });
         Ok(ZERO)
@@ -151,11 +151,11 @@ impl Sentry {
         let FileObject::Timer(timer) = &self.state.table.get(descriptor)?.open else {
             return Err(Errno::INVAL.into());
         };
-        self.tell_timer(process, timer, to)?;
+        self.write_timer(process, timer, to)?;
         Ok(ZERO)
     }
 
-    fn tell_timer(&self, process: &mut Process, timer: &TimerFd, to: u64) -> SyscallResult<()> {
+    fn write_timer(&self, process: &mut Process, timer: &TimerFd, to: u64) -> SyscallResult<()> {
         if to == 0 {
             return Ok(());
         }

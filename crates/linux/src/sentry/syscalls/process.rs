@@ -99,12 +99,12 @@ impl Sentry {
             let _ = process.write(parent, &(number as u32).to_le_bytes())?;
             descriptor = Some(number);
         }
-        let told_at = (flags & libc::CLONE_CHILD_SETTID != 0).then_some(child);
+        let child_tid_at = (flags & libc::CLONE_CHILD_SETTID != 0).then_some(child);
         Ok(SyscallControl::Fork(ForkRequest {
             id,
             copies,
             waits: waits && !copies,
-            told_at,
+            child_tid_at,
             descriptor,
         }))
     }

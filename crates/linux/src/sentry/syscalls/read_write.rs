@@ -185,7 +185,7 @@ impl Sentry {
             && let FileObject::File(open) = &self.state.table.get(descriptor)?.open
         {
             let (node, found) = (open.node, self.state.table.get(descriptor)?.found.clone());
-            self.change().tell_found(node, found.as_ref(), libc::IN_ACCESS);
+            self.change().notify_found(node, found.as_ref(), libc::IN_ACCESS);
         }
         Ok(())
     }
@@ -445,7 +445,7 @@ impl Sentry {
                 };
                 if self.state.watchers > 0 {
                     let found = self.state.table.get(descriptor)?.found.clone();
-                    self.change().tell_found(node, found.as_ref(), libc::IN_MODIFY);
+                    self.change().notify_found(node, found.as_ref(), libc::IN_MODIFY);
                 }
                 return Ok(SyscallControl::Value(written as u64));
             }

@@ -419,7 +419,7 @@ impl Sentry {
     }
 
     /// Stores the address of a socket.
-    fn tell_address(
+    fn write_address(
         &self,
         process: &mut Process,
         address: &Address,
@@ -449,7 +449,7 @@ impl Sentry {
             true => socket.own.clone(),
             false => Address::any(socket.family),
         };
-        self.tell_address(process, &address, addr, addrlen)
+        self.write_address(process, &address, addr, addrlen)
     }
 
     /// Whether the peer of an IP connection has reset it, and the error was reported.
@@ -476,7 +476,7 @@ impl Sentry {
             // The kernel's address: no port and no groups.
             let mut kernel = socket.family.to_le_bytes().to_vec();
             kernel.resize(NETLINK_ADDRESS, 0);
-            return self.tell_address(process, &Address(kernel), addr, addrlen);
+            return self.write_address(process, &Address(kernel), addr, addrlen);
         }
         let named = socket.is_local() || socket.peer.port() != 0;
         let mail = socket.is_for_datagrams() && !socket.peer.0.is_empty() && named;
@@ -487,6 +487,6 @@ impl Sentry {
             return Err(Errno::NOTCONN.into());
         }
         let address = self.sender_address(fd, socket.peer.clone())?;
-        self.tell_address(process, &address, addr, addrlen)
+        self.write_address(process, &address, addr, addrlen)
     }
 }

@@ -36,7 +36,7 @@ impl Sentry {
         &[ruid, euid, suid, ..]: &[u64; 6],
     ) -> SyscallResult {
         let user = self.state.user_id();
-        Self::tell_ids(process, [ruid, euid, suid], user)
+        Self::write_ids(process, [ruid, euid, suid], user)
     }
 
     /// `getresgid(2)`: the three IDs are one.
@@ -46,11 +46,11 @@ impl Sentry {
         &[rgid, egid, sgid, ..]: &[u64; 6],
     ) -> SyscallResult {
         let group = self.state.group_id();
-        Self::tell_ids(process, [rgid, egid, sgid], group)
+        Self::write_ids(process, [rgid, egid, sgid], group)
     }
 
     /// Stores the real, effective and saved number, which are one.
-    fn tell_ids(process: &mut Process, addresses: [u64; 3], id: u32) -> SyscallResult {
+    fn write_ids(process: &mut Process, addresses: [u64; 3], id: u32) -> SyscallResult {
         for address in addresses {
             copy_out(process, address, &id.to_le_bytes())?;
         }

@@ -145,7 +145,7 @@ impl Sentry {
                 refused => refused.errno(),
             })?;
         }
-        self.change().tell_file(node, libc::IN_ATTRIB);
+        self.change().notify_file(node, libc::IN_ATTRIB);
         Ok(ZERO)
     }
 
@@ -201,7 +201,7 @@ impl Sentry {
             let now = crate::sentry::kernel::time::now();
             self.change().tree.set_attribute(node, &name, None, now)?;
         }
-        self.change().tell_file(node, libc::IN_ATTRIB);
+        self.change().notify_file(node, libc::IN_ATTRIB);
         Ok(ZERO)
     }
 }

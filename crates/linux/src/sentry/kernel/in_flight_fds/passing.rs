@@ -11,7 +11,7 @@ impl Kernel {
         let Some(description) = description else { return };
         let mut gone = vec![description];
         while let Some(description) = gone.pop() {
-            self.tell_open(&description, false);
+            self.notify_open(&description, false);
             match description.open {
                 FileObject::Watches(_) => self.watchers = self.watchers.saturating_sub(1),
                 FileObject::File(open) | FileObject::Device(_, open) => self.tree.close(open),

@@ -24,12 +24,12 @@ impl Kernel {
     }
 
     /// An event on a file, for watchers of it and of its directory.
-    pub(in crate::sentry) fn tell_file(&mut self, node: Node, mask: u32) {
-        self.tell_found(node, None, mask);
+    pub(in crate::sentry) fn notify_file(&mut self, node: Node, mask: u32) {
+        self.notify_found(node, None, mask);
     }
 
-    /// As [`Kernel::tell_file`]; by this name, if it has had several.
-    pub(in crate::sentry) fn tell_found(
+    /// As [`Kernel::notify_file`]; by this name, if it has had several.
+    pub(in crate::sentry) fn notify_found(
         &mut self,
         node: Node,
         found: Option<&(Node, Arc<[u8]>)>,
@@ -50,7 +50,7 @@ impl Kernel {
     }
 
     /// A name was made.
-    pub(in crate::sentry) fn tell_made(&mut self, place: &ResolvedName) {
+    pub(in crate::sentry) fn notify_created(&mut self, place: &ResolvedName) {
         if self.watchers == 0 {
             return;
         }
@@ -60,16 +60,16 @@ impl Kernel {
     }
 
     /// A name was removed, which was a directory's or not.
-    pub(in crate::sentry) fn tell_removed(&mut self, place: &ResolvedName) {
+    pub(in crate::sentry) fn notify_removed(&mut self, place: &ResolvedName) {
         let (Some((node, kind)), 1..) = (place.found, self.watchers) else { return };
         let bit = if kind == Kind::Directory { libc::IN_ISDIR } else { 0 };
-        self.tell_unnamed(node, kind, |watches| {
+        self.notify_unnamed(node, kind, |watches| {
             watches.happened(place.directory, libc::IN_DELETE | bit, 0, &place.name);
         });
     }
 
     /// A file has lost a name, which `then` reports. A file without names has no watches.
-    fn tell_unnamed(&mut self, node: Node, kind: Kind, then: impl Fn(&mut Inotify)) {
+    fn notify_unnamed(&mut self, node: Node, kind: Kind, then: impl Fn(&mut Inotify)) {
         let is_directory = kind == Kind::Directory;
         let gone = is_directory || self.tree.stat(node).map_or(0, |stat| stat.links) == 0;
         self.for_each(|watches| {
@@ -85,7 +85,7 @@ impl Kernel {
     }
 
     /// A name was given away: for another, or in exchange.
-    pub(in crate::sentry) fn tell_moved(
+    pub(in crate::sentry) fn notify_moved(
         &mut self,
         from: &ResolvedName,
         to: &ResolvedName,
@@ -110,18 +110,18 @@ impl Kernel {
             });
         }
         if let Some((node, kind)) = to.found.filter(|_| !exchanged) {
-            self.tell_unnamed(node, kind, |_| ());
+            self.notify_unnamed(node, kind, |_| ());
         }
     }
 
     /// A description is opened, or closed for good.
-    pub(in crate::sentry) fn tell_open(&mut self, description: &Description, opened: bool) {
+    pub(in crate::sentry) fn notify_open(&mut self, description: &Description, opened: bool) {
         let only_named = description.flags & libc::O_PATH as u32 != 0;
         let (Some(open), 1.., false) = (description.open.file(), self.watchers, only_named) else {
             return;
         };
         let (node, writes) = (open.node, open.access.write);
-        self.tell_found(
+        self.notify_found(
             node,
             description.found.as_ref(),
             match (opened, writes) {
