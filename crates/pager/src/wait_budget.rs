@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The rest of a time limit, of which only waiting takes some.
+/// The rest of a time limit. Only waiting counts.
 #[derive(Debug)]
 pub(crate) struct WaitBudget {
     left: Duration,
