@@ -3,6 +3,7 @@
 mod async_lease;
 mod backend;
 mod call;
+mod call_cost;
 mod call_options;
 mod delta;
 mod digest_base;
@@ -15,6 +16,7 @@ mod keys;
 mod keys;
 mod known_meanings;
 mod lease;
+mod lease_cost;
 mod mark;
 mod options;
 #[cfg(feature = "remote")]
@@ -37,6 +39,7 @@ pub use backend::Kind;
 #[cfg(feature = "linux")]
 pub use backend::{image_program, stored_program};
 pub use call::{Answer, Call, Entry, Exit, Function};
+pub use call_cost::CallCost;
 pub use call_options::{CallOptions, LeaseOptions};
 pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 pub use guest::{Guest, Origin, open};

@@ -118,6 +118,14 @@ pub enum CallError {
         /// The end of its standard error in this call.
         messages: String,
     },
+    /// It used more CPU time than its limit, and was killed.
+    #[error("the guest used its CPU time limit of {limit:?}{}", last_messages(messages))]
+    CpuTime {
+        /// The limit of the call.
+        limit: std::time::Duration,
+        /// The end of its standard error in this call.
+        messages: String,
+    },
     /// An earlier call was cut short.
     #[error("an earlier call of this instance was cut short: reset it first")]
     NeedsReset,

@@ -3,11 +3,13 @@
 //! Its threads take turns in the one thread that its process has: when one waits, when it gives
 //! way, and when others are ready and its time is over.
 
+mod cpu_budget;
 mod scheduler;
 
 use std::time::{Duration, Instant};
 
 use crate::frozen_state::IdleWait;
+use crate::guest::cpu_budget::CpuBudget;
 use crate::guest::scheduler::NextThread;
 use crate::http;
 use crate::limits::POLL_INTERVAL;
@@ -25,6 +27,8 @@ pub(crate) enum StopReason {
     End(End, Trap),
     /// Time is up.
     Late,
+    /// It has used its CPU time.
+    CpuTime,
     /// The caller ended the call.
     Unheard,
 }
@@ -55,6 +59,8 @@ pub(crate) struct Guest {
     pub(crate) rests: Option<Instant>,
     /// Interval of polls of a caller that receives output.
     pub(crate) poll: Duration,
+    /// CPU time that the present call may use.
+    cpu: CpuBudget,
     /// Maximum sleep before it counts as a server that waits for its first caller, though other
     /// threads work.
     patience: Duration,
@@ -68,8 +74,8 @@ impl Guest {
     pub(crate) fn new(body: Subprocess, sentry: Sentry, others: ParkedSubprocesses) -> Self {
         let (now, rests) = (Instant::now(), None);
         let (poll, patience) = (POLL_INTERVAL, START_TIMEOUT);
-        let search = Duration::ZERO;
-        Self { body, sentry, others, turn: now, search, asked: now, rests, poll, patience }
+        let (search, cpu) = (Duration::ZERO, CpuBudget::default());
+        Self { body, sentry, others, turn: now, search, asked: now, rests, poll, cpu, patience }
     }
 
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller
@@ -88,7 +94,11 @@ impl Guest {
             if !self.proceeds() {
                 return Ok(StopReason::Unheard);
             }
-            let halt = match self.body.process.next(self.turn_ends(deadline))? {
+            if self.has_used_cpu_time() {
+                return Ok(StopReason::CpuTime);
+            }
+            let turn_ends = self.cpu.bound(self.turn_ends(deadline));
+            let halt = match self.body.process.next(turn_ends)? {
                 Event::Call(call) => self.serve(&call, deadline)?,
                 Event::Late if Instant::now() >= deadline => Some(StopReason::Late),
                 Event::Late => {

@@ -341,6 +341,7 @@ impl Instance {
             let slice = self.limits.slice.filter(|_| sinks.hearer.is_some());
             live.guest.rests = slice.map(after);
             live.guest.poll = self.limits.poll;
+            live.guest.set_cpu_time_limit(self.limits.cpu_time);
             live.guest.sentry.streams.stop = self.limits.stop.clone();
             live.guest.sentry.streams.set_sinks(sinks);
         }
@@ -377,6 +378,9 @@ impl Instance {
             }
             Ok(StopReason::End(end, Trap::Kernel(_))) => CallError::Ended { end, output, messages },
             Ok(StopReason::Late) => CallError::Late { messages },
+            Ok(StopReason::CpuTime) => {
+                CallError::CpuTime { limit: self.limits.cpu_time.unwrap_or_default(), messages }
+            }
             Ok(StopReason::Unheard) => CallError::Ended { end: End::Unheard, output, messages },
             Err(source) => CallError::Platform { source, messages },
         };

@@ -83,11 +83,12 @@ pub use instance::Instance;
 pub use limits::StopHandle;
 pub use outbound::take_outbound_bytes;
 pub use platform::{
-    IsolationLayer, PlatformError, isolation_layers, require_isolation, take_guest_cpu_time,
+    IsolationLayer, PlatformError, guest_cpu_time, isolation_layers, require_isolation,
+    take_guest_cpu_time,
 };
 pub use program::{Program, find_in_path};
 pub use run::{EndedRun, HostStreams, Run};
-pub use sentry::{End, ExchangeResult, InboundConnection, Resource, RunControl};
+pub use sentry::{End, ExchangeResult, InboundConnection, MemoryPeak, Resource, RunControl};
 pub use session::{InstanceTemplate, ProgramState};
 pub use stats::Stats;
 pub use warm::Warm;

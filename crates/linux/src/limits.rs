@@ -15,6 +15,8 @@ pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) struct Limits {
     pub(crate) output: usize,
     pub(crate) time: Duration,
+    /// Maximum CPU time of a call.
+    pub(crate) cpu_time: Option<Duration>,
     /// How long a heard call continues after it is answered.
     pub(crate) slice: Option<Duration>,
     /// Interval of polls of a caller that receives output.
@@ -52,6 +54,7 @@ impl Default for Limits {
         Self {
             output: 64 << 20,
             time: Duration::from_secs(10),
+            cpu_time: None,
             slice: None,
             poll: POLL_INTERVAL,
             strategy: Strategy::Auto,

@@ -33,7 +33,7 @@ mod vdso;
 mod write_tracker;
 mod zygote;
 
-pub use billed_time::take_guest_cpu_time;
+pub use billed_time::{guest_cpu_time, take_guest_cpu_time};
 pub(crate) use commands::{Continuation, INPUT_LEN, StubCommands};
 pub(crate) use cpu_pinning::CpuPinning;
 pub(crate) use frame::{

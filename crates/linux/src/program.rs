@@ -513,7 +513,7 @@ impl Program {
                     halt =
                         guest.resume(&wait, Some(&request), StubCommands::default(), deadline)?;
                 }
-                StopReason::Late => {
+                StopReason::Late | StopReason::CpuTime => {
                     return Err(WarmError::Late { messages: guest.messages() });
                 }
                 StopReason::Unheard => return Err(WarmError::Stopped),

@@ -192,10 +192,10 @@ impl Program {
             }
             StopReason::Idle(wait) if keeps => (End::Stopped, Some(wait)),
             StopReason::Idle(_) => (End::Deadlock, None),
-            StopReason::Late | StopReason::Unheard if keeps => {
+            StopReason::Late | StopReason::CpuTime | StopReason::Unheard if keeps => {
                 (End::Stopped, Some(guest.hold_wait()?))
             }
-            StopReason::Late | StopReason::Unheard => {
+            StopReason::Late | StopReason::CpuTime | StopReason::Unheard => {
                 return Err(WarmError::Unfinished { limit: limit.unwrap_or_default() });
             }
         };
@@ -224,7 +224,7 @@ impl Program {
                 StopReason::Idle(wait) => {
                     halt = guest.resume(&wait, Some(b""), StubCommands::default(), deadline)?
                 }
-                StopReason::Late | StopReason::Unheard => {
+                StopReason::Late | StopReason::CpuTime | StopReason::Unheard => {
                     return Err(WarmError::Late { messages: guest.messages() });
                 }
                 StopReason::End(end, _) => {

@@ -54,6 +54,7 @@ use kernel::time::MonotonicTime;
 pub(crate) use kernel::time::StoppedClock;
 pub(crate) use mm::file_backing::{FileBacking, SharedMapping};
 pub(crate) use mm::layout::{Layout, MAX_RESERVED, PAGE, STACK_LEN};
+pub use mm::memory_peak::MemoryPeak;
 pub(crate) use mm::stub_calls::{Change, Content, StubCall, protect_call, unmap_call};
 pub(crate) use mm::user_memory::{read_some, write_some};
 pub use net::inbound::{ExchangeResult, InboundConnection};

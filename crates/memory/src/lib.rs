@@ -38,7 +38,7 @@ mod write_set;
 
 pub use afresh_sys::{
     Feature, Features, InheritedMutex, InheritedMutexGuard, Memfd, PAGE_SIZE, PageRange,
-    Reservation, SysError, ZeroPageSource, fork, page_align_up,
+    Reservation, SysError, ZeroPageSource, fork, host::thread_cpu_time, page_align_up,
 };
 pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};

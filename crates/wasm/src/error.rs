@@ -239,6 +239,9 @@ pub enum CallError {
     /// The call ran longer than its timeout.
     #[error("the call was stopped after its timeout of {0:?}")]
     Timeout(std::time::Duration),
+    /// The call used its CPU time limit.
+    #[error("the call used its CPU time limit of {0:?}: raise it, or set none")]
+    CpuTime(std::time::Duration),
     /// The call was ended by the embedder's [`crate::Watch`].
     #[error("the call was stopped by its host")]
     Stopped,

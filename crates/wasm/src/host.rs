@@ -39,7 +39,7 @@ use crate::engine::call_path::CallPath;
 use crate::host::clock::Clock;
 use crate::host::files::{Files, LiveFiles};
 use crate::host::memories::{HostMemories, usable};
-use crate::host::watch::{StopHandle, Watch};
+use crate::host::watch::{CpuDeadline, StopHandle, Watch};
 
 pub use limiter::Limiter;
 pub(crate) use limiter::table_bytes;
@@ -195,6 +195,7 @@ pub struct Host {
     until: Option<Instant>,
     /// The time limit of the current call, and the tick at which it expires.
     time_limit: Option<(Duration, u64)>,
+    pub(crate) cpu_deadline: CpuDeadline,
 }
 
 impl std::fmt::Debug for Host {
@@ -231,6 +232,7 @@ impl Host {
             guests: false,
             until: None,
             time_limit: None,
+            cpu_deadline: CpuDeadline::default(),
         }
     }
 

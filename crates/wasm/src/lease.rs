@@ -336,6 +336,12 @@ impl<'a> Lease<'a> {
         self.live.memories().map(count).sum()
     }
 
+    /// Bytes of all guest memories. A memory never shrinks, so it is their peak as well.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.live.memories().map(GuestMemory::bytes).sum()
+    }
+
     /// Whether a call of this lease failed after it had begun: the state of the instance is unknown
     /// until it is reset.
     #[must_use]

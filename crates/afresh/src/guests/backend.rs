@@ -17,6 +17,11 @@ mod machine;
 #[path = "backend/machine_absent.rs"]
 mod machine;
 #[cfg(feature = "linux")]
+pub(crate) mod process_costs;
+#[cfg(not(feature = "linux"))]
+#[path = "backend/process_costs_absent.rs"]
+pub(crate) mod process_costs;
+#[cfg(feature = "linux")]
 mod program;
 #[cfg(not(feature = "linux"))]
 #[path = "backend/program_absent.rs"]

@@ -1,5 +1,7 @@
 //! Calls and answers, the same for every kind of guest.
 
+use std::time::Duration;
+
 #[cfg(feature = "wasm")]
 use afresh_wasm::BytesEntry as FunctionEntry;
 
@@ -127,6 +129,8 @@ impl<'a> From<&'a Function> for Entry<'a> {
 #[allow(dead_code, reason = "not every kind of guest has every cause")]
 pub(super) enum ErrorKind {
     Timeout,
+    /// The limit of CPU time.
+    CpuTime(Duration),
     Stopped,
     Request,
     Guest,
@@ -139,6 +143,7 @@ impl CallError {
         let function = function.to_owned();
         match kind {
             ErrorKind::Timeout => Self::Timeout { function, source },
+            ErrorKind::CpuTime(limit) => Self::CpuTime { function, limit },
             ErrorKind::Stopped => Self::Stopped { function, source },
             ErrorKind::Request => Self::Request { function, source },
             ErrorKind::Guest => Self::Guest { function, source },

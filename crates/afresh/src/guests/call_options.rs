@@ -35,6 +35,7 @@ pub struct CallOptions {
     pub(crate) timeout: Option<Duration>,
     pub(crate) fuel: Option<u64>,
     pub(crate) memory: Option<u64>,
+    pub(crate) cpu_time: Option<Duration>,
 }
 
 impl CallOptions {
@@ -48,6 +49,17 @@ impl CallOptions {
     /// [`Options::interruptible`](crate::Options::interruptible).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// Maximum CPU time of the call, counted as [`CallCost::cpu`](crate::CallCost::cpu): a wait
+    /// takes none. The call fails with [`CallError::CpuTime`](crate::CallError::CpuTime) soon after
+    /// it has used that time: in a Linux program within 2 ms of it, in a Wasm guest within a tick,
+    /// 5 ms. A Wasm guest must have been opened with
+    /// [`Options::interruptible`](crate::Options::interruptible) or a watch, and not be
+    /// asynchronous. A micro-VM refuses this option.
+    pub fn cpu_time_limit(mut self, limit: Duration) -> Self {
+        self.cpu_time = Some(limit);
         self
     }
 
@@ -89,6 +101,12 @@ impl LeaseOptions {
     /// Time limit of each of its calls; as [`CallOptions::timeout`].
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.calls = self.calls.timeout(timeout);
+        self
+    }
+
+    /// Maximum CPU time of each of its calls; as [`CallOptions::cpu_time_limit`].
+    pub fn cpu_time_limit(mut self, limit: Duration) -> Self {
+        self.calls = self.calls.cpu_time_limit(limit);
         self
     }
 

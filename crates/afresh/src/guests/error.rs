@@ -74,6 +74,18 @@ pub enum CallError {
         /// The limit that stopped the call.
         source: Cause,
     },
+    /// The call used its limit of CPU time,
+    /// [`CallOptions::cpu_time_limit`](crate::CallOptions::cpu_time_limit) or that of its lease.
+    #[error(
+        "the call of `{function}` used its CPU time limit of {limit:?}: raise the limit, or give \
+         the call less work"
+    )]
+    CpuTime {
+        /// The function.
+        function: String,
+        /// The limit.
+        limit: Duration,
+    },
     /// The call was ended by the embedder's watch.
     #[error("the call of `{function}` was stopped by its host")]
     Stopped {

@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use crate::guests::backend::{Instance, LeaseControl, LiveInstance, StopCall, WarmGuest, dispatch};
 use crate::guests::call::{CallInput, Entry};
+use crate::guests::call_cost::{CallBytes, OutputCounter};
 use crate::{
     Answer, Call, CallError, CallOptions, Guest, LeaseError, LeaseOptions, OutputSource,
     OutputStream, VerifyError, describe_error,
@@ -16,6 +17,8 @@ use crate::{
 pub struct Lease<'a> {
     pub(crate) instance: Instance<'a>,
     pub(crate) guest: LeasedGuest<'a>,
+    /// Bytes of its calls.
+    pub(crate) bytes: CallBytes,
     /// How its last failed call was cut short.
     failure: Option<Box<str>>,
 }
@@ -113,7 +116,8 @@ impl OwnedLease {
     }
 
     pub(crate) fn owned(guest: Guest, instance: Instance<'static>) -> Self {
-        Self { instance, guest: LeasedGuest::Owned(guest), failure: None }
+        let bytes = CallBytes::default();
+        Self { instance, guest: LeasedGuest::Owned(guest), bytes, failure: None }
     }
 }
 
@@ -132,7 +136,8 @@ impl<'a> Lease<'a> {
 
     #[inline]
     pub(crate) fn new(guest: &'a Guest, instance: Instance<'a>) -> Self {
-        Self { instance, guest: LeasedGuest::Borrowed(guest), failure: None }
+        let bytes = CallBytes::default();
+        Self { instance, guest: LeasedGuest::Borrowed(guest), bytes, failure: None }
     }
 
     /// An instance that has never run anything but the warm-up, made for this lease and dropped
@@ -187,6 +192,7 @@ impl<'a> Lease<'a> {
         let called = dispatch!(Instance, &mut self.instance, live => {
             live.answer_bytes(&self.guest, callee, input)
         });
+        self.bytes.add(input.len(), &called);
         self.noted(called)
     }
 
@@ -206,6 +212,7 @@ impl<'a> Lease<'a> {
                 live.answer_bytes(&self.guest, callee, input)
             })
         });
+        self.bytes.add(input.len(), &called);
         self.noted(called)
     }
 
@@ -234,14 +241,21 @@ impl<'a> Lease<'a> {
         function: impl Into<Entry<'f>>,
         input: &[u8],
         options: &CallOptions,
-        hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
+        mut hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         let callee = function.into();
+        let output = OutputCounter::default();
+        let counter = output.clone();
+        let hear = move |from, piece: &[u8]| {
+            counter.add(piece);
+            hear(from, piece)
+        };
         let called = dispatch!(Instance, &mut self.instance, live => {
             live.limited(options, callee.name(), |live| {
                 live.answer_streaming(&self.guest, callee, input, hear)
             })
         });
+        self.bytes.add_streamed(input.len(), &output);
         self.noted(called)
     }
 
@@ -270,14 +284,22 @@ impl<'a> Lease<'a> {
         function: impl Into<Entry<'f>>,
         input: &[u8],
         options: &CallOptions,
-        log: impl FnMut(OutputStream, &[u8]) + Send + 'static,
+        mut log: impl FnMut(OutputStream, &[u8]) + Send + 'static,
     ) -> Result<Vec<u8>, CallError> {
         let callee = function.into();
+        let output = OutputCounter::default();
+        let counter = output.clone();
+        let log = move |stream, piece: &[u8]| {
+            counter.add(piece);
+            log(stream, piece);
+        };
         let called = dispatch!(Instance, &mut self.instance, live => {
             live.limited(options, callee.name(), |live| {
                 live.answer_logged(&self.guest, callee, input, log)
             })
         });
+        self.bytes.add_streamed(input.len(), &output);
+        self.bytes.add(0, &called);
         self.noted(called)
     }
 
@@ -300,6 +322,7 @@ impl<'a> Lease<'a> {
                 let called = dispatch!(Instance, &mut self.instance, live => {
                     live.answer_text(&self.guest, name, texts)
                 });
+                self.bytes.add_texts(texts, &called);
                 self.noted(called)
             }
         }
@@ -317,6 +340,7 @@ impl<'a> Lease<'a> {
                 let called = dispatch!(Instance, &mut self.instance, live => {
                     live.limited(options, name, |live| live.answer_text(&self.guest, name, texts))
                 });
+                self.bytes.add_texts(texts, &called);
                 self.noted(called)
             }
         }

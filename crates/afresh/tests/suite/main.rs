@@ -1,6 +1,8 @@
 //! The front door's tests, in one program that is linked once.
 
 mod common;
+#[cfg(feature = "wasm")]
+mod cost;
 #[cfg(all(feature = "wasm", feature = "vm", feature = "arena"))]
 mod examples;
 #[cfg(feature = "wasm")]

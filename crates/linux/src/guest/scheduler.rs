@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Guest, StopReason};
+use super::{CpuBudget, Guest, StopReason};
 use crate::sentry::{FIRST, ReadySets};
 
 /// Time slice of a thread while others can run.
@@ -37,7 +37,28 @@ impl Guest {
         if Instant::now() >= deadline {
             return Some(StopReason::Late);
         }
+        if self.has_used_cpu_time() {
+            return Some(StopReason::CpuTime);
+        }
         if self.proceeds() { None } else { Some(StopReason::Unheard) }
+    }
+
+    /// Sets the CPU time limit of the call that begins now.
+    pub(crate) fn set_cpu_time_limit(&mut self, limit: Option<Duration>) {
+        if limit.is_some() {
+            // Earlier time of the process does not belong to it.
+            self.body.process.bill();
+        }
+        self.cpu = CpuBudget::new(limit);
+    }
+
+    /// Whether the call has used its CPU time.
+    pub(super) fn has_used_cpu_time(&mut self) -> bool {
+        if !self.cpu.is_due() {
+            return false;
+        }
+        self.body.process.bill();
+        self.cpu.is_over()
     }
 
     /// Whether other threads, an alarm or the caller have waited for long enough. A thread that

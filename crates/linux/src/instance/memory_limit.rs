@@ -19,6 +19,13 @@ impl Instance {
         Ok(())
     }
 
+    /// Bytes that the processes of the program have mapped together in its present state, as the
+    /// memory limit counts them.
+    #[must_use]
+    pub fn mapped_memory(&self) -> u64 {
+        self.state().mapped_memory()
+    }
+
     /// The memory limit of the program in its present state.
     #[must_use]
     pub fn memory_limit(&self) -> u64 {

@@ -24,6 +24,19 @@ impl Instance {
         self.limits.time = limit;
     }
 
+    /// The CPU time limit of a call, if it has one.
+    #[must_use]
+    pub fn cpu_time_limit(&self) -> Option<Duration> {
+        self.limits.cpu_time
+    }
+
+    /// Sets the CPU time limit of the following calls: that of all processes of the program, and of
+    /// the thread that serves their system calls. Waits do not count. The state of the program does
+    /// not have it.
+    pub fn set_cpu_time_limit(&mut self, limit: Option<Duration>) {
+        self.limits.cpu_time = limit;
+    }
+
     /// A handle that stops the calls of this instance from another thread, until the next reset.
     #[must_use]
     pub fn stop_handle(&mut self) -> StopHandle {

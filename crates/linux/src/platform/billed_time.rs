@@ -21,6 +21,12 @@ pub fn take_guest_cpu_time() -> Duration {
     PENDING_TIME.take()
 }
 
+/// CPU time that was counted on this thread and not taken: for differences of two moments.
+#[must_use]
+pub fn guest_cpu_time() -> Duration {
+    COUNTED.get()
+}
+
 impl Process {
     /// Counts the time since the last measurement.
     pub(crate) fn bill(&mut self) {

@@ -2,6 +2,7 @@
 
 pub(super) mod file_backing;
 pub(super) mod layout;
+pub(super) mod memory_peak;
 pub(super) mod past_end;
 pub(super) mod remap;
 pub(super) mod shared;

@@ -4,9 +4,12 @@
 
 use std::time::{Duration, Instant};
 
-use afresh_linux::{CallError, Program, take_guest_cpu_time};
+use afresh_linux::{CallError, MemoryPeak, Program, guest_cpu_time, take_guest_cpu_time};
 
 use crate::common;
+
+/// Runs each line of its input.
+const SHELL: &str = "while read -r line; do eval \"$line\"; echo done; done";
 
 /// CPU time, and the length of a run of these commands.
 fn bill(commands: &str) -> Option<(Duration, Duration)> {
@@ -49,4 +52,48 @@ fn work_of_a_process_that_is_killed_is_billed() {
     let spent = take_guest_cpu_time();
     // It has counted to a hundred million.
     assert!(spent > Duration::from_millis(10), "{spent:?}");
+}
+
+#[test]
+fn a_busy_call_ends_at_its_cpu_time_limit_and_a_sleeper_does_not() {
+    let program = Program::new("/bin/sh").grant("/").arg("-c").arg(SHELL);
+    let warm = match program.time_limit(Duration::from_secs(60)).warm() {
+        Ok(warm) => warm,
+        Err(why) => return println!("SKIPPED: {why}"),
+    };
+    let mut instance = warm.instance();
+    let limit = Duration::from_millis(300);
+    instance.set_cpu_time_limit(Some(limit));
+    assert_eq!(instance.call_pristine(b"sleep 1\n").unwrap(), b"done\n");
+    let forks = b"while :; do (i=0; while [ $i -lt 99 ]; do i=$((i+1)); done); done\n";
+    for busy in [&b"while :; do :; done\n"[..], b"(while :; do :; done)\n", forks] {
+        let before = guest_cpu_time();
+        let error = instance.call_pristine(busy).unwrap_err();
+        assert!(matches!(error, CallError::CpuTime { limit: l, .. } if l == limit), "{error}");
+        assert!(error.to_string().contains("300ms"), "{error}");
+        assert!(guest_cpu_time() > before);
+    }
+    instance.set_cpu_time_limit(None);
+    assert_eq!(instance.call_pristine(b"true\n").unwrap(), b"done\n");
+}
+
+#[test]
+fn the_peak_of_mapped_memory_outlasts_the_processes_that_mapped_it() {
+    let program = Program::new("/bin/sh").grant("/").arg("-c").arg(SHELL);
+    let warm = match program.warm() {
+        Ok(warm) => warm,
+        Err(why) => return println!("SKIPPED: {why}"),
+    };
+    let mut instance = warm.instance();
+    let peak = |instance: &mut afresh_linux::Instance, line: &[u8]| {
+        instance.reset();
+        let mapped = instance.mapped_memory();
+        let measured = MemoryPeak::start(mapped);
+        instance.call(line).unwrap();
+        (mapped, measured.stop())
+    };
+    let (mapped, alone) = peak(&mut instance, b"true\n");
+    assert!(mapped > 0 && alone >= mapped, "{mapped} {alone}");
+    let (_, forked) = peak(&mut instance, b"(sleep 0.1)\n");
+    assert!(forked > alone, "{forked} {alone}");
 }

@@ -8,7 +8,7 @@ use crate::call::store_calls::{ASYNCHRONOUS, AsyncStore};
 use crate::call::stores::CallLimits;
 use crate::engine::call_path::CallPath;
 use crate::error::{PluginFailure, listed, without_backtrace};
-use crate::host::watch::StoppedCall;
+use crate::host::watch::{CpuTimeUsed, StoppedCall};
 use crate::{CallError, WarmError};
 
 /// Translates a failed wasmtime call.
@@ -24,6 +24,9 @@ pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallErro
     }
     if error.is::<StoppedCall>() {
         return CallError::Stopped;
+    }
+    if error.is::<CpuTimeUsed>() {
+        return CallError::CpuTime(limits.cpu_time.unwrap_or_default());
     }
     match error.downcast_ref::<Trap>() {
         Some(Trap::Interrupt) => CallError::Timeout(limits.timeout.unwrap_or_default()),

@@ -18,6 +18,7 @@ pub struct CallOptions {
     pub(crate) timeout: Option<Duration>,
     pub(crate) fuel: Option<u64>,
     pub(crate) memory: Option<usize>,
+    pub(crate) cpu_time: Option<Duration>,
 }
 
 impl CallOptions {
@@ -46,8 +47,21 @@ impl CallOptions {
         self
     }
 
+    /// Maximum CPU time of each function that the call enters: that of its thread, with host
+    /// functions. It is checked at each tick of the epoch, so a call ends within a tick of its
+    /// limit, and never before it. The guest needs a [`crate::Watch`], which may be only
+    /// [stoppable](crate::Watch::stoppable). A guest with [`crate::GuestOptions::asynchronous`]
+    /// refuses it, because its thread runs other tasks as well.
+    pub fn cpu_time(mut self, limit: Duration) -> Self {
+        self.cpu_time = Some(limit);
+        self
+    }
+
     fn is_empty(&self) -> bool {
-        self.timeout.is_none() && self.fuel.is_none() && self.memory.is_none()
+        self.timeout.is_none()
+            && self.fuel.is_none()
+            && self.memory.is_none()
+            && self.cpu_time.is_none()
     }
 }
 

@@ -13,7 +13,7 @@ use crate::host::clock::Clock;
 use crate::host::files::{Files, SavedFiles};
 #[cfg(feature = "call-hook")]
 use crate::host::hook::Hook;
-use crate::host::watch::{Watch, look};
+use crate::host::watch::{CpuDeadline, Watch, look};
 use crate::host::{Host, HostParts, Limiter, State, Wasi};
 use crate::{Engine, LoadError, ThawError};
 
@@ -109,9 +109,27 @@ impl Stores {
             let (limit, setting) = ("memory limit", "GuestOptions::memory_limit");
             return Err(LoadError::Limit { limit, setting });
         }
+        let cpu_time = options.cpu_time.or(lease.cpu_time);
+        if cpu_time.is_some() {
+            self.check_cpu_limit()?;
+        }
         let limits = CallLimits::new(timeout, fuel, self.engine.tick());
-        let limits = CallLimits { memory: options.memory.or(lease.memory), ..limits };
+        let memory = options.memory.or(lease.memory);
+        let limits = CallLimits { memory, cpu_time, ..limits };
         Ok(limits.watch(self.watch.is_some()).give_way(self.limits.gives_way))
+    }
+
+    /// # Errors
+    /// [`LoadError::Limit`] where nothing checks the CPU time of a call, or the thread of a call
+    /// runs other tasks as well.
+    fn check_cpu_limit(&self) -> Result<(), LoadError> {
+        let setting = match (self.way.waits(), self.watch.is_some()) {
+            _ if cfg!(not(target_os = "linux")) => "a timeout, as only Linux counts CPU time,",
+            (true, _) => "GuestOptions::asynchronous = false",
+            (false, false) => "Watch::stoppable() in GuestOptions::watch",
+            (false, true) => return Ok(()),
+        };
+        Err(LoadError::Limit { limit: "CPU time limit", setting })
     }
 
     /// # Errors
@@ -258,6 +276,8 @@ pub(crate) struct CallLimits {
     pub(crate) fuel: Option<u64>,
     /// Maximum bytes of a memory; `None` leaves the limit as it is.
     memory: Option<usize>,
+    /// Maximum CPU time of a call that is watched.
+    pub(crate) cpu_time: Option<Duration>,
     /// Whether each tick calls the embedder.
     watched: bool,
     /// Whether the call lets other tasks run after each tick, on a fiber.
@@ -313,6 +333,7 @@ impl CallLimits {
             // A limit beyond the clock's range never expires.
             let until = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
             store.data_mut().set_until(until);
+            store.data_mut().cpu_deadline = CpuDeadline::after(self.cpu_time);
             store.set_epoch_deadline(1);
         } else if self.timeout.is_some() {
             store.set_epoch_deadline(self.ticks);

@@ -17,7 +17,7 @@ use crate::call::stores::CallLimits;
 use crate::call::values::{read_component_value, show_component_value};
 use crate::component::shared::SharedComponent;
 use crate::engine::call_path::{CallPath, drive};
-use crate::engine::linear::{MemoryOwner, check_loss, with_memories};
+use crate::engine::linear::{GuestMemory, MemoryOwner, check_loss, with_memories};
 use crate::error::listed;
 use crate::host::Host;
 use crate::host::uniqueness::{entropy, next_generation};
@@ -335,6 +335,23 @@ impl ComponentLease<'_> {
     #[must_use]
     pub fn is_cut_short(&self) -> bool {
         self.unfinished || self.cut_short || self.store.data().has_lost()
+    }
+
+    /// As [`crate::Lease::memory_bytes`].
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.memories.memories.iter().map(|memory| memory.bytes()).sum()
+    }
+
+    /// As [`crate::Lease::dirty_pages`].
+    ///
+    /// # Errors
+    /// [`WarmError`] when the memory cannot be read.
+    pub fn dirty_pages(&mut self) -> Result<usize, WarmError> {
+        let count = |memory: &Arc<GuestMemory>| {
+            memory.dirty_pages().map_err(|error| WarmError::State(error.to_string()))
+        };
+        self.memories.memories.iter().map(count).sum()
     }
 
     /// A handle that stops the calls of this lease from another thread.

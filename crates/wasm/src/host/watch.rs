@@ -8,8 +8,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use afresh_sys::host::thread_cpu_time;
 use wasmtime::{StoreContextMut, Trap, UpdateDeadline};
 
 use crate::host::Host;
@@ -90,6 +91,27 @@ impl StopHandle {
 #[error("the embedder's watch ended the call")]
 pub(crate) struct StoppedCall;
 
+/// The CPU time of its thread at which a call ends; never by default.
+#[derive(Debug, Default)]
+pub(crate) struct CpuDeadline(Option<Duration>);
+
+impl CpuDeadline {
+    /// For a call that begins now on this thread.
+    pub(crate) fn after(limit: Option<Duration>) -> Self {
+        Self(limit.map(|limit| thread_cpu_time().saturating_add(limit)))
+    }
+
+    /// Whether it is over. Costs one system call where there is a limit.
+    fn is_over(&self) -> bool {
+        self.0.is_some_and(|end| thread_cpu_time() >= end)
+    }
+}
+
+/// How a call ends that has used its CPU time.
+#[derive(Debug, thiserror::Error)]
+#[error("the call has used its CPU time limit")]
+pub(crate) struct CpuTimeUsed;
+
 /// Handles a tick of a call that is watched, or that gives way.
 pub(crate) fn look(mut store: StoreContextMut<'_, Host>) -> wasmtime::Result<UpdateDeadline> {
     let host = store.data_mut();
@@ -101,6 +123,9 @@ pub(crate) fn look(mut store: StoreContextMut<'_, Host>) -> wasmtime::Result<Upd
     };
     if over {
         return Err(Trap::Interrupt.into());
+    }
+    if host.cpu_deadline.is_over() {
+        return Err(CpuTimeUsed.into());
     }
     host.watch().check(host)?;
     Ok(if left.is_some() { UpdateDeadline::Yield(1) } else { UpdateDeadline::Continue(1) })

@@ -7,8 +7,8 @@ use std::time::Duration;
 use wasmtime::AsContextMut;
 
 use afresh_wasm::{
-    CallError, Engine, EngineConfig, Guest, GuestOptions, Host, Imports, LeaseOptions, LoadError,
-    State, Val, WarmError, WarmUp, Watch,
+    CallError, CallOptions, Engine, EngineConfig, Guest, GuestOptions, Host, Imports, LeaseOptions,
+    LoadError, State, Val, WarmError, WarmUp, Watch,
 };
 
 const MODULE: &str = r#"(module
@@ -78,6 +78,54 @@ fn a_time_limit_ends_a_call_that_the_watch_permits() {
         let error = lease.call("spin", &[]).expect_err("it never ends by itself");
         assert!(matches!(error, CallError::Timeout(_)), "{error}");
     }
+}
+
+#[test]
+fn a_cpu_time_limit_ends_a_busy_call_and_counts_no_waits() {
+    let slept = Arc::new(AtomicBool::new(false));
+    let woken = slept.clone();
+    let module = wat::parse_str(
+        r#"(module
+            (import "host" "sleep" (func $sleep))
+            (memory (export "memory") 1)
+            (func (export "spin") (loop $on (br $on)))
+            (func (export "wait") (call $sleep)))"#,
+    );
+    let options = GuestOptions {
+        imports: Imports::new(move |linker| {
+            let woken = woken.clone();
+            linker.func_wrap("host", "sleep", move || {
+                std::thread::sleep(Duration::from_millis(300));
+                woken.store(true, Ordering::Relaxed);
+            })?;
+            Ok(())
+        }),
+        watch: Watch::default().stoppable(),
+        ..GuestOptions::default()
+    };
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    let guest = Guest::with_options(&engine, &module.unwrap(), options).unwrap();
+    let warm = guest.warm(WarmUp::new()).unwrap();
+    let limit = Duration::from_millis(200);
+    let mut lease =
+        warm.lease_with(&LeaseOptions::new().calls(CallOptions::new().cpu_time(limit))).unwrap();
+    lease.call("wait", &[]).unwrap();
+    assert!(slept.load(Ordering::Relaxed));
+    let error = lease.call("spin", &[]).expect_err("it never ends by itself");
+    assert!(matches!(error, CallError::CpuTime(found) if found == limit), "{error}");
+    drop(lease);
+    // It is the lease's own.
+    let mut lease = warm.lease_with(&LeaseOptions::new().timeout(Duration::from_millis(50)));
+    let error = lease.as_mut().unwrap().call("spin", &[]).expect_err("it never ends by itself");
+    assert!(matches!(error, CallError::Timeout(_)), "{error}");
+}
+
+#[test]
+fn a_cpu_time_limit_without_a_watch_is_refused() {
+    let warm = guest(GuestOptions::default()).warm(WarmUp::new()).unwrap();
+    let limit = CallOptions::new().cpu_time(Duration::from_secs(1));
+    let error = warm.lease().unwrap().set_limits(&limit).expect_err("nothing checks it");
+    assert!(matches!(error, LoadError::Limit { limit: "CPU time limit", .. }), "{error}");
 }
 
 #[test]

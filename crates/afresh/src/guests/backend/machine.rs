@@ -60,6 +60,9 @@ impl Reset for Sandbox {
         if options.fuel.is_some() {
             return Err("a micro-VM counts no fuel; set a timeout".into());
         }
+        if options.cpu_time.is_some() {
+            return Err("a micro-VM has no limit of CPU time; set a timeout".into());
+        }
         if options.memory.is_some() {
             return Err(
                 "a micro-VM has the memory it was opened with; set `Options::memory`".into()

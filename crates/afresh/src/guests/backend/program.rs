@@ -52,6 +52,7 @@ pub(crate) struct ProgramLimits {
     time: Duration,
     /// `None` for that of its state, which each reset restores.
     memory: Option<u64>,
+    cpu_time: Option<Duration>,
 }
 
 impl Reset for Instance {
@@ -75,17 +76,20 @@ impl Reset for Instance {
         if options.fuel.is_some() {
             return Err("a Linux program counts no fuel; set a timeout".into());
         }
-        let mut before = ProgramLimits { time: self.time_limit(), memory: None };
+        let cpu_time = self.cpu_time_limit();
+        let mut before = ProgramLimits { time: self.time_limit(), memory: None, cpu_time };
         if let Some(bytes) = options.memory {
             before.memory = Some(self.memory_limit());
             self.limit_memory(bytes)?;
         }
         self.set_time_limit(options.timeout.unwrap_or(before.time));
+        self.set_cpu_time_limit(options.cpu_time.or(before.cpu_time));
         Ok(before)
     }
 
     fn restore_limits(&mut self, limits: ProgramLimits) {
         self.set_time_limit(limits.time);
+        self.set_cpu_time_limit(limits.cpu_time);
         if let Some(bytes) = limits.memory {
             // It fails only where a reset, which restores the limit, comes before the next call.
             let _ = self.limit_memory(bytes);
@@ -165,6 +169,7 @@ impl Guest {
 /// The error of a Linux program for its caller.
 fn call_error(function: &str, error: LinuxError) -> CallError {
     let kind = match &error {
+        LinuxError::CpuTime { limit, .. } => ErrorKind::CpuTime(*limit),
         LinuxError::Late { .. } => ErrorKind::Timeout,
         LinuxError::Ended { end: End::Unheard, .. } => ErrorKind::Stopped,
         // It had not begun.
@@ -294,6 +299,10 @@ impl LiveInstance for GuestLease<'_, Instance> {
 
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
         Ok(Box::new(self.freeze().map_err(|error| SaveError::Freeze(error.into()))?))
+    }
+
+    fn count_memory(&self) -> Option<u64> {
+        Some(self.mapped_memory())
     }
 
     fn next_event(&self) -> Option<Duration> {

@@ -248,6 +248,17 @@ pub(crate) trait LiveInstance: LeaseControl {
         self.freeze_present()
     }
 
+    /// Bytes of memory that the guest has now, as its memory limit counts them; `None` for a kind
+    /// whose memory has one size.
+    fn count_memory(&self) -> Option<u64> {
+        None
+    }
+
+    /// Pages that differ from the state that the instance goes back to, where they can be compared.
+    fn count_dirty_pages(&mut self) -> Option<usize> {
+        None
+    }
+
     /// Time until the next event; `None` if everything waits for the caller.
     fn next_event(&self) -> Option<Duration> {
         None

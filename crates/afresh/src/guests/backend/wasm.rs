@@ -229,6 +229,9 @@ fn call_options(options: &CallOptions) -> WasmCallOptions {
     if let Some(fuel) = options.fuel {
         wasm = wasm.fuel(fuel);
     }
+    if let Some(limit) = options.cpu_time {
+        wasm = wasm.cpu_time(limit);
+    }
     match options.memory {
         Some(bytes) => wasm.memory(usize::try_from(bytes).unwrap_or(usize::MAX)),
         None => wasm,
@@ -283,6 +286,7 @@ impl_lease_control!(afresh_wasm::Lease<'_>, afresh_wasm::ComponentLease<'_>);
 /// The error of a Wasm guest for its caller.
 fn call_error(function: &str, error: WasmError) -> CallError {
     let kind = match &error {
+        WasmError::CpuTime(limit) => ErrorKind::CpuTime(*limit),
         WasmError::Timeout(_) => ErrorKind::Timeout,
         WasmError::Stopped => ErrorKind::Stopped,
         WasmError::NoSuchExport { .. }

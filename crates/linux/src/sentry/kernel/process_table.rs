@@ -335,6 +335,11 @@ impl Kernel {
         self.layout.bytes_everywhere()
     }
 
+    /// Bytes that all processes have mapped together.
+    pub(crate) fn mapped_memory(&self) -> u64 {
+        self.layout.bytes_everywhere()
+    }
+
     /// The memory limit of every process.
     pub(crate) fn memory_limit(&self) -> u64 {
         self.layout.limit()

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::{GUEST, IMAGE_LEN};
 use crate::sentry::mm::file_backing::{FileBacking, SharedMapping};
+use crate::sentry::mm::memory_peak::note_mapped;
 use crate::sentry::mm::stub_calls::{Change, Content, map_call, protect_call, unmap_call};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
@@ -256,6 +257,7 @@ impl Layout {
         *self.counter(new.reserved) += range.end - range.start;
         self.shared += new.share.map_or(0, |_| range.end - range.start);
         self.locked += if new.locked { range.end - range.start } else { 0 };
+        note_mapped(self.bytes_everywhere());
         if let Some((&start, m)) = self.maps.range(..range.start).next_back()
             && m.end == range.start
             && alike(m)

@@ -132,6 +132,14 @@ impl LiveInstance for ComponentLease<'_> {
         answer.map(|text| Answer::Values(vec![text])).map_err(|error| call_error(name, error))
     }
 
+    fn count_memory(&self) -> Option<u64> {
+        Some(Self::memory_bytes(self) as u64)
+    }
+
+    fn count_dirty_pages(&mut self) -> Option<usize> {
+        self.dirty_pages().ok()
+    }
+
     fn count_differences(&mut self) -> Result<InstanceDifference, VerifyError> {
         let bytes = self.differences().map_err(|error| VerifyError::Compare(error.into()))?;
         Ok(InstanceDifference { bytes, items: 0 })

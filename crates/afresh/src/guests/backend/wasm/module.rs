@@ -150,6 +150,14 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
         Ok(Answer::Values(results.iter().map(show_value).collect()))
     }
 
+    fn count_memory(&self) -> Option<u64> {
+        Some(Self::memory_bytes(self) as u64)
+    }
+
+    fn count_dirty_pages(&mut self) -> Option<usize> {
+        self.dirty_pages().ok()
+    }
+
     fn find_generation(&mut self) -> Option<u64> {
         Some(self.host_mut().generation())
     }

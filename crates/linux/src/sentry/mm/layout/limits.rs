@@ -9,6 +9,7 @@ use std::ops::Range;
 use rustix::io::Errno;
 
 use super::{Layout, MAPPINGS, RESERVED};
+use crate::sentry::mm::memory_peak::note_mapped;
 
 /// Maximum mappings of all processes. Those that only reserve addresses have no other bound.
 pub(in crate::sentry) const MAX_ALL_MAPPINGS: usize = 1 << 19;
@@ -54,6 +55,7 @@ impl Layout {
     /// Adds the mappings of other processes and all shared memory to the limit.
     pub(in crate::sentry) fn set_elsewhere(&mut self, bytes: u64, mappings: usize) {
         (self.elsewhere, self.mappings_elsewhere) = (bytes, mappings);
+        note_mapped(self.bytes_everywhere());
     }
 
     /// The number of mappings.

@@ -1,0 +1,3 @@
+//! Costs of Linux programs on this thread.
+
+pub(crate) use afresh_linux::{MemoryPeak, guest_cpu_time};
