@@ -1,9 +1,10 @@
 //! One evaluation: a call of a guest, with everything that belongs to it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use afresh::wasm::entropy_bytes;
-use afresh::{CallError, Entry, Lease, OutputSource, OutputStream};
+use afresh::{CallCost, CallError, CallOptions, Entry, Lease, OutputSource, OutputStream};
 
 use crate::answer_limit::AnswerTooLong;
 use crate::frame::{Frame, FrameStream, StreamedFrame};
@@ -18,6 +19,8 @@ pub struct Evaluation<L> {
     pub answer: Result<Vec<u8>, CallError>,
     /// The listener, with the data that it collected.
     pub listener: L,
+    /// The cost of the call, with the bytes that the listener dropped.
+    pub cost: CallCost,
 }
 
 /// Makes one call of a guest. Requests of the guest during the call go to `listener`, if the guest
@@ -26,24 +29,60 @@ pub struct Evaluation<L> {
 pub fn evaluate<'f, L: HostCallbacks>(
     lease: &mut Lease<'_>,
     function: impl Into<Entry<'f>>,
-    mut request: Request,
+    request: Request,
     listener: L,
 ) -> Evaluation<L> {
+    let function = function.into();
+    let counts_pages = listener.counts_pages();
+    let call = |lease: &mut Lease<'_>| call(lease, function, request, listener);
+    let (called, mut cost) = match counts_pages {
+        true => lease.measure_pages(call),
+        false => lease.measure(call),
+    };
+    let Called { answer, listener, received } = called;
+    cost.output_bytes += received;
+    cost.dropped_bytes += listener.dropped_bytes();
+    Evaluation { answer, listener, cost }
+}
+
+/// A call that was not measured.
+struct Called<L> {
+    answer: Result<Vec<u8>, CallError>,
+    listener: L,
+    /// Bytes that a Wasm guest sent to the listener.
+    received: u64,
+}
+
+/// The options of a call that may use so much CPU time.
+fn limited(cpu_time: Option<Duration>) -> CallOptions {
+    match cpu_time {
+        Some(limit) => CallOptions::new().cpu_time_limit(limit),
+        None => CallOptions::new(),
+    }
+}
+
+fn call<L: HostCallbacks>(
+    lease: &mut Lease<'_>,
+    function: Entry<'_>,
+    mut request: Request,
+    listener: L,
+) -> Called<L> {
     if let Some(generation) = lease.generation() {
         request.address_to(generation, entropy_bytes());
     }
+    let options = limited(listener.cpu_time_limit());
     let Some(module) = lease.as_module() else {
         return match request.form() {
-            CallConvention::Frame => through_streams(lease, function.into(), &request, listener),
+            CallConvention::Frame => through_streams(lease, function, &request, listener),
             // A component or a micro-VM, which sends no requests during the call.
             CallConvention::Array => {
-                Evaluation { answer: lease.call(function, request.bytes()), listener }
+                let answer = lease.call_with(function, request.bytes(), &options);
+                Called { answer, listener, received: 0 }
             }
         };
     };
-    let function = function.into();
     *module.host_mut().state::<ListenerState<L>>() = ListenerState::of(listener);
-    let answer = lease.call(function, request.bytes());
+    let answer = lease.call_with(function, request.bytes(), &options);
     let mut heard = ListenerState::default();
     if let Some(module) = lease.as_module() {
         heard = std::mem::take(module.host_mut().state::<ListenerState<L>>());
@@ -56,7 +95,7 @@ pub fn evaluate<'f, L: HostCallbacks>(
             source: source.into(),
         })
     });
-    Evaluation { answer, listener: heard.listener }
+    Called { answer, listener: heard.listener, received: heard.received }
 }
 
 /// Bytes as they go through a stream.
@@ -149,18 +188,31 @@ fn through_streams<L: HostCallbacks>(
     function: Entry<'_>,
     request: &Request,
     listener: L,
-) -> Evaluation<L> {
+) -> Called<L> {
     let name = function.name().to_owned();
+    let limit = listener.cpu_time_limit();
     let ears = SharedFrames::new(listener);
-    let mut called = lease.call_streaming(function, &request.after_length(), ears.hear());
+    // The calls that pass replies have one limit together.
+    let mut left = limit;
+    let mut pass = |input: &[u8]| {
+        let (called, cost) = lease.measure(|lease| {
+            lease.call_streaming_with(name.as_str(), input, &limited(left), ears.hear())
+        });
+        left = left.map(|left| left.saturating_sub(cost.cpu));
+        called
+    };
+    let mut called = pass(&request.after_length());
     // A program that calls a host function waits for the next bytes of its input.
     while called.is_ok()
         && let Some(reply) = ears.reply()
     {
         called = match reply {
-            Ok(reply) => lease.call_streaming(name.as_str(), &after_length(&reply), ears.hear()),
+            Ok(reply) => pass(&after_length(&reply)),
             Err(error) => Err(CallError::Stopped { function: name.clone(), source: error.into() }),
         };
+    }
+    if let (Err(CallError::CpuTime { limit: rest, .. }), Some(limit)) = (&mut called, limit) {
+        *rest = limit;
     }
     let ListenerState { given, listener, .. } = ears.into_hearing();
     // A program that has ended itself has answered nothing, however it ended.
@@ -173,7 +225,7 @@ fn through_streams<L: HostCallbacks>(
             Err(CallError::Guest { function: name, source })
         }
     });
-    Evaluation { answer, listener }
+    Called { answer, listener, received: 0 }
 }
 
 /// Lets a Linux program continue its background work, as [`Lease::proceed`] does. `listener`

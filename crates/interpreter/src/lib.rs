@@ -17,6 +17,7 @@ mod answer;
 mod answer_limit;
 mod characters;
 mod commands;
+mod displayed;
 mod evaluate;
 mod frame;
 mod handler;
@@ -33,6 +34,7 @@ pub use answer::{Answer, AnswerError, RenderedValue, Thrown};
 pub use answer_limit::AnswerTooLong;
 pub use characters::CharacterJoiner;
 pub use commands::{CommandOutput, Commands};
+pub use displayed::{DisplayedResult, DisplayedResults};
 #[cfg(feature = "linux")]
 pub use evaluate::proceed;
 pub use evaluate::{Evaluation, evaluate};

@@ -3,6 +3,8 @@
 //!
 //! It is host state of the lease ([`Host::state`]), so none of it outlives a call.
 
+use std::time::Duration;
+
 use afresh::wasm::wasmtime::{self, Caller, Extern, Linker, Memory};
 use afresh::wasm::{Host, Imports, State, hand_over};
 
@@ -93,6 +95,23 @@ pub trait HostCallbacks: Default + Send + 'static {
         MAX_FRAME
     }
 
+    /// Maximum CPU time of the call. The guest must be one that keeps such a limit
+    /// ([`afresh::CallOptions::cpu_time_limit`]).
+    fn cpu_time_limit(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Whether the cost of the call has the pages that differ afterwards, which takes a comparison
+    /// of the pages that calls write.
+    fn counts_pages(&self) -> bool {
+        false
+    }
+
+    /// Bytes of output that it has dropped.
+    fn dropped_bytes(&self) -> u64 {
+        0
+    }
+
     /// Whether the call may run on. While a Linux program runs this is called at least every 100
     /// ms.
     fn proceeds(&mut self) -> bool {
@@ -119,6 +138,8 @@ pub(crate) struct ListenerState<L> {
     pub(crate) given: Option<Result<Vec<u8>, AnswerTooLong>>,
     /// The result of the last host function, until the guest takes it.
     reply: Vec<u8>,
+    /// Bytes that a Wasm guest has sent by its imports.
+    pub(crate) received: u64,
 }
 
 impl<L: HostCallbacks> ListenerState<L> {
@@ -223,6 +244,7 @@ fn write<L: HostCallbacks>(
     len: i32,
 ) -> wasmtime::Result<()> {
     let (bytes, hearing) = parts_with::<L>(&mut caller, address, len)?;
+    hearing.received += bytes.len() as u64;
     match bytes {
         [] => Ok(()),
         bytes => hearing.listener.print(Stream::of(stream), bytes),
@@ -235,6 +257,7 @@ fn call<L: HostCallbacks>(
     len: i32,
 ) -> wasmtime::Result<i32> {
     let (request, hearing) = parts_with::<L>(&mut caller, address, len)?;
+    hearing.received += request.len() as u64;
     hearing.reply = hearing.listener.call(request)?;
     i32::try_from(hearing.reply.len())
         .map_err(|_| wasmtime::Error::msg("a function's answer is larger than 2 GiB"))
@@ -263,6 +286,7 @@ fn take_frame<L: HostCallbacks>(
     to_len: i32,
 ) -> wasmtime::Result<i32> {
     let (frame, hearing) = parts_with::<L>(&mut caller, address, len)?;
+    hearing.received += frame.len() as u64;
     let Some(reply) = hearing.hear(frame)? else {
         return Ok(FAULT);
     };

@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 
 use afresh::wasm::wasmtime::{self, ResourceLimiter};
 use afresh::wasm::{Limiter, Watch};
-use afresh_interpreter::{Commands, HostCallbacks, Stream, imports, listener, state};
+use afresh_interpreter::{
+    Commands, DisplayedResults, HostCallbacks, Stream, imports, listener, state,
+};
 use minicbor::{Decoder, Encoder};
 use pyo3::exceptions::{PyException, PyNameError};
 use pyo3::prelude::*;
 
-use crate::displayed::DisplayedResults;
 use crate::error::MarshalError;
 use crate::exit;
 use crate::pending::Pending;
@@ -91,6 +92,8 @@ pub(crate) enum Reason {
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) timeout: Option<Duration>,
+    /// Maximum CPU time.
+    pub(crate) cpu_time: Option<Duration>,
     /// Maximum bytes of guest memory.
     pub(crate) memory: usize,
     /// Maximum bytes kept of each stream.
@@ -106,6 +109,11 @@ pub(crate) struct CallState {
     pub(crate) stderr: Vec<u8>,
     /// Whether output was dropped.
     pub(crate) truncated: bool,
+    /// Bytes of output that were dropped.
+    dropped: u64,
+    /// Whether the pages that differ after the call are counted.
+    counts_pages: bool,
+    cpu_time: Option<Duration>,
     /// Results that code displayed.
     pub(crate) displayed: DisplayedResults,
     pub(crate) failures: Failures,
@@ -218,6 +226,7 @@ impl CallState {
             output: limits.output,
             result: limits.result,
             memory: Some(limits.memory),
+            cpu_time: limits.cpu_time,
             until: limits.timeout.map(|timeout| Instant::now() + timeout),
             stops,
             sink,
@@ -225,6 +234,11 @@ impl CallState {
             signals: Signals::of_this_thread(),
             ..Self::default()
         }
+    }
+
+    /// The same, with the pages counted that differ after the call.
+    pub(crate) fn counting_pages(self, counts_pages: bool) -> Self {
+        Self { counts_pages, ..self }
     }
 
     /// The same, in a sandbox with these commands.
@@ -271,6 +285,7 @@ impl CallState {
         };
         let room = self.output.saturating_sub(kept.len());
         kept.extend_from_slice(&bytes[..room.min(bytes.len())]);
+        self.dropped += bytes.len().saturating_sub(room) as u64;
         self.truncated |= room < bytes.len();
         if self.sink.is_none() {
             return Ok(());
@@ -396,8 +411,23 @@ impl HostCallbacks for CallState {
     }
 
     fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
-        self.truncated |= !self.displayed.take(result);
+        if !self.displayed.take(result) {
+            self.dropped += result.len() as u64;
+            self.truncated = true;
+        }
         Ok(())
+    }
+
+    fn cpu_time_limit(&self) -> Option<Duration> {
+        self.cpu_time
+    }
+
+    fn counts_pages(&self) -> bool {
+        self.counts_pages
+    }
+
+    fn dropped_bytes(&self) -> u64 {
+        self.dropped
     }
 
     fn proceeds(&mut self) -> bool {

@@ -89,7 +89,9 @@ pub(crate) fn time_limit(message: String) -> PyErr {
 /// The Python exception for a failed call, unless the call itself has a more specific one.
 pub(crate) fn of_call(error: &afresh::CallError) -> PyErr {
     match error {
-        afresh::CallError::Timeout { .. } => time_limit(afresh::describe_error(error)),
+        afresh::CallError::Timeout { .. } | afresh::CallError::CpuTime { .. } => {
+            time_limit(afresh::describe_error(error))
+        }
         afresh::CallError::Stopped { .. } => raise::<StoppedError>(error),
         _ => raise::<GuestError>(error),
     }

@@ -7,7 +7,6 @@
 
 mod background;
 mod call;
-mod displayed;
 mod error;
 mod exec;
 mod exit;

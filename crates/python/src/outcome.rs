@@ -1,9 +1,8 @@
 //! One evaluation: the request to an interpreter, and its answer.
 
 use std::error::Error;
-use std::time::Instant;
 
-use afresh::{CallError, Function, Lease};
+use afresh::{CallCost, CallError, Function, Lease};
 use afresh_interpreter::{CallConvention, Commands, Request, Tools};
 use minicbor::Decoder;
 use pyo3::prelude::*;
@@ -58,8 +57,7 @@ impl Setup {
 pub(crate) struct Outcome {
     answer: Result<Vec<u8>, CallError>,
     state: CallState,
-    dirty: Option<usize>,
-    us: f64,
+    cost: CallCost,
 }
 
 /// Makes one call of a guest with everything that belongs to it. The error is for the session to
@@ -74,17 +72,14 @@ pub(crate) fn evaluate(
     request: Request,
     counts: bool,
 ) -> (Outcome, bool) {
-    let mut state = CallState::begin(&setup.limits, callables.sink, callables.dispatch, stops);
+    let mut state = CallState::begin(&setup.limits, callables.sink, callables.dispatch, stops)
+        .counting_pages(counts);
     if let Some(commands) = callables.commands {
         state = state.with_commands(commands);
     }
-    let started = Instant::now();
     let done = afresh_interpreter::evaluate(lease, handler, request, state);
-    let us = started.elapsed().as_secs_f64() * 1e6;
-    let module = lease.as_module().filter(|_| counts);
-    let dirty = module.and_then(|module| module.dirty_pages().ok());
     let whole = done.answer.is_ok();
-    (Outcome { answer: done.answer, state: done.listener, dirty, us }, whole)
+    (Outcome { answer: done.answer, state: done.listener, cost: done.cost }, whole)
 }
 
 impl Outcome {
@@ -95,6 +90,7 @@ impl Outcome {
         Some(match (error, &self.state.reason) {
             (CallError::Request { .. }, _) => CallError::Request { function, source: text.into() },
             (CallError::Timeout { .. }, _) => CallError::Timeout { function, source: text.into() },
+            (CallError::CpuTime { limit, .. }, _) => CallError::CpuTime { function, limit: *limit },
             // A Linux program is ended by its listener.
             (_, Some(Reason::Timeout)) => {
                 CallError::Timeout { function, source: "it reached its time limit".into() }
@@ -136,8 +132,9 @@ impl Outcome {
     }
 
     /// As the Python half takes it:
-    /// `(value, text, error, stdout, stderr, truncated, dirty pages, microseconds, displayed)`,
-    /// where `error` is an exception, or the program's own: `(name, message, stack, cause)`.
+    /// `(value, text, error, stdout, stderr, truncated, cost, displayed)`, where the cost is
+    /// `(wall seconds, CPU seconds, peak of memory, dirty pages, bytes of input, bytes of output,
+    /// dropped bytes)`, and `error` is an exception, or the program's own: `(name, message, stack, cause)`.
     ///
     /// # Errors
     /// What no program may catch, and answers that cannot be read.
@@ -167,6 +164,8 @@ impl Outcome {
             }
         };
         let displayed = std::mem::take(&mut self.state.displayed.results);
+        let displayed: Vec<_> =
+            displayed.into_iter().map(|shown| (shown.is_main, shown.texts, shown.json)).collect();
         let said = |bytes: &[u8]| PyString::new(py, &String::from_utf8_lossy(bytes)).into_any();
         PyTuple::new(
             py,
@@ -177,11 +176,18 @@ impl Outcome {
                 said(&self.state.stdout),
                 said(&self.state.stderr),
                 self.state.truncated.into_pyobject(py)?.to_owned().into_any(),
-                self.dirty.into_pyobject(py)?.into_any(),
-                self.us.into_pyobject(py)?.into_any(),
+                self.cost().into_pyobject(py)?.into_any(),
                 displayed.into_pyobject(py)?.into_any(),
             ],
         )
+    }
+
+    #[allow(clippy::type_complexity, reason = "the parts of a cost")]
+    fn cost(&self) -> (f64, f64, Option<u64>, Option<usize>, u64, u64, u64) {
+        let CallCost { wall, cpu, peak_memory, dirty_pages, .. } = self.cost;
+        let CallCost { input_bytes, output_bytes, dropped_bytes, .. } = self.cost;
+        let (wall, cpu) = (wall.as_secs_f64(), cpu.as_secs_f64());
+        (wall, cpu, peak_memory, dirty_pages, input_bytes, output_bytes, dropped_bytes)
     }
 
     #[allow(clippy::type_complexity, reason = "the three parts of an answer")]

@@ -30,12 +30,14 @@ pub(crate) struct Warm {
 /// The limits that are given in seconds and bytes.
 pub(crate) fn limits(
     timeout: Option<f64>,
+    cpu_limit: Option<f64>,
     memory: Option<usize>,
     output: usize,
     result: usize,
 ) -> PyResult<Limits> {
     let timeout = timeout.map(|timeout| seconds(timeout, "a timeout")).transpose()?;
-    Ok(Limits { timeout, memory: memory.unwrap_or(usize::MAX), output, result })
+    let cpu_time = cpu_limit.map(|limit| seconds(limit, "a cpu_limit")).transpose()?;
+    Ok(Limits { timeout, cpu_time, memory: memory.unwrap_or(usize::MAX), output, result })
 }
 
 #[pymethods]
@@ -64,7 +66,7 @@ impl Warm {
         precompiled: Option<PathBuf>,
         portable: bool,
     ) -> PyResult<Self> {
-        let limits = limits(timeout, memory, output, result)?;
+        let limits = limits(timeout, None, memory, output, result)?;
         let stop = Stop::default();
         let mut wasm_options = guest_options(stop.clone());
         wasm_options.wasi.env = env;
@@ -132,7 +134,7 @@ impl Warm {
         linux: ProgramOptions,
         call_limits: (Option<f64>, usize, usize),
     ) -> PyResult<Self> {
-        let limits = limits(call_limits.0, None, call_limits.1, call_limits.2)?;
+        let limits = limits(call_limits.0, None, None, call_limits.1, call_limits.2)?;
         let language = language(language_name)?;
         let stop = StopHandle::default();
         let (shape, own) = (linux.shape(Some(language))?, stop.clone());
@@ -230,17 +232,19 @@ impl Warm {
     }
 
     /// Makes a live guest, with tools by their names and the function that calls them.
-    #[pyo3(signature = (tools, dispatch, timeout, memory, output, result))]
+    #[pyo3(signature = (tools, dispatch, timeout, cpu_limit, memory, output, result))]
+    #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
     fn session(
         slf: &Bound<'_, Self>,
         tools: Vec<String>,
         dispatch: Option<Py<PyAny>>,
         timeout: Option<f64>,
+        cpu_limit: Option<f64>,
         memory: Option<usize>,
         output: usize,
         result: usize,
     ) -> PyResult<Session> {
-        let setup = Setup::new(limits(timeout, memory, output, result)?, &tools);
+        let setup = Setup::new(limits(timeout, cpu_limit, memory, output, result)?, &tools);
         let this = slf.get();
         let session = exit::detach(slf.py(), || Ok(this.guest.session()))?;
         let session = session.map_err(|error| error::of_session(&error))?;

@@ -26,11 +26,11 @@ fn a_measurement_has_the_bytes_and_the_memory_of_its_calls() {
     assert_eq!((cost.peak_memory, cost.dirty_pages), (Some(65536), None));
     assert!(!cost.wall.is_zero() && !cost.cpu.is_zero());
     let (_, outer) = lease.measure_pages(|lease| {
-        let (grown, inner) = lease.measure(|lease| lease.ask(&Call::text("grow", ["2"])));
+        let (grown, inner) = lease.measure(|lease| lease.invoke(&Call::text("grow", ["2"])));
         assert_eq!(grown.unwrap().text(), "1");
         assert_eq!((inner.input_bytes, inner.output_bytes), (1, 1));
         assert_eq!(inner.peak_memory, Some(3 * 65536));
-        lease.ask(&Call::text("touch", [""; 0])).unwrap();
+        lease.invoke(&Call::text("touch", [""; 0])).unwrap();
         lease.call("echo", b"12345").unwrap();
     });
     assert_eq!((outer.input_bytes, outer.output_bytes), (6, 6));
@@ -46,13 +46,13 @@ fn a_limit_of_cpu_time_ends_a_busy_module_and_names_itself() {
     let guest = guest(&Options::new().interruptible());
     let limit = Duration::from_millis(50);
     let options = CallOptions::new().cpu_time_limit(limit);
-    let error = guest.ask_with(&Call::text("spin", [""; 0]), &options).unwrap_err();
+    let error = guest.invoke_with(&Call::text("spin", [""; 0]), &options).unwrap_err();
     assert!(matches!(error, CallError::CpuTime { limit: of, .. } if of == limit), "{error}");
     assert!(error.is_cut_short());
     assert!(error.to_string().contains("CPU time limit of 50ms: raise the limit"), "{error}");
     let lease = LeaseOptions::new().cpu_time_limit(limit);
     let mut lease = guest.lease_with(&lease).unwrap();
-    let (error, cost) = lease.measure(|lease| lease.ask(&Call::text("spin", [""; 0])));
+    let (error, cost) = lease.measure(|lease| lease.invoke(&Call::text("spin", [""; 0])));
     assert!(matches!(error, Err(CallError::CpuTime { .. })), "{error:?}");
     assert!(cost.cpu >= limit, "{cost:?}");
     drop(lease);

@@ -20,6 +20,7 @@ import os
 
 from . import _native
 from ._commands import AsyncCommand, Command
+from ._cost import CallCost
 from ._exec import async_exec, exec  # noqa: A004
 from ._files import FileInfo
 from ._linux import image, linux
@@ -55,6 +56,7 @@ __all__ = [
     "AsyncSandbox",
     "AsyncTerminal",
     "BusyError",
+    "CallCost",
     "Checkpoint",
     "Command",
     "CommandError",

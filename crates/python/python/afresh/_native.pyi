@@ -18,12 +18,12 @@ class TimeLimitError(AfreshError, TimeoutError): ...
 
 Thrown: TypeAlias = tuple[str, str, str | None, BaseException | None]
 # whether it is the value of the last expression, formats that are text, the whole in JSON
-Displayed: TypeAlias = tuple[bool, list[tuple[str, str]], bytes | None]
-# value, text, error, standard output, standard error, whether output was dropped, dirty pages,
-# microseconds, displayed results
-Outcome: TypeAlias = tuple[
-    Any, str | None, BaseException | Thrown | None, str, str, bool, int | None, float, list[Displayed]
-]
+Displayed: TypeAlias = tuple[bool, list[tuple[str, str]], str | None]
+# wall seconds, CPU seconds, peak of memory, dirty pages, bytes of input and of output, dropped bytes
+Cost: TypeAlias = tuple[float, float, int | None, int | None, int, int, int]
+# value, text, error, standard output, standard error, whether output was dropped, cost, displayed
+# results
+Outcome: TypeAlias = tuple[Any, str | None, BaseException | Thrown | None, str, str, bool, Cost, list[Displayed]]
 Dispatch: TypeAlias = Callable[[str, list[Any], dict[str, Any] | None], Any]
 Sink: TypeAlias = Callable[[int, str], object]
 
@@ -164,6 +164,7 @@ class Warm:
         tools: list[str],
         dispatch: Dispatch | None,
         timeout: float | None,
+        cpu_limit: float | None,
         memory: int | None,
         output: int,
         result: int,

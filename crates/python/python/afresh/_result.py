@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from . import _native
+from ._cost import NO_COST, CallCost
 from ._rich import RichResult, rich_result
 from .errors import ProgramError
 
@@ -25,9 +26,7 @@ class Result:
         error: The error that ended it: a `ProgramError`, a `TimeLimitError`, a `GuestError`, a `StoppedError`; ``None``
             on success.
         truncated: Whether more was printed or displayed than is kept.
-        dirty_pages: Pages of memory (4 KiB) that differ from the sandbox's last state; ``None`` if they are not
-            counted: in Linux programs, and after a run from the warm state, whose memory is dropped.
-        us: Microseconds that the guest ran.
+        cost: The cost of the call: its times, memory and bytes.
         results: What the code displayed in a sandbox of Python as a Linux program: by ``display``, as an open figure of
             matplotlib, and as the value of the last expression if that has a format in addition to text.
     """
@@ -38,9 +37,18 @@ class Result:
     stderr: str
     error: BaseException | None
     truncated: bool
-    dirty_pages: int | None
-    us: float
+    cost: CallCost
     results: tuple[RichResult, ...] = ()
+
+    @property
+    def dirty_pages(self) -> int | None:
+        """Pages of memory (4 KiB) that differ from the sandbox's last state, as `CallCost.dirty_pages`."""
+        return self.cost.dirty_pages
+
+    @property
+    def us(self) -> float:
+        """Microseconds that the guest ran."""
+        return self.cost.wall * 1e6
 
     def unwrap(self) -> Any:
         """The value; raises the error if there is one.
@@ -99,12 +107,12 @@ def _plain(value: Any) -> str:
 
 def failed(error: BaseException) -> Result:
     """The result of an evaluation that did not begin."""
-    return Result(None, "", "", "", error, False, None, 0.0)
+    return Result(None, "", "", "", error, False, NO_COST)
 
 
 def result(outcome: _native.Outcome) -> Result:
     """Converts the result of the native half."""
-    value, text, ended_by, stdout, stderr, truncated, dirty_pages, us, displayed = outcome
+    value, text, ended_by, stdout, stderr, truncated, cost, displayed = outcome
     error: BaseException | None
     if isinstance(ended_by, tuple):
         name, message, stack, cause = ended_by
@@ -113,4 +121,4 @@ def result(outcome: _native.Outcome) -> Result:
     else:
         error = ended_by
     shown = _plain(value) if text is None else text
-    return Result(value, shown, stdout, stderr, error, truncated, dirty_pages, us, tuple(map(rich_result, displayed)))
+    return Result(value, shown, stdout, stderr, error, truncated, CallCost(*cost), tuple(map(rich_result, displayed)))

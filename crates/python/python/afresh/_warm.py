@@ -65,7 +65,7 @@ class Warm:
     def _session(
         self,
         dispatcher: Dispatcher,
-        timeout: float | None,
+        seconds: tuple[float | None, float | None],
         memory_limit: int | str | None,
         output_limit: int | str,
         result_limit: int | str,
@@ -73,12 +73,14 @@ class Warm:
         names = dispatcher.names
         dispatch = dispatcher if names else None
         output, given = size(output_limit) or OUTPUT, size(result_limit) or RESULT
-        return self._native.session(names, dispatch, _arguments.seconds(timeout), size(memory_limit), output, given)
+        timeout, cpu_limit = map(_arguments.seconds, seconds)
+        return self._native.session(names, dispatch, timeout, cpu_limit, size(memory_limit), output, given)
 
     def sandbox(
         self,
         *,
         timeout: float | None = None,
+        cpu_limit: float | None = None,
         memory_limit: int | str | None = None,
         output_limit: int | str = OUTPUT,
         result_limit: int | str = RESULT,
@@ -89,6 +91,9 @@ class Warm:
         Args:
             timeout: Most seconds that one call may take. One that takes longer ends with a `TimeLimitError`, and the
                 sandbox has to be rolled back then.
+            cpu_limit: Maximum seconds of CPU time of one call, counted as `CallCost.cpu`: time in which the guest waits
+                does not count. A call that uses more ends as with ``timeout``. Commands of a Linux sandbox have no such
+                limit.
             memory_limit: Most memory the guest may grow to, in bytes or as text like ``"64MiB"``.
             output_limit: Maximum bytes kept of each stream; output beyond that is dropped, and the result says so.
             result_limit: Maximum memory of the Python objects made of one result, or of one tool's arguments.
@@ -104,12 +109,13 @@ class Warm:
         3
         """
         dispatcher = Dispatcher(tools, limited=timeout is not None)
-        return Sandbox(self._session(dispatcher, timeout, memory_limit, output_limit, result_limit))
+        return Sandbox(self._session(dispatcher, (timeout, cpu_limit), memory_limit, output_limit, result_limit))
 
     def async_sandbox(
         self,
         *,
         timeout: float | None = None,
+        cpu_limit: float | None = None,
         memory_limit: int | str | None = None,
         output_limit: int | str = OUTPUT,
         result_limit: int | str = RESULT,
@@ -122,7 +128,7 @@ class Warm:
         Has to be called where the event loop runs.
         """
         dispatcher = Dispatcher(tools, asyncio.get_running_loop())
-        session = self._session(dispatcher, timeout, memory_limit, output_limit, result_limit)
+        session = self._session(dispatcher, (timeout, cpu_limit), memory_limit, output_limit, result_limit)
         return AsyncSandbox(session, executor)
 
     def apply(
@@ -130,6 +136,7 @@ class Warm:
         delta: bytes,
         *,
         timeout: float | None = None,
+        cpu_limit: float | None = None,
         memory_limit: int | str | None = None,
         output_limit: int | str = OUTPUT,
         result_limit: int | str = RESULT,
@@ -141,6 +148,7 @@ class Warm:
         """
         sandbox = self.sandbox(
             timeout=timeout,
+            cpu_limit=cpu_limit,
             memory_limit=memory_limit,
             output_limit=output_limit,
             result_limit=result_limit,
@@ -156,6 +164,7 @@ class Warm:
         *,
         concurrency: int | None = None,
         timeout: float | None = None,
+        cpu_limit: float | None = None,
         memory_limit: int | str | None = None,
         output_limit: int | str = OUTPUT,
         result_limit: int | str = RESULT,
@@ -180,6 +189,7 @@ class Warm:
         def sandbox() -> Sandbox:
             return self.sandbox(
                 timeout=timeout,
+                cpu_limit=cpu_limit,
                 memory_limit=memory_limit,
                 output_limit=output_limit,
                 result_limit=result_limit,
@@ -195,6 +205,7 @@ class Warm:
         *,
         concurrency: int | None = None,
         timeout: float | None = None,
+        cpu_limit: float | None = None,
         memory_limit: int | str | None = None,
         output_limit: int | str = OUTPUT,
         result_limit: int | str = RESULT,
@@ -206,6 +217,7 @@ class Warm:
         def sandbox() -> AsyncSandbox:
             return self.async_sandbox(
                 timeout=timeout,
+                cpu_limit=cpu_limit,
                 memory_limit=memory_limit,
                 output_limit=output_limit,
                 result_limit=result_limit,

@@ -263,7 +263,7 @@ class Context:
 
     def _begin(self) -> _native.Session:
         memory = self._runtime._memory_limit
-        return self._warm._native.session([], None, self._timeout, memory, 16 << 20, 128 << 20)
+        return self._warm._native.session([], None, self._timeout, None, memory, 16 << 20, 128 << 20)
 
     def __enter__(self) -> Context:
         return self

@@ -1,9 +1,9 @@
 //! Results that code displays, in their formats.
 //!
 //! Promises: the results of a call take a bounded amount of memory, whatever the guest sends.
-//! Formats that are JSON become Python objects while the room for them lasts.
+//! Formats that are JSON are kept while the room for them lasts, because a decoded value takes many
+//! times its bytes.
 
-use pyo3::IntoPyObject;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -11,8 +11,7 @@ use serde::de::IgnoredAny;
 const MAX_RESULTS: usize = 256;
 /// Maximum bytes of all results of one call.
 const MAX_BYTES: usize = 64 << 20;
-/// Maximum bytes of results with formats that are JSON. A Python object can take 30 times its
-/// bytes.
+/// Maximum bytes of results with formats that are JSON. A decoded value can take 30 times its bytes.
 const MAX_JSON: usize = 1 << 20;
 
 /// The formats that are text. Binary ones are in base64.
@@ -35,15 +34,22 @@ struct TextFormats {
     extra: Option<IgnoredAny>,
 }
 
-/// A result: whether it is the value of the last expression, its formats that are text, and the
-/// whole object in JSON if it has other formats, and there is room for them.
-#[derive(IntoPyObject)]
-pub(crate) struct DisplayedResult(bool, Vec<(&'static str, String)>, Option<Vec<u8>>);
+/// A result that code displays.
+#[derive(Debug)]
+pub struct DisplayedResult {
+    /// Whether it is the value of the last expression.
+    pub is_main: bool,
+    /// Its formats that are text, by their names; binary ones in base64.
+    pub texts: Vec<(&'static str, String)>,
+    /// The whole object in JSON, if it has other formats, and there is room for them.
+    pub json: Option<String>,
+}
 
 /// The results of one call.
-#[derive(Default)]
-pub(crate) struct DisplayedResults {
-    pub(crate) results: Vec<DisplayedResult>,
+#[derive(Debug, Default)]
+pub struct DisplayedResults {
+    /// The results, in the order in which they came.
+    pub results: Vec<DisplayedResult>,
     bytes: usize,
     json_bytes: usize,
 }
@@ -51,7 +57,7 @@ pub(crate) struct DisplayedResults {
 impl DisplayedResults {
     /// Takes a result, an object in JSON. Returns `false` if a part of it is dropped.
     #[must_use]
-    pub(crate) fn take(&mut self, result: &[u8]) -> bool {
+    pub fn take(&mut self, result: &[u8]) -> bool {
         let is_full = self.results.len() >= MAX_RESULTS || result.len() > MAX_BYTES - self.bytes;
         // The formats could come as a list as well, without their names.
         let is_object = result.trim_ascii_start().starts_with(b"{");
@@ -79,9 +85,35 @@ impl DisplayedResults {
         let has_room = has_others && result.len() <= MAX_JSON - self.json_bytes;
         let json = has_room.then(|| {
             self.json_bytes += result.len();
-            result.to_vec()
+            String::from_utf8_lossy(result).into_owned()
         });
-        self.results.push(DisplayedResult(formats.is_main_result, texts, json));
+        self.results.push(DisplayedResult { is_main: formats.is_main_result, texts, json });
         has_room || !has_others
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_kept_within_their_limits() {
+        let mut all = DisplayedResults::default();
+        assert!(all.take(br#"{"text":"1","is_main_result":true}"#));
+        assert!(all.take(br#"{"png":"AA==","chart":{"a":[1]}}"#));
+        for wrong in [&b"[]"[..], b"{", b"{\"text\":1}", b"[null, 1]", b"\xff"] {
+            assert!(!all.take(wrong), "{wrong:?}");
+        }
+        let [one, two] = &all.results[..] else { panic!("{all:?}") };
+        assert!(one.is_main && one.json.is_none());
+        assert_eq!(two.texts, [("png", "AA==".to_owned())]);
+        assert_eq!(two.json.as_deref(), Some(r#"{"png":"AA==","chart":{"a":[1]}}"#));
+        let large = format!("{{\"text\":\"t\",\"json\":\"{}\"}}", "j".repeat(MAX_JSON));
+        assert!(!all.take(large.as_bytes()), "there is no room for its JSON");
+        assert!(all.results[2].json.is_none());
+        while all.results.len() < MAX_RESULTS {
+            assert!(all.take(b"{}"));
+        }
+        assert!(!all.take(b"{}"));
     }
 }

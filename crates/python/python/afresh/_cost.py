@@ -1,0 +1,34 @@
+"""The cost of a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CallCost:
+    """The cost of a call. An amount that is not known is ``None``.
+
+    Attributes:
+        wall: Wall-clock time in seconds.
+        cpu: CPU time in seconds: of the thread that runs the guest, and of the processes of a Linux program. A wait
+            takes none.
+        peak_memory: Peak of the guest's memory in bytes: the memories of a Wasm guest, or what the processes of a Linux
+            program have mapped together. ``None`` for a micro-VM, whose memory has one size.
+        dirty_pages: Pages of memory (4 KiB) that differ from the sandbox's last state; ``None`` in Linux programs, and
+            after a run from the warm state, whose memory is dropped.
+        input_bytes: Bytes of the request to the guest.
+        output_bytes: Bytes that the guest sent: its answer, output, and requests.
+        dropped_bytes: Bytes of output and of displayed results that were dropped.
+    """
+
+    wall: float
+    cpu: float
+    peak_memory: int | None
+    dirty_pages: int | None
+    input_bytes: int
+    output_bytes: int
+    dropped_bytes: int
+
+
+NO_COST = CallCost(0.0, 0.0, None, None, 0, 0, 0)

@@ -1,0 +1,64 @@
+"""The cost of calls, and limits of CPU time."""
+
+from __future__ import annotations
+
+import afresh
+import pytest
+from afresh._cost import NO_COST
+
+
+def test_a_result_has_the_cost_of_its_call(js: afresh.Warm) -> None:
+    with js.sandbox(output_limit=10) as sb:
+        r = sb.run_code("console.log('x'.repeat(99)); let s = 0; for (let i = 0; i < 1e5; i++) s += i; s")
+    cost = r.cost
+    assert cost.wall > 0
+    assert cost.cpu > 0
+    assert cost.peak_memory is not None
+    assert cost.peak_memory >= 65536
+    assert r.dirty_pages
+    assert cost.dirty_pages == r.dirty_pages
+    assert r.us == cost.wall * 1e6
+    assert cost.input_bytes > 50
+    assert cost.output_bytes >= 100
+    assert (cost.dropped_bytes, r.truncated) == (90, True)
+    assert js.run_code("1").cost.dirty_pages is None
+
+
+def test_a_call_that_did_not_begin_has_no_cost(js: afresh.Warm) -> None:
+    assert NO_COST.peak_memory is None
+    [failed] = js.map("(n) => n", [object()])
+    assert failed.error is not None
+    assert failed.cost == NO_COST
+
+
+def test_a_cpu_limit_ends_a_busy_call_of_a_module(js: afresh.Warm) -> None:
+    with js.sandbox(cpu_limit=0.1, tools={"wait": lambda: __import__("time").sleep(0.5)}) as sb:
+        clean = sb.checkpoint()
+        assert sb.run_code("wait(); 1").value == 1
+        busy = sb.run_code("for (;;) {}")
+        assert isinstance(busy.error, afresh.TimeLimitError)
+        assert "CPU time limit of 100ms" in str(busy.error)
+        assert busy.cost.cpu >= 0.1
+        sb.rollback(clean)
+        assert sb.eval("2") == 2
+
+
+def test_a_cpu_limit_is_a_number_of_seconds(js: afresh.Warm) -> None:
+    with pytest.raises(ValueError, match="seconds above 0"):
+        js.sandbox(cpu_limit=0)
+
+
+def test_a_cpu_limit_ends_a_busy_process_and_no_sleeper(python: afresh.Warm) -> None:
+    with python.sandbox(timeout=60, cpu_limit=1.0) as box:
+        clean = box.checkpoint()
+        slept = box.run_code("time.sleep(1.5); 1")
+        assert (slept.value, slept.error) == (1, None)
+        assert slept.cost.cpu < slept.cost.wall
+        assert slept.cost.dirty_pages is None
+        assert slept.cost.peak_memory
+        for code in ("while True: pass", "subprocess.run(['sh', '-c', 'while :; do :; done'])"):
+            busy = box.run_code(code)
+            assert isinstance(busy.error, afresh.TimeLimitError), busy
+            assert "CPU time limit of 1s" in str(busy.error)
+            box.rollback(clean)
+        assert box.eval("warm") == 41
