@@ -67,6 +67,66 @@ export class Opaque {
   toString(): string
 }
 
+/** The cost of a call. An amount that is not known is `undefined`. */
+export interface CallCost {
+  /** Wall-clock time in milliseconds. */
+  readonly wallMs: number
+  /**
+   * CPU time in milliseconds: of the thread that runs the guest, and of the processes of a Linux
+   * program. A wait takes none.
+   */
+  readonly cpuMs: number
+  /**
+   * Peak of the guest's memory in bytes: the memories of a Wasm guest, or what the processes of a
+   * Linux program have mapped together. `undefined` for a micro-VM.
+   */
+  readonly peakMemory: number | undefined
+  /**
+   * Pages of memory (4 KiB) that differ from the last state; `undefined` in Linux programs, and
+   * after a run from the warm state.
+   */
+  readonly dirtyPages: number | undefined
+  /** Bytes of the request to the guest. */
+  readonly inputBytes: number
+  /** Bytes that the guest sent: its answer, output and requests. */
+  readonly outputBytes: number
+  /** Bytes of output and of displayed results that were dropped. */
+  readonly droppedBytes: number
+}
+
+/**
+ * A result that code displays: a value, a figure or an image. A format that it does not have is
+ * `undefined`. All formats come from the sandbox: show HTML in a frame without scripts, and a
+ * drawing as an image.
+ */
+export class RichResult {
+  private constructor()
+  /** As the guest's language shows it. */
+  readonly text: string | undefined
+  readonly html: string | undefined
+  readonly markdown: string | undefined
+  readonly latex: string | undefined
+  /** A drawing. */
+  readonly svg: string | undefined
+  readonly png: Uint8Array | undefined
+  readonly jpeg: Uint8Array | undefined
+  readonly pdf: Uint8Array | undefined
+  /** JavaScript, which is never run. */
+  readonly javascript: string | undefined
+  /** A value of JSON. */
+  readonly json: unknown
+  /** The columns of a data frame. */
+  readonly data: unknown
+  /** The data of a chart, where the guest has the Python package `e2b_charts`. */
+  readonly chart: unknown
+  /** Further formats by their MIME types. */
+  readonly extra: Readonly<Record<string, unknown>>
+  /** Whether it is the value of the last expression. */
+  readonly isMainResult: boolean
+  /** The names of its formats. */
+  formats(): string[]
+}
+
 /** The result of an evaluation. */
 export class Result<T = unknown> {
   private constructor()
@@ -78,8 +138,15 @@ export class Result<T = unknown> {
   readonly stderr: string
   /** The error that ended it. */
   readonly error: Error | undefined
-  /** Whether more was printed than is kept. */
+  /** Whether more was printed or displayed than is kept. */
   readonly truncated: boolean
+  /**
+   * What the code displayed in a sandbox of Python as a Linux program: by `display`, as an open
+   * figure of matplotlib, and as the value of the last expression if that has a format in addition
+   * to text.
+   */
+  readonly results: readonly RichResult[]
+  readonly cost: CallCost
   /** Pages of memory (4 KiB) that differ from the last state; `undefined` if they are not counted.
    */
   readonly dirtyPages: number | undefined
@@ -116,6 +183,11 @@ export interface SandboxOptions {
    * back.
    */
   timeoutMs?: number | undefined
+  /**
+   * Maximum milliseconds of CPU time of a call, counted as `CallCost.cpuMs`: time in which the
+   * guest waits does not count. One that uses more fails as with `timeoutMs`.
+   */
+  cpuLimitMs?: number | undefined
   /** Maximum memory of the guest. */
   memoryLimit?: Size | undefined
   /** Maximum bytes kept of each stream; 16 MiB if not set. */

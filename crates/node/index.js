@@ -18,6 +18,7 @@ const {
 const { exec, image, linux } = require('./lib/linux.js')
 const { cacheDir } = require('./lib/options.js')
 const { Result } = require('./lib/result.js')
+const { RichResult } = require('./lib/rich.js')
 const { Checkpoint, Sandbox } = require('./lib/sandbox.js')
 const { Opaque } = require('./lib/values.js')
 const { load, Warm, warm } = require('./lib/warm.js')
@@ -36,6 +37,7 @@ module.exports = {
   OpenError,
   ProgramError,
   Result,
+  RichResult,
   Sandbox,
   SandboxError,
   SaveError,

@@ -70,9 +70,10 @@ function reference(given, name) {
 }
 
 /** The limits of calls, as the native half reads them. */
-function limits({ timeoutMs, memoryLimit, outputLimit }) {
+function limits({ timeoutMs, cpuLimitMs, memoryLimit, outputLimit }) {
   return {
     timeout: timeout(timeoutMs),
+    cpu: timeout(cpuLimitMs, 'cpuLimitMs'),
     memory: size(memoryLimit, 'memoryLimit', null),
     output: size(outputLimit, 'outputLimit', OUTPUT),
   }

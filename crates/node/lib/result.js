@@ -2,6 +2,7 @@
 // The result of an evaluation.
 
 const { MarshalError, ProgramError, ofNative } = require('./errors.js')
+const { richResult } = require('./rich.js')
 const { decode } = require('./values.js')
 
 class Result {
@@ -47,6 +48,11 @@ function readAnswer(answer, limit, failures) {
   return { value: undefined, text: '', error: new ProgramError(String(name), String(message), shown, options) }
 }
 
+/** The cost of a call; amounts that are not known are undefined. */
+function cost({ peakMemory, dirtyPages, ...known }) {
+  return Object.freeze({ ...known, peakMemory: peakMemory ?? undefined, dirtyPages: dirtyPages ?? undefined })
+}
+
 /** Converts the outcome of the native half. `failures` are errors of tools by their numbers. */
 function result({ json, bytes }, limit, failures) {
   const [answer, stdout, stderr] = split(bytes, json.lengths)
@@ -64,8 +70,10 @@ function result({ json, bytes }, limit, failures) {
     stdout: stdout.toString(),
     stderr: stderr.toString(),
     truncated: json.truncated,
-    dirtyPages: json.dirtyPages ?? undefined,
-    microseconds: json.microseconds,
+    results: json.results.map(richResult),
+    cost: cost(json.cost),
+    dirtyPages: json.cost.dirtyPages ?? undefined,
+    microseconds: json.cost.wallMs * 1e3,
   })
 }
 

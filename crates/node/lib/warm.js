@@ -11,7 +11,7 @@ const { result } = require('./result.js')
 const { disposable, outputSink, Sandbox } = require('./sandbox.js')
 const { named } = require('./tools.js')
 
-const LIMITS = ['timeoutMs', 'memoryLimit', 'outputLimit', 'resultLimit', 'tools']
+const LIMITS = ['timeoutMs', 'cpuLimitMs', 'memoryLimit', 'outputLimit', 'resultLimit', 'tools']
 
 class Warm {
   #handle

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use afresh::wasm::wasmtime::{self, ResourceLimiter};
 use afresh::wasm::{GuestOptions, Limiter, Watch};
-use afresh_interpreter::{Commands, HostCallbacks, Stream, imports, listener, state};
+use afresh_interpreter::{
+    Commands, DisplayedResults, HostCallbacks, Stream, imports, listener, state,
+};
 use serde::Deserialize;
 
 use crate::mailbox::{Event, EventKind, Mailbox};
@@ -143,6 +145,8 @@ pub(crate) enum Reason {
 pub(crate) struct Limits {
     /// Maximum milliseconds.
     pub(crate) timeout: Option<f64>,
+    /// Maximum milliseconds of CPU time.
+    pub(crate) cpu: Option<f64>,
     /// Maximum bytes of guest memory.
     pub(crate) memory: Option<usize>,
     /// Maximum bytes kept of each stream.
@@ -155,6 +159,10 @@ impl Limits {
         let timeout = Duration::try_from_secs_f64(self.timeout? / 1e3).ok()?;
         Instant::now().checked_add(timeout)
     }
+
+    fn cpu_time(&self) -> Option<Duration> {
+        Duration::try_from_secs_f64(self.cpu? / 1e3).ok()
+    }
 }
 
 /// One call's own.
@@ -164,6 +172,13 @@ pub(crate) struct CallState {
     pub(crate) stderr: Vec<u8>,
     /// Whether output was dropped.
     pub(crate) truncated: bool,
+    /// Bytes of output that were dropped.
+    dropped: u64,
+    /// Results that code displayed.
+    pub(crate) displayed: DisplayedResults,
+    /// Whether the pages that differ after the call are counted.
+    counts_pages: bool,
+    cpu_time: Option<Duration>,
     pub(crate) reason: Option<Reason>,
     output: usize,
     memory: Option<usize>,
@@ -184,12 +199,18 @@ impl CallState {
         Self {
             output: limits.output,
             memory: limits.memory,
+            cpu_time: limits.cpu_time(),
             until: limits.until(),
             stops: vec![call.stop.clone(), session],
             call: Some(Arc::clone(call)),
             streams,
             ..Self::default()
         }
+    }
+
+    /// The same, with the pages counted that differ after the call.
+    pub(crate) fn counting_pages(self, counts_pages: bool) -> Self {
+        Self { counts_pages, ..self }
     }
 
     /// The same, in a sandbox with these commands.
@@ -231,6 +252,7 @@ impl CallState {
         };
         let room = self.output.saturating_sub(kept.len());
         kept.extend_from_slice(&bytes[..room.min(bytes.len())]);
+        self.dropped += bytes.len().saturating_sub(room) as u64;
         self.truncated |= room < bytes.len();
         let Some(call) = self.call.clone().filter(|_| self.streams) else { return Ok(()) };
         if call.print(number, bytes) {
@@ -275,6 +297,26 @@ impl HostCallbacks for CallState {
 
     fn commands(&self) -> Option<&Commands> {
         self.commands.as_ref()
+    }
+
+    fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
+        if !self.displayed.take(result) {
+            self.dropped += result.len() as u64;
+            self.truncated = true;
+        }
+        Ok(())
+    }
+
+    fn cpu_time_limit(&self) -> Option<Duration> {
+        self.cpu_time
+    }
+
+    fn counts_pages(&self) -> bool {
+        self.counts_pages
+    }
+
+    fn dropped_bytes(&self) -> u64 {
+        self.dropped
     }
 
     fn proceeds(&mut self) -> bool {

@@ -64,7 +64,9 @@ impl Failure {
     /// A call failed.
     pub(crate) fn call(error: &afresh::CallError) -> Self {
         match error {
-            afresh::CallError::Timeout { .. } => Self::of("TimeoutError", error),
+            afresh::CallError::Timeout { .. } | afresh::CallError::CpuTime { .. } => {
+                Self::of("TimeoutError", error)
+            }
             afresh::CallError::Stopped { .. } => Self::of("StoppedError", error),
             _ => Self::of("GuestError", error),
         }

@@ -2,10 +2,9 @@
 
 use std::error::Error;
 use std::sync::Arc;
-use std::time::Instant;
 
-use afresh::{CallError, Function, Lease};
-use afresh_interpreter::{CallConvention, Commands, Request, Tools};
+use afresh::{CallCost, CallError, Function, Lease};
+use afresh_interpreter::{CallConvention, Commands, DisplayedResult, Request, Tools};
 use serde_json::{Value, json};
 
 use crate::call::{Call, CallState, Limits, Reason, Stop};
@@ -56,8 +55,7 @@ pub(crate) struct Parties<'a> {
 pub(crate) struct Outcome {
     answer: Result<Vec<u8>, CallError>,
     state: CallState,
-    dirty: Option<usize>,
-    us: f64,
+    cost: CallCost,
 }
 
 /// Makes one call of a guest. `counts` is whether the pages that differ afterwards are counted,
@@ -71,13 +69,10 @@ pub(crate) fn evaluate(
     counts: bool,
 ) -> Outcome {
     let state = CallState::begin(&setup.limits, parties.call, parties.session, parties.streams)
-        .with_commands(parties.commands);
-    let started = Instant::now();
+        .with_commands(parties.commands)
+        .counting_pages(counts);
     let done = afresh_interpreter::evaluate(lease, handler, request, state);
-    let us = started.elapsed().as_secs_f64() * 1e6;
-    let module = lease.as_module().filter(|_| counts);
-    let dirty = module.and_then(|module| module.dirty_pages().ok());
-    Outcome { answer: done.answer, state: done.listener, dirty, us }
+    Outcome { answer: done.answer, state: done.listener, cost: done.cost }
 }
 
 impl Outcome {
@@ -90,6 +85,7 @@ impl Outcome {
             (CallError::Timeout { .. }, _) | (_, Some(Reason::Timeout)) => {
                 CallError::Timeout { function, source: "it reached its time limit".into() }
             }
+            (CallError::CpuTime { limit, .. }, _) => CallError::CpuTime { function, limit: *limit },
             (CallError::Stopped { .. }, _) | (_, Some(Reason::Stopped)) => {
                 CallError::Stopped { function, source: "its host stopped it".into() }
             }
@@ -119,6 +115,20 @@ impl Outcome {
         }
     }
 
+    /// The cost as JavaScript reads it.
+    fn cost(&self) -> Value {
+        let CallCost { wall, cpu, peak_memory, dirty_pages, .. } = self.cost;
+        json!({
+            "wallMs": wall.as_secs_f64() * 1e3,
+            "cpuMs": cpu.as_secs_f64() * 1e3,
+            "peakMemory": peak_memory,
+            "dirtyPages": dirty_pages,
+            "inputBytes": self.cost.input_bytes,
+            "outputBytes": self.cost.output_bytes,
+            "droppedBytes": self.cost.dropped_bytes,
+        })
+    }
+
     /// The answer of an interpreter, standard output and standard error one after another, and
     /// their lengths.
     pub(crate) fn into_reply(mut self) -> Reply {
@@ -130,11 +140,18 @@ impl Outcome {
             "lengths": [bytes.len(), self.state.stdout.len(), self.state.stderr.len()],
             "error": error,
             "truncated": self.state.truncated,
-            "dirtyPages": self.dirty,
-            "microseconds": self.us,
+            "cost": self.cost(),
+            "results": self.state.displayed.results.into_iter().map(displayed).collect::<Vec<_>>(),
         });
         bytes.append(&mut self.state.stdout);
         bytes.append(&mut self.state.stderr);
         Reply { json, bytes }
     }
+}
+
+/// A displayed result as JavaScript reads it.
+fn displayed(result: DisplayedResult) -> Value {
+    let texts: serde_json::Map<_, _> =
+        result.texts.into_iter().map(|(name, text)| (name.to_owned(), text.into())).collect();
+    json!({ "isMain": result.is_main, "texts": texts, "json": result.json })
 }

@@ -1,11 +1,12 @@
 // Checked by `tsc --strict`, not run: the types accept what the guide shows, and refuse mistakes.
-import { BusyError, exec, linux, load, ProgramError, SandboxError, warm, type Result, type Sandbox } from 'afresh'
+import { BusyError, exec, linux, load, ProgramError, SandboxError, warm, type CallCost, type Result, type RichResult, type Sandbox } from 'afresh'
 import { Client, ExecutionError, type RemoteSandbox } from 'afresh/client'
 
 export async function accepted(): Promise<void> {
   await using js = await warm('js', { setup: 'globalThis.x = 1', signal: AbortSignal.timeout(1000) })
   await using sb = await js.sandbox({
     timeoutMs: 5000,
+    cpuLimitMs: 1000,
     memoryLimit: '64MiB',
     tools: {
       search: async (query: string): Promise<string[]> => [query],
@@ -16,6 +17,8 @@ export async function accepted(): Promise<void> {
   })
   const result: Result<number> = await sb.runCode<number>('1', { onOutput: (stream, text) => console.log(stream, text) })
   const value: number = result.unwrap()
+  const { cpuMs, peakMemory }: CallCost = result.cost
+  const images: (Uint8Array | undefined)[] = result.results.map((shown: RichResult) => shown.png)
   const unknown: unknown = await sb.eval('1')
   const forks: Sandbox[] = await sb.fork(2)
   await sb.rollback(await sb.checkpoint('clean'))
@@ -24,7 +27,7 @@ export async function accepted(): Promise<void> {
   const python = await linux('python3', { dirs: ['.', new URL('file:///tmp')] })
   const { exitCode } = await (await python.sandbox()).commands.run(['ls'], { stdin: bytes, onStdout: console.log })
   const done = await exec(['true'], { timeoutMs: 1 })
-  const busy: SandboxError = new BusyError(String([unknown, forks, exitCode, done.stdout]))
+  const busy: SandboxError = new BusyError(String([unknown, forks, cpuMs, peakMemory ?? 0, images, exitCode, done.stdout]))
   if (result.error instanceof ProgramError) console.log(result.error.type, busy.message)
   await load('store@agent')
 }
