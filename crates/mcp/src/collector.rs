@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use afresh::CallCost;
 use afresh::wasm::wasmtime;
 use afresh_interpreter::{HostCallbacks, Stream};
 use tokio::sync::mpsc;
@@ -109,6 +110,8 @@ pub struct OutputCollector {
     json_room: JsonRoom,
     /// Bytes of displayed results that were dropped.
     pub(crate) dropped: u64,
+    /// The cost of the last call.
+    pub(crate) cost: Option<CallCost>,
     pub(crate) limits: Limits,
     pub(crate) progress: Option<Progress>,
 }

@@ -33,6 +33,11 @@ pub(crate) struct CodeResult {
     pub(crate) undone: bool,
     /// Wall-clock time of the call.
     pub(crate) milliseconds: f64,
+    /// CPU time of the call.
+    pub(crate) cpu_milliseconds: f64,
+    /// Peak of the memory of the sandbox in the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peak_memory_bytes: Option<u64>,
 }
 
 /// An image in base64.
@@ -84,6 +89,11 @@ pub(crate) struct CommandResult {
     pub(crate) killed: bool,
     /// Wall-clock time of the command.
     pub(crate) milliseconds: f64,
+    /// CPU time of the command.
+    pub(crate) cpu_milliseconds: f64,
+    /// Peak of the memory of the sandbox in the command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peak_memory_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]

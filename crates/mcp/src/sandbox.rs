@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use afresh::files::Kind as FileKind;
 use afresh::snapshot::{SnapshotId, TreeError};
-use afresh::{CallError, Kind, Session, SessionError, describe_error};
+use afresh::{CallCost, CallError, Kind, Session, SessionError, describe_error};
 use afresh_interpreter::{
     Answer, AnswerTooLong, CELL, COMMAND, Language, RUN, RenderedValue, Request, Tools, evaluate,
 };
@@ -94,6 +94,7 @@ impl Sandbox {
         let answer = self.session.with(|lease| {
             let done = evaluate(lease, form.function(), request, std::mem::take(collector));
             *collector = done.listener;
+            collector.cost = Some(done.cost);
             Ok::<_, SessionError>(AnswerTooLong::separate(done.answer, MAX_ANSWER)?)
         })?;
         match answer {
@@ -147,6 +148,10 @@ impl Sandbox {
             Err(error) => return Err(error),
         }
         result.milliseconds = milliseconds(start);
+        if let Some(cost) = collector.cost {
+            result.cpu_milliseconds = cost.cpu.as_secs_f64() * 1000.0;
+            result.peak_memory_bytes = cost.peak_memory;
+        }
         Ok(result)
     }
 
@@ -182,7 +187,7 @@ impl Sandbox {
         let limits = std::mem::take(&mut collector.limits);
         collector.expect_command();
         let before = self.session.mark()?;
-        let ran = self.run_until(arguments, &limits, &mut collector);
+        let (ran, cost) = CallCost::of(|| self.run_until(arguments, &limits, &mut collector));
         if self.session.failed().is_some() || matches!(ran, Err(SandboxError::NotEnded)) {
             self.session.rollback(&before)?;
         }
@@ -195,6 +200,8 @@ impl Sandbox {
             exit_code: if status < 0 { 128 - status } else { status },
             killed,
             milliseconds: milliseconds(start),
+            cpu_milliseconds: cost.cpu.as_secs_f64() * 1000.0,
+            peak_memory_bytes: cost.peak_memory,
         })
     }
 
@@ -476,7 +483,9 @@ fn cut_short(error: &SessionError, collector: &OutputCollector) -> Exception {
             );
             ("TimeoutError", message)
         }
-        SessionError::Call(CallError::Timeout { .. }) => ("TimeoutError", describe_error(error)),
+        SessionError::Call(CallError::Timeout { .. } | CallError::CpuTime { .. }) => {
+            ("TimeoutError", describe_error(error))
+        }
         _ => ("GuestError", describe_error(error)),
     };
     let traceback = format!("{name}: {message}");
