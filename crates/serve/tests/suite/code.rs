@@ -29,6 +29,10 @@ fn code_continues_from_earlier_code_and_outcomes_are_distinguished() {
         assert_eq!(lines[1]["text"], "out [ 1, \"a\" ]\n");
         assert_eq!(lines[2]["text"], "{ e: 1 }\n");
         assert_eq!((&lines[3]["text"], &lines[3]["is_main_result"]), (&json!("40"), &json!(true)));
+        let cost = &lines[4]["cost"];
+        assert!(cost["cpu_ms"].as_f64().unwrap() > 0.0 && cost["wall_ms"].as_f64().unwrap() > 0.0);
+        assert!(cost["peak_memory"].as_u64().unwrap() >= 65536, "{cost}");
+        assert!(cost["output_bytes"].as_u64().unwrap() > "out [ 1, \"a\" ]\n".len() as u64);
         assert_eq!(client.value(&sandbox, "x + 2").await, "22");
         assert_eq!(client.value(&sandbox, "Promise.resolve({a: [x]})").await, "{ a: [ 20 ] }");
         let lines = client.execute(&sandbox, "throw new RangeError('no')").await.unwrap();
@@ -137,10 +141,9 @@ fn output_of_code_arrives_while_it_runs() {
         let answer = client.begin(&sandbox, code).await;
         assert_eq!(client.value(&sandbox, "after").await, "7");
         let rest = answer.text().await.unwrap();
-        assert!(
-            rest.trim_end().ends_with(r#"{"type":"end_of_execution"}"#)
-                && rest.contains("TimeoutError")
-        );
+        let end: serde_json::Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
+        assert_eq!(end["type"], "end_of_execution");
+        assert!(rest.contains("TimeoutError"));
         server.end().await;
     });
 }

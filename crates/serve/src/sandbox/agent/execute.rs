@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use afresh::CallCost;
 use afresh_interpreter::{Answer as GuestAnswer, CELL, RUN, Stream};
 use axum::Extension;
 use axum::extract::State;
@@ -108,6 +109,17 @@ fn tell(stream: Stream, text: &[u8]) -> Vec<u8> {
     line(&json!({"type": kind, "text": String::from_utf8_lossy(text), "timestamp": nanos}))
 }
 
+/// The cost of a call. Bytes that a client did not take are not known.
+fn cost(cost: &CallCost) -> Value {
+    json!({
+        "wall_ms": cost.wall.as_secs_f64() * 1e3,
+        "cpu_ms": cost.cpu.as_secs_f64() * 1e3,
+        "peak_memory": cost.peak_memory,
+        "input_bytes": cost.input_bytes,
+        "output_bytes": cost.output_bytes,
+    })
+}
+
 /// The line for a value. It borrows the value, which may take much memory.
 #[derive(Serialize)]
 struct ValueLine<'a> {
@@ -118,8 +130,8 @@ struct ValueLine<'a> {
     json: Option<&'a Value>,
 }
 
-/// The lines for the result of code.
-fn last(answer: &GuestAnswer) -> Vec<u8> {
+/// The lines for the result of code. Clients of E2B read the type of the last one alone.
+fn last(answer: &GuestAnswer, spent: Option<&CallCost>) -> Vec<u8> {
     let mut lines = match answer {
         GuestAnswer::Done => Vec::new(),
         GuestAnswer::Value(shown) => line(&ValueLine {
@@ -135,7 +147,11 @@ fn last(answer: &GuestAnswer) -> Vec<u8> {
             "traceback": thrown.traceback(),
         })),
     };
-    lines.extend(line(&json!({"type": "end_of_execution"})));
+    let mut end = json!({"type": "end_of_execution"});
+    if let Some(spent) = spent {
+        end["cost"] = cost(spent);
+    }
+    lines.extend(line(&end));
     lines
 }
 
@@ -151,7 +167,7 @@ mod tests {
         ] {
             let value =
                 afresh_interpreter::RenderedValue { text: "x".to_owned(), json: Some(json) };
-            let lines = String::from_utf8(last(&GuestAnswer::Value(value))).unwrap();
+            let lines = String::from_utf8(last(&GuestAnswer::Value(value), None)).unwrap();
             assert_eq!(lines, format!("{wanted}\n{{\"type\":\"end_of_execution\"}}\n"));
         }
     }

@@ -9,6 +9,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use afresh::CallCost;
 use afresh::wasm::wasmtime;
 use afresh_interpreter::{Answer, CharacterJoiner, HostCallbacks, Stream};
 use bytes::Bytes;
@@ -51,6 +52,8 @@ struct RoutedOutput {
     starting: Option<StartingCommand>,
     /// The client did not take it in time.
     late: bool,
+    /// The cost of the last call.
+    cost: Option<CallCost>,
 }
 
 struct OutputClient {
@@ -129,7 +132,20 @@ impl OutputRouter {
             code: None,
             starting: None,
             late: false,
+            cost: None,
         })))
+    }
+
+    /// Notes the cost of a call.
+    pub(crate) fn note_cost(&mut self, cost: CallCost) {
+        if let Some(speaking) = &mut self.0 {
+            speaking.cost = Some(cost);
+        }
+    }
+
+    /// The cost of the last call, if there was one.
+    pub(crate) fn take_cost(&mut self) -> Option<CallCost> {
+        self.0.as_mut()?.cost.take()
     }
 
     /// Sends the output of code to the returned receiver.

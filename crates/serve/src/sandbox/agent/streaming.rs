@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use afresh::CallCost;
 use afresh_interpreter::{Answer, Thrown};
 use axum::body::Body;
 use axum::response::Response;
@@ -40,8 +41,11 @@ pub(crate) struct Shape {
     /// Its results, each from an object in JSON; `None` for other bytes.
     pub(crate) show: EncodeResult,
     /// The result, and the end.
-    pub(crate) last: fn(&Answer) -> Vec<u8>,
+    pub(crate) last: EncodeEnd,
 }
+
+/// The encoding of the result of a call, and of its end, with its cost where that is known.
+pub(crate) type EncodeEnd = fn(&Answer, Option<&CallCost>) -> Vec<u8>;
 
 /// Runs code in a sandbox. The answer begins with the first output, or after a second without any.
 /// Code that ends before that is answered whole, and an error before that is an error response.
@@ -63,7 +67,7 @@ pub(crate) async fn run_streaming(
             // The client may have left.
             let _ = begin.send(());
             let answer = run(session, language, (what, &source), &mut mark, &mut speaker)?;
-            let last = (shape.last)(&answer);
+            let last = (shape.last)(&answer, speaker.take_cost().as_ref());
             CallEnd::hold(head, last, &memory)
         });
         ran.await
@@ -93,7 +97,7 @@ async fn answer_when_begun(
     mut printed: Receiver,
     mut running: PendingAnswer,
     silent: impl Future<Output = ()>,
-    last: fn(&Answer) -> Vec<u8>,
+    last: EncodeEnd,
     killed: IsKilled,
 ) -> Result<Response, ErrorResponse> {
     tokio::select! {
@@ -127,7 +131,7 @@ fn streamed(
     first: Option<Bytes>,
     printed: Receiver,
     running: PendingAnswer,
-    (last, killed): (fn(&Answer) -> Vec<u8>, IsKilled),
+    (last, killed): (EncodeEnd, IsKilled),
 ) -> Response {
     let has_head = first.is_some();
     let body = StreamingBody { first, printed, running: Some(running), has_head, last, killed };
@@ -166,7 +170,7 @@ struct StreamingBody {
     running: Option<PendingAnswer>,
     /// Whether there was output, which begins with the head.
     has_head: bool,
-    last: fn(&Answer) -> Vec<u8>,
+    last: EncodeEnd,
     killed: IsKilled,
 }
 
@@ -198,7 +202,10 @@ impl HttpBody for StreamingBody {
             // An error that would have been a status before the first byte.
             Err(refusal) => {
                 let name = "SandboxError".to_owned();
-                (self.last)(&Answer::Threw(Thrown { name, message: refusal.message, trace: None }))
+                (self.last)(
+                    &Answer::Threw(Thrown { name, message: refusal.message, trace: None }),
+                    None,
+                )
             }
         };
         Poll::Ready(Some(Ok(Frame::data(text.into()))))
@@ -242,7 +249,7 @@ mod tests {
                 printed,
                 running(giver),
                 silent,
-                |_| b" refused".to_vec(),
+                |_, _| b" refused".to_vec(),
                 Box::new(|| false),
             )
             .await

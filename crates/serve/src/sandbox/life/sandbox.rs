@@ -397,6 +397,7 @@ pub(crate) fn run(
         speaker.exchange(lease)?;
         let done = evaluate(lease, form.function(), request, std::mem::take(speaker));
         *speaker = done.listener;
+        speaker.note_cost(done.cost);
         let answer = AnswerTooLong::separate(done.answer, MAX_ANSWER_BYTES)?;
         speaker.exchange(lease)?;
         Ok(answer)
@@ -486,7 +487,9 @@ pub(crate) fn next_event(session: &Session) -> Option<Duration> {
 /// A call that was cut short, as an error of the code.
 fn cut_short(error: &SessionError, late: bool) -> Outcome {
     let name = match error {
-        SessionError::Call(afresh::CallError::Timeout { .. }) => "TimeoutError",
+        SessionError::Call(
+            afresh::CallError::Timeout { .. } | afresh::CallError::CpuTime { .. },
+        ) => "TimeoutError",
         _ if late => "TimeoutError",
         _ => "GuestError",
     };
