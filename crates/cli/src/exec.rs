@@ -13,7 +13,7 @@ use afresh::linux::{
     End, EndedRun, HostProgram, HostStreams, Program, Resource, RunControl, Warm, WarmError,
     call_name,
 };
-use afresh::{Guest, Place, Reference, SaveOptions};
+use afresh::{CallCost, Guest, Place, Reference, SaveOptions};
 use afresh_sys::termination::AwaitedSignals;
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -93,6 +93,10 @@ pub(crate) struct Arguments {
     /// List the system calls that failed because they are not served, on standard error.
     #[arg(long)]
     report_unserved: bool,
+    /// Print the cost of the run in one line on standard error: wall-clock time, CPU time and the
+    /// peak of the memory that the processes mapped together.
+    #[arg(long)]
+    cost: bool,
     /// Maximum run time, in milliseconds [default: no limit].
     #[arg(long, value_name = "MS")]
     timeout: Option<u64>,
@@ -267,6 +271,16 @@ fn report(unserved: &BTreeMap<i64, u64>) {
     }
 }
 
+/// Prints the cost of the run.
+fn report_cost(cost: &CallCost) {
+    let (wall, cpu) = (cost.wall.as_secs_f64(), cost.cpu.as_secs_f64());
+    let peak = cost.peak_memory.map_or_else(
+        || "unknown".to_owned(),
+        |bytes| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+    );
+    eprintln!("afresh: cost: {wall:.3} s wall-clock, {cpu:.3} s CPU, {peak} peak of mapped memory");
+}
+
 /// The host's terminal in raw mode, until this is dropped.
 struct RawTerminal(Termios);
 
@@ -366,7 +380,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         streams = streams.keep_state();
     }
     let raw = (stdin().is_terminal() && is_in_foreground()).then(RawTerminal::new).transpose()?;
-    let ended = program.run_to_end(streams);
+    let (ended, cost) = CallCost::of(|| program.run_to_end(streams));
     drop(raw);
     let EndedRun { end, files_before, files, unserved, state, .. } = match ended {
         Ok(ended) => ended,
@@ -381,6 +395,9 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     };
     if arguments.report_unserved {
         report(&unserved);
+    }
+    if arguments.cost {
+        report_cost(&cost);
     }
     let tops = arguments.write_back.iter().map(|top| top.canonicalize());
     let tops = tops.collect::<Result<Vec<_>, _>>()?;

@@ -154,6 +154,10 @@ fn limits_are_set_and_unserved_calls_are_listed() {
     let ended = exec(&["--report-unserved", "--", "python3", "-c", script], b"");
     let line = "afresh: not served: io_uring_setup (system call 425), made 2 times\n";
     assert!(ended.status.success() && text(&ended.stderr).contains(line), "{ended:?}");
+    let ended = exec(&["--cost", "--", "sh", "-c", "exit 3"], b"");
+    let line = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(3), "{ended:?}");
+    assert!(line.starts_with("afresh: cost: ") && line.ends_with(" MiB peak of mapped memory\n"));
 }
 
 #[test]
