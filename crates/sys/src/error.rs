@@ -169,6 +169,7 @@ impl SysError {
             (Call::UffdOpen, libc::ENOSYS | libc::EINVAL) => {
                 Some("this kernel's userfaultfd lacks a feature: Linux 6.1 or newer is needed")
             }
+            #[cfg(unix)]
             (Call::Signal, libc::EUSERS) => Some(
                 "too many signal handlers of others were installed over one another: install them once",
             ),

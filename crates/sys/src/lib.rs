@@ -34,18 +34,14 @@
 //!   `alone` and `again`, a test in a separate process, and `child_passes`, a check in a forked
 //!   one.
 //!
-//! Under Miri a fake replaces the maps and files, so that the logic above runs in the interpreter.
+//! On systems other than Linux the `portable` backend replaces the kernel's mappings and files: it
+//! copies, protects nothing, and reports every other feature as missing. So it does under Miri, and
+//! on Linux in a build with `--cfg afresh_portable`, which the tests of it use.
 
-// The errors of missing names that follow would not say why.
-#[cfg(not(target_os = "linux"))]
-compile_error!(
-    "afresh-sys has a backend for Linux alone, so this crate and all that depend on it do not compile for this target. Build in a virtual machine with Linux, or for a Linux target"
-);
-
-#[cfg(all(feature = "planted", not(miri)))]
+#[cfg(all(feature = "planted", unix, not(miri)))]
 mod alone;
 mod cause;
-#[cfg(all(feature = "planted", not(miri)))]
+#[cfg(all(feature = "planted", unix, not(miri)))]
 mod child;
 pub mod crash;
 pub mod errno;
@@ -54,7 +50,12 @@ mod features;
 mod inherited;
 mod inherited_mutex;
 pub mod inject;
-#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64", not(miri)))]
+#[cfg(all(
+    feature = "kvm",
+    target_os = "linux",
+    target_arch = "x86_64",
+    not(any(miri, afresh_portable))
+))]
 pub mod kvm;
 mod lock;
 mod page;
@@ -66,31 +67,35 @@ mod split_mix;
 mod stock;
 mod worker;
 
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
 mod linux;
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
 use linux as imp;
 
-#[cfg(miri)]
-mod fake;
-#[cfg(miri)]
-use fake as imp;
+#[cfg(any(not(target_os = "linux"), miri, afresh_portable))]
+mod portable;
+#[cfg(any(not(target_os = "linux"), miri, afresh_portable))]
+use portable as imp;
 
-#[cfg(all(feature = "planted", not(miri)))]
+#[cfg(all(feature = "planted", unix, not(miri)))]
 pub use alone::{again, alone};
-#[cfg(all(feature = "planted", not(miri)))]
+#[cfg(all(feature = "planted", unix, not(miri)))]
 pub use child::child_passes;
 pub use error::{Call, MoveError, SysError};
 pub use features::{Feature, Features, UnknownFeature};
+/// Whether this build has the portable backend, in which pages cannot be protected or shared, and
+/// no write to one is noticed.
+pub const PORTABLE: bool = cfg!(any(not(target_os = "linux"), miri, afresh_portable));
+
 pub use imp::fault;
 pub use imp::file;
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
 pub use imp::folios;
 pub use imp::fork;
 pub use imp::futex;
 pub use imp::host;
 pub use imp::pagemap;
-#[cfg(all(feature = "socket", not(miri)))]
+#[cfg(all(feature = "socket", target_os = "linux", not(any(miri, afresh_portable))))]
 pub use imp::socket;
 pub use imp::termination;
 pub use imp::usage;
@@ -98,9 +103,9 @@ pub use imp::{
     Advice, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent, UffdMode,
     WithholdGuard, withhold, withhold_all,
 };
-#[cfg(all(feature = "socket", not(miri)))]
+#[cfg(all(feature = "socket", target_os = "linux", not(any(miri, afresh_portable))))]
 pub use imp::{MappingKind, ProcessMemory};
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
 pub use imp::{merges_memory, poll, random};
 pub use inherited::InheritedCell;
 pub use inherited_mutex::{InheritedMutex, InheritedMutexGuard};

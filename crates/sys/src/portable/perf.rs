@@ -1,4 +1,4 @@
-//! No counters in the interpreter.
+//! No counters of the processor.
 
 use crate::{Call, SysError};
 

@@ -1,4 +1,4 @@
-//! No page tables in the interpreter.
+//! No page tables.
 
 use crate::{Call, PageRange, SysError};
 

@@ -106,13 +106,18 @@ impl Memfd {
         self.state().bytes.len()
     }
 
-    /// A copy of `len` bytes at `offset`; bytes past the end are zero.
-    pub(super) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+    /// Copies `len` bytes at `offset`; bytes past the end are zero.
+    ///
+    /// # Safety
+    /// The destination must be writable, without other users.
+    pub(super) unsafe fn copy_to(&self, offset: usize, to: *mut u8, len: usize) {
         let state = self.state();
-        let mut out = vec![0; len];
         let from = offset.min(state.bytes.len());
-        let to = (offset + len).min(state.bytes.len());
-        out[..to - from].copy_from_slice(&state.bytes[from..to]);
-        out
+        let held = (state.bytes.len() - from).min(len);
+        // SAFETY: by the caller's promise; the source is in the vector, which no reservation has.
+        unsafe {
+            to.copy_from_nonoverlapping(state.bytes.as_ptr().add(from), held);
+            to.add(held).write_bytes(0, len - held);
+        }
     }
 }

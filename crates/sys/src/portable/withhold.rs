@@ -1,4 +1,4 @@
-//! Nothing forks in the interpreter.
+//! A child of a fork gets a private copy of all memory.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::{PageRange, Reservation, SysError};
 #[derive(Debug)]
 pub struct WithholdGuard(());
 
-/// The interpreter has no children to keep memory from.
+/// Nothing is withheld: no page is missing.
 ///
 /// # Errors
 /// None.

@@ -1,10 +1,11 @@
-//! Address space that is heap memory. Private mappings copy their source at once and remember it,
-//! so that discarding restores it; protection is not enforced.
+//! Address space without mappings of files. A private mapping copies its source at once and
+//! remembers it, so that discarding restores it; protection is not enforced.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::address_range::{AddressRange, commit, zero};
 use crate::{Call, Memfd, PAGE_SIZE, PageRange, SysError, inject};
 
 /// Page protection, recorded nowhere here.
@@ -44,15 +45,15 @@ pub enum Advice {
     DontDump,
 }
 
-/// An owned range of pretend address space.
+/// An owned range of address space.
 #[derive(Debug)]
 pub struct Reservation {
     base: NonNull<u8>,
     pages: usize,
-    layout: Layout,
-    owned: bool,
-    /// Source of each page: a file and its page, or zero.
-    sources: Mutex<Vec<Option<(Memfd, usize)>>>,
+    /// The file, and the page in it, that a page shows when it is discarded; zeros elsewhere.
+    sources: Mutex<BTreeMap<usize, (Memfd, usize)>>,
+    /// `None` where another value owns the memory.
+    _owned: Option<AddressRange>,
 }
 
 // SAFETY: the memory is owned by this value and reached through raw pointers only, whose users
@@ -77,11 +78,9 @@ impl Reservation {
     pub fn aligned(pages: usize, align: usize) -> Result<Self, SysError> {
         inject::gate(Call::Map)?;
         let pages = pages.max(1);
-        let nomem = SysError::new(Call::Map, libc::ENOMEM);
-        let layout = Layout::from_size_align(pages * PAGE_SIZE, align).map_err(|_| nomem)?;
-        // SAFETY: the layout is not empty.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(nomem)?;
-        Ok(Self { base, pages, layout, owned: true, sources: Mutex::new(vec![None; pages]) })
+        let bytes = pages.checked_mul(PAGE_SIZE).ok_or(SysError::new(Call::Map, libc::ENOMEM))?;
+        let owned = AddressRange::new(bytes, align)?;
+        Ok(Self { base: owned.base(), pages, sources: Mutex::default(), _owned: Some(owned) })
     }
 
     /// Wraps memory that another value owns.
@@ -90,8 +89,7 @@ impl Reservation {
     /// The range must stay allocated until the value is dropped.
     #[must_use]
     pub unsafe fn of_others(base: NonNull<u8>, pages: usize) -> Self {
-        let layout = Layout::new::<u8>();
-        Self { base, pages, layout, owned: false, sources: Mutex::new(vec![None; pages]) }
+        Self { base, pages, sources: Mutex::default(), _owned: None }
     }
 
     /// The first address.
@@ -117,31 +115,18 @@ impl Reservation {
         unsafe { self.base.as_ptr().add(page * PAGE_SIZE) }
     }
 
-    fn fill(
-        &self,
-        range: PageRange,
-        call: Call,
-        source: impl Fn(usize) -> Option<(Memfd, usize)>,
-    ) -> Result<(), SysError> {
+    /// Passes the gate of `call`, and returns the first address of `range`.
+    fn enter(&self, range: PageRange, call: Call) -> Result<*mut u8, SysError> {
         inject::gate(call)?;
         if range.end() > self.pages {
             return Err(SysError::new(call, libc::EINVAL));
         }
-        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
-        for page in range.start..range.end() {
-            let from = source(page);
-            let bytes = match &from {
-                Some((file, at)) => file.read(at * PAGE_SIZE, PAGE_SIZE),
-                None => vec![0; PAGE_SIZE],
-            };
-            sources[page] = from;
-            // SAFETY: the page is inside the allocation, which is not used elsewhere during a
-            // remap.
-            unsafe {
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.page_ptr(page), PAGE_SIZE);
-            }
-        }
-        Ok(())
+        Ok(self.page_ptr(range.start))
+    }
+
+    /// The pages that show a file.
+    fn sources(&self) -> MutexGuard<'_, BTreeMap<usize, (Memfd, usize)>> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fresh zero memory.
@@ -149,7 +134,11 @@ impl Reservation {
     /// # Errors
     /// `EINVAL` outside the reservation.
     pub fn map_anonymous(&self, range: PageRange, _: Protection) -> Result<(), SysError> {
-        self.fill(range, Call::Map, |_| None)
+        let at = self.enter(range, Call::Map)?;
+        let mut sources = self.sources();
+        forget(&mut sources, range);
+        // SAFETY: inside the reservation; nothing uses pages while they are mapped anew.
+        unsafe { zero(at, range.byte_len()) }.map_err(|error| failed(Call::Map, &error))
     }
 
     /// A private view of a file.
@@ -163,7 +152,17 @@ impl Reservation {
         file: &Memfd,
         file_page: usize,
     ) -> Result<(), SysError> {
-        self.fill(range, Call::Map, |p| Some((file.clone(), file_page + p - range.start)))
+        let at = self.enter(range, Call::Map)?;
+        let mut sources = self.sources();
+        forget(&mut sources, range);
+        sources
+            .extend((range.start..range.end()).zip((file_page..).map(|page| (file.clone(), page))));
+        // SAFETY: inside the reservation; nothing uses pages while they are mapped anew.
+        unsafe {
+            commit(at, range.byte_len()).map_err(|error| failed(Call::Map, &error))?;
+            file.copy_to(file_page * PAGE_SIZE, at, range.byte_len());
+        }
+        Ok(())
     }
 
     /// A shared view of a file; here only of sealed ones, which never change.
@@ -180,24 +179,36 @@ impl Reservation {
         self.map_private(range, protection, file, file_page)
     }
 
-    /// Not enforced.
+    /// Makes pages usable. Not enforced otherwise.
     ///
     /// # Errors
-    /// Injected ones.
-    pub fn protect(&self, _: PageRange, _: Protection) -> Result<(), SysError> {
-        inject::gate(Call::Protect)
+    /// `EINVAL` outside the reservation, and `ENOMEM`.
+    pub fn protect(&self, range: PageRange, protection: Protection) -> Result<(), SysError> {
+        let at = self.enter(range, Call::Protect)?;
+        if protection == Protection::None {
+            return Ok(());
+        }
+        // SAFETY: inside the reservation.
+        unsafe { commit(at, range.byte_len()) }.map_err(|error| failed(Call::Protect, &error))
     }
 
     /// Discarding restores each page's source; other advice does nothing.
     ///
     /// # Errors
-    /// `EINVAL` outside the reservation.
+    /// `EINVAL` outside the reservation, and `ENOMEM`.
     pub fn advise(&self, range: PageRange, advice: Advice) -> Result<(), SysError> {
+        let at = self.enter(range, Call::Advise)?;
         if advice != Advice::Discard {
-            return inject::gate(Call::Advise);
+            return Ok(());
         }
-        let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.fill(range, Call::Advise, |p| sources[p].clone())
+        let sources = self.sources();
+        // SAFETY: inside the reservation; nothing uses pages while they are discarded.
+        unsafe { zero(at, range.byte_len()) }.map_err(|error| failed(Call::Advise, &error))?;
+        for (page, (file, from)) in sources.range(range.start..range.end()) {
+            // SAFETY: as above, and made usable by `zero`.
+            unsafe { file.copy_to(from * PAGE_SIZE, self.page_ptr(*page), PAGE_SIZE) };
+        }
+        Ok(())
     }
 
     /// Every page is resident.
@@ -207,12 +218,17 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        if !self.owned {
-            return;
-        }
-        // SAFETY: allocated with this layout, and owned.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+/// Pages of `range` show no file from now on.
+fn forget(sources: &mut BTreeMap<usize, (Memfd, usize)>, range: PageRange) {
+    if !sources.is_empty() {
+        let mut rest = sources.split_off(&range.start);
+        sources.append(&mut rest.split_off(&range.end()));
     }
+}
+
+/// An error of the system.
+fn failed(call: Call, error: &std::io::Error) -> SysError {
+    // Windows has other numbers.
+    let errno = if cfg!(windows) { None } else { error.raw_os_error() };
+    SysError::new(call, errno.unwrap_or(libc::ENOMEM))
 }

@@ -1,7 +1,11 @@
-//! No files in the interpreter but vectors.
+//! Files are read and written by the standard library; none is mapped.
 
+use std::fs::File;
 use std::ops::Range;
+#[cfg(unix)]
 use std::os::fd::BorrowedFd;
+#[cfg(windows)]
+use std::os::windows::io::BorrowedHandle as BorrowedFd;
 
 use crate::{Call, MoveError, PageRange, Protection, Reservation, SysError};
 
@@ -51,12 +55,15 @@ pub unsafe fn copy_mapped(_: *const u8, _: *mut u8, _: usize) -> Result<(), SysE
     Err(SysError::new(Call::Copy, libc::ENOSYS))
 }
 
-/// Always fails.
+/// The rest of the file: holes are not looked for.
 ///
 /// # Errors
-/// `ENOSYS`.
-pub fn next_data(_: BorrowedFd<'_>, _: u64) -> Result<Option<Range<u64>>, SysError> {
-    Err(SysError::new(Call::Read, libc::ENOSYS))
+/// That of `stat`.
+pub fn next_data(file: BorrowedFd<'_>, from: u64) -> Result<Option<Range<u64>>, SysError> {
+    let len = file.try_clone_to_owned().and_then(|file| File::from(file).metadata());
+    let len =
+        len.map_err(|error| SysError::new(Call::Read, error.raw_os_error().unwrap_or(libc::EIO)))?;
+    Ok((from < len.len()).then(|| from..len.len()))
 }
 
 /// Nothing is cached.
@@ -75,7 +82,8 @@ pub fn begin_writing(_: BorrowedFd<'_>) -> Result<(), SysError> {
     Ok(())
 }
 
-/// The flag of `open` that refuses symbolic links. Its value depends on the architecture.
+/// The flag of `open` that refuses symbolic links.
+#[cfg(unix)]
 pub const NO_FOLLOW: i32 = libc::O_NOFOLLOW;
 
 /// Memory to read into: an address and a length in bytes.

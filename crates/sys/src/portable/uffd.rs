@@ -1,4 +1,4 @@
-//! userfaultfd is missing in the interpreter: opening one fails, so no value of it exists.
+//! userfaultfd is missing: opening one fails, so no value of it exists.
 
 use crate::{Call, SysError};
 

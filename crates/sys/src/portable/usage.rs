@@ -1,4 +1,4 @@
-//! No faults in the interpreter.
+//! Faults are not counted.
 
 /// Page faults so far that needed no disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! No signals in the interpreter.
+//! No signals.
 
 use std::sync::atomic::AtomicBool;
 

@@ -1,4 +1,4 @@
-//! No huge pages in the interpreter.
+//! No huge pages.
 
 use crate::{Call, Memfd, PageRange, Reservation, SysError};
 

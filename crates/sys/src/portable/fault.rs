@@ -1,4 +1,4 @@
-//! No signals in the interpreter: registrations are accepted and never called.
+//! No signals: registrations are accepted and never called.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The host reports nothing in the interpreter.
+//! The host reports nothing of its memory and its limits.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub fn memory_stalls() -> Option<std::time::Duration> {
     None
 }
 
-/// The interpreter's allocator has nothing to trim.
+/// Nothing to trim.
 pub fn trim_heap() {}
 
 /// As by default.
@@ -75,23 +75,59 @@ pub fn run_when_idle() -> Result<(), SysError> {
     Ok(())
 }
 
-/// Time does not pass.
+/// Not measured.
 #[must_use]
 pub fn thread_cpu_time() -> Duration {
     Duration::ZERO
 }
 
-/// The interpreter has no processes.
+/// Unknown here.
 #[must_use]
 pub fn process_cpu_time(_: u32) -> Option<Duration> {
     None
 }
 
-/// Drawn by the standard library.
+/// 64 random bits.
+///
+/// # Panics
+/// When the system has none, which no supported system reports.
 #[must_use]
 pub fn random_word() -> u64 {
+    let mut bytes = [0; 8];
+    assert!(system::fill(&mut bytes), "the system has no random bytes");
+    u64::from_ne_bytes(bytes)
+}
+
+#[cfg(all(unix, not(miri)))]
+mod system {
+    pub(super) fn fill(bytes: &mut [u8; 8]) -> bool {
+        // SAFETY: the buffer has room for as many bytes.
+        unsafe { libc::getentropy(bytes.as_mut_ptr().cast(), bytes.len()) == 0 }
+    }
+}
+
+#[cfg(all(windows, not(miri)))]
+mod system {
+    #[link(name = "advapi32")]
+    unsafe extern "system" {
+        /// `RtlGenRandom`.
+        fn SystemFunction036(bytes: *mut u8, len: u32) -> u8;
+    }
+
+    pub(super) fn fill(bytes: &mut [u8; 8]) -> bool {
+        // SAFETY: the buffer has room for as many bytes.
+        unsafe { SystemFunction036(bytes.as_mut_ptr(), 8) != 0 }
+    }
+}
+
+#[cfg(miri)]
+mod system {
     use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0)
+
+    pub(super) fn fill(bytes: &mut [u8; 8]) -> bool {
+        *bytes = RandomState::new().hash_one(0).to_ne_bytes();
+        true
+    }
 }
 
 /// No limit.
