@@ -14,7 +14,7 @@ mod backing;
 mod build;
 mod copier;
 mod diff;
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
 mod file;
 mod file_owner;
 mod filler;
@@ -36,7 +36,7 @@ use backing::Release;
 pub use build::ImageBuilder;
 pub(crate) use build::read_parts;
 pub(crate) use copier::PageCopier;
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
 pub use file::ImageFile;
 pub use file_owner::FileOwner;
 pub(crate) use filler::FaultOutcome;
@@ -317,13 +317,13 @@ impl Image {
     ///
     /// # Errors
     /// [`ImageError`] when content that is filled lazily does not arrive.
-    #[cfg(not(miri))]
+    #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
     pub fn files(&self) -> Result<Vec<ImageFile>, ImageError> {
         self.complete()?;
         Ok(self.all_files())
     }
 
-    #[cfg(not(miri))]
+    #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
     fn all_files(&self) -> Vec<ImageFile> {
         let file = |extent| ImageFile { extent, image: self.clone() };
         self.runs().into_iter().map(file).collect()
@@ -337,7 +337,7 @@ impl Image {
     ///
     /// # Errors
     /// As [`Image::files`].
-    #[cfg(not(miri))]
+    #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
     pub fn unfilled_files(&self) -> Result<Vec<ImageFile>, ImageError> {
         if self.fills_first() {
             return self.files();

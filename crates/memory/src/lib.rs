@@ -42,7 +42,7 @@ pub use afresh_sys::{
 };
 pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
 pub use image::ImageFile;
 pub use image::{
     BorrowedFile, FileOwner, Filler, Image, ImageBuilder, Inserter, PageLoss, PageOrigin,

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use afresh_sys::{Feature, Features};
+use afresh_sys::{Feature, Features, PORTABLE};
 
 use crate::{SlotError, TrackerKind};
 
@@ -169,6 +169,14 @@ impl Strategy {
                         Err(why) => passed_over.push_str(&format!("{kind}: {why}; ")),
                     }
                 }
+                if self == Strategy::Auto && PORTABLE {
+                    return Ok(Choice {
+                        strategy: Strategy::FullCopy,
+                        adaptive: false,
+                        reason: "a portable build notices no writes, so it copies the whole image"
+                            .to_owned(),
+                    });
+                }
                 if self == Strategy::Auto {
                     return Ok(Choice {
                         strategy: Strategy::Discard,
@@ -210,7 +218,8 @@ mod tests {
             previous = choice.reason;
         }
         let choice = Strategy::Auto.choose(&features, HostAccess::Threads).unwrap();
-        assert_eq!(choice.strategy, Strategy::Discard);
+        let last = if PORTABLE { Strategy::FullCopy } else { Strategy::Discard };
+        assert_eq!(choice.strategy, last);
         assert!(Strategy::Reprotect.choose(&features, HostAccess::Threads).is_err());
     }
 
