@@ -28,37 +28,15 @@ use rustix::fs::{
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::error::Refused;
+use crate::host_values::{Durability, HostKind, HostOpening, HostStat};
 use crate::nodes::node::{Time, Times};
 use crate::trees::open::{Access, Whence};
 
 use entries::EntryReader;
-pub use entries::HostEntry;
 use process_limits::{CountedFd, extend};
 
 /// Attempts at a path that other processes change at the same time.
 const ATTEMPTS: usize = 128;
-
-/// The kind of a host file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HostKind {
-    /// Bytes.
-    File,
-    /// Names of other files.
-    Directory,
-    /// A symbolic link.
-    Link,
-    /// A character device, which cannot be opened.
-    CharacterDevice,
-    /// A block device, which cannot be opened.
-    BlockDevice,
-    /// A pipe with a name, which cannot be opened.
-    Fifo,
-    /// A socket with a name, which cannot be opened.
-    Socket,
-    /// The file system does not report it.
-    Unknown,
-}
 
 impl From<FileType> for HostKind {
     fn from(kind: FileType) -> Self {
@@ -73,23 +51,6 @@ impl From<FileType> for HostKind {
             FileType::Unknown => Self::Unknown,
         }
     }
-}
-
-/// The result of `stat` for a host file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostStat {
-    /// The number of its file system.
-    pub device: u64,
-    /// Its number there.
-    pub inode: u64,
-    /// Its kind.
-    pub kind: HostKind,
-    /// Its names.
-    pub links: u64,
-    /// Bytes of content.
-    pub size: u64,
-    /// Its times.
-    pub times: Times,
 }
 
 impl From<rustix::fs::Stat> for HostStat {
@@ -109,35 +70,6 @@ impl From<rustix::fs::Stat> for HostStat {
             },
         }
     }
-}
-
-/// How a host file is opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HostOpening {
-    /// The access rights of the handle.
-    pub access: Access,
-    /// Whether a last name that is a symbolic link is followed.
-    pub follow: bool,
-    /// Whether a missing file is made.
-    pub create: bool,
-    /// Whether an existing file is refused, if missing ones are made.
-    pub exclusive: bool,
-    /// Whether all bytes are removed.
-    pub truncate: bool,
-    /// Whether anything but a directory is refused.
-    pub directory: bool,
-}
-
-/// When written bytes are on the disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
-    /// After a while, or after [`HostHandle::sync`].
-    #[default]
-    Later,
-    /// When a write returns.
-    Data,
-    /// When a write returns, attributes included.
-    All,
 }
 
 /// An open file or directory of the host, in a directory that was granted. A clone shares the

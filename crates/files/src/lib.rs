@@ -46,14 +46,20 @@
 //! * Devices are entries with a number ([`New::Device`]); the caller implements them.
 
 mod error;
+#[cfg(target_os = "linux")]
 mod granted;
+#[cfg(not(target_os = "linux"))]
+#[path = "granted_absent.rs"]
+mod granted;
+mod host_values;
 mod layers;
 mod nodes;
 mod saved;
 mod trees;
 
 pub use error::{LayerError, Refused};
-pub use granted::{Durability, HostEntry, HostHandle, HostKind, HostOpening, HostStat};
+pub use granted::HostHandle;
+pub use host_values::{Durability, HostEntry, HostKind, HostOpening, HostStat};
 pub use layers::host::HostFile;
 pub use layers::image::{OciConfig, OciImage};
 pub use layers::item::LayerLimits;

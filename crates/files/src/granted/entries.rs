@@ -4,25 +4,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, RawDir, SeekFrom, statat};
 
-use super::{CountedFd, HostHandle, HostKind, HostStat, refused, whole};
+use super::{CountedFd, HostHandle, refused, whole};
 use crate::error::Refused;
+use crate::host_values::{HostEntry, HostKind, HostStat};
 
 /// Bytes of entries that one call reads.
 const ENTRY_BUFFER_LEN: usize = 32 << 10;
-
-/// An entry of a host directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct HostEntry {
-    /// The position after it.
-    pub next: u64,
-    /// Its name.
-    pub name: Vec<u8>,
-    /// The number of the file. That of `..` is 0: it may be outside the granted directory.
-    pub inode: u64,
-    /// Its kind.
-    pub kind: HostKind,
-}
 
 /// A directory that is being read. Its kernel position is set before each read.
 #[derive(Debug)]

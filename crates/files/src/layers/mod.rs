@@ -3,6 +3,10 @@
 pub(crate) mod archive;
 pub(crate) mod detect;
 pub(crate) mod docker_archive;
+#[cfg(target_os = "linux")]
+pub(crate) mod host;
+#[cfg(not(target_os = "linux"))]
+#[path = "host_absent.rs"]
 pub(crate) mod host;
 pub(crate) mod image;
 pub(crate) mod item;

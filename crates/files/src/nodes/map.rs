@@ -142,6 +142,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     }
 
     /// A map of entries that are in order, each key once.
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "for host directories"))]
     pub(crate) fn of_sorted(entries: Vec<(K, V)>) -> Self {
         debug_assert!(entries.windows(2).all(|pair| pair[0].0 < pair[1].0));
         let len = entries.len();
@@ -305,6 +306,7 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
 }
 
 /// Groups entries into new nodes. Each node has room for later entries.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "for host directories"))]
 fn chunks<T>(entries: Vec<T>) -> impl Iterator<Item = Vec<T>> {
     const FILLED: usize = WIDTH * 3 / 4;
     let mut entries = entries.into_iter();
