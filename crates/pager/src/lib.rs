@@ -19,34 +19,54 @@
 //! memory to the kernel calls [`Restore::resolve`] first.
 
 mod contents;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod control;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod coordinator;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod detach;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod eager;
 mod error;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
+mod file_sources;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod image;
+#[cfg(not(all(target_os = "linux", not(afresh_portable))))]
+#[path = "image_whole.rs"]
+mod image;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod lazy;
 mod memory;
 mod options;
 mod recorder;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod restore;
 mod source;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod staging;
 mod strategy;
 mod sum;
 mod turn;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 pub mod vmm;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod wait_budget;
 
 pub use afresh_store::SnapshotOptions;
 pub use contents::{SnapshotContents, SnapshotState};
 pub use error::{FreezeError, RestoreError, SaveMemoryError, SourceError, ThawError};
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
+pub use file_sources::{FileSource, MemfdSource};
 pub use image::LazyImage;
 pub use memory::SnapshotMemory;
 pub use options::Options;
 pub use recorder::Recorder;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 pub use restore::{Restore, Status};
-pub use source::{FileSource, MemfdSource, PageSource, Piece, SnapshotSource, Take};
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
+pub use source::Piece;
+pub use source::{PageSource, SnapshotSource, Take};
 pub use strategy::{Answer, FillStrategy, UnknownStrategy};
 pub use sum::StateSum;
 pub use turn::{turn_applied, turn_since};

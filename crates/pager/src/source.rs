@@ -1,16 +1,19 @@
 //! Where pages come from.
 
-use std::fs::File;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::time::SystemTime;
 
-use afresh_store::{Origin, Pages, Snapshot};
-use afresh_sys::{Memfd, PAGE_SIZE, PageRange, file};
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
+use afresh_store::Origin;
+use afresh_store::{Pages, Snapshot};
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
+use afresh_sys::Memfd;
+use afresh_sys::{PAGE_SIZE, PageRange};
 
 use crate::SourceError;
 
 /// A run of pages that can be mapped at once.
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     /// The pages.
@@ -66,6 +69,7 @@ pub trait PageSource: Send + Sync {
 
     /// The pages as mappable runs, in order and without gaps, or `None` when they cannot be mapped
     /// or were not checked.
+    #[cfg(all(target_os = "linux", not(afresh_portable)))]
     fn pieces(&self) -> Option<Vec<Piece<'_>>> {
         None
     }
@@ -82,6 +86,7 @@ pub trait PageSource: Send + Sync {
 
     /// Whether the pages are held in memory, as a memfd does, so that userfaultfd's CONTINUE and
     /// plain mappings never read a disk.
+    #[cfg(all(target_os = "linux", not(afresh_portable)))]
     fn held_memfd(&self) -> Option<&Memfd> {
         None
     }
@@ -120,121 +125,9 @@ pub trait PageSource: Send + Sync {
 
     /// Where a compact copy of the working set is: its pages one after the other, from this page of
     /// the file on.
+    #[cfg(all(target_os = "linux", not(afresh_portable)))]
     fn working_set_file(&self) -> Option<(BorrowedFd<'_>, usize)> {
         None
-    }
-}
-
-/// A plain file of pages, without digests.
-#[derive(Debug)]
-pub struct FileSource {
-    file: File,
-    /// Length and time of the last change.
-    state: (u64, Option<SystemTime>),
-    pages: usize,
-    set: Vec<PageRange>,
-    set_file: Option<File>,
-}
-
-impl FileSource {
-    /// The whole of `file`; a partial last page is left out.
-    ///
-    /// # Errors
-    /// An I/O error of `stat`.
-    pub fn new(file: File) -> Result<Self, SourceError> {
-        let state = Self::state(&file)?;
-        let pages = state.0 as usize / PAGE_SIZE;
-        Ok(Self { file, state, pages, set: Vec::new(), set_file: None })
-    }
-
-    fn state(file: &File) -> Result<(u64, Option<SystemTime>), SourceError> {
-        let metadata = file.metadata()?;
-        // A file system without times leaves the length.
-        Ok((metadata.len(), metadata.modified().ok()))
-    }
-
-    /// Adds a working set and the file that holds its compact copy.
-    #[must_use]
-    pub fn with_working_set(mut self, set: Vec<PageRange>, file: File) -> Self {
-        self.set = set;
-        self.set_file = Some(file);
-        self
-    }
-}
-
-impl PageSource for FileSource {
-    fn pages(&self) -> usize {
-        self.pages
-    }
-
-    unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
-        // SAFETY: the caller vouches for the memory.
-        unsafe { file::read_into(self.file.as_fd(), to, pages * PAGE_SIZE, first * PAGE_SIZE) }?;
-        Ok(())
-    }
-
-    fn signal_safe(&self) -> bool {
-        true
-    }
-
-    fn pieces(&self) -> Option<Vec<Piece<'_>>> {
-        let pages = PageRange::new(0, self.pages);
-        Some(vec![Piece { pages, file: Some((self.file.as_fd(), 0)) }])
-    }
-
-    fn check_unchanged(&self) -> Result<(), SourceError> {
-        if Self::state(&self.file)? == self.state { Ok(()) } else { Err(SourceError::Changed) }
-    }
-
-    fn working_set(&self) -> Vec<PageRange> {
-        self.set.clone()
-    }
-
-    fn working_set_file(&self) -> Option<(BorrowedFd<'_>, usize)> {
-        self.set_file.as_ref().map(|file| (file.as_fd(), 0))
-    }
-}
-
-/// Pages that this host holds in memory already.
-#[derive(Debug)]
-pub struct MemfdSource {
-    file: Arc<Memfd>,
-    pages: usize,
-}
-
-impl MemfdSource {
-    /// The first `pages` pages of a sealed memfd, or as many as it has.
-    #[must_use]
-    pub fn new(file: Arc<Memfd>, pages: usize) -> Self {
-        // A page past the end of the file would be a SIGBUS at its first use. A file of unknown
-        // length has none.
-        let held = file.bytes() / PAGE_SIZE;
-        Self { file, pages: pages.min(held) }
-    }
-}
-
-impl PageSource for MemfdSource {
-    fn pages(&self) -> usize {
-        self.pages
-    }
-
-    unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
-        // SAFETY: the caller vouches for the memory.
-        unsafe { file::read_into(self.file.as_fd(), to, pages * PAGE_SIZE, first * PAGE_SIZE) }?;
-        Ok(())
-    }
-
-    fn signal_safe(&self) -> bool {
-        true
-    }
-
-    fn pieces(&self) -> Option<Vec<Piece<'_>>> {
-        let pages = PageRange::new(0, self.pages);
-        Some(vec![Piece { pages, file: Some((self.file.as_fd(), 0)) }])
-    }
-
-    fn held_memfd(&self) -> Option<&Memfd> {
-        Some(&self.file)
     }
 }
 
@@ -242,6 +135,10 @@ impl PageSource for MemfdSource {
 #[derive(Debug)]
 pub struct SnapshotSource {
     snapshot: Snapshot,
+    #[cfg_attr(
+        not(all(target_os = "linux", not(afresh_portable))),
+        allow(dead_code, reason = "for mappings")
+    )]
     checked: bool,
 }
 
@@ -287,6 +184,7 @@ impl PageSource for SnapshotSource {
         Ok(self.snapshot.read(first, out)?)
     }
 
+    #[cfg(all(target_os = "linux", not(afresh_portable)))]
     fn pieces(&self) -> Option<Vec<Piece<'_>>> {
         if !self.checked {
             return None;

@@ -5,8 +5,10 @@
 
 use std::str::FromStr;
 
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 use afresh_sys::{Feature, Features};
 
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 use crate::PageSource;
 
 /// A way to fill memory from a source.
@@ -52,6 +54,7 @@ impl FillStrategy {
     /// and detached, unless the guest is known to write most of its memory; anything else is
     /// streamed. Without userfaultfd a file is mapped and detached, and what cannot be mapped is
     /// read.
+    #[cfg(all(target_os = "linux", not(afresh_portable)))]
     #[must_use]
     pub fn choose(source: &dyn PageSource, mostly_written: bool, features: &Features) -> Self {
         let mappable = || source.pieces().is_some_and(|pieces| pieces.len() <= MAX_PIECES);
@@ -70,6 +73,7 @@ impl FillStrategy {
     }
 }
 
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 /// Most mappings that a restore makes; the kernel allows a process 65,530 by default.
 pub(crate) const MAX_PIECES: usize = 4096;
 
