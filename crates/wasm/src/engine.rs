@@ -17,7 +17,7 @@ use std::time::Duration;
 use afresh_frames::{ProcessStage, ThrottledSource};
 use afresh_memory::ZeroPageSource;
 use afresh_rewrite::linear_stack;
-use afresh_sys::{InheritedCell, PerProcess, fork, host};
+use afresh_sys::{InheritedCell, PORTABLE, PerProcess, fork, host};
 
 use crate::LoadError;
 use crate::engine::address_space::Space;
@@ -148,8 +148,14 @@ impl EngineConfig {
             .memory_init_cow(false)
             .epoch_interruption(self.timeouts)
             .consume_fuel(self.fuel)
-            .with_host_memory(Arc::new(SlotMemories))
-            .with_host_stack(Arc::new(Stacks));
+            .with_host_memory(Arc::new(SlotMemories));
+        if PORTABLE {
+            // The guards of slots are accessible there, and stacks have none: code compares each
+            // address with the size, and wasmtime brings its own stacks.
+            wasm.signals_based_traps(false);
+        } else {
+            wasm.with_host_stack(Arc::new(Stacks));
+        }
         if self.stack != STACK {
             wasm.async_stack_size(self.stack.saturating_add(HOST_STACK)).max_wasm_stack(self.stack);
         }
@@ -218,6 +224,7 @@ impl EngineConfig {
             ("epoch_interruption", wasm.get_epoch_interruption() == self.timeouts),
             ("consume_fuel", wasm.get_consume_fuel() == self.fuel),
             ("max_wasm_stack", wasm.get_max_wasm_stack() == self.stack),
+            ("signals_based_traps", wasm.get_signals_based_traps() != PORTABLE),
         ];
         let lacking = settings.into_iter().filter(|(_, there)| !there);
         let mut missing: Vec<String> = lacking.map(|(name, _)| name.to_owned()).collect();
