@@ -1,6 +1,6 @@
 //! Errors of file operations: one variant for each errno.
 
-/// A file operation was refused. [`Refused::errno`] is the number that Linux has for it.
+/// A file operation was refused. On Linux `errno` is the number of the error for a guest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
@@ -59,6 +59,7 @@ pub enum Refused {
     #[error("the two names are on different file systems: copy the file")]
     CrossDevice,
     /// Any other error of a host file.
+    #[cfg(unix)]
     #[error("the host's file system refused: {0}")]
     Host(rustix::io::Errno),
     /// EIO.
@@ -67,7 +68,8 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// The number that Linux has for it.
+    /// The number that the host has for it: on Linux that of a guest.
+    #[cfg(unix)]
     #[must_use]
     pub fn errno(&self) -> rustix::io::Errno {
         use rustix::io::Errno;
@@ -94,6 +96,36 @@ impl Refused {
     }
 }
 
+impl From<Refused> for std::io::Error {
+    fn from(refused: Refused) -> Self {
+        #[cfg(unix)]
+        return Self::from_raw_os_error(refused.errno().raw_os_error());
+        #[cfg(windows)]
+        {
+            use std::io::ErrorKind;
+            let kind = match refused {
+                Refused::Missing => ErrorKind::NotFound,
+                Refused::Exists => ErrorKind::AlreadyExists,
+                Refused::NotDirectory => ErrorKind::NotADirectory,
+                Refused::IsDirectory => ErrorKind::IsADirectory,
+                Refused::NotEmpty => ErrorKind::DirectoryNotEmpty,
+                Refused::Full => ErrorKind::StorageFull,
+                Refused::TooLarge => ErrorKind::FileTooLarge,
+                Refused::NotPermitted | Refused::Denied | Refused::NotOpen => {
+                    ErrorKind::PermissionDenied
+                }
+                Refused::Busy => ErrorKind::ResourceBusy,
+                Refused::TooManyLinks => ErrorKind::TooManyLinks,
+                Refused::CrossDevice => ErrorKind::CrossesDevices,
+                Refused::Invalid | Refused::NameTooLong | Refused::Loop => ErrorKind::InvalidInput,
+                Refused::Layer(_) => ErrorKind::Other,
+            };
+            Self::new(kind, refused)
+        }
+    }
+}
+
+#[cfg(unix)]
 impl From<Refused> for rustix::io::Errno {
     fn from(refused: Refused) -> Self {
         refused.errno()

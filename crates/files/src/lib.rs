@@ -38,7 +38,7 @@
 //!   It holds its node: a file without a name stays until it is [closed](Tree::close). Descriptors
 //!   that share one (`dup`) need not hold it twice. Keep tree and open files in one value: clone
 //!   them together, put them back together.
-//! * [`Refused::errno`] is the number for a program.
+//! * `Refused::errno` is the number for a program.
 //! * Times are given by the caller. Users are not modelled: modes are kept, and enforced only where
 //!   a walk may pass only through directories that their owner may search ([`Walk::searching`]).
 //! * A host directory that a guest may change is no part of a tree: [`HostHandle::grant`] opens
@@ -54,6 +54,7 @@ mod granted;
 mod host_values;
 mod layers;
 mod nodes;
+mod read_at;
 mod saved;
 mod trees;
 

@@ -1,7 +1,6 @@
 //! The common part of all archives: a list of items, and bytes that are read on demand.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::UNIX_EPOCH;
@@ -15,6 +14,7 @@ use crate::layers::item::{EntryKind, Item, LayerLimits};
 use crate::layers::layer_bytes::LayerBytes;
 use crate::layers::packed::PackedZip;
 use crate::nodes::node::{Node, Time};
+use crate::read_at::FileExt;
 
 /// Where an archive's file has its bytes.
 #[derive(Debug)]

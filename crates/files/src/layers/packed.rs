@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use ::zip::ZipArchive;
+
+use crate::read_at::FileExt;
 
 /// A file shared by several readers, each with its own position.
 #[derive(Clone, Debug)]

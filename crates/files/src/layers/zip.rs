@@ -2,7 +2,6 @@
 //! than the size in its directory entry. Memory is charged before the directory is read whole.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -16,6 +15,7 @@ use crate::layers::item::{EntryKind, Item, LayerLimits};
 use crate::layers::packed::{PackedZip, PositionedFile};
 use crate::nodes::name::PATH;
 use crate::nodes::node::Time;
+use crate::read_at::FileExt;
 
 fn read_error(path: &Path) -> impl Fn(std::io::Error) -> LayerError {
     let path = path.display().to_string();

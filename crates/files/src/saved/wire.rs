@@ -6,6 +6,7 @@
 //! bytes than its digest; for host directories only the paths are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
+#[cfg(unix)]
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -80,7 +81,7 @@ impl Tree {
         hosts.extend(self.held.iter().map(|(node, _)| *node));
         let path = |node: &Node| {
             let path = self.ground.layers.path(*node)?;
-            Some((node.0, path.as_os_str().as_bytes().to_vec()))
+            Some((node.0, path.as_os_str().as_encoded_bytes().to_vec()))
         };
         let saved = SavedDescription {
             form: if attributes.is_empty() { FORM } else { FORM_WITH_ATTRIBUTES },
@@ -247,7 +248,12 @@ impl Loader<'_> {
         self.tree.budget = Budget { bytes: saved.budget.0, files: saved.budget.1 };
         let layers = &self.base.ground.layers;
         for (number, path) in saved.hosts {
+            #[cfg(unix)]
             let path = Path::new(std::ffi::OsStr::from_bytes(&path));
+            #[cfg(windows)]
+            let path = String::from_utf8_lossy(&path).into_owned();
+            #[cfg(windows)]
+            let path = Path::new(&path);
             layers.enter(Node(number), path).map_err(|_| {
                 damaged(format!("{} is not in the host directory any more", path.display()))
             })?;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use super::ArchiveError;
 use super::tar::{BLOCK, ExtendedHeader, MAX_EXTENDED, parse, parse_extended};
 use crate::blobs::file::{FileBlob, open_file};
 use crate::blobs::source::Blobs;
+use crate::disk::os::FileExt;
 use crate::format::blob::BlobRead;
 use crate::{OpenError, Sha256};
 

@@ -5,9 +5,8 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
-use std::fs::{self, File, Permissions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use tempfile::TempPath;
@@ -16,6 +15,7 @@ use super::index_of;
 use super::read::blob_name;
 use super::tar::{BLOCK, header};
 use crate::blobs::file::BlobWriter;
+use crate::disk::os::{FileExt, has_name, set_mode};
 use crate::disk::temporary::{self, TEMPORARY, parent, sync_dir};
 use crate::format::index::Encoding;
 use crate::format::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT};
@@ -77,7 +77,7 @@ fn create(dir: &Path, prefix: &OsString) -> io::Result<(TempPath, File)> {
         let (file, path) = temporary::create(dir, prefix)?.into_parts();
         file.lock()?;
         // Swept between creation and lock?
-        if file.metadata()?.nlink() > 0 {
+        if has_name(&file)? {
             return Ok((path, file));
         }
     }
@@ -136,7 +136,7 @@ impl ArchiveWriter {
         // Two blocks of zeros end an archive.
         self.file
             .set_len(self.at + 2 * BLOCK)
-            .and_then(|()| self.file.set_permissions(Permissions::from_mode(0o400)))
+            .and_then(|()| set_mode(&self.file, 0o400))
             .and_then(|()| self.file.sync_all())
             .and_then(|()| self.temporary.persist(&self.path).map_err(|e| e.error))
             .and_then(|()| sync_dir(dir))

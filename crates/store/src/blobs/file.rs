@@ -3,19 +3,21 @@
 //! A blob exists under its digest only once all of it is on disk. A writer that is dropped or
 //! killed before [`BlobWriter::place`] leaves at most a temporary file, which `gc` removes.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+#[cfg(unix)]
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use afresh_sys::crash::{point, synced};
-use afresh_sys::file::{NO_FOLLOW, begin_writing};
+#[cfg(unix)]
+use afresh_sys::file::begin_writing;
 use tempfile::TempPath;
 
 use crate::disk::hashing::BlobHash;
+use crate::disk::os::{FileExt, NO_FOLLOW, OpenOptionsExt, set_mode};
 use crate::disk::temporary::{self, readers};
 use crate::format::blob::BlobRead;
 use crate::seal::{SealKey, Sealer};
@@ -205,6 +207,7 @@ impl BlobWriter {
         if self.unsent >= WRITE_BEHIND {
             self.unsent = 0;
             // A hint: without it, the fsync at the end does all of the work, and says what fails.
+            #[cfg(unix)]
             let _ = begin_writing(self.file.as_fd());
         }
         let taken = self.hashing.push(bytes).map_err(|e| SaveError::io(self.path(), e))?;
@@ -249,8 +252,7 @@ impl BlobWriter {
         let Some(temporary) = temporary.take() else { return Ok(()) };
         let path = dir.join(digest.hex());
         point();
-        self.file
-            .set_permissions(Permissions::from_mode(readers(dir)))
+        set_mode(&self.file, readers(dir))
             .and_then(|()| temporary.persist(&path).map_err(|e| e.error))
             .map_err(|e| SaveError::io(&path, e))
     }

@@ -9,15 +9,15 @@
 //! store others may read what the owner lets them: files have the rights of the directory that they
 //! are in.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
 use afresh_sys::crash::{point, synced};
 use tempfile::{Builder, NamedTempFile};
 
 use crate::SaveError;
+use crate::disk::os::{DirBuilderExt, mode, set_mode};
 
 /// The prefix of temporary names; no digest begins so.
 pub(crate) const TEMPORARY: &str = ".tmp-";
@@ -34,11 +34,11 @@ pub(crate) fn create(dir: &Path, before: &std::ffi::OsStr) -> io::Result<NamedTe
 /// A new file in `dir`, with a name that begins with `prefix`.
 pub(crate) fn create_named(dir: &Path, prefix: &std::ffi::OsStr) -> io::Result<NamedTempFile> {
     point();
-    Builder::new()
-        .prefix(prefix)
-        .rand_bytes(CHANCE)
-        .permissions(Permissions::from_mode(0o600))
-        .tempfile_in(dir)
+    let mut builder = Builder::new();
+    builder.prefix(prefix).rand_bytes(CHANCE);
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600));
+    builder.tempfile_in(dir)
 }
 
 /// As [`create`], with nothing before.
@@ -50,7 +50,7 @@ pub(crate) fn create_in(dir: &Path) -> io::Result<NamedTempFile> {
 /// Others never write.
 pub(crate) fn readers(dir: &Path) -> u32 {
     // A directory that does not say is for its owner.
-    fs::metadata(dir).map_or(0, |meta| meta.permissions().mode() & 0o044) | 0o400
+    fs::metadata(dir).map_or(0, |meta| mode(&meta) & 0o044) | 0o400
 }
 
 /// Makes a directory that only its owner may enter, unless it is there already.
@@ -61,9 +61,12 @@ pub(crate) fn new_dir(path: &Path) -> io::Result<()> {
 /// Makes the names in `dir` durable.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     point();
-    let dir = File::open(dir)?;
-    dir.sync_all()?;
-    synced(&dir);
+    // Windows opens no directory as a file, and writes names to its log by itself.
+    if cfg!(unix) {
+        let dir = File::open(dir)?;
+        dir.sync_all()?;
+        synced(&dir);
+    }
     Ok(())
 }
 
@@ -78,7 +81,7 @@ pub(crate) fn replace_file(path: &Path, dir: &Path, bytes: &[u8]) -> Result<(), 
         let mut file = create_in(parent(path))?;
         point();
         file.write_all(bytes)?;
-        file.as_file().set_permissions(Permissions::from_mode(0o200 | readers(dir)))?;
+        set_mode(file.as_file(), 0o200 | readers(dir))?;
         point();
         file.as_file().sync_all()?;
         synced(file.as_file());

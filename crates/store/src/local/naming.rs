@@ -11,13 +11,13 @@
 //! or after it and finds the new `index.json`. The kernel releases each lock when its holder dies.
 
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use afresh_sys::crash::point;
 use afresh_sys::planted::{Bug, is};
 
 use crate::blobs::source::read_manifest;
+use crate::disk::os::same_file;
 use crate::disk::temporary::sync_dir;
 use crate::format::descriptor::Descriptor;
 use crate::format::manifest::INDEX_FILE;
@@ -180,10 +180,4 @@ impl LockedJournal {
         // A killed writer may have left a part of a turn behind them.
         Ok(JournalFile::read(&self.path, base)?.len())
     }
-}
-
-/// Whether both paths lead to the same directory.
-fn same_file(one: &Path, two: &Path) -> bool {
-    let of = |path: &Path| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
-    one == two || of(one).is_some_and(|it| of(two) == Some(it))
 }

@@ -13,7 +13,6 @@
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use afresh_sys::crash::point;
@@ -21,6 +20,7 @@ use afresh_sys::fork;
 use afresh_sys::planted::{Bug, is};
 
 use crate::blobs::file::{BlobWriter, read_bounded};
+use crate::disk::os::OpenOptionsExt;
 use crate::disk::temporary::TEMPORARY;
 use crate::format::digest::from_hex;
 use crate::layers::blob_sink::{BlobSink, copy_blob};

@@ -1,11 +1,11 @@
 //! A directory of snapshots in the OCI image layout.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::blobs::file::{FileBlob, read_bounded};
 use crate::blobs::source::{Blobs, read_kind};
+use crate::disk::os::OpenOptionsExt;
 use crate::disk::temporary::{new_dir, readers, replace_file};
 use crate::format::blob::BlobRead;
 use crate::format::descriptor::{ARTIFACT_TYPE, Descriptor, JOURNALS};

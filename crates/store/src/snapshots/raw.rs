@@ -2,12 +2,15 @@
 
 use std::fs::File;
 use std::io;
+#[cfg(unix)]
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+#[cfg(windows)]
+use std::os::windows::io::AsHandle;
 use std::path::Path;
 
 use afresh_sys::{PAGE_SIZE, PageRange, file};
 
+use crate::disk::os::{FileExt, block_size};
 use crate::disk::temporary::new_file;
 use crate::{OpenError, Origin, Pages, SaveError, Snapshot};
 
@@ -42,8 +45,12 @@ impl FilePages {
         let page = PAGE_SIZE as u64;
         let (mut occupied, mut bounds) = (Vec::<PageRange>::new(), Vec::new());
         let mut at = 0;
-        while let Some(data) = file::next_data(file.as_fd(), at)
-            .map_err(|e| io(io::Error::from_raw_os_error(e.errno)))?
+        #[cfg(unix)]
+        let borrowed = file.as_fd();
+        #[cfg(windows)]
+        let borrowed = file.as_handle();
+        while let Some(data) =
+            file::next_data(borrowed, at).map_err(|e| io(io::Error::from_raw_os_error(e.errno)))?
         {
             bounds.extend([data.start, data.end]);
             let (start, end) = ((data.start / page) as usize, data.end.div_ceil(page) as usize);
@@ -54,7 +61,7 @@ impl FilePages {
             }
             at = data.end;
         }
-        Ok(Self { file, len: meta.len(), occupied, bounds, block: meta.blksize() })
+        Ok(Self { file, len: meta.len(), occupied, bounds, block: block_size(&meta) })
     }
 }
 

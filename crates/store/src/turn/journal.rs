@@ -13,20 +13,18 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 #[cfg(feature = "remote")]
 use std::sync::Arc;
 
 use afresh_sys::crash::{point, synced};
-use afresh_sys::file::NO_FOLLOW;
 
 use super::cost::MAX_CHAIN;
 use super::naming_index::NamingIndex;
 use super::space::check_parent;
 use super::{ChainCost, Head, Space, Turn, TurnError};
 use crate::blobs::file::read_bounded;
+use crate::disk::os::{FileExt, NO_FOLLOW, OpenOptionsExt, set_mode};
 use crate::disk::temporary::{create_in, new_dir, readers, sync_dir};
 use crate::format::blob::BytesBlob;
 use crate::format::descriptor::JOURNALS;
@@ -331,7 +329,7 @@ impl Journal {
         point();
         file.write_all(&header(base)).map_err(io)?;
         let mode = 0o200 | readers(blobs);
-        file.as_file().set_permissions(std::fs::Permissions::from_mode(mode)).map_err(io)?;
+        set_mode(file.as_file(), mode).map_err(io)?;
         point();
         file.as_file().sync_all().map_err(io)?;
         synced(file.as_file());

@@ -1,10 +1,10 @@
 //! The `index.json` that names the manifest of a journal, looked at before each append.
 
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::blobs::file::{open_file, read_bounded};
+use crate::disk::os::identity;
 use crate::format::json::parse;
 use crate::format::layout::IndexJson;
 use crate::format::manifest::{INDEX_FILE, MAX_INDEX_JSON};
@@ -46,11 +46,4 @@ impl NamingIndex {
         self.seen = (named && opened == after).then_some((file, opened));
         Ok(named)
     }
-}
-
-/// Changes whenever a file is replaced or written.
-#[allow(clippy::cast_possible_wrap, reason = "compared, never computed with")]
-fn identity(meta: &fs::Metadata) -> [i64; 5] {
-    let size = meta.size() as i64;
-    [meta.dev() as i64, meta.ino() as i64, size, meta.mtime(), meta.mtime_nsec()]
 }
