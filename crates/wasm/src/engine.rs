@@ -224,7 +224,7 @@ impl EngineConfig {
             ("epoch_interruption", wasm.get_epoch_interruption() == self.timeouts),
             ("consume_fuel", wasm.get_consume_fuel() == self.fuel),
             ("max_wasm_stack", wasm.get_max_wasm_stack() == self.stack),
-            ("signals_based_traps", wasm.get_signals_based_traps() != PORTABLE),
+            ("signals_based_traps", !(PORTABLE && wasm.get_signals_based_traps())),
         ];
         let lacking = settings.into_iter().filter(|(_, there)| !there);
         let mut missing: Vec<String> = lacking.map(|(name, _)| name.to_owned()).collect();
@@ -243,7 +243,12 @@ impl EngineConfig {
 /// Sets a processor that most hosts exceed. The target is named in full, because it is part of the
 /// keys in a cache, and code for glibc and for musl is the same.
 fn compile_for_all(wasm: &mut wasmtime::Config) -> wasmtime::Result<()> {
-    wasm.target(&format!("{}-unknown-linux-gnu", std::env::consts::ARCH))?;
+    let system = match std::env::consts::OS {
+        "macos" => "apple-darwin",
+        "windows" => "pc-windows-gnu",
+        _ => "unknown-linux-gnu",
+    };
+    wasm.target(&format!("{}-{system}", std::env::consts::ARCH))?;
     if cfg!(target_arch = "x86_64") {
         // SAFETY: the flag names instructions that code may use. wasmtime compares them with this
         // processor before it runs the code.

@@ -108,7 +108,7 @@ mod system {
     const KIND: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
 
     pub(super) fn reserve(len: usize) -> *mut u8 {
-        // SAFETY: a new mapping at an address of the system's choice disturbs nothing.
+        // SAFETY: a new mapping where the system chooses disturbs nothing.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, ACCESS, KIND, -1, 0) };
         if at == libc::MAP_FAILED { std::ptr::null_mut() } else { at.cast() }
     }
@@ -169,7 +169,7 @@ mod system {
     }
 
     pub(super) fn reserve(len: usize) -> *mut u8 {
-        // SAFETY: a new range at an address of the system's choice disturbs nothing.
+        // SAFETY: a new range where the system chooses disturbs nothing.
         unsafe { VirtualAlloc(std::ptr::null_mut(), len, RESERVE, READ_WRITE) }.cast()
     }
 

@@ -5,9 +5,10 @@
 //! cannot. Strategies that need fault signals report themselves as missing, as on a host without
 //! them.
 //!
-//! Promises: memory is zero, or the content of a file, where it is mapped. What is not here fails
+//! Promises: memory is zero, or the content of a file, where it is mapped. A missing call fails
 //! with `ENOSYS` or reports itself as missing. May break it: a caller that relies on protection, on
-//! guards, or on seeing later writes to a file through a mapping. Forks are not noticed.
+//! guards, or on seeing later writes to a file through a mapping. A fork is noticed by the number of
+//! the process.
 
 mod address_range;
 pub mod fault;

@@ -7,6 +7,7 @@
 
 use std::fs::DirBuilder;
 use std::io::{self, Write};
+#[cfg(unix)]
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -82,7 +83,10 @@ impl<'a> Cache<'a> {
     fn keep(&self, key: &blake3::Hash, kind: &str, bytes: &[u8]) {
         let path = self.path(key, kind);
         let kept = || -> io::Result<()> {
-            DirBuilder::new().recursive(true).mode(0o700).create(self.directory)?;
+            let mut directory = DirBuilder::new();
+            #[cfg(unix)]
+            directory.mode(0o700);
+            directory.recursive(true).create(self.directory)?;
             let mut file =
                 Builder::new().prefix(".tmp-").rand_bytes(20).tempfile_in(self.directory)?;
             file.write_all(bytes)?;

@@ -27,6 +27,7 @@ const WASI: &str = "wasi_snapshot_preview1";
 const COPIED: usize = 128 << 20;
 
 /// Errors that programs receive.
+#[cfg_attr(windows, allow(dead_code, reason = "errors of granted directories"))]
 pub(crate) mod errno {
     pub(crate) const EACCES: u16 = 2;
     pub(crate) const EAGAIN: u16 = 6;

@@ -44,6 +44,7 @@ impl From<Refused> for Fail {
             Refused::Busy => errno::EBUSY,
             Refused::TooManyLinks => errno::EMLINK,
             Refused::CrossDevice => errno::EXDEV,
+            #[cfg(unix)]
             Refused::Host(error) => of_host(error.raw_os_error()),
             _ => errno::EIO,
         })
@@ -51,6 +52,7 @@ impl From<Refused> for Fail {
 }
 
 /// The number for a host error that no variant of [`Refused`] has.
+#[cfg(unix)]
 fn of_host(error: i32) -> u16 {
     use std::io::ErrorKind;
     match std::io::Error::from_raw_os_error(error).kind() {

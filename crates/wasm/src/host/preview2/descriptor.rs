@@ -79,6 +79,7 @@ pub(super) fn code(refused: &Refused) -> ErrorCode {
         Refused::TooManyLinks => ErrorCode::TooManyLinks,
         Refused::Denied => ErrorCode::Access,
         Refused::CrossDevice => ErrorCode::CrossDevice,
+        #[cfg(unix)]
         Refused::Host(error) => {
             ErrorCode::from(&std::io::Error::from_raw_os_error(error.raw_os_error()))
         }

@@ -32,8 +32,7 @@ impl Drop for FileHandle {
 }
 
 fn failed(refused: Refused) -> StreamError {
-    let error = std::io::Error::from_raw_os_error(refused.errno().raw_os_error());
-    StreamError::LastOperationFailed(error.into())
+    StreamError::LastOperationFailed(std::io::Error::from(refused).into())
 }
 
 /// Reads a file from a position on.
