@@ -33,6 +33,7 @@ mod miri;
 mod names;
 mod node;
 mod packages;
+mod portable;
 mod programs;
 mod promises;
 mod prose;
@@ -114,6 +115,7 @@ Commands:
                          target/programs/results.json and docs/linux-programs.md, and fails where a program fails that
                          is not listed with a reason. --install adds missing programs by apt; without it they are
                          skipped. --short runs those of a bare Debian, as `test` does.
+  portable               Check that the library with Wasm guests compiles for macOS and Windows.
   prose                  Check the text: sentences with a marker of translated English, of which a file has at most
                          3 %, names, signatures, columns, import circles and conditional lines. Takes seconds.
   release [--profile PROFILE | --command FILE] [--only KIND,…] [--try]
@@ -171,6 +173,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("kube", rest)) => kube::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("lint", rest)) => test::lint(rest),
         Some(("miri", rest)) => miri::main(rest),
+        Some(("portable", rest)) => portable::main(rest),
         Some(("node", rest)) => node::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("programs", rest)) => programs::main(rest),
         Some(("prose", rest)) => prose::main(rest),

@@ -24,7 +24,7 @@ pub fn take_guest_cpu_time() -> Duration {
 /// CPU time that was counted on this thread and not taken: for differences of two moments.
 #[must_use]
 pub fn guest_cpu_time() -> Duration {
-    COUNTED.get()
+    PENDING_TIME.get()
 }
 
 impl Process {

@@ -1,4 +1,4 @@
-//! What stores need of files beyond the standard library's portable part.
+//! File functions of stores beyond the standard library's portable part.
 //!
 //! On Unix these are its traits. Windows has no permission bits, so that files get the access that
 //! their directory gives them, and no numbers of files that the standard library shows.
