@@ -115,7 +115,8 @@ Commands:
                          target/programs/results.json and docs/linux-programs.md, and fails where a program fails that
                          is not listed with a reason. --install adds missing programs by apt; without it they are
                          skipped. --short runs those of a bare Debian, as `test` does.
-  portable               Check that the library with Wasm guests compiles for macOS and Windows.
+  portable [--check]     Compile the library with Wasm guests for macOS and Windows, and test it here over the backend
+                         for these systems. --check compiles only.
   prose                  Check the text: sentences with a marker of translated English, of which a file has at most
                          3 %, names, signatures, columns, import circles and conditional lines. Takes seconds.
   release [--profile PROFILE | --command FILE] [--only KIND,…] [--try]
