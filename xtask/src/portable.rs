@@ -1,8 +1,8 @@
 //! `cargo xtask portable`: the backend for systems other than Linux, as far as Linux can test it.
 //!
 //! It checks that `afresh` with Wasm guests compiles for macOS and Windows, and runs its tests over
-//! that backend on this host. No C is compiled for the other systems, because a check links nothing:
-//! the compiler of C code in dependencies is replaced by `true`.
+//! that backend on this host. No C is compiled for the other systems, because a check links
+//! nothing: the compiler of C code in dependencies is replaced by `true`.
 
 use std::process::{Command, ExitCode};
 
