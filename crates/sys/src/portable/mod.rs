@@ -7,8 +7,8 @@
 //!
 //! Promises: memory is zero, or the content of a file, where it is mapped. A missing call fails
 //! with `ENOSYS` or reports itself as missing. May break it: a caller that relies on protection, on
-//! guards, or on seeing later writes to a file through a mapping. A fork is noticed by the number of
-//! the process.
+//! guards, or on seeing later writes to a file through a mapping. A fork is noticed by the number
+//! of the process.
 
 mod address_range;
 pub mod fault;
