@@ -76,15 +76,15 @@ struct ArrivingBody {
 
 impl ArrivingBody {
     /// Appends bytes. The buffer doubles, so that a permit is not taken for each small piece.
-    fn append(&mut self, piece: &[u8], memory: &BodyMemory) -> Result<(), Response> {
+    fn append(&mut self, piece: &[u8], memory: &BodyMemory) -> Result<(), BodyRefusal> {
         let length = self.bytes.len() + piece.len();
         if length > MAX_BODY {
-            return Err(too_large());
+            return Err(BodyRefusal::TooLarge);
         }
         let capacity = self.bytes.capacity();
         if length > capacity {
             let wanted = length.max(2 * capacity).min(MAX_BODY);
-            let permits = memory.take(wanted - capacity).ok_or_else(no_memory)?;
+            let permits = memory.take(wanted - capacity).ok_or(BodyRefusal::NoMemory)?;
             match &mut self.permits {
                 Some(held) => held.merge(permits),
                 none => *none = Some(permits),
@@ -123,7 +123,7 @@ impl BodyMemory {
     pub(crate) async fn limit(self, request: Request, next: Next) -> Response {
         match self.receive(request).await {
             Ok((request, permits)) => next.run(request).await.map(|body| hold(body, permits)),
-            Err(refusal) => refusal,
+            Err(refusal) => refusal.into_response(),
         }
     }
 
@@ -131,36 +131,33 @@ impl BodyMemory {
     pub(crate) async fn receive(
         &self,
         request: Request,
-    ) -> Result<(Request, MessagePermits), Response> {
+    ) -> Result<(Request, MessagePermits), BodyRefusal> {
         let (mut head, body) = request.into_parts();
         if body.size_hint().lower() > MAX_BODY as u64 {
-            return Err(too_large());
+            return Err(BodyRefusal::TooLarge);
         }
         let arrived = tokio::time::timeout(ARRIVAL_TIMEOUT, self.collect(body)).await;
-        let late = |_| (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time\n");
         let ArrivingBody { bytes, permits: arriving } =
-            arrived.map_err(|elapsed| late(elapsed).into_response())??;
+            arrived.map_err(|_| BodyRefusal::Late)??;
         let whole = Bytes::from(bytes);
         let structure = structure(&whole);
         if whole.len() > MAX_PLAIN_BODY && (structure > MAX_STRUCTURE || !may_be_long(&whole)) {
-            return Err(too_large());
+            return Err(BodyRefusal::TooLarge);
         }
         // The bytes are parsed into strings of the same length.
         let parsed = self.take(whole.len() + structure * STRUCTURE_WEIGHT);
-        let parsed = parsed.ok_or_else(no_memory)?;
+        let parsed = parsed.ok_or(BodyRefusal::NoMemory)?;
         let held = Arc::new((arriving, parsed));
         let permits = MessagePermits { _held: held };
         head.extensions.insert(permits.clone());
         Ok((Request::from_parts(head, whole.into()), permits))
     }
 
-    async fn collect(&self, body: Body) -> Result<ArrivingBody, Response> {
+    async fn collect(&self, body: Body) -> Result<ArrivingBody, BodyRefusal> {
         let mut arriving = ArrivingBody::default();
         let mut pieces = body.into_data_stream();
         loop {
-            let piece = pieces.try_next().await;
-            let broken = |_| (StatusCode::BAD_REQUEST, "the body did not arrive whole\n");
-            match piece.map_err(|error| broken(error).into_response())? {
+            match pieces.try_next().await.map_err(|_| BodyRefusal::Broken)? {
                 Some(piece) => arriving.append(&piece, self)?,
                 None => return Ok(arriving),
             }
@@ -176,17 +173,38 @@ fn hold(body: Body, permits: MessagePermits) -> Body {
     }))
 }
 
-fn no_memory() -> Response {
-    let why = "the messages of all clients take too much memory; retry later\n";
-    (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, RETRY_SECONDS)], why).into_response()
+/// Why a body is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BodyRefusal {
+    TooLarge,
+    NoMemory,
+    Late,
+    Broken,
 }
 
-fn too_large() -> Response {
-    let why = format!(
-        "a message has at most {MAX_PLAIN_BODY} bytes; one with code, a file or input has at most \
-         {MAX_BODY}, of which {MAX_STRUCTURE} are not in strings\n"
-    );
-    (StatusCode::PAYLOAD_TOO_LARGE, why).into_response()
+impl IntoResponse for BodyRefusal {
+    fn into_response(self) -> Response {
+        match self {
+            Self::TooLarge => {
+                let why = format!(
+                    "a message has at most {MAX_PLAIN_BODY} bytes; one with code, a file or input \
+                     has at most {MAX_BODY}, of which {MAX_STRUCTURE} are not in strings\n"
+                );
+                (StatusCode::PAYLOAD_TOO_LARGE, why).into_response()
+            }
+            Self::NoMemory => {
+                let why = "the messages of all clients take too much memory; retry later\n";
+                let later = [(RETRY_AFTER, RETRY_SECONDS)];
+                (StatusCode::SERVICE_UNAVAILABLE, later, why).into_response()
+            }
+            Self::Late => {
+                (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time\n").into_response()
+            }
+            Self::Broken => {
+                (StatusCode::BAD_REQUEST, "the body did not arrive whole\n").into_response()
+            }
+        }
+    }
 }
 
 /// Bytes of JSON that are not the content of strings.
@@ -271,7 +289,7 @@ mod tests {
         // One that fills the memory is refused while it arrives.
         let endless = futures_util::stream::repeat_with(|| Ok::<_, BoxError>(vec![b' '; 4096]));
         let refused = memory.receive(Request::new(Body::from_stream(endless))).await;
-        assert_eq!(refused.unwrap_err().status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(refused.unwrap_err(), BodyRefusal::NoMemory);
         drop(permits);
         drop(memory.take(64 << 10).unwrap());
     }

@@ -1,16 +1,15 @@
 //! The server over streamable HTTP.
 //!
-//! Promises: a request without the token is refused before its body is read, where one is set.
-//! Bodies have [limits](crate::body_limit). Requests from web pages are
-//! refused, and so are those with a foreign `Host`, so that a page cannot reach a server on
-//! loopback by DNS rebinding.
+//! Promises: a request without the token is refused before its body is read, where one is set, and
+//! so is a request from a web page. Bodies have [limits](crate::body_limit). A request with a
+//! foreign `Host` is refused, so that a page cannot reach a server on loopback by DNS rebinding.
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
 use axum::http::StatusCode;
-use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::header::{AUTHORIZATION, ORIGIN, WWW_AUTHENTICATE};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
@@ -59,10 +58,20 @@ impl Server {
         let memory = BodyMemory::default();
         let router = Router::new()
             .route_service("/mcp", service)
-            .layer(from_fn(move |request, next| memory.clone().limit(request, next)));
+            .layer(from_fn(move |request, next| memory.clone().limit(request, next)))
+            .layer(from_fn(refuse_pages));
         let Some(token) = token else { return router };
         let expected: [u8; 32] = Sha256::digest(format!("Bearer {token}")).into();
         router.layer(from_fn(move |request, next| authorize(expected, request, next)))
+    }
+}
+
+/// Passes a request on that no web page has sent: browsers name the page. The transport refuses the
+/// others too, but after their bodies have taken memory.
+async fn refuse_pages(request: Request, next: Next) -> Response {
+    match request.headers().contains_key(ORIGIN) {
+        true => (StatusCode::FORBIDDEN, "requests of web pages are refused\n").into_response(),
+        false => next.run(request).await,
     }
 }
 
