@@ -20,8 +20,8 @@ static ALLOCATOR: Meter = Meter;
 /// Bytes of memory for a byte of a module: the smallest items have two or three bytes, and each is
 /// kept parsed, analysed and rewritten.
 const EACH: usize = 1024;
-/// Memory beyond that: the validator of wasmparser reserves for the counts that a module claims, such
-/// as 72 MB for a million exports.
+/// Memory beyond that: the validator of wasmparser reserves for the counts that a module claims,
+/// such as 72 MB for a million exports.
 const ROOM: usize = 96 << 20;
 
 fn is_valid(wasm: &[u8]) -> bool {

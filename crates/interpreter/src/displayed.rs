@@ -11,7 +11,8 @@ use serde::de::IgnoredAny;
 const MAX_RESULTS: usize = 256;
 /// Maximum bytes of all results of one call.
 const MAX_BYTES: usize = 64 << 20;
-/// Maximum bytes of results with formats that are JSON. A decoded value can take 30 times its bytes.
+/// Maximum bytes of results with formats that are JSON. A decoded value can take 30 times its
+/// bytes.
 const MAX_JSON: usize = 1 << 20;
 
 /// The formats that are text. Binary ones are in base64.

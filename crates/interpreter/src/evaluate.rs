@@ -39,14 +39,14 @@ pub fn evaluate<'f, L: HostCallbacks>(
         true => lease.measure_pages(call),
         false => lease.measure(call),
     };
-    let Called { answer, listener, received } = called;
+    let UnmeasuredCall { answer, listener, received } = called;
     cost.output_bytes += received;
     cost.dropped_bytes += listener.dropped_bytes();
     Evaluation { answer, listener, cost }
 }
 
 /// A call that was not measured.
-struct Called<L> {
+struct UnmeasuredCall<L> {
     answer: Result<Vec<u8>, CallError>,
     listener: L,
     /// Bytes that a Wasm guest sent to the listener.
@@ -66,7 +66,7 @@ fn call<L: HostCallbacks>(
     function: Entry<'_>,
     mut request: Request,
     listener: L,
-) -> Called<L> {
+) -> UnmeasuredCall<L> {
     if let Some(generation) = lease.generation() {
         request.address_to(generation, entropy_bytes());
     }
@@ -77,7 +77,7 @@ fn call<L: HostCallbacks>(
             // A component or a micro-VM, which sends no requests during the call.
             CallConvention::Array => {
                 let answer = lease.call_with(function, request.bytes(), &options);
-                Called { answer, listener, received: 0 }
+                UnmeasuredCall { answer, listener, received: 0 }
             }
         };
     };
@@ -95,7 +95,7 @@ fn call<L: HostCallbacks>(
             source: source.into(),
         })
     });
-    Called { answer, listener: heard.listener, received: heard.received }
+    UnmeasuredCall { answer, listener: heard.listener, received: heard.received }
 }
 
 /// Bytes as they go through a stream.
@@ -188,7 +188,7 @@ fn through_streams<L: HostCallbacks>(
     function: Entry<'_>,
     request: &Request,
     listener: L,
-) -> Called<L> {
+) -> UnmeasuredCall<L> {
     let name = function.name().to_owned();
     let limit = listener.cpu_time_limit();
     let ears = SharedFrames::new(listener);
@@ -225,7 +225,7 @@ fn through_streams<L: HostCallbacks>(
             Err(CallError::Guest { function: name, source })
         }
     });
-    Called { answer, listener, received: 0 }
+    UnmeasuredCall { answer, listener, received: 0 }
 }
 
 /// Lets a Linux program continue its background work, as [`Lease::proceed`] does. `listener`

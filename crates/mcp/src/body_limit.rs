@@ -53,8 +53,9 @@ struct Parameters<'a> {
     name: std::borrow::Cow<'a, str>,
 }
 
-/// The permits for the memory of a message. The request has them as an extension, and its call takes
-/// them from there until it has ended, also where the client has left. The answer has them, too.
+/// The permits for the memory of a message. The request has them as an extension, and its call
+/// takes them from there until it has ended, also where the client has left. The answer has them,
+/// too.
 #[derive(Clone, Debug)]
 pub(crate) struct MessagePermits {
     _held: Arc<(Option<OwnedSemaphorePermit>, OwnedSemaphorePermit)>,

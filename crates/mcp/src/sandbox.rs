@@ -1,8 +1,8 @@
 //! One sandbox: a session that evaluates code, and runs commands where its guest is a Linux
 //! program.
 //!
-//! Promises: code that is cut short is undone. A command runs to its end or is killed, and is undone
-//! if the guest does not report its end then.
+//! Promises: code that is cut short is undone. A command runs to its end or is killed, and is
+//! undone if the guest does not report its end then.
 
 use std::time::{Duration, Instant};
 

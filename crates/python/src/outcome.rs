@@ -131,10 +131,10 @@ impl Outcome {
         }
     }
 
-    /// As the Python half takes it:
-    /// `(value, text, error, stdout, stderr, truncated, cost, displayed)`, where the cost is
-    /// `(wall seconds, CPU seconds, peak of memory, dirty pages, bytes of input, bytes of output,
-    /// dropped bytes)`, and `error` is an exception, or the program's own: `(name, message, stack, cause)`.
+    /// As the Python half takes it: `(value, text, error, stdout, stderr, truncated, cost,
+    /// displayed)`, where the cost is `(wall seconds, CPU seconds, peak of memory, dirty pages,
+    /// bytes of input, bytes of output, dropped bytes)`, and `error` is an exception, or the
+    /// program's own: `(name, message, stack, cause)`.
     ///
     /// # Errors
     /// What no program may catch, and answers that cannot be read.

@@ -30,7 +30,8 @@ pub struct CallCost {
     pub peak_memory: Option<u64>,
     /// Pages of 4 KiB that differ afterwards from the state that the instance goes back to: the
     /// warm state, or that of a session. `None` if they are not counted
-    /// ([`Lease::measure_pages`](crate::Lease::measure_pages)), and for Linux programs and micro-VMs.
+    /// ([`Lease::measure_pages`](crate::Lease::measure_pages)), and for Linux programs and
+    /// micro-VMs.
     pub dirty_pages: Option<usize>,
     /// Bytes of input.
     pub input_bytes: u64,

@@ -327,8 +327,8 @@ impl Session {
 
     /// `count` sessions that start from the present state, on the same tree. If the session was
     /// called since its last checkpoint, that state becomes one of the tree, without a name. It
-    /// leaves the tree once no session stands on it. A fork's instance is made by its first call, so
-    /// one that is never called costs next to nothing.
+    /// leaves the tree once no session stands on it. A fork's instance is made by its first call,
+    /// so one that is never called costs next to nothing.
     ///
     /// # Errors
     /// As [`Session::checkpoint`].

@@ -19,7 +19,7 @@ class TimeLimitError(AfreshError, TimeoutError): ...
 Thrown: TypeAlias = tuple[str, str, str | None, BaseException | None]
 # whether it is the value of the last expression, formats that are text, the whole in JSON
 Displayed: TypeAlias = tuple[bool, list[tuple[str, str]], str | None]
-# wall seconds, CPU seconds, peak of memory, dirty pages, bytes of input and of output, dropped bytes
+# wall seconds, CPU seconds, peak of memory, dirty pages, bytes of input and output, dropped bytes
 Cost: TypeAlias = tuple[float, float, int | None, int | None, int, int, int]
 # value, text, error, standard output, standard error, whether output was dropped, cost, displayed
 # results

@@ -1,9 +1,9 @@
 //! The memory and the saved state of one sandbox, as they count in budgets and bills.
 //!
 //! Memory is that of the present state at its last measurement, of named checkpoints, and of files
-//! that clients download. A fork counts the checkpoints that it shares. A state without a name is in
-//! the tree while a sandbox stands on it or can be undone to it, and counts as the present state of
-//! that sandbox. May break it: memory that the last call added counts from the next measurement.
+//! that clients download. A fork counts the checkpoints that it shares. A state without a name is
+//! in the tree while a sandbox stands on it or can be undone to it, and counts as the present state
+//! of that sandbox. May break it: memory that the last call added counts from the next measurement.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
