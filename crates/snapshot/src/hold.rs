@@ -4,7 +4,7 @@
 //! state leaves the tree with its last hold. May break it: nothing in safe code.
 
 use crate::Frozen;
-use crate::tree::{SnapshotId, Tree};
+use crate::tree::{SnapshotId, Tree, TreeError};
 
 /// A hold on a state of a tree. A branch holds the state that it stands on.
 #[derive(Debug)]
@@ -15,11 +15,6 @@ pub struct StateHold<S> {
 }
 
 impl<S> StateHold<S> {
-    /// The hold that `tree` has counted.
-    pub(crate) fn new(tree: Tree<S>, id: SnapshotId, frozen: Frozen<S>) -> Self {
-        Self { tree, id, frozen }
-    }
-
     /// The state.
     #[must_use]
     pub fn id(&self) -> SnapshotId {
@@ -33,10 +28,34 @@ impl<S> StateHold<S> {
     }
 }
 
+impl<S: Clone> Tree<S> {
+    /// As [`Tree::insert`], with a hold on the state. A transient state is dropped with its last
+    /// hold, unless it is given a name.
+    pub fn insert_held(
+        &self,
+        frozen: Frozen<S>,
+        parent: Option<SnapshotId>,
+        transient: bool,
+    ) -> StateHold<S> {
+        let id = self.add(frozen.clone(), parent, transient, 1);
+        StateHold { tree: self.clone(), id, frozen }
+    }
+
+    /// A hold on a state.
+    ///
+    /// # Errors
+    /// [`TreeError::Unknown`].
+    pub fn hold(&self, id: SnapshotId) -> Result<StateHold<S>, TreeError> {
+        let frozen = self.retain(id)?;
+        Ok(StateHold { tree: self.clone(), id, frozen })
+    }
+}
+
 impl<S: Clone> Clone for StateHold<S> {
     fn clone(&self) -> Self {
-        self.tree.retain(self.id);
-        Self::new(self.tree.clone(), self.id, self.frozen.clone())
+        // The content is the hold's own where the state was dropped.
+        let _ = self.tree.retain(self.id);
+        Self { tree: self.tree.clone(), id: self.id, frozen: self.frozen.clone() }
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_memory::{Image, ImageError, InheritedMutex, InheritedMutexGuard, PAGE_SIZE, PageRange};
 
-use crate::{Difference, Frozen, StateHold};
+use crate::{Difference, Frozen};
 
 /// Names one state of one tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -198,42 +198,15 @@ impl<S> Tree<S> {
         self.add(frozen, parent, false, 0)
     }
 
-    /// As [`Tree::insert`], with a hold on the state. A transient state is dropped with its last
-    /// hold, unless it is given a name.
-    pub fn insert_held(
-        &self,
-        frozen: Frozen<S>,
-        parent: Option<SnapshotId>,
-        transient: bool,
-    ) -> StateHold<S>
-    where
-        S: Clone,
-    {
-        let id = self.add(frozen.clone(), parent, transient, 1);
-        StateHold::new(self.clone(), id, frozen)
-    }
-
-    /// A hold on a state.
-    ///
-    /// # Errors
-    /// [`TreeError::Unknown`].
-    pub fn hold(&self, id: SnapshotId) -> Result<StateHold<S>, TreeError>
+    /// Counts one more hold on a state that is still there, and returns its content.
+    pub(crate) fn retain(&self, id: SnapshotId) -> Result<Frozen<S>, TreeError>
     where
         S: Clone,
     {
         let mut tree = self.lock();
         let node = tree.nodes.get_mut(&id).ok_or(TreeError::Unknown(id))?;
         node.holds += 1;
-        let frozen = node.frozen.clone();
-        drop(tree);
-        Ok(StateHold::new(self.clone(), id, frozen))
-    }
-
-    /// Counts one more hold, if the state is still there.
-    pub(crate) fn retain(&self, id: SnapshotId) {
-        if let Some(node) = self.lock().nodes.get_mut(&id) {
-            node.holds += 1;
-        }
+        Ok(node.frozen.clone())
     }
 
     /// Counts one hold less, and drops a transient state with the last one.
@@ -255,7 +228,8 @@ impl<S> Tree<S> {
         id.tree == self.number
     }
 
-    fn add(
+    /// As [`Tree::insert`], with so many holds.
+    pub(crate) fn add(
         &self,
         frozen: Frozen<S>,
         parent: Option<SnapshotId>,

@@ -1,5 +1,5 @@
-//! What holds for a guest on every system: it starts pristine, traps where it must, and is the same
-//! after a snapshot was saved and loaded. `cargo xtask portable` runs it over the portable backend.
+//! A guest on every system: it starts pristine, traps at its limits, and is the same after a
+//! snapshot was saved and loaded. `cargo xtask portable` runs it over the portable backend.
 
 use std::time::{Duration, Instant};
 
@@ -89,7 +89,7 @@ fn every_call_starts_warm_and_so_does_every_call_of_a_loaded_snapshot() {
 }
 
 #[test]
-fn what_only_linux_has_is_refused_with_the_reason() {
+fn features_of_linux_alone_are_refused_with_the_reason() {
     let engine = Engine::new(EngineConfig::default()).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let store = Store::create(directory.path()).unwrap();
