@@ -114,7 +114,7 @@ impl Sessions<'_> {
     }
 
     fn names(&self) -> Vec<String> {
-        let states = self.all[self.at].tree();
+        let states = self.all[self.at].checkpoints();
         states.iter().flat_map(|s| s.name.clone().into_iter().chain([s.id.to_string()])).collect()
     }
 
@@ -178,8 +178,9 @@ impl Sessions<'_> {
                 say!("{name} is {id}")?;
             }
             [":back"] => {
-                let at = self.current_session().at();
-                self.current_session().rollback(at)?;
+                let session = self.current_session();
+                let to = session.last_checkpoint().context("no checkpoint is left")?;
+                session.rollback(to)?;
             }
             [":back", to] => {
                 let session = self.current_session();
@@ -216,7 +217,7 @@ impl Sessions<'_> {
     }
 
     fn tree(&self) -> anyhow::Result<()> {
-        let states = self.all[self.at].tree();
+        let states = self.all[self.at].checkpoints();
         let mut roots = states.iter().filter(|state| state.parent.is_none());
         roots.try_for_each(|root| self.branch(&states, root, 0))
     }
@@ -227,7 +228,8 @@ impl Sessions<'_> {
         state: &SnapshotInfo,
         depth: usize,
     ) -> anyhow::Result<()> {
-        let here = (0..self.all.len()).filter(|number| self.all[*number].at() == state.id);
+        let here = (0..self.all.len())
+            .filter(|number| self.all[*number].last_checkpoint() == Some(state.id));
         let here: String = here
             .map(|number| {
                 format!(" <- session {number}{}", if number == self.at { "*" } else { "" })

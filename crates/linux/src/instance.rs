@@ -341,7 +341,6 @@ impl Instance {
             let slice = self.limits.slice.filter(|_| sinks.hearer.is_some());
             live.guest.rests = slice.map(after);
             live.guest.poll = self.limits.poll;
-            live.guest.set_cpu_time_limit(self.limits.cpu_time);
             live.guest.sentry.streams.stop = self.limits.stop.clone();
             live.guest.sentry.streams.set_sinks(sinks);
         }
@@ -406,6 +405,8 @@ impl Instance {
             live.guest.body.process.execute(&orders, Continuation::Ask)?;
             live.begin_generation(&self.standing.rest)?;
         }
+        // The reset is not part of the call.
+        live.guest.set_cpu_time_limit(self.limits.cpu_time);
         live.guest.resume(&self.wait, request, orders, deadline)
     }
 

@@ -62,7 +62,7 @@ pub(crate) struct MessagePermits {
 }
 
 impl MessagePermits {
-    /// The permits of the message that this request has brought.
+    /// The permits of the message in this request.
     pub(crate) fn of(request: &Parts) -> Option<Self> {
         request.extensions.get().cloned()
     }

@@ -66,8 +66,8 @@ impl Server {
     }
 }
 
-/// Passes a request on that no web page has sent: browsers name the page. The transport refuses the
-/// others too, but after their bodies have taken memory.
+/// Refuses requests of web pages, which browsers mark with the page's origin. The transport would
+/// refuse them only after their bodies had taken memory.
 async fn refuse_pages(request: Request, next: Next) -> Response {
     match request.headers().contains_key(ORIGIN) {
         true => (StatusCode::FORBIDDEN, "requests of web pages are refused\n").into_response(),

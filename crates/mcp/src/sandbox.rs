@@ -31,9 +31,9 @@ const MAX_LISTED: usize = 1000;
 const MAX_STATES: usize = 1000;
 /// Maximum bytes of input for a command in one request.
 const MAX_INPUT_PIECE: usize = 64 << 10;
-/// Maximum time of a request to start, feed or kill a command.
+/// Maximum time of a request to start or feed a command.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum time that a command takes to end after it was killed.
+/// Maximum time of the request to kill a command, and then of the wait for its end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a tool has no result.
@@ -160,10 +160,11 @@ impl Sandbox {
     fn command_request(
         &mut self,
         request: &Value,
+        timeout: Duration,
         collector: &mut OutputCollector,
     ) -> Result<Value, SandboxError> {
-        let deadline = Instant::now().checked_add(REQUEST_TIMEOUT);
-        collector.limits = Limits { deadline, timeout: REQUEST_TIMEOUT, ..Limits::default() };
+        let deadline = Instant::now().checked_add(timeout);
+        collector.limits = Limits { deadline, timeout, ..Limits::default() };
         let answer = self.request(COMMAND, &request.to_string(), "<command>", collector);
         collector.limits = Limits::default();
         match answer? {
@@ -188,7 +189,8 @@ impl Sandbox {
         collector.expect_command();
         let before = self.session.mark()?;
         let (ran, cost) = CallCost::of(|| self.run_until(arguments, &limits, &mut collector));
-        if self.session.failed().is_some() || matches!(ran, Err(SandboxError::NotEnded)) {
+        // Where it failed half-way, it may still run.
+        if self.session.failed().is_some() || ran.is_err() {
             self.session.rollback(&before)?;
         }
         let CommandEnd { status, killed, unread } = ran?;
@@ -220,7 +222,7 @@ impl Sandbox {
             "cwd": arguments.cwd,
             "stdin": arguments.stdin.is_some(),
         });
-        let number = self.command_request(&request, collector)?;
+        let number = self.command_request(&request, REQUEST_TIMEOUT, collector)?;
         let number = number.as_u64().and_then(|number| u32::try_from(number).ok());
         let number = number.ok_or_else(|| {
             SandboxError::NotStarted("the guest named no process number".to_owned())
@@ -242,7 +244,7 @@ impl Sandbox {
             if killed.is_none() && (limits.is_cancelled() || limits.is_late()) {
                 killed = Some(Instant::now());
                 let kill = json!({"op": "signal", "pid": number, "signal": 9});
-                self.command_request(&kill, collector)?;
+                self.command_request(&kill, KILL_TIMEOUT, collector)?;
                 continue;
             }
             self.proceed(killed.is_some(), collector)?;
@@ -265,7 +267,10 @@ impl Sandbox {
             let piece = &input[..input.len().min(MAX_INPUT_PIECE)];
             let feed = json!({"op": "feed", "pid": number, "data": STANDARD.encode(piece)});
             // Null and false: the command has closed its input, or has ended.
-            let Some(fed) = self.command_request(&feed, collector)?.as_u64() else { break };
+            let Some(fed) = self.command_request(&feed, REQUEST_TIMEOUT, collector)?.as_u64()
+            else {
+                break;
+            };
             let fed = usize::try_from(fed).ok().filter(|fed| *fed <= piece.len());
             let fed = fed.ok_or_else(|| {
                 SandboxError::Refused("the guest took more input than it got".to_owned())
@@ -275,7 +280,8 @@ impl Sandbox {
                 self.proceed(false, collector)?;
             }
         }
-        self.command_request(&json!({"op": "close", "pid": number}), collector)?;
+        let close = json!({"op": "close", "pid": number});
+        self.command_request(&close, REQUEST_TIMEOUT, collector)?;
         Ok(input.len())
     }
 
@@ -457,8 +463,9 @@ impl Sandbox {
             parent: state.parent.map(|parent| parent.to_string()),
             own_bytes: state.own_bytes,
         };
-        let states = self.session.tree().into_iter().map(state).collect();
-        StateTree { at: self.session.at().to_string(), states }
+        let states = self.session.checkpoints().into_iter().map(state).collect();
+        let at = self.session.last_checkpoint().unwrap_or_else(|| self.session.at());
+        StateTree { at: at.to_string(), states }
     }
 }
 

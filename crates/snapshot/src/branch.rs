@@ -40,7 +40,7 @@ pub struct Branch<G: Guest> {
     tree: Tree<G::State>,
     at: StateHold<G::State>,
     /// The nearest ancestor of `at` that is left, once `at` was dropped by this branch.
-    under: Option<SnapshotId>,
+    under: Option<StateHold<G::State>>,
     /// The guest was lent since it stood on `at`.
     moved: bool,
 }
@@ -99,7 +99,8 @@ impl<G: Guest> Branch<G> {
     /// The nearest state that is left, from the one that the guest stands on towards the root.
     /// `None` if another branch dropped them.
     pub fn nearest_state(&self) -> Option<SnapshotId> {
-        if self.tree.contains(self.at.id()) { Some(self.at.id()) } else { self.under }
+        let candidates = [Some(&self.at), self.under.as_ref()];
+        candidates.into_iter().flatten().map(StateHold::id).find(|id| self.tree.contains(*id))
     }
 
     /// The state that `name` means here: the nearest on the way to the root, or the only one
@@ -202,8 +203,8 @@ impl<G: Guest> Branch<G> {
     /// [`BranchError::Tree`].
     pub fn drop_snapshot(&mut self, id: SnapshotId) -> Result<(), BranchError<G::Error>> {
         let parent = self.tree.drop_snapshot(id)?;
-        if self.at.id() == id || self.under == Some(id) {
-            self.under = parent;
+        if self.at.id() == id || self.under.as_ref().is_some_and(|under| under.id() == id) {
+            self.under = parent.and_then(|parent| self.tree.hold(parent).ok());
         }
         Ok(())
     }

@@ -91,7 +91,6 @@ struct Node<S> {
 #[derive(Debug)]
 struct Nodes<S> {
     nodes: HashMap<SnapshotId, Node<S>>,
-    next: u64,
 }
 
 impl<S> Nodes<S> {
@@ -118,6 +117,9 @@ pub struct Tree<S> {
     number: u64,
     /// Empty in a child of a fork, if a thread of its parent was changing it.
     nodes: Arc<InheritedMutex<Nodes<S>>>,
+    /// The number of the next state. It stands outside of the lock, so that a child whose tree is
+    /// empty uses no id again.
+    next: Arc<AtomicU64>,
     /// Pieces of storage a state may be spread over before it is compacted.
     budget: usize,
 }
@@ -128,13 +130,14 @@ const BUDGET: usize = 1024;
 
 impl<S> Default for Nodes<S> {
     fn default() -> Self {
-        Self { nodes: HashMap::new(), next: 0 }
+        Self { nodes: HashMap::new() }
     }
 }
 
 impl<S> Clone for Tree<S> {
     fn clone(&self) -> Self {
-        Self { number: self.number, nodes: self.nodes.clone(), budget: self.budget }
+        let (nodes, next) = (self.nodes.clone(), self.next.clone());
+        Self { number: self.number, nodes, next, budget: self.budget }
     }
 }
 
@@ -160,6 +163,7 @@ impl<S> Tree<S> {
         Self {
             number,
             nodes: Arc::new(InheritedMutex::new(Nodes::default())),
+            next: Arc::default(),
             budget: budget.max(1),
         }
     }
@@ -237,8 +241,8 @@ impl<S> Tree<S> {
         holds: usize,
     ) -> SnapshotId {
         let mut tree = self.lock();
-        let id = SnapshotId { tree: self.number, number: tree.next };
-        tree.next += 1;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let id = SnapshotId { tree: self.number, number };
         let parent = parent.filter(|parent| tree.nodes.contains_key(parent));
         if let Some(node) = parent.and_then(|parent| tree.nodes.get_mut(&parent)) {
             node.children.push(id);

@@ -22,7 +22,8 @@ pub struct CallCost {
     /// Wall-clock time.
     pub wall: Duration,
     /// CPU time of the thread that runs the guest, host functions and the sentry of a Linux program
-    /// included, and of the processes of a Linux program. A wait takes none.
+    /// included, and of the processes of a Linux program. A wait takes none. Other hosts than Linux
+    /// count none.
     pub cpu: Duration,
     /// Peak of the memory that [`CallOptions::memory`](crate::CallOptions::memory) limits, in
     /// bytes: the memories of a Wasm guest, or what the processes of a Linux program have mapped

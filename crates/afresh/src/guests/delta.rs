@@ -106,12 +106,12 @@ impl Session {
     /// Goes to a state that came from elsewhere.
     fn go(&mut self, image: Image, state: &[u8]) -> Result<SnapshotId, SessionError> {
         let (memory, guest) = (SnapshotMemory::from(image), self.guest.inner());
-        let id = self.line.insert(memory, state, &guest.backend, &guest.options);
-        let id = id.map_err(SessionError::State)?;
-        let moved = self.line.rollback(id, false);
+        let made = self.line.insert(memory, state, &guest.backend, &guest.options);
+        let made = made.map_err(SessionError::State)?;
+        let moved = self.line.rollback_to(&made, false);
         if let Err(error) = &moved {
             self.state = State::Failed(describe_error(error));
         }
-        moved.map(|()| id)
+        moved.map(|()| made.id())
     }
 }

@@ -10,7 +10,9 @@ use crate::snapshot::SnapshotId;
 
 /// A state of a session to return to, made by [`Session::mark`](crate::Session::mark).
 ///
-/// Its pages are kept until the mark is dropped. A call that may have to be undone begins with one:
+/// Its pages are kept until the mark is dropped. [`Session::diff`](crate::Session::diff) and
+/// [`Session::delta`](crate::Session::delta) find a mark by its id, as long as no relative has
+/// dropped the state. A call that may have to be undone begins with one:
 ///
 /// ```no_run
 /// # use afresh::{Call, Session, SessionError};

@@ -119,6 +119,16 @@ fn lend<'a>(guest: &'a Guest, line: &'a mut dyn SessionLine) -> Result<Lease<'a>
     Ok(Lease::new(guest, line.lend()?))
 }
 
+/// The nearest state on the way from `id` to the root that stays until it is dropped.
+fn nearest_checkpoint(all: &[SnapshotInfo], id: SnapshotId) -> Option<SnapshotId> {
+    let find = |id| all.iter().find(|state| state.id == id);
+    let mut at = find(id);
+    while let Some(state) = at.filter(|state| state.transient) {
+        at = state.parent.and_then(find);
+    }
+    at.map(|state| state.id)
+}
+
 /// How a call was cut short, if `error` is that of one which had begun.
 fn cut_short(error: &dyn Any) -> Option<String> {
     let call = match error.downcast_ref() {
@@ -395,9 +405,34 @@ impl Session {
         self.line.list()
     }
 
-    /// The state that the session stands on: its last checkpoint, or the target of its last
-    /// rollback, or the origin of its fork. Once the session has dropped that state, it is the
-    /// nearest ancestor that is left.
+    /// The states that stay until they are dropped, as [`Session::tree`] lists them with others.
+    /// The parent of each is the nearest of them.
+    #[must_use]
+    pub fn checkpoints(&self) -> Vec<SnapshotInfo> {
+        let all = self.tree();
+        let mut kept: Vec<SnapshotInfo> =
+            all.iter().filter(|state| !state.transient).cloned().collect();
+        for state in &mut kept {
+            state.parent = state.parent.and_then(|parent| nearest_checkpoint(&all, parent));
+        }
+        let parents: Vec<_> = kept.iter().map(|state| (state.id, state.parent)).collect();
+        for state in &mut kept {
+            let children = parents.iter().filter(|(_, parent)| *parent == Some(state.id));
+            state.children = children.map(|(id, _)| *id).collect();
+        }
+        kept
+    }
+
+    /// The nearest of [`Session::checkpoints`] on the way from where the session stands to the
+    /// root.
+    #[must_use]
+    pub fn last_checkpoint(&self) -> Option<SnapshotId> {
+        nearest_checkpoint(&self.tree(), self.at())
+    }
+
+    /// The state that the session stands on: its last checkpoint or mark, the target of its last
+    /// rollback, or the state that it was last saved or forked in. Once the session has dropped
+    /// that state, it is the nearest ancestor that is left.
     #[must_use]
     pub fn at(&self) -> SnapshotId {
         self.line.nearest_state().unwrap_or_else(|| self.line.at())

@@ -326,8 +326,11 @@ fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, HeldItem>) -> io::Result
             } else if let Some(id) = message["greet"].as_u64() {
                 held.insert(id, HeldItem::Connection(next()?.into(), next()?.into()));
             } else if let Some(id) = message["parts"].as_u64() {
-                if let Some(HeldItem::Connection(_, process)) = held.remove(&id) {
-                    held.insert(id, HeldItem::PartialConnection(process));
+                match held.remove(&id) {
+                    Some(HeldItem::Connection(_, process)) => {
+                        held.insert(id, HeldItem::PartialConnection(process));
+                    }
+                    other => held.extend(other.map(|item| (id, item))),
                 }
             } else if let Some(id) = message["hold"].as_u64() {
                 let uffd = Uffd::from_fd(next()?, UffdMode::Events);

@@ -66,7 +66,10 @@ class _Sandbox:
 
     @property
     def at(self) -> Checkpoint:
-        """The state that it stands on: the last checkpoint, or what it was rolled back to or forked from."""
+        """The state that it stands on: the last checkpoint, or what it was rolled back to, saved in or forked in.
+
+        A state without a name leaves the tree once no sandbox stands on it. `checkpoint` keeps one.
+        """
         return self._session.at()
 
     def tree(self) -> Tree:

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use afresh_files::Tree;
+use afresh_sys::PORTABLE;
 use wasmtime::{AsContextMut, Store};
 
 use crate::call::lease_options::CallOptions;
@@ -124,7 +125,7 @@ impl Stores {
     /// runs other tasks as well.
     fn check_cpu_limit(&self) -> Result<(), LoadError> {
         let setting = match (self.way.waits(), self.watch.is_some()) {
-            _ if cfg!(not(target_os = "linux")) => "a timeout, as only Linux counts CPU time,",
+            _ if PORTABLE => "a timeout, as only Linux counts CPU time,",
             (true, _) => "GuestOptions::asynchronous = false",
             (false, false) => "Watch::stoppable() in GuestOptions::watch",
             (false, true) => return Ok(()),

@@ -81,14 +81,14 @@ pub(crate) trait SessionLine: Send {
     /// A state, frozen for snapshots.
     fn freeze(&self, id: SnapshotId, warm: &Backend) -> Result<Box<dyn FrozenGuest>, Cause>;
     /// Makes a state of these pages and the rest, as a child of the present one, for
-    /// [`SessionLine::rollback`].
+    /// [`SessionLine::rollback_to`]. It leaves the tree with its last hold.
     fn insert(
         &mut self,
         memory: SnapshotMemory,
         state: &[u8],
         warm: &Backend,
         options: &Options,
-    ) -> Result<SnapshotId, Cause>;
+    ) -> Result<Mark, Cause>;
     /// The files.
     fn files(&mut self) -> Result<SessionFiles<'_>, SessionError>;
     /// Time until the next event in the guest.
@@ -159,7 +159,9 @@ where
     }
 
     fn rollback(&mut self, to: SnapshotId, unwound: bool) -> Result<(), SessionError> {
-        self.tree().get(to)?;
+        if !self.tree().contains(to) {
+            return Err(TreeError::Unknown(to).into());
+        }
         if unwound {
             Self::abandon(self);
         }
@@ -207,9 +209,10 @@ where
         state: &[u8],
         warm: &Backend,
         options: &Options,
-    ) -> Result<SnapshotId, Cause> {
+    ) -> Result<Mark, Cause> {
         let state = G::thaw_state(warm, memory, state, options)?;
-        Ok(self.tree().insert(state, Some(Self::at(self))))
+        let hold = self.tree().insert_held(state, Some(Self::at(self)), true);
+        Ok(Mark { id: hold.id(), hold: Box::new(hold) })
     }
 
     fn files(&mut self) -> Result<SessionFiles<'_>, SessionError> {

@@ -74,7 +74,7 @@ pub(crate) struct BuildFailure {
 }
 
 impl From<String> for BuildFailure {
-    /// The text may be an exception of the guest, so its end is cut off where it is long.
+    /// The text may be an exception of the guest, so a long one is truncated.
     fn from(mut why: String) -> Self {
         why.truncate(why.floor_char_boundary(MAX_REASON_BYTES));
         why.shrink_to_fit();

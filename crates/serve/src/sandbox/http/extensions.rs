@@ -12,11 +12,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 use crate::sandbox::agent::connect::went_back;
 use crate::sandbox::bodies::checkpoint_requests::{CheckpointName, RollbackTarget};
 use crate::sandbox::http::answer::{Answer, answer, json, short};
 use crate::sandbox::http::authorization::TenantSandbox;
 use crate::sandbox::http::session_error::refused;
+use crate::sandbox::life::undo_point::UndoPoint;
 
 /// The OpenAPI description of the operations.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -92,6 +94,8 @@ pub(crate) async fn rollback(chosen: TenantSandbox, body: Bytes) -> Answer {
             let at = state.and_then(|state| session.rollback(state));
             own.note_checkpoints(session);
             let at = at.map_err(|error| refused(&error))?;
+            // It holds a state that no budget counts any more.
+            *lock(&own.mark) = UndoPoint::default();
             own.commands.dismiss(&went_back());
             Ok(at)
         })
@@ -99,7 +103,7 @@ pub(crate) async fn rollback(chosen: TenantSandbox, body: Bytes) -> Answer {
     Ok(answer(StatusCode::OK, &json!({"checkpointID": at.to_string()})))
 }
 
-/// A state of the tree. Those that sandboxes stand on or can be undone to may have no name.
+/// A state of the tree. A state that only sandboxes stand on, or can be undone to, has no name.
 fn state(info: &SnapshotInfo) -> Value {
     json!({
         "checkpointID": info.id.to_string(),

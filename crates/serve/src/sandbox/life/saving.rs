@@ -256,6 +256,8 @@ impl Sandboxes {
             let own = sandbox.clone();
             life = blocking(move || {
                 *life = Residency::Saved;
+                // It holds a state of the guest that has left.
+                *lock(&own.mark) = UndoPoint::default();
                 own.charge.release();
                 Ok(life)
             })

@@ -60,7 +60,13 @@ impl UndoPoint {
     /// Whether the last call ended there, and nothing followed that is not to be undone.
     #[cfg(feature = "linux")]
     pub(crate) fn is_after_call(&self) -> bool {
-        self.after && self.mark.is_some()
+        self.after && self.is_set()
+    }
+
+    /// Whether it holds a state.
+    #[cfg(any(test, feature = "linux"))]
+    pub(crate) fn is_set(&self) -> bool {
+        self.mark.is_some()
     }
 
     /// Takes the session back there.

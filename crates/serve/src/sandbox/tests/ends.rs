@@ -39,7 +39,10 @@ async fn paused_sandboxes_and_killed_ones_that_still_run_count() {
     config.max_sandboxes = 2;
     let all = open(&config).await;
     let (paused, killed) = (make(&all, options(HOUR)).await, make(&all, options(HOUR)).await);
+    let own = paused.clone();
+    all.with(&paused, move |session| lock(&own.mark).set_mark(session, true)).await.unwrap();
     all.save(&paused, SaveMode { pause: true, ..SaveMode::default() }).await.unwrap();
+    assert!(!lock(&paused.mark).is_set(), "a paused sandbox holds a state of its guest");
     let refused = async || {
         let refused = all.create(&TENANT.into(), options(HOUR)).await.err();
         refused.is_some_and(|refusal| refusal.status.as_u16() == 429)

@@ -218,7 +218,7 @@ fn form_files(
     files.into_iter().map(file).collect()
 }
 
-/// Metadata as the answer has it with each of `count` files.
+/// The metadata in the answer, which repeats it for each of `count` files.
 fn shown_metadata(metadata: &FileMetadata, count: usize) -> Result<Option<Value>, ErrorResponse> {
     if metadata.is_empty() {
         return Ok(None);
