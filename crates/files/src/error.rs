@@ -68,7 +68,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// The number that the host has for it: on Linux that of a guest.
+    /// The host's error number. On Linux it is that of a guest, too.
     #[cfg(unix)]
     #[must_use]
     pub fn errno(&self) -> rustix::io::Errno {

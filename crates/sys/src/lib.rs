@@ -35,8 +35,8 @@
 //!   one.
 //!
 //! On systems other than Linux the `portable` backend replaces the kernel's mappings and files: it
-//! copies, protects nothing, and reports every other feature as missing. So it does under Miri, and
-//! on Linux in a build with `--cfg afresh_portable`, which the tests of it use.
+//! copies, protects nothing, and reports every other feature as missing. Miri uses it as well, and
+//! so do builds for Linux with `--cfg afresh_portable`, which test it.
 
 #[cfg(all(feature = "planted", unix, not(miri)))]
 mod alone;

@@ -20,7 +20,7 @@ use crate::host::watch::Watch;
 use crate::host::{Host, Limiter, State, Wasi};
 use crate::{Engine, LoadError};
 
-/// Which wall stands between two calls.
+/// How calls are separated from one another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Reset where the module allows it, fresh otherwise.

@@ -5,7 +5,7 @@
 //! From then on [`Warm::lease`] returns instances that all start from exactly that state. Dropping
 //! the lease resets the instance, at a cost set by the call's writes.
 //!
-//! Two modes, with different walls between calls:
+//! Two modes separate calls from one another:
 //!
 //! * [`Mode::Reset`]: the same live instance again, with its memories, globals, tables and dropped
 //!   segments restored. For modules whose analysis proves that a call can change nothing else; any

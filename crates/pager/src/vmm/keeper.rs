@@ -17,8 +17,8 @@
 //! connection and passing it on; a VMM that keeps its userfaultfd open, as Firecracker does, waits
 //! then. A socket that a service manager holds is not closed here: the next pager serves it.
 //!
-//! The keeper cannot read a handshake again whose first part the pager has taken. The pager reports
-//! that before, and the keeper ends such a VMM.
+//! A handshake whose first part the pager has read cannot be read again. The pager reports such a
+//! handshake to the keeper first, and the keeper ends its VMM if the pager is killed.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -142,7 +142,7 @@ fn streamed(
 
 /// The end of an answer whose call has ended.
 struct CallEnd {
-    /// The first bytes, which output has in front of it.
+    /// The first bytes of the answer. Output that was sent began with them.
     head: Vec<u8>,
     /// The result and the end.
     last: Vec<u8>,
