@@ -62,7 +62,7 @@ pub struct HostOpening {
 /// When written bytes are on the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// After a while, or after [`HostHandle::sync`].
+    /// After a while, or after [`HostHandle::sync`](crate::HostHandle::sync).
     #[default]
     Later,
     /// When a write returns.
