@@ -478,13 +478,13 @@ fn ended_forks_leave_no_memory_and_calls_are_undone_without_internal_states() {
         let server = serve(with(sandboxes)).await;
         let client = Client::of(&server);
         let own = client.create().await;
-        client.value(&own, "var all = new Uint8Array(1 << 20), now = 0").await;
+        client.execute(&own, "var all = new Uint8Array(1 << 20), now = 0").await.unwrap();
         for round in 1..=5 {
             client.value(&own, &format!("all.fill({round}), now = {round}")).await;
             let forks = client.post(&path(&own, "/fork"), json!({"count": 1})).await;
             let fork = &forks[0]["sandbox"];
-            client.value(fork, "all.fill(99)").await;
-            client.value(fork, "all.fill(98)").await;
+            client.value(fork, "all.fill(99).length").await;
+            client.value(fork, "all.fill(98).length").await;
             assert_eq!(client.ask(Method::DELETE, &path(fork, ""), json!({})).await.0, 204);
             let (_, tree) = client.ask(Method::GET, &path(&own, "/tree"), json!({})).await;
             assert!(tree["states"].as_array().unwrap().len() <= 3, "{tree}");

@@ -23,6 +23,7 @@ use crate::sandbox::life::registry::Sandboxes;
 use crate::sandbox::life::sandbox::{Residency, Sandbox};
 use crate::sandbox::life::saving::SaveMode;
 use crate::sandbox::life::tasks::{blocking, to_its_end};
+use crate::sandbox::life::undo_point::UndoPoint;
 use crate::sandbox::records::record::state_reference;
 use crate::sandbox::records::store::StoredSandbox;
 
@@ -173,6 +174,7 @@ impl Sandboxes {
         why: ConnectError,
     ) {
         *sandbox.life.clone().lock_owned().await = Residency::Gone;
+        *lock(&sandbox.mark) = UndoPoint::default();
         // Also those that began after the first end.
         sandbox.charge.downloads.end();
         sandbox.commands.end(&why);
