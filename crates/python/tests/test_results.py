@@ -77,8 +77,8 @@ def test_results_of_any_bytes_take_a_bounded_amount_of_memory(box: afresh.Sandbo
     )
     assert [(shown.png, shown.text) for shown in raw.results if shown.text] in ([(None, "t")], [(b"", "t")])
     assert raw.truncated
-    assert rich_result((False, [("png", "a")], b"[" * 100_000)).png is None
-    assert rich_result((False, [], b'["json", "extra"]')).json is None
+    assert rich_result((False, [("png", "a")], "[" * 100_000)).png is None
+    assert rich_result((False, [], '["json", "extra"]')).json is None
 
 
 def test_figures_are_images(box: afresh.Sandbox) -> None:
