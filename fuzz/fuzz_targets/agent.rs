@@ -41,9 +41,11 @@ fn frames(stream: &[u8], size: usize, limit: usize) -> Result<u64, &'static str>
                 Some(Frame::Answer(inside) | Frame::Stdout(inside) | Frame::Stderr(inside)) => {
                     inside
                 }
-                Some(Frame::Tool(inside) | Frame::Shown(_, inside) | Frame::Displayed(inside)) => {
-                    inside
-                }
+                Some(
+                    Frame::Tool(inside)
+                    | Frame::TerminalOutput(_, inside)
+                    | Frame::Displayed(inside),
+                ) => inside,
                 Some(Frame::Ended(..)) => &[],
                 None => return false,
             };
