@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use afresh::snapshot::SnapshotInfo;
+use afresh::snapshot::{SnapshotId, SnapshotInfo};
 use afresh::wasm::wasmtime;
 use afresh::{CallError, Lease, Session, SessionError};
 use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, Request, Stream, Tools, evaluate};
@@ -218,18 +218,18 @@ impl Sessions<'_> {
 
     fn tree(&self) -> anyhow::Result<()> {
         let states = self.all[self.at].checkpoints();
+        let places: Vec<_> = self.all.iter().map(Session::last_checkpoint).collect();
         let mut roots = states.iter().filter(|state| state.parent.is_none());
-        roots.try_for_each(|root| self.branch(&states, root, 0))
+        roots.try_for_each(|root| self.branch((&states, &places), root, 0))
     }
 
     fn branch(
         &self,
-        states: &[SnapshotInfo],
+        (states, places): (&[SnapshotInfo], &[Option<SnapshotId>]),
         state: &SnapshotInfo,
         depth: usize,
     ) -> anyhow::Result<()> {
-        let here = (0..self.all.len())
-            .filter(|number| self.all[*number].last_checkpoint() == Some(state.id));
+        let here = (0..places.len()).filter(|number| places[*number] == Some(state.id));
         let here: String = here
             .map(|number| {
                 format!(" <- session {number}{}", if number == self.at { "*" } else { "" })
@@ -244,7 +244,7 @@ impl Sessions<'_> {
             indent = depth * 2
         )?;
         let mut below = states.iter().filter(|child| child.parent == Some(state.id));
-        below.try_for_each(|child| self.branch(states, child, depth + 1))
+        below.try_for_each(|child| self.branch((states, places), child, depth + 1))
     }
 }
 

@@ -115,6 +115,17 @@ fn quickjs() -> Option<String> {
     Some(guest.to_str().unwrap().to_owned())
 }
 
+/// The host's Python, as a Linux program.
+#[cfg(feature = "linux")]
+fn python() -> Option<&'static str> {
+    const PYTHON: &str = "/usr/bin/python3";
+    let found = Path::new(PYTHON).is_file().then_some(PYTHON);
+    if found.is_none() {
+        println!("SKIPPED: {PYTHON} is not installed");
+    }
+    found
+}
+
 #[test]
 fn an_agent_runs_code_and_returns_to_a_checkpoint() {
     let Some(guest) = quickjs() else { return };
@@ -242,12 +253,8 @@ fn a_cancelled_call_is_undone() {
 #[cfg(feature = "linux")]
 #[test]
 fn an_agent_runs_commands_beside_code() {
-    if !Path::new("/usr/bin/python3").is_file() {
-        println!("SKIPPED: /usr/bin/python3 is not installed");
-        return;
-    }
-    let mut client =
-        Client::start(&["/usr/bin/python3", "--linux", "--setup", "import json; warm = 40"]);
+    let Some(python) = python() else { return };
+    let mut client = Client::start(&[python, "--linux", "--setup", "import json; warm = 40"]);
     let ran = client.call_ok("run_code", json!({"code": "print('one')\nx = warm + 2\n{'x': x}"}));
     assert_eq!((&ran["stdout"], &ran["json"]), (&json!("one\n"), &json!({"x": 42})), "{ran}");
     // A line in a string is no command.
@@ -290,11 +297,8 @@ fn an_agent_runs_commands_beside_code() {
 #[cfg(feature = "linux")]
 #[test]
 fn errors_name_their_cause_and_the_tree_shows_only_known_states() {
-    if !Path::new("/usr/bin/python3").is_file() {
-        println!("SKIPPED: /usr/bin/python3 is not installed");
-        return;
-    }
-    let mut client = Client::start(&["/usr/bin/python3", "--linux"]);
+    let Some(python) = python() else { return };
+    let mut client = Client::start(&[python, "--linux"]);
     client.call_ok("checkpoint", json!({"name": "clean"}));
     let late = client.call("run_code", json!({"code": "while True: pass", "timeout": 0.5}));
     let error = &late["structuredContent"]["error"];
@@ -336,11 +340,8 @@ fn call_with_progress(client: &mut Client, tool: &str, arguments: &Value) -> (Va
 #[cfg(feature = "linux")]
 #[test]
 fn output_and_input_of_calls_are_whole() {
-    if !Path::new("/usr/bin/python3").is_file() {
-        println!("SKIPPED: /usr/bin/python3 is not installed");
-        return;
-    }
-    let mut client = Client::start(&["/usr/bin/python3", "--linux"]);
+    let Some(python) = python() else { return };
+    let mut client = Client::start(&[python, "--linux"]);
     // A character arrives in two writes.
     let code = "import os, time\nfor byte in b'\\xc3\\xa9\\n':\n os.write(1, bytes([byte])); time.sleep(.2)";
     let (ran, progress) = call_with_progress(&mut client, "run_code", &json!({"code": code}));
@@ -379,11 +380,8 @@ fn output_and_input_of_calls_are_whole() {
 #[cfg(feature = "linux")]
 #[test]
 fn a_command_whose_end_is_not_reported_is_undone_after_its_kill() {
-    if !Path::new("/usr/bin/python3").is_file() {
-        println!("SKIPPED: /usr/bin/python3 is not installed");
-        return;
-    }
-    let mut client = Client::start(&["/usr/bin/python3", "--linux"]);
+    let Some(python) = python() else { return };
+    let mut client = Client::start(&[python, "--linux"]);
     let code = "import subprocess, threading, time\n\
         subprocess.Popen.poll = lambda process: None\n\
         def work():\n    while True: time.sleep(.01)\n\
@@ -398,19 +396,16 @@ fn a_command_whose_end_is_not_reported_is_undone_after_its_kill() {
 #[cfg(feature = "linux")]
 #[test]
 fn the_python_sdk_uses_every_kind_of_tool() {
-    let Some(python) = std::env::var_os("AFRESH_TEST_MCP") else {
+    let Some(client) = std::env::var_os("AFRESH_TEST_MCP") else {
         println!("SKIPPED: AFRESH_TEST_MCP names no Python with the package mcp");
         return;
     };
-    if !Path::new("/usr/bin/python3").is_file() {
-        println!("SKIPPED: /usr/bin/python3 is not installed");
-        return;
-    }
+    let Some(python) = python() else { return };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mcp_client.py");
     for mode in ["auto", "legacy"] {
-        let ran = Command::new(&python)
+        let ran = Command::new(&client)
             .arg(&script)
-            .args([env!("CARGO_BIN_EXE_afresh"), "/usr/bin/python3", mode])
+            .args([env!("CARGO_BIN_EXE_afresh"), python, mode])
             .output()
             .unwrap();
         assert!(ran.status.success(), "{mode}: {}", String::from_utf8_lossy(&ran.stderr));

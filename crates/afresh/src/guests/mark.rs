@@ -6,12 +6,12 @@
 
 use std::any::Any;
 
-use crate::snapshot::SnapshotId;
+use afresh_snapshot::{SnapshotId, StateHold};
 
 /// A state of a session to return to, made by [`Session::mark`](crate::Session::mark).
 ///
 /// Its pages are kept until the mark is dropped. [`Session::diff`](crate::Session::diff) and
-/// [`Session::delta`](crate::Session::delta) find a mark by its id, as long as no relative has
+/// [`Session::delta`](crate::Session::delta) find a mark by its id, and fail once a relative has
 /// dropped the state. A call that may have to be undone begins with one:
 ///
 /// ```no_run
@@ -25,12 +25,17 @@ use crate::snapshot::SnapshotId;
 /// # }
 /// ```
 pub struct Mark {
-    pub(crate) id: SnapshotId,
+    id: SnapshotId,
     /// The `StateHold` of the branch, whose type depends on the kind of guest.
     pub(crate) hold: Box<dyn Any + Send + Sync>,
 }
 
 impl Mark {
+    /// The mark that keeps this hold.
+    pub(crate) fn new<S: Send + Sync + 'static>(hold: StateHold<S>) -> Self {
+        Self { id: hold.id(), hold: Box::new(hold) }
+    }
+
     /// The state, as [`Session::tree`](crate::Session::tree) lists it unless it was dropped.
     #[must_use]
     pub fn id(&self) -> SnapshotId {

@@ -458,7 +458,7 @@ impl Session {
         match checkpoint {
             Checkpoint::Id(id) => Ok(id),
             Checkpoint::Name(name) => self.line.find(name),
-            Checkpoint::Mark(mark) => Ok(mark.id),
+            Checkpoint::Mark(mark) => Ok(mark.id()),
         }
     }
 

@@ -154,23 +154,17 @@ where
     }
 
     fn mark(&mut self) -> Result<Mark, SessionError> {
-        let hold = Self::mark(self).map_err(unmoved)?;
-        Ok(Mark { id: hold.id(), hold: Box::new(hold) })
+        Self::mark(self).map(Mark::new).map_err(unmoved)
     }
 
     fn rollback(&mut self, to: SnapshotId, unwound: bool) -> Result<(), SessionError> {
-        if !self.tree().contains(to) {
-            return Err(TreeError::Unknown(to).into());
-        }
-        if unwound {
-            Self::abandon(self);
-        }
-        Self::rollback(self, to).map_err(unmoved)
+        let mark = Mark::new(self.tree().hold(to)?);
+        SessionLine::rollback_to(self, &mark, unwound)
     }
 
     fn rollback_to(&mut self, mark: &Mark, unwound: bool) -> Result<(), SessionError> {
         let Some(hold) = mark.hold.downcast_ref::<StateHold<G::State>>() else {
-            return Err(TreeError::Unknown(mark.id).into());
+            return Err(TreeError::Unknown(mark.id()).into());
         };
         if unwound {
             Self::abandon(self);
@@ -211,8 +205,7 @@ where
         options: &Options,
     ) -> Result<Mark, Cause> {
         let state = G::thaw_state(warm, memory, state, options)?;
-        let hold = self.tree().insert_held(state, Some(Self::at(self)), true);
-        Ok(Mark { id: hold.id(), hold: Box::new(hold) })
+        Ok(Mark::new(self.tree().insert_held(state, Some(Self::at(self)), true)))
     }
 
     fn files(&mut self) -> Result<SessionFiles<'_>, SessionError> {
