@@ -13,7 +13,7 @@ use crate::background;
 use crate::call::{Limits, Stop, guest_options};
 use crate::error::{self, GuestError, OpenError, SaveError};
 use crate::exit;
-use crate::files::{self, LayerFile};
+use crate::files::FileOptions;
 use crate::outcome::{Callables, Setup, evaluate};
 use crate::program::{ProgramOptions, language, seconds};
 use crate::session::Session;
@@ -42,12 +42,11 @@ pub(crate) fn limits(
 
 #[pymethods]
 impl Warm {
-    /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up. `below`
-    /// are the files that it finds, or those that a snapshot needs; `env` is the environment.
-    /// `linux` has the grants of a Linux program that is a snapshot. `precompiled` is the folder of
+    /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up. `env`
+    /// is the environment. `linux` has the grants of a Linux program that is a snapshot. `precompiled` is the folder of
     /// guests compiled in advance; `portable` fills the cache for such a folder.
     #[staticmethod]
-    #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, result, stack, below, env, linux, precompiled, portable))]
+    #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, result, stack, files, env, linux, precompiled, portable))]
     #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
     fn open(
         py: Python<'_>,
@@ -60,7 +59,7 @@ impl Warm {
         output: usize,
         result: usize,
         stack: Option<usize>,
-        below: Vec<LayerFile>,
+        files: FileOptions,
         env: Vec<(String, String)>,
         linux: Option<ProgramOptions>,
         precompiled: Option<PathBuf>,
@@ -71,15 +70,18 @@ impl Warm {
         let mut wasm_options = guest_options(stop.clone());
         wasm_options.wasi.env = env;
         let mut options = Options::new().wasm(wasm_options);
-        match (files::tree(&below)?, &wasm) {
+        let tree = files.tree()?;
+        if wasm.is_some() {
             // Sandboxes of an interpreter of this package have files, with nothing below them by
             // default.
-            (None, Some(_)) => {
-                options = options.files(afresh::files::Tree::new(afresh::files::Budget::default()));
+            options = options.files(tree.unwrap_or_else(|| files.empty()));
+        } else {
+            if let Some(tree) = tree {
+                options = options.files_below(tree);
             }
-            (Some(tree), Some(_)) => options = options.files(tree),
-            (None, None) => {}
-            (Some(tree), None) => options = options.files_below(tree),
+            if files.is_limited() {
+                options = options.files(files.empty());
+            }
         }
         if let Some(linux) = &linux {
             options = options.linux(linux.shape(None)?);

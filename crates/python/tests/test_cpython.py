@@ -257,3 +257,17 @@ def test_a_saved_state_opens_without_the_compiler(python: afresh.Warm, tmp_path:
     with again.sandbox() as sb:
         time.sleep(0)
         assert sb.eval("frame.groupby('key').value.mean().to_dict()") == {1: 2.0, 2: 2.0}
+
+
+def test_packages_are_imported_and_part_of_snapshots(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("value = 5")
+    packages = [str(tmp_path / "mine.py"), "iniconfig", "packaging"]
+    warm = afresh.warm("python", packages=packages, setup="import mine", storage_limit="96MiB")
+    code = "import iniconfig, importlib.metadata, packaging.version as v\n(mine.value, str(v.Version('1.2')))"
+    assert warm.eval(code) == (5, "1.2")
+    assert warm.eval("import importlib.metadata as m; m.version('iniconfig') > '1'")
+    warm.save(tmp_path / "warm.afresh")
+    loaded = afresh.load(tmp_path / "warm.afresh", storage_limit="96MiB")
+    assert loaded.eval(code) == (5, "1.2")
+    with loaded.sandbox() as sandbox:
+        sandbox.files.write("/tmp/large", b"x" * (70 << 20))

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from . import _driver, _marshal, _native
 from ._native import __version__
+from ._packages import SITE_PACKAGES
 from .errors import OpenError
 
 _GUESTS = Path(__file__).resolve().parent / "guests"
@@ -117,7 +118,8 @@ def python_prelude() -> str:
     sources = [Path(path).read_text(encoding="utf-8") for path in (_marshal.__file__, _driver.__file__)]
     runs = [f"exec(compile({source!r}, '<afresh>', 'exec'), sys.modules['_afresh'].__dict__)\n" for source in sources]
     return (
-        f"import sys, types\nsys.modules['_afresh'] = types.ModuleType('_afresh')\n{''.join(runs)}"
+        f"import sys, types\nsys.path.append({SITE_PACKAGES!r})\n"
+        f"sys.modules['_afresh'] = types.ModuleType('_afresh')\n{''.join(runs)}"
         f"sys.modules['_afresh'].install()\ndel sys, types\n"
     )
 
@@ -246,6 +248,20 @@ def precompiled() -> str | None:
 def precompile(to: str | os.PathLike[str]) -> None:
     """Compiles the package's own guests for all processors since 2013, into the folder of a wheel."""
     js = Language("js", _GUESTS / "js.wasm")
+    none: _native.FileOptions = {"below": (), "files": [], "storage": None}
     _native.Warm.open(
-        js.name, js.module(), js.warm_up(None), os.fspath(to), None, None, 1, 1, js.stack, (), js.env, None, None, True
+        js.name,
+        js.module(),
+        js.warm_up(None),
+        os.fspath(to),
+        None,
+        None,
+        1,
+        1,
+        js.stack,
+        none,
+        js.env,
+        None,
+        None,
+        True,
     )

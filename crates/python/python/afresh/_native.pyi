@@ -39,6 +39,11 @@ class ProgramOptions(TypedDict):
     storage: int
     start: float | None
 
+class FileOptions(TypedDict):
+    below: Sequence[tuple[str, str, str, str]]
+    files: list[tuple[str, bytes]]
+    storage: int | None
+
 def encode(value: Any) -> bytes: ...
 def decode(data: bytes) -> Any: ...
 def end_calls() -> None: ...
@@ -138,7 +143,7 @@ class Warm:
         output: int,
         result: int,
         stack: int | None,
-        below: Sequence[tuple[str, str, str, str]],
+        files: FileOptions,
         env: Sequence[tuple[str, str]],
         linux: ProgramOptions | None,
         precompiled: str | None,

@@ -12,6 +12,7 @@ from typing import Any
 from . import _arguments, _languages, _native
 from ._grants import options
 from ._map import async_map_inputs, map_inputs
+from ._packages import package_files
 from ._result import Result, result
 from ._sandbox import AsyncSandbox, Sandbox
 from ._sizes import size
@@ -20,6 +21,8 @@ from .errors import OpenError
 
 OUTPUT = 16 << 20
 RESULT = 128 << 20
+# Bytes of files of a Wasm guest.
+_STORAGE = 64 << 20
 
 
 def cache_dir() -> Path:
@@ -251,6 +254,8 @@ def warm(
     calls: Sequence[tuple[str, bytes]] = (),
     timeout: float | None = None,
     memory_limit: int | str | None = None,
+    storage_limit: int | str | None = None,
+    packages: Iterable[str | os.PathLike[str]] = (),
     cache: str | os.PathLike[str] | None = None,
 ) -> Warm:
     """Opens a guest and warms it up.
@@ -264,6 +269,11 @@ def warm(
         calls: Calls that warm a guest up that is no interpreter: names of exports, and the bytes that each is given.
         timeout: Most seconds for one call of this object's own `run_code` and `call`.
         memory_limit: Most memory for those.
+        storage_limit: Most bytes of files of a sandbox: 64 MiB for a Wasm guest if not set, and as for `linux`
+            otherwise.
+        packages: Packages without compiled modules that the language ``"python"`` can import: wheels, directories,
+            modules, or names of distributions that are installed here. What they need has to be given as well. They
+            become files of the guest, so snapshots contain them.
         cache: Where compiled code is kept; if not set, what `cache_dir` says. The files are native code, so the
             directory must be the user's own.
 
@@ -277,8 +287,10 @@ def warm(
         calls=calls,
         timeout=timeout,
         memory_limit=memory_limit,
+        storage_limit=storage_limit,
+        packages=packages,
         cache=cache,
-        linux=options(memory_limit=memory_limit),
+        linux=options(memory_limit=memory_limit, storage_limit=storage_limit),
     )
 
 
@@ -289,6 +301,8 @@ def _warmed(
     calls: Sequence[tuple[str, bytes]],
     timeout: float | None,
     memory_limit: int | str | None,
+    storage_limit: int | str | None,
+    packages: Iterable[str | os.PathLike[str]],
     cache: str | os.PathLike[str] | None,
     linux: _native.ProgramOptions,
 ) -> Warm:
@@ -298,6 +312,10 @@ def _warmed(
     kept = os.fspath(cache) if cache is not None else str(cache_dir())
     limit, timeout = size(memory_limit), _arguments.seconds(timeout)
     precompiled = _languages.precompiled()
+    storage = size(storage_limit)
+    imports = package_files(packages, storage or _STORAGE)
+    if imports and (language is None or language.name != "python"):
+        raise ValueError(f"{name!r} imports no packages: the language 'python' does, and snapshots contain theirs")
 
     def opened(setup: str | None) -> Warm:
         if language is None:
@@ -316,7 +334,7 @@ def _warmed(
                     OUTPUT,
                     RESULT,
                     None,
-                    below,
+                    {"below": below, "files": [], "storage": storage},
                     (),
                     linux,
                     precompiled,
@@ -335,13 +353,15 @@ def _warmed(
                 OUTPUT,
                 RESULT,
                 language.stack,
-                language.below,
+                {"below": language.below, "files": imports, "storage": storage or _STORAGE},
                 language.env,
                 None,
                 precompiled,
                 False,
             )
             compiled()
+        if storage is not None and native.kind in ("machine", "component"):
+            raise ValueError(f"{name!r} has no files that a `storage_limit` could limit: leave it out")
         return Warm(native, name)
 
     if language is None and name.isidentifier() and not os.path.exists(name):
@@ -379,7 +399,18 @@ def load(
             interpreter where that is no system directory. Snapshots do not contain host files.
         net: Servers that a Linux program may connect to, as for `linux`.
         memory_limit: Most memory, as for `linux`.
-        storage_limit: Most bytes of files of a Linux program, as for `linux`.
+        storage_limit: Most bytes of files of a sandbox, as for `warm`. Files of the snapshot count, but one that has
+            more opens, and its sandboxes keep the room that they had, up to the limit.
     """
     grants = options(dirs=dirs, net=net, memory_limit=memory_limit, storage_limit=storage_limit)
-    return _warmed(snapshot, setup=None, calls=(), timeout=None, memory_limit=memory_limit, cache=cache, linux=grants)
+    return _warmed(
+        snapshot,
+        setup=None,
+        calls=(),
+        timeout=None,
+        memory_limit=memory_limit,
+        storage_limit=storage_limit,
+        packages=(),
+        cache=cache,
+        linux=grants,
+    )
