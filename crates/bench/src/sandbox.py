@@ -1,7 +1,8 @@
 """Sandboxes for agents by the Python package, and by rivals: a JSON object a row.
 
 `afresh-bench sandbox` runs it with the Python that has the package. Rivals and libraries are measured where they are
-installed: `pydantic-monty`, `sandlock`, `matplotlib`, `numpy`, `pytest` and `mcp`. Standard error names the missing.
+installed: `pydantic-monty`, `sandlock`, `matplotlib`, `numpy`, `pytest`, `toolz` and `mcp`. Standard error names those
+that are missing.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
+import io
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,20 +33,12 @@ GIVEN.add_argument("--afresh", default="afresh")
 
 TEN = ["x = 1", *["x += 1"] * 8, "x"]
 FIGURE = """
-import io
-figure = matplotlib.pyplot.figure()
+matplotlib.pyplot.figure()
 matplotlib.pyplot.plot([1, 2, 3], [1, 4, 9])
-_buffer = io.BytesIO()
-figure.savefig(_buffer, format="png")
-_buffer.getvalue()
+matplotlib.pyplot.show()
 """
-PROJECT = {
-    "project/rows.py": "def total(rows):\n    return sum(row['n'] for row in rows)\n",
-    "project/test_rows.py": "".join(
-        f"def test_{n}():\n    from rows import total\n    assert total([{{'n': {n}}}, {{'n': 1}}]) == {n + 1}\n"
-        for n in range(20)
-    ),
-}
+# The project of the agent's turn is a package that brings its tests.
+PROJECT = "toolz"
 
 
 def has(module: str) -> bool:
@@ -102,9 +98,15 @@ def expect(value: object, wanted: object) -> None:
 def create(bench: Bench, python: afresh.Warm, script: afresh.Warm) -> None:
     """A new sandbox and its first command, one after another and all at once."""
 
-    def command() -> None:
-        with python.sandbox() as sandbox:
-            expect(sandbox.commands.run([sys.executable, "-I", "-c", "1"]).exit_code, 0)
+    def command(arguments: list[str]) -> Callable[[], None]:
+        def run() -> None:
+            with python.sandbox() as sandbox:
+                expect(sandbox.commands.run(arguments).exit_code, 0)
+
+        return run
+
+    def host(arguments: list[str]) -> Callable[[], None]:
+        return lambda: expect(subprocess.run(arguments, stdout=subprocess.DEVNULL, check=False).returncode, 0)
 
     def code(warm: afresh.Warm) -> Callable[[], None]:
         def run() -> None:
@@ -113,11 +115,16 @@ def create(bench: Bench, python: afresh.Warm, script: afresh.Warm) -> None:
 
         return run
 
+    node = shutil.which("node")
     works = {
-        "afresh, python3 -c 1": command,
+        "afresh, python3 -c 1": command([sys.executable, "-I", "-c", "1"]),
         "afresh, Python code": code(python),
         "afresh, JavaScript code": code(script),
     }
+    if node:
+        works["afresh, node -v"] = command([node, "-v"])
+        works["the host, node -v"] = host([node, "-v"])
+    works["the host, python3 -c 1"] = host([sys.executable, "-I", "-c", "1"])
     bench.contest("create/first", works)
     for name, work in works.items():
         if not bench.wants("create/at-once", name):
@@ -163,26 +170,64 @@ def ten(bench: Bench, python: afresh.Warm, script: afresh.Warm) -> None:
         bench.contest("ten-commands", works)
 
 
-def forks(bench: Bench, python: afresh.Warm, count: int) -> None:
-    """Forks of one state that have all answered."""
-    case = f"forks/{count}"
+def processes(process: int) -> Iterator[int]:
+    """A process and its descendants."""
+    yield process
+    with contextlib.suppress(OSError):  # It has ended.
+        for thread in os.listdir(f"/proc/{process}/task"):
+            for child in Path(f"/proc/{process}/task/{thread}/children").read_text().split():
+                yield from processes(int(child))
+
+
+def processor_time() -> float:
+    """Seconds of processor time of this process and its descendants."""
+    ticks = 0
+    for process in processes(os.getpid()):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def memory() -> tuple[int, int]:
+    """KiB of the proportional set size (PSS), and of private dirty pages, of this process and its descendants."""
+    pss = dirty = 0
+    for process in processes(os.getpid()):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+                name, _, value = line.partition(":")
+                pss += int(value.split()[0]) if name == "Pss" else 0
+                dirty += int(value.split()[0]) if name == "Private_Dirty" else 0
+    return pss, dirty
+
+
+def forks(bench: Bench, count: int) -> None:
+    """Forks of one state that have all answered: time, processor time, and memory beside the pages written."""
+    numpy = has("numpy")
+    setup = "import numpy\nx = numpy.arange(1000)" if numpy else "x = list(range(1000))"
+    change = "x[0] = {}; int(sum(x))"
+    case = f"forks/{count}{' numpy' if numpy else ''}"
     threads = len(os.sched_getaffinity(0))
     if bench.wants(case, "afresh"):
-        with python.sandbox() as sandbox:
-            sandbox.run_code("x = list(range(1000))").unwrap()
+        with afresh.linux(sys.executable, setup=setup).sandbox() as sandbox:
+            sandbox.eval("int(sum(x))")
+            before, busy = memory(), processor_time()
             started = time.perf_counter()
             made = sandbox.fork(count)
 
-            def ask(number: int) -> object:
-                return made[number].eval(f"x[0] = {number}; sum(x)")
+            def answer(number: int) -> object:
+                return made[number].eval(change.format(number))
 
             with ThreadPoolExecutor(threads) as pool:
-                answers = list(pool.map(ask, range(count)))
+                answers = list(pool.map(answer, range(count)))
             taken = (time.perf_counter() - started) * 1e6
             expect(answers, [499500 + number for number in range(count)])
+            after, busy = memory(), processor_time() - busy
             for fork in made:
                 fork.close()
-        bench.row(case, "afresh", [taken], threads)
+        pss, written = after[0] - before[0], after[1] - before[1]
+        more = {"cpu_us": busy * 1e6, "pss_kib": pss, "written_kib": written, "pss_by_written": pss / max(written, 1)}
+        bench.row(case, "afresh", [taken], threads, **more)
     if not bench.wants(case, "sandlock") or not has("sandlock"):
         return
     from sandlock import Sandbox  # noqa: PLC0415
@@ -190,10 +235,10 @@ def forks(bench: Bench, python: afresh.Warm, count: int) -> None:
     space: dict[str, object] = {}
 
     def work(number: int) -> None:
-        exec(f"x[0] = {number}; print(sum(x), flush=True)", space)
+        exec(f"x[0] = {number}; print(int(sum(x)), flush=True)", space)
 
     readable = ["/usr", "/lib", "/lib64", "/etc", "/proc", "/dev", sys.prefix, sys.base_prefix]
-    template = Sandbox(fs_readable=readable, init_fn=lambda: exec("x = list(range(1000))", space), work_fn=work)
+    template = Sandbox(fs_readable=readable, init_fn=lambda: exec(setup, space), work_fn=work)
     with template, Sandbox(fs_readable=readable) as reducer:
         started = time.perf_counter()
         done = reducer.reduce(["wc", "-l"], template.fork(count))
@@ -207,31 +252,42 @@ def figure(bench: Bench) -> None:
     """A figure of matplotlib, warm."""
     if not has("matplotlib") or not bench.wants("figure", "afresh"):
         return
-    setup = f"import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot\n{FIGURE}"
-    warm = afresh.linux(sys.executable, setup=setup)
+    warm = afresh.linux(sys.executable, setup=f"import matplotlib.pyplot\n{FIGURE}")
 
     def draw() -> None:
-        png = warm.eval(FIGURE)
-        if not isinstance(png, bytes) or not png.startswith(b"\x89PNG"):
-            raise SystemExit("there is no figure")
+        shown = warm.run_code(FIGURE).results
+        if len(shown) != 1 or not (shown[0].png or b"").startswith(b"\x89PNG"):
+            raise SystemExit(f"{shown} in place of a PNG")
 
-    bench.contest("figure", {"afresh": draw}, max(10, bench.rounds // 4))
+    import matplotlib.backends.backend_agg  # noqa: PLC0415
+    import matplotlib.figure  # noqa: PLC0415
+
+    def draw_here() -> None:
+        drawn = matplotlib.figure.Figure()
+        drawn.subplots().plot([1, 2, 3], [1, 4, 9])
+        matplotlib.backends.backend_agg.FigureCanvasAgg(drawn).print_png(io.BytesIO())
+
+    bench.contest("figure", {"afresh": draw, "the host, in a warm process": draw_here}, max(10, bench.rounds // 4))
 
 
 def turn(bench: Bench) -> None:
-    """A turn of a coding agent: an edit, the tests of a project, and back. And the cost of going back alone."""
-    if not has("pytest") or not any(bench.wants("agent", name) for name in ("turn", "undo")):
+    """A turn of a coding agent: an edit, tests of a project, and back. And the cost of marking and going back alone."""
+    if not any(bench.wants("agent", name) for name in ("turn", "undo")) or not has("pytest") or not has(PROJECT):
         return
+    project = Path(str(importlib.util.find_spec(PROJECT).origin)).parent  # type: ignore[union-attr]
     with afresh.linux(sys.executable, setup="import pytest").sandbox() as sandbox:
-        for path, text in PROJECT.items():
-            sandbox.files.write(f"/home/user/{path}", text)
-        turns, undos = [], []
+        for path in project.rglob("*.py"):
+            sandbox.files.write(f"/home/user/{PROJECT}/{path.relative_to(project)}", path.read_bytes())
+        edited = f"/home/user/{PROJECT}/itertoolz.py"
+        natively, turns, undos = [], [], []
         for number in range(max(5, bench.rounds // 10)):
             started = time.perf_counter()
             before = sandbox.checkpoint(f"turn {number}")
             marked = time.perf_counter()
-            sandbox.files.write("/home/user/project/extra.py", f"number = {number}\n")
-            test = "cd /home/user/project && exec " + sys.executable + " -m pytest -q -p no:cacheprovider"
+            text = (project / "itertoolz.py").read_text()
+            sandbox.files.write(edited, f"{text}\nnumber = {number}\n")
+            tests = f"{PROJECT}/tests/test_itertoolz.py"
+            test = f"cd /home/user && exec {sys.executable} -m pytest -q -p no:cacheprovider {tests}"
             expect(sandbox.commands.run(test).exit_code, 0)
             tested = time.perf_counter()
             sandbox.rollback(before)
@@ -239,7 +295,15 @@ def turn(bench: Bench) -> None:
             sandbox.drop(before)
             turns.append((ended - started) * 1e6)
             undos.append((marked - started + ended - tested) * 1e6)
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
+            started = time.perf_counter()
+            with tempfile.TemporaryDirectory() as copy:
+                shutil.copytree(project, Path(copy, PROJECT))
+                done = subprocess.run(command, cwd=copy, stdout=subprocess.DEVNULL, check=False)
+            natively.append((time.perf_counter() - started) * 1e6)
+            expect(done.returncode, 0)
     bench.row("agent/turn", "afresh", turns)
+    bench.row("agent/turn", "the host, in a copy", natively)
     bench.row("agent/undo", "afresh", undos)
 
 
@@ -274,11 +338,14 @@ def mcp(bench: Bench, script: afresh.Warm, program: str) -> None:
 
 def cases(bench: Bench, given: argparse.Namespace) -> Iterator[Callable[[], None]]:
     """All cases."""
-    python = afresh.linux(sys.executable, setup="import json")
+    # The directory of Node, which may be outside of the system's.
+    node = shutil.which("node")
+    dirs = [Path(node).resolve().parents[1]] if node else []
+    python = afresh.linux(sys.executable, setup="import json", dirs=dirs)
     script = afresh.warm("js")
     yield lambda: create(bench, python, script)
     yield lambda: ten(bench, python, script)
-    yield lambda: forks(bench, python, given.forks)
+    yield lambda: forks(bench, given.forks)
     yield lambda: figure(bench)
     yield lambda: turn(bench)
     yield lambda: mcp(bench, script, given.afresh)

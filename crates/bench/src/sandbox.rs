@@ -14,6 +14,8 @@ use serde_json::Value;
 use crate::row::{Options, Row, Sink};
 
 const PROGRAM: &str = include_str!("sandbox.py");
+/// Further measures of a row: processor time, memory (PSS), and the pages that were written.
+const MEASURES: [&str; 4] = ["cpu_us", "pss_kib", "written_kib", "pss_by_written"];
 
 /// Runs the cases with a Python that has the package, and a command of afresh for `afresh mcp`.
 ///
@@ -60,7 +62,7 @@ fn row(line: &str) -> anyhow::Result<Row> {
         p99: number("p99")?,
         unit: "us",
         samples: samples.filter_map(Value::as_f64).collect(),
-        more: Vec::new(),
+        more: MEASURES.iter().filter_map(|name| Some((*name, row.get(name)?.clone()))).collect(),
     })
 }
 
@@ -71,8 +73,9 @@ mod tests {
     #[test]
     fn a_row_of_the_program_is_a_row() {
         let line = r#"{"case": "figure", "strategy": "afresh", "threads": 1, "median": 2.0, "min": 1.0, "p99": 3.5,
-            "samples": [1.0, 2.0, 3.5]}"#;
+            "samples": [1.0, 2.0, 3.5], "pss_kib": 7, "other": 1}"#;
         let read = row(line).unwrap();
+        assert_eq!(read.more, [("pss_kib", Value::from(7))]);
         assert_eq!((read.table, read.case.as_str(), read.samples.len()), ("sandbox", "figure", 3));
         assert!(row("{}").is_err() && row("text").is_err());
     }

@@ -1,23 +1,35 @@
 //! A cache of host files for all guests of this process: mapped libraries and programs are shared.
 //!
 //! Promises: a file is taken for a cached one only if its device, number, length and times are the
-//! same, and were not set just now; the cache takes no more than 128 MiB, mapped or not. May break
-//! it: a program that changes a host file without changing its times; a guest would see the old
-//! content.
+//! same, and were not set just now; the cache takes at most a sixteenth of the memory of the host or
+//! control group, mapped or not, but 128 MiB in any case and at most 1 GiB. May break it: a program
+//! that changes a host file without changing its times; a guest would see the old content.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use afresh_files::{HostFile, Node, Refused, Tree};
-use afresh_sys::{PAGE_SIZE, PerProcess};
+use afresh_sys::host::memory_room;
+use afresh_sys::{InheritedCell, PAGE_SIZE, PerProcess};
 
 use crate::file_cache::{CacheFile, CachedFile, MappedRange};
 
-/// Maximum bytes of the cache.
-const MAX_CACHE_BYTES: u64 = 128 << 20;
+/// Maximum bytes of the cache on hosts with little and with much memory, and the share in between.
+/// Node.js alone has 99 MB: where two interpreters do not fit together, each start of one copies
+/// its file again.
+const MIN_CACHE_BYTES: u64 = 128 << 20;
+const MAX_CACHE_BYTES: u64 = 1 << 30;
+const MEMORY_SHARE: u64 = 16;
 
 static SHELF: PerProcess<Mutex<HostFileCache>> = PerProcess::new(Mutex::default);
+
+/// Maximum bytes of the cache on this host, found once.
+fn max_bytes() -> u64 {
+    static MAX_BYTES: InheritedCell<u64> = InheritedCell::new();
+    let found = || memory_room().map_or(0, |room| room.total / MEMORY_SHARE);
+    *MAX_BYTES.get_or_make(|| found().clamp(MIN_CACHE_BYTES, MAX_CACHE_BYTES))
+}
 
 #[derive(Default)]
 struct HostFileCache {
@@ -45,7 +57,7 @@ impl HostFileCache {
             Some(place) => place.clone(),
             None => self.place.insert(CacheFile::new()?).clone(),
         };
-        while place.holds().saturating_add(more) > MAX_CACHE_BYTES {
+        while place.holds().saturating_add(more) > max_bytes() {
             // Unused files, the longest unused one first.
             let idle = self
                 .files
@@ -76,7 +88,7 @@ pub(crate) fn show(
     };
     let Some(lies) = lies else { return Ok(None) };
     // A change during the read has changed the times by its end.
-    lies.show((tree, node), wanted, MAX_CACHE_BYTES, &|| tree.host_file(node) == Some(file))
+    lies.show((tree, node), wanted, max_bytes(), &|| tree.host_file(node) == Some(file))
 }
 
 #[cfg(test)]
@@ -124,7 +136,7 @@ mod tests {
         let kept = shelf.lies(file("Cargo.toml"), PAGE).unwrap();
         drop(shelf.lies(file("src/lib.rs"), PAGE).unwrap());
         assert!(
-            shelf.lies(file("src/subprocess.rs"), MAX_CACHE_BYTES + 1).is_none(),
+            shelf.lies(file("src/subprocess.rs"), max_bytes() + 1).is_none(),
             "there is never so much room"
         );
         assert!(shelf.files.contains_key(&file("Cargo.toml")), "it is shown");
