@@ -338,7 +338,7 @@ def mcp(bench: Bench, script: afresh.Warm, program: str) -> None:
 
 def cases(bench: Bench, given: argparse.Namespace) -> Iterator[Callable[[], None]]:
     """All cases."""
-    # The directory of Node, which may be outside of the system's.
+    # Node may be outside of /usr.
     node = shutil.which("node")
     dirs = [Path(node).resolve().parents[1]] if node else []
     python = afresh.linux(sys.executable, setup="import json", dirs=dirs)
