@@ -5,12 +5,14 @@
 
 mod cpu_budget;
 mod scheduler;
+mod time_slice;
 
 use std::time::{Duration, Instant};
 
 use crate::frozen_state::IdleWait;
 use crate::guest::cpu_budget::CpuBudget;
 use crate::guest::scheduler::NextThread;
+use crate::guest::time_slice::TimeSlice;
 use crate::http;
 use crate::limits::POLL_INTERVAL;
 use crate::platform::{Call, Continuation, Event, PlatformError, StubCommands, Trap};
@@ -51,6 +53,8 @@ pub(crate) struct Guest {
     pub(crate) others: ParkedSubprocesses,
     /// When the turn of the thread that runs has begun.
     turn: Instant,
+    /// Its time slice.
+    slice: TimeSlice,
     /// How long the search for it took.
     search: Duration,
     /// The last time that the caller was polled.
@@ -75,7 +79,20 @@ impl Guest {
         let (now, rests) = (Instant::now(), None);
         let (poll, patience) = (POLL_INTERVAL, START_TIMEOUT);
         let (search, cpu) = (Duration::ZERO, CpuBudget::default());
-        Self { body, sentry, others, turn: now, search, asked: now, rests, poll, cpu, patience }
+        let slice = TimeSlice::new(None);
+        Self {
+            body,
+            sentry,
+            others,
+            turn: now,
+            slice,
+            search,
+            asked: now,
+            rests,
+            poll,
+            cpu,
+            patience,
+        }
     }
 
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller
@@ -102,7 +119,9 @@ impl Guest {
                 Event::Call(call) => self.serve(&call, deadline)?,
                 Event::Late if Instant::now() >= deadline => Some(StopReason::Late),
                 Event::Late => {
-                    self.body.process.interrupt()?;
+                    if !self.turn_lasts(deadline) {
+                        self.body.process.interrupt()?;
+                    }
                     None
                 }
                 Event::Interrupted => self.take_turns(deadline)?,
@@ -242,7 +261,7 @@ impl Guest {
 
     /// Whether the current thread has to enter the stub: for a signal, a stop, or because its turn
     /// is over.
-    fn is_due(&self) -> bool {
+    fn is_due(&mut self) -> bool {
         self.sentry.has_signal() || self.sentry.state.is_to_stop() || self.turn_is_over()
     }
 
@@ -352,6 +371,7 @@ impl Guest {
             };
             self.switch_to(member)?;
             self.switch(id);
+            self.begin_slice();
             let Some(wait) = self.sentry.state.current().threads.current().wait.clone() else {
                 return Ok(self.go_on()?.map_or(NextStep::Runs, NextStep::Halts));
             };

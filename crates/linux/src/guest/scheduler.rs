@@ -6,11 +6,15 @@
 
 use std::time::{Duration, Instant};
 
+use afresh_sys::host::thread_cpu_time;
+
+use super::time_slice::{CpuTimes, TimeSlice};
 use super::{CpuBudget, Guest, StopReason};
 use crate::sentry::{FIRST, ReadySets};
+use crate::subprocess::Subprocess;
 
-/// Time slice of a thread while others can run.
-const TURN: Duration = Duration::from_millis(4);
+/// Maximum wait for an interrupted process, which enters the stub as soon as it runs.
+const INTERRUPT_WAIT: Duration = Duration::from_millis(4);
 /// Minimum time slice of a thread.
 const MOMENT: Duration = Duration::from_micros(50);
 /// Maximum time slice that follows a long search for a thread.
@@ -29,6 +33,10 @@ pub(super) enum NextThread {
     Nothing,
     /// The guest stops before the round is over.
     Halt(StopReason),
+}
+
+fn cpu_times(body: &Subprocess) -> Option<CpuTimes> {
+    Some(CpuTimes { guest: body.process.cpu_time()?, sentry: thread_cpu_time() })
 }
 
 impl Guest {
@@ -63,17 +71,38 @@ impl Guest {
 
     /// Whether other threads, an alarm or the caller have waited for long enough. A thread that
     /// makes calls without pause is never late otherwise.
-    pub(super) fn turn_is_over(&self) -> bool {
+    pub(super) fn turn_is_over(&mut self) -> bool {
         let taken = self.turn.elapsed();
         if taken < self.search.max(MOMENT) || self.sentry.state.is_alone() {
             return false;
         }
         let rings = self.sentry.state.rings_at();
-        taken >= TURN || rings.is_some_and(|at| at <= self.sentry.now())
+        rings.is_some_and(|at| at <= self.sentry.now()) || self.slice_is_over()
+    }
+
+    /// Whether the thread has used its time slice.
+    fn slice_is_over(&mut self) -> bool {
+        let Self { slice, body, .. } = self;
+        slice.is_over(|| cpu_times(body))
+    }
+
+    /// Whether a thread whose turn was to end now runs on, because the guest has waited for a
+    /// processor.
+    pub(super) fn turn_lasts(&mut self, deadline: Instant) -> bool {
+        !self.sentry.state.is_alone()
+            && !self.slice_is_over()
+            && self.turn_due(deadline) > Instant::now()
+    }
+
+    /// The end of the running thread's time, from which on it is interrupted.
+    pub(super) fn turn_ends(&self, deadline: Instant) -> Instant {
+        // An interrupted process gets a moment to enter the stub.
+        let wait = if self.body.process.is_interrupted() { INTERRUPT_WAIT } else { MOMENT };
+        self.turn_due(deadline).max(Instant::now() + wait).min(deadline)
     }
 
     /// The end of the running thread's time: after its slice, or when the alarm expires.
-    pub(super) fn turn_ends(&self, deadline: Instant) -> Instant {
+    fn turn_due(&self, deadline: Instant) -> Instant {
         let state = &self.sentry.state;
         let now = Instant::now();
         if state.is_alone() {
@@ -82,7 +111,7 @@ impl Guest {
                 false => deadline,
             };
         }
-        let mut ends = self.turn + TURN;
+        let mut ends = self.slice.lasts_until();
         if let Some(at) = state.rings_at() {
             ends = ends.min(now + Duration::from_nanos(at.saturating_sub(self.sentry.now())));
         }
@@ -93,8 +122,7 @@ impl Guest {
         if let Some(rests) = self.rests {
             ends = ends.min(rests);
         }
-        // An interrupted process gets a moment to enter the stub.
-        ends.max(now + MOMENT).min(deadline)
+        ends.min(deadline)
     }
 
     /// Begins the turn of the thread that was found. Its minimum is the time of the search. Where
@@ -104,6 +132,11 @@ impl Guest {
         let now = Instant::now();
         self.search = now.duration_since(self.turn).min(MAX_SEARCH);
         self.turn = now;
+    }
+
+    /// Begins the time slice of a thread of the current process.
+    pub(super) fn begin_slice(&mut self) {
+        self.slice = TimeSlice::new(cpu_times(&self.body));
     }
 
     /// Finds the process and the thread that may run. Expired timers send their signals.

@@ -1,5 +1,7 @@
 //! CPU time of a process that runs a guest process, since the last measurement.
 
+use std::time::Duration;
+
 use super::process::Process;
 
 impl Process {
@@ -9,6 +11,11 @@ impl Process {
         let Some(used) = self.born.cpu_time() else { return 0 };
         let used = used.as_nanos() as u64;
         used.saturating_sub(self.counted.replace(used).unwrap_or(used))
+    }
+
+    /// The CPU time so far, if that is known.
+    pub(crate) fn cpu_time(&self) -> Option<Duration> {
+        self.born.cpu_time()
     }
 
     /// Drops the CPU time until now, or if it need not be exact, until the next measurement.

@@ -289,6 +289,11 @@ impl Process {
         Ok(())
     }
 
+    /// Whether the guest was interrupted, and has not come to the stub yet.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupting
+    }
+
     /// Restarts the call that waits in the stub when the guest continues.
     pub(crate) fn rewind(&mut self) {
         let call = self.register(Register::Rip).wrapping_sub(CALL_LEN);
