@@ -20,8 +20,8 @@
 
 mod access;
 pub(crate) mod adapt;
-mod behind;
 mod capture;
+mod live_freeze;
 mod map;
 mod reset;
 mod serve;
@@ -46,8 +46,8 @@ use crate::write_set::WriteSet;
 use crate::{Image, ImageError, PageLoss, SlotError, Tracker, TrackerKind, tracker};
 
 use adapt::Adaptation;
-use behind::Capture;
-pub use behind::FreezePreparation;
+use live_freeze::Capture;
+pub use live_freeze::FreezePreparation;
 pub use reset::{Mismatch, ResetReport};
 use space::Space;
 use state::State;
@@ -135,7 +135,7 @@ enum Method {
 
 /// A range of address space that holds one image and returns to it.
 pub struct Slot {
-    /// A capture that is prepared, or whose pages are copied while the guest runs: see `behind`.
+    /// A capture that is prepared, or is copied while the guest runs: see `live_freeze`.
     /// Dropped before `method`, whose barrier it uses.
     capture: Option<Capture>,
     /// Dropped before `space`: a tracker may watch the range.

@@ -244,14 +244,14 @@ impl Bench {
         let mut spoil = calls(random, 5);
         let mut lease = warm.lease().context("a lease to fork")?;
         self.run(&mut lease, &spoil);
-        let frozen = match lease.freeze_behind() {
+        let frozen = match lease.freeze_live() {
             // Its present state may be one that no other instance can hold; it is not after
             // clearing.
             Err(FreezeError::State(_)) => {
                 self.seen.refused += 1;
                 spoil.push(("clear".to_owned(), Vec::new()));
                 self.run(&mut lease, &spoil[spoil.len() - 1..]);
-                lease.freeze_behind()
+                lease.freeze_live()
             }
             frozen => frozen,
         };

@@ -71,7 +71,7 @@ bugs! {
     /// A changed page is left out of a frozen image.
     Freeze = "freeze",
     /// A captured page is opened for writing before it is copied.
-    CopyBehind = "copy-behind",
+    CopyLive = "copy-live",
     /// A page that was written since a freeze was prepared is not protected again.
     Prepare = "prepare",
     /// A new mapping lets the kernel merge its pages.

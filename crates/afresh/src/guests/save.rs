@@ -299,7 +299,7 @@ impl Lease<'_> {
     /// # Errors
     /// [`SaveError::Freeze`] for a state that cannot be kept.
     pub fn save_point(&mut self) -> Result<SavePoint, SaveError> {
-        let frozen = dispatch!(Instance, &mut self.instance, live => live.freeze_present_behind()?);
+        let frozen = dispatch!(Instance, &mut self.instance, live => live.freeze_present_live()?);
         Ok(SavePoint::new(frozen, Guest::clone(&self.guest)))
     }
 }

@@ -219,9 +219,9 @@ pub(super) fn slot(
     };
     // Once, so that all find the write set of the guest.
     dirty(&mut slot)?;
-    let (mut paused, mut copied, mut behind) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut paused, mut copied, mut live) = (Vec::new(), Vec::new(), Vec::new());
     let (mut prepared, mut preparing) = (Vec::new(), Vec::new());
-    let (mut saved, mut saved_behind) = (Vec::new(), Vec::new());
+    let (mut saved, mut saved_live) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         dirty(&mut slot)?;
         let started = Instant::now();
@@ -236,11 +236,11 @@ pub(super) fn slot(
         saved.push(started.elapsed().as_secs_f64() * 1e3);
         dirty(&mut slot)?;
         let started = Instant::now();
-        let state = slot.freeze_behind()?;
-        behind.push(sample(started.elapsed()));
+        let state = slot.freeze_live()?;
+        live.push(sample(started.elapsed()));
         let started = Instant::now();
         write(&state)?;
-        saved_behind.push(started.elapsed().as_secs_f64() * 1e3);
+        saved_live.push(started.elapsed().as_secs_f64() * 1e3);
         drop(state);
         dirty(&mut slot)?;
         let started = Instant::now();
@@ -250,20 +250,20 @@ pub(super) fn slot(
         // The writes of a guest that ran meanwhile.
         poke(&slot, (preparation.as_secs_f64() * pages as f64 / 100.0).ceil() as usize);
         let started = Instant::now();
-        let state = slot.freeze_behind()?;
+        let state = slot.freeze_live()?;
         prepared.push(sample(started.elapsed()));
         write(&state)?;
     }
     let case = format!("slot-{}MiB", (pages * PAGE_SIZE) >> 20);
     let copied_extra = vec![("save_ms", json!(median(saved)))];
-    let behind_extra = vec![("save_ms", json!(median(saved_behind)))];
+    let live_extra = vec![("save_ms", json!(median(saved_live)))];
     let prepared_extra = vec![("prepare_ms", json!(median(preparing)))];
     rows(
         &case,
         [
             ("paused save", &paused, Vec::new()),
             ("save point, copied at the stop", &copied, copied_extra),
-            ("save point", &behind, behind_extra),
+            ("save point", &live, live_extra),
             ("prepared save point", &prepared, prepared_extra),
         ],
         sink,

@@ -321,7 +321,7 @@ impl Drop for CaptureFiller {
 
 impl Filler for CaptureFiller {
     fn fill_in_handler(&self, page: usize) -> bool {
-        // Slots map the image when it is complete: see `capture_behind`.
+        // Slots map the image when it is complete: see `capture_live`.
         self.0.arrived.has(page)
     }
 
@@ -343,7 +343,7 @@ impl Image {
     ///
     /// # Errors
     /// [`ImageError`] when memory or descriptors ran out.
-    pub(crate) fn capture_behind(
+    pub(crate) fn capture_live(
         &self,
         pages: usize,
         captured: &[PageRange],
@@ -390,7 +390,7 @@ mod tests {
         let captured = [PageRange::new(1, 3), PageRange::new(5, 1), PageRange::new(7, 4)];
         let before = Image::zero(PAGES);
         let held = (memory, before.clone(), None);
-        let (image, copier) = before.capture_behind(PAGES, &captured, held, base).unwrap();
+        let (image, copier) = before.capture_live(PAGES, &captured, held, base).unwrap();
         let copier = copier.unwrap();
         assert!(!image.is_complete());
         std::thread::scope(|scope| {
@@ -419,7 +419,7 @@ mod tests {
         let before = Image::zero(pages);
         let held = (memory.clone(), before.clone(), None);
         let base = memory.page_ptr(0);
-        let (image, copier) = before.capture_behind(pages, &[all], held, base).unwrap();
+        let (image, copier) = before.capture_live(pages, &[all], held, base).unwrap();
         (image, copier.unwrap())
     }
 

@@ -69,7 +69,7 @@ impl Slot {
     }
 
     /// Makes a range writable without a fault, so that a system call may write it under every
-    /// tracker. The next reset restores it. [`Slot::prepare_freeze`] and [`Slot::freeze_behind`]
+    /// tracker. The next reset restores it. [`Slot::prepare_freeze`] and [`Slot::freeze_live`]
     /// protect it again: open it anew before a system call writes it.
     ///
     /// # Errors

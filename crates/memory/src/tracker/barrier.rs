@@ -70,7 +70,7 @@ impl CopierCell {
 
     /// Copies the captured pages of `range`, which a fault handler is about to open.
     pub(super) fn keep(&self, range: PageRange) {
-        if !self.any.load(Ordering::Acquire) || planted::is_in_handler(Bug::CopyBehind) {
+        if !self.any.load(Ordering::Acquire) || planted::is_in_handler(Bug::CopyLive) {
             return;
         }
         if self.generation.load(Ordering::Relaxed) != fork::generation() {

@@ -195,7 +195,7 @@ fn a_child_that_drops_a_slot_during_a_capture_waits_for_no_lock_of_its_parent() 
                 for page in (0..128).step_by(2) {
                     slot.write(page * PAGE_SIZE, &[5]).unwrap();
                 }
-                let frozen = slot.freeze_behind().unwrap();
+                let frozen = slot.freeze_live().unwrap();
                 assert!(!frozen.is_complete());
                 let mut slot = Some(slot);
                 assert!(in_child(|| {

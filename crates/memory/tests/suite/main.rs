@@ -1,11 +1,11 @@
 //! The crate's tests, in one program that is linked once.
 
-mod behind;
 mod common;
 mod density;
 mod fork;
 mod lazy;
 mod lent;
+mod live_freeze;
 mod mappings;
 mod merging;
 mod oracle;

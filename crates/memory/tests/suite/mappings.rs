@@ -74,7 +74,7 @@ fn a_captured_slot_is_reset_without_another_mapping() {
     let capture = |slot: &mut Slot| {
         dirty(slot, 3);
         let expected = slot.freeze().unwrap();
-        (expected, slot.freeze_behind().unwrap())
+        (expected, slot.freeze_live().unwrap())
     };
     at_the_limit(
         "mappings::a_captured_slot_is_reset_without_another_mapping",

@@ -204,7 +204,7 @@ fn run(strategy: Strategy, regions: &[PageRange], capacity: usize, at_start: usi
                 if let Some(preparation) = preparation.take().filter(|_| *complete) {
                     preparation.run().unwrap();
                 }
-                let frozen = slot.freeze_behind().unwrap();
+                let frozen = slot.freeze_live().unwrap();
                 if *complete {
                     frozen.complete().unwrap();
                 }

@@ -39,7 +39,7 @@ impl Warm {
 
 impl Lease<'_> {
     /// Begins a freeze. The work that is returned can be done in other threads while the guest is
-    /// called; then [`Lease::freeze_behind`] takes less time. A reset abandons it.
+    /// called; then [`Lease::freeze_live`] takes less time. A reset abandons it.
     ///
     /// # Errors
     /// As [`Lease::freeze`].
@@ -57,14 +57,14 @@ impl Lease<'_> {
     }
 
     /// As [`Lease::freeze`], in less time if the work of [`Lease::prepare_freeze`] was done. Pages
-    /// are copied when they are read or written: see [`Slot::freeze_behind`]. From here on, a
+    /// are copied when they are read or written: see [`Slot::freeze_live`]. From here on, a
     /// system call of a host function that writes to guest memory may fail with `EFAULT`, also
     /// where the function touched that memory before.
     ///
     /// # Errors
     /// As [`Lease::freeze`].
-    pub fn freeze_behind(&mut self) -> Result<Frozen, FreezeError> {
-        self.frozen(Slot::freeze_behind)
+    pub fn freeze_live(&mut self) -> Result<Frozen, FreezeError> {
+        self.frozen(Slot::freeze_live)
     }
 
     fn frozen(&mut self, slot_freeze: SlotFreeze) -> Result<Frozen, FreezeError> {

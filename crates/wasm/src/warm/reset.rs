@@ -160,7 +160,7 @@ impl ResetState {
     }
 }
 
-/// How a memory is frozen: [`Slot::freeze`] or [`Slot::freeze_behind`].
+/// How a memory is frozen: [`Slot::freeze`] or [`Slot::freeze_live`].
 pub(crate) type SlotFreeze = fn(&mut Slot) -> Result<Image, ImageError>;
 
 /// A live instance that can be reset. In the warm state whenever it is not leased, except in a

@@ -244,7 +244,7 @@ pub(crate) trait LiveInstance: LeaseControl {
     fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError>;
 
     /// Freezes the present state; its pages may be copied while the guest runs.
-    fn freeze_present_behind(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+    fn freeze_present_live(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
         self.freeze_present()
     }
 

@@ -175,8 +175,8 @@ impl LiveInstance for afresh_wasm::Lease<'_> {
         Ok(Box::new(self.freeze().map_err(|error| SaveError::Freeze(error.into()))?))
     }
 
-    fn freeze_present_behind(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
-        let frozen = self.freeze_behind();
+    fn freeze_present_live(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+        let frozen = self.freeze_live();
         Ok(Box::new(frozen.map_err(|error| SaveError::Freeze(error.into()))?))
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A capture has three steps. [`Slot::prepare_freeze`] takes the write set, and its
 //! [`FreezePreparation`] protects these pages in another thread while the guest runs. At the stop
-//! [`Slot::freeze_behind`] protects the pages that are open by then: those that the tracker has
+//! [`Slot::freeze_live`] protects the pages that are open by then: those that the tracker has
 //! reported since, and what the preparation had no time for. From there on a write to a captured
 //! page has it copied first ([`crate::image::PageCopier`]).
 //!
@@ -163,7 +163,7 @@ impl Drop for Capture {
 }
 
 impl Slot {
-    /// Begins a capture that [`Slot::freeze_behind`] completes. The guest may run in between: a
+    /// Begins a capture that [`Slot::freeze_live`] completes. The guest may run in between: a
     /// thread that runs the preparation meanwhile makes the stop of the freeze shorter. A reset, or
     /// any other change of the slot but a growth, abandons the capture.
     ///
@@ -197,7 +197,7 @@ impl Slot {
     ///
     /// # Errors
     /// As [`Slot::freeze`]. A page that cannot be copied later fails the image, not the slot.
-    pub fn freeze_behind(&mut self) -> Result<Image, ImageError> {
+    pub fn freeze_live(&mut self) -> Result<Image, ImageError> {
         if self.capture.as_ref().is_some_and(|capture| capture.copier.is_some()) {
             self.settle_or_refuse()?;
         }
@@ -233,8 +233,9 @@ impl Slot {
             return self.freeze();
         }
         let memory = (self.space.memory.clone(), self.image.clone(), self.shown.clone());
-        let behind = self.image.capture_behind(self.space.end, &capture.runs, memory, self.base());
-        let image = behind.map(|(image, copier)| {
+        let capture_result =
+            self.image.capture_live(self.space.end, &capture.runs, memory, self.base());
+        let image = capture_result.map(|(image, copier)| {
             barrier.set_copier(copier.clone());
             capture.copier = copier;
             image
@@ -246,7 +247,7 @@ impl Slot {
         image
     }
 
-    /// The barrier of the tracker, if captures can be copied behind now.
+    /// The barrier of the tracker, if the guest can run while captures are copied.
     fn barrier(&self) -> Option<WriteBarrier> {
         match &self.method {
             Method::WriteSet(tracker) if !self.adapt.discarding() && self.image.is_complete() => {

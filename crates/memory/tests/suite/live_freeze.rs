@@ -144,7 +144,7 @@ fn freeze_a_counting_guest(kind: TrackerKind) {
                     std::thread::yield_now();
                 }
             }
-            let (frozen, last) = counter.stopped(|last| (slot.freeze_behind().unwrap(), last));
+            let (frozen, last) = counter.stopped(|last| (slot.freeze_live().unwrap(), last));
             let (frozen, before) = (frozen, before.clone());
             let reader = scope.spawn(move || {
                 if round % 2 == 0 {
@@ -182,8 +182,8 @@ fn planted_bugs_of_captures_are_caught() {
         return;
     }
     must_be_caught(
-        &[Bug::CopyBehind, Bug::Prepare],
-        &["behind::writes_after_the_stop_do_not_reach_the_image"],
+        &[Bug::CopyLive, Bug::Prepare],
+        &["live_freeze::writes_after_the_stop_do_not_reach_the_image"],
     );
 }
 
@@ -211,7 +211,7 @@ fn a_capture_is_completed_before_the_slot_changes_and_outlives_it() {
             let Some(mut slot) = slot(kind) else { continue };
             dirty(&mut slot, 3);
             let expected = slot.freeze().unwrap();
-            let frozen = slot.freeze_behind().unwrap();
+            let frozen = slot.freeze_live().unwrap();
             assert!(!frozen.is_complete());
             change(&mut slot);
             assert!(frozen.is_complete());
@@ -221,7 +221,7 @@ fn a_capture_is_completed_before_the_slot_changes_and_outlives_it() {
         let Some(mut slot) = slot(kind) else { continue };
         dirty(&mut slot, 3);
         let expected = slot.freeze().unwrap();
-        let frozen = slot.freeze_behind().unwrap();
+        let frozen = slot.freeze_live().unwrap();
         slot.grow(PAGES + 9).unwrap();
         slot.write(PAGES * PAGE_SIZE, &[1]).unwrap();
         assert!(!frozen.is_complete());
@@ -249,7 +249,7 @@ fn writes_after_the_stop_do_not_reach_the_image() {
                 slot.write((PAGES - 1) * PAGE_SIZE, &[9]).unwrap();
                 slot.write((PAGES - 1) * PAGE_SIZE, &[0]).unwrap();
             }
-            let frozen = slot.freeze_behind().unwrap();
+            let frozen = slot.freeze_live().unwrap();
             assert!(!frozen.is_complete());
             dirty(&mut slot, 5);
             slot.write((PAGES - 1) * PAGE_SIZE, &[5]).unwrap();
@@ -269,7 +269,7 @@ fn an_abandoned_capture_leaves_the_slot_as_it_was() {
                 preparation.run().unwrap();
             }
             if round > 2 {
-                drop(slot.freeze_behind().unwrap());
+                drop(slot.freeze_live().unwrap());
             }
             slot.reset().unwrap();
             assert_eq!(slot.verify().unwrap(), []);
@@ -286,7 +286,7 @@ fn an_abandoned_capture_leaves_the_slot_as_it_was() {
 fn a_page_that_cannot_be_copied_fails_the_image_and_not_the_slot() {
     let Some(mut slot) = slot(TrackerKind::UffdSigbus) else { return };
     dirty(&mut slot, 3);
-    let frozen = slot.freeze_behind().unwrap();
+    let frozen = slot.freeze_live().unwrap();
     let plan = inject::Plan { call: Some(Call::UffdFill), after: 0, times: 1, errno: libc::ENOMEM };
     // The handler of this write must copy the page.
     let ((), fired) = inject::with(plan, || dirty(&mut slot, 4));
@@ -296,7 +296,7 @@ fn a_page_that_cannot_be_copied_fails_the_image_and_not_the_slot() {
     slot.reset().unwrap();
     assert_eq!(slot.verify().unwrap(), []);
     dirty(&mut slot, 5);
-    let frozen = slot.freeze_behind().unwrap();
+    let frozen = slot.freeze_live().unwrap();
     assert_eq!(frozen.digest(), slot.freeze().unwrap().digest());
 }
 
@@ -317,7 +317,7 @@ fn a_tracker_without_a_barrier_copies_at_the_stop() {
         };
         dirty(&mut slot, 3);
         assert!(slot.prepare_freeze().unwrap().is_empty());
-        let frozen = slot.freeze_behind().unwrap();
+        let frozen = slot.freeze_live().unwrap();
         assert!(frozen.is_complete(), "{strategy}");
         assert_eq!(frozen.digest(), slot.freeze().unwrap().digest());
     }
@@ -337,7 +337,7 @@ fn pages_that_a_prepared_slot_grows_into_again_are_frozen_as_they_were_at_the_st
         slot.prepare_freeze().unwrap().run().unwrap();
         slot.grow(PAGES + 8).unwrap();
         write(&mut slot, 2);
-        let frozen = slot.freeze_behind().unwrap();
+        let frozen = slot.freeze_live().unwrap();
         assert!(!frozen.is_complete());
         write(&mut slot, 3);
         for page in PAGES..PAGES + 8 {
@@ -357,7 +357,7 @@ fn a_capture_outlives_its_slot_and_the_image_below_it() {
         for page in 0..100 {
             slot.write(page * PAGE_SIZE, &[9]).unwrap();
         }
-        let frozen = slot.freeze_behind().unwrap();
+        let frozen = slot.freeze_live().unwrap();
         let expected = slot.image().clone();
         let contents: Vec<_> = (0..PAGES).map(|page| expected.page(page).copied()).collect();
         drop(expected);
