@@ -23,8 +23,8 @@ mod join;
 mod lazy;
 mod lent;
 mod loss;
+mod page_origins;
 mod references;
-mod since;
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub use inserter::Inserter;
 pub(crate) use lazy::Missing;
 pub use lent::BorrowedFile;
 pub use loss::PageLoss;
-pub use since::PageOrigin;
+pub use page_origins::PageOrigin;
 
 use crate::ImageError;
 

@@ -24,19 +24,20 @@ pub fn turn_since(
 ) -> Result<Turn, SaveMemoryError> {
     let (earlier, state_before) = before;
     let mut turn = TurnBuilder::new(earlier.pages());
-    for run in image.since(earlier) {
+    for run in image.page_origins(earlier) {
         match run {
             PageOrigin::Same { from, len } => turn.copy(from, len),
             PageOrigin::Zero { len } => turn.zero(len),
-            PageOrigin::New { pages, was } => {
+            PageOrigin::New { pages, predecessor } => {
                 image.resolve(pages)?;
                 for (n, page) in (pages.start..pages.end()).enumerate() {
                     let now = image.page(page).unwrap_or(&ZEROS);
-                    let was = was.map(|was| was + n).filter(|was| *was < earlier.pages());
-                    if let Some(was) = was {
-                        earlier.resolve(PageRange::new(was, 1))?;
+                    let before =
+                        predecessor.map(|first| first + n).filter(|at| *at < earlier.pages());
+                    if let Some(at) = before {
+                        earlier.resolve(PageRange::new(at, 1))?;
                     }
-                    turn.page(was.map(|was| (was, earlier.page(was).unwrap_or(&ZEROS))), now);
+                    turn.page(before.map(|at| (at, earlier.page(at).unwrap_or(&ZEROS))), now);
                 }
             }
         }

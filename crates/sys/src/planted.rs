@@ -111,7 +111,7 @@ bugs! {
     /// The changes of a turn to the guest's own state are lost.
     Turn = "turn",
     /// A page that a turn changed is taken for one that it did not.
-    Since = "since",
+    PageOrigins = "page-origins",
     /// A general register keeps its value from the last call.
     Register = "register",
     /// An exit that the guest left pending is completed in the next call.

@@ -227,7 +227,7 @@ fn a_session_opens_as_it_was_saved_after_any_history() {
 #[test]
 fn planted_bugs_of_saved_sessions_are_caught() {
     planted::must_be_caught(
-        &[Bug::Patch, Bug::Turn, Bug::Since],
+        &[Bug::Patch, Bug::Turn, Bug::PageOrigins],
         &["session_turns::a_session_opens_as_it_was_saved_after_any_history"],
     );
 }

@@ -12,7 +12,7 @@ use afresh_sys::planted::{Bug, is};
 
 use super::{Backing, Extent, Image};
 
-/// A run of pages in an image, as [`Image::since`] returns it.
+/// A run of pages in an image, as [`Image::page_origins`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageOrigin {
     /// They are those of the earlier image from page `from` on.
@@ -33,7 +33,7 @@ pub enum PageOrigin {
         pages: PageRange,
         /// The page of the earlier image at the position of the first one, if it exists: most
         /// likely its predecessor.
-        was: Option<usize>,
+        predecessor: Option<usize>,
     },
 }
 
@@ -70,18 +70,18 @@ impl Image {
     /// The origin of each page with regard to an `earlier` image, in order. Costs time in
     /// proportion to the number of extents, not of pages.
     #[must_use]
-    pub fn since(&self, earlier: &Image) -> Vec<PageOrigin> {
+    pub fn page_origins(&self, earlier: &Image) -> Vec<PageOrigin> {
         let places = ExtentsByBacking::of(earlier);
         let mut runs = Vec::new();
         let mut page = 0;
         // The position of the last page that was taken over, there and here.
         let mut shift = (0, 0);
-        let was = |shift: (usize, usize), page: usize| {
-            (page + shift.0).checked_sub(shift.1).filter(|was| *was < earlier.pages())
+        let predecessor = |shift: (usize, usize), page: usize| {
+            (page + shift.0).checked_sub(shift.1).filter(|page| *page < earlier.pages())
         };
         let zeros = |runs: &mut Vec<PageOrigin>, from: usize, len: usize, shift| {
             // Taking zeros over joins the runs on both sides.
-            let there = was(shift, from).unwrap_or(earlier.pages());
+            let there = predecessor(shift, from).unwrap_or(earlier.pages());
             let room = PageRange::new(there, len.min(earlier.pages() - there));
             let next =
                 earlier.extents_in(room).next().map_or(room.end(), |extent| extent.range.start);
@@ -107,14 +107,17 @@ impl Image {
                         shift = (from, page);
                     }
                     // Its own position, as if it were unchanged.
-                    None if is(Bug::Since) && page < earlier.pages() => {
+                    None if is(Bug::PageOrigins) && page < earlier.pages() => {
                         push(&mut runs, PageOrigin::Same { from: page, len: 1.min(len) });
                         page += 1;
                         continue;
                     }
                     None => push(
                         &mut runs,
-                        PageOrigin::New { pages: PageRange::new(page, len), was: was(shift, page) },
+                        PageOrigin::New {
+                            pages: PageRange::new(page, len),
+                            predecessor: predecessor(shift, page),
+                        },
                     ),
                 }
                 page += len;
@@ -156,7 +159,7 @@ mod tests {
         let memory = image(40, &[(1, 1), (2, 2), (30, 3)]);
         let files = image(3, &[(0, 7), (2, 8)]);
         let before = Image::join(&[memory.clone(), files.clone()]);
-        assert_eq!(before.since(&before), [PageOrigin::Same { from: 0, len: 43 }]);
+        assert_eq!(before.page_origins(&before), [PageOrigin::Same { from: 0, len: 43 }]);
 
         // The memory grows by 5 pages, and one of them is written; so is page 2.
         let mut builder = ImageBuilder::new(45);
@@ -166,9 +169,9 @@ mod tests {
         let changed = [2, 44].map(|page| (page, built.slice(PageRange::new(page, 1))));
         let grown = memory.with_parts(45, &changed).unwrap();
         let after = Image::join(&[grown, files]);
-        let runs = after.since(&before);
+        let runs = after.page_origins(&before);
         assert_eq!(runs[0], PageOrigin::Same { from: 0, len: 2 });
-        assert_eq!(runs[1], PageOrigin::New { pages: PageRange::new(2, 1), was: Some(2) });
+        assert_eq!(runs[1], PageOrigin::New { pages: PageRange::new(2, 1), predecessor: Some(2) });
         assert_eq!(runs[2], PageOrigin::Same { from: 3, len: 37 });
         assert_eq!(runs[3], PageOrigin::Zero { len: 4 });
         assert!(matches!(runs[4], PageOrigin::New { pages, .. } if pages == PageRange::new(44, 1)));
