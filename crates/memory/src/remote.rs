@@ -251,7 +251,7 @@ impl RemoteSlot {
         failure.map_or(Ok(()), |error| Err(RemoteError::Owner(error)))
     }
 
-    /// Compares the whole set with the image, and sheds pages that have been idle for long enough.
+    /// Compares the whole set with the image, and evicts pages that have been idle for long enough.
     #[cold]
     fn sample<R: Remote>(&mut self, remote: &mut R) -> Result<(), RemoteError<R::Error>> {
         let changed = self.changed(remote, &self.runs)?;
@@ -261,11 +261,11 @@ impl RemoteSlot {
             while runs.next_if(|run| run.end() <= page).is_some() {}
             runs.peek().is_some_and(|run| run.contains(page))
         });
-        let shed: usize = found.shed.iter().map(|range| range.len).sum();
-        self.stats.shed += shed as u64;
-        self.adapt.sampled(set, found.changed, shed, found.idle, found.used);
-        if shed > 0 {
-            let again = planted::but_last(Bug::Rearm, &found.shed);
+        let evicted: usize = found.evicted.iter().map(|range| range.len).sum();
+        self.stats.evicted += evicted as u64;
+        self.adapt.sampled(set, found.changed, evicted, found.idle, found.used);
+        if evicted > 0 {
+            let again = planted::but_last(Bug::Rearm, &found.evicted);
             remote.renew(&self.image, again).map_err(RemoteError::Owner)?;
             self.runs = self.write_set.runs();
         }
@@ -357,9 +357,9 @@ impl RemoteSlot {
         self.guarded::<_, R>(|slot| {
             slot.image = image.clone();
             differing.gone.iter().for_each(|range| slot.write_set.forget(*range));
-            let shed = slot.write_set.settle(&changed);
-            slot.stats.shed += shed.iter().map(|range| range.len as u64).sum::<u64>();
-            remote.arm(planted::but_last(Bug::Rearm, &shed)).map_err(RemoteError::Owner)?;
+            let evicted = slot.write_set.settle(&changed);
+            slot.stats.evicted += evicted.iter().map(|range| range.len as u64).sum::<u64>();
+            remote.arm(planted::but_last(Bug::Rearm, &evicted)).map_err(RemoteError::Owner)?;
             slot.runs = slot.write_set.runs();
             Ok(())
         })?;

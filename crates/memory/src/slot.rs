@@ -115,8 +115,8 @@ pub struct SlotStats {
     pub resets: u64,
     /// Pages noticed as written outside the write set.
     pub learned: u64,
-    /// Pages shed from the write set.
-    pub shed: u64,
+    /// Pages evicted from the write set.
+    pub evicted: u64,
     /// Times the slot fell back to discarding.
     pub fallbacks: u64,
     /// Successful growths.

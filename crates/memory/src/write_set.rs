@@ -1,10 +1,10 @@
 //! The write set: pages that recent runs wrote, left writable and copied back at every reset.
 //!
 //! The set contains all pages that a run writes, so its excess costs copying, never correctness. It
-//! learns a page when a tracker reports it, and sheds a page that several samples in a row found
-//! unchanged; a page that comes back after it was shed must stay idle twice as long. Some pages are
-//! written by runs and left as they were (reference counts of Python objects). Such a page is never
-//! found changed, and comes back at once: each time, its required idle time doubles.
+//! learns a page when a tracker reports it, and evicts a page that several samples in a row found
+//! unchanged; a page that comes back after it was evicted must stay idle twice as long. Some pages
+//! are written by runs and left as they were (reference counts of Python objects). Such a page is
+//! never found changed, and comes back at once: each time, its required idle time doubles.
 //!
 //! The copy list is kept flat and joined: runs of pages whose source is contiguous are one
 //! `memcpy`.
@@ -17,7 +17,7 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 use crate::Image;
 use crate::tracker::push_run;
 
-/// Samples in a row that must find a page unchanged before it is shed.
+/// Samples in a row that must find a page unchanged before it is evicted.
 const IDLE_SAMPLES: u8 = 3;
 /// Maximum doublings of that for a page that keeps coming back. Noticing a page costs about fifty
 /// times as much as copying it, so a page that has idled for as many runs may go: with few
@@ -30,9 +30,9 @@ const MAX_AT_ONCE: u8 = 4;
 /// microseconds at every move; each would cost about three when it is written while closed.
 const CROWD: usize = 64;
 
-/// The history of a page that was shed.
+/// The history of a page that was evicted.
 #[derive(Clone, Copy, Debug)]
-struct ShedPage {
+struct EvictedPage {
     /// The number of doublings of its required idle samples.
     doublings: u8,
     /// Samples that had been taken, if one found it idle.
@@ -44,7 +44,7 @@ struct Entry {
     page: usize,
     /// Samples in a row that found the page unchanged.
     idle: u8,
-    /// It came back after it was shed, or changed between two checkpoints more than once.
+    /// It came back after it was evicted, or changed between two checkpoints more than once.
     steady: bool,
 }
 
@@ -84,8 +84,8 @@ pub(crate) struct WriteSet {
     /// The number of `copies` below the slot's initial end; the others are accessible only in a run
     /// that has grown the slot.
     core: usize,
-    /// Pages that were shed once.
-    shed: HashMap<usize, ShedPage>,
+    /// Pages that were evicted once.
+    evicted: HashMap<usize, EvictedPage>,
     /// Samples taken.
     samples: u32,
     /// The entry that the next look begins with.
@@ -103,7 +103,7 @@ pub(crate) struct SampleResult {
     /// leave them as they found them.
     pub(crate) used: usize,
     /// Pages that left the set, as runs. They equal the image.
-    pub(crate) shed: Vec<PageRange>,
+    pub(crate) evicted: Vec<PageRange>,
 }
 
 // SAFETY: the pointers in `copies` lead into the slot that owns this set and into the image that
@@ -136,10 +136,10 @@ impl WriteSet {
             }
             let samples = self.samples;
             let entry = || {
-                let shed = self.shed.get_mut(&page);
-                let steady = shed.is_some();
-                if let Some(shed) = shed.filter(|shed| shed.at == Some(samples)) {
-                    shed.doublings = (shed.doublings + 1).min(MAX_AT_ONCE);
+                let evicted = self.evicted.get_mut(&page);
+                let steady = evicted.is_some();
+                if let Some(evicted) = evicted.filter(|evicted| evicted.at == Some(samples)) {
+                    evicted.doublings = (evicted.doublings + 1).min(MAX_AT_ONCE);
                 }
                 Entry { page, idle: 0, steady }
             };
@@ -161,7 +161,7 @@ impl WriteSet {
         self.entries.retain(|e| !range.contains(e.page));
     }
 
-    /// Forgets everything, including shed pages.
+    /// Forgets everything, including evicted pages.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -279,7 +279,7 @@ impl WriteSet {
         // SAFETY: the caller's promise.
         let found =
             self.sample_by(end, |page| unsafe { restore_if_changed(image, page, place(page)) });
-        if !found.shed.is_empty() {
+        if !found.evicted.is_empty() {
             self.plan(image, base, initial_end);
         }
         found
@@ -294,7 +294,7 @@ impl WriteSet {
     ) -> SampleResult {
         let mut found = SampleResult::default();
         self.samples = self.samples.wrapping_add(1);
-        let (known, samples) = (&mut self.shed, self.samples);
+        let (known, samples) = (&mut self.evicted, self.samples);
         let left = self.entries.last().filter(|_| planted::is(Bug::Sample)).map(|e| e.page);
         self.entries.retain_mut(|entry| {
             if entry.page >= end || left == Some(entry.page) {
@@ -313,7 +313,7 @@ impl WriteSet {
                 return true;
             }
             note(known, entry.page, Some(samples));
-            push_run(&mut found.shed, PageRange::new(entry.page, 1));
+            push_run(&mut found.evicted, PageRange::new(entry.page, 1));
             false
         });
         found
@@ -331,8 +331,8 @@ impl WriteSet {
         let crowded = self.passing() > CROWD;
         // A checkpoint finds pages idle as a sample does.
         self.samples = self.samples.wrapping_add(1);
-        let (known, samples) = (&mut self.shed, self.samples);
-        let mut shed = Vec::new();
+        let (known, samples) = (&mut self.evicted, self.samples);
+        let mut evicted = Vec::new();
         self.entries.retain_mut(|entry| {
             let stays = if written(entry.page) {
                 entry.idle = 0;
@@ -343,27 +343,27 @@ impl WriteSet {
             };
             if !stays {
                 note(known, entry.page, (entry.idle > 0).then_some(samples));
-                push_run(&mut shed, PageRange::new(entry.page, 1));
+                push_run(&mut evicted, PageRange::new(entry.page, 1));
             }
             stays
         });
-        shed
+        evicted
     }
 
     /// Removes a crowd of pages that equal the image and were written once; as for
     /// [`WriteSet::settle`].
     pub(crate) fn disperse(&mut self) -> Vec<PageRange> {
-        let mut shed = Vec::new();
+        let mut evicted = Vec::new();
         if self.passing() > CROWD {
             self.entries.retain(|entry| {
                 if !entry.steady {
-                    note(&mut self.shed, entry.page, None);
-                    push_run(&mut shed, PageRange::new(entry.page, 1));
+                    note(&mut self.evicted, entry.page, None);
+                    push_run(&mut evicted, PageRange::new(entry.page, 1));
                 }
                 entry.steady
             });
         }
-        shed
+        evicted
     }
 
     /// Pages that need not come back.
@@ -372,21 +372,21 @@ impl WriteSet {
     }
 }
 
-/// Samples in a row that must find the page unchanged before it is shed.
-fn patience(known: &HashMap<usize, ShedPage>, page: usize) -> u8 {
-    IDLE_SAMPLES << known.get(&page).map_or(0, |shed| shed.doublings)
+/// Samples in a row that must find the page unchanged before it is evicted.
+fn patience(known: &HashMap<usize, EvictedPage>, page: usize) -> u8 {
+    IDLE_SAMPLES << known.get(&page).map_or(0, |evicted| evicted.doublings)
 }
 
-/// Whether the page came back at once when it was shed, more than once: one that is written, and
+/// Whether the page came back at once when it was evicted, more than once: one that is written, and
 /// left as it was found.
-fn comes_at_once(known: &HashMap<usize, ShedPage>, page: usize) -> bool {
-    known.get(&page).is_some_and(|shed| shed.doublings > MAX_RETURNS)
+fn comes_at_once(known: &HashMap<usize, EvictedPage>, page: usize) -> bool {
+    known.get(&page).is_some_and(|evicted| evicted.doublings > MAX_RETURNS)
 }
 
-/// Notes that the page is shed, and after how many samples where one of them found it idle.
-fn note(known: &mut HashMap<usize, ShedPage>, page: usize, at: Option<u32>) {
-    let doublings = known.get(&page).map_or(MAX_RETURNS, |shed| shed.doublings);
-    known.insert(page, ShedPage { doublings, at });
+/// Notes that the page is evicted, and after how many samples where one of them found it idle.
+fn note(known: &mut HashMap<usize, EvictedPage>, page: usize, at: Option<u32>) {
+    let doublings = known.get(&page).map_or(MAX_RETURNS, |evicted| evicted.doublings);
+    known.insert(page, EvictedPage { doublings, at });
 }
 
 /// Makes the page at `to` equal to the image's; returns whether it differed.
@@ -425,25 +425,25 @@ mod tests {
         assert_eq!(set.runs(), runs);
     }
 
-    /// Samples until page 1 of two is shed, once it was learned.
-    fn samples_until_shed(set: &mut WriteSet, memory: &mut [u64]) -> usize {
+    /// Samples until page 1 of two is evicted, once it was learned.
+    fn samples_until_evicted(set: &mut WriteSet, memory: &mut [u64]) -> usize {
         let (image, base) = (Image::zero(2), memory.as_mut_ptr().cast::<u8>());
         set.learn(&[PageRange::new(1, 1)]);
         set.plan(&image, base, 2);
         // SAFETY: `memory` is two pages that only the test uses.
-        (1..).find(|_| !unsafe { set.sample(&image, base, 2, 2) }.shed.is_empty()).unwrap()
+        (1..).find(|_| !unsafe { set.sample(&image, base, 2, 2) }.evicted.is_empty()).unwrap()
     }
 
     #[test]
     fn an_idle_page_is_shed_and_must_idle_longer_when_it_returns() {
         let mut memory = vec![0u64; 2 * PAGE_SIZE / 8];
         let mut set = WriteSet::default();
-        let first = samples_until_shed(&mut set, &mut memory);
+        let first = samples_until_evicted(&mut set, &mut memory);
         assert_eq!(first, usize::from(IDLE_SAMPLES));
         for _ in 0..3 {
             // While it was away another sample was taken.
             set.sample_by(0, |_| true);
-            assert_eq!(samples_until_shed(&mut set, &mut memory), 2 * first);
+            assert_eq!(samples_until_evicted(&mut set, &mut memory), 2 * first);
         }
     }
 
@@ -466,7 +466,8 @@ mod tests {
     fn a_page_that_is_always_left_as_it_was_is_shed_ever_more_rarely() {
         let mut memory = vec![0u64; 2 * PAGE_SIZE / 8];
         let mut set = WriteSet::default();
-        let shed: Vec<_> = (0..6).map(|_| samples_until_shed(&mut set, &mut memory)).collect();
-        assert_eq!(shed, [3, 12, 24, 48, 48, 48]);
+        let evicted: Vec<_> =
+            (0..6).map(|_| samples_until_evicted(&mut set, &mut memory)).collect();
+        assert_eq!(evicted, [3, 12, 24, 48, 48, 48]);
     }
 }

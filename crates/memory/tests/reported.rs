@@ -22,7 +22,7 @@ const CAPACITY: usize = if cfg!(miri) { 9 } else { 16 };
 /// Programs, and steps of each.
 const PROGRAMS: u64 = if cfg!(miri) { 1 } else { 40 };
 const STEPS: usize = if cfg!(miri) { 10 } else { 120 };
-/// Resets of a steady stretch: one sample of the write set, or enough of them to shed idle pages.
+/// Resets of a steady stretch: one sample of the write set, or enough of them to evict idle pages.
 const STEADY: usize = if cfg!(miri) { 34 } else { 110 };
 
 /// State that the test and its tracker share: the protected pages, and the pages written since.
@@ -174,7 +174,8 @@ impl Play {
                 self.slot.grow(end).unwrap();
                 self.live.resize(self.live.len().max(end * PAGE_SIZE), 0);
             }
-            // Steady calls, until pages that are written no more are shed; then those are written.
+            // Steady calls, until pages that are written no more are evicted; then those are
+            // written.
             8 => {
                 self.reset();
                 let page = pages[random.below(pages.len())];

@@ -302,7 +302,7 @@ impl Bench {
         self.compare(&mut lease, probe, expected).context("first instance")?;
         drop(lease);
         for round in 0..2 + random.below(3) {
-            // Now and then enough for the write set to be sampled and to shed.
+            // Now and then enough for the write set to be sampled and to evict.
             let times = if random.one_in(25) { 130 } else { 1 };
             let spoil = calls(random, 7);
             for _ in 0..times {

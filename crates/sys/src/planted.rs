@@ -48,7 +48,7 @@ bugs! {
     Learn = "learn",
     /// A sample leaves a page as it found it.
     Sample = "sample",
-    /// Pages that were shed are not protected again.
+    /// Pages that were evicted are not protected again.
     Rearm = "rearm",
     /// Content above the initial size stays for the next growth.
     GrownContent = "grown-content",

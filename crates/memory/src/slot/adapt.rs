@@ -43,7 +43,7 @@ pub(crate) enum NextAction {
     Copy,
     /// Sample this many pages, then copy.
     Look(usize),
-    /// Compare every page, and shed.
+    /// Compare every page, and evict.
     Sample,
 }
 
@@ -113,7 +113,7 @@ impl Adaptation {
     #[cold]
     fn weigh(&mut self, set: usize, learned: usize) -> bool {
         let cost = CostModel::host();
-        // A crowd that was only touched may be shed in the reset that learned of it.
+        // A crowd that was only touched may be evicted in the reset that learned of it.
         let learned = learned.min(set);
         let written = learned + (set - learned) * self.written_share as usize / 256;
         if cost.write_set(set, learned) <= cost.discard(written) {
@@ -177,12 +177,12 @@ impl Adaptation {
         &mut self,
         set: usize,
         changed: usize,
-        shed: usize,
+        evicted: usize,
         idle: usize,
         used: usize,
     ) {
         self.written_share = (changed * 256).checked_div(set).unwrap_or(256) as u32;
-        let still = shed == 0 && idle * 4 <= set;
+        let still = evicted == 0 && idle * 4 <= set;
         let most = if used * 4 > set { USED_SAMPLE } else { MAX_SAMPLE };
         self.sample_every = if still { (self.sample_every * 2).min(most) } else { FIRST_SAMPLE };
         self.sample_left = self.sample_every;

@@ -168,8 +168,8 @@ impl Slot {
         self.release_growth()
     }
 
-    /// Compares the whole set with the image, restores the differences, and sheds idle pages. Their
-    /// private copies are released.
+    /// Compares the whole set with the image, restores the differences, and evicts idle pages.
+    /// Their private copies are released.
     #[cold]
     fn sample(&mut self) -> Result<(), ResetError> {
         let set = self.write_set.len();
@@ -177,8 +177,8 @@ impl Slot {
         // SAFETY: as for `copy_back`; pages below the present end are accessible.
         let found =
             unsafe { self.write_set.sample(&self.image, base, initial_end, self.space.end) };
-        let shed: usize = found.shed.iter().map(|range| range.len).sum();
-        let watched_again = planted::but_last(Bug::Rearm, &found.shed);
+        let evicted: usize = found.evicted.iter().map(|range| range.len).sum();
+        let watched_again = planted::but_last(Bug::Rearm, &found.evicted);
         // While the mappings show another image than the slot's, a page must not be thrown away.
         if self.stale() {
             if let Method::WriteSet(tracker) = &mut self.method {
@@ -187,8 +187,8 @@ impl Slot {
         } else {
             watched_again.iter().try_for_each(|range| self.throw_away(*range))?;
         }
-        self.stats.shed += shed as u64;
-        self.adapt.sampled(set, found.changed, shed, found.idle, found.used);
+        self.stats.evicted += evicted as u64;
+        self.adapt.sampled(set, found.changed, evicted, found.idle, found.used);
         Ok(())
     }
 

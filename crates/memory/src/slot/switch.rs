@@ -108,8 +108,8 @@ impl Slot {
         // it was learned; the caller promises that no guest runs.
         let found = unsafe { self.write_set.sample(&self.image, base, target, end) };
         let crowd = self.write_set.disperse();
-        for shed in [&found.shed, &crowd] {
-            self.watch_again(shed)?;
+        for evicted in [&found.evicted, &crowd] {
+            self.watch_again(evicted)?;
         }
         self.plan()?;
         if self.space.end > target {
@@ -120,10 +120,10 @@ impl Slot {
 
     /// Protects pages that left the write set; they equal the image. While the mappings show
     /// another image than the slot's, they must not be thrown away.
-    fn watch_again(&mut self, shed: &[PageRange]) -> Result<(), TrackError> {
-        self.stats.shed += shed.iter().map(|range| range.len as u64).sum::<u64>();
+    fn watch_again(&mut self, evicted: &[PageRange]) -> Result<(), TrackError> {
+        self.stats.evicted += evicted.iter().map(|range| range.len as u64).sum::<u64>();
         match &mut self.method {
-            Method::WriteSet(tracker) => tracker.arm(planted::but_last(Bug::Rearm, shed)),
+            Method::WriteSet(tracker) => tracker.arm(planted::but_last(Bug::Rearm, evicted)),
             _ => Ok(()),
         }
     }
@@ -162,8 +162,8 @@ impl Slot {
         let moved = if learns {
             self.space.regions = regions;
             self.stand_on(&image);
-            let shed = self.write_set.settle(&changed);
-            let watched = self.watch_again(&shed).map_err(SlotError::from);
+            let evicted = self.write_set.settle(&changed);
+            let watched = self.watch_again(&evicted).map_err(SlotError::from);
             watched.and_then(|()| Ok(self.plan()?))
         } else {
             self.set_image(&image, &regions)

@@ -35,7 +35,7 @@ use crate::TrackError;
 use crate::image::{FaultOutcome, Missing};
 
 /// Largest number of pages opened for one fault when writes run forward. A page opened in excess is
-/// copied back needlessly until the write set sheds it, so the window stays small.
+/// copied back needlessly until the write set evicts it, so the window stays small.
 const MAX_WINDOW: usize = 16;
 
 /// Pages to each side that are opened when opening just the page failed: the writer must get on,

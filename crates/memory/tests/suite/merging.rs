@@ -104,7 +104,7 @@ fn a_write_to_a_page_that_was_equal_to_others_is_undone() {
             return;
         };
         for slot in &mut slots {
-            fill_and_shed(slot, 0..PAGES);
+            fill_and_evict(slot, 0..PAGES);
         }
         wait_for_merging();
         for slot in &mut slots {
@@ -115,7 +115,7 @@ fn a_write_to_a_page_that_was_equal_to_others_is_undone() {
 
 /// Fills `pages` with bytes that few others share, so that all of them can be merged, and
 /// checkpoints until every page is a protected private copy.
-fn fill_and_shed(slot: &mut Slot, pages: std::ops::Range<usize>) {
+fn fill_and_evict(slot: &mut Slot, pages: std::ops::Range<usize>) {
     for page in pages {
         slot.write(page * PAGE_SIZE, &[0x50 + (page % 8) as u8; PAGE_SIZE]).unwrap();
     }
@@ -125,7 +125,7 @@ fn fill_and_shed(slot: &mut Slot, pages: std::ops::Range<usize>) {
             return;
         }
     }
-    panic!("{} pages were not shed", slot.write_set_len());
+    panic!("{} pages were not evicted", slot.write_set_len());
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_huge_page_taken_from_a_stock_at_a_second_growth_is_not_merged() {
         write_and_reset(&mut slot, FIRST_PAGES..end);
         gate.open.store(true, Ordering::Relaxed);
         slot.grow(end).unwrap();
-        fill_and_shed(&mut slot, FIRST_PAGES..end);
+        fill_and_evict(&mut slot, FIRST_PAGES..end);
         wait_for_merging();
         // One noticed write would open all of a huge page.
         write_and_reset(&mut slot, FIRST_PAGES + 7..FIRST_PAGES + 8);
@@ -155,7 +155,7 @@ fn memory_mapped_again_after_a_sparse_growth_is_not_merged() {
         slot.grow(end).unwrap();
         write_and_reset(&mut slot, FIRST_PAGES..FIRST_PAGES + 1);
         slot.grow(end).unwrap();
-        fill_and_shed(&mut slot, FIRST_PAGES..end);
+        fill_and_evict(&mut slot, FIRST_PAGES..end);
         wait_for_merging();
         write_and_reset(&mut slot, FIRST_PAGES..end);
     });

@@ -198,7 +198,7 @@ fn a_verification_that_finds_a_difference_quarantines_the_slot() {
 }
 
 #[test]
-fn a_steady_workload_learns_its_pages_once_and_idle_pages_are_shed() {
+fn a_steady_workload_learns_its_pages_once_and_idle_pages_are_evicted() {
     for kind in [TrackerKind::UffdSigbus, TrackerKind::Mprotect, TrackerKind::UffdScan] {
         let Some(mut slot) = slot(Strategy::WriteSet(Some(kind)), 256, 256) else { continue };
         let mut run = |pages: &[usize]| {
@@ -212,7 +212,7 @@ fn a_steady_workload_learns_its_pages_once_and_idle_pages_are_shed() {
             assert_eq!(run(&[3, 50]), 0);
         }
         assert_eq!(slot.write_set(), [PageRange::new(3, 1), PageRange::new(50, 1)], "{kind}");
-        assert_eq!(slot.stats().shed, 1);
+        assert_eq!(slot.stats().evicted, 1);
     }
 }
 
@@ -431,9 +431,10 @@ fn every_fallback_keeps_the_promise_on_a_host_that_lacks_features() {
 fn it_works_without_root() {
     use std::os::unix::process::CommandExt;
     const NOBODY: u32 = 65_534;
-    for test in
-        [SECRET_TEST, "promises::a_steady_workload_learns_its_pages_once_and_idle_pages_are_shed"]
-    {
+    for test in [
+        SECRET_TEST,
+        "promises::a_steady_workload_learns_its_pages_once_and_idle_pages_are_evicted",
+    ] {
         let result = again(test, |child| {
             child.uid(NOBODY).gid(NOBODY);
         });
