@@ -132,7 +132,7 @@ impl WrittenPages {
         let lent = contents.into_iter().flat_map(|(part, contents)| {
             let mut left = Ranges::default();
             left.insert(part.clone());
-            if !planted::is(Bug::Lent) {
+            if !planted::is(Bug::Borrowed) {
                 own.iter().for_each(|own| left.remove(own.clone()));
             }
             let cut: Vec<_> = left.iter().filter(|cut| cut.end - cut.start >= LENT).collect();
@@ -183,7 +183,7 @@ impl CapturedPages {
     }
 
     fn differing(&self) -> UnreportedPages<'_> {
-        UnreportedPages { placed: &self.placed, lent: &self.lent, gone: &self.gone }
+        UnreportedPages { placed: &self.placed, borrowed: &self.lent, gone: &self.gone }
     }
 }
 

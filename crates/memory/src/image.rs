@@ -11,6 +11,7 @@
 
 mod arrived_pages;
 mod backing;
+mod borrowed_file;
 mod build;
 mod copier;
 mod diff;
@@ -21,7 +22,6 @@ mod filler;
 mod inserter;
 mod join;
 mod lazy;
-mod lent;
 mod loss;
 mod page_origins;
 mod references;
@@ -33,6 +33,7 @@ use afresh_sys::{InheritedCell, PAGE_SIZE, PageRange};
 
 pub(crate) use backing::Backing;
 use backing::Release;
+pub use borrowed_file::BorrowedFile;
 pub use build::ImageBuilder;
 pub(crate) use build::read_parts;
 pub(crate) use copier::PageCopier;
@@ -43,7 +44,6 @@ pub(crate) use filler::FaultOutcome;
 pub use filler::Filler;
 pub use inserter::Inserter;
 pub(crate) use lazy::Missing;
-pub use lent::BorrowedFile;
 pub use loss::PageLoss;
 pub use page_origins::PageOrigin;
 

@@ -69,7 +69,7 @@ pub struct UnreportedPages<'a> {
     /// Pages at which something is mapped, which are compared and copied.
     pub placed: &'a [PageRange],
     /// Mapped images that were not written, each from a page on: they are mapped, not copied.
-    pub lent: &'a [(usize, Image)],
+    pub borrowed: &'a [(usize, Image)],
     /// Pages that are unmapped now, and become zero.
     pub gone: &'a [PageRange],
 }
@@ -305,7 +305,7 @@ impl RemoteSlot {
         &mut self,
         remote: &mut R,
         pages: usize,
-        UnreportedPages { placed, lent, gone }: &UnreportedPages<'_>,
+        UnreportedPages { placed, borrowed, gone }: &UnreportedPages<'_>,
     ) -> Result<(Image, Vec<PageRange>), RemoteError<R::Error>> {
         let (changed, mut stored) = self.guarded::<_, R>(|slot| {
             slot.take(remote)?;
@@ -338,7 +338,7 @@ impl RemoteSlot {
         self.failed |= matches!(image, Err(RemoteError::Owner(_)));
         let image = image?;
         // A range written before it was mapped anew is copied as well, with the same result.
-        let image = if lent.is_empty() { image } else { image.with_parts(pages, lent)? };
+        let image = if borrowed.is_empty() { image } else { image.with_parts(pages, borrowed)? };
         Ok((image, changed))
     }
 

@@ -119,7 +119,7 @@ bugs! {
     /// A mapping that a call changed stays as it is.
     Mapping = "mapping",
     /// Writes of a process to the contents of a file are taken for the original.
-    Lent = "lent",
+    Borrowed = "borrowed",
     /// The stub of a Linux guest copies from the image before the last checkpoint.
     Window = "window",
     /// Shared memory keeps the writes of a call.

@@ -194,7 +194,7 @@ fn planted_bugs_are_caught() {
         return;
     }
     planted::must_be_caught(
-        &[Bug::Lent],
+        &[Bug::Borrowed],
         &["start_to_end::mappings_of_a_call_are_listed_and_its_writes_are_kept"],
     );
 }

@@ -4,7 +4,7 @@
 //! of descriptors that way. So once [`OWN_FILES`] are alive, the next ones share a pack, and small
 //! ones do so at once. A pack is a file that only this module writes, each range of it exactly
 //! once: before it is mapped, or, in packs of images that are filled lazily, page by page through
-//! their inserters. Borrowed content is in files of other owners ([`super::lent`]).
+//! their inserters. Borrowed content is in files of other owners ([`super::borrowed_file`]).
 //!
 //! The file of one image is sealed permanently if it is released only as a whole. A seal also
 //! forbids the release of single pages, so files of derived states have none ([`Release`]). Other
@@ -107,7 +107,7 @@ enum Store {
         start: usize,
     },
     /// A part of a borrowed file.
-    Lent(Arc<dyn FileOwner>),
+    Borrowed(Arc<dyn FileOwner>),
 }
 
 /// How a backing is filled.
@@ -147,7 +147,7 @@ impl fmt::Debug for Backing {
         let kind = match self.store {
             Store::Own(_) => "own",
             Store::Packed { .. } => "packed",
-            Store::Lent(_) => "lent",
+            Store::Borrowed(_) => "borrowed",
         };
         f.debug_struct("Backing").field("pages", &self.pages).field("store", &kind).finish()
     }
@@ -207,7 +207,7 @@ impl Backing {
     pub(super) fn from_lender(lender: Arc<dyn FileOwner>) -> Result<Self, SysError> {
         let pages = lender.part().len;
         let view = Reservation::new(pages)?;
-        Self::viewed(Store::Lent(lender), view, pages, vec![PageRange::new(0, pages)])
+        Self::viewed(Store::Borrowed(lender), view, pages, vec![PageRange::new(0, pages)])
     }
 
     /// The backing, once each page has a known filler.
@@ -342,7 +342,7 @@ impl Backing {
         match &self.store {
             Store::Own(file) => (file, 0),
             Store::Packed { pack, start } => (&pack.file, *start),
-            Store::Lent(lender) => (lender.file(), lender.part().start),
+            Store::Borrowed(lender) => (lender.file(), lender.part().start),
         }
     }
 
@@ -418,7 +418,7 @@ impl Drop for Backing {
             }
             // A child may use it. Its memory goes with the pack.
             Store::Packed { pack, .. } => pack.closed.store(true, Ordering::Relaxed),
-            Store::Lent(_) => {}
+            Store::Borrowed(_) => {}
         }
     }
 }

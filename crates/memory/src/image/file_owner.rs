@@ -4,7 +4,7 @@ use std::fmt;
 
 use afresh_sys::{Memfd, PageRange};
 
-/// The owner of a file whose parts are lent.
+/// The owner of a file whose parts are borrowed.
 pub trait FileOwner: fmt::Debug + Send + Sync {
     /// The file.
     fn file(&self) -> &Memfd;

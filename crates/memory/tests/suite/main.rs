@@ -1,10 +1,10 @@
 //! The crate's tests, in one program that is linked once.
 
+mod borrowed_file;
 mod common;
 mod density;
 mod fork;
 mod lazy;
-mod lent;
 mod live_freeze;
 mod mappings;
 mod merging;

@@ -1,7 +1,7 @@
 //! Parts of borrowed files as images, without a copy.
 //!
 //! Promises: the lender of a part lives until no image contains any of it, and all images of one
-//! part share one view of it. May break it: a change of lent pages.
+//! part share one view of it. May break it: a change of borrowed pages.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -10,7 +10,7 @@ use afresh_sys::{PageRange, PerProcess};
 use super::{Backing, Extent, FileOwner, Image};
 use crate::ImageError;
 
-/// The state that images of one lent part share. Its owner keeps it.
+/// The state that images of one borrowed part share. Its owner keeps it.
 ///
 /// A child of a fork makes its own views: a thread of its parent may hold the lock.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ mod tests {
     #[derive(Debug)]
     struct Owner {
         file: Memfd,
-        lent: BorrowedFile,
+        borrowed: BorrowedFile,
     }
 
     impl FileOwner for Owner {
@@ -84,13 +84,13 @@ mod tests {
         let file = Memfd::new(c"afresh-test").unwrap();
         file.set_len(2 * PAGE_SIZE).unwrap();
         file.write_at(&[7; PAGE_SIZE], PAGE_SIZE).unwrap();
-        let owner = Arc::new(Owner { file, lent: BorrowedFile::default() });
+        let owner = Arc::new(Owner { file, borrowed: BorrowedFile::default() });
         let lender: Arc<dyn FileOwner> = owner.clone();
         // SAFETY: nothing writes the file from here on.
-        let lend = || unsafe { owner.lent.image(&lender, PageRange::new(1, 1)) };
+        let lend = || unsafe { owner.borrowed.image(&lender, PageRange::new(1, 1)) };
         let before = lend().unwrap();
         // As if another thread were mapping the part during the fork.
-        let held = owner.lent.backing.get().lock().unwrap();
+        let held = owner.borrowed.backing.get().lock().unwrap();
         assert!(child_passes(|| lend().is_ok_and(|image| image.page_is(0, &[7; PAGE_SIZE]))));
         drop(held);
         assert!(before.page_is(0, &[7; PAGE_SIZE]));

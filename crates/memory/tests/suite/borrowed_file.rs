@@ -7,7 +7,7 @@ use afresh_memory::{BorrowedFile, FileOwner, Image, ImageBuilder, Memfd, PAGE_SI
 #[derive(Debug)]
 struct Owner {
     file: Memfd,
-    lent: BorrowedFile,
+    borrowed: BorrowedFile,
 }
 
 impl FileOwner for Owner {
@@ -22,18 +22,18 @@ impl FileOwner for Owner {
 
 /// A file whose page `n` holds `n` everywhere, except for the last, which is zero.
 fn owner() -> Arc<Owner> {
-    let file = Memfd::new(c"lent").unwrap();
+    let file = Memfd::new(c"borrowed").unwrap();
     file.set_len(11 * PAGE_SIZE).unwrap();
     for page in 0..10 {
         file.write_at(&[page as u8; PAGE_SIZE], page * PAGE_SIZE).unwrap();
     }
-    Arc::new(Owner { file, lent: BorrowedFile::default() })
+    Arc::new(Owner { file, borrowed: BorrowedFile::default() })
 }
 
 fn lend(owner: &Arc<Owner>, from: usize, len: usize) -> Image {
     let lender: Arc<dyn FileOwner> = owner.clone();
     // SAFETY: the file is not written any more.
-    unsafe { owner.lent.image(&lender, PageRange::new(from, len)) }.unwrap()
+    unsafe { owner.borrowed.image(&lender, PageRange::new(from, len)) }.unwrap()
 }
 
 /// The first byte of every page.
@@ -82,14 +82,14 @@ fn nothing_is_lent_that_is_not_in_the_part() {
     let lender: Arc<dyn FileOwner> = owner.clone();
     for range in [PageRange::new(7, 2), PageRange::new(1 << 40, 2), PageRange::new(9, 0)] {
         // SAFETY: the file is not written.
-        let refused = unsafe { owner.lent.image(&lender, range) };
+        let refused = unsafe { owner.borrowed.image(&lender, range) };
         assert!(refused.is_err(), "{range:?}");
     }
     assert_eq!(lend(&owner, 8, 0).pages(), 0);
 }
 
-/// Pages of the part that are not lent yet may be lent later: no image contains them before, even
-/// between two lent pages.
+/// Pages of the part that are not borrowed yet may be borrowed later: no image contains them
+/// before, even between two borrowed pages.
 #[test]
 fn pages_between_two_parts_are_in_no_image() {
     let owner = owner();
