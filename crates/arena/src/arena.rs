@@ -163,7 +163,7 @@ impl Arena {
             CommitPolicy::Now => self.view.fill(PageRange::new(old, pages), Growth::Allowed),
             CommitPolicy::OnTouch => self
                 .view
-                .stock(pages)
+                .prefill(pages)
                 .and_then(|()| self.view.anticipate(PageRange::new(old, pages))),
         };
         if let Err(error) = result {

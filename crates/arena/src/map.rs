@@ -252,8 +252,8 @@ impl View {
 
     /// Sees to it that faults find memory in the pool. This is best effort: memory that the pool
     /// lacks comes from the kernel.
-    pub(crate) fn stock(&self, pages: usize) -> Result<(), ArenaError> {
-        match self.pool.stock(pages) {
+    pub(crate) fn prefill(&self, pages: usize) -> Result<(), ArenaError> {
+        match self.pool.prefill(pages) {
             Err(TakeError::Limit { .. } | TakeError::Fragmented { .. }) | Ok(()) => Ok(()),
             Err(error) => Err(error.into()),
         }

@@ -430,7 +430,7 @@ fn an_arena_on_reserved_huge_pages_takes_whole_huge_sizes_only() {
         Ok(pool) => pool,
         Err(error) => return println!("SKIPPED: {error}"),
     };
-    match pool.stock(2048) {
+    match pool.prefill(2048) {
         Ok(()) => {}
         Err(error) => return println!("SKIPPED: no huge pages are reserved: {error}"),
     }

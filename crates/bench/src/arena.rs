@@ -1,12 +1,12 @@
 //! `bench arena`: dirtying pages of a plain 4 MiB slot and resetting it, by every strategy; and the
-//! first run of a new slot of 16 MiB of zero memory, all written, with a stage to come from and
+//! first run of a new slot of 16 MiB of zero memory, all written, with a zero pool to come from and
 //! without.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afresh_frames::Stage;
+use afresh_frames::ZeroPool;
 use afresh_memory::{
     Features, HostAccess, Image, ImageBuilder, PAGE_SIZE, Slot, SlotConfig, Strategy,
 };
@@ -65,16 +65,16 @@ const ZERO: usize = 4096;
 /// Making a slot, its first run, which writes every page, and its first reset.
 fn first(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let image = Image::zero(ZERO);
-    let stage = Arc::new(Stage::new(ZERO)?);
-    let run = |staged: bool| -> anyhow::Result<Duration> {
+    let zero_pool = Arc::new(ZeroPool::new(ZERO)?);
+    let run = |pooled: bool| -> anyhow::Result<Duration> {
         let waited = Instant::now();
-        while staged && stage.ready() < ZERO && waited.elapsed() < Duration::from_secs(1) {
+        while pooled && zero_pool.ready() < ZERO && waited.elapsed() < Duration::from_secs(1) {
             std::thread::sleep(Duration::from_micros(100));
         }
         let mut config = SlotConfig::default();
-        if staged {
-            config.stock = Some(stage.clone());
-            config.stock_at_start = ZERO;
+        if pooled {
+            config.zero_source = Some(zero_pool.clone());
+            config.zero_pages_at_start = ZERO;
         }
         let started = Instant::now();
         let mut slot = Slot::new(&image, config)?;
@@ -88,8 +88,8 @@ fn first(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
         anyhow::ensure!(found.is_empty(), "a new slot: {} pages differ", found.len());
         Ok(time)
     };
-    let field = [("auto", true), ("auto without stage", false)].map(|(name, staged)| {
-        Contestant::timed(name, move |runs| (0..runs).map(|_| run(staged)).sum())
+    let field = [("auto", true), ("auto without zero pool", false)].map(|(name, pooled)| {
+        Contestant::timed(name, move |runs| (0..runs).map(|_| run(pooled)).sum())
     });
     contest("arena", "16MiB/first", options, field.into(), sink)
 }

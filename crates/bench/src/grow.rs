@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afresh_frames::Stage;
+use afresh_frames::ZeroPool;
 use afresh_wasm::{
     Engine, EngineConfig, Entry, Guest, GuestOptions, Lease, Mode, Warm, WarmUp, ZeroMemory,
 };
@@ -69,31 +69,36 @@ struct AfreshCalls {
     name: String,
     warm: Warm,
     entry: Entry<(), ()>,
-    stage: Option<Arc<Stage>>,
+    zero_pool: Option<Arc<ZeroPool>>,
 }
 
 impl AfreshCalls {
-    fn new(wasm: &[u8], call: &str, mode: Mode, stage: Option<Arc<Stage>>) -> anyhow::Result<Self> {
-        let zero_memory = match &stage {
-            Some(stage) => ZeroMemory::Stock(stage.clone()),
+    fn new(
+        wasm: &[u8],
+        call: &str,
+        mode: Mode,
+        zero_pool: Option<Arc<ZeroPool>>,
+    ) -> anyhow::Result<Self> {
+        let zero_memory = match &zero_pool {
+            Some(zero_pool) => ZeroMemory::Source(zero_pool.clone()),
             None => ZeroMemory::Kernel,
         };
         let config = EngineConfig { timeouts: false, zero_memory, ..EngineConfig::default() };
         let options = GuestOptions { mode, ..GuestOptions::default() };
         let warm = Guest::with_options(&Engine::new(config)?, wasm, options)?.warm(WarmUp::new())?;
         let entry = warm.entry(call)?;
-        let without = if stage.is_some() { "" } else { " without stage" };
-        let ours = Self { name: format!("{}{without}", mode.name()), warm, entry, stage };
+        let without = if zero_pool.is_some() { "" } else { " without zero pool" };
+        let ours = Self { name: format!("{}{without}", mode.name()), warm, entry, zero_pool };
         // The first growth is a separate case; here it must not affect the others.
         ours.wait();
         ours.call(false)?;
         Ok(ours)
     }
 
-    /// Gives the stage the time it needs, which on a busy machine is long.
+    /// Gives the zero pool the time it needs, which on a busy machine is long.
     fn wait(&self) {
         let waited = Instant::now();
-        while self.stage.as_ref().is_some_and(|stage| stage.ready() < PAGES)
+        while self.zero_pool.as_ref().is_some_and(|zero_pool| zero_pool.ready() < PAGES)
             && waited.elapsed() < Duration::from_secs(5)
         {
             std::thread::sleep(Duration::from_micros(100));
@@ -135,7 +140,7 @@ fn sum<'a>(name: &str, once: impl Fn() -> anyhow::Result<Duration> + 'a) -> Cont
 /// The first that any contestant meets.
 pub fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let wasm = module();
-    let stage = Arc::new(Stage::new(2 * PAGES)?);
+    let zero_pool = Arc::new(ZeroPool::new(2 * PAGES)?);
     for (case, call, first, whole) in [
         ("16MiB/touch", "dense", false, false),
         ("16MiB/cycle", "dense", false, true),
@@ -146,8 +151,8 @@ pub fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     ] {
         let mut ours = Vec::new();
         for mode in [Mode::Reset, Mode::Fresh] {
-            for stage in [Some(stage.clone()), None] {
-                ours.push(AfreshCalls::new(&wasm, call, mode, stage)?);
+            for zero_pool in [Some(zero_pool.clone()), None] {
+                ours.push(AfreshCalls::new(&wasm, call, mode, zero_pool)?);
             }
         }
         let mut rivals = Vec::new();

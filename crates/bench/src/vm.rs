@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afresh_frames::Stage;
+use afresh_frames::ZeroPool;
 use afresh_vm::{ResetMethod, Sandbox, SandboxBuilder};
 use anyhow::Context;
 
@@ -18,7 +18,7 @@ const MEMORY: [u64; 5] = [1, 16, 64, 256, 950];
 const DIRTY: [u64; 4] = [1, 16, 256, 4096];
 /// Parameter sizes in MiB, as input and as output of the same call.
 const PARAMETERS: [u64; 4] = [1, 4, 16, 64];
-/// The longest that a stage is waited for.
+/// The longest that a zero pool is waited for.
 const WAIT: Duration = Duration::from_secs(2);
 /// Pages of a guest that are not free heap: program, stack, input, the part the allocator uses.
 const OVERHEAD: u64 = 80;
@@ -183,26 +183,26 @@ impl Bench<'_, '_> {
     }
 
     /// New sandboxes whose first call writes 64 MiB: over memory from the kernel, by faults, and
-    /// over memory that a stage had ready. `spawn+call` is everything, `call` the first call alone,
-    /// and `cycle` both with the reset.
+    /// over memory that a zero pool had ready. `spawn+call` is everything, `call` the first call
+    /// alone, and `cycle` both with the reset.
     fn first_touch(&mut self) -> anyhow::Result<()> {
         let case = "first-64MiB";
         if !self.wanted(case) {
             return Ok(());
         }
         const PAGES: u64 = 16 << 10;
-        // The heap does not begin where a block of the stage does.
-        const STAGED: u64 = (PAGES << 12) + (4 << 20);
-        let stage = Arc::new(Stage::new((STAGED / afresh_vm::PAGE) as usize)?);
+        // The heap does not begin where a block of the zero pool does.
+        const POOLED: u64 = (PAGES << 12) + (4 << 20);
+        let zero_pool = Arc::new(ZeroPool::new((POOLED / afresh_vm::PAGE) as usize)?);
         let builder = || Sandbox::builder().memory(80 << 20).stack(32 << 10).input(16 << 10);
         let plain = builder().build(self.guest)?.pristine();
-        let staged = builder().zero_memory(stage.clone(), STAGED).build(self.guest)?.pristine();
+        let pooled = builder().zero_memory(zero_pool.clone(), POOLED).build(self.guest)?.pristine();
         let input = words(&[1, 0, PAGES, 1, 7]);
-        for (name, snapshot) in [("kernel", plain), ("stage", staged)] {
+        for (name, snapshot) in [("kernel", plain), ("zero pool", pooled)] {
             let (mut wholes, mut calls, mut cycles) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..12 {
                 let waiting = Instant::now();
-                while stage.ready() < stage.capacity() && waiting.elapsed() < WAIT {
+                while zero_pool.ready() < zero_pool.capacity() && waiting.elapsed() < WAIT {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 let start = Instant::now();

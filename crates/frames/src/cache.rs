@@ -1,4 +1,4 @@
-//! A thread's own stock of frames of one order, refilled and emptied in bundles.
+//! A thread's own cache of frames of one order, refilled and emptied in bundles.
 //!
 //! Between two bundles, taking and giving touch no shared state. Used frames are collected and
 //! returned as a bundle; they are never reused here, since they are dirty.

@@ -5,10 +5,10 @@
 //! frame, and the zeroing, which a background thread can do in advance.
 //!
 //! * [`Pool`] returns [`CleanFrame`]s of 4 KiB to 1 GiB and takes [`DirtyFrame`]s back.
-//! * [`FrameCache`] is a thread's own stock of them.
+//! * [`FrameCache`] is a thread's own cache of them.
 //! * [`ZeroSource`] and [`Lease`] map them into an address space.
-//! * [`Stage`] is the same idea for memory that must be private: slots, Wasm memories that grow,
-//!   KVM guests. [`ProcessStage`] is one that a process shares.
+//! * [`ZeroPool`] is the same idea for memory that must be private: slots, Wasm memories that grow,
+//!   KVM guests. [`ProcessZeroPool`] is one that a process shares.
 //!
 //! ```
 //! use afresh_frames::{Order, Pool, PoolOptions};
@@ -35,12 +35,12 @@ mod handoff_tests;
 mod lease;
 mod options;
 mod pool;
-mod process;
-mod stage;
+mod process_zero_pool;
 mod store;
 mod throttle;
 mod usage;
 mod zero;
+mod zero_pool;
 mod zeroer;
 
 /// The atomics of the hand-over, which the model in `tests/handoff_model.rs` replaces by its own.
@@ -54,8 +54,8 @@ pub use frame::{Clean, CleanFrame, Dirty, DirtyFrame, Frame, Order};
 pub use lease::{KernelZero, Lease, ZeroSource};
 pub use options::{Background, PoolOptions};
 pub use pool::Pool;
-pub use process::ProcessStage;
-pub use stage::Stage;
+pub use process_zero_pool::ProcessZeroPool;
 pub use store::PageKind;
 pub use throttle::ThrottledSource;
 pub use usage::{Usage, Work};
+pub use zero_pool::ZeroPool;

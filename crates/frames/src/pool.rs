@@ -475,7 +475,7 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Pool::take_between`].
-    pub fn stock(&self, pages: usize) -> Result<(), TakeError> {
+    pub fn prefill(&self, pages: usize) -> Result<(), TakeError> {
         self.shared.store.check()?;
         let mut taken = Vec::new();
         let mut have = 0;

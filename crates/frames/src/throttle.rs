@@ -1,4 +1,4 @@
-//! A stock that stops supplying users that waste its memory.
+//! A source that stops supplying users that waste its memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,33 +8,33 @@ use afresh_sys::{PageRange, Reservation, SysError, ZeroPageSource};
 /// Maximum consecutive requests that go unserved.
 const MAX_REFUSALS: u32 = 1024;
 
-/// Stands between a stock and users of one kind, such as the slots of one guest. When more of the
+/// Stands between a source and users of one kind, such as the slots of one guest. When more of the
 /// supplied memory was wasted than used, requests go unserved for a while: one, and twice as many
 /// each time it happens again.
 #[derive(Debug)]
 pub struct ThrottledSource {
-    stock: Arc<dyn ZeroPageSource>,
+    source: Arc<dyn ZeroPageSource>,
     /// Requests yet to go unserved, and how many the next waste will cost.
     pause: AtomicU32,
     next: AtomicU32,
 }
 
 impl ThrottledSource {
-    /// Serves from `stock`.
+    /// Serves from `source`.
     #[must_use]
-    pub fn new(stock: Arc<dyn ZeroPageSource>) -> Self {
-        Self { stock, pause: 0.into(), next: 1.into() }
+    pub fn new(source: Arc<dyn ZeroPageSource>) -> Self {
+        Self { source, pause: 0.into(), next: 1.into() }
     }
 }
 
-// SAFETY: moves nothing, or what the stock behind it moves.
+// SAFETY: moves nothing, or what the source behind it moves.
 unsafe impl ZeroPageSource for ThrottledSource {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         let less = |left: u32| left.checked_sub(1);
         if self.pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
             return Ok(0);
         }
-        self.stock.supply(memory, range)
+        self.source.supply(memory, range)
     }
 
     fn report_use(&self, used: usize, wasted: usize) {
@@ -45,7 +45,7 @@ unsafe impl ZeroPageSource for ThrottledSource {
             self.pause.store(pause, Ordering::Relaxed);
             self.next.store((pause * 2).min(MAX_REFUSALS), Ordering::Relaxed);
         }
-        self.stock.report_use(used, wasted);
+        self.source.report_use(used, wasted);
     }
 }
 

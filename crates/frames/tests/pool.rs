@@ -315,7 +315,7 @@ fn a_lease_that_cannot_be_unmapped_takes_its_memory_out_of_circulation() {
 #[test]
 fn trimming_returns_memory_to_the_kernel_and_keeps_the_requested_pages() {
     let pool = Pool::new(PoolOptions { background: None, ..options(4096) }).unwrap();
-    pool.stock(4096).unwrap();
+    pool.prefill(4096).unwrap();
     assert_eq!(pool.resident_bytes(), 16 << 20);
     assert_eq!(pool.trim(1024), 3072);
     assert_eq!(pool.resident_bytes(), 4 << 20);
@@ -326,7 +326,7 @@ fn trimming_returns_memory_to_the_kernel_and_keeps_the_requested_pages() {
 #[test]
 fn memory_is_held_in_huge_folios_where_the_kernel_can() {
     let pool = Pool::new(PoolOptions::inline(2048)).unwrap();
-    pool.stock(2048).unwrap();
+    pool.prefill(2048).unwrap();
     let work = pool.work();
     assert_eq!(work.huge_frames + work.small_frames, 4);
     if work.huge_frames == 0 {
@@ -381,13 +381,13 @@ fn after_a_soak_under_pressure_the_books_balance_and_nothing_is_lost() {
 
 #[test]
 fn a_stage_supplies_private_zero_memory_without_waiting() {
-    let stage = afresh_frames::Stage::new(2048).unwrap();
-    eventually("populating", || stage.ready() == 2048);
+    let zero_pool = afresh_frames::ZeroPool::new(2048).unwrap();
+    eventually("populating", || zero_pool.ready() == 2048);
     let memory = Reservation::aligned(8192, 2 << 20).unwrap();
     let mut moved = Vec::new();
     for (start, len) in [(0, 1024), (1500, 700), (4096, 4096)] {
         let range = PageRange::new(start, len);
-        moved.push(stage.extend(&memory, range).unwrap());
+        moved.push(zero_pool.extend(&memory, range).unwrap());
         for page in range.start..range.end() {
             let word = memory.page_ptr(page).cast::<u64>();
             // SAFETY: the page became accessible in the line before.
@@ -404,16 +404,16 @@ fn a_stage_supplies_private_zero_memory_without_waiting() {
     assert_eq!(moved[0], 1024);
     // 1500..2200 holds one whole 2 MiB of address space.
     assert!(moved[1] <= 512 && moved[2] <= 2048, "{moved:?}");
-    eventually("populating again", || stage.ready() == 2048);
+    eventually("populating again", || zero_pool.ready() == 2048);
 }
 
 #[test]
 fn a_stage_that_cannot_move_falls_back_to_the_kernel() {
-    let stage = afresh_frames::Stage::new(512).unwrap();
-    eventually("populating", || stage.ready() == 512);
+    let zero_pool = afresh_frames::ZeroPool::new(512).unwrap();
+    eventually("populating", || zero_pool.ready() == 512);
     let memory = Reservation::aligned(1024, 2 << 20).unwrap();
     let plan = inject::Plan { call: Some(Call::Remap), after: 0, times: 1, errno: libc_enomem() };
-    let (lease, fired) = inject::with(plan, || stage.fill(&memory, PageRange::new(0, 1024)));
+    let (lease, fired) = inject::with(plan, || zero_pool.fill(&memory, PageRange::new(0, 1024)));
     assert_eq!(fired, 1);
     // SAFETY: the whole range is accessible.
     unsafe {
@@ -421,7 +421,7 @@ fn a_stage_that_cannot_move_falls_back_to_the_kernel() {
         memory.page_ptr(3).write(1);
     }
     lease.unwrap().release(&memory).unwrap();
-    eventually("populating again", || stage.ready() == 512);
+    eventually("populating again", || zero_pool.ready() == 512);
 }
 
 #[test]

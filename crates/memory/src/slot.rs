@@ -23,10 +23,10 @@ pub(crate) mod adapt;
 mod capture;
 mod live_freeze;
 mod map;
+mod prezeroed;
 mod reset;
 mod serve;
 mod space;
-mod staged;
 mod state;
 mod switch;
 
@@ -76,14 +76,15 @@ pub struct SlotConfig {
     pub verify_every: Option<u32>,
     /// The source of whole 2 MiB of zero memory, used before the kernel's faults when the slot
     /// grows and its tracker can watch them as wholes; `None` for no source.
-    pub stock: Option<Arc<dyn ZeroPageSource>>,
+    pub zero_source: Option<Arc<dyn ZeroPageSource>>,
     /// Whether the code that runs the guest checks [`Slot::loss`] before it uses any result. An
     /// access to a page that will never be in place gets zeros then, instead of SIGSEGV. Guest
     /// instructions that a runtime turns into traps ([`afresh_sys::fault::traps`]) get SIGSEGV as
     /// before.
     pub checks_loss: bool,
-    /// Maximum pages of zero memory in the image to take from the stock when the slot is made.
-    pub stock_at_start: usize,
+    /// Maximum pages of zero memory in the image to take from the zero source when the slot is
+    /// made.
+    pub zero_pages_at_start: usize,
     /// The host's features; `None` to probe. Tests pass a masked set to play a poorer host.
     pub features: Option<Features>,
 }
@@ -99,9 +100,9 @@ impl Default for SlotConfig {
             regions: Vec::new(),
             write_set_limit: 32_768,
             verify_every: None,
-            stock: None,
+            zero_source: None,
             checks_loss: false,
-            stock_at_start: 0,
+            zero_pages_at_start: 0,
             features: None,
         }
     }
@@ -151,8 +152,9 @@ pub struct Slot {
     /// Every page that may differ from the image without the tracker noticing again, and more:
     /// empty unless the method is the write set's.
     write_set: WriteSet,
-    /// First pages of the huge pages that came from the stock since the last reset: see `staged`.
-    staged: Vec<usize>,
+    /// First pages of the huge pages that came from the zero source since the last reset: see
+    /// `prezeroed`.
+    prezeroed: Vec<usize>,
     /// Blocks whose benefit is known.
     settled: HashSet<usize>,
     /// Reused by every reset.
@@ -230,9 +232,9 @@ impl Slot {
         let needed = config.regions.last().map_or(image.pages(), |r| r.end());
         let capacity = config.capacity.unwrap_or(needed).max(1);
         let too_large = |pages| SlotError::TooLarge { pages, capacity };
-        let align = if config.stock.is_some() {
-            // Growth begins at a huge page of the stock; without growth the slot itself begins at
-            // one.
+        let align = if config.zero_source.is_some() {
+            // Growth begins at a huge page of the zero source; without growth the slot itself
+            // begins at one.
             let aligned = if capacity > needed { needed } else { 0 };
             first = (first + aligned).next_multiple_of(HUGE_PAGES) - aligned;
             HUGE_SIZE
@@ -253,7 +255,7 @@ impl Slot {
             image: Image::zero(0),
             shown: None,
             write_set: WriteSet::default(),
-            staged: Vec::new(),
+            prezeroed: Vec::new(),
             settled: HashSet::new(),
             written: Vec::new(),
             adapt: Adaptation::default(),
@@ -277,7 +279,7 @@ impl Slot {
             (Some(make), _) => Method::WriteSet(make(base, capacity)?),
             (None, strategy) => slot.method_for(strategy)?,
         };
-        slot.stage_image()?;
+        slot.prezero_image()?;
         slot.watch_regions()?;
         slot.watch_huge_pages(PageRange::new(0, capacity));
         Ok(slot)
@@ -326,7 +328,7 @@ impl Slot {
             self.read_first(image, "this strategy cannot wait for pages")?;
         }
         let result = (|| {
-            self.forget_staged();
+            self.forget_prezeroed();
             match &mut self.method {
                 // Earlier writes no longer matter, and may be where the image has no page.
                 Method::WriteSet(tracker) | Method::Reprotect(tracker) if external => {
@@ -524,20 +526,23 @@ impl Slot {
             _ => range.start,
         };
         if from > range.start {
-            self.restage(PageRange::new(range.start, range.end().min(from) - range.start))?;
+            self.prezero_regrowth(PageRange::new(
+                range.start,
+                range.end().min(from) - range.start,
+            ))?;
         }
         let new = PageRange::new(from, range.end().saturating_sub(from));
         if new.is_empty() {
             return Ok(());
         }
-        let staged = self.stage_growth(new)?;
+        let prezeroed = self.prezero_growth(new)?;
         if let Method::Reprotect(tracker) | Method::WriteSet(tracker) = &mut self.method {
             tracker.watch(new)?;
             if self.adapt.discarding() {
                 tracker.open(&[new])?;
             }
         }
-        self.watch_huge_pages(staged);
+        self.watch_huge_pages(prezeroed);
         Ok(())
     }
 

@@ -136,7 +136,7 @@ mod tests {
             guard_after: 2 << 20,
             write_set_limit: 77,
             verify_every: Some(1),
-            stock_at_start: 5,
+            zero_pages_at_start: 5,
             capacity: Some(40),
             ..SlotConfig::default()
         };
@@ -150,7 +150,7 @@ mod tests {
         );
         assert_eq!(made.write_set_limit, config.write_set_limit);
         assert_eq!(made.verify_every, config.verify_every);
-        assert_eq!(made.stock_at_start, config.stock_at_start);
+        assert_eq!(made.zero_pages_at_start, config.zero_pages_at_start);
         assert_eq!((other.capacity(), other.end()), (40, 30));
     }
 }

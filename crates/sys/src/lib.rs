@@ -64,8 +64,8 @@ pub mod planted;
 #[cfg(feature = "planted")]
 pub mod power;
 mod split_mix;
-mod stock;
 mod worker;
+mod zero_page_source;
 
 #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
 mod linux;
@@ -113,5 +113,5 @@ pub use lock::lock;
 pub use page::{HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, page_align_up};
 pub use per_process::PerProcess;
 pub use split_mix::SplitMix64;
-pub use stock::ZeroPageSource;
 pub use worker::Worker;
+pub use zero_page_source::ZeroPageSource;

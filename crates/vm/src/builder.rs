@@ -167,14 +167,14 @@ impl SandboxBuilder {
         self
     }
 
-    /// Takes up to `bytes` of the memory that is zero in the image from `stock` (an
-    /// `Arc<afresh_frames::Stage>`, say) when a sandbox is made, this one or a fork of it. The
+    /// Takes up to `bytes` of the memory that is zero in the image from `source` (an
+    /// `Arc<afresh_frames::ZeroPool>`, say) when a sandbox is made, this one or a fork of it. The
     /// memory comes as resident blocks of 2 MiB, so the guest's first writes need no host fault.
     /// Memory that the first call does not use is released at the first reset. None if not set.
     #[must_use]
-    pub fn zero_memory(mut self, stock: Arc<dyn ZeroPageSource>, bytes: u64) -> Self {
+    pub fn zero_memory(mut self, source: Arc<dyn ZeroPageSource>, bytes: u64) -> Self {
         let pages = usize::try_from(bytes / PAGE).unwrap_or(usize::MAX);
-        self.config.stock = Some((stock, pages));
+        self.config.zero_source = Some((source, pages));
         self
     }
 

@@ -17,7 +17,7 @@ pub(crate) struct Config {
     pub(crate) reset: ResetMethod,
     pub(crate) limits: Limits,
     /// The source of resident zero memory, and its maximum pages.
-    pub(crate) stock: Option<(Arc<dyn ZeroPageSource>, usize)>,
+    pub(crate) zero_source: Option<(Arc<dyn ZeroPageSource>, usize)>,
 }
 
 impl std::fmt::Debug for Config {

@@ -78,8 +78,8 @@ impl Sandbox {
             host_access: HostAccess::Syscalls,
             // The write set may be all memory: it is resident anyway.
             write_set_limit: usize::MAX,
-            stock: config.stock.as_ref().map(|(stock, _)| stock.clone()),
-            stock_at_start: config.stock.as_ref().map_or(0, |(_, pages)| *pages),
+            zero_source: config.zero_source.as_ref().map(|(source, _)| source.clone()),
+            zero_pages_at_start: config.zero_source.as_ref().map_or(0, |(_, pages)| *pages),
             ..SlotConfig::default()
         };
         let mut shared = None;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use afresh_frames::{ProcessStage, ThrottledSource};
+use afresh_frames::{ProcessZeroPool, ThrottledSource};
 use afresh_memory::ZeroPageSource;
 use afresh_rewrite::linear_stack;
 use afresh_sys::{InheritedCell, PORTABLE, PerProcess, fork, host};
@@ -31,23 +31,24 @@ use crate::engine::stacks::Stacks;
 pub enum ZeroMemory {
     /// From the kernel, by a fault for each page.
     Kernel,
-    /// From the stage of the process: a background thread keeps up to 32 MiB ready. Both exist once
-    /// a memory has grown so far. See [`afresh_frames::ProcessStage`].
+    /// From the zero pool of the process: a background thread keeps up to 32 MiB ready. Both exist
+    /// once a memory has grown so far. See [`afresh_frames::ProcessZeroPool`].
     #[default]
     Process,
-    /// From a stock of the embedder, for example an `Arc<afresh_frames::Stage>` of another size.
-    Stock(Arc<dyn ZeroPageSource>),
+    /// From a zero source of the embedder, for example an `Arc<afresh_frames::ZeroPool>` of another
+    /// size.
+    Source(Arc<dyn ZeroPageSource>),
 }
 
 impl ZeroMemory {
-    /// The stock for the memories of one guest.
-    pub(crate) fn stock(&self) -> Option<Arc<dyn ZeroPageSource>> {
-        let stock: Arc<dyn ZeroPageSource> = match self {
+    /// The zero source for the memories of one guest.
+    pub(crate) fn source(&self) -> Option<Arc<dyn ZeroPageSource>> {
+        let source: Arc<dyn ZeroPageSource> = match self {
             ZeroMemory::Kernel => return None,
-            ZeroMemory::Process => Arc::new(ProcessStage),
-            ZeroMemory::Stock(stock) => stock.clone(),
+            ZeroMemory::Process => Arc::new(ProcessZeroPool),
+            ZeroMemory::Source(source) => source.clone(),
         };
-        Some(Arc::new(ThrottledSource::new(stock)))
+        Some(Arc::new(ThrottledSource::new(source)))
     }
 }
 
@@ -189,7 +190,7 @@ impl EngineConfig {
         let zero = match (zero_memory, &other.zero_memory) {
             (ZeroMemory::Kernel, ZeroMemory::Kernel)
             | (ZeroMemory::Process, ZeroMemory::Process) => true,
-            (ZeroMemory::Stock(one), ZeroMemory::Stock(two)) => Arc::ptr_eq(one, two),
+            (ZeroMemory::Source(one), ZeroMemory::Source(two)) => Arc::ptr_eq(one, two),
             _ => false,
         };
         let plain = (*timeouts, *fuel, *memory64_capacity, *epochs, *stack);

@@ -240,7 +240,7 @@ impl GuestOptions {
             host_access: self.host_access,
             verify_every: self.verify_every,
             memory64_capacity: engine.inner.config.memory64_capacity,
-            stock: engine.inner.config.zero_memory.stock(),
+            zero_source: engine.inner.config.zero_memory.source(),
         }
     }
 

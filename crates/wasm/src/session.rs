@@ -296,7 +296,7 @@ fn policy(state: &ResetState) -> MemoryPolicy {
         policy.strategy = learning;
     }
     // Pages of a growth become part of the next state one by one.
-    policy.stock = None;
+    policy.zero_source = None;
     policy
 }
 

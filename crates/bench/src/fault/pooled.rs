@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use afresh_arena::{Arena, ArenaOptions};
-use afresh_frames::{DirtyFrame, FrameCache, Order, Pool, Stage, ZeroSource};
+use afresh_frames::{DirtyFrame, FrameCache, Order, Pool, ZeroPool, ZeroSource};
 use afresh_sys::{HUGE_SIZE, PageRange, Reservation};
 use anyhow::Result;
 
@@ -74,11 +74,11 @@ impl Source {
         Ok(Self { source, memory, worked: Box::new(move || background(&pool)) })
     }
 
-    /// Private memory prepared by a stage.
-    pub(super) fn stage(pages: usize, stage: Arc<Stage>) -> Result<Self> {
+    /// Private memory prepared by a zero pool.
+    pub(super) fn zero_pool(pages: usize, zero_pool: Arc<ZeroPool>) -> Result<Self> {
         let memory = Reservation::aligned(pages, HUGE_SIZE)?;
-        let source = stage.clone();
-        let worked = Box::new(move || stage.cpu_time().as_nanos() as f64);
+        let source = zero_pool.clone();
+        let worked = Box::new(move || zero_pool.cpu_time().as_nanos() as f64);
         Ok(Self { source, memory, worked })
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use afresh_arena::ArenaOptions;
-use afresh_frames::{Order, PageKind, Pool, PoolOptions, Stage};
+use afresh_frames::{Order, PageKind, Pool, PoolOptions, ZeroPool};
 use anyhow::Result;
 
 use super::around::{Answer, FaultAround, Fill};
@@ -26,8 +26,8 @@ enum Make {
     Direct(Zeroing),
     /// A reservation filled with leased frames.
     Leased,
-    /// A reservation filled by a stage.
-    Staged,
+    /// A reservation filled by a zero pool.
+    ZeroPool,
     /// Page by page: zeroing, pages at once, through the thread's cache.
     ByPage(Zeroing, usize, bool),
 }
@@ -152,7 +152,7 @@ const ALL: &[Spec] = &[
     spec("pool-direct", Make::Direct(Background), true),
     spec("pool-direct-inline", Make::Direct(Inline), true),
     spec("lease-pool", Make::Leased, true),
-    spec("lease-stage", Make::Staged, true),
+    spec("lease-zero-pool", Make::ZeroPool, true),
     spec("arena-on-touch", Make::Mapped(Background, PageKind::Folios, Touch::Late), true),
     spec("arena-adaptive", Make::Mapped(Background, PageKind::Folios, Touch::Adaptive), true),
 ];
@@ -201,9 +201,9 @@ impl Spec {
                 let pool = pool(Background, PageKind::Folios, pages, threads)?;
                 each(&|| Ok(Box::new(Source::pool(pages, pool.clone())?)))
             }
-            Make::Staged => {
-                let stage = Arc::new(Stage::new(pages * threads)?);
-                each(&|| Ok(Box::new(Source::stage(pages, stage.clone())?)))
+            Make::ZeroPool => {
+                let zero_pool = Arc::new(ZeroPool::new(pages * threads)?);
+                each(&|| Ok(Box::new(Source::zero_pool(pages, zero_pool.clone())?)))
             }
             Make::ByPage(zeroing, window, cached) => {
                 let pool = pool(zeroing, PageKind::Folios, pages, threads)?;
@@ -225,6 +225,6 @@ fn pool(zeroing: Zeroing, kind: PageKind, pages: usize, threads: usize) -> Resul
     options.page_kind = kind;
     options.check_zero = false;
     let pool = Pool::new(options)?;
-    pool.stock(pages)?;
+    pool.prefill(pages)?;
     Ok(pool)
 }

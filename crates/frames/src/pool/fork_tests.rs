@@ -29,7 +29,7 @@ fn a_child_waits_for_no_lock_of_its_parents_threads() {
             pool.give_unused([unused]);
             let refused = pool.take(Order::PAGE).is_err()
                 && pool.take_at(0, Order::PAGE).is_none()
-                && pool.stock(1).is_err();
+                && pool.prefill(1).is_err();
             pool.pause(true);
             let good = refused && pool.trim(0) == 0 && pool.usage() == Usage::default();
             // SAFETY: ends the child without the parent's destructors.

@@ -113,10 +113,10 @@ impl Slot {
                 tracker.drain(&mut self.written)?;
                 let learned = if self.written.is_empty() { 0 } else { self.learn()? };
                 // Pages that were noticed one by one, at the price of a fault each.
-                let singly = if self.staged.is_empty() {
+                let singly = if self.prezeroed.is_empty() {
                     learned
                 } else {
-                    learned.saturating_sub(self.settle_staged()?)
+                    learned.saturating_sub(self.settle_prezeroed()?)
                 };
                 let next = self.adapt.next(self.write_set.len());
                 if let NextAction::Sample = next {
@@ -234,7 +234,7 @@ impl Slot {
         if self.stale() {
             self.refresh_mappings()?;
         } else {
-            self.forget_staged();
+            self.forget_prezeroed();
             self.write_set.clear();
             for range in self.space.ever_accessible() {
                 self.space.advise(range, Advice::Discard)?;
@@ -275,7 +275,7 @@ impl Slot {
         if self.stale() {
             return self.refresh_mappings();
         }
-        self.forget_staged();
+        self.forget_prezeroed();
         let result = (|| {
             for range in self.space.ever_accessible() {
                 self.space.advise(range, Advice::Discard)?;

@@ -10,7 +10,7 @@ use afresh_memory::{ImageBuilder, PAGE_SIZE, Slot, SlotConfig, Strategy, Tracker
 use afresh_sys::alone;
 use afresh_sys::planted::{Bug, must_be_caught};
 
-use super::staged::{self, BLOCK, FIRST_PAGES, Gate};
+use super::prezeroed::{self, BLOCK, FIRST_PAGES, Gate};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 const PAGES: usize = 16;
@@ -129,10 +129,10 @@ fn fill_and_evict(slot: &mut Slot, pages: std::ops::Range<usize>) {
 }
 
 #[test]
-fn a_huge_page_taken_from_a_stock_at_a_second_growth_is_not_merged() {
-    merged("merging::a_huge_page_taken_from_a_stock_at_a_second_growth_is_not_merged", || {
+fn a_huge_page_taken_from_a_zero_pool_at_a_second_growth_is_not_merged() {
+    merged("merging::a_huge_page_taken_from_a_zero_pool_at_a_second_growth_is_not_merged", || {
         let gate = Gate::new(2);
-        let Some(mut slot) = staged::slot(&gate, 2) else { return };
+        let Some(mut slot) = prezeroed::slot(&gate, 2) else { return };
         let end = FIRST_PAGES + 2 * BLOCK;
         gate.open.store(false, Ordering::Relaxed);
         slot.grow(end).unwrap();
@@ -150,7 +150,7 @@ fn a_huge_page_taken_from_a_stock_at_a_second_growth_is_not_merged() {
 fn memory_mapped_again_after_a_sparse_growth_is_not_merged() {
     merged("merging::memory_mapped_again_after_a_sparse_growth_is_not_merged", || {
         let gate = Gate::new(2);
-        let Some(mut slot) = staged::slot(&gate, 2) else { return };
+        let Some(mut slot) = prezeroed::slot(&gate, 2) else { return };
         let end = FIRST_PAGES + 2 * BLOCK;
         slot.grow(end).unwrap();
         write_and_reset(&mut slot, FIRST_PAGES..FIRST_PAGES + 1);
@@ -168,7 +168,7 @@ fn mappings_that_may_be_merged_are_caught() {
     }
     for test in [
         "merging::a_write_to_a_page_that_was_equal_to_others_is_undone",
-        "merging::a_huge_page_taken_from_a_stock_at_a_second_growth_is_not_merged",
+        "merging::a_huge_page_taken_from_a_zero_pool_at_a_second_growth_is_not_merged",
         "merging::memory_mapped_again_after_a_sparse_growth_is_not_merged",
     ] {
         must_be_caught(&[Bug::Merging], &[test]);

@@ -7,7 +7,7 @@ use crate::common;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use afresh_frames::Stage;
+use afresh_frames::ZeroPool;
 use afresh_memory::{
     Features, HostAccess, Image, ImageBuilder, PAGE_SIZE, PageRange, Slot, SlotConfig, Strategy,
     TrackerKind,
@@ -116,13 +116,14 @@ const CAPACITY: usize = 256;
 /// Room for growth by some blocks of 512 pages.
 const FAR: usize = 140 + 5 * 512;
 
-/// The stock in tests that use one.
-static STAGE: LazyLock<Arc<Stage>> = LazyLock::new(|| Arc::new(Stage::new(16 * 512).unwrap()));
+/// The zero source in tests that use one.
+static ZERO_POOL: LazyLock<Arc<ZeroPool>> =
+    LazyLock::new(|| Arc::new(ZeroPool::new(16 * 512).unwrap()));
 
-/// Gives the stage time to have `pages` ready; without them slots grow as if there were none.
+/// Gives the zero pool time to have `pages` ready; without them slots grow as if there were none.
 fn wait_for(pages: usize) {
     let started = Instant::now();
-    while STAGE.ready() < pages && started.elapsed() < Duration::from_millis(500) {
+    while ZERO_POOL.ready() < pages && started.elapsed() < Duration::from_millis(500) {
         std::thread::sleep(Duration::from_micros(200));
     }
 }
@@ -187,8 +188,8 @@ fn run(strategy: Strategy, regions: &[PageRange], capacity: usize, at_start: usi
         regions: regions.to_vec(),
         // Small, so that it is reached; but blocks are larger.
         write_set_limit: if capacity == FAR { 2000 } else { 100 },
-        stock: (capacity == FAR).then(|| STAGE.clone() as _),
-        stock_at_start: at_start,
+        zero_source: (capacity == FAR).then(|| ZERO_POOL.clone() as _),
+        zero_pages_at_start: at_start,
         ..SlotConfig::default()
     };
     let mut slot = Slot::new(&first, config).unwrap();
@@ -361,7 +362,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn memory_from_a_stock_is_restored_like_any_other(ops in prop::collection::vec(far_op(), 1..16)) {
+    fn memory_from_a_zero_source_is_restored_like_any_other(ops in prop::collection::vec(far_op(), 1..16)) {
         for strategy in strategies() {
             run(strategy, &[PageRange::new(0, 140)], FAR, 0, &ops);
             // The image itself has room for blocks.

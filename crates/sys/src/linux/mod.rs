@@ -10,7 +10,6 @@ pub mod host;
 mod hugepage;
 mod memfd;
 mod merging;
-mod moving;
 mod page_size;
 pub mod pagemap;
 mod perf;
@@ -18,6 +17,7 @@ pub mod poll;
 #[cfg(feature = "socket")]
 mod process_memory;
 pub mod random;
+mod remap;
 mod reservation;
 #[cfg(feature = "socket")]
 pub mod socket;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common::{c_guest, guest, kvm, words};
-use afresh_frames::Stage;
+use afresh_frames::ZeroPool;
 use afresh_vm::{CallError, CrashReason, GuestError, ResetMethod, Sandbox};
 
 #[test]
@@ -38,19 +38,19 @@ fn every_sample_works() {
 }
 
 #[test]
-fn memory_from_a_stage_is_reset_like_any_other_whether_it_is_used_or_not() {
+fn memory_from_a_zero_pool_is_reset_like_any_other_whether_it_is_used_or_not() {
     if !kvm() {
         return;
     }
     let elf = guest("dirty");
     for method in ResetMethod::ALL {
         for pages in [3, 2000] {
-            let stage = Arc::new(Stage::new(4096).unwrap());
-            while stage.ready() < stage.capacity() {
+            let zero_pool = Arc::new(ZeroPool::new(4096).unwrap());
+            while zero_pool.ready() < zero_pool.capacity() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let builder = Sandbox::builder().memory(16 << 20).reset_method(method);
-            let mut sandbox = builder.zero_memory(stage.clone(), 16 << 20).build(&elf).unwrap();
+            let mut sandbox = builder.zero_memory(zero_pool.clone(), 16 << 20).build(&elf).unwrap();
             for round in 0..6 {
                 if round == 3 {
                     sandbox = sandbox.pristine().fork().unwrap();

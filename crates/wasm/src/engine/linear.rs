@@ -98,7 +98,7 @@ pub(crate) struct MemoryPolicy {
     pub(crate) verify_every: Option<u32>,
     pub(crate) memory64_capacity: usize,
     /// The source of whole blocks for growth.
-    pub(crate) stock: Option<Arc<dyn ZeroPageSource>>,
+    pub(crate) zero_source: Option<Arc<dyn ZeroPageSource>>,
     /// Whether memories wait until all of a lazily filled image is in place.
     pub(crate) waits: bool,
 }
@@ -152,7 +152,7 @@ impl GuestMemory {
                 guard_after: reserved + Space::of_process().guard as usize,
                 capacity: Some(capacity),
                 verify_every: policy.verify_every,
-                stock: policy.stock.clone(),
+                zero_source: policy.zero_source.clone(),
                 checks_loss: true,
                 ..SlotConfig::default()
             },
@@ -487,7 +487,7 @@ unsafe impl MemoryCreator for SlotMemories {
             host_access: HostAccess::Threads,
             verify_every: None,
             memory64_capacity: space.reservation as usize,
-            stock: None,
+            zero_source: None,
             waits: false,
         };
         let image = Image::zero(page_align_up(minimum) / PAGE_SIZE);

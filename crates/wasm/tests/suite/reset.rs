@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_frames::Stage;
+use afresh_frames::ZeroPool;
 use afresh_memory::{Features, HostAccess, Strategy};
 use afresh_sys::planted::{self, Bug};
 use afresh_wasm::{
@@ -179,9 +179,9 @@ fn growth_is_undone_and_what_was_grown_into_is_out_of_bounds_again() {
 }
 
 #[test]
-fn growth_by_whole_blocks_from_a_stage_is_undone_like_any_other() {
-    let stage = Arc::new(Stage::new(4096).unwrap());
-    let zero_memory = ZeroMemory::Stock(stage.clone());
+fn growth_by_whole_blocks_from_a_zero_pool_is_undone_like_any_other() {
+    let zero_pool = Arc::new(ZeroPool::new(4096).unwrap());
+    let zero_memory = ZeroMemory::Source(zero_pool.clone());
     let engine = Engine::new(EngineConfig { zero_memory, ..EngineConfig::default() }).unwrap();
     // Grows by 8 MiB, finds zeros there, and writes every page, or three of them.
     let wasm = wat::parse_str(

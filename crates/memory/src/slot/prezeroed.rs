@@ -1,9 +1,9 @@
-//! Zero memory from a stock instead of from faults, and its later use.
+//! Zero memory from a zero source instead of from faults, and its later use.
 //!
-//! Where a slot comes by whole 2 MiB of zero memory, by growth or at its creation, a stock may move
-//! resident huge pages there. Such a one is watched as a whole: it is write-protected by one entry
-//! of the page table, and its first write opens, and reports, all of it. So a dense writer takes
-//! one signal in 512 pages and no fault.
+//! Where a slot comes by whole 2 MiB of zero memory, by growth or at its creation, a zero source
+//! may move resident huge pages there. Such a one is watched as a whole: it is write-protected by
+//! one entry of the page table, and its first write opens, and reports, all of it. So a dense
+//! writer takes one signal in 512 pages and no fault.
 //!
 //! The first reset after that judges each huge page. One in which at least an eighth of the pages
 //! were written stays, as part of the write set, and is still a huge page: from then on growing
@@ -35,7 +35,7 @@ impl Slot {
     }
 
     /// Whether huge pages pay: the tracker must keep them while they are hidden, or they would be
-    /// staged and thrown away by every run.
+    /// filled and thrown away by every run.
     fn takes_huge_pages(&self) -> bool {
         match &self.method {
             Method::WriteSet(tracker) => tracker.watches_huge_pages() && !self.adapt.discarding(),
@@ -44,35 +44,37 @@ impl Slot {
     }
 
     /// Fills pages that the slot has just gained, which are accessible, untouched and not yet
-    /// watched, from the stock. Returns the huge pages filled, which are as yet unwatched too.
-    pub(super) fn stage_growth(&mut self, range: PageRange) -> Result<PageRange, SysError> {
+    /// watched, from the zero source. Returns the huge pages filled, which are as yet unwatched
+    /// too.
+    pub(super) fn prezero_growth(&mut self, range: PageRange) -> Result<PageRange, SysError> {
         let none = PageRange::new(range.start, 0);
-        let Some(stock) = self.config.stock.clone() else { return Ok(none) };
+        let Some(source) = self.config.zero_source.clone() else { return Ok(none) };
         let huge = self.huge_pages_in(range);
         if huge.is_empty() || !self.takes_huge_pages() {
             return Ok(none);
         }
-        let moved = stock.supply(&self.space.memory, self.space.absolute(huge))?;
+        let moved = source.supply(&self.space.memory, self.space.absolute(huge))?;
         let filled = PageRange::new(huge.start, moved);
-        self.staged.extend((0..moved).step_by(HUGE_PAGES).map(|at| huge.start + at));
+        self.prezeroed.extend((0..moved).step_by(HUGE_PAGES).map(|at| huge.start + at));
         Ok(filled)
     }
 
-    /// Fills zero pages of the image, which was just placed and is not watched yet, from the stock.
-    pub(super) fn stage_image(&mut self) -> Result<(), SlotError> {
-        let Some(stock) = self.config.stock.clone() else { return Ok(()) };
+    /// Fills zero pages of the image, which was just placed and is not watched yet, from the zero
+    /// source.
+    pub(super) fn prezero_image(&mut self) -> Result<(), SlotError> {
+        let Some(source) = self.config.zero_source.clone() else { return Ok(()) };
         if !matches!(self.method, Method::WriteSet(_)) {
             return Ok(());
         }
-        let mut left = self.config.stock_at_start / HUGE_PAGES * HUGE_PAGES;
+        let mut left = self.config.zero_pages_at_start / HUGE_PAGES * HUGE_PAGES;
         for hole in self.holes() {
             let huge = self.huge_pages_in(hole);
             let wanted = PageRange::new(huge.start, huge.len.min(left));
             if wanted.is_empty() {
                 continue;
             }
-            let moved = stock.supply(&self.space.memory, self.space.absolute(wanted))?;
-            self.staged.extend((0..moved).step_by(HUGE_PAGES).map(|at| wanted.start + at));
+            let moved = source.supply(&self.space.memory, self.space.absolute(wanted))?;
+            self.prezeroed.extend((0..moved).step_by(HUGE_PAGES).map(|at| wanted.start + at));
             left -= moved;
         }
         Ok(())
@@ -93,21 +95,22 @@ impl Slot {
         holes
     }
 
-    /// Has staged huge pages inside `range`, which is watched already, noticed as wholes.
+    /// Has prezeroed huge pages inside `range`, which is watched already, noticed as wholes.
     pub(super) fn watch_huge_pages(&mut self, range: PageRange) {
         if let Method::WriteSet(tracker) = &mut self.method
             && tracker.watches_huge_pages()
         {
-            for start in self.staged.iter().copied().filter(|start| range.contains(*start)) {
+            for start in self.prezeroed.iter().copied().filter(|start| range.contains(*start)) {
                 tracker.by_huge_page(PageRange::new(start, HUGE_PAGES), true);
             }
         }
     }
 
     /// Blocks of `range`, which a run is growing into again, that proved dense while they consisted
-    /// of small pages, because the stock was empty at the time: the stock is queried again.
-    pub(super) fn restage(&mut self, range: PageRange) -> Result<(), SlotError> {
-        if self.config.stock.is_none() || !self.takes_huge_pages() {
+    /// of small pages, because the zero source was empty at the time: the zero source is queried
+    /// again.
+    pub(super) fn prezero_regrowth(&mut self, range: PageRange) -> Result<(), SlotError> {
+        if self.config.zero_source.is_none() || !self.takes_huge_pages() {
             return Ok(());
         }
         let huge = self.huge_pages_in(range);
@@ -117,8 +120,8 @@ impl Slot {
             if self.settled.contains(&start) || self.write_set.count_in(huge) * 2 < HUGE_PAGES {
                 continue;
             }
-            let staged = self.stage_growth(huge)?;
-            if staged.is_empty() {
+            let prezeroed = self.prezero_growth(huge)?;
+            if prezeroed.is_empty() {
                 break;
             }
             self.write_set.forget(huge);
@@ -136,12 +139,12 @@ impl Slot {
 
     /// Keeps the huge pages that the run wrote densely and throws the others away. Must come after
     /// the written pages have been learned, and before anything is copied back. Returns how many
-    /// pages of the write set were in staged huge pages.
+    /// pages of the write set were in prezeroed huge pages.
     #[cold]
-    pub(super) fn settle_staged(&mut self) -> Result<usize, ResetError> {
+    pub(super) fn settle_prezeroed(&mut self) -> Result<usize, ResetError> {
         let (mut learned, mut used) = (0, 0);
         let mut wasted = Vec::new();
-        for start in std::mem::take(&mut self.staged) {
+        for start in std::mem::take(&mut self.prezeroed) {
             let huge = PageRange::new(start, HUGE_PAGES);
             if let Method::WriteSet(tracker) = &mut self.method {
                 tracker.by_huge_page(huge, false);
@@ -173,13 +176,13 @@ impl Slot {
         if !wasted.is_empty() {
             self.plan()?;
         }
-        if let Some(stock) = &self.config.stock {
-            stock.report_use(used, wasted.iter().map(|range| range.len).sum());
+        if let Some(source) = &self.config.zero_source {
+            source.report_use(used, wasted.iter().map(|range| range.len).sum());
         }
         Ok(learned)
     }
 
-    /// Whether at least one page in [`DENSE`] of a staged huge page is not zero any more.
+    /// Whether at least one page in [`DENSE`] of a prezeroed huge page is not zero any more.
     fn written_densely(&self, huge: PageRange, learned: usize) -> bool {
         let by_huge_page = match &self.method {
             Method::WriteSet(tracker) => tracker.watches_huge_pages(),
@@ -190,8 +193,8 @@ impl Slot {
         }
         let mut needed = HUGE_PAGES / STRIDE / DENSE;
         for page in (huge.start..huge.end()).step_by(STRIDE) {
-            // SAFETY: a staged huge page is accessible until the reset that judges it hides it, and
-            // the caller promises that no guest runs.
+            // SAFETY: a prezeroed huge page is accessible until the reset that judges it hides it,
+            // and the caller promises that no guest runs.
             let live =
                 unsafe { std::slice::from_raw_parts(self.base().add(page * PAGE_SIZE), PAGE_SIZE) };
             if !crate::image::is_zero(live) {
@@ -205,9 +208,9 @@ impl Slot {
     }
 
     /// All huge pages have been thrown away with everything else.
-    pub(super) fn forget_staged(&mut self) {
+    pub(super) fn forget_prezeroed(&mut self) {
         self.settled.clear();
-        for start in std::mem::take(&mut self.staged) {
+        for start in std::mem::take(&mut self.prezeroed) {
             if let Method::WriteSet(tracker) = &mut self.method {
                 tracker.by_huge_page(PageRange::new(start, HUGE_PAGES), false);
             }

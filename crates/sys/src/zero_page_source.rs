@@ -2,10 +2,10 @@
 
 use crate::{PageRange, Reservation, SysError};
 
-/// A stock of private zero memory that is resident already, in huge pages of [`crate::HUGE_SIZE`].
+/// A source of private zero memory that is resident already, in huge pages of [`crate::HUGE_SIZE`].
 ///
-/// Code that needs fresh memory queries a stock first, and leaves the rest to the kernel's faults.
-/// A stock never blocks.
+/// Code that needs fresh memory queries a source first, and leaves the rest to the kernel's faults.
+/// A source never blocks.
 ///
 /// # Safety
 /// Memory that [`ZeroPageSource::supply`] reports as moved is used without another check: a slot

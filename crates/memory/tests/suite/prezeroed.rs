@@ -1,11 +1,11 @@
-//! The promises of a slot with whole blocks of memory from a stock.
+//! The promises of a slot with whole blocks of memory from a zero source.
 #![cfg(not(miri))]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_frames::Stage;
+use afresh_frames::ZeroPool;
 use afresh_memory::{
     Image, PAGE_SIZE, PageRange, Reservation, Slot, SlotConfig, Strategy, SysError, TrackerKind,
     ZeroPageSource,
@@ -17,10 +17,10 @@ pub(super) const BLOCK: usize = 512;
 /// Pages that a slot has before it grows.
 pub(super) const FIRST_PAGES: usize = 16;
 
-/// A stage that can be shut, and counts the uses of its memory.
+/// A zero pool that can be shut, and counts the uses of its memory.
 #[derive(Debug)]
 pub(super) struct Gate {
-    stage: Stage,
+    zero_pool: ZeroPool,
     pub(super) open: AtomicBool,
     used: AtomicUsize,
     wasted: AtomicUsize,
@@ -29,16 +29,16 @@ pub(super) struct Gate {
 impl Gate {
     /// With `blocks` blocks ready.
     pub(super) fn new(blocks: usize) -> Arc<Self> {
-        let stage = Stage::new(blocks * BLOCK).unwrap();
-        let gate = Self { stage, open: true.into(), used: 0.into(), wasted: 0.into() };
+        let zero_pool = ZeroPool::new(blocks * BLOCK).unwrap();
+        let gate = Self { zero_pool, open: true.into(), used: 0.into(), wasted: 0.into() };
         gate.wait();
         Arc::new(gate)
     }
 
     fn wait(&self) {
         let started = Instant::now();
-        while self.stage.ready() < self.stage.capacity() {
-            assert!(started.elapsed() < Duration::from_secs(120), "the stage was starved");
+        while self.zero_pool.ready() < self.zero_pool.capacity() {
+            assert!(started.elapsed() < Duration::from_secs(120), "the zero pool was starved");
             std::thread::sleep(Duration::from_micros(200));
         }
     }
@@ -48,10 +48,10 @@ impl Gate {
     }
 }
 
-// SAFETY: moves nothing, or the same as the stage.
+// SAFETY: moves nothing, or the same as the zero pool.
 unsafe impl ZeroPageSource for Gate {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
-        if self.open.load(Ordering::Relaxed) { self.stage.supply(memory, range) } else { Ok(0) }
+        if self.open.load(Ordering::Relaxed) { self.zero_pool.supply(memory, range) } else { Ok(0) }
     }
 
     fn report_use(&self, used: usize, wasted: usize) {
@@ -64,7 +64,7 @@ unsafe impl ZeroPageSource for Gate {
 pub(super) fn slot(gate: &Arc<Gate>, blocks: usize) -> Option<Slot> {
     let config = SlotConfig {
         capacity: Some(FIRST_PAGES + blocks * BLOCK),
-        stock: Some(gate.clone()),
+        zero_source: Some(gate.clone()),
         ..SlotConfig::default()
     };
     let slot = Slot::new(&Image::zero(FIRST_PAGES), config).unwrap();
@@ -111,7 +111,7 @@ fn faults(run: impl FnOnce()) -> u64 {
 }
 
 #[test]
-fn growth_from_a_stock_costs_a_fault_a_block_and_none_from_then_on() {
+fn growth_from_a_zero_source_costs_a_fault_a_block_and_none_from_then_on() {
     let gate = Gate::new(4);
     let Some(mut slot) = slot(&gate, 4) else { return };
     let end = FIRST_PAGES + 4 * BLOCK;
@@ -144,7 +144,7 @@ fn a_sparse_growth_gives_its_memory_back_at_the_first_reset() {
 }
 
 #[test]
-fn dense_blocks_that_the_stock_could_not_serve_are_served_when_it_can() {
+fn dense_blocks_that_the_zero_pool_could_not_serve_are_served_when_it_can() {
     let gate = Gate::new(2);
     let Some(mut slot) = slot(&gate, 2) else { return };
     let end = FIRST_PAGES + 2 * BLOCK;
@@ -166,8 +166,8 @@ fn dense_blocks_that_the_stock_could_not_serve_are_served_when_it_can() {
 fn a_checkpoint_before_the_first_reset_keeps_what_it_froze() {
     let gate = Gate::new(2);
     let config = SlotConfig {
-        stock: Some(gate.clone()),
-        stock_at_start: 2 * BLOCK,
+        zero_source: Some(gate.clone()),
+        zero_pages_at_start: 2 * BLOCK,
         ..SlotConfig::default()
     };
     let mut slot = Slot::new(&Image::zero(2 * BLOCK), config).unwrap();
@@ -183,7 +183,7 @@ fn a_checkpoint_before_the_first_reset_keeps_what_it_froze() {
 }
 
 #[test]
-fn a_slot_with_a_stock_is_correct_or_refused_after_any_failed_system_call() {
+fn a_slot_with_a_zero_source_is_correct_or_refused_after_any_failed_system_call() {
     let gate = Gate::new(2);
     for after in 0.. {
         gate.wait();
@@ -191,7 +191,7 @@ fn a_slot_with_a_stock_is_correct_or_refused_after_any_failed_system_call() {
         let (slot, fired) = inject::with(plan, || {
             let config = SlotConfig {
                 capacity: Some(FIRST_PAGES + 2 * BLOCK),
-                stock: Some(gate.clone()),
+                zero_source: Some(gate.clone()),
                 ..SlotConfig::default()
             };
             let mut slot = Slot::new(&Image::zero(FIRST_PAGES), config).ok()?;

@@ -3,12 +3,12 @@
 //!
 //! Frames of a [`crate::Pool`] are pages of a shared file, which not every user can take: memory
 //! that is discarded with `madvise`, write-protected by its user's userfaultfd or copied by `fork`
-//! must be private and anonymous. A stage keeps such memory populated, in huge pages where the host
-//! has them, and moves it into place with one `mremap`. From then on it is the receiver's, with no
-//! tie to the stage, and goes back to the kernel like any other.
+//! must be private and anonymous. A zero pool keeps such memory populated, in huge pages where the
+//! host has them, and moves it into place with one `mremap`. From then on it is the receiver's,
+//! with no tie to the zero pool, and goes back to the kernel like any other.
 //!
 //! Promises: moved memory comes straight from the kernel, so it is zero and unused.
-//! Memory that is not ready is left to the kernel's faults: a stage never blocks.
+//! Memory that is not ready is left to the kernel's faults: a zero pool never blocks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ use crate::{Lease, NewPoolError, TakeError, ZeroSource};
 const STRIDE: usize = 2 * HUGE_PAGES;
 /// Huge pages populated between two questions to the host.
 const BATCH: usize = 16;
-/// Memory that the stage always leaves free.
+/// Memory that the zero pool always leaves free.
 const HEADROOM: u64 = 64 << 20;
 /// Time between two looks for huge pages to populate while some are being taken.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -41,15 +41,15 @@ const FILLING: u8 = 1;
 const READY: u8 = 2;
 const TAKING: u8 = 3;
 
-/// A stock of private zero memory.
+/// A source of private zero memory.
 #[derive(Debug)]
-pub struct Stage {
-    shared: Arc<StageState>,
+pub struct ZeroPool {
+    shared: Arc<ZeroPoolState>,
     thread: Option<Worker>,
 }
 
 #[derive(Debug)]
-struct StageState {
+struct ZeroPoolState {
     memory: Reservation,
     hugepages: Box<[AtomicU8]>,
     stop: AtomicBool,
@@ -57,9 +57,9 @@ struct StageState {
     cpu_ns: AtomicU64,
 }
 
-impl Stage {
-    /// Makes a stage that keeps `pages` pages (rounded up to 2 MiB) ready. They are populated by a
-    /// thread at idle priority; [`Stage::ready`] returns its progress.
+impl ZeroPool {
+    /// Makes a zero pool that keeps `pages` pages (rounded up to 2 MiB) ready. They are populated
+    /// by a thread at idle priority; [`ZeroPool::ready`] returns its progress.
     ///
     /// # Errors
     /// When address space or a thread is unavailable.
@@ -72,7 +72,7 @@ impl Stage {
             // Refused where the kernel was built without huge pages; small ones do too.
             let _ = memory.advise(place, Advice::HugePage);
         }
-        let shared = Arc::new(StageState {
+        let shared = Arc::new(ZeroPoolState {
             memory,
             hugepages: (0..pages / HUGE_PAGES).map(|_| AtomicU8::new(EMPTY)).collect(),
             stop: false.into(),
@@ -80,7 +80,7 @@ impl Stage {
             cpu_ns: 0.into(),
         });
         let state = shared.clone();
-        let thread = Worker::start("afresh-stage", move || run(&state));
+        let thread = Worker::start("afresh-zeropool", move || run(&state));
         let thread = thread.map_err(NewPoolError::Thread)?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -105,8 +105,8 @@ impl Stage {
     }
 
     /// Makes `range` of `memory` accessible private zero memory, as much of it as is ready moved
-    /// from the stage. Returns the pages moved; the others are the kernel's to fill at first touch.
-    /// Whole 2 MiB of address space are moved only, so `memory` should be aligned to that.
+    /// from the zero pool. Returns the pages moved; the others are the kernel's to fill at first
+    /// touch. Whole 2 MiB of address space are moved only, so `memory` should be aligned to that.
     ///
     /// # Errors
     /// When the kernel refuses a mapping; the range is in an unknown state then.
@@ -149,7 +149,7 @@ impl Stage {
     }
 }
 
-impl ZeroSource for Stage {
+impl ZeroSource for ZeroPool {
     /// Pages that are not ready come from the kernel, by its rules for overcommitment.
     fn fill(&self, memory: &Reservation, range: PageRange) -> Result<Lease, TakeError> {
         self.extend(memory, range)?;
@@ -158,14 +158,14 @@ impl ZeroSource for Stage {
 }
 
 // SAFETY: a huge page is claimed by one taker, holds the kernel's zeros and those of
-// `populate_one`, and is moved by `mremap`, which leaves the stage no access to it.
-unsafe impl ZeroPageSource for Stage {
+// `populate_one`, and is moved by `mremap`, which leaves the zero pool no access to it.
+unsafe impl ZeroPageSource for ZeroPool {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         self.move_into(memory, range)
     }
 }
 
-impl Drop for Stage {
+impl Drop for ZeroPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
@@ -175,7 +175,7 @@ impl Drop for Stage {
     }
 }
 
-impl StageState {
+impl ZeroPoolState {
     /// Claims a huge page that is ready.
     fn claim(&self) -> Option<usize> {
         let claim = |hugepage: &AtomicU8| {
@@ -215,8 +215,8 @@ impl StageState {
         // By faults and not by `MADV_POPULATE_WRITE`, which would hold the lock of the whole
         // address space while the kernel zeroes: a fault locks this mapping only.
         for page in place_of(at).start..place_of(at).end() {
-            // SAFETY: the stage's memory is mapped writable, and the huge page is ours until it is
-            // READY.
+            // SAFETY: the zero pool's memory is mapped writable, and the huge page is ours until it
+            // is READY.
             unsafe { self.memory.page_ptr(page).write_volatile(0) };
         }
         self.set(at, READY);
@@ -224,32 +224,32 @@ impl StageState {
     }
 }
 
-/// The pages of a huge page in the stage.
+/// The pages of a huge page in the zero pool.
 fn place_of(hugepage: usize) -> PageRange {
     PageRange::new(hugepage * STRIDE, HUGE_PAGES)
 }
 
-fn run(stage: &StageState) {
+fn run(zero_pool: &ZeroPoolState) {
     // Where a sandbox forbids it, the thread runs at normal priority.
     let _ = host::run_when_idle();
-    let stopped = || stage.stop.load(Ordering::SeqCst);
+    let stopped = || zero_pool.stop.load(Ordering::SeqCst);
     while !stopped() {
-        while stage.has_empty() && stage.populate_some() {}
-        stage.cpu_ns.store(host::thread_cpu_time().as_nanos() as u64, Ordering::Relaxed);
-        if stage.has_empty() && !stopped() {
+        while zero_pool.has_empty() && zero_pool.populate_some() {}
+        zero_pool.cpu_ns.store(host::thread_cpu_time().as_nanos() as u64, Ordering::Relaxed);
+        if zero_pool.has_empty() && !stopped() {
             thread::park_timeout(LOW_MEMORY_INTERVAL);
             continue;
         }
         for _ in 0..IDLE_POLLS {
-            if stage.has_empty() || stopped() {
+            if zero_pool.has_empty() || stopped() {
                 break;
             }
             thread::park_timeout(POLL_INTERVAL);
         }
-        stage.asleep.store(true, Ordering::SeqCst);
-        if !stage.has_empty() && !stopped() {
+        zero_pool.asleep.store(true, Ordering::SeqCst);
+        if !zero_pool.has_empty() && !stopped() {
             thread::park();
         }
-        stage.asleep.store(false, Ordering::SeqCst);
+        zero_pool.asleep.store(false, Ordering::SeqCst);
     }
 }
