@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use afresh_files::{FileVersion, Node, Refused, Tree};
 use afresh_memory::{BorrowedFile, FileOwner, Image, ImageError, PageRange};
-use afresh_sys::fork::Mark;
+use afresh_sys::fork::Epoch;
 use afresh_sys::{Memfd, PAGE_SIZE};
 use rustix::io::Errno;
 
@@ -78,7 +78,7 @@ impl CacheFile {
         self.file.set_len(range.end as usize).ok()?;
         *end = range.end;
         let (place, filled, lent) = (self.clone(), Mutex::default(), BorrowedFile::default());
-        Some(Arc::new(CachedFile { place, range, filled, lent, made: Mark::now() }))
+        Some(Arc::new(CachedFile { place, range, filled, lent, made: Epoch::now() }))
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct CachedFile {
     /// The parts that images show.
     lent: BorrowedFile,
     /// A process that was forked since has them as well, and neither takes them from the other.
-    made: Mark,
+    made: Epoch,
 }
 
 impl FileOwner for CachedFile {
@@ -165,7 +165,7 @@ impl CachedFile {
 
     /// Releases the memory of a part of the file, with `bytes` counted bytes.
     fn give_back(&self, part: &Range<u64>, bytes: u64) {
-        if part.is_empty() || !self.made.is_alone() {
+        if part.is_empty() || !self.made.is_current() {
             return;
         }
         let first = (self.range.start + part.start) / PAGE;

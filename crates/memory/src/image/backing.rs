@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use afresh_sys::{
-    Advice, HUGE_PAGES, Memfd, PageRange, PerProcess, Protection, Reservation, SysError, fork::Mark,
+    Advice, HUGE_PAGES, Memfd, PageRange, PerProcess, Protection, Reservation, SysError,
+    fork::Epoch,
 };
 
 use super::arrived_pages::ArrivedPages;
@@ -133,7 +134,7 @@ pub(crate) struct Backing {
     pages: usize,
     /// Pages that hold content, sorted; between them the file has holes, which read as zero.
     stored: Vec<PageRange>,
-    made: Mark,
+    made: Epoch,
     /// The images that refer to each page, if pages are released one by one.
     references: Option<References>,
     /// Fills in content that is missing so far.
@@ -236,7 +237,7 @@ impl Backing {
             view,
             pages,
             stored,
-            made: Mark::now(),
+            made: Epoch::now(),
             references: None,
             filling: None,
             complete: AtomicBool::new(true),
@@ -365,7 +366,7 @@ impl Backing {
     /// gives none back, because its child may read them; neither does the child, which could also
     /// wait for a lock that another thread of its parent held.
     fn references(&self) -> Option<&References> {
-        self.references.as_ref().filter(|_| self.made.is_alone())
+        self.references.as_ref().filter(|_| self.made.is_current())
     }
 
     /// Records an extent of a new image.
@@ -413,7 +414,7 @@ impl Drop for Backing {
             }
             // The space is not reused, so an error costs memory until the pack is dropped, never
             // content.
-            Store::Packed { pack, start } if self.made.is_alone() => {
+            Store::Packed { pack, start } if self.made.is_current() => {
                 pack.give_back(PageRange::new(*start, self.pages));
             }
             // A child may use it. Its memory goes with the pack.

@@ -19,7 +19,7 @@ use afresh_sys::errno::{EAGAIN, EEXIST, EINVAL};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{
     Advice, Call, Interest, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd,
-    fork::Mark,
+    fork::Epoch,
 };
 
 use super::Backing;
@@ -41,7 +41,7 @@ pub struct Inserter {
     arrived: Arc<ArrivedPages>,
     /// Pages that are stored or being stored, a bit each; empty where the kernel reports that.
     claimed: Box<[AtomicU64]>,
-    made: Mark,
+    made: Epoch,
 }
 
 impl Inserter {
@@ -77,7 +77,7 @@ impl Inserter {
         let arrived = Arc::new(ArrivedPages::new(end, filled));
         Ok((
             backing,
-            Inserter { memory, uffd, arrived: arrived.clone(), claimed, made: Mark::now() },
+            Inserter { memory, uffd, arrived: arrived.clone(), claimed, made: Epoch::now() },
             arrived,
         ))
     }
@@ -132,7 +132,7 @@ impl Inserter {
     /// Frees the memory of all pages, once no image has them. A forked child may still have one:
     /// then the memory goes with the file.
     pub(super) fn free(&self) {
-        if self.made.is_alone() {
+        if self.made.is_current() {
             // Nothing reads these pages again, so an error costs memory, never content.
             let _ = self.memory.advise(PageRange::new(0, self.pages()), Advice::Remove);
         }

@@ -362,7 +362,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn memory_from_a_zero_source_is_restored_like_any_other(ops in prop::collection::vec(far_op(), 1..16)) {
+    fn zero_memory_from_a_source_is_restored_too(ops in prop::collection::vec(far_op(), 1..16)) {
         for strategy in strategies() {
             run(strategy, &[PageRange::new(0, 140)], FAR, 0, &ops);
             // The image itself has room for blocks.

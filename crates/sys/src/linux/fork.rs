@@ -44,12 +44,12 @@ static FORK_HOOK: InheritedCell<bool> = InheritedCell::new();
 /// A child made by a bare system call is not counted. It must not outlive the parent's resources
 /// that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct Epoch {
     generation: u32,
     forks: u32,
 }
 
-impl Mark {
+impl Epoch {
     /// Now, in this process.
     #[must_use]
     pub fn now() -> Self {
@@ -57,7 +57,7 @@ impl Mark {
         let hook = || unsafe { libc::pthread_atfork(Some(count), None, None) } == 0;
         let forks = match FORK_HOOK.get_or_make(hook) {
             true => FORKS.load(Ordering::Acquire),
-            // Out of memory for the handler, nothing is known of children: no two marks are equal.
+            // Out of memory for the handler, nothing is known of children: no two epochs are equal.
             false => FORKS.fetch_add(1, Ordering::AcqRel),
         };
         Self { generation: generation(), forks }
@@ -65,7 +65,7 @@ impl Mark {
 
     /// Whether values made then exist only here: this process made them, and has not forked since.
     #[must_use]
-    pub fn is_alone(self) -> bool {
+    pub fn is_current(self) -> bool {
         self == Self::now()
     }
 }
@@ -208,16 +208,16 @@ mod tests {
 
     #[test]
     fn values_from_before_a_fork_are_shared() {
-        let before = Mark::now();
+        let before = Epoch::now();
         // SAFETY: as above.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let good = !before.is_alone() && Mark::now().is_alone();
+            let good = !before.is_current() && Epoch::now().is_current();
             // SAFETY: ends the child and nothing else.
             unsafe { libc::_exit(i32::from(!good)) };
         }
         assert!(ended_well(child));
-        assert!(!before.is_alone());
+        assert!(!before.is_current());
         assert!(to_execute(|| EXECUTES.get()) && !EXECUTES.get());
     }
 

@@ -9,9 +9,9 @@ pub fn generation() -> u32 {
 
 /// Children get a private copy of all memory, so nothing is to be remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark;
+pub struct Epoch;
 
-impl Mark {
+impl Epoch {
     /// Now.
     #[must_use]
     pub fn now() -> Self {
@@ -20,7 +20,7 @@ impl Mark {
 
     /// Always.
     #[must_use]
-    pub fn is_alone(self) -> bool {
+    pub fn is_current(self) -> bool {
         true
     }
 }
