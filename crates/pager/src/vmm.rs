@@ -55,7 +55,7 @@ use crate::SourceError;
 pub use control::{Cause, ControlClient, ControlServer, Snapshots};
 pub use freeze::{FrozenMemory, PreparedMemory};
 pub use handshake::{Mapping, parse_mappings};
-pub use host::{DoorInfo, DoorOptions, DoorTotals, HostEvent, VmmHost};
+pub use host::{EndpointInfo, EndpointOptions, EndpointTotals, HostEvent, VmmHost};
 pub use host_error::HostError;
 pub use keeper::{Keeper, keep};
 pub use listener::{ListenError, Listener};
@@ -130,7 +130,7 @@ pub enum VmmError {
     #[error("serving the VMM: {0}")]
     Sys(#[from] SysError),
     /// The VMM exceeds its budget.
-    #[error("the VMM is refused: {0}; raise the budget of its door")]
+    #[error("the VMM is refused: {0}; raise the budget of its endpoint")]
     Budget(#[from] BudgetExceeded),
     /// The keeper has ended.
     #[error("the process that would close the VMM's memory has ended: restart the pager ({0})")]

@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use afresh::pager::vmm::{
-    Cause, ControlServer, DoorOptions, HostEvent, Keeper, Listener, MetricsServer, ServeCounts,
+    Cause, ControlServer, EndpointOptions, HostEvent, Keeper, Listener, MetricsServer, ServeCounts,
     SocketAccess, VmmError, VmmHost, keep, parse_mode, parse_owner,
 };
 use afresh::pager::{PageSource, SnapshotSource};
@@ -122,7 +122,7 @@ pub(crate) fn run_keeper() -> anyhow::Result<ExitCode> {
 enum Report {
     Connected { name: String },
     Served { name: String, number: usize, result: Result<ServeCounts, String> },
-    Failed { door: String, error: String },
+    Failed { endpoint: String, error: String },
     ClientFailed { error: String },
 }
 
@@ -135,11 +135,11 @@ impl From<&HostEvent<'_>> for Report {
                 number: *number,
                 result: result.as_ref().map(|served| *served).map_err(VmmError::to_string),
             },
-            HostEvent::Failed { door, error } => {
-                Self::Failed { door: (*door).to_owned(), error: error.to_string() }
+            HostEvent::Failed { endpoint, error } => {
+                Self::Failed { endpoint: (*endpoint).to_owned(), error: error.to_string() }
             }
             HostEvent::ClientFailed { error } => Self::ClientFailed { error: error.to_string() },
-            _ => Self::Failed { door: String::new(), error: format!("{event:?}") },
+            _ => Self::Failed { endpoint: String::new(), error: format!("{event:?}") },
         }
     }
 }
@@ -214,17 +214,17 @@ impl Arguments {
         }
     }
 
-    fn door(&self, socket: &Path) -> DoorOptions {
-        let mut door = DoorOptions::new(&self.name, &self.snapshot.to_string(), socket);
+    fn endpoint(&self, socket: &Path) -> EndpointOptions {
+        let mut endpoint = EndpointOptions::new(&self.name, &self.snapshot.to_string(), socket);
         let (user, group) = self.socket_owner.map_or((None, None), |(u, g)| (Some(u), g));
-        door.access = SocketAccess { user, group, mode: self.socket_mode };
-        door.makes_directory = self.make_dir;
-        door.budget = self.budget.map(|mib| (mib as usize) << 20);
-        door.stream = !self.on_demand;
-        door.record = self.record;
-        door.window = self.window.into();
-        door.once = self.once;
-        door
+        endpoint.access = SocketAccess { user, group, mode: self.socket_mode };
+        endpoint.makes_directory = self.make_dir;
+        endpoint.budget = self.budget.map(|mib| (mib as usize) << 20);
+        endpoint.stream = !self.on_demand;
+        endpoint.record = self.record;
+        endpoint.window = self.window.into();
+        endpoint.once = self.once;
+        endpoint
     }
 }
 
@@ -269,12 +269,12 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let socket = match (sockets.vmms, &arguments.socket) {
         (Some(listener), _) => {
             let path = listener.path().to_owned();
-            host.open_door_at(listener, arguments.door(&path), Arc::new(source))?;
+            host.open_endpoint_at(listener, arguments.endpoint(&path), Arc::new(source))?;
             path
         }
         (None, path) => {
             let path = path.clone().unwrap_or_default();
-            host.open_door(arguments.door(&path), Arc::new(source))?;
+            host.open_endpoint(arguments.endpoint(&path), Arc::new(source))?;
             path
         }
     };
@@ -315,8 +315,8 @@ fn print(report: &Report, format: Format, log: Log) -> bool {
             return true;
         }
         Report::Served { name, number, result } => (name, number, result),
-        Report::Failed { door, error } => {
-            log.line(Level::Error, &format!("accepting a VMM at {door}: {error}"));
+        Report::Failed { endpoint, error } => {
+            log.line(Level::Error, &format!("accepting a VMM at {endpoint}: {error}"));
             return false;
         }
         Report::ClientFailed { error } => {

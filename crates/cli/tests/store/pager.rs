@@ -346,9 +346,9 @@ fn a_service_manager_passes_the_sockets() {
     let page = metrics(port, "/metrics");
     for line in [
         "# TYPE afresh_pager_filled_pages_total counter",
-        "afresh_pager_filled_pages_total{door=\"vm\"} 100",
+        "afresh_pager_filled_pages_total{name=\"vm\"} 100",
         "afresh_pager_vm_missing_pages{vm=\"vm.1\"} 0",
-        "afresh_pager_doors 1",
+        "afresh_pager_endpoints 1",
     ] {
         assert!(page.lines().any(|found| found == line), "{line}: {page}");
     }

@@ -5,7 +5,7 @@
 //! or another. Requests with large buffers are worked on one at a time. A client that cannot be
 //! accepted is reported, and later ones are served.
 //!
-//! May break it: any client may open doors and write snapshots with the rights of this process.
+//! May break it: any client may open endpoints and write snapshots with the rights of this process.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -206,14 +206,14 @@ impl Handler {
     fn perform(&self, request: Request, charges: &mut Vec<Charge>) -> Result<Value, Cause> {
         match request {
             Request::List {} => Ok(self.list()),
-            Request::Add(door) => {
-                let source = self.snapshots.open(&door.snapshot)?;
+            Request::Add(endpoint) => {
+                let source = self.snapshots.open(&endpoint.snapshot)?;
                 let pages = source.pages();
-                self.host.open_door(*door, source)?;
+                self.host.open_endpoint(*endpoint, source)?;
                 Ok(json!({ "pages": pages }))
             }
             Request::Remove { name } => {
-                self.host.close_door(&name)?;
+                self.host.close_endpoint(&name)?;
                 Ok(json!({}))
             }
             Request::Stats { vm } => {
@@ -278,18 +278,18 @@ impl Handler {
     }
 
     fn list(&self) -> Value {
-        let door = |door: super::DoorInfo| {
+        let endpoint = |endpoint: super::EndpointInfo| {
             json!({
-                "name": door.options.name,
-                "snapshot": door.options.snapshot,
-                "socket": door.options.socket.display().to_string(),
-                "vms": door.vms,
-                "budget_bytes": door.options.budget,
-                "used_bytes": door.used,
+                "name": endpoint.options.name,
+                "snapshot": endpoint.options.snapshot,
+                "socket": endpoint.options.socket.display().to_string(),
+                "vms": endpoint.vms,
+                "budget_bytes": endpoint.options.budget,
+                "used_bytes": endpoint.used,
             })
         };
         json!({
-            "doors": self.host.doors().into_iter().map(door).collect::<Vec<_>>(),
+            "endpoints": self.host.endpoints().into_iter().map(endpoint).collect::<Vec<_>>(),
             "vms": self.host.vms().into_iter().map(|(name, _)| name).collect::<Vec<_>>(),
         })
     }

@@ -1,18 +1,19 @@
-//! A process that serves many VMMs: doors that they connect to, and the VMMs by name.
+//! A process that serves many VMMs: endpoints that they connect to, and the VMMs by name.
 //!
-//! A *door* is a socket with a snapshot, a name and a budget. The VMMs that connect to door `web`
-//! are called `web.1`, `web.2` and so on.
+//! An *endpoint* is a socket with a snapshot, a name and a budget. The VMMs that connect to
+//! endpoint `web` are called `web.1`, `web.2` and so on.
 //!
-//! Promises: a VMM costs its door no more than the door's budget, and a door no more than a bounded
-//! number of threads. Pages that are streamed ahead share one stage. One that exceeds it is
-//! refused, and others are not affected. Counts of a door have each VMM once and never decrease. No
-//! two VMMs have one name, also where a door is closed and another one of its name is opened.
-//! Stopping the host ends the service of every VMM as [`super::serve`] describes.
+//! Promises: a VMM costs its endpoint no more than the endpoint's budget, and an endpoint no more
+//! than a bounded number of threads. Pages that are streamed ahead share one stage. One that
+//! exceeds it is refused, and others are not affected. Counts of an endpoint have each VMM once and
+//! never decrease. No two VMMs have one name, also where an endpoint is closed and another one of
+//! its name is opened. Stopping the host ends the service of every VMM as [`super::serve`]
+//! describes.
 //!
 //! May break it: a host without a [`Keeper`] whose process exits before it is stopped. Missing
 //! pages of its VMMs are then not closed.
 
-mod door_thread;
+mod accept_thread;
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -34,11 +35,11 @@ use super::stage::Stage;
 use super::vm::Vm;
 use super::{STAGE, ServeCounts, VmmError, VmmOptions};
 use crate::PageSource;
-use door_thread::DoorSocket;
+use accept_thread::EndpointSocket;
 
-/// Doors of a host at a time.
-pub(super) const MAX_DOORS: usize = 4096;
-/// Maximum length of the name of a door.
+/// Endpoints of a host at a time.
+pub(super) const MAX_ENDPOINTS: usize = 4096;
+/// Maximum length of the name of an endpoint.
 pub(super) const MAX_NAME: usize = 64;
 /// Time before the next attempt after `accept` failed.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
@@ -46,7 +47,7 @@ pub(super) const PAUSE: Duration = Duration::from_secs(1);
 /// A socket that VMMs connect to, and how they are served.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct DoorOptions {
+pub struct EndpointOptions {
     /// Its name: letters, digits, `-` and `_`.
     pub name: String,
     /// The name of the snapshot, for listings.
@@ -66,12 +67,12 @@ pub struct DoorOptions {
     pub record: bool,
     /// Maximum bytes that the pager uses for its VMMs; `None` for no limit.
     pub budget: Option<usize>,
-    /// Whether the door closes once a VMM has connected.
+    /// Whether the endpoint closes once a VMM has connected.
     pub once: bool,
 }
 
-impl DoorOptions {
-    /// A door for this user, without a budget.
+impl EndpointOptions {
+    /// An endpoint for this user, without a budget.
     #[must_use]
     pub fn new(name: &str, snapshot: &str, socket: impl Into<PathBuf>) -> Self {
         Self {
@@ -102,15 +103,15 @@ pub enum HostEvent<'a> {
     Served {
         /// Name of the VMM.
         name: &'a str,
-        /// Its number at its door.
+        /// Its number at its endpoint.
         number: usize,
         /// The result.
         result: &'a Result<ServeCounts, VmmError>,
     },
     /// A VMM could not be accepted.
     Failed {
-        /// Name of the door.
-        door: &'a str,
+        /// Name of the endpoint.
+        endpoint: &'a str,
         /// The cause.
         error: &'a io::Error,
     },
@@ -121,9 +122,9 @@ pub enum HostEvent<'a> {
     },
 }
 
-/// A door that is open.
-struct Door {
-    options: DoorOptions,
+/// An endpoint that is open.
+struct Endpoint {
+    options: EndpointOptions,
     source: Arc<dyn PageSource>,
     budget: Budget,
     /// Set when no further VMM is accepted.
@@ -131,17 +132,17 @@ struct Door {
     /// VMMs that are served.
     live: AtomicUsize,
     /// Counts of VMMs that have ended.
-    totals: Mutex<DoorTotals>,
+    totals: Mutex<EndpointTotals>,
     /// Whether the socket is there.
     listens: Mutex<bool>,
     /// Rung when it is not any more.
     silent: Condvar,
 }
 
-/// Counts of a door since it was opened.
+/// Counts of an endpoint since it was opened.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
-pub struct DoorTotals {
+pub struct EndpointTotals {
     /// VMMs whose service has ended, with or without an error.
     pub ended: usize,
     /// Those whose service has failed or was refused.
@@ -150,23 +151,23 @@ pub struct DoorTotals {
     pub served: ServeCounts,
 }
 
-/// A door, for listings.
+/// An endpoint, for listings.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct DoorInfo {
+pub struct EndpointInfo {
     /// Its options.
-    pub options: DoorOptions,
+    pub options: EndpointOptions,
     /// Bytes that the pager uses for its VMMs.
     pub used: usize,
     /// VMMs that are served.
     pub vms: usize,
     /// Counts since it was opened.
-    pub totals: DoorTotals,
+    pub totals: EndpointTotals,
 }
 
-/// A VMM that has connected to a door.
+/// A VMM that has connected to an endpoint.
 struct ConnectedVm {
-    door: Arc<Door>,
+    endpoint: Arc<Endpoint>,
     /// Once its handshake was taken.
     vm: Option<Vm>,
 }
@@ -176,8 +177,8 @@ type Report = dyn Fn(&HostEvent<'_>) + Send + Sync;
 struct HostState {
     /// The process whose threads serve. A child has none of them.
     generation: u32,
-    doors: Mutex<BTreeMap<String, Arc<Door>>>,
-    /// Names of doors that are being opened. Locked after `doors`.
+    endpoints: Mutex<BTreeMap<String, Arc<Endpoint>>>,
+    /// Names of endpoints that are being opened. Locked after `endpoints`.
     reserved: Mutex<BTreeSet<String>>,
     /// By name.
     vms: Mutex<BTreeMap<String, ConnectedVm>>,
@@ -191,13 +192,13 @@ struct HostState {
     report: Box<Report>,
 }
 
-/// Serves the VMMs of any number of doors. Clones stand for the same.
+/// Serves the VMMs of any number of endpoints. Clones stand for the same.
 #[derive(Clone)]
 pub struct VmmHost(Arc<HostState>);
 
 impl std::fmt::Debug for VmmHost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("VmmHost").field("doors", &lock(&self.0.doors).len()).finish()
+        f.debug_struct("VmmHost").field("endpoints", &lock(&self.0.endpoints).len()).finish()
     }
 }
 
@@ -206,7 +207,7 @@ fn list(names: impl Iterator<Item = String>) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-/// The name of a door that is being opened.
+/// The name of an endpoint that is being opened.
 struct ReservedName<'a> {
     host: &'a VmmHost,
     name: &'a str,
@@ -219,15 +220,15 @@ impl Drop for ReservedName<'_> {
 }
 
 impl VmmHost {
-    /// A host without doors. `report` is called by its threads. A `keeper` closes the memory of its
-    /// VMMs if this process is killed.
+    /// A host without endpoints. `report` is called by its threads. A `keeper` closes the memory of
+    /// its VMMs if this process is killed.
     pub fn new(
         keeper: Option<Keeper>,
         report: impl Fn(&HostEvent<'_>) + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(HostState {
             generation: fork::generation(),
-            doors: Mutex::default(),
+            endpoints: Mutex::default(),
             reserved: Mutex::default(),
             vms: Mutex::default(),
             stop: AtomicBool::new(false),
@@ -243,27 +244,27 @@ impl VmmHost {
         (self.0.report)(event);
     }
 
-    /// Opens a door.
+    /// Opens an endpoint.
     ///
     /// # Errors
     /// [`HostError`] by cause; nothing was opened then.
-    pub fn open_door(
+    pub fn open_endpoint(
         &self,
-        options: DoorOptions,
+        options: EndpointOptions,
         source: Arc<dyn PageSource>,
     ) -> Result<(), HostError> {
         self.open(options, source, None)
     }
 
-    /// Opens a door at a socket that is there, as a service manager passes it. `options.socket`,
-    /// `options.access` and `options.makes_directory` have no effect on it.
+    /// Opens an endpoint at a socket that is there, as a service manager passes it.
+    /// `options.socket`, `options.access` and `options.makes_directory` have no effect on it.
     ///
     /// # Errors
-    /// As [`VmmHost::open_door`].
-    pub fn open_door_at(
+    /// As [`VmmHost::open_endpoint`].
+    pub fn open_endpoint_at(
         &self,
         listener: Listener,
-        options: DoorOptions,
+        options: EndpointOptions,
         source: Arc<dyn PageSource>,
     ) -> Result<(), HostError> {
         self.open(options, source, Some(listener))
@@ -271,7 +272,7 @@ impl VmmHost {
 
     fn open(
         &self,
-        options: DoorOptions,
+        options: EndpointOptions,
         source: Arc<dyn PageSource>,
         listener: Option<Listener>,
     ) -> Result<(), HostError> {
@@ -287,7 +288,7 @@ impl VmmHost {
             (None, true) => Listener::bind_in_directory(&options.socket, options.access)?,
             (None, false) => Listener::bind_for(&options.socket, options.access)?,
         };
-        let door = Arc::new(Door {
+        let endpoint = Arc::new(Endpoint {
             budget: Budget::new("VMM memory", options.budget.unwrap_or(usize::MAX)),
             options,
             source,
@@ -297,86 +298,89 @@ impl VmmHost {
             listens: Mutex::new(true),
             silent: Condvar::new(),
         });
-        let held = self.0.keeper.as_ref().map(|keeper| keeper.hold_door(&listener));
+        let held = self.0.keeper.as_ref().map(|keeper| keeper.hold_endpoint(&listener));
         let held = held.transpose().map_err(HostError::Keeper)?;
-        let (host, of_thread) = (self.clone(), door.clone());
-        let mut doors = lock(&self.0.doors);
+        let (host, of_thread) = (self.clone(), endpoint.clone());
+        let mut endpoints = lock(&self.0.endpoints);
         // From here on `stop` waits for the thread.
         if self.0.stop.load(Ordering::Acquire) {
             return Err(HostError::Stopping);
         }
-        self.start(&format!("door-{name}"), move || {
-            host.accept(&of_thread, &DoorSocket { listener: &listener, held: held.as_ref() });
+        self.start(&format!("endpoint-{name}"), move || {
+            host.accept(&of_thread, &EndpointSocket { listener: &listener, held: held.as_ref() });
             drop(listener);
             drop(held);
             *lock(&of_thread.listens) = false;
             of_thread.silent.notify_all();
         })?;
-        doors.insert(name.clone(), door);
+        endpoints.insert(name.clone(), endpoint);
         Ok(())
     }
 
-    /// Reserves the name of a door that is about to be opened.
+    /// Reserves the name of an endpoint that is about to be opened.
     fn reserve<'a>(&'a self, name: &'a str) -> Result<ReservedName<'a>, HostError> {
-        let doors = lock(&self.0.doors);
+        let endpoints = lock(&self.0.endpoints);
         if self.0.stop.load(Ordering::Acquire) {
             return Err(HostError::Stopping);
         }
         let mut reserved = lock(&self.0.reserved);
-        if doors.contains_key(name) || reserved.contains(name) {
+        if endpoints.contains_key(name) || reserved.contains(name) {
             return Err(HostError::Taken(name.to_owned()));
         }
-        if doors.len() + reserved.len() >= MAX_DOORS {
+        if endpoints.len() + reserved.len() >= MAX_ENDPOINTS {
             return Err(HostError::TooMany);
         }
         reserved.insert(name.to_owned());
         Ok(ReservedName { host: self, name })
     }
 
-    /// Closes a door. Its socket is removed; VMMs that are connected are served on.
+    /// Closes an endpoint. Its socket is removed; VMMs that are connected are served on.
     ///
     /// # Errors
-    /// [`HostError::NoDoor`].
-    pub fn close_door(&self, name: &str) -> Result<(), HostError> {
-        let mut doors = lock(&self.0.doors);
-        let Some(door) = doors.remove(name) else {
-            return Err(HostError::NoDoor {
+    /// [`HostError::NoEndpoint`].
+    pub fn close_endpoint(&self, name: &str) -> Result<(), HostError> {
+        let mut endpoints = lock(&self.0.endpoints);
+        let Some(endpoint) = endpoints.remove(name) else {
+            return Err(HostError::NoEndpoint {
                 name: name.chars().take(MAX_NAME).collect(),
-                there: list(doors.keys().cloned()),
+                there: list(endpoints.keys().cloned()),
             });
         };
-        drop(doors);
-        door.closed.store(true, Ordering::Release);
-        let mut listens = lock(&door.listens);
+        drop(endpoints);
+        endpoint.closed.store(true, Ordering::Release);
+        let mut listens = lock(&endpoint.listens);
         while *listens {
-            listens = door.silent.wait(listens).unwrap_or_else(PoisonError::into_inner);
+            listens = endpoint.silent.wait(listens).unwrap_or_else(PoisonError::into_inner);
         }
         Ok(())
     }
 
-    /// The open doors.
+    /// The open endpoints.
     #[must_use]
-    pub fn doors(&self) -> Vec<DoorInfo> {
-        let info = |door: &Arc<Door>| {
+    pub fn endpoints(&self) -> Vec<EndpointInfo> {
+        let info = |endpoint: &Arc<Endpoint>| {
             // Held, so that a VMM that ends meanwhile is counted once: with the listed ones, or
             // with those that have ended.
-            let ended = lock(&door.totals);
-            let of_door = |vm: &&ConnectedVm| Arc::ptr_eq(&vm.door, door);
-            let vms: Vec<Vm> =
-                lock(&self.0.vms).values().filter(of_door).filter_map(|vm| vm.vm.clone()).collect();
+            let ended = lock(&endpoint.totals);
+            let of_endpoint = |vm: &&ConnectedVm| Arc::ptr_eq(&vm.endpoint, endpoint);
+            let vms: Vec<Vm> = lock(&self.0.vms)
+                .values()
+                .filter(of_endpoint)
+                .filter_map(|vm| vm.vm.clone())
+                .collect();
             let mut totals = *ended;
             for vm in vms {
                 totals.served.add(&vm.stats().served);
             }
             drop(ended);
-            DoorInfo {
-                options: door.options.clone(),
-                used: door.budget.used(),
-                vms: door.live.load(Ordering::Acquire),
+            EndpointInfo {
+                options: endpoint.options.clone(),
+                used: endpoint.budget.used(),
+                vms: endpoint.live.load(Ordering::Acquire),
                 totals,
             }
         };
-        lock(&self.0.doors).values().map(info).collect()
+        lock(&self.0.endpoints).values().map(info).collect()
     }
 
     /// Room for pages that are streamed ahead, which all VMMs share.
@@ -392,7 +396,7 @@ impl VmmHost {
         vms.iter().filter_map(|(name, vm)| Some((name.clone(), vm.vm.clone()?))).collect()
     }
 
-    /// The VMM of this name; the name of a door stands for its only VMM.
+    /// The VMM of this name; the name of an endpoint stands for its only VMM.
     ///
     /// # Errors
     /// [`HostError::NoVm`].
@@ -401,9 +405,10 @@ impl VmmHost {
         if let Some((_, vm)) = vms.iter().find(|(full, _)| full == name) {
             return Ok(vm.clone());
         }
-        let at_door = |full: &str| full.rsplit_once('.').is_some_and(|(door, _)| door == name);
-        let mut of_door = vms.iter().filter(|(full, _)| at_door(full));
-        match (of_door.next(), of_door.next()) {
+        let at_endpoint =
+            |full: &str| full.rsplit_once('.').is_some_and(|(endpoint, _)| endpoint == name);
+        let mut of_endpoint = vms.iter().filter(|(full, _)| at_endpoint(full));
+        match (of_endpoint.next(), of_endpoint.next()) {
             (Some((_, only)), None) => Ok(only.clone()),
             _ => Err(HostError::NoVm {
                 name: name.chars().take(MAX_NAME).collect(),
@@ -412,14 +417,14 @@ impl VmmHost {
         }
     }
 
-    /// Closes all doors and ends the service of every VMM, and returns once all threads have ended.
-    /// A child of a fork has neither: there it does nothing.
+    /// Closes all endpoints and ends the service of every VMM, and returns once all threads have
+    /// ended. A child of a fork has neither: there it does nothing.
     pub fn stop(&self) {
         if self.0.generation != fork::generation() {
             return;
         }
         self.0.stop.store(true, Ordering::Release);
-        lock(&self.0.doors).clear();
+        lock(&self.0.endpoints).clear();
         let mut threads = lock(&self.0.threads);
         while *threads > 0 {
             threads = self.0.ended.wait(threads).unwrap_or_else(PoisonError::into_inner);
@@ -446,29 +451,29 @@ impl VmmHost {
         thread.spawn(body).map(drop).map_err(HostError::Thread)
     }
 
-    /// Takes the next name of a door that no VMM has. A VMM of an earlier door with the same name
-    /// can have it.
-    fn name_vm(&self, door: &Arc<Door>, number: &mut usize) -> String {
+    /// Takes the next name of an endpoint that no VMM has. A VMM of an earlier endpoint with the
+    /// same name can have it.
+    fn name_vm(&self, endpoint: &Arc<Endpoint>, number: &mut usize) -> String {
         let mut vms = lock(&self.0.vms);
         loop {
             *number += 1;
-            if let Entry::Vacant(place) = vms.entry(format!("{}.{number}", door.options.name)) {
+            if let Entry::Vacant(place) = vms.entry(format!("{}.{number}", endpoint.options.name)) {
                 let name = place.key().clone();
-                place.insert(ConnectedVm { door: door.clone(), vm: None });
+                place.insert(ConnectedVm { endpoint: endpoint.clone(), vm: None });
                 return name;
             }
         }
     }
 
-    fn serve(&self, door: &Door, (name, number): (&str, usize), connection: Connection) {
+    fn serve(&self, endpoint: &Endpoint, (name, number): (&str, usize), connection: Connection) {
         let mut options = VmmOptions::new(&self.0.stop);
-        options.stream = door.options.stream && !door.options.record;
-        options.record = door.options.record;
-        options.window = door.options.window;
-        options.budget = Some(door.budget.clone());
+        options.stream = endpoint.options.stream && !endpoint.options.record;
+        options.record = endpoint.options.record;
+        options.window = endpoint.options.window;
+        options.budget = Some(endpoint.budget.clone());
         options.keeper.clone_from(&self.0.keeper);
         options.stage = self.0.stage.clone();
-        let accepted = Vm::accept_connection(connection, door.source.clone(), &options);
+        let accepted = Vm::accept_connection(connection, endpoint.source.clone(), &options);
         let (vm, result) = match accepted {
             Ok(vm) => {
                 if let Some(connected) = lock(&self.0.vms).get_mut(name) {
@@ -480,7 +485,7 @@ impl VmmHost {
             }
             Err(error) => (None, Err(error)),
         };
-        let mut totals = lock(&door.totals);
+        let mut totals = lock(&endpoint.totals);
         lock(&self.0.vms).remove(name);
         if let Some(vm) = vm {
             totals.served.add(&vm.stats().served);

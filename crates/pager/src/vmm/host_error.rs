@@ -2,28 +2,28 @@
 
 use std::io;
 
-use super::host::{MAX_DOORS, MAX_NAME};
+use super::host::{MAX_ENDPOINTS, MAX_NAME};
 use super::listener::ListenError;
 
-/// A door could not be opened or closed, or a VMM is not known.
+/// An endpoint could not be opened or closed, or a VMM is not known.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// The name of a door is not usable.
-    #[error("a door cannot be called {0:?}: use 1 to {MAX_NAME} letters, digits, `-` and `_`")]
+    /// The name of an endpoint is not usable.
+    #[error("an endpoint cannot be called {0:?}: use 1 to {MAX_NAME} letters, digits, `-` and `_`")]
     Name(String),
-    /// There is such a door.
-    #[error("there is a door called {0}: choose another name, or remove it first")]
+    /// There is such an endpoint.
+    #[error("there is an endpoint called {0}: choose another name, or remove it first")]
     Taken(String),
-    /// Too many doors.
-    #[error("{MAX_DOORS} doors are open: remove one first")]
+    /// Too many endpoints.
+    #[error("{MAX_ENDPOINTS} endpoints are open: remove one first")]
     TooMany,
-    /// There is no such door.
-    #[error("no door is called {name}; there are: {there}")]
-    NoDoor {
+    /// There is no such endpoint.
+    #[error("no endpoint is called {name}; there are: {there}")]
+    NoEndpoint {
         /// The name.
         name: String,
-        /// Names of the doors.
+        /// Names of the endpoints.
         there: String,
     },
     /// There is no such VMM.

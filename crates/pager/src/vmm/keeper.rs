@@ -6,9 +6,9 @@
 //! ends a VMM that does not allow that.
 //!
 //! A VMM sends its handshake and runs on: Firecracker never looks at the socket again. So the
-//! keeper also holds the sockets of doors, and connections whose handshake the pager has not handed
-//! over. It takes the handshakes in them itself when the pager has ended. It is the keeper that
-//! accepts connections, and it passes them to the pager: no connection is the pager's alone.
+//! keeper also holds the sockets of endpoints, and connections whose handshake the pager has not
+//! handed over. It takes the handshakes in them itself when the pager has ended. It is the keeper
+//! that accepts connections, and it passes them to the pager: no connection is the pager's alone.
 //!
 //! Promises: a VMM that has sent its handshake never reads a zero page in place of content, and
 //! never waits without end, when its pager is killed at any moment.
@@ -56,7 +56,7 @@ pub struct Keeper {
     next: Arc<AtomicU64>,
 }
 
-/// A door or a VMM in the keeper, until this is dropped.
+/// An endpoint or a VMM in the keeper, until this is dropped.
 #[derive(Debug)]
 pub(super) struct KeeperEntry {
     keeper: Keeper,
@@ -85,28 +85,28 @@ impl Keeper {
         KeeperEntry { keeper: self.clone(), id, generation: fork::generation() }
     }
 
-    /// Hands over a copy of the socket of a door. Those that a service manager holds stay open when
-    /// the pager has ended.
-    pub(super) fn hold_door(&self, listener: &Listener) -> io::Result<KeeperEntry> {
+    /// Hands over a copy of the socket of an endpoint. Those that a service manager holds stay open
+    /// when the pager has ended.
+    pub(super) fn hold_endpoint(&self, listener: &Listener) -> io::Result<KeeperEntry> {
         let entry = self.entry();
         let socket = listener.socket().as_fd();
         // Neither process waits in `accept` where the other was faster.
         socket::set_nonblocking(socket).map_err(io::Error::other)?;
-        let line = json!({ "door": entry.id, "closes": listener.is_own() });
+        let line = json!({ "endpoint": entry.id, "closes": listener.is_own() });
         self.send(&format!("{line}\n"), &[socket])?;
         Ok(entry)
     }
 
-    /// Has the keeper accept a VMM at a door; `None` where none has connected. Once `is_over`, a
-    /// VMM that comes is left to the keeper.
+    /// Has the keeper accept a VMM at an endpoint; `None` where none has connected. Once `is_over`,
+    /// a VMM that comes is left to the keeper.
     pub(super) fn accept(
         &self,
-        door: &KeeperEntry,
+        endpoint: &KeeperEntry,
         is_over: impl Fn() -> bool,
     ) -> Result<Option<Connection>, AcceptError> {
         let (ours, theirs) = UnixStream::pair().map_err(AcceptError::Refused)?;
         let entry = self.entry();
-        let line = format!("{}\n", json!({ "accept": door.id, "greet": entry.id }));
+        let line = format!("{}\n", json!({ "accept": endpoint.id, "greet": entry.id }));
         self.send(&line, &[theirs.as_fd()]).map_err(|_| AcceptError::Ended)?;
         drop(theirs);
         let mut fds = Vec::new();
@@ -162,7 +162,7 @@ impl Keeper {
 pub(super) enum AcceptError {
     /// The keeper has ended.
     Ended,
-    /// The VMM stays in the queue of the door, or the keeper closes its memory.
+    /// The VMM stays in the queue of the endpoint, or the keeper closes its memory.
     Refused(io::Error),
 }
 
@@ -231,8 +231,8 @@ impl HeldVm {
 
 /// An entry of the keeper.
 enum HeldItem {
-    /// A door, and whether it closes with the pager.
-    Door(UnixListener, bool),
+    /// An endpoint, and whether it closes with the pager.
+    Endpoint(UnixListener, bool),
     /// A VMM whose handshake the pager has not handed over.
     Connection(UnixStream, Peer),
     /// A VMM of whose handshake the pager has a part, and maybe the only other userfaultfd.
@@ -246,8 +246,8 @@ impl HeldItem {
             HeldItem::Vm(vm) => vm.close(),
             HeldItem::Connection(stream, process) => refuse(&stream, process),
             HeldItem::PartialConnection(process) => process.end(),
-            HeldItem::Door(socket, true) => close_door(&socket),
-            HeldItem::Door(_, false) => {}
+            HeldItem::Endpoint(socket, true) => close_endpoint(&socket),
+            HeldItem::Endpoint(_, false) => {}
         }
     }
 }
@@ -264,7 +264,7 @@ pub(super) fn refuse(stream: &UnixStream, process: Peer) {
 }
 
 /// Refuses the VMMs that have connected and were not accepted, and all that would.
-fn close_door(socket: &UnixListener) {
+fn close_endpoint(socket: &UnixListener) {
     if socket::refuse_connections(socket).is_err() || socket.set_nonblocking(true).is_err() {
         return;
     }
@@ -277,8 +277,8 @@ fn close_door(socket: &UnixListener) {
     });
 }
 
-/// The work of the keeper: holds the doors and VMMs of the pager behind `stream`, and closes those
-/// that it has not released when it ends.
+/// The work of the keeper: holds the endpoints and VMMs of the pager behind `stream`, and closes
+/// those that it has not released when it ends.
 ///
 /// # Errors
 /// An error of the stream, or a message that is no pager's. All were closed before.
@@ -315,12 +315,12 @@ fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, HeldItem>) -> io::Result
                 let fd = (!fds.is_empty()).then(|| fds.remove(0));
                 fd.ok_or(io::Error::from(io::ErrorKind::InvalidData))
             };
-            if let Some(id) = message["door"].as_u64() {
+            if let Some(id) = message["endpoint"].as_u64() {
                 let closes = message["closes"] != false;
-                held.insert(id, HeldItem::Door(next()?.into(), closes));
-            } else if let Some(door) = message["accept"].as_u64() {
+                held.insert(id, HeldItem::Endpoint(next()?.into(), closes));
+            } else if let Some(endpoint) = message["accept"].as_u64() {
                 let id = message["greet"].as_u64().ok_or(io::ErrorKind::InvalidData)?;
-                accept_at(held, (door, id), &next()?.into());
+                accept_at(held, (endpoint, id), &next()?.into());
             } else if let Some(id) = message["refuse"].as_u64() {
                 held.remove(&id).into_iter().for_each(close_aside);
             } else if let Some(id) = message["greet"].as_u64() {
@@ -343,10 +343,10 @@ fn follow(stream: &UnixStream, held: &mut BTreeMap<u64, HeldItem>) -> io::Result
     }
 }
 
-/// Accepts a VMM at a door, holds it under `id`, and passes it to the pager behind `reply`.
-fn accept_at(held: &mut BTreeMap<u64, HeldItem>, (door, id): (u64, u64), reply: &UnixStream) {
-    let accepted = match held.get(&door) {
-        Some(HeldItem::Door(socket, _)) => accept(socket),
+/// Accepts a VMM at an endpoint, holds it under `id`, and passes it to the pager behind `reply`.
+fn accept_at(held: &mut BTreeMap<u64, HeldItem>, (endpoint, id): (u64, u64), reply: &UnixStream) {
+    let accepted = match held.get(&endpoint) {
+        Some(HeldItem::Endpoint(socket, _)) => accept(socket),
         _ => Err(io::ErrorKind::InvalidData.into()),
     };
     // A pager that has ended takes no answer, and the VMM is closed with the others.
@@ -364,7 +364,8 @@ fn accept_at(held: &mut BTreeMap<u64, HeldItem>, (door, id): (u64, u64), reply: 
     };
 }
 
-/// The next VMM of a door, which stays in the queue unless there are descriptors for all of it.
+/// The next VMM of an endpoint, which stays in the queue unless there are descriptors for all of
+/// it.
 fn accept(socket: &UnixListener) -> io::Result<(UnixStream, Peer)> {
     let room: Vec<_> = (0..DESCRIPTORS).map(|_| socket.try_clone()).collect::<Result<_, _>>()?;
     drop(room);

@@ -3,7 +3,7 @@
 //! Promises: a page that the process has, in memory or swapped out, is read from it. One that it
 //! does not have is the source's if nothing has filled or discarded it, else zero. Memory that is
 //! not the one of the userfaultfd is refused. The lists of its pages are charged to the budget of
-//! its door.
+//! its endpoint.
 //!
 //! May break it: a guest that runs during the scan. Its pages are then of different moments.
 

@@ -1,11 +1,11 @@
 //! Counts of a host in the text format of Prometheus, at a loopback port.
 //!
 //! Promises: only this machine can connect. A client costs its thread, one short request and one
-//! answer, within [`CLIENT_TIMEOUT`]. Counters of a door never decrease while it is open: they
+//! answer, within [`CLIENT_TIMEOUT`]. Counters of an endpoint never decrease while it is open: they
 //! include VMMs that have ended.
 //!
-//! May break it: any user of the machine can connect, and learn the names and counts of doors and
-//! VMMs.
+//! May break it: any user of the machine can connect, and learn the names and counts of endpoints
+//! and VMMs.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Read, Write};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use afresh_sys::poll;
 
-use super::host::{DoorInfo, VmmHost};
+use super::host::{EndpointInfo, VmmHost};
 use super::vm::VmStats;
 
 /// How long a client may take.
@@ -139,7 +139,7 @@ impl Page {
         let _ = writeln!(self.0, "# TYPE afresh_pager_{name} {kind}");
     }
 
-    /// Names of doors and VMMs need no escapes.
+    /// Names of endpoints and VMMs need no escapes.
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl fmt::Display) {
         let pairs: Vec<String> =
             labels.iter().map(|(label, text)| format!("{label}=\"{text}\"")).collect();
@@ -149,25 +149,32 @@ impl Page {
     }
 }
 
-/// A count of a door: its name, its meaning and its value.
-type DoorCount = (&'static str, &'static str, &'static str, fn(&DoorInfo) -> usize);
+/// A count of an endpoint: its name, its meaning and its value.
+type EndpointCount = (&'static str, &'static str, &'static str, fn(&EndpointInfo) -> usize);
 
-const DOOR_COUNTS: [DoorCount; 9] = [
-    ("vms", "gauge", "VMMs that are served.", |door| door.vms),
-    ("used_bytes", "gauge", "Memory of the pager for the VMMs of the door.", |door| door.used),
-    ("ended_total", "counter", "VMMs whose service has ended.", |door| door.totals.ended),
-    ("failed_total", "counter", "VMMs whose service has failed.", |door| door.totals.failed),
-    ("faults_total", "counter", "Faults answered.", |door| door.totals.served.faults),
-    ("filled_pages_total", "counter", "Pages filled from the snapshot.", |door| {
-        door.totals.served.pages
+const ENDPOINT_COUNTS: [EndpointCount; 9] = [
+    ("vms", "gauge", "VMMs that are served.", |endpoint| endpoint.vms),
+    ("used_bytes", "gauge", "Memory of the pager for the VMMs of the endpoint.", |endpoint| {
+        endpoint.used
     }),
-    ("empty_pages_total", "counter", "Pages filled that are zero and take no memory.", |door| {
-        door.totals.served.empty
+    ("ended_total", "counter", "VMMs whose service has ended.", |endpoint| endpoint.totals.ended),
+    ("failed_total", "counter", "VMMs whose service has failed.", |endpoint| {
+        endpoint.totals.failed
     }),
-    ("zeroed_pages_total", "counter", "Pages filled with zeros after a discard.", |door| {
-        door.totals.served.zeroed
+    ("faults_total", "counter", "Faults answered.", |endpoint| endpoint.totals.served.faults),
+    ("filled_pages_total", "counter", "Pages filled from the snapshot.", |endpoint| {
+        endpoint.totals.served.pages
     }),
-    ("discards_total", "counter", "Discards of VMMs.", |door| door.totals.served.removals),
+    (
+        "empty_pages_total",
+        "counter",
+        "Pages filled that are zero and take no memory.",
+        |endpoint| endpoint.totals.served.empty,
+    ),
+    ("zeroed_pages_total", "counter", "Pages filled with zeros after a discard.", |endpoint| {
+        endpoint.totals.served.zeroed
+    }),
+    ("discards_total", "counter", "Discards of VMMs.", |endpoint| endpoint.totals.served.removals),
 ];
 
 /// A count of a VMM: its name, its meaning and its value.
@@ -182,25 +189,25 @@ const VM_COUNTS: [VmCount; 5] = [
 ];
 
 impl VmmHost {
-    /// The counts of all doors and VMMs, in the text format of Prometheus.
+    /// The counts of all endpoints and VMMs, in the text format of Prometheus.
     #[must_use]
     pub fn metrics(&self) -> String {
-        let (doors, vms) = (self.doors(), self.vms());
+        let (endpoints, vms) = (self.endpoints(), self.vms());
         let mut page = Page(String::new());
-        page.metric("doors", "gauge", "Open doors.");
-        page.sample("doors", &[], doors.len());
+        page.metric("endpoints", "gauge", "Open endpoints.");
+        page.sample("endpoints", &[], endpoints.len());
         page.metric("streaming_bytes", "gauge", "Pages on their way to VMMs.");
         page.sample("streaming_bytes", &[], self.stage().used());
-        for (name, kind, help, value) in DOOR_COUNTS {
+        for (name, kind, help, value) in ENDPOINT_COUNTS {
             page.metric(name, kind, help);
-            for door in &doors {
-                page.sample(name, &[("door", &door.options.name)], value(door));
+            for endpoint in &endpoints {
+                page.sample(name, &[("name", &endpoint.options.name)], value(endpoint));
             }
         }
         page.metric("budget_bytes", "gauge", "Limit of used_bytes.");
-        for door in &doors {
-            if let Some(budget) = door.options.budget {
-                page.sample("budget_bytes", &[("door", &door.options.name)], budget);
+        for endpoint in &endpoints {
+            if let Some(budget) = endpoint.options.budget {
+                page.sample("budget_bytes", &[("name", &endpoint.options.name)], budget);
             }
         }
         let stats: Vec<(&str, VmStats)> =

@@ -1,6 +1,6 @@
 //! Lists of ranges, whose lengths a guest decides by the pages that it touches.
 //!
-//! Promises: a list is charged to the budget of its door before it grows.
+//! Promises: a list is charged to the budget of its endpoint before it grows.
 
 use std::ops::{Deref, DerefMut};
 

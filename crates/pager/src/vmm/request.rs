@@ -13,7 +13,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use super::host::DoorOptions;
+use super::host::EndpointOptions;
 use super::watch_end::WatchId;
 
 /// Default time that a request waits for a VMM to be detached.
@@ -32,11 +32,11 @@ const MAX_ERROR: usize = 400;
 #[serde(tag = "request", rename_all = "lowercase", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Request {
-    /// The doors and the VMMs.
+    /// The endpoints and the VMMs.
     List {},
-    /// Open a door. Its `snapshot` is a reference that [`super::Snapshots::open`] understands.
-    Add(#[serde(deserialize_with = "door")] Box<DoorOptions>),
-    /// Close a door.
+    /// Open an endpoint. Its `snapshot` is a reference that [`super::Snapshots::open`] understands.
+    Add(#[serde(deserialize_with = "endpoint")] Box<EndpointOptions>),
+    /// Close an endpoint.
     Remove {
         /// Its name.
         name: String,
@@ -139,10 +139,10 @@ pub fn parse_mode(text: &str) -> Result<u32, String> {
     }
 }
 
-/// The fields of a request to open a door.
+/// The fields of a request to open an endpoint.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DoorFields {
+struct EndpointFields {
     name: String,
     snapshot: String,
     socket: PathBuf,
@@ -160,41 +160,41 @@ struct DoorFields {
     budget_mib: Option<u64>,
 }
 
-impl TryFrom<DoorFields> for DoorOptions {
+impl TryFrom<EndpointFields> for EndpointOptions {
     type Error = String;
 
-    fn try_from(fields: DoorFields) -> Result<Self, String> {
-        let mut door = Self::new(&fields.name, &fields.snapshot, fields.socket);
+    fn try_from(fields: EndpointFields) -> Result<Self, String> {
+        let mut endpoint = Self::new(&fields.name, &fields.snapshot, fields.socket);
         if let Some(owner) = fields.socket_owner {
             let (user, group) = parse_owner(&owner)?;
-            door.access = SocketAccess { user: Some(user), group, ..door.access };
+            endpoint.access = SocketAccess { user: Some(user), group, ..endpoint.access };
         }
         if let Some(mode) = fields.socket_mode {
-            door.access.mode = parse_mode(&mode)?;
+            endpoint.access.mode = parse_mode(&mode)?;
         }
-        door.makes_directory = fields.make_dir;
-        door.stream = !fields.on_demand;
-        door.record = fields.record;
-        door.once = fields.once;
+        endpoint.makes_directory = fields.make_dir;
+        endpoint.stream = !fields.on_demand;
+        endpoint.record = fields.record;
+        endpoint.once = fields.once;
         if let Some(window) = fields.window {
             if !(1..=MAX_WINDOW).contains(&window) {
                 return Err(format!("`window` is {window}: use 1 to {MAX_WINDOW} pages"));
             }
-            door.window = window as usize;
+            endpoint.window = window as usize;
         }
         if let Some(mib) = fields.budget_mib {
             if mib > MAX_BUDGET_MIB {
                 return Err(format!("`budget_mib` is {mib}: use 0 to {MAX_BUDGET_MIB}"));
             }
-            door.budget = Some((mib as usize) << 20);
+            endpoint.budget = Some((mib as usize) << 20);
         }
-        Ok(door)
+        Ok(endpoint)
     }
 }
 
-fn door<'de, D: Deserializer<'de>>(from: D) -> Result<Box<DoorOptions>, D::Error> {
-    let door = DoorOptions::try_from(DoorFields::deserialize(from)?);
-    door.map(Box::new).map_err(D::Error::custom)
+fn endpoint<'de, D: Deserializer<'de>>(from: D) -> Result<Box<EndpointOptions>, D::Error> {
+    let endpoint = EndpointOptions::try_from(EndpointFields::deserialize(from)?);
+    endpoint.map(Box::new).map_err(D::Error::custom)
 }
 
 /// Ranges as pairs: first page and number of pages.
@@ -275,9 +275,9 @@ mod tests {
         assert_eq!(timeout, DETACH_TIMEOUT);
         let line = br#"{"request":"add","name":"a","snapshot":"s@n","socket":"/x/y","record":true,
             "socket_owner":"10:20","socket_mode":"0660","budget_mib":3,"window":8}"#;
-        let Ok(Request::Add(door)) = parse_request(line).1 else { panic!() };
-        assert_eq!(door.access, SocketAccess { user: Some(10), group: Some(20), mode: 0o660 });
-        assert_eq!((door.budget, door.window, door.record), (Some(3 << 20), 8, true));
+        let Ok(Request::Add(endpoint)) = parse_request(line).1 else { panic!() };
+        assert_eq!(endpoint.access, SocketAccess { user: Some(10), group: Some(20), mode: 0o660 });
+        assert_eq!((endpoint.budget, endpoint.window, endpoint.record), (Some(3 << 20), 8, true));
     }
 
     #[test]

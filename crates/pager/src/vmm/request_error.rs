@@ -82,10 +82,10 @@ pub enum RequestError {
     #[error("the frozen memory is not saved: {0}")]
     Lost(Loss),
     /// The record of write protection exceeds the budget.
-    #[error("the memory of the VMM is not write-protected: {0}; raise the budget of the door")]
+    #[error("the memory of the VMM is not write-protected: {0}; raise the budget of the endpoint")]
     Budget(#[from] BudgetExceeded),
     /// A list of its pages exceeds the budget.
-    #[error("the list of the VMM's pages: {0}; raise the budget of the door")]
+    #[error("the list of the VMM's pages: {0}; raise the budget of the endpoint")]
     Ranges(#[source] BudgetExceeded),
     /// Its memory is not of a kind that can be frozen.
     #[error("memory in huge pages of hugetlbfs is not frozen: pause the guest for a snapshot")]

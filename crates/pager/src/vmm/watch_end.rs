@@ -69,7 +69,7 @@ pub enum Loss {
     Moved,
     /// Its copies exceed the budget.
     #[error(
-        "the guest wrote more pages than the budget has room for before they were saved: raise the budget of the door"
+        "the guest wrote more pages than the budget has room for before they were saved: raise the budget of the endpoint"
     )]
     Budget,
 }

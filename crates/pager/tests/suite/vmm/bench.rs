@@ -103,27 +103,27 @@ impl Bench {
         self.client().request(&request).unwrap_err().to_string()
     }
 
-    /// Opens a door, and starts a VMM at it.
-    pub(super) fn vmm(&self, door: &str, more: Value) -> Option<VmmProcess> {
-        self.vmm_by(door, more, VmmProcess::start)
+    /// Opens an endpoint, and starts a VMM at it.
+    pub(super) fn vmm(&self, endpoint: &str, more: Value) -> Option<VmmProcess> {
+        self.vmm_by(endpoint, more, VmmProcess::start)
     }
 
-    /// Opens a door, and starts a VMM there with `start`.
+    /// Opens an endpoint, and starts a VMM there with `start`.
     pub(super) fn vmm_by(
         &self,
-        door: &str,
+        endpoint: &str,
         more: Value,
         start: impl FnOnce(&Path) -> Option<VmmProcess>,
     ) -> Option<VmmProcess> {
-        let socket = self.path(door);
+        let socket = self.path(endpoint);
         let mut request = json!({
-            "request": "add", "name": door, "snapshot": "base", "socket": socket,
+            "request": "add", "name": endpoint, "snapshot": "base", "socket": socket,
         });
         request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         assert_eq!(self.request(request)["pages"], PAGES);
         let vmm = start(&socket)?;
         let started = Instant::now();
-        while self.host.vm(door).is_err() && self.events.try_recv().is_err() {
+        while self.host.vm(endpoint).is_err() && self.events.try_recv().is_err() {
             assert!(started.elapsed() < TEST_TIMEOUT);
             std::thread::sleep(Duration::from_millis(1));
         }

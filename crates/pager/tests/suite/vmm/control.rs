@@ -6,7 +6,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use afresh_pager::vmm::{ControlClient, ControlServer, DoorOptions, Listener, Snapshots, VmmHost};
+use afresh_pager::vmm::{
+    ControlClient, ControlServer, EndpointOptions, Listener, Snapshots, VmmHost,
+};
 use afresh_store::Store;
 use afresh_sys::PAGE_SIZE;
 use rustix::net::{
@@ -55,7 +57,7 @@ fn a_vmm_shows_what_it_touched_and_its_working_set_is_stored() {
     assert_eq!(other.peek(299), byte_of(299));
     let list = bench.request(json!({ "request": "list" }));
     assert_eq!(list["vms"], json!(["other.1", "rec.1"]));
-    assert_eq!(list["doors"][0]["snapshot"], "warm");
+    assert_eq!(list["endpoints"][0]["snapshot"], "warm");
 }
 
 #[test]
@@ -82,7 +84,7 @@ fn a_paused_vmm_is_saved_and_restored_byte_for_byte() {
         assert_eq!(next.layers().len(), 2);
         // Four pages with content, and one that is zero.
         assert!(saved["written_bytes"].as_u64().unwrap() < 12 * PAGE_SIZE as u64, "{saved}");
-        // The clone of a later door finds it all.
+        // The clone of a later endpoint finds it all.
         let Some(mut clone) = bench.vmm("clone", json!({ "snapshot": "next" })) else { return };
         assert!(clone.dump(&bench.path("dump")) == saved_memory);
         bench.request(json!({ "request": "remove", "name": "clone" }));
@@ -151,10 +153,10 @@ fn hostile_clients_get_errors_and_harm_no_vmm() {
         ),
         (
             json!({ "request": "add", "name": "vm", "snapshot": "base", "socket": "s" }),
-            "there is a door called vm",
+            "there is an endpoint called vm",
         ),
         (json!({ "request": "add", "name": "b", "snapshot": "none", "socket": "s" }), "none"),
-        (json!({ "request": "remove", "name": "b" }), "no door is called b; there are: vm"),
+        (json!({ "request": "remove", "name": "b" }), "no endpoint is called b; there are: vm"),
     ] {
         let error = bench.refused(request.clone());
         assert!(error.contains(word), "{request}: {error}");
@@ -182,9 +184,9 @@ fn hostile_clients_get_errors_and_harm_no_vmm() {
     assert!(vmm.dump(&bench.path("dump")) == content());
 }
 
-/// A door is closed while its VMM runs, and another one of the same name is opened.
+/// An endpoint is closed while its VMM runs, and another one of the same name is opened.
 #[test]
-fn vmms_of_two_doors_with_one_name_are_told_apart() {
+fn vmms_of_two_endpoints_with_one_name_are_told_apart() {
     let bench = Bench::new();
     let Some(mut first) = bench.vmm("vm", json!({})) else { return };
     bench.until("vm", |stats| stats["state"] == "filled");
@@ -199,8 +201,8 @@ fn vmms_of_two_doors_with_one_name_are_told_apart() {
     assert_eq!(second.peek(3), byte_of(3));
     bench.until("vm.2", |stats| stats["filled"] == 1);
     assert_eq!(bench.stats("vm.1")["filled"], PAGES);
-    // Counts of a door are those of its VMMs only.
-    let filled = || bench.host.doors()[0].totals.served.pages;
+    // Counts of an endpoint are those of its VMMs only.
+    let filled = || bench.host.endpoints()[0].totals.served.pages;
     assert_eq!(filled(), 1);
     assert_eq!(first.peek(4), byte_of(4));
     drop(first);
@@ -217,10 +219,10 @@ fn vmms_of_two_doors_with_one_name_are_told_apart() {
 fn a_vmm_beyond_its_budget_is_ended_and_another_is_not() {
     let bench = Bench::new();
     let Some(mut vmm) = bench.vmm("vm", json!({})) else { return };
-    let mut small = DoorOptions::new("small", "base", bench.path("small"));
+    let mut small = EndpointOptions::new("small", "base", bench.path("small"));
     small.budget = Some(100);
     let source = Names(bench.path("store")).open("base").unwrap();
-    bench.host.open_door(small, source).unwrap();
+    bench.host.open_endpoint(small, source).unwrap();
     let mut refused = VmmProcess::start(&bench.path("small")).unwrap();
     let refusal = |event: &String| event.contains("raise the budget");
     // The connection of the other one is an event as well.
@@ -259,11 +261,11 @@ fn a_client_that_cannot_be_accepted_is_reported_and_later_ones_are_served() {
 }
 
 #[test]
-fn lists_of_pages_are_charged_to_the_budget_of_the_door() {
+fn lists_of_pages_are_charged_to_the_budget_of_the_endpoint() {
     let bench = Bench::new();
-    let mut door = DoorOptions::new("vm", "base", bench.path("vm"));
-    (door.record, door.budget) = (true, Some(PAGES * 4 + 4096));
-    bench.host.open_door(door, Names(bench.path("store")).open("base").unwrap()).unwrap();
+    let mut endpoint = EndpointOptions::new("vm", "base", bench.path("vm"));
+    (endpoint.record, endpoint.budget) = (true, Some(PAGES * 4 + 4096));
+    bench.host.open_endpoint(endpoint, Names(bench.path("store")).open("base").unwrap()).unwrap();
     let Some(mut vmm) = VmmProcess::start(&bench.path("vm")) else { return };
     assert_eq!(vmm.peek(0), byte_of(0));
     let touched = json!({ "request": "touched", "vm": "vm" });
@@ -274,17 +276,17 @@ fn lists_of_pages_are_charged_to_the_budget_of_the_door() {
     }
     for request in [touched, save] {
         let error = bench.refused(request);
-        assert!(error.contains("raise the budget of the door"), "{error}");
+        assert!(error.contains("raise the budget of the endpoint"), "{error}");
     }
-    assert_eq!(bench.host.doors()[0].used, PAGES * 4);
+    assert_eq!(bench.host.endpoints()[0].used, PAGES * 4);
     assert_eq!(vmm.peek(299), byte_of(299));
 }
 
 #[test]
 fn memory_that_the_peer_does_not_have_is_not_saved() {
     let bench = Bench::new();
-    let door = DoorOptions::new("vm", "base", bench.path("vm"));
-    bench.host.open_door(door, Names(bench.path("store")).open("base").unwrap()).unwrap();
+    let endpoint = EndpointOptions::new("vm", "base", bench.path("vm"));
+    bench.host.open_endpoint(endpoint, Names(bench.path("store")).open("base").unwrap()).unwrap();
     // A process connects, and its child hands over its own memory.
     let Some(mut vmm) = VmmProcess::start_behind(&bench.path("vm")) else { return };
     assert_eq!(vmm.peek(3), byte_of(3));

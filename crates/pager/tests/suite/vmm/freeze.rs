@@ -108,13 +108,13 @@ fn a_frozen_image_that_has_lost_a_page_is_not_saved() {
 #[test]
 fn copies_of_a_frozen_image_are_charged_to_the_budget() {
     let bench = Bench::new();
-    let mut door = afresh_pager::vmm::DoorOptions::new("vm", "base", bench.path("vm"));
+    let mut endpoint = afresh_pager::vmm::EndpointOptions::new("vm", "base", bench.path("vm"));
     // Room for the states of the pages, the record of write protection, four copies, and lists of
     // few ranges.
     let record = PAGES + PAGES.div_ceil(8);
-    door.budget = Some(PAGES * 4 + record + 4 * (PAGE_SIZE + 64) + 1024);
+    endpoint.budget = Some(PAGES * 4 + record + 4 * (PAGE_SIZE + 64) + 1024);
     let source = bench.source("base");
-    bench.host.open_door(door, source).unwrap();
+    bench.host.open_endpoint(endpoint, source).unwrap();
     let Some(mut vmm) = super::process::VmmProcess::start(&bench.path("vm")) else { return };
     let started = Instant::now();
     while bench.host.vm("vm").is_err() {
@@ -134,25 +134,25 @@ fn copies_of_a_frozen_image_are_charged_to_the_budget() {
         vmm.ask(&format!("poke {page} 8")).unwrap();
     }
     let error = save(&bench, &frozen).unwrap_err();
-    assert!(error.contains("raise the budget of the door"), "{error}");
+    assert!(error.contains("raise the budget of the endpoint"), "{error}");
     assert_eq!(bench.stats("vm")["frozen"], false);
     // Nothing else is saved in its place.
     let error = save(&bench, &frozen).unwrap_err();
-    assert!(error.contains("raise the budget of the door"), "{error}");
+    assert!(error.contains("raise the budget of the endpoint"), "{error}");
     assert_eq!(vmm.peek(299), super::bench::byte_of(299));
-    assert_eq!(bench.host.doors()[0].used, PAGES * 4);
+    assert_eq!(bench.host.endpoints()[0].used, PAGES * 4);
 }
 
 #[test]
 fn a_vmm_whose_record_exceeds_the_budget_is_not_protected() {
     let bench = Bench::new();
-    let mut door = afresh_pager::vmm::DoorOptions::new("vm", "base", bench.path("vm"));
-    door.budget = Some(PAGES * 4 + PAGES);
-    bench.host.open_door(door, bench.source("base")).unwrap();
+    let mut endpoint = afresh_pager::vmm::EndpointOptions::new("vm", "base", bench.path("vm"));
+    endpoint.budget = Some(PAGES * 4 + PAGES);
+    bench.host.open_endpoint(endpoint, bench.source("base")).unwrap();
     let Some(mut vmm) = super::process::VmmProcess::start(&bench.path("vm")) else { return };
     assert_eq!(vmm.peek(0), super::bench::byte_of(0));
     let error = bench.refused(json!({ "request": "prepare", "vm": "vm" }));
-    assert!(error.contains("raise the budget of the door"), "{error}");
+    assert!(error.contains("raise the budget of the endpoint"), "{error}");
     assert_eq!(bench.stats("vm")["watch"], serde_json::Value::Null);
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_pager::vmm::{DoorOptions, HostEvent, Keeper, Listener, VmmHost, keep};
+use afresh_pager::vmm::{EndpointOptions, HostEvent, Keeper, Listener, VmmHost, keep};
 use afresh_pager::{PageSource, SourceError};
 use afresh_sys::PAGE_SIZE;
 
@@ -62,10 +62,10 @@ fn plays_the_pager_when_it_is_started_as_one() {
     let host = VmmHost::new(Some(keeper), move |event| {
         fails.fetch_or(matches!(event, HostEvent::Failed { .. }), Ordering::SeqCst);
     });
-    let mut door = DoorOptions::new("vm", "numbered", socket);
-    door.stream = std::env::var_os(STREAMS).is_some();
-    door.window = 1;
-    host.open_door(door, Arc::new(NumberedPages)).unwrap();
+    let mut endpoint = EndpointOptions::new("vm", "numbered", socket);
+    endpoint.stream = std::env::var_os(STREAMS).is_some();
+    endpoint.window = 1;
+    host.open_endpoint(endpoint, Arc::new(NumberedPages)).unwrap();
     if std::env::var_os(STARVES).is_some() {
         limit_memory(|used| Some(used + (1 << 20)));
         println!("\nOPEN");
@@ -283,16 +283,16 @@ fn a_pager_that_is_killed_while_it_accepts_leaves_no_vmm_that_waits() {
 }
 
 #[test]
-fn a_door_for_one_vmm_leaves_no_other_that_waits() {
+fn a_endpoint_for_one_vmm_leaves_no_other_that_waits() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let listener = Listener::bind(&socket).unwrap();
     let Some(mut first) = VmmProcess::start(&socket) else { return };
     let Some(mut second) = VmmProcess::start(&socket) else { return };
     let host = VmmHost::new(None, |_| {});
-    let mut door = DoorOptions::new("vm", "numbered", &socket);
-    door.once = true;
-    host.open_door_at(listener, door, Arc::new(NumberedPages)).unwrap();
+    let mut endpoint = EndpointOptions::new("vm", "numbered", &socket);
+    endpoint.once = true;
+    host.open_endpoint_at(listener, endpoint, Arc::new(NumberedPages)).unwrap();
     assert_eq!(first.peek(7), numbered(7));
     assert!(is_ended_by_a_missing_page(&mut second));
     drop(first);

@@ -1,7 +1,7 @@
-//! The thread of a door: it accepts VMMs, and gives each to a separate thread.
+//! The thread of an endpoint: it accepts VMMs, and gives each to a separate thread.
 //!
 //! Promises: a VMM that is accepted is served, or its memory is closed. Without a thread or
-//! descriptors for it, it stays in the queue of the door, and the next attempt comes after
+//! descriptors for it, it stays in the queue of the endpoint, and the next attempt comes after
 //! [`PAUSE`].
 
 use std::io;
@@ -12,20 +12,20 @@ use std::time::Duration;
 use afresh_sys::errno::EINVAL;
 use afresh_sys::socket;
 
-use super::{Door, HostError, HostEvent, PAUSE, VmmHost, lock};
+use super::{Endpoint, HostError, HostEvent, PAUSE, VmmHost, lock};
 use crate::vmm::connection::Connection;
 use crate::vmm::keeper::{AcceptError, KeeperEntry};
 use crate::vmm::listener::Listener;
 
-/// VMMs of a door at a time. Further ones wait until one has ended.
+/// VMMs of an endpoint at a time. Further ones wait until one has ended.
 const MAX_VMS: usize = 256;
 /// How long one wait takes before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);
-/// Attempts to accept a VMM that waits at a door that is being closed.
+/// Attempts to accept a VMM that waits at an endpoint that is being closed.
 const MAX_LAST_ATTEMPTS: usize = 10;
 
-/// The socket of a door, and its entry in the keeper.
-pub(super) struct DoorSocket<'a> {
+/// The socket of an endpoint, and its entry in the keeper.
+pub(super) struct EndpointSocket<'a> {
     pub(super) listener: &'a Listener,
     pub(super) held: Option<&'a KeeperEntry>,
 }
@@ -34,15 +34,15 @@ pub(super) struct DoorSocket<'a> {
 type VmThread = mpsc::Sender<(Connection, String, usize)>;
 
 impl VmmHost {
-    /// Accepts VMMs until the door is closed, and those that have connected by then.
-    pub(super) fn accept(&self, door: &Arc<Door>, socket: &DoorSocket<'_>) {
+    /// Accepts VMMs until the endpoint is closed, and those that have connected by then.
+    pub(super) fn accept(&self, endpoint: &Arc<Endpoint>, socket: &EndpointSocket<'_>) {
         let mut number = 0;
-        self.accept_while_open(door, socket, &mut number);
+        self.accept_while_open(endpoint, socket, &mut number);
         if !socket.listener.is_own() {
             return;
         }
         if let Err(error) = socket::refuse_connections(socket.listener.socket()) {
-            return self.report_failed(door, &io::Error::other(error));
+            return self.report_failed(endpoint, &io::Error::other(error));
         }
         // They may have sent their handshake, and would wait for pages.
         let mut attempts = 0;
@@ -53,14 +53,14 @@ impl VmmHost {
                 Err(error) if error.raw_os_error() == Some(EINVAL) => return,
                 Err(error) => {
                     attempts += 1;
-                    self.report_failed(door, &error);
+                    self.report_failed(endpoint, &error);
                     std::thread::sleep(PAUSE);
                 }
-                Ok(Some(connection)) if door.options.once => connection.refuse(),
-                Ok(Some(connection)) => match self.thread(door, number) {
-                    Ok(thread) => self.welcome(door, (connection, &thread), &mut number),
+                Ok(Some(connection)) if endpoint.options.once => connection.refuse(),
+                Ok(Some(connection)) => match self.thread(endpoint, number) {
+                    Ok(thread) => self.welcome(endpoint, (connection, &thread), &mut number),
                     Err(error) => {
-                        self.report_failed(door, &error);
+                        self.report_failed(endpoint, &error);
                         connection.refuse();
                     }
                 },
@@ -68,26 +68,32 @@ impl VmmHost {
         }
     }
 
-    fn accept_while_open(&self, door: &Arc<Door>, socket: &DoorSocket<'_>, number: &mut usize) {
-        let stopped = || self.0.stop.load(Ordering::Acquire) || door.closed.load(Ordering::Acquire);
+    fn accept_while_open(
+        &self,
+        endpoint: &Arc<Endpoint>,
+        socket: &EndpointSocket<'_>,
+        number: &mut usize,
+    ) {
+        let stopped =
+            || self.0.stop.load(Ordering::Acquire) || endpoint.closed.load(Ordering::Acquire);
         let mut spare = None;
         while !stopped() {
-            if door.live.load(Ordering::Acquire) >= MAX_VMS {
+            if endpoint.live.load(Ordering::Acquire) >= MAX_VMS {
                 std::thread::sleep(TICK);
                 continue;
             }
-            match self.accept_one(door, socket, (&mut spare, *number), stopped) {
-                Ok(Some(next)) => self.welcome(door, (next.0, &next.1), number),
+            match self.accept_one(endpoint, socket, (&mut spare, *number), stopped) {
+                Ok(Some(next)) => self.welcome(endpoint, (next.0, &next.1), number),
                 Ok(None) => continue,
                 Err(error) => {
                     // For example, no descriptors or threads are left. The VMMs that are served
                     // need this process, and one that has connected stays in the queue.
-                    self.report_failed(door, &error);
+                    self.report_failed(endpoint, &error);
                     std::thread::sleep(PAUSE);
                     continue;
                 }
             }
-            if door.options.once {
+            if endpoint.options.once {
                 break;
             }
         }
@@ -97,8 +103,8 @@ impl VmmHost {
     /// comes first: a VMM that is accepted is served.
     fn accept_one(
         &self,
-        door: &Arc<Door>,
-        socket: &DoorSocket<'_>,
+        endpoint: &Arc<Endpoint>,
+        socket: &EndpointSocket<'_>,
         (spare, number): (&mut Option<VmThread>, usize),
         stopped: impl Fn() -> bool,
     ) -> io::Result<Option<(Connection, VmThread)>> {
@@ -107,7 +113,7 @@ impl VmmHost {
         }
         let thread = match spare.take() {
             Some(thread) => thread,
-            None => self.thread(door, number)?,
+            None => self.thread(endpoint, number)?,
         };
         match self.next(socket, stopped) {
             Ok(Some(connection)) => Ok(Some((connection, thread))),
@@ -118,10 +124,10 @@ impl VmmHost {
         }
     }
 
-    /// The VMM that has waited longest at a door; `None` where none waits.
+    /// The VMM that has waited longest at an endpoint; `None` where none waits.
     fn next(
         &self,
-        socket: &DoorSocket<'_>,
+        socket: &EndpointSocket<'_>,
         stopped: impl Fn() -> bool,
     ) -> io::Result<Option<Connection>> {
         if let (Some(keeper), Some(held)) = (&self.0.keeper, socket.held) {
@@ -136,18 +142,18 @@ impl VmmHost {
         Connection::of(stream, self.0.keeper.as_ref()).map(Some).map_err(io::Error::other)
     }
 
-    fn report_failed(&self, door: &Door, error: &io::Error) {
-        self.report(&HostEvent::Failed { door: &door.options.name, error });
+    fn report_failed(&self, endpoint: &Endpoint, error: &io::Error) {
+        self.report(&HostEvent::Failed { endpoint: &endpoint.options.name, error });
     }
 
     /// A thread for the VMM after the one with this number.
-    fn thread(&self, door: &Arc<Door>, number: usize) -> io::Result<VmThread> {
+    fn thread(&self, endpoint: &Arc<Endpoint>, number: usize) -> io::Result<VmThread> {
         let (give, take) = mpsc::channel::<(Connection, String, usize)>();
-        let (host, door) = (self.clone(), door.clone());
+        let (host, endpoint) = (self.clone(), endpoint.clone());
         let started = self.start(&format!("vmm-{}", number + 1), move || {
             if let Ok((connection, name, number)) = take.recv() {
-                host.serve(&door, (&name, number), connection);
-                door.live.fetch_sub(1, Ordering::AcqRel);
+                host.serve(&endpoint, (&name, number), connection);
+                endpoint.live.fetch_sub(1, Ordering::AcqRel);
             }
         });
         match started {
@@ -160,17 +166,17 @@ impl VmmHost {
     /// Serves a VMM in a thread.
     fn welcome(
         &self,
-        door: &Arc<Door>,
+        endpoint: &Arc<Endpoint>,
         (connection, thread): (Connection, &VmThread),
         number: &mut usize,
     ) {
-        let name = self.name_vm(door, number);
-        door.live.fetch_add(1, Ordering::AcqRel);
+        let name = self.name_vm(endpoint, number);
+        endpoint.live.fetch_add(1, Ordering::AcqRel);
         if let Err(mpsc::SendError((connection, name, _))) =
             thread.send((connection, name, *number))
         {
             // The thread has ended without its work.
-            door.live.fetch_sub(1, Ordering::AcqRel);
+            endpoint.live.fetch_sub(1, Ordering::AcqRel);
             lock(&self.0.vms).remove(&name);
             connection.refuse();
         }
