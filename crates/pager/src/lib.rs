@@ -66,7 +66,7 @@ pub use recorder::Recorder;
 pub use restore::{Restore, Status};
 #[cfg(all(target_os = "linux", not(afresh_portable)))]
 pub use source::Piece;
-pub use source::{PageSource, SnapshotSource, Take};
+pub use source::{PageSink, PageSource, SnapshotSource};
 pub use strategy::{Answer, FillStrategy, UnknownStrategy};
 pub use sum::StateSum;
 pub use turn::{turn_applied, turn_since};

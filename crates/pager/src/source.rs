@@ -24,7 +24,7 @@ pub struct Piece<'a> {
 }
 
 /// Takes pages that a source brings by itself: which they are, and their bytes.
-pub type Take<'a> = dyn FnMut(PageRange, &[u8]) -> Result<(), SourceError> + 'a;
+pub type PageSink<'a> = dyn FnMut(PageRange, &[u8]) -> Result<(), SourceError> + 'a;
 
 /// Delivers the pages of a memory. Its content never changes.
 ///
@@ -101,7 +101,7 @@ pub trait PageSource: Send + Sync {
     ///
     /// # Errors
     /// As for [`PageSource::read`], and those of `take`.
-    fn read_working_set(&self, take: &mut Take<'_>) -> Result<(), SourceError> {
+    fn read_working_set(&self, take: &mut PageSink<'_>) -> Result<(), SourceError> {
         /// Pages read at a time.
         const PART: usize = 64;
         let mut buffer = Vec::new();
@@ -217,7 +217,7 @@ impl PageSource for SnapshotSource {
         self.snapshot.working_set()
     }
 
-    fn read_working_set(&self, take: &mut Take<'_>) -> Result<(), SourceError> {
+    fn read_working_set(&self, take: &mut PageSink<'_>) -> Result<(), SourceError> {
         self.snapshot.read_working_set(take)
     }
 }

@@ -37,7 +37,7 @@ mod request;
 mod request_error;
 mod serve;
 mod service;
-mod stage;
+mod stream_budget;
 mod vm;
 mod watch;
 mod watch_end;
@@ -63,14 +63,14 @@ pub use metrics::MetricsServer;
 pub use request::{Request, parse_mode, parse_owner, parse_request};
 pub use request_error::RequestError;
 pub use serve::{ServeCounts, serve};
-pub use stage::Stage;
+pub use stream_budget::StreamBudget;
 pub use vm::{TouchedPages, Vm, VmSaveOptions, VmState, VmStats};
-pub use watch_end::{Loss, WatchEnd, WatchId};
+pub use watch_end::{LossReason, WatchEnd, WatchId};
 
 pub use afresh_sys::socket::SocketAccess;
 
-/// Bytes of a stage by default: what a VMM with a source far away streams at a time.
-const STAGE: usize = 48 << 20;
+/// Bytes of such a budget by default: what a VMM with a source far away streams at a time.
+const STREAM_BUDGET: usize = 48 << 20;
 
 /// How a VMM is served.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ pub struct VmmOptions<'a> {
     /// Charged for the pages of the VMM, if it is limited.
     pub budget: Option<Budget>,
     /// Room for pages that are streamed ahead, which VMMs can share.
-    pub stage: Stage,
+    pub stream_budget: StreamBudget,
     /// Closes the VMM's memory if this process is killed.
     pub keeper: Option<Keeper>,
     /// How long the handshake may take.
@@ -107,7 +107,7 @@ impl<'a> VmmOptions<'a> {
             stream: true,
             record: false,
             budget: None,
-            stage: Stage::new(STAGE),
+            stream_budget: StreamBudget::new(STREAM_BUDGET),
             keeper: None,
             handshake: Duration::from_secs(5),
             stop,

@@ -163,7 +163,7 @@ impl Service<'_> {
     /// the middle of a change does not take soon are left for later, so that it holds no room of
     /// others.
     fn stream(&self, mapping: usize, pages: PageRange) -> Result<(), VmmError> {
-        let Some(room) = self.stage.take(pages.byte_len(), || self.is_over()) else {
+        let Some(room) = self.stream_budget.take(pages.byte_len(), || self.is_over()) else {
             return Ok(());
         };
         let claimed = self.lock().claim(mapping, pages);

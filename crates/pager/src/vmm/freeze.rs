@@ -25,7 +25,7 @@ use super::pages::Pages;
 use super::request_error::RequestError;
 use super::service::Service;
 use super::watch::Watch;
-use super::watch_end::{Loss, WatchEnd, WatchId};
+use super::watch_end::{LossReason, WatchEnd, WatchId};
 
 /// Pages protected without letting go of the lock: a fraction of a millisecond.
 const CHUNK: usize = 512;
@@ -322,12 +322,12 @@ impl Service<'_> {
             if !whole {
                 // A page of the run was discarded. Under the lock none is opened.
                 if process.read(at, bytes).is_err() {
-                    return Err(io::Error::other(watch.lose(Loss::Discarded)));
+                    return Err(io::Error::other(watch.lose(LossReason::Discarded)));
                 }
                 process.write_protected(at, &mut protected[number..=number])?;
             }
             if !protected[number] && !planted::is(Bug::Torn) {
-                return Err(io::Error::other(watch.lose(Loss::Discarded)));
+                return Err(io::Error::other(watch.lose(LossReason::Discarded)));
             }
         }
         Ok(())

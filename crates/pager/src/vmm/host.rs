@@ -4,7 +4,7 @@
 //! endpoint `web` are called `web.1`, `web.2` and so on.
 //!
 //! Promises: a VMM costs its endpoint no more than the endpoint's budget, and an endpoint no more
-//! than a bounded number of threads. Pages that are streamed ahead share one stage. One that
+//! than a bounded number of threads. Pages that are streamed ahead share one budget. One that
 //! exceeds it is refused, and others are not affected. Counts of an endpoint have each VMM once and
 //! never decrease. No two VMMs have one name, also where an endpoint is closed and another one of
 //! its name is opened. Stopping the host ends the service of every VMM as [`super::serve`]
@@ -31,9 +31,9 @@ use super::connection::Connection;
 use super::host_error::HostError;
 use super::keeper::Keeper;
 use super::listener::Listener;
-use super::stage::Stage;
+use super::stream_budget::StreamBudget;
 use super::vm::Vm;
-use super::{STAGE, ServeCounts, VmmError, VmmOptions};
+use super::{STREAM_BUDGET, ServeCounts, VmmError, VmmOptions};
 use crate::PageSource;
 use accept_thread::EndpointSocket;
 
@@ -188,7 +188,7 @@ struct HostState {
     ended: Condvar,
     keeper: Option<Keeper>,
     /// Shared by all VMMs.
-    stage: Stage,
+    stream_budget: StreamBudget,
     report: Box<Report>,
 }
 
@@ -235,7 +235,7 @@ impl VmmHost {
             threads: Mutex::new(0),
             ended: Condvar::new(),
             keeper,
-            stage: Stage::new(STAGE),
+            stream_budget: StreamBudget::new(STREAM_BUDGET),
             report: Box::new(report),
         }))
     }
@@ -385,8 +385,8 @@ impl VmmHost {
 
     /// Room for pages that are streamed ahead, which all VMMs share.
     #[must_use]
-    pub fn stage(&self) -> &Stage {
-        &self.0.stage
+    pub fn stream_budget(&self) -> &StreamBudget {
+        &self.0.stream_budget
     }
 
     /// The VMMs that are served, by name.
@@ -472,7 +472,7 @@ impl VmmHost {
         options.window = endpoint.options.window;
         options.budget = Some(endpoint.budget.clone());
         options.keeper.clone_from(&self.0.keeper);
-        options.stage = self.0.stage.clone();
+        options.stream_budget = self.0.stream_budget.clone();
         let accepted = Vm::accept_connection(connection, endpoint.source.clone(), &options);
         let (vm, result) = match accepted {
             Ok(vm) => {

@@ -197,7 +197,7 @@ impl VmmHost {
         page.metric("endpoints", "gauge", "Open endpoints.");
         page.sample("endpoints", &[], endpoints.len());
         page.metric("streaming_bytes", "gauge", "Pages on their way to VMMs.");
-        page.sample("streaming_bytes", &[], self.stage().used());
+        page.sample("streaming_bytes", &[], self.stream_budget().used());
         for (name, kind, help, value) in ENDPOINT_COUNTS {
             page.metric(name, kind, help);
             for endpoint in &endpoints {

@@ -7,7 +7,7 @@ use afresh_budget::BudgetExceeded;
 use afresh_store::{OpenError, SaveError};
 use afresh_sys::SysError;
 
-use super::watch_end::{Loss, WatchEnd, WatchId};
+use super::watch_end::{LossReason, WatchEnd, WatchId};
 
 /// A request of a VMM was refused or failed. The VMM is not affected.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +80,7 @@ pub enum RequestError {
     },
     /// The frozen memory has lost a page, and was given up.
     #[error("the frozen memory is not saved: {0}")]
-    Lost(Loss),
+    Lost(LossReason),
     /// The record of write protection exceeds the budget.
     #[error("the memory of the VMM is not write-protected: {0}; raise the budget of the endpoint")]
     Budget(#[from] BudgetExceeded),

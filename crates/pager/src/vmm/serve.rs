@@ -125,7 +125,7 @@ pub(super) fn accept_from<'a>(
         process,
         (accepted.mappings, accepted.uffd),
         source,
-        (sizes, options.stage.clone()),
+        (sizes, options.stream_budget.clone()),
         options.stream,
         (options.budget.clone(), charge),
     );

@@ -13,7 +13,7 @@ use super::handshake::Mapping;
 use super::keeper::KeeperEntry;
 use super::pages::Pages;
 use super::request_error::RequestError;
-use super::stage::Stage;
+use super::stream_budget::StreamBudget;
 use crate::PageSource;
 
 /// Sizes in pages, by how far away the source is.
@@ -62,7 +62,7 @@ pub(super) struct Service<'a> {
     /// The pages of the source that may be something else than zero, in order.
     pub(super) occupied: Vec<PageRange>,
     pub(super) sizes: Sizes,
-    pub(super) stage: Stage,
+    pub(super) stream_budget: StreamBudget,
     pub(super) pages: Mutex<Pages>,
     /// Rung when there is something to do.
     pub(super) bell: Condvar,
@@ -93,7 +93,7 @@ impl<'a> Service<'a> {
         process: Peer,
         (mappings, uffd): (Vec<Mapping>, Uffd),
         source: VmSource<'a>,
-        (sizes, stage): (Sizes, Stage),
+        (sizes, stream_budget): (Sizes, StreamBudget),
         streams: bool,
         (budget, charge): (Option<Budget>, Option<Charge>),
     ) -> Self {
@@ -105,7 +105,7 @@ impl<'a> Service<'a> {
             uffd,
             source,
             sizes,
-            stage,
+            stream_budget,
             bell: Condvar::new(),
             over: AtomicBool::new(false),
             gone: AtomicBool::new(false),

@@ -18,7 +18,7 @@ use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
 
 use super::page::Page;
 use super::ranges::runs;
-use super::watch_end::{Loss, WatchId};
+use super::watch_end::{LossReason, WatchId};
 
 /// Pages between two open ones that are protected again with them: cheaper than a call for each.
 const MERGE_GAP: usize = 16;
@@ -50,7 +50,7 @@ pub(super) struct Watch {
     charge: Option<Charge>,
     /// Of the budget, for the record itself.
     _record: Option<Charge>,
-    loss: Option<Loss>,
+    loss: Option<LossReason>,
 }
 
 /// The pages of a mapping.
@@ -204,7 +204,7 @@ impl Watch {
         if let Some(charge) = &mut self.charge
             && charge.add(COPY_COST).is_err()
         {
-            self.lose(Loss::Budget);
+            self.lose(LossReason::Budget);
             return;
         }
         let mut copy: CopiedPage = Box::new([0; PAGE_SIZE]);
@@ -215,19 +215,19 @@ impl Watch {
         if checked.is_ok() && protected[0] {
             self.copies.insert(address, copy);
         } else {
-            self.lose(Loss::Discarded);
+            self.lose(LossReason::Discarded);
         }
     }
 
     /// A mapping was moved. Copies are found by their address.
     pub(super) fn note_move(&mut self) {
         if self.frozen {
-            self.lose(Loss::Moved);
+            self.lose(LossReason::Moved);
         }
     }
 
     /// Notes that the image has lost a page. Returns why the first one was lost.
-    pub(super) fn lose(&mut self, why: Loss) -> Loss {
+    pub(super) fn lose(&mut self, why: LossReason) -> LossReason {
         let first = *self.loss.get_or_insert(why);
         self.copies = HashMap::new();
         self.charge = None;
@@ -235,7 +235,7 @@ impl Watch {
     }
 
     /// Why the image cannot be stored, if so.
-    pub(super) fn loss(&self) -> Option<Loss> {
+    pub(super) fn loss(&self) -> Option<LossReason> {
         self.loss
     }
 

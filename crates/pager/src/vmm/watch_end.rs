@@ -47,7 +47,7 @@ pub enum WatchEnd {
     Unprotected,
     /// Its image has lost a page.
     #[error("{0}")]
-    Lost(Loss),
+    Lost(LossReason),
     /// It never was one of this VMM, or its end was long ago.
     #[error("the VMM has no such watch")]
     Unknown,
@@ -56,7 +56,7 @@ pub enum WatchEnd {
 /// Why a frozen image cannot be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Loss {
+pub enum LossReason {
     /// The VMM has discarded a page of it.
     #[error(
         "the VMM discarded a page of its frozen memory before it was saved: stop its balloon, and freeze it again"

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_pager::{PageSource, SourceError, Take};
+use afresh_pager::{PageSink, PageSource, SourceError};
 use afresh_sys::{Advice, PAGE_SIZE, PageRange, Reservation, Uffd, UffdMode};
 
 use super::client::{FIRST, PAGES, SECOND, send, vmm, vmm_with, with_server};
@@ -63,7 +63,7 @@ impl PageSource for WatchedSource {
         self.set.clone()
     }
 
-    fn read_working_set(&self, take: &mut Take<'_>) -> Result<(), SourceError> {
+    fn read_working_set(&self, take: &mut PageSink<'_>) -> Result<(), SourceError> {
         self.order.lock().unwrap().push("set");
         for run in &self.set {
             let bytes: Vec<u8> =

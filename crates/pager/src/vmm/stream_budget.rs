@@ -1,6 +1,6 @@
 //! Room for pages on their way from a source to VMMs, shared by all VMMs of a process.
 //!
-//! Promises: pages that are streamed ahead take no more memory than the stage has, however many
+//! Promises: pages that are streamed ahead take no more memory than the budget has, however many
 //! VMMs there are. A thread takes its room before it claims pages, so no fault waits for room.
 //!
 //! May break it: sources that hang. Their reads hold their room, and streaming waits for the rest;
@@ -14,17 +14,17 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// A limit on bytes that are streamed at the same time. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Stage(Arc<StageState>);
+pub struct StreamBudget(Arc<StreamBudgetState>);
 
 #[derive(Debug)]
-struct StageState {
+struct StreamBudgetState {
     bytes: usize,
     used: Mutex<usize>,
     /// Rung when room is given back.
     bell: Condvar,
 }
 
-impl StageState {
+impl StreamBudgetState {
     fn used(&self) -> MutexGuard<'_, usize> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -32,16 +32,16 @@ impl StageState {
 
 /// Room that was taken; given back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Room {
-    stage: Stage,
+pub(super) struct StreamPermit {
+    stream_budget: StreamBudget,
     bytes: usize,
 }
 
-impl Stage {
-    /// A stage of so many bytes.
+impl StreamBudget {
+    /// A budget of so many bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        Self(Arc::new(StageState { bytes, used: Mutex::new(0), bell: Condvar::new() }))
+        Self(Arc::new(StreamBudgetState { bytes, used: Mutex::new(0), bell: Condvar::new() }))
     }
 
     /// Bytes in use.
@@ -50,14 +50,14 @@ impl Stage {
         *self.0.used()
     }
 
-    /// Takes room, or returns `None` once `is_over`. A request that exceeds the stage waits until
+    /// Takes room, or returns `None` once `is_over`. A request that exceeds the budget waits until
     /// it is empty.
-    pub(super) fn take(&self, bytes: usize, is_over: impl Fn() -> bool) -> Option<Room> {
+    pub(super) fn take(&self, bytes: usize, is_over: impl Fn() -> bool) -> Option<StreamPermit> {
         let mut used = self.0.used();
         while !is_over() {
             if *used == 0 || *used + bytes <= self.0.bytes {
                 *used += bytes;
-                return Some(Room { stage: self.clone(), bytes });
+                return Some(StreamPermit { stream_budget: self.clone(), bytes });
             }
             let waited = self.0.bell.wait_timeout(used, TICK);
             used = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -66,10 +66,10 @@ impl Stage {
     }
 }
 
-impl Drop for Room {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
-        *self.stage.0.used() -= self.bytes;
-        self.stage.0.bell.notify_all();
+        *self.stream_budget.0.used() -= self.bytes;
+        self.stream_budget.0.bell.notify_all();
     }
 }
 
@@ -79,25 +79,25 @@ mod tests {
 
     #[test]
     fn room_is_bounded_and_comes_back() {
-        let stage = Stage::new(100);
-        let first = stage.take(60, || false).unwrap();
-        assert!(stage.take(60, || true).is_none());
+        let stream_budget = StreamBudget::new(100);
+        let first = stream_budget.take(60, || false).unwrap();
+        assert!(stream_budget.take(60, || true).is_none());
         let (bell, turns) = (std::sync::Barrier::new(2), std::sync::atomic::AtomicUsize::new(0));
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 bell.wait();
-                let room = stage.take(60, || {
+                let room = stream_budget.take(60, || {
                     turns.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     false
                 });
-                (room, stage.used())
+                (room, stream_budget.used())
             });
             bell.wait();
             drop(first);
             let (room, used) = waiting.join().unwrap();
             assert!(room.is_some() && used == 60);
         });
-        assert_eq!(stage.used(), 0);
-        assert!(stage.take(1000, || false).is_some(), "more than there is, alone");
+        assert_eq!(stream_budget.used(), 0);
+        assert!(stream_budget.take(1000, || false).is_some(), "more than there is, alone");
     }
 }
