@@ -137,7 +137,7 @@ enum Command {
     Pager(Box<store::pager::Arguments>),
     /// Close the VMMs of a pager that is killed.
     #[command(hide = true)]
-    PagerKeeper,
+    PagerWatchdog,
     /// Print completions for a shell.
     Completions(manual::CompletionArguments),
     /// Write the manual pages of this command.
@@ -214,7 +214,7 @@ fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCod
         #[cfg(feature = "seal")]
         Command::Keygen(arguments) => keys::keygen(arguments, settings),
         Command::Pager(arguments) => store::pager::run(arguments, settings),
-        Command::PagerKeeper => store::pager::run_keeper(),
+        Command::PagerWatchdog => store::pager::run_watchdog(),
         Command::Completions(arguments) => manual::completions(arguments),
         Command::Man(arguments) => manual::man(arguments),
     }

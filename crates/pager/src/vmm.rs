@@ -25,7 +25,6 @@ mod freeze;
 mod handshake;
 mod host;
 mod host_error;
-mod keeper;
 mod listener;
 mod memory;
 mod metrics;
@@ -41,6 +40,7 @@ mod stream_budget;
 mod vm;
 mod watch;
 mod watch_end;
+mod watchdog;
 mod watches;
 
 use std::io;
@@ -57,7 +57,6 @@ pub use freeze::{FrozenMemory, PreparedMemory};
 pub use handshake::{Mapping, parse_mappings};
 pub use host::{EndpointInfo, EndpointOptions, EndpointTotals, HostEvent, VmmHost};
 pub use host_error::HostError;
-pub use keeper::{Keeper, keep};
 pub use listener::{ListenError, Listener};
 pub use metrics::MetricsServer;
 pub use request::{Request, parse_mode, parse_owner, parse_request};
@@ -66,6 +65,7 @@ pub use serve::{ServeCounts, serve};
 pub use stream_budget::StreamBudget;
 pub use vm::{TouchedPages, Vm, VmSaveOptions, VmState, VmStats};
 pub use watch_end::{LossReason, WatchEnd, WatchId};
+pub use watchdog::{Watchdog, run_watchdog};
 
 pub use afresh_sys::socket::SocketAccess;
 
@@ -87,7 +87,7 @@ pub struct VmmOptions<'a> {
     /// Room for pages that are streamed ahead, which VMMs can share.
     pub stream_budget: StreamBudget,
     /// Closes the VMM's memory if this process is killed.
-    pub keeper: Option<Keeper>,
+    pub watchdog: Option<Watchdog>,
     /// How long the handshake may take.
     pub handshake: Duration,
     /// Ends the service when set. Pages that are missing then are closed as after a failure.
@@ -108,7 +108,7 @@ impl<'a> VmmOptions<'a> {
             record: false,
             budget: None,
             stream_budget: StreamBudget::new(STREAM_BUDGET),
-            keeper: None,
+            watchdog: None,
             handshake: Duration::from_secs(5),
             stop,
             end_on_failure: true,
@@ -132,9 +132,9 @@ pub enum VmmError {
     /// The VMM exceeds its budget.
     #[error("the VMM is refused: {0}; raise the budget of its endpoint")]
     Budget(#[from] BudgetExceeded),
-    /// The keeper has ended.
+    /// The watchdog has ended.
     #[error("the process that would close the VMM's memory has ended: restart the pager ({0})")]
-    Keeper(io::Error),
+    Watchdog(io::Error),
     /// Pages could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),

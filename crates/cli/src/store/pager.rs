@@ -11,8 +11,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use afresh::pager::vmm::{
-    Cause, ControlServer, EndpointOptions, HostEvent, Keeper, Listener, MetricsServer, ServeCounts,
-    SocketAccess, VmmError, VmmHost, keep, parse_mode, parse_owner,
+    Cause, ControlServer, EndpointOptions, HostEvent, Listener, MetricsServer, ServeCounts,
+    SocketAccess, VmmError, VmmHost, Watchdog, parse_mode, parse_owner, run_watchdog,
 };
 use afresh::pager::{PageSource, SnapshotSource};
 use afresh::store::Store;
@@ -32,8 +32,8 @@ const TICK: Duration = Duration::from_millis(50);
 /// Name that a service manager gives the control socket.
 const CONTROL: &str = "control";
 
-/// Name of the hidden command that [`run_keeper`] serves.
-const KEEPER: &str = "pager-keeper";
+/// Name of the hidden command that [`run_watchdog`] serves.
+const WATCHDOG: &str = "pager-watchdog";
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -106,15 +106,15 @@ impl afresh::pager::vmm::Snapshots for Snapshots {
 
 /// The process that holds the VMMs of a pager, which is at its standard input, and closes them if
 /// it is killed.
-pub(crate) fn run_keeper() -> anyhow::Result<ExitCode> {
+pub(crate) fn run_watchdog() -> anyhow::Result<ExitCode> {
     // A service manager ends the pager with the same signal, and then this process has nothing to
     // do any more.
     afresh_sys::termination::watch()?;
     let stream = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     if !stream.local_addr().is_ok_and(|address| address.is_unnamed()) {
-        anyhow::bail!("`{KEEPER}` is started by `pager` alone");
+        anyhow::bail!("`{WATCHDOG}` is started by `pager` alone");
     }
-    keep(&stream)?;
+    afresh_pager::vmm::run_watchdog(&stream)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -241,12 +241,12 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     // Signals are watched before the socket exists, so that it is always removed.
     let stop = afresh_sys::termination::watch()?;
     let (reports, reported) = mpsc::channel();
-    let keeper = Keeper::start(
+    let watchdog = Watchdog::start(
         std::process::Command::new(std::env::current_exe().context("finding this program")?)
-            .arg(KEEPER),
+            .arg(WATCHDOG),
     )
     .context("starting the process that closes VMMs if this one is killed")?;
-    let host = VmmHost::new(Some(keeper), move |event| {
+    let host = VmmHost::new(Some(watchdog), move |event| {
         // The receiver lives until the host has stopped.
         let _ = reports.send(Report::from(event));
     });

@@ -225,7 +225,7 @@ fn play_orphan(attempt: usize) -> ! {
     println!("FIRST");
     let uffd = vmm.uffd;
     if attempt % 2 == 1 {
-        // The last copy but those of the pager and its keeper.
+        // The last copy but those of the pager and its watchdog.
         drop(uffd);
     } else {
         std::mem::forget(uffd);

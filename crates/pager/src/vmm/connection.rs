@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 
 use afresh_sys::socket::Peer;
 
-use super::keeper::{Keeper, KeeperEntry, refuse};
+use super::watchdog::{Watchdog, WatchdogEntry, refuse};
 use super::{VmmError, VmmOptions};
 
 /// A VMM that has connected: it waits for its pages, or will soon.
@@ -12,14 +12,14 @@ pub(super) struct Connection {
     pub(super) stream: UnixStream,
     /// Held from the beginning, so that no other descriptor gets the number.
     pub(super) process: Peer,
-    pub(super) kept: Option<KeeperEntry>,
+    pub(super) kept: Option<WatchdogEntry>,
 }
 
 impl Connection {
-    /// A VMM that this process has accepted. From here on `keeper` has it, too.
-    pub(super) fn of(stream: UnixStream, keeper: Option<&Keeper>) -> Result<Self, VmmError> {
+    /// A VMM that this process has accepted. From here on `watchdog` has it, too.
+    pub(super) fn of(stream: UnixStream, watchdog: Option<&Watchdog>) -> Result<Self, VmmError> {
         let process = Peer::of(&stream)?;
-        let kept = keeper.map(|keeper| keeper.greet(&stream, &process));
+        let kept = watchdog.map(|watchdog| watchdog.greet(&stream, &process));
         Ok(Self { stream, process, kept })
     }
 

@@ -161,13 +161,13 @@ fn parse_mapping(entry: &Value, source_pages: usize) -> Result<Mapping, String> 
 pub(super) struct Handshake {
     pub(super) mappings: Vec<Mapping>,
     pub(super) uffd: Uffd,
-    /// Whether the message is in the stream still, where the keeper finds it if this process is
+    /// Whether the message is in the stream still, where the watchdog finds it if this process is
     /// killed.
     in_stream: bool,
 }
 
 impl Handshake {
-    /// Takes the message out of the stream, once the keeper has the userfaultfd.
+    /// Takes the message out of the stream, once the watchdog has the userfaultfd.
     pub(super) fn take(&mut self, stream: &UnixStream) -> Result<(), VmmError> {
         if std::mem::take(&mut self.in_stream) {
             receive_part(stream, &mut Vec::new(), &mut Vec::new())?;

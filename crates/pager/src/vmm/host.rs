@@ -10,7 +10,7 @@
 //! its name is opened. Stopping the host ends the service of every VMM as [`super::serve`]
 //! describes.
 //!
-//! May break it: a host without a [`Keeper`] whose process exits before it is stopped. Missing
+//! May break it: a host without a [`Watchdog`] whose process exits before it is stopped. Missing
 //! pages of its VMMs are then not closed.
 
 mod accept_thread;
@@ -29,10 +29,10 @@ use afresh_sys::{fork, lock};
 
 use super::connection::Connection;
 use super::host_error::HostError;
-use super::keeper::Keeper;
 use super::listener::Listener;
 use super::stream_budget::StreamBudget;
 use super::vm::Vm;
+use super::watchdog::Watchdog;
 use super::{STREAM_BUDGET, ServeCounts, VmmError, VmmOptions};
 use crate::PageSource;
 use accept_thread::EndpointSocket;
@@ -186,7 +186,7 @@ struct HostState {
     threads: Mutex<usize>,
     /// Rung when a thread ends.
     ended: Condvar,
-    keeper: Option<Keeper>,
+    watchdog: Option<Watchdog>,
     /// Shared by all VMMs.
     stream_budget: StreamBudget,
     report: Box<Report>,
@@ -220,10 +220,10 @@ impl Drop for ReservedName<'_> {
 }
 
 impl VmmHost {
-    /// A host without endpoints. `report` is called by its threads. A `keeper` closes the memory of
-    /// its VMMs if this process is killed.
+    /// A host without endpoints. `report` is called by its threads. A `watchdog` closes the memory
+    /// of its VMMs if this process is killed.
     pub fn new(
-        keeper: Option<Keeper>,
+        watchdog: Option<Watchdog>,
         report: impl Fn(&HostEvent<'_>) + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(HostState {
@@ -234,7 +234,7 @@ impl VmmHost {
             stop: AtomicBool::new(false),
             threads: Mutex::new(0),
             ended: Condvar::new(),
-            keeper,
+            watchdog,
             stream_budget: StreamBudget::new(STREAM_BUDGET),
             report: Box::new(report),
         }))
@@ -298,8 +298,8 @@ impl VmmHost {
             listens: Mutex::new(true),
             silent: Condvar::new(),
         });
-        let held = self.0.keeper.as_ref().map(|keeper| keeper.hold_endpoint(&listener));
-        let held = held.transpose().map_err(HostError::Keeper)?;
+        let held = self.0.watchdog.as_ref().map(|watchdog| watchdog.hold_endpoint(&listener));
+        let held = held.transpose().map_err(HostError::Watchdog)?;
         let (host, of_thread) = (self.clone(), endpoint.clone());
         let mut endpoints = lock(&self.0.endpoints);
         // From here on `stop` waits for the thread.
@@ -471,7 +471,7 @@ impl VmmHost {
         options.record = endpoint.options.record;
         options.window = endpoint.options.window;
         options.budget = Some(endpoint.budget.clone());
-        options.keeper.clone_from(&self.0.keeper);
+        options.watchdog.clone_from(&self.0.watchdog);
         options.stream_budget = self.0.stream_budget.clone();
         let accepted = Vm::accept_connection(connection, endpoint.source.clone(), &options);
         let (vm, result) = match accepted {

@@ -40,9 +40,9 @@ pub enum HostError {
     /// A thread could not be started.
     #[error("starting a thread: {0}")]
     Thread(io::Error),
-    /// The keeper has ended.
+    /// The watchdog has ended.
     #[error("the process that would close the memory of VMMs has ended: restart the pager ({0})")]
-    Keeper(io::Error),
+    Watchdog(io::Error),
     /// The host is being stopped.
     #[error("the pager is being stopped")]
     Stopping,

@@ -221,7 +221,7 @@ fn remove_dead(path: &Path) -> Result<(), ListenError> {
         }
         Ok(_) => {}
     }
-    // The keeper of a pager that was killed a moment ago closes its sockets soon.
+    // The watchdog of a pager that was killed a moment ago closes its sockets soon.
     let mut looks = 0;
     while has_listener()? {
         looks += 1;

@@ -14,11 +14,11 @@ use afresh_sys::{UffdEvent, poll};
 
 use super::connection::WaitingVmm;
 use super::handshake::{Mapping, Refusal, receive};
-use super::keeper::KeeperEntry;
 use super::page::Page;
 use super::pages::PAGE_COST;
 use super::registration::{MAX_EVENTS, poison, unregister};
 use super::service::{Phase, Service, Sizes, VmSource};
+use super::watchdog::WatchdogEntry;
 use super::{VmmError, VmmOptions};
 use crate::PageSource;
 
@@ -82,7 +82,7 @@ pub(super) fn accept<'a>(
 ) -> Result<Service<'a>, VmmError> {
     // Held from the beginning, so that no other descriptor gets the number.
     let process = Peer::of(stream)?;
-    let kept = options.keeper.as_ref().map(|keeper| keeper.greet(stream, &process));
+    let kept = options.watchdog.as_ref().map(|watchdog| watchdog.greet(stream, &process));
     accept_from(stream, (process, kept), source, options)
 }
 
@@ -90,12 +90,12 @@ pub(super) fn accept<'a>(
 /// for nothing.
 pub(super) fn accept_from<'a>(
     stream: &UnixStream,
-    (process, mut kept): (Peer, Option<KeeperEntry>),
+    (process, mut kept): (Peer, Option<WatchdogEntry>),
     source: VmSource<'a>,
     options: &VmmOptions<'_>,
 ) -> Result<Service<'a>, VmmError> {
     let waiting = WaitingVmm::new(process, options);
-    let begin_parts = || kept.iter().for_each(KeeperEntry::begin_parts);
+    let begin_parts = || kept.iter().for_each(WatchdogEntry::begin_parts);
     let mut accepted = match receive(stream, source.pages(), options, begin_parts) {
         Ok(accepted) => accepted,
         Err(Refusal { error, waits }) => {
@@ -117,7 +117,7 @@ pub(super) fn accept_from<'a>(
         batch: if distant { DISTANT_BATCH } else { NEAR_BATCH },
     };
     if let (Some(kept), Some(process)) = (&mut kept, waiting.process()) {
-        kept.hold(process, &accepted.uffd, &accepted.mappings).map_err(VmmError::Keeper)?;
+        kept.hold(process, &accepted.uffd, &accepted.mappings).map_err(VmmError::Watchdog)?;
     }
     accepted.take(stream)?;
     let process = waiting.release().ok_or(io::Error::from(io::ErrorKind::NotConnected))?;

@@ -10,10 +10,10 @@ use afresh_sys::{PageRange, Uffd};
 
 use super::VmmError;
 use super::handshake::Mapping;
-use super::keeper::KeeperEntry;
 use super::pages::Pages;
 use super::request_error::RequestError;
 use super::stream_budget::StreamBudget;
+use super::watchdog::WatchdogEntry;
 use crate::PageSource;
 
 /// Sizes in pages, by how far away the source is.
@@ -76,7 +76,7 @@ pub(super) struct Service<'a> {
     pub(super) verified: AtomicBool,
     pub(super) failure: Mutex<Option<VmmError>>,
     /// Held while pages can be missing.
-    pub(super) kept: Mutex<Option<KeeperEntry>>,
+    pub(super) kept: Mutex<Option<WatchdogEntry>>,
     phase: Mutex<Phase>,
     /// Rung when the phase changes.
     pub(super) phase_bell: Condvar,

@@ -14,8 +14,8 @@ use afresh_sys::socket;
 
 use super::{Endpoint, HostError, HostEvent, PAUSE, VmmHost, lock};
 use crate::vmm::connection::Connection;
-use crate::vmm::keeper::{AcceptError, KeeperEntry};
 use crate::vmm::listener::Listener;
+use crate::vmm::watchdog::{AcceptError, WatchdogEntry};
 
 /// VMMs of an endpoint at a time. Further ones wait until one has ended.
 const MAX_VMS: usize = 256;
@@ -24,10 +24,10 @@ const TICK: Duration = Duration::from_millis(50);
 /// Attempts to accept a VMM that waits at an endpoint that is being closed.
 const MAX_LAST_ATTEMPTS: usize = 10;
 
-/// The socket of an endpoint, and its entry in the keeper.
+/// The socket of an endpoint, and its entry in the watchdog.
 pub(super) struct EndpointSocket<'a> {
     pub(super) listener: &'a Listener,
-    pub(super) held: Option<&'a KeeperEntry>,
+    pub(super) held: Option<&'a WatchdogEntry>,
 }
 
 /// A thread that waits for its VMM: the connection, and the VMM's name and number.
@@ -130,8 +130,8 @@ impl VmmHost {
         socket: &EndpointSocket<'_>,
         stopped: impl Fn() -> bool,
     ) -> io::Result<Option<Connection>> {
-        if let (Some(keeper), Some(held)) = (&self.0.keeper, socket.held) {
-            match keeper.accept(held, stopped) {
+        if let (Some(watchdog), Some(held)) = (&self.0.watchdog, socket.held) {
+            match watchdog.accept(held, stopped) {
                 Ok(connection) => return Ok(connection),
                 Err(AcceptError::Refused(error)) => return Err(error),
                 // The VMM gets to know it: it is ended.
@@ -139,7 +139,7 @@ impl VmmHost {
             }
         }
         let Some(stream) = socket.listener.accept_within(Duration::ZERO)? else { return Ok(None) };
-        Connection::of(stream, self.0.keeper.as_ref()).map(Some).map_err(io::Error::other)
+        Connection::of(stream, self.0.watchdog.as_ref()).map(Some).map_err(io::Error::other)
     }
 
     fn report_failed(&self, endpoint: &Endpoint, error: &io::Error) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_pager::vmm::{EndpointOptions, HostEvent, Keeper, Listener, VmmHost, keep};
+use afresh_pager::vmm::{EndpointOptions, HostEvent, Listener, VmmHost, Watchdog, run_watchdog};
 use afresh_pager::{PageSource, SourceError};
 use afresh_sys::PAGE_SIZE;
 
@@ -16,7 +16,7 @@ use super::client::PAGES;
 use super::process::{VmmProcess, numbered};
 
 const PAGER: &str = "vmm::kill::plays_the_pager_when_it_is_started_as_one";
-const KEEPER: &str = "vmm::kill::plays_the_keeper_when_it_is_started_as_one";
+const WATCHDOG: &str = "vmm::kill::plays_the_watchdog_when_it_is_started_as_one";
 /// The socket, in the pager's process.
 const SOCKET: &str = "AFRESH_TEST_PAGER_SOCKET";
 /// Set in a pager that freezes the memory of its VMM.
@@ -27,7 +27,7 @@ const STREAMS: &str = "AFRESH_TEST_PAGER_STREAMS";
 const HESITATES: &str = "AFRESH_TEST_PAGER_HESITATES";
 /// Set in a pager that can start no thread until a VMM has connected.
 const STARVES: &str = "AFRESH_TEST_PAGER_STARVES";
-const IS_KEEPER: &str = "AFRESH_TEST_KEEPER";
+const IS_WATCHDOG: &str = "AFRESH_TEST_WATCHDOG";
 
 struct NumberedPages;
 
@@ -56,10 +56,10 @@ impl PageSource for NumberedPages {
 #[test]
 fn plays_the_pager_when_it_is_started_as_one() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
-    let keeper = Keeper::start(afresh_sys::again(KEEPER).env(IS_KEEPER, "1")).unwrap();
+    let watchdog = Watchdog::start(afresh_sys::again(WATCHDOG).env(IS_WATCHDOG, "1")).unwrap();
     let failed = Arc::new(AtomicBool::new(false));
     let fails = failed.clone();
-    let host = VmmHost::new(Some(keeper), move |event| {
+    let host = VmmHost::new(Some(watchdog), move |event| {
         fails.fetch_or(matches!(event, HostEvent::Failed { .. }), Ordering::SeqCst);
     });
     let mut endpoint = EndpointOptions::new("vm", "numbered", socket);
@@ -100,12 +100,12 @@ fn limit_memory(limit: impl Fn(u64) -> Option<u64>) {
     rustix::process::setrlimit(rustix::process::Resource::As, limit).unwrap();
 }
 
-/// Runs in the process of the keeper. In others it does nothing.
+/// Runs in the process of the watchdog. In others it does nothing.
 #[test]
-fn plays_the_keeper_when_it_is_started_as_one() {
+fn plays_the_watchdog_when_it_is_started_as_one() {
     use std::os::fd::AsFd;
-    if std::env::var_os(IS_KEEPER).is_some() {
-        keep(&std::io::stdin().as_fd().try_clone_to_owned().unwrap().into()).unwrap();
+    if std::env::var_os(IS_WATCHDOG).is_some() {
+        run_watchdog(&std::io::stdin().as_fd().try_clone_to_owned().unwrap().into()).unwrap();
         std::process::exit(0);
     }
 }
@@ -140,7 +140,7 @@ fn a_killed_pager_leaves_no_frozen_page_protected() {
     assert!(lines.any(|line| line == "FROZEN"));
     pager.kill().unwrap();
     pager.wait().unwrap();
-    // Waits until the keeper has lifted the protection.
+    // Waits until the watchdog has lifted the protection.
     vmm.ask("poke 7 200").unwrap();
     assert_eq!(vmm.peek(7), 200);
     vmm.command("peek 8");
@@ -164,7 +164,7 @@ fn a_killed_pager_leaves_no_page_of_zeros_and_no_vmm_that_waits() {
         };
         assert_eq!(vmm.peek(PAGES - 1), numbered(PAGES - 1));
         if attempt % 2 == 1 {
-            // The last copy of the userfaultfd but those of the pager and its keeper.
+            // The last copy of the userfaultfd but those of the pager and its watchdog.
             vmm.ask("close").unwrap();
         }
         vmm.command("check");

@@ -1,24 +1,24 @@
 //! A second process that outlives a pager which is killed, and closes the memory of its VMMs.
 //!
-//! The keeper holds a copy of every VMM's userfaultfd. While it does, missing pages stay missing:
+//! The watchdog holds a copy of every VMM's userfaultfd. While it does, missing pages stay missing:
 //! the kernel would give out zero pages once the last copy is closed. When the pager ends without
-//! releasing a VMM, the keeper poisons the missing pages, so that touching one raises SIGBUS, or
+//! releasing a VMM, the watchdog poisons the missing pages, so that touching one raises SIGBUS, or
 //! ends a VMM that does not allow that.
 //!
 //! A VMM sends its handshake and runs on: Firecracker never looks at the socket again. So the
-//! keeper also holds the sockets of endpoints, and connections whose handshake the pager has not
-//! handed over. It takes the handshakes in them itself when the pager has ended. It is the keeper
+//! watchdog also holds the sockets of endpoints, and connections whose handshake the pager has not
+//! handed over. It takes the handshakes in them itself when the pager has ended. It is the watchdog
 //! that accepts connections, and it passes them to the pager: no connection is the pager's alone.
 //!
 //! Promises: a VMM that has sent its handshake never reads a zero page in place of content, and
 //! never waits without end, when its pager is killed at any moment.
 //!
-//! May break it: the keeper being killed together with the pager, or between its accepting a
+//! May break it: the watchdog being killed together with the pager, or between its accepting a
 //! connection and passing it on; a VMM that keeps its userfaultfd open, as Firecracker does, waits
 //! then. A socket that a service manager holds is not closed here: the next pager serves it.
 //!
 //! A handshake whose first part the pager has read cannot be read again. The pager reports such a
-//! handshake to the keeper first, and the keeper ends its VMM if the pager is killed.
+//! handshake to the watchdog first, and the watchdog ends its VMM if the pager is killed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -41,33 +41,33 @@ use super::handshake::{Handshake, Mapping, receive};
 use super::listener::Listener;
 use super::registration::{poison, unregister};
 
-/// How long one wait for the keeper takes before a stop is noticed.
+/// How long one wait for the watchdog takes before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);
 /// Bytes of an answer: the number of an error, or zero with the descriptors of a VMM.
 const ANSWER: usize = 4;
-/// Descriptors that the keeper has of a VMM at most: socket or userfaultfd, and process, and those
-/// of a message.
+/// Descriptors that the watchdog has of a VMM at most: socket or userfaultfd, and process, and
+/// those of a message.
 const DESCRIPTORS: usize = 4;
 
-/// A pager's connection to its keeper. Clones share it.
+/// A pager's connection to its watchdog. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Keeper {
+pub struct Watchdog {
     stream: Arc<Mutex<UnixStream>>,
     next: Arc<AtomicU64>,
 }
 
-/// An endpoint or a VMM in the keeper, until this is dropped.
+/// An endpoint or a VMM in the watchdog, until this is dropped.
 #[derive(Debug)]
-pub(super) struct KeeperEntry {
-    keeper: Keeper,
+pub(super) struct WatchdogEntry {
+    watchdog: Watchdog,
     id: u64,
     /// The process that serves it. A child of a fork releases nothing.
     generation: u32,
 }
 
-impl Keeper {
-    /// Starts `command` as the keeper. Its program calls [`keep`] with its standard input. Its
-    /// process group is a new one, so that signals of a terminal do not end it.
+impl Watchdog {
+    /// Starts `command` as the watchdog. Its program calls [`run_watchdog`] with its standard
+    /// input. Its process group is a new one, so that signals of a terminal do not end it.
     ///
     /// # Errors
     /// An error of starting a process.
@@ -80,14 +80,14 @@ impl Keeper {
         Ok(Self { stream: Arc::new(Mutex::new(ours)), next: Arc::default() })
     }
 
-    fn entry(&self) -> KeeperEntry {
+    fn entry(&self) -> WatchdogEntry {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        KeeperEntry { keeper: self.clone(), id, generation: fork::generation() }
+        WatchdogEntry { watchdog: self.clone(), id, generation: fork::generation() }
     }
 
     /// Hands over a copy of the socket of an endpoint. Those that a service manager holds stay open
     /// when the pager has ended.
-    pub(super) fn hold_endpoint(&self, listener: &Listener) -> io::Result<KeeperEntry> {
+    pub(super) fn hold_endpoint(&self, listener: &Listener) -> io::Result<WatchdogEntry> {
         let entry = self.entry();
         let socket = listener.socket().as_fd();
         // Neither process waits in `accept` where the other was faster.
@@ -97,11 +97,11 @@ impl Keeper {
         Ok(entry)
     }
 
-    /// Has the keeper accept a VMM at an endpoint; `None` where none has connected. Once `is_over`,
-    /// a VMM that comes is left to the keeper.
+    /// Has the watchdog accept a VMM at an endpoint; `None` where none has connected. Once
+    /// `is_over`, a VMM that comes is left to the watchdog.
     pub(super) fn accept(
         &self,
-        endpoint: &KeeperEntry,
+        endpoint: &WatchdogEntry,
         is_over: impl Fn() -> bool,
     ) -> Result<Option<Connection>, AcceptError> {
         let (ours, theirs) = UnixStream::pair().map_err(AcceptError::Refused)?;
@@ -138,14 +138,14 @@ impl Keeper {
             (Ok(Some(errno)), ..) => return Err(AcceptError::refused(errno)),
             (Err(error), ..) => io::Error::other(error),
         };
-        // The keeper has a VMM, and this process lacks its descriptors.
+        // The watchdog has a VMM, and this process lacks its descriptors.
         entry.abandon();
         Err(AcceptError::Refused(error))
     }
 
-    /// Hands over a VMM that has connected. Where the keeper has ended,
-    /// [`KeeperEntry::hold`] returns that.
-    pub(super) fn greet(&self, stream: &UnixStream, process: &Peer) -> KeeperEntry {
+    /// Hands over a VMM that has connected. Where the watchdog has ended,
+    /// [`WatchdogEntry::hold`] returns that.
+    pub(super) fn greet(&self, stream: &UnixStream, process: &Peer) -> WatchdogEntry {
         let entry = self.entry();
         let line = format!("{}\n", json!({ "greet": entry.id }));
         let _ = self.send(&line, &[stream.as_fd(), process.as_fd()]);
@@ -160,9 +160,9 @@ impl Keeper {
 
 /// Why no VMM was accepted.
 pub(super) enum AcceptError {
-    /// The keeper has ended.
+    /// The watchdog has ended.
     Ended,
-    /// The VMM stays in the queue of the endpoint, or the keeper closes its memory.
+    /// The VMM stays in the queue of the endpoint, or the watchdog closes its memory.
     Refused(io::Error),
 }
 
@@ -172,17 +172,17 @@ impl AcceptError {
     }
 }
 
-impl KeeperEntry {
-    /// Has the keeper close the memory of a VMM that is not served.
+impl WatchdogEntry {
+    /// Has the watchdog close the memory of a VMM that is not served.
     fn abandon(self) {
-        let _ = self.keeper.send(&format!("{}\n", json!({ "refuse": self.id })), &[]);
+        let _ = self.watchdog.send(&format!("{}\n", json!({ "refuse": self.id })), &[]);
         std::mem::forget(self);
     }
 
     /// Reports that the handshake comes in parts, and that the next one is taken out of the stream.
-    /// Where the keeper has ended, [`KeeperEntry::hold`] returns that.
+    /// Where the watchdog has ended, [`WatchdogEntry::hold`] returns that.
     pub(super) fn begin_parts(&self) {
-        let _ = self.keeper.send(&format!("{}\n", json!({ "parts": self.id })), &[]);
+        let _ = self.watchdog.send(&format!("{}\n", json!({ "parts": self.id })), &[]);
     }
 
     /// Hands over the memory of a VMM.
@@ -195,21 +195,21 @@ impl KeeperEntry {
         let mappings: Value =
             mappings.iter().map(|of| json!([of.base, of.pages, of.unit])).collect();
         let line = format!("{}\n", json!({ "hold": self.id, "mappings": mappings }));
-        self.keeper.send(&line, &[uffd.as_fd(), process.as_fd()])
+        self.watchdog.send(&line, &[uffd.as_fd(), process.as_fd()])
     }
 }
 
-impl Drop for KeeperEntry {
+impl Drop for WatchdogEntry {
     fn drop(&mut self) {
         if self.generation != fork::generation() {
             return;
         }
-        // A keeper that has ended holds nothing.
-        let _ = self.keeper.send(&format!("{}\n", json!({ "release": self.id })), &[]);
+        // A watchdog that has ended holds nothing.
+        let _ = self.watchdog.send(&format!("{}\n", json!({ "release": self.id })), &[]);
     }
 }
 
-/// A VMM in the keeper.
+/// A VMM in the watchdog.
 struct HeldVm {
     uffd: Uffd,
     process: Peer,
@@ -229,7 +229,7 @@ impl HeldVm {
     }
 }
 
-/// An entry of the keeper.
+/// An entry of the watchdog.
 enum HeldItem {
     /// An endpoint, and whether it closes with the pager.
     Endpoint(UnixListener, bool),
@@ -277,12 +277,12 @@ fn close_endpoint(socket: &UnixListener) {
     });
 }
 
-/// The work of the keeper: holds the endpoints and VMMs of the pager behind `stream`, and closes
+/// The work of the watchdog: holds the endpoints and VMMs of the pager behind `stream`, and closes
 /// those that it has not released when it ends.
 ///
 /// # Errors
 /// An error of the stream, or a message that is no pager's. All were closed before.
-pub fn keep(stream: &UnixStream) -> io::Result<()> {
+pub fn run_watchdog(stream: &UnixStream) -> io::Result<()> {
     let mut held = BTreeMap::new();
     let result = follow(stream, &mut held);
     // Side by side: a connection may stay silent for its time.
@@ -401,13 +401,13 @@ mod tests {
 
     use super::*;
 
-    /// A waiting program, its entry in the keeper, and both ends of its connection.
-    fn connected(keeper: &Keeper) -> (Child, KeeperEntry, [UnixStream; 2]) {
+    /// A waiting program, its entry in the watchdog, and both ends of its connection.
+    fn connected(watchdog: &Watchdog) -> (Child, WatchdogEntry, [UnixStream; 2]) {
         use rustix::process::{Pid, PidfdFlags, pidfd_open};
         let child = Command::new("sleep").arg("600").spawn().unwrap();
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
         let (stream, vmm) = UnixStream::pair().unwrap();
-        let entry = keeper.greet(&stream, &pidfd.into());
+        let entry = watchdog.greet(&stream, &pidfd.into());
         (child, entry, [stream, vmm])
     }
 
@@ -415,8 +415,8 @@ mod tests {
     fn a_vmm_whose_handshake_comes_in_parts_ends_with_its_pager() {
         for (first, ends) in [("[", true), ("", false)] {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            let keeper = Keeper { stream: Arc::new(Mutex::new(ours)), next: Arc::default() };
-            let (mut child, entry, [stream, mut vmm]) = connected(&keeper);
+            let watchdog = Watchdog { stream: Arc::new(Mutex::new(ours)), next: Arc::default() };
+            let (mut child, entry, [stream, mut vmm]) = connected(&watchdog);
             vmm.write_all(first.as_bytes()).unwrap();
             drop(vmm);
             let stop = AtomicBool::new(false);
@@ -426,8 +426,8 @@ mod tests {
             }
             // The pager is killed: it releases nothing.
             std::mem::forget(entry);
-            keeper.stream.lock().unwrap().shutdown(Shutdown::Both).unwrap();
-            keep(&theirs).unwrap();
+            watchdog.stream.lock().unwrap().shutdown(Shutdown::Both).unwrap();
+            run_watchdog(&theirs).unwrap();
             if ends {
                 assert!(!child.wait().unwrap().success());
             } else {
@@ -441,9 +441,9 @@ mod tests {
     #[test]
     fn a_child_of_the_pager_releases_nothing_and_waits_for_no_lock() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let keeper = Keeper { stream: Arc::new(Mutex::new(ours)), next: Arc::default() };
-        let mut entry = Some(keeper.entry());
-        let held = keeper.stream.lock().unwrap();
+        let watchdog = Watchdog { stream: Arc::new(Mutex::new(ours)), next: Arc::default() };
+        let mut entry = Some(watchdog.entry());
+        let held = watchdog.stream.lock().unwrap();
         assert!(afresh_sys::child_passes(|| entry.take().is_some()));
         drop(held);
         theirs.set_nonblocking(true).unwrap();
