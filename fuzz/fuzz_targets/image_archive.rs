@@ -21,13 +21,13 @@ fn read(kind: u8, path: &Path) -> Result<Tree, LayerError> {
     let layer = match kind {
         b'd' | b'D' => {
             let image = OciImage::open(path, None, &LIMITS)?;
-            return Tree::new(Budget::default()).over("/", image.layer());
+            return Tree::new(Budget::default()).with_layer("/", image.layer());
         }
         b'z' => Layer::zip(path, &LIMITS)?,
         b't' | b'T' => Layer::tar(path, &LIMITS)?,
         _ => Layer::open(path, &LIMITS)?,
     };
-    Tree::new(Budget::default()).over("/", &layer)
+    Tree::new(Budget::default()).with_layer("/", &layer)
 }
 
 fuzz_target!(|data: &[u8]| {

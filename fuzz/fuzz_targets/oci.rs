@@ -25,7 +25,7 @@ fn put(layout: &Path, bytes: &[u8]) -> Option<String> {
 
 fn read(layout: &Path) -> Result<Tree, afresh_files::LayerError> {
     let image = OciImage::open(layout, None, &LIMITS)?;
-    Tree::new(Budget::default()).over("/", image.layer())
+    Tree::new(Budget::default()).with_layer("/", image.layer())
 }
 
 fuzz_target!(|data: &[u8]| {

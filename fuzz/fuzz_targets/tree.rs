@@ -106,13 +106,13 @@ fuzz_target!(|data: &[u8]| {
         let [pages, description @ ..] = data else { return };
         let bytes: Arc<dyn LayerBytes> = Arc::new(Sevens);
         let budget = Budget { bytes: 64 << 10, files: 64 };
-        let read = || Tree::over_kept(budget, description, u64::from(*pages), &bytes);
+        let read = || Tree::with_stored_layers(budget, description, u64::from(*pages), &bytes);
         let Some(mut tree) = accepted(within(most, read).0) else { return };
         assert_eq!(tree.used(), Budget { bytes: 0, files: 0 });
         within(most, || look(&tree));
         within(most, || change(&mut tree));
         let saved = tree.saved().expect("the changes are few");
-        let again = Tree::over_kept(budget, description, u64::from(*pages), &bytes);
+        let again = Tree::with_stored_layers(budget, description, u64::from(*pages), &bytes);
         again.expect("it was accepted").restored(&saved).expect("it was just saved");
     }
 });

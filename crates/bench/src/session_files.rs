@@ -48,8 +48,8 @@ impl OurTree {
     /// Over the same files in a host directory, which was read for an earlier save.
     fn over(host: &Path) -> anyhow::Result<Self> {
         let tree = Tree::new(Budget { bytes: 1 << 30, files: 1 << 20 });
-        let tree = tree.over("/", &Layer::directory(host)?)?;
-        tree.gathered()?;
+        let tree = tree.with_layer("/", &Layer::directory(host)?)?;
+        tree.capture_host_directories()?;
         Ok(Self { tree, turns: 0 })
     }
 
@@ -176,7 +176,7 @@ fn save(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let field = vec![
         Contestant::timed("afresh", move |n| {
             timed(n, &mut ours, OurTree::turn, |ours| {
-                let saved = ours.tree.gathered()?.saved()?;
+                let saved = ours.tree.capture_host_directories()?.saved()?;
                 anyhow::ensure!(saved.pages.len() >= CHANGED, "a changed file was not saved");
                 Ok(())
             })

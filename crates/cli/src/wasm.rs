@@ -90,7 +90,7 @@ impl WasmArguments {
             let (path, guest) = entry.split_once("::").unwrap_or((entry, "/"));
             let layer = Layer::open(path, &LayerLimits::default())
                 .with_context(|| format!("--files {entry}"))?;
-            tree = tree.over(guest, &layer).with_context(|| format!("--files {entry}"))?;
+            tree = tree.with_layer(guest, &layer).with_context(|| format!("--files {entry}"))?;
         }
         Ok(Some(tree))
     }

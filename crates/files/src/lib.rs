@@ -69,7 +69,7 @@ pub use layers::layer_bytes::LayerBytes;
 pub use layers::oci_document::{OciBlob, OciDocument};
 pub use nodes::node::{Kind, Node, Stat, Time, Times};
 pub use saved::description::{SavedTree, TreeError};
-pub use saved::kept::KeptLayers;
+pub use saved::stored_layers::StoredLayers;
 pub use trees::bytes::{FileBytes, FileReader};
 pub use trees::diff::{Change, FileChange, FileDifference};
 pub use trees::open::{Access, OpenFile, Whence};

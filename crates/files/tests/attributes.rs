@@ -137,7 +137,8 @@ fn a_refused_attribute_of_a_file_in_a_layer_costs_nothing() {
     let layer = Layer::directory(directory.path()).unwrap();
     // Room for the file or for its attribute, and for both.
     for (room, fits) in [(300, false), (4096, true)] {
-        let tree = Tree::new(Budget { bytes: 1 << 20, files: 100 }).over("/", &layer).unwrap();
+        let tree =
+            Tree::new(Budget { bytes: 1 << 20, files: 100 }).with_layer("/", &layer).unwrap();
         let used = tree.used();
         let bytes = used.bytes + room;
         let mut tree = tree.with_budget(Budget { bytes, files: 100 });

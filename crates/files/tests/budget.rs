@@ -24,7 +24,7 @@ fn over_a_sparse_file() -> (tempfile::TempDir, Tree) {
     let file = File::options().write(true).open(directory.path().join("large")).unwrap();
     file.set_len(LARGE).unwrap();
     let layer = Layer::directory(directory.path()).unwrap();
-    let tree = Tree::new(Budget { bytes: 16 << 20, files: 100 }).over("/", &layer).unwrap();
+    let tree = Tree::new(Budget { bytes: 16 << 20, files: 100 }).with_layer("/", &layer).unwrap();
     (directory, tree)
 }
 
@@ -93,7 +93,7 @@ fn the_memory_for_a_whole_file_follows_what_it_stores() {
     }
 }
 
-/// The fields of a saved tree and of kept layers, in their order; a node can have any form.
+/// The fields of a saved tree and of stored layers, in their order; a node can have any form.
 fn tree_of<N: Serialize>(
     layers: &[u8],
     nodes: Vec<N>,

@@ -10,7 +10,7 @@ use archives::{FILE, tarred};
 use layout::Layout;
 
 fn over(layer: &Layer) -> Tree {
-    Tree::new(Budget::default()).over("/", layer).unwrap()
+    Tree::new(Budget::default()).with_layer("/", layer).unwrap()
 }
 
 fn read(tree: &Tree, path: &str) -> Result<Vec<u8>, Refused> {
@@ -277,8 +277,8 @@ fn directories_that_paths_make_are_counted() {
     layout.index(&[layout.image(&files, "{}", "")]);
     let tree = Tree::new(Budget::default());
     let small = layout.open_within(&LayerLimits { bytes: 1 << 20, files: 30 }).unwrap();
-    let error = tree.clone().over("/", small.layer()).unwrap_err().to_string();
+    let error = tree.clone().with_layer("/", small.layer()).unwrap_err().to_string();
     assert!(error.contains("more files than the"), "{error}");
     let large = layout.open_within(&LayerLimits { bytes: 1 << 20, files: 3000 }).unwrap();
-    tree.over("/", large.layer()).unwrap();
+    tree.with_layer("/", large.layer()).unwrap();
 }

@@ -14,7 +14,7 @@ use afresh_files::{
     Time, Tree, TreeError, Walk,
 };
 use archives::{FILE, entry, tarred};
-use common::{Keeper, Pages};
+use common::{LayerStore, Pages};
 
 const NOW: Time = Time { seconds: 1, nanos: 2 };
 
@@ -23,7 +23,7 @@ fn empty() -> Tree {
 }
 
 fn over(layer: Layer) -> Tree {
-    empty().over("/", &layer).unwrap()
+    empty().with_layer("/", &layer).unwrap()
 }
 
 fn read(tree: &Tree, path: &str) -> Result<Vec<u8>, Refused> {
@@ -147,7 +147,7 @@ fn a_host_directory_is_read_below_and_never_written_or_left() {
         let _ = std::fs::remove_file(&a);
     }
     std::fs::rename(&kept, &a).unwrap();
-    let alone = Keeper::new(&tree).tree(&tree);
+    let alone = LayerStore::new(&tree).tree(&tree);
     drop(directory);
     assert_eq!(read(&alone, "a").unwrap()[4999..5008], *b"\x07changed\x07");
     assert_eq!(read(&alone, "moved/b").unwrap(), b"bee");
@@ -167,7 +167,7 @@ fn a_host_directory_is_kept_once_and_shown_as_it_was_then_to_all_relatives() {
     tree.write_path("/own", b"1", NOW).unwrap();
     let before = tree.clone();
 
-    let first = Keeper::new(&tree);
+    let first = LayerStore::new(&tree);
     let names = |tree: &Tree| -> Vec<_> {
         tree.list_path("/").unwrap().into_iter().map(|entry| entry.name.to_vec()).collect()
     };
@@ -187,7 +187,7 @@ fn a_host_directory_is_kept_once_and_shown_as_it_was_then_to_all_relatives() {
     }
     assert_eq!(read(&first.tree(&tree), "own").unwrap(), b"2");
     // Keeping them again gives the same bytes.
-    let again = Keeper::new(&before);
+    let again = LayerStore::new(&before);
     assert_eq!((again.description, again.bytes), (first.description, first.bytes));
 }
 
@@ -195,12 +195,12 @@ fn a_host_directory_is_kept_once_and_shown_as_it_was_then_to_all_relatives() {
 fn one_of_two_that_keep_a_host_directory_at_once_decides_for_both() {
     let directory = host();
     let tree = over(Layer::directory(directory.path().join("top")).unwrap());
-    let (one, two) = (tree.kept_layers().unwrap(), tree.kept_layers().unwrap());
+    let (one, two) = (tree.stored_layers().unwrap(), tree.stored_layers().unwrap());
     let zeros: Arc<dyn LayerBytes> = Arc::new(Pages(vec![0; one.pages() as usize * 4096]));
     let ones: Arc<dyn LayerBytes> = Arc::new(Pages(vec![1; one.pages() as usize * 4096]));
     assert!(one.settle(&ones));
     assert!(!two.settle(&zeros), "what it has read may be otherwise");
-    let two = tree.kept_layers().unwrap();
+    let two = tree.stored_layers().unwrap();
     assert!(two.settle(&zeros), "it has read what the first has kept");
     assert_eq!(read(&tree, "a").unwrap(), [1; 10_000]);
 }
@@ -212,7 +212,7 @@ fn a_file_lost_before_it_was_kept_is_named() {
     let tree = over(Layer::directory(&top).unwrap());
     assert_eq!(tree.stat(tree.find("/sub/b").unwrap()).unwrap().size, 3);
     std::fs::remove_file(top.join("sub/b")).unwrap();
-    let kept = tree.kept_layers().unwrap();
+    let kept = tree.stored_layers().unwrap();
     let error = kept.read(|_, _| Ok::<_, Refused>(())).unwrap_err();
     assert!(error.to_string().contains("sub/b"), "{error}");
 }
@@ -238,8 +238,8 @@ fn layers_stack_and_mount_at_paths() {
     std::fs::write(other.path().join("sub/c"), b"sea").unwrap();
     let first = Layer::directory(directory.path().join("top")).unwrap();
     let second = Layer::directory(other.path()).unwrap();
-    let tree = empty().over("/", &first).unwrap().over("/", &second).unwrap();
-    let mut tree = tree.over("/mnt/x", &second).unwrap();
+    let tree = empty().with_layer("/", &first).unwrap().with_layer("/", &second).unwrap();
+    let mut tree = tree.with_layer("/mnt/x", &second).unwrap();
     assert_eq!(read(&tree, "sub/b").unwrap(), b"above");
     assert_eq!(read(&tree, "mnt/x/sub/c").unwrap(), b"sea");
     assert_eq!(read(&tree, "link").unwrap(), b"above");
@@ -247,10 +247,10 @@ fn layers_stack_and_mount_at_paths() {
     assert_eq!(tree.used(), Budget { bytes: 0, files: 0 });
     tree.write_path("sub/deep/d", b"dee", NOW).unwrap();
     let saved = tree.saved().unwrap();
-    let base = empty().over("/", &first).unwrap().over("/", &second).unwrap();
-    let again = base.over("/mnt/x", &second).unwrap().restored(&saved).unwrap();
+    let base = empty().with_layer("/", &first).unwrap().with_layer("/", &second).unwrap();
+    let again = base.with_layer("/mnt/x", &second).unwrap().restored(&saved).unwrap();
     assert_eq!(read(&again, "sub/deep/d").unwrap(), b"dee");
-    assert!(again.over("/", &first).is_err(), "a tree that was changed gets no layers");
+    assert!(again.with_layer("/", &first).is_err(), "a tree that was changed gets no layers");
 }
 
 fn zipped(files: &[(&str, &[u8])]) -> tempfile::NamedTempFile {
@@ -315,7 +315,7 @@ fn a_zip_is_read_as_it_is_and_a_bomb_is_refused() {
 
     let escaping = zipped(&[("../../etc/cron.d/x", b"evil")]);
     let layer = Layer::zip(escaping.path(), &limits).unwrap();
-    assert!(matches!(empty().over("/", &layer), Err(LayerError::Bad { .. })));
+    assert!(matches!(empty().with_layer("/", &layer), Err(LayerError::Bad { .. })));
 }
 
 /// One entry of a tar, with any name.
@@ -364,13 +364,16 @@ fn a_tar_is_read_plain_and_packed_and_its_names_stay_inside() {
     for hostile in ["../out", "a/../../out", "a/.."] {
         let file = written(&tarred(&[(hostile, FILE, "", b"x")]));
         let layer = Layer::tar(file.path(), &LayerLimits::default()).unwrap();
-        assert!(matches!(empty().over("/", &layer), Err(LayerError::Bad { .. })), "{hostile}");
+        assert!(
+            matches!(empty().with_layer("/", &layer), Err(LayerError::Bad { .. })),
+            "{hostile}"
+        );
     }
     // Cut anywhere it is refused, or shows less; nothing panics.
     for cut in (0..plain.len()).step_by(97) {
         let file = written(&plain[..cut]);
         if let Ok(layer) = Layer::tar(file.path(), &LayerLimits::default())
-            && let Ok(tree) = empty().over("/", &layer)
+            && let Ok(tree) = empty().with_layer("/", &layer)
         {
             let _ = read(&tree, "a/b");
         }
@@ -425,7 +428,7 @@ fn a_layer_of_one_file_has_its_path_and_is_identified_by_its_known_name() {
             Some(known) => layer.known_as(known),
             None => layer,
         };
-        empty().over("/usr/lib", &layer).unwrap()
+        empty().with_layer("/usr/lib", &layer).unwrap()
     };
     let mut tree = layer(Some("library 1"));
     assert_eq!(read(&tree, "/usr/lib/python.zip").unwrap(), [7; 10_000]);
@@ -444,7 +447,7 @@ fn a_layer_of_one_file_has_its_path_and_is_identified_by_its_known_name() {
     }
     // A host directory cannot have a name.
     let host = Layer::directory(directory.path()).unwrap().known_as("library 1");
-    assert!(empty().over("/", &host).unwrap().has_unknown_layers());
+    assert!(empty().with_layer("/", &host).unwrap().has_unknown_layers());
     for missing in [directory.path().join("missing"), directory.path().to_owned()] {
         assert!(Layer::file(missing, "x").is_err());
     }
@@ -460,7 +463,7 @@ fn layers_that_were_kept_are_those_that_they_were_kept_of() {
     let limits = LayerLimits::default();
     let zip = Layer::open(zip.path(), &limits).unwrap();
     let tar = Layer::open(tar.path(), &limits).unwrap();
-    let clean = empty().over("/", &zip).unwrap().over("/", &tar).unwrap();
+    let clean = empty().with_layer("/", &zip).unwrap().with_layer("/", &tar).unwrap();
     let mut tree = clean.clone();
     let node = tree.find("/a").unwrap();
     tree.write(node, 5000, b"changed", NOW).unwrap();
@@ -469,26 +472,26 @@ fn layers_that_were_kept_are_those_that_they_were_kept_of() {
     let saved = tree.saved().unwrap();
     assert_eq!(saved.pages.len(), 2, "what the layers hold is not among its own");
 
-    let kept = Keeper::new(&tree);
-    let over = |description: &[u8]| kept.over(description);
-    let ground = over(&kept.description).unwrap();
-    assert_eq!(ground.used(), Budget { bytes: 0, files: 0 });
-    let again = ground.restored(&saved).unwrap();
+    let kept = LayerStore::new(&tree);
+    let over = |description: &[u8]| kept.open(description);
+    let lower = over(&kept.description).unwrap();
+    assert_eq!(lower.used(), Budget { bytes: 0, files: 0 });
+    let again = lower.restored(&saved).unwrap();
     assert_eq!(again.used(), tree.used());
     assert_eq!(again.saved().unwrap(), saved);
-    for (old, new) in [(&clean, &ground), (&tree, &again)] {
+    for (old, new) in [(&clean, &lower), (&tree, &again)] {
         assert!(old.diff(new).unwrap().is_empty());
         for path in ["/a", "/sub/b", "/sub/d", "/up", "/empty", "/c", "/own"] {
             assert_eq!(read(old, path), read(new, path), "{path}");
         }
     }
-    // And again, from the kept bytes, without the archives.
-    let twice = again.kept_layers().unwrap();
+    // And again, from the stored bytes, without the archives.
+    let twice = again.stored_layers().unwrap();
     assert_eq!(twice.description(), kept.description);
     // With a host directory among them.
     let host = host();
-    let mixed = clean.over("/host", &Layer::directory(host.path()).unwrap()).unwrap();
-    let alone = Keeper::new(&mixed).tree(&mixed);
+    let mixed = clean.with_layer("/host", &Layer::directory(host.path()).unwrap()).unwrap();
+    let alone = LayerStore::new(&mixed).tree(&mixed);
     for path in ["/a", "/sub/d", "/host/top/a", "/host/top/sub/b"] {
         assert_eq!(read(&mixed, path), read(&alone, path), "{path}");
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 mod common;
 
 use afresh_files::{Budget, Kind, Layer, New, Refused, Rename, Time, Tree, Walk};
-use common::Keeper;
+use common::LayerStore;
 use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, RenameFlags, linkat, renameat_with, unlinkat};
 
@@ -99,7 +99,7 @@ impl TreeAndHost {
             fs::write(top.join("s"), b"").unwrap();
         }
         let tree = Tree::new(Budget { bytes: 1 << 30, files: 1 << 20 });
-        let tree = tree.over("/", &Layer::directory(below).unwrap()).unwrap();
+        let tree = tree.with_layer("/", &Layer::directory(below).unwrap()).unwrap();
         Self { root: root.to_owned(), tree, kept: None }
     }
 
@@ -342,7 +342,7 @@ proptest! {
             both.run(step)?;
         }
         let (then, before) = (visible_nodes(&both.tree), both.tree.clone());
-        let kept = Keeper::new(&both.tree);
+        let kept = LayerStore::new(&both.tree);
         below.close().unwrap();
         // Everything continues without the directory.
         for step in &steps[half..] {
@@ -354,7 +354,7 @@ proptest! {
             let again = kept.tree(tree);
             prop_assert_eq!(&visible_nodes(&again), seen_before);
             prop_assert_eq!(again.used(), tree.used());
-            let saved = tree.gathered().unwrap().saved().unwrap();
+            let saved = tree.capture_host_directories().unwrap().saved().unwrap();
             prop_assert_eq!(again.saved().unwrap(), saved);
         }
     }

@@ -122,7 +122,7 @@ fn moved_host_directories_are_restored() {
     }
     let fresh = || {
         let below = Layer::directory(host.path()).unwrap();
-        empty().over("/", &below).unwrap().over("/mnt", &below).unwrap()
+        empty().with_layer("/", &below).unwrap().with_layer("/mnt", &below).unwrap()
     };
     let mut tree = fresh();
     let rename = |tree: &mut Tree, from: &str, to: &str, how| {

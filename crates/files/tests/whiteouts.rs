@@ -354,7 +354,7 @@ fn image_of_tars(layers: &[Vec<u8>]) -> Result<Tree, LayerError> {
     let layout = Layout::new();
     layout.index(&[layout.image(layers, "{}", "")]);
     let layer = Layer::open(layout.path(), &LayerLimits::default())?;
-    Tree::new(Budget::default()).over("/", &layer)
+    Tree::new(Budget::default()).with_layer("/", &layer)
 }
 
 fn layers(most: usize) -> impl Strategy<Value = Vec<Vec<Change>>> {

@@ -228,7 +228,7 @@ impl Language {
         let known_as = own.identity(&path)?;
         let (directory, name) = own.seen;
         let layer = Layer::file(&path, name)?.known_as(&known_as);
-        Ok((tree.over(directory, &layer)?, Some(known_as)))
+        Ok((tree.with_layer(directory, &layer)?, Some(known_as)))
     }
 }
 

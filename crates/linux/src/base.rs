@@ -70,7 +70,7 @@ pub(crate) struct Root {
 
 impl Root {
     pub(crate) fn new(image: &OciImage) -> Result<Self, LayerError> {
-        let tree = Tree::new(UNCOUNTED).over("/", image.layer())?;
+        let tree = Tree::new(UNCOUNTED).with_layer("/", image.layer())?;
         let words = |words: &[String]| words.iter().map(OsString::from).collect();
         Ok(Self {
             base: Arc::new(Base { tree, kept: OnceLock::new() }),

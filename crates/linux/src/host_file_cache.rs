@@ -99,7 +99,7 @@ mod tests {
     const PAGE: u64 = PAGE_SIZE as u64;
 
     fn over(directory: &std::path::Path) -> Tree {
-        Tree::new(Budget::default()).over("/", &Layer::directory(directory).unwrap()).unwrap()
+        Tree::new(Budget::default()).with_layer("/", &Layer::directory(directory).unwrap()).unwrap()
     }
 
     fn mapped_range(tree: &Tree, path: &str) -> Option<MappedRange> {

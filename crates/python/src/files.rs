@@ -49,7 +49,7 @@ impl FileOptions {
         let layers = || -> Result<Tree, LayerError> {
             let mut tree = Tree::new(self.budget());
             for (directory, name, path, identity) in &self.below {
-                tree = tree.over(directory, &Layer::file(path, name)?.known_as(identity))?;
+                tree = tree.with_layer(directory, &Layer::file(path, name)?.known_as(identity))?;
             }
             Ok(tree)
         };

@@ -65,7 +65,7 @@ impl LayerImage {
     /// [`LayersError`].
     pub fn of(tree: &Tree) -> Result<Self, LayersError> {
         loop {
-            let kept = tree.kept_layers()?;
+            let kept = tree.stored_layers()?;
             let described = kept.description().len();
             // Readers refuse longer ones.
             charge_description(described)?;
@@ -108,7 +108,7 @@ impl LayerImage {
         let mut description = vec![0; self.described];
         self.pages.read(0, &mut description);
         let pages = self.pages.pages() - first;
-        let tree = Tree::over_kept(budget, &description, pages as u64, &self.bytes());
+        let tree = Tree::with_stored_layers(budget, &description, pages as u64, &self.bytes());
         drop(charge);
         Ok(tree?)
     }

@@ -87,7 +87,7 @@ fn a_saved_session_and_a_saved_guest_bring_their_files() {
     let below = tempfile::tempdir().unwrap();
     std::fs::write(below.path().join("base"), [5; 9000]).unwrap();
     let layer = Layer::directory(below.path()).unwrap();
-    let guest = guest(Tree::new(Budget::default()).over("/", &layer).unwrap());
+    let guest = guest(Tree::new(Budget::default()).with_layer("/", &layer).unwrap());
     let place = tempfile::tempdir().unwrap();
     let at = |name: &str| format!("{}@{name}", place.path().join("store").display());
     let save = |name: &str| at(name).parse().unwrap();
@@ -151,7 +151,7 @@ fn lies_below_and_is_saved_once(layer: impl FnOnce(&std::path::Path) -> Layer) -
     std::fs::create_dir(dir.path().join("layer")).unwrap();
     std::fs::write(&below, &content).unwrap();
     let layer = layer(&dir.path().join("layer"));
-    let tree = Tree::new(Budget::default()).over("/lib", &layer).unwrap();
+    let tree = Tree::new(Budget::default()).with_layer("/lib", &layer).unwrap();
     let mut session = guest(tree).session().unwrap();
     let to = format!("{}@a", dir.path().join("store").display()).parse().unwrap();
     session.files().unwrap().write("/own", b"1").unwrap();

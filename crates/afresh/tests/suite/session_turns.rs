@@ -180,7 +180,7 @@ fn a_session_opens_as_it_was_saved_after_any_history() {
     let below = dir.path().join("below");
     std::fs::write(&below, vec![7; 50_000]).unwrap();
     let layer = Layer::file(&below, "f3").unwrap();
-    let over = Tree::new(Budget::default()).over("/", &layer).unwrap();
+    let over = Tree::new(Budget::default()).with_layer("/", &layer).unwrap();
     for seed in 1..=3 {
         let guest = guest_of(if seed == 1 { Tree::new(Budget::default()) } else { over.clone() });
         let mut random = Random(seed * 1001);

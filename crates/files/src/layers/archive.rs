@@ -23,7 +23,7 @@ pub(crate) enum StoredFile {
     Plain(u64, u64),
     /// Number in a zip, length, and the unpacked bytes after the first read.
     Packed(usize, u64, OnceLock<Arc<Vec<u8>>>),
-    /// Offset and length in the kept bytes.
+    /// Offset and length in the stored bytes.
     Kept(u64, u64),
 }
 
@@ -41,7 +41,7 @@ impl StoredFile {
 enum Data {
     File(File),
     Kept(Arc<dyn LayerBytes>),
-    /// A host directory that was gathered, and its files by their numbers here.
+    /// A host directory that was captured, and its files by their numbers here.
     Host(Arc<HostDirectory>, Vec<Node>),
 }
 
@@ -93,7 +93,7 @@ impl Archive {
     }
 
     /// A host directory with all its known files, whose names are already in a tree.
-    pub(crate) fn gathered(
+    pub(crate) fn captured(
         host: Arc<HostDirectory>,
         nodes: Vec<Node>,
         files: Vec<StoredFile>,

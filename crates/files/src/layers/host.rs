@@ -53,7 +53,7 @@ pub(crate) struct HostDirectory {
     known: Mutex<HashMap<Node, HostEntry>>,
     /// The last used one last.
     open: Mutex<Vec<(Node, Arc<File>)>>,
-    /// Its identity once it was gathered.
+    /// Its identity once it was captured.
     identity: OnceLock<String>,
     kept: OnceLock<KeptFiles>,
 }
@@ -373,7 +373,7 @@ impl HostDirectory {
         self.kept.get().is_some()
     }
 
-    /// From now on all files are read from the kept bytes, and later changes on the host are not
+    /// From now on all files are read from the stored bytes, and later changes on the host are not
     /// visible. The first call wins; returns whether this was the first.
     pub(crate) fn keep(&self, bytes: Arc<dyn LayerBytes>, begins: HashMap<Node, u64>) -> bool {
         let mut first = false;

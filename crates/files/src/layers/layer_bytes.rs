@@ -1,7 +1,7 @@
 //! Bytes of layers that are stored elsewhere.
 
-/// Where the bytes of kept layers are: the pages that [`crate::KeptLayers::read`] gave, one after
-/// the other.
+/// Where the bytes of stored layers are: the pages that [`crate::StoredLayers::read`] gave, one
+/// after the other.
 pub trait LayerBytes: std::fmt::Debug + Send + Sync {
     /// Reads the bytes at `at`.
     ///

@@ -5,7 +5,7 @@
 //!
 //! Promises: a description from a stranger that would take more than [`MAX_DECODED`] is refused
 //! before it is decoded, and so is one when it is written. May break it: a form that changes in
-//! `wire` or `kept` and not here; the walk then fails on every description.
+//! `wire` or `stored_layers` and not here; the walk then fails on every description.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -37,17 +37,17 @@ const fn twice<T>() -> u64 {
 }
 
 /// Bytes that an item takes when it is decoded.
-trait Cost {
+trait MemoryCost {
     fn cost(&self) -> u64;
 }
 
 /// The costs of the items of a sequence. The items are not kept.
-struct Sum<T>(u64, PhantomData<T>);
+struct SequenceCost<T>(u64, PhantomData<T>);
 
-impl<'de, T: Deserialize<'de> + Cost> Deserialize<'de> for Sum<T> {
+impl<'de, T: Deserialize<'de> + MemoryCost> Deserialize<'de> for SequenceCost<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Adder<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de> + Cost> Visitor<'de> for Adder<T> {
+        struct CostVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de> + MemoryCost> Visitor<'de> for CostVisitor<T> {
             type Value = u64;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -62,7 +62,7 @@ impl<'de, T: Deserialize<'de> + Cost> Deserialize<'de> for Sum<T> {
                 Ok(sum)
             }
         }
-        Ok(Self(deserializer.deserialize_seq(Adder::<T>(PhantomData))?, PhantomData))
+        Ok(Self(deserializer.deserialize_seq(CostVisitor::<T>(PhantomData))?, PhantomData))
     }
 }
 
@@ -73,22 +73,22 @@ struct TreeShape<'a>(
     u32,
     (u64, u64),
     u64,
-    #[serde(borrow)] Sum<&'a [u8]>,
-    #[serde(borrow)] Sum<(u64, &'a [u8])>,
-    #[serde(borrow)] Sum<(u64, NodeShape<'a>)>,
-    Sum<u64>,
-    Sum<(u64, u32)>,
+    #[serde(borrow)] SequenceCost<&'a [u8]>,
+    #[serde(borrow)] SequenceCost<(u64, &'a [u8])>,
+    #[serde(borrow)] SequenceCost<(u64, NodeShape<'a>)>,
+    SequenceCost<u64>,
+    SequenceCost<(u64, u32)>,
     u64,
 );
 
-/// Fields of `kept::SavedLayer`.
+/// Fields of `stored_layers::SavedLayer`.
 #[derive(Deserialize)]
 #[expect(dead_code, reason = "fields without owned memory are skipped")]
 struct LayersShape<'a>(
     u32,
     u64,
-    #[serde(borrow)] Sum<(&'a [u8], Sum<u64>)>,
-    #[serde(borrow)] Sum<(u64, NodeShape<'a>)>,
+    #[serde(borrow)] SequenceCost<(&'a [u8], SequenceCost<u64>)>,
+    #[serde(borrow)] SequenceCost<(u64, NodeShape<'a>)>,
 );
 
 /// Fields of `wire::SavedNode`.
@@ -100,8 +100,8 @@ struct NodeShape<'a>(u32, Times, bool, #[serde(borrow)] BodyShape<'a>);
 #[derive(Deserialize)]
 #[expect(dead_code, reason = "fields without owned memory are skipped")]
 enum BodyShape<'a> {
-    File(u64, Sum<(u64, u32)>, Option<(SavedSource, u64)>),
-    Directory(u64, #[serde(borrow)] Sum<EntryShape<'a>>),
+    File(u64, SequenceCost<(u64, u32)>, Option<(SavedSource, u64)>),
+    Directory(u64, #[serde(borrow)] SequenceCost<EntryShape<'a>>),
     Link(&'a [u8]),
     Device(u64),
 }
@@ -109,32 +109,32 @@ enum BodyShape<'a> {
 /// `wire::SavedEntry`.
 type EntryShape<'a> = (&'a [u8], Option<(u64, Kind, bool)>);
 
-impl Cost for u64 {
+impl MemoryCost for u64 {
     fn cost(&self) -> u64 {
         twice::<Self>() + size_of::<StoredFile>() as u64
     }
 }
 
-impl Cost for (u64, u32) {
+impl MemoryCost for (u64, u32) {
     fn cost(&self) -> u64 {
         twice::<Self>() + twice::<(u64, Arc<Vec<u8>>)>()
     }
 }
 
-impl Cost for &[u8] {
+impl MemoryCost for &[u8] {
     fn cost(&self) -> u64 {
         twice::<String>() + (self.len() + BLOCK) as u64
     }
 }
 
-impl Cost for (u64, &[u8]) {
+impl MemoryCost for (u64, &[u8]) {
     fn cost(&self) -> u64 {
         // A host directory remembers the path, name by name.
         twice::<(u64, Vec<u8>)>() + 256 + 2 * (self.1.len() + BLOCK) as u64
     }
 }
 
-impl Cost for (&[u8], &[u8]) {
+impl MemoryCost for (&[u8], &[u8]) {
     fn cost(&self) -> u64 {
         let copied = |bytes: &[u8]| 2 * (bytes.len() + BLOCK) as u64;
         let decoded = twice::<(Vec<u8>, Vec<u8>)>() + twice::<(Arc<[u8]>, Arc<[u8]>)>();
@@ -143,9 +143,9 @@ impl Cost for (&[u8], &[u8]) {
 }
 
 /// The extended attributes of a file.
-type AttributesShape<'a> = (u64, Sum<(&'a [u8], &'a [u8])>);
+type AttributesShape<'a> = (u64, SequenceCost<(&'a [u8], &'a [u8])>);
 
-impl Cost for AttributesShape<'_> {
+impl MemoryCost for AttributesShape<'_> {
     fn cost(&self) -> u64 {
         let file = twice::<(u64, Vec<(Vec<u8>, Vec<u8>)>)>() + twice::<(Node, Attributes)>();
         // The map of the attributes has at least one node.
@@ -153,20 +153,20 @@ impl Cost for AttributesShape<'_> {
     }
 }
 
-impl Cost for (&[u8], Sum<u64>) {
+impl MemoryCost for (&[u8], SequenceCost<u64>) {
     fn cost(&self) -> u64 {
         self.1.0.saturating_add(1024 + 3 * self.0.len() as u64)
     }
 }
 
-impl Cost for EntryShape<'_> {
+impl MemoryCost for EntryShape<'_> {
     fn cost(&self) -> u64 {
         let name = 2 * (self.0.len() + BLOCK) as u64;
         twice::<SavedEntry>() + twice::<(Name, Entry)>() + name
     }
 }
 
-impl Cost for (u64, NodeShape<'_>) {
+impl MemoryCost for (u64, NodeShape<'_>) {
     fn cost(&self) -> u64 {
         // Decoded, in the tree, and in the tables of the check.
         let decoded = twice::<(u64, SavedNode)>();
@@ -186,14 +186,14 @@ impl Cost for (u64, NodeShape<'_>) {
 pub(crate) fn charge_tree(description: &[u8], files: u64) -> Result<Charge, TreeError> {
     let (shape, rest) = walk::<TreeShape<'_>>(description)?;
     let attributes = match shape.0 {
-        FORM_WITH_ATTRIBUTES => walk::<Sum<AttributesShape<'_>>>(rest)?.0.0,
+        FORM_WITH_ATTRIBUTES => walk::<SequenceCost<AttributesShape<'_>>>(rest)?.0.0,
         _ => 0,
     };
     let costs = [shape.3.0, shape.4.0, shape.5.0, shape.6.0, shape.7.0, attributes];
     charge(&costs, files.saturating_mul(FILE))
 }
 
-/// Charges the memory of a description of kept layers.
+/// Charges the memory of a description of stored layers.
 pub(crate) fn charge_layers(description: &[u8]) -> Result<Charge, TreeError> {
     let (shape, _) = walk::<LayersShape<'_>>(description)?;
     charge(&[shape.2.0, shape.3.0], 0)
@@ -277,24 +277,25 @@ mod tests {
             std::fs::write(directory.path().join(format!("{number}")), b"x").unwrap();
         }
         let layer = crate::Layer::directory(directory.path()).unwrap();
-        let kept = Tree::new(BUDGET).over("/", &layer).unwrap().kept_layers().unwrap();
+        let kept = Tree::new(BUDGET).with_layer("/", &layer).unwrap().stored_layers().unwrap();
         let charge = charge_layers(kept.description()).unwrap();
         let bytes: Arc<dyn LayerBytes> = Arc::new(NoBytes);
-        let over = || Tree::over_kept(BUDGET, kept.description(), kept.pages(), &bytes).unwrap();
+        let over =
+            || Tree::with_stored_layers(BUDGET, kept.description(), kept.pages(), &bytes).unwrap();
         let (tree, peak) = peak(over);
         assert_eq!(tree.list_path("/").unwrap().len(), 2000);
         assert!(peak <= charge.bytes() + 4096, "{peak} of {}", charge.bytes());
     }
 
     #[test]
-    fn short_files_of_kept_layers_are_refused_before_they_are_decoded() {
+    fn short_files_of_stored_layers_are_refused_before_they_are_decoded() {
         let mut description = postcard::to_allocvec(&(1_u32, 10_u64, 1_u64, "layer")).unwrap();
         let files = 16_u64 << 20;
         description.extend(postcard::to_allocvec(&files).unwrap());
         description.resize(description.len() + files as usize + 1, 0);
         let bytes: Arc<dyn LayerBytes> = Arc::new(NoBytes);
         let (result, peak) = afresh_budget::meter::within(1 << 20, || {
-            Tree::over_kept(BUDGET, &description, 0, &bytes)
+            Tree::with_stored_layers(BUDGET, &description, 0, &bytes)
         });
         assert!(matches!(result, Err(TreeError::Exceeded(_))), "{result:?}");
         assert!(peak < 1 << 20, "{peak}");

@@ -1,7 +1,7 @@
-//! Trees and kept layers as bytes, and back.
+//! Trees and stored layers as bytes, and back.
 
 pub(crate) mod description;
 pub(crate) mod footprint;
-pub(crate) mod kept;
 pub(crate) mod soundness;
+pub(crate) mod stored_layers;
 pub(crate) mod wire;

@@ -35,7 +35,7 @@ impl Tree {
                 let kind = match here {
                     Some(inode) => inode.kind(),
                     // Host files are taken as they are; only changed directories are followed.
-                    None if self.ground.layers.is_known(entry.node) => entry.kind,
+                    None if self.lower.layers.is_known(entry.node) => entry.kind,
                     None => return Err(damaged("a name leads to nothing")),
                 };
                 if kind != entry.kind {
@@ -49,7 +49,7 @@ impl Tree {
                     links.entry(entry.node).or_default().1 = Some((at, name.clone()));
                     if let Some(inode) = here {
                         match &inode.body {
-                            Body::Directory(d) if self.ground.layers.mounted(d.parent) == at => {}
+                            Body::Directory(d) if self.lower.layers.mounted(d.parent) == at => {}
                             _ => {
                                 return Err(damaged("a directory's parent differs from its entry"));
                             }
@@ -57,7 +57,7 @@ impl Tree {
                         ahead.push(entry.node);
                     } else {
                         // A directory that was moved is the tree's own.
-                        if self.ground.layers.parent(entry.node) != Some(at) {
+                        if self.lower.layers.parent(entry.node) != Some(at) {
                             return Err(damaged("a host directory is in another than on its host"));
                         }
                         untouched.insert(entry.node);
@@ -94,7 +94,7 @@ impl Tree {
                 return Err(damaged("a file that was not paid for has pages"));
             }
             // A file of the layers stays shared with them, and knows its directory.
-            let below = self.ground.nodes.get(&node);
+            let below = self.lower.nodes.get(&node);
             let shared = below.is_some_and(|below| Arc::ptr_eq(below, inode));
             if (inode.links != count || (!shared && inode.name != name))
                 && let Some(inode) = self.nodes.get_mut(&node)
@@ -120,7 +120,7 @@ impl Tree {
         for (walk, &node) in own.iter().enumerate() {
             // Files of hosts are changed together with the directories above them, so none of those
             // is untouched.
-            let mut above = self.ground.layers.parent(node);
+            let mut above = self.lower.layers.parent(node);
             while let Some(directory) = above.filter(|above| self.nodes.get(above).is_none()) {
                 if !hosts.insert(directory) {
                     break;
@@ -129,7 +129,7 @@ impl Tree {
                     return Err(within());
                 }
                 steps += 1;
-                above = self.ground.layers.parent(directory).filter(|next| *next != directory);
+                above = self.lower.layers.parent(directory).filter(|next| *next != directory);
             }
             let mut at = node;
             while let Some(Body::Directory(inside)) = self.nodes.get(&at).map(|inode| &inode.body) {
@@ -139,7 +139,7 @@ impl Tree {
                     Entry::Occupied(_) => break,
                 }
                 steps += 1;
-                at = self.ground.layers.mounted(inside.parent);
+                at = self.lower.layers.mounted(inside.parent);
             }
         }
         Ok(steps)

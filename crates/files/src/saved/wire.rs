@@ -43,14 +43,14 @@ impl Part {
 
 impl Tree {
     fn identities(&self) -> Result<Vec<String>, TreeError> {
-        self.ground.layers.parts.iter().map(Part::identity).collect()
+        self.lower.layers.parts.iter().map(Part::identity).collect()
     }
 
     /// The entries of a directory in the layers.
     fn below(&self, node: Node) -> Map<Name, Entry> {
-        let inode = match self.ground.nodes.get(&node) {
+        let inode = match self.lower.nodes.get(&node) {
             Some(inode) => Some(inode.clone()),
-            None => self.ground.layers.inode(node).ok(),
+            None => self.lower.layers.inode(node).ok(),
         };
         match inode.as_deref() {
             Some(Inode { body: Body::Directory(directory), .. }) => directory.entries.clone(),
@@ -67,7 +67,7 @@ impl Tree {
         let mut pages = Vec::new();
         let (mut nodes, mut gone, mut hosts) = (Vec::new(), Vec::new(), BTreeSet::new());
         let mut attributes = SavedAttributes::new();
-        for (node, _, now) in self.ground.nodes.differing(&self.nodes, Arc::ptr_eq) {
+        for (node, _, now) in self.lower.nodes.differing(&self.nodes, Arc::ptr_eq) {
             match now {
                 None => gone.push(node.0),
                 Some(inode) => {
@@ -80,7 +80,7 @@ impl Tree {
         }
         hosts.extend(self.held.iter().map(|(node, _)| *node));
         let path = |node: &Node| {
-            let path = self.ground.layers.path(*node)?;
+            let path = self.lower.layers.path(*node)?;
             Some((node.0, path.as_os_str().as_encoded_bytes().to_vec()))
         };
         let saved = SavedDescription {
@@ -189,7 +189,7 @@ impl Tree {
     /// Whether it is over layers.
     #[must_use]
     pub fn has_layers(&self) -> bool {
-        !self.ground.layers.parts.is_empty()
+        !self.lower.layers.parts.is_empty()
     }
 
     /// Whether it is over layers [without a name](crate::Layer::known_as).
@@ -197,19 +197,19 @@ impl Tree {
     pub fn has_unknown_layers(&self) -> bool {
         let known =
             |part: &Part| matches!(part, Part::Archive(archive) if archive.known_as.is_some());
-        !self.ground.layers.parts.iter().all(known)
+        !self.lower.layers.parts.iter().all(known)
     }
 
     /// The layers alone.
     pub(crate) fn blank(&self) -> Self {
         Self {
-            nodes: self.ground.nodes.clone(),
+            nodes: self.lower.nodes.clone(),
             held: Map::default(),
-            next: self.ground.next,
+            next: self.lower.next,
             bytes: 0,
             files: 0,
             budget: self.budget,
-            ground: self.ground.clone(),
+            lower: self.lower.clone(),
         }
     }
 }
@@ -241,12 +241,12 @@ impl Loader<'_> {
         if saved.pages != self.pages.len() as u64 {
             return Err(damaged("it has another number of pages than stated"));
         }
-        if saved.next < self.base.ground.next || saved.next >= HOST {
+        if saved.next < self.base.lower.next || saved.next >= HOST {
             return Err(damaged("its numbers are used up"));
         }
         self.tree.next = saved.next;
         self.tree.budget = Budget { bytes: saved.budget.0, files: saved.budget.1 };
-        let layers = &self.base.ground.layers;
+        let layers = &self.base.lower.layers;
         for (number, path) in saved.hosts {
             #[cfg(unix)]
             let path = Path::new(std::ffi::OsStr::from_bytes(&path));
@@ -269,7 +269,7 @@ impl Loader<'_> {
                 return Err(damaged("its files are out of order"));
             }
             last = Some(number);
-            // A tree over gathered layers keeps the numbers of the host directories.
+            // A tree over captured layers keeps the numbers of the host directories.
             if number >= saved.next && number & HOST == 0 {
                 return Err(damaged("a file has a number that was never given out"));
             }
@@ -358,7 +358,7 @@ impl Loader<'_> {
                 SavedSource::Host(node) => Source::Host(Node(node)),
                 SavedSource::Archive(layer, file) => Source::Archive { layer, file },
             };
-            let most = self.base.ground.layers.len(source).map_err(|_| damaged("no such layer"))?;
+            let most = self.base.lower.layers.len(source).map_err(|_| damaged("no such layer"))?;
             if len > most || len > size {
                 return Err(damaged("a file has more of a layer than there is"));
             }

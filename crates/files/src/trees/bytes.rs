@@ -55,7 +55,7 @@ impl Tree {
     /// As [`Tree::bytes_of`].
     pub fn reader(&self, node: Node) -> Result<FileReader, Refused> {
         let FileBytes(content) = self.bytes_of(node)?;
-        Ok(FileReader { content, layers: self.ground.layers.clone() })
+        Ok(FileReader { content, layers: self.lower.layers.clone() })
     }
 
     /// The present bytes of a file.

@@ -125,7 +125,7 @@ fn ways(one: &Tree, two: &Tree, changed: &HashSet<Node>) -> Result<Option<Change
             }
             let mut next = inode.name.clone();
             while let Some((above, name)) = next {
-                let above = tree.ground.layers.mounted(above);
+                let above = tree.lower.layers.mounted(above);
                 if !ways.entry(above).or_default().insert(name) {
                     break;
                 }
@@ -293,7 +293,7 @@ fn differing(one: &Tree, two: &Tree, a: &Content, b: &Content) -> Result<u64, Re
         a.runs().chain(b.runs()).collect()
     };
     ranges.sort_unstable_by_key(|range| range.start);
-    let (one, two) = (&one.ground.layers, &two.ground.layers);
+    let (one, two) = (&one.lower.layers, &two.lower.layers);
     let mut bytes = beyond;
     let (mut x, mut y) = ([0; PAGE], [0; PAGE]);
     let mut number = 0;

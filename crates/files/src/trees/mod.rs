@@ -3,12 +3,12 @@
 pub(crate) mod bytes;
 pub(crate) mod changeset;
 pub(crate) mod diff;
-pub(crate) mod gathered;
-pub(crate) mod ground;
+pub(crate) mod host_capture;
+pub(crate) mod lower_layers;
 pub(crate) mod names;
 pub(crate) mod open;
 pub(crate) mod outside;
-pub(crate) mod over;
 pub(crate) mod path;
 pub(crate) mod tree;
 pub(crate) mod tree_attributes;
+pub(crate) mod with_layer;

@@ -18,7 +18,7 @@ use crate::nodes::inode::{Body, Directory, Entry, Inode};
 use crate::nodes::map::Map;
 use crate::nodes::name::{NAME, Name};
 use crate::nodes::node::{Kind, Node, Stat, Time};
-use crate::trees::ground::Ground;
+use crate::trees::lower_layers::LowerLayers;
 
 /// The number that new files of a tree begin at.
 const FIRST: u64 = 2;
@@ -84,7 +84,7 @@ pub struct Tree {
     pub(crate) bytes: u64,
     pub(crate) files: u64,
     pub(crate) budget: Budget,
-    pub(crate) ground: Arc<Ground>,
+    pub(crate) lower: Arc<LowerLayers>,
 }
 
 impl std::fmt::Debug for Tree {
@@ -100,7 +100,7 @@ impl std::fmt::Debug for Tree {
 /// Two trees are equal when every file has the same number, content and attributes in both.
 impl PartialEq for Tree {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.ground, &other.ground)
+        Arc::ptr_eq(&self.lower, &other.lower)
             && self.nodes.differing(&other.nodes, |a, b| Arc::ptr_eq(a, b) || a.same(b)).is_empty()
             && self.held.differing(&other.held, |a, b| a == b).is_empty()
     }
@@ -120,9 +120,9 @@ impl Tree {
         root.paid = false;
         let mut nodes = Map::default();
         nodes.insert(Self::ROOT, Arc::new(root));
-        let ground = Ground::new(nodes.clone(), FIRST, Layers::default());
+        let lower = LowerLayers::new(nodes.clone(), FIRST, Layers::default());
         let held = Map::default();
-        Self { nodes, held, next: FIRST, bytes: 0, files: 0, budget, ground: Arc::new(ground) }
+        Self { nodes, held, next: FIRST, bytes: 0, files: 0, budget, lower: Arc::new(lower) }
     }
 
     /// Its limits.
@@ -148,7 +148,7 @@ impl Tree {
     pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
         match self.nodes.get(&node) {
             Some(inode) => Ok(inode.clone()),
-            None => self.ground.layers.inode(node),
+            None => self.lower.layers.inode(node),
         }
     }
 
@@ -186,11 +186,11 @@ impl Tree {
             None => {
                 // Every file that differs from its layer must be reachable through such directories
                 // from the root.
-                let above = self.ground.layers.parent(node);
+                let above = self.lower.layers.parent(node);
                 if let Some(above) = above.filter(|above| self.nodes.get(above).is_none()) {
                     self.own(above, overdraw)?;
                 }
-                self.ground.layers.inode(node)?
+                self.lower.layers.inode(node)?
             }
         };
         if !inode.paid {
@@ -233,7 +233,7 @@ impl Tree {
     #[must_use]
     pub fn host_file(&self, node: Node) -> Option<HostFile> {
         match &self.inode(node).ok()?.body {
-            Body::File(content) => self.ground.layers.on_host(content),
+            Body::File(content) => self.lower.layers.on_host(content),
             _ => None,
         }
     }
@@ -288,7 +288,7 @@ impl Tree {
         }
         Ok(match name {
             b"." => Some((directory, Kind::Directory)),
-            b".." => Some((self.ground.layers.mounted(inside.parent), Kind::Directory)),
+            b".." => Some((self.lower.layers.mounted(inside.parent), Kind::Directory)),
             name => inside.entries.get(name).map(|entry| (entry.node, entry.kind)),
         })
     }
@@ -298,7 +298,7 @@ impl Tree {
     /// # Errors
     /// [`Refused::NotDirectory`].
     pub fn parent(&self, directory: Node) -> Result<Node, Refused> {
-        self.directory(directory, |inside| self.ground.layers.mounted(inside.parent))
+        self.directory(directory, |inside| self.lower.layers.mounted(inside.parent))
     }
 
     /// The name of a file, and the directory that it is in; `None` where it has none, or has had
@@ -360,7 +360,7 @@ impl Tree {
     /// [`Refused::IsDirectory`], [`Refused::Invalid`] for a file without bytes, [`Refused::Layer`].
     pub fn read(&self, node: Node, offset: u64, out: &mut [u8]) -> Result<usize, Refused> {
         match &self.inode(node)?.body {
-            Body::File(content) => content.read(&self.ground.layers, offset, out),
+            Body::File(content) => content.read(&self.lower.layers, offset, out),
             Body::Directory(_) => Err(Refused::IsDirectory),
             _ => Err(Refused::Invalid),
         }
@@ -401,11 +401,11 @@ impl Tree {
             return Ok(0);
         }
         self.own(node, false)?;
-        let (room, ground) = (self.room(), self.ground.clone());
+        let (room, lower) = (self.room(), self.lower.clone());
         let inode = self.own(node, false)?;
         let Body::File(content) = &mut inode.body else { return Err(Refused::Invalid) };
         let before = content.paid;
-        let done = content.write(&ground.layers, offset, bytes, room);
+        let done = content.write(&lower.layers, offset, bytes, room);
         let paid = content.paid - before;
         if done.is_ok() {
             (inode.times.modified, inode.times.changed) = (now, now);

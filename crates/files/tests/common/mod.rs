@@ -17,15 +17,15 @@ impl LayerBytes for Pages {
 }
 
 /// Layers as a saver keeps them.
-pub(crate) struct Keeper {
+pub(crate) struct LayerStore {
     pub(crate) description: Vec<u8>,
     pub(crate) pages: u64,
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Keeper {
+impl LayerStore {
     pub(crate) fn new(tree: &Tree) -> Self {
-        let kept = tree.kept_layers().unwrap();
+        let kept = tree.stored_layers().unwrap();
         let mut bytes = vec![0; kept.pages() as usize * 4096];
         kept.read(|page, part| {
             bytes[page as usize * 4096..][..part.len()].copy_from_slice(part);
@@ -37,14 +37,14 @@ impl Keeper {
         Self { description: kept.description().to_vec(), pages: kept.pages(), bytes }
     }
 
-    pub(crate) fn over(&self, description: &[u8]) -> Result<Tree, TreeError> {
+    pub(crate) fn open(&self, description: &[u8]) -> Result<Tree, TreeError> {
         let bytes: Arc<dyn LayerBytes> = Arc::new(Pages(self.bytes.clone()));
-        Tree::over_kept(Budget::default(), description, self.pages, &bytes)
+        Tree::with_stored_layers(Budget::default(), description, self.pages, &bytes)
     }
 
     /// A tree as it comes back over them.
     pub(crate) fn tree(&self, tree: &Tree) -> Tree {
-        let saved = tree.gathered().unwrap().saved().unwrap();
-        self.over(&self.description).unwrap().restored(&saved).unwrap()
+        let saved = tree.capture_host_directories().unwrap().saved().unwrap();
+        self.open(&self.description).unwrap().restored(&saved).unwrap()
     }
 }

@@ -146,7 +146,10 @@ impl Files {
         // A snapshot contains everything that it needs, except layers whose names say where to get
         // them.
         let (tree, layers) = if self.tree.has_unknown_layers() {
-            (self.tree.gathered().map_err(|e| e.to_string())?, Some(self.kept_layers()?))
+            (
+                self.tree.capture_host_directories().map_err(|e| e.to_string())?,
+                Some(self.stored_layers()?),
+            )
         } else {
             (self.tree.clone(), None)
         };
@@ -156,7 +159,7 @@ impl Files {
     }
 
     /// The layers below the tree as pages, made once.
-    fn kept_layers(&self) -> Result<LayerImage, String> {
+    fn stored_layers(&self) -> Result<LayerImage, String> {
         if let Some(layers) = self.layers.get() {
             return Ok(layers.clone());
         }

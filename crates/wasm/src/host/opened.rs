@@ -523,7 +523,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("data"), [7; BYTES]).unwrap();
         let layer = Layer::directory(folder.path()).unwrap();
-        let mut tree = Tree::new(Budget::default()).over("/", &layer).unwrap();
+        let mut tree = Tree::new(Budget::default()).with_layer("/", &layer).unwrap();
         let node = tree.find("/data").unwrap();
         let mut open = OpenHandle::Tree(tree.open(node, Access::reading()).unwrap());
 

@@ -269,7 +269,7 @@ fn a_snapshot_leaves_out_layers_that_say_what_they_are_and_needs_them_again() {
     std::fs::write(&library, [7; 100_000]).unwrap();
     let tree = |known: &str| {
         let layer = Layer::file(&library, "library").unwrap().known_as(known);
-        Tree::new(Budget::default()).over("/lib", &layer).unwrap()
+        Tree::new(Budget::default()).with_layer("/lib", &layer).unwrap()
     };
     let mut options = options(Mode::Reset);
     options.wasi.files = Some(tree("one"));

@@ -73,7 +73,7 @@ fn over(mut tree: Tree, directories: &[PathBuf]) -> (Tree, Vec<PathBuf>) {
     let mut mounted = Vec::new();
     for path in directories {
         let joined =
-            Layer::directory(path).and_then(|layer| tree.clone().over(bytes(path), &layer));
+            Layer::directory(path).and_then(|layer| tree.clone().with_layer(bytes(path), &layer));
         if let Ok(joined) = joined {
             tree = joined;
             mounted.push(path.clone());
@@ -114,7 +114,7 @@ pub(crate) fn over_named(
             true => Layer::directory(above),
             false => Layer::subdirectory(above, below),
         };
-        let joined = layer.and_then(|layer| tree.over(bytes(path), &layer));
+        let joined = layer.and_then(|layer| tree.with_layer(bytes(path), &layer));
         tree = joined.map_err(|_| Incompatible::File {
             path: path.clone(),
             why: "it cannot be opened as a directory here",

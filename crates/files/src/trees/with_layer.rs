@@ -10,7 +10,7 @@ use crate::nodes::inode::{Body, Directory, Entry};
 use crate::nodes::name::check_name;
 use crate::nodes::node::{Kind, Node, Time};
 use crate::trees::changeset::Changeset;
-use crate::trees::ground::Ground;
+use crate::trees::lower_layers::LowerLayers;
 use crate::trees::tree::{New, Tree};
 
 impl Tree {
@@ -22,7 +22,7 @@ impl Tree {
     /// # Errors
     /// [`LayerError::Bad`] for a tree that was changed already, and for an archive whose names
     /// contradict each other.
-    pub fn over(mut self, at: impl AsRef<[u8]>, layer: &Layer) -> Result<Self, LayerError> {
+    pub fn with_layer(mut self, at: impl AsRef<[u8]>, layer: &Layer) -> Result<Self, LayerError> {
         let said = || String::from_utf8_lossy(at.as_ref()).into_owned();
         let bad = |why: String| LayerError::Bad { path: said(), why };
         if self.bytes != 0 || self.files != 0 || !self.held.is_empty() {
@@ -33,7 +33,7 @@ impl Tree {
             &mut self.budget,
             crate::Budget { bytes: u64::MAX / 2, files: u64::MAX / 2 },
         );
-        let mut layers = self.ground.layers.clone();
+        let mut layers = self.lower.layers.clone();
         let top = self.directory_at(at.as_ref()).map_err(|e| bad(e.to_string()))?;
         let mut changes = Changeset::new(top);
         // The first layer of an image has the limit of all of them.
@@ -75,7 +75,7 @@ impl Tree {
     }
 
     fn share(&mut self, layers: Layers) {
-        self.ground = Arc::new(Ground::bare(layers));
+        self.lower = Arc::new(LowerLayers::bare(layers));
     }
 
     /// Makes everything that is there the layers' own.
@@ -91,7 +91,7 @@ impl Tree {
             }
         }
         (self.bytes, self.files) = (0, 0);
-        self.ground = Arc::new(Ground::new(self.nodes.clone(), self.next, layers));
+        self.lower = Arc::new(LowerLayers::new(self.nodes.clone(), self.next, layers));
     }
 
     /// The directory at a path of a layer, made where it is missing.

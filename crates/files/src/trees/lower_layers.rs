@@ -10,17 +10,17 @@ use crate::nodes::node::Node;
 
 /// The files of the layers before any change, shared by all relatives.
 #[derive(Debug, Default)]
-pub(crate) struct Ground {
+pub(crate) struct LowerLayers {
     pub(crate) nodes: Map<Node, Arc<Inode>>,
     pub(crate) next: u64,
     pub(crate) layers: Layers,
-    /// The same with host directories as they were found, once they were gathered.
-    pub(crate) gathered: OnceLock<Arc<GatheredGround>>,
+    /// The same with host directories as they were found, once they were captured.
+    pub(crate) captured: OnceLock<Arc<CapturedLayers>>,
 }
 
-impl Ground {
+impl LowerLayers {
     pub(crate) fn new(nodes: Map<Node, Arc<Inode>>, next: u64, layers: Layers) -> Self {
-        Self { nodes, next, layers, gathered: OnceLock::new() }
+        Self { nodes, next, layers, captured: OnceLock::new() }
     }
 
     /// Layers that have shown nothing.
@@ -29,10 +29,10 @@ impl Ground {
     }
 }
 
-/// A ground whose host directories are archives.
+/// Lower layers whose host directories are archives.
 #[derive(Debug)]
-pub(crate) struct GatheredGround {
-    pub(crate) ground: Arc<Ground>,
+pub(crate) struct CapturedLayers {
+    pub(crate) lower: Arc<LowerLayers>,
     /// For each layer, its files by their numbers in the archive, sorted; empty for a layer that
     /// was an archive before.
     pub(crate) files: Vec<Vec<Node>>,

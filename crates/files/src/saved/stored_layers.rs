@@ -1,9 +1,9 @@
 //! Layers as bytes that are stored once, however often a tree over them is saved.
 //!
-//! Promises: a tree over kept layers is the same as over the original layers, file for file, and
+//! Promises: a tree over stored layers is the same as over the original layers, file for file, and
 //! accepts the output of [`Tree::saved`] for trees over those. Data from elsewhere is checked as a
 //! tree's bytes are; file contents are read on demand. May break it: a source that serves other
-//! bytes than those kept.
+//! bytes than those stored.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::nodes::map::Map;
 use crate::saved::description::{SavedDescription, SavedNode, TreeError, damaged};
 use crate::saved::footprint;
 use crate::saved::wire::Loader;
-use crate::trees::ground::Ground;
+use crate::trees::lower_layers::LowerLayers;
 use crate::trees::tree::{Budget, Tree};
 
 /// The form that is written here.
@@ -29,7 +29,7 @@ const BATCH: u64 = 256;
 
 /// The layers of a tree, to be written.
 #[derive(Debug)]
-pub struct KeptLayers {
+pub struct StoredLayers {
     description: Vec<u8>,
     pages: u64,
     layers: Layers,
@@ -41,18 +41,18 @@ pub struct KeptLayers {
 struct SavedLayer {
     form: u32,
     next: u64,
-    parts: Vec<KeptPart>,
+    parts: Vec<StoredPart>,
     nodes: Vec<(u64, SavedNode)>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct KeptPart {
+struct StoredPart {
     identity: String,
     /// Lengths of its files; each begins at a page boundary.
     files: Vec<u64>,
 }
 
-impl KeptLayers {
+impl StoredLayers {
     /// Everything but the bytes of files.
     #[must_use]
     pub fn description(&self) -> &[u8] {
@@ -99,10 +99,10 @@ impl KeptLayers {
         Ok(())
     }
 
-    /// Makes every tree over these layers read the host directories among them from the kept bytes:
-    /// `bytes` has the pages that [`KeptLayers::read`] gave. Returns whether all of them do. If it
-    /// returns false, another caller has kept them at the same time, perhaps with other bytes, and
-    /// those count: keep the layers anew.
+    /// Makes every tree over these layers read the host directories among them from the stored
+    /// bytes: `bytes` has the pages that [`StoredLayers::read`] gave. Returns whether all of them
+    /// do. If it returns false, another caller has stored them at the same time, perhaps with other
+    /// bytes, and those count: keep the layers anew.
     #[must_use]
     pub fn settle(&self, bytes: &Arc<dyn LayerBytes>) -> bool {
         let (mut page, mut settled) = (0, true);
@@ -131,17 +131,17 @@ fn archives(layers: &Layers) -> impl Iterator<Item = &Arc<Archive>> {
 }
 
 impl Tree {
-    /// The layers below the tree, ready to be kept. Host directories are as they were when the tree
-    /// or a relative was first [gathered](Tree::gathered).
+    /// The layers below the tree, ready to be stored. Host directories are as they were when the
+    /// tree or a relative was first [captured](Tree::capture_host_directories).
     ///
     /// # Errors
     /// [`TreeError::Layer`] when a layer cannot be read.
-    pub fn kept_layers(&self) -> Result<KeptLayers, TreeError> {
-        let tree = self.gathered()?;
-        let layers = &tree.ground.layers;
+    pub fn stored_layers(&self) -> Result<StoredLayers, TreeError> {
+        let tree = self.capture_host_directories()?;
+        let layers = &tree.lower.layers;
         let fixed = archives(layers).filter_map(|archive| archive.host()).all(|(h, _)| h.is_kept());
         let parts = layers.parts.iter().zip(archives(layers)).map(|(part, archive)| {
-            Ok(KeptPart {
+            Ok(StoredPart {
                 identity: part.identity()?,
                 files: archive.files.iter().map(StoredFile::len).collect(),
             })
@@ -149,23 +149,23 @@ impl Tree {
         let parts = parts.collect::<Result<Vec<_>, TreeError>>()?;
         let pages = parts.iter().flat_map(|part| &part.files).map(|len| len.div_ceil(PAGE as u64));
         let pages = pages.sum();
-        // Over an empty ground, so that every node is written in full.
-        let bare = Self { ground: Arc::new(Ground::bare(layers.clone())), ..tree.clone() };
-        let nodes = tree.ground.nodes.iter().map(|(node, inode)| {
+        // Over empty lower layers, so that every node is written in full.
+        let bare = Self { lower: Arc::new(LowerLayers::bare(layers.clone())), ..tree.clone() };
+        let nodes = tree.lower.nodes.iter().map(|(node, inode)| {
             (node.0, bare.saved_node(*node, inode, &mut Vec::new(), &mut Default::default()))
         });
-        let kept = SavedLayer { form: FORM, next: tree.ground.next, parts, nodes: nodes.collect() };
+        let kept = SavedLayer { form: FORM, next: tree.lower.next, parts, nodes: nodes.collect() };
         let description = postcard::to_allocvec(&kept).map_err(|e| damaged(e.to_string()))?;
         // Readers refuse more.
         footprint::charge_layers(&description)?;
-        Ok(KeptLayers { description, pages, layers: layers.clone(), fixed })
+        Ok(StoredLayers { description, pages, layers: layers.clone(), fixed })
     }
 
-    /// A tree over kept layers, without changes. `bytes` has their `pages` pages.
+    /// A tree over stored layers, without changes. `bytes` has their `pages` pages.
     ///
     /// # Errors
     /// [`TreeError`] for a description from a stranger that is damaged.
-    pub fn over_kept(
+    pub fn with_stored_layers(
         budget: Budget,
         description: &[u8],
         pages: u64,
@@ -191,9 +191,9 @@ impl Tree {
         if first != pages {
             return Err(damaged("its layers have another number of pages than stated"));
         }
-        let ground = Arc::new(Ground::bare(layers.clone()));
+        let lower = Arc::new(LowerLayers::bare(layers.clone()));
         let (nodes, held) = (Map::default(), Map::default());
-        let base = Self { nodes, held, next: 0, bytes: 0, files: 0, budget, ground };
+        let base = Self { nodes, held, next: 0, bytes: 0, files: 0, budget, lower };
         let (tree, pages, attributes) = (base.clone(), [].iter(), Default::default());
         let loader = Loader { base: &base, tree, pages, attributes };
         let mut tree = loader.load(SavedDescription::of_layers(kept.next, kept.nodes))?;
@@ -201,7 +201,7 @@ impl Tree {
             return Err(damaged("its layers have what was paid for"));
         }
         tree.budget = budget;
-        tree.ground = Arc::new(Ground::new(tree.nodes.clone(), tree.next, layers));
+        tree.lower = Arc::new(LowerLayers::new(tree.nodes.clone(), tree.next, layers));
         Ok(tree)
     }
 }

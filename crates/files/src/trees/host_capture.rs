@@ -2,10 +2,10 @@
 //! archive.
 //!
 //! Promises: the first caller has every host directory read, once for all relatives of the tree.
-//! From then on all of them see that result, and once the bytes are kept (`kept`), the kept bytes.
-//! Putting a tree over that costs time for its changes only. May break it: a host process that
-//! removes a file that a guest has looked up, before its bytes were kept. Then saving fails, and
-//! names the file.
+//! From then on all of them see that result, and once the bytes are kept (`stored_layers`), the
+//! stored bytes. Putting a tree over that costs time for its changes only. May break it: a host
+//! process that removes a file that a guest has looked up, before its bytes were kept. Then saving
+//! fails, and names the file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::nodes::inode::{Body, Inode};
 use crate::nodes::map::Map;
 use crate::nodes::node::{Kind, Node};
 use crate::nodes::source::Source;
-use crate::trees::ground::{GatheredGround, Ground};
+use crate::trees::lower_layers::{CapturedLayers, LowerLayers};
 use crate::trees::tree::Tree;
 
-impl GatheredGround {
+impl CapturedLayers {
     /// All that the layers of a tree show, before anything is changed.
     fn of(tree: &Tree) -> Result<Self, Refused> {
-        let layers = &tree.ground.layers;
+        let layers = &tree.lower.layers;
         let clean = tree.blank();
         let mut files = vec![Vec::new(); layers.parts.len()];
         let mut found: Map<Node, Arc<Inode>> = Map::default();
@@ -65,21 +65,21 @@ impl GatheredGround {
                     Ok(StoredFile::Kept(0, len))
                 });
                 let stored = stored.collect::<Result<Vec<_>, Refused>>()?;
-                Ok(Part::Archive(Arc::new(Archive::gathered(host.clone(), files.clone(), stored))))
+                Ok(Part::Archive(Arc::new(Archive::captured(host.clone(), files.clone(), stored))))
             }
         });
         let parts = parts.collect::<Result<Vec<_>, Refused>>()?;
-        let mut this = Self { ground: Arc::default(), files, gone };
+        let mut this = Self { lower: Arc::default(), files, gone };
         let mut nodes = Map::default();
         for (node, inode) in found.iter() {
             nodes.insert(*node, Arc::new(this.translated(layers, inode)?));
         }
-        let ground = Ground::new(nodes, tree.ground.next, Layers::of(parts));
-        this.ground = Arc::new(ground);
+        let lower = LowerLayers::new(nodes, tree.lower.next, Layers::of(parts));
+        this.lower = Arc::new(lower);
         Ok(this)
     }
 
-    /// A file in its form over the gathered layers.
+    /// A file in its form over the captured layers.
     fn translated(&self, layers: &Layers, inode: &Inode) -> Result<Inode, Refused> {
         let mut inode = inode.clone();
         if let Some((above, _)) = &mut inode.name {
@@ -113,7 +113,7 @@ impl GatheredGround {
     }
 
     fn directory(&self, node: Node) -> Option<&crate::nodes::inode::Directory> {
-        match &self.ground.nodes.get(&node)?.body {
+        match &self.lower.nodes.get(&node)?.body {
             Body::Directory(inside) => Some(inside),
             _ => None,
         }
@@ -131,29 +131,29 @@ impl Tree {
     ///
     /// # Errors
     /// [`Refused::Layer`] when a host directory cannot be read, with the path.
-    pub fn gathered(&self) -> Result<Self, Refused> {
-        let layers = &self.ground.layers;
+    pub fn capture_host_directories(&self) -> Result<Self, Refused> {
+        let layers = &self.lower.layers;
         if !layers.parts.iter().any(|part| matches!(part, Part::Host(_))) {
             return Ok(self.clone());
         }
-        let all = match self.ground.gathered.get() {
+        let all = match self.lower.captured.get() {
             Some(all) => all,
             None => {
-                let all = Arc::new(GatheredGround::of(self)?);
+                let all = Arc::new(CapturedLayers::of(self)?);
                 // Two concurrent callers get the same result, because every looked-up file is
                 // cached.
-                self.ground.gathered.get_or_init(|| all)
+                self.lower.captured.get_or_init(|| all)
             }
         };
         let mut new =
-            Self { nodes: all.ground.nodes.clone(), ground: all.ground.clone(), ..self.clone() };
+            Self { nodes: all.lower.nodes.clone(), lower: all.lower.clone(), ..self.clone() };
         // Names that lead elsewhere now, their former targets, and nodes with a new name.
         let (mut loose, mut named) = (Vec::new(), BTreeSet::new());
         let below = |node: Node| {
             let entries = all.directory(node).map(|inside| inside.entries.clone());
             entries.unwrap_or_default()
         };
-        for (node, _, now) in self.ground.nodes.differing(&self.nodes, Arc::ptr_eq) {
+        for (node, _, now) in self.lower.nodes.differing(&self.nodes, Arc::ptr_eq) {
             let Some(inode) = now else {
                 new.nodes.remove(node);
                 loose.extend(below(*node).iter().map(|(_, entry)| entry.node));
