@@ -14,7 +14,6 @@ mod keys;
 #[cfg(not(feature = "seal"))]
 #[path = "guests/keys_absent.rs"]
 mod keys;
-mod known_meanings;
 mod lease;
 mod lease_cost;
 mod mark;
@@ -26,10 +25,11 @@ mod remote_saves;
 mod remote_saves;
 mod save;
 mod save_point;
-mod scratch;
+mod saved_names;
 mod session;
 mod session_files;
 mod session_turns;
+mod temp_dir;
 mod verification;
 mod verify;
 
@@ -51,4 +51,4 @@ pub use save_point::{SavePoint, SavePreparation};
 pub use session::{Checkpoint, Session};
 pub use session_files::{FileContent, SessionFiles};
 pub use session_turns::SavedTurn;
-pub use verification::{Clones, Verification};
+pub use verification::{CloneRandomness, Verification};

@@ -3,7 +3,7 @@
 //!
 //! A [`Backend`] is a warm guest, an [`Instance`] one of its instances on lease. Both are on the
 //! path of every call, so they are enums, and a match takes the place of a virtual call. Sessions
-//! ([`SessionLine`]) and frozen guests ([`FrozenGuest`]) are trait objects. The types of a kind
+//! ([`SessionBackend`]) and frozen guests ([`FrozenGuest`]) are trait objects. The types of a kind
 //! that the build lacks have no values (`absent.rs`), so every match has the arms of all kinds.
 
 #[cfg(not(any(feature = "wasm", feature = "vm", feature = "linux")))]
@@ -28,7 +28,7 @@ mod program;
 mod program;
 #[cfg(any(feature = "vm", feature = "linux"))]
 mod reset_pool;
-mod session_line;
+mod session_backend;
 mod traits;
 #[cfg(feature = "wasm")]
 mod wasm;
@@ -46,7 +46,7 @@ use crate::{CallError, Cause, OpenError, Options, Reference};
 
 #[cfg(feature = "linux")]
 pub use program::oci_image::{image_program, stored_program};
-pub(crate) use session_line::SessionLine;
+pub(crate) use session_backend::SessionBackend;
 pub(crate) use traits::{FrozenGuest, LeaseControl, LiveInstance, StopCall, WarmGuest};
 
 /// The kind of a guest.

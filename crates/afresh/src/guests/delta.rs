@@ -106,9 +106,9 @@ impl Session {
     /// Goes to a state that came from elsewhere.
     fn go(&mut self, image: Image, state: &[u8]) -> Result<SnapshotId, SessionError> {
         let (memory, guest) = (SnapshotMemory::from(image), self.guest.inner());
-        let made = self.line.insert(memory, state, &guest.backend, &guest.options);
+        let made = self.backend.insert(memory, state, &guest.backend, &guest.options);
         let made = made.map_err(SessionError::State)?;
-        let moved = self.line.rollback_to(&made, false);
+        let moved = self.backend.rollback_to(&made, false);
         if let Err(error) = &moved {
             self.state = State::Failed(describe_error(error));
         }

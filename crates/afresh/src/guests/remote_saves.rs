@@ -8,7 +8,7 @@ use afresh_store::{Encoding, Journal, ReplacedName, Sha256, Snapshot, Store};
 
 use super::backend::FrozenGuest;
 use super::save::target;
-use super::scratch::Scratch;
+use super::temp_dir::TempDir;
 use super::{SaveError, SaveOptions, Session};
 use crate::{Cause, Options, Place, Reference};
 
@@ -41,7 +41,7 @@ impl dyn FrozenGuest + '_ {
         let name = target(to)?;
         let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
         let (with, _) = self.with(None, options, opened)?;
-        let scratch = Scratch::new()?;
+        let scratch = TempDir::new()?;
         let store = Store::create(scratch.path()).map_err(|e| failed(e.into()))?;
         let id = self.store(&store, name, &with).map_err(failed)?;
         let own = options.own_access(opened);

@@ -10,7 +10,7 @@ use afresh_store::{
 use super::backend::{FrozenGuest, LiveInstance, WarmGuest, dispatch};
 use super::keys::SaveKeys;
 use super::remote_saves::push;
-use super::scratch::Scratch;
+use super::temp_dir::TempDir;
 use super::{Call, Guest, Lease, SaveError, SavePoint, SavePreparation};
 use crate::{Cause, LATEST, Options, Place, Reference, ReferenceError};
 
@@ -141,7 +141,7 @@ impl dyn FrozenGuest + '_ {
             reference: "a copy to record from".to_owned(),
             source,
         };
-        let scratch = Scratch::new()?;
+        let scratch = TempDir::new()?;
         let store = Store::create(scratch.path()).map_err(|e| write(e.into()))?;
         let id = self.store(&store, "recorded", &SnapshotOptions::default()).map_err(write)?;
         let snapshot = store.load_id(id).map_err(|e| write(e.into()))?;
@@ -211,13 +211,13 @@ impl dyn FrozenGuest + '_ {
                 (snapshot.id(), snapshot)
             }
             Place::Remote(_) => {
-                let scratch = Scratch::new()?;
+                let scratch = TempDir::new()?;
                 let store = Store::create(scratch.path()).map_err(|e| failed(e.into()))?;
                 let snapshot = save(&store, name, &with).map_err(failed)?;
                 (push(to, &store, &snapshot, name, with.encoding)?, snapshot)
             }
             Place::File(path) => {
-                let scratch = Scratch::new()?;
+                let scratch = TempDir::new()?;
                 let store = Store::create(scratch.path()).map_err(|e| failed(e.into()))?;
                 let snapshot = save(&store, LATEST, &with).map_err(failed)?;
                 archive::export(&snapshot, path, Some(LATEST)).map_err(|e| failed(e.into()))?;

@@ -16,9 +16,9 @@ use afresh_files::FileDifference;
 use afresh_snapshot::{Difference, SnapshotId, SnapshotInfo};
 use afresh_store::ReplacedName;
 
-use super::backend::{SessionLine, WarmGuest, dispatch};
+use super::backend::{SessionBackend, WarmGuest, dispatch};
 use super::call::Entry;
-use super::known_meanings::KnownMeanings;
+use super::saved_names::SavedNames;
 use super::session_files::SessionFiles;
 use super::session_turns::TurnWriter;
 use super::{
@@ -88,10 +88,10 @@ pub(crate) enum State {
 pub struct Session {
     pub(crate) guest: Guest,
     /// The live guest, and its state in the tree.
-    pub(crate) line: Box<dyn SessionLine>,
+    pub(crate) backend: Box<dyn SessionBackend>,
     pub(crate) state: State,
     /// Names in remotes that it was saved under before.
-    pub(crate) known: KnownMeanings,
+    pub(crate) saved_names: SavedNames,
     /// Where it is saved turn by turn.
     pub(crate) saving: Option<Box<TurnWriter>>,
 }
@@ -109,14 +109,17 @@ impl Drop for Session {
     fn drop(&mut self) {
         if matches!(self.state, State::Calling) {
             // Its relatives cannot use it either.
-            self.line.abandon();
+            self.backend.abandon();
         }
     }
 }
 
 /// The session's own instance on lease, made now if there was none.
-fn lend<'a>(guest: &'a Guest, line: &'a mut dyn SessionLine) -> Result<Lease<'a>, LeaseError> {
-    Ok(Lease::new(guest, line.lend()?))
+fn lend<'a>(
+    guest: &'a Guest,
+    backend: &'a mut dyn SessionBackend,
+) -> Result<Lease<'a>, LeaseError> {
+    Ok(Lease::new(guest, backend.lend()?))
 }
 
 /// The nearest state on the way from `id` to the root that stays until it is dropped.
@@ -140,18 +143,24 @@ fn cut_short(error: &dyn Any) -> Option<String> {
 
 impl Session {
     pub(crate) fn begin(guest: &Guest) -> Result<Self, SessionError> {
-        let line = dispatch!(Backend, &guest.inner().backend, warm => warm.begin_session()?);
-        Ok(Self::on(guest.clone(), line))
+        let backend = dispatch!(Backend, &guest.inner().backend, warm => warm.begin_session()?);
+        Ok(Self::on(guest.clone(), backend))
     }
 
-    /// A session on a line of its guest.
-    fn on(guest: Guest, line: Box<dyn SessionLine>) -> Self {
-        Self { guest, line, state: State::Ready, known: KnownMeanings::default(), saving: None }
+    /// A session over a backend of its guest.
+    fn on(guest: Guest, backend: Box<dyn SessionBackend>) -> Self {
+        Self {
+            guest,
+            backend,
+            state: State::Ready,
+            saved_names: SavedNames::default(),
+            saving: None,
+        }
     }
 
     /// The instance, as a lease.
     pub(super) fn lend(&mut self) -> Result<Lease<'_>, LeaseError> {
-        lend(&self.guest, &mut *self.line)
+        lend(&self.guest, &mut *self.backend)
     }
 
     pub(crate) fn check(&self) -> Result<(), SessionError> {
@@ -216,7 +225,7 @@ impl Session {
         E: From<SessionError> + 'static,
     {
         self.check()?;
-        let lent = lend(&self.guest, &mut *self.line).map_err(CallError::from);
+        let lent = lend(&self.guest, &mut *self.backend).map_err(CallError::from);
         let mut lease = lent.map_err(SessionError::from)?;
         // Stays when `run` unwinds.
         self.state = State::Calling;
@@ -234,7 +243,7 @@ impl Session {
     #[must_use]
     pub fn due(&self) -> Option<std::time::Duration> {
         match &self.state {
-            State::Ready => self.line.next_event(),
+            State::Ready => self.backend.next_event(),
             _ => None,
         }
     }
@@ -294,7 +303,7 @@ impl Session {
     /// references to objects of the host. [`SessionError::Failed`].
     pub fn checkpoint(&mut self, name: impl Into<String>) -> Result<SnapshotId, SessionError> {
         self.check()?;
-        self.line.checkpoint(name.into())
+        self.backend.checkpoint(name.into())
     }
 
     /// Goes to any state of the tree: back, forward or across, also after the session failed. State
@@ -310,18 +319,18 @@ impl Session {
     ) -> Result<SnapshotId, SessionError> {
         let unwound = matches!(self.state, State::Calling);
         let moved = match to.into() {
-            Checkpoint::Mark(mark) => self.line.rollback_to(mark, unwound),
-            other => self.line.rollback(self.find(other)?, unwound),
+            Checkpoint::Mark(mark) => self.backend.rollback_to(mark, unwound),
+            other => self.backend.rollback(self.find(other)?, unwound),
         };
         self.state = match &moved {
             // Nothing was changed.
-            Err(SessionError::Tree(_)) => return moved.map(|()| self.line.at()),
+            Err(SessionError::Tree(_)) => return moved.map(|()| self.backend.at()),
             Err(error) => {
                 State::Failed(format!("it could not be rolled back: {}", describe_error(error)))
             }
             Ok(()) => State::Ready,
         };
-        moved.map(|()| self.line.at())
+        moved.map(|()| self.backend.at())
     }
 
     /// Marks the present state, to return to it by [`Session::rollback`]. If the session was called
@@ -332,7 +341,7 @@ impl Session {
     /// As [`Session::checkpoint`].
     pub fn mark(&mut self) -> Result<Mark, SessionError> {
         self.check()?;
-        self.line.mark()
+        self.backend.mark()
     }
 
     /// `count` sessions that start from the present state, on the same tree. If the session was
@@ -344,8 +353,8 @@ impl Session {
     /// As [`Session::checkpoint`].
     pub fn fork(&mut self, count: usize) -> Result<Vec<Session>, SessionError> {
         self.check()?;
-        let id = self.line.current()?;
-        let fork = |_| Ok(Self::on(self.guest.clone(), self.line.fork(id)?));
+        let id = self.backend.current()?;
+        let fork = |_| Ok(Self::on(self.guest.clone(), self.backend.fork(id)?));
         (0..count).map(fork).collect()
     }
 
@@ -359,7 +368,7 @@ impl Session {
         two: impl Into<Checkpoint<'c>>,
     ) -> Result<Difference, SessionError> {
         let (one, two) = (self.find(one.into())?, self.find(two.into())?);
-        self.line.diff(one, two)
+        self.backend.diff(one, two)
     }
 
     /// The differences between the files of two states: which paths, and how many bytes.
@@ -372,7 +381,7 @@ impl Session {
         two: impl Into<Checkpoint<'c>>,
     ) -> Result<FileDifference, SessionError> {
         let (one, two) = (self.find(one.into())?, self.find(two.into())?);
-        self.line.diff_files(one, two)
+        self.backend.diff_files(one, two)
     }
 
     /// The session's files, to be read and written from outside, between two calls.
@@ -382,7 +391,7 @@ impl Session {
     /// ([`Options::files`](crate::Options::files)), [`SessionError::Failed`].
     pub fn files(&mut self) -> Result<SessionFiles<'_>, SessionError> {
         self.check()?;
-        self.line.files()
+        self.backend.files()
     }
 
     /// Drops a checkpoint: its children become its parent's, and the pages that no other state
@@ -395,14 +404,14 @@ impl Session {
         checkpoint: impl Into<Checkpoint<'c>>,
     ) -> Result<(), SessionError> {
         let id = self.find(checkpoint.into())?;
-        self.line.drop_snapshot(id)
+        self.backend.drop_snapshot(id)
     }
 
     /// Every state of the tree that this session and its relatives share, oldest first; the first
     /// is the guest's warm state, unless it was dropped.
     #[must_use]
     pub fn tree(&self) -> Vec<SnapshotInfo> {
-        self.line.list()
+        self.backend.list()
     }
 
     /// The states that stay until they are dropped, as [`Session::tree`] lists them with others.
@@ -435,7 +444,7 @@ impl Session {
     /// that state, it is the nearest ancestor that is left.
     #[must_use]
     pub fn at(&self) -> SnapshotId {
-        self.line.nearest_state().unwrap_or_else(|| self.line.at())
+        self.backend.nearest_state().unwrap_or_else(|| self.backend.at())
     }
 
     /// The guest it is a session of.
@@ -457,7 +466,7 @@ impl Session {
     pub(crate) fn find(&self, checkpoint: Checkpoint<'_>) -> Result<SnapshotId, SessionError> {
         match checkpoint {
             Checkpoint::Id(id) => Ok(id),
-            Checkpoint::Name(name) => self.line.find(name),
+            Checkpoint::Name(name) => self.backend.find(name),
             Checkpoint::Mark(mark) => Ok(mark.id()),
         }
     }
@@ -489,7 +498,7 @@ impl Session {
         let origin = self.guest.origin();
         let origin = origin
             .filter(|it| it.reference.place() == to.place() && it.reference.name() == to.name());
-        let known = self.known.meaning(to);
+        let known = self.saved_names.target(to);
         known.or(origin.map(|it| ReplacedName::Snapshot(&it.snapshot))).unwrap_or(ReplacedName::Any)
     }
 }

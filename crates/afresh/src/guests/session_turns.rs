@@ -268,11 +268,11 @@ impl Session {
                 // Otherwise a later save under that name is refused.
                 let _ = other.settle();
                 let TurnWriter { to, journal, .. } = *other;
-                self.known.note_session(to, journal);
+                self.saved_names.note_session(to, journal);
             }
             None => {}
         }
-        if self.known.has(to) {
+        if self.saved_names.has(to) {
             // The guest came out of an earlier meaning.
             return Ok(None);
         }
@@ -304,7 +304,7 @@ impl Session {
     ) -> Result<Sha256, SaveError> {
         if matches!(to.place(), Place::Remote(_)) {
             let id = self.save_over_remote(frozen, to, options)?;
-            self.known.note_save(to, id)?;
+            self.saved_names.note_save(to, id)?;
             return Ok(id);
         }
         let options_of_guest = &self.guest.inner().options;
@@ -316,7 +316,7 @@ impl Session {
         let named = to.named()?;
         // Its journal has ended. The next turn follows on the new meaning.
         self.saving.take_if(|saving| saving.to == named);
-        self.known.note_save(to, id)?;
+        self.saved_names.note_save(to, id)?;
         Ok(())
     }
 
@@ -347,12 +347,12 @@ impl Session {
 
     /// Makes the present state one of the tree, unless it is one, and freezes it.
     pub(crate) fn stand(&mut self) -> Result<Box<dyn FrozenGuest>, Cause> {
-        let now = self.line.current()?;
+        let now = self.backend.current()?;
         self.frozen(now)
     }
 
     /// Any state of the tree, frozen. Shares the memory.
     pub(crate) fn frozen(&self, id: SnapshotId) -> Result<Box<dyn FrozenGuest>, Cause> {
-        self.line.freeze(id, &self.guest.inner().backend)
+        self.backend.freeze(id, &self.guest.inner().backend)
     }
 }

@@ -19,7 +19,7 @@ pub struct Verification {
     /// The most bytes that a call changed; `None` for a kind of guest that does not count them.
     pub most_bytes_changed: Option<usize>,
     /// How clones stand to randomness, where that was tried.
-    pub clones: Option<Clones>,
+    pub clones: Option<CloneRandomness>,
     /// Values of the answer that change from call to call in one clone, and are the same in
     /// another: each may be a random number that every clone draws. The first hundred.
     pub repeating: Vec<String>,
@@ -79,7 +79,7 @@ impl Verification {
 /// another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Clones {
+pub enum CloneRandomness {
     /// They answer differently, in every value that changes.
     Differ,
     /// Some values differ, and others are alike while they change from call to call;
@@ -94,7 +94,7 @@ pub enum Clones {
     Alike,
 }
 
-impl std::fmt::Display for Clones {
+impl std::fmt::Display for CloneRandomness {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Differ => "clones answer differently: they draw their own random numbers",

@@ -6,7 +6,7 @@
 //! component or a Linux program are compared value by value, to find random numbers that both draw.
 
 use super::backend::{WarmGuest, dispatch};
-use super::verification::{Clones, Verification};
+use super::verification::{CloneRandomness, Verification};
 use super::{Call, CallError, Guest, Lease, VerifyError};
 use crate::describe_error;
 
@@ -80,13 +80,13 @@ const MAX_REPEATING: usize = 100;
 const MAX_COMPARED: usize = 1 << 20;
 
 /// Three answers: two of one clone, and the first of another.
-struct Draws {
+struct RandomSamples {
     first: String,
     second: String,
     cloned: String,
 }
 
-impl Draws {
+impl RandomSamples {
     /// Each line as its own, and each value of a line, as far as all three answers have the same
     /// number of them.
     fn values(&self) -> Vec<(String, [&str; 3])> {
@@ -106,7 +106,7 @@ impl Draws {
     }
 
     /// How they compare, and which values the clones share though they change.
-    fn compare(&self, reseeds: bool) -> (Clones, Vec<String>) {
+    fn compare(&self, reseeds: bool) -> (CloneRandomness, Vec<String>) {
         let values = self.values();
         let repeating =
             values.iter().filter(|(_, [first, second, cloned])| first == cloned && first != second);
@@ -114,11 +114,11 @@ impl Draws {
             repeating.take(MAX_REPEATING).map(|(place, _)| place.clone()).collect();
         let differ = values.iter().any(|(_, [first, _, cloned])| first != cloned);
         let clones = match (differ, repeating.is_empty()) {
-            (true, true) => Clones::Differ,
-            (true, false) => Clones::Partly,
-            (false, true) => Clones::Constant,
-            (false, false) if reseeds => Clones::AlikeByState,
-            (false, false) => Clones::Alike,
+            (true, true) => CloneRandomness::Differ,
+            (true, false) => CloneRandomness::Partly,
+            (false, true) => CloneRandomness::Constant,
+            (false, false) if reseeds => CloneRandomness::AlikeByState,
+            (false, false) => CloneRandomness::Alike,
         };
         (clones, repeating)
     }
@@ -155,7 +155,7 @@ impl Verification {
         let mut one = guest.lease().map_err(CallError::from)?;
         let mut other = guest.lease().map_err(CallError::from)?;
         let (first, second) = (text(answer(&mut one, call)), text(answer(&mut one, call)));
-        let draws = Draws { first, second, cloned: text(answer(&mut other, call)) };
+        let draws = RandomSamples { first, second, cloned: text(answer(&mut other, call)) };
         let (clones, repeating) = draws.compare(reseeds);
         (self.clones, self.repeating) = (Some(clones), repeating);
         Ok(())
@@ -166,26 +166,26 @@ impl Verification {
 mod tests {
     use super::*;
 
-    fn draws(first: &str, second: &str, cloned: &str) -> (Clones, Vec<String>) {
+    fn draws(first: &str, second: &str, cloned: &str) -> (CloneRandomness, Vec<String>) {
         let [first, second, cloned] = [first, second, cloned].map(str::to_owned);
-        Draws { first, second, cloned }.compare(false)
+        RandomSamples { first, second, cloned }.compare(false)
     }
 
     #[test]
     fn each_value_of_an_answer_is_compared_alone() {
         // One of five generators is reseeded.
         let (clones, repeating) = draws("n 1\nm 2\nk 3\n", "n 4\nm 5\nk 6\n", "n 1\nm 9\nk 3\n");
-        assert_eq!(clones, Clones::Partly);
+        assert_eq!(clones, CloneRandomness::Partly);
         assert_eq!(repeating, ["line 1, value 2", "line 3, value 2"]);
         let (clones, repeating) = draws("[1, 2, 3]", "[4, 2, 5]", "[7, 2, 3]");
-        assert_eq!((clones, repeating), (Clones::Partly, vec!["value 3".to_owned()]));
-        assert_eq!(draws("1 2", "3 2", "4 2"), (Clones::Differ, Vec::new()));
-        assert_eq!(draws("1 2", "1 2", "1 2"), (Clones::Constant, Vec::new()));
+        assert_eq!((clones, repeating), (CloneRandomness::Partly, vec!["value 3".to_owned()]));
+        assert_eq!(draws("1 2", "3 2", "4 2"), (CloneRandomness::Differ, Vec::new()));
+        assert_eq!(draws("1 2", "1 2", "1 2"), (CloneRandomness::Constant, Vec::new()));
         let (clones, repeating) = draws("7", "8", "7");
-        assert_eq!((clones, repeating), (Clones::Alike, vec!["answer".to_owned()]));
+        assert_eq!((clones, repeating), (CloneRandomness::Alike, vec!["answer".to_owned()]));
         // Answers of another shape are compared as a whole.
-        assert_eq!(draws("1 2", "1 2 3", "1 2").0, Clones::Alike);
-        assert_eq!(draws("", "", "").0, Clones::Constant);
+        assert_eq!(draws("1 2", "1 2 3", "1 2").0, CloneRandomness::Alike);
+        assert_eq!(draws("", "", "").0, CloneRandomness::Constant);
         // The list has a limit, and so has the comparison value by value.
         let numbers = |from: u32, many: u32| {
             (from..from + many).fold(String::new(), |all, n| all + &format!("{n} "))

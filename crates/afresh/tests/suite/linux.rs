@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use afresh::pool::Limits;
 use afresh::{
-    Call, CallError, CallOptions, Clones, Guest, Kind, LeaseOptions, OpenError, Options,
+    Call, CallError, CallOptions, CloneRandomness, Guest, Kind, LeaseOptions, OpenError, Options,
     OutputSource, OutputStream, Reference, SaveOptions, SessionError,
 };
 
@@ -74,14 +74,14 @@ fn verify_finds_numbers_that_clones_of_a_program_both_draw() {
     // The generator behind `RANDOM` is in the shell's memory, the one behind `SRANDOM` in the
     // kernel.
     let cases = [
-        ("", "echo $RANDOM", Clones::Alike),
-        ("", "echo $SRANDOM $RANDOM", Clones::Partly),
-        ("", "echo $SRANDOM", Clones::Differ),
-        ("", "echo $line", Clones::Constant),
+        ("", "echo $RANDOM", CloneRandomness::Alike),
+        ("", "echo $SRANDOM $RANDOM", CloneRandomness::Partly),
+        ("", "echo $SRANDOM", CloneRandomness::Differ),
+        ("", "echo $line", CloneRandomness::Constant),
         (
             "exec 3</dev/afresh/generation",
             "read -t 0 -u 3 && RANDOM=$SRANDOM; echo $RANDOM",
-            Clones::Differ,
+            CloneRandomness::Differ,
         ),
     ];
     for (first, prints, expected) in cases {
@@ -92,7 +92,7 @@ fn verify_finds_numbers_that_clones_of_a_program_both_draw() {
         let found = guest.verify(&Call::bytes("", "x\n"), 3, &mut |_| {}).unwrap();
         assert!(found.is_pristine(), "{prints}: {found:?}");
         assert_eq!(found.clones, Some(expected), "{prints}: {found:?}");
-        let repeats = matches!(expected, Clones::Alike | Clones::Partly);
+        let repeats = matches!(expected, CloneRandomness::Alike | CloneRandomness::Partly);
         assert_eq!(!found.repeating.is_empty(), repeats, "{prints}: {found:?}");
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use afresh::wasm::GuestOptions;
 use afresh::{
-    Access, Call, CallError, Clones, Guest, Kind, OpenError, Options, Reference, SaveError,
-    SaveOptions, SealKey,
+    Access, Call, CallError, CloneRandomness, Guest, Kind, OpenError, Options, Reference,
+    SaveError, SaveOptions, SealKey,
 };
 
 const COUNTER: &str = r#"(module
@@ -104,13 +104,13 @@ fn verify_finds_equal_draws_of_a_components_clones() {
         guest.verify(&Call::text(call, [""; 0]), 2, &mut |_| {}).unwrap()
     };
     let without = found("", "draw");
-    assert_eq!(without.clones, Some(Clones::Alike), "{without:?}");
+    assert_eq!(without.clones, Some(CloneRandomness::Alike), "{without:?}");
     assert_eq!(without.repeating.len(), 2, "{without:?}");
     let with = found(hook, "draw");
-    assert_eq!(with.clones, Some(Clones::Partly), "{with:?}");
+    assert_eq!(with.clones, Some(CloneRandomness::Partly), "{with:?}");
     assert_eq!(with.repeating, ["value 2"], "{with:?}");
     let same = found(hook, "same");
-    assert_eq!((same.clones, same.repeating), (Some(Clones::Constant), Vec::new()));
+    assert_eq!((same.clones, same.repeating), (Some(CloneRandomness::Constant), Vec::new()));
 }
 
 #[test]

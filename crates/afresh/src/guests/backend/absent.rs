@@ -2,7 +2,9 @@
 
 use afresh_pool::PoolStats;
 
-use super::{FrozenGuest, Instance, LeaseControl, LiveInstance, SessionLine, StopCall, WarmGuest};
+use super::{
+    FrozenGuest, Instance, LeaseControl, LiveInstance, SessionBackend, StopCall, WarmGuest,
+};
 use crate::guests::call::Entry;
 use crate::{
     Answer, CallError, CallOptions, Cause, Guest, InstanceDifference, Kind, LeaseError,
@@ -41,7 +43,7 @@ impl WarmGuest for Absent {
         match *self {}
     }
 
-    fn begin_session(&self) -> Result<Box<dyn SessionLine>, SessionError> {
+    fn begin_session(&self) -> Result<Box<dyn SessionBackend>, SessionError> {
         match *self {}
     }
 

@@ -13,7 +13,7 @@ use afresh_vm::{
 };
 
 use super::reset_pool::{GuestLease, Reset, ResetPool};
-use super::session_line::{self, SessionGuest, SessionLine};
+use super::session_backend::{self, SessionBackend, SessionGuest};
 use super::traits::{FrozenKind, thaw};
 use super::{
     Backend, FrozenGuest, GuestFile, Instance, LiveInstance, OpenFile, StopCall, Thaw, WarmGuest,
@@ -150,8 +150,8 @@ impl WarmGuest for Machines {
         self.pristine.reset_method().to_string()
     }
 
-    fn begin_session(&self) -> Result<Box<dyn SessionLine>, SessionError> {
-        Ok(session_line::begin::<Sandbox>(self.pristine.clone(), self.pristine.state()))
+    fn begin_session(&self) -> Result<Box<dyn SessionBackend>, SessionError> {
+        Ok(session_backend::begin::<Sandbox>(self.pristine.clone(), self.pristine.state()))
     }
 
     fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {

@@ -18,7 +18,7 @@ use afresh_pool::{PoolStats, ResetCost};
 use afresh_snapshot::Branch;
 
 use super::reset_pool::{GuestLease, Reset, ResetPool};
-use super::session_line::{self, SessionGuest, SessionLine, unmoved};
+use super::session_backend::{self, SessionBackend, SessionGuest, unmoved};
 use super::traits::{FrozenKind, thaw};
 use super::{
     Backend, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, OpenFile, StopCall, Thaw,
@@ -226,8 +226,8 @@ impl WarmGuest for Programs {
         self.pristine.listens()
     }
 
-    fn begin_session(&self) -> Result<Box<dyn SessionLine>, SessionError> {
-        Ok(session_line::begin::<Instance>(self.pristine.home(), self.pristine.state()))
+    fn begin_session(&self) -> Result<Box<dyn SessionBackend>, SessionError> {
+        Ok(session_backend::begin::<Instance>(self.pristine.home(), self.pristine.state()))
     }
 
     fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {

@@ -8,7 +8,7 @@ use afresh_pager::{SnapshotContents, SnapshotMemory, SnapshotOptions, SnapshotSt
 use afresh_pool::PoolStats;
 use afresh_store::{Sha256, Snapshot, Store};
 
-use crate::guests::backend::{Backend, Instance, SessionLine};
+use crate::guests::backend::{Backend, Instance, SessionBackend};
 use crate::guests::call::{Entry, Function};
 use crate::guests::verification::Verification;
 use crate::{
@@ -59,7 +59,7 @@ pub(crate) trait WarmGuest {
     }
 
     /// A live guest that begins in the warm state.
-    fn begin_session(&self) -> Result<Box<dyn SessionLine>, SessionError>;
+    fn begin_session(&self) -> Result<Box<dyn SessionBackend>, SessionError>;
 
     /// Freezes the warm state.
     fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause>;

@@ -6,7 +6,7 @@ use afresh_wasm::{ComponentLease, WarmComponent};
 
 use super::{call_error, lease_options, unavailable};
 use crate::guests::backend::{
-    Backend, FrozenGuest, Instance, LiveInstance, SessionLine, WarmGuest,
+    Backend, FrozenGuest, Instance, LiveInstance, SessionBackend, WarmGuest,
 };
 use crate::guests::call::Entry;
 use crate::guests::verification::Verification;
@@ -52,7 +52,7 @@ impl WarmGuest for WarmComponent {
         self.strategy().to_string()
     }
 
-    fn begin_session(&self) -> Result<Box<dyn SessionLine>, SessionError> {
+    fn begin_session(&self) -> Result<Box<dyn SessionBackend>, SessionError> {
         Err(SessionError::Guest(
             "a component runs every call in a new instance; a core module or a micro-VM has them",
         ))

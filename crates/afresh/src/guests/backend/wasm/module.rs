@@ -8,7 +8,7 @@ use afresh_snapshot::{Branch, Frozen};
 use afresh_wasm::{BytesEntry, Session, Val, Warm, parse_arguments, show_value};
 
 use super::{call_error, lease_options, unavailable};
-use crate::guests::backend::session_line::{self, SessionGuest, SessionLine, unmoved};
+use crate::guests::backend::session_backend::{self, SessionBackend, SessionGuest, unmoved};
 use crate::guests::backend::{Backend, FrozenGuest, Instance, LiveInstance, WarmGuest};
 use crate::guests::call::{Entry, Function};
 use crate::guests::session_files::{FileOwner, SessionFiles};
@@ -60,9 +60,9 @@ impl WarmGuest for Warm {
         self.strategy().to_string()
     }
 
-    fn begin_session(&self) -> Result<Box<dyn SessionLine>, SessionError> {
+    fn begin_session(&self) -> Result<Box<dyn SessionBackend>, SessionError> {
         let root = self.root().map_err(|error| SessionError::State(error.into()))?;
-        Ok(session_line::begin::<Session>(self.clone(), root))
+        Ok(session_backend::begin::<Session>(self.clone(), root))
     }
 
     fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {

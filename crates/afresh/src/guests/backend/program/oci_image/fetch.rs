@@ -4,7 +4,7 @@ use afresh_files::{LayerLimits, OciDocument, OciImage};
 use afresh_store::remote::RemoteError;
 use afresh_store::{OpenError, Store};
 
-use crate::guests::scratch::Scratch;
+use crate::guests::temp_dir::TempDir;
 use crate::{Cause, LATEST, Options, Reference};
 
 /// Maximum indexes that lead to one another.
@@ -27,7 +27,7 @@ pub(super) fn fetch_image(
     limits: &LayerLimits,
 ) -> Result<OciImage, Cause> {
     let remote = reference.place().remote()?;
-    let scratch = Scratch::new()?;
+    let scratch = TempDir::new()?;
     let cache = options.cache.as_ref().map(|cache| cache.join("images"));
     let folder = cache.as_deref().unwrap_or_else(|| scratch.path());
     let store = Store::create(folder)?;

@@ -8,13 +8,13 @@ use afresh_memory::fork;
 use crate::OpenError;
 
 /// Removed with everything in it when dropped.
-pub(crate) struct Scratch {
+pub(crate) struct TempDir {
     path: PathBuf,
     /// The process that made it. A child of a fork leaves its parent's directory alone.
     generation: u32,
 }
 
-impl Scratch {
+impl TempDir {
     /// A new directory where temporary files go.
     pub(crate) fn new() -> Result<Self, OpenError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -36,7 +36,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TempDir {
     fn drop(&mut self) {
         if self.generation == fork::generation() {
             // Leftovers stay among temporary files.

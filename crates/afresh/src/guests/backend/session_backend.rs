@@ -47,7 +47,7 @@ pub(crate) trait SessionGuest: Guest + Sized + 'static {
 }
 
 /// The branch of a session, without the type of its guest.
-pub(crate) trait SessionLine: Send {
+pub(crate) trait SessionBackend: Send {
     /// The session's own instance on lease, made now if there was none.
     fn lend(&mut self) -> Result<Instance<'_>, LeaseError>;
     /// The state that it stands on.
@@ -66,10 +66,10 @@ pub(crate) trait SessionLine: Send {
     fn mark(&mut self) -> Result<Mark, SessionError>;
     /// Goes to a state. `unwound` says that the instance was abandoned by a panic.
     fn rollback(&mut self, to: SnapshotId, unwound: bool) -> Result<(), SessionError>;
-    /// As [`SessionLine::rollback`], also when the state of the mark was dropped.
+    /// As [`SessionBackend::rollback`], also when the state of the mark was dropped.
     fn rollback_to(&mut self, mark: &Mark, unwound: bool) -> Result<(), SessionError>;
     /// Another branch from a state.
-    fn fork(&self, from: SnapshotId) -> Result<Box<dyn SessionLine>, SessionError>;
+    fn fork(&self, from: SnapshotId) -> Result<Box<dyn SessionBackend>, SessionError>;
     /// The difference of two states.
     fn diff(&self, one: SnapshotId, two: SnapshotId) -> Result<Difference, SessionError>;
     /// The differences between the files of two states.
@@ -81,7 +81,7 @@ pub(crate) trait SessionLine: Send {
     /// A state, frozen for snapshots.
     fn freeze(&self, id: SnapshotId, warm: &Backend) -> Result<Box<dyn FrozenGuest>, Cause>;
     /// Makes a state of these pages and the rest, as a child of the present one, for
-    /// [`SessionLine::rollback_to`]. It leaves the tree with its last hold.
+    /// [`SessionBackend::rollback_to`]. It leaves the tree with its last hold.
     fn insert(
         &mut self,
         memory: SnapshotMemory,
@@ -109,14 +109,14 @@ pub(super) fn unmoved<E: std::error::Error + Send + Sync + 'static>(
 pub(super) fn begin<G: SessionGuest>(
     template: G::Template,
     root: Frozen<G::State>,
-) -> Box<dyn SessionLine>
+) -> Box<dyn SessionBackend>
 where
-    Branch<G>: SessionLine,
+    Branch<G>: SessionBackend,
 {
     Box::new(Branch::<G>::from_state(&Tree::new(), template, root))
 }
 
-impl<G> SessionLine for Branch<G>
+impl<G> SessionBackend for Branch<G>
 where
     G: SessionGuest + Send,
     G::Template: Send,
@@ -159,7 +159,7 @@ where
 
     fn rollback(&mut self, to: SnapshotId, unwound: bool) -> Result<(), SessionError> {
         let mark = Mark::new(self.tree().hold(to)?);
-        SessionLine::rollback_to(self, &mark, unwound)
+        SessionBackend::rollback_to(self, &mark, unwound)
     }
 
     fn rollback_to(&mut self, mark: &Mark, unwound: bool) -> Result<(), SessionError> {
@@ -172,7 +172,7 @@ where
         Self::rollback_to(self, hold).map_err(unmoved)
     }
 
-    fn fork(&self, from: SnapshotId) -> Result<Box<dyn SessionLine>, SessionError> {
+    fn fork(&self, from: SnapshotId) -> Result<Box<dyn SessionBackend>, SessionError> {
         Ok(Box::new(Self::fork(self, from).map_err(unmoved)?))
     }
 
