@@ -18,6 +18,7 @@ mod guest;
 #[cfg(feature = "serve")]
 mod handler;
 mod help;
+mod hints;
 #[cfg(feature = "serve")]
 mod http;
 #[cfg(feature = "serve")]
@@ -46,7 +47,6 @@ mod store;
 mod verify;
 #[cfg(feature = "wasm")]
 mod wasm;
-mod way_out;
 #[cfg(feature = "linux")]
 mod write_back;
 
@@ -174,7 +174,7 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("afresh: {}", describe(&error));
-            way_out::explain(&error);
+            hints::print(&error);
             ExitCode::FAILURE
         }
     }

@@ -18,7 +18,7 @@
 
 mod attributes;
 mod host;
-mod staged;
+mod staged_files;
 #[cfg(test)]
 mod tests;
 
@@ -31,7 +31,7 @@ use rustix::fs::fchmod;
 use rustix::io::Errno;
 
 use host::{open_directory, open_root, parent, remove};
-use staged::{StagedFiles, below};
+use staged_files::{StagedFiles, below};
 
 /// Paths that an error names.
 const MAX_NAMED: usize = 20;

@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
-use super::{encoding_name, picture};
+use super::{encoding_name, page_map};
 use crate::Settings;
 use crate::output::{Format, bytes, say};
 use afresh::Reference;
@@ -183,8 +183,8 @@ fn print(
             say!("{number:>5}  {text}")?;
         }
     }
-    let (palette, columns) = picture::screen();
-    say!("\n{}", picture::draw(snapshot, palette, columns))?;
+    let (palette, columns) = page_map::screen();
+    say!("\n{}", page_map::draw(snapshot, palette, columns))?;
     if arguments.pages {
         say!("\n     pages                  count  where")?;
         for run in snapshot.map().runs() {

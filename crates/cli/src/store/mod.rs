@@ -8,8 +8,8 @@ pub(crate) mod gc;
 pub(crate) mod import;
 pub(crate) mod inspect;
 pub(crate) mod list;
+mod page_map;
 pub(crate) mod pager;
-mod picture;
 pub(crate) mod tag;
 pub(crate) mod transfer;
 

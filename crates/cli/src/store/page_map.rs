@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_picture_shows_each_kind_of_page_at_its_position() {
+    fn a_map_shows_each_kind_of_page_at_its_position() {
         let kinds = [PageKind::Zero, PageKind::Stored, PageKind::Shared, PageKind::Hot];
         let cells: Vec<_> =
             kinds.iter().enumerate().map(|(n, kind)| (PageRange::new(2 * n, 2), *kind)).collect();

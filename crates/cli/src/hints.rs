@@ -3,7 +3,7 @@
 use afresh::{CallError, OpenError, Place, SaveError, VerifyError};
 
 /// Prints the guest's backtrace below an error, and the option or command that helps.
-pub(crate) fn explain(error: &anyhow::Error) {
+pub(crate) fn print(error: &anyhow::Error) {
     for cause in error.chain() {
         // Errors that only wrap another one are not separate causes.
         let call = match cause.downcast_ref::<VerifyError>() {
@@ -17,8 +17,8 @@ pub(crate) fn explain(error: &anyhow::Error) {
             Some(SaveError::Open(error)) => Some(error),
             _ => cause.downcast_ref::<OpenError>(),
         };
-        if let Some(way_out) = open.and_then(opening) {
-            eprintln!("help: {way_out}");
+        if let Some(hint) = open.and_then(opening) {
+            eprintln!("help: {hint}");
         }
     }
 }
