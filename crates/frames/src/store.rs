@@ -50,7 +50,7 @@ pub(crate) struct Store {
     kind: PageKind,
     huge: AtomicUsize,
     small: AtomicUsize,
-    zero: zero::Chooser,
+    zero: zero::ZeroMethodSelector,
     /// The process that made it. A child has no window and must not change the file, which its
     /// parent still uses.
     generation: u32,
@@ -76,7 +76,7 @@ impl Store {
             kind,
             huge: 0.into(),
             small: 0.into(),
-            zero: zero::Chooser::default(),
+            zero: zero::ZeroMethodSelector::default(),
             generation: fork::generation(),
         })
     }

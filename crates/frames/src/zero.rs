@@ -5,8 +5,8 @@
 //! zeroes whole cache lines (`dc zva`). A background thread takes the cold way: it must not push
 //! the working set of the program out of the caches it shares. A taker that zeroes a large block
 //! for itself wants the faster one, and that depends on whether the block is still in the caches,
-//! which is unknown: so [`Chooser`] measures. `rep stosb` needs long runs: a page at a time it is
-//! several times slower than 64 KiB at a time, so single pages go the cold way.
+//! which is unknown: so [`ZeroMethodSelector`] measures. `rep stosb` needs long runs: a page at a
+//! time it is several times slower than 64 KiB at a time, so single pages go the cold way.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
@@ -26,17 +26,17 @@ pub(crate) use x86_64::{cold, hot};
 /// Memory zeroed again within moments is likely still in the caches, other memory is not: each of
 /// the two situations has separate averages.
 #[derive(Debug)]
-pub(crate) struct Chooser {
+pub(crate) struct ZeroMethodSelector {
     born: Instant,
     /// When a large block was zeroed last, in nanoseconds since birth.
     last: AtomicU64,
-    moments_ago: Averages,
-    long_ago: Averages,
+    moments_ago: MethodAverages,
+    long_ago: MethodAverages,
 }
 
 /// The costs of the two ways in one situation.
 #[derive(Debug)]
-struct Averages {
+struct MethodAverages {
     /// Turns of a trial; only the second half counts: where memory is zeroed again and again, the
     /// first turns after a change find the caches as the other way left them.
     trial: u32,
@@ -55,18 +55,18 @@ const MIN_MEASURED_BYTES: usize = 256 << 10;
 /// Shorter gaps count as moments, in nanoseconds.
 const MOMENTS: u64 = 1_000_000;
 
-impl Default for Chooser {
+impl Default for ZeroMethodSelector {
     fn default() -> Self {
         Self {
             born: Instant::now(),
             last: 0.into(),
-            moments_ago: Averages::new(8),
-            long_ago: Averages::new(1),
+            moments_ago: MethodAverages::new(8),
+            long_ago: MethodAverages::new(1),
         }
     }
 }
 
-impl Chooser {
+impl ZeroMethodSelector {
     /// Zeroes memory that will be used soon.
     ///
     /// # Safety
@@ -94,7 +94,7 @@ impl Chooser {
     }
 }
 
-impl Averages {
+impl MethodAverages {
     fn new(trial: u32) -> Self {
         Self { trial, hot: 0.into(), cold: 0.into(), turns: 0.into() }
     }
@@ -157,7 +157,7 @@ mod tests {
     fn every_way_zeroes_the_whole_range_and_nothing_beside_it() {
         let ways: [fn(*mut u8, usize); 3] = [
             // SAFETY: the test passes ranges inside its own buffer.
-            |p, n| unsafe { Chooser::default().zero(p, n) },
+            |p, n| unsafe { ZeroMethodSelector::default().zero(p, n) },
             // SAFETY: the test passes ranges inside its own buffer.
             |p, n| unsafe { hot(p, n) },
             // SAFETY: as above.
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_cheaper_way_is_chosen_and_the_other_is_tried_now_and_then() {
-        let averages = Averages::new(8);
+        let averages = MethodAverages::new(8);
         let run = |turns: u32, hot_cost: u64| {
             let mut hot_turns = 0;
             for _ in 0..turns {

@@ -79,7 +79,7 @@ struct Comparison<'a> {
 type ChangedNames = HashMap<Node, BTreeSet<Name>>;
 
 /// The entries of a name in two directories.
-type Meanings = (Option<Entry>, Option<Entry>);
+type EntryPair = (Option<Entry>, Option<Entry>);
 
 impl Tree {
     /// The changes that lead from this tree to `other`, a relative of it.
@@ -145,10 +145,10 @@ fn inside(inode: &Inode) -> Result<&Directory, Refused> {
 
 impl Comparison<'_> {
     /// The names in two directories that may mean something else, or something that changed.
-    fn names(&self, one: Node, two: Node) -> Result<BTreeMap<Name, Meanings>, Refused> {
+    fn names(&self, one: Node, two: Node) -> Result<BTreeMap<Name, EntryPair>, Refused> {
         let (first, second) = (self.one.inode(one)?, self.two.inode(two)?);
         let (a, b) = (&inside(&first)?.entries, &inside(&second)?.entries);
-        let mut names: BTreeMap<Name, Meanings> = BTreeMap::new();
+        let mut names: BTreeMap<Name, EntryPair> = BTreeMap::new();
         match &self.ways {
             Some(ways) if one == two => {
                 for (name, x, y) in a.differing(b, |x, y| (x.node, x.kind) == (y.node, y.kind)) {
