@@ -214,7 +214,7 @@ fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCod
         #[cfg(feature = "seal")]
         Command::Keygen(arguments) => keys::keygen(arguments, settings),
         Command::Pager(arguments) => store::pager::run(arguments, settings),
-        Command::PagerWatchdog => store::pager::run_watchdog(),
+        Command::PagerWatchdog => store::pager::run_pager_watchdog(),
         Command::Completions(arguments) => manual::completions(arguments),
         Command::Man(arguments) => manual::man(arguments),
     }

@@ -107,7 +107,7 @@ impl PreparedMemory {
             let run = |pages: Range<u64>| {
                 PageRange::new(pages.start as usize, (pages.end - pages.start) as usize)
             };
-            *last = last.only(&mapped.iter().map(run).collect::<Vec<_>>());
+            *last = last.restricted_to(&mapped.iter().map(run).collect::<Vec<_>>());
         }
     }
 }

@@ -247,7 +247,7 @@ impl RemoteSlot {
                 }
             }
         });
-        self.adapt.looked(looked, written);
+        self.adapt.record_comparison(looked, written);
         failure.map_or(Ok(()), |error| Err(RemoteError::Owner(error)))
     }
 

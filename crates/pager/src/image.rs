@@ -214,14 +214,14 @@ impl ImageFiller {
     }
 
     /// What `ask` says, or whether all went well once everything is over.
-    fn ask(&self, ask: impl FnOnce(&LazyMemory) -> bool) -> bool {
+    fn with_lazy(&self, body: impl FnOnce(&LazyMemory) -> bool) -> bool {
         // A child has neither the threads nor a way to put pages in place, and waiting would be in
         // vain.
         if self.generation != fork::generation() {
             return false;
         }
         match self.lazy() {
-            Some(lazy) => ask(&lazy),
+            Some(lazy) => body(&lazy),
             None => !self.control.has_failed(),
         }
     }
@@ -229,13 +229,13 @@ impl ImageFiller {
 
 impl Filler for ImageFiller {
     fn fill_in_handler(&self, page: usize) -> bool {
-        self.ask(|lazy| lazy.answer_page(page))
+        self.with_lazy(|lazy| lazy.answer_page(page))
     }
 
     fn fill(&self, pages: PageRange) -> bool {
         // A thread outside of a handler reads near sources itself, because asking another thread
         // takes longer.
-        self.ask(|lazy| lazy.resolve(pages, lazy.inline || lazy.source.is_near()))
+        self.with_lazy(|lazy| lazy.resolve(pages, lazy.inline || lazy.source.is_near()))
     }
 
     fn failure(&self) -> Option<String> {

@@ -146,7 +146,7 @@ impl SysError {
         matches!(self.errno, libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::ENOSPC)
     }
 
-    fn way_out(&self) -> Option<&'static str> {
+    fn hint(&self) -> Option<&'static str> {
         match (self.call, self.errno) {
             (Call::Map | Call::Protect | Call::Remap, libc::ENOMEM) => Some(
                 "out of address space or of mappings: raise vm.max_map_count, or ulimit -v, or use \
@@ -191,8 +191,8 @@ impl fmt::Display for SysError {
         }
         let io = std::io::Error::from_raw_os_error(self.errno);
         write!(f, "{} failed: {io}", self.call.name())?;
-        if let Some(way) = self.way_out() {
-            write!(f, "; {way}")?;
+        if let Some(hint) = self.hint() {
+            write!(f, "; {hint}")?;
         }
         Ok(())
     }

@@ -191,7 +191,7 @@ impl Guest {
     /// [`WarmError`] for a core module, when the component does not compile or link, when a call of
     /// the warm-up fails, or for state that no new instance can start with, by name.
     pub fn warm_component_with(&self, warm_up: &WarmUp) -> Result<WarmComponent, WarmError> {
-        drive(self.way(), WarmComponent::new(self, warm_up))
+        drive(self.call_path(), WarmComponent::new(self, warm_up))
     }
 
     /// As [`Guest::warm_component_with`], waiting for asynchronous host functions as a task does.
@@ -284,7 +284,10 @@ impl WarmComponent {
         let (stores, program) = (outline.stores, frozen.program.clone());
         let memories = frozen.memories.clone();
         let state = Some(state.clone());
-        Ok(drive(guest.way(), Self::finish(&guest, pre, memories, stores, program, state, None))?)
+        Ok(drive(
+            guest.call_path(),
+            Self::finish(&guest, pre, memories, stores, program, state, None),
+        )?)
     }
 
     async fn finish(

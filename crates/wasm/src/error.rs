@@ -318,7 +318,7 @@ pub(crate) fn without_backtrace(error: &wasmtime::Error) -> (String, Option<Stri
 }
 
 /// Names, for an error.
-pub(crate) fn listed(mut names: Vec<String>) -> String {
+pub(crate) fn join_names(mut names: Vec<String>) -> String {
     names.sort_unstable();
     if names.is_empty() {
         "no function at all".to_owned()

@@ -437,7 +437,7 @@ impl Guest {
         Ok(analyze(&self.wasm, &self.options.roots)?)
     }
 
-    pub(crate) fn way(&self) -> CallPath {
+    pub(crate) fn call_path(&self) -> CallPath {
         CallPath::of(self.options.asynchronous, self.engine.deep())
     }
 }

@@ -327,7 +327,7 @@ impl Host {
         self.until = until;
     }
 
-    pub(crate) fn until(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.until
     }
 
@@ -383,7 +383,7 @@ impl Host {
         self.stop.as_ref().is_some_and(|StopHandle(stopped)| stopped.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn way(&self) -> CallPath {
+    pub(crate) fn call_path(&self) -> CallPath {
         self.parts.way
     }
 

@@ -389,7 +389,7 @@ impl Session {
     }
 
     /// Goes to another state in place; `false` when that takes a new instance.
-    fn go(&mut self, to: &Frozen<SessionState>) -> Result<bool, SessionError> {
+    fn move_to(&mut self, to: &Frozen<SessionState>) -> Result<bool, SessionError> {
         let values = &*to.state.0;
         let instance = &mut self.instance;
         instance.store.data_mut().clear();
@@ -461,7 +461,7 @@ impl Guest for Session {
         if to.state.0.guest != self.warm.inner.id {
             return Err(SessionError::Foreign);
         }
-        if !self.is_broken() && self.go(to)? {
+        if !self.is_broken() && self.move_to(to)? {
             Ok(self.begin()?)
         } else {
             *self = Self::new(&self.warm, to)?;

@@ -36,7 +36,7 @@ use crate::call::stores::CallLimits;
 use crate::engine::CompiledModule;
 use crate::engine::call_path::{CallPath, drive};
 use crate::engine::linear::GuestMemory;
-use crate::error::listed;
+use crate::error::join_names;
 use crate::guest::{Arguments, Guest, GuestOptions, Mode, WarmUp};
 use crate::host::clock::Clock;
 use crate::host::{Host, descriptors};
@@ -152,7 +152,7 @@ impl Warmer<'_> {
             let name = name.to_owned();
             move |error| WarmError::Call { name, error }
         };
-        let way = self.guest.way();
+        let way = self.guest.call_path();
         for name in &preparation.first {
             call_dynamic(way, store, instance, name, &[], limits).await.map_err(failed(name))?;
         }
@@ -247,7 +247,7 @@ impl Guest {
     /// # Panics
     /// Within a task, for a guest with [`GuestOptions::asynchronous`]: see [`Guest::warm_async`].
     pub fn warm(&self, warm_up: WarmUp) -> Result<Warm, WarmError> {
-        drive(self.way(), Warm::new(self, &warm_up))
+        drive(self.call_path(), Warm::new(self, &warm_up))
     }
 
     /// As [`Guest::warm`], waiting for asynchronous host functions as a task does. Analysis and
@@ -532,7 +532,7 @@ impl Inner {
     /// The names of the exported functions that are `wanted`.
     fn names(&self, wanted: impl Fn(&Callable) -> bool) -> String {
         let wanted = self.exports.iter().filter(|(_, callable)| wanted(callable));
-        listed(wanted.map(|(name, _)| name.clone()).collect())
+        join_names(wanted.map(|(name, _)| name.clone()).collect())
     }
 
     fn entry<P, R>(&self, name: &str) -> Result<Entry<P, R>, CallError>

@@ -48,7 +48,7 @@ impl Session {
             Err(cause) => SessionError::State(cause),
         })?;
         // Held while the present state takes the place of the last one that was kept for a delta.
-        let now = self.stand().map_err(SessionError::State)?;
+        let now = self.frozen_guest().map_err(SessionError::State)?;
         self.delta_of(&*before, &*now).map_err(SessionError::State)
     }
 
@@ -87,7 +87,7 @@ impl Session {
     pub fn apply(&mut self, delta: &[u8]) -> Result<SnapshotId, SessionError> {
         self.check()?;
         let turn = Turn::parse(delta, &self.limits())?;
-        let now = self.stand().map_err(SessionError::State)?;
+        let now = self.frozen_guest().map_err(SessionError::State)?;
         let state = now.timeless_bytes().map_err(SessionError::State)?;
         let digest = self.digest(now.image(), &state).map_err(SessionError::State)?;
         if digest != *turn.parent() || turn.before() != now.image().pages() {
@@ -95,7 +95,7 @@ impl Session {
         }
         let state = turn.state(&state)?;
         let made = turn_applied(&turn, now.image()).map_err(|e| SessionError::State(e.into()))?;
-        self.go(made, &state)
+        self.move_to(made, &state)
     }
 
     /// Limits of a delta: as for a snapshot of the guest.
@@ -104,7 +104,7 @@ impl Session {
     }
 
     /// Goes to a state that came from elsewhere.
-    fn go(&mut self, image: Image, state: &[u8]) -> Result<SnapshotId, SessionError> {
+    fn move_to(&mut self, image: Image, state: &[u8]) -> Result<SnapshotId, SessionError> {
         let (memory, guest) = (SnapshotMemory::from(image), self.guest.inner());
         let made = self.backend.insert(memory, state, &guest.backend, &guest.options);
         let made = made.map_err(SessionError::State)?;

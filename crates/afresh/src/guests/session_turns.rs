@@ -203,7 +203,7 @@ impl Session {
     ) -> Result<SavedTurn, SaveError> {
         let freeze = |cause: Cause| SaveError::Freeze(cause);
         self.check().map_err(|error| freeze(error.into()))?;
-        let frozen = self.stand().map_err(freeze)?;
+        let frozen = self.frozen_guest().map_err(freeze)?;
         let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
         let own = options.own_access(&self.guest.inner().options);
         // The check opens the remote.
@@ -346,7 +346,7 @@ impl Session {
     }
 
     /// Makes the present state one of the tree, unless it is one, and freezes it.
-    pub(crate) fn stand(&mut self) -> Result<Box<dyn FrozenGuest>, Cause> {
+    pub(crate) fn frozen_guest(&mut self) -> Result<Box<dyn FrozenGuest>, Cause> {
         let now = self.backend.current()?;
         self.frozen(now)
     }

@@ -106,7 +106,7 @@ impl afresh::pager::vmm::Snapshots for Snapshots {
 
 /// The process that holds the VMMs of a pager, which is at its standard input, and closes them if
 /// it is killed.
-pub(crate) fn run_watchdog() -> anyhow::Result<ExitCode> {
+pub(crate) fn run_pager_watchdog() -> anyhow::Result<ExitCode> {
     // A service manager ends the pager with the same signal, and then this process has nothing to
     // do any more.
     afresh_sys::termination::watch()?;
@@ -114,7 +114,7 @@ pub(crate) fn run_watchdog() -> anyhow::Result<ExitCode> {
     if !stream.local_addr().is_ok_and(|address| address.is_unnamed()) {
         anyhow::bail!("`{WATCHDOG}` is started by `pager` alone");
     }
-    afresh_pager::vmm::run_watchdog(&stream)?;
+    run_watchdog(&stream)?;
     Ok(ExitCode::SUCCESS)
 }
 

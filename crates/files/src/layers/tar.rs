@@ -46,7 +46,7 @@ pub(crate) fn read(path: &Path, limits: &LayerLimits, marks: bool) -> Result<Arc
             file
         }
     };
-    listed(file, name, limits, &names_budget(), marks)
+    archive_of(file, name, limits, &names_budget(), marks)
 }
 
 /// Room for all layers of an image together.
@@ -88,10 +88,10 @@ pub(crate) fn read_blob(
     let unpacked = unpacked?;
     let bytes = unpacked.metadata().map_err(failed)?.len();
     room.unpacked = room.unpacked.saturating_sub(bytes);
-    listed(unpacked, name, limits, &room.names, true)
+    archive_of(unpacked, name, limits, &room.names, true)
 }
 
-fn listed(
+fn archive_of(
     file: File,
     name: String,
     limits: &LayerLimits,

@@ -70,7 +70,7 @@ struct Comparison<'a> {
     one: &'a Tree,
     two: &'a Tree,
     changed: HashSet<Node>,
-    ways: Option<ChangedNames>,
+    changed_names: Option<ChangedNames>,
     found: FileDifference,
     listed: usize,
 }
@@ -92,8 +92,10 @@ impl Tree {
         if changed.is_empty() {
             return Ok(FileDifference::default());
         }
-        let (ways, found) = (ways(self, other, &changed)?, FileDifference::default());
-        let mut comparison = Comparison { one: self, two: other, changed, ways, found, listed: 0 };
+        let (changed_names, found) =
+            (changed_names(self, other, &changed)?, FileDifference::default());
+        let mut comparison =
+            Comparison { one: self, two: other, changed, changed_names, found, listed: 0 };
         comparison.run()?;
         let mut found = comparison.found;
         found.changes.sort_by(|a, b| a.path.cmp(&b.path));
@@ -102,7 +104,7 @@ impl Tree {
 }
 
 /// The file, if the tree has it.
-fn there(tree: &Tree, node: Node) -> Result<Option<Arc<Inode>>, Refused> {
+fn inode_if_exists(tree: &Tree, node: Node) -> Result<Option<Arc<Inode>>, Refused> {
     match tree.inode(node) {
         Ok(inode) => Ok(Some(inode)),
         Err(Refused::Missing) => Ok(None),
@@ -112,10 +114,16 @@ fn there(tree: &Tree, node: Node) -> Result<Option<Arc<Inode>>, Refused> {
 
 /// The names that lead from either root to changed files. `None` if a file may have more than one
 /// name. `None` where a file is not known to have but one name.
-fn ways(one: &Tree, two: &Tree, changed: &HashSet<Node>) -> Result<Option<ChangedNames>, Refused> {
-    let mut ways = ChangedNames::new();
+fn changed_names(
+    one: &Tree,
+    two: &Tree,
+    changed: &HashSet<Node>,
+) -> Result<Option<ChangedNames>, Refused> {
+    let mut changed_names = ChangedNames::new();
     for node in changed {
-        let (Some(before), Some(after)) = (there(one, *node)?, there(two, *node)?) else {
+        let (Some(before), Some(after)) =
+            (inode_if_exists(one, *node)?, inode_if_exists(two, *node)?)
+        else {
             // If only one tree has the file, its directory has changed as well.
             continue;
         };
@@ -126,17 +134,17 @@ fn ways(one: &Tree, two: &Tree, changed: &HashSet<Node>) -> Result<Option<Change
             let mut next = inode.name.clone();
             while let Some((above, name)) = next {
                 let above = tree.lower.layers.mounted(above);
-                if !ways.entry(above).or_default().insert(name) {
+                if !changed_names.entry(above).or_default().insert(name) {
                     break;
                 }
-                next = there(tree, above)?.and_then(|inode| inode.name.clone());
+                next = inode_if_exists(tree, above)?.and_then(|inode| inode.name.clone());
             }
         }
     }
-    Ok(Some(ways))
+    Ok(Some(changed_names))
 }
 
-fn inside(inode: &Inode) -> Result<&Directory, Refused> {
+fn directory_of(inode: &Inode) -> Result<&Directory, Refused> {
     match &inode.body {
         Body::Directory(directory) => Ok(directory),
         _ => Err(Refused::NotDirectory),
@@ -147,14 +155,14 @@ impl Comparison<'_> {
     /// The names in two directories that may mean something else, or something that changed.
     fn names(&self, one: Node, two: Node) -> Result<BTreeMap<Name, EntryPair>, Refused> {
         let (first, second) = (self.one.inode(one)?, self.two.inode(two)?);
-        let (a, b) = (&inside(&first)?.entries, &inside(&second)?.entries);
+        let (a, b) = (&directory_of(&first)?.entries, &directory_of(&second)?.entries);
         let mut names: BTreeMap<Name, EntryPair> = BTreeMap::new();
-        match &self.ways {
-            Some(ways) if one == two => {
+        match &self.changed_names {
+            Some(changed_names) if one == two => {
                 for (name, x, y) in a.differing(b, |x, y| (x.node, x.kind) == (y.node, y.kind)) {
                     names.insert(name.clone(), (x.copied(), y.copied()));
                 }
-                for name in ways.get(&one).into_iter().flatten() {
+                for name in changed_names.get(&one).into_iter().flatten() {
                     let meanings = (a.get(&*name.0).copied(), b.get(&*name.0).copied());
                     names.insert(name.clone(), meanings);
                 }
@@ -182,8 +190,8 @@ impl Comparison<'_> {
                 let below = [&path[..], b"/", &name.0].concat();
                 match meanings {
                     (Some(x), Some(y)) if x.kind == y.kind => {
-                        self.both(&below, x.node, y.node)?;
-                        if x.kind == Kind::Directory && self.worth(x.node, y.node) {
+                        self.compare(&below, x.node, y.node)?;
+                        if x.kind == Kind::Directory && self.may_differ(x.node, y.node) {
                             ahead.push((below, x.node, y.node));
                         }
                     }
@@ -202,11 +210,13 @@ impl Comparison<'_> {
     }
 
     /// Whether anything below two directories can differ.
-    fn worth(&self, one: Node, two: Node) -> bool {
+    fn may_differ(&self, one: Node, two: Node) -> bool {
         let touched = |tree: &Tree| tree.nodes.get(&one).is_some();
         one != two
-            || match &self.ways {
-                Some(ways) => self.changed.contains(&one) || ways.contains_key(&one),
+            || match &self.changed_names {
+                Some(changed_names) => {
+                    self.changed.contains(&one) || changed_names.contains_key(&one)
+                }
                 None => touched(self.one) || touched(self.two),
             }
     }
@@ -222,7 +232,7 @@ impl Comparison<'_> {
     }
 
     /// The same name in both.
-    fn both(&mut self, path: &[u8], one: Node, two: Node) -> Result<(), Refused> {
+    fn compare(&mut self, path: &[u8], one: Node, two: Node) -> Result<(), Refused> {
         if one == two && !self.changed.contains(&one) {
             return Ok(());
         }
@@ -336,9 +346,9 @@ mod tests {
         then.remove_path("/d9/f9", NOW).unwrap();
         let changed = tree.nodes.differing(&then.nodes, Arc::ptr_eq);
         let changed = changed.into_iter().map(|(node, ..)| *node).collect();
-        let ways = ways(&tree, &then, &changed).unwrap().unwrap();
-        let names: usize = ways.values().map(BTreeSet::len).sum();
-        assert_eq!(names, 4, "three directories and a file: {ways:?}");
+        let changed_names = changed_names(&tree, &then, &changed).unwrap().unwrap();
+        let names: usize = changed_names.values().map(BTreeSet::len).sum();
+        assert_eq!(names, 4, "three directories and a file: {changed_names:?}");
         let found = tree.diff(&then).unwrap();
         let found = found.changes.iter().map(|change| (&change.path[..], change.change));
         let expected = [

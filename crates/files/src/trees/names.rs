@@ -62,7 +62,7 @@ impl Tree {
             New::Device(number) => (Body::Device(number), 0),
         };
         // The directory first: nothing else can be refused once the file is paid for.
-        self.own(directory, false)?;
+        self.copy_up(directory, false)?;
         self.pay(NODE_COST + extra + name_cost(name), 1)?;
         let node = Node(self.next);
         self.next += 1;
@@ -105,7 +105,7 @@ impl Tree {
         entry: Entry,
         now: Time,
     ) -> Result<Option<Entry>, Refused> {
-        let inode = self.own(directory, true)?;
+        let inode = self.copy_up(directory, true)?;
         let Body::Directory(inside) = &mut inode.body else { return Err(Refused::NotDirectory) };
         let old = inside.entries.insert(name.clone(), entry);
         (inode.times.modified, inode.times.changed) = (now, now);
@@ -116,7 +116,7 @@ impl Tree {
 
     /// Takes a name out of a directory.
     fn take(&mut self, directory: Node, name: &[u8], now: Time) -> Result<Option<Entry>, Refused> {
-        let inode = self.own(directory, true)?;
+        let inode = self.copy_up(directory, true)?;
         let Body::Directory(inside) = &mut inode.body else { return Err(Refused::NotDirectory) };
         let old = inside.entries.remove(name);
         (inode.times.modified, inode.times.changed) = (now, now);
@@ -136,7 +136,7 @@ impl Tree {
             self.bytes -= name_cost(name);
         }
         if kind == Some(Kind::Directory) {
-            let inode = self.own(directory, true)?;
+            let inode = self.copy_up(directory, true)?;
             inode.links = inode.links.saturating_sub(1);
         }
         Ok(())
@@ -144,7 +144,7 @@ impl Tree {
 
     /// Counts a name of a file less; the last one takes the file along, unless it is held.
     fn unlink(&mut self, node: Node, now: Time) -> Result<(), Refused> {
-        let inode = self.own(node, true)?;
+        let inode = self.copy_up(node, true)?;
         inode.times.changed = now;
         inode.links = match inode.body {
             Body::Directory(_) => 0,
@@ -188,10 +188,10 @@ impl Tree {
             return Err(Refused::TooManyLinks);
         }
         self.check_new(directory, name)?;
-        self.own(directory, false)?;
-        self.own(node, false)?;
+        self.copy_up(directory, false)?;
+        self.copy_up(node, false)?;
         self.pay(name_cost(name), 0)?;
-        let (inode, name) = (self.own(node, false)?, Name::from(name));
+        let (inode, name) = (self.copy_up(node, false)?, Name::from(name));
         inode.name = (inode.links == 0).then(|| (directory, name.clone()));
         inode.links += 1;
         inode.times.changed = now;
@@ -300,7 +300,7 @@ impl Tree {
             _ => {}
         }
         for node in [from, to, node] {
-            self.own(node, false)?;
+            self.copy_up(node, false)?;
         }
         self.pay(name_cost(new), 0)?;
         self.take(from, old, now)?;
@@ -314,7 +314,7 @@ impl Tree {
 
     /// Records the new place of a file.
     fn settle(&mut self, node: Node, parent: Node, name: Name, now: Time) -> Result<(), Refused> {
-        let inode = self.own(node, true)?;
+        let inode = self.copy_up(node, true)?;
         inode.times.changed = now;
         if let Body::Directory(inside) = &mut inode.body {
             inside.parent = parent;
@@ -332,7 +332,7 @@ impl Tree {
         now: Time,
     ) -> Result<(), Refused> {
         for node in [from, to, one, two] {
-            self.own(node, false)?;
+            self.copy_up(node, false)?;
         }
         self.pay(name_cost(old) + name_cost(new), 0)?;
         let (old, new) = (Name::from(old), Name::from(new));

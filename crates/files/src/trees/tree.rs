@@ -179,7 +179,7 @@ impl Tree {
     }
 
     /// The file, for a change: from now on the tree has its own copy.
-    pub(crate) fn own(&mut self, node: Node, overdraw: bool) -> Result<&mut Inode, Refused> {
+    pub(crate) fn copy_up(&mut self, node: Node, overdraw: bool) -> Result<&mut Inode, Refused> {
         let here = self.nodes.get(&node).cloned();
         let inode = match &here {
             Some(inode) => inode.clone(),
@@ -188,7 +188,7 @@ impl Tree {
                 // from the root.
                 let above = self.lower.layers.parent(node);
                 if let Some(above) = above.filter(|above| self.nodes.get(above).is_none()) {
-                    self.own(above, overdraw)?;
+                    self.copy_up(above, overdraw)?;
                 }
                 self.lower.layers.inode(node)?
             }
@@ -215,7 +215,7 @@ impl Tree {
         node: Node,
         overdraw: bool,
     ) -> Result<&mut Directory, Refused> {
-        match &mut self.own(node, overdraw)?.body {
+        match &mut self.copy_up(node, overdraw)?.body {
             Body::Directory(directory) => Ok(directory),
             _ => Err(Refused::NotDirectory),
         }
@@ -314,7 +314,7 @@ impl Tree {
     /// # Errors
     /// [`Refused::NotDirectory`].
     pub fn list(&self, directory: Node) -> Result<Vec<DirEntry>, Refused> {
-        self.directory(directory, |inside| inside.entries.iter().map(listed).collect())
+        self.directory(directory, |inside| inside.entries.iter().map(dir_entry).collect())
     }
 
     /// At most `most` names in a directory after `name`, which need not be there.
@@ -326,7 +326,7 @@ impl Tree {
     ) -> Result<Vec<DirEntry>, Refused> {
         self.directory(directory, |inside| {
             let after = inside.entries.from(name).skip_while(|(other, _)| *other.0 == *name);
-            after.take(most).map(listed).collect()
+            after.take(most).map(dir_entry).collect()
         })
     }
 
@@ -338,7 +338,7 @@ impl Tree {
         most: usize,
     ) -> Result<Vec<DirEntry>, Refused> {
         self.directory(directory, |inside| {
-            inside.entries.iter().skip(skip).take(most).map(listed).collect()
+            inside.entries.iter().skip(skip).take(most).map(dir_entry).collect()
         })
     }
 
@@ -400,9 +400,9 @@ impl Tree {
         if bytes.is_empty() {
             return Ok(0);
         }
-        self.own(node, false)?;
+        self.copy_up(node, false)?;
         let (room, lower) = (self.room(), self.lower.clone());
-        let inode = self.own(node, false)?;
+        let inode = self.copy_up(node, false)?;
         let Body::File(content) = &mut inode.body else { return Err(Refused::Invalid) };
         let before = content.paid;
         let done = content.write(&lower.layers, offset, bytes, room);
@@ -420,7 +420,7 @@ impl Tree {
     /// [`Refused::TooLarge`]; as [`Tree::read`].
     pub fn set_size(&mut self, node: Node, size: u64, now: Time) -> Result<(), Refused> {
         self.check_file(node)?;
-        let inode = self.own(node, false)?;
+        let inode = self.copy_up(node, false)?;
         let Body::File(content) = &mut inode.body else { return Err(Refused::Invalid) };
         let before = content.paid;
         content.set_size(size)?;
@@ -435,7 +435,7 @@ impl Tree {
     /// # Errors
     /// As [`Tree::stat`]; [`Refused::Full`].
     pub fn set_mode(&mut self, node: Node, mode: u32, now: Time) -> Result<(), Refused> {
-        let inode = self.own(node, false)?;
+        let inode = self.copy_up(node, false)?;
         inode.mode = mode & 0o7777;
         inode.times.changed = now;
         Ok(())
@@ -452,7 +452,7 @@ impl Tree {
         modified: Option<Time>,
         now: Time,
     ) -> Result<(), Refused> {
-        let times = &mut self.own(node, false)?.times;
+        let times = &mut self.copy_up(node, false)?.times;
         times.accessed = accessed.unwrap_or(times.accessed);
         times.modified = modified.unwrap_or(times.modified);
         times.changed = now;
@@ -502,7 +502,7 @@ impl Tree {
     }
 }
 
-fn listed((name, entry): (&Name, &Entry)) -> DirEntry {
+fn dir_entry((name, entry): (&Name, &Entry)) -> DirEntry {
     DirEntry { name: name.0.clone(), node: entry.node, kind: entry.kind }
 }
 

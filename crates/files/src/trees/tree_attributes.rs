@@ -40,7 +40,7 @@ impl Tree {
         let (more, less) = self.inode(node)?.attributes.growth(name, value)?;
         // The attribute first: a file of a layer is not copied, and paid for, if there is no room.
         self.pay(more, 0)?;
-        let inode = match self.own(node, false) {
+        let inode = match self.copy_up(node, false) {
             Ok(inode) => inode,
             Err(refused) => {
                 self.bytes -= more;

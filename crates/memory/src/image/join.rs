@@ -56,7 +56,7 @@ impl Image {
     /// An image that keeps the pages `ranges` of this one at their positions, in any order; all
     /// others are zero in it.
     #[must_use]
-    pub fn only(&self, ranges: &[PageRange]) -> Image {
+    pub fn restricted_to(&self, ranges: &[PageRange]) -> Image {
         let mut ranges = ranges.to_vec();
         ranges.sort_unstable_by_key(|range| range.start);
         let (mut extents, mut from) = (Vec::new(), 0);
@@ -96,7 +96,7 @@ mod tests {
         builder.segment(0, &[7; 20 * PAGE_SIZE]).unwrap();
         let ranges = [(12, 4), (3, 2), (13, 6), (4, 1), (14, 0)];
         let ranges = ranges.map(|(start, len)| PageRange::new(start, len));
-        let kept = builder.build().unwrap().only(&ranges);
+        let kept = builder.build().unwrap().restricted_to(&ranges);
         let stored: Vec<usize> = (0..20).filter(|page| kept.page(*page).is_some()).collect();
         assert_eq!((kept.pages(), stored), (20, vec![3, 4, 12, 13, 14, 15, 16, 17, 18]));
     }

@@ -166,7 +166,7 @@ impl Missing {
     /// Answers a fault on `page` of the slot, and closes the slot's memory if the page will never
     /// be in place. Safe in a signal handler.
     pub(crate) fn answer(&self, page: usize) -> FaultOutcome {
-        let met = self.meet(page);
+        let met = self.handle_fault(page);
         if met == FaultOutcome::Closed {
             self.close(Some(page));
         }
@@ -185,7 +185,7 @@ impl Missing {
     }
 
     /// Waits for `page` of the slot.
-    pub(crate) fn meet(&self, page: usize) -> FaultOutcome {
+    pub(crate) fn handle_fault(&self, page: usize) -> FaultOutcome {
         let Some(run) = self.run_of(page) else {
             return FaultOutcome::Present;
         };

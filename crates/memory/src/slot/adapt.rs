@@ -102,7 +102,7 @@ impl Adaptation {
     /// Counts a reset of a write set of `set` pages, where `learned` were new; `true` when the slot
     /// should discard from now on.
     #[inline]
-    pub(crate) fn learned(&mut self, set: usize, learned: usize) -> bool {
+    pub(crate) fn record_learned(&mut self, set: usize, learned: usize) -> bool {
         if learned == 0 {
             self.losses = 0;
             return false;
@@ -152,7 +152,7 @@ impl Adaptation {
     }
 
     /// Records the result of a look; when it contradicts the last sample, the next reset samples.
-    pub(crate) fn looked(&mut self, pages: usize, written: usize) {
+    pub(crate) fn record_comparison(&mut self, pages: usize, written: usize) {
         self.looked += pages;
         self.found_written += written;
         let expected = self.looked * self.written_share as usize / 256;
@@ -215,7 +215,7 @@ mod tests {
         for reset in 1.. {
             match adapt.next(set) {
                 NextAction::Copy => {}
-                NextAction::Look(pages) => adapt.looked(pages, pages * written / 256),
+                NextAction::Look(pages) => adapt.record_comparison(pages, pages * written / 256),
                 NextAction::Sample => return reset,
             }
         }
@@ -266,7 +266,7 @@ mod tests {
         adapt.sampled(64, 32, 0, 0, 0);
         for learned in [1, 5, 1000] {
             for _ in 0..2 * MAX_LOSING_RESETS {
-                adapt.learned(4, learned);
+                adapt.record_learned(4, learned);
             }
         }
     }

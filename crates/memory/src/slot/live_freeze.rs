@@ -130,7 +130,7 @@ impl FreezePreparation {
 }
 
 /// The parts of `runs` that are not in `others`. Both are sorted and disjoint.
-fn outside(runs: &[PageRange], others: &[PageRange]) -> Vec<PageRange> {
+fn subtract(runs: &[PageRange], others: &[PageRange]) -> Vec<PageRange> {
     let mut parts = Vec::new();
     for run in runs {
         let mut from = run.start;
@@ -223,7 +223,7 @@ impl Slot {
             }
         };
         // Pages that a growth has made accessible again are in the set, and open without a report.
-        let others = outside(&outside(&capture.runs, &capture.protection.runs), &reopened);
+        let others = subtract(&subtract(&capture.runs, &capture.protection.runs), &reopened);
         let reopened = but_last(Bug::Prepare, &reopened);
         let mut open = reopened.iter().chain(&others);
         let protected = protected.and_then(|()| open.try_for_each(|run| barrier.protect(*run)));

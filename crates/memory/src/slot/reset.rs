@@ -132,7 +132,7 @@ impl Slot {
                 let restored = self.write_set.len();
                 let shrunk =
                     if self.space.end == self.space.initial_end() { 0 } else { self.shrink()? };
-                if self.choice.adaptive && self.adapt.learned(restored, singly)
+                if self.choice.adaptive && self.adapt.record_learned(restored, singly)
                     || restored > self.config.write_set_limit
                 {
                     self.pause(restored)?;
@@ -164,7 +164,7 @@ impl Slot {
         // SAFETY: as for `copy_back`.
         let (looked, written) =
             unsafe { self.write_set.look(&self.image, base, initial_end, pages) };
-        self.adapt.looked(looked, written);
+        self.adapt.record_comparison(looked, written);
         self.release_growth()
     }
 

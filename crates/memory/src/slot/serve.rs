@@ -124,7 +124,7 @@ impl Entry {
     fn answer(&self, address: usize) {
         let page = self.page(address);
         // A thread that unwinds would leave all others waiting.
-        let met = catch_unwind(AssertUnwindSafe(|| self.missing.meet(page)));
+        let met = catch_unwind(AssertUnwindSafe(|| self.missing.handle_fault(page)));
         if met.is_err() {
             self.broken.store(true, Ordering::Release);
         }

@@ -73,7 +73,7 @@ pub struct KickSignal(i32);
 pub fn install_kick_handler() -> io::Result<KickSignal> {
     // A child inherits the handler with the number.
     static INSTALLED: InheritedCell<Result<i32, i32>> = InheritedCell::new();
-    extern "C" fn nothing(_: libc::c_int) {}
+    extern "C" fn ignore(_: libc::c_int) {}
     let number = libc::SIGRTMIN() + 4;
     let outcome = INSTALLED.get_or_make(|| {
         // SAFETY: plain sigaction calls with initialised structures; the handler is
@@ -84,7 +84,7 @@ pub fn install_kick_handler() -> io::Result<KickSignal> {
                 return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL));
             }
             // Another thread may be here at the same time, and have installed it already.
-            let ours = nothing as extern "C" fn(libc::c_int) as usize;
+            let ours = ignore as extern "C" fn(libc::c_int) as usize;
             if old.sa_sigaction != libc::SIG_DFL && old.sa_sigaction != ours {
                 return Err(libc::EEXIST);
             }

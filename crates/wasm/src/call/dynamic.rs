@@ -7,7 +7,7 @@ use crate::call::scope::forget_exception;
 use crate::call::store_calls::{ASYNCHRONOUS, AsyncStore};
 use crate::call::stores::CallLimits;
 use crate::engine::call_path::CallPath;
-use crate::error::{PluginFailure, listed, without_backtrace};
+use crate::error::{PluginFailure, join_names, without_backtrace};
 use crate::host::watch::{CpuTimeUsed, StoppedCall};
 use crate::{CallError, WarmError};
 
@@ -84,7 +84,7 @@ pub(crate) async fn call_dynamic(
             .filter(|e| !e.name().starts_with(afresh_rewrite::names::PREFIX))
             .filter_map(|e| Some((e.name().to_owned(), e.into_func()?)))
             .map(|(name, _)| name);
-        let available = listed(available.collect());
+        let available = join_names(available.collect());
         return Err(CallError::NoSuchExport { name: name.to_owned(), available });
     };
     let ty = func.ty(&*store);

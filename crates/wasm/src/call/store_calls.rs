@@ -20,7 +20,7 @@ impl CallPath {
         store: &mut Store<Host>,
     ) -> wasmtime::Result<Instance> {
         match self {
-            CallPath::Direct => pre.instantiate(store).map_err(explained),
+            CallPath::Direct => pre.instantiate(store).map_err(explain),
             CallPath::Deep | CallPath::Fiber => pre.instantiate_async(store).await,
         }
     }
@@ -31,7 +31,7 @@ impl CallPath {
         store: &mut Store<Host>,
     ) -> wasmtime::Result<component::Instance> {
         match self {
-            CallPath::Direct => pre.instantiate(store).map_err(explained),
+            CallPath::Direct => pre.instantiate(store).map_err(explain),
             CallPath::Deep | CallPath::Fiber => pre.instantiate_async(store).await,
         }
     }
@@ -102,7 +102,7 @@ impl CallPath {
 pub(crate) const ASYNCHRONOUS: &str = "`*_async` functions";
 
 /// Explains why a guest cannot be instantiated by a plain call.
-fn explained(error: wasmtime::Error) -> wasmtime::Error {
+fn explain(error: wasmtime::Error) -> wasmtime::Error {
     if error.to_string().contains(ASYNCHRONOUS) {
         return wasmtime::Error::msg(
             "one of its host functions is asynchronous, which `GuestOptions::asynchronous` has to allow",

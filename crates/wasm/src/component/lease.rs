@@ -18,7 +18,7 @@ use crate::call::values::{read_component_value, show_component_value};
 use crate::component::shared::SharedComponent;
 use crate::engine::call_path::{CallPath, drive};
 use crate::engine::linear::{GuestMemory, MemoryOwner, check_loss, with_memories};
-use crate::error::listed;
+use crate::error::join_names;
 use crate::host::Host;
 use crate::host::uniqueness::{entropy, next_generation};
 use crate::warm::compare::Comparison;
@@ -106,13 +106,15 @@ impl Caller<'_> {
 
     fn function(&mut self, name: &str) -> Result<Func, CallError> {
         let pre = self.pre;
-        let missing =
-            || CallError::NoSuchExport { name: name.to_owned(), available: listed(functions(pre)) };
+        let missing = || CallError::NoSuchExport {
+            name: name.to_owned(),
+            available: join_names(functions(pre)),
+        };
         if let Roots::Named(roots) = self.roots
             && !roots.iter().any(|root| root == name)
             && functions(pre).iter().any(|function| function == name)
         {
-            let roots = listed(roots.clone());
+            let roots = join_names(roots.clone());
             return Err(CallError::NotARoot { name: name.to_owned(), roots });
         }
         let function = match name.split_once('#') {

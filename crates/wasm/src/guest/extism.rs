@@ -316,7 +316,7 @@ async fn kernel(
     arguments: &[u64],
     results: usize,
 ) -> wasmtime::Result<u64> {
-    let way = caller.data().way();
+    let way = caller.data().call_path();
     let func = caller
         .get_export(&names::of_library(KERNEL, name))
         .and_then(Extern::into_func)

@@ -21,7 +21,7 @@ use crate::host::Host;
 /// # Errors
 /// The failure of the allocator, or its absence. The host function has to end with it.
 pub fn hand_over(caller: &mut Caller<'_, Host>, bytes: &[u8]) -> wasmtime::Result<Option<u32>> {
-    match caller.data().way() {
+    match caller.data().call_path() {
         CallPath::Direct => {
             let func = allocator(caller)?.typed::<i32, i32>(&*caller)?;
             let address = func.call(&mut *caller, length(bytes)?)?;

@@ -87,18 +87,18 @@ impl<'de> Deserialize<'de> for OpenHandle {
     }
 }
 
-fn beneath(open: &OpenFile, follow: bool) -> Walk {
+fn walk_below(open: &OpenFile, follow: bool) -> Walk {
     Walk::beneath(open.node).follow(follow)
 }
 
 /// The file that a path of the tree leads to.
 fn find(tree: &Tree, open: &OpenFile, path: &[u8], follow: bool) -> Result<Node, Refused> {
-    tree.walk(path, beneath(open, follow))?.node()
+    tree.walk(path, walk_below(open, follow))?.node()
 }
 
 /// The place that a path of the tree names.
 fn place(tree: &Tree, open: &OpenFile, path: &[u8]) -> Result<ResolvedName, Refused> {
-    tree.walk(path, beneath(open, false).name())
+    tree.walk(path, walk_below(open, false).name())
 }
 
 impl OpenHandle {
@@ -481,7 +481,7 @@ fn open_in_tree(
     how: Opening,
 ) -> Result<OpenFile, Refused> {
     let now = Time::now();
-    let mut walk = beneath(from, how.follow);
+    let mut walk = walk_below(from, how.follow);
     let exclusive = how.create && how.exclusive;
     if exclusive {
         walk = walk.name();

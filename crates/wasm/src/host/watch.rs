@@ -119,7 +119,7 @@ pub(crate) fn look(mut store: StoreContextMut<'_, Host>) -> wasmtime::Result<Upd
     let left = host.take_turn();
     let over = match left {
         Some(left) => left == 0,
-        None => host.until().is_some_and(|until| Instant::now() >= until),
+        None => host.deadline().is_some_and(|deadline| Instant::now() >= deadline),
     };
     if over {
         return Err(Trap::Interrupt.into());

@@ -176,7 +176,7 @@ impl Chain {
             // NODEFER: a fault inside a handler must reach us again. ONSTACK: a thread whose guest
             // overflowed its stack can only run the handler on the alternate one.
             action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK;
-            action.sa_mask = quiet();
+            action.sa_mask = blocked_signals();
         }
         let given = if new.is_some() { &raw const action } else { std::ptr::null() };
         // SAFETY: both structures are initialised and live through the call; the handler is
@@ -352,7 +352,7 @@ fn bit(signal: libc::c_int) -> u64 {
 
 /// All signals except those that a thread raises by executing an instruction, which must not be
 /// blocked.
-fn quiet() -> libc::sigset_t {
+fn blocked_signals() -> libc::sigset_t {
     // SAFETY: fills a local set, and takes valid numbers out of it.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();

@@ -30,7 +30,7 @@ enum ImageGuess {
     No,
 }
 
-fn meant(reference: &Reference, error: &OpenError) -> ImageGuess {
+fn guess_image(reference: &Reference, error: &OpenError) -> ImageGuess {
     use afresh_store::OpenError as Error;
     let OpenError::Snapshot { source, .. } = error else { return ImageGuess::No };
     let source: &(dyn std::error::Error + 'static) = &**source;
@@ -53,7 +53,7 @@ pub(crate) fn open(
     error: OpenError,
 ) -> Result<Backend, OpenError> {
     let failed = |source: Cause| OpenError::Guest { reference: reference.to_string(), source };
-    let image = match meant(reference, &error) {
+    let image = match guess_image(reference, &error) {
         ImageGuess::No => return Err(error),
         ImageGuess::Perhaps => open_image(reference, options).map_err(|_| error)?,
         ImageGuess::Surely => open_image(reference, options).map_err(failed)?,
@@ -89,7 +89,7 @@ pub fn stored_program(reference: &Reference, options: &Options) -> Result<Progra
         }
         Err(error) => error,
     };
-    match meant(reference, &error) {
+    match guess_image(reference, &error) {
         ImageGuess::No => Err(error),
         ImageGuess::Perhaps => image_program(reference, options).map_err(|_| error),
         ImageGuess::Surely => image_program(reference, options),
