@@ -16,7 +16,7 @@ use crate::host;
 /// The arguments that choose the tests: those of the packages that reach memory by raw pointers.
 const TESTS: [&[&str]; 3] = [
     &["-p", "afresh-memory", "--lib"],
-    &["-p", "afresh-memory", "--test", "reported"],
+    &["-p", "afresh-memory", "--test", "simulated_tracker"],
     &["-p", "afresh-frames", "--lib"],
 ];
 

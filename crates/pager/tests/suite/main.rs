@@ -3,7 +3,7 @@
 mod hostile;
 mod image;
 mod interrupted;
+mod page_visibility;
 mod restore;
 mod stalls;
 mod vmm;
-mod whole;

@@ -15,23 +15,23 @@ mod golden;
 mod handles;
 #[cfg(feature = "call-hook")]
 mod hook;
-mod kept;
 mod large;
 mod linked;
-mod lost;
-mod matched;
+mod lost_pages;
+mod memory_layouts;
 mod nested;
-mod owned;
+mod owned_leases;
 #[cfg(feature = "p3")]
 mod p3;
 mod passthrough;
-mod poor;
 mod preview2;
 mod registry;
 mod reset;
 mod roots;
+mod scarce_memory;
 mod stacks;
 mod store;
 mod stubs;
 mod wait;
+mod warm_state;
 mod watch;

@@ -25,7 +25,8 @@ fn limited(name: &str, limit: u64, test: impl FnOnce()) {
 
 #[test]
 fn guests_run_and_stay_inside_their_memory_under_a_limit_of_two_gibibytes() {
-    let name = "poor::guests_run_and_stay_inside_their_memory_under_a_limit_of_two_gibibytes";
+    let name =
+        "scarce_memory::guests_run_and_stay_inside_their_memory_under_a_limit_of_two_gibibytes";
     limited(name, 2 << 30, || {
         assert!(memory_reservation() < 4 << 30);
         let engine = Engine::new(EngineConfig::default()).unwrap();
@@ -57,7 +58,7 @@ fn guests_run_and_stay_inside_their_memory_under_a_limit_of_two_gibibytes() {
 
 #[test]
 fn warming_takes_little_more_memory_than_the_guest_itself() {
-    alone("poor::warming_takes_little_more_memory_than_the_guest_itself", || {
+    alone("scarce_memory::warming_takes_little_more_memory_than_the_guest_itself", || {
         const MIB: usize = 96;
         let wasm = wat::parse_str(format!(
             r#"(module (memory {pages})

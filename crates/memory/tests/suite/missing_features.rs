@@ -69,14 +69,14 @@ fn without_userfaultfd(verdict: u32, says: &str) {
 
 #[test]
 fn a_host_that_kills_for_userfaultfd_gets_another_tracker() {
-    let name = "poor::a_host_that_kills_for_userfaultfd_gets_another_tracker";
+    let name = "missing_features::a_host_that_kills_for_userfaultfd_gets_another_tracker";
     alone(name, || without_userfaultfd(RET_KILL_PROCESS, "would end this process"));
 }
 
 #[test]
 fn where_userfaultfd_is_refused_another_tracker_serves() {
     let refused = RET_ERRNO | libc::EPERM as u32;
-    alone("poor::where_userfaultfd_is_refused_another_tracker_serves", || {
+    alone("missing_features::where_userfaultfd_is_refused_another_tracker_serves", || {
         without_userfaultfd(refused, "not permitted");
     });
 }
@@ -96,7 +96,7 @@ fn without_memfd(verdict: u32) {
 
 #[test]
 fn without_memfd_create_no_strategy_is_promised() {
-    alone("poor::without_memfd_create_no_strategy_is_promised", || {
+    alone("missing_features::without_memfd_create_no_strategy_is_promised", || {
         without_memfd(RET_ERRNO | libc::ENOSYS as u32);
         let error = image().unwrap_err().to_string();
         assert!(error.contains("memfd_create"), "{error}");
@@ -105,7 +105,7 @@ fn without_memfd_create_no_strategy_is_promised() {
 
 #[test]
 fn a_host_that_kills_for_memfd_create_is_probed_safely() {
-    alone("poor::a_host_that_kills_for_memfd_create_is_probed_safely", || {
+    alone("missing_features::a_host_that_kills_for_memfd_create_is_probed_safely", || {
         without_memfd(RET_KILL_PROCESS);
     });
 }

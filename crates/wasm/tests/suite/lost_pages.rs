@@ -186,7 +186,7 @@ macro_rules! losses {
         $(#[test]
         fn $test() {
             if lazy() {
-                alone(concat!("lost::", stringify!($test)), || {
+                alone(concat!("lost_pages::", stringify!($test)), || {
                     lose(Mode::Reset, $name);
                     lose(Mode::Fresh, $name);
                 });
@@ -212,7 +212,7 @@ fn wasi_does_not_print_a_lost_page() {
     if !lazy() {
         return;
     }
-    alone("lost::wasi_does_not_print_a_lost_page", || {
+    alone("lost_pages::wasi_does_not_print_a_lost_page", || {
         for mode in [Mode::Reset, Mode::Fresh] {
             let damaged = DamagedGuest::new(mode);
             let mut lease = damaged.warm.lease().unwrap();
@@ -233,7 +233,7 @@ fn a_session_with_a_lost_page_has_no_checkpoint_and_rolls_back() {
     if !lazy() {
         return;
     }
-    alone("lost::a_session_with_a_lost_page_has_no_checkpoint_and_rolls_back", || {
+    alone("lost_pages::a_session_with_a_lost_page_has_no_checkpoint_and_rolls_back", || {
         let damaged = DamagedGuest::new(Mode::Reset);
         let root = damaged.warm.root().unwrap();
         let mut session = Session::make(&damaged.warm, &root).unwrap();
@@ -307,7 +307,7 @@ fn a_component_that_returns_a_lost_page_fails_and_is_not_called_again() {
     if !lazy() {
         return;
     }
-    alone("lost::a_component_that_returns_a_lost_page_fails_and_is_not_called_again", || {
+    alone("lost_pages::a_component_that_returns_a_lost_page_fails_and_is_not_called_again", || {
         let engine = Engine::new(EngineConfig::default()).unwrap();
         let wasm = wat::parse_str(COMPONENT).unwrap();
         let guest = Guest::new(&engine, &wasm).unwrap();

@@ -209,7 +209,7 @@ fn child_argument() -> Option<String> {
 
 #[test]
 fn a_spoilt_byte_is_never_read() {
-    const NAME: &str = "whole::a_spoilt_byte_is_never_read";
+    const NAME: &str = "page_visibility::a_spoilt_byte_is_never_read";
     const SPOILT: usize = 21;
     let Some(argument) = child_argument() else {
         for kind in Kind::all() {
