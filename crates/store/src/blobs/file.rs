@@ -107,8 +107,8 @@ impl BlobRead for FileBlob {
     }
 }
 
-/// Writes a blob. Another thread hashes a large one meanwhile, which takes longer than all other
-/// work. The disk begins to write while more is pushed.
+/// Writes a blob. Another thread hashes a large one during this, which takes longer than all other
+/// work, unless it is hashed here. The disk begins to write while more is pushed.
 pub(crate) struct BlobWriter {
     target: Target,
     file: File,
@@ -168,12 +168,21 @@ impl BlobWriter {
         Ok(())
     }
 
+    /// Hashes this blob, and `other` if there is one, in the thread that writes them by turns.
+    /// Nothing was pushed to them yet.
+    pub(crate) fn hash_here(&mut self, other: Option<&mut Self>) {
+        match other {
+            None => self.hashing = BlobHash::of_writer(),
+            Some(other) => [self.hashing, other.hashing] = BlobHash::lanes(),
+        }
+    }
+
     fn path(&self) -> &Path {
         target_path(&self.target)
     }
 
     /// A buffer of `len` bytes, reused when one came back. It holds anything.
-    pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
+    pub(crate) fn buffer(&mut self, len: usize) -> Vec<u8> {
         let mut buffer = self.hashing.recycled();
         if buffer.capacity() < len {
             // The kernel's pages are zero already.

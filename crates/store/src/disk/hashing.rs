@@ -1,10 +1,12 @@
 //! SHA-256 of blobs while they are written, in a separate thread. Two blobs that are written at the
-//! same time share a thread: a core hashes two almost as fast as one.
+//! same time share a thread: a core hashes two almost as fast as one. Where no processor is free
+//! for that thread, the writer hashes (`lanes`).
 //!
 //! Promises: a writer waits only while [`QUEUE`] of its buffers are not yet hashed. A blob whose
 //! writer is dropped delays the other one of its pair by no more than those.
 
 mod blob;
+mod lanes;
 mod sha_ni;
 
 use std::collections::VecDeque;

@@ -34,6 +34,35 @@ pub(crate) struct Plan<'a> {
     pub(crate) key: Option<&'a SealKey>,
 }
 
+/// The pages of a layer that were not looked at yet.
+struct Candidates<'a> {
+    ranges: &'a [PageRange],
+    /// Pages of the first range that were taken.
+    taken: usize,
+}
+
+impl<'a> Candidates<'a> {
+    fn new(ranges: &'a [PageRange]) -> Self {
+        Self { ranges, taken: 0 }
+    }
+
+    /// The next pages, at most `room` consecutive ones; `None` at the end.
+    fn take(&mut self, room: usize) -> Option<PageRange> {
+        loop {
+            let (first, others) = self.ranges.split_first()?;
+            let len = room.min(first.len - self.taken);
+            let part = PageRange::new(first.start + self.taken, len);
+            self.taken += len;
+            if self.taken == first.len {
+                (self.ranges, self.taken) = (others, 0);
+            }
+            if len > 0 {
+                return Some(part);
+            }
+        }
+    }
+}
+
 /// A layer that was written.
 pub(crate) struct WrittenLayer {
     pub(crate) digest: Sha256,
@@ -127,21 +156,17 @@ impl<'a> Writer<'a> {
         below: Option<&Snapshot>,
     ) -> Result<(), SaveError> {
         let mut under = vec![0; if below.is_some() { BATCH * PAGE_SIZE } else { 0 }];
-        for range in candidates {
-            let mut first = range.start;
-            while first < range.end() {
-                let count = self.room().min(range.end() - first);
-                let under = match below {
-                    None => None,
-                    Some(below) => {
-                        let under = &mut under[..count * PAGE_SIZE];
-                        below.read_padded(first, under)?;
-                        Some(&*under)
-                    }
-                };
-                self.pages(first, count, under)?;
-                first += count;
-            }
+        let mut candidates = Candidates::new(candidates);
+        while let Some(range) = candidates.take(self.room()) {
+            let under = match below {
+                None => None,
+                Some(below) => {
+                    let under = &mut under[..range.byte_len()];
+                    below.read_padded(range.start, under)?;
+                    Some(&*under)
+                }
+            };
+            self.pages(range.start, range.len, under)?;
         }
         Ok(())
     }

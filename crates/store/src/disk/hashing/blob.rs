@@ -1,5 +1,5 @@
 //! The hash of one blob. A blob that stays small is hashed by its writer, and any other by a
-//! thread.
+//! thread, or by the writer where no processor is free for a thread.
 //!
 //! Most blobs of a snapshot are small: configuration, manifest, turns. Starting a thread and
 //! waiting for it takes longer than hashing one of them.
@@ -8,23 +8,47 @@
 
 use std::io;
 
+use super::lanes::LaneHasher;
 use super::{BlobHasher, Hash};
 use crate::Sha256;
 
-/// Maximum bytes that the writer hashes.
+/// Maximum bytes that the writer hashes of a blob that may have a thread.
 const MAX_SMALL: usize = 64 << 10;
 
 /// The hash of a blob that is being written.
 pub(crate) struct BlobHash(Hasher);
 
 enum Hasher {
-    Writer { hash: Hash, len: usize },
+    Writer {
+        hash: Hash,
+        len: usize,
+        /// The length from which on a thread hashes.
+        max: usize,
+        recycled: Vec<u8>,
+    },
+    Lane(LaneHasher),
     Thread(BlobHasher),
+}
+
+impl Hasher {
+    fn of_writer(max: usize) -> Self {
+        Self::Writer { hash: Hash::new(), len: 0, max, recycled: Vec::new() }
+    }
 }
 
 impl BlobHash {
     pub(crate) fn new() -> Self {
-        Self(Hasher::Writer { hash: Hash::new(), len: 0 })
+        Self(Hasher::of_writer(MAX_SMALL))
+    }
+
+    /// The hash of a blob that its writer hashes, whatever its length.
+    pub(crate) fn of_writer() -> Self {
+        Self(Hasher::of_writer(usize::MAX))
+    }
+
+    /// The hashes of two blobs that one thread writes by turns and hashes.
+    pub(crate) fn lanes() -> [Self; 2] {
+        LaneHasher::pair().map(|lane| Self(Hasher::Lane(lane)))
     }
 
     /// The hashes of two blobs that are written at the same time, in one thread.
@@ -33,19 +57,21 @@ impl BlobHash {
     }
 
     /// A buffer that was hashed, with any content.
-    pub(crate) fn recycled(&self) -> Vec<u8> {
-        match &self.0 {
-            Hasher::Writer { .. } => Vec::new(),
+    pub(crate) fn recycled(&mut self) -> Vec<u8> {
+        match &mut self.0 {
+            Hasher::Writer { recycled, .. } => std::mem::take(recycled),
+            Hasher::Lane(lane) => lane.recycled(),
             Hasher::Thread(hashing) => hashing.recycled(),
         }
     }
 
     /// Appends bytes. Returns whether they will be hashed.
     pub(crate) fn push(&mut self, bytes: Vec<u8>) -> io::Result<bool> {
-        if let Hasher::Writer { hash, len } = &mut self.0 {
+        if let Hasher::Writer { hash, len, max, recycled } = &mut self.0 {
             *len += bytes.len();
-            if *len <= MAX_SMALL {
+            if *len <= *max {
                 hash.update(&bytes);
+                *recycled = bytes;
                 return Ok(true);
             }
             let hash = std::mem::replace(hash, Hash::new());
@@ -53,6 +79,10 @@ impl BlobHash {
         }
         match &self.0 {
             Hasher::Writer { .. } => Ok(true),
+            Hasher::Lane(lane) => {
+                lane.push(bytes);
+                Ok(true)
+            }
             Hasher::Thread(hashing) => Ok(hashing.push(bytes)),
         }
     }
@@ -68,6 +98,7 @@ impl BlobHash {
     pub(crate) fn finish(&mut self) -> Option<Sha256> {
         match &mut self.0 {
             Hasher::Writer { hash, .. } => Some(std::mem::replace(hash, Hash::new()).finish()),
+            Hasher::Lane(lane) => lane.finish(),
             Hasher::Thread(hashing) => hashing.finish(),
         }
     }

@@ -1,20 +1,21 @@
 //! Writes the base of a large memory as several layers side by side.
 //!
 //! One SHA-256 names a blob, and cannot be divided among processors. So the pages are divided: the
-//! bottom layer has the first ones, and deltas on it have the others. Each layer has a thread that
-//! writes it, and each two share one that hashes them.
+//! bottom layer has the first ones, and deltas on it have the others. The processors decide who
+//! writes and hashes them ([`Division`]).
 //!
 //! Promises: the division follows from the pages alone. Equal memories have equal layers on every
 //! host, in a store and in an archive. Readers need to know nothing of it: the upper layers are
 //! deltas.
 
+use std::num::NonZero;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::{io, thread};
 
 use afresh_sys::PageRange;
 
-use super::{Plan, Writer, WrittenLayer, write_layer};
+use super::{Candidates, Plan, Writer, WrittenLayer, write_layer};
 use crate::blobs::file::BlobWriter;
 use crate::format::index::{Index, Role};
 use crate::layers::blob_sink::BlobSink;
@@ -40,7 +41,7 @@ struct Segment<'a> {
     above: Option<Sender<[u8; 32]>>,
 }
 
-/// A segment whose blob is closed: durable and hashed.
+/// A segment whose blob is complete.
 type LayerResult = Result<(BlobWriter, Index), SaveError>;
 
 /// Writes the base that `plan` describes, as one layer or several, and returns them bottom first.
@@ -56,6 +57,41 @@ pub(crate) fn write_base(
     if !shelf.takes_several() {
         return write_in_turn(shelf, source, plan, segments);
     }
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let division = Division::new(segments.len(), processors);
+    write_segments(shelf, source, plan, segments, &division)
+}
+
+/// The threads that write and hash segments.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Division {
+    /// Threads that write.
+    writers: usize,
+    /// Segments that a writer takes at a time, at most two.
+    lanes: usize,
+    /// Whether each two segments have a further thread that hashes them.
+    hashes_apart: bool,
+}
+
+impl Division {
+    /// Further threads hash only on processors that no writer needs. Otherwise each writer hashes
+    /// what it writes, and two segments by turns if there are more segments than processors.
+    fn new(segments: usize, processors: usize) -> Self {
+        let hashes_apart = processors >= segments + segments.div_ceil(2);
+        let writers = processors.clamp(1, segments);
+        let lanes = if hashes_apart { 1 } else { segments.div_ceil(writers).min(2) };
+        Self { writers, lanes, hashes_apart }
+    }
+}
+
+/// Writes several segments, which `division` gives to threads.
+fn write_segments(
+    shelf: &mut dyn BlobSink,
+    source: &dyn Pages,
+    plan: &Plan<'_>,
+    segments: Vec<Vec<PageRange>>,
+    division: &Division,
+) -> Result<Vec<WrittenLayer>, SaveError> {
     let mut below = None;
     let mut waiting = Vec::with_capacity(segments.len());
     for (number, candidates) in segments.into_iter().enumerate() {
@@ -65,12 +101,21 @@ pub(crate) fn write_base(
         let below = below.replace(next);
         waiting.push(Segment { number, writer, candidates, below, above: Some(above) });
     }
-    for pair in waiting.chunks_mut(2) {
-        if let [one, two] = pair {
-            one.writer.blob.hash_together(&mut two.writer.blob)?;
+    if division.hashes_apart {
+        for pair in waiting.chunks_mut(2) {
+            if let [one, two] = pair {
+                one.writer.blob.hash_together(&mut two.writer.blob)?;
+            }
+        }
+    } else {
+        for lanes in waiting.chunks_mut(division.lanes) {
+            if let [one, others @ ..] = lanes {
+                let other = others.first_mut().map(|other| &mut other.writer.blob);
+                one.writer.blob.hash_here(other);
+            }
         }
     }
-    let closed = write_side_by_side(waiting)?;
+    let closed = write_side_by_side(waiting, division)?;
     let mut written = Vec::with_capacity(closed.len());
     for (blob, index) in closed {
         let (digest, size) = shelf.end(blob)?;
@@ -99,24 +144,32 @@ fn write_in_turn(
     Ok(written)
 }
 
-/// Writes segments with as many threads as there are processors. Threads take them in order, so a
-/// segment never waits for one without a thread.
-fn write_side_by_side(segments: Vec<Segment<'_>>) -> Result<Vec<(BlobWriter, Index)>, SaveError> {
-    let count = segments.len();
-    let threads = thread::available_parallelism().map_or(1, |threads| threads.get().min(count));
-    let mut closed: Vec<Option<LayerResult>> = (0..count).map(|_| None).collect();
+/// Writes segments with the threads of `division`. They take segments in order, so none waits for
+/// one without a thread.
+fn write_side_by_side(
+    segments: Vec<Segment<'_>>,
+    division: &Division,
+) -> Result<Vec<(BlobWriter, Index)>, SaveError> {
+    let mut closed: Vec<Option<LayerResult>> = segments.iter().map(|_| None).collect();
     let results = Mutex::new(&mut closed);
     let waiting = Mutex::new(segments.into_iter());
     thread::scope(|scope| {
-        for _ in 0..threads {
+        for _ in 0..division.writers {
             scope.spawn(|| {
                 loop {
-                    let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
-                    let Some(segment) = next else { return };
-                    let number = segment.number;
-                    let outcome = segment.write();
-                    let failed = outcome.is_err();
-                    results.lock().unwrap_or_else(PoisonError::into_inner)[number] = Some(outcome);
+                    let lanes: Vec<_> = {
+                        let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                        waiting.by_ref().take(division.lanes).collect()
+                    };
+                    if lanes.is_empty() {
+                        return;
+                    }
+                    let written = write_by_turns(lanes);
+                    let failed = written.iter().any(|(_, outcome)| outcome.is_err());
+                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                    for (number, outcome) in written {
+                        results[number] = Some(outcome);
+                    }
                     if failed {
                         return;
                     }
@@ -128,21 +181,69 @@ fn write_side_by_side(segments: Vec<Segment<'_>>) -> Result<Vec<(BlobWriter, Ind
     closed.into_iter().flatten().collect()
 }
 
+/// Writes segments by turns in this thread, and returns the results with their numbers. If one
+/// fails, its error is the only result.
+fn write_by_turns(mut lanes: Vec<Segment<'_>>) -> Vec<(usize, LayerResult)> {
+    if let Err((number, error)) = fill_by_turns(&mut lanes) {
+        return vec![(number, Err(error))];
+    }
+    let mut written = Vec::with_capacity(lanes.len());
+    for segment in lanes {
+        let number = segment.number;
+        match segment.finish() {
+            Ok(finished) => written.push((number, finished)),
+            Err(error) => return vec![(number, Err(error))],
+        }
+    }
+    let close = |(number, (mut blob, index)): (usize, (BlobWriter, Index))| {
+        (number, blob.close().map(|_| (blob, index)))
+    };
+    // The disk makes several files durable at the same time.
+    thread::scope(|scope| {
+        let last = written.pop();
+        let others: Vec<_> =
+            written.into_iter().map(|finished| scope.spawn(move || close(finished))).collect();
+        let last = last.map(close);
+        let others = others
+            .into_iter()
+            .map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        others.chain(last).collect()
+    })
+}
+
+/// Stores the pages of segments by turns. An error comes with the number of its segment.
+fn fill_by_turns(lanes: &mut [Segment<'_>]) -> Result<(), (usize, SaveError)> {
+    let candidates: Vec<_> =
+        lanes.iter_mut().map(|segment| std::mem::take(&mut segment.candidates)).collect();
+    let mut rest: Vec<_> = candidates.iter().map(|ranges| Candidates::new(ranges)).collect();
+    let mut more = true;
+    while std::mem::take(&mut more) {
+        for (segment, rest) in lanes.iter_mut().zip(&mut rest) {
+            let Some(range) = rest.take(segment.writer.room()) else { continue };
+            segment
+                .writer
+                .pages(range.start, range.len, None)
+                .map_err(|error| (segment.number, error))?;
+            more = true;
+        }
+    }
+    Ok(())
+}
+
 impl Segment<'_> {
-    fn write(mut self) -> LayerResult {
-        self.writer.fill(&self.candidates, None)?;
+    /// Writes the index, once the layer below has its root. The blob is complete then.
+    fn finish(self) -> LayerResult {
         let parent = match self.below {
             None => [0; 32],
             Some(below) => below.recv().map_err(|_| {
                 SaveError::Source(io::Error::other("the layer below could not be written"))
             })?,
         };
-        let (mut blob, index) = self.writer.finish(parent)?;
+        let (blob, index) = self.writer.finish(parent)?;
         if let Some(above) = self.above {
             // The segment above has failed if it does not receive the root.
             let _ = above.send(index.root);
         }
-        blob.close()?;
         Ok((blob, index))
     }
 }
@@ -177,7 +278,10 @@ fn divide(candidates: &[PageRange]) -> Vec<Vec<PageRange>> {
 
 #[cfg(test)]
 mod tests {
+    use afresh_sys::PAGE_SIZE;
+
     use super::*;
+    use crate::{Encoding, MemoryPages, Store};
 
     #[test]
     fn segments_have_every_page_once_and_in_order() {
@@ -190,6 +294,103 @@ mod tests {
             assert!(segments.len() <= MAX_SEGMENTS, "{pages}");
             assert_eq!(segments.len() > 1, pages >= 2 * MIN_SEGMENT, "{pages}");
             assert_eq!(PageRange::merge(segments.concat()), PageRange::merge(holes), "{pages}");
+        }
+    }
+
+    #[test]
+    fn layers_are_the_same_on_any_number_of_processors() {
+        let mut memory = MemoryPages(vec![0; 2000 * PAGE_SIZE]);
+        for (number, page) in memory.0.chunks_exact_mut(PAGE_SIZE).enumerate() {
+            // Some pages are zero, and some are duplicates.
+            page.fill((number % 251) as u8);
+            page[..8].copy_from_slice(&(number as u64 / 3 % 600 * 7).to_le_bytes());
+        }
+        let plan = Plan {
+            role: Role::Base,
+            encoding: Encoding::Raw,
+            candidates: Vec::new(),
+            below: None,
+            parent: [0; 32],
+            key: None,
+        };
+        for counts in [[500, 700, 1, 799].as_slice(), &[900, 0, 1100], &[1999, 1]] {
+            let mut first = 0;
+            let segments: Vec<Vec<_>> = counts
+                .iter()
+                .map(|&len| {
+                    first += len;
+                    vec![PageRange::new(first - len, len)]
+                })
+                .collect();
+            let mut expected = None;
+            for processors in 1..8 {
+                let dir = tempfile::tempdir().unwrap();
+                let store = Store::create(dir.path()).unwrap();
+                let mut shelf = store.stage().unwrap();
+                let division = Division::new(counts.len(), processors);
+                let written =
+                    write_segments(&mut shelf, &memory, &plan, segments.clone(), &division)
+                        .unwrap();
+                let digests: Vec<_> =
+                    written.iter().map(|layer| (layer.digest, layer.index.root)).collect();
+                let expected = expected.get_or_insert_with(|| digests.clone());
+                assert_eq!(*expected, digests, "{counts:?} {division:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_threads_compute_than_there_are_processors() {
+        for segments in 2..=MAX_SEGMENTS {
+            for processors in 1..10 {
+                let division = Division::new(segments, processors);
+                let apart = if division.hashes_apart { segments.div_ceil(2) } else { 0 };
+                assert!(division.writers + apart <= processors, "{division:?}");
+                assert!(division.lanes <= 2 && division.writers <= segments, "{division:?}");
+            }
+        }
+        assert!(Division::new(4, 6).hashes_apart);
+        assert_eq!(Division::new(4, 2), Division { writers: 2, lanes: 2, hashes_apart: false });
+    }
+
+    #[test]
+    fn the_error_of_a_failed_segment_is_returned() {
+        /// Pages that cannot be read from one on.
+        struct Unreadable(usize);
+        impl Pages for Unreadable {
+            fn pages(&self) -> usize {
+                4000
+            }
+            fn occupied(&self) -> Vec<PageRange> {
+                vec![PageRange::new(0, 4000)]
+            }
+            fn read(&self, first: usize, out: &mut [u8]) -> io::Result<()> {
+                out.fill(1);
+                if first >= self.0 { Err(io::Error::other("the cable is cut")) } else { Ok(()) }
+            }
+        }
+        let plan = Plan {
+            role: Role::Base,
+            encoding: Encoding::Raw,
+            candidates: Vec::new(),
+            below: None,
+            parent: [0; 32],
+            key: None,
+        };
+        let segments: Vec<_> =
+            (0..4).map(|number| vec![PageRange::new(number * 1000, 1000)]).collect();
+        for from in [0, 1000, 2000, 3000] {
+            for processors in 1..8 {
+                let dir = tempfile::tempdir().unwrap();
+                let store = Store::create(dir.path()).unwrap();
+                let mut shelf = store.stage().unwrap();
+                let division = Division::new(4, processors);
+                let source = Unreadable(from);
+                let written =
+                    write_segments(&mut shelf, &source, &plan, segments.clone(), &division);
+                let error = written.err().expect("the pages cannot be read").to_string();
+                assert!(error.contains("cable"), "{error} {from} {division:?}");
+            }
         }
     }
 }
