@@ -26,7 +26,7 @@ struct Lane {
 }
 
 impl Lane {
-    /// Hashes the first `len` bytes of the queue's first buffer.
+    /// Hashes the next `len` bytes of the first buffer in the queue.
     fn advance(&mut self, len: usize) {
         if let (Some(hash), Some(first)) = (&mut self.hash, self.queue.front_mut()) {
             hash.update(&first.rest()[..len]);
