@@ -145,6 +145,8 @@ impl Guest {
         if self.asked.elapsed() < self.poll {
             return true;
         }
+        // The caller may decide by the CPU time of the call.
+        self.body.process.bill();
         let proceeds = self.sentry.streams.proceeds();
         if self.sentry.streams.view.is_some() {
             // Without it the files are only older.

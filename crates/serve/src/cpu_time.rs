@@ -37,6 +37,21 @@ fn take_process_time() -> Duration {
     Duration::ZERO
 }
 
+/// CPU time of the call that runs on this thread, for differences of two moments within it.
+pub(crate) fn call_cpu_time() -> Duration {
+    thread_cpu_time().saturating_add(pending_process_time())
+}
+
+#[cfg(feature = "linux")]
+fn pending_process_time() -> Duration {
+    afresh::linux::guest_cpu_time()
+}
+
+#[cfg(not(feature = "linux"))]
+fn pending_process_time() -> Duration {
+    Duration::ZERO
+}
+
 /// Bytes that programs have sent to servers outside while this thread ran them, since the last
 /// call.
 #[cfg(feature = "linux")]

@@ -4,6 +4,7 @@
 //! route; nothing is guessed. Paths are relative to the file.
 
 mod check;
+mod keys;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
 pub use check::ConfigFault;
+pub use keys::keys;
 
 use crate::audit::AuditConfig;
 use crate::config::{Config, GuestConfig, parse_duration};
@@ -137,6 +139,7 @@ struct Sandboxes {
     max_sandboxes: Option<usize>,
     max_snapshots: Option<usize>,
     max_running_calls: Option<usize>,
+    max_computing_calls: Option<usize>,
     max_memory_mib: Option<u64>,
     build_images: Option<Vec<String>>,
     public_traffic: Option<bool>,
@@ -360,6 +363,7 @@ impl Sandboxes {
         set(&mut config.max_sandboxes, self.max_sandboxes);
         set(&mut config.max_snapshots, self.max_snapshots);
         set(&mut config.max_running_calls, self.max_running_calls);
+        set(&mut config.max_computing_calls, self.max_computing_calls);
         set(&mut config.max_memory, self.max_memory_mib.map(|mib| mib.saturating_mul(1 << 20)));
         set(&mut config.build_images, self.build_images);
         set(&mut config.public_traffic, self.public_traffic);
@@ -394,30 +398,6 @@ impl Sandboxes {
         }
         Ok(config)
     }
-}
-
-/// The keys of one table, as its error for an unknown key names them.
-fn keys_of<T: serde::de::DeserializeOwned>() -> Vec<String> {
-    let Err(error) = toml::from_str::<T>("unknown-key = 1") else { return Vec::new() };
-    let expected = error.message().split("expected").nth(1).unwrap_or_default();
-    expected.split('`').skip(1).step_by(2).map(str::to_owned).collect()
-}
-
-/// The tables of the configuration with their keys, for the reference.
-#[doc(hidden)]
-#[must_use]
-pub fn keys() -> Vec<(&'static str, Vec<String>)> {
-    vec![
-        ("Server", keys_of::<File>()),
-        ("Guests", keys_of::<Guest>()),
-        ("Sandboxes", keys_of::<Sandboxes>()),
-        ("Limits", keys_of::<LimitsTable>()),
-        ("Templates", keys_of::<Template>()),
-        #[cfg(feature = "oidc")]
-        ("Issuers", keys_of::<Oidc>()),
-        #[cfg(feature = "fleet")]
-        ("Fleet", keys_of::<Fleet>()),
-    ]
 }
 
 impl Config {

@@ -64,6 +64,8 @@ fn compare_sandboxes(all: &mut Differences, one: &SandboxConfig, two: &SandboxCo
     all.compare("sandboxes.max-sandboxes", &one.max_sandboxes, &two.max_sandboxes);
     all.compare("sandboxes.max-snapshots", &one.max_snapshots, &two.max_snapshots);
     all.compare("sandboxes.max-running-calls", &one.max_running_calls, &two.max_running_calls);
+    let computing = (one.max_computing_calls, two.max_computing_calls);
+    all.compare("sandboxes.max-computing-calls", &computing.0, &computing.1);
     all.compare("sandboxes.max-memory-mib", &one.max_memory, &two.max_memory);
     all.compare("sandboxes.build-images", &one.build_images, &two.build_images);
     all.compare("sandboxes.public-traffic", &one.public_traffic, &two.public_traffic);

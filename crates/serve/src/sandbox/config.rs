@@ -29,6 +29,10 @@ pub struct SandboxConfig {
     /// Maximum calls that run at the same time, of all tenants. One tenant has at most three
     /// quarters of them, and leaves at least a third as many free as it has.
     pub max_running_calls: usize,
+    /// Maximum calls that compute at the same time, and one of each tenant beyond them. Calls that
+    /// wait do not count, and while processors are idle more run. By default twice the processors
+    /// less one: then a call has half a processor while another tenant floods.
+    pub max_computing_calls: usize,
     /// Maximum bytes of memory that the server's process and its programs use while a sandbox is
     /// made or comes back from the store. By default three quarters of the limit: the host's memory
     /// or that of the control group. Live sandboxes can grow past it.
@@ -65,6 +69,7 @@ impl SandboxConfig {
             max_sandboxes: 1000,
             max_snapshots: 1000,
             max_running_calls: 64,
+            max_computing_calls: crate::sandbox::tenants::cpu_scheduler::usual_places(),
             max_memory: crate::sandbox::tenants::memory::usual_limit(),
             build_images: Vec::new(),
             https: false,

@@ -5,6 +5,7 @@ mod budgets;
 mod code;
 mod common;
 mod creation_keys;
+mod fairness;
 mod full_disk;
 mod handlers;
 mod hostile;

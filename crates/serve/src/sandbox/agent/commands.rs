@@ -19,6 +19,7 @@ use crate::concurrency::Permit;
 use crate::lock::lock;
 use crate::sandbox::agent::byte_channel::{Receiver, SendError, Sender, byte_channel};
 use crate::sandbox::agent::connect::{self, ConnectError};
+use crate::sandbox::tenants::cpu_scheduler::CpuTurn;
 
 /// Subscribers to commands in a sandbox, and its background work.
 #[derive(Default)]
@@ -28,6 +29,8 @@ pub(crate) struct Commands {
     slicing: AtomicBool,
     /// The place of the call that runs.
     pub(crate) place: Mutex<Option<Permit>>,
+    /// Its turn on the processors.
+    cpu: Mutex<Option<CpuTurn>>,
     /// Connections from outside, which have subscribers like commands.
     #[cfg(feature = "linux")]
     pub(crate) lines: crate::sandbox::connections::tunnels::Tunnels,
@@ -41,6 +44,7 @@ pub(crate) struct RunningCall<'a>(&'a Commands);
 
 impl Drop for RunningCall<'_> {
     fn drop(&mut self) {
+        drop(lock(&self.0.cpu).take());
         drop(lock(&self.0.place).take());
     }
 }
@@ -194,6 +198,16 @@ impl Commands {
     pub(crate) fn hold(&self, place: Permit) -> RunningCall<'_> {
         *lock(&self.place) = Some(place);
         RunningCall(self)
+    }
+
+    /// Keeps the turn of the running call on the processors, until the call ends.
+    pub(crate) fn compute(&self, turn: CpuTurn) {
+        *lock(&self.cpu) = Some(turn);
+    }
+
+    /// Uses the turn of the running call, on its thread.
+    pub(crate) fn with_turn<R>(&self, with: impl FnOnce(&mut CpuTurn) -> R) -> Option<R> {
+        lock(&self.cpu).as_mut().map(with)
     }
 
     /// The sandbox runs a slice until the guard is dropped.

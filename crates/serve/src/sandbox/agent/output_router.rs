@@ -6,7 +6,7 @@
 //! client gets no more. Output without a reader is dropped. In a fleet no output of a sandbox is
 //! sent once another host may own it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use afresh::CallCost;
@@ -21,6 +21,7 @@ use crate::lock::lock;
 use crate::sandbox::agent::byte_channel::{Receiver, SendError, Sender, byte_channel};
 use crate::sandbox::agent::commands::{Commands, Subscriber};
 use crate::sandbox::agent::connect::{self, ConnectError};
+use crate::sandbox::tenants::cpu_scheduler::CpuTurn;
 
 /// Maximum bytes of one piece of output.
 pub(crate) const MAX_PIECE_BYTES: usize = 32 << 10;
@@ -87,7 +88,7 @@ impl ClientPatience {
     /// it waits.
     fn give(
         &self,
-        place: &Mutex<Option<Permit>>,
+        commands: &Commands,
         giver: &Sender,
         message: Bytes,
         part: u32,
@@ -97,6 +98,8 @@ impl ClientPatience {
             Err(SendError::Full(message)) => message,
         };
         let until = self.begun + self.time / part;
+        commands.with_turn(CpuTurn::rest);
+        let place = &commands.place;
         let parked = match lock(place).take().map(Permit::park) {
             Some(Ok(parked)) => Some(parked),
             Some(Err(kept)) => {
@@ -243,11 +246,13 @@ impl HostCallbacks for OutputRouter {
     }
 
     /// Ends calls of a sandbox that was killed or that this host may no longer answer for, and code
-    /// whose client left.
+    /// whose client left. A call that computes waits here while it is the turn of others.
     fn proceeds(&mut self) -> bool {
         self.0.as_ref().is_none_or(|speaking| {
-            let left = speaking.code.as_ref().is_some_and(|code| code.giver.is_left());
-            !left && (speaking.check)().is_ok()
+            speaking.proceeds() && {
+                let commands = &speaking.commands;
+                commands.with_turn(|turn| turn.tick(|| speaking.proceeds())).unwrap_or(true)
+            }
         })
     }
 
@@ -284,6 +289,11 @@ impl OutputClient {
 }
 
 impl RoutedOutput {
+    fn proceeds(&self) -> bool {
+        let left = self.code.as_ref().is_some_and(|code| code.giver.is_left());
+        !left && (self.check)().is_ok()
+    }
+
     fn may_tell(&self) -> wasmtime::Result<()> {
         let told = (self.check)();
         told.map_err(|_| wasmtime::Error::msg("the sandbox may be another host's by now"))
@@ -318,8 +328,7 @@ impl RoutedOutput {
         let Some(code) = &mut self.code else { return Ok(()) };
         let mut message = std::mem::take(&mut code.head);
         message.extend_from_slice(part);
-        let place = &self.commands.place;
-        self.late = !self.patience.give(place, &code.giver, message.into(), 1)?;
+        self.late = !self.patience.give(&self.commands, &code.giver, message.into(), 1)?;
         if self.late {
             return Err(wasmtime::Error::msg(
                 "the code's output was not read within its time limit",
@@ -345,7 +354,7 @@ impl RoutedOutput {
             let message = Bytes::from(connect::printed(stream, piece));
             let mut failed = None;
             ears.retain(|(key, giver)| {
-                let given = self.patience.give(&self.commands.place, giver, message.clone(), 2);
+                let given = self.patience.give(&self.commands, giver, message.clone(), 2);
                 let given = given.unwrap_or_else(|error| {
                     failed.get_or_insert(error);
                     true

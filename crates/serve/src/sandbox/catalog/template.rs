@@ -19,6 +19,10 @@ use crate::sandbox::records::store::SandboxStore;
 #[cfg(feature = "linux")]
 const MAX_OUTPUT_BYTES: usize = 1 << 30;
 
+/// Interval of the decisions whether a program of a sandbox computes on.
+#[cfg(feature = "linux")]
+const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
+
 /// A template, ready.
 pub(crate) struct Warm {
     pub(crate) config: Template,
@@ -120,6 +124,7 @@ impl TemplateOptions {
             let program = dirs.iter().fold(program, |program, dir| program.grant(dir));
             let program = net.iter().cloned().fold(program, afresh::linux::Program::reach);
             let program = program.storage_limit(files).output_limit(MAX_OUTPUT_BYTES);
+            let program = program.poll_interval(POLL_INTERVAL);
             language.program(program.clone()).unwrap_or(program)
         };
         let limits = |options: Options| {

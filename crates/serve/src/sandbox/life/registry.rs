@@ -37,6 +37,7 @@ use crate::sandbox::records::record::{IMAGE, saved_id, saved_name, state_referen
 use crate::sandbox::records::store::SandboxStore;
 use crate::sandbox::records::stored_elsewhere::StoredElsewhere;
 use crate::sandbox::tenants::accounts::Accounts;
+use crate::sandbox::tenants::cpu_scheduler::CpuScheduler;
 use crate::sandbox::tenants::memory::Memory;
 use crate::sandbox::tenants::quota::Quota;
 use crate::sandbox::tenants::tenant_queue::TenantQueue;
@@ -70,6 +71,7 @@ pub(crate) struct Sandboxes {
     /// When holdings were last added to the totals.
     pub(crate) accounted: Mutex<Instant>,
     calls: TenantQueue,
+    processors: Arc<CpuScheduler>,
     pub(crate) memory: Arc<Memory>,
     pub(crate) measured: Mutex<Instant>,
     /// Saves of idle sandboxes, and pauses. They wait for disks and take memory.
@@ -217,6 +219,7 @@ impl Sandboxes {
             accounts,
             accounted: Mutex::new(Instant::now()),
             calls: TenantQueue::for_calls(config.max_running_calls, waiting),
+            processors: CpuScheduler::new(config.max_computing_calls),
             memory: Arc::new(Memory::new(config.max_memory)),
             measured: Mutex::new(Instant::now()),
             // The sweep has one task for each sandbox.
@@ -385,6 +388,7 @@ impl Sandboxes {
         let (this, sandbox) = (self.clone(), sandbox.clone());
         blocking(move || {
             let _place = sandbox.commands.hold(place);
+            this.take_processor(&sandbox, patience)?;
             let wakes = kind != Operation::Slice;
             if wakes && matches!(*life, Residency::Saved) {
                 let restored = tracing::debug_span!("resume")
@@ -402,6 +406,7 @@ impl Sandboxes {
                     // Earlier bytes belong to other calls.
                     take_outbound_bytes();
                     let timer = CpuTimer::start();
+                    sandbox.commands.with_turn(|turn| turn.settle(true));
                     let call = || tracing::debug_span!("call").in_scope(|| work(session));
                     #[cfg(feature = "linux")]
                     let done = {
@@ -412,6 +417,7 @@ impl Sandboxes {
                     let done = call();
                     // The tenant chooses how much there is to compare.
                     sandbox.watchers.observe(session);
+                    sandbox.commands.with_turn(|turn| turn.settle(false));
                     let ran = timer.stop();
                     this.accounts.add_outbound(&sandbox.tenant, take_outbound_bytes());
                     sandbox.usage.ran(ran);
@@ -439,6 +445,23 @@ impl Sandboxes {
             result
         })
         .await
+    }
+
+    /// A processor for a call of the sandbox, waiting at most `patience` for it.
+    fn take_processor(&self, sandbox: &Sandbox, patience: Duration) -> Result<(), ErrorResponse> {
+        let weight = self.accounts.budgets().of(&sandbox.tenant).weight.unwrap_or(1);
+        let (began, killed) = (Instant::now(), || sandbox.killed.load(Ordering::Relaxed));
+        let waits = || began.elapsed() < patience && !killed();
+        let Some(turn) = self.processors.enter(&sandbox.tenant, weight, waits) else {
+            if killed() {
+                return Err(Sandbox::not_running(&sandbox.id));
+            }
+            let message =
+                "no processor became free for the call; run fewer at a time, or try again";
+            return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message));
+        };
+        sandbox.commands.compute(turn);
+        Ok(())
     }
 
     /// Opens a saved sandbox; with `base` its memory is dropped.
