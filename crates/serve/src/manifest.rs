@@ -146,6 +146,7 @@ struct Sandboxes {
     idle_timeout: Option<Time>,
     timeout: Option<Time>,
     call_timeout: Option<Time>,
+    cpu_limit: Option<Time>,
     #[serde(default)]
     template: Vec<Spanned<Template>>,
     #[cfg(feature = "oidc")]
@@ -255,6 +256,7 @@ struct Template {
     language: Option<String>,
     memory_mib: Option<u64>,
     files_mib: Option<u64>,
+    cpu_limit: Option<Time>,
 }
 
 /// Sets `place` to a given value.
@@ -370,6 +372,7 @@ impl Sandboxes {
         set(&mut config.idle_timeout, self.idle_timeout.map(|time| time.0));
         set(&mut config.timeout, self.timeout.map(|time| time.0));
         set(&mut config.call_timeout, self.call_timeout.map(|time| time.0));
+        config.cpu_limit = self.cpu_limit.map(|time| time.0);
         for template in self.template.into_iter().map(Spanned::into_inner) {
             let ((guest, folders), linux) = match (&template.guest, &template.linux) {
                 (Some(guest), None) => ((seen_from(dir, guest), Vec::new()), false),
@@ -394,6 +397,7 @@ impl Sandboxes {
             set(&mut own.language, template.language);
             set(&mut own.files, template.files_mib.map(|mib| mib.saturating_mul(1 << 20)));
             set(&mut own.memory, template.memory_mib.map(|mib| mib.saturating_mul(1 << 20)));
+            own.cpu_limit = template.cpu_limit.map(|time| time.0);
             config.templates.push(own);
         }
         Ok(config)

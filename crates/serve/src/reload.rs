@@ -64,6 +64,7 @@ fn compare_sandboxes(all: &mut Differences, one: &SandboxConfig, two: &SandboxCo
     all.compare("sandboxes.max-sandboxes", &one.max_sandboxes, &two.max_sandboxes);
     all.compare("sandboxes.max-snapshots", &one.max_snapshots, &two.max_snapshots);
     all.compare("sandboxes.max-running-calls", &one.max_running_calls, &two.max_running_calls);
+    all.compare("sandboxes.cpu-limit", &one.cpu_limit, &two.cpu_limit);
     let computing = (one.max_computing_calls, two.max_computing_calls);
     all.compare("sandboxes.max-computing-calls", &computing.0, &computing.1);
     all.compare("sandboxes.max-memory-mib", &one.max_memory, &two.max_memory);

@@ -52,6 +52,9 @@ pub struct SandboxConfig {
     pub timeout: Duration,
     /// Time limit of one piece of code.
     pub call_timeout: Duration,
+    /// Maximum CPU time of one piece of code, without its waits. [`Template::cpu_limit`] precedes
+    /// it.
+    pub cpu_limit: Option<Duration>,
     /// Maximum bytes of one request.
     pub max_body: usize,
 }
@@ -78,6 +81,7 @@ impl SandboxConfig {
             tidy_interval: Duration::from_secs(60),
             timeout: Duration::from_secs(24 * 60 * 60),
             call_timeout: Duration::from_secs(60),
+            cpu_limit: None,
             max_body: 64 << 20,
         }
     }
@@ -116,6 +120,8 @@ pub struct Template {
     pub memory: u64,
     /// Maximum bytes of files in one sandbox.
     pub files: u64,
+    /// Maximum CPU time of one piece of code, without its waits.
+    pub cpu_limit: Option<Duration>,
 }
 
 impl Template {
@@ -140,6 +146,7 @@ impl Template {
             library: None,
             memory: 512 << 20,
             files: 64 << 20,
+            cpu_limit: None,
         }
     }
 }

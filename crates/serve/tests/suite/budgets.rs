@@ -207,7 +207,7 @@ fn sink() -> u16 {
 
 /// The system's Python, or a line that says why it does not run here.
 #[cfg(feature = "linux")]
-fn python() -> Option<&'static str> {
+pub(crate) fn python() -> Option<&'static str> {
     let found = ["/usr/bin/python3", "/bin/python3"].into_iter();
     let found = found.into_iter().find(|path| std::path::Path::new(path).is_file());
     if found.is_none() {

@@ -4,6 +4,7 @@ mod access;
 mod budgets;
 mod code;
 mod common;
+mod cpu_limits;
 mod creation_keys;
 mod fairness;
 mod full_disk;

@@ -18,7 +18,7 @@ use tokio::time::{Instant, Interval, interval_at};
 use crate::concurrency::Permit;
 use crate::lock::lock;
 use crate::sandbox::agent::byte_channel::{Receiver, SendError, Sender, byte_channel};
-use crate::sandbox::agent::connect::{self, ConnectError};
+use crate::sandbox::agent::connect::{self, CommandCost, ConnectError};
 use crate::sandbox::tenants::cpu_scheduler::CpuTurn;
 
 /// Subscribers to commands in a sandbox, and its background work.
@@ -29,7 +29,9 @@ pub(crate) struct Commands {
     slicing: AtomicBool,
     /// The place of the call that runs.
     pub(crate) place: Mutex<Option<Permit>>,
-    /// Its turn on the processors.
+    /// CPU time of the calls and slices that have ended.
+    ended_cpu: Mutex<Duration>,
+    /// The turn of the running call on the processors.
     cpu: Mutex<Option<CpuTurn>>,
     /// Connections from outside, which have subscribers like commands.
     #[cfg(feature = "linux")]
@@ -75,6 +77,8 @@ struct Subscription {
     key: u64,
     number: u32,
     ear: Subscriber,
+    /// When it began, and the CPU time of the sandbox then.
+    begun: (Instant, Duration),
 }
 
 impl CommandState {
@@ -83,9 +87,9 @@ impl CommandState {
     }
 
     /// Removes the subscribers of one command.
-    fn take(&mut self, number: u32) -> Vec<Subscriber> {
+    fn take(&mut self, number: u32) -> Vec<Subscription> {
         let taken = self.ears.extract_if(.., |one| one.number == number);
-        taken.map(|one| one.ear).collect()
+        taken.collect()
     }
 }
 
@@ -95,11 +99,12 @@ impl Commands {
     pub(crate) fn listen(&self, number: u32, ear: Subscriber, limit: Option<Duration>) {
         // The channel is empty, and a client that left misses nothing.
         let _ = ear.giver.try_give(connect::started(number).into());
+        let begun = (Instant::now(), self.cpu_time());
         let mut known = lock(&self.known);
         known.count += 1;
         let key = known.count;
         known.ears.retain(|one| !one.ear.giver.is_left());
-        known.ears.push(Subscription { key, number, ear });
+        known.ears.push(Subscription { key, number, ear, begun });
         if let Some(at) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
             known.limits.insert(number, at);
         }
@@ -126,11 +131,15 @@ impl Commands {
 
     /// A command has ended, with this status.
     pub(crate) fn ended(&self, number: u32, status: i32) {
+        let cpu = self.cpu_time();
         let mut known = lock(&self.known);
         known.limits.remove(&number);
         let own = known.take(number);
         drop(known);
-        own.into_iter().for_each(|ear| ear.end(connect::ended(status)));
+        for Subscription { ear, begun: (since, before), .. } in own {
+            let cost = CommandCost { wall: since.elapsed(), cpu: cpu.saturating_sub(before) };
+            ear.end(connect::ended(status, Some(cost)));
+        }
     }
 
     /// Ends all subscriptions with the reason.
@@ -151,7 +160,7 @@ impl Commands {
         let ears: Vec<_> = over.iter().flat_map(|number| known.take(*number)).collect();
         drop(known);
         let why = ConnectError::new("deadline_exceeded", "the command ran longer than it may");
-        ears.into_iter().for_each(|ear| ear.end(connect::broken_off(&why)));
+        ears.into_iter().for_each(|one| one.ear.end(connect::broken_off(&why)));
         over
     }
 
@@ -198,6 +207,17 @@ impl Commands {
     pub(crate) fn hold(&self, place: Permit) -> RunningCall<'_> {
         *lock(&self.place) = Some(place);
         RunningCall(self)
+    }
+
+    /// CPU time of the sandbox until now, as far as it is known on this thread.
+    fn cpu_time(&self) -> Duration {
+        let running = self.with_turn(|turn| turn.cpu_time()).unwrap_or_default();
+        *lock(&self.ended_cpu) + running
+    }
+
+    /// Counts the CPU time of a call or a slice that ends.
+    pub(crate) fn add_cpu(&self, used: Duration) {
+        *lock(&self.ended_cpu) += used;
     }
 
     /// Keeps the turn of the running call on the processors, until the call ends.

@@ -187,9 +187,17 @@ pub(crate) fn alive() -> Vec<u8> {
     event(&json!({"keepalive": {}}))
 }
 
-/// It has ended, with this status: negative for a signal. And the end of the stream.
-pub(crate) fn ended(status: i32) -> Vec<u8> {
-    let end = match status {
+/// The use of a sandbox while a client followed a command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CommandCost {
+    pub(crate) wall: Duration,
+    pub(crate) cpu: Duration,
+}
+
+/// It has ended, with this status: negative for a signal. And the end of the stream. Clients of E2B
+/// pass over the cost.
+pub(crate) fn ended(status: i32, cost: Option<CommandCost>) -> Vec<u8> {
+    let mut end = match status {
         0.. => {
             json!({"exitCode": status, "exited": true, "status": format!("exit status {status}")})
         }
@@ -198,6 +206,10 @@ pub(crate) fn ended(status: i32) -> Vec<u8> {
             json!({"exitCode": signal.saturating_add(128), "exited": false, "status": format!("signal {signal}")})
         }
     };
+    if let Some(cost) = cost {
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        end["cost"] = json!({"wall_ms": milliseconds(cost.wall), "cpu_ms": milliseconds(cost.cpu)});
+    }
     [event(&json!({ "end": end })), message(LAST, &json!({}))].concat()
 }
 
@@ -264,11 +276,14 @@ mod tests {
             decode_stream_request::<Value>(&two).is_err()
                 && messages::<Value>(&two).unwrap().len() == 2
         );
-        let text = |status| String::from_utf8_lossy(&ended(status)).into_owned();
+        let text = |status| String::from_utf8_lossy(&ended(status, None)).into_owned();
         assert!(text(3).contains(r#""exitCode":3,"exited":true"#));
         assert!(text(-9).contains(r#""exitCode":137,"exited":false"#));
-        assert!(ended(0).ends_with(b"\x02\0\0\0\x02{}"));
-        assert!(ended(i32::MIN).ends_with(b"\x02\0\0\0\x02{}"));
+        assert!(ended(0, None).ends_with(b"\x02\0\0\0\x02{}"));
+        let cost = CommandCost { wall: Duration::from_secs(2), cpu: Duration::from_millis(5) };
+        let with_cost = String::from_utf8_lossy(&ended(0, Some(cost))).into_owned();
+        assert!(with_cost.contains(r#""cost":{"cpu_ms":5.0,"wall_ms":2000.0}"#), "{with_cost}");
+        assert!(ended(i32::MIN, None).ends_with(b"\x02\0\0\0\x02{}"));
         let thrown =
             |name: &str| Thrown { name: name.to_owned(), message: "why".to_owned(), trace: None };
         let late =

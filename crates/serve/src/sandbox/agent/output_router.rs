@@ -55,6 +55,8 @@ struct RoutedOutput {
     late: bool,
     /// The cost of the last call.
     cost: Option<CallCost>,
+    /// The CPU time that a call may use.
+    cpu_limit: Option<Duration>,
 }
 
 struct OutputClient {
@@ -136,7 +138,16 @@ impl OutputRouter {
             starting: None,
             late: false,
             cost: None,
+            cpu_limit: None,
         })))
+    }
+
+    /// Bounds the CPU time of its call.
+    pub(crate) fn limit_cpu_time(mut self, limit: Option<Duration>) -> Self {
+        if let Some(speaking) = &mut self.0 {
+            speaking.cpu_limit = limit;
+        }
+        self
     }
 
     /// Notes the cost of a call.
@@ -232,6 +243,10 @@ impl HostCallbacks for OutputRouter {
 
     fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
         self.0.as_mut().map_or(Ok(()), |speaking| speaking.display(result))
+    }
+
+    fn cpu_time_limit(&self) -> Option<Duration> {
+        self.0.as_ref()?.cpu_limit
     }
 
     fn command_ended(&mut self, number: u32, status: i32) {

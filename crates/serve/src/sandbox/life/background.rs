@@ -28,7 +28,9 @@ impl Sandboxes {
             true => Err(Sandbox::not_running(&own.id)),
             false => this.upgrade().map_or(Ok(()), |this| this.ledger.check(&*own)),
         };
+        let limit = self.template(&sandbox.template).config.cpu_limit.or(self.config.cpu_limit);
         OutputRouter::new(self.config.call_timeout, sandbox.commands.clone(), check)
+            .limit_cpu_time(limit)
     }
 
     /// A sandbox was called; something may happen in it by itself after `due`.

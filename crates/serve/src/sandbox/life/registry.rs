@@ -421,6 +421,7 @@ impl Sandboxes {
                     let ran = timer.stop();
                     this.accounts.add_outbound(&sandbox.tenant, take_outbound_bytes());
                     sandbox.usage.ran(ran);
+                    sandbox.commands.add_cpu(ran);
                     this.accounts.add_run(&sandbox.tenant, ran, kind == Operation::Call);
                     if kind == Operation::Call {
                         sandbox.charge.measure(session);

@@ -173,6 +173,7 @@ impl CpuScheduler {
             tenant: tenant.clone(),
             weight: weight.max(1),
             has_place: false,
+            began: call_cpu_time(),
             counted: call_cpu_time(),
             since: Instant::now(),
         };
@@ -193,6 +194,8 @@ pub(crate) struct CpuTurn {
     tenant: Arc<str>,
     weight: u32,
     has_place: bool,
+    /// The CPU time of the thread when the call began.
+    began: Duration,
     /// The CPU time of the call that was charged.
     counted: Duration,
     /// The time of the last decision.
@@ -210,7 +213,7 @@ impl CpuTurn {
     /// call only `begins`.
     pub(crate) fn settle(&mut self, begins: bool) {
         match begins {
-            true => self.counted = call_cpu_time(),
+            true => (self.began, self.counted) = (call_cpu_time(), call_cpu_time()),
             false => drop(self.charge(call_cpu_time())),
         }
     }
@@ -252,6 +255,11 @@ impl CpuTurn {
         let tenant = state.tenant(&self.tenant);
         tenant.used = tenant.used.saturating_add(step);
         used
+    }
+
+    /// The CPU time of the call so far, on its thread.
+    pub(crate) fn cpu_time(&self) -> Duration {
+        call_cpu_time().saturating_sub(self.began)
     }
 
     /// Gives its place to others, since the call waits for something else.
