@@ -17,6 +17,7 @@ use super::Fleet;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, State};
 use crate::error_response::ErrorResponse;
+use crate::sandbox::records::format_version::FormatVersion;
 use crate::sandbox::records::store::{SnapshotRecord, UnknownFields};
 
 /// The first part of the keys of names.
@@ -32,6 +33,8 @@ const MAX_LISTED_NAMES: usize = 4 * MAX_LISTED;
 /// The entry `id.*` of a snapshot: the one truth about it.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct CatalogEntry {
+    #[serde(default)]
+    version: FormatVersion,
     record: SnapshotRecord,
     state: State,
     #[serde(flatten)]
@@ -47,12 +50,20 @@ impl CatalogEntry {
 /// The entry `name.*` of a name. It counts only where the entry of the snapshot claims the name.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct NamePointer {
+    #[serde(default)]
+    version: FormatVersion,
     /// The snapshot.
     id: String,
     /// The revision at which the entry of the snapshot claimed the name. Of two claims the one with
     /// the greater revision is the later one, without any clock of a host.
     #[serde(default)]
     claimed: u64,
+}
+
+impl NamePointer {
+    fn new(id: String, claimed: u64) -> Self {
+        Self { version: FormatVersion::default(), id, claimed }
+    }
 }
 
 /// A pointer, or the whole record that earlier builds stored in its place.
@@ -83,7 +94,7 @@ pub(super) fn digest(key: &str, value: &[u8]) -> Option<String> {
 /// An entry of the bucket as a backup has it. Revisions of another ledger mean nothing.
 pub(super) fn at_rest(key: &str, value: Bytes) -> Bytes {
     match pointer(&value).filter(|_| key.starts_with(NAME)) {
-        Some(NamePointer { id, .. }) => bytes(&NamePointer { id, claimed: 0 }),
+        Some(NamePointer { id, .. }) => bytes(&NamePointer::new(id, 0)),
         None => value,
     }
 }
@@ -91,7 +102,7 @@ pub(super) fn at_rest(key: &str, value: Bytes) -> Bytes {
 fn pointer(value: &[u8]) -> Option<NamePointer> {
     Some(match serde_json::from_slice(value).ok()? {
         NameEntry::Pointer(pointer) => pointer,
-        NameEntry::Copy { record } => NamePointer { id: record.id, claimed: 0 },
+        NameEntry::Copy { record } => NamePointer::new(record.id, 0),
     })
 }
 
@@ -191,7 +202,7 @@ impl Fleet {
         claimed: u64,
     ) -> Result<bool, NatsError> {
         let (kept, key) = (&self.links.kept, record::named(tenant, name));
-        let value = bytes(&NamePointer { id: id.to_owned(), claimed });
+        let value = bytes(&NamePointer::new(id.to_owned(), claimed));
         for _ in 0..MAX_ATTEMPTS {
             let found = nats::find(kept, &key).await?;
             let before = found.as_ref().and_then(|found| pointer(&found.value));
@@ -280,6 +291,7 @@ impl Fleet {
     ) -> Result<u64, ErrorResponse> {
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
         let value = bytes(&CatalogEntry {
+            version: FormatVersion::default(),
             record: record.clone(),
             state: state.clone(),
             unknown: UnknownFields::default(),
@@ -428,5 +440,33 @@ impl Fleet {
             self.unpoint(&record.tenant, &name, &record.id, u64::MAX).await?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::records::format_version::tests::check_goldens;
+
+    #[test]
+    fn entries_of_snapshots_and_names_are_read_and_written_as_they_were() {
+        let record = serde_json::json!({
+            "id": "id", "tenant": "acme", "template": "script", "sandbox": "source",
+            "names": ["web"],
+        });
+        let state = State {
+            digest: "digest".to_owned(),
+            bytes: 1,
+            by: "a-1".to_owned(),
+            unknown: UnknownFields::default(),
+        };
+        let entry = CatalogEntry {
+            version: FormatVersion::default(),
+            record: serde_json::from_value(record).unwrap(),
+            state,
+            unknown: serde_json::from_value(serde_json::json!({"later": 1})).unwrap(),
+        };
+        check_goldens("catalog", &entry);
+        check_goldens("name", &NamePointer::new("id".to_owned(), 7));
     }
 }

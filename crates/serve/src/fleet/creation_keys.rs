@@ -20,6 +20,7 @@ use super::Fleet;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Entry};
 use crate::error_response::ErrorResponse;
+use crate::sandbox::records::format_version::FormatVersion;
 use crate::sandbox::records::store::{CreationKey, KeyState, SandboxRecord};
 
 /// The first part of the keys of claims. Earlier versions find neither a digest nor a snapshot
@@ -40,6 +41,8 @@ const CONFIRM_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// The claim of a sandbox to a key.
 #[derive(Debug, Serialize, Deserialize)]
 struct Claim {
+    #[serde(default)]
+    version: FormatVersion,
     sandbox: String,
     /// The life of the host that makes the sandbox.
     life: String,
@@ -147,7 +150,8 @@ impl Fleet {
             self.fence_lost(old).await?;
         }
         self.admit_claim(&record.tenant, MAX_CLAIMS).await?;
-        let claim = Claim { sandbox: record.id.clone(), life: self.life(), made: false };
+        let version = FormatVersion::default();
+        let claim = Claim { version, sandbox: record.id.clone(), life: self.life(), made: false };
         match self.put_claim(&place, &claim, revision, PENDING_LIFETIME).await {
             Err(NatsError::Changed) => {
                 self.claims.release(&record.tenant);
@@ -221,7 +225,9 @@ impl Fleet {
         mut revision: u64,
     ) -> Result<(), ErrorResponse> {
         let place = claim_key(&record.tenant, key);
-        let confirmed = Claim { sandbox: record.id.clone(), life: self.life(), made: true };
+        let version = FormatVersion::default();
+        let confirmed =
+            Claim { version, sandbox: record.id.clone(), life: self.life(), made: true };
         loop {
             let put = self.put_claim(&place, &confirmed, revision, CLAIM_LIFETIME).await;
             let Err(error) = put else { return Ok(()) };
@@ -259,5 +265,18 @@ impl Fleet {
         if let Err(error) = removed.await {
             tracing::debug!(%error, id = record.id, "the key of a sandbox is left to expire");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::records::format_version::tests::check_goldens;
+
+    #[test]
+    fn claims_of_keys_are_read_and_written_as_they_were() {
+        let (sandbox, life) = ("id".to_owned(), "a-1".to_owned());
+        let claim = Claim { version: FormatVersion::default(), sandbox, life, made: true };
+        check_goldens("claim", &claim);
     }
 }

@@ -15,6 +15,7 @@ use super::clock::now;
 use super::nats::{self, BucketEntry, NatsConnection, NatsError};
 use super::policy::{Lease, Moment, Terms, Verdict};
 use crate::lock::lock;
+use crate::sandbox::records::format_version::FormatVersion;
 
 /// Neighbours that each host watches.
 const WATCHED_NEIGHBOURS: usize = 2;
@@ -32,6 +33,8 @@ const MAX_ENDED_LIVES: usize = 10_000;
 /// A host's entry in the bucket of leases.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct LeaseEntry {
+    #[serde(default)]
+    version: FormatVersion,
     name: String,
     /// Renewals, so that every entry differs from the one before.
     beat: u64,
@@ -64,7 +67,7 @@ pub(super) async fn enter(
 ) -> Result<u64, NatsError> {
     let lease_ms = milliseconds(terms);
     let key = links.fingerprint.clone();
-    let entry = LeaseEntry { name: name.to_owned(), beat: 0, broken: false, lease_ms, key };
+    let entry = LeaseEntry { name: name.to_owned(), lease_ms, key, ..LeaseEntry::default() };
     let entry = bytes(&entry);
     match nats::create(&links.hosts, life, entry.clone()).await {
         Err(NatsError::Changed) => match nats::find(&links.hosts, life).await? {
@@ -187,7 +190,8 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
     };
     let lease_ms = milliseconds(fleet.terms);
     let key = fleet.links.fingerprint.clone();
-    let entry = LeaseEntry { name: fleet.name.clone(), beat, broken: false, lease_ms, key };
+    let entry =
+        LeaseEntry { name: fleet.name.clone(), beat, lease_ms, key, ..LeaseEntry::default() };
     let sent = now();
     let renewing = nats::update(&fleet.links.hosts, &life, bytes(&entry), revision);
     match tokio::time::timeout(patience, renewing).await {
@@ -388,5 +392,24 @@ impl Fleet {
         if suspects.len() < MAX_ENDED_LIVES {
             suspects.insert(life.to_owned(), now());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::records::format_version::tests::check_goldens;
+
+    #[test]
+    fn entries_of_hosts_are_read_and_written_as_they_were() {
+        let entry = LeaseEntry {
+            version: FormatVersion::default(),
+            name: "one".to_owned(),
+            beat: 3,
+            broken: true,
+            lease_ms: 9000,
+            key: "fingerprint".to_owned(),
+        };
+        check_goldens("lease", &entry);
     }
 }

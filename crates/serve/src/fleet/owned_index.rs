@@ -23,6 +23,7 @@ use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Entry};
 use super::{Fleet, first_entry};
 use crate::lock::lock;
+use crate::sandbox::records::format_version::FormatVersion;
 
 /// The first part of the keys.
 const KEY_PREFIX: &str = "own";
@@ -38,6 +39,8 @@ pub(super) const UNREADABLE_PAUSE: Duration = Duration::from_secs(600);
 /// The value of a key.
 #[derive(Default, Serialize, Deserialize)]
 struct OwnedNote {
+    #[serde(default)]
+    version: FormatVersion,
     /// The number of the life that is to own the sandbox.
     #[serde(default)]
     life: u64,
@@ -87,7 +90,8 @@ impl Fleet {
     /// Notes that `life` of this host is about to own a sandbox; returns the revision of the note.
     pub(super) async fn note_owned(&self, id: &str, life: &str) -> Result<u64, NatsError> {
         let key = self.note_key(id);
-        let note = OwnedNote { life: parts(life).map_or(0, |(_, number)| number) };
+        let note =
+            OwnedNote { life: parts(life).map_or(0, |(_, number)| number), ..OwnedNote::default() };
         let value = Bytes::from(serde_json::to_vec(&note).unwrap_or_default());
         nats::put(&self.links.hosts, &key, value).await
     }
@@ -379,5 +383,16 @@ impl Fleet {
             }
         };
         unswept.insert(life, now() + pause);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::records::format_version::tests::check_goldens;
+
+    #[test]
+    fn notes_of_owners_are_read_and_written_as_they_were() {
+        check_goldens("note", &OwnedNote { version: FormatVersion::default(), life: 3 });
     }
 }

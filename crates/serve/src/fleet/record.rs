@@ -7,12 +7,15 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::sandbox::records::format_version::FormatVersion;
 pub(crate) use crate::sandbox::records::store::{Anchor, State};
 use crate::sandbox::records::store::{SandboxRecord, UnknownFields};
 
 /// A sandbox in the ledger.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Entry {
+    #[serde(default)]
+    pub(crate) version: FormatVersion,
     /// The life of its host.
     pub(crate) owner: Option<String>,
     pub(crate) record: SandboxRecord,
@@ -29,7 +32,8 @@ pub(crate) struct Entry {
 impl Entry {
     /// An entry of this version.
     pub(crate) fn new(owner: Option<String>, record: SandboxRecord, state: Option<State>) -> Self {
-        Self { owner, record, state, written: None, unknown: UnknownFields::default() }
+        let (version, unknown) = (FormatVersion::default(), UnknownFields::default());
+        Self { version, owner, record, state, written: None, unknown }
     }
 
     /// The entry once `life` has taken the sandbox. A host that took it back itself undoes nothing.
@@ -101,6 +105,26 @@ pub(crate) fn named(tenant: &str, name: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::sandbox::records::format_version::tests::check_goldens;
+
+    #[test]
+    fn entries_of_sandboxes_are_read_and_written_as_they_were() {
+        let state = State {
+            digest: "digest".to_owned(),
+            bytes: 1,
+            by: "a-1".to_owned(),
+            unknown: UnknownFields::default(),
+        };
+        let entry = Entry {
+            version: FormatVersion::default(),
+            owner: Some("a-1".to_owned()),
+            record: record(),
+            state: Some(state),
+            written: Some(2),
+            unknown: serde_json::from_value(serde_json::json!({"later": 1})).unwrap(),
+        };
+        check_goldens("entry", &entry);
+    }
 
     #[test]
     fn a_sandbox_keeps_what_is_left_of_its_time_on_a_host_with_another_clock() {

@@ -19,6 +19,7 @@ pub(super) fn build(number: u64, names: &[&str]) -> StoredSnapshot {
     let (id, template) = (format!("b{number}"), "web".to_owned());
     let built = BuiltTemplate { id, template, made: number, unknown: unknown() };
     let record = SnapshotRecord {
+        version: Default::default(),
         id: Fleet::id(TENANT).unwrap(),
         tenant: TENANT.to_owned(),
         template: "script".to_owned(),

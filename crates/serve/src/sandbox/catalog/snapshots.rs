@@ -65,6 +65,7 @@ impl Sandboxes {
         let KeepOptions { names, built, envs, directory, root } = options;
         check_inherited(&envs, directory.as_deref())?;
         let record = SnapshotRecord {
+            version: Default::default(),
             id: self.ledger.new_id(&sandbox.tenant)?,
             tenant: sandbox.tenant.to_string(),
             template: sandbox.template.clone(),

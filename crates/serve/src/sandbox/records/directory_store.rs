@@ -247,6 +247,7 @@ mod tests {
 
     fn snapshot(id: &str, names: &[&str]) -> SnapshotRecord {
         SnapshotRecord {
+            version: Default::default(),
             id: id.to_owned(),
             tenant: "t".to_owned(),
             template: "x".to_owned(),

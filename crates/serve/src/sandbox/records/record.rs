@@ -15,10 +15,14 @@ use crate::sandbox::bodies::network_rules::NetworkRules;
 use crate::sandbox::bodies::unknown_fields::UnknownFields;
 use crate::sandbox::catalog::base_state::BaseState;
 use crate::sandbox::records::creation_key::CreationKey;
+use crate::sandbox::records::format_version::FormatVersion;
 
 /// Settings that a client chose for a sandbox. Its forks have the same.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SandboxSettings {
+    /// The version of the whole record.
+    #[serde(default)]
+    pub(crate) version: FormatVersion,
     /// Labels.
     pub(crate) metadata: BTreeMap<String, String>,
     /// Variables in the environment of code and commands.
@@ -118,6 +122,8 @@ impl SandboxRecord {
 /// A snapshot that sandboxes can be made from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SnapshotRecord {
+    #[serde(default)]
+    pub(crate) version: FormatVersion,
     pub(crate) id: String,
     pub(crate) tenant: String,
     pub(crate) template: String,
@@ -294,6 +300,7 @@ mod tests {
 
     use super::*;
     use crate::sandbox::life::sandbox::Sandbox;
+    use crate::sandbox::records::format_version::tests::check_goldens;
 
     #[test]
     fn a_server_keeps_the_fields_that_a_later_version_has_added() {
@@ -314,11 +321,85 @@ mod tests {
         assert!(serde_json::from_value::<SandboxRecord>(long).is_err());
     }
 
+    fn base() -> Option<BaseState> {
+        Some(BaseState::template("digest"))
+    }
+
+    #[test]
+    fn records_of_sandboxes_are_read_and_written_as_they_were() {
+        let rules = json!({"allowOut": ["a.example"], "denyOut": ["0.0.0.0/0"], "internet": false,
+            "rules": {"a.example": [{"transform": {"headers": {"x": "y"}}}]}});
+        let settings = SandboxSettings {
+            version: FormatVersion::default(),
+            metadata: BTreeMap::from([("label".to_owned(), "value".to_owned())]),
+            envs: BTreeMap::from([("NAME".to_owned(), "value".to_owned())]),
+            public: true,
+            host: Some("${PORT}.example".to_owned()),
+            files_only: true,
+            auto_resume: true,
+            directory: Some("/srv".to_owned()),
+            root: true,
+            network: serde_json::from_value(rules).unwrap(),
+            unknown: serde_json::from_value(json!({"later": 1})).unwrap(),
+        };
+        let record = SandboxRecord {
+            id: "id".to_owned(),
+            tenant: "acme".to_owned(),
+            template: "script".to_owned(),
+            token: "token".to_owned(),
+            settings,
+            started: 1,
+            ends: 9,
+            noted: 2,
+            paused: true,
+            pause_at_end: true,
+            runs: 3,
+            goes_on: true,
+            generation: 4,
+            stored: 5,
+            memory: 6,
+            base: base(),
+            restarts: true,
+            second_name: true,
+            key: Some(
+                serde_json::from_value(json!({"digest": "d", "request": "r", "rule": 1})).unwrap(),
+            ),
+        };
+        check_goldens("sandbox", &record);
+    }
+
+    #[test]
+    fn records_of_snapshots_are_read_and_written_as_they_were() {
+        let built = BuiltTemplate {
+            id: "build".to_owned(),
+            template: "web".to_owned(),
+            made: 1,
+            unknown: UnknownFields::default(),
+        };
+        let record = SnapshotRecord {
+            version: FormatVersion::default(),
+            id: "id".to_owned(),
+            tenant: "acme".to_owned(),
+            template: "script".to_owned(),
+            sandbox: "source".to_owned(),
+            names: vec!["web".to_owned()],
+            envs: BTreeMap::from([("NAME".to_owned(), "value".to_owned())]),
+            directory: Some("/srv".to_owned()),
+            root: true,
+            built: Some(built),
+            stored: 5,
+            base: base(),
+            unknown: serde_json::from_value(json!({"later": 1})).unwrap(),
+        };
+        check_goldens("snapshot", &record);
+    }
+
     #[test]
     fn stored_records_are_found_and_a_damaged_one_hides_no_other() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path().join("snapshots")).unwrap();
         let record = SnapshotRecord {
+            version: FormatVersion::default(),
             id: "a".to_owned(),
             tenant: "t".to_owned(),
             template: "x".to_owned(),

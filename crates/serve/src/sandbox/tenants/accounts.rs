@@ -487,6 +487,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_file_of_totals_is_read_and_written_as_it_was() {
+        let totals = Totals {
+            cpu_seconds: 1.5,
+            memory_byte_seconds: 2.5,
+            stored_byte_seconds: 3.5,
+            received_bytes: 4,
+            sent_bytes: 5,
+            outbound_bytes: 6,
+            calls: 7,
+            sandboxes: 8,
+        };
+        let file = BTreeMap::from([("acme".to_owned(), totals)]);
+        crate::sandbox::records::format_version::tests::check_goldens("usage", &file);
+    }
+
+    #[test]
     fn windows_bind_one_tenant_and_totals_outlast_the_process() {
         let dir = tempfile::tempdir().unwrap();
         let mut budgets = Budgets::default();
