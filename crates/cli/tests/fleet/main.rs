@@ -166,9 +166,10 @@ fn a_pause_during_an_unfinished_pause_is_not_acknowledged() {
         std::thread::sleep(std::time::Duration::from_millis(50));
         others.push(pause());
     }
-    assert_eq!(first.join().unwrap(), 503);
+    // Nothing answers whether the pause has entered the ledger.
+    assert!(matches!(first.join().unwrap(), 503 | 504));
     let others: Vec<u16> = others.into_iter().map(|other| other.join().unwrap()).collect();
-    assert!(others.iter().all(|status| *status == 503), "{others:?}");
+    assert!(others.iter().all(|status| matches!(status, 503 | 504)), "{others:?}");
     fleet.proxy.swallow(false);
 }
 

@@ -88,6 +88,17 @@ impl Bucket {
         Err(unanswered(&self.store.name, why, &self.refusals))
     }
 
+    /// Makes a change within a time limit. One without an answer may have been made.
+    async fn change<T>(
+        &self,
+        change: impl Future<Output = Result<T, NatsError>>,
+    ) -> Result<T, NatsError> {
+        self.within(ANSWER_TIMEOUT, change).await.map_err(|error| match error {
+            NatsError::Away(why) => NatsError::Unknown(why),
+            error => error,
+        })
+    }
+
     fn seal(&self, key: &str, value: Bytes) -> Result<Bytes, NatsError> {
         self.seal_at(&self.place(key), value)
     }
@@ -310,9 +321,9 @@ pub(crate) async fn patiently<T>(
     let until = Instant::now() + JOIN_TIMEOUT;
     loop {
         match attempt().await {
-            Err(error @ (NatsError::Away(_) | NatsError::Missing { .. }))
-                if Instant::now() < until =>
-            {
+            Err(
+                error @ (NatsError::Away(_) | NatsError::Unknown(_) | NatsError::Missing { .. }),
+            ) if Instant::now() < until => {
                 tracing::info!(%error, "NATS is asked again");
                 tokio::time::sleep(JOIN_RETRY_INTERVAL).await;
             }
@@ -326,7 +337,7 @@ pub(crate) async fn create(bucket: &Bucket, key: &str, value: Bytes) -> Result<u
     let value = bucket.seal(key, value)?;
     let made =
         async { bucket.store.create(key, value).await.map_err(|error| not_made(bucket, &error)) };
-    bucket.within(ANSWER_TIMEOUT, made).await
+    bucket.change(made).await
 }
 
 /// Makes a new entry, with the lifetime of a removal marker.
@@ -334,7 +345,7 @@ pub(crate) async fn mark(bucket: &Bucket, key: &str, value: Bytes) -> Result<u64
     let value = bucket.seal(key, value)?;
     let made = bucket.store.create_with_ttl(key, value, MARKER_LIFETIME);
     let made = async { made.await.map_err(|error| not_made(bucket, &error)) };
-    bucket.within(ANSWER_TIMEOUT, made).await
+    bucket.change(made).await
 }
 
 /// Changes an entry that is still at `revision`.
@@ -351,7 +362,7 @@ pub(crate) async fn update(
             _ => bucket.failed(&error),
         })
     };
-    bucket.within(ANSWER_TIMEOUT, updated).await
+    bucket.change(updated).await
 }
 
 /// Changes an entry that is still at `revision`. The servers remove it after `lifetime`
@@ -377,14 +388,14 @@ pub(crate) async fn update_for(
         let sent = bucket.context.publish_with_headers(subject, headers, value).await;
         Ok(sent.map_err(failed)?.await.map_err(failed)?.sequence)
     };
-    bucket.within(ANSWER_TIMEOUT, updated).await
+    bucket.change(updated).await
 }
 
 /// Sets an entry, in place of any other.
 pub(crate) async fn put(bucket: &Bucket, key: &str, value: Bytes) -> Result<u64, NatsError> {
     let value = bucket.seal(key, value)?;
     let put = async { bucket.store.put(key, value).await.map_err(|error| bucket.failed(&error)) };
-    bucket.within(ANSWER_TIMEOUT, put).await
+    bucket.change(put).await
 }
 
 /// Removes an entry that is still at `revision`.
@@ -396,7 +407,7 @@ pub(crate) async fn remove(bucket: &Bucket, key: &str, revision: u64) -> Result<
             _ => bucket.failed(&error),
         })
     };
-    bucket.within(ANSWER_TIMEOUT, removed).await
+    bucket.change(removed).await
 }
 
 /// Longest wait for all entries of a bucket.

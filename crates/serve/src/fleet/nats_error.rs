@@ -34,9 +34,12 @@ pub(crate) enum NatsError {
     /// Another host changed the entry.
     #[error("the entry was changed by another host")]
     Changed,
-    /// No answer.
+    /// No answer to a read.
     #[error("NATS does not answer: {0}")]
     Away(String),
+    /// No answer to a change, which may have been made.
+    #[error("NATS does not answer, and a change may have been made or not: {0}")]
+    Unknown(String),
     /// An operator must change something first.
     #[error("NATS refuses an operation on the bucket {bucket}: {why}")]
     Refused { bucket: String, why: String },
@@ -76,6 +79,14 @@ impl From<NatsError> for ErrorResponse {
                     "the servers that hosts agree over have no ledger yet; try again, and if it lasts, the operator of this host finds the reason in its log",
                 )
             }
+            NatsError::Unknown(why) => {
+                tracing::warn!(why, "the outcome of a change of the fleet's ledger is unknown");
+                Self::new(
+                    StatusCode::GATEWAY_TIMEOUT,
+                    "the servers that hosts agree over did not answer, and the outcome of this request is unknown: \
+                     read the state of the sandbox before you send it again",
+                )
+            }
             NatsError::Away(why) => {
                 tracing::warn!(why, "the fleet's ledger does not answer");
                 Self::busy(
@@ -83,6 +94,16 @@ impl From<NatsError> for ErrorResponse {
                     "the servers that hosts agree over do not answer; try again",
                 )
             }
+        }
+    }
+}
+
+impl NatsError {
+    /// The error of a change that is made again without harm.
+    pub(crate) fn repeatable(self) -> Self {
+        match self {
+            Self::Unknown(why) => Self::Away(why),
+            error => error,
         }
     }
 }
@@ -274,6 +295,16 @@ pub(super) fn not_connected(config: &FleetConfig, error: &ConnectError) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_change_without_an_answer_is_not_sent_again() {
+        let unknown = ErrorResponse::from(NatsError::Unknown("silent".to_owned()));
+        assert_eq!((unknown.status, unknown.later), (StatusCode::GATEWAY_TIMEOUT, false));
+        for away in [NatsError::Away("silent".to_owned()), NatsError::Unknown(String::new())] {
+            let away = ErrorResponse::from(away.repeatable());
+            assert_eq!((away.status, away.later), (StatusCode::SERVICE_UNAVAILABLE, true));
+        }
+    }
 
     #[test]
     fn an_old_refusal_explains_no_operation() {

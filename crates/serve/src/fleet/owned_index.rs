@@ -93,7 +93,8 @@ impl Fleet {
         let note =
             OwnedNote { life: parts(life).map_or(0, |(_, number)| number), ..OwnedNote::default() };
         let value = Bytes::from(serde_json::to_vec(&note).unwrap_or_default());
-        nats::put(&self.links.hosts, &key, value).await
+        // Nothing depends on it yet.
+        nats::put(&self.links.hosts, &key, value).await.map_err(NatsError::repeatable)
     }
 
     /// Removes that note, unless a later one has taken its place.

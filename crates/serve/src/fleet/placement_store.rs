@@ -304,7 +304,8 @@ impl Fleet {
             guard.finish();
             return Err(NatsError::Changed.into());
         }
-        let mut revision = taken?;
+        // The request has not begun, and takes the sandbox again.
+        let mut revision = taken.map_err(NatsError::repeatable)?;
         if !again {
             self.counts.taken.inc();
         }
@@ -315,7 +316,8 @@ impl Fleet {
             if ours.record.settings.files_only {
                 ours.record.drop_memory();
             }
-            revision = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await?;
+            let paused = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await;
+            revision = paused.map_err(NatsError::repeatable)?;
         }
         let anchor =
             Anchor { state: ours.state, unknown: ours.unknown, ..Anchor::new(revision, note) };
@@ -349,7 +351,8 @@ impl Fleet {
                 "a sandbox does not exist any more: its time is over, or it was lost before it was ever saved"
             );
             self.counts.lost.inc();
-            nats::remove(&self.links.sandboxes, key, anchor.revision).await?;
+            let removed = nats::remove(&self.links.sandboxes, key, anchor.revision).await;
+            removed.map_err(NatsError::repeatable)?;
             self.forget_owned(&record.id, anchor.note).await;
             return Ok(TakeOutcome::Missing);
         }

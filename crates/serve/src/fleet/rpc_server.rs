@@ -354,7 +354,8 @@ impl Fleet {
         *request.uri_mut() = uri.parse().map_err(|_| DamagedMessage)?;
         *request.headers_mut() = headers;
         let Some(host) = self.host() else {
-            return Ok((reply_gone("the host is ending"), Bytes::new()));
+            // Nothing was begun, so it may be asked of another.
+            return Ok((RpcReply::Elsewhere, Bytes::new()));
         };
         let id = self.next_transfer.fetch_add(1, Ordering::Relaxed);
         let transfer = Arc::new(Transfer {

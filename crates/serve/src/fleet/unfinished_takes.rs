@@ -94,7 +94,10 @@ impl Fleet {
             }
             if matches!(
                 released,
-                Err(NatsError::Away(_) | NatsError::Refused { .. } | NatsError::Missing { .. })
+                Err(NatsError::Away(_)
+                    | NatsError::Unknown(_)
+                    | NatsError::Refused { .. }
+                    | NatsError::Missing { .. })
             ) {
                 // NATS is asked once in a turn while it does not answer.
                 return;

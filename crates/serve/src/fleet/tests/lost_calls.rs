@@ -146,3 +146,17 @@ async fn a_body_whose_pieces_are_lost_has_an_unknown_outcome() {
     assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
     assert!(!response.headers().contains_key(RETRY_AFTER));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_ending_leaves_requests_to_others() {
+    let Some(server) = NatsServer::start() else { return };
+    let (host, other) = (server.host().await, server.host().await);
+    let attached: Arc<dyn FleetHost> = Arc::new(CountingHost::default());
+    other.begin(&attached).await.unwrap();
+    drop(attached);
+    let request =
+        Request::builder().method(Method::POST).uri("/execute").body(Body::from("{}")).unwrap();
+    let forwarded = host.forward(&other.life(), request, false).await;
+    let ForwardResult::NotThere(request) = forwarded else { panic!("it was answered") };
+    assert_eq!(request.into_body().collect().await.unwrap().to_bytes(), "{}");
+}

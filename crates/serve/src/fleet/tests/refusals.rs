@@ -101,3 +101,22 @@ async fn a_change_without_the_permission_names_it() {
     // Where it has the permission, an answer comes.
     assert!(nats::find(&links.kept, "a.b").await.unwrap().is_none());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_without_an_answer_has_an_unknown_outcome() {
+    let Some(mut server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let revision = nats::put(&host.links.kept, "a.b", Bytes::from("1")).await.unwrap();
+    server.kill();
+    let kept = &host.links.kept;
+    let (found, made, changed, removed) = tokio::join!(
+        nats::find(kept, "a.b"),
+        nats::create(kept, "a.c", Bytes::from("2")),
+        nats::update(kept, "a.b", Bytes::from("2"), revision),
+        nats::remove(kept, "a.b", revision),
+    );
+    assert!(matches!(found.err(), Some(NatsError::Away(_))));
+    for error in [made.map(drop), changed.map(drop), removed] {
+        assert!(matches!(error, Err(NatsError::Unknown(_))), "{error:?}");
+    }
+}
