@@ -19,6 +19,7 @@ pub mod js;
 #[cfg(feature = "linux")]
 pub mod linux;
 #[cfg(feature = "linux")]
+mod linux_calls;
 mod linux_files;
 pub mod live;
 pub mod modules;

@@ -120,6 +120,18 @@ impl Python {
         command
     }
 
+    /// The interpreter, without arguments.
+    pub(crate) fn interpreter(&self) -> Command {
+        Command::new(&self.path)
+    }
+
+    /// A plain process that runs a script, which answers lines.
+    pub(crate) fn server(&self, script: &str) -> anyhow::Result<Server> {
+        let mut command = self.interpreter();
+        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Server::start(command)
+    }
+
     pub(crate) fn has(&self, imports: &str) -> bool {
         let out = Command::new(&self.path).args(["-c", imports]).stderr(Stdio::null()).status();
         out.is_ok_and(|status| status.success())
@@ -138,7 +150,7 @@ impl Python {
 }
 
 /// A plain process that answers lines.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     to: Option<ChildStdin>,
     from: BufReader<ChildStdout>,
@@ -153,10 +165,15 @@ impl Server {
     }
 
     fn ask(&mut self, case: &Case) -> anyhow::Result<()> {
-        self.to.as_mut().context("no pipe")?.write_all(case.request.as_bytes())?;
+        check(case, self.answer(case.request)?.as_bytes())
+    }
+
+    /// The line that it writes after `request`.
+    pub(crate) fn answer(&mut self, request: &str) -> anyhow::Result<String> {
+        self.to.as_mut().context("no pipe")?.write_all(request.as_bytes())?;
         let mut line = String::new();
         self.from.read_line(&mut line)?;
-        check(case, line.as_bytes())
+        Ok(line)
     }
 }
 
@@ -426,6 +443,7 @@ pub fn all(
         beginnings(&python, case, &warm, dir, options, sink)
     });
     let result = result.and_then(|()| crate::linux_files::all(&python, options, sink));
+    let result = result.and_then(|()| crate::linux_calls::all(&python, options, sink));
     let result = result.and_then(|()| match Path::new(NODE).exists() {
         true => node(dir, options, sink),
         false => {

@@ -26,6 +26,7 @@ use rustix::io::Errno;
 use crate::host_file_cache;
 use crate::platform::PlatformError;
 use crate::ranges::Ranges;
+use crate::text_twin::TextTwin;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes that are copied at a time.
@@ -38,7 +39,12 @@ const MAX_FILES: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct FileCache {
     place: Option<Arc<CacheFile>>,
-    known: BTreeMap<Node, CacheEntry>,
+    /// By whether it is the twin of the file.
+    known: BTreeMap<(Node, bool), CacheEntry>,
+    /// Twins of files, or that they have none.
+    twins: BTreeMap<Node, (FileVersion, Option<Arc<TextTwin>>)>,
+    /// Whether texts are mapped as their twins.
+    pub(crate) shows_twins: bool,
 }
 
 #[derive(Debug)]
@@ -71,14 +77,18 @@ impl CacheFile {
         self.holds.load(Ordering::Relaxed)
     }
 
-    /// Room for a file of `size` bytes, whole pages.
-    pub(crate) fn room(self: &Arc<Self>, size: u64) -> Option<Arc<CachedFile>> {
+    /// Room for a file of `size` bytes, whole pages, or for its `twin`.
+    pub(crate) fn room(
+        self: &Arc<Self>,
+        size: u64,
+        twin: Option<Arc<TextTwin>>,
+    ) -> Option<Arc<CachedFile>> {
         let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
         let range = *end..end.checked_add(size).filter(|end| *end < i64::MAX as u64)?;
         self.file.set_len(range.end as usize).ok()?;
         *end = range.end;
         let (place, filled, lent) = (self.clone(), Mutex::default(), BorrowedFile::default());
-        Some(Arc::new(CachedFile { place, range, filled, lent, made: Epoch::now() }))
+        Some(Arc::new(CachedFile { place, range, filled, lent, twin, made: Epoch::now() }))
     }
 }
 
@@ -91,6 +101,8 @@ pub(crate) struct CachedFile {
     filled: Mutex<Ranges>,
     /// The parts that images show.
     lent: BorrowedFile,
+    /// The twin, if it has the bytes of that.
+    twin: Option<Arc<TextTwin>>,
     /// A process that was forked since has them as well, and neither takes them from the other.
     made: Epoch,
 }
@@ -154,7 +166,13 @@ impl CachedFile {
         let mut buffer = Vec::new();
         for at in part.clone().step_by(CHUNK_SIZE as usize) {
             buffer.resize((part.end - at).min(CHUNK_SIZE) as usize, 0);
-            let read = tree.read(node, at, &mut buffer)?;
+            let mut read = tree.read(node, at, &mut buffer)?;
+            if let Some(twin) = &self.twin {
+                // It may end behind the last byte of the file.
+                buffer[read..].fill(0);
+                read = buffer.len();
+                twin.apply(at, &mut buffer);
+            }
             let to = (self.range.start + at) as usize;
             if self.place.file.write_at(&buffer[..read], to).is_err() {
                 return Ok(false);
@@ -250,7 +268,8 @@ impl FileCache {
 
     /// The bytes of a file from `offset` on, which begins a page, as a mapping contains them: whole
     /// pages, at most `len` bytes and at most the rest of the file. `None` if they do not fit
-    /// within `most` bytes, or no memory file can be made.
+    /// within `most` bytes, or no memory file can be made. The twin of a text is shown if that is
+    /// mapped whole, to be executed only.
     ///
     /// # Errors
     /// Why the file cannot be read.
@@ -258,28 +277,57 @@ impl FileCache {
         &mut self,
         tree: &Tree,
         node: Node,
-        offset: u64,
-        len: u64,
+        wanted: (u64, u64, u64),
         most: u64,
     ) -> Result<Option<(MappedRange, u64)>, Errno> {
+        let (offset, len, protection) = wanted;
         let size = tree.stat(node)?.size;
         let end = offset.saturating_add(len).min(size);
         if offset >= end {
             return Ok(None);
         }
         let wanted = offset..end.next_multiple_of(PAGE);
-        if let Some(shared) = host_file_cache::show((tree, node), wanted.clone())? {
+        let access = protection as i32 & (libc::PROT_EXEC | libc::PROT_WRITE);
+        let twin = if self.shows_twins && access == libc::PROT_EXEC {
+            self.twin(tree, node).filter(|twin| twin.is_within(&wanted))
+        } else {
+            None
+        };
+        if let Some(shared) = host_file_cache::show((tree, node), wanted.clone(), twin.as_ref())? {
             return Ok(Some(shared));
         }
-        match self.lies(tree, node, size.next_multiple_of(PAGE)) {
+        match self.lies(tree, node, size.next_multiple_of(PAGE), twin) {
             Some(lies) => Ok(lies.show((tree, node), wanted, most, &|| true)?),
             None => Ok(None),
         }
     }
 
-    /// The cached file of `size` bytes, in its present version.
-    fn lies(&mut self, tree: &Tree, node: Node, size: u64) -> Option<Arc<CachedFile>> {
-        if let Some(known) = self.known.get(&node)
+    /// The twin of a file in its present version.
+    fn twin(&mut self, tree: &Tree, node: Node) -> Option<Arc<TextTwin>> {
+        if let Some((version, twin)) = self.twins.get(&node)
+            && tree.is_version(node, version)
+        {
+            return twin.clone();
+        }
+        let version = tree.version(node).ok()?;
+        let twin = host_file_cache::twin((tree, node));
+        if self.twins.len() >= MAX_FILES {
+            self.twins.clear();
+        }
+        self.twins.insert(node, (version, twin.clone()));
+        twin
+    }
+
+    /// The cached file of `size` bytes, in its present version, or its `twin`.
+    fn lies(
+        &mut self,
+        tree: &Tree,
+        node: Node,
+        size: u64,
+        twin: Option<Arc<TextTwin>>,
+    ) -> Option<Arc<CachedFile>> {
+        let key = (node, twin.is_some());
+        if let Some(known) = self.known.get(&key)
             && tree.is_version(node, &known.version)
             && let Some(lies) = known.lies.upgrade()
         {
@@ -289,13 +337,13 @@ impl FileCache {
             Some(place) => place.clone(),
             None => self.place.insert(CacheFile::new()?).clone(),
         };
-        let lies = place.room(size)?;
+        let lies = place.room(size, twin)?;
         if self.known.len() >= MAX_FILES {
             self.known.retain(|_, known| known.lies.strong_count() > 0);
         }
         if self.known.len() < MAX_FILES {
             let version = tree.version(node).ok()?;
-            self.known.insert(node, CacheEntry { version, lies: Arc::downgrade(&lies) });
+            self.known.insert(key, CacheEntry { version, lies: Arc::downgrade(&lies) });
         }
         Some(lies)
     }
@@ -325,7 +373,7 @@ mod tests {
     fn bytes_of_a_file_are_cached_once_while_they_are_mapped() {
         let ((tree, node), mut contents) = (tree(8), FileCache::default());
         let mut show = |tree: &Tree, from: u64, len: u64| {
-            contents.show(tree, node, from * PAGE, len * PAGE, u64::MAX).unwrap().unwrap()
+            contents.show(tree, node, (from * PAGE, len * PAGE, 1), u64::MAX).unwrap().unwrap()
         };
         let (whole, len) = show(&tree, 0, 20);
         assert_eq!(len, 8 * PAGE, "as many pages as the file has");
@@ -346,13 +394,13 @@ mod tests {
     #[test]
     fn a_file_over_the_budget_is_not_cached_and_costs_nothing() {
         let ((tree, node), mut contents) = (tree(8), FileCache::default());
-        let kept = contents.show(&tree, node, 0, PAGE, 4 * PAGE).unwrap();
+        let kept = contents.show(&tree, node, (0, PAGE, 1), 4 * PAGE).unwrap();
         assert!(kept.is_some());
-        assert!(contents.show(&tree, node, 0, 8 * PAGE, 4 * PAGE).unwrap().is_none());
-        assert!(contents.show(&tree, node, 8 * PAGE, PAGE, 4 * PAGE).unwrap().is_none());
+        assert!(contents.show(&tree, node, (0, 8 * PAGE, 1), 4 * PAGE).unwrap().is_none());
+        assert!(contents.show(&tree, node, (8 * PAGE, PAGE, 1), 4 * PAGE).unwrap().is_none());
         assert_eq!(holds(&contents), PAGE);
         // A refused range does not count as filled.
-        let (whole, _) = contents.show(&tree, node, 0, 8 * PAGE, 8 * PAGE).unwrap().unwrap();
+        let (whole, _) = contents.show(&tree, node, (0, 8 * PAGE, 1), 8 * PAGE).unwrap().unwrap();
         let mut bytes = vec![0; 8 * PAGE_SIZE];
         rustix::io::pread(whole.file().unwrap(), &mut bytes, whole.lies.range.start).unwrap();
         assert_eq!(bytes, [1; 8 * PAGE_SIZE]);
@@ -364,7 +412,8 @@ mod tests {
     #[test]
     fn an_image_shares_what_is_shown_and_keeps_it() {
         let ((tree, node), mut contents) = (tree(8), FileCache::default());
-        let (shown, _) = contents.show(&tree, node, 2 * PAGE, 3 * PAGE, u64::MAX).unwrap().unwrap();
+        let (shown, _) =
+            contents.show(&tree, node, (2 * PAGE, 3 * PAGE, 1), u64::MAX).unwrap().unwrap();
         let image = shown.image(3 * PAGE).unwrap();
         let part = shown.from(PAGE).image(PAGE).unwrap();
         assert_eq!(image.page(1).unwrap().as_ptr(), part.page(0).unwrap().as_ptr());
@@ -382,7 +431,8 @@ mod tests {
             "file_cache::tests::neither_a_fork_of_the_process_nor_the_process_takes_from_the_other";
         alone(NAME, || {
             let ((tree, node), mut contents) = (tree(8), FileCache::default());
-            let (shown, _) = contents.show(&tree, node, 0, 8 * PAGE, u64::MAX).unwrap().unwrap();
+            let (shown, _) =
+                contents.show(&tree, node, (0, 8 * PAGE, 1), u64::MAX).unwrap().unwrap();
             let mut image = Some(shown.image(8 * PAGE).unwrap());
             drop((shown, contents));
             let whole = |image: &Option<Image>| {

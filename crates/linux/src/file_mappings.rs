@@ -65,7 +65,7 @@ mod tests {
         tree.write_path("/a", &[1; 8 * PAGE as usize], Time::default()).unwrap();
         let node = tree.find("/a").unwrap();
         let mut contents = FileCache::default();
-        let (shown, _) = contents.show(&tree, node, 0, 8 * PAGE, u64::MAX).unwrap().unwrap();
+        let (shown, _) = contents.show(&tree, node, (0, 8 * PAGE, 1), u64::MAX).unwrap().unwrap();
         let mut showing = FileMappings::default();
         showing.insert(10 * PAGE..18 * PAGE, shown.clone());
         showing.remove(12 * PAGE..14 * PAGE);

@@ -115,7 +115,11 @@ impl Guest {
                 return Ok(StopReason::CpuTime);
             }
             let turn_ends = self.cpu.bound(self.turn_ends(deadline));
-            let halt = match self.body.process.next(turn_ends)? {
+            let event = self.body.process.next(turn_ends)?;
+            if event != Event::Late {
+                self.take_over();
+            }
+            let halt = match event {
                 Event::Call(call) => self.serve(&call, deadline)?,
                 Event::Late if Instant::now() >= deadline => Some(StopReason::Late),
                 Event::Late => {
@@ -124,9 +128,17 @@ impl Guest {
                     }
                     None
                 }
-                Event::Interrupted => self.take_turns(deadline)?,
+                Event::Interrupted => {
+                    self.body.process.leave_inside()?;
+                    self.take_turns(deadline)?
+                }
                 Event::Fault(signal) => {
-                    match self.sentry.served_fault(&mut self.body.process, signal)? {
+                    // The call reports an address that it cannot use.
+                    let called = self.body.process.leave_inside()? && signal != libc::SIGTRAP;
+                    let served = |guest: &mut Self| {
+                        guest.sentry.served_fault(&mut guest.body.process, signal)
+                    };
+                    match if called { None } else { served(self)? } {
                         Some(end) => {
                             self.outlive(Some(StopReason::End(end, Trap::Stub)), deadline)?
                         }
@@ -183,7 +195,9 @@ impl Guest {
         let mut call = *call;
         loop {
             self.sentry.pump();
-            match self.sentry.serve(&mut self.body.process, &call)? {
+            let control = self.sentry.serve(&mut self.body.process, &call)?;
+            self.sentry.note_call(&mut self.body.inside, &call, &control);
+            match control {
                 SyscallControl::Value(value) if self.sentry.unattached => {
                     self.body.detach(&call)?;
                     self.attach()?;
@@ -210,6 +224,7 @@ impl Guest {
                         self.enact(change, Continuation::Ask)?;
                         return self.go_on();
                     }
+                    self.give_answers();
                     self.enact(change, Continuation::Resume)?;
                     return Ok(None);
                 }
@@ -275,6 +290,7 @@ impl Guest {
             // It comes behind the call.
             self.body.process.interrupt()?;
         }
+        self.give_answers();
         self.body.let_make(id, &change)?;
         Ok(None)
     }
@@ -292,6 +308,7 @@ impl Guest {
                 if self.is_due() {
                     self.body.process.interrupt()?;
                 }
+                self.give_answers();
                 self.body.process.answer(call, value as i64)?;
                 Ok(None)
             }
@@ -314,8 +331,19 @@ impl Guest {
             // It comes back at once, and is stopped then, or others run.
             self.body.process.interrupt()?;
         }
+        self.give_answers();
         self.body.process.execute(&StubCommands::default(), Continuation::Resume)?;
         Ok(None)
+    }
+
+    /// Has calls be answered inside while the guest runs.
+    fn give_answers(&mut self) {
+        self.sentry.give_answers(&mut self.body.inside, &mut self.body.process);
+    }
+
+    /// Takes over the effects of calls that were answered inside. The guest stands still.
+    fn take_over(&mut self) {
+        self.sentry.take_over(&mut self.body.inside, &mut self.body.process);
     }
 
     /// Makes a thread the one that is in the stub.
@@ -523,6 +551,7 @@ impl Guest {
                     self.body.process.execute(&orders, Continuation::Ask)?;
                     return self.go_on();
                 }
+                self.give_answers();
                 self.body.process.execute(&orders, Continuation::Resume)?;
                 return Ok(None);
             }

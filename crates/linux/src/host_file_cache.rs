@@ -14,6 +14,7 @@ use afresh_sys::host::memory_room;
 use afresh_sys::{InheritedCell, PAGE_SIZE, PerProcess};
 
 use crate::file_cache::{CacheFile, CachedFile, MappedRange};
+use crate::text_twin::TextTwin;
 
 /// Maximum bytes of the cache on hosts with little and with much memory, and the share in between.
 /// Node.js alone has 99 MB: where two interpreters do not fit together, each start of one copies
@@ -34,7 +35,10 @@ fn max_bytes() -> u64 {
 #[derive(Default)]
 struct HostFileCache {
     place: Option<Arc<CacheFile>>,
-    files: HashMap<HostFile, HostFileEntry>,
+    /// By whether it is the twin of the file.
+    files: HashMap<(HostFile, bool), HostFileEntry>,
+    /// Twins of files, or that they have none.
+    twins: HashMap<HostFile, Option<Arc<TextTwin>>>,
     /// Counts requests.
     asked: u64,
 }
@@ -47,7 +51,13 @@ struct HostFileEntry {
 
 impl HostFileCache {
     /// The cached file, with room for `more` bytes of it.
-    fn lies(&mut self, file: HostFile, more: u64) -> Option<Arc<CachedFile>> {
+    fn lies(
+        &mut self,
+        host_file: HostFile,
+        more: u64,
+        twin: Option<Arc<TextTwin>>,
+    ) -> Option<Arc<CachedFile>> {
+        let file = (host_file, twin.is_some());
         self.asked += 1;
         let asked = self.asked;
         if let Some(kept) = self.files.get_mut(&file) {
@@ -69,10 +79,39 @@ impl HostFileCache {
         if let Some(kept) = self.files.get(&file) {
             return Some(kept.lies.clone());
         }
-        let lies = place.room(file.size().next_multiple_of(PAGE_SIZE as u64))?;
+        let lies = place.room(host_file.size().next_multiple_of(PAGE_SIZE as u64), twin)?;
         self.files.insert(file, HostFileEntry { lies: lies.clone(), asked });
         Some(lies)
     }
+}
+
+/// Maximum files whose twins are remembered.
+const MAX_TWINS: usize = 4096;
+
+/// The twin of the text of a file, if it has one.
+pub(crate) fn twin((tree, node): (&Tree, Node)) -> Option<Arc<TextTwin>> {
+    let find = || {
+        let read = |offset, len| {
+            let mut bytes = vec![0; len];
+            tree.read(node, offset, &mut bytes).ok().map(|_| bytes)
+        };
+        TextTwin::new(&read).map(Arc::new)
+    };
+    let Some(file) = tree.host_file(node).filter(HostFile::is_settled) else { return find() };
+    let shelf = || SHELF.get().lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = shelf().twins.get(&file) {
+        return known.clone();
+    }
+    let found = find();
+    // A change during the search has changed the times by its end.
+    if tree.host_file(node) == Some(file) {
+        let mut shelf = shelf();
+        if shelf.twins.len() >= MAX_TWINS {
+            shelf.twins.clear();
+        }
+        shelf.twins.insert(file, found.clone());
+    }
+    found
 }
 
 /// The bytes of a file for a mapping, as [`FileCache::show`](crate::file_cache::FileCache::show)
@@ -80,11 +119,12 @@ impl HostFileCache {
 pub(crate) fn show(
     (tree, node): (&Tree, Node),
     wanted: Range<u64>,
+    twin: Option<&Arc<TextTwin>>,
 ) -> Result<Option<(MappedRange, u64)>, Refused> {
     let Some(file) = tree.host_file(node).filter(HostFile::is_settled) else { return Ok(None) };
     let lies = {
         let mut shelf = SHELF.get().lock().unwrap_or_else(PoisonError::into_inner);
-        shelf.lies(file, wanted.end - wanted.start)
+        shelf.lies(file, wanted.end - wanted.start, twin.cloned())
     };
     let Some(lies) = lies else { return Ok(None) };
     // A change during the read has changed the times by its end.
@@ -104,7 +144,7 @@ mod tests {
 
     fn mapped_range(tree: &Tree, path: &str) -> Option<MappedRange> {
         let node = tree.find(path).unwrap();
-        show((tree, node), 0..PAGE).unwrap().map(|(shown, _)| shown)
+        show((tree, node), 0..PAGE, None).unwrap().map(|(shown, _)| shown)
     }
 
     #[test]
@@ -133,14 +173,14 @@ mod tests {
         let tree = over(here);
         let file = |path: &str| tree.host_file(tree.find(path).unwrap()).unwrap();
         let mut shelf = HostFileCache::default();
-        let kept = shelf.lies(file("Cargo.toml"), PAGE).unwrap();
-        drop(shelf.lies(file("src/lib.rs"), PAGE).unwrap());
+        let kept = shelf.lies(file("Cargo.toml"), PAGE, None).unwrap();
+        drop(shelf.lies(file("src/lib.rs"), PAGE, None).unwrap());
         assert!(
-            shelf.lies(file("src/subprocess.rs"), max_bytes() + 1).is_none(),
+            shelf.lies(file("src/subprocess.rs"), max_bytes() + 1, None).is_none(),
             "there is never so much room"
         );
-        assert!(shelf.files.contains_key(&file("Cargo.toml")), "it is shown");
-        assert!(!shelf.files.contains_key(&file("src/lib.rs")));
+        assert!(shelf.files.contains_key(&(file("Cargo.toml"), false)), "it is shown");
+        assert!(!shelf.files.contains_key(&(file("src/lib.rs"), false)));
         drop(kept);
     }
 }

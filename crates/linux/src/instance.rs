@@ -103,6 +103,7 @@ impl LiveGuest {
         let body = Subprocess::new_process(&first, limits, Some(&standing.rest.origin))?;
         let mut sentry =
             Sentry::new(Arc::clone(&standing.rest.state), limits.output, limits.egress.clone());
+        sentry.answer_inside(limits.answers_inside);
         sentry.streams.generation = generation.clone();
         sentry.lines.limits = outbound.clone();
         let others = ParkedSubprocesses::new(Some((standing.clone(), limits.clone())));

@@ -64,6 +64,7 @@ mod subprocess;
 mod subprocess_changes;
 mod subprocess_memory;
 mod subprocesses;
+mod text_twin;
 mod trust;
 mod warm;
 

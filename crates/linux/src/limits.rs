@@ -28,6 +28,8 @@ pub(crate) struct Limits {
     pub(crate) write_set: usize,
     /// Whether every reset ends the process.
     pub(crate) replaced: bool,
+    /// Whether calls are answered inside the process where that is possible.
+    pub(crate) answers_inside: bool,
     /// Stops the calls of the present lease.
     pub(crate) stop: Option<StopHandle>,
 }
@@ -61,6 +63,7 @@ impl Default for Limits {
             egress: EgressPolicy::default(),
             write_set: 8192,
             replaced: false,
+            answers_inside: true,
             stop: None,
         }
     }

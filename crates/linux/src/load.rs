@@ -221,7 +221,8 @@ fn map(
         let most = state.layout.limit() / FileCache::SHARE;
         // Parts that are written soon, or are longer than the file, are copied.
         let shows = part.flags & 2 == 0 && part.memory_len == part.file_len;
-        let shown = shows.then(|| contents.show(&state.tree, *node, bytes.start, len, most));
+        let shown =
+            shows.then(|| contents.show(&state.tree, *node, (bytes.start, len, protection), most));
         let content = match shown {
             Some(Ok(Some((shown, len)))) => Content::Shown(shown, len, protection),
             _ => {

@@ -16,6 +16,7 @@ mod forker;
 mod frame;
 mod host_traits;
 mod image_mapping;
+mod inside;
 mod isolation;
 mod lifetime;
 mod listener;
@@ -29,6 +30,7 @@ mod segments;
 mod spawn;
 mod stub;
 mod template;
+mod trampoline;
 mod vdso;
 mod write_tracker;
 mod zygote;
@@ -41,13 +43,19 @@ pub(crate) use frame::{
     USER_SELECTORS,
 };
 pub(crate) use host_traits::HostTraits;
+pub(crate) use inside::{Answer, DESCRIPTORS, Numbers, STAT_LEN, is_answered_inside};
 pub use isolation::IsolationLayer;
 pub(crate) use mapped_image::MappedImage;
 pub(crate) use mapping_room::is_memory_accounted;
-pub(crate) use process::{Call, Event, Process, Trap};
+pub(crate) use process::{Call, DescriptorAnswers, Event, Process, Trap};
 pub(crate) use segments::{Segment, Segments};
-pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN};
+pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN, INSIDE};
 pub(crate) use template::Origin;
+pub(crate) use trampoline::{
+    CELL_LEN, HEAD_LEN, JUMP_LEN, NEAR_LEN, READ_LEN, SYSCALL, has_trampolines, originals,
+};
+#[cfg(test)]
+pub(crate) use trampoline::{parse, relative};
 pub(crate) use vdso::ClockOffsets;
 pub use zygote::{isolation_layers, require_isolation};
 

@@ -74,6 +74,7 @@ pub struct Program {
     slice: Option<Duration>,
     poll: Duration,
     replaced: bool,
+    answers_inside: bool,
     limits: Vec<(Resource, u64, u64)>,
     pub(crate) start: Duration,
     /// Stops the warm-up.
@@ -126,6 +127,7 @@ impl Program {
             slice: None,
             poll: POLL_INTERVAL,
             replaced: false,
+            answers_inside: true,
             limits: Vec::new(),
             start: Duration::from_secs(60),
             stop: None,
@@ -265,6 +267,15 @@ impl Program {
         self
     }
 
+    /// Sets whether the guest's process answers some calls itself (on by default): those for
+    /// numbers of processes, and those on open files that are only read. Text of programs and
+    /// libraries has other bytes in memory then, where it calls.
+    #[must_use]
+    pub fn answer_inside(mut self, answers: bool) -> Self {
+        self.answers_inside = answers;
+        self
+    }
+
     /// Bytes of files it may write; 256 MiB otherwise. More is refused with `ENOSPC`.
     #[must_use]
     pub fn storage_limit(mut self, bytes: u64) -> Self {
@@ -378,6 +389,7 @@ impl Program {
             slice: self.slice,
             poll: self.poll,
             replaced: self.replaced,
+            answers_inside: self.answers_inside,
             egress: self.egress(),
             ..Limits::default()
         }
@@ -458,7 +470,8 @@ impl Program {
         }
         prepare(&mut state)?;
         let body = Subprocess::new(Process::new(None, None)?, FIRST);
-        let sentry = Sentry::new(Arc::new(state), self.output, self.egress());
+        let mut sentry = Sentry::new(Arc::new(state), self.output, self.egress());
+        sentry.answer_inside(self.answers_inside);
         let mut guest = Guest::new(body, sentry, ParkedSubprocesses::new(None));
         let args = args.iter().map(|arg| arg.as_bytes().to_vec()).collect();
         let pair =

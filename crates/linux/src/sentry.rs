@@ -10,6 +10,7 @@ mod console;
 mod dispatch;
 mod fs;
 mod host_input;
+mod inside_answers;
 mod kernel;
 #[cfg(test)]
 mod maxima;
@@ -35,6 +36,7 @@ pub use console::RunControl;
 pub(crate) use console::{Console, OutputFailure};
 pub(crate) use fs::root_files::{bytes, prepare, settle, thawed_budget, write_system_files};
 pub(crate) use host_input::HostInput;
+pub(crate) use inside_answers::InsideAnswers;
 pub(crate) use kernel::epoll::ReadySets;
 pub(crate) use kernel::fork_request::ForkRequest;
 pub(crate) use kernel::generation::Generation;
@@ -106,6 +108,11 @@ impl Sentry {
             unattached: false,
             console,
         }
+    }
+
+    /// Sets whether calls are answered inside the process where that is possible.
+    pub(crate) fn answer_inside(&mut self, answers: bool) {
+        self.contents.shows_twins = answers;
     }
 
     /// Moves bytes between the guest and the outside. Returns whether the guest sees a change.

@@ -27,7 +27,7 @@ use crate::platform::{
     StubCommands, Trap,
 };
 use crate::ranges::Ranges;
-use crate::sentry::{Change, Layout, protect_call, unmap_call};
+use crate::sentry::{Change, InsideAnswers, Layout, protect_call, unmap_call};
 use crate::shared_memory_file::LiveMapping;
 use crate::subprocess_memory::SubprocessMemory;
 
@@ -65,6 +65,8 @@ pub(crate) struct Subprocess {
     inherited: Vec<Image>,
     /// The call that waits in the kernel, while other processes run.
     pub(crate) parked: Option<Call>,
+    /// The calls that are answered inside.
+    pub(crate) inside: InsideAnswers,
 }
 
 /// Data of watched memory.
@@ -228,6 +230,7 @@ impl Subprocess {
             held: None,
             inherited: Vec::new(),
             parked: None,
+            inside: InsideAnswers::default(),
         }
     }
 
@@ -349,6 +352,7 @@ impl Subprocess {
         if !planted::is(Bug::Register) {
             self.process.set_registers(&ground.part.registers);
         }
+        self.inside.forget(&mut self.process);
         self.holds = ground.part.holds;
         self.last = Some(ground.clone());
         self.base = Some(ground);

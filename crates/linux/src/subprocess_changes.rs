@@ -71,8 +71,10 @@ impl Subprocess {
     /// of `change`: they are that call, or have its effect, and the kernel cannot refuse it. So the
     /// mappings are what the layout says.
     pub(crate) fn may_make(&mut self, call: &Call, change: &Change) -> bool {
-        let Change { before, content: None, copies, after } = change else { return false };
-        let ([order], [], []) = (&before[..], &copies[..], &after[..]) else { return false };
+        let Change { before, content: None, fill, copies, after } = change else { return false };
+        let ([order], [], [], []) = (&before[..], &fill[..], &copies[..], &after[..]) else {
+            return false;
+        };
         let [number, start, len, protection, ..] = *order;
         let is_it = |number: i64| {
             call.number == number
@@ -148,6 +150,7 @@ impl Subprocess {
             gone.extend(self.note(change.before.iter().chain(&change.after)));
             first.calls.extend(change.before);
             first.copies.extend(change.copies);
+            filled.extend(change.fill);
             after.extend(change.after);
             match change.content {
                 Some((start, Content::Shown(shown, len, protection))) => {

@@ -128,6 +128,8 @@ bugs! {
     Family = "family",
     /// A process keeps waiting in the kernel while its guest halts.
     ParkedCall = "parked-call",
+    /// The offset of a file that was set inside the process is not taken over.
+    InsideOffset = "inside-offset",
     /// An item that could not be recycled is leased again.
     Unclean = "unclean",
     /// An item whose user panicked is leased again.

@@ -33,7 +33,7 @@ pub(crate) const INPUT_LEN: usize = 12 << 10;
 const CALLS_AT_ONCE: usize = 100;
 const COPIES_AT_ONCE: usize = 500;
 const _: () = assert!(
-    stub::FIRST + 64 * CALLS_AT_ONCE + 24 * (COPIES_AT_ONCE + 1) + INPUT_LEN <= stub::CHILD_PID
+    stub::FIRST + 64 * CALLS_AT_ONCE + 24 * (COPIES_AT_ONCE + 1) + INPUT_LEN <= stub::INSIDE_WORDS
 );
 
 impl StubCommands {
@@ -80,7 +80,7 @@ impl StubCommands {
         let copies = self.copies.len() + usize::from(self.input.is_some());
         let data = stub::FIRST + 64 * self.calls.len() + 24 * copies;
         let end = data + self.input.as_ref().map_or(0, |(_, bytes)| bytes.len());
-        assert!(end <= stub::CHILD_PID, "orders that do not fit are cut into pieces before");
+        assert!(end <= stub::INSIDE_WORDS, "orders that do not fit are cut into pieces before");
         let mut bytes = vec![0; end];
         let mut put = |offset: usize, word: u64| {
             bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
@@ -148,7 +148,7 @@ mod tests {
                 assert_eq!((piece.wipe, piece.input.is_some()), (last, last && input > 0));
                 assert!(
                     piece.encode(Continuation::Ask, SegmentBases::default(), 0, 1).len()
-                        <= stub::CHILD_PID
+                        <= stub::INSIDE_WORDS
                 );
             }
         }

@@ -39,6 +39,7 @@ pub(crate) enum Register {
     Rsi = 9,
     Rdx = 12,
     Rax = 13,
+    Rcx = 14,
     Rsp = 15,
     Rip = 16,
     Flags = 17,

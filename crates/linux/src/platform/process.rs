@@ -2,6 +2,7 @@
 
 mod detach;
 mod fork;
+mod inside;
 mod mappings;
 mod receipts;
 mod registers;
@@ -34,6 +35,7 @@ use super::vdso::ClockOffsets;
 use super::write_tracker::WriteTracker;
 use super::zygote;
 use super::{PlatformError, boot, filter, memory, stub};
+pub(crate) use inside::DescriptorAnswers;
 use receipts::{ExpectedReceipt, ReceiptSource};
 
 /// Bytes of the instruction that calls.

@@ -11,10 +11,11 @@
 //! ```text
 //! 0x0000_0001_0000 .. CODE     the guest's, laid out by the sentry
 //! CODE                         this code, one page, r-x
+//! INSIDE                       code that answers calls of the guest, one page, r-x
 //! VDSO                         the vDSO of the guest, r-x
 //! CONTROL                      orders: header, system calls, copies, data; rw, shared with the sentry
 //! SIGNAL_STACK                 the frame with the guest's registers; rw, shared with the sentry
-//! CLOCK_PAGE                   clock offsets; read-only, shared with the sentry
+//! CLOCK_PAGE                   clock offsets and answers; read-only, shared with the sentry
 //! CLOCK                        the kernel's vDSO, from which that of the guest reads the time; read-only
 //! IMAGE .. ABOVE               the warm image, read-only
 //! ```
@@ -43,6 +44,8 @@ pub(super) const FAULTS: [i32; 5] =
 
 /// Address of the code: the only page whose system calls may be continued.
 pub(crate) const CODE: u64 = 0x7000_0000_0000;
+/// Code that answers calls in the process ([`super::inside`]). Its calls are those of the guest.
+pub(crate) const INSIDE: u64 = CODE + 0x1000;
 /// The vDSO of the guest, and the room for it.
 pub(crate) const VDSO: u64 = CODE + 0x2000;
 pub(crate) const VDSO_LEN: u64 = CONTROL - 0x1000 - VDSO;
@@ -95,6 +98,8 @@ pub(crate) const ASK: i64 = 110;
 pub(crate) const FORK_FLAGS: i32 = libc::CLONE_PARENT | libc::CLONE_PARENT_SETTID | libc::SIGCHLD;
 /// Offset in the control area of the PID of a forked child, behind all orders.
 pub(crate) const CHILD_PID: usize = ORDERS_LEN - 8;
+/// Offset in the control area of the words of [`super::inside`], behind all orders.
+pub(crate) const INSIDE_WORDS: usize = ORDERS_LEN - 128;
 /// Descriptor of the control area in a child.
 pub(crate) const CONTROL_FILE: u64 = 3;
 
@@ -349,7 +354,7 @@ pub(crate) fn asked_at() -> u64 {
     CODE + offset_of(&raw const afresh_linux_stub_asked) as u64
 }
 
-/// The code as a program: a static ELF file of one segment, and a second one with the vDSO of
+/// The code as a program: a static ELF file of two segments, and a third one with the vDSO of
 /// guests.
 pub(crate) fn program() -> Vec<u8> {
     let length = offset_of(&raw const afresh_linux_stub_end);
@@ -368,7 +373,7 @@ pub(crate) fn program() -> Vec<u8> {
         elf.extend(word.to_le_bytes());
     }
     elf.extend(0u32.to_le_bytes());
-    for half in [64u16, 56, 2 + u16::from(vdso.is_some()), 0, 0, 0] {
+    for half in [64u16, 56, 3 + u16::from(vdso.is_some()), 0, 0, 0] {
         elf.extend(half.to_le_bytes());
     }
     let mut segment = |kind: u32, flags: u32, words: [u64; 6]| {
@@ -377,15 +382,20 @@ pub(crate) fn program() -> Vec<u8> {
         words.iter().for_each(|word| elf.extend(word.to_le_bytes()));
     };
     segment(1, 5, [4096, CODE, CODE, length as u64, length as u64, 4096]);
+    let inside = super::inside::code();
+    let length = inside.len() as u64;
+    segment(1, 5, [8192, INSIDE, INSIDE, length, length, 4096]);
     if let Some(vdso) = vdso {
         let length = vdso.len() as u64;
-        segment(1, 5, [8192, VDSO, VDSO, length, length, 4096]);
+        segment(1, 5, [12288, VDSO, VDSO, length, length, 4096]);
     }
     segment(0x6474_e551, 6, [0, 0, 0, 0, 0, 16]); // a stack that is not executable
     elf.resize(4096, 0);
     elf.extend(code);
+    elf.resize(8192, 0);
+    elf.extend(inside);
     if let Some(vdso) = vdso {
-        elf.resize(8192, 0);
+        elf.resize(12288, 0);
         elf.extend(vdso);
     }
     elf

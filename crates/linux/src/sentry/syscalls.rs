@@ -44,6 +44,7 @@ pub(super) mod socket;
 pub(super) mod splice;
 pub(super) mod stat;
 pub(super) mod sync;
+pub(super) mod text;
 pub(super) mod thread;
 pub(super) mod timer;
 pub(super) mod unprivileged;

@@ -27,6 +27,8 @@ pub(crate) struct Change {
     pub(crate) before: Vec<StubCall>,
     /// The initial content of a mapping from an address on.
     pub(crate) content: Option<(u64, Content)>,
+    /// Bytes to write to addresses then.
+    pub(crate) fill: Vec<(u64, Vec<u8>)>,
     /// Copies to make then: to, from, length.
     pub(crate) copies: Vec<[u64; 3]>,
     /// Calls to make last.
@@ -36,8 +38,9 @@ pub(crate) struct Change {
 impl Change {
     /// Whether nothing changes.
     pub(crate) fn is_empty(&self) -> bool {
-        let Self { before, content, copies, after } = self;
-        before.is_empty() && content.is_none() && copies.is_empty() && after.is_empty()
+        let Self { before, content, fill, copies, after } = self;
+        let fills = content.is_some() || !fill.is_empty();
+        before.is_empty() && !fills && copies.is_empty() && after.is_empty()
     }
 
     /// The addresses that it maps, unmaps, fills or protects. They may overlap.

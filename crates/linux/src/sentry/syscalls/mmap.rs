@@ -19,6 +19,7 @@ use crate::sentry::mm::shared::writes;
 use crate::sentry::mm::stub_calls::{Change, Content};
 use crate::sentry::mm::user_memory::path_in;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
+use crate::sentry::syscalls::text::restore_text;
 
 /// Never a program, and sealed so.
 const MFD_NOEXEC_SEAL: u32 = 8;
@@ -307,7 +308,7 @@ impl Sentry {
         }
         let most = self.state.layout.limit() / FileCache::SHARE;
         let tree = &self.state.tree;
-        let shown = self.contents.show(tree, node, offset, len, most)?;
+        let shown = self.contents.show(tree, node, (offset, len, protection), most)?;
         if let Some((shown, len)) = shown {
             return Ok(Content::Shown(shown, len, protection));
         }
@@ -326,12 +327,14 @@ impl Sentry {
     /// `mprotect(2)`: may give more rights than a shared file was opened with.
     pub(in crate::sentry) fn sys_mprotect(
         &mut self,
+        process: &Process,
         start: u64,
         len: u64,
         protection: u64,
     ) -> SyscallResult {
         let protection = readable(protection);
         self.state.may_open_memory(start, len, protection)?;
+        let texts = if writes(protection) { self.twins_in(start, len) } else { Vec::new() };
         if writes(protection) && !self.state.shares.is_empty() {
             let end = start.saturating_add(len);
             let shared = self.state.layout.shared().into_iter();
@@ -342,7 +345,10 @@ impl Sentry {
                 self.count_shared()?;
             }
         }
-        let change = self.change().layout.protect(start, len, protection)?;
+        let mut change = self.change().layout.protect(start, len, protection)?;
+        for (text, mapping) in texts {
+            restore_text(process, &text, &mapping, &mut change)?;
+        }
         Ok(SyscallControl::Memory(0, change))
     }
 
@@ -351,10 +357,15 @@ impl Sentry {
     /// is `EINVAL`.
     pub(in crate::sentry) fn sys_madvise(
         &mut self,
+        process: &Process,
         start: u64,
         len: u64,
         advice: u64,
     ) -> SyscallResult {
+        if advice as i32 == libc::MADV_DONTNEED && self.shows_twin(process, start, len)? {
+            // It was never written.
+            return Ok(SyscallControl::Memory(0, Change::default()));
+        }
         if advice as i32 == libc::MADV_DONTNEED
             && let Some(change) = self.renew_file_pages(start, len)?
         {

@@ -1,0 +1,357 @@
+//! Code in the guest's process that answers calls of the guest without the sentry, and its data.
+//!
+//! Sites of calls jump here ([`crate::text_twin`]) with the number of the call and the address of
+//! its `syscall`. Answers come from a part of the page that the guest can only read, and which the
+//! sentry fills before the guest runs. A call without an answer there continues at its `syscall`,
+//! with the registers that it had: so do all calls while the page is closed, which it is whenever
+//! the sentry serves a call. This code makes no system call, and the filter gives it no right.
+//!
+//! A call that moves the offset of a file stores the new one among the *words*, which the guest can
+//! write. The sentry takes it over at the next event. It is a value that a call could have set.
+//!
+//! ```text
+//! start .. commit      the words have the number and the address of the call: it can be made anew
+//! behind the commit    the call is answered
+//! ```
+//!
+//! Promises: no frame of a thread that stops has an address of this code, because the sentry moves
+//! it back to the call, or behind it. Any code of the guest may jump here, and gains nothing: this
+//! code has the rights of the guest. May break it: a further store of a result before the commit.
+
+use super::stub;
+
+/// Descriptors with answers; the place of one is its number modulo this.
+pub(crate) const DESCRIPTORS: usize = 8;
+/// Bytes of `struct stat`.
+pub(crate) const STAT_LEN: usize = 144;
+
+/// Offset of the answers in the page that the guest can only read, behind the clocks.
+const ANSWERS: usize = 1024;
+/// Length of the numbers that begin the answers.
+pub(super) const NUMBERS_LEN: usize = 128;
+/// Bytes of the answers for a descriptor: number plus one, offset, size, and `struct stat`.
+pub(super) const DESCRIPTOR_LEN: usize = 192;
+const OFFSET: usize = 8;
+const SIZE: usize = 16;
+const STAT: usize = 24;
+/// Length of all answers.
+pub(super) const ANSWERS_LEN: usize = NUMBERS_LEN + DESCRIPTORS * DESCRIPTOR_LEN;
+const _: () = assert!(ANSWERS + ANSWERS_LEN <= stub::CLOCK_PAGE_LEN);
+/// Offset of the answers in the control area and the page behind it.
+pub(super) const ANSWERS_AT: usize = stub::CONTROL_LEN + ANSWERS;
+
+// Words of the guest, at `stub::INSIDE_WORDS`: new offsets, plus one, then the present call.
+const CALL: usize = 8 * DESCRIPTORS;
+const NUMBER: usize = CALL + 8;
+/// Length of the words.
+pub(super) const WORDS_LEN: usize = NUMBER + 8;
+const _: () = assert!(stub::INSIDE_WORDS + WORDS_LEN <= stub::CHILD_PID);
+
+/// Numbers of calls that may be answered inside.
+const NUMBERS: [libc::c_long; 14] = [
+    libc::SYS_read,
+    libc::SYS_fstat,
+    libc::SYS_lseek,
+    libc::SYS_rt_sigaction,
+    libc::SYS_ioctl,
+    libc::SYS_getpid,
+    libc::SYS_getuid,
+    libc::SYS_getgid,
+    libc::SYS_geteuid,
+    libc::SYS_getegid,
+    libc::SYS_getppid,
+    libc::SYS_getpgrp,
+    libc::SYS_gettid,
+    libc::SYS_newfstatat,
+];
+
+/// Whether calls of this number may be answered inside.
+pub(crate) fn is_answered_inside(number: u32) -> bool {
+    NUMBERS.contains(&number.into())
+}
+
+/// Numbers of a process and its current thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Answer {
+    /// Whether there are answers.
+    #[default]
+    Open = 0,
+    Process = 1,
+    Thread = 2,
+    Parent = 3,
+    User = 4,
+    EffectiveUser = 5,
+    Group = 6,
+    EffectiveGroup = 7,
+    ProcessGroup = 8,
+    /// Signals with an action, a bit for each.
+    Actions = 9,
+}
+
+/// Values of all [`Answer`]s.
+pub(crate) type Numbers = [u64; Answer::Actions as usize + 1];
+
+/// Finds the answers of the descriptor in `edi`: `rcx` is their address, and `r11` that of its new
+/// offset.
+macro_rules! find_descriptor {
+    () => {
+        "mov ecx, edi
+        and ecx, {descriptors} - 1
+        imul rcx, rcx, {descriptor_len}
+        lea rcx, [r11 + rcx + {numbers_len}]
+        mov eax, edi
+        add rax, 1
+        cmp rax, [rcx]
+        jne 90f
+        mov eax, edi
+        and eax, {descriptors} - 1
+        movabs r11, {words}
+        lea r11, [r11 + rax * 8]"
+    };
+}
+
+/// Loads the offset of that descriptor into `rax`.
+macro_rules! load_offset {
+    () => {
+        "mov rax, [r11]
+        sub rax, 1
+        jae 99f
+        mov rax, [rcx + {offset}]
+    99:"
+    };
+}
+
+/// Copies its `struct stat` to the address in a register.
+macro_rules! copy_stat {
+    ($to:literal) => {
+        concat!(
+            ".irp at, 0,8,16,24,32,40,48,56,64,72,80,88,96,104,112,120,128,136
+            mov rax, [rcx + {stat} + \\at]
+            mov [",
+            $to,
+            " + \\at], rax
+            .endr
+            xor eax, eax
+            jmp 85f"
+        )
+    };
+}
+
+std::arch::global_asm!(
+    ".pushsection .rodata.afresh_linux_inside,\"a\",@progbits",
+    ".globl afresh_linux_inside, afresh_linux_inside_kept, afresh_linux_inside_done",
+    ".globl afresh_linux_inside_end",
+    "afresh_linux_inside:",
+    "    movabs r11, {words}",
+    "    mov [r11 + {call}], rcx",
+    "    mov [r11 + {number}], rax",
+    "afresh_linux_inside_kept:",
+    "    movabs r11, {answers}",
+    "    cmp dword ptr [r11], 0",
+    "    je 90f",
+    "    cmp eax, {newfstatat}",
+    "    je 30f",
+    "    cmp eax, {lseek}",
+    "    je 10f",
+    "    cmp eax, {read}",
+    "    je 20f",
+    "    cmp eax, {ioctl}",
+    "    je 40f",
+    "    cmp eax, {fstat}",
+    "    je 35f",
+    "    cmp eax, {rt_sigaction}",
+    "    je 50f",
+    "    mov ecx, {process}",
+    "    cmp eax, {getpid}",
+    "    je 60f",
+    "    mov ecx, {thread}",
+    "    cmp eax, {gettid}",
+    "    je 60f",
+    "    mov ecx, {parent}",
+    "    cmp eax, {getppid}",
+    "    je 60f",
+    "    mov ecx, {user}",
+    "    cmp eax, {getuid}",
+    "    je 60f",
+    "    mov ecx, {effective_user}",
+    "    cmp eax, {geteuid}",
+    "    je 60f",
+    "    mov ecx, {group}",
+    "    cmp eax, {getgid}",
+    "    je 60f",
+    "    mov ecx, {effective_group}",
+    "    cmp eax, {getegid}",
+    "    je 60f",
+    "    mov ecx, {process_group}",
+    "    cmp eax, {getpgrp}",
+    "    je 60f",
+    "    jmp 90f",
+    // The numbers.
+    "60: mov rax, [r11 + rcx * 8]",
+    "    jmp 85f",
+    // lseek(edi, rsi, edx).
+    "10:",
+    find_descriptor!(),
+    "    cmp edx, 1",
+    "    je 12f",
+    "    ja 13f",
+    "    mov rax, rsi",
+    "    jmp 15f",
+    "12:",
+    load_offset!(),
+    "    jmp 14f",
+    "13: cmp edx, 2",
+    "    jne 90f",
+    "    mov rax, [rcx + {size}]",
+    "14: add rax, rsi",
+    "    jo 90f",
+    "15: test rax, rax",
+    "    js 90f",
+    "    lea rcx, [rax + 1]",
+    "    jmp 80f",
+    // read(edi, rsi, rdx), at the end of the file.
+    "20:",
+    find_descriptor!(),
+    load_offset!(),
+    "    cmp rax, [rcx + {size}]",
+    "    jb 90f",
+    "    xor eax, eax",
+    "    jmp 85f",
+    // newfstatat(edi, rsi, rdx, r10d), without a path.
+    "30: cmp r10d, {empty_path}",
+    "    jne 90f",
+    "    test rsi, rsi",
+    "    jz 90f",
+    "    cmp byte ptr [rsi], 0",
+    "    jne 90f",
+    find_descriptor!(),
+    copy_stat!("rdx"),
+    // fstat(edi, rsi).
+    "35:",
+    find_descriptor!(),
+    copy_stat!("rsi"),
+    // ioctl(edi, esi): it is no terminal.
+    "40: cmp esi, {tcgets}",
+    "    jne 90f",
+    find_descriptor!(),
+    "    mov rax, {enotty}",
+    "    jmp 85f",
+    // rt_sigaction(edi, rsi, rdx, r10): a question for a signal without an action.
+    "50: test rsi, rsi",
+    "    jnz 90f",
+    "    cmp r10, 8",
+    "    jne 90f",
+    "    lea ecx, [rdi - 1]",
+    "    cmp ecx, 64",
+    "    jae 90f",
+    "    mov rax, [r11 + 8 * {actions}]",
+    "    bt rax, rcx",
+    "    jc 90f",
+    "    xor eax, eax",
+    "    test rdx, rdx",
+    "    jz 85f",
+    "    mov [rdx], rax",
+    "    mov [rdx + 8], rax",
+    "    mov [rdx + 16], rax",
+    "    mov [rdx + 24], rax",
+    "    jmp 85f",
+    // Without an answer: the call is made.
+    "90: movabs r11, {words}",
+    "    mov rcx, [r11 + {call}]",
+    "    mov rax, [r11 + {number}]",
+    "    jmp rcx",
+    // The commit.
+    "80: mov [r11], rcx",
+    "afresh_linux_inside_done:",
+    "85: movabs r11, {words}",
+    "    mov rcx, [r11 + {call}]",
+    // As behind a system call: the address behind it, and the flags.
+    "    lea rcx, [rcx + 2]",
+    "    mov r11d, 0x246",
+    "    jmp rcx",
+    "afresh_linux_inside_end:",
+    ".popsection",
+    words = const stub::CONTROL + stub::INSIDE_WORDS as u64,
+    answers = const stub::CONTROL + ANSWERS_AT as u64,
+    call = const CALL,
+    number = const NUMBER,
+    descriptors = const DESCRIPTORS,
+    descriptor_len = const DESCRIPTOR_LEN,
+    numbers_len = const NUMBERS_LEN,
+    offset = const OFFSET,
+    size = const SIZE,
+    stat = const STAT,
+    read = const libc::SYS_read,
+    fstat = const libc::SYS_fstat,
+    lseek = const libc::SYS_lseek,
+    rt_sigaction = const libc::SYS_rt_sigaction,
+    ioctl = const libc::SYS_ioctl,
+    getpid = const libc::SYS_getpid,
+    getuid = const libc::SYS_getuid,
+    getgid = const libc::SYS_getgid,
+    geteuid = const libc::SYS_geteuid,
+    getegid = const libc::SYS_getegid,
+    getppid = const libc::SYS_getppid,
+    getpgrp = const libc::SYS_getpgrp,
+    gettid = const libc::SYS_gettid,
+    newfstatat = const libc::SYS_newfstatat,
+    process = const Answer::Process as usize,
+    thread = const Answer::Thread as usize,
+    parent = const Answer::Parent as usize,
+    user = const Answer::User as usize,
+    effective_user = const Answer::EffectiveUser as usize,
+    group = const Answer::Group as usize,
+    effective_group = const Answer::EffectiveGroup as usize,
+    process_group = const Answer::ProcessGroup as usize,
+    actions = const Answer::Actions as usize,
+    empty_path = const libc::AT_EMPTY_PATH,
+    tcgets = const libc::TCGETS,
+    enotty = const -libc::ENOTTY,
+);
+
+unsafe extern "C" {
+    static afresh_linux_inside: u8;
+    static afresh_linux_inside_kept: u8;
+    static afresh_linux_inside_done: u8;
+    static afresh_linux_inside_end: u8;
+}
+
+fn offset_of(label: *const u8) -> usize {
+    label.addr() - (&raw const afresh_linux_inside).addr()
+}
+
+/// The code, for the page [`stub::INSIDE`].
+pub(super) fn code() -> &'static [u8] {
+    let length = offset_of(&raw const afresh_linux_inside_end);
+    // SAFETY: both labels are in the same section of this very assembly, the second after the
+    // first, so the bytes between them are initialised and belong to the program's read-only data.
+    unsafe { std::slice::from_raw_parts(&raw const afresh_linux_inside, length) }
+}
+
+/// How far the code inside has come with a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// The registers have its number and its address.
+    Begun,
+    /// The words have them.
+    Kept,
+    /// It is answered.
+    Answered,
+}
+
+/// How far the code has come whose next instruction is at `pointer`; `None` if that is not of it.
+pub(super) fn progress(pointer: u64) -> Option<Progress> {
+    let offset = usize::try_from(pointer.checked_sub(stub::INSIDE)?).ok()?;
+    let [kept, done, end] = [
+        &raw const afresh_linux_inside_kept,
+        &raw const afresh_linux_inside_done,
+        &raw const afresh_linux_inside_end,
+    ]
+    .map(offset_of);
+    (offset < end).then_some(match offset {
+        offset if offset < kept => Progress::Begun,
+        offset if offset < done => Progress::Kept,
+        _ => Progress::Answered,
+    })
+}

@@ -1,0 +1,200 @@
+//! Answers to calls inside the process of a guest: what is given before it runs, and what is taken
+//! over when it stops.
+//!
+//! The truth is in [`Kernel`](crate::sentry::Kernel). The process has a copy of some answers, and
+//! only while it runs. Each event closes that copy first and takes over the offsets that calls have
+//! set, so the sentry serves a call, a fault or an interrupt after all calls before it.
+//!
+//! Promises: a descriptor is answered for only while its file is as it was when the answers were
+//! made, and each open description at one place only. May break it: an event that is served before
+//! [`Sentry::take_over`].
+
+use afresh_files::{FileVersion, Kind, Node};
+use afresh_sys::planted::{self, Bug};
+
+use crate::platform::{Answer, Call, DESCRIPTORS, DescriptorAnswers, Numbers, Process, STAT_LEN};
+use crate::sentry::Sentry;
+use crate::sentry::abi;
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::signals::bit;
+use crate::sentry::result::SyscallControl;
+
+/// A descriptor that is answered for.
+#[derive(Debug)]
+struct AnsweredDescriptor {
+    description: u64,
+    node: Node,
+    version: FileVersion,
+    answers: DescriptorAnswers,
+    /// Whether the process has these answers.
+    is_given: bool,
+}
+
+/// The answers that a process has.
+#[derive(Debug, Default)]
+pub(crate) struct InsideAnswers {
+    /// Whether it may answer calls.
+    open: bool,
+    numbers: Numbers,
+    descriptors: [Option<AnsweredDescriptor>; DESCRIPTORS],
+    /// Places at which the process has answers.
+    given: [bool; DESCRIPTORS],
+    /// A descriptor that was used, and may be again.
+    used: Option<u32>,
+}
+
+impl InsideAnswers {
+    /// Removes all of them.
+    pub(crate) fn forget(&mut self, process: &mut Process) {
+        *self = Self::default();
+        process.forget_answers();
+    }
+}
+
+impl Sentry {
+    /// Notes the descriptor of a call that was answered with `control`.
+    pub(crate) fn note_call(
+        &self,
+        inside: &mut InsideAnswers,
+        call: &Call,
+        control: &SyscallControl,
+    ) {
+        let SyscallControl::Value(value) = *control else { return };
+        let is_error = value as i64 <= -1;
+        inside.used = match call.number {
+            libc::SYS_open | libc::SYS_openat if !is_error => Some(value as u32),
+            libc::SYS_read | libc::SYS_lseek | libc::SYS_fstat if !is_error => {
+                Some(call.args[0] as u32)
+            }
+            _ => None,
+        };
+    }
+
+    /// Gives the process answers, before it runs.
+    pub(crate) fn give_answers(&self, inside: &mut InsideAnswers, process: &mut Process) {
+        if !self.contents.shows_twins {
+            return;
+        }
+        self.renew_descriptors(inside);
+        self.add_used(inside);
+        let InsideAnswers { descriptors, given, .. } = inside;
+        for (place, (known, given)) in descriptors.iter_mut().zip(given).enumerate() {
+            let is_new = known.as_ref().is_some_and(|known| !known.is_given);
+            if is_new || *given && known.is_none() {
+                process.answer_descriptor(place, known.as_ref().map(|known| &known.answers));
+            }
+            *given = known.is_some();
+            if let Some(known) = known {
+                known.is_given = true;
+            }
+        }
+        let numbers = self.numbers();
+        if inside.numbers != numbers || !inside.open {
+            process.answer_numbers(&numbers);
+        }
+        (inside.numbers, inside.open) = (numbers, true);
+    }
+
+    /// Takes over the effects of calls that were answered inside, while the process stands still.
+    pub(crate) fn take_over(&mut self, inside: &mut InsideAnswers, process: &mut Process) {
+        if !std::mem::take(&mut inside.open) {
+            return;
+        }
+        process.close_answers();
+        for (known, offset) in inside.descriptors.iter_mut().zip(process.take_offsets()) {
+            let (Some(known), Some(offset)) = (known, offset) else { continue };
+            if offset == known.answers.offset || planted::is(Bug::InsideOffset) {
+                continue;
+            }
+            let description = self.change().table.description_mut(known.description);
+            if let Some(FileObject::File(open)) = description.map(|found| &mut found.open) {
+                open.offset = offset;
+            }
+        }
+    }
+
+    /// Drops descriptors that are not what they were, and brings the others up to date.
+    fn renew_descriptors(&self, inside: &mut InsideAnswers) {
+        let table = &self.state.table;
+        for known in &mut inside.descriptors {
+            let Some(present) = known else { continue };
+            let number = u64::from(present.answers.number);
+            let open = table.get(number).ok().map(|found| &found.open);
+            let same = table.id(number) == Ok(present.description)
+                && self.state.tree.is_version(present.node, &present.version)
+                && !self.state.shares.contains(&present.node);
+            match open {
+                Some(FileObject::File(open)) if same && open.node == present.node => {
+                    if present.answers.offset != open.offset {
+                        present.answers.offset = open.offset;
+                        present.is_given = false;
+                    }
+                }
+                _ => *known = None,
+            }
+        }
+    }
+
+    /// Answers for the descriptor that was used last, if its file can be answered for.
+    fn add_used(&self, inside: &mut InsideAnswers) {
+        let Some(number) = inside.used.take() else { return };
+        let place = number as usize % DESCRIPTORS;
+        let table = &self.state.table;
+        let Ok(description) = table.id(number.into()) else { return };
+        let is_known = |known: &AnsweredDescriptor| known.description == description;
+        if inside.descriptors.iter().flatten().any(is_known) {
+            // Two places would have two offsets.
+            return;
+        }
+        if let Some(known) = self.answered(number, description) {
+            inside.descriptors[place] = Some(known);
+        }
+    }
+
+    /// The answers for a descriptor of a plain file that is only read.
+    fn answered(&self, number: u32, id: u64) -> Option<AnsweredDescriptor> {
+        let description = self.state.table.get(number.into()).ok()?;
+        let FileObject::File(open) = &description.open else { return None };
+        let node = open.node;
+        let reads = description.reads() && !description.writes();
+        if !reads || self.state.shares.contains(&node) {
+            return None;
+        }
+        let version = self.state.tree.version(node).ok()?;
+        if self.state.tree.stat(node).ok()?.kind != Kind::File
+            || !self.state.tree.is_version(node, &version)
+        {
+            return None;
+        }
+        let attributes = self.attributes_of(id, description).ok()?;
+        let stat: [u8; STAT_LEN] = abi::stat(&attributes, self.state.owner()).try_into().ok()?;
+        let answers =
+            DescriptorAnswers { number, offset: open.offset, size: attributes.size, stat };
+        Some(AnsweredDescriptor { description: id, node, version, answers, is_given: false })
+    }
+
+    /// The numbers of the current process and thread.
+    fn numbers(&self) -> Numbers {
+        let (state, process) = (&self.state, self.state.current());
+        let (user, group) = (state.user_id().into(), state.group_id().into());
+        let mut numbers = Numbers::default();
+        for (answer, number) in [
+            (Answer::Open, 1),
+            (Answer::Process, state.processes.current_id().into()),
+            (Answer::Thread, process.threads.current_id().into()),
+            (Answer::Parent, process.info.parent.into()),
+            (Answer::User, user),
+            (Answer::EffectiveUser, user),
+            (Answer::Group, group),
+            (Answer::EffectiveGroup, group),
+            (Answer::ProcessGroup, process.info.group.into()),
+            (
+                Answer::Actions,
+                process.handlers.keys().fold(0, |all, &signal| all | bit(signal as u8)),
+            ),
+        ] {
+            numbers[answer as usize] = number;
+        }
+        numbers
+    }
+}
