@@ -63,7 +63,7 @@ impl Default for Limits {
             egress: EgressPolicy::default(),
             write_set: 8192,
             replaced: false,
-            answers_inside: true,
+            answers_inside: false,
             stop: None,
         }
     }

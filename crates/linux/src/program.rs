@@ -127,7 +127,7 @@ impl Program {
             slice: None,
             poll: POLL_INTERVAL,
             replaced: false,
-            answers_inside: true,
+            answers_inside: false,
             limits: Vec::new(),
             start: Duration::from_secs(60),
             stop: None,
@@ -267,7 +267,7 @@ impl Program {
         self
     }
 
-    /// Sets whether the guest's process answers some calls itself (on by default): those for
+    /// Sets whether the process of the guest answers some calls itself (off by default): those for
     /// numbers of processes, and those on open files that are only read. Text of programs and
     /// libraries has other bytes in memory then, where it calls.
     #[must_use]

@@ -29,8 +29,8 @@ use functions::FunctionTable;
 use headers::{Part, ProgramHeaders};
 
 const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
-/// Longest text that is searched.
-const MAX_TEXT: u64 = 8 << 20;
+/// Longest text that is searched. Those of C libraries are shorter.
+const MAX_TEXT: u64 = 2 << 20;
 /// Longest function that is decoded.
 const MAX_FUNCTION: u64 = 64 << 10;
 /// Reads bytes of a file.

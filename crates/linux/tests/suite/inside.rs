@@ -11,7 +11,7 @@ use crate::common;
 /// An instance of the guest, which has an unwinding table of its functions.
 fn warm(shape: impl Fn(Program) -> Program) -> Option<Instance> {
     let path = common::compiled("inside.c", &["-static", "-Wl,--eh-frame-hdr"])?;
-    let program = Program::new(path).start_limit(Duration::from_secs(20));
+    let program = Program::new(path).answer_inside(true).start_limit(Duration::from_secs(20));
     let mut instance = common::here(shape(program).warm())?.instance();
     instance.prepare().unwrap();
     Some(instance)
