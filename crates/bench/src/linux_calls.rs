@@ -35,7 +35,7 @@ const KINDS: [&str; 4] = ["null", "lseek", "fstat", "read"];
 
 /// An answer of the script: the time for a call.
 fn time(answer: &[u8]) -> anyhow::Result<Duration> {
-    let nanos = std::str::from_utf8(answer)?.trim().parse()?;
+    let nanos = std::str::from_utf8(answer)?.trim().parse::<u64>()?;
     Ok(Duration::from_nanos(nanos))
 }
 

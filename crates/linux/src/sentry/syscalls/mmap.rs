@@ -346,8 +346,8 @@ impl Sentry {
             }
         }
         let mut change = self.change().layout.protect(start, len, protection)?;
-        for (text, mapping) in texts {
-            restore_text(process, &text, &mapping, &mut change)?;
+        for text in texts {
+            restore_text(process, &text, &mut change)?;
         }
         Ok(SyscallControl::Memory(0, change))
     }

@@ -11,20 +11,27 @@ use crate::sentry::result::SyscallResult;
 /// Bytes around a range that sites at its ends may have.
 const AROUND: u64 = 16;
 
+/// A part of a mapping that may be the twin of a text.
+pub(in crate::sentry) struct TextPart {
+    range: Range<u64>,
+    /// The whole mapping, and its protection.
+    mapping: Range<u64>,
+    protection: u64,
+}
+
 /// Memory of a process; `None` where it cannot be read.
 fn memory(process: &Process, at: u64, len: usize) -> SyscallResult<Option<Vec<u8>>> {
     let mut bytes = vec![0; len];
     Ok(process.read(at, &mut bytes)?.then_some(bytes))
 }
 
-/// Has `change`, which makes `text` of `mapping` writable, bring its original bytes back.
+/// Has `change`, which makes `text` writable, bring its original bytes back.
 pub(in crate::sentry) fn restore_text(
     process: &Process,
-    text: &Range<u64>,
-    mapping: &(Range<u64>, u64),
+    text: &TextPart,
     change: &mut Change,
 ) -> SyscallResult<()> {
-    let (whole, protection) = mapping;
+    let TextPart { range: text, mapping: whole, protection } = text;
     let start = text.start.saturating_sub(AROUND).max(whole.start);
     let end = text.end.saturating_add(AROUND).min(whole.end);
     let Some(bytes) = memory(process, start, (end - start) as usize)? else { return Ok(()) };
@@ -45,11 +52,7 @@ pub(in crate::sentry) fn restore_text(
 
 impl Sentry {
     /// The parts of a range that may be twins of text, with their whole mappings and protections.
-    pub(in crate::sentry) fn twins_in(
-        &self,
-        start: u64,
-        len: u64,
-    ) -> Vec<(Range<u64>, (Range<u64>, u64))> {
+    pub(in crate::sentry) fn twins_in(&self, start: u64, len: u64) -> Vec<TextPart> {
         let Ok(range) = pages(start, len) else { return Vec::new() };
         let is_text = |m: &Mapping| {
             let access = m.protection as i32 & (libc::PROT_EXEC | libc::PROT_WRITE);
@@ -64,7 +67,10 @@ impl Sentry {
                 .find(|whole| whole.contains(&part.start))
         };
         let texts = parts.filter(|(_, m)| is_text(m));
-        texts.filter_map(|(part, m)| Some((part.clone(), (whole(&part)?, m.protection)))).collect()
+        let text = |(range, m): (Range<u64>, Mapping)| {
+            Some(TextPart { mapping: whole(&range)?, protection: m.protection, range })
+        };
+        texts.filter_map(text).collect()
     }
 
     /// Whether a range shows a part of a twin.
@@ -74,7 +80,7 @@ impl Sentry {
         start: u64,
         len: u64,
     ) -> SyscallResult<bool> {
-        for (text, _) in self.twins_in(start, len) {
+        for TextPart { range: text, .. } in self.twins_in(start, len) {
             let Some(bytes) = memory(process, text.start, (text.end - text.start) as usize)? else {
                 continue;
             };
