@@ -52,7 +52,7 @@ pub(crate) use segments::{Segment, Segments};
 pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN, INSIDE};
 pub(crate) use template::Origin;
 pub(crate) use trampoline::{
-    CELL_LEN, HEAD_LEN, JUMP_LEN, NEAR_LEN, READ_LEN, SYSCALL, has_trampolines, originals,
+    CELL_LEN, HEAD_LEN, JUMP_LEN, NEAR_LEN, READ_LEN, SYSCALL, originals, trampoline_cells,
 };
 #[cfg(test)]
 pub(crate) use trampoline::{parse, relative};

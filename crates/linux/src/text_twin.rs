@@ -33,6 +33,8 @@ const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 const MAX_TEXT: u64 = 2 << 20;
 /// Longest function that is decoded.
 const MAX_FUNCTION: u64 = 64 << 10;
+/// Bytes of functions that are decoded for one text, where each site decodes its function.
+const MAX_DECODED: u64 = 16 << 20;
 /// Reads bytes of a file.
 type Read<'a> = &'a dyn Fn(u64, usize) -> Option<Vec<u8>>;
 
@@ -157,12 +159,14 @@ impl Text {
 
     /// The sites whose functions are sound.
     fn sound_sites(&self, table: &FunctionTable, parts: &[Part], read: Read<'_>) -> Vec<Site> {
-        let is_sound = |site: &Site| {
+        let mut room = MAX_DECODED;
+        let mut is_sound = |site: &Site| {
             let function = table.containing(self.address + site.call, parts, read)?;
             let start = function.start.checked_sub(self.address)?;
             let end = function.end.checked_sub(self.address)?;
             let code = self.bytes.get(start as usize..end as usize)?;
             let within = start <= site.start && site.call + 2 <= end;
+            room = room.checked_sub(end - start)?;
             Some(within && end - start <= MAX_FUNCTION && site.is_sound(code, start))
         };
         self.sites().into_iter().filter(|site| is_sound(site) == Some(true)).collect()
@@ -177,7 +181,7 @@ impl TextTwin {
             return None;
         }
         let end = text.offset + text.len;
-        let range = text.offset / PAGE * PAGE..end.next_multiple_of(PAGE);
+        let range = text.offset / PAGE * PAGE..end.checked_next_multiple_of(PAGE)?;
         let bytes = read(text.offset, text.len as usize)?;
         let text = Text { bytes, offset: text.offset, address: text.address, end };
         if text.sites().is_empty() {

@@ -96,9 +96,11 @@ fn original(site: u64, is_read: bool, trampoline: u64, read: Read<'_>) -> Option
     (code[..2] == [0x80, 0x3d]).then(|| [&[0x80, 0x3d], &distance[..3]].concat())
 }
 
-/// Whether `bytes` hold the address of the code inside, as a trampoline uses it.
-pub(crate) fn has_trampolines(bytes: &[u8]) -> bool {
-    bytes.chunks_exact(CELL_LEN as usize).any(|cell| *cell == INSIDE.to_le_bytes())
+/// Offsets in `bytes` of the address of the code inside, as trampolines use it.
+pub(crate) fn trampoline_cells(bytes: &[u8]) -> impl Iterator<Item = usize> + '_ {
+    let cells = bytes.chunks_exact(CELL_LEN as usize).enumerate();
+    let cells = cells.filter(|(_, cell)| *cell == INSIDE.to_le_bytes());
+    cells.map(|(index, _)| index * CELL_LEN as usize)
 }
 
 impl Trampoline {

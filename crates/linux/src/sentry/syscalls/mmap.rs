@@ -363,7 +363,7 @@ impl Sentry {
         advice: u64,
     ) -> SyscallResult {
         if advice as i32 == libc::MADV_DONTNEED && self.shows_twin(process, start, len)? {
-            // It was never written.
+            // Written text is no twin, so that this was never written.
             return Ok(SyscallControl::Memory(0, Change::default()));
         }
         if advice as i32 == libc::MADV_DONTNEED

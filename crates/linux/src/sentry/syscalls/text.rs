@@ -2,14 +2,11 @@
 
 use std::ops::Range;
 
-use crate::platform::{Process, has_trampolines, originals};
+use crate::platform::{CELL_LEN, Process, originals, trampoline_cells};
 use crate::sentry::Sentry;
-use crate::sentry::mm::layout::{Mapping, PAGE, READ_WRITE, pages};
+use crate::sentry::mm::layout::{Mapping, READ_WRITE, pages};
 use crate::sentry::mm::stub_calls::{Change, protect_call};
 use crate::sentry::result::SyscallResult;
-
-/// Bytes around a range that sites at its ends may have.
-const AROUND: u64 = 16;
 
 /// A part of a mapping that may be the twin of a text.
 pub(in crate::sentry) struct TextPart {
@@ -25,28 +22,31 @@ fn memory(process: &Process, at: u64, len: usize) -> SyscallResult<Option<Vec<u8
     Ok(process.read(at, &mut bytes)?.then_some(bytes))
 }
 
-/// Has `change`, which makes `text` writable, bring its original bytes back.
+/// Has `change`, which makes `text` writable, bring the original bytes of its whole mapping back: a
+/// program may write where the trampolines of other sites are.
 pub(in crate::sentry) fn restore_text(
     process: &Process,
     text: &TextPart,
     change: &mut Change,
 ) -> SyscallResult<()> {
-    let TextPart { range: text, mapping: whole, protection } = text;
-    let start = text.start.saturating_sub(AROUND).max(whole.start);
-    let end = text.end.saturating_add(AROUND).min(whole.end);
-    let Some(bytes) = memory(process, start, (end - start) as usize)? else { return Ok(()) };
+    let TextPart { range, mapping, protection } = text;
+    let len = (mapping.end - mapping.start) as usize;
+    let Some(bytes) = memory(process, mapping.start, len)? else { return Ok(()) };
     let read = |at, len| memory(process, at, len).ok().flatten();
-    for (site, original) in originals(&bytes, start, &read) {
-        let last = site + original.len() as u64 - 1;
-        for page in [site / PAGE * PAGE, last / PAGE * PAGE] {
-            // A site may begin or end in a page that stays as it is.
-            if !text.contains(&page) {
-                change.before.push(protect_call(page, PAGE, READ_WRITE));
-                change.after.push(protect_call(page, PAGE, *protection));
-            }
-        }
-        change.fill.push((site, original));
+    let sites = originals(&bytes, mapping.start, &read);
+    if sites.is_empty() {
+        return Ok(());
     }
+    for rest in [mapping.start..range.start, range.end..mapping.end] {
+        if !rest.is_empty() {
+            let len = rest.end - rest.start;
+            change.before.push(protect_call(rest.start, len, READ_WRITE));
+            change.after.push(protect_call(rest.start, len, *protection));
+        }
+    }
+    change.fill.extend(sites);
+    let cells = trampoline_cells(&bytes);
+    change.fill.extend(cells.map(|at| (mapping.start + at as u64, vec![0; CELL_LEN as usize])));
     Ok(())
 }
 
@@ -73,22 +73,22 @@ impl Sentry {
         texts.filter_map(text).collect()
     }
 
-    /// Whether a range shows a part of a twin.
+    /// Whether a range is a part of one twin, and has bytes of the twin that differ from the file.
     pub(in crate::sentry) fn shows_twin(
         &self,
         process: &Process,
         start: u64,
         len: u64,
     ) -> SyscallResult<bool> {
-        for TextPart { range: text, .. } in self.twins_in(start, len) {
-            let Some(bytes) = memory(process, text.start, (text.end - text.start) as usize)? else {
-                continue;
-            };
-            let read = |at, len| memory(process, at, len).ok().flatten();
-            if has_trampolines(&bytes) || !originals(&bytes, text.start, &read).is_empty() {
-                return Ok(true);
-            }
+        let texts = self.twins_in(start, len);
+        let [TextPart { range: text, .. }] = &texts[..] else { return Ok(false) };
+        if pages(start, len).ok().as_ref() != Some(text) {
+            return Ok(false);
         }
-        Ok(false)
+        let len = (text.end - text.start) as usize;
+        let Some(bytes) = memory(process, text.start, len)? else { return Ok(false) };
+        let read = |at, len| memory(process, at, len).ok().flatten();
+        let has_cells = trampoline_cells(&bytes).next().is_some();
+        Ok(has_cells || !originals(&bytes, text.start, &read).is_empty())
     }
 }
