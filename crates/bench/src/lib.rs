@@ -17,10 +17,13 @@ mod groundhog;
 pub mod grow;
 pub mod js;
 #[cfg(feature = "linux")]
-pub mod linux;
+mod linux;
 #[cfg(feature = "linux")]
 mod linux_calls;
+#[cfg(feature = "linux")]
 mod linux_files;
+#[cfg(feature = "linux")]
+pub mod linux_table;
 pub mod live;
 pub mod modules;
 pub mod python;

@@ -66,7 +66,7 @@ pub(crate) const CASES: [Case; 3] = [
 ];
 
 /// An HTTP server in JavaScript, and its request.
-const NODE: &str = "/usr/bin/node";
+pub(crate) const NODE: &str = "/usr/bin/node";
 const SERVER: &str = "let served = 0; require('http').createServer((request, response) => { \
     response.setHeader('Served', ++served); response.end('hello ' + request.url) }).listen(PORT, '127.0.0.1');";
 const GET: &str = "GET /there HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -198,13 +198,13 @@ fn new_process(python: &Python, case: &Case) -> anyhow::Result<()> {
 }
 
 /// Keeps this thread, and all that it starts, on its present processor.
-fn stay() -> anyhow::Result<()> {
+pub(crate) fn stay() -> anyhow::Result<()> {
     let mut one = rustix::thread::CpuSet::new();
     one.set(rustix::thread::sched_getcpu());
     Ok(rustix::thread::sched_setaffinity(None, &one)?)
 }
 
-fn calls(
+pub(crate) fn calls(
     python: &Python,
     case: &Case,
     warm: &Warm,
@@ -277,7 +277,7 @@ impl WarmSnapshots {
     }
 }
 
-fn beginnings(
+pub(crate) fn beginnings(
     python: &Python,
     case: &Case,
     warm: &Warm,
@@ -385,7 +385,7 @@ fn check_http(answer: &[u8], nth: Option<usize>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+pub(crate) fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let program = Program::new(NODE).arg("-e").arg(SERVER.replace("PORT", &PORT.to_string()));
     let program = program.memory_limit(NODE_MEMORY);
     let program = (0..NODE_WARMING).fold(program, |program, _| program.request(GET));
@@ -417,40 +417,4 @@ fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()
         native(),
     ];
     contest(TABLE, "thaw/node", options, thaw, sink)
-}
-
-/// All cases whose modules the interpreter has. `dir` is for snapshots; `omitted` receives the
-/// cases that are left out.
-///
-/// # Errors
-/// When python3 is missing, the host runs no guests, or an answer is wrong.
-pub fn all(
-    dir: &Path,
-    options: &Options,
-    sink: &mut Sink<'_>,
-    omitted: &mut dyn FnMut(&str),
-) -> anyhow::Result<()> {
-    let python = Python::find()?;
-    let before = rustix::thread::sched_getaffinity(None)?;
-    stay()?;
-    let result = CASES.iter().try_for_each(|case| {
-        if !python.has(case.imports) {
-            omitted(case.name);
-            return Ok(());
-        }
-        let warm = python.program(case).warm()?;
-        calls(&python, case, &warm, options, sink)?;
-        beginnings(&python, case, &warm, dir, options, sink)
-    });
-    let result = result.and_then(|()| crate::linux_files::all(&python, options, sink));
-    let result = result.and_then(|()| crate::linux_calls::all(&python, options, sink));
-    let result = result.and_then(|()| match Path::new(NODE).exists() {
-        true => node(dir, options, sink),
-        false => {
-            omitted("node");
-            Ok(())
-        }
-    });
-    rustix::thread::sched_setaffinity(None, &before)?;
-    result
 }

@@ -1,9 +1,9 @@
 //! A cache of host files for all guests of this process: mapped libraries and programs are shared.
 //!
 //! Promises: a file is taken for a cached one only if its device, number, length and times are the
-//! same, and were not set just now; the cache takes at most a sixteenth of the memory of the host or
-//! control group, mapped or not, but 128 MiB in any case and at most 1 GiB. May break it: a program
-//! that changes a host file without changing its times; a guest would see the old content.
+//! same, and were not set just now; the cache takes at most a sixteenth of the memory of the host
+//! or control group, mapped or not, but 128 MiB in any case and at most 1 GiB. May break it: a
+//! program that changes a host file without changing its times; a guest would see the old content.
 
 use std::collections::HashMap;
 use std::ops::Range;

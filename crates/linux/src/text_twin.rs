@@ -31,6 +31,8 @@ use headers::{Part, ProgramHeaders};
 const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 /// Longest text that is searched. Those of C libraries are shorter.
 const MAX_TEXT: u64 = 2 << 20;
+/// Longest mapping that shows a twin. What its process does to it reads it whole.
+pub(crate) const MAX_TWIN_MAPPING: u64 = MAX_TEXT + 2 * PAGE;
 /// Longest function that is decoded.
 const MAX_FUNCTION: u64 = 64 << 10;
 /// Bytes of functions that are decoded for one text, where each site decodes its function.
@@ -225,9 +227,10 @@ impl TextTwin {
         Some(Self { range, edits })
     }
 
-    /// Whether a mapping of `wanted` has all of the text.
+    /// Whether a mapping of `wanted` has all of the text, and not much more.
     pub(crate) fn is_within(&self, wanted: &Range<u64>) -> bool {
-        wanted.start <= self.range.start && self.range.end <= wanted.end
+        let fits = wanted.end - wanted.start <= MAX_TWIN_MAPPING;
+        fits && wanted.start <= self.range.start && self.range.end <= wanted.end
     }
 
     /// Changes `bytes`, which are those of the file from `offset` on.

@@ -42,9 +42,9 @@ pub(crate) fn limits(
 
 #[pymethods]
 impl Warm {
-    /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up. `env`
-    /// is the environment. `linux` has the grants of a Linux program that is a snapshot. `precompiled` is the folder of
-    /// guests compiled in advance; `portable` fills the cache for such a folder.
+    /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up. `env` is
+    /// the environment. `linux` has the grants of a Linux program that is a snapshot. `precompiled`
+    /// is the folder of guests compiled in advance; `portable` fills the cache for such a folder.
     #[staticmethod]
     #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, result, stack, files, env, linux, precompiled, portable))]
     #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]

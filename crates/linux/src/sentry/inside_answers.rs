@@ -25,6 +25,8 @@ struct AnsweredDescriptor {
     description: u64,
     node: Node,
     version: FileVersion,
+    /// The owner in the answers, which depends on the user namespace of the process.
+    owner: [u32; 2],
     answers: DescriptorAnswers,
     /// Whether the process has these answers.
     is_given: bool,
@@ -115,12 +117,13 @@ impl Sentry {
 
     /// Drops descriptors that are not what they were, and brings the others up to date.
     fn renew_descriptors(&self, inside: &mut InsideAnswers) {
-        let table = &self.state.table;
+        let (table, owner) = (&self.state.table, self.state.owner());
         for known in &mut inside.descriptors {
             let Some(present) = known else { continue };
             let number = u64::from(present.answers.number);
             let open = table.get(number).ok().map(|found| &found.open);
             let same = table.id(number) == Ok(present.description)
+                && present.owner == owner
                 && self.state.tree.is_version(present.node, &present.version)
                 && !self.state.shares.contains(&present.node);
             match open {
@@ -167,10 +170,11 @@ impl Sentry {
             return None;
         }
         let attributes = self.attributes_of(id, description).ok()?;
-        let stat: [u8; STAT_LEN] = abi::stat(&attributes, self.state.owner()).try_into().ok()?;
+        let owner = self.state.owner();
+        let stat: [u8; STAT_LEN] = abi::stat(&attributes, owner).try_into().ok()?;
         let answers =
             DescriptorAnswers { number, offset: open.offset, size: attributes.size, stat };
-        Some(AnsweredDescriptor { description: id, node, version, answers, is_given: false })
+        Some(AnsweredDescriptor { description: id, node, version, owner, answers, is_given: false })
     }
 
     /// The numbers of the current process and thread.

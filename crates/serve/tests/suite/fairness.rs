@@ -1,7 +1,8 @@
 //! Tenants share the processors.
 //!
-//! The delays of calls of one tenant while another floods are printed, and no delay is asserted. `AFRESH_FAIRNESS_CALLS=300` makes the measurement of `docs/deployment.md`:
-//! `cargo test --release -p afresh-serve --test suite -- fairness --nocapture`.
+//! The delays of calls of one tenant while another floods are printed, and no delay is asserted.
+//! `AFRESH_FAIRNESS_CALLS=300` makes the measurement of `docs/deployment.md`: `cargo test --release
+//! -p afresh-serve --test suite -- fairness --nocapture`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -367,7 +367,7 @@ pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
         Table::Linux { common, dir } => {
             let folder = scratch(dir.as_deref())?;
             let options = common.options();
-            afresh_bench::linux::all(folder.path(), &options, &mut print, &mut |case| {
+            afresh_bench::linux_table::all(folder.path(), &options, &mut print, &mut |case| {
                 eprintln!("{case} left out: python3 lacks modules that it needs");
             })?;
         }

@@ -7,6 +7,7 @@ use crate::sentry::Sentry;
 use crate::sentry::mm::layout::{Mapping, READ_WRITE, pages};
 use crate::sentry::mm::stub_calls::{Change, protect_call};
 use crate::sentry::result::SyscallResult;
+use crate::text_twin::MAX_TWIN_MAPPING;
 
 /// A part of a mapping that may be the twin of a text.
 pub(in crate::sentry) struct TextPart {
@@ -70,7 +71,8 @@ impl Sentry {
         let text = |(range, m): (Range<u64>, Mapping)| {
             Some(TextPart { mapping: whole(&range)?, protection: m.protection, range })
         };
-        texts.filter_map(text).collect()
+        let is_short = |text: &TextPart| text.mapping.end - text.mapping.start <= MAX_TWIN_MAPPING;
+        texts.filter_map(text).filter(is_short).collect()
     }
 
     /// Whether a range is a part of one twin, and has bytes of the twin that differ from the file.
