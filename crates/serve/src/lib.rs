@@ -42,6 +42,7 @@ mod error_response;
 mod failure;
 #[cfg(feature = "fleet")]
 pub mod fleet;
+mod format_version;
 mod guest_log;
 mod handler;
 mod health;

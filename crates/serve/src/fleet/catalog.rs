@@ -17,7 +17,7 @@ use super::Fleet;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, State};
 use crate::error_response::ErrorResponse;
-use crate::sandbox::records::format_version::FormatVersion;
+use crate::format_version::FormatVersion;
 use crate::sandbox::records::store::{SnapshotRecord, UnknownFields};
 
 /// The first part of the keys of names.
@@ -446,7 +446,7 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::records::format_version::tests::check_goldens;
+    use crate::format_version::tests::check_goldens;
 
     #[test]
     fn entries_of_snapshots_and_names_are_read_and_written_as_they_were() {

@@ -20,7 +20,7 @@ use super::Fleet;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Entry};
 use crate::error_response::ErrorResponse;
-use crate::sandbox::records::format_version::FormatVersion;
+use crate::format_version::FormatVersion;
 use crate::sandbox::records::store::{CreationKey, KeyState, SandboxRecord};
 
 /// The first part of the keys of claims. Earlier versions find neither a digest nor a snapshot
@@ -271,7 +271,7 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::records::format_version::tests::check_goldens;
+    use crate::format_version::tests::check_goldens;
 
     #[test]
     fn claims_of_keys_are_read_and_written_as_they_were() {

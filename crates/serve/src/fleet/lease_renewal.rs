@@ -14,8 +14,8 @@ use super::Fleet;
 use super::clock::now;
 use super::nats::{self, BucketEntry, NatsConnection, NatsError};
 use super::policy::{Lease, Moment, Terms, Verdict};
+use crate::format_version::FormatVersion;
 use crate::lock::lock;
-use crate::sandbox::records::format_version::FormatVersion;
 
 /// Neighbours that each host watches.
 const WATCHED_NEIGHBOURS: usize = 2;
@@ -398,7 +398,7 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::records::format_version::tests::check_goldens;
+    use crate::format_version::tests::check_goldens;
 
     #[test]
     fn entries_of_hosts_are_read_and_written_as_they_were() {

@@ -22,8 +22,8 @@ use super::clock::now;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Entry};
 use super::{Fleet, first_entry};
+use crate::format_version::FormatVersion;
 use crate::lock::lock;
-use crate::sandbox::records::format_version::FormatVersion;
 
 /// The first part of the keys.
 const KEY_PREFIX: &str = "own";
@@ -390,7 +390,7 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::records::format_version::tests::check_goldens;
+    use crate::format_version::tests::check_goldens;
 
     #[test]
     fn notes_of_owners_are_read_and_written_as_they_were() {

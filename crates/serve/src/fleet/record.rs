@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::sandbox::records::format_version::FormatVersion;
+use crate::format_version::FormatVersion;
 pub(crate) use crate::sandbox::records::store::{Anchor, State};
 use crate::sandbox::records::store::{SandboxRecord, UnknownFields};
 
@@ -105,7 +105,7 @@ pub(crate) fn named(tenant: &str, name: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::sandbox::records::format_version::tests::check_goldens;
+    use crate::format_version::tests::check_goldens;
 
     #[test]
     fn entries_of_sandboxes_are_read_and_written_as_they_were() {

@@ -3,7 +3,6 @@
 pub(crate) mod creation_key;
 pub(crate) mod directory;
 pub(crate) mod directory_store;
-pub(crate) mod format_version;
 #[cfg(feature = "fleet")]
 pub(crate) mod hosting;
 mod json_digest;

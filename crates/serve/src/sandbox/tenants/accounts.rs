@@ -499,7 +499,7 @@ mod tests {
             sandboxes: 8,
         };
         let file = BTreeMap::from([("acme".to_owned(), totals)]);
-        crate::sandbox::records::format_version::tests::check_goldens("usage", &file);
+        crate::format_version::tests::check_goldens("usage", &file);
     }
 
     #[test]
