@@ -22,7 +22,7 @@ SITE_PACKAGES = "/usr/local/lib/python3.15/site-packages"
 _File: TypeAlias = tuple[PurePosixPath, int, Callable[[], bytes]]
 
 _COMPILED = (".so", ".pyd", ".dylib")
-# The parts of a wheel's data directory that are importable.
+# The importable parts of the data directory in a wheel.
 _IMPORTABLE = ("purelib", "platlib")
 
 
@@ -71,7 +71,7 @@ def _files(package: str) -> Iterator[_File]:
 
 
 def _of_directory(directory: Path) -> Iterator[_File]:
-    """The files of a package's directory, or of a directory of packages. Hidden files are left out."""
+    """The files of one package, or of a directory of packages. Hidden files are left out."""
     above = directory.resolve()
     if (directory / "__init__.py").is_file():
         above = above.parent
