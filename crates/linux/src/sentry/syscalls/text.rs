@@ -9,6 +9,9 @@ use crate::sentry::mm::stub_calls::{Change, protect_call};
 use crate::sentry::result::SyscallResult;
 use crate::text_twin::MAX_TWIN_MAPPING;
 
+/// Texts that one call may change. Each is read whole.
+const MAX_TEXTS: usize = 8;
+
 /// A part of a mapping that may be the twin of a text.
 pub(in crate::sentry) struct TextPart {
     range: Range<u64>,
@@ -53,8 +56,11 @@ pub(in crate::sentry) fn restore_text(
 
 impl Sentry {
     /// The parts of a range that may be twins of text, with their whole mappings and protections.
+    /// None where texts are mapped as they are.
     pub(in crate::sentry) fn twins_in(&self, start: u64, len: u64) -> Vec<TextPart> {
-        let Ok(range) = pages(start, len) else { return Vec::new() };
+        let Some(range) = pages(start, len).ok().filter(|_| self.contents.shows_twins) else {
+            return Vec::new();
+        };
         let is_text = |m: &Mapping| {
             let access = m.protection as i32 & (libc::PROT_EXEC | libc::PROT_WRITE);
             access == libc::PROT_EXEC && m.origin.is_some()
@@ -72,7 +78,7 @@ impl Sentry {
             Some(TextPart { mapping: whole(&range)?, protection: m.protection, range })
         };
         let is_short = |text: &TextPart| text.mapping.end - text.mapping.start <= MAX_TWIN_MAPPING;
-        texts.filter_map(text).filter(is_short).collect()
+        texts.take(MAX_TEXTS).filter_map(text).filter(is_short).collect()
     }
 
     /// Whether a range is a part of one twin, and has bytes of the twin that differ from the file.
