@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use afresh_files::{HostFile, Node, Refused, Tree};
-use afresh_sys::host::memory_room;
+use afresh_sys::host::memory_size;
 use afresh_sys::{InheritedCell, PAGE_SIZE, PerProcess};
 
 use crate::file_cache::{CacheFile, CachedFile, MappedRange};
@@ -28,7 +28,7 @@ static SHELF: PerProcess<Mutex<HostFileCache>> = PerProcess::new(Mutex::default)
 /// Maximum bytes of the cache on this host, found once.
 fn max_bytes() -> u64 {
     static MAX_BYTES: InheritedCell<u64> = InheritedCell::new();
-    let found = || memory_room().map_or(0, |room| room.total / MEMORY_SHARE);
+    let found = || memory_size().map_or(0, |size| size / MEMORY_SHARE);
     *MAX_BYTES.get_or_make(|| found().clamp(MIN_CACHE_BYTES, MAX_CACHE_BYTES))
 }
 

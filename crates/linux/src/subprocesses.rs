@@ -460,6 +460,8 @@ impl Guest {
             self.others.bodies.insert(own, Subprocess::new(process, own));
             self.sentry.change().reset_for_exec(loadable.identity());
             self.swap_body(own)?;
+            // The slice was in CPU time of the parent's process.
+            self.begin_slice();
         } else {
             let state = self.sentry.change();
             state.reset_for_exec(loadable.identity());

@@ -8,6 +8,7 @@ mod keys;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -139,7 +140,7 @@ struct Sandboxes {
     max_sandboxes: Option<usize>,
     max_snapshots: Option<usize>,
     max_running_calls: Option<usize>,
-    max_computing_calls: Option<usize>,
+    max_computing_calls: Option<NonZero<usize>>,
     max_memory_mib: Option<u64>,
     build_images: Option<Vec<String>>,
     public_traffic: Option<bool>,
@@ -365,7 +366,7 @@ impl Sandboxes {
         set(&mut config.max_sandboxes, self.max_sandboxes);
         set(&mut config.max_snapshots, self.max_snapshots);
         set(&mut config.max_running_calls, self.max_running_calls);
-        set(&mut config.max_computing_calls, self.max_computing_calls);
+        set(&mut config.max_computing_calls, self.max_computing_calls.map(NonZero::get));
         set(&mut config.max_memory, self.max_memory_mib.map(|mib| mib.saturating_mul(1 << 20)));
         set(&mut config.build_images, self.build_images);
         set(&mut config.public_traffic, self.public_traffic);

@@ -135,7 +135,7 @@ impl Guest {
     }
 
     /// Begins the time slice of a thread of the current process.
-    pub(super) fn begin_slice(&mut self) {
+    pub(crate) fn begin_slice(&mut self) {
         self.slice = TimeSlice::new(cpu_times(&self.body));
     }
 

@@ -249,7 +249,7 @@ int main(void) {
       mprotect(page, 4096, PROT_READ | PROT_EXEC);
       good &= getpid() == syscall(SYS_getpid) && !asks() && lseek(file, 0, SEEK_CUR) == 3;
       unsigned char *other = (void *)gettid;
-      good &= *other == 0xe9 && !madvise((void *)((uint64_t)other & -4096), 4096, MADV_DONTNEED) && gettid() == syscall(SYS_gettid);
+      good &= *other == 0xb8 && !madvise((void *)((uint64_t)other & -4096), 4096, MADV_DONTNEED) && gettid() == syscall(SYS_gettid);
       // All of it.
       mprotect((void *)0x401000, 0x97000, PROT_READ | PROT_WRITE | PROT_EXEC);
       good &= *other == 0xb8 && gettid() == syscall(SYS_gettid) && read(file, &was, 1) == 1 && lseek(file, 0, SEEK_CUR) == 4;

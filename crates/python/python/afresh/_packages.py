@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
@@ -38,9 +40,11 @@ def package_files(packages: Iterable[str | os.PathLike[str]], limit: int) -> lis
     room = limit
     for package in packages:
         given = os.fspath(package)
+        if not given:
+            raise OpenError("a package has an empty name: give a wheel, a directory, a .py file, or an installed name")
         try:
             for path, length, read in _files(given):
-                if path.suffix in _COMPILED:
+                if any(suffix in _COMPILED for suffix in path.suffixes):
                     raise OpenError(
                         f"the package {given!r} has the compiled module {path}, which cannot run in Wasm. numpy, "
                         "pandas and scipy are part of the language 'python'; `afresh.linux('python3')` runs all "
@@ -52,7 +56,8 @@ def package_files(packages: Iterable[str | os.PathLike[str]], limit: int) -> lis
                         f"the packages have more than {limit} bytes of files: leave some out, or raise `storage_limit`"
                     )
                 files[f"{SITE_PACKAGES}/{path}"] = read()
-        except (OSError, zipfile.BadZipFile) as error:
+        # The last three: damaged data, an end before it, and an encrypted file.
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise OpenError(f"the package {given!r} cannot be read: {error}") from error
     return list(files.items())
 
@@ -72,14 +77,15 @@ def _files(package: str) -> Iterator[_File]:
 
 def _of_directory(directory: Path) -> Iterator[_File]:
     """The files of one package, or of a directory of packages. Hidden files are left out."""
-    above = directory.resolve()
-    if (directory / "__init__.py").is_file():
-        above = above.parent
-    for at, directories, names in os.walk(directory.resolve()):
+    whole = Path(os.path.abspath(directory))
+    above = whole.parent if (whole / "__init__.py").is_file() else whole
+    for at, directories, names in os.walk(whole):
         directories[:] = sorted(name for name in directories if name != "__pycache__" and not name.startswith("."))
         for name in sorted(names):
             file = Path(at, name)
             if not name.startswith(".") and file.is_file():
+                if not file.resolve().is_relative_to(whole.resolve()):
+                    raise OpenError(f"the package {str(directory)!r} has a link to a file outside of it: {file}")
                 yield PurePosixPath(file.relative_to(above)), file.stat().st_size, file.read_bytes
 
 
@@ -89,13 +95,24 @@ def _of_wheel(path: Path) -> Iterator[_File]:
             parts = PurePosixPath(entry.filename).parts
             if entry.is_dir() or not parts:
                 continue
-            if ".." in parts or parts[0] == "/":
+            if ".." in parts or parts[0].startswith("/"):
                 raise OpenError(f"the wheel {str(path)!r} is damaged: it has a file with the path {entry.filename!r}")
             if parts[0].endswith(".data"):
                 if len(parts) < 3 or parts[1] not in _IMPORTABLE:
                     continue
                 parts = parts[2:]
-            yield PurePosixPath(*parts), entry.file_size, lambda entry=entry: wheel.read(entry)  # type: ignore[misc]
+            yield PurePosixPath(*parts), entry.file_size, partial(_read_entry, wheel, entry)
+
+
+def _read_entry(wheel: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """The contents of a file, of which no more than its declared length is decompressed."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise zipfile.BadZipFile(f"{entry.filename} is compressed in a way that wheels are not")
+    with wheel.open(entry) as file:
+        content = file.read(entry.file_size)
+        if len(content) != entry.file_size or file.read(1):
+            raise zipfile.BadZipFile(f"{entry.filename} has another length than its directory says")
+        return content
 
 
 def _of_distribution(name: str) -> Iterator[_File]:
@@ -107,7 +124,13 @@ def _of_distribution(name: str) -> Iterator[_File]:
     found = False
     for listed in installed.files or ():
         path, file = PurePosixPath(listed), Path(str(listed.locate()))
-        if ".." in path.parts or "__pycache__" in path.parts or path.suffix == ".pth" or not file.is_file():
+        if (
+            ".." in path.parts
+            or path.is_absolute()
+            or "__pycache__" in path.parts
+            or path.suffix == ".pth"
+            or not file.is_file()
+        ):
             continue
         found = found or not path.parts[0].endswith((".dist-info", ".egg-info"))
         yield path, file.stat().st_size, file.read_bytes

@@ -67,6 +67,13 @@ pub fn memory_room() -> Option<MemoryRoom> {
     memory_rooms(CountedCache::All).min_by_key(share)
 }
 
+/// The memory of the host, or that of the smallest control group around this process; `None` as
+/// for [`memory_headroom`].
+#[must_use]
+pub fn memory_size() -> Option<u64> {
+    memory_rooms(CountedCache::All).map(|room| room.total).min()
+}
+
 /// Releases unused memory of the C library's allocator to the host. Costs some milliseconds at
 /// most; does nothing where another allocator or another C library is in use.
 pub fn trim_heap() {

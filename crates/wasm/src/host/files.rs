@@ -241,8 +241,9 @@ impl SavedFiles {
         }
         let tree = tree.map_err(|e| e.to_string())?;
         let (had, used) = (tree.budget(), tree.used());
-        let most = |allowed: u64, had: u64, used: u64| {
-            allowed.max(used.saturating_add(had.saturating_sub(used).min(allowed)))
+        let most = |allowed: u64, had: u64, used: u64| match used <= allowed {
+            true => allowed,
+            false => used.saturating_add(had.saturating_sub(used).min(allowed)),
         };
         let tree = tree.with_budget(Budget {
             bytes: most(allowed.bytes, had.bytes, used.bytes),

@@ -174,6 +174,12 @@ impl Layout {
         self.maps.iter().map(|(&start, mapping)| (start..mapping.end, mapping))
     }
 
+    /// The mapping that has an address.
+    pub(in crate::sentry) fn mapping_at(&self, address: u64) -> Option<(Range<u64>, &Mapping)> {
+        let (&start, mapping) = self.maps.range(..=address).next_back()?;
+        (address < mapping.end).then_some((start..mapping.end, mapping))
+    }
+
     /// The name of a mapping that every process has.
     pub(in crate::sentry) fn name(&self, range: &Range<u64>) -> Option<&'static str> {
         let heap = self.heap..self.brk.next_multiple_of(PAGE);

@@ -37,6 +37,10 @@ pub(in crate::sentry) fn restore_text(
     let len = (mapping.end - mapping.start) as usize;
     let Some(bytes) = memory(process, mapping.start, len)? else { return Ok(()) };
     let read = |at, len| memory(process, at, len).ok().flatten();
+    let cells: Vec<_> = trampoline_cells(&bytes).collect();
+    if cells.is_empty() {
+        return Ok(());
+    }
     let sites = originals(&bytes, mapping.start, &read);
     if sites.is_empty() {
         return Ok(());
@@ -49,8 +53,9 @@ pub(in crate::sentry) fn restore_text(
         }
     }
     change.fill.extend(sites);
-    let cells = trampoline_cells(&bytes);
-    change.fill.extend(cells.map(|at| (mapping.start + at as u64, vec![0; CELL_LEN as usize])));
+    change.fill.extend(
+        cells.into_iter().map(|at| (mapping.start + at as u64, vec![0; CELL_LEN as usize])),
+    );
     Ok(())
 }
 
@@ -66,13 +71,8 @@ impl Sentry {
             access == libc::PROT_EXEC && m.origin.is_some()
         };
         let parts = self.state.layout.parts(&range).into_iter();
-        let whole = |part: &Range<u64>| {
-            self.state
-                .layout
-                .all()
-                .map(|(whole, _)| whole)
-                .find(|whole| whole.contains(&part.start))
-        };
+        let whole =
+            |part: &Range<u64>| self.state.layout.mapping_at(part.start).map(|(whole, _)| whole);
         let texts = parts.filter(|(_, m)| is_text(m));
         let text = |(range, m): (Range<u64>, Mapping)| {
             Some(TextPart { mapping: whole(&range)?, protection: m.protection, range })

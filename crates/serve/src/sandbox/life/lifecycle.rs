@@ -372,7 +372,8 @@ impl Sandboxes {
                     // is lost here.
                     break;
                 }
-                if !refusal.later || Instant::now() >= until {
+                // A save of unknown outcome is made again without harm.
+                if !(refusal.later || refusal.is_unknown()) || Instant::now() >= until {
                     tracing::error!(
                         id = sandbox.id,
                         why = refusal.message,

@@ -389,6 +389,9 @@ impl Sandboxes {
         blocking(move || {
             let _place = sandbox.commands.hold(place);
             this.take_processor(&sandbox, patience)?;
+            // It may have waited for long.
+            this.ledger.check(&*sandbox)?;
+            this.check_not_ending(&life)?;
             let wakes = kind != Operation::Slice;
             if wakes && matches!(*life, Residency::Saved) {
                 let restored = tracing::debug_span!("resume")
@@ -442,7 +445,7 @@ impl Sandboxes {
             }
             // Another host may have taken the sandbox during the call. Its state then lacks this
             // call.
-            this.ledger.check(&*sandbox)?;
+            this.ledger.check(&*sandbox).map_err(|_| ErrorResponse::unknown_outcome())?;
             result
         })
         .await

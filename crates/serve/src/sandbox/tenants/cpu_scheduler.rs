@@ -30,7 +30,7 @@ const WAITING_FRACTION: u32 = 20;
 /// Interval of checks whether a suspended call is to end.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Virtual time of a nanosecond of a tenant with weight 1.
-const VIRTUAL_NANOSECOND: u64 = 1 << 10;
+const VIRTUAL_NANOSECOND: u128 = 1 << 10;
 /// Tenants without calls whose debts are kept before those that are paid are dropped.
 const MAX_IDLE_TENANTS: usize = 64;
 
@@ -58,13 +58,13 @@ struct SchedulerState {
     idle: IdleProcessors,
     tenants: HashMap<Arc<str>, TenantState>,
     /// The virtual time: that of the last place that was given.
-    clock: u64,
+    clock: u128,
 }
 
 #[derive(Default)]
 struct TenantState {
     /// Its CPU time divided by its weight, in virtual time.
-    used: u64,
+    used: u128,
     running: usize,
     waiting: VecDeque<Arc<Waiter>>,
 }
@@ -248,12 +248,12 @@ impl CpuTurn {
     fn charge(&mut self, cpu: Duration) -> Duration {
         let used = cpu.saturating_sub(self.counted);
         self.counted = cpu;
-        let nanoseconds = u64::try_from(used.as_nanos()).unwrap_or(u64::MAX);
-        let step = nanoseconds.saturating_mul(VIRTUAL_NANOSECOND) / u64::from(self.weight);
+        // As wide as times are, for the sum grows while the server runs.
+        let step = used.as_nanos() * VIRTUAL_NANOSECOND / u128::from(self.weight);
         let mut state = self.scheduler.state();
         state.idle.add_used(used);
         let tenant = state.tenant(&self.tenant);
-        tenant.used = tenant.used.saturating_add(step);
+        tenant.used += step;
         used
     }
 
@@ -403,10 +403,10 @@ mod tests {
         let mut order = Vec::new();
         for _ in 0..8 {
             let next = state.next(100).unwrap();
-            let weight = if &*next == "heavy" { 3 } else { 1 };
+            let weight: u32 = if &*next == "heavy" { 3 } else { 1 };
             let tenant = state.tenants.get_mut(&next).unwrap();
             tenant.waiting.pop_front();
-            tenant.used += 1_000_000 * VIRTUAL_NANOSECOND * 30 / weight;
+            tenant.used += 1_000_000 * VIRTUAL_NANOSECOND * 30 / u128::from(weight);
             order.push(weight);
         }
         state.tenants.values_mut().for_each(|tenant| tenant.waiting.clear());
