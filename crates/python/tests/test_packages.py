@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -86,6 +87,31 @@ def test_files_beyond_the_limit_are_refused_before_they_are_read(tmp_path: Path)
     assert path.stat().st_size < LIMIT // 100
     with pytest.raises(afresh.OpenError, match="more than 1048576 bytes of files: leave some out"):
         package_files([path], LIMIT)
+
+
+def test_a_wheel_that_declares_another_length_is_refused(tmp_path: Path) -> None:
+    path = wheel(tmp_path, {"large.py": "#" * (LIMIT * 8)})
+    whole = path.read_bytes()
+    entry = whole.rindex(b"PK\x01\x02")
+    path.write_bytes(whole[: entry + 24] + (100).to_bytes(4, "little") + whole[entry + 28 :])
+    tracemalloc.start()
+    try:
+        with pytest.raises(afresh.OpenError, match="cannot be read"):
+            package_files([path], LIMIT)
+        assert tracemalloc.get_traced_memory()[1] < LIMIT
+    finally:
+        tracemalloc.stop()
+
+
+def test_links_out_of_a_package_and_empty_names_are_refused(tmp_path: Path) -> None:
+    package = tmp_path / "linked"
+    package.mkdir()
+    (tmp_path / "secret").write_bytes(b"secret")
+    (package / "secret.py").symlink_to(tmp_path / "secret")
+    with pytest.raises(afresh.OpenError, match="has a link to a file outside of it"):
+        package_files([package], LIMIT)
+    with pytest.raises(afresh.OpenError, match="has an empty name"):
+        package_files([""], LIMIT)
 
 
 def test_only_the_language_python_imports_packages(tmp_path: Path) -> None:
