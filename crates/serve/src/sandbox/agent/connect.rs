@@ -282,7 +282,8 @@ mod tests {
         assert!(ended(0, None).ends_with(b"\x02\0\0\0\x02{}"));
         let cost = CommandCost { wall: Duration::from_secs(2), cpu: Duration::from_millis(5) };
         let with_cost = String::from_utf8_lossy(&ended(0, Some(cost))).into_owned();
-        assert!(with_cost.contains(r#""cost":{"cpu_ms":5.0,"wall_ms":2000.0}"#), "{with_cost}");
+        let has = |part: &str| with_cost.contains(part);
+        assert!(has(r#""cost":{""#) && has(r#""cpu_ms":5.0"#) && has(r#""wall_ms":2000.0"#));
         assert!(ended(i32::MIN, None).ends_with(b"\x02\0\0\0\x02{}"));
         let thrown =
             |name: &str| Thrown { name: name.to_owned(), message: "why".to_owned(), trace: None };
