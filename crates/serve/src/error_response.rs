@@ -73,13 +73,6 @@ impl ErrorResponse {
         Self { status, message: message.into(), later: true, budget: None, sandbox: None }
     }
 
-    /// One to a request that was begun, and whose effects another host may not have.
-    pub(crate) fn unknown_outcome() -> Self {
-        let message = "the host has lost the sandbox during the request, and the outcome is unknown: read the state of \
-                       the sandbox before you send it again";
-        Self::new(StatusCode::GATEWAY_TIMEOUT, message)
-    }
-
     /// Whether the request may have had its effect.
     pub(crate) fn is_unknown(&self) -> bool {
         self.status == StatusCode::GATEWAY_TIMEOUT

@@ -445,7 +445,7 @@ impl Sandboxes {
             }
             // Another host may have taken the sandbox during the call. Its state then lacks this
             // call.
-            this.ledger.check(&*sandbox).map_err(|_| ErrorResponse::unknown_outcome())?;
+            this.ledger.check(&*sandbox)?;
             result
         })
         .await
