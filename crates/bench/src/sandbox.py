@@ -37,8 +37,9 @@ matplotlib.pyplot.figure()
 matplotlib.pyplot.plot([1, 2, 3], [1, 4, 9])
 matplotlib.pyplot.show()
 """
-# The project of the agent's turn is a package that brings its tests.
+# A package that brings its tests: the project that a coding agent works on.
 PROJECT = "toolz"
+NODE = shutil.which("node")
 
 
 def has(module: str) -> bool:
@@ -115,15 +116,14 @@ def create(bench: Bench, python: afresh.Warm, script: afresh.Warm) -> None:
 
         return run
 
-    node = shutil.which("node")
     works = {
         "afresh, python3 -c 1": command([sys.executable, "-I", "-c", "1"]),
         "afresh, Python code": code(python),
         "afresh, JavaScript code": code(script),
     }
-    if node:
-        works["afresh, node -v"] = command([node, "-v"])
-        works["the host, node -v"] = host([node, "-v"])
+    if NODE:
+        works["afresh, node -v"] = command([NODE, "-v"])
+        works["the host, node -v"] = host([NODE, "-v"])
     works["the host, python3 -c 1"] = host([sys.executable, "-I", "-c", "1"])
     bench.contest("create/first", works)
     for name, work in works.items():
@@ -278,13 +278,12 @@ def turn(bench: Bench) -> None:
     with afresh.linux(sys.executable, setup="import pytest").sandbox() as sandbox:
         for path in project.rglob("*.py"):
             sandbox.files.write(f"/home/user/{PROJECT}/{path.relative_to(project)}", path.read_bytes())
-        edited = f"/home/user/{PROJECT}/itertoolz.py"
+        edited, text = f"/home/user/{PROJECT}/itertoolz.py", (project / "itertoolz.py").read_text()
         natively, turns, undos = [], [], []
         for number in range(max(5, bench.rounds // 10)):
             started = time.perf_counter()
             before = sandbox.checkpoint(f"turn {number}")
             marked = time.perf_counter()
-            text = (project / "itertoolz.py").read_text()
             sandbox.files.write(edited, f"{text}\nnumber = {number}\n")
             tests = f"{PROJECT}/tests/test_itertoolz.py"
             test = f"cd /home/user && exec {sys.executable} -m pytest -q -p no:cacheprovider {tests}"
@@ -339,8 +338,7 @@ def mcp(bench: Bench, script: afresh.Warm, program: str) -> None:
 def cases(bench: Bench, given: argparse.Namespace) -> Iterator[Callable[[], None]]:
     """All cases."""
     # Node may be outside of /usr.
-    node = shutil.which("node")
-    dirs = [Path(node).resolve().parents[1]] if node else []
+    dirs = [Path(NODE).resolve().parents[1]] if NODE else []
     python = afresh.linux(sys.executable, setup="import json", dirs=dirs)
     script = afresh.warm("js")
     yield lambda: create(bench, python, script)

@@ -3,6 +3,7 @@
 //! Its threads take turns in the one thread that its process has: when one waits, when it gives
 //! way, and when others are ready and its time is over.
 
+mod caller_polls;
 mod cpu_budget;
 mod scheduler;
 mod time_slice;
@@ -150,30 +151,6 @@ impl Guest {
                 return Ok(halt);
             }
         }
-    }
-
-    /// Whether the caller lets the call continue, polled at each interval.
-    pub(crate) fn proceeds(&mut self) -> bool {
-        if self.asked.elapsed() < self.poll {
-            return true;
-        }
-        // The caller may decide by the CPU time of the call.
-        self.body.process.bill();
-        let proceeds = self.sentry.streams.proceeds();
-        if self.sentry.streams.view.is_some() {
-            // Without it the files are only older.
-            let _ = self.sentry.publish_lasting();
-        }
-        if let Some(view) = &self.sentry.streams.view {
-            view.offer(&self.sentry.state.tree);
-        }
-        self.asked = Instant::now();
-        proceeds
-    }
-
-    /// The part of a wait of `length` before the caller is polled again.
-    fn bounded(&self, length: Duration) -> Duration {
-        if self.sentry.streams.is_polled() { length.min(self.poll) } else { length }
     }
 
     /// Serves one call, and waiting calls of threads that may continue then, until a thread runs or

@@ -460,7 +460,7 @@ impl Guest {
             self.others.bodies.insert(own, Subprocess::new(process, own));
             self.sentry.change().reset_for_exec(loadable.identity());
             self.swap_body(own)?;
-            // The slice was in CPU time of the parent's process.
+            // The slice was measured in CPU time of another process.
             self.begin_slice();
         } else {
             let state = self.sentry.change();

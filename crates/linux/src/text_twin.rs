@@ -31,7 +31,7 @@ use headers::{Part, ProgramHeaders};
 const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 /// Longest text that is searched. Those of C libraries are shorter.
 const MAX_TEXT: u64 = 2 << 20;
-/// Longest mapping that shows a twin. What its process does to it reads it whole.
+/// Longest mapping that shows a twin. It is read whole when its protection changes.
 pub(crate) const MAX_TWIN_MAPPING: u64 = MAX_TEXT + 2 * PAGE;
 /// Longest function that is decoded.
 const MAX_FUNCTION: u64 = 64 << 10;

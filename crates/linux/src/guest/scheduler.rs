@@ -136,7 +136,10 @@ impl Guest {
 
     /// Begins the time slice of a thread of the current process.
     pub(crate) fn begin_slice(&mut self) {
-        self.slice = TimeSlice::new(cpu_times(&self.body));
+        // Nothing waits for the end of the slice of a thread that is alone.
+        let is_alone = self.sentry.state.is_alone();
+        let before = if is_alone { None } else { cpu_times(&self.body) };
+        self.slice = TimeSlice::new(before);
     }
 
     /// Finds the process and the thread that may run. Expired timers send their signals.

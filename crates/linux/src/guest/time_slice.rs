@@ -15,7 +15,7 @@ const MAX_SLICE: Duration = Duration::from_millis(40);
 /// CPU time of a guest that has run: a few calls.
 const MIN_CPU_TIME: Duration = Duration::from_micros(50);
 
-/// CPU times of the guest's process and of the thread that serves it.
+/// CPU times of a guest process and of the thread that serves it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CpuTimes {
     pub(super) guest: Duration,
@@ -26,7 +26,7 @@ pub(super) struct CpuTimes {
 #[derive(Debug)]
 pub(super) struct TimeSlice {
     began: Instant,
-    /// CPU times at the beginning; `None` if they are not known.
+    /// CPU times at the beginning; `None` if they are not known, and wall time decides.
     before: Option<CpuTimes>,
     /// It is not over before this time.
     lasts_until: Instant,

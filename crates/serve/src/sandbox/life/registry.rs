@@ -374,8 +374,7 @@ impl Sandboxes {
         self.accounts.check_call(&sandbox.tenant)?;
         let place = self.calls.enter(&self.accounts, &sandbox.tenant, patience).await?;
         drop(waiting);
-        self.ledger.check(&**sandbox)?;
-        self.check_not_ending(&life)?;
+        self.check_may_begin(sandbox, &life)?;
         // It may have been paused while this waited; only its client wakes it up.
         if kind != Operation::Slice && sandbox.times().paused {
             let message = format!("the sandbox {} is paused; connect to it first", sandbox.id);
@@ -390,8 +389,7 @@ impl Sandboxes {
             let _place = sandbox.commands.hold(place);
             this.take_processor(&sandbox, patience)?;
             // It may have waited for long.
-            this.ledger.check(&*sandbox)?;
-            this.check_not_ending(&life)?;
+            this.check_may_begin(&sandbox, &life)?;
             let wakes = kind != Operation::Slice;
             if wakes && matches!(*life, Residency::Saved) {
                 let restored = tracing::debug_span!("resume")
@@ -449,6 +447,12 @@ impl Sandboxes {
             result
         })
         .await
+    }
+
+    /// Refuses a call whose sandbox may be another host's, or whose server ends.
+    fn check_may_begin(&self, sandbox: &Sandbox, life: &Residency) -> Result<(), ErrorResponse> {
+        self.ledger.check(sandbox)?;
+        self.check_not_ending(life)
     }
 
     /// A processor for a call of the sandbox, waiting at most `patience` for it.
