@@ -118,6 +118,9 @@ fn start_pager(
     let mut command = afresh_sys::again(PAGER);
     if let Some(habit) = habit {
         command.env(habit, "1");
+        // A thread that makes its arena of malloc maps 128 MiB and gives half of it back. A limit
+        // that is set between the two leaves room for a thread.
+        command.env("MALLOC_ARENA_MAX", "1");
     }
     let mut pager = command.env(SOCKET, socket).stdout(Stdio::piped()).spawn().unwrap();
     let output = std::io::BufReader::new(pager.stdout.take().unwrap());
