@@ -164,10 +164,25 @@ impl Commands {
         over
     }
 
-    /// Sets the next moment of background work. True if the caller must start a task that follows
+    /// Sets the next moment of background work at the end of a turn: now if bytes for the sandbox
+    /// have passed or wait, else `due`. True if the caller must start a task that follows
     /// [`Commands::next`].
     pub(crate) fn set_due(&self, due: Option<Instant>) -> bool {
         let mut known = lock(&self.known);
+        // Under the lock: a wake before it is seen here, and one after it sets the moment itself.
+        let due = if self.moved() { Some(Instant::now()) } else { due };
+        self.set_due_locked(&mut known, due)
+    }
+
+    /// Lets the sandbox run now, also where a turn that ends meanwhile expects nothing. True as in
+    /// [`Commands::set_due`].
+    #[cfg(feature = "linux")]
+    pub(crate) fn wake(&self) -> bool {
+        self.lines.moved.store(true, Ordering::Relaxed);
+        self.set_due_locked(&mut lock(&self.known), Some(Instant::now()))
+    }
+
+    fn set_due_locked(&self, known: &mut CommandState, due: Option<Instant>) -> bool {
         known.due = due;
         self.changed.notify_one();
         let begins = !known.driven && known.next().is_some();
@@ -241,9 +256,9 @@ impl Commands {
         self.slicing.load(Ordering::Relaxed)
     }
 
-    /// Whether bytes have passed through connections since the last question, so that the sandbox
-    /// may continue.
-    pub(crate) fn moved(&self) -> bool {
+    /// Whether bytes have passed through connections or wait for them since the last question, so
+    /// that the sandbox may continue.
+    fn moved(&self) -> bool {
         #[cfg(feature = "linux")]
         return self.lines.moved();
         #[cfg(not(feature = "linux"))]
@@ -376,6 +391,18 @@ mod tests {
     async fn whole(heard: EventStream) -> String {
         let body = heard.collect().await.unwrap().to_bytes();
         String::from_utf8_lossy(&body).into_owned()
+    }
+
+    #[cfg(feature = "linux")]
+    #[test]
+    fn a_turn_that_ends_does_not_take_back_a_wake() {
+        let commands = Commands::default();
+        assert!(commands.wake());
+        assert!(!commands.set_due(None));
+        assert!(commands.next().is_some_and(|at| at <= Instant::now()));
+        // The bytes have met a turn.
+        commands.set_due(None);
+        assert_eq!(commands.next(), None);
     }
 
     const TEST_TIMEOUT: Duration = Duration::from_secs(3600);

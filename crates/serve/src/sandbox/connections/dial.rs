@@ -6,7 +6,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hyper::StatusCode;
@@ -94,7 +93,7 @@ async fn pump(
 ) {
     let wake = || {
         if let Some(all) = all.upgrade() {
-            all.goes_on(&sandbox, Some(Duration::ZERO));
+            all.wake(&sandbox);
         }
     };
     let count = |add: &dyn Fn(&Accounts)| {

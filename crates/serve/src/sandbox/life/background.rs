@@ -41,6 +41,14 @@ impl Sandboxes {
         }
     }
 
+    /// Bytes for a sandbox have arrived, or room for its output.
+    #[cfg(feature = "linux")]
+    pub(crate) fn wake(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        if sandbox.commands.wake() {
+            tokio::spawn(drive(Arc::downgrade(self), sandbox.clone()));
+        }
+    }
+
     /// Ends commands that have run too long, and runs the rest for a slice.
     async fn step(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
         let (own, mut speaker) = (sandbox.clone(), self.speaker(sandbox));

@@ -428,11 +428,7 @@ impl Sandboxes {
                         sandbox.charge.measure(session);
                     }
                     lock(&sandbox.mark).followed_by(kind);
-                    let due = match sandbox.commands.moved() {
-                        true => Some(Duration::ZERO),
-                        false => next_event(session),
-                    };
-                    this.goes_on(&sandbox, due);
+                    this.goes_on(&sandbox, next_event(session));
                     done
                 }
                 other => Err(other.absent(&sandbox.id)),
