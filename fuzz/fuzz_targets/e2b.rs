@@ -2,24 +2,24 @@
 //! With its bytes it takes no more memory than the server charges.
 #![no_main]
 
-#[path = "../../crates/serve/src/sandbox/bodies/checkpoint_requests.rs"]
+#[path = "../../crates/serve/src/sandbox/request_body/checkpoint_requests.rs"]
 #[allow(dead_code, reason = "the fields are read by the server")]
 mod checkpoint_requests;
-#[path = "../../crates/serve/src/sandbox/bodies/form.rs"]
-mod form;
-#[path = "../../crates/serve/src/sandbox/bodies/network_rules.rs"]
+#[path = "../../crates/serve/src/sandbox/request_body/multipart.rs"]
+mod multipart;
+#[path = "../../crates/serve/src/sandbox/request_body/network_rules.rs"]
 #[allow(dead_code, reason = "the fields are read by the server")]
 mod network_rules;
-#[path = "../../crates/serve/src/sandbox/bodies/requests.rs"]
+#[path = "../../crates/serve/src/sandbox/request_body/requests.rs"]
 #[allow(dead_code, reason = "the fields are read by the server")]
 mod requests;
-#[path = "../../crates/serve/src/sandbox/bodies/template_requests.rs"]
+#[path = "../../crates/serve/src/sandbox/request_body/template_requests.rs"]
 #[allow(dead_code, reason = "the fields are read by the server")]
 mod template_requests;
-#[path = "../../crates/serve/src/sandbox/bodies/unknown_fields.rs"]
+#[path = "../../crates/serve/src/sandbox/request_body/unknown_fields.rs"]
 #[allow(dead_code, reason = "the fields are read by the server")]
 mod unknown_fields;
-#[path = "../../crates/serve/src/sandbox/bodies/weight.rs"]
+#[path = "../../crates/serve/src/sandbox/request_body/weight.rs"]
 mod weight;
 
 use afresh_budget::meter::{Meter, within};
@@ -40,7 +40,7 @@ static ALLOCATOR: Meter = Meter;
 /// Memory for messages, and for the first node of a map.
 const ROOM: usize = 64 << 10;
 /// Memory for a form: a list of its files that grows, and their names.
-const FORM_ROOM: usize = 3 * form::MAX_FILES * size_of::<form::FormFile>() + form::MAX_NAMES_BYTES;
+const FORM_ROOM: usize = 3 * multipart::MAX_FILES * size_of::<multipart::FormFile>() + multipart::MAX_NAMES_BYTES;
 
 fn body<T: DeserializeOwned>(text: &[u8]) -> Result<(), String> {
     serde_json::from_slice::<T>(text).map(drop).map_err(|error| error.to_string())
@@ -58,10 +58,10 @@ fn stream<T: DeserializeOwned>(body: &[u8]) -> Result<(), String> {
 fn files(text: &[u8]) -> Result<(), String> {
     let end = text.iter().position(|byte| *byte == b'\n').ok_or("no line")?;
     let kind = std::str::from_utf8(&text[..end]).map_err(|error| error.to_string())?;
-    let boundary = form::boundary(kind).map_err(|error| error.to_string())?;
+    let boundary = multipart::boundary(kind).map_err(|error| error.to_string())?;
     let body = &text[end + 1..];
-    let files = form::files(body, &boundary).map_err(|error| error.to_string())?;
-    assert!(files.len() <= form::MAX_FILES);
+    let files = multipart::files(body, &boundary).map_err(|error| error.to_string())?;
+    assert!(files.len() <= multipart::MAX_FILES);
     let mut at = 0;
     for file in files {
         assert!(at <= file.content.start);

@@ -10,8 +10,8 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::time::Duration;
 
 use afresh_serve::fleet::policy::{
-    FailureDetector, Group, Heartbeat, HeartbeatCost, HeartbeatInterval, Members, Neighbourhood,
-    NodeStatus, Placement, SplitMix64, Terms, Verdict, expiry, place_tokens,
+    FailureDetector, Group, Heartbeat, HeartbeatCost, HeartbeatGroups, HeartbeatInterval,
+    LeaseParameters, Members, NodeStatus, Placement, SplitMix64, Verdict, expiry, place_tokens,
 };
 use anyhow::ensure;
 use serde_json::json;
@@ -123,7 +123,7 @@ enum Event {
 
 /// The known hosts of a group.
 struct View {
-    around: Neighbourhood,
+    around: HeartbeatGroups,
     members: Members,
     /// Hosts of the group.
     hosts: usize,
@@ -173,7 +173,7 @@ impl World {
         let mut hosts = Vec::with_capacity(scale.hosts);
         for _ in 0..scale.hosts {
             let name = format!("{:012x}-1", seed.next_word() >> 16);
-            let around = Neighbourhood::new(&name, scale.hosts, &mut seed);
+            let around = HeartbeatGroups::new(&name, scale.hosts, &mut seed);
             let group = around.groups().next().expect("a host is in its own group");
             let view = View { around, members: Members::default(), hosts: 0 };
             views.entry(group).or_insert(view).hosts += 1;
@@ -307,7 +307,7 @@ impl World {
             self.delivered += view.hosts as u64;
             self.delivered_bytes += (view.hosts * bytes) as u64;
             view.members.expire(moment(now));
-            view.members.heard(status.clone(), moment(now) + expiry(every));
+            view.members.receive(status.clone(), moment(now) + expiry(every));
         }
         self.sent_adverts += 1;
         let next = now + micros(self.pace.next(cost, &mut self.seed));
@@ -371,7 +371,7 @@ fn row(case: &str, figure: f64, unit: &'static str, scale: &Scale) -> Row {
 /// One part in a hundred of the hosts dies at once, in the middle of everything.
 fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let scale = world.scale;
-    let terms = Terms { time: Duration::from_secs(10) };
+    let parameters = LeaseParameters { time: Duration::from_secs(10) };
     let dead = (scale.hosts / 100).max(1);
     let mut lost = 0;
     for number in 0..dead {
@@ -383,10 +383,10 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
     // renewed at some time before.
     let mut given_up = Vec::with_capacity(dead);
     for _ in 0..dead {
-        let mut watch = FailureDetector::new(terms);
-        let renewal = micros(terms.renewal());
+        let mut watch = FailureDetector::new(parameters);
+        let renewal = micros(parameters.renewal());
         let mut now = world.seed.below(renewal as usize) as u64;
-        while watch.saw("host", 1, moment(now)) != Verdict::Over {
+        while watch.observe("host", 1, moment(now)) != Verdict::Over {
             now += renewal;
         }
         given_up.push(now);
@@ -543,8 +543,8 @@ pub fn all(scale: Scale, options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
     let known: usize = world.views.values().map(|view| view.members.len() * view.hosts).sum();
     adverts.more.push(("known_hosts", json!(known as f64 / hosts)));
     adverts.more.push(("sent_every_s", json!(seconds * hosts / world.sent_adverts.max(1) as f64)));
-    let terms = Terms { time: Duration::from_secs(10) };
-    let renewals = scale.hosts as f64 / terms.renewal().as_secs_f64();
+    let parameters = LeaseParameters { time: Duration::from_secs(10) };
+    let renewals = scale.hosts as f64 / parameters.renewal().as_secs_f64();
     adverts.more.push(("lease_renewals_a_second_of_all", json!(renewals)));
     adverts.more.push(("lease_reads_a_second_of_all", json!(2.0 * renewals)));
     sink(&adverts);

@@ -186,7 +186,7 @@ impl BodyMetering {
 pub(crate) enum BodyError<E> {
     TooLarge(usize),
     TooSlow,
-    NoRoom,
+    BudgetExhausted,
     Broken(E),
 }
 
@@ -195,7 +195,9 @@ impl<E: std::fmt::Display> std::fmt::Display for BodyError<E> {
         match self {
             Self::TooLarge(most) => write!(f, "the body is larger than {most} bytes"),
             Self::TooSlow => f.write_str("the body took too long to arrive"),
-            Self::NoRoom => f.write_str("the server holds as much of other requests as it may"),
+            Self::BudgetExhausted => {
+                f.write_str("the server holds as much of other requests as it may")
+            }
             Self::Broken(error) => write!(f, "the body ended early: {error}"),
         }
     }
@@ -237,7 +239,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for LimitedBody<B> {
                     Some(left) => this.left = left,
                     None => return Poll::Ready(Some(Err(BodyError::TooLarge(this.most)))),
                 }
-                Poll::Ready(Some(this.counting.count(frame).ok_or(BodyError::NoRoom)))
+                Poll::Ready(Some(this.counting.count(frame).ok_or(BodyError::BudgetExhausted)))
             }
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(BodyError::Broken(error)))),
             Poll::Ready(None) => Poll::Ready(None),
@@ -294,7 +296,7 @@ impl MeteredBody {
 /// There is no room for the next piece.
 #[derive(Debug, thiserror::Error)]
 #[error("the server has no memory left for the rest of the answer")]
-pub(crate) struct NoRoom;
+pub(crate) struct BudgetExhausted;
 
 impl Body for MeteredBody {
     type Data = Bytes;
@@ -312,7 +314,7 @@ impl Body for MeteredBody {
                 let mut share = self.budget.share();
                 match share.add(data.len()) {
                     true => Ok(Frame::data(count_until_dropped(data, share))),
-                    false => Err(NoRoom.into()),
+                    false => Err(BudgetExhausted.into()),
                 }
             }
         });
@@ -427,7 +429,10 @@ mod tests {
             drop(whole.frame().await.unwrap().unwrap());
             assert_eq!(budget.used(), used);
         }
-        assert!(matches!(whole.frame().await, Some(Err(BodyError::NoRoom))) && meter.is_exceeded());
+        assert!(
+            matches!(whole.frame().await, Some(Err(BodyError::BudgetExhausted)))
+                && meter.is_exceeded()
+        );
         drop((whole, meter));
         assert_eq!(budget.used(), 0);
         // A host of a fleet passes on what it does not keep.

@@ -56,7 +56,6 @@ mod metrics;
 mod oidc;
 #[cfg(feature = "otel")]
 pub mod otel;
-mod paced;
 mod pool_metrics;
 mod proxy;
 mod random;
@@ -78,6 +77,7 @@ mod store_metrics;
 #[cfg(feature = "tls")]
 mod tls;
 mod wire;
+mod yielding_future;
 
 pub use audit::AuditConfig;
 pub use config::{Config, GuestConfig, parse_duration};

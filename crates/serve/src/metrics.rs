@@ -64,7 +64,7 @@ const MAX_RECENT_REQUESTS: usize = 512;
 
 /// The times of the last requests.
 #[derive(Debug)]
-struct Times {
+struct DurationWindow {
     requests: u64,
     microseconds: Vec<f32>,
 }
@@ -82,7 +82,7 @@ pub(crate) struct RecentRequests {
 /// Metrics of one guest.
 #[derive(Debug)]
 pub(crate) struct GuestMetrics {
-    times: Mutex<Times>,
+    times: Mutex<DurationWindow>,
     usual: [Counter; COMMON_STATUSES.len()],
     other: Family<Labels, Counter>,
     pub(crate) seconds: Histogram,
@@ -136,11 +136,15 @@ impl Metrics {
         let help = "Requests refused for a limit of their client's address";
         registry.register("refused_addresses", help, refused_addresses.clone());
         let reloads = Counter::default();
-        registry.register("reloads", "Times that the guests were exchanged", reloads.clone());
+        registry.register(
+            "reloads",
+            "DurationWindow that the guests were exchanged",
+            reloads.clone(),
+        );
         let failed_reloads = Counter::default();
         registry.register(
             "failed_reloads",
-            "Times that the guests could not be exchanged, and those there were went on",
+            "DurationWindow that the guests could not be exchanged, and those there were went on",
             failed_reloads.clone(),
         );
         Self {
@@ -178,7 +182,7 @@ impl Metrics {
             ),
             (
                 "unreadable",
-                "Times that a list left out an entry that cannot be read",
+                "DurationWindow that a list left out an entry that cannot be read",
                 &counts.unreadable,
             ),
             ("unswept", "Sandboxes of lost hosts that were not released yet", &counts.unswept),
@@ -201,7 +205,7 @@ impl Metrics {
     pub(crate) fn guest(&self, name: &str) -> GuestMetrics {
         let requests = |code| self.requests.get_or_create_owned(&two(name, "code", code));
         GuestMetrics {
-            times: Mutex::new(Times {
+            times: Mutex::new(DurationWindow {
                 requests: 0,
                 microseconds: Vec::with_capacity(MAX_RECENT_REQUESTS),
             }),

@@ -29,8 +29,8 @@ use crate::body::BodyError;
 use crate::concurrency::Permit;
 use crate::failure::{Failure, describe};
 use crate::logged_lease::{LogOptions, LoggedLease};
-use crate::paced::PacedFuture;
 use crate::reuse::ReusePool;
+use crate::yielding_future::YieldingFuture;
 
 /// State of wasi:http for one lease.
 struct Http {
@@ -83,7 +83,7 @@ impl<E: std::fmt::Display> From<BodyError<E>> for Error {
         match cut {
             BodyError::TooLarge(most) => Self::HttpRequestBodySize(Some(most as u64)),
             BodyError::TooSlow => Self::ConnectionReadTimeout,
-            BodyError::NoRoom => {
+            BodyError::BudgetExhausted => {
                 Self::InternalError(Some("the server has no memory left".to_owned()))
             }
             BodyError::Broken(error) => Self::InternalError(Some(error.to_string())),
@@ -171,7 +171,7 @@ impl Proxy {
                 let done = {
                     let lease = &mut used.lease.lease;
                     let mut handling = pin!(handle(lease, &indices, request, sender, &progress));
-                    let paced = PacedFuture::new(handling.as_mut(), pass, time);
+                    let paced = YieldingFuture::new(handling.as_mut(), pass, time);
                     match tokio::time::timeout(time, paced).await {
                         Ok(Ok(done)) => done,
                         // Either way the guest was not done in the time that it has.
@@ -240,7 +240,7 @@ struct StartedBody {
 /// The guest failed before it had written all of its answer.
 #[derive(Debug, thiserror::Error)]
 #[error("the guest failed in the middle of its answer")]
-struct BrokenOff;
+struct TruncatedResponse;
 
 impl HttpBody for StartedBody {
     type Data = Bytes;
@@ -253,7 +253,7 @@ impl HttpBody for StartedBody {
         match ready!(Pin::new(&mut self.body).poll_frame(context)) {
             Some(frame) => Poll::Ready(Some(frame.map_err(Into::into))),
             None if self.progress.failed.load(Ordering::Acquire) => {
-                Poll::Ready(Some(Err(BrokenOff.into())))
+                Poll::Ready(Some(Err(TruncatedResponse.into())))
             }
             None => Poll::Ready(None),
         }

@@ -313,7 +313,7 @@ async fn accept_all(
     drop(listener);
     shared.phase.send_replace(Phase::Closing);
     if let Some(routes) = &shared.sandboxes {
-        routes.sandboxes.hush();
+        routes.sandboxes.end_subscriptions();
     }
     let mut connections = accepting.connections;
     let ended = async { while connections.join_next().await.is_some() {} };

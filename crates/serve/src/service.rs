@@ -364,7 +364,7 @@ impl ServerState {
             let request = match &self.fleet {
                 Some(fleet) => {
                     let about = Routes::about(&request);
-                    match fleet.sandbox_way(&*sandboxes.sandboxes, about, request).await {
+                    match fleet.route_sandbox(&*sandboxes.sandboxes, about, request).await {
                         RouteDecision::Here(request) => request,
                         RouteDecision::Answered(response) => return response,
                     }
@@ -387,7 +387,7 @@ impl ServerState {
             };
             let request =
                 request.map(|body| Body::new(LimitedBody::new(body, limits, BodyMetering::Not)));
-            return match fleet.guest_way(site.map(|site| &site.config), request).await {
+            return match fleet.route_guest(site.map(|site| &site.config), request).await {
                 RouteDecision::Answered(response) => response,
                 RouteDecision::Here(request) => match site {
                     Some(site) => site.answer(request, &table.gate).await,

@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 
 use super::clock::now;
 use super::policy::{
-    Group, Heartbeat, HeartbeatCost, Neighbourhood, NodeStatus, bound_held, expiry, place_tokens,
+    Group, Heartbeat, HeartbeatCost, HeartbeatGroups, NodeStatus, bound_held, expiry, place_tokens,
     set_digest,
 };
 use super::{Fleet, lease_renewal, record};
@@ -73,10 +73,10 @@ fn text(value: &impl serde::Serialize) -> Bytes {
 /// Begins to send and receive heartbeats, and asks some hosts for their status, so that they are
 /// known before the first request.
 pub(super) async fn begin(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
-    let lives = lease_renewal::lives(&fleet.links).await?;
+    let lives = lease_renewal::list_lives(&fleet.links).await?;
     let own = fleet.life();
-    let around = Neighbourhood::new(&own, lives.len(), &mut lock(&fleet.random));
-    *lock(&fleet.neighbourhood) = around.clone();
+    let around = HeartbeatGroups::new(&own, lives.len(), &mut lock(&fleet.random));
+    *lock(&fleet.heartbeat_groups) = around.clone();
     let heard = subscribe(fleet).await?;
     let client = fleet.links.client.clone();
     let mut asked =
@@ -112,7 +112,7 @@ pub(super) async fn begin(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
         while let Ok(Some(message)) = tokio::time::timeout(ANSWER_TIMEOUT, answers.next()).await {
             let Some(fleet) = this.upgrade() else { return };
             if let Ok(status) = serde_json::from_slice::<NodeStatus>(&message.payload) {
-                fleet.hear_status(status);
+                fleet.receive_status(status);
             }
         }
     });
@@ -126,7 +126,7 @@ fn status_subject(fleet: &Fleet, life: &str) -> String {
 
 /// Listens to the groups of this host.
 async fn subscribe(fleet: &Fleet) -> Result<SelectAll<Subscriber>, afresh::Cause> {
-    let groups: Vec<Group> = lock(&fleet.neighbourhood).groups().collect();
+    let groups: Vec<Group> = lock(&fleet.heartbeat_groups).groups().collect();
     let mut heard = SelectAll::new();
     for group in groups {
         let subject = fleet.links.subject(&format!("advert.{}", group.wildcard()));
@@ -150,9 +150,9 @@ async fn receiving(fleet: Weak<Fleet>, mut heard: SelectAll<Subscriber>) {
                 let beat = serde_json::from_slice::<Heartbeat>(&message.payload).ok();
                 let Some(beat) = beat.and_then(Heartbeat::bounded) else { continue };
                 if message.subject.ends_with(SETS) && beat.host != this.life() {
-                    lock(&this.announcements).heard(&beat.set);
+                    lock(&this.announcements).receive(&beat.set);
                 }
-                this.hear_heartbeat(beat);
+                this.receive_heartbeat(beat);
             }
             () = regrouped.notified() => {
                 let Some(this) = fleet.upgrade() else { return };
@@ -179,7 +179,7 @@ async fn sending(fleet: Weak<Fleet>) {
         let (own, mut beat) = this.heartbeat(every);
         beat.tenants = this.tenant_report();
         // It needs no message to know itself.
-        this.hear(own, every);
+        this.record_status(own, every);
         let subject = this.links.subject(&format!("advert.{}", place_tokens(&beat.host)));
         let message = text(&beat);
         bytes = message.len() + subject.len() + MESSAGE_OVERHEAD;
@@ -206,7 +206,7 @@ async fn announcing(fleet: Weak<Fleet>) {
         drop(this);
         tokio::time::sleep(ANNOUNCEMENT_INTERVAL / 2 + ANNOUNCEMENT_INTERVAL / 1000 * random).await;
         let Some(this) = fleet.upgrade() else { return };
-        if !lock(&this.neighbourhood).is_partial() {
+        if !lock(&this.heartbeat_groups).is_partial() {
             continue;
         }
         let (_, beat) = this.heartbeat(ANNOUNCEMENT_INTERVAL);
@@ -217,7 +217,7 @@ async fn announcing(fleet: Weak<Fleet>) {
             }
         }
         if turn % TURNS_OF_FAR_GROUP == 0 {
-            lock(&this.neighbourhood).change_far(&mut lock(&this.random));
+            lock(&this.heartbeat_groups).change_far(&mut lock(&this.random));
             this.regrouped.notify_one();
         }
     }
@@ -235,7 +235,7 @@ impl Fleet {
 
     /// The cost of a heartbeat of this many bytes.
     fn heartbeat_cost(&self, bytes: usize) -> HeartbeatCost {
-        let around = lock(&self.neighbourhood);
+        let around = lock(&self.heartbeat_groups);
         let near = lock(&self.members).count(|host| around.has_near(host)).max(1);
         // As many hear it because it is in their far group.
         let heard_by = if around.is_partial() { 2 * near } else { near };
@@ -249,7 +249,7 @@ impl Fleet {
 
     /// Adapts the groups to the number of hosts. Returns whether they changed.
     fn adjust_groups(&self) -> bool {
-        let mut around = lock(&self.neighbourhood);
+        let mut around = lock(&self.heartbeat_groups);
         let near = lock(&self.members).count(|host| around.has_near(host));
         let changed = around.adjust(near, &mut lock(&self.random));
         if changed {
@@ -259,18 +259,18 @@ impl Fleet {
     }
 
     /// A heartbeat of another host. If its set is not known, the host is asked for it.
-    fn hear_heartbeat(self: &Arc<Self>, mut beat: Heartbeat) {
+    fn receive_heartbeat(self: &Arc<Self>, mut beat: Heartbeat) {
         if self.is_over(&beat.host) {
             return;
         }
         self.counts.adverts.inc();
         let every = Duration::from_millis(beat.every).min(MAX_INTERVAL);
         if let Some(report) = beat.tenants.take() {
-            self.hear_tenants(&beat.host, report, now() + expiry(every));
+            self.receive_tenants(&beat.host, report, now() + expiry(every));
         }
         let set = lock(&self.sets).0.get(&beat.set).cloned();
         if let Some(set) = set {
-            self.hear(beat.status(&set), every);
+            self.record_status(beat.status(&set), every);
             return;
         }
         // Further hosts are asked at their next heartbeats.
@@ -282,7 +282,7 @@ impl Fleet {
                 // Its lease is watched all the same, and it holds what it held as far as is known.
                 let held =
                     lock(&this.members).get(&beat.host).map(|known| known.advert.held.clone());
-                this.hear(beat.status(&held.unwrap_or_default()), every);
+                this.record_status(beat.status(&held.unwrap_or_default()), every);
             }
         });
     }
@@ -295,7 +295,7 @@ impl Fleet {
         };
         match serde_json::from_slice::<NodeStatus>(&message.payload) {
             Ok(status) => {
-                self.hear_status(status);
+                self.receive_status(status);
                 true
             }
             Err(_) => false,
@@ -305,28 +305,28 @@ impl Fleet {
     /// Learns of a host that this host does not hear.
     pub(super) async fn learn(&self, life: &str) {
         let unknown =
-            lock(&self.neighbourhood).is_partial() && lock(&self.members).get(life).is_none();
+            lock(&self.heartbeat_groups).is_partial() && lock(&self.members).get(life).is_none();
         if unknown && !self.is_over(life) {
             self.ask_status(life).await;
         }
     }
 
     /// The status of a host that was asked for it.
-    fn hear_status(&self, status: NodeStatus) {
+    fn receive_status(&self, status: NodeStatus) {
         let Some(status) = status.bounded() else { return };
         lock(&self.sets).learn(split(&status.held).0);
         // In a large fleet its next heartbeat may be far off.
-        let least = match lock(&self.neighbourhood).is_partial() {
+        let least = match lock(&self.heartbeat_groups).is_partial() {
             true => ANNOUNCEMENT_INTERVAL,
             false => self.config.pace.least,
         };
         let every = self.config.pace.usual(self.heartbeat_cost(MESSAGE_OVERHEAD * 10));
-        self.hear(status, every.max(least));
+        self.record_status(status, every.max(least));
     }
 
-    fn hear(&self, status: NodeStatus, every: Duration) {
+    fn record_status(&self, status: NodeStatus, every: Duration) {
         if !self.is_over(&status.host) {
-            lock(&self.members).heard(status, now() + expiry(every));
+            lock(&self.members).receive(status, now() + expiry(every));
         }
     }
 
@@ -337,7 +337,7 @@ impl Fleet {
 
     /// The hosts whose leases this host watches.
     pub(super) fn neighbours(&self, count: usize) -> Vec<String> {
-        let around = lock(&self.neighbourhood);
+        let around = lock(&self.heartbeat_groups);
         lock(&self.members).after(&self.life(), count, |host| around.has_near(host))
     }
 }

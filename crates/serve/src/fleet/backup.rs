@@ -23,11 +23,11 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::cipher;
+use super::complete_ledger;
 use super::config::FleetConfig;
 use super::credentials::Role;
 use super::nats::{self, Bucket, BucketEntry, NatsConnection, NatsError};
 use super::record::Entry;
-use super::whole_ledger;
 use super::{catalog, creation_keys, keeper, lease_renewal};
 
 /// The file of the ledger.
@@ -192,7 +192,7 @@ fn at_rest(entry: Entry, time: u64, now: u64) -> Entry {
 }
 
 /// An entry in the form that a restore writes.
-pub(super) struct RestingEntry {
+pub(super) struct RestorableEntry {
     bucket: Kind,
     key: String,
     state: Option<String>,
@@ -212,7 +212,7 @@ impl BackupReport {
 /// An entry as it was before it was sealed. One that cannot be read is left out.
 fn readable(bucket: &Bucket, found: BucketEntry, report: &mut BackupReport) -> Option<BucketEntry> {
     let key = found.key.clone();
-    let opened = super::readable::open(bucket, found);
+    let opened = super::readable_entries::open(bucket, found);
     if opened.is_none() {
         report.leave_out(&key);
     }
@@ -223,7 +223,7 @@ fn readable(bucket: &Bucket, found: BucketEntry, report: &mut BackupReport) -> O
 pub(super) async fn read_ledger(
     links: &NatsConnection,
     report: &mut BackupReport,
-) -> Result<Vec<RestingEntry>, BackupError> {
+) -> Result<Vec<RestorableEntry>, BackupError> {
     // Twice: an entry that changes during the read moves to the end of the list.
     let mut lines = BTreeMap::new();
     for _ in 0..2 {
@@ -241,7 +241,7 @@ pub(super) async fn read_ledger(
     }
     let mut all: Vec<_> = lines
         .into_iter()
-        .map(|(key, (state, value))| RestingEntry { bucket: Kind::Kept, key, state, value })
+        .map(|(key, (state, value))| RestorableEntry { bucket: Kind::Kept, key, state, value })
         .collect();
     let sandboxes = nats::every_stored(&links.client, &links.sandboxes).await.map_err(ledger)?;
     let leases = nats::every(&links.client, &links.hosts).await.map_err(ledger)?;
@@ -260,7 +260,7 @@ pub(super) async fn read_ledger(
             continue;
         };
         let value = serde_json::to_vec(&at_rest(entry, time, now)).map_err(ledger)?;
-        all.push(RestingEntry {
+        all.push(RestorableEntry {
             bucket: Kind::Sandboxes,
             key,
             state: Some(state),
@@ -412,7 +412,7 @@ pub async fn backup(config: &FleetConfig, dir: &Path) -> Result<BackupReport, Ba
         lines.push(serde_json::to_string(&line).map_err(ledger)?);
     }
     let file = dir.join(LEDGER);
-    whole_ledger::keep(&file, is_whole).map_err(file_error(&file))?;
+    complete_ledger::keep_complete(&file, is_whole).map_err(file_error(&file))?;
     write(&file, &lines)?;
     Ok(report)
 }

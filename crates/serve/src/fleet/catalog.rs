@@ -194,7 +194,7 @@ impl Fleet {
 
     /// Has a name mean the snapshot whose entry claimed it at the revision `claimed`, unless a
     /// later claim has it. `false` if the snapshot does not have the name afterwards.
-    async fn point(
+    async fn set_name(
         &self,
         tenant: &str,
         name: &str,
@@ -249,7 +249,7 @@ impl Fleet {
     }
 
     /// Removes a name if it means this snapshot by a claim before the revision `before`.
-    async fn unpoint(
+    async fn unset_name(
         &self,
         tenant: &str,
         name: &str,
@@ -279,7 +279,7 @@ impl Fleet {
         state: &State,
     ) -> Result<Vec<String>, ErrorResponse> {
         let claimed = self.claim_first(record, state).await?;
-        self.point_all(record, claimed).await
+        self.set_names(record, claimed).await
     }
 
     /// Makes the entry of a snapshot, and returns its revision: the place of the snapshot among all
@@ -300,14 +300,14 @@ impl Fleet {
     }
 
     /// Has the names of a new snapshot mean it, and returns those that do.
-    pub(super) async fn point_all(
+    pub(super) async fn set_names(
         &self,
         record: &SnapshotRecord,
         claimed: u64,
     ) -> Result<Vec<String>, ErrorResponse> {
         let mut names = Vec::with_capacity(record.names.len());
         for name in &record.names {
-            if self.point(&record.tenant, name, &record.id, claimed).await? {
+            if self.set_name(&record.tenant, name, &record.id, claimed).await? {
                 names.push(name.clone());
             }
         }
@@ -331,7 +331,7 @@ impl Fleet {
             });
             let Some(claimed) = claimed.await? else { return Ok(false) };
             let tenant = &record.tenant;
-            if self.point(tenant, name, &record.id, claimed).await? {
+            if self.set_name(tenant, name, &record.id, claimed).await? {
                 return Ok(true);
             }
             // A later claim won, or one of before dropped this one: the client who asked now is the
@@ -347,7 +347,7 @@ impl Fleet {
         name: &str,
     ) -> Result<(), ErrorResponse> {
         match self.drop_claim(&record.id, name).await? {
-            Some(dropped) => Ok(self.unpoint(&record.tenant, name, &record.id, dropped).await?),
+            Some(dropped) => Ok(self.unset_name(&record.tenant, name, &record.id, dropped).await?),
             None => Ok(()),
         }
     }
@@ -392,7 +392,7 @@ impl Fleet {
         let prefix = record::tenant_prefix(tenant);
         let parse = |found: &BucketEntry| serde_json::from_slice::<CatalogEntry>(&found.value).ok();
         let filter = format!("id.{prefix}.*");
-        let list = self.readable(|links| &links.kept, &filter, MAX_LISTED, parse).await?;
+        let list = self.list_readable(|links| &links.kept, &filter, MAX_LISTED, parse).await?;
         let entries = list.entries.into_iter();
         let mut records: Vec<SnapshotRecord> =
             entries.map(|entry| entry.record).filter(|record| record.tenant == tenant).collect();
@@ -401,7 +401,8 @@ impl Fleet {
         }
         let filter = format!("{NAME}{prefix}.*");
         let parse = |found: &BucketEntry| Some((found.key.clone(), pointer(&found.value)?.id));
-        let list = self.readable(|links| &links.kept, &filter, MAX_LISTED_NAMES, parse).await?;
+        let list =
+            self.list_readable(|links| &links.kept, &filter, MAX_LISTED_NAMES, parse).await?;
         // An unreadable name may mean the snapshot.
         let whole = list.entries.len() < MAX_LISTED_NAMES && list.unreadable == 0;
         let pointers: HashMap<String, String> = list.entries.into_iter().collect();
@@ -437,7 +438,7 @@ impl Fleet {
             }
         }
         for name in names {
-            self.unpoint(&record.tenant, &name, &record.id, u64::MAX).await?;
+            self.unset_name(&record.tenant, &name, &record.id, u64::MAX).await?;
         }
         Ok(())
     }

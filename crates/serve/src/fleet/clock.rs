@@ -4,13 +4,13 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::policy::Moment;
+use super::policy::MonotonicTime;
 
 /// Now.
-pub(crate) fn now() -> Moment {
+pub(crate) fn now() -> MonotonicTime {
     let time = clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    Moment::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+    MonotonicTime::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// The same in milliseconds, as messages between hosts carry it.

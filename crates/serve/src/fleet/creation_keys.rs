@@ -194,7 +194,7 @@ impl Fleet {
             Some((found.key.clone(), found.revision, claim))
         };
         let most = limit.saturating_mul(2);
-        let list = self.readable(|links| &links.kept, &filter, most, read).await?;
+        let list = self.list_readable(|links| &links.kept, &filter, most, read).await?;
         let unreadable = list.unreadable;
         let left = futures_util::stream::iter(list.entries)
             .map(|(key, revision, claim)| async move {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Fleet;
 use super::clock::now;
 use super::nats::{self, BucketEntry, NatsConnection, NatsError};
-use super::policy::{Lease, Moment, Terms, Verdict};
+use super::policy::{Lease, LeaseParameters, MonotonicTime, Verdict};
 use crate::format_version::FormatVersion;
 use crate::lock::lock;
 
@@ -48,8 +48,8 @@ struct LeaseEntry {
     key: String,
 }
 
-fn milliseconds(terms: Terms) -> u64 {
-    u64::try_from(terms.time.as_millis()).unwrap_or(u64::MAX)
+fn milliseconds(parameters: LeaseParameters) -> u64 {
+    u64::try_from(parameters.time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn bytes(life: &LeaseEntry) -> Bytes {
@@ -63,9 +63,9 @@ pub(super) async fn enter(
     links: &NatsConnection,
     life: &str,
     name: &str,
-    terms: Terms,
+    parameters: LeaseParameters,
 ) -> Result<u64, NatsError> {
-    let lease_ms = milliseconds(terms);
+    let lease_ms = milliseconds(parameters);
     let key = links.fingerprint.clone();
     let entry = LeaseEntry { name: name.to_owned(), lease_ms, key, ..LeaseEntry::default() };
     let entry = bytes(&entry);
@@ -81,14 +81,14 @@ pub(super) async fn enter(
 /// Refuses a lease of another length, or another key, than that of the hosts that renew theirs: one
 /// host would give up entries that another still relies on, or could not read them. The entry of
 /// `life` is removed then.
-pub(super) async fn check_terms(
+pub(super) async fn check_parameters(
     links: &NatsConnection,
     life: &str,
-    terms: Terms,
+    parameters: LeaseParameters,
 ) -> Result<(), afresh::Cause> {
     let own = nats::patiently(async || nats::find(&links.hosts, life).await).await?;
     let own = own.ok_or("the lease has already expired")?;
-    let lease_ms = milliseconds(terms);
+    let lease_ms = milliseconds(parameters);
     let all = async || nats::all(&links.client, &links.hosts, LIVES, MAX_LIVES).await;
     for found in nats::patiently(all).await? {
         let Ok(other) = serde_json::from_slice::<LeaseEntry>(&found.value) else { continue };
@@ -118,7 +118,7 @@ pub(super) async fn check_terms(
 
 /// Lives and names of the hosts whose leases hold, one for each host: of two entries that hold, the
 /// times of the last renewals differ by at most twice the lease.
-pub(super) async fn lives(links: &NatsConnection) -> Result<Vec<(String, String)>, NatsError> {
+pub(super) async fn list_lives(links: &NatsConnection) -> Result<Vec<(String, String)>, NatsError> {
     let found = nats::all(&links.client, &links.hosts, LIVES, MAX_LIVES).await?;
     let newest = found.iter().map(|entry| entry.time).max().unwrap_or_default();
     let lives = found.into_iter().filter_map(|found| {
@@ -166,7 +166,7 @@ pub(super) async fn forget_broken(links: &NatsConnection, life: &str) -> Result<
 
 /// The names of [`lives`].
 pub(super) async fn names(links: &NatsConnection) -> Result<Vec<String>, NatsError> {
-    Ok(lives(links).await?.into_iter().map(|(_, name)| name).collect())
+    Ok(list_lives(links).await?.into_iter().map(|(_, name)| name).collect())
 }
 
 /// Renews the lease until the fleet is dropped.
@@ -174,7 +174,7 @@ pub(super) async fn renewing(fleet: Weak<Fleet>) {
     let mut beat = 0;
     loop {
         let Some(fleet) = fleet.upgrade() else { return };
-        let renewal = fleet.terms.renewal();
+        let renewal = fleet.parameters.renewal();
         let begun = tokio::time::Instant::now();
         beat += 1;
         renew(&fleet, beat, renewal * 2).await;
@@ -188,7 +188,7 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
         let own = lock(&fleet.own);
         (own.life.clone(), own.lease.revision())
     };
-    let lease_ms = milliseconds(fleet.terms);
+    let lease_ms = milliseconds(fleet.parameters);
     let key = fleet.links.fingerprint.clone();
     let entry =
         LeaseEntry { name: fleet.name.clone(), beat, lease_ms, key, ..LeaseEntry::default() };
@@ -201,7 +201,7 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
                 if !own.lease.safe(sent) {
                     // Entries that could not change in that time prove nothing.
                     lock(&fleet.suspicion).reset();
-                    lock(&fleet.torn).reset();
+                    lock(&fleet.interrupted).reset();
                     tracing::warn!(life, "the lease is back");
                 }
                 own.lease.renewed(revision, sent);
@@ -209,7 +209,7 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
             settle(fleet);
         }
         Ok(Err(NatsError::Changed)) => match read_life(fleet, &life).await {
-            Ok(Some((revision, false))) => lock(&fleet.own).lease.learnt(revision),
+            Ok(Some((revision, false))) => lock(&fleet.own).lease.read_back(revision),
             Ok(_) => begin_again(fleet).await,
             Err(error) => tracing::warn!(%error, "the lease cannot be read"),
         },
@@ -252,12 +252,12 @@ async fn begin_again(fleet: &Arc<Fleet>) {
         sandboxes.doubt_all();
     }
     let sent = now();
-    match enter(&fleet.links, &life, &fleet.name, fleet.terms).await {
+    match enter(&fleet.links, &life, &fleet.name, fleet.parameters).await {
         Ok(revision) => {
-            let lease = Lease::from_request(fleet.terms, revision, sent);
+            let lease = Lease::from_request(fleet.parameters, revision, sent);
             *lock(&fleet.own) = super::OwnLease { life, lease, lives };
             lock(&fleet.suspicion).reset();
-            lock(&fleet.torn).reset();
+            lock(&fleet.interrupted).reset();
             lock(&fleet.locations).clear();
             fleet.drain.notify_one();
             settle(fleet);
@@ -293,14 +293,14 @@ pub(super) async fn watching(fleet: Weak<Fleet>) {
             this.sweep_next().await;
             this.release_unfinished().await;
         }
-        let pause = this.terms.renewal();
+        let pause = this.parameters.renewal();
         drop(this);
         tokio::time::sleep(pause).await;
     }
 }
 
 /// Whether a life is over; breaks its lease if it may.
-pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
+pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<MonotonicTime> {
     if fleet.is_over(life) {
         return None;
     }
@@ -309,16 +309,16 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
         // It left, unless a server that lags behind its neighbours says so: that is waited for, and
         // then found out.
         Ok(None) => (NO_REVISION, false),
-        Err(_) => return Some(fleet.terms.time),
+        Err(_) => return Some(fleet.parameters.time),
     };
-    let verdict = lock(&fleet.suspicion).saw(life, revision, now());
+    let verdict = lock(&fleet.suspicion).observe(life, revision, now());
     match verdict {
         _ if broken => over(fleet, life),
         Verdict::Holds(left) => {
             // Only neighbours watch a host that renews in time.
             let asked = lock(&fleet.suspects).contains_key(life);
             let near = fleet.watches(life, WATCHED_NEIGHBOURS);
-            if left == fleet.terms.time && !asked && !near {
+            if left == fleet.parameters.time && !asked && !near {
                 lock(&fleet.suspicion).forget(life);
             }
             return Some(left);
@@ -327,7 +327,7 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
             let gone = LeaseEntry { broken: true, ..LeaseEntry::default() };
             let entry = bytes(&gone);
             if !fleet.safe() {
-                return Some(fleet.terms.time);
+                return Some(fleet.parameters.time);
             }
             let hosts = &fleet.links.hosts;
             let broken = match revision {
@@ -345,7 +345,7 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
                     fleet.sweep_later(life.to_owned());
                 }
                 // It lives, or another was faster.
-                Err(_) => return Some(fleet.terms.renewal()),
+                Err(_) => return Some(fleet.parameters.renewal()),
             }
         }
     }

@@ -15,12 +15,14 @@ mod cipher;
 mod claim_counts;
 mod clock;
 mod collect;
+mod complete_ledger;
 mod config;
 mod creation_keys;
 mod credentials;
-mod first_entry;
+mod fencing;
 mod frame;
 mod host;
+mod interrupted_takeovers;
 mod lease_renewal;
 mod locations;
 mod nats;
@@ -29,7 +31,7 @@ mod operators;
 mod owned_index;
 mod placement_store;
 pub mod policy;
-mod readable;
+mod readable_entries;
 mod record;
 mod routing;
 mod rpc_client;
@@ -38,9 +40,7 @@ mod sandbox_store;
 mod seal;
 mod tenant_budgets;
 mod tenant_counts;
-mod torn_takes;
-mod unfinished_takes;
-mod whole_ledger;
+mod unconfirmed_takeovers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -64,14 +64,14 @@ use clock::now;
 use credentials::Role;
 use nats::NatsConnection;
 use policy::{
-    Announcements, FailureDetector, Lease, Members, Moment, Neighbourhood, NodeStatus, SplitMix64,
-    Terms,
+    Announcements, FailureDetector, HeartbeatGroups, Lease, LeaseParameters, Members,
+    MonotonicTime, NodeStatus, SplitMix64,
 };
 
 /// This host in its fleet.
 pub(crate) struct Fleet {
     pub(crate) config: FleetConfig,
-    terms: Terms,
+    parameters: LeaseParameters,
     /// Subject of requests to this process.
     node: String,
     name: String,
@@ -80,24 +80,24 @@ pub(crate) struct Fleet {
     own: Mutex<OwnLease>,
     members: Mutex<Members>,
     /// The part of the fleet whose heartbeats this host receives.
-    neighbourhood: Mutex<Neighbourhood>,
+    heartbeat_groups: Mutex<HeartbeatGroups>,
     /// Notified when that changes.
     regrouped: Arc<tokio::sync::Notify>,
     sets: Mutex<adverts::KnownSets>,
     announcements: Mutex<Announcements>,
     suspicion: Mutex<FailureDetector>,
     /// Lives that requests wait for, which are watched in addition to the neighbours.
-    suspects: Mutex<HashMap<String, Moment>>,
+    suspects: Mutex<HashMap<String, MonotonicTime>>,
     /// Lives whose leases are over.
     over: Mutex<BTreeSet<String>>,
     /// Lives whose leases are broken and whose sandboxes this host has not swept, by the time of
     /// the next attempt.
-    unswept: Mutex<BTreeMap<String, Moment>>,
-    /// Entries of these lives that hosts keep or take at this moment, or that are torn.
-    torn: Mutex<torn_takes::TornTakes>,
+    unswept: Mutex<BTreeMap<String, MonotonicTime>>,
+    /// Entries of these lives that hosts keep or take at this moment, or whose takeover was interrupted.
+    interrupted: Mutex<interrupted_takeovers::InterruptedTakeovers>,
     /// Sandboxes whose entries may name this host, which does not hold them, by the time of the
     /// next attempt to release them.
-    unfinished: Mutex<BTreeMap<String, Moment>>,
+    unfinished: Mutex<BTreeMap<String, MonotonicTime>>,
     /// The last known hosts of sandboxes.
     locations: Mutex<locations::Locations>,
     /// One for the sandboxes that share a place in it, so that one host takes a sandbox once.
@@ -219,32 +219,36 @@ impl Fleet {
             }
             None => None,
         };
-        let terms = Terms { time: config.lease };
+        let parameters = LeaseParameters { time: config.lease };
         let seed = u64::from_str_radix(&node, 16).unwrap_or(1);
         let sent = now();
         let life = format!("{node}-1");
-        let enter = async || lease_renewal::enter(&links, &life, &name, terms).await;
+        let enter = async || lease_renewal::enter(&links, &life, &name, parameters).await;
         let revision = nats::patiently(enter).await?;
-        lease_renewal::check_terms(&links, &life, terms).await?;
+        lease_renewal::check_parameters(&links, &life, parameters).await?;
         let this = Arc::new(Self {
-            terms,
+            parameters,
             links,
             store,
             own: Mutex::new(OwnLease {
                 life,
-                lease: Lease::from_request(terms, revision, sent),
+                lease: Lease::from_request(parameters, revision, sent),
                 lives: 1,
             }),
             members: Mutex::new(Members::default()),
-            neighbourhood: Mutex::new(Neighbourhood::new(&node, 1, &mut SplitMix64::new(seed))),
+            heartbeat_groups: Mutex::new(HeartbeatGroups::new(
+                &node,
+                1,
+                &mut SplitMix64::new(seed),
+            )),
             regrouped: Arc::default(),
             sets: Mutex::default(),
             announcements: Mutex::default(),
-            suspicion: Mutex::new(FailureDetector::new(terms)),
+            suspicion: Mutex::new(FailureDetector::new(parameters)),
             suspects: Mutex::default(),
             over: Mutex::default(),
             unswept: Mutex::default(),
-            torn: Mutex::default(),
+            interrupted: Mutex::default(),
             unfinished: Mutex::default(),
             locations: Mutex::default(),
             taking: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
@@ -322,7 +326,7 @@ impl Fleet {
     }
 
     /// Whether this host is still in this life, as far as it knows.
-    pub(crate) fn lives(&self, life: &str) -> bool {
+    pub(crate) fn is_alive(&self, life: &str) -> bool {
         let own = lock(&self.own);
         own.life == life && !own.lease.is_broken()
     }

@@ -4,12 +4,13 @@
 //! Promises: the key is written before an entry of the ledger names the host as its owner, and
 //! removed after the entry names it no more. A key that is left costs a sweep one read. Its value
 //! has the life of the host, and the sweep of a life leaves the keys of later ones. An entry of
-//! that life with such a key is swept once it is torn: see [`super::torn_takes`]. While the host
-//! has a lease, it may still settle the sandbox, and the entry is left to it. A sweep changes the
-//! revision of an entry that it leaves to another owner, and fences a missing one, so that the
-//! write of a host that paused after it wrote the key does not pass. An entry that cannot be read
-//! or changed keeps no other from being swept. May break it: a host that pauses between both writes
-//! for longer than an hour, makes the sandbox then, and dies before it has settled it.
+//! that life with such a key is swept once its takeover is interrupted, see
+//! [`super::interrupted_takeovers`]. While the host has a lease, it may still settle the sandbox,
+//! and the entry is left to it. A sweep changes the revision of an entry that it leaves to another
+//! owner, and fences a missing one, so that the write of a host that paused after it wrote the key
+//! does not pass. An entry that cannot be read or changed keeps no other from being swept. May
+//! break it: a host that pauses between both writes for longer than an hour, makes the sandbox
+//! then, and dies before it has settled it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::clock::now;
 use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Entry};
-use super::{Fleet, first_entry};
+use super::{Fleet, fencing};
 use crate::format_version::FormatVersion;
 use crate::lock::lock;
 
@@ -54,7 +55,7 @@ pub(super) enum SweptEntry {
     Other,
     /// A later life of the host has it.
     Later,
-    /// A later life of the host is about to have it, unless that is torn.
+    /// A later life of the host is about to have it, unless that takeover is interrupted.
     Waiting,
     /// Its entry cannot be read.
     Unreadable,
@@ -71,7 +72,7 @@ pub(super) struct Sweep {
     unreadable: usize,
     /// Sandboxes that could not be released.
     pub(super) failed: usize,
-    /// Sandboxes that are released once they are torn.
+    /// Sandboxes that are released once their takeover is interrupted.
     pub(super) waiting: usize,
 }
 
@@ -195,22 +196,22 @@ impl Fleet {
             (owner == node && life <= last).then_some((found, entry))
         });
         let Some((found, entry)) = entry else {
-            lock(&self.torn).forget(&key);
+            lock(&self.interrupted).forget(&key);
             return Ok(SweptEntry::Later);
         };
         if let Some(life) = holder {
-            lock(&self.torn).forget(&key);
+            lock(&self.interrupted).forget(&key);
             // It may have ended unnoticed.
             self.suspect(life);
             return Ok(SweptEntry::Waiting);
         }
         let seen = (found.revision, note.revision);
-        if !lock(&self.torn).saw(&key, seen, now(), self.terms) {
+        if !lock(&self.interrupted).observe(&key, seen, now(), self.parameters) {
             return Ok(SweptEntry::Waiting);
         }
         match self.release_entry(&key, found, entry.undone()).await {
             Ok(()) => {
-                lock(&self.torn).forget(&key);
+                lock(&self.interrupted).forget(&key);
                 Ok(SweptEntry::Released)
             }
             // Its host changed it at this moment.
@@ -272,7 +273,7 @@ impl Fleet {
     ) -> Result<SweptEntry, NatsError> {
         let sandboxes = &self.links.sandboxes;
         let Some(found) = nats::find(sandboxes, key).await? else {
-            return match first_entry::fence(sandboxes, key).await {
+            return match fencing::fence(sandboxes, key).await {
                 // The marker of a removed entry fences too.
                 Err(NatsError::Changed) if nats::find(sandboxes, key).await?.is_none() => {
                     Ok(SweptEntry::Other)
@@ -356,10 +357,10 @@ impl Fleet {
         let sweeping = async {
             let sweep = self.sweep(&life).await?;
             if sweep.failed > 0 {
-                return Ok(Some(self.terms.renewal()));
+                return Ok(Some(self.parameters.renewal()));
             }
             if sweep.waiting > 0 {
-                return Ok(Some(self.terms.time));
+                return Ok(Some(self.parameters.time));
             }
             if sweep.unreadable > 0 {
                 return Ok(Some(UNREADABLE_PAUSE));
@@ -380,7 +381,7 @@ impl Fleet {
             Ok(Some(pause)) => pause,
             Err(error) => {
                 tracing::warn!(%error, life, "sandboxes of a lost host are not swept yet");
-                self.terms.renewal()
+                self.parameters.renewal()
             }
         };
         unswept.insert(life, now() + pause);

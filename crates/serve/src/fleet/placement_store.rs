@@ -8,9 +8,9 @@ use bytes::Bytes;
 use hyper::StatusCode;
 
 use super::nats::{self, BucketEntry, NatsError};
-use super::record::{self, Anchor, Entry, State};
-use super::unfinished_takes::TakeGuard;
-use super::{Fleet, first_entry};
+use super::record::{self, Entry, OwnedEntry, State};
+use super::unconfirmed_takeovers::TakeGuard;
+use super::{Fleet, fencing};
 use crate::disk_full::is_disk_full;
 use crate::error_response::ErrorResponse;
 use crate::failure::describe;
@@ -32,7 +32,7 @@ pub(crate) enum TakeOutcome {
 /// A sandbox of this host's.
 pub(crate) struct OwnedSandbox {
     pub(crate) record: SandboxRecord,
-    pub(crate) anchor: Anchor,
+    pub(crate) owned_entry: OwnedEntry,
     /// The life of this host that its entry names.
     pub(crate) life: String,
 }
@@ -74,7 +74,7 @@ impl Fleet {
     }
 
     /// Enters a new sandbox.
-    pub(crate) async fn enter(&self, record: SandboxRecord) -> Result<Anchor, ErrorResponse> {
+    pub(crate) async fn enter(&self, record: SandboxRecord) -> Result<OwnedEntry, ErrorResponse> {
         self.check_lease()?;
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
         let life = self.life();
@@ -85,7 +85,7 @@ impl Fleet {
         match self.create_entry(&key, record, life).await {
             Ok(revision) => {
                 guard.finish();
-                Ok(Anchor::new(revision, note))
+                Ok(OwnedEntry::new(revision, note))
             }
             Err(error) => {
                 // Without an answer the entry may be there: then the note is needed.
@@ -105,7 +105,7 @@ impl Fleet {
         life: String,
     ) -> Result<u64, NatsError> {
         let entry = Entry::new(Some(life), record, None);
-        first_entry::create_first(&self.links.sandboxes, key, bytes(&entry)).await
+        fencing::create_unused(&self.links.sandboxes, key, bytes(&entry)).await
     }
 
     pub(super) async fn entry(&self, key: &str) -> Result<Option<(u64, Entry)>, ErrorResponse> {
@@ -124,29 +124,30 @@ impl Fleet {
     /// Changes the entry of a sandbox of this host's. `release` leaves it without an owner.
     pub(crate) async fn change(
         &self,
-        anchor: &mut Anchor,
+        owned_entry: &mut OwnedEntry,
         record: SandboxRecord,
         state: Option<State>,
         release: bool,
     ) -> Result<(), ErrorResponse> {
         let id = record.id.clone();
-        self.change_entry(anchor, record, state, release).await?;
+        self.change_entry(owned_entry, record, state, release).await?;
         if release {
-            self.forget_owned(&id, anchor.note).await;
+            self.forget_owned(&id, owned_entry.note).await;
         }
         Ok(())
     }
 
     async fn change_entry(
         &self,
-        anchor: &mut Anchor,
+        owned_entry: &mut OwnedEntry,
         record: SandboxRecord,
         state: Option<State>,
         release: bool,
     ) -> Result<(), ErrorResponse> {
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
         let owner = (!release).then(|| self.life());
-        let entry = Entry { unknown: anchor.unknown.clone(), ..Entry::new(owner, record, state) };
+        let entry =
+            Entry { unknown: owned_entry.unknown.clone(), ..Entry::new(owner, record, state) };
         let changed = bytes(&entry);
         // As in a sweep: no host ends a sandbox without an owner.
         let SandboxRecord { paused, pause_at_end, ends, noted, .. } = entry.record;
@@ -155,9 +156,9 @@ impl Fleet {
         let sandboxes = &self.links.sandboxes;
         for _ in 0..2 {
             let value = changed.clone();
-            match nats::update_for(sandboxes, &key, value, anchor.revision, lifetime).await {
+            match nats::update_for(sandboxes, &key, value, owned_entry.revision, lifetime).await {
                 Ok(revision) => {
-                    anchor.note_change(revision, entry.state);
+                    owned_entry.note_change(revision, entry.state);
                     return Ok(());
                 }
                 Err(NatsError::Changed) => match self.entry(&key).await? {
@@ -165,12 +166,12 @@ impl Fleet {
                     Some((revision, there))
                         if there.owner.as_deref().is_some_and(|o| self.ours(o)) =>
                     {
-                        anchor.revision = revision;
+                        owned_entry.revision = revision;
                     }
                     Some((revision, there))
                         if release && there.owner.is_none() && there.state == entry.state =>
                     {
-                        anchor.note_change(revision, there.state);
+                        owned_entry.note_change(revision, there.state);
                         return Ok(());
                     }
                     _ => return Err(NatsError::Changed.into()),
@@ -182,15 +183,19 @@ impl Fleet {
     }
 
     /// Removes the entry of a sandbox of this host's.
-    pub(crate) async fn erase(&self, id: &str, anchor: &Anchor) -> Result<(), ErrorResponse> {
-        self.erase_entry(id, anchor).await?;
-        self.forget_owned(id, anchor.note).await;
+    pub(crate) async fn erase(
+        &self,
+        id: &str,
+        owned_entry: &OwnedEntry,
+    ) -> Result<(), ErrorResponse> {
+        self.erase_entry(id, owned_entry).await?;
+        self.forget_owned(id, owned_entry.note).await;
         Ok(())
     }
 
-    async fn erase_entry(&self, id: &str, anchor: &Anchor) -> Result<(), ErrorResponse> {
+    async fn erase_entry(&self, id: &str, owned_entry: &OwnedEntry) -> Result<(), ErrorResponse> {
         let Some(key) = record::key(id) else { return Ok(()) };
-        let mut revision = anchor.revision;
+        let mut revision = owned_entry.revision;
         for _ in 0..2 {
             match nats::remove(&self.links.sandboxes, &key, revision).await {
                 Ok(()) => return Ok(()),
@@ -211,7 +216,7 @@ impl Fleet {
     /// life; `None` if another host was faster.
     pub(crate) async fn keep(
         &self,
-        anchor: &mut Anchor,
+        owned_entry: &mut OwnedEntry,
         record: SandboxRecord,
     ) -> Result<Option<String>, ErrorResponse> {
         self.check_lease()?;
@@ -238,7 +243,8 @@ impl Fleet {
             match nats::update(&self.links.sandboxes, &key, bytes(&entry), revision).await {
                 Ok(revision) => {
                     // A state that is pending stays so.
-                    (anchor.revision, anchor.note, anchor.state) = (revision, note, state);
+                    (owned_entry.revision, owned_entry.note, owned_entry.state) =
+                        (revision, note, state);
                     return Ok(Some(life));
                 }
                 // Another host has taken the sandbox, or the operator has sealed its entry.
@@ -319,9 +325,12 @@ impl Fleet {
             let paused = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await;
             revision = paused.map_err(NatsError::repeatable)?;
         }
-        let anchor =
-            Anchor { state: ours.state, unknown: ours.unknown, ..Anchor::new(revision, note) };
-        let owned = OwnedSandbox { record: ours.record, anchor, life };
+        let owned_entry = OwnedEntry {
+            state: ours.state,
+            unknown: ours.unknown,
+            ..OwnedEntry::new(revision, note)
+        };
+        let owned = OwnedSandbox { record: ours.record, owned_entry, life };
         let outcome = self.adopt_sandbox(&key, owned, over).await?;
         guard.finish();
         Ok(outcome)
@@ -343,17 +352,17 @@ impl Fleet {
         owned: OwnedSandbox,
         over: bool,
     ) -> Result<TakeOutcome, ErrorResponse> {
-        let OwnedSandbox { record, anchor, .. } = &owned;
-        if anchor.state.is_none() || over {
+        let OwnedSandbox { record, owned_entry, .. } = &owned;
+        if owned_entry.state.is_none() || over {
             tracing::warn!(
                 id = record.id,
                 over,
                 "a sandbox does not exist any more: its time is over, or it was lost before it was ever saved"
             );
             self.counts.lost.inc();
-            let removed = nats::remove(&self.links.sandboxes, key, anchor.revision).await;
+            let removed = nats::remove(&self.links.sandboxes, key, owned_entry.revision).await;
             removed.map_err(NatsError::repeatable)?;
-            self.forget_owned(&record.id, anchor.note).await;
+            self.forget_owned(&record.id, owned_entry.note).await;
             return Ok(TakeOutcome::Missing);
         }
         Ok(TakeOutcome::Ours(Box::new(owned)))
@@ -368,7 +377,7 @@ impl Fleet {
     ) -> Result<RecordedSandboxes, ErrorResponse> {
         let filter = format!("{}.*", record::tenant_prefix(tenant));
         let parse = |found: &BucketEntry| serde_json::from_slice::<Entry>(&found.value).ok();
-        let list = self.readable(|links| &links.sandboxes, &filter, most, parse).await?;
+        let list = self.list_readable(|links| &links.sandboxes, &filter, most, parse).await?;
         let mut records = Vec::with_capacity(list.entries.len());
         for entry in list.entries {
             let lost = entry.state.is_none()

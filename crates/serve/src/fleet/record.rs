@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::format_version::FormatVersion;
-pub(crate) use crate::sandbox::records::store::{Anchor, State};
+pub(crate) use crate::sandbox::records::store::{OwnedEntry, State};
 use crate::sandbox::records::store::{SandboxRecord, UnknownFields};
 
 /// A sandbox in the ledger.

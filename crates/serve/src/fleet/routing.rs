@@ -72,7 +72,7 @@ pub(super) fn no_template(name: &str) -> ErrorResponse {
 impl Fleet {
     /// A route that another host serves, for a request that no guest of this host answers; or the
     /// route `own` if others also serve it, and this host is busy.
-    pub(crate) async fn guest_way(
+    pub(crate) async fn route_guest(
         self: &Arc<Self>,
         own: Option<&GuestConfig>,
         request: Request<Body>,
@@ -132,7 +132,7 @@ impl Fleet {
     }
 
     /// Where a request about sandboxes is answered.
-    pub(crate) async fn sandbox_way(
+    pub(crate) async fn route_sandbox(
         self: &Arc<Self>,
         sandboxes: &dyn SandboxHost,
         about: RouteSubject,

@@ -367,16 +367,16 @@ struct RemoteBody {
 /// The other host gave no further piece.
 #[derive(Debug, thiserror::Error)]
 #[error("the host that answers was lost in the middle of its answer")]
-struct CutOff;
+struct TruncatedResponse;
 
 impl HttpBody for RemoteBody {
     type Data = Bytes;
-    type Error = CutOff;
+    type Error = TruncatedResponse;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, TruncatedResponse>>> {
         let this = &mut *self;
         if this.over {
             return Poll::Ready(None);
@@ -402,7 +402,7 @@ impl HttpBody for RemoteBody {
             }
             None => {
                 this.over = true;
-                Poll::Ready(Some(Err(CutOff)))
+                Poll::Ready(Some(Err(TruncatedResponse)))
             }
         }
     }

@@ -131,7 +131,7 @@ type Piece = (Bytes, bool);
 /// The pieces end before the last one, because their transfer was dropped.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the request was given up before its body had arrived")]
-struct CutBody;
+struct TruncatedBody;
 
 /// A request body whose pieces arrive one by one. Without its last piece it ends with an error, so
 /// that no guest takes a part of a body for the whole.
@@ -143,7 +143,7 @@ struct Pieces {
 
 impl HttpBody for Pieces {
     type Data = Bytes;
-    type Error = CutBody;
+    type Error = TruncatedBody;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
@@ -153,7 +153,7 @@ impl HttpBody for Pieces {
             (Some(first), _) => Some(first),
             (None, Some(more)) => {
                 let Some((piece, last)) = std::task::ready!(more.poll_recv(context)) else {
-                    return Poll::Ready(Some(Err(CutBody)));
+                    return Poll::Ready(Some(Err(TruncatedBody)));
                 };
                 if last {
                     self.more = None;
@@ -209,7 +209,7 @@ pub(super) async fn listen(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
         let _service = service;
         while let Some(asked) = calls.next().await {
             let Some(fleet) = this.upgrade() else { return };
-            tokio::spawn(async move { fleet.heard(asked).await });
+            tokio::spawn(async move { fleet.serve_request(asked).await });
         }
     });
     let this = Arc::downgrade(fleet);
@@ -232,7 +232,7 @@ impl Fleet {
         frame::piece(self.links.client.max_payload())
     }
 
-    async fn heard(self: Arc<Self>, asked: Asked) {
+    async fn serve_request(self: Arc<Self>, asked: Asked) {
         let call = frame::unpack::<Call>(&asked.message.payload);
         let key = call.as_ref().map_or(0, |(call, _)| call.key);
         let running = RunningCall::begin(&self, key);
@@ -479,7 +479,7 @@ mod tests {
                 assert_eq!(frame.into_data().unwrap(), expected);
             }
             let end = body.frame().await.map(|frame| frame.map(drop));
-            assert_eq!(end, if last { None } else { Some(Err(CutBody)) });
+            assert_eq!(end, if last { None } else { Some(Err(TruncatedBody)) });
         }
     }
 

@@ -116,12 +116,12 @@ impl SandboxStore for Fleet {
     ) -> Result<(), ErrorResponse> {
         let record = sandbox.record();
         let Some(key) = record.key.clone() else {
-            *entry.anchor = Some(self.enter(record).await?);
+            *entry.owned_entry = Some(self.enter(record).await?);
             return Ok(());
         };
         let revision = self.claim(&record, &key).await?;
         match self.enter(record.clone()).await {
-            Ok(anchor) => *entry.anchor = Some(anchor),
+            Ok(owned_entry) => *entry.owned_entry = Some(owned_entry),
             Err(refusal) => {
                 self.release_claim(&record).await;
                 return Err(refusal);
@@ -158,17 +158,18 @@ impl SandboxStore for Fleet {
         saved: Option<SavedState>,
         release: bool,
     ) -> Result<(), ErrorResponse> {
-        let mut anchor = sandbox.entry().anchor.lock().await;
+        let mut owned_entry = sandbox.entry().owned_entry.lock().await;
         check_alive(sandbox)?;
-        let Some(anchor) = anchor.as_mut() else { return Err(ErrorResponse::host()) };
+        let Some(owned_entry) = owned_entry.as_mut() else { return Err(ErrorResponse::host()) };
         let SavedState { state: new, replaces_guest } = saved.unwrap_or_default();
         if new.is_some() && !replaces_guest {
             // The guest may have ended: no later change may name an older state than this one.
-            anchor.pending = new.clone();
+            owned_entry.pending = new.clone();
         }
         self.check(sandbox)?;
-        let state = new.or_else(|| anchor.pending.clone()).or_else(|| anchor.state.clone());
-        let changed = self.change(anchor, record, state, release).await;
+        let state =
+            new.or_else(|| owned_entry.pending.clone()).or_else(|| owned_entry.state.clone());
+        let changed = self.change(owned_entry, record, state, release).await;
         if changed.is_err() && release {
             // The change may have been made, and another host may have taken the sandbox since.
             sandbox.entry().doubt.store(true, Ordering::Release);
@@ -181,10 +182,10 @@ impl SandboxStore for Fleet {
     }
 
     async fn remove(&self, sandbox: &dyn StoredSandbox) -> Result<(), ErrorResponse> {
-        match &*sandbox.entry().anchor.lock().await {
-            Some(anchor) => {
-                let erased = self.erase(sandbox.id(), anchor).await;
-                if erased.is_err() && anchor.state.is_none() && anchor.pending.is_none() {
+        match &*sandbox.entry().owned_entry.lock().await {
+            Some(owned_entry) => {
+                let erased = self.erase(sandbox.id(), owned_entry).await;
+                if erased.is_err() && owned_entry.state.is_none() && owned_entry.pending.is_none() {
                     // One whose making failed is nowhere else.
                     self.note_unfinished(sandbox.id());
                 }
@@ -341,7 +342,7 @@ impl Fleet {
             TakeOutcome::Theirs(life) => Ok(Some(life)),
             TakeOutcome::Missing => Ok(None),
             TakeOutcome::Ours(owned) => {
-                host.adopt(owned.record, owned.anchor, &|| self.lives(&owned.life));
+                host.adopt(owned.record, owned.owned_entry, &|| self.is_alive(&owned.life));
                 Ok(None)
             }
         }
@@ -358,17 +359,17 @@ impl Fleet {
     }
 
     async fn settle_one(&self, host: &dyn SandboxHost, sandbox: Arc<dyn StoredSandbox>) {
-        let mut anchor = sandbox.entry().anchor.lock().await;
-        let kept = match anchor.as_mut() {
-            Some(anchor) => self.keep(anchor, sandbox.record()).await,
+        let mut owned_entry = sandbox.entry().owned_entry.lock().await;
+        let kept = match owned_entry.as_mut() {
+            Some(owned_entry) => self.keep(owned_entry, sandbox.record()).await,
             None => Ok(None),
         };
-        if let (Ok(None), Some(anchor)) = (&kept, anchor.as_ref()) {
-            self.forget_owned(sandbox.id(), anchor.note).await;
+        if let (Ok(None), Some(owned_entry)) = (&kept, owned_entry.as_ref()) {
+            self.forget_owned(sandbox.id(), owned_entry.note).await;
         }
-        drop(anchor);
+        drop(owned_entry);
         match kept {
-            Ok(Some(life)) => host.confirm(&*sandbox, &|| self.lives(&life)),
+            Ok(Some(life)) => host.confirm(&*sandbox, &|| self.is_alive(&life)),
             Ok(None) => {
                 tracing::warn!(id = sandbox.id(), "another host has this sandbox now");
                 host.give_up(sandbox.id());

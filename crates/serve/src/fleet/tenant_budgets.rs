@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::Fleet;
 use super::clock::now;
-use super::policy::{KnownUses, Moment, TenantUse, TenantUses, UseReports};
+use super::policy::{KnownUses, MonotonicTime, TenantUse, TenantUses, UseReports};
 use crate::lock::lock;
 
 /// Uses of other hosts, and the reports of this one.
@@ -39,7 +39,7 @@ fn node_of(life: &str) -> &str {
 impl Fleet {
     /// The use of tenants on this host, for its next heartbeat.
     pub(super) fn tenant_report(&self) -> Option<TenantUses> {
-        if lock(&self.neighbourhood).is_partial() {
+        if lock(&self.heartbeat_groups).is_partial() {
             return None;
         }
         let uses = self.host()?.sandboxes()?.tenant_uses();
@@ -49,10 +49,10 @@ impl Fleet {
     }
 
     /// Another host reports the use of tenants.
-    pub(super) fn hear_tenants(&self, life: &str, report: TenantUses, expires: Moment) {
+    pub(super) fn receive_tenants(&self, life: &str, report: TenantUses, expires: MonotonicTime) {
         let node = node_of(life);
         if node != self.node {
-            lock(&self.tenant_budgets.known).heard(node, report, expires);
+            lock(&self.tenant_budgets.known).receive(node, report, expires);
         }
     }
 

@@ -64,7 +64,7 @@ impl TenantCounts {
         lock(&self.known).tenants.values().map(HashSet::len).sum()
     }
 
-    fn saw(&self, watched: &EntryChange) {
+    fn observe(&self, watched: &EntryChange) {
         let mut known = lock(&self.known);
         let id = watched.key.split_once('.').map_or("", |(_, id)| id);
         if let Some((tenant, random)) = parts(id) {
@@ -91,7 +91,7 @@ impl TenantCounts {
 pub(super) async fn counting(fleet: Weak<Fleet>) {
     loop {
         let Some(this) = fleet.upgrade() else { return };
-        if lock(&this.neighbourhood).is_partial() {
+        if lock(&this.heartbeat_groups).is_partial() {
             this.tenants.forget();
             drop(this);
             tokio::time::sleep(PARTIAL_INTERVAL).await;
@@ -101,11 +101,11 @@ pub(super) async fn counting(fleet: Weak<Fleet>) {
         drop(this);
         let watched = nats::watch(&client, &sandboxes, |watched| {
             let Some(this) = fleet.upgrade() else { return false };
-            if lock(&this.neighbourhood).is_partial() {
+            if lock(&this.heartbeat_groups).is_partial() {
                 return false;
             }
             match watched {
-                Some(watched) => this.tenants.saw(&watched),
+                Some(watched) => this.tenants.observe(&watched),
                 // Nothing is there yet.
                 None => lock(&this.tenants.known).complete = true,
             }
@@ -127,9 +127,9 @@ pub(super) async fn counting(fleet: Weak<Fleet>) {
 mod tests {
     use super::*;
 
-    fn saw(counts: &TenantCounts, id: &str, removed: bool, left: u64) {
+    fn observe(counts: &TenantCounts, id: &str, removed: bool, left: u64) {
         let key = record::key(id).expect("it is an id");
-        counts.saw(&EntryChange { key, removed, left });
+        counts.observe(&EntryChange { key, removed, left });
     }
 
     #[test]
@@ -141,17 +141,17 @@ mod tests {
         let elsewhere = |counts: &TenantCounts, tenant: &str| {
             counts.elsewhere(tenant, here.iter().map(String::as_str))
         };
-        saw(&counts, &id("acme", 1), false, 2);
+        observe(&counts, &id("acme", 1), false, 2);
         assert_eq!(elsewhere(&counts, "acme"), None, "there are more");
         assert_eq!(elsewhere(&counts, "other"), None);
-        saw(&counts, &id("acme", 2), false, 1);
-        saw(&counts, &id("other", 3), false, 0);
+        observe(&counts, &id("acme", 2), false, 1);
+        observe(&counts, &id("other", 3), false, 0);
         assert_eq!((elsewhere(&counts, "acme"), counts.count()), (Some(1), 3));
         // A save is a change of the entry, and no further sandbox.
-        saw(&counts, &id("acme", 2), false, 0);
+        observe(&counts, &id("acme", 2), false, 0);
         assert_eq!((elsewhere(&counts, "acme"), elsewhere(&counts, "nobody")), (Some(1), Some(0)));
-        saw(&counts, &id("acme", 2), true, 0);
-        saw(&counts, &id("acme", 2), true, 0);
+        observe(&counts, &id("acme", 2), true, 0);
+        observe(&counts, &id("acme", 2), true, 0);
         assert_eq!((elsewhere(&counts, "acme"), elsewhere(&counts, "other")), (Some(0), Some(1)));
         counts.forget();
         assert_eq!(elsewhere(&counts, "other"), None);

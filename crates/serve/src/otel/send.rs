@@ -131,11 +131,11 @@ impl Sender {
                 }
                 ExportResult::Refused(why) => {
                     self.counts.refused.inc_by(spans);
-                    self.say(&why);
+                    self.log_failure(&why);
                     return;
                 }
                 ExportResult::Later(why, after) => {
-                    self.say(&why);
+                    self.log_failure(&why);
                     if last || number == MAX_ATTEMPTS {
                         break;
                     }
@@ -148,7 +148,7 @@ impl Sender {
     }
 
     /// Says once that a collector takes nothing.
-    fn say(&mut self, why: &str) {
+    fn log_failure(&mut self, why: &str) {
         if !std::mem::replace(&mut self.away, true) {
             let collector = self.settings.redacted_endpoint();
             tracing::warn!(collector, why, "traces are not accepted; lost ones are counted");

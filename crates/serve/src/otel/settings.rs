@@ -30,7 +30,7 @@ pub enum SettingsError {
     Client(#[source] reqwest::Error),
 }
 
-fn wrong(name: &'static str, expected: &'static str) -> SettingsError {
+fn invalid(name: &'static str, expected: &'static str) -> SettingsError {
     SettingsError::Value { name, expected }
 }
 
@@ -121,7 +121,7 @@ impl Settings {
             Some("otlp") => {}
             None if base.is_some() || own.is_some() => {}
             None => return Ok(None),
-            Some(_) => return Err(wrong("OTEL_TRACES_EXPORTER", "`otlp` or `none`")),
+            Some(_) => return Err(invalid("OTEL_TRACES_EXPORTER", "`otlp` or `none`")),
         }
         let either = |name: &str| {
             let own = name.replacen("OTLP_", "OTLP_TRACES_", 1);
@@ -137,7 +137,7 @@ impl Settings {
             Some(_) => {
                 let expected =
                     "`http/json`: afresh sends traces over HTTP, as to port 4318 of a collector";
-                return Err(wrong("OTEL_EXPORTER_OTLP_PROTOCOL", expected));
+                return Err(invalid("OTEL_EXPORTER_OTLP_PROTOCOL", expected));
             }
         }
         if either("OTEL_EXPORTER_OTLP_COMPRESSION").is_some_and(|how| how != "none") {
@@ -146,7 +146,7 @@ impl Settings {
         let address = "an address such as http://localhost:4318";
         let url = |name, text: &str| {
             let url = Url::parse(text).ok().filter(|url| ["http", "https"].contains(&url.scheme()));
-            url.filter(Url::has_host).ok_or_else(|| wrong(name, address))
+            url.filter(Url::has_host).ok_or_else(|| invalid(name, address))
         };
         let endpoint = if let Some(own) = own {
             url("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", &own)?
@@ -160,20 +160,20 @@ impl Settings {
         let mut headers = HeaderMap::new();
         let given = either("OTEL_EXPORTER_OTLP_HEADERS").unwrap_or_default();
         let expected = "headers such as `name=value,name=value`";
-        let bad = || wrong("OTEL_EXPORTER_OTLP_HEADERS", expected);
+        let bad = || invalid("OTEL_EXPORTER_OTLP_HEADERS", expected);
         for (name, value) in pairs(&given).ok_or_else(bad)? {
             let mut value = HeaderValue::try_from(value).map_err(|_| bad())?;
             value.set_sensitive(true);
             headers.insert(HeaderName::try_from(name).map_err(|_| bad())?, value);
         }
         let number = |name: &'static str, usual: u64| match get(name) {
-            Some(text) => text.trim().parse().map_err(|_| wrong(name, "a number")),
+            Some(text) => text.trim().parse().map_err(|_| invalid(name, "a number")),
             None => Ok(usual),
         };
         let timeout = match either("OTEL_EXPORTER_OTLP_TIMEOUT").map(|text| text.parse()) {
             Some(Ok(milliseconds)) => milliseconds,
             Some(Err(_)) => {
-                return Err(wrong("OTEL_EXPORTER_OTLP_TIMEOUT", "a number of milliseconds"));
+                return Err(invalid("OTEL_EXPORTER_OTLP_TIMEOUT", "a number of milliseconds"));
             }
             None => 10_000,
         };
@@ -185,7 +185,7 @@ impl Settings {
                 let argument = get("OTEL_TRACES_SAMPLER_ARG");
                 let expected = "a sampler that is known: always_on, always_off, traceidratio, each with parentbased_ or without";
                 let sampler = Sampler::named(&name, argument.as_deref());
-                sampler.ok_or_else(|| wrong("OTEL_TRACES_SAMPLER", expected))?
+                sampler.ok_or_else(|| invalid("OTEL_TRACES_SAMPLER", expected))?
             }
             None => Sampler::DEFAULT,
         };
@@ -218,7 +218,7 @@ fn resource(get: &impl Fn(&str) -> Option<String>) -> Result<Vec<(String, String
     let name = "OTEL_RESOURCE_ATTRIBUTES";
     let expected = "attributes such as `name=value,name=value`";
     let given = get(name).unwrap_or_default();
-    let mut given = pairs(&given).ok_or_else(|| wrong(name, expected))?;
+    let mut given = pairs(&given).ok_or_else(|| invalid(name, expected))?;
     if let Some(service) = get("OTEL_SERVICE_NAME") {
         given.retain(|(name, _)| name != "service.name");
         given.push(("service.name".to_owned(), service));

@@ -47,7 +47,7 @@ pub struct SandboxConfig {
     /// After so long without a call a sandbox is saved, and comes back with the next.
     pub idle_timeout: Duration,
     /// Minimum time between removals of unreferenced objects from the directory.
-    pub tidy_interval: Duration,
+    pub gc_interval: Duration,
     /// Maximum lifetime in one client request.
     pub timeout: Duration,
     /// Time limit of one piece of code.
@@ -72,13 +72,13 @@ impl SandboxConfig {
             max_sandboxes: 1000,
             max_snapshots: 1000,
             max_running_calls: 64,
-            max_computing_calls: crate::sandbox::tenants::cpu_scheduler::usual_places(),
-            max_memory: crate::sandbox::tenants::memory::usual_limit(),
+            max_computing_calls: crate::sandbox::tenants::cpu_scheduler::default_places(),
+            max_memory: crate::sandbox::tenants::memory::default_limit(),
             build_images: Vec::new(),
             https: false,
             public_traffic: false,
             idle_timeout: Duration::from_secs(60),
-            tidy_interval: Duration::from_secs(60),
+            gc_interval: Duration::from_secs(60),
             timeout: Duration::from_secs(24 * 60 * 60),
             call_timeout: Duration::from_secs(60),
             cpu_limit: None,

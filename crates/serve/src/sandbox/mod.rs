@@ -7,12 +7,12 @@
 //! from outside while the server runs.
 
 pub(crate) mod agent;
-pub(crate) mod bodies;
 pub(crate) mod catalog;
 pub(crate) mod connections;
 pub(crate) mod http;
-pub(crate) mod life;
+pub(crate) mod lifecycle;
 pub(crate) mod records;
+pub(crate) mod request_body;
 pub(crate) mod tenants;
 pub(crate) mod transfer;
 
@@ -27,6 +27,6 @@ pub(crate) use http::keys::Scope;
 pub(crate) use http::keys::{Identity, KeyError, Scopes};
 pub(crate) use http::routes::Routes;
 pub(crate) use http::usage_report::sample_tenant_metrics;
-pub(crate) use life::registry::Sandboxes;
+pub(crate) use lifecycle::registry::Sandboxes;
 pub use tenants::budgets::{Budgets, Limits};
 pub(crate) use tenants::tenant_queue::MAX_WEIGHT;

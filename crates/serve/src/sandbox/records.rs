@@ -8,6 +8,6 @@ pub(crate) mod hosting;
 mod json_digest;
 pub(crate) mod memory_directory;
 pub(crate) mod record;
+pub(crate) mod remote_usage;
 pub(crate) mod store;
-pub(crate) mod stored_elsewhere;
 pub(crate) mod tenant_use;

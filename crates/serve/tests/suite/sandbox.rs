@@ -340,7 +340,7 @@ fn unnamed_snapshots_are_removed_while_the_server_runs() {
     let dir = scratch();
     run(async {
         let mut sandboxes = sandboxes(dir.path(), &script);
-        sandboxes.tidy_interval = Duration::ZERO;
+        sandboxes.gc_interval = Duration::ZERO;
         let server = serve(with(sandboxes)).await;
         let client = Client::of(&server);
         let size = || {

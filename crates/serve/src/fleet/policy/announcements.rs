@@ -19,7 +19,7 @@ pub struct Announcements {
 
 impl Announcements {
     /// Another host announced a set.
-    pub fn heard(&mut self, set: &str) {
+    pub fn receive(&mut self, set: &str) {
         if let Some(count) = self.heard.get_mut(set) {
             *count = count.saturating_add(1);
         } else if self.heard.len() < MAX_SETS {
@@ -63,7 +63,7 @@ mod tests {
                     all.iter_mut()
                         .enumerate()
                         .filter(|(other, _)| *other != host)
-                        .for_each(|(_, other)| other.heard(set));
+                        .for_each(|(_, other)| other.receive(set));
                 }
             }
             assert!((20..=120).contains(&counts["usual"]), "{hosts}: {counts:?}");

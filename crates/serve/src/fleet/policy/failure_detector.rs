@@ -7,20 +7,20 @@
 
 use std::collections::HashMap;
 
-use super::{Moment, Terms};
+use super::{LeaseParameters, MonotonicTime};
 
 /// Observations of other hosts' leases.
 #[derive(Clone, Debug)]
 pub struct FailureDetector {
-    terms: Terms,
-    seen: HashMap<String, (u64, Moment)>,
+    parameters: LeaseParameters,
+    seen: HashMap<String, (u64, MonotonicTime)>,
 }
 
 /// The verdict on a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It may hold for at least so long, if it is not renewed.
-    Holds(Moment),
+    Holds(MonotonicTime),
     /// It may be broken.
     Over,
 }
@@ -28,12 +28,12 @@ pub enum Verdict {
 impl FailureDetector {
     /// Nothing is known.
     #[must_use]
-    pub fn new(terms: Terms) -> Self {
-        Self { terms, seen: HashMap::new() }
+    pub fn new(parameters: LeaseParameters) -> Self {
+        Self { parameters, seen: HashMap::new() }
     }
 
     /// The entry of `host` was seen with this number, in an answer that had arrived at `now`.
-    pub fn saw(&mut self, host: &str, revision: u64, now: Moment) -> Verdict {
+    pub fn observe(&mut self, host: &str, revision: u64, now: MonotonicTime) -> Verdict {
         let first = match self.seen.get(host) {
             Some((known, first)) if *known == revision => *first,
             _ => {
@@ -41,7 +41,7 @@ impl FailureDetector {
                 now
             }
         };
-        let over = first + self.terms.time;
+        let over = first + self.parameters.time;
         if now >= over { Verdict::Over } else { Verdict::Holds(over - now) }
     }
 
@@ -70,13 +70,13 @@ mod tests {
     #[test]
     fn only_what_stays_the_same_for_the_whole_time_is_given_up() {
         let at = Duration::from_millis;
-        let mut suspicion = FailureDetector::new(Terms { time: at(1000) });
-        assert_eq!(suspicion.saw("a", 5, at(10)), Verdict::Holds(at(1000)));
-        assert_eq!(suspicion.saw("a", 5, at(1009)), Verdict::Holds(at(1)));
-        assert_eq!(suspicion.saw("a", 6, at(1010)), Verdict::Holds(at(1000)));
-        assert_eq!(suspicion.saw("a", 6, at(2010)), Verdict::Over);
+        let mut suspicion = FailureDetector::new(LeaseParameters { time: at(1000) });
+        assert_eq!(suspicion.observe("a", 5, at(10)), Verdict::Holds(at(1000)));
+        assert_eq!(suspicion.observe("a", 5, at(1009)), Verdict::Holds(at(1)));
+        assert_eq!(suspicion.observe("a", 6, at(1010)), Verdict::Holds(at(1000)));
+        assert_eq!(suspicion.observe("a", 6, at(2010)), Verdict::Over);
         suspicion.reset();
-        assert_eq!(suspicion.saw("a", 6, at(2011)), Verdict::Holds(at(1000)));
+        assert_eq!(suspicion.observe("a", 6, at(2011)), Verdict::Holds(at(1000)));
         suspicion.forget("a");
         assert_eq!(suspicion.hosts().count(), 0);
     }

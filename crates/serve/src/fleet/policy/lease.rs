@@ -11,16 +11,16 @@ use std::time::Duration;
 
 use afresh_sys::planted::{Bug, is};
 
-use super::Moment;
+use super::MonotonicTime;
 
 /// Parameters that all hosts of a fleet share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct LeaseParameters {
     /// How long others must have seen an entry unchanged before they may break it.
     pub time: Duration,
 }
 
-impl Terms {
+impl LeaseParameters {
     /// The safety margin of its owner: a fifth.
     #[must_use]
     pub fn margin(self) -> Duration {
@@ -37,31 +37,31 @@ impl Terms {
 /// A host's own lease.
 #[derive(Clone, Debug)]
 pub struct Lease {
-    terms: Terms,
+    parameters: LeaseParameters,
     revision: u64,
-    until: Moment,
+    until: MonotonicTime,
     broken: bool,
 }
 
 impl Lease {
     /// A lease whose entry was made by a request sent at `sent`.
     #[must_use]
-    pub fn from_request(terms: Terms, revision: u64, sent: Moment) -> Self {
-        let mut lease = Self { terms, revision, until: Moment::ZERO, broken: false };
+    pub fn from_request(parameters: LeaseParameters, revision: u64, sent: MonotonicTime) -> Self {
+        let mut lease = Self { parameters, revision, until: MonotonicTime::ZERO, broken: false };
         lease.renewed(revision, sent);
         lease
     }
 
     /// A renewal that was sent at `sent` was acknowledged.
-    pub fn renewed(&mut self, revision: u64, sent: Moment) {
+    pub fn renewed(&mut self, revision: u64, sent: MonotonicTime) {
         self.revision = revision;
-        self.until = self.until.max(sent + self.terms.time - self.terms.margin());
+        self.until = self.until.max(sent + self.parameters.time - self.parameters.margin());
     }
 
     /// The entry was read, and is still this host's: a renewal arrived whose acknowledgement did
     /// not. The time of its arrival is unknown, so only the revision for the next renewal is
     /// gained.
-    pub fn learnt(&mut self, revision: u64) {
+    pub fn read_back(&mut self, revision: u64) {
         self.revision = revision;
     }
 
@@ -72,13 +72,13 @@ impl Lease {
 
     /// Whether the host may answer at `now`.
     #[must_use]
-    pub fn safe(&self, now: Moment) -> bool {
+    pub fn safe(&self, now: MonotonicTime) -> bool {
         is(Bug::Lease) || !self.broken && now < self.until
     }
 
     /// How long it may still rely on it.
     #[must_use]
-    pub fn remaining(&self, now: Moment) -> Duration {
+    pub fn remaining(&self, now: MonotonicTime) -> Duration {
         if self.broken { Duration::ZERO } else { self.until.saturating_sub(now) }
     }
 
@@ -102,15 +102,15 @@ mod tests {
     use super::super::{FailureDetector, SplitMix64, Verdict};
     use super::*;
 
-    const TERMS: Terms = Terms { time: Duration::from_millis(1000) };
+    const PARAMETERS: LeaseParameters = LeaseParameters { time: Duration::from_millis(1000) };
 
     #[test]
     fn a_lease_counts_from_when_its_renewal_was_sent() {
         let at = Duration::from_millis;
-        let mut lease = Lease::from_request(TERMS, 7, at(100));
+        let mut lease = Lease::from_request(PARAMETERS, 7, at(100));
         assert!(lease.safe(at(899)) && !lease.safe(at(900)));
         // Read back: the number is new, the time is not.
-        lease.learnt(9);
+        lease.read_back(9);
         assert_eq!(lease.revision(), 9);
         assert!(!lease.safe(at(900)));
         lease.renewed(10, at(950));
@@ -124,8 +124,8 @@ mod tests {
 
     /// A message on its way to the register, or back.
     enum Message {
-        Renew { sent: Moment, expected: u64 },
-        Renewed { sent: Moment, revision: Option<u64> },
+        Renew { sent: MonotonicTime, expected: u64 },
+        Renewed { sent: MonotonicTime, revision: Option<u64> },
         Read,
         Told { revision: u64, broken: bool },
         Break { expected: u64 },
@@ -146,8 +146,8 @@ mod tests {
         let mut chance = move |of: usize| random.below(of) == 0;
         let mut delays = SplitMix64::new(seed ^ 0x5555);
         let (mut revision, mut broken) = (1_u64, false);
-        let mut owner = Lease::from_request(TERMS, 1, Moment::ZERO);
-        let mut heir = FailureDetector::new(TERMS);
+        let mut owner = Lease::from_request(PARAMETERS, 1, MonotonicTime::ZERO);
+        let mut heir = FailureDetector::new(PARAMETERS);
         let (mut owns, mut stopped, mut cut) = (false, 0_u32, 0_u32);
         let mut network: VecDeque<(u64, Sender, Message)> = VecDeque::new();
         let (mut safe, mut taken) = (0, 0);
@@ -210,12 +210,12 @@ mod tests {
                         if broken {
                             owner.broken();
                         } else {
-                            owner.learnt(owner.revision().max(revision));
+                            owner.read_back(owner.revision().max(revision));
                         }
                     }
                     Message::Told { broken: true, .. } => owns = true,
                     Message::Told { revision, .. } => {
-                        if let Verdict::Over = heir.saw("owner", revision, heirs) {
+                        if let Verdict::Over = heir.observe("owner", revision, heirs) {
                             network.push_back((
                                 delay(),
                                 who,

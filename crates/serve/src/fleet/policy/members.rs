@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize};
 
 use super::bounds::{bound_held, is_bounded};
-use super::{Moment, TenantUses};
+use super::{MonotonicTime, TenantUses};
 
 /// Most hosts that are remembered.
 const MAX_HOSTS: usize = 100_000;
@@ -113,7 +113,7 @@ pub struct Member {
     pub advert: NodeStatus,
     /// Requests that were sent to it since.
     pub sent: u32,
-    expires: Moment,
+    expires: MonotonicTime,
 }
 
 /// The hosts that are known.
@@ -132,7 +132,7 @@ fn byte_len(held: &[String]) -> usize {
 
 impl Members {
     /// A heartbeat of a host, which counts until `expires`.
-    pub fn heard(&mut self, mut advert: NodeStatus, expires: Moment) {
+    pub fn receive(&mut self, mut advert: NodeStatus, expires: MonotonicTime) {
         if !is_bounded(&advert.host, &advert.name) {
             return;
         }
@@ -182,7 +182,7 @@ impl Members {
     }
 
     /// Removes hosts with expired heartbeats.
-    pub fn expire(&mut self, now: Moment) {
+    pub fn expire(&mut self, now: MonotonicTime) {
         let old = self.all.iter().filter(|(_, member)| member.expires <= now);
         for host in old.map(|(host, _)| host.clone()).collect::<Vec<_>>() {
             self.remove(&host);
@@ -277,11 +277,11 @@ mod tests {
     fn holders_follow_the_adverts() {
         let mut members = Members::default();
         let at = Duration::from_secs;
-        members.heard(advert("a", &["x", "y"]), at(10));
-        members.heard(advert("b", &["y"]), at(20));
+        members.receive(advert("a", &["x", "y"]), at(10));
+        members.receive(advert("b", &["y"]), at(20));
         assert_eq!(members.holders("y"), ["a", "b"]);
         assert_eq!(members.hosts(), ["a", "b"]);
-        members.heard(advert("a", &["y"]), at(11));
+        members.receive(advert("a", &["y"]), at(11));
         assert!(members.holders("x").is_empty());
         members.expire(at(11));
         assert_eq!((members.holders("y"), members.len()), (&["b".to_owned()][..], 1));
@@ -291,19 +291,19 @@ mod tests {
         );
         let many: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        members.heard(advert("c", &many), at(30));
+        members.receive(advert("c", &many), at(30));
         assert_eq!(members.get("c").unwrap().advert.held.len(), MAX_HELD);
         // A host with a long name is not remembered, and the lists of the others are counted.
-        members.heard(advert(&"d".repeat(1 << 20), &[]), at(30));
-        members.heard(advert("e", &["z"]), at(30));
+        members.receive(advert(&"d".repeat(1 << 20), &[]), at(30));
+        members.receive(advert("e", &["z"]), at(30));
         assert_eq!(members.len(), 2);
         assert!(members.held_bytes > MAX_HELD * size_of::<String>());
-        members.heard(advert("c", &[]), at(30));
+        members.receive(advert("c", &[]), at(30));
         assert_eq!(members.held_bytes, 1 + size_of::<String>());
         members.remove("e");
         assert_eq!(members.held_bytes, 0);
         members.held_bytes = MAX_ALL_HELD_BYTES;
-        members.heard(advert("f", &["z"]), at(30));
+        members.receive(advert("f", &["z"]), at(30));
         assert!(
             members.get("f").unwrap().advert.held.is_empty() && members.holders("z").is_empty()
         );
@@ -333,7 +333,7 @@ mod tests {
     fn every_host_is_watched_by_the_same_number_of_hosts() {
         let mut members = Members::default();
         for host in 0..10 {
-            members.heard(advert(&format!("h{host}"), &[]), Duration::MAX);
+            members.receive(advert(&format!("h{host}"), &[]), Duration::MAX);
         }
         let mut counts = HashMap::new();
         for host in 0..10 {

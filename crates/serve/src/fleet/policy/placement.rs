@@ -94,14 +94,14 @@ impl<'a> Placement<'a> {
 mod tests {
     use std::collections::HashMap;
 
-    use super::super::{Moment, NodeStatus};
+    use super::super::{MonotonicTime, NodeStatus};
     use super::*;
 
     fn member(members: &mut Members, host: &str, load: u32, held: &[&str], draining: bool) {
         let held = held.iter().map(|held| (*held).to_owned()).collect();
         let advert =
             NodeStatus { host: host.to_owned(), load, held, draining, ..NodeStatus::default() };
-        members.heard(advert, Moment::MAX);
+        members.receive(advert, MonotonicTime::MAX);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Moment, is_life};
+use super::{MonotonicTime, is_life};
 pub use crate::sandbox::records::store::TenantUse;
 
 /// Maximum tenants in one heartbeat.
@@ -82,7 +82,7 @@ impl UseReports {
 #[derive(Clone, Debug, Default)]
 struct HostUses {
     uses: BTreeMap<String, TenantUse>,
-    expires: Moment,
+    expires: MonotonicTime,
 }
 
 /// The uses of tenants on other hosts.
@@ -91,7 +91,7 @@ pub struct KnownUses(HashMap<String, HostUses>);
 
 impl KnownUses {
     /// A host reports uses, which count until `expires`. `host` is the same in all of its lives.
-    pub fn heard(&mut self, host: &str, report: TenantUses, expires: Moment) {
+    pub fn receive(&mut self, host: &str, report: TenantUses, expires: MonotonicTime) {
         if !is_life(host) {
             return;
         }
@@ -111,7 +111,7 @@ impl KnownUses {
 
     /// The use of a tenant on all other hosts at `now`, in this window.
     #[must_use]
-    pub fn elsewhere(&self, key: &str, window: u64, now: Moment) -> TenantUse {
+    pub fn elsewhere(&self, key: &str, window: u64, now: MonotonicTime) -> TenantUse {
         let mut sum = TenantUse { window, ..TenantUse::default() };
         for host in self.0.values() {
             let Some(known) = host.uses.get(key) else { continue };
@@ -150,12 +150,12 @@ mod tests {
         let (mut known, mut one, mut two) =
             (KnownUses::default(), UseReports::default(), UseReports::default());
         assert_eq!(one.next(&uses(&[])), None);
-        known.heard(
+        known.receive(
             "one",
             one.next(&uses(&[("a", used(7, 10)), ("b", used(7, 1))])).unwrap(),
             at(4),
         );
-        known.heard("two", two.next(&uses(&[("a", used(7, 5))])).unwrap(), at(10));
+        known.receive("two", two.next(&uses(&[("a", used(7, 5))])).unwrap(), at(10));
         let sum =
             TenantUse { window: 7, memory: 15, connections: 2, cpu: 15, sent: 2, outbound: 4 };
         assert_eq!(known.elsewhere(&key("a"), 7, at(1)), sum);
@@ -170,7 +170,7 @@ mod tests {
         let next = known.elsewhere(&key("a"), 8, at(1));
         assert_eq!((next.memory, next.cpu, next.sent, next.outbound), (15, 0, 0, 0));
         // The last use of a tenant ended.
-        known.heard("two", two.next(&uses(&[])).unwrap(), at(20));
+        known.receive("two", two.next(&uses(&[])).unwrap(), at(20));
         assert_eq!(known.elsewhere(&key("a"), 7, at(12)).memory, 0);
         assert_eq!(known.elsewhere(&key("a"), 7, at(1)).cpu, 10);
     }
@@ -192,13 +192,13 @@ mod tests {
             assert_eq!(serde_json::from_slice::<TenantUses>(&sent).unwrap(), report);
             // The second report is lost.
             if turn != 1 {
-                known.heard("one", report, Duration::MAX);
+                known.receive("one", report, Duration::MAX);
             }
         }
         assert_eq!(sum(&known), (0..150).sum::<u64>());
         all.retain(|name, _| *name < key("010") || *name > key("140"));
         for _ in 0..2 {
-            known.heard("one", reports.next(&all).unwrap(), Duration::MAX);
+            known.receive("one", reports.next(&all).unwrap(), Duration::MAX);
         }
         assert_eq!(sum(&known), (0..10).chain(141..150).sum::<u64>());
     }
@@ -208,23 +208,23 @@ mod tests {
         let mut known = KnownUses::default();
         for host in 0..MAX_HOSTS + 5 {
             let report = TenantUses { uses: uses(&[("a", used(1, 1))]), ..TenantUses::default() };
-            known.heard(&host.to_string(), report, Duration::from_secs(host as u64));
+            known.receive(&host.to_string(), report, Duration::from_secs(host as u64));
         }
         assert_eq!(known.0.len(), MAX_HOSTS);
         for host in ["a".repeat(1 << 20), String::new(), "a b".to_owned()] {
             let report = TenantUses { uses: uses(&[("a", used(1, 1))]), ..TenantUses::default() };
-            known.heard(&host, report, Duration::MAX);
+            known.receive(&host, report, Duration::MAX);
             assert!(!known.0.contains_key(&host));
         }
         let many = (0..20_000).map(|number| (format!("{number:016}"), used(1, u64::MAX))).collect();
-        known.heard("a", TenantUses { uses: many, ..TenantUses::default() }, Duration::MAX);
+        known.receive("a", TenantUses { uses: many, ..TenantUses::default() }, Duration::MAX);
         assert_eq!(known.0["a"].uses.len(), MAX_REPORTED_TENANTS);
         assert_eq!(known.elsewhere(&key("0"), 1, Duration::ZERO).cpu, u64::MAX);
         // No key of a tenant, or out of the range.
         let odd = ["a".repeat(1 << 20), "g".repeat(16), String::new(), key("1"), key("5")];
         let (after, up_to) = (Some(key("1")), Some(key("4")));
         let odd = odd.into_iter().chain([key("3")]).map(|name| (name, used(1, 1))).collect();
-        known.heard("b", TenantUses { after, up_to, uses: odd }, Duration::MAX);
+        known.receive("b", TenantUses { after, up_to, uses: odd }, Duration::MAX);
         assert!(known.0["b"].uses.keys().eq([&key("3")]));
     }
 }

@@ -18,7 +18,7 @@ use crate::error_response::ErrorResponse;
 use crate::fleet::locations::SandboxLocation;
 use crate::fleet::{Fleet, RouteDecision};
 use crate::sandbox::records::store::{
-    Anchor, RouteSubject, SandboxAccess, SandboxHost, SandboxRecord, StoredSandbox, TenantUse,
+    OwnedEntry, RouteSubject, SandboxAccess, SandboxHost, SandboxRecord, StoredSandbox, TenantUse,
 };
 
 const MEMORY: usize = 4096;
@@ -77,7 +77,7 @@ impl SandboxHost for EmptyHost {
         Vec::new()
     }
 
-    fn adopt(&self, _: SandboxRecord, _: Anchor, _: &dyn Fn() -> bool) {}
+    fn adopt(&self, _: SandboxRecord, _: OwnedEntry, _: &dyn Fn() -> bool) {}
 
     fn doubt_all(&self) {}
 
@@ -114,7 +114,7 @@ async fn has_room(
         request.headers_mut().insert(PROOF, proof.parse().unwrap());
     }
     request.extensions_mut().insert(meter.clone());
-    match host.sandbox_way(&EmptyHost, about, request).await {
+    match host.route_sandbox(&EmptyHost, about, request).await {
         RouteDecision::Here(_) | RouteDecision::Answered(_) => meter.add(1),
     }
 }
@@ -162,7 +162,7 @@ async fn a_request_for_a_sandbox_here_counts_for_what_is_decoded_from_it() {
         let mut request = Request::new(Body::new(body));
         request.headers_mut().insert(PROOF, "acme".parse().unwrap());
         request.extensions_mut().insert(meter.clone());
-        let way = host.sandbox_way(&EmptyHost, RouteSubject::New, request).await;
+        let way = host.route_sandbox(&EmptyHost, RouteSubject::New, request).await;
         let RouteDecision::Here(request) = way else { panic!("it is for this host") };
         meter.keep();
         let read = request.into_body().collect().await;

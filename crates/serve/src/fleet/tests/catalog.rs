@@ -106,7 +106,7 @@ async fn a_build_that_finished_earlier_never_replaces_a_later_one() {
     let claimed = one.claim_first(&earlier.record, state).await.unwrap();
     // The host stands still here.
     assert_eq!(two.create_snapshot(later).await.unwrap(), names);
-    assert!(one.point_all(&earlier.record, claimed).await.unwrap().is_empty());
+    assert!(one.set_names(&earlier.record, claimed).await.unwrap().is_empty());
     for host in [&one, &two] {
         assert_eq!(
             (opens(host, "web").await, opens(host, "web:default").await),

@@ -76,9 +76,9 @@ async fn a_host_that_dies_before_its_answer_leaves_its_sandbox_or_a_free_key() {
     assert!(make(&dead, &unsaved, &unsaved_key).await);
     let (saved, saved_key) = keyed("saved");
     let revision = dead.claim(&saved, &saved_key).await.unwrap();
-    let mut anchor = dead.enter(saved.clone()).await.unwrap();
+    let mut owned_entry = dead.enter(saved.clone()).await.unwrap();
     dead.confirm_claim(&saved, &saved_key, revision).await.unwrap();
-    dead.change(&mut anchor, saved.clone(), state(), false).await.unwrap();
+    dead.change(&mut owned_entry, saved.clone(), state(), false).await.unwrap();
 
     // It may still be alive: no other sandbox of these keys is made.
     for (record, key) in [(&claimed, &claimed_key), (&entered, &entered_key)] {
@@ -105,17 +105,17 @@ async fn a_host_that_is_back_does_not_keep_a_sandbox_whose_key_another_host_has_
     let (one, two) = (server.host().await, server.host().await);
     let (first, key) = keyed("back");
     let revision = one.claim(&first, &key).await.unwrap();
-    let mut anchor = one.enter(first.clone()).await.unwrap();
+    let mut owned_entry = one.enter(first.clone()).await.unwrap();
     one.confirm_claim(&first, &key, revision).await.unwrap();
     let old = lose(&one, &two).await;
     // A sweep waits for a host that has a lease again.
     let next = format!("{}-2", old.split_once('-').unwrap().0);
-    lease_renewal::enter(&two.links, &next, "host", two.terms).await.unwrap();
+    lease_renewal::enter(&two.links, &next, "host", two.parameters).await.unwrap();
     one.note_owned(&first.id, &next).await.unwrap();
     let (second, _) = keyed("back");
     assert!(make(&two, &second, &key).await);
     lock(&one.own).life = next;
-    assert_eq!(one.keep(&mut anchor, first.clone()).await.unwrap(), None);
+    assert_eq!(one.keep(&mut owned_entry, first.clone()).await.unwrap(), None);
     assert!(two.look_up(&first.id).await.unwrap().is_none());
     for host in [&one, &two] {
         assert_eq!(sandbox_of_key(host, &key).await.as_ref(), Some(&second.id));
@@ -191,9 +191,9 @@ async fn a_key_is_free_once_its_sandbox_has_ended() {
     let (host, other) = (server.host().await, server.host().await);
     let (first, key) = keyed("one");
     let revision = host.claim(&first, &key).await.unwrap();
-    let anchor = host.enter(first.clone()).await.unwrap();
+    let owned_entry = host.enter(first.clone()).await.unwrap();
     host.confirm_claim(&first, &key, revision).await.unwrap();
-    host.erase(&first.id, &anchor).await.unwrap();
+    host.erase(&first.id, &owned_entry).await.unwrap();
     // Also where its claim could not be removed.
     assert!(is_free(&other, &key).await);
     let (second, _) = keyed("one");

@@ -66,7 +66,7 @@ async fn a_host_with_a_lease_of_another_length_is_refused() {
         assert!(why.contains(&expected), "{why}");
     }
     // It has left nothing.
-    assert_eq!(lease_renewal::lives(&first.links).await.unwrap().len(), 1);
+    assert_eq!(lease_renewal::list_lives(&first.links).await.unwrap().len(), 1);
     server.host().await;
 }
 
@@ -75,8 +75,8 @@ async fn a_host_without_the_template_leaves_a_sandbox_to_one_that_has_it() {
     let Some(server) = NatsServer::start() else { return };
     let (first, without, with) = (server.host().await, server.host().await, server.host().await);
     let free = sandbox(600_000);
-    let mut anchor = saved(&first, &free).await;
-    first.change(&mut anchor, free.clone(), state(), true).await.unwrap();
+    let mut owned_entry = saved(&first, &free).await;
+    first.change(&mut owned_entry, free.clone(), state(), true).await.unwrap();
     let entry = without.look_up(&free.id).await.unwrap().unwrap();
     let refused = without.take(&free.id, |record| Err(no_template(&record.template))).await;
     let Err(refused) = refused else { panic!("it has taken it") };

@@ -72,8 +72,8 @@ async fn sealing_adds_no_time_to_a_sandbox_and_keeps_its_end() {
     let (running, free, short) = (sandbox(600_000), sandbox(600_000), sandbox(3000));
     saved(&plain, &running).await;
     for one in [&free, &short] {
-        let mut anchor = plain.enter(one.clone()).await.unwrap();
-        plain.change(&mut anchor, one.clone(), state(), true).await.unwrap();
+        let mut owned_entry = plain.enter(one.clone()).await.unwrap();
+        plain.change(&mut owned_entry, one.clone(), state(), true).await.unwrap();
     }
     let mut before = Vec::new();
     for one in [&running, &free] {
@@ -101,7 +101,7 @@ async fn a_host_keeps_its_sandbox_while_its_entry_is_sealed() {
     let Some(server) = NatsServer::start() else { return };
     let (host, other) = (server.host().await, server.host().await);
     let kept = sandbox(600_000);
-    let mut anchor = saved(&host, &kept).await;
+    let mut owned_entry = saved(&host, &kept).await;
     let key = record::key(&kept.id).unwrap();
     // As `seal` does, again and again.
     let sealing = tokio::spawn(async move {
@@ -111,11 +111,11 @@ async fn a_host_keeps_its_sandbox_while_its_entry_is_sealed() {
         }
     });
     for _ in 0..30 {
-        let outcome = host.keep(&mut anchor, kept.clone()).await;
+        let outcome = host.keep(&mut owned_entry, kept.clone()).await;
         assert!(!matches!(outcome, Ok(None)), "the sandbox is given up");
     }
     sealing.await.unwrap();
-    assert_eq!(host.keep(&mut anchor, kept.clone()).await.unwrap(), Some(host.life()));
+    assert_eq!(host.keep(&mut owned_entry, kept.clone()).await.unwrap(), Some(host.life()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,15 +9,15 @@ use bytes::Bytes;
 
 use super::NatsServer;
 use crate::fleet::clock::now;
+use crate::fleet::interrupted_takeovers::InterruptedTakeovers;
 use crate::fleet::nats::{NatsConnection, NatsError};
 use crate::fleet::placement_store::TakeOutcome;
 use crate::fleet::record::Entry;
 use crate::fleet::record::tests::record as empty_record;
-use crate::fleet::torn_takes::TornTakes;
-use crate::fleet::unfinished_takes::TakeGuard;
+use crate::fleet::unconfirmed_takeovers::TakeGuard;
 use crate::fleet::{Fleet, lease_renewal, nats, record, restore};
 use crate::lock::lock;
-use crate::sandbox::records::store::{Anchor, MAX_ENTRY, SandboxRecord, State};
+use crate::sandbox::records::store::{MAX_ENTRY, OwnedEntry, SandboxRecord, State};
 
 const TENANT: &str = "acme";
 /// Far longer than the servers take to remove an entry.
@@ -42,10 +42,10 @@ pub(super) fn state() -> Option<State> {
 }
 
 /// A sandbox of this host, saved.
-pub(super) async fn saved(host: &Fleet, record: &SandboxRecord) -> Anchor {
-    let mut anchor = host.enter(record.clone()).await.unwrap();
-    host.change(&mut anchor, record.clone(), state(), false).await.unwrap();
-    anchor
+pub(super) async fn saved(host: &Fleet, record: &SandboxRecord) -> OwnedEntry {
+    let mut owned_entry = host.enter(record.clone()).await.unwrap();
+    host.change(&mut owned_entry, record.clone(), state(), false).await.unwrap();
+    owned_entry
 }
 
 /// Notes of the sandboxes of all hosts.
@@ -112,7 +112,7 @@ async fn a_lost_host_is_swept_by_reading_its_own_sandboxes() {
     let taken = sweeper.take(&kept.id, |_| Ok(())).await.unwrap();
     let TakeOutcome::Ours(owned) = taken else { panic!("it is free") };
     assert_eq!(notes(&sweeper).await, 101);
-    sweeper.erase(&kept.id, &owned.anchor).await.unwrap();
+    sweeper.erase(&kept.id, &owned.owned_entry).await.unwrap();
     assert_eq!(notes(&sweeper).await, 100);
     // A host that leaves releases the rest, too.
     busy.leave().await;
@@ -126,11 +126,11 @@ async fn a_host_that_is_back_keeps_the_sandboxes_of_its_new_life() {
     let Some(server) = NatsServer::start() else { return };
     let (host, other) = (server.host().await, server.host().await);
     let kept = sandbox(600_000);
-    let mut anchor = saved(&host, &kept).await;
+    let mut owned_entry = saved(&host, &kept).await;
     let old = host.life();
     let next = format!("{}-2", old.split_once('-').unwrap().0);
     lock(&host.own).life = next.clone();
-    assert_eq!(host.keep(&mut anchor, kept.clone()).await.unwrap(), Some(next.clone()));
+    assert_eq!(host.keep(&mut owned_entry, kept.clone()).await.unwrap(), Some(next.clone()));
     other.sweep(&old).await.unwrap();
     let entry = other.look_up(&kept.id).await.unwrap().unwrap();
     assert_eq!((entry.owner, notes(&other).await), (Some(next.clone()), 1));
@@ -144,7 +144,7 @@ async fn a_sweep_of_an_earlier_life_leaves_the_notes_of_a_later_one() {
     let Some(server) = NatsServer::start() else { return };
     let (host, other) = (server.host().await, server.host().await);
     let (kept, taken) = (sandbox(600_000), sandbox(600_000));
-    let mut anchor = saved(&host, &kept).await;
+    let mut owned_entry = saved(&host, &kept).await;
     let mut free = host.enter(taken.clone()).await.unwrap();
     host.change(&mut free, taken.clone(), state(), true).await.unwrap();
     let old = host.life();
@@ -158,7 +158,7 @@ async fn a_sweep_of_an_earlier_life_leaves_the_notes_of_a_later_one() {
     }
     other.sweep(&old).await.unwrap();
     assert_eq!(notes(&other).await, 2);
-    assert_eq!(host.keep(&mut anchor, kept.clone()).await.unwrap(), Some(next.clone()));
+    assert_eq!(host.keep(&mut owned_entry, kept.clone()).await.unwrap(), Some(next.clone()));
     let outcome = host.take(&taken.id, |_| Ok(())).await.unwrap();
     assert!(matches!(outcome, TakeOutcome::Ours(_)));
     other.sweep(&old).await.unwrap();
@@ -184,8 +184,8 @@ async fn the_time_of_a_sandbox_without_a_host_ends() {
         saved(&lost, one).await;
     }
     for one in [&released, &paused] {
-        let mut anchor = host.enter(one.clone()).await.unwrap();
-        host.change(&mut anchor, one.clone(), state(), true).await.unwrap();
+        let mut owned_entry = host.enter(one.clone()).await.unwrap();
+        host.change(&mut owned_entry, one.clone(), state(), true).await.unwrap();
     }
     let life = lose(&lost, &host).await;
     host.sweep(&life).await.unwrap();
@@ -228,8 +228,8 @@ async fn a_host_that_pauses_before_it_takes_a_sandbox_does_not_take_it_after_its
     let Some(server) = NatsServer::start() else { return };
     let (lost, other) = (server.host().await, server.host().await);
     let (free, new, erased) = (sandbox(600_000), sandbox(600_000), sandbox(600_000));
-    let mut anchor = other.enter(free.clone()).await.unwrap();
-    other.change(&mut anchor, free.clone(), state(), true).await.unwrap();
+    let mut owned_entry = other.enter(free.clone()).await.unwrap();
+    other.change(&mut owned_entry, free.clone(), state(), true).await.unwrap();
     let ended = other.enter(erased.clone()).await.unwrap();
     other.erase(&erased.id, &ended).await.unwrap();
     // The host has read the entry and written its notes, and pauses.
@@ -272,7 +272,7 @@ async fn an_entry_whose_host_noted_it_for_its_next_life_and_died_is_released() {
     lose(&host, &other).await;
     let owner = async || other.look_up(&kept.id).await.unwrap().unwrap().owner;
     assert_eq!(other.sweep(&old).await.unwrap().waiting, 1);
-    let age = || lock(&other.torn).age(TornTakes::timeout(other.terms));
+    let age = || lock(&other.interrupted).age(InterruptedTakeovers::timeout(other.parameters));
     // It tries again.
     age();
     host.note_owned(&kept.id, &next).await.unwrap();
@@ -292,21 +292,21 @@ async fn a_host_with_a_lease_settles_its_sandboxes_for_as_long_as_it_takes() {
     let Some(server) = NatsServer::start() else { return };
     let (host, other) = (server.host().await, server.host().await);
     let kept = sandbox(600_000);
-    let mut anchor = saved(&host, &kept).await;
+    let mut owned_entry = saved(&host, &kept).await;
     let old = lose(&host, &other).await;
     let next = format!("{}-2", old.split_once('-').unwrap().0);
-    lease_renewal::enter(&other.links, &next, "host", other.terms).await.unwrap();
+    lease_renewal::enter(&other.links, &next, "host", other.parameters).await.unwrap();
     host.note_owned(&kept.id, &next).await.unwrap();
     let owner = async || other.look_up(&kept.id).await.unwrap().unwrap().owner;
     for _ in 0..3 {
         assert_eq!(other.sweep(&old).await.unwrap().waiting, 1);
-        lock(&other.torn).age(TornTakes::timeout(other.terms));
+        lock(&other.interrupted).age(InterruptedTakeovers::timeout(other.parameters));
     }
     assert_eq!(owner().await, Some(old.clone()));
     // The sweeper watches the lease.
     assert!(lock(&other.suspects).contains_key(&next));
     lock(&host.own).life = next.clone();
-    assert_eq!(host.keep(&mut anchor, kept.clone()).await.unwrap(), Some(next.clone()));
+    assert_eq!(host.keep(&mut owned_entry, kept.clone()).await.unwrap(), Some(next.clone()));
     assert_eq!(other.sweep(&old).await.unwrap().waiting, 0);
     assert_eq!(owner().await, Some(next));
 }

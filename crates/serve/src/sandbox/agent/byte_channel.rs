@@ -43,9 +43,9 @@ pub(crate) enum SendError {
 
 /// A way for pieces.
 pub(crate) fn byte_channel() -> (Sender, Receiver) {
-    let (giver, taker) = mpsc::unbounded_channel();
+    let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(MAX_WAITING_BYTES as usize));
-    (Sender { pieces: giver, room: room.clone() }, Receiver { pieces: taker, room })
+    (Sender { pieces: sender, room: room.clone() }, Receiver { pieces: receiver, room })
 }
 
 /// The room that a piece takes. One that is larger than all of it takes all of it.
@@ -124,10 +124,10 @@ mod tests {
 
     #[test]
     fn pieces_are_taken_in_order_many_at_once_and_wait_in_so_much_room() {
-        let (giver, mut taker) = byte_channel();
+        let (sender, mut receiver) = byte_channel();
         let mut given = 0_u32;
         let refused = loop {
-            match giver.try_give(given.to_le_bytes().to_vec().into()) {
+            match sender.try_give(given.to_le_bytes().to_vec().into()) {
                 Ok(()) => given += 1,
                 Err(refused) => break refused,
             }
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(given as usize, MAX_WAITING_BYTES as usize / (PIECE_OVERHEAD + 4));
         let mut came = Vec::new();
         let mut times = 0;
-        while let Some(pieces) = taker.try_take() {
+        while let Some(pieces) = receiver.try_take() {
             came.extend_from_slice(&pieces);
             times += 1;
         }
@@ -144,33 +144,35 @@ mod tests {
         assert!(came == all && times == 1);
         // A piece larger than the whole buffer is sent alone, and is not joined with others.
         let large = Bytes::from(vec![1; 2 * MAX_WAITING_BYTES as usize]);
-        assert!(giver.try_give(large.clone()).is_ok());
-        assert!(matches!(giver.try_give("x".into()), Err(SendError::Full(_))));
-        assert_eq!(taker.try_take(), Some(large));
-        assert!(giver.try_give("x".into()).is_ok());
-        assert_eq!(taker.try_take().as_deref(), Some(&b"x"[..]));
+        assert!(sender.try_give(large.clone()).is_ok());
+        assert!(matches!(sender.try_give("x".into()), Err(SendError::Full(_))));
+        assert_eq!(receiver.try_take(), Some(large));
+        assert!(sender.try_give("x".into()).is_ok());
+        assert_eq!(receiver.try_take().as_deref(), Some(&b"x"[..]));
     }
 
     #[test]
     fn a_waiting_writer_gets_room_only_when_a_reader_takes_bytes() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let (giver, mut taker) = byte_channel();
+            let (sender, mut receiver) = byte_channel();
             let whole = Bytes::from(vec![0; MAX_WAITING_BYTES as usize]);
-            giver.give(whole.clone()).await;
-            let (waiter, next) = (giver.clone(), whole.clone());
+            sender.give(whole.clone()).await;
+            let (waiter, next) = (sender.clone(), whole.clone());
             let waiting = tokio::spawn(async move { waiter.give(next).await });
             tokio::task::yield_now().await;
             assert!(!waiting.is_finished());
-            assert_eq!(taker.take().await, Some(whole.clone()));
+            assert_eq!(receiver.take().await, Some(whole.clone()));
             waiting.await.unwrap();
-            let waiter = giver.clone();
+            let waiter = sender.clone();
             let waiting = tokio::spawn(async move { waiter.give(whole).await });
             tokio::task::yield_now().await;
-            assert!(!waiting.is_finished() && !giver.is_left());
-            drop(taker);
+            assert!(!waiting.is_finished() && !sender.is_left());
+            drop(receiver);
             waiting.await.unwrap();
-            assert!(giver.is_left() && matches!(giver.try_give("x".into()), Err(SendError::Gone)));
+            assert!(
+                sender.is_left() && matches!(sender.try_give("x".into()), Err(SendError::Gone))
+            );
         });
     }
 }

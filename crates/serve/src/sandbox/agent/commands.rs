@@ -62,7 +62,7 @@ impl Drop for RunningSlice<'_> {
 
 #[derive(Default)]
 struct CommandState {
-    ears: Vec<Subscription>,
+    subscribers: Vec<Subscription>,
     /// The total number.
     count: u64,
     /// The deadlines of commands, by their numbers.
@@ -76,7 +76,7 @@ struct CommandState {
 struct Subscription {
     key: u64,
     number: u32,
-    ear: Subscriber,
+    subscriber: Subscriber,
     /// When it began, and the CPU time of the sandbox then.
     begun: (Instant, Duration),
 }
@@ -88,7 +88,7 @@ impl CommandState {
 
     /// Removes the subscribers of one command.
     fn take(&mut self, number: u32) -> Vec<Subscription> {
-        let taken = self.ears.extract_if(.., |one| one.number == number);
+        let taken = self.subscribers.extract_if(.., |one| one.number == number);
         taken.collect()
     }
 }
@@ -96,36 +96,36 @@ impl CommandState {
 impl Commands {
     /// Subscribes to a command, which sends its number now. With a `limit` the command is ended
     /// after that.
-    pub(crate) fn listen(&self, number: u32, ear: Subscriber, limit: Option<Duration>) {
+    pub(crate) fn listen(&self, number: u32, subscriber: Subscriber, limit: Option<Duration>) {
         // The channel is empty, and a client that left misses nothing.
-        let _ = ear.giver.try_give(connect::started(number).into());
+        let _ = subscriber.sender.try_give(connect::started(number).into());
         let begun = (Instant::now(), self.cpu_time());
         let mut known = lock(&self.known);
         known.count += 1;
         let key = known.count;
-        known.ears.retain(|one| !one.ear.giver.is_left());
-        known.ears.push(Subscription { key, number, ear, begun });
+        known.subscribers.retain(|one| !one.subscriber.sender.is_left());
+        known.subscribers.push(Subscription { key, number, subscriber, begun });
         if let Some(at) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
             known.limits.insert(number, at);
         }
         self.changed.notify_one();
     }
 
-    /// The subscribers to the output of a command, by a key for [`Commands::drop_ear`].
-    pub(crate) fn ears(&self, number: u32) -> Vec<(u64, Sender)> {
+    /// The subscribers to the output of a command, by a key for [`Commands::drop_subscriber`].
+    pub(crate) fn subscribers(&self, number: u32) -> Vec<(u64, Sender)> {
         let known = lock(&self.known);
-        let own = known.ears.iter().filter(|one| one.number == number);
-        own.map(|one| (one.key, one.ear.giver.clone())).collect()
+        let own = known.subscribers.iter().filter(|one| one.number == number);
+        own.map(|one| (one.key, one.subscriber.sender.clone())).collect()
     }
 
     /// Ends one subscription with the reason.
-    pub(crate) fn drop_ear(&self, key: u64, why: &ConnectError) {
+    pub(crate) fn drop_subscriber(&self, key: u64, why: &ConnectError) {
         let mut known = lock(&self.known);
-        let at = known.ears.iter().position(|one| one.key == key);
-        let gone = at.map(|at| known.ears.swap_remove(at));
+        let at = known.subscribers.iter().position(|one| one.key == key);
+        let gone = at.map(|at| known.subscribers.swap_remove(at));
         drop(known);
         if let Some(gone) = gone {
-            gone.ear.end(connect::broken_off(why));
+            gone.subscriber.end(connect::broken_off(why));
         }
     }
 
@@ -136,9 +136,9 @@ impl Commands {
         known.limits.remove(&number);
         let own = known.take(number);
         drop(known);
-        for Subscription { ear, begun: (since, before), .. } in own {
+        for Subscription { subscriber, begun: (since, before), .. } in own {
             let cost = CommandCost { wall: since.elapsed(), cpu: cpu.saturating_sub(before) };
-            ear.end(connect::ended(status, Some(cost)));
+            subscriber.end(connect::ended(status, Some(cost)));
         }
     }
 
@@ -146,8 +146,8 @@ impl Commands {
     pub(crate) fn dismiss(&self, why: &ConnectError) {
         #[cfg(feature = "linux")]
         self.lines.clear();
-        let all = std::mem::take(&mut lock(&self.known).ears);
-        all.into_iter().for_each(|one| one.ear.end(connect::broken_off(why)));
+        let all = std::mem::take(&mut lock(&self.known).subscribers);
+        all.into_iter().for_each(|one| one.subscriber.end(connect::broken_off(why)));
     }
 
     /// The commands whose time is over. Their subscribers are notified; the caller ends the
@@ -157,10 +157,10 @@ impl Commands {
         let mut known = lock(&self.known);
         let over: Vec<_> =
             known.limits.extract_if(.., |_, at| *at <= now).map(|(number, _)| number).collect();
-        let ears: Vec<_> = over.iter().flat_map(|number| known.take(*number)).collect();
+        let subscribers: Vec<_> = over.iter().flat_map(|number| known.take(*number)).collect();
         drop(known);
         let why = ConnectError::new("deadline_exceeded", "the command ran longer than it may");
-        ears.into_iter().for_each(|one| one.ear.end(connect::broken_off(&why)));
+        subscribers.into_iter().for_each(|one| one.subscriber.end(connect::broken_off(&why)));
         over
     }
 
@@ -276,13 +276,13 @@ impl Commands {
         if !self.lines.is_empty() {
             return true;
         }
-        lock(&self.known).ears.iter().any(|one| !one.ear.giver.is_left())
+        lock(&self.known).subscribers.iter().any(|one| !one.subscriber.sender.is_left())
     }
 }
 
 /// The receiver of output from a command.
 pub(crate) struct Subscriber {
-    giver: Sender,
+    sender: Sender,
     last: Arc<OnceLock<Bytes>>,
 }
 
@@ -290,7 +290,7 @@ impl Subscriber {
     /// With the client's receiver. Within a runtime. A silent command sends a keepalive after each
     /// `alive`.
     pub(crate) fn new(alive: Duration) -> (Self, EventStream) {
-        Self::with_keepalive(alive, connect::alive)
+        Self::with_keepalive(alive, connect::keepalive)
     }
 
     /// The same, with another form of keepalives.
@@ -298,23 +298,23 @@ impl Subscriber {
         alive: Duration,
         keepalive: fn() -> Vec<u8>,
     ) -> (Self, EventStream) {
-        let (giver, pieces) = byte_channel();
+        let (sender, pieces) = byte_channel();
         let last = Arc::new(OnceLock::new());
         let alive = interval_at(Instant::now() + alive, alive);
         let last_event = last.clone();
         let heard =
             EventStream { first: None, pieces, last: last_event, over: false, alive, keepalive };
-        (Self { giver, last }, heard)
+        (Self { sender, last }, heard)
     }
 
     /// Sends an event, if there is room for it.
     pub(crate) fn send(&self, event: Vec<u8>) -> Result<(), SendError> {
-        self.giver.try_give(event.into())
+        self.sender.try_give(event.into())
     }
 
     /// Whether the client has left.
     pub(crate) fn is_left(&self) -> bool {
-        self.giver.is_left()
+        self.sender.is_left()
     }
 
     /// Sends the last event.
@@ -411,15 +411,15 @@ mod tests {
     fn each_subscriber_receives_its_own_command_and_one_end() {
         run(async {
             let commands = Commands::default();
-            let (ear, mut heard) = Subscriber::new(TEST_TIMEOUT);
+            let (subscriber, mut heard) = Subscriber::new(TEST_TIMEOUT);
             let (other, unheard) = Subscriber::new(TEST_TIMEOUT);
-            commands.listen(7, ear, None);
+            commands.listen(7, subscriber, None);
             commands.listen(8, other, None);
             assert!(commands.in_use() && heard.wait_until_begun().await);
-            let ears = commands.ears(7);
-            assert_eq!(ears.len(), 1);
-            ears[0].1.give("printed".into()).await;
-            drop(ears);
+            let subscribers = commands.subscribers(7);
+            assert_eq!(subscribers.len(), 1);
+            subscribers[0].1.give("printed".into()).await;
+            drop(subscribers);
             commands.ended(7, 3);
             commands.ended(7, 4);
             let told = whole(heard).await;
@@ -429,12 +429,12 @@ mod tests {
             assert!(commands.in_use());
             drop(unheard);
             assert!(!commands.in_use());
-            let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
-            commands.listen(9, ear, None);
+            let (subscriber, heard) = Subscriber::new(TEST_TIMEOUT);
+            commands.listen(9, subscriber, None);
             commands.dismiss(&ConnectError::new("unavailable", "paused"));
             assert!(whole(heard).await.contains("paused"));
-            let (ear, mut heard) = Subscriber::new(TEST_TIMEOUT);
-            drop(ear);
+            let (subscriber, mut heard) = Subscriber::new(TEST_TIMEOUT);
+            drop(subscriber);
             assert!(!heard.wait_until_begun().await && whole(heard).await.contains("has ended"));
         });
     }
@@ -443,8 +443,8 @@ mod tests {
     fn a_silent_command_sends_keepalives() {
         run(async {
             let commands = Commands::default();
-            let (ear, mut heard) = Subscriber::new(Duration::from_millis(5));
-            commands.listen(7, ear, None);
+            let (subscriber, mut heard) = Subscriber::new(Duration::from_millis(5));
+            commands.listen(7, subscriber, None);
             assert!(heard.wait_until_begun().await);
             for _ in 0..3 {
                 heard.frame().await.unwrap().unwrap();
@@ -472,8 +472,8 @@ mod tests {
             commands.rest();
             assert_eq!(commands.next(), None);
             // A command that may run only so long.
-            let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
-            commands.listen(7, ear, Some(Duration::ZERO));
+            let (subscriber, heard) = Subscriber::new(TEST_TIMEOUT);
+            commands.listen(7, subscriber, Some(Duration::ZERO));
             assert!(commands.set_due(None) && commands.next().is_some());
             assert_eq!(commands.overdue(), [7]);
             assert!(commands.overdue().is_empty() && commands.next().is_none());

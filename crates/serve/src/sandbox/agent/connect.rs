@@ -16,8 +16,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::error_response::{ErrorResponse, RefusalReason};
-use crate::sandbox::bodies::requests::ConnectMessages;
-use crate::sandbox::http::answer::answer;
+use crate::sandbox::http::response::answer;
+use crate::sandbox::request_body::requests::ConnectMessages;
 
 /// Flag of a message that ends a stream.
 const LAST: u8 = 2;
@@ -129,19 +129,20 @@ pub(crate) fn decode_stream_request<T: DeserializeOwned>(body: &[u8]) -> Result<
         (Some(asked), true) => Ok(asked),
         (last, _) => {
             let count = all.len() + usize::from(last.is_some());
-            Err(wrong(format!("the stream has {count} messages instead of one")))
+            Err(invalid(format!("the stream has {count} messages instead of one")))
         }
     }
 }
 
 /// The requests in the messages of a stream.
 pub(crate) fn messages<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ConnectError> {
-    let parse =
-        |message: &[u8]| serde_json::from_slice(message).map_err(|error| wrong(error.to_string()));
-    ConnectMessages(body).map(|message| message.map_err(wrong).and_then(parse)).collect()
+    let parse = |message: &[u8]| {
+        serde_json::from_slice(message).map_err(|error| invalid(error.to_string()))
+    };
+    ConnectMessages(body).map(|message| message.map_err(invalid).and_then(parse)).collect()
 }
 
-fn wrong(why: impl Into<String>) -> ConnectError {
+fn invalid(why: impl Into<String>) -> ConnectError {
     ConnectError::new("invalid_argument", why)
 }
 
@@ -183,7 +184,7 @@ pub(crate) fn end_of_stream() -> Vec<u8> {
 }
 
 /// It runs on, and has printed nothing for a while.
-pub(crate) fn alive() -> Vec<u8> {
+pub(crate) fn keepalive() -> Vec<u8> {
     event(&json!({"keepalive": {}}))
 }
 

@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::agent::connect::went_back;
-use crate::sandbox::bodies::requests::ContextRequest;
-use crate::sandbox::http::answer::{Answer, answer, json, short};
 use crate::sandbox::http::authorization::AuthorizedSandbox;
+use crate::sandbox::http::response::{Answer, answer, check_label_lengths, json};
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::life::random::random;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::{Sandbox, command};
+use crate::sandbox::lifecycle::random::random;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::{Sandbox, command};
+use crate::sandbox::request_body::requests::ContextRequest;
 
 type All = State<Arc<Sandboxes>>;
 
@@ -51,10 +51,10 @@ async fn ask(
     wanted: Value,
 ) -> Result<Value, ErrorResponse> {
     let language = all.template(&sandbox.template).language;
-    let (own, mut speaker) = (sandbox.clone(), all.speaker(sandbox));
+    let (own, mut router) = (sandbox.clone(), all.output_router(sandbox));
     all.with(sandbox, move |session| {
         let mut mark = lock(&own.mark);
-        match command(session, language, &wanted, &mut mark, &mut speaker)? {
+        match command(session, language, &wanted, &mut mark, &mut router)? {
             GuestAnswer::Value(shown) => Ok(shown.json.unwrap_or_default()),
             GuestAnswer::Done => Ok(Value::Null),
             GuestAnswer::Threw(thrown) => {
@@ -87,7 +87,7 @@ pub(crate) async fn create(
     body: Bytes,
 ) -> Answer {
     let wanted: ContextRequest = json(&body)?;
-    short(wanted.language.iter().chain(&wanted.cwd))?;
+    check_label_lengths(wanted.language.iter().chain(&wanted.cwd))?;
     if !has_contexts(&all, &sandbox) {
         let message = "a sandbox that is no Linux program has one context; fork it for another";
         return Err(ErrorResponse::new(StatusCode::NOT_IMPLEMENTED, message));

@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 
 use crate::sandbox::agent::connect::{self};
 use crate::sandbox::agent::watch_requests;
-use crate::sandbox::bodies::requests::FilesystemRequest;
-use crate::sandbox::http::answer::{answer, json};
 use crate::sandbox::http::authorization::AuthorizedSandbox;
+use crate::sandbox::http::response::{answer, json};
 use crate::sandbox::http::user::User;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
+use crate::sandbox::request_body::requests::FilesystemRequest;
 use crate::sandbox::transfer::file_entry::{absolute, entry, meaning};
 
 type All = State<Arc<Sandboxes>>;
@@ -40,7 +40,7 @@ pub(crate) async fn health(_: AuthorizedSandbox) -> StatusCode {
 /// The entries below a directory, up to a depth; those of a directory follow it.
 fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
     let mut found = Vec::new();
-    let mut room = Room { entries: MAX_ENTRIES, bytes: MAX_LISTING_BYTES };
+    let mut room = ListingBudget { entries: MAX_ENTRIES, bytes: MAX_LISTING_BYTES };
     let path = path.trim_end_matches('/').to_owned();
     // The entries that are left, the next one last.
     let mut left = children(tree, &path, depth.clamp(1, MAX_DEPTH), &mut room)?;
@@ -61,12 +61,12 @@ fn metadata_bytes(entry: &Value) -> usize {
 }
 
 /// The entries that a listing may still have, and the bytes of their paths and metadata.
-struct Room {
+struct ListingBudget {
     entries: usize,
     bytes: usize,
 }
 
-impl Room {
+impl ListingBudget {
     /// Takes room for entries before their paths are made.
     fn take(&mut self, entries: usize, bytes: usize) -> Result<(), Refused> {
         let left = self.entries.checked_sub(entries).zip(self.bytes.checked_sub(bytes));
@@ -80,7 +80,7 @@ fn children(
     tree: &Tree,
     path: &str,
     depth: u32,
-    room: &mut Room,
+    room: &mut ListingBudget,
 ) -> Result<Vec<(String, Kind, u32)>, Refused> {
     let listed = tree.list_path(if path.is_empty() { "/" } else { path })?;
     let bytes = listed.iter().map(|one| path.len() + 1 + one.name.len()).sum();
@@ -284,7 +284,7 @@ mod tests {
         for number in 0..fit {
             tree.write_path(format!("{deep}/{number:04}"), b"", Time::now()).unwrap();
         }
-        let mut room = Room { entries: MAX_ENTRIES, bytes: MAX_LISTING_BYTES };
+        let mut room = ListingBudget { entries: MAX_ENTRIES, bytes: MAX_LISTING_BYTES };
         assert_eq!(children(&tree, &deep, 1, &mut room).unwrap().len(), fit);
         assert_eq!(
             (room.entries, room.bytes),

@@ -18,12 +18,12 @@ use serde_json::{Value, json};
 use crate::body::Meter;
 use crate::error_response::ErrorResponse;
 use crate::sandbox::agent::contexts::known_context;
-use crate::sandbox::agent::streaming::{Shape, run_streaming};
-use crate::sandbox::bodies::requests::ExecuteRequest;
-use crate::sandbox::http::answer::{Answer, json};
+use crate::sandbox::agent::streaming::{ResponseEncoding, run_streaming};
 use crate::sandbox::http::authorization::AuthorizedSandbox;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::http::response::{Answer, json};
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
+use crate::sandbox::request_body::requests::ExecuteRequest;
 
 type All = State<Arc<Sandboxes>>;
 
@@ -38,8 +38,8 @@ pub(crate) async fn execute(
         true => (CELL, cell(&sandbox, wanted)?),
         false => (RUN, plain(&all, &sandbox, wanted)?),
     };
-    let shape = Shape { head, tell, show, last };
-    let mut response = run_streaming(all, sandbox, source, (shape, meter.budget())).await?;
+    let encoding = ResponseEncoding { head, encode_output, encode_result, last };
+    let mut response = run_streaming(all, sandbox, source, (encoding, meter.budget())).await?;
     let kind = HeaderValue::from_static("application/x-ndjson");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)
@@ -77,7 +77,7 @@ fn plain(
 }
 
 /// The line for a result, which the guest made: an object in JSON, of one line.
-fn show(result: &[u8]) -> Option<Vec<u8>> {
+fn encode_result(result: &[u8]) -> Option<Vec<u8>> {
     let fields = result.strip_prefix(b"{")?.strip_suffix(b"}")?;
     if result.contains(&b'\n') || serde_json::from_slice::<IgnoredAny>(result).is_err() {
         return None;
@@ -98,7 +98,7 @@ fn head(number: u64) -> Vec<u8> {
 }
 
 /// The line for output.
-fn tell(stream: Stream, text: &[u8]) -> Vec<u8> {
+fn encode_output(stream: Stream, text: &[u8]) -> Vec<u8> {
     let kind = match stream {
         // Code itself has no terminal.
         Stream::Stdout | Stream::Terminal => "stdout",
@@ -174,7 +174,9 @@ mod tests {
 
     #[test]
     fn a_result_of_a_guest_is_one_line_and_no_other() {
-        let shown = |text: &str| show(text.as_bytes()).map(|line| String::from_utf8(line).unwrap());
+        let shown = |text: &str| {
+            encode_result(text.as_bytes()).map(|line| String::from_utf8(line).unwrap())
+        };
         let line = "{\"type\":\"result\",\"text\":\"1\"}\n";
         assert_eq!(shown("{\"text\":\"1\"}").as_deref(), Some(line));
         assert_eq!(shown("{}").as_deref(), Some("{\"type\":\"result\"}\n"));

@@ -60,9 +60,9 @@ struct RoutedOutput {
 }
 
 struct OutputClient {
-    giver: Sender,
-    tell: EncodeOutput,
-    show: EncodeResult,
+    sender: Sender,
+    encode_output: EncodeOutput,
+    encode_result: EncodeResult,
     /// Bytes before the first piece.
     head: Vec<u8>,
     /// For each stream.
@@ -70,7 +70,7 @@ struct OutputClient {
 }
 
 struct StartingCommand {
-    ear: Subscriber,
+    subscriber: Subscriber,
     limit: Option<Duration>,
     /// Output of commands without subscribers. This command may be one of them.
     early: Vec<(u32, Stream, Vec<u8>)>,
@@ -91,11 +91,11 @@ impl ClientPatience {
     fn give(
         &self,
         commands: &Commands,
-        giver: &Sender,
+        sender: &Sender,
         message: Bytes,
         part: u32,
     ) -> wasmtime::Result<bool> {
-        let message = match giver.try_give(message) {
+        let message = match sender.try_give(message) {
             Ok(()) | Err(SendError::Gone) => return Ok(true),
             Err(SendError::Full(message)) => message,
         };
@@ -111,7 +111,7 @@ impl ClientPatience {
             None => None,
         };
         // Calls run on threads that may wait.
-        let giving = async { tokio::time::timeout_at(until, giver.give(message)).await };
+        let giving = async { tokio::time::timeout_at(until, sender.give(message)).await };
         let given = self.runtime.block_on(giving).is_ok();
         if let Some(parked) = parked {
             let entered = self.runtime.block_on(parked.enter(self.time));
@@ -144,16 +144,16 @@ impl OutputRouter {
 
     /// Bounds the CPU time of its call.
     pub(crate) fn limit_cpu_time(mut self, limit: Option<Duration>) -> Self {
-        if let Some(speaking) = &mut self.0 {
-            speaking.cpu_limit = limit;
+        if let Some(routed) = &mut self.0 {
+            routed.cpu_limit = limit;
         }
         self
     }
 
     /// Notes the cost of a call.
     pub(crate) fn note_cost(&mut self, cost: CallCost) {
-        if let Some(speaking) = &mut self.0 {
-            speaking.cost = Some(cost);
+        if let Some(routed) = &mut self.0 {
+            routed.cost = Some(cost);
         }
     }
 
@@ -163,45 +163,50 @@ impl OutputRouter {
     }
 
     /// Sends the output of code to the returned receiver.
-    pub(crate) fn tell_code(&mut self, tell: EncodeOutput, show: EncodeResult) -> Receiver {
-        let (giver, taker) = byte_channel();
-        if let Some(speaking) = &mut self.0 {
-            speaking.code = Some(OutputClient {
-                giver,
-                tell,
-                show,
+    pub(crate) fn route_code_output(
+        &mut self,
+        encode_output: EncodeOutput,
+        encode_result: EncodeResult,
+    ) -> Receiver {
+        let (sender, receiver) = byte_channel();
+        if let Some(routed) = &mut self.0 {
+            routed.code = Some(OutputClient {
+                sender,
+                encode_output,
+                encode_result,
                 head: Vec::new(),
                 characters: Default::default(),
             });
         }
-        taker
+        receiver
     }
 
-    /// The call starts a command, whose output goes to `ear`, and which ends after `limit`.
-    pub(crate) fn starts(&mut self, ear: Subscriber, limit: Option<Duration>) {
-        if let Some(speaking) = &mut self.0 {
-            speaking.starting = Some(StartingCommand { ear, limit, early: Vec::new(), kept: 0 });
+    /// The call starts a command, whose output goes to `subscriber`, and which ends after `limit`.
+    pub(crate) fn starts(&mut self, subscriber: Subscriber, limit: Option<Duration>) {
+        if let Some(routed) = &mut self.0 {
+            routed.starting =
+                Some(StartingCommand { subscriber, limit, early: Vec::new(), kept: 0 });
         }
     }
 
     /// The call begins, and with it the time that it has. `head` comes before all output of its
     /// code.
     pub(crate) fn begin(&mut self, head: Vec<u8>) {
-        let Some(speaking) = &mut self.0 else { return };
-        speaking.patience.begun = Instant::now();
-        if let Some(code) = &mut speaking.code {
+        let Some(routed) = &mut self.0 else { return };
+        routed.patience.begun = Instant::now();
+        if let Some(code) = &mut routed.code {
             code.head = head;
         }
     }
 
     /// Ends the call's output: sends the bytes of a character that was not completed.
     pub(crate) fn finish(&mut self) {
-        let Some(speaking) = &mut self.0 else { return };
+        let Some(routed) = &mut self.0 else { return };
         for stream in [Stream::Stdout, Stream::Stderr] {
-            let begun = speaking.code.as_mut().map(|code| code.characters(stream).finish());
+            let begun = routed.code.as_mut().map(|code| code.characters(stream).finish());
             if let Some(begun) = begun.filter(|begun| !begun.is_empty()) {
                 // The call is over: a client that does not read it changes nothing.
-                let _ = speaking.tell_code(stream, &begun);
+                let _ = routed.send_code_output(stream, &begun);
             }
         }
     }
@@ -209,9 +214,9 @@ impl OutputRouter {
     /// Passes the bytes of connections on, and shows the files during the next call.
     pub(crate) fn exchange(&self, lease: &mut afresh::Lease<'_>) -> Result<(), afresh::CallError> {
         #[cfg(feature = "linux")]
-        if let Some(speaking) = self.0.as_ref().filter(|speaking| (speaking.check)().is_ok()) {
-            speaking.commands.lines.exchange(lease)?;
-            lease.show_files(&speaking.commands.view);
+        if let Some(routed) = self.0.as_ref().filter(|routed| (routed.check)().is_ok()) {
+            routed.commands.lines.exchange(lease)?;
+            lease.show_files(&routed.commands.view);
         }
         #[cfg(not(feature = "linux"))]
         let _ = lease;
@@ -221,28 +226,28 @@ impl OutputRouter {
     /// Output of commands since the call before is withdrawn.
     pub(crate) fn undone(&self) {
         let why = "the sandbox was taken back to an earlier state, because a call was cut short";
-        if let Some(speaking) = &self.0 {
-            speaking.commands.dismiss(&ConnectError::new("aborted", why));
+        if let Some(routed) = &self.0 {
+            routed.commands.dismiss(&ConnectError::new("aborted", why));
         }
     }
 
     /// Whether the call was ended because its client took too long.
     pub(crate) fn is_late(&self) -> bool {
-        self.0.as_ref().is_some_and(|speaking| speaking.late)
+        self.0.as_ref().is_some_and(|routed| routed.late)
     }
 }
 
 impl HostCallbacks for OutputRouter {
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        self.0.as_mut().map_or(Ok(()), |speaking| speaking.print(stream, bytes))
+        self.0.as_mut().map_or(Ok(()), |routed| routed.print(stream, bytes))
     }
 
     fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        self.0.as_mut().map_or(Ok(()), |speaking| speaking.print_command(number, stream, bytes))
+        self.0.as_mut().map_or(Ok(()), |routed| routed.print_command(number, stream, bytes))
     }
 
     fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
-        self.0.as_mut().map_or(Ok(()), |speaking| speaking.display(result))
+        self.0.as_mut().map_or(Ok(()), |routed| routed.display(result))
     }
 
     fn cpu_time_limit(&self) -> Option<Duration> {
@@ -250,8 +255,8 @@ impl HostCallbacks for OutputRouter {
     }
 
     fn command_ended(&mut self, number: u32, status: i32) {
-        if let Some(speaking) = self.0.as_mut().filter(|speaking| (speaking.check)().is_ok()) {
-            speaking.commands.ended(number, status);
+        if let Some(routed) = self.0.as_mut().filter(|routed| (routed.check)().is_ok()) {
+            routed.commands.ended(number, status);
         }
     }
 
@@ -263,24 +268,24 @@ impl HostCallbacks for OutputRouter {
     /// Ends calls of a sandbox that was killed or that this host may no longer answer for, and code
     /// whose client left. A call that computes waits here while it is the turn of others.
     fn proceeds(&mut self) -> bool {
-        self.0.as_ref().is_none_or(|speaking| {
-            speaking.proceeds() && {
-                let commands = &speaking.commands;
-                commands.with_turn(|turn| turn.tick(|| speaking.proceeds())).unwrap_or(true)
+        self.0.as_ref().is_none_or(|routed| {
+            routed.proceeds() && {
+                let commands = &routed.commands;
+                commands.with_turn(|turn| turn.tick(|| routed.proceeds())).unwrap_or(true)
             }
         })
     }
 
     fn answered(&mut self, answer: &[u8]) {
         // A long answer of code is not parsed here.
-        let Some(speaking) = self.0.as_mut().filter(|speaking| speaking.starting.is_some()) else {
+        let Some(routed) = self.0.as_mut().filter(|routed| routed.starting.is_some()) else {
             return;
         };
         let Ok(Answer::Value(shown)) = Answer::read(answer) else { return };
         let number = shown.json.as_ref().and_then(serde_json::Value::as_u64);
         if let Some(number) = number.and_then(|number| u32::try_from(number).ok()) {
             // The errors of this call have no receiver any more.
-            let _ = speaking.started(number);
+            let _ = routed.started(number);
         }
     }
 }
@@ -305,11 +310,11 @@ impl OutputClient {
 
 impl RoutedOutput {
     fn proceeds(&self) -> bool {
-        let left = self.code.as_ref().is_some_and(|code| code.giver.is_left());
+        let left = self.code.as_ref().is_some_and(|code| code.sender.is_left());
         !left && (self.check)().is_ok()
     }
 
-    fn may_tell(&self) -> wasmtime::Result<()> {
+    fn check_may_send(&self) -> wasmtime::Result<()> {
         let told = (self.check)();
         told.map_err(|_| wasmtime::Error::msg("the sandbox may be another host's by now"))
     }
@@ -317,33 +322,38 @@ impl RoutedOutput {
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         let Some(code) = &mut self.code else { return Ok(()) };
         let whole = code.characters(stream).join(bytes);
-        self.tell_code(stream, &whole)
+        self.send_code_output(stream, &whole)
     }
 
-    fn tell_code(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        let Some(tell) = self.code.as_ref().map(|code| code.tell) else { return Ok(()) };
-        pieces(bytes).try_for_each(|piece| self.send(&tell(stream, piece)))
+    fn send_code_output(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        let Some(encode_output) = self.code.as_ref().map(|code| code.encode_output) else {
+            return Ok(());
+        };
+        pieces(bytes).try_for_each(|piece| self.send(&encode_output(stream, piece)))
     }
 
     /// Sends a result of code.
     fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
-        let Some(show) = self.code.as_ref().map(|code| code.show) else { return Ok(()) };
+        let Some(encode_result) = self.code.as_ref().map(|code| code.encode_result) else {
+            return Ok(());
+        };
         let wrong =
             || wasmtime::Error::msg("the guest sent a result that is too large or no object");
-        let encoded = Some(result).filter(|result| result.len() <= MAX_ANSWER_BYTES).and_then(show);
+        let encoded =
+            Some(result).filter(|result| result.len() <= MAX_ANSWER_BYTES).and_then(encode_result);
         self.send(&encoded.ok_or_else(wrong)?)
     }
 
     /// Sends a part of the answer to the client of the code.
     fn send(&mut self, part: &[u8]) -> wasmtime::Result<()> {
-        if self.code.as_ref().is_none_or(|code| code.giver.is_left()) {
+        if self.code.as_ref().is_none_or(|code| code.sender.is_left()) {
             return Ok(());
         }
-        self.may_tell()?;
+        self.check_may_send()?;
         let Some(code) = &mut self.code else { return Ok(()) };
         let mut message = std::mem::take(&mut code.head);
         message.extend_from_slice(part);
-        self.late = !self.patience.give(&self.commands, &code.giver, message.into(), 1)?;
+        self.late = !self.patience.give(&self.commands, &code.sender, message.into(), 1)?;
         if self.late {
             return Err(wasmtime::Error::msg(
                 "the code's output was not read within its time limit",
@@ -353,8 +363,8 @@ impl RoutedOutput {
     }
 
     fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        let mut ears = self.commands.ears(number);
-        if let Some(starting) = self.starting.as_mut().filter(|_| ears.is_empty()) {
+        let mut subscribers = self.commands.subscribers(number);
+        if let Some(starting) = self.starting.as_mut().filter(|_| subscribers.is_empty()) {
             starting.early.push((number, stream, bytes.to_vec()));
             starting.kept += bytes.len() + PIECE_COST;
             // A command that prints this much before it has a number is the one that is being
@@ -362,21 +372,22 @@ impl RoutedOutput {
             return if starting.kept > MAX_EARLY_BYTES { self.started(number) } else { Ok(()) };
         }
         for piece in pieces(bytes) {
-            if ears.is_empty() {
+            if subscribers.is_empty() {
                 break;
             }
-            self.may_tell()?;
+            self.check_may_send()?;
             let message = Bytes::from(connect::printed(stream, piece));
             let mut failed = None;
-            ears.retain(|(key, giver)| {
-                let given = self.patience.give(&self.commands, giver, message.clone(), 2);
+            subscribers.retain(|(key, sender)| {
+                let given = self.patience.give(&self.commands, sender, message.clone(), 2);
                 let given = given.unwrap_or_else(|error| {
                     failed.get_or_insert(error);
                     true
                 });
                 if !given {
                     let why = "the command's output was not read; connect to it again";
-                    self.commands.drop_ear(*key, &ConnectError::new("resource_exhausted", why));
+                    self.commands
+                        .drop_subscriber(*key, &ConnectError::new("resource_exhausted", why));
                 }
                 given
             });
@@ -389,11 +400,11 @@ impl RoutedOutput {
 
     /// The command that is being started has this number.
     fn started(&mut self, number: u32) -> wasmtime::Result<()> {
-        let Some(StartingCommand { ear, limit, early, .. }) = self.starting.take() else {
+        let Some(StartingCommand { subscriber, limit, early, .. }) = self.starting.take() else {
             return Ok(());
         };
-        self.may_tell()?;
-        self.commands.listen(number, ear, limit);
+        self.check_may_send()?;
+        self.commands.listen(number, subscriber, limit);
         let own = early.into_iter().filter(|(of, ..)| *of == number);
         own.into_iter().try_for_each(|(of, stream, bytes)| self.print_command(of, stream, &bytes))
     }
@@ -421,24 +432,24 @@ mod tests {
         let runtime = runtime();
         let made = |time| {
             let _within = runtime.enter();
-            let mut speaker = OutputRouter::new(time, Arc::default(), || Ok(()));
-            let taker = speaker.tell_code(copy_piece, |result| Some(result.to_vec()));
-            (speaker, taker)
+            let mut router = OutputRouter::new(time, Arc::default(), || Ok(()));
+            let receiver = router.route_code_output(copy_piece, |result| Some(result.to_vec()));
+            (router, receiver)
         };
-        let (mut speaker, mut taker) = made(TEST_TIMEOUT);
-        speaker.begin(b"head".to_vec());
+        let (mut router, mut receiver) = made(TEST_TIMEOUT);
+        router.begin(b"head".to_vec());
         let text = "ä".repeat(MAX_PIECE_BYTES * 3 / 4);
-        speaker.print(Stream::Stderr, format!("x{text}").as_bytes()).unwrap();
+        router.print(Stream::Stderr, format!("x{text}").as_bytes()).unwrap();
         let mut came = String::new();
-        while let Some(piece) = taker.try_take() {
+        while let Some(piece) = receiver.try_take() {
             assert!(piece.len() <= MAX_PIECE_BYTES + 4);
             came.push_str(std::str::from_utf8(&piece).unwrap());
         }
         assert!(came == format!("headx{text}"));
         // Binary output is cut anywhere.
-        speaker.print(Stream::Stdout, &[0x80; MAX_PIECE_BYTES + 1]).unwrap();
+        router.print(Stream::Stdout, &[0x80; MAX_PIECE_BYTES + 1]).unwrap();
         assert_eq!(
-            taker.try_take().unwrap().len() + taker.try_take().unwrap().len(),
+            receiver.try_take().unwrap().len() + receiver.try_take().unwrap().len(),
             MAX_PIECE_BYTES + 1
         );
         // A character split over writes arrives whole, also with the other stream between; an
@@ -450,24 +461,24 @@ mod tests {
             (Stream::Stdout, b"\x80!"),
             (Stream::Stderr, b"\xa4\xe2\x82"),
         ] {
-            speaker.print(stream, bytes).unwrap();
+            router.print(stream, bytes).unwrap();
         }
-        speaker.finish();
-        assert_eq!(taker.try_take().as_deref(), Some(&b"\xf0\x9f\x98\x80!\xc3\xa4\xe2\x82"[..]));
+        router.finish();
+        assert_eq!(receiver.try_take().as_deref(), Some(&b"\xf0\x9f\x98\x80!\xc3\xa4\xe2\x82"[..]));
         // The client has left, which is no error.
-        drop(taker);
-        speaker.print(Stream::Stdout, b"lost").unwrap();
-        assert!(!speaker.is_late());
+        drop(receiver);
+        router.print(Stream::Stdout, b"lost").unwrap();
+        assert!(!router.is_late());
         // The client is there and takes nothing.
-        let (mut speaker, taker) = made(Duration::from_millis(50));
-        assert!(speaker.print(Stream::Stdout, &vec![b'x'; MAX_WAITING_BYTES as usize]).is_err());
-        assert!(speaker.is_late());
-        drop(taker);
+        let (mut router, receiver) = made(Duration::from_millis(50));
+        assert!(router.print(Stream::Stdout, &vec![b'x'; MAX_WAITING_BYTES as usize]).is_err());
+        assert!(router.is_late());
+        drop(receiver);
         let _within = runtime.enter();
-        let mut speaker =
+        let mut router =
             OutputRouter::new(TEST_TIMEOUT, Arc::default(), || Err(ErrorResponse::host()));
-        let _taker = speaker.tell_code(copy_piece, |result| Some(result.to_vec()));
-        assert!(speaker.print(Stream::Stdout, b"x").is_err() && !speaker.is_late());
+        let _receiver = router.route_code_output(copy_piece, |result| Some(result.to_vec()));
+        assert!(router.print(Stream::Stdout, b"x").is_err() && !router.is_late());
     }
 
     /// The guest's answer after it started a command of this number.
@@ -481,17 +492,17 @@ mod tests {
         let _within = runtime.enter();
         for flood in [1, MAX_EARLY_BYTES / 2] {
             let commands = Arc::new(Commands::default());
-            let mut speaker = OutputRouter::new(TEST_TIMEOUT, commands.clone(), || Ok(()));
-            let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
-            speaker.starts(ear, None);
+            let mut router = OutputRouter::new(TEST_TIMEOUT, commands.clone(), || Ok(()));
+            let (subscriber, heard) = Subscriber::new(TEST_TIMEOUT);
+            router.starts(subscriber, None);
             let whole = runtime.spawn(heard.collect());
-            speaker.print_command(99, Stream::Stdout, b"of another").unwrap();
+            router.print_command(99, Stream::Stdout, b"of another").unwrap();
             for _ in 0..3 {
-                speaker.print_command(42, Stream::Stdout, &vec![b'x'; flood]).unwrap();
+                router.print_command(42, Stream::Stdout, &vec![b'x'; flood]).unwrap();
             }
-            speaker.answered(&number(42));
-            speaker.print_command(42, Stream::Stderr, b"later").unwrap();
-            speaker.command_ended(42, 0);
+            router.answered(&number(42));
+            router.print_command(42, Stream::Stderr, b"later").unwrap();
+            router.command_ended(42, 0);
             let whole = runtime.block_on(whole).unwrap().unwrap().to_bytes();
             let text = String::from_utf8_lossy(&whole);
             assert!(text[5..].starts_with(r#"{"event":{"start":{"pid":42}}}"#), "{flood}");
@@ -505,13 +516,13 @@ mod tests {
         let runtime = runtime();
         let _within = runtime.enter();
         let commands = Arc::new(Commands::default());
-        let mut speaker = OutputRouter::new(TEST_TIMEOUT, commands, || Ok(()));
-        let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
-        speaker.starts(ear, None);
+        let mut router = OutputRouter::new(TEST_TIMEOUT, commands, || Ok(()));
+        let (subscriber, heard) = Subscriber::new(TEST_TIMEOUT);
+        router.starts(subscriber, None);
         drop(heard);
         for _ in 0..100_000 {
-            speaker.print_command(7, Stream::Stdout, b"x").unwrap();
-            let routed = speaker.0.as_ref().unwrap();
+            router.print_command(7, Stream::Stdout, b"x").unwrap();
+            let routed = router.0.as_ref().unwrap();
             let early = routed.starting.as_ref().map_or(0, |starting| starting.early.len());
             assert!(early <= MAX_EARLY_BYTES / PIECE_COST, "{early}");
         }
@@ -522,11 +533,11 @@ mod tests {
         let runtime = runtime();
         let _within = runtime.enter();
         let commands = Arc::new(Commands::default());
-        let mut speaker = OutputRouter::new(Duration::from_millis(50), commands.clone(), || Ok(()));
-        let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
-        commands.listen(7, ear, None);
-        speaker.print_command(7, Stream::Stdout, &vec![b'x'; MAX_WAITING_BYTES as usize]).unwrap();
-        assert!(!speaker.is_late() && !commands.in_use());
+        let mut router = OutputRouter::new(Duration::from_millis(50), commands.clone(), || Ok(()));
+        let (subscriber, heard) = Subscriber::new(TEST_TIMEOUT);
+        commands.listen(7, subscriber, None);
+        router.print_command(7, Stream::Stdout, &vec![b'x'; MAX_WAITING_BYTES as usize]).unwrap();
+        assert!(!router.is_late() && !commands.in_use());
         let whole = runtime.block_on(heard.collect()).unwrap().to_bytes();
         assert!(String::from_utf8_lossy(&whole).contains("resource_exhausted"));
     }

@@ -25,13 +25,13 @@ use crate::lock::lock;
 use crate::sandbox::agent::commands::{EventStream, Subscriber};
 use crate::sandbox::agent::connect::{self, ConnectError};
 use crate::sandbox::agent::output_router::OutputRouter;
-use crate::sandbox::bodies::requests::{
-    Input, Part, ProcessRequest, Selector, Signal, StartRequest, Terminal,
-};
 use crate::sandbox::http::authorization::AuthorizedSandbox;
 use crate::sandbox::http::user::User;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::{Sandbox, command};
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::{Sandbox, command};
+use crate::sandbox::request_body::requests::{
+    Input, Part, ProcessRequest, Selector, Signal, StartRequest, Terminal,
+};
 
 /// The client's interval of keepalives, in seconds.
 const ALIVE: &str = "keepalive-ping-interval";
@@ -126,20 +126,20 @@ impl CommandTarget {
     /// One call to the guest side of commands, and the work after its answer.
     async fn ask<R: Send + 'static>(
         &self,
-        mut speaker: OutputRouter,
-        wanted: impl FnOnce(&mut Exchange<'_>) -> Result<R, ConnectError> + Send + 'static,
+        mut router: OutputRouter,
+        wanted: impl FnOnce(&mut CommandSession<'_>) -> Result<R, ConnectError> + Send + 'static,
     ) -> Result<R, ConnectError> {
         let language = self.all.template(&self.sandbox.template).language;
         let sandbox = self.sandbox.clone();
         let asked = self.all.with(&self.sandbox, move |session| {
-            let speaker = &mut speaker;
-            Ok(wanted(&mut Exchange { sandbox: &sandbox, session, language, speaker }))
+            let router = &mut router;
+            Ok(wanted(&mut CommandSession { sandbox: &sandbox, session, language, router }))
         });
         asked.await?
     }
 
-    fn speaker(&self) -> OutputRouter {
-        self.all.speaker(&self.sandbox)
+    fn output_router(&self) -> OutputRouter {
+        self.all.output_router(&self.sandbox)
     }
 
     async fn start(&self, user: User, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
@@ -157,22 +157,22 @@ impl CommandTarget {
             "size": pty.map(Terminal::wanted),
             "tag": tag,
         });
-        let (ear, heard) = Subscriber::new(alive(headers));
-        let mut speaker = self.speaker();
-        speaker.starts(ear, connect::limit(headers));
-        let starting = self.ask(speaker, move |asking| {
+        let (subscriber, heard) = Subscriber::new(keepalive_interval(headers));
+        let mut router = self.output_router();
+        router.starts(subscriber, connect::limit(headers));
+        let starting = self.ask(router, move |asking| {
             asking.sandbox.runs.fetch_add(1, Ordering::Relaxed);
             asking.of(&wanted)
         });
-        heard_while(starting, heard).await
+        stream_events(starting, heard).await
     }
 
     /// Starts a command without a client.
     pub(crate) async fn launch(&self, wanted: Value) -> Result<(), String> {
-        let (ear, _unheard) = Subscriber::new(KEEPALIVE_INTERVAL);
-        let mut speaker = self.speaker();
-        speaker.starts(ear, None);
-        let starting = self.ask(speaker, move |asking| asking.of(&wanted).map(drop));
+        let (subscriber, _unheard) = Subscriber::new(KEEPALIVE_INTERVAL);
+        let mut router = self.output_router();
+        router.starts(subscriber, None);
+        let starting = self.ask(router, move |asking| asking.of(&wanted).map(drop));
         starting.await.map_err(|failed| failed.why().to_owned())
     }
 
@@ -184,11 +184,11 @@ impl CommandTarget {
         limit: Duration,
         hear: impl FnMut(&str),
     ) -> Result<i64, String> {
-        let (ear, heard) = Subscriber::new(KEEPALIVE_INTERVAL);
-        let mut speaker = self.speaker();
-        speaker.starts(ear, Some(limit));
+        let (subscriber, heard) = Subscriber::new(KEEPALIVE_INTERVAL);
+        let mut router = self.output_router();
+        router.starts(subscriber, Some(limit));
         let wanted = wanted.clone();
-        let starting = self.ask(speaker, move |asking| {
+        let starting = self.ask(router, move |asking| {
             asking.sandbox.runs.fetch_add(1, Ordering::Relaxed);
             asking.of(&wanted).map(drop)
         });
@@ -200,17 +200,18 @@ impl CommandTarget {
 
     async fn connect(&self, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
         let ProcessRequest { process, .. } = connect::decode_stream_request(body)?;
-        let (ear, heard) = Subscriber::new(alive(headers));
-        let connecting = self.ask(self.speaker(), move |asking| {
+        let (subscriber, heard) = Subscriber::new(keepalive_interval(headers));
+        let connecting = self.ask(self.output_router(), move |asking| {
             let listed = asking.of(&json!({"op": "list"}))?;
-            asking.sandbox.commands.listen(find(&listed, &process)?, ear, None);
+            asking.sandbox.commands.listen(find(&listed, &process)?, subscriber, None);
             Ok(())
         });
-        heard_while(connecting, heard).await
+        stream_events(connecting, heard).await
     }
 
     async fn list(&self) -> ProcessResult {
-        let listed = self.ask(self.speaker(), |asking| asking.of(&json!({"op": "list"}))).await?;
+        let listed =
+            self.ask(self.output_router(), |asking| asking.of(&json!({"op": "list"}))).await?;
         Ok(axum::Json(json!({ "processes": listed })).into_response())
     }
 
@@ -261,7 +262,7 @@ impl CommandTarget {
     /// Does things with one command.
     async fn chosen(&self, process: Selector, all: Vec<Value>) -> ProcessResult {
         let limit = self.all.config.call_timeout;
-        let done = self.ask(self.speaker(), move |asking| {
+        let done = self.ask(self.output_router(), move |asking| {
             let begun = Instant::now();
             let number = match process.pid {
                 Some(number) => number,
@@ -286,18 +287,18 @@ impl CommandTarget {
 }
 
 /// A sandbox, in its turn.
-struct Exchange<'a> {
+struct CommandSession<'a> {
     sandbox: &'a Sandbox,
     session: &'a mut Session,
     language: &'static afresh_interpreter::Language,
-    speaker: &'a mut OutputRouter,
+    router: &'a mut OutputRouter,
 }
 
-impl Exchange<'_> {
+impl CommandSession<'_> {
     /// The answer from the guest side of commands; an exception becomes an error.
     fn of(&mut self, wanted: &Value) -> Result<Value, ConnectError> {
         let mut mark = lock(&self.sandbox.mark);
-        match command(self.session, self.language, wanted, &mut mark, self.speaker)? {
+        match command(self.session, self.language, wanted, &mut mark, self.router)? {
             GuestAnswer::Value(shown) => Ok(shown.json.unwrap_or_default()),
             GuestAnswer::Done => Ok(Value::Null),
             GuestAnswer::Threw(thrown) => Err(thrown_error(wanted, &thrown)),
@@ -316,13 +317,13 @@ fn thrown_error(wanted: &Value, thrown: &Thrown) -> ConnectError {
     ConnectError::of(thrown)
 }
 
-pub(crate) fn alive(headers: &HeaderMap) -> Duration {
+pub(crate) fn keepalive_interval(headers: &HeaderMap) -> Duration {
     let asked = headers.get(ALIVE).and_then(|seconds| seconds.to_str().ok()?.parse::<u32>().ok());
     asked.map_or(KEEPALIVE_INTERVAL, |seconds| Duration::from_secs(seconds.max(1).into()))
 }
 
 /// A stream that begins with the first event, though its call lasts.
-async fn heard_while<R>(
+async fn stream_events<R>(
     call: impl Future<Output = Result<R, ConnectError>>,
     mut heard: EventStream,
 ) -> ProcessResult {

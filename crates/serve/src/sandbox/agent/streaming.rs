@@ -24,8 +24,8 @@ use crate::budget::{Budget, Share};
 use crate::error_response::ErrorResponse;
 use crate::sandbox::agent::byte_channel::Receiver;
 use crate::sandbox::agent::output_router::{EncodeOutput, EncodeResult};
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::{Sandbox, run};
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::{Sandbox, run};
 
 /// How long silent code runs before its answer begins. An error within this time is an error
 /// response.
@@ -33,13 +33,13 @@ const SILENCE: Duration = Duration::from_secs(1);
 
 /// The form of the answer to a run.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct ResponseEncoding {
     /// The first bytes, with the number of the run.
     pub(crate) head: fn(u64) -> Vec<u8>,
     /// The output.
-    pub(crate) tell: EncodeOutput,
+    pub(crate) encode_output: EncodeOutput,
     /// Its results, each from an object in JSON; `None` for other bytes.
-    pub(crate) show: EncodeResult,
+    pub(crate) encode_result: EncodeResult,
     /// The result, and the end.
     pub(crate) last: EncodeEnd,
 }
@@ -53,21 +53,21 @@ pub(crate) async fn run_streaming(
     all: Arc<Sandboxes>,
     sandbox: Arc<Sandbox>,
     (what, source): (u8, String),
-    (shape, memory): (Shape, Budget),
+    (encoding, memory): (ResponseEncoding, Budget),
 ) -> Result<Response, ErrorResponse> {
     let language = all.template(&sandbox.template).language;
-    let (mut speaker, own, killed) = (all.speaker(&sandbox), sandbox.clone(), sandbox.clone());
-    let printed = speaker.tell_code(shape.tell, shape.show);
+    let (mut router, own, killed) = (all.output_router(&sandbox), sandbox.clone(), sandbox.clone());
+    let printed = router.route_code_output(encoding.encode_output, encoding.encode_result);
     let (begin, begun) = oneshot::channel();
     let running: PendingAnswer = Box::pin(async move {
         let ran = all.with(&sandbox, move |session| {
             let mut mark = own.mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let head = (shape.head)(own.runs.fetch_add(1, Ordering::Relaxed) + 1);
-            speaker.begin(head.clone());
+            let head = (encoding.head)(own.runs.fetch_add(1, Ordering::Relaxed) + 1);
+            router.begin(head.clone());
             // The client may have left.
             let _ = begin.send(());
-            let answer = run(session, language, (what, &source), &mut mark, &mut speaker)?;
-            let last = (shape.last)(&answer, speaker.take_cost().as_ref());
+            let answer = run(session, language, (what, &source), &mut mark, &mut router)?;
+            let last = (encoding.last)(&answer, router.take_cost().as_ref());
             CallEnd::hold(head, last, &memory)
         });
         ran.await
@@ -80,7 +80,7 @@ pub(crate) async fn run_streaming(
             Err(_) => std::future::pending().await,
         }
     };
-    answer_when_begun(printed, running, silent, shape.last, Box::new(killed)).await
+    answer_when_begun(printed, running, silent, encoding.last, Box::new(killed)).await
 }
 
 /// Whether the sandbox was killed during the call. The answer breaks off then, as clients expect:
@@ -244,10 +244,10 @@ mod tests {
     ) -> String {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let (giver, printed) = byte_channel();
+            let (sender, printed) = byte_channel();
             let begun = answer_when_begun(
                 printed,
-                running(giver),
+                running(sender),
                 silent,
                 |_, _| b" refused".to_vec(),
                 Box::new(|| false),
@@ -264,17 +264,17 @@ mod tests {
         let silent = answer_text(|_| Box::pin(async { call_end() }));
         assert_eq!(silent, "head end");
         // Both within one look.
-        let quick = answer_text(|giver| {
+        let quick = answer_text(|sender| {
             Box::pin(async move {
-                giver.give("head printed".into()).await;
+                sender.give("head printed".into()).await;
                 call_end()
             })
         });
         assert_eq!(quick, "head printed end");
-        let slow = answer_text(|giver| {
+        let slow = answer_text(|sender| {
             Box::pin(async move {
-                giver.give("head one".into()).await;
-                drop(giver);
+                sender.give("head one".into()).await;
+                drop(sender);
                 tokio::task::yield_now().await;
                 call_end()
             })
@@ -289,10 +289,10 @@ mod tests {
         let silent = async {
             let _ = end.send(());
         };
-        let still = answer_text_after(silent, |giver| {
+        let still = answer_text_after(silent, |sender| {
             let call = tokio::spawn(async move {
                 ended.await.unwrap();
-                drop(giver);
+                drop(sender);
             });
             Box::pin(async move {
                 call.await.unwrap();
@@ -300,8 +300,8 @@ mod tests {
             })
         });
         assert_eq!(still, "head end");
-        let later = answer_text_after(std::future::ready(()), |giver| {
-            let call = tokio::spawn(async move { giver.give("head one".into()).await });
+        let later = answer_text_after(std::future::ready(()), |sender| {
+            let call = tokio::spawn(async move { sender.give("head one".into()).await });
             Box::pin(async move {
                 call.await.unwrap();
                 call_end()

@@ -11,13 +11,13 @@ use serde_json::json;
 use crate::body::StreamedAnswer;
 use crate::sandbox::agent::commands::Subscriber;
 use crate::sandbox::agent::connect::{self, ConnectError};
-use crate::sandbox::agent::process::{alive, decode_request, streamed};
+use crate::sandbox::agent::process::{decode_request, keepalive_interval, streamed};
 use crate::sandbox::agent::watchers::EventReceiver;
-use crate::sandbox::bodies::requests::WatchRequest;
 use crate::sandbox::http::user::User;
-use crate::sandbox::life::random::random;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::lifecycle::random::random;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
+use crate::sandbox::request_body::requests::WatchRequest;
 use crate::sandbox::transfer::file_entry::absolute;
 
 /// The methods of watchers.
@@ -41,7 +41,8 @@ pub(crate) async fn answer(
 ) -> Result<Response, ConnectError> {
     match method {
         "WatchDir" => {
-            let (client, heard) = Subscriber::with_keepalive(alive(headers), keepalive);
+            let (client, heard) =
+                Subscriber::with_keepalive(keepalive_interval(headers), keepalive);
             let _ = client.send(connect::message(0, &json!({"start": {}})));
             let receiver = EventReceiver::Streamed(Some(client));
             let wanted = connect::decode_stream_request(body)?;

@@ -18,7 +18,7 @@ use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::agent::commands::Subscriber;
 use crate::sandbox::agent::connect::{self, ConnectError};
-use crate::sandbox::bodies::requests::WatchRequest;
+use crate::sandbox::request_body::requests::WatchRequest;
 use crate::sandbox::transfer::file_entry::{connect_error, entry};
 
 /// Maximum watchers of a sandbox.
@@ -49,7 +49,7 @@ pub(crate) struct Watchers {
 
 struct Watcher {
     id: String,
-    place: Arc<WatchedPlace>,
+    place: Arc<WatchedDirectory>,
     seen: Arc<Entries>,
     /// Memory of `seen`.
     seen_bytes: usize,
@@ -59,7 +59,7 @@ struct Watcher {
 }
 
 /// The directory of a watcher, which no client changes.
-struct WatchedPlace {
+struct WatchedDirectory {
     /// Streams have no id.
     number: u64,
     path: String,
@@ -168,7 +168,7 @@ fn bytes_of(entries: &Entries) -> usize {
     entries.keys().map(|name| name.len() + ENTRY_BYTES).sum()
 }
 
-impl WatchedPlace {
+impl WatchedDirectory {
     fn event(&self, tree: &Tree, name: &str, kind: &str) -> Value {
         let mut event = json!({"name": name, "type": kind});
         if self.with_entry
@@ -281,7 +281,7 @@ impl Watchers {
     }
 
     /// Changes a watcher unless it has been removed or has ended. False if so.
-    fn change(&self, place: &WatchedPlace, change: impl FnOnce(&mut Watcher)) -> bool {
+    fn change(&self, place: &WatchedDirectory, change: impl FnOnce(&mut Watcher)) -> bool {
         let mut all = lock(&self.all);
         let watcher = all.iter_mut().find(|watcher| watcher.place.number == place.number);
         let Some(watcher) = watcher.filter(|watcher| !watcher.is_ended()) else { return false };
@@ -341,7 +341,7 @@ impl Watchers {
         }
         let seen_bytes = bytes_of(&seen);
         admit(seen_bytes as u64)?;
-        let place = Arc::new(WatchedPlace {
+        let place = Arc::new(WatchedDirectory {
             number: self.next.fetch_add(1, Ordering::Relaxed),
             path: path.trim_end_matches('/').to_owned(),
             recursive: wanted.recursive,

@@ -19,22 +19,22 @@ use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::agent::process::CommandTarget;
-use crate::sandbox::bodies::template_requests::BuildPlan;
-use crate::sandbox::bodies::unknown_fields::UnknownFields;
 use crate::sandbox::catalog::build_request::{Action, Step, tagged};
 use crate::sandbox::catalog::builds::{Build, BuildFailure};
-use crate::sandbox::catalog::snapshots::KeepOptions;
+use crate::sandbox::catalog::snapshots::SnapshotOptions;
 use crate::sandbox::catalog::template::Warm;
 use crate::sandbox::config::Template;
 use crate::sandbox::http::session_error::refused;
 use crate::sandbox::http::user::User;
-use crate::sandbox::life::creation::CreateOptions;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
-use crate::sandbox::life::tasks::blocking;
+use crate::sandbox::lifecycle::creation::CreateOptions;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
+use crate::sandbox::lifecycle::tasks::blocking;
 use crate::sandbox::records::record::{
     BuiltTemplate, IMAGE, LAYER, SandboxSettings, SnapshotRecord,
 };
+use crate::sandbox::request_body::template_requests::BuildPlan;
+use crate::sandbox::request_body::unknown_fields::UnknownFields;
 
 /// The time limit of a build, and of one step.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(60 * 60);
@@ -86,13 +86,13 @@ os.remove(archive)
 
 /// The user, the directory and the variables of later steps and of commands.
 #[derive(Clone)]
-struct Surroundings {
+struct StepEnvironment {
     user: User,
     directory: Option<String>,
     envs: BTreeMap<String, String>,
 }
 
-impl Surroundings {
+impl StepEnvironment {
     fn follow(&mut self, action: &Action) {
         match action {
             Action::Directory(path) => {
@@ -157,7 +157,7 @@ fn full_image_name(image: &str) -> String {
 }
 
 /// The images of E2B that stand for the first template.
-const USUAL_IMAGES: [&str; 2] = ["e2bdev/base", "e2bdev/code-interpreter"];
+const DEFAULT_IMAGES: [&str; 2] = ["e2bdev/base", "e2bdev/code-interpreter"];
 
 /// The starting point of a build.
 enum Base {
@@ -175,7 +175,7 @@ impl BuildPlan {
                 let full = full_image_name(image);
                 let is_it = |known: &String| full_image_name(known) == full;
                 let stands = templates.iter().find(|one| one.images.iter().any(is_it));
-                Ok(match (stands, USUAL_IMAGES.contains(&plain)) {
+                Ok(match (stands, DEFAULT_IMAGES.contains(&plain)) {
                     (Some(template), _) => Base::Template(template.name.clone()),
                     (None, true) => Base::Template("base".to_owned()),
                     (None, false) => Base::Image(full),
@@ -281,7 +281,7 @@ impl Sandboxes {
                 // Before the pull, which takes memory itself.
                 self.memory.admit(1).await?;
                 let warm = self.image(&build.tenant, name).await?;
-                let times = self.times(BUILD_TIMEOUT, false);
+                let times = self.lifetime(BUILD_TIMEOUT, false);
                 let session = warm.guest.session().map_err(|error| refused(&error))?;
                 let of = self.linux_template()?.config.name.clone();
                 // Its files are those of the image, which no template of the configuration has.
@@ -370,7 +370,7 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         keys: &[String],
     ) -> Result<(), BuildFailure> {
-        let mut around = Surroundings {
+        let mut around = StepEnvironment {
             user: User::of(sandbox.settings.root),
             directory: sandbox.settings.directory.clone(),
             envs: sandbox.settings.envs.clone(),
@@ -415,7 +415,8 @@ impl Sandboxes {
                 Action::Directory(_) => {
                     let path = around.directory.clone().unwrap_or_default();
                     let make = ["/bin/mkdir", "-p", path.as_str()];
-                    let around = Surroundings { directory: Some("/".to_owned()), ..around.clone() };
+                    let around =
+                        StepEnvironment { directory: Some("/".to_owned()), ..around.clone() };
                     self.run_line(build, &target, &make, &around).await.map(|()| false)
                 }
                 Action::Environment(_) | Action::User(_) => Ok(false),
@@ -443,7 +444,7 @@ impl Sandboxes {
             unknown: UnknownFields::default(),
         };
         let names = build.tags.iter().flat_map(|tag| tagged(&build.template, tag)).collect();
-        let keep = KeepOptions {
+        let keep = SnapshotOptions {
             names,
             built: Some(built),
             envs: around.envs,
@@ -462,7 +463,7 @@ impl Sandboxes {
         build: &Build,
         target: &CommandTarget,
         command: &[&str],
-        around: &Surroundings,
+        around: &StepEnvironment,
     ) -> Result<(), LineEnd> {
         let wanted = json!({
             "op": around.user.start_operation(),
@@ -485,12 +486,12 @@ impl Sandboxes {
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
         key: &str,
-        around: &Surroundings,
+        around: &StepEnvironment,
     ) -> Result<(), ErrorResponse> {
         if self.ledger.releases() {
             return Ok(());
         }
-        let keep = KeepOptions {
+        let keep = SnapshotOptions {
             names: vec![key.to_owned()],
             built: None,
             envs: around.envs.clone(),
@@ -524,7 +525,7 @@ impl Sandboxes {
         build: &Build,
         plan: &BuildPlan,
         target: &CommandTarget,
-        around: &Surroundings,
+        around: &StepEnvironment,
     ) -> Result<(), String> {
         let shell = |line: &str| {
             json!({
@@ -587,7 +588,8 @@ mod tests {
 
     #[test]
     fn directories_follow_one_another() {
-        let mut around = Surroundings { user: User::User, directory: None, envs: BTreeMap::new() };
+        let mut around =
+            StepEnvironment { user: User::User, directory: None, envs: BTreeMap::new() };
         around.follow(&Action::Directory("app".to_owned()));
         assert_eq!(around.path("x"), "/home/user/app/x");
         around.follow(&Action::Directory("/srv/".to_owned()));

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use hyper::StatusCode;
 
 use crate::error_response::ErrorResponse;
-use crate::sandbox::bodies::template_requests::{BuildPlan, GivenStep, NewTemplate};
 use crate::sandbox::http::user::User;
 use crate::sandbox::records::record::LAYER;
+use crate::sandbox::request_body::template_requests::{BuildPlan, NewTemplate, StepRequest};
 
 /// The tag of a build that names none.
 pub(crate) const DEFAULT_TAG: &str = "default";
@@ -23,7 +23,7 @@ const MAX_SHOWN_CHARS: usize = 200;
 /// Maximum tags in one request.
 const MAX_TAGS: usize = 20;
 
-fn wrong(message: impl Into<String>) -> ErrorResponse {
+fn invalid(message: impl Into<String>) -> ErrorResponse {
     ErrorResponse::new(StatusCode::BAD_REQUEST, message.into())
 }
 
@@ -31,10 +31,10 @@ impl NewTemplate {
     /// Its name, and its tags.
     pub(crate) fn names(self) -> Result<(String, Vec<String>), ErrorResponse> {
         if self.cpu_count.is_some_and(|count| count != 1) {
-            return Err(wrong("`cpuCount` is not supported: each sandbox has one CPU"));
+            return Err(invalid("`cpuCount` is not supported: each sandbox has one CPU"));
         }
         if self.min_free_disk_mib.is_some_and(|size| size != 0) {
-            return Err(wrong(
+            return Err(invalid(
                 "`minFreeDiskMB` is not supported: `files-mib` of the template bounds files",
             ));
         }
@@ -66,9 +66,9 @@ fn is_word(text: &str, further: &str) -> bool {
 /// Refuses names of states after steps, which the server removes by itself.
 pub(crate) fn check_reserved(name: &str) -> Result<(), ErrorResponse> {
     match name.starts_with(LAYER) {
-        true => {
-            Err(wrong(format!("names that begin with `{LAYER}` are reserved for steps of builds")))
-        }
+        true => Err(invalid(format!(
+            "names that begin with `{LAYER}` are reserved for steps of builds"
+        ))),
         false => Ok(()),
     }
 }
@@ -77,7 +77,7 @@ fn check_name(name: &str) -> Result<(), ErrorResponse> {
     check_reserved(&format!("{name}:"))?;
     match is_word(name, "-_./") {
         true => Ok(()),
-        false => Err(wrong(format!(
+        false => Err(invalid(format!(
             "a template's name has 1 to {MAX_NAME_BYTES} letters, digits and `-_./`"
         ))),
     }
@@ -86,11 +86,11 @@ fn check_name(name: &str) -> Result<(), ErrorResponse> {
 /// Refuses tags that cannot be part of a name.
 pub(crate) fn check_tags(tags: &[String]) -> Result<(), ErrorResponse> {
     if tags.is_empty() || tags.len() > MAX_TAGS {
-        return Err(wrong(format!("a request has 1 to {MAX_TAGS} tags")));
+        return Err(invalid(format!("a request has 1 to {MAX_TAGS} tags")));
     }
     match tags.iter().all(|tag| is_word(tag, "-_.")) {
         true => Ok(()),
-        false => Err(wrong(format!("a tag has 1 to {MAX_NAME_BYTES} letters, digits and `-_.`"))),
+        false => Err(invalid(format!("a tag has 1 to {MAX_NAME_BYTES} letters, digits and `-_.`"))),
     }
 }
 
@@ -145,11 +145,11 @@ fn user(name: Option<&String>) -> Result<Option<User>, String> {
     User::named(name.map(String::as_str).unwrap_or_default())
 }
 
-impl GivenStep {
+impl StepRequest {
     fn read(self) -> Result<Step, ErrorResponse> {
         let args = self.args.unwrap_or_default();
         let of = |at: usize| {
-            let missing = || wrong(format!("a step {} lacks an argument", self.kind));
+            let missing = || invalid(format!("a step {} lacks an argument", self.kind));
             args.get(at).filter(|text| !text.is_empty()).cloned().ok_or_else(missing)
         };
         let action = match self.kind.as_str() {
@@ -158,7 +158,7 @@ impl GivenStep {
                 // As E2B words it.
                 let refused = |why| {
                     let line: String = line.chars().take(MAX_SHOWN_CHARS).collect();
-                    wrong(format!(
+                    invalid(format!(
                         "failed to run command '{line}': command failed: unauthenticated: {why}"
                     ))
                 };
@@ -166,20 +166,20 @@ impl GivenStep {
                 Action::Run { line, user }
             }
             "COPY" => {
-                let user = user(args.get(2)).map_err(wrong)?;
+                let user = user(args.get(2)).map_err(invalid)?;
                 let mode = args.get(3).cloned().unwrap_or_default();
                 if mode.len() > 4 || !mode.bytes().all(|digit| (b'0'..=b'7').contains(&digit)) {
-                    return Err(wrong("the mode of a step COPY is an octal number"));
+                    return Err(invalid("the mode of a step COPY is an octal number"));
                 }
                 let hash = self.files_hash.clone();
-                let files = hash.ok_or_else(|| wrong("a step COPY has no `filesHash`"))?;
+                let files = hash.ok_or_else(|| invalid("a step COPY has no `filesHash`"))?;
                 Action::Copy { source: of(0)?, target: of(1)?, mode, files, user }
             }
             "WORKDIR" => Action::Directory(of(0)?),
             "ENV" => {
                 let (pairs, rest) = args.as_chunks::<2>();
                 if !rest.is_empty() || pairs.iter().any(|[name, _]| name.is_empty()) {
-                    return Err(wrong("a step ENV has names and values in turn"));
+                    return Err(invalid("a step ENV has names and values in turn"));
                 }
                 Action::Environment(
                     pairs.iter().cloned().map(|[name, value]| (name, value)).collect(),
@@ -187,11 +187,11 @@ impl GivenStep {
             }
             "USER" => {
                 of(0)?;
-                Action::User(user(args.first()).map_err(wrong)?.unwrap_or(User::User))
+                Action::User(user(args.first()).map_err(invalid)?.unwrap_or(User::User))
             }
             other => {
                 let other: String = other.chars().take(32).collect();
-                return Err(wrong(format!(
+                return Err(invalid(format!(
                     "a step `{other}` is not supported; there are RUN, COPY, WORKDIR, ENV and USER"
                 )));
             }
@@ -236,14 +236,14 @@ impl BuildPlan {
     /// Its steps.
     pub(crate) fn take_steps(&mut self) -> Result<Vec<Step>, ErrorResponse> {
         if self.from_image_registry.0 {
-            return Err(wrong(
+            return Err(invalid(
                 "`fromImageRegistry` is not supported: the server's own credentials for registries are used",
             ));
         }
         if self.steps.len() > MAX_STEPS {
-            return Err(wrong(format!("a build has at most {MAX_STEPS} steps")));
+            return Err(invalid(format!("a build has at most {MAX_STEPS} steps")));
         }
-        let steps = std::mem::take(&mut self.steps).into_iter().map(GivenStep::read);
+        let steps = std::mem::take(&mut self.steps).into_iter().map(StepRequest::read);
         steps.collect()
     }
 }

@@ -22,8 +22,8 @@ use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::catalog::template::Warm;
-use crate::sandbox::http::answer::rfc3339;
-use crate::sandbox::life::random::random;
+use crate::sandbox::http::response::rfc3339;
+use crate::sandbox::lifecycle::random::random;
 
 /// Maximum builds of a tenant that run.
 const MAX_RUNNING: usize = 4;

@@ -13,15 +13,15 @@ use afresh::{Guest, Reference, SaveOptions, SavedSnapshot};
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
-use crate::sandbox::bodies::unknown_fields::UnknownFields;
 use crate::sandbox::catalog::template::Warm;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
-use crate::sandbox::life::tasks::{blocking, to_its_end};
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
+use crate::sandbox::lifecycle::tasks::{blocking, to_its_end};
 use crate::sandbox::records::record::{
     BuiltTemplate, SnapshotRecord, milliseconds, state_reference,
 };
 use crate::sandbox::records::store::StoredSnapshot;
+use crate::sandbox::request_body::unknown_fields::UnknownFields;
 use crate::sandbox::tenants::entry_size::check_inherited;
 use crate::sandbox::tenants::quota::SnapshotReservation;
 
@@ -34,7 +34,7 @@ pub(crate) fn own_bytes(saved: &SavedSnapshot) -> u64 {
 }
 
 /// How a state is kept.
-pub(crate) struct KeepOptions {
+pub(crate) struct SnapshotOptions {
     /// Names that it is found by, in addition to its id.
     pub(crate) names: Vec<String>,
     pub(crate) built: Option<BuiltTemplate>,
@@ -46,9 +46,9 @@ pub(crate) struct KeepOptions {
     pub(crate) root: bool,
 }
 
-impl KeepOptions {
+impl SnapshotOptions {
     /// As sandboxes of the same kind as this one.
-    pub(crate) fn like(sandbox: &Sandbox, names: Vec<String>) -> Self {
+    pub(crate) fn of_sandbox(sandbox: &Sandbox, names: Vec<String>) -> Self {
         let settings = &sandbox.settings;
         let (envs, directory) = (settings.envs.clone(), settings.directory.clone());
         Self { names, built: None, envs, directory, root: settings.root }
@@ -60,9 +60,9 @@ impl Sandboxes {
     pub(crate) async fn keep(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-        options: KeepOptions,
+        options: SnapshotOptions,
     ) -> Result<SnapshotRecord, ErrorResponse> {
-        let KeepOptions { names, built, envs, directory, root } = options;
+        let SnapshotOptions { names, built, envs, directory, root } = options;
         check_inherited(&envs, directory.as_deref())?;
         let record = SnapshotRecord {
             version: Default::default(),
@@ -84,10 +84,10 @@ impl Sandboxes {
         let account = self.accounts.of(&sandbox.tenant);
         let room = self.quota.room(&*self.ledger, &account, &sandbox.tenant).await?;
         // The limit of waiting calls applies.
-        to_its_end(self.clone().keep_as(sandbox.clone(), record, room)).await
+        to_its_end(self.clone().save_snapshot_as(sandbox.clone(), record, room)).await
     }
 
-    async fn keep_as(
+    async fn save_snapshot_as(
         self: Arc<Self>,
         sandbox: Arc<Sandbox>,
         mut record: SnapshotRecord,
@@ -121,7 +121,7 @@ impl Sandboxes {
         };
         let named = match named {
             Ok(names) => names,
-            Err(refusal) => return Err(self.unkeep(record, name, refusal).await),
+            Err(refusal) => return Err(self.discard_snapshot(record, name, refusal).await),
         };
         record.names = named;
         room.fill(record.stored);
@@ -129,7 +129,7 @@ impl Sandboxes {
     }
 
     /// Removes the rest of a snapshot that was refused.
-    async fn unkeep(
+    async fn discard_snapshot(
         self: Arc<Self>,
         record: SnapshotRecord,
         name: String,

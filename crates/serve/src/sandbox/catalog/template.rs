@@ -11,7 +11,7 @@ use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, is_module, listen
 use crate::sandbox::agent::output_router::OutputRouter;
 use crate::sandbox::catalog::template_identity::TemplateIdentity;
 use crate::sandbox::config::{SandboxConfig, Template};
-use crate::sandbox::life::undo_point::UndoPoint;
+use crate::sandbox::lifecycle::undo_point::UndoPoint;
 use crate::sandbox::records::record::state_reference;
 use crate::sandbox::records::store::SandboxStore;
 
@@ -158,7 +158,7 @@ impl TemplateOptions {
         // The guest just ends where a setup throws. Run as other code, it reports the exception.
         let mut session = afresh::open(&template.reference, &self.first)?.session()?;
         let setup = (RUN, setup.as_str());
-        let ran = crate::sandbox::life::sandbox::run(
+        let ran = crate::sandbox::lifecycle::sandbox::run(
             &mut session,
             language,
             setup,
@@ -202,7 +202,7 @@ impl Warm {
         let guest = afresh::open(kept.to_string(), &opening.saved)?;
         // A guest that has no sessions, or does not evaluate the language, is found out now.
         let mut session = guest.session()?;
-        crate::sandbox::life::sandbox::run(
+        crate::sandbox::lifecycle::sandbox::run(
             &mut session,
             language,
             (RUN, "1"),

@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 
 use crate::body::Meter;
 use crate::error_response::ErrorResponse;
-use crate::sandbox::bodies::template_requests::{BuildPlan, NewTemplate, TagRequest};
 use crate::sandbox::catalog::build_request::{check_tags, split, tagged};
-use crate::sandbox::http::answer::{Answer, answer, json, rfc3339, short};
 use crate::sandbox::http::authorization::{Tenant, TenantSandbox};
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::tasks::blocking;
+use crate::sandbox::http::response::{Answer, answer, check_label_lengths, json, rfc3339};
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::tasks::blocking;
 use crate::sandbox::records::record::{BuiltTemplate, SnapshotRecord};
 use crate::sandbox::records::store::StoredSnapshot;
+use crate::sandbox::request_body::template_requests::{BuildPlan, NewTemplate, TagRequest};
 
 type All = State<Arc<Sandboxes>>;
 
@@ -157,7 +157,7 @@ pub(crate) async fn upload(
 pub(crate) async fn alias(chosen: TenantSandbox) -> Answer {
     let TenantSandbox { all, tenant, id } = chosen;
     let (name, _) = split(&id);
-    let configured = all.has_template(name) || all.usual_template(name).is_ok();
+    let configured = all.has_template(name) || all.default_template(name).is_ok();
     if !configured && all.builds_of(&tenant, name).await?.is_empty() {
         return Err(not_found(&id));
     }
@@ -213,7 +213,7 @@ pub(crate) async fn add_tags(State(all): All, Tenant(tenant): Tenant, body: Byte
     let (name, _) = split(&wanted.target);
     let names: Vec<String> = wanted.tags.iter().flat_map(|tag| tagged(name, tag)).collect();
     let new = names.iter().filter(|name| !known.names.contains(name));
-    short(known.names.iter().chain(new))?;
+    check_label_lengths(known.names.iter().chain(new))?;
     if !all.ledger.add_names(&known, &names).await? {
         return Err(not_found(&wanted.target));
     }

@@ -17,9 +17,9 @@ use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::connections::tunnels::{MAX_INBOX_BYTES, Tunnel};
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
-use crate::sandbox::life::undo_point::Operation;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
+use crate::sandbox::lifecycle::undo_point::Operation;
 use crate::sandbox::tenants::accounts::Accounts;
 
 /// Bytes of each pipe between a connection and its client.

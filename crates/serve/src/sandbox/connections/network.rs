@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 #[cfg(feature = "linux")]
 use afresh::linux::{EgressFilter, SharedFilter};
 
-use crate::sandbox::bodies::network_rules::NetworkRules;
 #[cfg(feature = "linux")]
 use crate::sandbox::connections::network_policy::ALL_TRAFFIC;
+use crate::sandbox::request_body::network_rules::NetworkRules;
 
 use crate::lock::lock;
 

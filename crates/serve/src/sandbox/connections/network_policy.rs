@@ -12,9 +12,9 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
-use crate::sandbox::bodies::network_rules::NetworkRules;
 use crate::sandbox::config::Template;
 use crate::sandbox::records::record::SandboxSettings;
+use crate::sandbox::request_body::network_rules::NetworkRules;
 use crate::sandbox::tenants::entry_size::check_label_bytes;
 
 /// Destinations that stand for all of them.

@@ -7,15 +7,15 @@ use bytes::Bytes;
 use hyper::StatusCode;
 
 use crate::error_response::ErrorResponse;
-use crate::sandbox::bodies::network_rules::NetworkRules;
-use crate::sandbox::bodies::requests::NetworkUpdate;
-use crate::sandbox::http::answer::{Answer, json};
 use crate::sandbox::http::authorization::TenantSandbox;
 use crate::sandbox::http::control::refuse_unsupported;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
-use crate::sandbox::life::tasks::to_its_end;
+use crate::sandbox::http::response::{Answer, json};
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
+use crate::sandbox::lifecycle::tasks::to_its_end;
 use crate::sandbox::records::record::SandboxSettings;
+use crate::sandbox::request_body::network_rules::NetworkRules;
+use crate::sandbox::request_body::requests::NetworkUpdate;
 
 /// Replaces the rules of a sandbox. A field without a value is cleared.
 pub(crate) async fn update(chosen: TenantSandbox, body: Bytes) -> Answer {

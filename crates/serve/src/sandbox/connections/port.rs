@@ -22,8 +22,10 @@ use crate::connection_permit::ConnectionPermit;
 use crate::error_response::ErrorResponse;
 use crate::sandbox::connections::dial::{COPY_BYTES, MAX_HTTP_BUFFER_BYTES, dial};
 use crate::sandbox::connections::request_host::host_of;
-use crate::sandbox::http::authorization::{SANDBOX, TOKENS, awake, called, shows_token};
-use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::http::authorization::{
+    SANDBOX, TOKENS, called, resume_for_request, shows_token,
+};
+use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::wire;
 
 /// The header that names a port where the host does not.
@@ -58,8 +60,8 @@ async fn forward(
     let place = parts.extensions.remove::<ConnectionPermit>();
     let sandbox = called(all, &parts.headers)?;
     let sandbox = match sandbox.settings.public {
-        true => awake(all, sandbox).await?,
-        false if shows_token(&parts.headers, &sandbox) => awake(all, sandbox).await?,
+        true => resume_for_request(all, sandbox).await?,
+        false if shows_token(&parts.headers, &sandbox) => resume_for_request(all, sandbox).await?,
         false => return Err(no_token(&sandbox.id, port)),
     };
     // Every request of the server has one.
@@ -85,7 +87,7 @@ async fn forward(
     if let Some(host) = sandbox.settings.host.as_deref().and_then(|host| host_of(host, port)) {
         parts.headers.insert(HOST, host);
     }
-    speaks(&mut parts.headers, protocol);
+    set_protocol(&mut parts.headers, protocol);
     let path = parts.uri.path_and_query().cloned();
     parts.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
     let body = Limited::new(body, all.config.max_body);
@@ -96,8 +98,8 @@ async fn forward(
     let protocol = parts.headers.get(UPGRADE).cloned();
     wire::strip(&mut parts.headers);
     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
-        tokio::spawn(carry(from, to, place));
-        speaks(&mut parts.headers, protocol);
+        tokio::spawn(relay(from, to, place));
+        set_protocol(&mut parts.headers, protocol);
         return Ok(Response::from_parts(parts, Body::empty()));
     }
     parts.extensions.insert(StreamedAnswer);
@@ -116,7 +118,7 @@ fn no_token(id: &str, port: u16) -> ErrorResponse {
 
 /// Repeats the protocol that the connection switches to. Among the headers about a connection, only
 /// this one is for both sides.
-fn speaks(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
+fn set_protocol(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
     if let Some(protocol) = protocol {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, protocol);
@@ -125,7 +127,7 @@ fn speaks(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
 
 /// Copies bytes between two ends that speak another protocol now, under the client's connection
 /// permit.
-async fn carry(from: OnUpgrade, to: OnUpgrade, _place: Option<ConnectionPermit>) {
+async fn relay(from: OnUpgrade, to: OnUpgrade, _place: Option<ConnectionPermit>) {
     let (Ok(from), Ok(to)) = (from.await, to.await) else { return };
     let (mut from, mut to) = (TokioIo::new(from), TokioIo::new(to));
     // Either may just go away.

@@ -10,8 +10,8 @@ use hyper::{HeaderMap, StatusCode};
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::http::keys::{Identity, Scope, same};
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
 
 /// The header of E2B clients that names a sandbox where the host does not.
 pub(crate) const SANDBOX: &str = "e2b-sandbox-id";
@@ -87,7 +87,7 @@ impl FromRequestParts<Arc<Sandboxes>> for AuthorizedSandbox {
                 "the request does not show the sandbox's token",
             ));
         }
-        Ok(Self(awake(all, sandbox).await?))
+        Ok(Self(resume_for_request(all, sandbox).await?))
     }
 }
 
@@ -95,7 +95,8 @@ impl FromRequestParts<Arc<Sandboxes>> for AuthorizedSandbox {
 /// absent unless requests resume it.
 pub(crate) fn called(all: &Sandboxes, headers: &HeaderMap) -> Result<Arc<Sandbox>, ErrorResponse> {
     let id = sandbox_id(headers).unwrap_or_default();
-    let answers = |sandbox: &Arc<Sandbox>| !sandbox.times().paused || sandbox.settings.auto_resume;
+    let answers =
+        |sandbox: &Arc<Sandbox>| !sandbox.lifetime().paused || sandbox.settings.auto_resume;
     all.any(&id)
         .filter(answers)
         .ok_or_else(|| all.moved(&id).unwrap_or_else(|| Sandbox::not_running(&id)))
@@ -108,11 +109,11 @@ pub(crate) fn shows_token(headers: &HeaderMap, sandbox: &Sandbox) -> bool {
 }
 
 /// A sandbox for a request into it. One that requests resume is resumed.
-pub(crate) async fn awake(
+pub(crate) async fn resume_for_request(
     all: &Arc<Sandboxes>,
     sandbox: Arc<Sandbox>,
 ) -> Result<Arc<Sandbox>, ErrorResponse> {
-    if sandbox.times().paused {
+    if sandbox.lifetime().paused {
         all.resume(&sandbox, Some(AUTO_RESUME_TIME)).await?;
     }
     Ok(sandbox)

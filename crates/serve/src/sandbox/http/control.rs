@@ -12,19 +12,19 @@ use hyper::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
-use crate::sandbox::bodies::network_rules::NetworkRules;
-use crate::sandbox::bodies::requests::{CreateRequest, TimeoutRequest, UnsupportedOption};
 use crate::sandbox::catalog::build_request::check_reserved;
-use crate::sandbox::catalog::snapshots::KeepOptions;
+use crate::sandbox::catalog::snapshots::SnapshotOptions;
 use crate::sandbox::connections::request_host::check_host;
-use crate::sandbox::http::answer::{Answer, answer, json, rfc3339, short};
 use crate::sandbox::http::authorization::{Tenant, TenantSandbox};
 use crate::sandbox::http::request_record::RequestNotes;
-use crate::sandbox::life::creation::{CreateOptions, Creation};
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::http::response::{Answer, answer, check_label_lengths, json, rfc3339};
+use crate::sandbox::lifecycle::creation::{CreateOptions, Creation};
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
 use crate::sandbox::records::creation_key::{CreationKey, REPLAY_HEADER};
 use crate::sandbox::records::record::SandboxSettings;
+use crate::sandbox::request_body::network_rules::NetworkRules;
+use crate::sandbox::request_body::requests::{CreateRequest, TimeoutRequest, UnsupportedOption};
 
 type All = State<Arc<Sandboxes>>;
 
@@ -36,7 +36,7 @@ const DEFAULT_TIMEOUT_SECONDS: u64 = 300;
 const MAX_FORKS: usize = 1000;
 
 impl TimeoutRequest {
-    fn or_usual(&self) -> Duration {
+    fn or_default(&self) -> Duration {
         Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_SECONDS))
     }
 }
@@ -54,7 +54,7 @@ fn reach(sandbox: &Sandbox) -> Value {
 }
 
 pub(crate) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
-    let times = *sandbox.times();
+    let times = *sandbox.lifetime();
     let template = all.template(&sandbox.template);
     let network = sandbox.network.rules();
     json!({
@@ -98,7 +98,7 @@ pub(crate) async fn create(
     refuse_unsupported(new.unsupported())?;
     let key = CreationKey::read(&headers, &tenant, &body)?;
     let labels = new.metadata.iter().chain(&new.env_vars).flatten();
-    short(labels.flat_map(|(name, value)| [name, value]).chain([&new.template]))?;
+    check_label_lengths(labels.flat_map(|(name, value)| [name, value]).chain([&new.template]))?;
     let network = new.network.unwrap_or_default();
     check_host(network.mask_request_host.as_deref())?;
     let wanted = CreateOptions {
@@ -146,15 +146,15 @@ pub(crate) async fn detail(chosen: TenantSandbox) -> Answer {
 
 pub(crate) async fn kill(chosen: TenantSandbox) -> Answer {
     let TenantSandbox { all, tenant, id } = chosen;
-    all.kill_of(&tenant, &id).await?;
+    all.kill_by_id(&tenant, &id).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 pub(crate) async fn timeout(chosen: TenantSandbox, body: Bytes) -> Answer {
     let time: TimeoutRequest = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
-    let ends = all.times(time.or_usual(), false).ends;
-    sandbox.times().ends = ends;
+    let ends = all.lifetime(time.or_default(), false).ends;
+    sandbox.lifetime().ends = ends;
     all.note(&sandbox, |_| ()).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -163,10 +163,10 @@ pub(crate) async fn refresh(chosen: TenantSandbox, body: Bytes) -> Answer {
     let time: TimeoutRequest = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
     let ends = all
-        .times(Duration::from_secs(time.duration.unwrap_or(DEFAULT_TIMEOUT_SECONDS)), false)
+        .lifetime(Duration::from_secs(time.duration.unwrap_or(DEFAULT_TIMEOUT_SECONDS)), false)
         .ends;
-    let later = sandbox.times().ends.max(ends);
-    sandbox.times().ends = later;
+    let later = sandbox.lifetime().ends.max(ends);
+    sandbox.lifetime().ends = later;
     all.note(&sandbox, |_| ()).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -183,7 +183,7 @@ fn with_memory(wanted: &TimeoutRequest) -> Result<(), ErrorResponse> {
 pub(crate) async fn pause(chosen: TenantSandbox, body: Bytes) -> Answer {
     let wanted: TimeoutRequest = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
-    if sandbox.times().paused {
+    if sandbox.lifetime().paused {
         let message = format!("the sandbox {} is paused already", sandbox.id);
         return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }
@@ -196,7 +196,7 @@ pub(crate) async fn connect(chosen: TenantSandbox, body: Bytes) -> Answer {
     with_memory(&time)?;
     let (all, sandbox) = chosen.sandbox()?;
     let status = if sandbox.is_paused() { StatusCode::CREATED } else { StatusCode::OK };
-    all.resume(&sandbox, Some(time.or_usual())).await?;
+    all.resume(&sandbox, Some(time.or_default())).await?;
     Ok(answer(status, &reach(&sandbox)))
 }
 
@@ -207,7 +207,7 @@ pub(crate) async fn resume(chosen: TenantSandbox, body: Bytes) -> Answer {
         let message = format!("the sandbox {} is running", sandbox.id);
         return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }
-    all.resume(&sandbox, Some(time.or_usual())).await?;
+    all.resume(&sandbox, Some(time.or_default())).await?;
     Ok(answer(StatusCode::CREATED, &reach(&sandbox)))
 }
 
@@ -223,7 +223,7 @@ pub(crate) async fn fork(
         return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
     }
     let (all, sandbox) = chosen.sandbox()?;
-    let forks = all.fork(&sandbox, count, wanted.or_usual()).await?;
+    let forks = all.fork(&sandbox, count, wanted.or_default()).await?;
     notes.set_made(forks.iter().map(|fork| &*fork.id));
     let forks: Vec<Value> = forks.iter().map(|fork| json!({"sandbox": reach(fork)})).collect();
     Ok(answer(StatusCode::CREATED, &Value::Array(forks)))
@@ -236,10 +236,10 @@ pub(crate) async fn snapshot(
 ) -> Answer {
     let wanted: TimeoutRequest = json(&body)?;
     with_memory(&wanted)?;
-    short(&wanted.name)?;
+    check_label_lengths(&wanted.name)?;
     wanted.name.iter().try_for_each(|name| check_reserved(name))?;
     let (all, sandbox) = chosen.sandbox()?;
-    let keep = KeepOptions::like(&sandbox, wanted.name.into_iter().collect());
+    let keep = SnapshotOptions::of_sandbox(&sandbox, wanted.name.into_iter().collect());
     let record = all.keep(&sandbox, keep).await?;
     notes.set_made([&*record.id].into_iter());
     let said = json!({"snapshotID": record.id, "names": record.names});

@@ -14,11 +14,11 @@ use serde_json::{Value, json};
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::agent::connect::went_back;
-use crate::sandbox::bodies::checkpoint_requests::{CheckpointName, RollbackTarget};
-use crate::sandbox::http::answer::{Answer, answer, json, short};
 use crate::sandbox::http::authorization::TenantSandbox;
+use crate::sandbox::http::response::{Answer, answer, check_label_lengths, json};
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::life::undo_point::UndoPoint;
+use crate::sandbox::lifecycle::undo_point::UndoPoint;
+use crate::sandbox::request_body::checkpoint_requests::{CheckpointName, RollbackTarget};
 
 /// The OpenAPI description of the operations.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -43,7 +43,7 @@ pub(crate) async fn checkpoint(chosen: TenantSandbox, body: Bytes) -> Answer {
             "the checkpoint has no name: set `name`",
         ));
     }
-    short([&name])?;
+    check_label_lengths([&name])?;
     let (all, sandbox) = chosen.sandbox()?;
     let own = sandbox.clone();
     let made = all

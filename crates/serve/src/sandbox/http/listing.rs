@@ -14,11 +14,11 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
-use crate::sandbox::http::answer::{Answer, answer};
 use crate::sandbox::http::authorization::Tenant;
 use crate::sandbox::http::control::detailed;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::http::response::{Answer, answer};
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
 use crate::sandbox::records::record::{SnapshotRecord, milliseconds};
 
 type All = State<Arc<Sandboxes>>;
@@ -256,9 +256,9 @@ mod tests {
         assert!(read(&[("state", "paused")]).unwrap().has(&sandbox));
         assert!(!read(&[("state", "running")]).unwrap().has(&sandbox));
         // One that still runs, or will be removed at its end, is not.
-        sandbox.times().pause_at_end = false;
+        sandbox.lifetime().pause_at_end = false;
         assert!(!sandbox.is_paused());
-        sandbox.times().pause_at_end = true;
+        sandbox.lifetime().pause_at_end = true;
         let _call = sandbox.life.try_lock().unwrap();
         assert!(!sandbox.is_paused());
     }

@@ -13,9 +13,9 @@ use hyper::StatusCode;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::{Residency, Sandbox};
-use crate::sandbox::life::tasks::blocking;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox};
+use crate::sandbox::lifecycle::tasks::blocking;
 
 /// Maximum sandboxes shown, and maximum states of one.
 const MAX_SHOWN: usize = 50;
@@ -92,9 +92,9 @@ impl Sandboxes {
             return json!({"live": live, "saved": saved, "some": []});
         }
         let mut all: Vec<_> = lock(&self.all).values().cloned().collect();
-        all.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.times().used));
+        all.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.lifetime().used));
         let some = all.iter().take(MAX_SHOWN).map(|sandbox| {
-            let paused = sandbox.times().paused;
+            let paused = sandbox.lifetime().paused;
             // One that is being called is not waited for.
             let (at, states) = match sandbox.life.try_lock().as_deref() {
                 Ok(Residency::Live(session)) => {

@@ -21,7 +21,7 @@ use crate::body::Meter;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::http::keys::KeyError;
-use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::span::REQUEST_ID;
 
 /// The key of a request that shows the token of a sandbox, or a signature by it.
@@ -29,10 +29,10 @@ pub(crate) const TOKEN: &str = "token";
 
 /// Facts about a request: from its head, and from its handler. Clones share them.
 #[derive(Clone)]
-pub(crate) struct RequestNotes(Arc<Mutex<Notes>>);
+pub(crate) struct RequestNotes(Arc<Mutex<RecordFields>>);
 
 #[derive(Default)]
-struct Notes {
+struct RecordFields {
     tenant: Option<Arc<str>>,
     key: Option<Arc<str>>,
     sandbox: Option<String>,
@@ -44,7 +44,7 @@ struct Notes {
 
 impl RequestNotes {
     fn new(meter: Option<Meter>) -> Self {
-        Self(Arc::new(Mutex::new(Notes { meter, ..Notes::default() })))
+        Self(Arc::new(Mutex::new(RecordFields { meter, ..RecordFields::default() })))
     }
 
     /// The request is by this tenant, with this key.

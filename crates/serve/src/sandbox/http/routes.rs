@@ -14,7 +14,6 @@ use hyper_util::service::TowerToHyperService;
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::agent::{contexts, envd, execute, process};
-use crate::sandbox::bodies::weight::{FILE_WEIGHT, JSON_WEIGHT, code_weight};
 use crate::sandbox::catalog::templates;
 use crate::sandbox::connections::network_update;
 use crate::sandbox::http::authorization::sandbox_id;
@@ -22,9 +21,10 @@ use crate::sandbox::http::keys::Scope;
 use crate::sandbox::http::request_record::{RequestRecord, TOKEN};
 use crate::sandbox::http::signature::is_signed;
 use crate::sandbox::http::{control, extensions, listing, usage_report};
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
-use crate::sandbox::life::sandbox_metrics;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
+use crate::sandbox::lifecycle::sandbox_metrics;
+use crate::sandbox::request_body::weight::{FILE_WEIGHT, JSON_WEIGHT, code_weight};
 use crate::sandbox::transfer::file_transfer;
 
 /// Words of paths that are not names.

@@ -23,8 +23,8 @@ use crate::sandbox::http::request_record::{RequestNotes, TOKEN};
 #[cfg(doc)]
 use crate::sandbox::http::token_search::TokenSearch;
 use crate::sandbox::http::user::User;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
 use crate::sandbox::transfer::file_entry::check_path;
 
 /// The query of a request for a file.
@@ -144,7 +144,7 @@ async fn signer(
     if has_ended(expiration) {
         return Err(unauthorized("signature is already expired"));
     }
-    if sandbox.times().paused {
+    if sandbox.lifetime().paused {
         return Err(Sandbox::not_running(&sandbox.id));
     }
     Ok(sandbox)

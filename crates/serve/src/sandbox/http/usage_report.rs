@@ -19,13 +19,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::labels::{Labels, escape};
-use crate::sandbox::http::answer::{Answer, answer};
 use crate::sandbox::http::keys::{Identity, KeyError, Scope};
-use crate::sandbox::life::registry::Sandboxes;
+use crate::sandbox::http::response::{Answer, answer};
+use crate::sandbox::lifecycle::registry::Sandboxes;
 #[cfg(doc)]
 use crate::sandbox::tenants::accounts::MAX_LABELLED_TENANTS;
 use crate::sandbox::tenants::accounts::Totals;
-use crate::sandbox::tenants::admission::Holdings;
+use crate::sandbox::tenants::admission::ResourceUse;
 use crate::sandbox::tenants::budgets::Limits;
 
 /// The shared label of tenants without a separate one. No tenant has this name: names have no
@@ -53,7 +53,7 @@ fn describe_limits(limits: &Limits) -> Value {
 
 impl Sandboxes {
     /// The use of one tenant.
-    fn usage_of(&self, tenant: &Arc<str>, held: Holdings) -> Value {
+    fn usage_of(&self, tenant: &Arc<str>, held: ResourceUse) -> Value {
         let (account, budgets) = (self.accounts.of(tenant), self.accounts.budgets());
         let mut limits = budgets.of(tenant);
         limits.sandboxes = limits.sandboxes.or(Some(self.config.max_sandboxes));
@@ -82,11 +82,11 @@ impl Sandboxes {
     /// Metrics of tenants, in the text format without its end.
     pub(crate) fn tenant_metrics(&self) -> String {
         let (mut rows, mut refused) = (BTreeMap::<String, Row>::new(), BTreeMap::new());
-        let holdings = self.holdings();
+        let resource_use = self.resource_use();
         for (tenant, account) in self.accounts.all() {
             let label = if account.labelled { &*tenant } else { OTHERS };
             let row = rows.entry(label.to_owned()).or_default();
-            let held = holdings.get(&tenant).copied().unwrap_or_default();
+            let held = resource_use.get(&tenant).copied().unwrap_or_default();
             row.0.add(&account.totals());
             row.1.sandboxes += held.sandboxes;
             row.1.memory += held.memory;
@@ -101,7 +101,7 @@ impl Sandboxes {
 }
 
 /// Totals, holdings and connections of a tenant.
-type Row = (Totals, Holdings, u64);
+type Row = (Totals, ResourceUse, u64);
 
 /// The metrics of these tenants. `refused` are refusals by tenant and budget.
 fn encode(rows: &BTreeMap<String, Row>, refused: BTreeMap<(String, &'static str), u64>) -> String {
@@ -183,10 +183,10 @@ pub(crate) async fn usage(
 ) -> Answer {
     let is_admin = identity.scopes.has(Scope::Admin);
     let own = identity.tenant;
-    all.account_holdings();
-    let mut holdings = all.holdings();
+    all.account_resource_use();
+    let mut resource_use = all.resource_use();
     let mut of =
-        |tenant: &Arc<str>| all.usage_of(tenant, holdings.remove(tenant).unwrap_or_default());
+        |tenant: &Arc<str>| all.usage_of(tenant, resource_use.remove(tenant).unwrap_or_default());
     let value = match query.tenant {
         None if is_admin => {
             let tenants: Vec<Value> = all.all_tenants().iter().map(&mut of).collect();

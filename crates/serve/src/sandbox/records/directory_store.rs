@@ -13,8 +13,8 @@ use async_trait::async_trait;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
-use crate::sandbox::life::random::random;
-use crate::sandbox::life::tasks::blocking;
+use crate::sandbox::lifecycle::random::random;
+use crate::sandbox::lifecycle::tasks::blocking;
 use crate::sandbox::records::record::{Records, saved_id, state_reference};
 use crate::sandbox::records::store::{
     SandboxRecord, SandboxStore, SavedState, SnapshotRecord, StoredSandbox, StoredSnapshot,

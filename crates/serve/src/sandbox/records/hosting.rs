@@ -12,10 +12,10 @@ use crate::sandbox::agent::connect::ConnectError;
 use crate::sandbox::http::authorization::TOKENS;
 use crate::sandbox::http::keys::same;
 use crate::sandbox::http::signature::is_signed_by;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::{Residency, Sandbox};
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox};
 use crate::sandbox::records::store::{
-    Anchor, SandboxAccess, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse,
+    OwnedEntry, SandboxAccess, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse,
 };
 
 impl SandboxHost for Sandboxes {
@@ -73,21 +73,21 @@ impl SandboxHost for Sandboxes {
     }
 
     fn tenant_uses(&self) -> Vec<(Arc<str>, TenantUse)> {
-        let held = self.holdings();
+        let held = self.resource_use();
         self.accounts.uses(|tenant| held.get(tenant).map_or(0, |held| held.memory))
     }
 
-    fn adopt(&self, record: SandboxRecord, anchor: Anchor, is_current: &dyn Fn() -> bool) {
+    fn adopt(&self, record: SandboxRecord, owned_entry: OwnedEntry, is_current: &dyn Fn() -> bool) {
         let id = record.id.clone();
-        self.stored_elsewhere.subtract(&record.tenant, record.stored);
+        self.remote_usage.subtract(&record.tenant, record.stored);
         let mut sandbox = Sandbox::recorded(record);
-        let from = anchor.state.clone().into();
+        let from = owned_entry.state.clone().into();
         let mut all = lock(&self.all);
         // Under the lock that `doubt_all` takes after the life was given up: one of the two sees
         // the other.
         let doubt = AtomicBool::new(!is_current());
-        let anchor = Arc::new(Some(anchor).into());
-        sandbox.standing = StoreEntry { anchor, doubt, from, ..StoreEntry::default() };
+        let owned_entry = Arc::new(Some(owned_entry).into());
+        sandbox.standing = StoreEntry { owned_entry, doubt, from, ..StoreEntry::default() };
         all.insert(id, Arc::new(sandbox));
     }
 

@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::format_version::FormatVersion;
-use crate::sandbox::bodies::network_rules::NetworkRules;
-use crate::sandbox::bodies::unknown_fields::UnknownFields;
 use crate::sandbox::catalog::base_state::BaseState;
 use crate::sandbox::records::creation_key::CreationKey;
+use crate::sandbox::request_body::network_rules::NetworkRules;
+use crate::sandbox::request_body::unknown_fields::UnknownFields;
 
 /// Settings that a client chose for a sandbox. Its forks have the same.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -300,7 +300,7 @@ mod tests {
 
     use super::*;
     use crate::format_version::tests::check_goldens;
-    use crate::sandbox::life::sandbox::Sandbox;
+    use crate::sandbox::lifecycle::sandbox::Sandbox;
 
     #[test]
     fn a_server_keeps_the_fields_that_a_later_version_has_added() {

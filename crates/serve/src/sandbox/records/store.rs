@@ -13,13 +13,13 @@ use afresh::{Reference, SavedSnapshot};
 use async_trait::async_trait;
 use hyper::StatusCode;
 
-#[cfg(feature = "fleet")]
-pub(crate) use crate::sandbox::bodies::unknown_fields::UnknownFields;
 pub(crate) use crate::sandbox::records::creation_key::CreationKey;
 #[cfg(all(test, feature = "fleet"))]
 pub(crate) use crate::sandbox::records::record::BuiltTemplate;
 pub(crate) use crate::sandbox::records::record::{SandboxRecord, SnapshotRecord};
 pub use crate::sandbox::records::tenant_use::TenantUse;
+#[cfg(feature = "fleet")]
+pub(crate) use crate::sandbox::request_body::unknown_fields::UnknownFields;
 #[cfg(feature = "fleet")]
 pub(crate) use shared::*;
 
@@ -33,7 +33,7 @@ pub(crate) const MAX_ENTRY: usize = 64 << 10;
 pub(crate) struct StoreEntry {
     /// Its entry, as this host knows it.
     #[cfg(feature = "fleet")]
-    pub(crate) anchor: std::sync::Arc<tokio::sync::Mutex<Option<Anchor>>>,
+    pub(crate) owned_entry: std::sync::Arc<tokio::sync::Mutex<Option<OwnedEntry>>>,
     /// The lease was lost, and the ledger has not confirmed yet that this host still owns the
     /// sandbox.
     #[cfg(feature = "fleet")]
@@ -49,7 +49,7 @@ pub(crate) struct StoreEntry {
 /// sandbox that is killed meanwhile is struck out after it was recorded.
 pub(crate) struct NewEntry {
     #[cfg(feature = "fleet")]
-    pub(crate) anchor: tokio::sync::OwnedMutexGuard<Option<Anchor>>,
+    pub(crate) owned_entry: tokio::sync::OwnedMutexGuard<Option<OwnedEntry>>,
 }
 
 impl StoreEntry {
@@ -57,7 +57,7 @@ impl StoreEntry {
     pub(crate) fn begin(&self) -> Option<NewEntry> {
         Some(NewEntry {
             #[cfg(feature = "fleet")]
-            anchor: self.anchor.clone().try_lock_owned().ok()?,
+            owned_entry: self.owned_entry.clone().try_lock_owned().ok()?,
         })
     }
 }
@@ -340,7 +340,7 @@ mod shared {
 
     /// The entry of a sandbox as its owner knows it.
     #[derive(Clone, Debug)]
-    pub(crate) struct Anchor {
+    pub(crate) struct OwnedEntry {
         pub(crate) revision: u64,
         /// The revision of the note that the sandbox is this host's.
         pub(crate) note: u64,
@@ -352,7 +352,7 @@ mod shared {
         pub(crate) unknown: UnknownFields,
     }
 
-    impl Anchor {
+    impl OwnedEntry {
         pub(crate) fn new(revision: u64, note: u64) -> Self {
             let unknown = UnknownFields::default();
             Self { revision, note, state: None, pending: None, unknown }
@@ -430,7 +430,12 @@ mod shared {
 
         /// Takes in a sandbox that the ledger gave to this host. It is in doubt unless `is_current`
         /// holds once no call of [`doubt_all`](Self::doubt_all) can miss it.
-        fn adopt(&self, record: SandboxRecord, anchor: Anchor, is_current: &dyn Fn() -> bool);
+        fn adopt(
+            &self,
+            record: SandboxRecord,
+            owned_entry: OwnedEntry,
+            is_current: &dyn Fn() -> bool,
+        );
 
         /// The lease is lost: calls of these sandboxes are refused until their owner is known.
         fn doubt_all(&self);

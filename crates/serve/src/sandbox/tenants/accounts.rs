@@ -69,14 +69,14 @@ impl Totals {
 
 /// Use within a window.
 #[derive(Debug)]
-struct Window {
+struct UsageWindow {
     number: u64,
     ran: Duration,
     sent: u64,
     outbound: u64,
 }
 
-impl Window {
+impl UsageWindow {
     fn begin(number: u64) -> Self {
         Self { number, ran: Duration::ZERO, sent: 0, outbound: 0 }
     }
@@ -88,7 +88,7 @@ pub(crate) struct Account {
     /// Whether metrics show it under its own name.
     pub(crate) labelled: bool,
     totals: Mutex<Totals>,
-    window: Mutex<Window>,
+    window: Mutex<UsageWindow>,
     /// Open connections to programs in sandboxes.
     connections: AtomicU64,
     /// Refusals by budget.
@@ -101,7 +101,7 @@ impl Account {
             owner,
             labelled,
             totals: Mutex::new(totals),
-            window: Mutex::new(Window::begin(0)),
+            window: Mutex::new(UsageWindow::begin(0)),
             connections: AtomicU64::new(0),
             refused: Mutex::default(),
         }
@@ -157,11 +157,11 @@ impl Account {
     }
 
     /// Use of the present window, and the seconds until it ends.
-    fn in_window<R>(&self, length: Duration, read: impl FnOnce(&mut Window) -> R) -> (R, u64) {
+    fn in_window<R>(&self, length: Duration, read: impl FnOnce(&mut UsageWindow) -> R) -> (R, u64) {
         let (number, left) = window_at(SystemTime::now(), length);
         let mut window = lock(&self.window);
         if window.number != number {
-            *window = Window::begin(number);
+            *window = UsageWindow::begin(number);
         }
         (read(&mut window), left)
     }
@@ -170,7 +170,7 @@ impl Account {
     #[cfg(feature = "fleet")]
     fn present_use(&self, length: Duration, memory: u64) -> TenantUse {
         let connections = self.connections();
-        let read = |window: &mut Window| TenantUse {
+        let read = |window: &mut UsageWindow| TenantUse {
             window: window.number,
             memory,
             connections,
@@ -217,7 +217,7 @@ impl Account {
         elsewhere: &TenantUse,
     ) -> Result<(), ErrorResponse> {
         let texts = ("outbound-mib", "send less to servers outside in each window");
-        let used = (elsewhere.outbound, (|window| window.outbound) as fn(&mut Window) -> u64);
+        let used = (elsewhere.outbound, (|window| window.outbound) as fn(&mut UsageWindow) -> u64);
         self.check_bytes(texts, limits.outbound, length, used)
     }
 
@@ -228,7 +228,7 @@ impl Account {
         (name, advice): (&'static str, &'static str),
         limit: Option<u64>,
         length: Duration,
-        (elsewhere, used): (u64, fn(&mut Window) -> u64),
+        (elsewhere, used): (u64, fn(&mut UsageWindow) -> u64),
     ) -> Result<(), ErrorResponse> {
         let Some(limit) = limit else { return Ok(()) };
         let (used, left) = self.in_window(length, used);

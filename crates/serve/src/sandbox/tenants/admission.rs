@@ -6,7 +6,7 @@
 //! together, by as much as [`SandboxStore::elsewhere`] is late. A sandbox that the ledger has no
 //! more does not count. The memory of a tenant on other hosts is late by their reports
 //! ([`SandboxStore::use_elsewhere`]), and its saved states there by
-//! [`stored_elsewhere`](crate::sandbox::records::stored_elsewhere). Budgets of all tenants together
+//! [`remote_usage`](crate::sandbox::records::remote_usage). Budgets of all tenants together
 //! are for this server. Sandboxes that this server admits at the same time never exceed a budget
 //! together. One that is killed while it is recorded is struck out again, and its client gets an
 //! error.
@@ -21,13 +21,13 @@ use hyper::StatusCode;
 
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
-use crate::sandbox::life::tasks::to_its_end;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
+use crate::sandbox::lifecycle::tasks::to_its_end;
+use crate::sandbox::records::remote_usage::COUNT_LIFETIME;
 use crate::sandbox::records::store::RecordedSandboxes;
 #[cfg(doc)]
 use crate::sandbox::records::store::SandboxStore;
-use crate::sandbox::records::stored_elsewhere::COUNT_LIFETIME;
 use crate::sandbox::tenants::accounts::Account;
 use crate::sandbox::tenants::budgets::Limits;
 use crate::sandbox::tenants::charge::memory_of;
@@ -39,7 +39,7 @@ const STORED: &str = "max-stored-mib";
 
 /// Things that a tenant, or the whole server, has now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Holdings {
+pub(crate) struct ResourceUse {
     pub(crate) sandboxes: u64,
     /// Bytes of memory of live sandboxes.
     pub(crate) memory: u64,
@@ -47,7 +47,7 @@ pub(crate) struct Holdings {
     pub(crate) stored: u64,
 }
 
-impl Holdings {
+impl ResourceUse {
     fn add(&mut self, sandbox: &Sandbox) {
         self.sandboxes += 1;
         let memory = sandbox.charge.memory().saturating_add(sandbox.watchers.bytes());
@@ -60,7 +60,7 @@ impl Holdings {
 fn admit_memory(
     account: &Account,
     limits: &Limits,
-    held: &Holdings,
+    held: &ResourceUse,
     more: u64,
 ) -> Result<(), ErrorResponse> {
     let advice = "pause or kill some sandboxes";
@@ -71,7 +71,7 @@ fn admit_memory(
 fn admit_stored(
     account: &Account,
     limits: &Limits,
-    held: &Holdings,
+    held: &ResourceUse,
     more: u64,
 ) -> Result<(), ErrorResponse> {
     let advice = "kill paused sandboxes or delete snapshots";
@@ -188,8 +188,8 @@ impl Sandboxes {
         all: &HashMap<String, Arc<Sandbox>>,
         killed: &HashMap<String, Arc<Sandbox>>,
         tenant: &str,
-    ) -> (Holdings, Holdings) {
-        let (mut own, mut total) = (Holdings::default(), Holdings::default());
+    ) -> (ResourceUse, ResourceUse) {
+        let (mut own, mut total) = (ResourceUse::default(), ResourceUse::default());
         for sandbox in all.values().chain(killed.values()) {
             total.add(sandbox);
             if *sandbox.tenant == *tenant {
@@ -203,19 +203,19 @@ impl Sandboxes {
     }
 
     /// Adds the holdings of a tenant on other hosts, as far as it has limits of them.
-    fn add_elsewhere(&self, held: &mut Holdings, tenant: &str, limits: &Limits) {
+    fn add_elsewhere(&self, held: &mut ResourceUse, tenant: &str, limits: &Limits) {
         if limits.memory.is_some() {
             let elsewhere = self.accounts.elsewhere(tenant).memory;
             held.memory = held.memory.saturating_add(elsewhere);
         }
         if limits.stored.is_some() {
-            held.stored = held.stored.saturating_add(self.stored_elsewhere.bytes(tenant));
+            held.stored = held.stored.saturating_add(self.remote_usage.bytes(tenant));
         }
     }
 
     /// The holdings of each tenant.
-    pub(crate) fn holdings(&self) -> HashMap<Arc<str>, Holdings> {
-        let mut held: HashMap<Arc<str>, Holdings> = HashMap::new();
+    pub(crate) fn resource_use(&self) -> HashMap<Arc<str>, ResourceUse> {
+        let mut held: HashMap<Arc<str>, ResourceUse> = HashMap::new();
         {
             let (all, killed) = (lock(&self.all), lock(&self.killed));
             for sandbox in all.values().chain(killed.values()) {
@@ -229,14 +229,14 @@ impl Sandboxes {
     }
 
     /// Adds the memory and storage of all tenants since the last time to their totals.
-    pub(crate) fn account_holdings(&self) {
+    pub(crate) fn account_resource_use(&self) {
         let time = {
             let mut accounted = lock(&self.accounted);
             let time = accounted.elapsed();
             *accounted = Instant::now();
             time
         };
-        for (tenant, held) in self.holdings() {
+        for (tenant, held) in self.resource_use() {
             self.accounts.add_held(&tenant, (held.memory, held.stored), time);
         }
     }
@@ -314,7 +314,7 @@ impl Sandboxes {
         if !self.ledger.releases() || self.accounts.budgets().of(tenant).stored.is_none() {
             return Ok(());
         }
-        let count = self.stored_elsewhere.count(tenant);
+        let count = self.remote_usage.count(tenant);
         let mut counted = count.reading.lock().await;
         if counted.is_some_and(|at| at.elapsed() < COUNT_LIFETIME) {
             return Ok(());

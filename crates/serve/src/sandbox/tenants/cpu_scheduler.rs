@@ -35,7 +35,7 @@ const VIRTUAL_NANOSECOND: u128 = 1 << 10;
 const MAX_IDLE_TENANTS: usize = 64;
 
 /// Calls that compute at a time if the configuration names no number.
-pub(crate) fn usual_places() -> usize {
+pub(crate) fn default_places() -> usize {
     2 * processors() - 1
 }
 

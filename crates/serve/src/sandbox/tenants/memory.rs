@@ -14,7 +14,7 @@ use hyper::StatusCode;
 
 use crate::error_response::ErrorResponse;
 use crate::resident::resident_bytes;
-use crate::sandbox::life::tasks::blocking;
+use crate::sandbox::lifecycle::tasks::blocking;
 
 /// The charge of a new sandbox until memory is measured again.
 const NEW_SANDBOX_BYTES: u64 = 4 << 20;
@@ -27,7 +27,7 @@ pub(crate) struct Memory {
 }
 
 /// Three quarters of the limit: the host's memory or that of the control group.
-pub(crate) fn usual_limit() -> u64 {
+pub(crate) fn default_limit() -> u64 {
     let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -149,7 +149,7 @@ mod tests {
     fn sandboxes_are_admitted_up_to_the_limit() {
         let used = used_bytes();
         assert!(used > 1 << 20, "{used}");
-        let usual = usual_limit();
+        let usual = default_limit();
         assert!(usual > 64 << 20, "{usual}");
         let memory = Memory::new(used.saturating_add(64 << 20));
         memory.admit_now(1).unwrap();

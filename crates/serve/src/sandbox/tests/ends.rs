@@ -1,7 +1,7 @@
 //! Ends of sandboxes, and the number that a tenant may have.
 
 use super::*;
-use crate::sandbox::life::saving::SaveMode;
+use crate::sandbox::lifecycle::saving::SaveMode;
 use crate::sandbox::records::directory_store::DirectoryStore;
 
 /// The tenants of other sandboxes. One alone does not get all places.
@@ -27,9 +27,9 @@ async fn the_end_of_a_sandbox_does_not_wait_for_saves_of_others() {
     all.sweep();
     until("the end waits", async || all.of(TENANT, &ended.id).is_err()).await;
     // One that must be saved waits for its place.
-    assert!(!paused.times().paused);
+    assert!(!paused.lifetime().paused);
     drop(places);
-    until("the pause waits", async || paused.times().paused).await;
+    until("the pause waits", async || paused.lifetime().paused).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

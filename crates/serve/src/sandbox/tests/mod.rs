@@ -17,9 +17,9 @@ use tempfile::TempDir;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::config::{SandboxConfig, Template};
-use crate::sandbox::life::creation::CreateOptions;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::{Residency, Sandbox, run};
+use crate::sandbox::lifecycle::creation::CreateOptions;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox, run};
 use crate::sandbox::records::record::SandboxSettings;
 use crate::sandbox::records::store::SandboxStore;
 
@@ -92,13 +92,13 @@ async fn log(
     sandbox: &Arc<Sandbox>,
     code: &str,
 ) -> Result<String, ErrorResponse> {
-    let (own, mut speaker) = (sandbox.clone(), all.speaker(sandbox));
+    let (own, mut router) = (sandbox.clone(), all.output_router(sandbox));
     let language = all.template(&sandbox.template).language;
     let code = code.to_owned();
     let ran = all.with(sandbox, move |session| {
         let mut mark = lock(&own.mark);
-        speaker.begin(Vec::new());
-        run(session, language, (RUN, &code), &mut mark, &mut speaker)
+        router.begin(Vec::new());
+        run(session, language, (RUN, &code), &mut mark, &mut router)
     });
     match ran.await? {
         Answer::Value(value) => Ok(value.text),

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::faulty_store::FaultyStore;
 use super::*;
-use crate::sandbox::life::saving::SaveMode;
+use crate::sandbox::lifecycle::saving::SaveMode;
 
 const FILE: &str = "/home/user/kept";
 
@@ -20,7 +20,7 @@ async fn a_refused_pause_without_memory_changes_neither_the_guest_nor_its_saved_
         let refused = all.pause(&sandbox, false).await.unwrap_err();
         store.refuses_updates.store(false, Ordering::Relaxed);
         assert_eq!(refused.status.as_u16(), 503);
-        assert!(!sandbox.times().paused);
+        assert!(!sandbox.lifetime().paused);
         assert!(matches!(*sandbox.life.lock().await, Residency::Live(_)), "the guest is dropped");
     };
     // Before any save, after one, and after a restart.
@@ -44,7 +44,7 @@ async fn a_refused_pause_without_memory_changes_neither_the_guest_nor_its_saved_
     for round in ["00000006", "00000007"] {
         write(&all, &sandbox, FILE, round).await;
         all.pause(&sandbox, false).await.unwrap();
-        assert!(is_saved(&sandbox).await && sandbox.times().paused);
+        assert!(is_saved(&sandbox).await && sandbox.lifetime().paused);
         let states = state_names(dir.path());
         assert_eq!(states.len(), 1, "{states:?}");
         all.resume(&sandbox, Some(HOUR)).await.unwrap();
@@ -128,13 +128,13 @@ async fn a_refused_pause_with_memory_leaves_the_guest() {
     let refused = all.pause(&sandbox, true).await.unwrap_err();
     store.refuses_updates.store(false, Ordering::Relaxed);
     assert_eq!(refused.status.as_u16(), 503);
-    assert!(!sandbox.times().paused);
+    assert!(!sandbox.lifetime().paused);
     assert!(matches!(*sandbox.life.lock().await, Residency::Live(_)), "the guest is dropped");
     assert_eq!(sandbox.charge.memory(), charged);
     assert_eq!(log(&all, &sandbox, "00000002").await.unwrap(), "0000000100000002");
     // The next pause takes effect.
     all.pause(&sandbox, true).await.unwrap();
-    assert!(is_saved(&sandbox).await && sandbox.times().paused);
+    assert!(is_saved(&sandbox).await && sandbox.lifetime().paused);
     all.resume(&sandbox, Some(HOUR)).await.unwrap();
     assert_eq!(log(&all, &sandbox, "00000003").await.unwrap(), "000000010000000200000003");
 }
@@ -170,7 +170,7 @@ async fn a_refused_pause_with_memory_leaves_the_state_that_the_record_names() {
             let found = lock(&all.all).values().next().cloned();
             assert_eq!(found.is_some(), is_saved_before);
             if let Some(sandbox) = found {
-                assert!(!sandbox.times().paused);
+                assert!(!sandbox.lifetime().paused);
                 assert_eq!(log(&all, &sandbox, "00000003").await.unwrap(), "0000000100000003");
             }
         }

@@ -31,7 +31,7 @@ async fn a_saved_sandbox_is_paused_without_memory_and_needs_none_for_it() {
     save(&all, &sandbox).await;
     limit(&all, &mut config, Some(1));
     all.pause(&sandbox, false).await.unwrap();
-    assert!(is_saved(&sandbox).await && sandbox.times().paused);
+    assert!(is_saved(&sandbox).await && sandbox.lifetime().paused);
     limit(&all, &mut config, None);
     // Another server does the same: the record has it.
     all.release();
@@ -73,7 +73,7 @@ async fn a_sandbox_is_restarted_from_the_template_that_it_began_in_alone() {
         let refused = all.pause(&sandbox, false).await.unwrap_err();
         assert_eq!(refused.status.as_u16(), 400);
         assert!(refused.message.contains(why), "{}", refused.message);
-        assert!(!sandbox.times().paused);
+        assert!(!sandbox.lifetime().paused);
         // With its memory it is paused.
         all.pause(&sandbox, true).await.unwrap();
         all.resume(&sandbox, Some(HOUR)).await.unwrap();
@@ -104,7 +104,8 @@ async fn a_snapshot_of_a_sandbox_has_its_base() {
     let all = open(&config(&dir)).await;
     let sandbox = make(&all, options(HOUR)).await;
     log(&all, &sandbox, "00000001").await.unwrap();
-    let keep = crate::sandbox::catalog::snapshots::KeepOptions::like(&sandbox, Vec::new());
+    let keep =
+        crate::sandbox::catalog::snapshots::SnapshotOptions::of_sandbox(&sandbox, Vec::new());
     let snapshot = all.keep(&sandbox, keep).await.unwrap();
     let of = |template: &str| CreateOptions { template: template.to_owned(), ..options(HOUR) };
     let made = make(&all, of(&snapshot.id)).await;
@@ -119,9 +120,11 @@ async fn a_snapshot_of_a_sandbox_has_its_base() {
         made: 0,
         unknown: Default::default(),
     };
-    let keep =
-        crate::sandbox::catalog::snapshots::KeepOptions::like(&sandbox, vec!["web".to_owned()]);
-    let keep = crate::sandbox::catalog::snapshots::KeepOptions { built: Some(built), ..keep };
+    let keep = crate::sandbox::catalog::snapshots::SnapshotOptions::of_sandbox(
+        &sandbox,
+        vec!["web".to_owned()],
+    );
+    let keep = crate::sandbox::catalog::snapshots::SnapshotOptions { built: Some(built), ..keep };
     let build = all.keep(&sandbox, keep).await.unwrap();
     let made = make(&all, of("web")).await;
     log(&all, &made, "00000002").await.unwrap();
@@ -183,10 +186,10 @@ async fn a_sandbox_loses_its_memory_at_its_end_also_where_no_server_was_there_to
     }
     save(&all, &saved).await;
     for sandbox in [&live, &saved] {
-        sandbox.times().ends = Instant::now();
+        sandbox.lifetime().ends = Instant::now();
         let is_paused = async || {
             all.sweep();
-            sandbox.times().paused
+            sandbox.lifetime().paused
         };
         until("it is not paused at its end", is_paused).await;
         all.resume(sandbox, Some(HOUR)).await.unwrap();
@@ -194,13 +197,13 @@ async fn a_sandbox_loses_its_memory_at_its_end_also_where_no_server_was_there_to
         save(&all, sandbox).await;
     }
     // A client is faster than the sweep.
-    saved.times().ends = Instant::now();
+    saved.lifetime().ends = Instant::now();
     assert!(saved.is_paused());
     all.resume(&saved, Some(HOUR)).await.unwrap();
     assert_eq!(log(&all, &saved, "00000003").await.unwrap(), "00000003");
     // A client that paused it with its memory has that, also after the time of the sandbox.
     all.pause(&saved, true).await.unwrap();
-    saved.times().ends = Instant::now();
+    saved.lifetime().ends = Instant::now();
     all.resume(&saved, Some(HOUR)).await.unwrap();
     assert_eq!(log(&all, &saved, "00000004").await.unwrap(), "0000000300000004");
 }

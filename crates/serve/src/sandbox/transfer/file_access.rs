@@ -16,10 +16,10 @@ use afresh::files::Tree;
 use crate::cpu_time::CpuTimer;
 use crate::error_response::ErrorResponse;
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
 #[cfg(feature = "linux")]
-use crate::sandbox::life::tasks::blocking;
+use crate::sandbox::lifecycle::tasks::blocking;
 
 /// How long a read of files waits for a view of those of a running program, before it waits for the
 /// program.
@@ -39,7 +39,7 @@ impl Sandboxes {
         R: Send + 'static,
         Read: FnOnce(&Tree) -> Result<R, ErrorResponse> + Send + 'static,
     {
-        if sandbox.life.try_lock().is_ok() || sandbox.times().paused {
+        if sandbox.life.try_lock().is_ok() || sandbox.lifetime().paused {
             return Ok(Err(read));
         }
         let waiting = sandbox.wait()?;

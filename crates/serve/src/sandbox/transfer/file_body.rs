@@ -37,7 +37,7 @@ type Read = (Download, u64, Result<Vec<u8>, Refused>);
 /// The file ends before it should, or cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("the upload ended before the file was complete; send it again")]
-struct BrokenOff;
+struct TruncatedFile;
 
 impl FileBody {
     /// All of a file of `size` bytes.
@@ -86,7 +86,7 @@ impl Body for FileBody {
                             self.state = State::Idle(file, at + length);
                             Ok(Frame::data(bytes.into()))
                         }
-                        _ => Err(BrokenOff.into()),
+                        _ => Err(TruncatedFile.into()),
                     }));
                 }
             }

@@ -22,13 +22,13 @@ use serde_json::{Value, json};
 
 use crate::body::{Meter, StreamedAnswer};
 use crate::error_response::ErrorResponse;
-use crate::sandbox::bodies::form::{self, FormError};
-use crate::sandbox::http::answer::{Answer, answer};
+use crate::sandbox::http::response::{Answer, answer};
 use crate::sandbox::http::signature::FileAccess;
 use crate::sandbox::http::user::User;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
-use crate::sandbox::life::tasks::blocking;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
+use crate::sandbox::lifecycle::tasks::blocking;
+use crate::sandbox::request_body::multipart::{self, FormError};
 use crate::sandbox::transfer::file_body::{FileBody, MAX_PIECE_BYTES};
 use crate::sandbox::transfer::file_entry::{absolute, check_path, name, refused};
 use crate::sandbox::transfer::file_metadata::{self, FileMetadata};
@@ -156,7 +156,7 @@ pub(crate) async fn write(State(all): All, file: FileAccess, request: Request) -
     let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let form = kind.filter(|kind| kind.starts_with("multipart/form-data")).map(str::to_owned);
     if let Some(kind) = form {
-        let boundary = form::boundary(&kind).map_err(broken)?;
+        let boundary = multipart::boundary(&kind).map_err(broken)?;
         let body = Bytes::from_request(request, &()).await.map_err(too_large)?;
         let files =
             blocking(move || form_files(&body, &boundary, file.path.as_deref(), file.user)).await?;
@@ -201,14 +201,14 @@ fn form_files(
     user: User,
 ) -> Result<Vec<(String, Bytes)>, ErrorResponse> {
     let bad = |message: String| ErrorResponse::new(StatusCode::BAD_REQUEST, message);
-    let file = |file: form::FormFile| {
+    let file = |file: multipart::FormFile| {
         let named = path.map(str::to_owned).or(file.name);
         let named =
             named.ok_or_else(|| bad("the form is broken: a file has no name".to_owned()))?;
         check_path(&named)?;
         Ok((absolute(&named, user), body.slice(file.content)))
     };
-    let files = form::files(body, boundary).map_err(broken)?;
+    let files = multipart::files(body, boundary).map_err(broken)?;
     if path.is_some() && files.len() != 1 {
         let count = files.len();
         return Err(bad(format!(

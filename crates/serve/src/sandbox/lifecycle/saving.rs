@@ -21,10 +21,10 @@ use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::catalog::base_guest::BaseGuest;
 use crate::sandbox::catalog::snapshots::own_bytes;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::{Residency, Sandbox, next_event};
-use crate::sandbox::life::tasks::{blocking, to_its_end};
-use crate::sandbox::life::undo_point::UndoPoint;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox, next_event};
+use crate::sandbox::lifecycle::tasks::{blocking, to_its_end};
+use crate::sandbox::lifecycle::undo_point::UndoPoint;
 use crate::sandbox::records::memory_directory::MemoryDirectory;
 use crate::sandbox::records::record::{SandboxRecord, saved_name, state_reference};
 use crate::sandbox::records::store::{SavedState, StoredSandbox};
@@ -241,7 +241,7 @@ impl Sandboxes {
                     own.second_name.store(second, Ordering::Relaxed);
                 }
                 // The state before has no name any more.
-                this.litter.store(true, Ordering::Relaxed);
+                this.has_garbage.store(true, Ordering::Relaxed);
             } else if !is_needed {
                 this.untag(&name);
             }
@@ -326,7 +326,7 @@ impl Sandboxes {
             // The processes, contexts and checkpoints of the old guest end.
             *life = Residency::Saved;
             *lock(&own.mark) = UndoPoint::default();
-            own.leave_family();
+            own.leave_fork_group();
             own.end_programs("the sandbox is saved without its memory");
             Ok(life)
         })
@@ -359,7 +359,7 @@ impl Sandboxes {
         release: bool,
     ) {
         // Only now: a client that sees a paused sandbox relies on its save.
-        sandbox.times().paused = pause;
+        sandbox.lifetime().paused = pause;
         if release {
             // Calls that wait for it are made again, elsewhere.
             *life = Residency::Moved;
@@ -367,7 +367,7 @@ impl Sandboxes {
                 sandbox.charge.downloads.end();
             }
             lock(&self.all).remove(&sandbox.id);
-            self.stored_elsewhere.add(&sandbox.tenant, sandbox.charge.stored());
+            self.remote_usage.add(&sandbox.tenant, sandbox.charge.stored());
         }
     }
 }

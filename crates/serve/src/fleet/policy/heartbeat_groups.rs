@@ -67,13 +67,13 @@ impl Group {
 
 /// The groups that a host hears.
 #[derive(Clone, Debug)]
-pub struct Neighbourhood {
+pub struct HeartbeatGroups {
     place: u32,
     own: Group,
     far: Group,
 }
 
-impl Neighbourhood {
+impl HeartbeatGroups {
     /// That of a host that joins a fleet of about `hosts` hosts.
     #[must_use]
     pub fn new(host: &str, hosts: usize, random: &mut SplitMix64) -> Self {
@@ -144,8 +144,8 @@ mod tests {
         let mut random = SplitMix64::new(1);
         for count in [3, 60, 300, 10_000] {
             let names: Vec<String> = (0..count).map(name).collect();
-            let all: Vec<Neighbourhood> =
-                names.iter().map(|name| Neighbourhood::new(name, count, &mut random)).collect();
+            let all: Vec<HeartbeatGroups> =
+                names.iter().map(|name| HeartbeatGroups::new(name, count, &mut random)).collect();
             for (name, one) in names.iter().zip(&all).step_by(count.div_ceil(50)) {
                 let hears = |host: &String| one.groups().any(|group| group.contains(host));
                 let heard = names.iter().filter(|host| hears(host)).count();
@@ -165,10 +165,11 @@ mod tests {
     fn a_group_follows_the_size_of_the_fleet_and_comes_to_rest() {
         let mut random = SplitMix64::new(2);
         let own = name(7);
-        let mut one = Neighbourhood::new(&own, 1, &mut random);
+        let mut one = HeartbeatGroups::new(&own, 1, &mut random);
         for (count, partial) in [(64, false), (5_000, true), (100, true), (10, false)] {
             let names: Vec<String> = (0..count).map(name).collect();
-            let near = |one: &Neighbourhood| names.iter().filter(|host| one.has_near(host)).count();
+            let near =
+                |one: &HeartbeatGroups| names.iter().filter(|host| one.has_near(host)).count();
             let mut changes = 0;
             while one.adjust(near(&one), &mut random) {
                 changes += 1;

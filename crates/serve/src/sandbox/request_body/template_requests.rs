@@ -44,7 +44,7 @@ pub(crate) struct BuildPlan {
     #[serde(default)]
     pub(crate) force: bool,
     #[serde(default)]
-    pub(crate) steps: Vec<GivenStep>,
+    pub(crate) steps: Vec<StepRequest>,
     pub(crate) start_cmd: Option<String>,
     pub(crate) ready_cmd: Option<String>,
 }
@@ -52,7 +52,7 @@ pub(crate) struct BuildPlan {
 /// A step as a client sends it.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct GivenStep {
+pub(crate) struct StepRequest {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     #[serde(default)]

@@ -10,7 +10,7 @@ use super::Fleet;
 use super::clock::now;
 use super::nats::{self, NatsError};
 use super::owned_index::{SweptEntry, UNREADABLE_PAUSE};
-use super::policy::Moment;
+use super::policy::MonotonicTime;
 use crate::lock::lock;
 
 /// Maximum sandboxes that are remembered.
@@ -62,7 +62,7 @@ impl Fleet {
     /// Releases unfinished sandboxes.
     pub(super) async fn release_unfinished(&self) {
         let at = now();
-        let mut all: Vec<(Moment, String)> = lock(&self.unfinished)
+        let mut all: Vec<(MonotonicTime, String)> = lock(&self.unfinished)
             .iter()
             .filter(|(_, due)| **due <= at)
             .map(|(id, due)| (*due, id.clone()))
@@ -83,10 +83,10 @@ impl Fleet {
                     continue;
                 }
                 Ok(SweptEntry::Unreadable) => UNREADABLE_PAUSE,
-                Ok(_) => self.terms.renewal(),
+                Ok(_) => self.parameters.renewal(),
                 Err(error) => {
                     tracing::debug!(%error, id, "a sandbox is released later");
-                    self.terms.renewal()
+                    self.parameters.renewal()
                 }
             };
             if let Some(due) = lock(&self.unfinished).get_mut(&id) {

@@ -2,7 +2,7 @@
 //! a fuzz target compiles them alone.
 
 pub(crate) mod checkpoint_requests;
-pub(crate) mod form;
+pub(crate) mod multipart;
 pub(crate) mod network_rules;
 pub(crate) mod requests;
 pub(crate) mod template_requests;

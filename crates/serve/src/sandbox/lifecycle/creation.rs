@@ -15,10 +15,10 @@ use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::catalog::base_state::BaseState;
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::life::random::random;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::{Residency, Sandbox, Times, next_event};
-use crate::sandbox::life::tasks::{blocking, to_its_end};
+use crate::sandbox::lifecycle::random::random;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::{Lifetime, Residency, Sandbox, next_event};
+use crate::sandbox::lifecycle::tasks::{blocking, to_its_end};
 use crate::sandbox::records::creation_key::CreationKey;
 use crate::sandbox::records::record::{SandboxRecord, SandboxSettings};
 use crate::sandbox::records::store::KeyState;
@@ -134,7 +134,7 @@ impl Sandboxes {
         let template = snapshot.as_ref().map_or(&wanted.template, |known| &known.record.template);
         let warm = match snapshot.is_some() || self.has_template(template) {
             true => self.template(template).clone(),
-            false => self.usual_template(template)?.clone(),
+            false => self.default_template(template)?.clone(),
         };
         let envs = snapshot.as_ref().map(|known| known.record.envs.clone()).unwrap_or_default();
         let directory = snapshot.as_ref().and_then(|known| known.record.directory.clone());
@@ -162,7 +162,7 @@ impl Sandboxes {
                 .await?
             }
         };
-        let times = self.times(wanted.time, wanted.pause_at_end);
+        let times = self.lifetime(wanted.time, wanted.pause_at_end);
         let due = next_event(&session);
         let mut settings = wanted.settings;
         settings.envs = envs.into_iter().chain(settings.envs).collect();
@@ -176,7 +176,7 @@ impl Sandboxes {
             // Another host may have the key if the lease was lost meanwhile.
             self.ledger.check(&*sandbox)?;
         }
-        self.goes_on(&sandbox, due);
+        self.schedule_background(&sandbox, due);
         Ok(sandbox)
     }
 
@@ -192,7 +192,7 @@ impl Sandboxes {
         (template, base): (String, Option<BaseState>),
         settings: SandboxSettings,
         session: Session,
-        times: Times,
+        times: Lifetime,
     ) -> Result<Sandbox, ErrorResponse> {
         settings.check_size()?;
         let charge = Charge::default();

@@ -28,7 +28,7 @@ use crate::sandbox::catalog::base_state::BaseState;
 use crate::sandbox::connections::connection_audit::connection_log;
 use crate::sandbox::connections::network::SandboxNetwork;
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::life::undo_point::UndoPoint;
+use crate::sandbox::lifecycle::undo_point::UndoPoint;
 use crate::sandbox::records::creation_key::CreationKey;
 use crate::sandbox::records::record::{SandboxRecord, SandboxSettings, milliseconds, saved_name};
 use crate::sandbox::records::store::{StoreEntry, StoredSandbox};
@@ -63,9 +63,9 @@ impl Residency {
 
 /// Sandboxes that were forked from one another. Each has a clone until it is dropped.
 #[derive(Clone, Default)]
-pub(crate) struct Family(Arc<()>);
+pub(crate) struct ForkGroup(Arc<()>);
 
-impl Family {
+impl ForkGroup {
     /// Whether another clone exists.
     fn has_others(&self) -> bool {
         Arc::strong_count(&self.0) > 1
@@ -74,7 +74,7 @@ impl Family {
 
 /// When a sandbox ends, and how.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
+pub(crate) struct Lifetime {
     /// By the monotonic clock, so that a step of the wall clock ends no sandbox early or late.
     pub(crate) ends: Instant,
     pub(crate) used: Instant,
@@ -94,11 +94,11 @@ pub(crate) struct Sandbox {
     pub(crate) network: SandboxNetwork,
     pub(crate) started: SystemTime,
     pub(crate) life: Arc<tokio::sync::Mutex<Residency>>,
-    times: Mutex<Times>,
+    times: Mutex<Lifetime>,
     /// It has named checkpoints.
     pub(crate) has_checkpoints: AtomicBool,
     /// Its forks, and the sandbox that it was forked from.
-    family: Mutex<Family>,
+    fork_group: Mutex<ForkGroup>,
     /// The number of hosts that were lost with it, and calls with them.
     pub(crate) generation: u64,
     /// Pieces of code that were run.
@@ -114,7 +114,7 @@ pub(crate) struct Sandbox {
     /// It was killed: a call that runs ends soon.
     pub(crate) killed: AtomicBool,
     /// It was killed, and has no record any more.
-    pub(crate) struck: AtomicBool,
+    pub(crate) record_removed: AtomicBool,
     /// Its measured use of the host.
     pub(crate) usage: Usage,
     /// The bytes that count in budgets.
@@ -165,7 +165,7 @@ impl StoredSandbox for Sandbox {
     }
 }
 
-impl Times {
+impl Lifetime {
     /// The end by the wall clock as it is now.
     pub(crate) fn ends_at(&self) -> SystemTime {
         let now = Instant::now();
@@ -204,7 +204,7 @@ impl Sandbox {
         (tenant, template): (Arc<str>, String),
         settings: SandboxSettings,
         life: Residency,
-        times: Times,
+        times: Lifetime,
     ) -> Self {
         Self {
             id,
@@ -217,7 +217,7 @@ impl Sandbox {
             life: Arc::new(tokio::sync::Mutex::new(life)),
             times: Mutex::new(times),
             has_checkpoints: AtomicBool::new(false),
-            family: Mutex::default(),
+            fork_group: Mutex::default(),
             generation: 0,
             runs: AtomicU64::new(0),
             saved: AtomicBool::new(false),
@@ -226,7 +226,7 @@ impl Sandbox {
             mark: Mutex::default(),
             commands: Arc::default(),
             killed: AtomicBool::new(false),
-            struck: AtomicBool::new(false),
+            record_removed: AtomicBool::new(false),
             usage: Usage::default(),
             charge: Charge::default(),
             watchers: Watchers::default(),
@@ -243,7 +243,7 @@ impl Sandbox {
 
     /// One that an earlier process has saved.
     pub(crate) fn recorded(record: SandboxRecord) -> Self {
-        let times = Times {
+        let times = Lifetime {
             ends: moment(record.ends),
             used: Instant::now(),
             paused: record.paused,
@@ -271,7 +271,7 @@ impl Sandbox {
 
     /// The record of the sandbox, without its pages.
     pub(crate) fn record(&self) -> SandboxRecord {
-        let times = *self.times();
+        let times = *self.lifetime();
         SandboxRecord {
             id: self.id.clone(),
             tenant: self.tenant.to_string(),
@@ -307,7 +307,7 @@ impl Sandbox {
     /// Whether its time ended with a pause that no server has recorded: its state is in the store
     /// alone.
     pub(crate) fn is_overdue(&self) -> bool {
-        let times = *self.times();
+        let times = *self.lifetime();
         !times.paused
             && times.pause_at_end
             && times.ends <= Instant::now()
@@ -317,23 +317,23 @@ impl Sandbox {
     /// Whether more than its present state is kept: it has checkpoints, or relatives that live.
     /// Such a sandbox stays in memory.
     pub(crate) fn is_branched(&self) -> bool {
-        self.has_checkpoints.load(Ordering::Relaxed) || lock(&self.family).has_others()
+        self.has_checkpoints.load(Ordering::Relaxed) || lock(&self.fork_group).has_others()
     }
 
     /// Its family, for forks of it.
-    pub(crate) fn family(&self) -> Family {
-        lock(&self.family).clone()
+    pub(crate) fn fork_group(&self) -> ForkGroup {
+        lock(&self.fork_group).clone()
     }
 
     /// It is a fork in this family.
-    pub(crate) fn join(&self, family: &Family) {
-        *lock(&self.family) = family.clone();
+    pub(crate) fn join(&self, fork_group: &ForkGroup) {
+        *lock(&self.fork_group) = fork_group.clone();
     }
 
     /// It has a new guest, without checkpoints and relatives.
-    pub(crate) fn leave_family(&self) {
+    pub(crate) fn leave_fork_group(&self) {
         self.has_checkpoints.store(false, Ordering::Relaxed);
-        *lock(&self.family) = Family::default();
+        *lock(&self.fork_group) = ForkGroup::default();
     }
 
     /// Ends its commands and watchers for their clients, since the guest is saved or replaced.
@@ -358,14 +358,14 @@ impl Sandbox {
         })
     }
 
-    pub(crate) fn times(&self) -> MutexGuard<'_, Times> {
+    pub(crate) fn lifetime(&self) -> MutexGuard<'_, Lifetime> {
         lock(&self.times)
     }
 
     /// Whether clients see it as paused: it was paused, or its life is over and its state is in the
     /// store alone.
     pub(crate) fn is_paused(&self) -> bool {
-        self.times().paused || self.is_overdue()
+        self.lifetime().paused || self.is_overdue()
     }
 
     /// The answer of the E2B edge for a sandbox that does not run, which its clients expect.
@@ -380,7 +380,7 @@ impl Sandbox {
     }
 }
 
-/// Runs something in a session: what is wanted, and its source. Output is passed to `speaker` at
+/// Runs something in a session: what is wanted, and its source. Output is passed to `router` at
 /// once. A call that is cut short is undone, and reported as an error of the code. `mark` is then
 /// where the call began.
 pub(crate) fn run(
@@ -388,21 +388,21 @@ pub(crate) fn run(
     language: &Language,
     (what, source): (u8, &str),
     mark: &mut UndoPoint,
-    speaker: &mut OutputRouter,
+    router: &mut OutputRouter,
 ) -> Result<Outcome, ErrorResponse> {
     mark.set_mark(session, false)?;
     let form = language.form;
     let request = Request::new(form, what, &Tools::default(), source, "<code>", None);
     let answered = session.with(|lease| {
-        speaker.exchange(lease)?;
-        let done = evaluate(lease, form.function(), request, std::mem::take(speaker));
-        *speaker = done.listener;
-        speaker.note_cost(done.cost);
+        router.exchange(lease)?;
+        let done = evaluate(lease, form.function(), request, std::mem::take(router));
+        *router = done.listener;
+        router.note_cost(done.cost);
         let answer = AnswerTooLong::separate(done.answer, MAX_ANSWER_BYTES)?;
-        speaker.exchange(lease)?;
+        router.exchange(lease)?;
         Ok(answer)
     });
-    speaker.finish();
+    router.finish();
     match answered {
         Ok(Err(AnswerTooLong { bytes, .. })) => {
             let message = format!("its value has {bytes} bytes, and may have {MAX_ANSWER_BYTES}");
@@ -413,9 +413,12 @@ pub(crate) fn run(
             ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, damaged.to_string())
         }),
         Err(error) if session.failed().is_some() => {
-            mark.undo(session, speaker)?;
-            tracing::info!(why = describe(&error), "a call was cut short, and undone");
-            Ok(cut_short(&error, speaker.is_late()))
+            mark.undo(session, router)?;
+            tracing::info!(
+                why = describe(&error),
+                "a call was cut check_label_lengths, and undone"
+            );
+            Ok(cut_short(&error, router.is_late()))
         }
         Err(error) => Err(refused(&error)),
     }
@@ -427,36 +430,36 @@ pub(crate) fn command(
     language: &Language,
     wanted: &serde_json::Value,
     mark: &mut UndoPoint,
-    speaker: &mut OutputRouter,
+    router: &mut OutputRouter,
 ) -> Result<Outcome, ErrorResponse> {
-    speaker.begin(Vec::new());
-    run(session, language, (COMMAND, &wanted.to_string()), mark, speaker)
+    router.begin(Vec::new());
+    run(session, language, (COMMAND, &wanted.to_string()), mark, router)
 }
 
 /// Lets background work run for a slice of time. One that is cut short takes the session back to
 /// where its last call ended.
 #[cfg(feature = "linux")]
-pub(crate) fn go_on(
+pub(crate) fn run_slice(
     session: &mut Session,
     mark: &mut UndoPoint,
-    speaker: &mut OutputRouter,
+    router: &mut OutputRouter,
 ) -> Result<(), ErrorResponse> {
     if !mark.is_after_call() {
         mark.set_mark(session, true)?;
     }
-    speaker.begin(Vec::new());
+    router.begin(Vec::new());
     let went = session.with(|lease| {
-        speaker.exchange(lease)?;
-        let (went, hearing) = afresh_interpreter::proceed(lease, std::mem::take(speaker));
-        *speaker = hearing;
+        router.exchange(lease)?;
+        let (went, hearing) = afresh_interpreter::proceed(lease, std::mem::take(router));
+        *router = hearing;
         went?;
-        speaker.exchange(lease)?;
+        router.exchange(lease)?;
         Ok(())
     });
     match went {
         Err(_) if session.failed().is_some() => {
-            mark.undo(session, speaker)?;
-            let message = "background work was cut short, and undone";
+            mark.undo(session, router)?;
+            let message = "background work was cut check_label_lengths, and undone";
             Err(ErrorResponse::new(StatusCode::CONFLICT, message))
         }
         went => went.map_err(|error| refused(&error)),
@@ -465,7 +468,7 @@ pub(crate) fn go_on(
 
 /// Nothing runs in the background.
 #[cfg(not(feature = "linux"))]
-pub(crate) fn go_on(
+pub(crate) fn run_slice(
     _: &mut Session,
     _: &mut UndoPoint,
     _: &mut OutputRouter,
@@ -503,7 +506,7 @@ mod tests {
 
     #[test]
     fn a_family_is_that_of_those_that_live() {
-        let times = Times {
+        let times = Lifetime {
             ends: Instant::now(),
             used: Instant::now(),
             paused: false,
@@ -516,18 +519,18 @@ mod tests {
         let source = sandbox("a");
         assert!(!source.is_branched());
         // The session is forked, and the forks are refused.
-        let family = source.family();
+        let fork_group = source.fork_group();
         assert!(source.is_branched());
         let forks = [sandbox("b"), sandbox("c")];
-        forks.iter().for_each(|fork| fork.join(&family));
-        drop(family);
+        forks.iter().for_each(|fork| fork.join(&fork_group));
+        drop(fork_group);
         assert!(source.is_branched() && forks[0].is_branched());
         drop(forks);
         assert!(!source.is_branched());
         let fork = sandbox("d");
-        fork.join(&source.family());
+        fork.join(&source.fork_group());
         source.has_checkpoints.store(true, Ordering::Relaxed);
-        source.leave_family();
+        source.leave_fork_group();
         assert!(!source.is_branched() && !fork.is_branched());
     }
 }

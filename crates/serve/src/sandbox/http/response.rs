@@ -27,7 +27,9 @@ pub(crate) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ErrorResponse>
 }
 
 /// Refuses names that are too long, since they are stored with the sandbox.
-pub(crate) fn short<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<(), ErrorResponse> {
+pub(crate) fn check_label_lengths<'a>(
+    names: impl IntoIterator<Item = &'a String>,
+) -> Result<(), ErrorResponse> {
     check_label_bytes(names.into_iter().map(|name| encoded_length(name)).sum())
 }
 

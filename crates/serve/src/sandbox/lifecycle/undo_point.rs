@@ -73,9 +73,9 @@ impl UndoPoint {
     pub(crate) fn undo(
         &self,
         session: &mut Session,
-        speaker: &OutputRouter,
+        router: &OutputRouter,
     ) -> Result<(), ErrorResponse> {
-        speaker.undone();
+        router.undone();
         let Some(mark) = &self.mark else { return Ok(()) };
         session.rollback(mark).map(drop).map_err(|error| refused(&error))
     }

@@ -21,18 +21,18 @@ const BUSY: Duration = Duration::from_millis(5);
 const MAX_BURST: Duration = Duration::from_millis(1);
 
 /// Runs `guest`, which is polled only in a place.
-pub(crate) struct PacedFuture<'a, F> {
+pub(crate) struct YieldingFuture<'a, F> {
     guest: Pin<&'a mut F>,
     place: PermitState,
     /// It was parked, and has only looked since.
     looks: bool,
     /// The window of observation, from the first wait on: its start, the time that the guest ran,
     /// and its end.
-    window: Option<Window>,
+    window: Option<Observation>,
     patience: Duration,
 }
 
-struct Window {
+struct Observation {
     since: Instant,
     busy: Duration,
     end: Pin<Box<Sleep>>,
@@ -46,7 +46,7 @@ enum PermitState {
     None,
 }
 
-impl<'a, F> PacedFuture<'a, F> {
+impl<'a, F> YieldingFuture<'a, F> {
     /// In the place that `pass` gives. It waits at most `patience` for another.
     pub(crate) fn new(guest: Pin<&'a mut F>, pass: Permit, patience: Duration) -> Self {
         Self { guest, place: PermitState::Held(pass), looks: false, window: None, patience }
@@ -59,7 +59,7 @@ impl<'a, F> PacedFuture<'a, F> {
             return true;
         }
         self.looks = false;
-        let window = self.window.get_or_insert_with(|| Window {
+        let window = self.window.get_or_insert_with(|| Observation {
             since: began,
             busy: Duration::ZERO,
             end: Box::pin(tokio::time::sleep_until(began + WINDOW)),
@@ -75,7 +75,7 @@ impl<'a, F> PacedFuture<'a, F> {
     }
 }
 
-impl<F: Future> Future for PacedFuture<'_, F> {
+impl<F: Future> Future for YieldingFuture<'_, F> {
     type Output = Result<F::Output, RejectionReason>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -141,7 +141,7 @@ mod tests {
                 }
                 7
             });
-            PacedFuture::new(guest.as_mut(), pass, TEST_TIMEOUT).await
+            YieldingFuture::new(guest.as_mut(), pass, TEST_TIMEOUT).await
         });
         let held = gate.enter(1, TEST_TIMEOUT).await.unwrap();
         sender.send(()).unwrap();
@@ -172,7 +172,7 @@ mod tests {
                 }
                 lost
             });
-            PacedFuture::new(guest.as_mut(), pass, TEST_TIMEOUT).await
+            YieldingFuture::new(guest.as_mut(), pass, TEST_TIMEOUT).await
         });
         assert_eq!(runs.await.unwrap(), Ok(0));
     }

@@ -12,11 +12,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::lock::lock;
-use crate::sandbox::http::answer::{Answer, answer, rfc3339};
 use crate::sandbox::http::authorization::TenantSandbox;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::{Residency, Sandbox};
-use crate::sandbox::life::tasks::blocking;
+use crate::sandbox::http::response::{Answer, answer, rfc3339};
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox};
+use crate::sandbox::lifecycle::tasks::blocking;
 use crate::sandbox::tenants::usage::Sample;
 
 /// The interval of samples that a client asks for, in seconds since 1970.
@@ -67,7 +67,7 @@ fn describe_sample(all: &Sandboxes, sandbox: &Sandbox, sample: &Sample) -> Value
 
 pub(crate) async fn metrics(chosen: TenantSandbox, Query(interval): Query<Interval>) -> Answer {
     let (all, sandbox) = chosen.sandbox()?;
-    if !sandbox.times().paused {
+    if !sandbox.lifetime().paused {
         let age = sandbox.started.elapsed().unwrap_or_default();
         let sizes = sizes(&sandbox).await;
         sandbox.usage.sample(SystemTime::now(), age, sizes);

@@ -14,9 +14,9 @@ use crate::error_response::ErrorResponse;
 use crate::sandbox::catalog::base_guest::BaseGuest;
 use crate::sandbox::catalog::base_state::BaseKind;
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::life::random::random;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::Sandbox;
+use crate::sandbox::lifecycle::random::random;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
 use crate::sandbox::transfer::file_entry;
 
 /// The identity of a start of a Linux guest, which is a file.

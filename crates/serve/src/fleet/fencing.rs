@@ -11,7 +11,7 @@ const NO_MESSAGE: u64 = 0;
 
 /// Makes an entry whose key was never used: not one that [`fence`] has seen, and none that was
 /// removed lately.
-pub(super) async fn create_first(
+pub(super) async fn create_unused(
     bucket: &Bucket,
     key: &str,
     value: Bytes,
@@ -19,7 +19,7 @@ pub(super) async fn create_first(
     nats::update(bucket, key, value, NO_MESSAGE).await
 }
 
-/// Has every [`create_first`] of a key fail that has not arrived yet, for the lifetime of a
+/// Has every [`create_unused`] of a key fail that has not arrived yet, for the lifetime of a
 /// removal marker.
 ///
 /// # Errors

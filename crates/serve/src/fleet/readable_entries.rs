@@ -27,7 +27,7 @@ pub(super) fn open(bucket: &Bucket, found: BucketEntry) -> Option<BucketEntry> {
 impl Fleet {
     /// Every entry whose key matches, at most `most` of them. `read` returns `None` for a damaged
     /// one.
-    pub(super) async fn readable<T>(
+    pub(super) async fn list_readable<T>(
         &self,
         bucket: fn(&NatsConnection) -> &Bucket,
         filter: &str,

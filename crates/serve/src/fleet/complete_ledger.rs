@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 /// Keeps the ledger of the last backup that had every entry, while later ones lack some.
-pub(super) fn keep(file: &Path, is_whole: bool) -> std::io::Result<()> {
+pub(super) fn keep_complete(file: &Path, is_whole: bool) -> std::io::Result<()> {
     let kept = file.with_extension("whole");
     let result = match is_whole {
         true => fs::remove_file(&kept),
@@ -27,11 +27,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (file, kept) = (dir.path().join("ledger.jsonl"), dir.path().join("ledger.whole"));
         fs::write(&file, "whole").unwrap();
-        keep(&file, false).unwrap();
+        keep_complete(&file, false).unwrap();
         fs::write(&file, "part").unwrap();
-        keep(&file, false).unwrap();
+        keep_complete(&file, false).unwrap();
         assert_eq!(fs::read_to_string(&kept).unwrap(), "whole");
-        keep(&file, true).unwrap();
+        keep_complete(&file, true).unwrap();
         assert!(!kept.exists());
     }
 }

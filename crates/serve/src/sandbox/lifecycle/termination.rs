@@ -1,5 +1,5 @@
-//! The end of sandboxes, and the care of idle ones: killing, sweeping, tidying, and saving all when
-//! the server ends.
+//! The end of sandboxes, and the care of idle ones: killing, sweeping, collecting garbage, and
+//! saving all when the server ends.
 //!
 //! Promises: a killed sandbox is removed for all clients at once, also during a call. Its record is
 //! removed before its client is answered, and no later save writes one. No saved state is removed
@@ -19,11 +19,11 @@ use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::agent::connect::ConnectError;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::{Residency, Sandbox};
-use crate::sandbox::life::saving::SaveMode;
-use crate::sandbox::life::tasks::{blocking, to_its_end};
-use crate::sandbox::life::undo_point::UndoPoint;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox};
+use crate::sandbox::lifecycle::saving::SaveMode;
+use crate::sandbox::lifecycle::tasks::{blocking, to_its_end};
+use crate::sandbox::lifecycle::undo_point::UndoPoint;
 use crate::sandbox::records::record::state_reference;
 use crate::sandbox::records::store::StoredSandbox;
 
@@ -32,8 +32,8 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longer than one slice of background work of a sandbox.
 const SLICE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum attempts to strike one out, and the time between them.
-const MAX_STRIKE_ATTEMPTS: u32 = 720;
-const STRIKE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+const MAX_REMOVAL_ATTEMPTS: u32 = 720;
+const REMOVAL_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval of memory measurements.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long an ending server tries to save its sandboxes after refusals.
@@ -80,7 +80,7 @@ async fn is_free(sandbox: &Sandbox) -> bool {
 }
 
 fn is_over(sandbox: &Sandbox) -> bool {
-    sandbox.times().ends <= Instant::now()
+    sandbox.lifetime().ends <= Instant::now()
 }
 
 /// A sandbox in the sweep: it is being ended or saved.
@@ -102,7 +102,7 @@ impl Drop for SweepGuard {
 impl Sandboxes {
     /// Ends a sandbox of a tenant. A client that got an error repeats its request, which removes
     /// the entry of the killed sandbox if the ledger still has it.
-    pub(crate) async fn kill_of(
+    pub(crate) async fn kill_by_id(
         self: &Arc<Self>,
         tenant: &str,
         id: &str,
@@ -112,13 +112,13 @@ impl Sandboxes {
             Err(missing) => missing,
         };
         let is_left = |killed: &&Arc<Sandbox>| {
-            *killed.tenant == *tenant && !killed.struck.load(Ordering::Acquire)
+            *killed.tenant == *tenant && !killed.record_removed.load(Ordering::Acquire)
         };
         let Some(sandbox) = lock(&self.killed).get(id).filter(is_left).cloned() else {
             return Err(missing);
         };
         let this = self.clone();
-        to_its_end(async move { this.strike(&sandbox).await }).await
+        to_its_end(async move { this.remove_record(&sandbox).await }).await
     }
 
     /// Ends a sandbox, and forgets it. It has no record any more when this returns, even if a call
@@ -146,9 +146,9 @@ impl Sandboxes {
         sandbox.charge.downloads.end();
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let killing = async move {
-            let struck = this.strike(&sandbox).await;
+            let record_removed = this.remove_record(&sandbox).await;
             let ending = tokio::spawn(this.end_killed(sandbox, killed, why));
-            struck?;
+            record_removed?;
             // No client finds it any more. A running call may last, and is not waited for.
             match tokio::time::timeout(KILL_TIMEOUT, ending).await {
                 Ok(Err(error)) => Err(internal(&error)),
@@ -159,9 +159,9 @@ impl Sandboxes {
     }
 
     /// Removes a killed sandbox from the ledger.
-    async fn strike(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
+    async fn remove_record(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
         self.ledger.remove(sandbox).await?;
-        sandbox.struck.store(true, Ordering::Release);
+        sandbox.record_removed.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -179,10 +179,10 @@ impl Sandboxes {
         sandbox.charge.downloads.end();
         sandbox.commands.end(&why);
         sandbox.watchers.end(&why);
-        if sandbox.struck.load(Ordering::Acquire) {
+        if sandbox.record_removed.load(Ordering::Acquire) {
             self.untag_killed(&sandbox).await;
         } else {
-            tokio::spawn(self.strike_later(sandbox, killed));
+            tokio::spawn(self.retry_removal(sandbox, killed));
         }
     }
 
@@ -197,15 +197,17 @@ impl Sandboxes {
     }
 
     /// Strikes a killed sandbox out once the ledger answers again.
-    async fn strike_later(self: Arc<Self>, sandbox: Arc<Sandbox>, _killed: KillGuard) {
-        for _ in 0..MAX_STRIKE_ATTEMPTS {
-            tokio::time::sleep(STRIKE_RETRY_INTERVAL).await;
-            if sandbox.struck.load(Ordering::Acquire) || self.strike(&sandbox).await.is_ok() {
+    async fn retry_removal(self: Arc<Self>, sandbox: Arc<Sandbox>, _killed: KillGuard) {
+        for _ in 0..MAX_REMOVAL_ATTEMPTS {
+            tokio::time::sleep(REMOVAL_RETRY_INTERVAL).await;
+            if sandbox.record_removed.load(Ordering::Acquire)
+                || self.remove_record(&sandbox).await.is_ok()
+            {
                 self.untag_killed(&sandbox).await;
                 return;
             }
         }
-        tracing::error!(id = sandbox.id, "a sandbox that was killed is still in the books");
+        tracing::error!(id = sandbox.id, "a sandbox that was killed is still in the ledger");
     }
 
     /// Takes a name out of the store, if it is there.
@@ -214,7 +216,7 @@ impl Sandboxes {
         if let Ok(store) = place.map_err(drop).and_then(|r| r.place().store().map_err(drop)) {
             // A sandbox that was never saved has none.
             let _ = store.untag(name);
-            self.litter.store(true, Ordering::Relaxed);
+            self.has_garbage.store(true, Ordering::Relaxed);
         }
     }
 
@@ -227,14 +229,14 @@ impl Sandboxes {
         }
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
         for sandbox in all {
-            if !sandbox.times().paused
+            if !sandbox.lifetime().paused
                 && (is_over(&sandbox) || self.is_idle(&sandbox))
                 && let Some(swept) = SweepGuard::begin(&sandbox)
             {
                 tokio::spawn(self.clone().sweep_one(swept));
             }
         }
-        tokio::spawn(self.clone().tidy());
+        tokio::spawn(self.clone().collect_garbage());
     }
 
     /// Measures memory and accounts for it once in a while, so that most admissions need not.
@@ -245,7 +247,7 @@ impl Sandboxes {
             let this = self.clone();
             tokio::task::spawn_blocking(move || {
                 this.memory.measure();
-                this.account_holdings();
+                this.account_resource_use();
                 this.accounts.write(false);
             });
         }
@@ -253,7 +255,7 @@ impl Sandboxes {
 
     /// Whether a sandbox is idle, so that it can be saved.
     fn is_idle(&self, sandbox: &Sandbox) -> bool {
-        sandbox.times().used.elapsed() >= self.config.idle_timeout
+        sandbox.lifetime().used.elapsed() >= self.config.idle_timeout
             && !sandbox.is_branched()
             && !sandbox.commands.is_driven()
             && !sandbox.commands.in_use()
@@ -268,7 +270,7 @@ impl Sandboxes {
         if !is_free(sandbox).await {
             return;
         }
-        let pauses = sandbox.times().pause_at_end;
+        let pauses = sandbox.lifetime().pause_at_end;
         let result = if is_over(sandbox) && !pauses {
             let killed = self.kill(sandbox).await;
             let result = if killed.is_ok() { "ok" } else { "failed" };
@@ -331,24 +333,24 @@ impl Sandboxes {
     }
 
     /// Removes unreferenced objects from the store at intervals. Open ones stay readable.
-    async fn tidy(self: Arc<Self>) {
-        if lock(&self.tidied).elapsed() < self.config.tidy_interval
-            || !self.litter.swap(false, Ordering::Relaxed)
+    async fn collect_garbage(self: Arc<Self>) {
+        if lock(&self.collected_at).elapsed() < self.config.gc_interval
+            || !self.has_garbage.swap(false, Ordering::Relaxed)
         {
             return;
         }
-        *lock(&self.tidied) = Instant::now();
+        *lock(&self.collected_at) = Instant::now();
         let this = self.clone();
-        let tidied = blocking(move || {
+        let collected_at = blocking(move || {
             let place: Reference = state_reference(&this.config.dir, "any")
                 .parse()
                 .map_err(|error| internal(&error))?;
             let store = place.place().store().map_err(|error| internal(&error))?;
             store.gc().map_err(|error| internal(&error))
         });
-        match tidied.await {
-            Ok(gone) => tracing::debug!(files = gone.files, bytes = gone.bytes, "tidied"),
-            Err(_) => self.litter.store(true, Ordering::Relaxed),
+        match collected_at.await {
+            Ok(gone) => tracing::debug!(files = gone.files, bytes = gone.bytes, "collected_at"),
+            Err(_) => self.has_garbage.store(true, Ordering::Relaxed),
         }
     }
 
@@ -364,7 +366,7 @@ impl Sandboxes {
         let mut complete = true;
         for sandbox in all {
             let how =
-                SaveMode { pause: sandbox.times().paused, ending: true, ..SaveMode::default() };
+                SaveMode { pause: sandbox.lifetime().paused, ending: true, ..SaveMode::default() };
             loop {
                 let Err(refusal) = self.save(&sandbox, how).await else { break };
                 if !lock(&self.all).contains_key(&sandbox.id) {
@@ -385,17 +387,17 @@ impl Sandboxes {
                 tokio::time::sleep(SAVE_RETRY_INTERVAL).await;
             }
         }
-        self.strike_all(until).await;
+        self.remove_killed_records(until).await;
         complete
     }
 
     /// Strikes out killed sandboxes that are in the ledger still, when the server ends: the next
     /// one, or another host, would have them again.
-    async fn strike_all(&self, until: Instant) {
+    async fn remove_killed_records(&self, until: Instant) {
         let left: Vec<_> = lock(&self.killed).values().cloned().collect();
         for sandbox in left {
-            while !sandbox.struck.load(Ordering::Acquire) {
-                let Err(refusal) = self.strike(&sandbox).await else { break };
+            while !sandbox.record_removed.load(Ordering::Acquire) {
+                let Err(refusal) = self.remove_record(&sandbox).await else { break };
                 if Instant::now() >= until {
                     let (id, why) = (&sandbox.id, refusal.message);
                     tracing::error!(id, why, "a killed sandbox is in the ledger, and comes back");

@@ -16,7 +16,7 @@ pub(crate) const COUNT_LIFETIME: Duration = Duration::from_secs(10);
 
 /// The bytes of each tenant.
 #[derive(Default)]
-pub(crate) struct StoredElsewhere(Mutex<HashMap<Arc<str>, Arc<Count>>>);
+pub(crate) struct RemoteUsage(Mutex<HashMap<Arc<str>, Arc<Count>>>);
 
 #[derive(Default)]
 pub(crate) struct Count {
@@ -25,7 +25,7 @@ pub(crate) struct Count {
     pub(crate) bytes: Mutex<u64>,
 }
 
-impl StoredElsewhere {
+impl RemoteUsage {
     pub(crate) fn count(&self, tenant: &Arc<str>) -> Arc<Count> {
         lock(&self.0).entry(tenant.clone()).or_default().clone()
     }
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn bytes_follow_the_sandboxes_that_this_host_takes_and_releases() {
-        let stored = StoredElsewhere::default();
+        let stored = RemoteUsage::default();
         let tenant: Arc<str> = "acme".into();
         // A tenant that was never counted has no budget.
         stored.add(&tenant, 5);

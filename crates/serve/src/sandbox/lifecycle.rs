@@ -3,7 +3,6 @@
 pub(crate) mod background;
 pub(crate) mod creation;
 pub(crate) mod key_turns;
-pub(crate) mod lifecycle;
 pub(crate) mod random;
 pub(crate) mod registry;
 pub(crate) mod restart;
@@ -11,4 +10,5 @@ pub(crate) mod sandbox;
 pub(crate) mod sandbox_metrics;
 pub(crate) mod saving;
 pub(crate) mod tasks;
+pub(crate) mod termination;
 pub(crate) mod undo_point;

@@ -26,16 +26,16 @@ use crate::sandbox::catalog::template::Warm;
 use crate::sandbox::config::SandboxConfig;
 use crate::sandbox::http::session_error::refused;
 use crate::sandbox::http::token_search::TokenSearch;
-use crate::sandbox::life::key_turns::KeyTurns;
-use crate::sandbox::life::random::random;
-use crate::sandbox::life::sandbox::{Residency, Sandbox, Times, next_event};
-use crate::sandbox::life::tasks::{blocking, to_its_end};
-use crate::sandbox::life::undo_point::Operation;
+use crate::sandbox::lifecycle::key_turns::KeyTurns;
+use crate::sandbox::lifecycle::random::random;
+use crate::sandbox::lifecycle::sandbox::{Lifetime, Residency, Sandbox, next_event};
+use crate::sandbox::lifecycle::tasks::{blocking, to_its_end};
+use crate::sandbox::lifecycle::undo_point::Operation;
 use crate::sandbox::records::directory::Directory;
 use crate::sandbox::records::directory_store::DirectoryStore;
 use crate::sandbox::records::record::{IMAGE, saved_id, saved_name, state_reference};
+use crate::sandbox::records::remote_usage::RemoteUsage;
 use crate::sandbox::records::store::SandboxStore;
-use crate::sandbox::records::stored_elsewhere::StoredElsewhere;
 use crate::sandbox::tenants::accounts::Accounts;
 use crate::sandbox::tenants::cpu_scheduler::CpuScheduler;
 use crate::sandbox::tenants::memory::Memory;
@@ -61,10 +61,10 @@ pub(crate) struct Sandboxes {
     pub(crate) opened: Mutex<HashMap<String, Guest>>,
     pub(crate) ledger: Arc<dyn SandboxStore>,
     pub(crate) quota: Quota,
-    pub(crate) stored_elsewhere: StoredElsewhere,
+    pub(crate) remote_usage: RemoteUsage,
     /// Whether the store has unreferenced objects, and when it was last collected.
-    pub(crate) litter: AtomicBool,
-    pub(crate) tidied: Mutex<Instant>,
+    pub(crate) has_garbage: AtomicBool,
+    pub(crate) collected_at: Mutex<Instant>,
     pub(crate) audit: Option<Arc<AuditLog>>,
     /// The use and the budgets of tenants.
     pub(crate) accounts: Accounts,
@@ -105,7 +105,7 @@ const MAX_LISTS: usize = 4;
 const MAX_LISTED: usize = 10_000;
 
 /// Names that clients of E2B have for its usual templates, and that stand for the first template.
-const USUAL_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-interpreter"];
+const DEFAULT_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-interpreter"];
 
 /// How long a call waits for the one before until the log has it.
 const WAIT_WARNING: Duration = Duration::from_secs(10);
@@ -212,9 +212,9 @@ impl Sandboxes {
             opened: Mutex::new(HashMap::new()),
             ledger,
             quota,
-            stored_elsewhere: StoredElsewhere::default(),
-            litter: AtomicBool::new(false),
-            tidied: Mutex::new(Instant::now()),
+            remote_usage: RemoteUsage::default(),
+            has_garbage: AtomicBool::new(false),
+            collected_at: Mutex::new(Instant::now()),
             audit,
             accounts,
             accounted: Mutex::new(Instant::now()),
@@ -259,7 +259,7 @@ impl Sandboxes {
 
     /// Leaves the directory to the next server. Nothing is changed there any more.
     pub(crate) fn release(&self) {
-        self.account_holdings();
+        self.account_resource_use();
         self.accounts.write(true);
         *lock(&self.directory) = None;
     }
@@ -276,8 +276,8 @@ impl Sandboxes {
     }
 
     /// The first template, for the names that clients of E2B have for it.
-    pub(crate) fn usual_template(&self, name: &str) -> Result<&Arc<Warm>, ErrorResponse> {
-        if USUAL_TEMPLATES.contains(&name) {
+    pub(crate) fn default_template(&self, name: &str) -> Result<&Arc<Warm>, ErrorResponse> {
+        if DEFAULT_TEMPLATES.contains(&name) {
             return Ok(&self.templates[0]);
         }
         let known: Vec<_> = self.templates.iter().map(|known| known.config.name.as_str()).collect();
@@ -343,9 +343,9 @@ impl Sandboxes {
     }
 
     /// A life that begins now.
-    pub(crate) fn times(&self, time: Duration, pause_at_end: bool) -> Times {
+    pub(crate) fn lifetime(&self, time: Duration, pause_at_end: bool) -> Lifetime {
         let ends = Instant::now() + time.min(self.config.timeout);
-        Times { ends, used: Instant::now(), paused: false, pause_at_end }
+        Lifetime { ends, used: Instant::now(), paused: false, pause_at_end }
     }
 
     /// Does something with a sandbox's session, which comes back from the store if it has to.
@@ -376,7 +376,7 @@ impl Sandboxes {
         drop(waiting);
         self.check_may_begin(sandbox, &life)?;
         // It may have been paused while this waited; only its client wakes it up.
-        if kind != Operation::Slice && sandbox.times().paused {
+        if kind != Operation::Slice && sandbox.lifetime().paused {
             let message = format!("the sandbox {} is paused; connect to it first", sandbox.id);
             return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
         }
@@ -398,7 +398,7 @@ impl Sandboxes {
             }
             let used = || {
                 if wakes {
-                    sandbox.times().used = Instant::now();
+                    sandbox.lifetime().used = Instant::now();
                 }
             };
             used();
@@ -428,7 +428,7 @@ impl Sandboxes {
                         sandbox.charge.measure(session);
                     }
                     lock(&sandbox.mark).followed_by(kind);
-                    this.goes_on(&sandbox, next_event(session));
+                    this.schedule_background(&sandbox, next_event(session));
                     done
                 }
                 other => Err(other.absent(&sandbox.id)),
@@ -512,13 +512,13 @@ impl Sandboxes {
             sandbox.charge.forget_measured();
         }
         {
-            let mut times = sandbox.times();
+            let mut times = sandbox.lifetime();
             let later = ends.filter(|ends| times.paused || *ends > times.ends);
             times.ends = later.unwrap_or(times.ends);
             times.used = Instant::now();
         }
         // After a pause that is under way, and not before it.
-        let resumed = |times: &mut Times| std::mem::replace(&mut times.paused, false);
+        let resumed = |times: &mut Lifetime| std::mem::replace(&mut times.paused, false);
         let was_paused = self.note(sandbox, resumed).await?;
         if was_paused && sandbox.goes_on.load(Ordering::Relaxed) {
             let (this, own) = (self.clone(), sandbox.clone());
@@ -536,15 +536,15 @@ impl Sandboxes {
     pub(crate) async fn note<R>(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-        change: impl FnOnce(&mut Times) -> R,
+        change: impl FnOnce(&mut Lifetime) -> R,
     ) -> Result<R, ErrorResponse> {
         if !self.ledger.has_record(&**sandbox) {
-            return Ok(change(&mut sandbox.times()));
+            return Ok(change(&mut sandbox.lifetime()));
         }
         let life = sandbox.life.clone().lock_owned().await;
         match &*life {
             Residency::Live(_) | Residency::Saved => {
-                let result = change(&mut sandbox.times());
+                let result = change(&mut sandbox.lifetime());
                 let (this, sandbox) = (self.clone(), sandbox.clone());
                 let noted = async move {
                     let _life = life;
@@ -572,22 +572,22 @@ impl Sandboxes {
             let forks = session.fork(count).map_err(|e| refused(&e))?;
             // Before any other operation: a sandbox with forks is not saved and dropped.
             own.note_checkpoints(session);
-            Ok((forks, own.family(), own.has_checkpoints.load(Ordering::Relaxed)))
+            Ok((forks, own.fork_group(), own.has_checkpoints.load(Ordering::Relaxed)))
         });
-        let (forks, family, has_checkpoints) = forking.await?;
+        let (forks, fork_group, has_checkpoints) = forking.await?;
         let due = forks.first().and_then(next_event);
-        let times = self.times(time, sandbox.times().pause_at_end);
+        let times = self.lifetime(time, sandbox.lifetime().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {
             let of = (sandbox.template.clone(), sandbox.base.clone());
             let settings = sandbox.present_settings();
             let fork = Arc::new(self.assemble(&sandbox.tenant, of, settings, session, times)?);
-            fork.join(&family);
+            fork.join(&fork_group);
             fork.has_checkpoints.store(has_checkpoints, Ordering::Relaxed);
             made.push(fork);
         }
         self.admit(made.clone()).await?;
-        made.iter().for_each(|fork| self.goes_on(fork, due));
+        made.iter().for_each(|fork| self.schedule_background(fork, due));
         Ok(made)
     }
 }

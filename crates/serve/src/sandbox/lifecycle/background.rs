@@ -16,13 +16,13 @@ use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::agent::connect::ConnectError;
 use crate::sandbox::agent::output_router::OutputRouter;
-use crate::sandbox::life::registry::Sandboxes;
-use crate::sandbox::life::sandbox::{Sandbox, command, go_on};
-use crate::sandbox::life::undo_point::Operation;
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::{Sandbox, command, run_slice};
+use crate::sandbox::lifecycle::undo_point::Operation;
 
 impl Sandboxes {
     /// The output router of a call of a sandbox.
-    pub(crate) fn speaker(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> OutputRouter {
+    pub(crate) fn output_router(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> OutputRouter {
         let (this, own) = (Arc::downgrade(self), sandbox.clone());
         let check = move || match own.killed.load(Ordering::Relaxed) {
             true => Err(Sandbox::not_running(&own.id)),
@@ -34,7 +34,11 @@ impl Sandboxes {
     }
 
     /// A sandbox was called; something may happen in it by itself after `due`.
-    pub(crate) fn goes_on(self: &Arc<Self>, sandbox: &Arc<Sandbox>, due: Option<Duration>) {
+    pub(crate) fn schedule_background(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        due: Option<Duration>,
+    ) {
         let due = due.and_then(|due| Instant::now().checked_add(due));
         if sandbox.commands.set_due(due) {
             tokio::spawn(drive(Arc::downgrade(self), sandbox.clone()));
@@ -51,10 +55,10 @@ impl Sandboxes {
 
     /// Ends commands that have run too long, and runs the rest for a slice.
     async fn step(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
-        let (own, mut speaker) = (sandbox.clone(), self.speaker(sandbox));
+        let (own, mut router) = (sandbox.clone(), self.output_router(sandbox));
         let language = self.template(&sandbox.template).language;
         self.turn(sandbox, Operation::Slice, move |session| {
-            if own.times().paused {
+            if own.lifetime().paused {
                 return Err(ErrorResponse::new(
                     StatusCode::CONFLICT,
                     "the sandbox is paused; connect to it to resume it",
@@ -64,15 +68,15 @@ impl Sandboxes {
             let mut mark = lock(&own.mark);
             for number in own.commands.overdue() {
                 let kill = json!({"op": "signal", "pid": number, "signal": 9});
-                command(session, language, &kill, &mut mark, &mut speaker)?;
+                command(session, language, &kill, &mut mark, &mut router)?;
             }
-            go_on(session, &mut mark, &mut speaker)
+            run_slice(session, &mut mark, &mut router)
         })
         .await
     }
 
     /// Ends all subscriptions, since the server ends.
-    pub(crate) fn hush(&self) {
+    pub(crate) fn end_subscriptions(&self) {
         let why =
             ConnectError::new("unavailable", "the server is ending; connect to the command again");
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
