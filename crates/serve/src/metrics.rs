@@ -136,15 +136,11 @@ impl Metrics {
         let help = "Requests refused for a limit of their client's address";
         registry.register("refused_addresses", help, refused_addresses.clone());
         let reloads = Counter::default();
-        registry.register(
-            "reloads",
-            "DurationWindow that the guests were exchanged",
-            reloads.clone(),
-        );
+        registry.register("reloads", "Times that the guests were exchanged", reloads.clone());
         let failed_reloads = Counter::default();
         registry.register(
             "failed_reloads",
-            "DurationWindow that the guests could not be exchanged, and those there were went on",
+            "Times that the guests could not be exchanged, and those there were went on",
             failed_reloads.clone(),
         );
         Self {
@@ -182,7 +178,7 @@ impl Metrics {
             ),
             (
                 "unreadable",
-                "DurationWindow that a list left out an entry that cannot be read",
+                "Times that a list left out an entry that cannot be read",
                 &counts.unreadable,
             ),
             ("unswept", "Sandboxes of lost hosts that were not released yet", &counts.unswept),

@@ -2,9 +2,9 @@
 //! host is keeping or taking them at this moment, or was interrupted.
 //!
 //! Promises: a takeover is interrupted once neither the entry nor its note has changed for
-//! [`InterruptedTakeovers::timeout`] by this host's own clock, which is not set. A host that keeps sandboxes writes a new note at
-//! each attempt, several in a lease. The release names the revision that was seen both times, so a
-//! host that changes the entry in between keeps the sandbox.
+//! [`InterruptedTakeovers::timeout`] by this host's own clock, which is not set. A host that keeps
+//! sandboxes writes a new note at each attempt, several in a lease. The release names the revision
+//! that was seen both times, so a host that changes the entry in between keeps the sandbox.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -93,7 +93,8 @@ pub(crate) struct Fleet {
     /// Lives whose leases are broken and whose sandboxes this host has not swept, by the time of
     /// the next attempt.
     unswept: Mutex<BTreeMap<String, MonotonicTime>>,
-    /// Entries of these lives that hosts keep or take at this moment, or whose takeover was interrupted.
+    /// Entries of these lives that hosts keep or take at this moment, or whose takeover was
+    /// interrupted.
     interrupted: Mutex<interrupted_takeovers::InterruptedTakeovers>,
     /// Sandboxes whose entries may name this host, which does not hold them, by the time of the
     /// next attempt to release them.

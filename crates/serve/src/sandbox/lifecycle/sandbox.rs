@@ -414,10 +414,7 @@ pub(crate) fn run(
         }),
         Err(error) if session.failed().is_some() => {
             mark.undo(session, router)?;
-            tracing::info!(
-                why = describe(&error),
-                "a call was cut check_label_lengths, and undone"
-            );
+            tracing::info!(why = describe(&error), "a call was cut short, and undone");
             Ok(cut_short(&error, router.is_late()))
         }
         Err(error) => Err(refused(&error)),
@@ -459,7 +456,7 @@ pub(crate) fn run_slice(
     match went {
         Err(_) if session.failed().is_some() => {
             mark.undo(session, router)?;
-            let message = "background work was cut check_label_lengths, and undone";
+            let message = "background work was cut short, and undone";
             Err(ErrorResponse::new(StatusCode::CONFLICT, message))
         }
         went => went.map_err(|error| refused(&error)),
