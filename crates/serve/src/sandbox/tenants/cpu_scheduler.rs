@@ -8,9 +8,10 @@
 //! tenant floods, it is one of `2 n` threads, and has half a processor. A call that has computed
 //! for [`QUANTUM`] while others wait gives its place to the tenant with the least CPU time, divided
 //! by its weight (start-time fair queueing). A call that waits for anything else has no place, so
-//! it delays none. While calls wait and processors are idle, more calls run. May break it: work
-//! without a watch, such as saves and reads of files, keeps its place to its end, and a call that
-//! begins to compute after a wait has none for one interval of its watch.
+//! it delays none. While calls wait and processors are idle, more calls run. A tenant without calls
+//! saves up nothing, and keeps its debt. May break it: work without a watch, such as local saves
+//! and reads of files, keeps its place to its end, and a call that begins to compute after a wait
+//! or a restore has none for one interval of its watch.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZero;
@@ -31,8 +32,10 @@ const WAITING_FRACTION: u32 = 20;
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Virtual time of a nanosecond of a tenant with weight 1.
 const VIRTUAL_NANOSECOND: u128 = 1 << 10;
-/// Tenants without calls whose debts are kept before those that are paid are dropped.
+/// Tenants that are kept before those without calls whose debts are paid are dropped.
 const MAX_IDLE_TENANTS: usize = 64;
+/// Tenants that are kept before the least debts of those without calls are dropped.
+const MAX_DEBTORS: usize = 1024;
 
 /// Calls that compute at a time if the configuration names no number.
 pub(crate) fn default_places() -> usize {
@@ -57,7 +60,7 @@ struct SchedulerState {
     extra: usize,
     idle: IdleProcessors,
     tenants: HashMap<Arc<str>, TenantState>,
-    /// The virtual time: that of the last place that was given.
+    /// The virtual time: the least one of tenants with calls. It never falls.
     clock: u128,
 }
 
@@ -81,6 +84,9 @@ impl SchedulerState {
         let clock = self.clock;
         if !self.tenants.contains_key(name) && self.tenants.len() >= MAX_IDLE_TENANTS {
             self.tenants.retain(|_, known| !known.is_idle() || known.used > clock);
+            if self.tenants.len() >= MAX_DEBTORS {
+                self.forget_least_debt();
+            }
         }
         let tenant = self.tenants.entry(name.clone()).or_default();
         if tenant.is_idle() {
@@ -89,13 +95,27 @@ impl SchedulerState {
         tenant
     }
 
+    fn forget_least_debt(&mut self) {
+        let idle = self.tenants.iter().filter(|(_, known)| known.is_idle());
+        let least = idle.min_by_key(|(_, known)| known.used).map(|(name, _)| name.clone());
+        least.map(|name| self.tenants.remove(&name));
+    }
+
+    /// The virtual time follows the tenant with calls that has used least.
+    fn advance(&mut self) {
+        let active = self.tenants.values().filter(|tenant| !tenant.is_idle());
+        if let Some(least) = active.map(|tenant| tenant.used).min() {
+            self.clock = self.clock.max(least);
+        }
+    }
+
     /// The tenant whose waiting call gets a place now.
     fn next(&self, places: usize) -> Option<Arc<str>> {
         let has_free = self.running < places + self.extra;
         let waiting = self.tenants.iter().filter(|(_, tenant)| !tenant.waiting.is_empty());
         let allowed = waiting.filter(|(_, tenant)| has_free || tenant.running == 0);
         // Equal ones by name, so that the order does not depend on the map.
-        let least = allowed.min_by_key(|(name, tenant)| (tenant.used, name.to_string()));
+        let least = allowed.min_by(|one, two| (one.1.used, &**one.0).cmp(&(two.1.used, &**two.0)));
         least.map(|(name, _)| name.clone())
     }
 
@@ -105,11 +125,11 @@ impl SchedulerState {
             let Some(tenant) = self.tenants.get_mut(&name) else { return };
             let Some(waiter) = tenant.waiting.pop_front() else { return };
             tenant.running += 1;
-            self.clock = self.clock.max(tenant.used);
             self.running += 1;
             waiter.has_place.store(true, Ordering::Release);
             waiter.thread.unpark();
         }
+        self.advance();
     }
 
     fn has_waiting(&self) -> bool {
@@ -118,6 +138,10 @@ impl SchedulerState {
 
     fn leave(&mut self, name: &Arc<str>) {
         self.running -= 1;
+        if self.running == 0 && !self.has_waiting() {
+            // They were idle then; the next flood may find them busy.
+            self.extra = 0;
+        }
         if let Some(tenant) = self.tenants.get_mut(name) {
             tenant.running -= 1;
             if tenant.is_idle() && tenant.used <= self.clock {
@@ -180,9 +204,15 @@ impl CpuScheduler {
         turn.take_place(proceeds).then_some(turn)
     }
 
+    /// For this many calls at a time, on a host without idle processors.
+    #[cfg(test)]
+    pub(crate) fn busy(places: usize) -> Arc<Self> {
+        Self::with_places(places, IdleProcessors::busy())
+    }
+
     /// Calls that compute, and that wait for a place.
     #[cfg(test)]
-    fn count(&self) -> (usize, usize) {
+    pub(crate) fn count(&self) -> (usize, usize) {
         let state = self.state();
         (state.running, state.tenants.values().map(|tenant| tenant.waiting.len()).sum())
     }
@@ -254,6 +284,7 @@ impl CpuTurn {
         state.idle.add_used(used);
         let tenant = state.tenant(&self.tenant);
         tenant.used += step;
+        state.advance();
         used
     }
 
@@ -324,7 +355,7 @@ mod tests {
     }
 
     fn scheduler(places: usize) -> Arc<CpuScheduler> {
-        CpuScheduler::with_places(places, IdleProcessors::busy())
+        CpuScheduler::busy(places)
     }
 
     fn enter(scheduler: &Arc<CpuScheduler>, tenant: &str) -> CpuTurn {
@@ -388,11 +419,12 @@ mod tests {
         let mut calls = Vec::new();
         for (tenant, weight) in [("heavy", 3), ("light", 1)] {
             for _ in 0..2 {
-                let mut call = scheduler.enter(&name(tenant), weight, || true).unwrap();
-                let cpu = call.counted + WORK;
-                assert_eq!(call.charge(cpu), WORK);
-                calls.push(call);
+                calls.push(scheduler.enter(&name(tenant), weight, || true).unwrap());
             }
+        }
+        for call in &mut calls {
+            let cpu = call.counted + WORK;
+            assert_eq!(call.charge(cpu), WORK);
         }
         let mut state = scheduler.state();
         for _ in 0..8 {
@@ -433,24 +465,82 @@ mod tests {
 
     #[test]
     fn a_suspended_call_ends_when_it_is_stopped() {
-        let scheduler = scheduler(1);
-        let held = enter(&scheduler, "one");
-        assert!(tries(&scheduler, "one").is_none());
-        assert_eq!(scheduler.count(), (1, 0));
-        drop(held);
+        let scheduler = scheduler(2);
+        let mut call = enter(&scheduler, "one");
+        let others = (enter(&scheduler, "one"), enter(&scheduler, "two"));
+        // It is beyond the places, and is stopped while it waits for its turn.
+        let cpu = call.counted + WORK;
+        assert!(!call.tick_after(WORK, cpu, || false));
+        assert_eq!(scheduler.count(), (2, 0));
+        drop(call);
+        assert_eq!(scheduler.count(), (2, 0));
+        drop(others);
         assert_eq!(scheduler.count(), (0, 0));
     }
 
     #[test]
-    fn a_tenant_keeps_its_debt_while_it_has_no_calls() {
+    fn a_tenant_is_not_punished_for_processors_that_were_idle() {
+        let scheduler = scheduler(2);
+        let mut alone = enter(&scheduler, "alone");
+        (0..1000).for_each(|_| assert!(compute(&mut alone, WORK)));
+        let newcomer = enter(&scheduler, "newcomer");
+        let used = |tenant: &str| scheduler.state().tenants[tenant].used;
+        assert_eq!(used("newcomer"), used("alone"), "both begin at the same virtual time");
+        drop((alone, newcomer));
+    }
+
+    #[test]
+    fn a_debt_of_one_tenant_delays_no_third_one() {
+        let scheduler = scheduler(3);
+        let mut debtor = enter(&scheduler, "debtor");
+        let active = enter(&scheduler, "active");
+        debtor.charge(debtor.counted + 1000 * WORK);
+        drop(debtor);
+        let debtor = enter(&scheduler, "debtor");
+        let third = enter(&scheduler, "third");
+        let used = |tenant: &str| scheduler.state().tenants[tenant].used;
+        assert_eq!(used("third"), used("active"));
+        assert!(used("debtor") > used("third"));
+        drop((debtor, active, third));
+    }
+
+    #[test]
+    fn debts_of_tenants_without_calls_are_bounded_and_the_greatest_stay() {
         let scheduler = scheduler(1);
+        let other = enter(&scheduler, "other");
+        for number in 0..MAX_DEBTORS + 64 {
+            let mut turn = enter(&scheduler, &number.to_string());
+            turn.charge(turn.counted + WORK * (number + 1) as u32);
+        }
+        let last = (MAX_DEBTORS + 63).to_string();
+        let state = scheduler.state();
+        assert!(state.tenants.len() <= MAX_DEBTORS + 1, "{}", state.tenants.len());
+        assert!(state.tenants.contains_key(last.as_str()));
+        drop(state);
+        drop(other);
+    }
+
+    #[test]
+    fn further_places_end_with_the_last_call() {
+        let scheduler = scheduler(1);
+        let one = enter(&scheduler, "one");
+        scheduler.state().extra = 30;
+        drop(one);
+        assert_eq!(scheduler.state().extra, 0);
+    }
+
+    #[test]
+    fn a_tenant_keeps_its_debt_while_it_has_no_calls() {
+        let scheduler = scheduler(2);
+        // Beside it another tenant has calls, which have used less.
+        let active = enter(&scheduler, "active");
         let mut one = enter(&scheduler, "one");
         one.charge(WORK);
         drop(one);
         assert!(scheduler.state().tenants.contains_key("one"));
         let used = |tenant: &str| scheduler.state().tenants[tenant].used;
         let (one, two) = (enter(&scheduler, "one"), enter(&scheduler, "two"));
-        assert!(used("one") >= used("two"));
-        drop((one, two));
+        assert!(used("one") > used("two"));
+        drop((active, one, two));
     }
 }
