@@ -296,7 +296,9 @@ impl Fleet {
             state: state.clone(),
             unknown: UnknownFields::default(),
         });
-        Ok(nats::create(&self.links.kept, &format!("id.{key}"), value).await?)
+        let made = nats::create(&self.links.kept, &format!("id.{key}"), value).await;
+        // A refused snapshot is removed, and its client has no id of it to look at.
+        Ok(made.map_err(NatsError::repeatable)?)
     }
 
     /// Has the names of a new snapshot mean it, and returns those that do.

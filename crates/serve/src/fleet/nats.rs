@@ -322,7 +322,10 @@ pub(crate) async fn patiently<T>(
     loop {
         match attempt().await {
             Err(
-                error @ (NatsError::Away(_) | NatsError::Unknown(_) | NatsError::Missing { .. }),
+                error @ (NatsError::Away(_)
+                | NatsError::NotNow(_)
+                | NatsError::Unknown(_)
+                | NatsError::Missing { .. }),
             ) if Instant::now() < until => {
                 tracing::info!(%error, "NATS is asked again");
                 tokio::time::sleep(JOIN_RETRY_INTERVAL).await;

@@ -2,8 +2,8 @@
 //!
 //! Promises: an error that only an operator can remove names its cause and the way out, and is not
 //! reported as a server that does not answer. A missing bucket may be one of a server that starts,
-//! so it is no lasting refusal. A change that lost a race and a change without an
-//! answer are different errors.
+//! so it is no lasting refusal. A change that lost a race, one that the servers refused, and one
+//! without an answer are different errors.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -37,6 +37,9 @@ pub(crate) enum NatsError {
     /// No answer to a read.
     #[error("NATS does not answer: {0}")]
     Away(String),
+    /// The servers refuse it for now: a change was not made.
+    #[error("NATS cannot do this now: {0}")]
+    NotNow(String),
     /// No answer to a change, which may have been made.
     #[error("NATS does not answer, and a change may have been made or not: {0}")]
     Unknown(String),
@@ -87,8 +90,8 @@ impl From<NatsError> for ErrorResponse {
                      read the state of the sandbox before you send it again",
                 )
             }
-            NatsError::Away(why) => {
-                tracing::warn!(why, "the fleet's ledger does not answer");
+            NatsError::Away(why) | NatsError::NotNow(why) => {
+                tracing::warn!(why, "the fleet's ledger does not answer, or refuses this for now");
                 Self::busy(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "the servers that hosts agree over do not answer; try again",
@@ -156,7 +159,8 @@ pub(super) fn failed(bucket: &str, error: &(dyn Error + 'static)) -> NatsError {
         Some(answer) if is_lasting(&answer) => {
             NatsError::Refused { bucket: bucket.to_owned(), why: reason(bucket, &answer) }
         }
-        _ => NatsError::Away(describe(error)),
+        Some(answer) => NatsError::NotNow(answer.to_string()),
+        None => NatsError::Away(describe(error)),
     }
 }
 
@@ -304,6 +308,18 @@ mod tests {
             let away = ErrorResponse::from(away.repeatable());
             assert_eq!((away.status, away.later), (StatusCode::SERVICE_UNAVAILABLE, true));
         }
+    }
+
+    #[test]
+    fn a_change_that_servers_refuse_for_now_was_not_made() {
+        let answer = serde_json::json!({
+            "code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"
+        });
+        let answer: ServerAnswer = serde_json::from_value(answer).unwrap();
+        let refused = failed("bucket", &answer);
+        assert!(matches!(refused, NatsError::NotNow(_)), "{refused:?}");
+        let refused = ErrorResponse::from(refused);
+        assert_eq!((refused.status, refused.later), (StatusCode::SERVICE_UNAVAILABLE, true));
     }
 
     #[test]

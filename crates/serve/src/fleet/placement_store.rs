@@ -93,7 +93,8 @@ impl Fleet {
                     self.forget_owned(&id, note).await;
                     guard.finish();
                 }
-                Err(error.into())
+                // A refused sandbox is removed, and its client has no id of it to look at.
+                Err(error.repeatable().into())
             }
         }
     }

@@ -95,6 +95,7 @@ impl Fleet {
             if matches!(
                 released,
                 Err(NatsError::Away(_)
+                    | NatsError::NotNow(_)
                     | NatsError::Unknown(_)
                     | NatsError::Refused { .. }
                     | NatsError::Missing { .. })
